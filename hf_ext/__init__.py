@@ -1,0 +1,37 @@
+"""hf_ext: the Hugging Face Trainer for protein language models on the hardware you have.
+
+Names are imported when first used, so that `import hf_ext` costs nothing and changes nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "AffinityConfig": "models.configuration",
+    "AffinityModel": "models.affinity",
+    "EmbeddingStore": "embeddings.store",
+    "FastArgumentParser": "parser",
+    "FastTrainer": "trainer",
+    "FastTrainingArguments": "training_args",
+    "PRESETS": "presets",
+    "Plan": "plan",
+    "ResidueTokenizer": "data.tokenization",
+    "SequenceCollator": "data.collators",
+    "detect_hardware": "hardware",
+    "make_plan": "plan",
+}
+__all__ = sorted([*_HOMES, "__version__"])
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'hf_ext' has no attribute {name!r}; it offers {', '.join(__all__)}")
+    return getattr(import_module(f".{_HOMES[name]}", __name__), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

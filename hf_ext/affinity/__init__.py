@@ -1,0 +1,1 @@
+"""The affinity task: arguments, building the model for the data, and scoring it."""

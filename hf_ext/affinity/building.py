@@ -1,0 +1,137 @@
+"""From arguments to a model, and to the collator that makes its inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from typing import Any
+
+from ..data.arguments import DataArguments
+from ..data.collators import SequenceCollator
+from ..data.columns import read_columns
+from ..data.tokenization import ResidueTokenizer
+from ..errors import ArgumentError
+from ..models.affinity import AffinityModel
+from ..models.configuration import EncoderSpec, TowerSpec
+from ..models.encoders import LoraSettings, load_tokenizer, read_encoder
+from .arguments import AffinityArguments
+
+TRAININGS = ("frozen", "lora", "full")
+STREAM_CHECK_ROWS = 1000
+
+
+def build_model(args: AffinityArguments, sequence_columns: Sequence[str]) -> AffinityModel:
+    """A model with pretrained encoders and an untrained head.
+
+    Raises:
+        ArgumentError: no encoder, towers that do not cover the columns, an encoder that cannot be read.
+    """
+    if not args.encoders:
+        raise ArgumentError("No encoder: give --encoders, for example facebook/esm2_t12_35M_UR50D.")
+    trainings = args.per_tower("tower_training")
+    unknown = sorted(set(trainings) - set(TRAININGS))
+    if unknown:
+        raise ArgumentError(f"--tower_training {unknown}: allowed are {', '.join(TRAININGS)}.")
+    lora = LoraSettings(args.lora_r, args.lora_alpha, args.lora_dropout, args.use_rslora, args.use_dora)
+    revisions = args.per_tower("encoder_revisions") if args.encoder_revisions else [None] * len(args.encoders)
+
+    specs: list[EncoderSpec] = []
+    towers: list[TowerSpec] = []
+    index: dict[tuple[Any, ...], int] = {}
+    inputs = tower_inputs(args, sequence_columns)
+    for name, revision, training, columns, pooling in zip(
+        args.encoders, revisions, trainings, inputs, args.per_tower("pooling")
+    ):
+        identity = (name, revision, training)
+        if identity not in index:
+            index[identity] = len(specs)
+            specs.append(read_encoder(name, revision, training, lora))
+        towers.append(TowerSpec(index[identity], columns, pooling))
+    return AffinityModel.from_encoders(
+        specs,
+        towers,
+        head_sizes=args.head_sizes,
+        head_dropout=args.head_dropout,
+        loss=args.loss,
+        huber_delta=args.huber_delta,
+        tobit_scale=args.tobit_scale,
+        save_full=args.save_full,
+    )
+
+
+def tower_inputs(args: AffinityArguments, sequence_columns: Sequence[str]) -> list[list[list[str]]]:
+    """Per tower its inputs, per input its columns; see the help of `--tower_inputs`.
+
+    Raises:
+        ArgumentError: the assignment is not clear, or does not use each sequence column exactly once.
+    """
+    if args.tower_inputs:
+        if len(args.tower_inputs) != len(args.encoders):
+            raise ArgumentError(f"--tower_inputs has {len(args.tower_inputs)} entries for {len(args.encoders)} encoders.")
+        towers = [[part.split("+") for part in entry.split(",")] for entry in args.tower_inputs]
+    elif len(args.encoders) == 1:
+        towers = [[[column] for column in sequence_columns]]
+    elif len(args.encoders) == len(sequence_columns):
+        towers = [[[column]] for column in sequence_columns]
+    else:
+        raise ArgumentError(
+            f"{len(args.encoders)} encoders for {len(sequence_columns)} sequence columns: say which reads which, for "
+            f"example --tower_inputs {sequence_columns[0]} {','.join(sequence_columns[1:])}."
+        )
+    used = [column for tower in towers for columns in tower for column in columns]
+    if sorted(used) != sorted(sequence_columns):
+        raise ArgumentError(f"Towers read {used}; the sequence columns are {[*sequence_columns]}: each exactly once.")
+    return towers
+
+
+def build_collator(model: AffinityModel, data_args: DataArguments) -> SequenceCollator:
+    """The collator for a model's inputs, with each encoder's own tokenizer and length limit."""
+    loaded: dict[int, Any] = {}
+    tokenizers = {}
+    for name, columns in model.config.input_columns.items():
+        index = model.tower_of(name).encoder
+        if index not in loaded:
+            spec = model.config.encoder_specs[index]
+            loaded[index] = load_tokenizer(spec.name_or_path, spec.revision)
+        tokenizers[name] = ResidueTokenizer(loaded[index], len(columns), _max_tokens(model, index))
+        if data_args.max_residues and data_args.too_long != "error":
+            limit = tokenizers[name].max_residues or data_args.max_residues
+            tokenizers[name].max_residues = min(limit, data_args.max_residues)
+    return SequenceCollator(tokenizers, model.config.input_columns, data_args.too_long)
+
+
+def _max_tokens(model: AffinityModel, index: int) -> int | None:
+    """Tokens that learned positions allow; None where positions are relative or rotary and the tokenizer decides."""
+    config = model.config.encoder_specs[index].config
+    if config["model_type"] == "bert":
+        return int(config["max_position_embeddings"])
+    return None
+
+
+def check_inputs(collator: SequenceCollator, splits: Any) -> dict[str, dict[str, float]]:
+    """Checks that the vocabulary and the length limit of each encoder fit the data, before anything is computed.
+
+    Returns:
+        Per input: share of unknown residues, longest row in residues, number of rows above the limit.
+
+    Raises:
+        DataError: more than 1 % unknown residues, or rows above the limit with `too_long="error"`.
+    """
+    report = {}
+    for name, columns in collator.columns.items():
+        rows = [row for split in splits.values() for row in _distinct(split, columns)]
+        tokenizer = collator.tokenizers[name]
+        unknown = tokenizer.check_contract([part for row in rows for part in row], name)
+        lengths = [sum(map(len, row)) for row in rows]
+        limit = tokenizer.max_residues
+        above = [row for row, length in zip(rows, lengths) if limit is not None and length > limit]
+        if above:
+            collator.encode(name, *zip(max(above, key=lambda row: sum(map(len, row)))))  # raises unless allowed
+        report[name] = {"unknown_share": unknown, "longest": max(lengths), "num_above_limit": len(above)}
+    return report
+
+
+def _distinct(split: Any, columns: Sequence[str]) -> Iterable[tuple[str, ...]]:
+    if hasattr(split, "__len__"):
+        return dict.fromkeys(read_columns(split, columns))
+    return dict.fromkeys(tuple(row[column] for column in columns) for row in islice(split, STREAM_CHECK_ROWS))

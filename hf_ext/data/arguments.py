@@ -1,0 +1,144 @@
+"""The command-line arguments of the data layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, Optional
+
+from ..errors import ArgumentError
+from .filters import parse_filter
+from .proteins import ResiduePolicy
+from .splits import check_rule, check_sizes
+
+RESERVED = ("label", "bound", "source_row")  # columns that loading writes
+
+
+@dataclass
+class DataArguments:
+    """Says where the rows are, which columns mean what, what is refused, and how rows are split.
+
+    Raises:
+        ArgumentError: a malformed value, or two that contradict each other.
+    """
+
+    dataset_name: Optional[str] = field(  # noqa: UP045 (HfArgumentParser reads these types)
+        default=None,
+        metadata={
+            "help": "Hub dataset id, local CSV, TSV, JSONL, FASTA (each also .gz) or Parquet file, or a folder with "
+            "train, validation and test files. Left out: the generated demo data."
+        },
+    )
+    dataset_config_name: Optional[str] = field(default=None, metadata={"help": "Configuration of a Hub dataset."})  # noqa: UP045
+    dataset_revision: Optional[str] = field(  # noqa: UP045
+        default=None, metadata={"help": "Commit, tag or branch of a Hub dataset; a commit makes the run repeatable."}
+    )
+    streaming: bool = field(
+        default=False, metadata={"help": "Read rows while training instead of before; for data larger than memory."}
+    )
+    sequence_columns: list[str] = field(
+        default_factory=lambda: ["sequence"],
+        metadata={"help": "Columns with amino-acid sequences, one chain per column, for example: heavy light antigen."},
+    )
+    label_column: str = field(
+        default="label", metadata={"help": "Column to predict: numbers, or bounds such as <=7 and >10.5."}
+    )
+    censor_column: Optional[str] = field(  # noqa: UP045
+        default=None,
+        metadata={
+            "help": "Column that marks labels known only as a bound: <, <=, >, >=, = or empty; or 0/1, where 1 means "
+            "that the true value is at or below the label."
+        },
+    )
+    group_column: Optional[str] = field(  # noqa: UP045
+        default=None, metadata={"help": "Column kept for metrics per group, for example antibody."}
+    )
+    id_column: Optional[str] = field(default=None, metadata={"help": "Column kept to name rows in predictions."})  # noqa: UP045
+    split_column: Optional[str] = field(  # noqa: UP045
+        default=None, metadata={"help": "Column that says train, valid (validation, val, dev) or test for each row."}
+    )
+    split: Optional[str] = field(  # noqa: UP045
+        default=None,
+        metadata={
+            "help": "How to split where neither a column nor files say it: random (the default), group:COLUMN (whole "
+            "groups on one side) or cluster (near-duplicate sequences on one side)."
+        },
+    )
+    split_sizes: list[float] = field(
+        default_factory=lambda: [0.8, 0.1, 0.1],
+        metadata={"help": "Shares of train, validation and test; they sum to 1."},
+    )
+    split_seed: int = field(
+        default=42, metadata={"help": "Seed of the split; apart from --seed, so that repeated runs share one test set."}
+    )
+    cluster_column: Optional[str] = field(  # noqa: UP045
+        default=None, metadata={"help": "Sequence column that --split cluster compares, instead of all together."}
+    )
+    max_train_samples: Optional[int] = field(  # noqa: UP045
+        default=None, metadata={"help": "Train on a random subset of this many rows (the first ones of a stream)."}
+    )
+    filter: Optional[str] = field(  # noqa: UP045
+        default=None, metadata={"help": "Rows to keep, for example: pKd > 7 and antibody in ['S309', 'CB6']."}
+    )
+    bad_rows: Literal["error", "drop"] = field(
+        default="error",
+        metadata={"help": "error: stop and list unusable rows. drop: leave them out, listed in rejected_rows.csv."},
+    )
+    stop_codon: Literal["refuse", "trim"] = field(
+        default="refuse", metadata={"help": "trim: remove one * at the end of a sequence. refuse: the row is unusable."}
+    )
+    gaps: Literal["refuse", "remove"] = field(
+        default="refuse",
+        metadata={"help": "remove: take the gaps - and . out of sequences. refuse: the row is unusable."},
+    )
+    max_residues: Optional[int] = field(  # noqa: UP045
+        default=None, metadata={"help": "Longest sequence in residues; left out: as long as the model allows."}
+    )
+    too_long: Literal["error", "truncate", "window"] = field(
+        default="error",
+        metadata={"help": "Sequences above max_residues: error (unusable), truncate, or window (overlapping pieces)."},
+    )
+
+    def __post_init__(self) -> None:
+        if self.bad_rows not in ("error", "drop"):
+            raise ArgumentError(f"bad_rows={self.bad_rows!r}: use error or drop.")
+        if self.max_train_samples is not None and self.max_train_samples < 1:
+            raise ArgumentError(f"max_train_samples={self.max_train_samples}: use at least 1, or leave it out.")
+        if not self.sequence_columns or len(set(self.sequence_columns)) < len(self.sequence_columns):
+            raise ArgumentError(f"sequence_columns={self.sequence_columns}: name at least one column, each once.")
+        if self.split and self.split_column:
+            raise ArgumentError(f"split={self.split!r} and split_column={self.split_column!r}: give one of them.")
+        kind = check_rule(self.split or "random")[0]
+        if self.cluster_column and kind != "cluster":
+            raise ArgumentError(f"cluster_column={self.cluster_column!r} only acts with --split cluster.")
+        if self.cluster_column and self.cluster_column not in self.sequence_columns:
+            allowed = ", ".join(self.sequence_columns)
+            raise ArgumentError(f"cluster_column={self.cluster_column!r}: use a sequence column, one of {allowed}.")
+        if kind == "cluster" and self.streaming:
+            raise ArgumentError("split=cluster needs all rows at once; drop --streaming, or use random or group.")
+        check_sizes(self.split_sizes)
+        if self.filter is not None:
+            parse_filter(self.filter)
+        _ = self.residue_policy
+        self._check_reserved()
+
+    @property
+    def residue_policy(self) -> ResiduePolicy:
+        """The residue rules these arguments ask for."""
+        return ResiduePolicy(self.stop_codon, self.gaps, self.max_residues, self.too_long)
+
+    @property
+    def split_group_column(self) -> str | None:
+        """COLUMN of `--split group:COLUMN`, otherwise None."""
+        return check_rule(self.split or "random")[1] or None
+
+    def _check_reserved(self) -> None:
+        kept = {
+            "group_column": self.group_column,
+            "id_column": self.id_column,
+            "split": self.split_group_column,
+            "split_column": self.split_column,
+            "sequence_columns": next((name for name in self.sequence_columns if name in RESERVED), None),
+        }
+        for name, column in kept.items():
+            if column in RESERVED:
+                raise ArgumentError(f"{name}: {column!r} is a column that loading writes; rename yours.")

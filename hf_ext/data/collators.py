@@ -1,0 +1,137 @@
+"""Rows of text columns to model inputs."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoTokenizer
+
+from ..errors import DataError
+from .tokenization import ResidueTokenizer
+
+INPUTS_NAME = "inputs.json"
+
+
+class SequenceCollator:
+    """Tokenizes each encoder input of a batch; windows or truncates what is too long; stacks labels and bounds.
+
+    Args:
+        tokenizers: input name -> its tokenizer.
+        columns: input name -> the one or two columns it reads.
+        too_long: "error", "truncate" or "window" for inputs above the tokenizer's limit.
+        window_overlap: residues that neighbouring windows share.
+
+    Raises:
+        DataError: an input is too long and `too_long` is "error", or is a pair and `too_long` is "window".
+    """
+
+    def __init__(
+        self,
+        tokenizers: Mapping[str, ResidueTokenizer],
+        columns: Mapping[str, Sequence[str]],
+        too_long: str = "error",
+        window_overlap: int = 64,
+    ):
+        self.tokenizers = dict(tokenizers)
+        self.columns = {name: list(parts) for name, parts in columns.items()}
+        self.too_long = too_long
+        self.window_overlap = window_overlap
+
+    def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
+        """Writes each input's tokenizer to `<folder>/tokenizers/<n>` and how inputs are made to `inputs.json`."""
+        root = Path(folder)
+        inputs = []
+        for i, (name, tokenizer) in enumerate(self.tokenizers.items()):
+            tokenizer.tokenizer.save_pretrained(root / "tokenizers" / str(i))
+            inputs.append({"columns": self.columns[name], "max_residues": tokenizer.max_residues})
+        settings = {"inputs": inputs, "too_long": self.too_long, "window_overlap": self.window_overlap}
+        (root / INPUTS_NAME).write_text(json.dumps(settings, indent=2) + "\n")
+
+    @classmethod
+    def from_pretrained(cls, folder: str | os.PathLike[str]) -> SequenceCollator:
+        """Reads back what `save_pretrained` wrote: the same ids for the same text."""
+        root = Path(folder)
+        settings = json.loads((root / INPUTS_NAME).read_text())
+        tokenizers, columns = {}, {}
+        for i, spec in enumerate(settings["inputs"]):
+            name = "+".join(spec["columns"])
+            tokenizer = AutoTokenizer.from_pretrained(root / "tokenizers" / str(i), trust_remote_code=False)
+            columns[name] = spec["columns"]
+            tokenizers[name] = ResidueTokenizer(tokenizer, len(columns[name]))
+            tokenizers[name].max_residues = spec["max_residues"]
+        return cls(tokenizers, columns, settings["too_long"], settings["window_overlap"])
+
+    def __call__(self, features: Any) -> dict[str, Any]:
+        if isinstance(features, Mapping):  # a batch of cached embeddings, fetched whole
+            batch = dict(features)
+            rows = batch.pop("live", None)
+        else:
+            rows, batch = features, _labels(features)
+        if rows:
+            live = [name for name in self.columns if all(column in rows[0] for column in self.columns[name])]
+            batch["sequences"] = {name: self.encode_rows(name, rows) for name in live}
+        return batch
+
+    def encode_rows(self, name: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
+        """Model inputs of one encoder input; see `ResidueTokenizer.__call__`, plus `owner` and `num_rows` if windowed."""
+        return self.encode(name, *([row[column] for row in rows] for column in self.columns[name]))
+
+    def encode(self, name: str, *parts: Sequence[str]) -> dict[str, torch.Tensor]:
+        """Like `encode_rows`, from one list of strings per column."""
+        tokenizer = self.tokenizers[name]
+        limit = tokenizer.max_residues
+        longest = max(sum(map(len, row)) for row in zip(*parts))
+        if limit is None or longest <= limit:
+            return tokenizer(*parts)
+        if self.too_long == "truncate":
+            return tokenizer(*_truncate(parts, limit))
+        if self.too_long == "window" and len(parts) == 1:
+            return self._windows(tokenizer, parts[0], limit)
+        raise DataError(
+            f"Input '{name}' has {longest} residues; its encoder takes {limit}. Use --too_long truncate"
+            + (" or window." if len(parts) == 1 else " (windows of a pair are not defined).")
+        )
+
+    def _windows(self, tokenizer: ResidueTokenizer, sequences: Sequence[str], limit: int) -> dict[str, torch.Tensor]:
+        pieces, owner = [], []
+        for i, sequence in enumerate(sequences):
+            cut = window_starts(len(sequence), limit, min(self.window_overlap, limit - 1))
+            pieces += [sequence[start : start + limit] for start in cut]
+            owner += [i] * len(cut)
+        batch = tokenizer(pieces)
+        batch["owner"], batch["num_rows"] = torch.tensor(owner), torch.tensor(len(sequences))
+        return batch
+
+
+def window_starts(length: int, size: int, overlap: int) -> list[int]:
+    """First residues of windows of `size` that cover `length` residues; the last window ends at the end."""
+    starts = list(range(0, max(1, length - overlap), size - overlap))
+    starts[-1] = max(0, min(starts[-1], length - size))
+    return starts
+
+
+def _truncate(parts: Sequence[Sequence[str]], limit: int) -> list[list[str]]:
+    """Cuts each row to `limit` residues; of a pair, the longer part loses residues first."""
+    if len(parts) == 1:
+        return [[sequence[:limit] for sequence in parts[0]]]
+    first, second = [], []
+    for a, b in zip(*parts):
+        keep_b = min(len(b), max(limit - len(a), limit // 2))
+        keep_a = min(len(a), limit - keep_b)
+        first.append(a[:keep_a])
+        second.append(b[:keep_b])
+    return [first, second]
+
+
+def _labels(features: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
+    batch = {}
+    if "label" in features[0]:
+        batch["labels"] = torch.tensor([float(row["label"]) for row in features])
+    if "bound" in features[0]:
+        batch["bounds"] = torch.tensor([int(row["bound"]) for row in features])
+    return batch

@@ -1,0 +1,209 @@
+"""What happens to every row, in a table or in a stream: filter, clean, parse the label, and refuse or drop."""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import compress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import ArgumentError, DataError
+from .arguments import DataArguments
+from .filters import Predicate, check_names, parse_filter
+from .labels import parse_labels
+from .proteins import Problem, ResiduePolicy, clean_sequences, format_located
+from .sources import SOURCE_ROW
+
+REJECTED_FILE = "rejected_rows.csv"
+Columns = dict[str, Sequence[Any]]
+Located = tuple[str, Problem]  # (file, problem)
+
+
+@dataclass
+class PreparedRows:
+    """Rows ready for splitting, and what was done to get there. `columns` hold the accepted rows only."""
+
+    columns: Columns
+    num_read: int
+    num_filtered: int
+    num_rejected: int
+    problems: list[Problem] = field(default_factory=list)
+    changes: dict[str, dict[str, int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RowRules:
+    """Everything that decides about a single row; pure, and picklable for data-loader workers.
+
+    Args:
+        sequence_columns: cleaned with `policy`.
+        text_columns: kept as text (id, group, split); those in `required` must not be empty.
+        label_column: None where labels are not needed.
+    """
+
+    sequence_columns: tuple[str, ...]
+    text_columns: tuple[str, ...]
+    required: tuple[str, ...]
+    label_column: str | None
+    censor_column: str | None
+    policy: ResiduePolicy
+    predicate: Predicate | None
+
+    @classmethod
+    def from_arguments(cls, args: DataArguments, needs_labels: bool, needs_splits: bool = True) -> RowRules:
+        """Reads the rules off the arguments; raises ArgumentError for a malformed filter."""
+        groups = [name for name in (args.group_column, args.split_group_column if needs_splits else None) if name]
+        splits = [args.split_column] if args.split_column and needs_splits else []
+        texts = [*groups, *([args.id_column] if args.id_column else []), *splits]
+        return cls(
+            sequence_columns=tuple(args.sequence_columns),
+            text_columns=tuple(name for name in dict.fromkeys(texts) if name not in args.sequence_columns),
+            required=tuple(name for name in dict.fromkeys(groups) if name not in args.sequence_columns),
+            label_column=args.label_column if needs_labels else None,
+            censor_column=args.censor_column if needs_labels else None,
+            policy=args.residue_policy,
+            predicate=parse_filter(args.filter) if args.filter is not None else None,
+        )
+
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """Every column that must be read."""
+        labels = [name for name in (self.label_column, self.censor_column) if name]
+        filtered = self.predicate.names if self.predicate else ()
+        return tuple(dict.fromkeys([*self.sequence_columns, *labels, *self.text_columns, *filtered]))
+
+    def apply(self, columns: Mapping[str, Sequence[Any]], path: str) -> PreparedRows:
+        """Filters, cleans and parses; rows with any problem are left out of `columns` and listed in `problems`.
+
+        Args:
+            columns: name -> [n] cells, with `needed` and `source_row`.
+            path: the file, for messages.
+
+        Raises:
+            DataError: a missing column, or text in a column that the filter compares with numbers.
+        """
+        missing = [name for name in self.needed if name not in columns]
+        if missing:
+            raise DataError(f"{path}: there is no column {missing[0]!r}. Columns: {', '.join(list(columns)[:30])}.")
+        num_read = len(columns[SOURCE_ROW])
+        if self.predicate is not None and num_read:
+            check_names(self.predicate.names, list(columns), f"filter {self.predicate.text!r}")
+            mask = self.predicate.mask(columns, rows=columns[SOURCE_ROW], path=path)
+            columns = _keep(columns, mask)
+        rows = columns[SOURCE_ROW]
+        cleaned = {name: clean_sequences(columns[name], name, self.policy, rows) for name in self.sequence_columns}
+        result: Columns = {name: column.sequences for name, column in cleaned.items()}
+        problems = [problem for column in cleaned.values() for problem in column.problems]
+        if self.label_column is not None:
+            problems += self._add_labels(columns, result)
+        for name in self.text_columns:
+            result[name] = [None if value is None else str(value) for value in columns[name]]
+        problems += self._find_empty(columns)
+        result[SOURCE_ROW] = rows
+        problems.sort(key=lambda problem: problem.row)
+        refused = {problem.row for problem in problems}
+        if refused:
+            result = _keep(result, np.array([row not in refused for row in rows], dtype=bool))
+        changes = {name: column.changes for name, column in cleaned.items() if column.changes}
+        return PreparedRows(result, num_read, num_read - len(rows), len(refused), problems, changes)
+
+    def _add_labels(self, columns: Mapping[str, Sequence[Any]], result: Columns) -> list[Problem]:
+        censor = columns[self.censor_column] if self.censor_column else None
+        parsed = parse_labels(
+            columns[self.label_column or ""],
+            self.label_column or "",
+            columns[SOURCE_ROW],
+            censor_values=censor,
+            censor_column=self.censor_column or "",
+        )
+        result["label"], result["bound"] = parsed.labels.tolist(), parsed.bounds.tolist()
+        return parsed.problems
+
+    def _find_empty(self, columns: Mapping[str, Sequence[Any]]) -> list[Problem]:
+        remedy = "Name the group, or leave the row out."
+        return [
+            Problem(row, name, "", "the group is missing", remedy)
+            for name in self.required
+            for row, value in zip(columns[SOURCE_ROW], columns[name])
+            if value is None or not str(value).strip()
+        ]
+
+
+def refuse_or_drop(
+    located: Sequence[Located], bad_rows: str, output_dir: str | os.PathLike[str] | None, num_left: int
+) -> Path | None:
+    """Raises for refused rows, or writes `rejected_rows.csv` and returns its path (None where there are no problems).
+
+    Raises:
+        DataError: `bad_rows` is "error" (nothing is written), or dropping leaves no row.
+        ArgumentError: "drop" without an output folder.
+        OSError: the folder cannot be written.
+    """
+    if not located:
+        return None
+    if bad_rows == "error":
+        raise DataError(f"{format_located(located)}\nMend these rows, or leave them out with --bad_rows drop.")
+    if num_left == 0:
+        raise DataError(f"--bad_rows drop would leave no row.\n{format_located(located)}")
+    if output_dir is None:
+        raise ArgumentError(f"bad_rows='drop' needs an output folder for {REJECTED_FILE}.")
+    path = Path(output_dir) / REJECTED_FILE
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    _write_rejected(temporary, located, "w")
+    os.replace(temporary, path)
+    return path
+
+
+def count_rules(problems: Iterable[Problem]) -> dict[str, int]:
+    """Returns how many values each rule refused, numbers and quoted characters in the rule replaced by `...`."""
+    counts: Counter[str] = Counter()
+    for problem in problems:
+        words = ["..." if any(c.isdigit() for c in word) or "'" in word else word for word in problem.rule.split()]
+        counts[" ".join(words)] += 1
+    return dict(counts.most_common())
+
+
+class StreamRows:
+    """`RowRules` as the batched map function of a stream: raises at the first refused batch, or drops and records.
+
+    With "drop", refused values are appended to `rejected_rows.csv` in the output folder as they are met, each once per
+    process (with several data-loader workers a row can be listed once per worker).
+    """
+
+    def __init__(self, rules: RowRules, path: str, bad_rows: str, output_dir: str | os.PathLike[str] | None) -> None:
+        if bad_rows == "drop" and output_dir is None:
+            raise ArgumentError(f"bad_rows='drop' needs an output folder for {REJECTED_FILE}.")
+        self.rules, self.path, self.bad_rows = rules, path, bad_rows
+        self.rejected = str(Path(output_dir) / REJECTED_FILE) if output_dir is not None else ""
+        self.seen: set[tuple[int, str]] = set()
+
+    def __call__(self, batch: Mapping[str, Sequence[Any]]) -> Columns:
+        prepared = self.rules.apply(batch, self.path)
+        if prepared.problems and self.bad_rows == "error":
+            refuse_or_drop([(self.path, problem) for problem in prepared.problems], "error", None, 0)
+        new = [problem for problem in prepared.problems if (problem.row, problem.column) not in self.seen]
+        if new:
+            self.seen.update((problem.row, problem.column) for problem in new)
+            _write_rejected(Path(self.rejected), [(self.path, problem) for problem in new], "a")
+        return prepared.columns
+
+
+def _write_rejected(path: Path, located: Sequence[Located], mode: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, mode, encoding="utf-8", newline="") as handle:
+        writer = csv.writer(handle)
+        if handle.tell() == 0:
+            writer.writerow(["row", "column", "value", "rule", "remedy", "file"])
+        writer.writerows([p.row, p.column, p.value, p.rule, p.remedy, file] for file, p in located)
+
+
+def _keep(columns: Mapping[str, Sequence[Any]], mask: np.ndarray) -> Columns:
+    flags = mask.tolist()
+    return {name: list(compress(values, flags)) for name, values in columns.items()}

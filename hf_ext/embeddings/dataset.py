@@ -1,0 +1,96 @@
+"""A dataset of cached embeddings: rows hold positions in tables, one table per encoder input."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from .store import EmbeddingStore
+
+
+def join_parts(parts: Sequence[str]) -> str:
+    """The parts of an encoder input as one cache entry: `HEAVY|LIGHT`."""
+    return "|".join(parts)
+
+
+class EmbeddingTable:
+    """The distinct sequences of one input and their embeddings, on the device if they fit there.
+
+    Args:
+        store: holds the embeddings.
+        sequences: distinct inputs; row i of the table belongs to sequences[i].
+        device: where training happens.
+        device_budget_bytes: the table goes onto `device` up to this size, else into a memory-mapped scratch file.
+        scratch_dir: where the scratch file goes; it is unlinked at once, so that it vanishes with the process.
+    """
+
+    def __init__(
+        self,
+        store: EmbeddingStore,
+        sequences: Sequence[str],
+        width: int,
+        device: torch.device,
+        device_budget_bytes: int,
+        scratch_dir: Path,
+    ):
+        self.position = {sequence: i for i, sequence in enumerate(sequences)}
+        num_bytes = len(sequences) * width * 4
+        self.on_device = num_bytes <= device_budget_bytes
+        host = torch.empty(len(sequences), width) if self.on_device else _mapped(len(sequences), width, scratch_dir)
+        store.gather(sequences, out=host)
+        self.values = host.to(device) if self.on_device else host
+
+    def rows(self, positions: torch.Tensor, device: torch.device) -> torch.Tensor:
+        """Embeddings at `positions` (n,): (n, width), float32, on `device`."""
+        return self.values.index_select(0, positions.to(self.values.device)).to(device, non_blocking=True)
+
+
+def _mapped(num_rows: int, width: int, scratch_dir: Path) -> torch.Tensor:
+    scratch_dir.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=scratch_dir, prefix="table-") as file:
+        return torch.from_numpy(np.memmap(file, np.float32, "w+", shape=(num_rows, width)))
+
+
+class EmbeddedDataset(Dataset):
+    """Rows as positions in embedding tables plus labels; batches are fetched whole, without a Python loop over rows.
+
+    Args:
+        positions: input name -> (n,) int64, positions in that input's table.
+        columns: other per-row arrays for the batch, such as labels and bounds, each (n,).
+        tables: which set of tables the positions refer to.
+        live: rows of columns that are not cached, or None.
+    """
+
+    def __init__(
+        self,
+        positions: Mapping[str, np.ndarray],
+        columns: Mapping[str, np.ndarray],
+        tables: int = 0,
+        live: Any = None,
+    ):
+        self.tables = tables
+        self.positions = {name: torch.from_numpy(array) for name, array in positions.items()}
+        self.columns = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in columns.items()}
+        self.live = live
+
+    def __len__(self) -> int:
+        return len(next(iter(self.positions.values())))
+
+    def __getitems__(self, indices: list[int]) -> dict[str, Any]:
+        """One batch: `positions` (input name -> (n,)), `tables`, the columns, and `live` rows where there are any."""
+        index = torch.tensor(indices)
+        batch: dict[str, Any] = {"positions": {name: array[index] for name, array in self.positions.items()}}
+        batch["tables"] = self.tables
+        batch.update({name: array[index] for name, array in self.columns.items()})
+        if self.live is not None:
+            batch["live"] = [self.live[i] for i in indices]
+        return batch
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return self.__getitems__([index])

@@ -1,0 +1,114 @@
+"""Encode every distinct sequence once: longest first, in atomic shards, halving batches that do not fit."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from tqdm.auto import tqdm
+
+from .store import EmbeddingStore
+
+logger = logging.getLogger(__name__)
+
+SHARD_SEQUENCES = 1024  # what a kill can cost at most, per process
+Encode = Callable[[Sequence[str]], torch.Tensor]
+
+
+@dataclass
+class EncodingReport:
+    """What filling a store took, for this process."""
+
+    num_encoded: int = 0
+    num_residues: int = 0
+    seconds: float = 0.0
+    tokens_per_batch: int = 0
+
+    @property
+    def residues_per_second(self) -> float:
+        return self.num_residues / self.seconds if self.seconds else 0.0
+
+
+def fill_store(
+    store: EmbeddingStore,
+    sequences: Sequence[str],
+    encode: Encode,
+    *,
+    tokens_per_batch: int,
+    process_index: int = 0,
+    num_processes: int = 1,
+    description: str = "Embedding",
+    show_progress: bool = True,
+    shard_sequences: int = SHARD_SEQUENCES,
+) -> EncodingReport:
+    """Encodes what `store` lacks of `sequences` and writes it, shard by shard.
+
+    Shards are cut from the list of missing sequences, longest first, so that a restart cuts the same ones again and a
+    batch that is too big fails in the first minute. Shard i is encoded by process i modulo `num_processes`; callers
+    with several processes wait for each other and `store.refresh()` afterwards.
+
+    Args:
+        store: where embeddings go.
+        sequences: encoder inputs, repeats allowed; parts of a pair joined by `|`.
+        encode: maps n inputs of similar length to (n, width).
+        tokens_per_batch: bound on sequences times longest; halved whenever memory runs out.
+        shard_sequences: sequences per shard file.
+
+    Raises:
+        MemoryError: a single sequence does not fit.
+    """
+    missing = store.missing(sequences)
+    shards = [missing[i : i + shard_sequences] for i in range(0, len(missing), shard_sequences)]
+    mine = shards[process_index::num_processes]
+    report = EncodingReport(tokens_per_batch=tokens_per_batch)
+    start = time.perf_counter()
+    total = sum(len(sequence) for shard in mine for sequence in shard)
+    with tqdm(
+        total=total, unit="res", unit_scale=True, desc=description, disable=not show_progress or not mine
+    ) as progress:
+        for shard in mine:
+            blocks = []
+            for batch in _batches(shard, report):
+                blocks.append(_encode_fitting(encode, batch, report))
+                progress.update(sum(map(len, batch)))
+            store.add(shard, torch.cat(blocks))
+            report.num_encoded += len(shard)
+    report.num_residues, report.seconds = total, time.perf_counter() - start
+    return report
+
+
+def _batches(shard: Sequence[str], report: EncodingReport) -> Iterator[Sequence[str]]:
+    """Cuts a shard, sorted longest first, into runs of at most `report.tokens_per_batch` padded tokens."""
+    start = 0
+    while start < len(shard):
+        size = max(1, report.tokens_per_batch // max(1, len(shard[start])))
+        yield shard[start : start + size]
+        start += size
+
+
+def _encode_fitting(encode: Encode, batch: Sequence[str], report: EncodingReport) -> torch.Tensor:
+    """Encodes a batch, in halves where memory does not suffice; remembers the size that fitted."""
+    try:
+        return encode(batch).cpu()
+    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+        if not _is_out_of_memory(error):
+            raise
+        if len(batch) == 1:
+            raise MemoryError(
+                f"One sequence of {len(batch[0])} residues does not fit into memory. Use --max_residues with "
+                "--too_long window or truncate, or half precision."
+            ) from error
+    # Outside the handler: the traceback holds the failed batch's activations.
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    half = len(batch) // 2
+    report.tokens_per_batch = max(half * len(batch[0]), len(batch[0]))
+    logger.warning("Out of memory with %d sequences per batch; going on with %d.", len(batch), half)
+    return torch.cat([_encode_fitting(encode, part, report) for part in (batch[:half], batch[half:])])
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)

@@ -1,0 +1,174 @@
+"""Where embeddings live between runs: content-addressed shards that a kill cannot half-write."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import socket
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+
+from ..errors import CacheError
+
+logger = logging.getLogger(__name__)
+
+HASH_BYTES = 16
+_SHARD_GLOB = "shard-*.safetensors"
+
+
+def hash_sequence(sequence: str) -> bytes:
+    """Identity of one encoder input: residues, with `|` between the parts of a pair."""
+    return hashlib.blake2b(sequence.encode("ascii"), digest_size=HASH_BYTES).digest()
+
+
+class EmbeddingStore:
+    """Embeddings of one encoder input kind, in `<cache_dir>/<hash of key>/`.
+
+    A shard is written beside its final name, fsynced, and renamed; its name is the hash of the sequences it holds and
+    its header carries the sha256 of its content. Opening verifies every shard and drops, with a warning, what does not
+    verify, so that it is encoded again. Files do not depend on when or how often a run was interrupted.
+
+    Args:
+        cache_dir: folder shared by all keys.
+        key: everything that decides an embedding's value (encoder, weights, tokenizer, pooling, dtype, length rule);
+            JSON-able.
+
+    Raises:
+        CacheError: the folder holds another key (a hash collision or an edited `key.json`).
+
+    Cost: opening reads and hashes every shard once, about 1 s per GB.
+    """
+
+    def __init__(self, cache_dir: str | os.PathLike[str], key: dict[str, Any]):
+        self.key = key
+        text = json.dumps(key, sort_keys=True, indent=1)
+        self.folder = Path(cache_dir) / hashlib.sha256(text.encode()).hexdigest()[:20]
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._check_key(text)
+        self._index: dict[bytes, tuple[Path, int]] = {}
+        self.num_corrupt = 0
+        self.refresh()
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def _check_key(self, text: str) -> None:
+        path = self.folder / "key.json"
+        if not path.exists():
+            _write_atomically(path, text.encode())
+        elif json.loads(path.read_text()) != json.loads(text):
+            raise CacheError(
+                f"{path} describes other embeddings than this run needs:\n{path.read_text()}\nneeded:\n{text}\n"
+                "Give another --embedding_cache_dir or delete this folder."
+            )
+
+    def refresh(self) -> None:
+        """Reads the index of all shards that verify; removes leftovers of writers that are gone."""
+        self._index.clear()
+        for path in self.folder.glob("*.tmp-*"):
+            if not _writer_lives(path):
+                path.unlink(missing_ok=True)
+        for path in sorted(self.folder.glob(_SHARD_GLOB)):
+            hashes = _verified_hashes(path)
+            if hashes is None:
+                self.num_corrupt += 1
+                logger.warning("Embedding shard %s is corrupt; removed, its sequences are encoded again.", path)
+                path.unlink(missing_ok=True)
+                continue
+            for row, digest in enumerate(hashes):
+                self._index[digest.tobytes()] = (path, row)
+
+    def missing(self, sequences: Iterable[str]) -> list[str]:
+        """Those of `sequences` that are not stored, each once, longest first and then alphabetical."""
+        absent = {sequence for sequence in sequences if hash_sequence(sequence) not in self._index}
+        return sorted(absent, key=lambda sequence: (-len(sequence), sequence))
+
+    def add(self, sequences: Sequence[str], embeddings: torch.Tensor) -> Path:
+        """Writes one shard; returns its path. `embeddings`: (len(sequences), width)."""
+        digests = np.frombuffer(b"".join(map(hash_sequence, sequences)), np.uint8).reshape(-1, HASH_BYTES)
+        tensors = {"hashes": torch.from_numpy(digests.copy()), "embeddings": embeddings.cpu().contiguous()}
+        path = self.folder / f"shard-{hashlib.sha256(digests.tobytes()).hexdigest()[:20]}.safetensors"
+        _write_atomically(path, save(tensors, metadata={"sha256": _content_hash(tensors)}))
+        for row, digest in enumerate(digests):
+            self._index[digest.tobytes()] = (path, row)
+        return path
+
+    def gather(self, sequences: Sequence[str], out: torch.Tensor | None = None) -> torch.Tensor:
+        """Embeddings of stored sequences, in order: (len(sequences), width), float32, into `out` if given.
+
+        Raises:
+            KeyError: a sequence is not stored.
+        """
+        by_shard: dict[Path, list[tuple[int, int]]] = {}
+        for position, sequence in enumerate(sequences):
+            path, row = self._index[hash_sequence(sequence)]
+            by_shard.setdefault(path, []).append((position, row))
+        for path, pairs in by_shard.items():
+            with safe_open(path, framework="pt") as shard:
+                block = shard.get_tensor("embeddings")
+            positions, rows = map(list, zip(*pairs))
+            if out is None:
+                out = torch.empty(len(sequences), block.shape[1])
+            out[positions] = block[rows].to(out.dtype)
+        return torch.empty(0, 0) if out is None else out
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes on disk, shards only."""
+        return sum(path.stat().st_size for path in self.folder.glob(_SHARD_GLOB))
+
+
+def _content_hash(tensors: dict[str, torch.Tensor]) -> str:
+    digest = hashlib.sha256()
+    for name in ("hashes", "embeddings"):
+        tensor = tensors[name]
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _verified_hashes(path: Path) -> np.ndarray | None:
+    """(rows, HASH_BYTES) uint8, or None where the file does not hold what its header promises."""
+    try:
+        with safe_open(path, framework="pt") as shard:
+            tensors = {name: shard.get_tensor(name) for name in ("hashes", "embeddings")}
+            promised = (shard.metadata() or {}).get("sha256")
+    except (SafetensorError, OSError, ValueError):
+        return None
+    return tensors["hashes"].numpy().copy() if _content_hash(tensors) == promised else None
+
+
+def _write_atomically(path: Path, content: bytes) -> None:
+    temporary = path.with_name(f"{path.name}.tmp-{socket.gethostname()}-{os.getpid()}")
+    with temporary.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _writer_lives(temporary: Path) -> bool:
+    """Whether the process that writes this file still runs, as far as this host can tell."""
+    host, _, pid = temporary.name.rpartition(".tmp-")[2].rpartition("-")
+    if host != socket.gethostname():
+        return True
+    try:
+        os.kill(int(pid), 0)
+    except (ProcessLookupError, ValueError):
+        return False
+    except PermissionError:
+        return True
+    return int(pid) != os.getpid()

@@ -1,0 +1,26 @@
+"""Metrics, scores with intervals, trivial baselines and guards. Imports numpy only; `evaluate` waits for first use."""
+
+from __future__ import annotations
+
+from .baselines import ConstantBaseline, RidgeBaseline
+from .guards import collapse_report, format_report, label_audit
+from .metrics import DEFAULT_THRESHOLD, MetricValue
+from .modules import METRIC_NAMES, load_metric, metric_path
+from .scores import GroupScore, Score, intervals_overlap, score_predictions
+
+__all__ = [
+    "DEFAULT_THRESHOLD",
+    "METRIC_NAMES",
+    "ConstantBaseline",
+    "GroupScore",
+    "MetricValue",
+    "RidgeBaseline",
+    "Score",
+    "collapse_report",
+    "format_report",
+    "intervals_overlap",
+    "label_audit",
+    "load_metric",
+    "metric_path",
+    "score_predictions",
+]

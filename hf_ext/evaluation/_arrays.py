@@ -1,0 +1,77 @@
+"""Turns what a caller holds (lists, numpy, torch tensors) into the float64 columns the metrics work on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import DataError
+
+FloatArray = NDArray[np.float64]
+
+
+def to_numpy(values: Any) -> NDArray[Any]:
+    """Copy a tensor to numpy (bfloat16 by way of float32, as numpy has none); anything else goes through `asarray`."""
+    if hasattr(values, "detach"):  # a torch tensor, told by its interface so that torch is not imported
+        values = values.detach()
+        values = values.float().cpu().numpy() if values.is_floating_point() else values.cpu().numpy()
+    return np.asarray(values)
+
+
+def as_column(values: Any, name: str) -> FloatArray:
+    """Return `values` as a float64 column.
+
+    Args:
+        values: (n,) or (n, 1), numbers; None becomes NaN.
+        name: what to call it in an error.
+
+    Returns:
+        (n,) float64; may hold NaN and infinities.
+
+    Raises:
+        DataError: any other shape, or a value that is not a number.
+    """
+    try:
+        array = to_numpy(values).astype(np.float64)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{name}: every value must be a number, but {error}.") from error
+    if array.ndim == 2 and array.shape[1] == 1:
+        array = array[:, 0]
+    if array.ndim != 1:
+        raise DataError(f"{name}: shape {array.shape} given; one number per row, (n,) or (n, 1), is needed.")
+    return array
+
+
+def as_pair(predictions: Any, references: Any) -> tuple[FloatArray, FloatArray]:
+    """Return both as float64 columns of one length; raises `DataError` where the lengths differ."""
+    predicted, measured = as_column(predictions, "predictions"), as_column(references, "references")
+    if len(predicted) != len(measured):
+        raise DataError(f"{len(predicted)} predictions for {len(measured)} references: one per row is needed.")
+    return predicted, measured
+
+
+def as_groups(groups: Sequence[Any] | NDArray[Any], num_rows: int) -> NDArray[np.str_]:
+    """Return one group name per row, as text, so that 7 and "7" are the same group.
+
+    Raises:
+        DataError: another number of groups than rows, or a row without one (None or NaN).
+    """
+    names = to_numpy(groups) if hasattr(groups, "detach") else groups
+    labels = list(names)
+    if len(labels) != num_rows:
+        raise DataError(f"{len(labels)} groups for {num_rows} rows: one group per row is needed.")
+    for row, label in enumerate(labels):
+        if label is None or label != label:
+            raise DataError(f"groups, row {row}: {label!r} is no group name; name it or leave the row out.")
+    return np.asarray([str(label) for label in labels], dtype=np.str_)
+
+
+def count_not_finite(values: FloatArray, name: str) -> str | None:
+    """Say how many values are NaN or infinite and where the first one is; None where all are finite."""
+    bad = np.flatnonzero(~np.isfinite(values))
+    if len(bad) == 0:
+        return None
+    return f"{len(bad):,} of {len(values):,} {name} are NaN or infinite (first: row {bad[0]})"

@@ -1,0 +1,143 @@
+"""Percentile bootstrap of all metrics at once, from row counts instead of copied rows: no resample is ever sorted."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ._arrays import FloatArray
+
+# 50 million drawn rows take about 3 s on two cores; beyond that the number of resamples is lowered, but not below the
+# floor, under which the ends of a 95 % interval rest on fewer than five resamples each.
+MAX_DRAWS = 50_000_000
+MIN_RESAMPLES = 200
+CHUNK_DRAWS = 400_000  # keeps the dozen (chunk, n) arrays of a step in the CPU's cache
+RELATIVE_ZERO = 1e-12  # a variance this far below its own terms is rounding: the resample is constant
+
+
+def affordable_resamples(num_rows: int, num_resamples: int) -> int:
+    """Return how many of `num_resamples` are drawn for `num_rows` rows: all of them up to 50,000 rows at 1,000."""
+    return min(num_resamples, max(MIN_RESAMPLES, MAX_DRAWS // max(num_rows, 1)))
+
+
+def bootstrap_metrics(
+    predicted: FloatArray, measured: FloatArray, *, threshold: float, num_resamples: int, seed: int
+) -> dict[str, FloatArray]:
+    """Return every metric on every resample of the rows.
+
+    Args:
+        predicted, measured: (n,) float64, finite, n >= 1.
+        threshold: for recall, precision and F1, in the unit of the labels.
+        num_resamples: how many times n rows are drawn with replacement.
+        seed: of the numpy generator; the same seed gives the same draws.
+
+    Returns:
+        Metric name -> (num_resamples,) float64, NaN where the metric has no value on that resample. Takes about 60 ns
+        per drawn row and holds some 50 MB.
+    """
+    generator = np.random.default_rng(seed)
+    num_rows = len(measured)
+    terms = _moment_terms(predicted, measured, threshold)
+    ranked = _RankedColumn.of(predicted), _RankedColumn.of(measured)
+    chunk = max(1, CHUNK_DRAWS // num_rows)
+    parts: list[dict[str, FloatArray]] = []
+    for start in range(0, num_resamples, chunk):
+        counts = _draw_counts(generator, num_rows, min(chunk, num_resamples - start))
+        part = _metrics_from_moments(counts @ terms, num_rows)
+        part["spearman"] = _spearman_from_counts(counts, *ranked)
+        parts.append(part)
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def bootstrap_mean(values: FloatArray, *, num_resamples: int, seed: int) -> FloatArray:
+    """Return the mean of `values`, (n,), on every resample of them, as (num_resamples,) float64."""
+    generator = np.random.default_rng(seed)
+    chunk = max(1, CHUNK_DRAWS // len(values))
+    sizes = [min(chunk, num_resamples - start) for start in range(0, num_resamples, chunk)]
+    return np.concatenate([_draw_counts(generator, len(values), size) @ values for size in sizes]) / len(values)
+
+
+def percentile_interval(samples: FloatArray, confidence: float) -> tuple[float | None, float | None]:
+    """Return the two percentiles that leave out (1 - confidence) / 2 each; None, None with fewer than 2 values."""
+    defined = samples[np.isfinite(samples)]
+    if len(defined) < 2:
+        return None, None
+    low, high = np.quantile(defined, [(1 - confidence) / 2, (1 + confidence) / 2])
+    return float(low), float(high)
+
+
+@dataclass(frozen=True)
+class _RankedColumn:
+    """A column sorted once: tie group of each row, and where each group ends in sorted order."""
+
+    order: NDArray[np.intp]
+    ends: NDArray[np.intp]
+    group_of_row: NDArray[np.intp]
+
+    @classmethod
+    def of(cls, values: FloatArray) -> _RankedColumn:
+        _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+        return cls(np.argsort(inverse, kind="stable"), np.cumsum(counts) - 1, inverse)
+
+    def deviations(self, counts: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Return each row's average rank in each resample less the mean rank, and the sum of their squares."""
+        num_rows = counts.shape[1]
+        below_or_equal = np.cumsum(np.take(counts, self.order, axis=1), axis=1)
+        if len(self.ends) < num_rows:
+            below_or_equal = below_or_equal[:, self.ends]
+        sizes = np.diff(below_or_equal, axis=1, prepend=0.0)
+        centred = below_or_equal - (sizes - 1) / 2 - (num_rows + 1) / 2
+        return np.take(centred, self.group_of_row, axis=1), np.einsum("bg,bg,bg->b", sizes, centred, centred)
+
+
+def _draw_counts(generator: np.random.Generator, num_rows: int, num_resamples: int) -> FloatArray:
+    """Draw `num_rows` rows with replacement, `num_resamples` times; return how often each came, (resamples, n)."""
+    drawn = generator.integers(0, num_rows, size=(num_resamples, num_rows))
+    drawn += np.arange(num_resamples)[:, None] * num_rows
+    counts = np.bincount(drawn.reshape(-1), minlength=num_resamples * num_rows)
+    return counts.reshape(num_resamples, num_rows).astype(np.float64)
+
+
+def _spearman_from_counts(counts: FloatArray, left: _RankedColumn, right: _RankedColumn) -> FloatArray:
+    left_ranks, left_squares = left.deviations(counts)
+    right_ranks, right_squares = right.deviations(counts)
+    products = np.einsum("bn,bn,bn->b", counts, left_ranks, right_ranks)
+    return _divide(products, np.sqrt(left_squares) * np.sqrt(right_squares))
+
+
+def _moment_terms(predicted: FloatArray, measured: FloatArray, threshold: float) -> FloatArray:
+    """Return what each row adds to the sums below, (n, 10)."""
+    left, right = predicted - predicted.mean(), measured - measured.mean()
+    error = predicted - measured
+    called, true = predicted >= threshold, measured >= threshold
+    columns = [left, right, left**2, right**2, left * right, error**2, np.abs(error), called & true, called, true]
+    return np.stack([np.asarray(column, dtype=np.float64) for column in columns], axis=1)
+
+
+def _metrics_from_moments(sums: FloatArray, num_rows: int) -> dict[str, FloatArray]:
+    left, right, left_sq, right_sq, product, error_sq, error_abs, hits, called, true = sums.T
+    left_var, right_var = _centred(left_sq, left, num_rows), _centred(right_sq, right, num_rows)
+    covariance = product - left * right / num_rows
+    return {
+        "pearson": np.clip(_divide(covariance, np.sqrt(left_var) * np.sqrt(right_var)), -1.0, 1.0),
+        "rmse": np.sqrt(error_sq / num_rows),
+        "mae": error_abs / num_rows,
+        "r2": 1.0 - _divide(error_sq, right_var),
+        "recall": _divide(hits, true),
+        "precision": _divide(hits, called),
+        "f1": np.where(true > 0, _divide(2 * hits, true + called), math.nan),
+    }
+
+
+def _centred(squares: FloatArray, total: FloatArray, num_rows: int) -> FloatArray:
+    """Sum of squared deviations from the resample's own mean; exactly 0 where only rounding is left."""
+    centred = squares - total**2 / num_rows
+    return np.where(centred > RELATIVE_ZERO * squares, centred, 0.0)
+
+
+def _divide(part: FloatArray, whole: FloatArray) -> FloatArray:
+    """Divide, with NaN (and no warning) where `whole` is 0."""
+    return np.divide(part, whole, out=np.full(np.shape(part), math.nan), where=whole != 0)

@@ -1,0 +1,1 @@
+"""What FastTrainer adds to Trainer, one concern per mixin."""

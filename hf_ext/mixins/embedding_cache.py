@@ -1,0 +1,165 @@
+"""Embed once, inside a Trainer: datasets of text become datasets of cached embeddings when they are first used."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..data.columns import column_names, read_columns
+from ..embeddings.dataset import EmbeddedDataset, EmbeddingTable, join_parts
+from ..embeddings.encode import EncodingReport, fill_store
+from ..embeddings.store import EmbeddingStore
+
+LIVE_BATCH = 8  # sequences per batch where there is no cache to size batches for
+DEVICE_SHARE = 0.3  # of free device memory that embedding tables may take
+
+
+class EmbeddingCacheMixin:
+    """Where the plan applied `embedding_cache`, replaces frozen inputs of every dataset by cached embeddings."""
+
+    args: Any
+    model: Any
+    plan: Any
+    accelerator: Any
+    data_collator: Any
+
+    def _get_dataloader(self, dataset: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.plan.applied("embedding_cache") and hasattr(dataset, "__len__"):
+            dataset = self.embed_dataset(dataset)
+        return super()._get_dataloader(dataset, *args, **kwargs)  # type: ignore[misc]
+
+    def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """As in Trainer; positions become rows of their tables, gathered on the device where the tables are there."""
+        positions = inputs.pop("positions", None)
+        tables = inputs.pop("tables", None)
+        inputs = super()._prepare_inputs(inputs)  # type: ignore[misc]
+        if positions is not None:
+            chosen = self._tables[tables]
+            device = self.args.device
+            inputs["embeddings"] = {name: chosen[name].rows(index, device) for name, index in positions.items()}
+        return inputs
+
+    @property
+    def _tables(self) -> list[dict[str, EmbeddingTable]]:
+        return self.__dict__.setdefault("_embedding_tables", [])
+
+    def embed_dataset(self, dataset: Any) -> EmbeddedDataset:
+        """`dataset` with its frozen inputs as positions in embedding tables; encodes what the cache lacks.
+
+        Cost: encoding of sequences never seen with this encoder, once per machine; then one pass over the columns.
+        """
+        known = self.__dict__.setdefault("_embedded_datasets", {})
+        if id(dataset) not in known:
+            known[id(dataset)] = (dataset, self._embed(dataset))  # holding the dataset keeps its id taken
+        return known[id(dataset)][1]
+
+    def _embed(self, dataset: Any) -> EmbeddedDataset:
+        positions, tables = {}, {}
+        for name in self.plan["embedding_cache"].settings["inputs"]:
+            rows = read_columns(dataset, self.data_collator.columns[name])
+            index: dict[tuple[str, ...], int] = {}
+            positions[name] = np.fromiter((index.setdefault(row, len(index)) for row in rows), np.int64, len(rows))
+            sequences = [join_parts(parts) for parts in index]
+            tables[name] = self._table(name, sequences)
+        self.model.release_encoders()
+        self._tables.append(tables)
+        names = column_names(dataset)
+        columns = {new: np.asarray(dataset[old][:]) for new, old in _LABELS.items() if old in names}
+        cached = {column for name in positions for column in self.data_collator.columns[name]}
+        live = {column for parts in self.data_collator.columns.values() for column in parts} - cached
+        rest = dataset.select_columns(sorted(live)) if live else None
+        return EmbeddedDataset(positions, columns, len(self._tables) - 1, rest)
+
+    def _table(self, name: str, sequences: list[str]) -> EmbeddingTable:
+        store = self.fill_embedding_store(name, sequences)
+        device = torch.device(self.args.device)
+        width = self.model.embedding_sizes[name]
+        return EmbeddingTable(store, sequences, width, device, _budget(device), store.folder)
+
+    def fill_embedding_store(self, name: str, sequences: Sequence[str]) -> EmbeddingStore:
+        """The store of input `name`, holding all `sequences` (parts of a pair joined by `|`); all processes share the work."""
+        settings = self.plan["embedding_cache"].settings
+        store = self._open_store(name, settings["cache_dir"])
+        report = fill_store(
+            store,
+            sequences,
+            lambda batch: self.encode_sequences(name, batch),
+            tokens_per_batch=settings["tokens_per_batch"],
+            process_index=self.args.process_index,
+            num_processes=self.args.world_size,
+            description=f"Embedding {name}",
+            show_progress=not self.args.disable_tqdm and self.args.should_log,
+        )
+        if self.args.world_size > 1:
+            self.accelerator.wait_for_everyone()
+            store.refresh()
+        self._report(name, store, report)
+        return store
+
+    def _open_store(self, name: str, cache_dir: str) -> EmbeddingStore:
+        stores = self.__dict__.setdefault("_embedding_stores", {})
+        if name not in stores:
+            with self.accelerator.main_process_first():  # one process removes what does not verify
+                stores[name] = EmbeddingStore(os.path.expanduser(cache_dir), self.embedding_key(name))
+        return stores[name]
+
+    def encode_distinct(self, name: str, sequences: Sequence[str]) -> torch.Tensor:
+        """Embeddings of input `name`, through the cache where it is on: (n, width), float32, on the CPU."""
+        decision = self.plan["embedding_cache"]
+        if decision.status == "applied" and name in decision.settings["inputs"]:
+            return self.fill_embedding_store(name, sequences).gather(sequences)
+        batches = [sequences[i : i + LIVE_BATCH] for i in range(0, len(sequences), LIVE_BATCH)]
+        return torch.cat([self.encode_sequences(name, batch).cpu() for batch in batches])
+
+    @torch.no_grad()
+    def encode_sequences(self, name: str, sequences: Sequence[str]) -> torch.Tensor:
+        """Embeddings of input `name`, computed here and now: (n, width), float32. Parts of a pair are joined by `|`."""
+        parts = list(zip(*(sequence.split("|") for sequence in sequences)))
+        batch = self.data_collator.encode(name, *parts)
+        self.model.eval()
+        return self.model.encode(name, {key: value.to(self.args.device) for key, value in batch.items()})
+
+    def embedding_key(self, name: str) -> dict[str, Any]:
+        """Everything that decides the value of an embedding of input `name`."""
+        tower = self.model.tower_of(name)
+        encoder = self.model.config.encoder_specs[tower.encoder]
+        tokenizer = self.data_collator.tokenizers[name]
+        local = Path(encoder.name_or_path).is_dir()
+        return {
+            "format": 1,
+            "encoder": encoder.fingerprint if local else f"{encoder.name_or_path}@{encoder.revision}",
+            "tokenizer": tokenizer.fingerprint(),
+            "pooling": tower.pooling,
+            "dtype": str(self.model.encoder_dtype),
+            "autocast": str(self.model.encoder_autocast),
+            "max_residues": tokenizer.max_residues,
+            "too_long": [self.data_collator.too_long, self.data_collator.window_overlap],
+        }
+
+    def _report(self, name: str, store: EmbeddingStore, report: EncodingReport) -> None:
+        counts = self.__dict__.setdefault("_encoded", {"sequences": 0, "residues": 0, "seconds": 0.0})
+        counts["sequences"] += report.num_encoded
+        counts["residues"] += report.num_residues
+        counts["seconds"] += report.seconds
+        self.record_evidence(  # type: ignore[attr-defined]
+            "embedding_cache",
+            num_encoded=counts["sequences"],
+            encoding_seconds=round(counts["seconds"], 2),
+            residues_per_second=round(counts["residues"] / counts["seconds"]) if counts["sequences"] else None,
+            stores={**self.plan["embedding_cache"].evidence.get("stores", {}), name: str(store.folder)},
+        )
+
+
+_LABELS = {"labels": "label", "bounds": "bound"}
+
+
+def _budget(device: torch.device) -> int:
+    """Bytes that one table may take on `device`."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0] * DEVICE_SHARE)
+    return int(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * DEVICE_SHARE)

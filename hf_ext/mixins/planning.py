@@ -1,0 +1,51 @@
+"""The plan inside a Trainer: made and applied before the Accelerator exists, written beside the results."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from ..plan import Plan, make_plan
+from ..speedups import Run
+from ..training_args import FastTrainingArguments
+
+logger = logging.getLogger(__name__)
+
+
+class PlanMixin:
+    """Decides and applies the speed-ups of `args` before Trainer reads its arguments.
+
+    Raises (from the constructor):
+        PlanRefused: a request would do something else than asked on this machine, model or data.
+    """
+
+    def __init__(
+        self,
+        model: Any = None,
+        args: FastTrainingArguments | None = None,
+        data_collator: Any = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        *,
+        plan: Plan | None = None,
+        **kwargs: Any,
+    ):
+        args = FastTrainingArguments() if args is None else args
+        self.plan = plan or make_plan(args, model, train_dataset, data_collator)
+        self.plan.check()
+        self._run = Run(args, model, data_collator, train_dataset)
+        self.plan.apply(self._run)
+        super().__init__(model, args, data_collator, train_dataset, eval_dataset, **kwargs)  # type: ignore[call-arg]
+        if self.is_world_process_zero():  # type: ignore[attr-defined]
+            self.plan.save(args.output_dir)
+
+    def record_evidence(self, name: str, **evidence: Any) -> None:
+        """Adds a measurement to one decision and rewrites `plan.json`."""
+        self.plan.record(name, **evidence)
+        if self.is_world_process_zero():  # type: ignore[attr-defined]
+            self.plan.save(self.args.output_dir)  # type: ignore[attr-defined]
+
+    def end(self) -> None:
+        """As in Trainer; also switches back process-wide settings that the plan switched."""
+        self._run.restore()
+        super().end()  # type: ignore[misc]

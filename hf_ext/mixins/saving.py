@@ -1,0 +1,37 @@
+"""What a saved model folder holds: weights, config, what turns text into inputs, and arguments as JSON. No pickle."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from peft import PeftModel
+from transformers import PreTrainedModel
+from transformers.trainer import TRAINING_ARGS_NAME
+
+
+class SavingMixin:
+    """Writes `training_args.json` instead of the pickled `training_args.bin`, which would hold `hub_token` in clear."""
+
+    args: Any
+    model: Any
+    data_collator: Any
+    processing_class: Any
+
+    def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
+        folder = Path(output_dir or self.args.output_dir)
+        if not isinstance(self.model, PreTrainedModel | PeftModel):
+            super()._save(str(folder), state_dict)  # type: ignore[misc]
+            (folder / TRAINING_ARGS_NAME).unlink(missing_ok=True)
+        elif self.args.should_save:
+            os.makedirs(folder, exist_ok=True)
+            self.model.save_pretrained(folder, state_dict=state_dict)
+            for part in (self.processing_class, self.data_collator):
+                if hasattr(part, "save_pretrained"):
+                    part.save_pretrained(folder)
+        if self.args.should_save:
+            # to_dict masks every field whose name ends in _token.
+            text = json.dumps(self.args.to_dict(), indent=2, default=str)
+            (folder / "training_args.json").write_text(text + "\n")

@@ -1,0 +1,1 @@
+"""Models: encoders in towers, and a head."""

@@ -1,0 +1,245 @@
+"""AffinityModel: one to three encoder towers and a regression head; predicts a property or a binding strength."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.utils import ModelOutput
+
+from ..errors import ArgumentError
+from .configuration import AffinityConfig, EncoderSpec, TowerSpec, build_config
+from .encoders import build_encoder, load_encoder
+from .head import RegressionHead
+from .losses import regression_loss
+from .pooling import merge_windows, pool
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class AffinityOutput(ModelOutput):
+    """`loss`: scalar, standardised label units. `logits`: (n,), label units, float32."""
+
+    loss: torch.Tensor | None = None
+    logits: torch.Tensor | None = None
+
+
+class AffinityModel(PreTrainedModel):
+    """Predicts a number per row from the pooled embeddings of its sequences.
+
+    Frozen encoders are referenced, not owned: they are loaded from their id when first needed (`attach_encoders`), can
+    be let go (`release_encoders`) while a head trains on cached embeddings, and are saved by id, revision and weight
+    hash unless `config.save_full`. Encoders that train (LoRA, full) are ordinary submodules.
+    """
+
+    config_class = AffinityConfig
+    base_model_prefix = "affinity"
+    main_input_name = "labels"
+    accepts_loss_kwargs = True
+    supports_gradient_checkpointing = True
+    _supports_sdpa = True
+    _supports_flash_attn = True
+
+    def __init__(self, config: AffinityConfig):
+        super().__init__(config)
+        self.encoders = nn.ModuleDict()
+        for index, spec in enumerate(config.encoder_specs):
+            if config.save_full or spec.training != "frozen":
+                self.encoders[str(index)] = build_encoder(spec)
+        self.head = RegressionHead(sum(self.embedding_sizes.values()), config.head_sizes, config.head_dropout)
+        self.post_init()
+
+    @classmethod
+    def from_encoders(cls, encoders: list[EncoderSpec], towers: list[TowerSpec], **settings: Any) -> AffinityModel:
+        """A new model on pretrained encoders, with an untrained head; `settings` go to `AffinityConfig`."""
+        model = cls(build_config(encoders, towers, **settings))
+        model._load_base_weights()
+        return model
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
+        """As in transformers; LoRA towers take their base weights from the encoder they name."""
+        wants_info = kwargs.pop("output_loading_info", False)
+        model, info = super().from_pretrained(*args, output_loading_info=True, **kwargs)
+        if not model.config.save_full:
+            model._load_base_weights(only="lora")
+            info["missing_keys"] = {key for key in info["missing_keys"] if not model._is_referenced(key)}
+        return (model, info) if wants_info else model
+
+    @property
+    def embedding_sizes(self) -> dict[str, int]:
+        """Input name -> width of its pooled embedding."""
+        sizes = {}
+        for tower in self.config.tower_specs:
+            config = self.config.encoder_specs[tower.encoder].config
+            for columns in tower.inputs:
+                sizes["+".join(columns)] = int(config.get("hidden_size") or config["d_model"])
+        return sizes
+
+    @property
+    def frozen_inputs(self) -> list[str]:
+        """Names of inputs whose embeddings never change while this model trains."""
+        specs = self.config.encoder_specs
+        frozen = [tower for tower in self.config.tower_specs if specs[tower.encoder].training == "frozen"]
+        return ["+".join(columns) for tower in frozen for columns in tower.inputs]
+
+    @property
+    def encoder_dtype(self) -> torch.dtype:
+        """What frozen encoders' weights are stored in."""
+        return getattr(torch, self.config.encoder_dtype)
+
+    @property
+    def encoder_autocast(self) -> torch.dtype | None:
+        """What frozen encoders' products are computed in, if not in their weights' dtype."""
+        return getattr(torch, self.config.encoder_autocast) if self.config.encoder_autocast else None
+
+    def tower_of(self, name: str) -> TowerSpec:
+        """The tower that encodes input `name`."""
+        return next(t for t in self.config.tower_specs if name in ("+".join(columns) for columns in t.inputs))
+
+    def attach_encoders(self) -> None:
+        """Loads referenced encoders that are not in memory. Cost: one load from disk or the Hub cache each."""
+        for index, spec in enumerate(self.config.encoder_specs):
+            if str(index) not in self.encoders:
+                encoder = load_encoder(spec, self.encoder_dtype)
+                self.encoders[str(index)] = encoder.to(self.device).eval()
+
+    def release_encoders(self) -> None:
+        """Lets go of frozen, referenced encoders: no memory, no entry in the state dict, no work for DDP."""
+        for index, spec in enumerate(self.config.encoder_specs):
+            if spec.training == "frozen" and not self.config.save_full and str(index) in self.encoders:
+                del self.encoders[str(index)]
+
+    def train(self, mode: bool = True) -> AffinityModel:
+        """As in torch, but frozen encoders stay in evaluation mode: dropout would make their embeddings noise."""
+        super().train(mode)
+        for index, spec in enumerate(self.config.encoder_specs):
+            if spec.training == "frozen" and str(index) in self.encoders:
+                self.encoders[str(index)].eval()
+        return self
+
+    def encode(self, name: str, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        """Pooled embeddings of one input.
+
+        Args:
+            name: input name, such as `heavy` or `heavy+light`.
+            batch: `ResidueTokenizer`'s tensors, (n, tokens); with windows also `owner` (n,) and `num_rows`.
+
+        Returns:
+            (rows, width), float32.
+        """
+        tower = self.tower_of(name)
+        if str(tower.encoder) not in self.encoders:
+            self.attach_encoders()
+        encoder = self.encoders[str(tower.encoder)]
+        frozen = self.config.encoder_specs[tower.encoder].training == "frozen"
+        tokens = {key: batch[key] for key in ("input_ids", "attention_mask", "token_type_ids") if key in batch}
+        device = batch["input_ids"].device.type
+        half = torch.autocast(device, self.encoder_autocast, enabled=frozen and self.encoder_autocast is not None)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not frozen), half:
+            states = encoder(**tokens).last_hidden_state
+        pooled = pool(states, batch["residue_mask"], tower.pooling)
+        if "owner" not in batch:
+            return pooled
+        return merge_windows(pooled, batch["owner"], batch["residue_mask"].sum(1), int(batch["num_rows"]))
+
+    def forward(
+        self,
+        sequences: dict[str, dict[str, torch.Tensor]] | None = None,
+        embeddings: dict[str, torch.Tensor] | None = None,
+        labels: torch.Tensor | None = None,
+        bounds: torch.Tensor | None = None,
+        num_items_in_batch: torch.Tensor | int | None = None,
+        return_dict: bool = True,
+    ) -> AffinityOutput:
+        """Predicts from sequences, from cached embeddings, or from some of each.
+
+        Args:
+            sequences: input name -> `ResidueTokenizer`'s tensors.
+            embeddings: input name -> (n, width), float.
+            labels: (n,), label units.
+            bounds: (n,), -1, 0, 1; see `regression_loss`.
+            num_items_in_batch: rows in the whole effective batch; the loss is the sum over rows divided by it.
+
+        Raises:
+            ArgumentError: an input is given neither way.
+        """
+        pooled = dict(embeddings or {})
+        for name, batch in (sequences or {}).items():
+            pooled[name] = self.encode(name, batch)
+        missing = [name for name in self.embedding_sizes if name not in pooled]
+        if missing:
+            raise ArgumentError(f"No sequences or embeddings for {missing}; this model reads {[*self.embedding_sizes]}.")
+        output = self.head(torch.cat([pooled[name].float() for name in self.embedding_sizes], dim=1))
+        loss = None
+        if labels is not None:
+            loss = self._loss(output, labels, bounds, num_items_in_batch)
+        return AffinityOutput(loss=loss, logits=output * self.config.label_std + self.config.label_mean)
+
+    @torch.no_grad()
+    def fit_scaling(self, label_mean: float, label_std: float, embeddings: dict[str, torch.Tensor]) -> None:
+        """Stores the scale of labels (label units) and of each input's embeddings, (n, width) per input name."""
+        self.config.label_mean, self.config.label_std = label_mean, label_std if label_std > 0 else 1.0
+        stacked = [embeddings[name].float() for name in self.embedding_sizes]
+        mean = torch.cat([block.mean(0) for block in stacked])
+        std = torch.cat([block.std(0, unbiased=False) for block in stacked])
+        self.head.fit_scaling(mean, std)
+        self.config.is_scaled = True
+
+    def _loss(
+        self,
+        output: torch.Tensor,
+        labels: torch.Tensor,
+        bounds: torch.Tensor | None,
+        num_items: torch.Tensor | int | None,
+    ) -> torch.Tensor:
+        config = self.config
+        targets = (labels.float() - config.label_mean) / config.label_std
+        total = regression_loss(
+            config.loss, output, targets, bounds, huber_delta=config.huber_delta, tobit_scale=config.tobit_scale
+        )
+        return total / (len(labels) if num_items is None else num_items)
+
+    def save_pretrained(self, save_directory: Any, *args: Any, state_dict: dict | None = None, **kwargs: Any) -> None:
+        """As in transformers, but referenced encoder weights are left out, and names are those of the modules.
+
+        transformers 5.23 writes ESM's LayerNorms as gamma/beta, which `Trainer`'s raw `load_state_dict` then drops
+        (https://github.com/huggingface/transformers/issues/43701); `save_original_format=False` keeps our names. Remove
+        when a resumed ESM keeps its LayerNorms without it.
+        """
+        state_dict = self.state_dict() if state_dict is None else state_dict
+        own = {key: value for key, value in state_dict.items() if not self._is_referenced(key)}
+        kwargs["save_original_format"] = False
+        super().save_pretrained(save_directory, *args, state_dict=own, **kwargs)
+
+    def _is_referenced(self, key: str) -> bool:
+        """Whether a state-dict entry belongs to encoder weights that are stored by reference."""
+        if self.config.save_full or not key.startswith("encoders."):
+            return False
+        training = self.config.encoder_specs[int(key.split(".")[1])].training
+        return training == "frozen" or (training == "lora" and "lora_" not in key)
+
+    def _load_base_weights(self, only: str | None = None) -> None:
+        """Fills encoders that stand in the module tree with the weights of the encoders they name."""
+        for index, spec in enumerate(self.config.encoder_specs):
+            if str(index) not in self.encoders or (only and spec.training != only):
+                continue
+            source = load_encoder(EncoderSpec(**{**asdict(spec), "training": "full", "lora": {}}))
+            own = self.encoders[str(index)]
+            names = own.state_dict().keys()
+            weights = {name if name in names else _inside_lora(name): v for name, v in source.state_dict().items()}
+            missing, unexpected = own.load_state_dict(weights, strict=False)
+            lost = [name for name in missing if "lora_" not in name]
+            if lost or unexpected:
+                raise ArgumentError(f"Encoder {spec.name_or_path!r}: weights missing {lost}, unexpected {unexpected}.")
+
+
+def _inside_lora(name: str) -> str:
+    """`x.query.weight` as PEFT renames it when it wraps the layer: `x.query.base_layer.weight`."""
+    module, leaf = name.rsplit(".", 1)
+    return f"{module}.base_layer.{leaf}"

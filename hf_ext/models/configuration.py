@@ -1,0 +1,115 @@
+"""What an affinity model is made of: encoders, the towers that use them, the head, the loss, the label's scale."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from transformers import PretrainedConfig
+
+from ..errors import ArgumentError
+
+Training = Literal["frozen", "lora", "full"]
+MAX_TOWERS = 3
+
+
+@dataclass
+class EncoderSpec:
+    """One set of encoder weights. `config` is the encoder's own configuration as a dict."""
+
+    name_or_path: str
+    config: dict[str, Any]
+    revision: str | None = None
+    fingerprint: str | None = None
+    training: Training = "frozen"
+    lora: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class TowerSpec:
+    """Inputs that share an encoder. Each entry of `inputs` is one column, or two columns that form a pair.
+
+    `encoder` indexes `AffinityConfig.encoders`; towers with the same index share weights.
+    """
+
+    encoder: int
+    inputs: list[list[str]]
+    pooling: Literal["mean", "cls", "max"] = "mean"
+
+
+def input_name(columns: list[str]) -> str:
+    """Name of an encoder input: `heavy`, or `heavy+light` for a pair."""
+    return "+".join(columns)
+
+
+class AffinityConfig(PretrainedConfig):
+    """Configuration of `AffinityModel`.
+
+    Args:
+        encoders: `EncoderSpec` as dicts.
+        towers: `TowerSpec` as dicts; one to three.
+        head_sizes: widths of the head's hidden layers.
+        head_dropout: dropout probability after each hidden layer.
+        loss: "mse", "huber", "tobit" (censored rows) or "ranking" (pairwise).
+        huber_delta: where Huber turns linear, in standardised label units.
+        label_mean, label_std: in label units; predictions are `label_mean + label_std * head output`.
+        tobit_scale: standard deviation of the measurement noise for "tobit", in standardised label units.
+        encoder_dtype, encoder_autocast: how frozen encoders compute, as torch dtype names; kept so that predictions are
+            made from the same embeddings as training.
+        is_scaled: whether label and embedding scales have been measured.
+        save_full: save frozen encoders' weights too, instead of their id, revision and fingerprint.
+    """
+
+    model_type = "hf_ext_affinity"
+
+    encoders: list | None = None
+    towers: list | None = None
+    head_sizes: list | None = None
+    head_dropout: float = 0.3
+    loss: str = "mse"
+    huber_delta: float = 1.0
+    tobit_scale: float = 0.25
+    label_mean: float = 0.0
+    label_std: float = 1.0
+    encoder_dtype: str = "float32"
+    encoder_autocast: None | str = None  # noqa: RUF036
+    is_scaled: bool = False
+    save_full: bool = False
+
+    def __post_init__(self, **kwargs):
+        self.encoders = list(self.encoders or [])
+        self.towers = list(self.towers or [])
+        self.head_sizes = [1024, 512, 256, 128] if self.head_sizes is None else list(self.head_sizes)
+        if len(self.towers) > MAX_TOWERS:
+            raise ArgumentError(f"{len(self.towers)} towers: an affinity model has one to {MAX_TOWERS}.")
+        super().__post_init__(**kwargs)
+
+    @property
+    def encoder_specs(self) -> list[EncoderSpec]:
+        return [EncoderSpec(**spec) for spec in self.encoders or []]
+
+    @property
+    def tower_specs(self) -> list[TowerSpec]:
+        return [TowerSpec(**spec) for spec in self.towers or []]
+
+    @property
+    def input_columns(self) -> dict[str, list[str]]:
+        """Input name -> its columns, in the order in which the head sees the embeddings."""
+        return {input_name(columns): columns for tower in self.tower_specs for columns in tower.inputs}
+
+
+def build_config(encoders: list[EncoderSpec], towers: list[TowerSpec], **settings: Any) -> AffinityConfig:
+    """An `AffinityConfig` from specs; refuses what no model could be built from.
+
+    Raises:
+        ArgumentError: no tower or more than three, a column used twice, a pair of more than two columns.
+    """
+    if not 1 <= len(towers) <= MAX_TOWERS:
+        raise ArgumentError(f"{len(towers)} towers: an affinity model has one to {MAX_TOWERS}.")
+    inputs = [columns for tower in towers for columns in tower.inputs]
+    names = [input_name(columns) for columns in inputs]
+    if len(set(names)) != len(names):
+        raise ArgumentError(f"Encoder inputs {names} repeat; each column or pair goes to one tower.")
+    if any(not 1 <= len(columns) <= 2 for columns in inputs):
+        raise ArgumentError(f"Encoder inputs {names}: an input is one column or a pair such as heavy+light.")
+    return AffinityConfig(encoders=[asdict(e) for e in encoders], towers=[asdict(t) for t in towers], **settings)

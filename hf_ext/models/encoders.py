@@ -1,0 +1,149 @@
+"""Loading encoders, telling their family, naming what identifies their weights."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, inject_adapter_in_model
+from transformers import AutoConfig, AutoModel, AutoModelForTextEncoding, AutoTokenizer, PreTrainedModel
+
+from ..errors import ArgumentError
+from .configuration import EncoderSpec, Training
+
+# Linear layers that LoRA adapts, per model type (module names in transformers).
+LORA_TARGETS: dict[str, list[str]] = {
+    "esm": ["query", "key", "value", "dense"],
+    "bert": ["query", "key", "value", "dense"],
+    "t5": ["q", "k", "v", "o", "wi", "wo", "wi_0", "wi_1"],
+}
+_TEXT_ENCODERS = ("t5", "mt5", "umt5")  # AutoModel would build their decoder too
+
+
+@dataclass(frozen=True)
+class LoraSettings:
+    """Options of `peft.LoraConfig` that the command line offers."""
+
+    r: int = 8
+    alpha: int = 16
+    dropout: float = 0.05
+    use_rslora: bool = False
+    use_dora: bool = False
+
+
+def read_encoder(name_or_path: str, revision: str | None, training: Training, lora: LoraSettings) -> EncoderSpec:
+    """Reads an encoder's configuration and identity; downloads no weights.
+
+    Raises:
+        ArgumentError: no configuration there, or LoRA on a family whose target modules are not known.
+    """
+    try:
+        config = AutoConfig.from_pretrained(name_or_path, revision=revision)
+    except (OSError, ValueError) as error:
+        raise ArgumentError(
+            f"Encoder {name_or_path!r}: no model configuration found ({str(error).splitlines()[0]}). Give a Hub id such "
+            "as facebook/esm2_t33_650M_UR50D or a folder with config.json and model.safetensors."
+        ) from error
+    if training == "lora" and config.model_type not in LORA_TARGETS:
+        raise ArgumentError(
+            f"Encoder {name_or_path!r} is of type {config.model_type!r}; LoRA targets are known for "
+            f"{', '.join(LORA_TARGETS)}. Use --tower_training frozen or full."
+        )
+    return EncoderSpec(
+        name_or_path=str(name_or_path),
+        config=config.to_dict(),
+        revision=revision or getattr(config, "_commit_hash", None),
+        fingerprint=fingerprint_weights(name_or_path, getattr(config, "_commit_hash", None)),
+        training=training,
+        lora=vars(lora) if training == "lora" else {},
+    )
+
+
+def fingerprint_weights(name_or_path: str, commit: str | None) -> str:
+    """Identity of an encoder's weights: the Hub commit, or sha256 over a local folder's weights and configuration.
+
+    Cost: reads a local folder's weight files once, about 1 s per GB.
+    """
+    folder = Path(name_or_path)
+    if not folder.is_dir():
+        return f"commit:{commit}"
+    digest = hashlib.sha256()
+    for path in sorted([*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin"), folder / "config.json"]):
+        digest.update(path.name.encode())
+        with path.open("rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+    return f"sha256:{digest.hexdigest()}"
+
+
+def load_encoder(spec: EncoderSpec, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    """Loads pretrained weights, without pooling layers or decoders, and adapts them for LoRA where the spec says so.
+
+    Raises:
+        ArgumentError: the weights found are not those whose fingerprint the spec carries.
+    """
+    if spec.fingerprint and Path(spec.name_or_path).is_dir():
+        found = fingerprint_weights(spec.name_or_path, None)
+        if found != spec.fingerprint:
+            raise ArgumentError(
+                f"Encoder {spec.name_or_path!r} has changed: its weights hash to {found}, this model was made with "
+                f"{spec.fingerprint}. Restore the folder, or train again."
+            )
+    factory = AutoModelForTextEncoding if spec.config["model_type"] in _TEXT_ENCODERS else AutoModel
+    encoder = factory.from_pretrained(
+        spec.name_or_path, revision=spec.revision, dtype=dtype, trust_remote_code=False, **_no_pooler(spec)
+    )
+    return prepare_encoder(encoder, spec)
+
+
+def build_encoder(spec: EncoderSpec) -> PreTrainedModel:
+    """The encoder's architecture with weights yet to be loaded."""
+    settings = dict(spec.config)
+    config = AutoConfig.for_model(settings.pop("model_type"), **settings)
+    factory = AutoModelForTextEncoding if config.model_type in _TEXT_ENCODERS else AutoModel
+    return prepare_encoder(factory.from_config(config, **_no_pooler(spec)), spec)
+
+
+def prepare_encoder(encoder: PreTrainedModel, spec: EncoderSpec) -> PreTrainedModel:
+    """Freezes, adapts or leaves trainable, as `spec.training` says."""
+    if spec.training == "full":
+        _freeze_unused(encoder)
+        return encoder
+    encoder.requires_grad_(False)
+    if spec.training == "lora":
+        lora = LoraSettings(**spec.lora)
+        config = LoraConfig(
+            r=lora.r,
+            lora_alpha=lora.alpha,
+            lora_dropout=lora.dropout,
+            use_rslora=lora.use_rslora,
+            use_dora=lora.use_dora,
+            target_modules=_lora_targets(encoder, spec.config["model_type"]),
+        )
+        inject_adapter_in_model(config, encoder)
+    return encoder
+
+
+def load_tokenizer(name_or_path: str, revision: str | None = None) -> Any:
+    """The encoder's own tokenizer, with case kept."""
+    return AutoTokenizer.from_pretrained(name_or_path, revision=revision, trust_remote_code=False)
+
+
+def _no_pooler(spec: EncoderSpec) -> dict[str, Any]:
+    return {"add_pooling_layer": False} if spec.config["model_type"] in ("esm", "bert") else {}
+
+
+def _freeze_unused(encoder: PreTrainedModel) -> None:
+    # ESM's contact head never sees a gradient; left trainable it breaks DDP and optimizer resume.
+    for name, parameter in encoder.named_parameters():
+        if name.startswith("contact_head."):
+            parameter.requires_grad_(False)
+
+
+def _lora_targets(encoder: PreTrainedModel, model_type: str) -> list[str]:
+    wanted = LORA_TARGETS[model_type]
+    linear = [name for name, module in encoder.named_modules() if isinstance(module, torch.nn.Linear)]
+    return [name for name in linear if name.rsplit(".", 1)[-1] in wanted]

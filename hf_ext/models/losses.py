@@ -1,0 +1,69 @@
+"""Regression losses as sums over rows, in float32, so that any split into micro-batches gives the same gradient."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional
+
+from ..errors import ArgumentError
+
+LOSSES = ("mse", "huber", "tobit", "ranking")
+
+
+def regression_loss(
+    name: str,
+    predictions: torch.Tensor,
+    labels: torch.Tensor,
+    bounds: torch.Tensor | None = None,
+    *,
+    huber_delta: float = 1.0,
+    tobit_scale: float = 0.25,
+) -> torch.Tensor:
+    """Sum over rows of a loss on standardised labels.
+
+    Args:
+        name: one of `LOSSES`.
+        predictions, labels: (n,), float32, standardised.
+        bounds: (n,), -1 where the truth is at or below the label, 1 at or above, 0 or None: exact. Read by "tobit"
+            and "ranking"; "mse" and "huber" take every label as exact.
+        huber_delta: where Huber turns linear, in standardised label units.
+        tobit_scale: standard deviation of the measurement noise, in standardised label units.
+
+    Returns:
+        Scalar sum. "ranking" is the mean over each row's pairs, summed over rows.
+    """
+    if name == "ranking":
+        return _ranking(predictions, labels, bounds)
+    if name == "tobit":
+        return _tobit(predictions, labels, bounds, tobit_scale)
+    if name == "mse":
+        losses = functional.mse_loss(predictions, labels, reduction="none")
+    elif name == "huber":
+        losses = functional.huber_loss(predictions, labels, reduction="none", delta=huber_delta)
+    else:
+        raise ArgumentError(f"loss={name!r}: allowed are {', '.join(LOSSES)}.")
+    return losses.sum()
+
+
+def _tobit(
+    predictions: torch.Tensor, labels: torch.Tensor, bounds: torch.Tensor | None, scale: float
+) -> torch.Tensor:
+    """Gaussian negative log-likelihood times scale squared: exact rows by density, censored rows by tail probability."""
+    residual = labels - predictions
+    exact = 0.5 * residual.square()
+    if bounds is None:
+        return exact.sum()
+    tail = -torch.special.log_ndtr(-bounds.to(residual.dtype) * residual / scale) * scale**2
+    return torch.where(bounds == 0, exact, tail).sum()
+
+
+def _ranking(predictions: torch.Tensor, labels: torch.Tensor, bounds: torch.Tensor | None) -> torch.Tensor:
+    """Logistic loss on every pair of rows whose order is known; a row without a comparable partner adds zero."""
+    higher = labels[:, None] > labels[None, :]
+    if bounds is not None:
+        # i is known to be above j only if i is not "at or below" and j is not "at or above" its label.
+        higher = higher & (bounds[:, None] >= 0) & (bounds[None, :] <= 0)
+    losses = functional.softplus(predictions[None, :] - predictions[:, None]) * higher
+    pairs = higher.sum(1) + higher.sum(0)
+    per_row = losses.sum(1) + losses.sum(0)
+    return (per_row / pairs.clamp(min=1)).sum() / 2

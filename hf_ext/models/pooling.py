@@ -1,0 +1,50 @@
+"""From token states to one vector per sequence; special and padding tokens never count."""
+
+from __future__ import annotations
+
+import torch
+
+from ..errors import ArgumentError
+
+POOLINGS = ("mean", "cls", "max")
+
+
+def pool(states: torch.Tensor, residue_mask: torch.Tensor, method: str) -> torch.Tensor:
+    """Pools token states in float32.
+
+    Args:
+        states: (n, tokens, width), any float dtype.
+        residue_mask: (n, tokens), true on residues.
+        method: "mean" or "max" over residues, or "cls" for the first token (ESM and BERT's classification token; T5
+            has none, so its first residue).
+
+    Returns:
+        (n, width), float32.
+    """
+    if method == "cls":
+        return states[:, 0].float()
+    mask = residue_mask.unsqueeze(-1)
+    if method == "max":
+        return states.float().masked_fill(~mask, float("-inf")).amax(1)
+    if method != "mean":
+        raise ArgumentError(f"pooling={method!r}: allowed are {', '.join(POOLINGS)}.")
+    weights = residue_mask.float()
+    return torch.einsum("ntw,nt->nw", states.float(), weights) / weights.sum(1, keepdim=True).clamp(min=1)
+
+
+def merge_windows(pooled: torch.Tensor, owner: torch.Tensor, weights: torch.Tensor, num_rows: int) -> torch.Tensor:
+    """Averages the windows of long sequences, weighted by their residues.
+
+    Args:
+        pooled: (windows, width), float32.
+        owner: (windows,), the sequence that each window was cut from.
+        weights: (windows,), residues per window.
+        num_rows: number of sequences.
+
+    Returns:
+        (num_rows, width), float32.
+    """
+    weights = weights.to(pooled.dtype)
+    total = pooled.new_zeros(num_rows).index_add(0, owner, weights)
+    summed = pooled.new_zeros(num_rows, pooled.shape[1]).index_add(0, owner, pooled * weights[:, None])
+    return summed / total[:, None]

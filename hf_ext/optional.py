@@ -1,0 +1,90 @@
+"""Says whether an optional package really works here, by importing it once under guard; nothing at module import."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from types import ModuleType
+
+from hf_ext.errors import MissingDependencyError
+
+# What packages raise when their import fails, seen in the wild: faesm 0.1.1 on transformers 5.x (ImportError), its
+# fa_utils without CUDA (AssertionError, RuntimeError), flash_attn built for another torch (ImportError, OSError),
+# outdated registries (KeyError, AttributeError, NameError, TypeError), and a broken file (SyntaxError).
+_IMPORT_FAILURES = (
+    ImportError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    NameError,
+    OSError,
+    RuntimeError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+)
+
+
+@functools.cache
+def import_problem(package: str) -> str | None:
+    """Imports a package once and keeps what went wrong: installed is not the same as usable.
+
+    The answer is kept for the process. After something that changes it (a compatibility shim put in place before the
+    import), call `import_problem.cache_clear()`.
+
+    Args:
+        package: an importable name; the module that will really be used, not only its parent ("faesm.esm": the bare
+            "faesm" imports even where its models do not).
+
+    Returns:
+        None if the import works, else one line: "is not installed", or the error's type and first line.
+    """
+    try:
+        importlib.import_module(package)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (package == error.name or package.startswith(f"{error.name}.")):
+            return "is not installed"
+        return _one_line(error)
+    except _IMPORT_FAILURES as error:
+        return _one_line(error)
+    return None
+
+
+def is_available(package: str) -> bool:
+    """True only if the package imports in this process; `import_problem` says why it does not.
+
+    Cost: the package's import time, once.
+    """
+    return import_problem(package) is None
+
+
+def require(package: str, extra: str, purpose: str) -> ModuleType:
+    """Imports a package that was asked for, or stops with the command that brings it.
+
+    Args:
+        package: an importable name ("peft").
+        extra: the extra of hf_ext that brings it ("lora").
+        purpose: what needs it, as it reads after "needed for" ("--lora").
+
+    Returns:
+        The imported module.
+
+    Raises:
+        MissingDependencyError: the package is not installed, or is installed and does not import; names the extra, the
+            purpose and, for the latter, the reason.
+    """
+    problem = import_problem(package)
+    if problem is None:
+        return importlib.import_module(package)
+    command = f'pip install "hf_ext[{extra}]"'
+    if problem == "is not installed":
+        raise MissingDependencyError(f"{package} is needed for {purpose} and is not installed. Run: {command}")
+    raise MissingDependencyError(
+        f"{package} is needed for {purpose} and is installed, but does not import here ({problem}). "
+        f"A version that fits comes with: {command}"
+    )
+
+
+def _one_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -1,0 +1,347 @@
+"""Parses dataclasses from a recipe's defaults, presets, one YAML file and the command line, later ones winning.
+
+    dataclass default < recipe default < preset < YAML (--config) < command line
+
+Every value, wherever it comes from, is converted by the rule that the command line uses for its field, and every key
+that no field has is fatal. The idea of a config file under the command line is TRL's `TrlParser`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import dataclasses
+import difflib
+import enum
+import re
+import types
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn, Union, get_args, get_origin, get_type_hints
+
+import yaml
+from transformers import HfArgumentParser
+
+from hf_ext.errors import ArgumentError
+
+_UNSET: Any = object()
+_NO_PRESET = "none"
+
+
+class _Given(NamedTuple):
+    """One value of a layer: `text` as a user would type it on the command line, `plain` as YAML or Python has it."""
+
+    text: Any
+    plain: Any
+    where: str
+
+
+class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Shows defaults and keeps the line breaks of the preset list."""
+
+
+class FastArgumentParser(HfArgumentParser):
+    """`HfArgumentParser` with `--config file.yaml`, `--preset NAME[+NAME]`, and errors instead of guesses.
+
+    Flags are never abbreviated, both spellings (`--output_dir`, `--output-dir`) work, in YAML too. Arguments added with
+    `add_argument` are read from the command line only and come back in a last namespace, as in the parent class.
+
+    Args:
+        dataclass_types: one dataclass type or several.
+        presets: preset name -> {field name: value}; may hold fields of dataclasses in any order.
+        defaults: the recipe's own defaults, {field name: value}; "preset" names the preset used when nobody gives one.
+        **kwargs: as `argparse.ArgumentParser`.
+
+    Attributes:
+        explicit: after parsing, the fields that the user set by YAML or command line (not by preset).
+        origins: after parsing, field -> "default", "recipe", "preset <name>", the YAML file's name, or "command line".
+        preset: after parsing, the preset in effect as it was written ("max_speed+low_disk"), or None.
+        config_path: after parsing, the YAML file as it was written, or None.
+    """
+
+    def __init__(
+        self,
+        dataclass_types: Any = None,
+        *,
+        presets: Mapping[str, Mapping[str, object]] | None = None,
+        defaults: Mapping[str, object] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        kwargs.setdefault("formatter_class", _HelpFormatter)
+        kwargs["allow_abbrev"] = False
+        super().__init__(dataclass_types, **kwargs)
+        self.presets = dict(presets or {})
+        self.recipe_defaults = dict(defaults or {})
+        self.explicit: frozenset[str] = frozenset()
+        self.origins: dict[str, str] = {}
+        self.preset: str | None = None
+        self.config_path: str | None = None
+        self._hints: dict[str, Any] = {}
+        for dtype in self.dataclass_types:
+            hints = get_type_hints(dtype)
+            self._hints.update({field.name: hints[field.name] for field in dataclasses.fields(dtype) if field.init})
+        self._field_actions: dict[str, argparse.Action] = {}
+        for action in self._actions:  # the first of a destination; `--no_x` shares its own with `--x`
+            if action.dest in self._hints:
+                self._field_actions.setdefault(action.dest, action)
+        if "config" not in self._hints:
+            self.add_argument("--config", metavar="FILE.yaml", help="YAML file under the command line")
+        if "preset" not in self._hints:
+            self.add_argument("--preset", metavar="NAME[+NAME]", help=f"presets under YAML; {_NO_PRESET!r} for none")
+        self.epilog = "\n\n".join(filter(None, [kwargs.get("epilog"), self._preset_list()])) or None
+
+    def parse_args_into_dataclasses(
+        self,
+        args: list[str] | None = None,
+        return_remaining_strings: bool = False,
+        look_for_args_file: bool = False,
+        args_filename: str | None = None,
+        args_file_flag: str | None = None,
+    ) -> tuple[Any, ...]:
+        """Parses and returns one instance per dataclass type, and a namespace if arguments were added by hand.
+
+        Args:
+            args: command-line strings; None takes `sys.argv[1:]`.
+            return_remaining_strings, look_for_args_file, args_filename, args_file_flag: the parent's other ways to
+                pass or to ignore values; not supported here, since nothing may be ignored.
+
+        Raises:
+            ArgumentError: an unknown key or flag, preset or file; a value of the wrong type; a duplicate YAML key; a
+                required field that nobody gave. Names key, value, place and the nearest known name.
+            SystemExit: after `--help`.
+        """
+        if return_remaining_strings or look_for_args_file or args_filename or args_file_flag:
+            raise ArgumentError(".args files and remaining strings are not supported; use --config FILE.yaml.")
+        namespace = self._parse_command_line(args)
+        typed = {name: vars(namespace)[name] for name in self._hints if vars(namespace)[name] is not _UNSET}
+        config = typed.get("config") if "config" in self._hints else namespace.config
+        from_yaml = _read_yaml(config) if config else {}
+        if "config" in from_yaml:
+            raise ArgumentError(f"{from_yaml['config'].where}: config files do not nest; remove 'config'.")
+        recipe = {key: _Given(value, value, "recipe default") for key, value in self.recipe_defaults.items()}
+        preset = self._choose_preset(typed.get("preset", getattr(namespace, "preset", None)), from_yaml, recipe)
+        names = self._split_preset(preset)
+
+        layers = [("recipe", recipe)]
+        layers += [(f"preset {name}", self._preset_layer(name)) for name in names]
+        layers += [(Path(config).name, from_yaml)] if config else []
+        values, origins = self._merge(layers)
+        values.update(typed)
+        origins.update(dict.fromkeys(typed, "command line"))
+        outputs = [self._build(dtype, values) for dtype in self.dataclass_types]
+        self.explicit = frozenset((typed.keys() | from_yaml.keys()) & self._hints.keys())
+        self.origins, self.preset, self.config_path = origins, preset if names else None, config
+        extra = {k: v for k, v in vars(namespace).items() if k not in self._hints and k not in ("config", "preset")}
+        return (*outputs, argparse.Namespace(**extra)) if extra else tuple(outputs)
+
+    def error(self, message: str) -> NoReturn:
+        """Raises ArgumentError where argparse would print and exit, so that all mistakes read and test alike."""
+        raise ArgumentError(f"Command line: {message}. Run with --help for all flags.")
+
+    def _parse_command_line(self, args: list[str] | None) -> argparse.Namespace:
+        """What was typed; fields that were not typed stay _UNSET, so that a typed default is still seen as typed."""
+        required = [action for action in self._field_actions.values() if action.required]
+        for action in required:  # a preset or the YAML may still bring them; `_build` asks for the rest
+            action.required = False
+        try:
+            unset = argparse.Namespace(**dict.fromkeys(self._hints, _UNSET))
+            namespace, unknown = self.parse_known_args(args, unset)
+        finally:
+            for action in required:
+                action.required = True
+        if unknown:
+            flags = [option for action in self._actions for option in action.option_strings]
+            wrong = [part.partition("=")[0] for part in unknown if part.startswith("-")] or unknown
+            hints = "; ".join(f"unknown argument {part!r}{_nearest(part, flags)}" for part in wrong)
+            self.error(hints)
+        return namespace
+
+    def _merge(self, layers: list[tuple[str, dict[str, _Given]]]) -> tuple[dict[str, Any], dict[str, str]]:
+        """The converted value of each field and who set it; later layers win."""
+        values: dict[str, Any] = {}
+        origins = dict.fromkeys(self._hints, "default")
+        for origin, layer in layers:
+            for key, given in layer.items():
+                if key == "preset" and key not in self._hints:
+                    continue  # a flag of the parser, used before
+                values[key] = self._convert(key, given)
+                origins[key] = origin
+        return values, origins
+
+    def _choose_preset(self, typed: Any, from_yaml: dict[str, _Given], recipe: dict[str, _Given]) -> str | None:
+        """The preset in effect: typed, else from YAML, else the recipe's, else the default of a field `preset`."""
+        if typed is not None and typed is not _UNSET:
+            return str(typed)
+        for layer in (from_yaml, recipe):
+            if (given := layer.get("preset")) is not None:
+                if given.text is not None and not isinstance(given.text, str):
+                    raise ArgumentError(f"{given.where}: preset {given.plain!r} is not text such as 'a+b'.")
+                return given.text
+        if "preset" not in self._hints:
+            return None
+        default = self._field_actions["preset"].default
+        return default if isinstance(default, str) else None
+
+    def _split_preset(self, written: str | None) -> list[str]:
+        if written is None or (written.strip() in ("", _NO_PRESET) and written not in self.presets):
+            return []
+        names = [name.strip() for name in written.split("+")]
+        for name in names:
+            if name not in self.presets:
+                known = ", ".join(sorted(self.presets)) or "(there are none)"
+                raise ArgumentError(
+                    f"Unknown preset {name!r} in {written!r}{_nearest(name, self.presets)}. Known: {known}."
+                )
+        return names
+
+    def _preset_layer(self, name: str) -> dict[str, _Given]:
+        if nested := {"preset", "config"} & self.presets[name].keys():
+            raise ArgumentError(f"preset {name}: presets do not nest; remove {sorted(nested)}.")
+        return {key: _Given(value, value, f"preset {name}") for key, value in self.presets[name].items()}
+
+    def _preset_list(self) -> str:
+        if not self.presets:
+            return ""
+        lines = [
+            f"  {name}: {', '.join(f'{key}={value}' for key, value in fields.items())}"
+            for name, fields in self.presets.items()
+        ]
+        return "\n".join(["presets (--preset NAME[+NAME], later ones win):", *lines])
+
+    def _convert(self, key: str, given: _Given) -> Any:
+        """A layer's value as the command line would have made it, or ArgumentError with key, value and type."""
+        if key not in self._hints:
+            raise ArgumentError(f"{given.where}: unknown key {key!r}{_nearest(key, self._hints)}.")
+        if given.plain is None and type(None) in get_args(self._hints[key]):
+            return None
+        action, members = self._field_actions[key], _members(self._hints[key])
+        if action.nargs in ("+", "*"):
+            texts, plains = (v if isinstance(v, (list, tuple)) else [v] for v in (given.text, given.plain))
+            each = [_Given(text, plain, given.where) for text, plain in zip(texts, plains)]
+            inner = tuple(
+                part for hint in members for part in (get_args(hint) if get_origin(hint) is list else (hint,))
+            )
+            return [_convert_scalar(key, one, action, inner) for one in each]
+        for member in members:
+            if isinstance(given.plain, list) and get_origin(member) is list and get_args(member)[0] is str:
+                return [str(item) for item in given.text]
+            if type(given.plain) is (get_origin(member) or member) and member is not str:
+                return copy.deepcopy(given.plain)
+        return _convert_scalar(key, given, action, members)
+
+    def _build(self, dtype: Any, values: Mapping[str, Any]) -> Any:
+        """One dataclass; what no layer set is left to the dataclass's own defaults."""
+        chosen = {}
+        for field in dataclasses.fields(dtype):
+            if not field.init:
+                continue
+            if field.name in values:
+                chosen[field.name] = values[field.name]
+            elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+                action = self._field_actions[field.name]
+                if action.required:
+                    raise ArgumentError(
+                        f"{field.name} is required: give --{field.name} or put {field.name!r} into the YAML file."
+                    )
+                chosen[field.name] = action.default  # HfArgumentParser: a bool without default is False
+        return dtype(**chosen)
+
+
+def _convert_scalar(key: str, given: _Given, action: argparse.Action, members: tuple[Any, ...]) -> Any:
+    plain = given.plain
+    wrong = ArgumentError(f"{given.where}: {key}: {plain!r} is not {_expected(action, members)}.")
+    if plain is None or isinstance(plain, (list, tuple, dict)):
+        raise wrong
+    text = str(given.text.value if isinstance(given.text, enum.Enum) else given.text)
+    if bool in members and isinstance(plain, bool):
+        return plain  # YAML's on/off, which the command line does not know
+    try:
+        value = action.type(text) if callable(action.type) else text
+    except (ValueError, TypeError, argparse.ArgumentTypeError):
+        if str in members and action.choices is None:
+            return text  # `str | bool`: HfArgumentParser only tries the bool
+        raise wrong from None
+    if action.choices is not None and value not in action.choices:
+        raise wrong
+    return value
+
+
+def _members(hint: Any) -> tuple[Any, ...]:
+    """The types that a hint allows, without None."""
+    if get_origin(hint) in (Union, types.UnionType):
+        return tuple(member for member in get_args(hint) if member is not type(None))
+    return (hint,)
+
+
+def _expected(action: argparse.Action, members: tuple[Any, ...]) -> str:
+    if action.choices is not None:
+        return f"one of {', '.join(str(choice) for choice in action.choices)}"
+    names = [member.__name__ if isinstance(member, type) else str(member) for member in members]
+    return " or ".join(name.replace("typing.", "") for name in names)
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f", did you mean {close[0]!r}?" if close else ""
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader that also reads 1e-3 as a number inside nested mappings; PyYAML's YAML 1.1 takes it for text."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
+
+
+def _read_yaml(path: str) -> dict[str, _Given]:
+    """Field name -> value with its line; `output-dir` is read as `output_dir`."""
+    try:
+        loader = _Loader(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ArgumentError(f"--config {path}: cannot be read from {Path.cwd()}: {error}") from error
+    try:
+        root = loader.get_single_node()
+        if root is None:
+            return {}
+        if not isinstance(root, yaml.MappingNode):
+            raise ArgumentError(f"{path}: the top level must be 'field: value' lines, not a {root.id}.")
+        _refuse_duplicates(root, path, _key)
+        return {
+            _key(key): _Given(_text(value), loader.construct_object(value, deep=True), _line(path, key))
+            for key, value in root.value
+        }
+    except yaml.YAMLError as error:
+        raise ArgumentError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
+    finally:
+        loader.dispose()
+
+
+def _key(node: yaml.Node) -> str:
+    return str(node.value).replace("-", "_")
+
+
+def _line(path: str, node: yaml.Node) -> str:
+    return f"{path} line {node.start_mark.line + 1}"
+
+
+def _text(node: yaml.Node) -> Any:
+    """Scalars as they are written (`no` stays "no"), sequences as lists of them; a mapping has no such form."""
+    if isinstance(node, yaml.SequenceNode):
+        return [_text(item) for item in node.value]
+    return None if node.tag == "tag:yaml.org,2002:null" else node.value
+
+
+def _refuse_duplicates(node: yaml.Node, path: str, spell: Callable[[yaml.Node], str]) -> None:
+    """PyYAML keeps the last of two equal keys without a word; `spell` says when two keys are equal."""
+    if isinstance(node, yaml.MappingNode):
+        lines: dict[str, int] = {}
+        for key, value in node.value:
+            name = spell(key)
+            if name in lines:
+                raise ArgumentError(f"{_line(path, key)}: {name!r} is already given on line {lines[name]}; keep one.")
+            lines[name] = key.start_mark.line + 1
+            _refuse_duplicates(value, path, lambda inner: str(inner.value))
+    elif isinstance(node, yaml.SequenceNode):
+        for item in node.value:
+            _refuse_duplicates(item, path, lambda inner: str(inner.value))

@@ -1,0 +1,153 @@
+"""The plan: detect, decide, check, apply, report. Every speed-up ends as one entry with a reason."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import datasets
+import torch
+
+from .data.columns import column_names, read_columns
+from .errors import PlanRefused
+from .hardware import Hardware, count_cpu_cores, detect_hardware
+from .reporting.tables import format_table
+from .speedups import REGISTRY, Context, DataFacts, Decision, ModelFacts, Run
+from .speedups.base import KIND_NAMES
+
+_PACKAGES = ("torch", "transformers", "accelerate", "datasets", "peft", "safetensors", "numpy")
+
+
+@dataclass
+class Plan:
+    """Decisions about one run, in the order of application."""
+
+    hardware: Hardware
+    decisions: list[Decision]
+    preset: str | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> Decision:
+        return next(decision for decision in self.decisions if decision.name == name)
+
+    def applied(self, name: str) -> bool:
+        return self[name].status == "applied"
+
+    def check(self) -> None:
+        """Raises PlanRefused if any decision is refused, naming all of them."""
+        refused = [f"  {d.name}: {d.reason}" for d in self.decisions if d.status == "refused"]
+        if refused:
+            raise PlanRefused("The run does not start, because it would not do what was asked:\n" + "\n".join(refused))
+
+    def apply(self, run: Run) -> None:
+        """Carries out applied decisions in registry order. A measurement may turn one into a skipped one."""
+        by_name = {speedup.NAME: speedup for speedup in REGISTRY}
+        self.decisions = [
+            by_name[decision.name].apply(decision, run) if decision.status == "applied" else decision
+            for decision in self.decisions
+        ]
+
+    def record(self, name: str, **evidence: Any) -> None:
+        """Adds what was measured to a decision."""
+        self.decisions = [d.with_evidence(**evidence) if d.name == name else d for d in self.decisions]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able; what `plan.json` holds."""
+        return {
+            "preset": self.preset,
+            "hardware": asdict(self.hardware),
+            "versions": {name: _version(name) for name in _PACKAGES},
+            "facts": self.facts,
+            "decisions": [asdict(decision) for decision in self.decisions],
+        }
+
+    def save(self, folder: str | os.PathLike[str]) -> Path:
+        """Writes `plan.json` into `folder`."""
+        path = Path(folder) / "plan.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(self.to_dict(), indent=2, default=str) + "\n")
+        return path
+
+    def table(self) -> str:
+        """The plan as text, one line per speed-up."""
+        rows = [[d.name, KIND_NAMES[d.kind], d.status, d.reason + _evidence_text(d)] for d in self.decisions]
+        title = f"Plan for {self.hardware.name}" + (f", preset {self.preset}" if self.preset else "")
+        return f"{title}\n{format_table(rows, ['speed-up', 'class', 'status', 'why'])}"
+
+
+def make_plan(
+    args: Any,
+    model: Any = None,
+    train_dataset: Any = None,
+    collator: Any = None,
+    hardware: Hardware | None = None,
+) -> Plan:
+    """Decides every speed-up; changes nothing.
+
+    Args:
+        args: `FastTrainingArguments`.
+        model, train_dataset, collator: as for `FastTrainer`; decisions that need what is absent are skipped.
+        hardware: described hardware instead of this machine's.
+    """
+    model_facts, data_facts = describe_model(model), describe_data(train_dataset, collator, args)
+    context = Context(
+        hardware=hardware or detect_hardware(args.device),
+        args=args,
+        model=model_facts,
+        data=data_facts,
+        world_size=args.world_size,
+        cpu_cores=count_cpu_cores(),
+    )
+    decisions = [speedup.decide(context) for speedup in REGISTRY]
+    return Plan(context.hardware, decisions, args.preset, {"model": asdict(model_facts), "data": asdict(data_facts)})
+
+
+def describe_model(model: Any) -> ModelFacts:
+    """Counts parameters; for models with frozen inputs, names them."""
+    if model is None:
+        return ModelFacts()
+    trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    frozen = tuple(getattr(model, "frozen_inputs", ()))
+    inputs = getattr(model, "embedding_sizes", {})
+    return ModelFacts(frozen, len(frozen) < len(inputs) or not inputs, model.num_parameters(), trainable)
+
+
+def describe_data(dataset: Any, collator: Any, args: Any) -> DataFacts:
+    """Row count, distinct inputs, and the padding that random batches would have."""
+    if dataset is None:
+        return DataFacts()
+    if not hasattr(dataset, "__len__"):
+        return DataFacts(streaming=True)
+    names = column_names(dataset)
+    lengths = dataset["length"][:] if isinstance(dataset, datasets.Dataset) and "length" in names else None
+    distinct = {}
+    for name, columns in getattr(collator, "columns", {}).items():
+        if set(columns) <= set(names):
+            distinct[name] = len(set(read_columns(dataset, columns)))
+    padding = None if lengths is None else padding_share(lengths, args.per_device_train_batch_size)
+    return DataFacts(len(dataset), lengths is not None, padding, distinct)
+
+
+def padding_share(lengths: list[int], batch_size: int) -> float:
+    """Share of padding in random batches of `batch_size`, from the first 20,000 lengths in a seeded order."""
+    generator = torch.Generator().manual_seed(0)
+    values = torch.tensor(lengths[:20_000])
+    shuffled = values[torch.randperm(len(values), generator=generator)]
+    batches = shuffled.split(batch_size)
+    padded = sum(int(batch.max()) * len(batch) for batch in batches)
+    return 1 - int(shuffled.sum()) / max(1, padded)
+
+
+def _evidence_text(decision: Decision) -> str:
+    return "".join(f"; {key}={value}" for key, value in decision.evidence.items() if not isinstance(value, dict | list))
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

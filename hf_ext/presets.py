@@ -1,0 +1,32 @@
+"""Named settings. preset < YAML < command line; `a+b` composes, later wins; every value can be overridden."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+PRESETS: Mapping[str, Mapping[str, Any]] = {
+    # What stock Trainer does: the control of every comparison.
+    "baseline": {"speedups": [], "cached_batch_size": None},
+    # Everything that leaves learning as it is (classes I and N), and a larger batch for heads on cached embeddings.
+    "max_speed": {"speedups": ["all"], "cached_batch_size": 1024},
+    # Small cards: one row at a time through encoders that train, activations recomputed, no second copy of anything.
+    "low_memory": {
+        "speedups": ["all"],
+        "per_device_train_batch_size": 1,
+        "per_device_eval_batch_size": 1,
+        "gradient_accumulation_steps": 8,
+        "activation_checkpointing": True,
+        "dataloader_pin_memory": False,
+        "embedding_tokens_per_batch": 2048,
+    },
+    # Small drives: one checkpoint, no logs of other tools.
+    "low_disk": {"save_total_limit": 1, "report_to": "none"},
+    # Same numbers every time on the same machine, at the price of speed.
+    "reproducible": {
+        "full_determinism": True,
+        "data_seed": 42,
+        "tf32": False,
+        "without": ["precision", "encoder_precision", "tf32", "cpu_matmul"],
+    },
+}

@@ -1,0 +1,8 @@
+"""Tables and plots of a run. Imports nothing but the standard library; matplotlib waits for the first plot."""
+
+from __future__ import annotations
+
+from .plots import plot_loss, plot_scatter
+from .tables import format_markdown_table, format_table
+
+__all__ = ["format_markdown_table", "format_table", "plot_loss", "plot_scatter"]

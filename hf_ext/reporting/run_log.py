@@ -1,0 +1,33 @@
+"""What a run says goes to the terminal and, with times, to `run.log`."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from pathlib import Path
+
+LOGGER = logging.getLogger("hf_ext")
+
+
+def start_run_log(folder: str | os.PathLike[str], is_main_process: bool = True) -> logging.Logger:
+    """Sends hf_ext's messages to the terminal and appends them to `<folder>/run.log`; other processes only warn.
+
+    Warnings of transformers, accelerate and datasets go to the file too.
+    """
+    for handler in list(LOGGER.handlers):
+        LOGGER.removeHandler(handler)
+        handler.close()
+    LOGGER.propagate = False
+    LOGGER.setLevel(logging.INFO if is_main_process else logging.WARNING)
+    terminal = logging.StreamHandler(sys.stdout)
+    terminal.setFormatter(logging.Formatter("%(message)s"))
+    LOGGER.addHandler(terminal)
+    if is_main_process:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        file = logging.FileHandler(Path(folder) / "run.log", encoding="utf-8")
+        file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        for name in ("hf_ext", "transformers", "accelerate", "datasets", "py.warnings"):
+            logging.getLogger(name).addHandler(file)
+        logging.captureWarnings(True)
+    return LOGGER

@@ -1,0 +1,119 @@
+"""What every speed-up shares: the facts it decides from, the decision it takes, the run it is applied to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Protocol
+
+from ..hardware import Hardware
+
+Kind = Literal["I", "N", "L"]  # identical mathematics, other numerics, changes learning
+Status = Literal["applied", "skipped", "refused", "off"]
+
+KIND_NAMES: dict[Kind, str] = {"I": "identical", "N": "numerics", "L": "learning"}
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What became of one speed-up, and why. `settings` is what `apply` acts on, `evidence` what was measured."""
+
+    name: str
+    kind: Kind
+    status: Status
+    reason: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    evidence: dict[str, Any] = field(default_factory=dict)
+
+    def with_evidence(self, **evidence: Any) -> Decision:
+        return replace(self, evidence={**self.evidence, **evidence})
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What decisions need to know of a model."""
+
+    frozen_inputs: tuple[str, ...] = ()
+    trains_encoders: bool = True
+    num_parameters: int = 0
+    num_trainable: int = 0
+
+
+@dataclass(frozen=True)
+class DataFacts:
+    """What decisions need to know of the training data; None where a stream does not tell."""
+
+    num_rows: int | None = None
+    has_lengths: bool = False
+    padding_share_random: float | None = None
+    distinct_inputs: dict[str, int] = field(default_factory=dict)
+    streaming: bool = False
+
+
+@dataclass(frozen=True)
+class Context:
+    """All that a decision may depend on. `args` is read, never written, while decisions are taken."""
+
+    hardware: Hardware
+    args: Any
+    model: ModelFacts = field(default_factory=ModelFacts)
+    data: DataFacts = field(default_factory=DataFacts)
+    world_size: int = 1
+    cpu_cores: int = 1
+
+    def wants(self, name: str, kind: Kind) -> bool:
+        """Whether the user asked for a speed-up by name, or for all that leave learning as it is."""
+        if name in (self.args.without or []):
+            return False
+        named = self.args.speedups or []
+        return name in named or ("all" in named and kind != "L")
+
+    def user_set(self, field_name: str) -> bool:
+        """Whether the user set a training argument, by command line, YAML or code, rather than a preset."""
+        return field_name in self.args.explicit_fields
+
+    @property
+    def caches_all_inputs(self) -> bool:
+        """Whether no encoder runs while training: every input comes from the embedding cache."""
+        cached = self.wants("embedding_cache", "I") and not self.data.streaming
+        return cached and bool(self.model.frozen_inputs) and not self.model.trains_encoders
+
+
+@dataclass
+class Run:
+    """What decisions are applied to: the arguments of the run, its model, and how to build inputs for it."""
+
+    args: Any
+    model: Any
+    collator: Any = None
+    train_dataset: Any = None
+    undo: list[Callable[[], None]] = field(default_factory=list)
+
+    def on_end(self, action: Callable[[], None]) -> None:
+        """Registers what switches a process-wide setting back when the run is over."""
+        self.undo.append(action)
+
+    def restore(self) -> None:
+        """Switches back everything that was switched for this run, last first."""
+        while self.undo:
+            self.undo.pop()()
+
+
+class Speedup(Protocol):
+    """A module of this package: `NAME`, `KIND`, a decision, and what it does to a run when applied."""
+
+    NAME: str
+    KIND: Kind
+
+    def decide(self, context: Context) -> Decision:
+        """Applied, skipped, refused or off, from facts alone; changes nothing."""
+        ...
+
+    def apply(self, decision: Decision, run: Run) -> Decision:
+        """Carries an applied decision out; returns it with evidence, or as skipped where a measurement forbids it."""
+        ...
+
+
+def off(name: str, kind: Kind) -> Decision:
+    """The decision for a speed-up that nobody asked for."""
+    return Decision(name, kind, "off", "not asked for")

@@ -1,0 +1,40 @@
+"""Batches of similar length, so that little of a batch is padding.
+
+Class I in expectation: each epoch still sees every row once, in random order of batches; which rows share a batch is
+correlated with length. Effect: on proteins of 30 to 1024 residues, random batches are about 58 % padding, grouped ones 3 %.
+Not needed where all inputs come from the embedding cache.
+"""
+
+from __future__ import annotations
+
+from .base import Context, Decision, Kind, Run, off
+
+NAME = "length_grouping"
+KIND: Kind = "I"
+MIN_PADDING = 0.02
+
+
+def decide(context: Context) -> Decision:
+    """On where an encoder runs on batches whose padding is worth removing."""
+    if context.user_set("train_sampling_strategy"):
+        asked = context.args.train_sampling_strategy
+        return Decision(NAME, KIND, "skipped", f"--train_sampling_strategy {asked} was asked for")
+    if not context.wants(NAME, KIND):
+        return off(NAME, KIND)
+    if context.data.streaming:
+        return Decision(NAME, KIND, "skipped", "a stream's lengths are not known in advance")
+    if context.caches_all_inputs:
+        return Decision(NAME, KIND, "skipped", "no encoder runs while training: nothing is padded")
+    if not context.data.has_lengths:
+        return Decision(NAME, KIND, "skipped", "the dataset has no column 'length'")
+    padding = context.data.padding_share_random
+    if padding is not None and padding < MIN_PADDING:
+        return Decision(NAME, KIND, "skipped", f"random batches are only {padding:.1%} padding")
+    evidence = {} if padding is None else {"padding_share_random": round(padding, 4)}
+    return Decision(NAME, KIND, "applied", "groups rows of similar length", {"strategy": "group_by_length"}, evidence)
+
+
+def apply(decision: Decision, run: Run) -> Decision:
+    """Sets Trainer's own sampler."""
+    run.args.train_sampling_strategy = decision.settings["strategy"]
+    return decision

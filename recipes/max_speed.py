@@ -1,0 +1,112 @@
+"""Train an affinity or property model: encoders, a head, scores with intervals, a folder to share.
+
+    accelerate launch recipes/max_speed.py                                   # generated demo data, under a minute
+    accelerate launch recipes/max_speed.py --config recipes/configs/gb1.yaml  # your data: copy and edit one of these
+
+Frozen encoders are run once per distinct sequence; the head trains from the cache. `--tower_training lora` (or full)
+turns the same command into fine-tuning. `--preset baseline` does what stock Trainer does.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from transformers import set_seed
+
+from hf_ext.affinity.arguments import AffinityArguments
+from hf_ext.affinity.building import build_collator, build_model, check_inputs
+from hf_ext.affinity.results import save_results, summarize_data
+from hf_ext.affinity.scoring import compute_metrics, score_split
+from hf_ext.data.arguments import DataArguments
+from hf_ext.data.demo import make_demo_encoders, make_demo_table
+from hf_ext.data.loading import load_data
+from hf_ext.errors import HfExtError
+from hf_ext.evaluation import label_audit
+from hf_ext.evaluation.guards import format_report
+from hf_ext.parser import FastArgumentParser
+from hf_ext.presets import PRESETS
+from hf_ext.reporting.run_log import start_run_log
+from hf_ext.trainer import FastTrainer
+from hf_ext.training_args import FastTrainingArguments
+
+DEFAULTS = {
+    "preset": "max_speed",
+    "output_dir": "outputs/affinity",
+    "learning_rate": 1e-3,
+    "weight_decay": 0.01,
+    "warmup_steps": 0.05,
+    "num_train_epochs": 30,
+    "per_device_train_batch_size": 32,
+    "per_device_eval_batch_size": 256,
+    "eval_strategy": "epoch",
+    "save_strategy": "epoch",
+    "save_total_limit": 2,
+    "load_best_model_at_end": True,
+    "metric_for_best_model": "spearman",
+    "logging_strategy": "epoch",
+    "logging_nan_inf_filter": False,
+    "report_to": "none",
+}
+
+
+def main(argv: list[str] | None = None) -> dict:
+    """Runs the recipe; returns what `all_results.json` holds."""
+    parser = FastArgumentParser(
+        (AffinityArguments, DataArguments, FastTrainingArguments),
+        presets=PRESETS,
+        defaults=DEFAULTS,
+        description=__doc__,
+    )
+    model_args, data_args, args = parser.parse_args_into_dataclasses(argv)
+    args.mark_explicit(parser.explicit)
+    log = start_run_log(args.output_dir, args.process_index == 0)
+    set_seed(args.seed)
+
+    table = None
+    if data_args.dataset_name is None:
+        log.info("No --dataset_name: generated demo data and two small untrained encoders.")
+        table = make_demo_table()
+        data_args.sequence_columns, data_args.label_column = ["heavy", "light", "antigen"], "pKd"
+        with args.main_process_first(desc="demo encoders"):
+            model_args.encoders = [*make_demo_encoders(Path(args.output_dir) / "demo_encoders")]
+        model_args.tower_inputs = ["heavy,light", "antigen"]
+    data = load_data(data_args, output_dir=args.output_dir, seed=args.seed, table=table)
+    splits = data.splits
+    model = build_model(model_args, data_args.sequence_columns)
+    collator = build_collator(model, data_args)
+    data.report["inputs"] = check_inputs(collator, splits)
+    log.info(summarize_data(data.report))
+    if not data_args.streaming:
+        bounds = splits["train"]["bound"][:] if "bound" in splits["train"].column_names else None
+        log.info("\n".join(format_report(label_audit(splits["train"]["label"][:], bounds), "Training labels")))
+
+    trainer = FastTrainer(
+        model,
+        args,
+        data_collator=collator,
+        train_dataset=splits["train"],
+        eval_dataset=splits["validation"],
+        compute_metrics=compute_metrics,
+    )
+    log.info("\n%s\n", trainer.plan.table())
+    trained = trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
+    trainer.save_model()
+    trainer.save_state()
+
+    test = score_split(trainer, splits, "test", model_args.binder_threshold, data_args.group_column)
+    results = save_results(trainer, trained, test, splits["test"], data.report, parser.origins)
+    log.info("\nTest scores (value [95 %% interval]), %d rows:\n%s", len(test.labels), test.table())
+    log.info("\n".join(results["advice"]))
+    log.info("Everything is in %s", args.output_dir)
+    if args.push_to_hub:
+        trainer.push_to_hub()
+    trainer.end()
+    return results
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except HfExtError as error:
+        sys.exit(f"{type(error).__name__}: {error}")

@@ -1,0 +1,59 @@
+import dataclasses
+import shlex
+
+import pytest
+from transformers import HfArgumentParser
+
+from hf_ext.data.arguments import DataArguments
+from hf_ext.errors import ArgumentError
+
+
+def test_every_argument_parses_from_the_command_line_and_has_help():
+    parser = HfArgumentParser(DataArguments)
+    line = (
+        "--dataset_name a.csv --dataset_config_name c --dataset_revision main --streaming --label_column pKd "
+        "--sequence_columns heavy light --censor_column censored --group_column antibody --id_column name "
+        "--split group:antibody --split_sizes 0.7 0.2 0.1 --split_seed 3 --max_train_samples 100 --bad_rows drop "
+        "--stop_codon trim --gaps remove --max_residues 512 --too_long window --filter 'pKd > 7'"
+    )
+    (args,) = parser.parse_args_into_dataclasses(shlex.split(line))
+    assert args.sequence_columns == ["heavy", "light"]
+    assert args.split_sizes == [0.7, 0.2, 0.1]
+    assert args.filter == "pKd > 7"
+    assert args.split_group_column == "antibody"
+    assert (args.residue_policy.max_residues, args.residue_policy.too_long) == (512, "window")
+    assert all(field.metadata["help"] for field in dataclasses.fields(DataArguments))
+    assert len(dataclasses.fields(DataArguments)) == 21
+    assert "--max_train_samples" in parser.format_help()
+
+
+def test_defaults_name_one_sequence_column_and_a_fixed_split_seed():
+    args = DataArguments()
+    assert (args.dataset_name, args.sequence_columns, args.label_column) == (None, ["sequence"], "label")
+    assert (args.split_sizes, args.split_seed) == ([0.8, 0.1, 0.1], 42)
+    assert args.split_group_column is None
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"bad_rows": "ignore"}, "use error or drop"),
+        ({"max_train_samples": 0}, "max_train_samples=0"),
+        ({"sequence_columns": []}, "at least one column"),
+        ({"sequence_columns": ["a", "a"]}, "each once"),
+        ({"split": "random", "split_column": "part"}, "give one of them"),
+        ({"split": "temporal"}, "use random, group:COLUMN or cluster"),
+        ({"split_sizes": [0.5, 0.5]}, "give three shares"),
+        ({"cluster_column": "sequence"}, "only acts with --split cluster"),
+        ({"split": "cluster", "cluster_column": "light"}, "one of sequence"),
+        ({"split": "cluster", "streaming": True}, "drop --streaming"),
+        ({"filter": "__import__('os')"}, "Call is not allowed"),
+        ({"gaps": "keep"}, "gaps='keep'"),
+        ({"group_column": "label"}, "group_column: 'label' is a column that loading writes"),
+        ({"sequence_columns": ["source_row"]}, "'source_row' is a column that loading writes"),
+    ],
+)
+def test_malformed_or_contradicting_arguments_are_refused(values, message):
+    with pytest.raises(ArgumentError) as error:
+        DataArguments(**values)
+    assert message in str(error.value)

@@ -1,0 +1,302 @@
+import csv
+import gzip
+import json
+import pickle
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from datasets import Dataset, IterableDatasetDict, Value
+
+from hf_ext.data.arguments import DataArguments
+from hf_ext.data.loading import load_data, load_sequences
+from hf_ext.data.rows import RowRules, StreamRows
+from hf_ext.errors import ArgumentError, DataError
+
+BASE = "MKTVLACDEFGHIK"
+
+
+def sequence(number):
+    letters = "ACDEFGHIKLMNPQRSTVWY"
+    return BASE + letters[number // 20] + letters[number % 20]
+
+
+def write_csv(path, rows, header=("sequence", "label")):
+    with open(path, "w", newline="") as handle:
+        csv.writer(handle).writerows([header, *rows])
+    return str(path)
+
+
+def good_rows(num=20):
+    return [(sequence(i), i / 10) for i in range(num)]
+
+
+def load(name, output_dir=None, needs_labels=True, **kwargs):
+    return load_data(
+        DataArguments(dataset_name=name, **kwargs), output_dir=output_dir, seed=0, needs_labels=needs_labels
+    )
+
+
+def fault(name, **kwargs):
+    with pytest.raises(DataError) as error:
+        load(name, **kwargs)
+    return str(error.value)
+
+
+def all_rows(splits):
+    return sorted((row for split in splits.values() for row in split), key=lambda row: row["source_row"])
+
+
+def test_loading_gives_typed_columns_and_a_json_report(tmp_path):
+    rows = [(f"id{i}", sequence(i).lower() if i < 3 else sequence(i), i / 10, f"g{i % 4}") for i in range(20)]
+    path = write_csv(tmp_path / "a.csv", rows, ("name", "sequence", "label", "group"))
+    data = load(path, id_column="name", group_column="group")
+    train = data.splits["train"]
+    assert train.features == {
+        "sequence": Value("string"),
+        "label": Value("float64"),
+        "group": Value("string"),
+        "name": Value("string"),
+        "source_row": Value("int64"),
+    }
+    loaded = all_rows(data.splits)
+    assert [row["sequence"] for row in loaded] == [sequence(i) for i in range(20)]
+    assert [row["label"] for row in loaded] == [i / 10 for i in range(20)]
+    assert [row["source_row"] for row in loaded] == list(range(2, 22))
+    assert data.report["changes"] == {"sequence": {"upper_cased": 3}}
+    assert data.report["sizes"] == {"train": 16, "validation": 2, "test": 2}
+    assert (data.report["rows_read"], data.report["rows_filtered_out"], data.report["rows_rejected"]) == (20, 0, 0)
+    assert data.report["leaks"]["compared"] == "test"
+    assert json.loads(json.dumps(data.report, allow_nan=False)) == data.report
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (("", 1), "row 4, column 'sequence', value '': the sequence is empty"),
+        (("NA", 1), "row 4, column 'sequence', value 'NA': 'NA' reads as a missing value"),
+        (("NULL", 1), "row 4, column 'sequence', value 'NULL': 'NULL' reads as a missing value"),
+        (("nan", 1), "row 4, column 'sequence', value 'nan': 'nan' reads as a missing value"),
+        (("MKTVL*", 1), "stop codon '*' at position 6 of 6. Remove it, or pass --stop_codon trim"),
+        (("MK-VL", 1), "gap '-' at position 3 of 5. Remove it, or pass --gaps remove"),
+        (("MK7VL", 1), "digit '7' at position 3 of 5"),
+        (("MK\u00d1VL", 1), "value 'MK\\xd1VL': non-ASCII character U+00D1 at position 3"),
+        (("M" * 5000, 1), "5000 residues are more than max_residues=1000"),
+        ((BASE, ""), "row 4, column 'label', value '': the label is missing"),
+        ((BASE, "strong"), "row 4, column 'label', value 'strong': the label is not a number"),
+        ((BASE, "NaN"), "row 4, column 'label', value 'NaN': the label is NaN"),
+        ((BASE, "inf"), "row 4, column 'label', value 'inf': the label is infinite"),
+        ((BASE, "1e38"), "row 4, column 'label', value '1e38': the label is larger than 1e30"),
+    ],
+)
+@pytest.mark.parametrize("streaming", [False, True])
+def test_bad_row_stops_the_run_with_file_row_column_value_and_rule(tmp_path, bad, message, streaming):
+    rows = good_rows()
+    rows[2] = bad
+    path = write_csv(tmp_path / "a.csv", rows)
+    with pytest.raises(DataError) as error:
+        all_rows(load(path, max_residues=1000, streaming=streaming, output_dir=tmp_path / "out").splits)
+    assert f"  {path}, row 4, " in str(error.value)
+    assert message in str(error.value)
+    assert "--bad_rows drop" in str(error.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_dropped_rows_are_listed_in_a_file_and_counted(tmp_path):
+    rows = good_rows()
+    rows[0], rows[5] = ("MK7VL", "x"), ("", 1)
+    path = write_csv(tmp_path / "a.csv", rows)
+    data = load(path, bad_rows="drop", output_dir=tmp_path / "out")
+    assert [row["source_row"] for row in all_rows(data.splits)] == [3, 4, 5, 6, *range(8, 22)]
+    assert data.report["rows_rejected"] == 2
+    assert sum(data.report["rejected_by_rule"].values()) == 3
+    assert data.report["rejected_by_rule"]["the sequence is empty"] == 1
+    with open(tmp_path / "out" / "rejected_rows.csv", newline="") as handle:
+        listed = list(csv.DictReader(handle))
+    assert [(row["row"], row["column"], row["value"]) for row in listed] == [
+        ("2", "sequence", "MK7VL"),
+        ("2", "label", "x"),
+        ("7", "sequence", ""),
+    ]
+    assert all(row["rule"] and row["remedy"] and row["file"] == path for row in listed)
+    assert [entry.name for entry in (tmp_path / "out").iterdir()] == ["rejected_rows.csv"]
+
+
+def test_dropping_every_row_or_without_a_folder_is_an_error(tmp_path):
+    path = write_csv(tmp_path / "a.csv", [("MK7VL", 1), ("", 2)])
+    assert "would leave no row" in fault(path, bad_rows="drop", output_dir=tmp_path)
+    path = write_csv(tmp_path / "b.csv", [("MK7VL", 1), *good_rows()])
+    with pytest.raises(ArgumentError, match=r"needs an output folder for rejected_rows\.csv"):
+        load(path, bad_rows="drop")
+
+
+def test_constant_training_labels_and_a_single_row_are_errors(tmp_path):
+    path = write_csv(tmp_path / "a.csv", [(sequence(i), 7) for i in range(20)])
+    assert "column 'label': all 16 training labels are 7, so there is nothing to learn" in fault(path)
+    path = write_csv(tmp_path / "b.csv", good_rows(1))
+    assert "one row is left" in fault(path)
+    path = write_csv(tmp_path / "c.csv", good_rows(2))
+    assert "2 rows cannot fill 3 splits" in fault(path)
+
+
+def test_missing_label_column_names_the_nearest(tmp_path):
+    path = write_csv(tmp_path / "a.csv", good_rows())
+    assert "there is no column 'labell'. Did you mean 'label'?" in fault(path, label_column="labell")
+    assert "Did you mean 'label'?" in fault(path, filter="labels > 1")
+    with pytest.raises(ArgumentError, match="dataset_name is missing"):
+        load(None)
+
+
+def test_bounds_appear_only_where_something_is_censored(tmp_path):
+    rows = [(sequence(i), f"<={i}" if i < 3 else f">{i}" if i > 17 else i) for i in range(20)]
+    data = load(write_csv(tmp_path / "a.csv", rows), split_sizes=[1.0, 0.0, 0.0])
+    assert data.splits["train"]["bound"][:] == [-1] * 3 + [0] * 15 + [1] * 2
+    assert data.splits["train"].features["bound"] == Value("int8")
+    assert data.report["labels"] == {
+        "min": 0.0, "max": 19.0, "mean": 9.5, "num_at_or_below": 3, "num_at_or_above": 2
+    }  # fmt: skip
+    rows = [(sequence(i), i, 0) for i in range(20)]
+    path = write_csv(tmp_path / "b.csv", rows, ("sequence", "label", "censored"))
+    assert "bound" not in load(path, censor_column="censored").splits["train"].column_names
+    rows[19] = (sequence(19), 19, 1)
+    path = write_csv(tmp_path / "c.csv", rows, ("sequence", "label", "censored"))
+    assert load(path, censor_column="censored", split_sizes=[1, 0, 0]).splits["train"]["bound"][:] == [0] * 19 + [-1]
+
+
+def test_filter_runs_before_the_rules_and_must_leave_rows(tmp_path):
+    rows = [*good_rows(), ("MK7VL", "")]
+    data = load(write_csv(tmp_path / "a.csv", rows), filter="label >= 0.5", split_sizes=[1, 0, 0])
+    assert [row["source_row"] for row in all_rows(data.splits)] == list(range(7, 22))
+    assert data.report["rows_filtered_out"] == 6
+    assert "leaves none of 20 rows" in fault(write_csv(tmp_path / "b.csv", good_rows()), filter="label > 5")
+
+
+def test_group_split_keeps_groups_and_refuses_rows_without_one(tmp_path):
+    rows = [(sequence(i), i, f"g{i % 5}") for i in range(20)]
+    path = write_csv(tmp_path / "a.csv", rows, ("sequence", "label", "lab"))
+    data = load(path, split="group:lab", split_sizes=[0.6, 0.2, 0.2])
+    places = [set(split["lab"][:]) for split in data.splits.values()]
+    assert sorted(map(len, places)) == [1, 1, 3]
+    assert len(set.union(*places)) == 5
+    rows[1] = (*rows[1][:2], "")
+    path = write_csv(tmp_path / "b.csv", rows, ("sequence", "label", "lab"))
+    assert "row 3, column 'lab', value '': the group is missing" in fault(path, split="group:lab")
+
+
+def test_training_subset_is_seeded_and_reported(tmp_path):
+    args = DataArguments(dataset_name=write_csv(tmp_path / "a.csv", good_rows()), max_train_samples=5)
+    first, again, other = (load_data(args, output_dir=None, seed=seed) for seed in (1, 1, 2))
+    assert len(first.splits["train"]) == 5
+    assert first.splits["train"][:] == again.splits["train"][:] != other.splits["train"][:]
+    assert first.splits["test"][:] == other.splits["test"][:]
+    assert first.report["train_subset"] == {"num_rows": 5, "of": 16, "seed": 1}
+
+
+def test_folder_files_are_the_splits_and_faults_name_their_file(tmp_path):
+    for name, start in (("train", 0), ("test", 10)):
+        write_csv(tmp_path / f"{name}.csv", [(sequence(i), i) for i in range(start, start + 10)])
+    data = load(str(tmp_path))
+    assert data.report["split"]["rule"] == "files"
+    assert data.report["sizes"] == {"train": 9, "validation": 1, "test": 10}
+    assert "became it" in data.report["split"]["notes"][0]
+    assert load(str(tmp_path), split="random").report["sizes"] == {"train": 16, "validation": 2, "test": 2}
+    path = write_csv(tmp_path / "test.csv", [("MK7VL", 1)])
+    assert f"{path}, row 2, column 'sequence'" in fault(str(tmp_path))
+
+
+def test_labels_can_be_left_out(tmp_path):
+    path = write_csv(tmp_path / "a.csv", [(sequence(i),) for i in range(20)], ("sequence",))
+    data = load(path, needs_labels=False)
+    assert data.splits["train"].column_names == ["sequence", "source_row"]
+    assert "labels" not in data.report
+
+
+def test_rows_in_memory_replace_the_source():
+    table = Dataset.from_dict({"sequence": [sequence(i) for i in range(20)], "label": list(range(20)), "x": [0] * 20})
+    data = load_data(DataArguments(), output_dir=None, seed=0, table=table)
+    assert [row["source_row"] for row in all_rows(data.splits)] == list(range(1, 21))
+
+
+def make_file(folder, name, rows):
+    path = folder / name
+    if name.endswith(".parquet"):
+        pq.write_table(pa.Table.from_pylist(rows), path)
+        return str(path)
+    if "jsonl" in name:
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+    elif "fa" in name:
+        text = "".join(f">{row['name']} label={row['label']}\n{row['sequence']}\n" for row in rows)
+    else:
+        sign = "\t" if "tsv" in name else ","
+        text = "".join(sign.join(map(str, cells)) + "\n" for cells in [rows[0], *(row.values() for row in rows)])
+    path.write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    "name", ["a.csv", "a.csv.gz", "a.tsv", "a.jsonl", "a.jsonl.gz", "a.parquet", "a.fasta", "a.fa.gz"]
+)
+def test_every_format_and_its_stream_give_the_same_rows(tmp_path, name):
+    path = make_file(tmp_path, name, [{"name": f"p{i}", "sequence": sequence(i), "label": i / 4} for i in range(20)])
+    column = "id" if "fa" in name else "name"
+    loaded = load(path, id_column=column)
+    streamed = load(path, id_column=column, streaming=True)
+    assert isinstance(streamed.splits, IterableDatasetDict)
+    rows = all_rows(loaded.splits)
+    assert [(row[column], row["sequence"], row["label"]) for row in rows] == [
+        (f"p{i}", sequence(i), i / 4) for i in range(20)
+    ]
+    assert [row | {"bound": 0} for row in rows] == all_rows(streamed.splits)
+
+
+def test_stream_filters_labels_and_drops_like_a_table(tmp_path):
+    rows = [(sequence(i), f"<={i}" if i == 4 else i, i % 2) for i in range(20)]
+    rows[7] = ("MK7VL", 7, 1)
+    path = write_csv(tmp_path / "a.csv", rows, ("sequence", "label", "odd"))
+    options = {"filter": "odd == 1 or sequence == '" + sequence(4) + "'", "bad_rows": "drop"}
+    table = load(path, output_dir=tmp_path / "t", **options)
+    stream = load(path, output_dir=tmp_path / "s", streaming=True, **options)
+    assert all_rows(stream.splits) == all_rows(table.splits)
+    assert [row["source_row"] for row in all_rows(stream.splits)] == [3, 5, 6, 7, 11, 13, 15, 17, 19, 21]
+    assert (tmp_path / "s" / "rejected_rows.csv").read_text() != ""
+
+
+def test_stream_takes_the_first_training_rows(tmp_path):
+    path = write_csv(tmp_path / "a.csv", good_rows())
+    data = load(path, streaming=True, max_train_samples=3)
+    assert len(list(data.splits["train"])) == 3
+    assert data.report["train_subset"]["note"] == "the first rows of the stream"
+
+
+def test_stream_of_a_folder_uses_its_files(tmp_path):
+    for name, start in (("train", 0), ("val", 10)):
+        write_csv(tmp_path / f"{name}.csv", [(sequence(i), i) for i in range(start, start + 3)])
+    data = load(str(tmp_path), streaming=True)
+    assert {name: [row["label"] for row in split] for name, split in data.splits.items()} == {
+        "train": [0.0, 1.0, 2.0],
+        "validation": [10.0, 11.0, 12.0],
+    }
+
+
+def test_stream_rules_can_be_sent_to_workers():
+    rules = RowRules.from_arguments(DataArguments(filter="label > 1", split="group:lab"), needs_labels=True)
+    copy = pickle.loads(pickle.dumps(StreamRows(rules, "a.csv", "error", None)))
+    batch = {"sequence": [BASE, BASE], "label": [1, 2], "lab": ["x", "y"], "source_row": [2, 3]}
+    assert copy(batch) == {
+        "sequence": [BASE], "label": [2.0], "bound": [0], "lab": ["y"], "source_row": [3]
+    }  # fmt: skip
+
+
+def test_sequences_for_prediction_keep_their_order_and_need_no_labels(tmp_path):
+    path = write_csv(tmp_path / "a.csv", [("MKTVL", "b"), ("acdef", "a")], ("sequence", "name"))
+    loaded = load_sequences(DataArguments(dataset_name=path, id_column="name"))
+    assert loaded.table[:] == {"sequence": ["MKTVL", "ACDEF"], "name": ["b", "a"], "source_row": [2, 3]}
+    assert loaded.report["changes"] == {"sequence": {"upper_cased": 1}}
+    streamed = load_sequences(DataArguments(dataset_name=path, id_column="name", streaming=True))
+    assert list(streamed.table) == list(loaded.table)
+
+
+def test_one_sequence_is_enough_for_prediction_and_bad_ones_are_refused(tmp_path):
+    assert len(load_sequences(DataArguments(dataset_name=write_csv(tmp_path / "a.csv", good_rows(1)))).table) == 1
+    with pytest.raises(DataError, match="row 3, column 'sequence', value 'MK7VL': digit"):
+        load_sequences(DataArguments(dataset_name=write_csv(tmp_path / "b.csv", [("MKTVL", 1), ("MK7VL", 2)])))

@@ -1,0 +1,189 @@
+from collections import Counter
+
+import numpy as np
+import pytest
+from datasets import Dataset, IterableDataset
+
+from hf_ext.data.splits import check_rule, check_sizes, split_by_column, split_rows, split_stream
+from hf_ext.errors import ArgumentError, DataError
+
+SIZES = (0.6, 0.2, 0.2)
+
+
+def random_sequences(num, length=40, seed=0):
+    letters = np.array(list("ACDEFGHIKLMNPQRSTVWY"))
+    return ["".join(row) for row in letters[np.random.default_rng(seed).integers(0, 20, (num, length))]]
+
+
+def table(num=20, **columns):
+    return Dataset.from_dict({"sequence": random_sequences(num), "source_row": list(range(2, 2 + num)), **columns})
+
+
+def rows_of(splits):
+    return {name: split["source_row"][:] for name, split in splits.items()}
+
+
+def families():
+    """20 families of 5: a sequence and four copies, each with one residue exchanged (5 of 36 5-mers)."""
+    members = []
+    for base in (sequence.replace("W", "A") for sequence in random_sequences(20)):
+        members += [base, *(base[:at] + "W" + base[at + 1 :] for at in (10, 15, 20, 25))]
+    return Dataset.from_dict({"sequence": members, "family": [i // 5 for i in range(100)]})
+
+
+def crossing(splits, column):
+    """How many values of `column` occur in more than one split."""
+    places = Counter(value for split in splits.values() for value in set(split[column][:]))
+    return sum(num > 1 for num in places.values())
+
+
+def test_random_split_has_the_sizes_covers_every_row_once_and_repeats_with_its_seed():
+    splits, report = split_rows(table(), sizes=SIZES, seed=1)
+    rows = rows_of(splits)
+    assert report == {"rule": "random", "seed": 1, "notes": [], "sizes": {"train": 12, "validation": 4, "test": 4}}
+    assert sorted(row for part in rows.values() for row in part) == list(range(2, 22))
+    assert all(part == sorted(part) for part in rows.values())
+    assert rows_of(split_rows(table(), sizes=SIZES, seed=1)[0]) == rows
+    assert rows_of(split_rows(table(), sizes=SIZES, seed=2)[0]) != rows
+
+
+def test_tiny_tables_fill_every_split_or_say_why_not():
+    splits, _ = split_rows(table(3), sizes=(0.9, 0.05, 0.05))
+    assert {name: len(split) for name, split in splits.items()} == {"train": 1, "validation": 1, "test": 1}
+    splits, _ = split_rows(table(2), sizes=(0.5, 0.5, 0.0))
+    assert {name: len(split) for name, split in splits.items()} == {"train": 1, "validation": 1}
+    with pytest.raises(DataError, match="2 rows cannot fill 3 splits; add rows or set a share to 0"):
+        split_rows(table(2))
+
+
+def test_group_split_never_divides_a_group_and_a_random_split_does():
+    groups = [name for name, num in {"a": 10, "b": 6, "c": 4, "d": 4, "e": 3, "f": 3}.items() for _ in range(num)]
+    data = table(30, group=groups)
+    splits, report = split_rows(data, rule="group:group", sizes=SIZES)
+    # wanted 18, 6, 6: a and b to train (16), c and d to validation and test (4 each); all lack 2: e train, f validation
+    assert report["sizes"] == {"train": 19, "validation": 7, "test": 4}
+    assert report["num_groups"] == 6
+    assert crossing(splits, "group") == 0
+    assert crossing(split_rows(data, sizes=SIZES)[0], "group") > 0
+
+
+def test_four_equal_groups_leave_no_split_empty():
+    data = table(40, antibody=[f"ab{i % 4}" for i in range(40)])
+    splits, _ = split_rows(data, rule="group:antibody")
+    assert {name: len(split) for name, split in splits.items()} == {"train": 20, "validation": 10, "test": 10}
+
+
+def test_fewer_groups_than_splits_is_an_error():
+    with pytest.raises(DataError, match="2 groups in column 'antibody' cannot fill 3 splits"):
+        split_rows(table(10, antibody=["a", "b"] * 5), rule="group:antibody")
+
+
+def test_cluster_split_keeps_near_duplicates_together_and_a_random_split_does_not():
+    data = families()
+    splits, report = split_rows(data, rule="cluster", sizes=SIZES)
+    assert crossing(splits, "family") == 0
+    assert report["num_clusters"] == 20
+    assert report["is_exhaustive"] is True
+    assert report["sizes"] == {"train": 60, "validation": 20, "test": 20}
+    assert crossing(split_rows(data, sizes=SIZES)[0], "family") > 0
+
+
+def test_cluster_split_with_a_threshold_nothing_reaches_divides_families(monkeypatch):
+    monkeypatch.setattr("hf_ext.data.splits.CLUSTER_THRESHOLD", 1.0)
+    splits, report = split_rows(families(), rule="cluster", sizes=SIZES)
+    assert report["num_clusters"] == 100
+    assert crossing(splits, "family") > 0
+
+
+def test_cluster_split_compares_the_chosen_column():
+    data = families().add_column("shared", ["MKTVLACDEFGH"] * 100)
+    splits, report = split_rows(
+        data, rule="cluster", sequence_columns=["sequence", "shared"], cluster_column="sequence", sizes=SIZES
+    )
+    assert report["columns"] == ["sequence"]
+    assert crossing(splits, "family") == 0
+
+
+def test_one_giant_cluster_is_an_error_that_says_so():
+    base = random_sequences(1)[0]
+    variants = [base[:at] + "W" + base[at + 1 :] for at in range(20)] + random_sequences(2, seed=5)
+    with pytest.raises(DataError, match="largest cluster of near-duplicates holds 20 of 22 rows, more than the train"):
+        split_rows(Dataset.from_dict({"sequence": variants}), rule="cluster")
+
+
+def test_split_column_accepts_every_spelling_and_is_dropped():
+    values = ["train", "Train", "valid", "VALIDATION", "val", "dev", "test", " test "]
+    splits, report = split_by_column(table(8, part=values), "part")
+    assert rows_of(splits) == {"train": [2, 3], "validation": [4, 5, 6, 7], "test": [8, 9]}
+    assert splits["train"].column_names == ["sequence", "source_row"]
+    assert report["notes"] == []
+
+
+def test_unknown_split_names_are_listed_with_counts():
+    with pytest.raises(DataError, match=r"holds 'train' \(2 rows\), 'holdout' \(1 rows\), '' \(1 rows\); allowed are"):
+        split_by_column(table(4, part=["train", "holdout", "train", None]), "part")
+
+
+def test_missing_validation_is_carved_out_of_train_and_reported():
+    splits, report = split_by_column(table(20, part=["train"] * 18 + ["test"] * 2), "part", seed=3)
+    assert report["sizes"] == {"train": 16, "validation": 2, "test": 2}  # 18 * 0.1 / 0.9
+    assert report["notes"] == ["no row says validation: 2 of 18 train rows (seed 3) became it"]
+    assert rows_of(splits)["test"] == [20, 21]
+
+
+def test_missing_test_is_noted_and_missing_train_is_an_error():
+    splits, report = split_by_column(table(4, part=["train", "train", "val", "val"]), "part")
+    assert list(splits) == ["train", "validation"]
+    assert report["notes"] == ["no row says test: there is no test split"]
+    with pytest.raises(DataError, match="no row says train; found test, val"):
+        split_by_column(table(2, part=["val", "test"]), "part")
+
+
+@pytest.mark.parametrize("sizes", [(0.8, 0.2), (0.8, 0.1, 0.2), (0.0, 0.5, 0.5), (1.2, -0.1, -0.1)])
+def test_malformed_sizes_are_refused(sizes):
+    with pytest.raises(ArgumentError, match="give three shares"):
+        check_sizes(sizes)
+
+
+@pytest.mark.parametrize("rule", ["", "group", "group:", "random:x", "cluster:", "temporal"])
+def test_malformed_rules_are_refused(rule):
+    with pytest.raises(ArgumentError, match="use random, group:COLUMN or cluster"):
+        check_rule(rule)
+
+
+def stream(num=400, **columns):
+    return table(num, **columns).to_iterable_dataset()
+
+
+def test_stream_split_covers_every_row_once_and_repeats_with_its_seed():
+    splits, report = split_stream(stream(), sizes=SIZES, seed=1)
+    rows = {name: [row["source_row"] for row in split] for name, split in splits.items()}
+    assert sorted(row for part in rows.values() for row in part) == list(range(2, 402))
+    assert 200 < len(rows["train"]) < 280  # 240 expected, standard deviation 10
+    assert [row["source_row"] for row in split_stream(stream(), sizes=SIZES, seed=1)[0]["test"]] == rows["test"]
+    assert [row["source_row"] for row in split_stream(stream(), sizes=SIZES, seed=2)[0]["test"]] != rows["test"]
+    assert isinstance(splits["train"], IterableDataset)
+    assert report["notes"]
+
+
+def test_stream_split_keeps_groups_together():
+    splits, _ = split_stream(stream(group=[f"g{i % 40}" for i in range(400)]), rule="group:group", sizes=SIZES)
+    seen = [{row["group"] for row in split} for split in splits.values()]
+    assert sum(map(len, seen)) == len(set.union(*seen)) == 40
+
+
+def test_stream_split_column_places_rows_and_refuses_unknown_names():
+    splits, _ = split_stream(stream(3, part=["train", "dev", "test"]), split_column="part")
+    assert {name: [row["source_row"] for row in split] for name, split in splits.items()} == {
+        "train": [2],
+        "validation": [3],
+        "test": [4],
+    }
+    splits, _ = split_stream(stream(3, part=["train", "dev", "other"]), split_column="part")
+    with pytest.raises(DataError, match="row 4, column 'part', value 'other': allowed are"):
+        list(splits["train"])
+
+
+def test_stream_cannot_be_clustered():
+    with pytest.raises(ArgumentError, match="needs all rows at once"):
+        split_stream(stream(3), rule="cluster")

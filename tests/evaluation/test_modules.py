@@ -1,0 +1,142 @@
+"""The `evaluate` metrics: every one loads from the package with the network cut, combines, and takes batches."""
+
+from __future__ import annotations
+
+import math
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import evaluate
+import numpy as np
+import pytest
+
+from hf_ext.errors import ArgumentError
+from hf_ext.evaluation import METRIC_NAMES, load_metric, metric_path
+
+PREDICTIONS = [5.0, 6.0, 7.0, 9.5]
+REFERENCES = [5.0, 7.0, 6.0, 9.0]
+GROUPS = ["a", "a", "b", "b"]
+# errors 0, -1, 1, 0.5; ranks differ by one swap; references 5, 7, 6, 9 deviate from 6.75: squares sum 8.75
+EXPECTED = {
+    "spearman": 0.8,
+    "rmse": 0.75,
+    "mae": 0.625,
+    "r2": 1 - 2.25 / 8.75,
+    "recall": 1.0,
+    "recall_base_rate": 0.25,
+    "recall_predicted_rate": 0.25,
+    "recall_threshold": 9.0,
+    "precision": 1.0,
+    "f1": 1.0,
+    "per_group_spearman": 1.0,
+    "per_group_spearman_num_groups": 2,
+}
+
+
+@pytest.fixture(autouse=True)
+def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("a metric tried to reach the network")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> object:
+    folder = tmp_path_factory.mktemp("evaluate")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(evaluate.config, "HF_METRICS_CACHE", folder / "metrics")
+        patch.setattr(evaluate.config, "HF_MODULES_CACHE", str(folder / "modules"))
+        patch.setattr(sys, "path", list(sys.path))
+        yield
+
+
+LOADERS: list[Callable[[str], evaluate.Metric]] = [load_metric, lambda name: evaluate.load(metric_path(name))]
+
+
+@pytest.mark.parametrize("load", LOADERS, ids=["load_metric", "evaluate.load"])
+def test_all_nine_metrics_load_combine_and_take_batches_without_network(load: Callable[[str], evaluate.Metric]) -> None:
+    assert len(METRIC_NAMES) == 9
+    loaded = [load(name) for name in METRIC_NAMES]
+    assert [metric.name for metric in loaded] == list(METRIC_NAMES)
+    combined = evaluate.combine(loaded)
+    combined.add_batch(predictions=PREDICTIONS[:3], references=REFERENCES[:3], groups=GROUPS[:3])
+    combined.add_batch(predictions=np.float32(PREDICTIONS[3:]), references=np.array(REFERENCES[3:]), groups=GROUPS[3:])
+    result = combined.compute()
+    assert {key: result[key] for key in EXPECTED} == pytest.approx(EXPECTED)
+    assert result["pearson"] == pytest.approx(np.corrcoef(PREDICTIONS, REFERENCES)[0, 1])
+
+
+def test_metric_files_can_be_given_to_combine_as_paths() -> None:
+    combined = evaluate.combine([metric_path("rmse"), metric_path("mae")])
+    assert combined.compute(predictions=PREDICTIONS, references=REFERENCES) == {"rmse": 0.75, "mae": 0.625}
+
+
+def test_a_metric_can_be_used_again_after_compute() -> None:
+    metric = load_metric("mae")
+    assert metric.compute(predictions=[1, 2], references=[2, 2]) == {"mae": 0.5}
+    assert metric.compute(predictions=[1], references=[4]) == {"mae": 3.0}
+
+
+def test_threshold_is_taken_from_the_constructor_or_from_compute() -> None:
+    metric = load_metric("recall", threshold=6.5)
+    assert metric.compute(predictions=PREDICTIONS, references=REFERENCES)["recall"] == 0.5
+    assert metric.compute(predictions=PREDICTIONS, references=REFERENCES, threshold=8.0)["recall"] == 1.0
+
+
+def test_one_compute_call_hands_groups_and_threshold_to_those_that_use_them() -> None:
+    combined = evaluate.combine([load_metric(name) for name in ("spearman", "f1", "per_group_spearman")])
+    result = combined.compute(predictions=PREDICTIONS, references=REFERENCES, groups=[7, 7, 8, 8], threshold=6.5)
+    assert result["f1_threshold"] == 6.5
+    assert list(result["per_group_spearman_by_group"]) == ["7", "8"]
+
+
+def test_group_names_that_look_like_numbers_stay_text() -> None:
+    result = load_metric("per_group_spearman").compute(
+        predictions=PREDICTIONS, references=REFERENCES, groups=["01", "01", "1", "1"]
+    )
+    assert list(result["per_group_spearman_by_group"]) == ["01", "1"]
+
+
+def test_constant_predictions_are_nan_with_a_reason() -> None:
+    result = load_metric("spearman").compute(predictions=[6.0, 6.0], references=[1.0, 2.0])
+    assert math.isnan(result["spearman"])
+    assert result["spearman_undefined"] == "all 2 predictions are equal (6)"
+
+
+def test_a_group_of_one_row_is_nan_with_a_reason() -> None:
+    result = load_metric("per_group_spearman").compute(
+        predictions=[1, 2, 3], references=[1, 2, 3], groups=["a", "a", "b"]
+    )
+    assert result["per_group_spearman"] == 1.0
+    assert result["per_group_spearman_num_defined_groups"] == 1
+    assert result["per_group_spearman_by_group"]["b"]["value_undefined"] == "1 row; at least 2 are needed"
+
+
+def test_unknown_names_and_arguments_are_refused() -> None:
+    with pytest.raises(ArgumentError, match="'spearmann': allowed are spearman"):
+        load_metric("spearmann")
+    with pytest.raises(ArgumentError, match="unknown argument 'threshold'"):
+        load_metric("rmse", threshold=3)
+    with pytest.raises(TypeError, match="treshold"):
+        load_metric("recall").compute(predictions=[1], references=[1], treshold=3)
+
+
+def test_every_metric_file_holds_the_metric_that_evaluate_would_pick() -> None:
+    folder = Path(metric_path("spearman")).parent
+    files = sorted(path.stem for path in folder.glob("*.py") if path.stem not in ("__init__", "base"))
+    assert files == sorted(METRIC_NAMES)
+    for name in files:
+        module = __import__(f"hf_ext.evaluation.modules.{name}", fromlist=[name])
+        classes = [item for item in vars(module).values() if isinstance(item, type)]
+        assert [cls.key for cls in classes] == [name]
+
+
+def test_importing_the_package_imports_nothing_heavy() -> None:
+    heavy = ("torch", "scipy", "matplotlib", "datasets", "evaluate", "transformers")
+    code = f"import sys, hf_ext.evaluation, hf_ext.reporting; print([m for m in {heavy} if m in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"

@@ -1,0 +1,197 @@
+"""Scores: the fast bootstrap equals the plain one, intervals are reproducible, everything survives JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from hf_ext.errors import ArgumentError, DataError
+from hf_ext.evaluation import bootstrap, intervals_overlap, metrics, score_predictions
+
+NAMES = ["spearman", "pearson", "rmse", "mae", "r2", "recall", "precision", "f1"]
+
+
+def tied_pair(num_rows: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    generator = np.random.default_rng(seed)
+    measured = np.round(generator.normal(8, 1.5, num_rows), 1)
+    return np.round(measured + generator.normal(0, 1, num_rows), 1), measured
+
+
+def plain_bootstrap(predicted: np.ndarray, measured: np.ndarray, counts: np.ndarray) -> dict[str, list[float]]:
+    """The twin: copy the rows of each resample and call the metric functions on them."""
+    functions = {name: getattr(metrics, name) for name in NAMES[:5]}
+    result: dict[str, list[float]] = {name: [] for name in NAMES}
+    for row_counts in counts.astype(int):
+        rows = np.repeat(np.arange(len(measured)), row_counts)
+        for name, function in functions.items():
+            result[name].append(function(predicted[rows], measured[rows]).value)
+        threshold = metrics.threshold_counts(predicted[rows], measured[rows], 9.0)
+        for name in NAMES[5:]:
+            result[name].append(getattr(threshold, name)().value)
+    return result
+
+
+def equals_plain_bootstrap(
+    spearman_from_counts: Callable[..., np.ndarray], monkeypatch: pytest.MonkeyPatch, num_rows: int = 40
+) -> bool:
+    predicted, measured = tied_pair(num_rows)
+    with monkeypatch.context() as patch:
+        patch.setattr(bootstrap, "_spearman_from_counts", spearman_from_counts)
+        fast = bootstrap.bootstrap_metrics(predicted, measured, threshold=9.0, num_resamples=60, seed=3)
+    plain = plain_bootstrap(predicted, measured, bootstrap._draw_counts(np.random.default_rng(3), num_rows, 60))
+    return all(np.allclose(fast[name], plain[name], atol=1e-10, equal_nan=True) for name in NAMES)
+
+
+def test_bootstrap_from_counts_equals_bootstrap_of_copied_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert equals_plain_bootstrap(bootstrap._spearman_from_counts, monkeypatch)
+
+
+def test_bootstrap_of_three_rows_equals_the_plain_one_where_resamples_are_constant(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert equals_plain_bootstrap(bootstrap._spearman_from_counts, monkeypatch, num_rows=3)
+
+
+def test_the_bootstrap_check_notices_ranks_that_are_not_recomputed(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = bootstrap._spearman_from_counts
+    # the twin ranks every resample as if each row had come once
+    assert not equals_plain_bootstrap(lambda counts, *columns: original(np.ones_like(counts), *columns), monkeypatch)
+
+
+def test_scores_hold_the_values_of_the_metric_functions_inside_their_intervals() -> None:
+    predicted, measured = tied_pair(400)
+    scores = score_predictions(predicted, measured, num_resamples=300)
+    assert list(scores) == NAMES
+    assert scores["spearman"]["value"] == metrics.spearman(predicted, measured).value
+    assert scores["rmse"]["value"] == metrics.rmse(predicted, measured).value
+    for score in scores.values():
+        assert score["low"] < score["value"] < score["high"]
+        assert (score["n"], score["num_resamples"], score["undefined"]) == (400, 300, None)
+
+
+def test_interval_of_a_mean_has_the_textbook_width() -> None:
+    # MAE of errors 0 and 1, half each, n = 400: standard error 0.5 / 20 = 0.025, so 95 % is about +- 0.049
+    measured = np.zeros(400)
+    score = score_predictions(np.tile([0.0, 1.0], 200), measured, num_resamples=2000)["mae"]
+    assert score["value"] == 0.5
+    assert score["low"] == pytest.approx(0.451, abs=0.006)
+    assert score["high"] == pytest.approx(0.549, abs=0.006)
+
+
+def test_same_seed_gives_the_same_scores_and_another_seed_other_intervals() -> None:
+    predicted, measured = tied_pair(100)
+    first = score_predictions(predicted, measured, num_resamples=100, seed=1)
+    assert first == score_predictions(predicted, measured, num_resamples=100, seed=1)
+    assert first["rmse"]["low"] != score_predictions(predicted, measured, num_resamples=100, seed=2)["rmse"]["low"]
+
+
+def test_drawing_in_chunks_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    predicted, measured = tied_pair(50)
+    whole = bootstrap.bootstrap_metrics(predicted, measured, threshold=9.0, num_resamples=30, seed=0)
+    monkeypatch.setattr(bootstrap, "CHUNK_DRAWS", 350)  # 7 resamples at a time
+    pieces = bootstrap.bootstrap_metrics(predicted, measured, threshold=9.0, num_resamples=30, seed=0)
+    assert all(np.allclose(whole[name], pieces[name], atol=1e-12, equal_nan=True) for name in NAMES)
+
+
+def test_constant_predictions_have_no_correlation_but_a_full_rmse() -> None:
+    scores = score_predictions([6.0] * 4, [5.0, 6.0, 7.0, 8.0], num_resamples=50)
+    assert scores["spearman"]["value"] is scores["spearman"]["low"] is scores["spearman"]["high"] is None
+    assert scores["spearman"]["undefined"] == "all 4 predictions are equal (6)"
+    assert scores["spearman"]["num_resamples"] == 0
+    assert scores["rmse"]["value"] == pytest.approx(math.sqrt((1 + 0 + 1 + 4) / 4))
+
+
+def test_threshold_scores_stand_beside_their_rates() -> None:
+    scores = score_predictions([9.0, 9.5, 8.0, 9.1, 7.0], [9.0, 8.0, 10.0, 9.3, 8.9], num_resamples=20)
+    for name in ("recall", "precision", "f1"):
+        assert scores[name]["value"] == pytest.approx(2 / 3)
+        assert (scores[name]["base_rate"], scores[name]["predicted_rate"], scores[name]["threshold"]) == (0.6, 0.6, 9.0)
+
+
+def test_resamples_without_a_value_are_counted_and_left_out() -> None:
+    # one binder among four rows: it is missing from (3/4)^4 = 32 % of resamples, where recall has no value
+    score = score_predictions([9.5, 1, 2, 3], [9.5, 1, 2, 3], num_resamples=1000)["recall"]
+    assert 250 < score["num_undefined_resamples"] < 380
+    assert (score["low"], score["high"]) == (1.0, 1.0)
+
+
+def test_group_mean_weighs_groups_equally_and_resamples_groups() -> None:
+    # a: -1 over 2 rows, b and c: +1 over 3 rows each, d: one row, no value
+    groups = ["a"] * 2 + ["b"] * 3 + ["c"] * 3 + ["d"]
+    scores = score_predictions([2, 1, 1, 2, 3, 1, 2, 3, 5], [1, 2, 1, 2, 3, 1, 2, 3, 5], groups=groups)
+    score = scores["per_group_spearman"]
+    assert score["value"] == pytest.approx(1 / 3)
+    assert (score["low"], score["high"]) == (pytest.approx(-1.0), pytest.approx(1.0))
+    assert (score["n"], score["num_groups"], score["num_defined_groups"]) == (9, 4, 3)
+    assert score["groups"]["a"] == {"value": pytest.approx(-1.0), "n": 2, "undefined": None}
+    assert score["groups"]["d"] == {"value": None, "n": 1, "undefined": "1 row; at least 2 are needed"}
+
+
+def test_one_group_has_a_mean_but_no_interval() -> None:
+    score = score_predictions([1, 2, 3], [1, 2, 3], groups=["a"] * 3)["per_group_spearman"]
+    assert (score["value"], score["low"], score["high"]) == (pytest.approx(1.0), None, None)
+
+
+@pytest.mark.parametrize(
+    ("predicted", "measured", "reason"),
+    [
+        ([], [], "no rows"),
+        ([math.nan, 1.0], [1.0, 2.0], "1 of 2 predictions are NaN or infinite (first: row 0)"),
+    ],
+)
+def test_unusable_rows_give_reasons_and_no_crash(predicted: list[float], measured: list[float], reason: str) -> None:
+    scores = score_predictions(predicted, measured, groups=["a"] * len(measured))
+    assert {score["value"] for score in scores.values()} == {None}
+    assert {scores[name]["undefined"] for name in NAMES} == {reason}
+    assert scores["recall"]["base_rate"] is None
+
+
+def test_scores_are_strict_json() -> None:
+    scores = score_predictions([1, 1, math.inf], [1, 2, 3], groups=[1, 1, 2])
+    assert json.loads(json.dumps(scores, allow_nan=False)) == scores
+    scores = score_predictions(*tied_pair(30), groups=[1, 2, 3] * 10, num_resamples=10)
+    assert json.loads(json.dumps(scores, allow_nan=False)) == scores
+
+
+def test_large_n_lowers_the_resamples_but_never_below_two_hundred() -> None:
+    assert bootstrap.affordable_resamples(26_000, 1000) == 1000
+    assert bootstrap.affordable_resamples(100_000, 1000) == 500
+    assert bootstrap.affordable_resamples(10_000_000, 1000) == 200
+    assert bootstrap.affordable_resamples(10_000_000, 50) == 50
+
+
+def test_zero_resamples_give_values_without_intervals() -> None:
+    score = score_predictions([1, 2, 3], [1, 2, 4], num_resamples=0)["rmse"]
+    assert score["value"] == pytest.approx(math.sqrt(1 / 3))
+    assert (score["low"], score["high"], score["num_resamples"]) == (None, None, 0)
+
+
+def test_intervals_overlap_when_they_share_a_point() -> None:
+    low, high = {"low": 0.1, "high": 0.2}, {"low": 0.3, "high": 0.4}
+    assert intervals_overlap(low, high) is intervals_overlap(high, low) is False
+    touching = {"low": 0.2, "high": 0.3}
+    assert intervals_overlap(low, touching) is intervals_overlap(touching, low) is True
+    assert intervals_overlap({"low": 0.0, "high": 1.0}, high) is True
+    assert intervals_overlap(low, {"low": None, "high": None}) is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"confidence": 1.0}, "confidence=1.0"),
+        ({"num_resamples": -1}, "num_resamples=-1"),
+        ({"threshold": math.nan}, "threshold=nan"),
+    ],
+)
+def test_arguments_out_of_range_are_refused(arguments: dict[str, float], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        score_predictions([1, 2], [1, 2], **arguments)
+
+
+def test_groups_of_another_length_are_refused() -> None:
+    with pytest.raises(DataError, match="1 groups for 2 rows"):
+        score_predictions([1, 2], [1, 2], groups=["a"])

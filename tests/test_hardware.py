@@ -1,0 +1,261 @@
+"""The hardware table, looked up by name and matched to what drivers say; no device has to be present."""
+
+import contextlib
+import dataclasses
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from hf_ext import hardware
+from hf_ext.errors import ArgumentError
+from hf_ext.hardware import Hardware, describe_hardware, detect_hardware, known_hardware
+
+GIB = 2**30
+
+
+@pytest.fixture
+def card(monkeypatch):
+    """Makes torch report one CUDA card with the given driver name, capability, memory in GiB and SM count."""
+
+    def plug_in(name: str, sm: tuple[int, int], memory_gib: float, num_sms: int = 10) -> None:
+        properties = SimpleNamespace(total_memory=int(memory_gib * GIB), multi_processor_count=num_sms, major=sm[0])
+        fakes = {
+            "is_available": lambda: True,
+            "device_count": lambda: 1,
+            "current_device": lambda: 0,
+            "device": lambda index: contextlib.nullcontext(),
+            "get_device_name": lambda index: name,
+            "get_device_properties": lambda index: properties,
+            "get_device_capability": lambda index: sm,
+        }
+        for function, fake in fakes.items():
+            monkeypatch.setattr(torch.cuda, function, fake)
+
+    return plug_in
+
+
+def test_the_table_has_29_rows_with_unique_names_and_a_source_each():
+    rows = [describe_hardware(name) for name in known_hardware()]
+    assert len(rows) == 29
+    assert len({row.name for row in rows}) == 29
+    assert all(row.source for row in rows)
+    assert {row.kind for row in rows} == {"cpu", "mps", "cuda"}
+
+
+def test_only_published_precisions_have_peaks_and_only_where_the_card_has_the_units():
+    for row in map(describe_hardware, known_hardware()):
+        assert set(row.peak_tflops) <= {"fp32", "tf32", "fp16", "bf16", "fp8"}
+        assert ("tf32" in row.peak_tflops) <= row.tf32, row.name
+        assert ("bf16" in row.peak_tflops) <= row.native_bf16, row.name
+        assert ("fp8" in row.peak_tflops) <= row.fp8, row.name
+
+
+@pytest.mark.parametrize(
+    ("name", "bf16", "fp16", "tf32", "flash2", "flash3", "fp8"),
+    [
+        ("T4", False, True, False, False, False, False),
+        ("V100-16GB", False, True, False, False, False, False),
+        ("A100-80GB", True, True, True, True, False, False),
+        ("A10G", True, True, True, True, False, False),
+        ("RTX-3090", True, True, True, True, False, False),
+        ("L4", True, True, True, True, False, True),
+        ("RTX-4090", True, True, True, True, False, True),
+        ("H100", True, True, True, True, True, True),
+        ("H200", True, True, True, True, True, True),
+        ("B200", True, True, True, True, False, True),
+        ("RTX-5090", True, True, True, True, False, True),
+        ("sm61", False, False, False, False, False, False),
+        ("cpu", False, False, False, False, False, False),
+        ("cpu-avx512-bf16", True, False, False, False, False, False),
+        ("cpu-amx-bf16", True, False, False, False, False, False),
+    ],
+)
+def test_what_each_device_can_do(name, bf16, fp16, tf32, flash2, flash3, fp8):
+    row = describe_hardware(name)
+    seen = (row.native_bf16, row.native_fp16, row.tf32, row.flash_attention_2, row.flash_attention_3, row.fp8)
+    assert seen == (bf16, fp16, tf32, flash2, flash3, fp8)
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "tflops"),
+    [
+        ("T4", "fp16", 65),
+        ("A100-40GB", "bf16", 312),
+        ("A100-40GB", "tf32", 156),
+        ("H100", "bf16", 989.5),  # the data sheet's 1979 is with sparsity
+        ("H100-PCIe", "fp8", 1513),  # 3026 with sparsity
+        ("L4", "bf16", 121),  # 242 with sparsity
+        ("RTX-4090", "bf16", 165.2),  # 330.3 is with fp16 accumulation
+        ("B200", "fp8", 4500),
+    ],
+)
+def test_peaks_are_dense_with_fp32_accumulation(name, precision, tflops):
+    assert describe_hardware(name).peak_tflops[precision] == tflops
+
+
+@pytest.mark.parametrize(
+    ("spelled", "name"),
+    [
+        ("t4", "T4"),
+        ("Tesla T4", "T4"),
+        ("A100", "A100-40GB"),
+        ("a100 80gb", "A100-80GB"),
+        ("H100", "H100-SXM"),
+        ("rtx_4090", "RTX-4090"),
+        ("RTX4090", "RTX-4090"),
+        ("CPU", "cpu"),
+        ("NVIDIA H100 80GB HBM3", "H100-SXM"),
+    ],
+)
+def test_names_are_found_in_any_spelling(spelled, name):
+    assert describe_hardware(spelled).name == name
+
+
+def test_an_unknown_name_is_refused_with_the_nearest_and_all_known_ones():
+    with pytest.raises(
+        ArgumentError, match=r"'A100-60GB'\. Did you mean 'A100-[48]0GB'\? Known: cpu, .*RTX-5090.*'sm86'"
+    ):
+        describe_hardware("A100-60GB")
+
+
+def test_a_compute_capability_can_be_described():
+    assert describe_hardware("sm75").compute_capability == (7, 5)
+    assert describe_hardware("sm_120").compute_capability == (12, 0)
+    assert describe_hardware("sm75").memory_gib is None
+
+
+def test_changing_a_returned_row_leaves_the_table_alone():
+    describe_hardware("T4").peak_tflops["fp16"] = 1.0
+    assert describe_hardware("T4").peak_tflops["fp16"] == 65
+
+
+def test_a_row_can_be_written_as_json():
+    assert json.loads(json.dumps(dataclasses.asdict(describe_hardware("T4"))))["compute_capability"] == [7, 5]
+
+
+@pytest.mark.parametrize(
+    ("driver", "sm", "memory_gib", "name"),
+    [
+        ("Tesla T4", (7, 5), 14.58, "T4"),
+        ("Tesla V100-SXM2-16GB", (7, 0), 15.77, "V100-16GB"),
+        ("Tesla V100-PCIE-32GB", (7, 0), 31.74, "V100-PCIe-32GB"),
+        ("NVIDIA A10G", (8, 6), 22.19, "A10G"),
+        ("NVIDIA A10", (8, 6), 22.1, "A10"),
+        ("NVIDIA L4", (8, 9), 22.17, "L4"),
+        ("A100-SXM4-40GB", (8, 0), 39.59, "A100-40GB"),
+        ("NVIDIA A100-PCIE-40GB", (8, 0), 39.39, "A100-40GB"),
+        ("NVIDIA A100-SXM4-80GB", (8, 0), 79.25, "A100-80GB"),
+        ("NVIDIA A100 80GB PCIe", (8, 0), 79.14, "A100-80GB"),
+        ("NVIDIA H100 80GB HBM3", (9, 0), 79.1, "H100-SXM"),
+        ("NVIDIA H100 PCIe", (9, 0), 79.2, "H100-PCIe"),
+        ("NVIDIA H200", (9, 0), 139.8, "H200"),
+        ("NVIDIA B200", (10, 0), 178.4, "B200"),
+        ("NVIDIA GeForce RTX 3090", (8, 6), 23.69, "RTX-3090"),
+        ("NVIDIA GeForce RTX 4090", (8, 9), 23.53, "RTX-4090"),
+        ("NVIDIA GeForce RTX 5090", (12, 0), 31.35, "RTX-5090"),
+    ],
+)
+def test_a_live_card_is_recognised_by_its_driver_name(card, driver, sm, memory_gib, name):
+    card(driver, sm, memory_gib)
+    found = detect_hardware()
+    assert found.name == name
+    assert found.device_name == driver
+    assert found.memory_gib == pytest.approx(memory_gib, abs=0.01)
+    assert found.peak_tflops == describe_hardware(name).peak_tflops
+    assert found.native_bf16 == (sm >= (8, 0))
+
+
+@pytest.mark.parametrize(
+    ("driver", "sm", "memory_gib"),
+    [
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", (8, 9), 15.99),
+        ("NVIDIA GeForce RTX 4070 Ti SUPER", (8, 9), 15.99),
+        ("NVIDIA GeForce RTX 5090 D", (12, 0), 31.35),
+        ("NVIDIA GeForce RTX 3080", (8, 6), 12.0),  # the 12 GB card has more SMs than the table's 10 GB one
+        ("NVIDIA GeForce RTX 3060", (8, 6), 7.66),  # the 8 GB card has a narrower bus than the table's 12 GB one
+        ("NVIDIA A100-SXM4-80GB MIG 1g.10gb", (8, 0), 9.5),
+        ("NVIDIA H100 NVL", (9, 0), 93.1),
+        ("NVIDIA H200 NVL", (9, 0), 139.8),
+        ("NVIDIA T400", (7, 5), 3.8),
+        ("NVIDIA A100X", (8, 0), 79.0),
+    ],
+)
+def test_a_variant_gets_its_capability_but_never_the_peaks_of_the_card_it_is_named_after(card, driver, sm, memory_gib):
+    card(driver, sm, memory_gib)
+    found = detect_hardware()
+    assert (found.name, found.peak_tflops) == (driver, {})
+    assert found.compute_capability == sm
+    assert found.flash_attention_2 == (sm >= (8, 0))
+    assert found.memory_gib == pytest.approx(memory_gib, abs=0.01)
+    assert "not in the table" in found.source
+
+
+def test_memory_core_count_and_bf16_of_a_live_card_come_from_the_driver(card, monkeypatch):
+    card("NVIDIA A10G", (8, 6), 22.19, num_sms=79)
+    asked = []
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **kwargs: asked.append(kwargs))
+    found = detect_hardware("cuda:0")
+    assert (found.memory_gib, found.num_cores, found.native_bf16) == (22.19, 79, None)
+    assert asked == [{"including_emulation": False}]
+
+
+def test_a_t4_is_never_credited_with_the_bf16_that_torch_emulates(card, monkeypatch):
+    card("Tesla T4", (7, 5), 14.58)
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(torch.cuda, "_check_bf16_tensor_supported", lambda device: True)
+    monkeypatch.setattr(
+        torch.cuda,
+        "get_device_properties",
+        lambda index: SimpleNamespace(total_memory=int(14.58 * GIB), multi_processor_count=40, major=7),
+    )
+    assert torch.cuda.is_bf16_supported(including_emulation=True)
+    assert (detect_hardware().name, detect_hardware().native_bf16) == ("T4", False)
+
+
+def test_an_amd_card_is_not_judged_by_nvidia_capabilities(card, monkeypatch):
+    card("AMD Instinct MI300X", (9, 4), 191.98)
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    found = detect_hardware()
+    assert (found.kind, found.compute_capability, found.flash_attention_2, found.native_bf16) == (
+        "rocm",
+        None,
+        False,
+        True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("flags", "name", "bf16"),
+    [
+        ("fpu avx2 avx512f", "cpu", False),
+        ("fpu avx512f avx512_bf16", "cpu-avx512-bf16", True),
+        ("fpu avx512_bf16 amx_bf16 amx_tile", "cpu-amx-bf16", True),
+    ],
+)
+def test_the_cpu_is_recognised_by_its_instruction_flags(tmp_path, monkeypatch, flags, name, bf16):
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text(f"processor\t: 0\nflags\t\t: {flags}\n\nprocessor\t: 1\nflags\t\t: {flags}\n", encoding="ascii")
+    seen = hardware._cpu_flags(cpuinfo)
+    monkeypatch.setattr(hardware, "_cpu_flags", lambda: seen)
+    found = detect_hardware("cpu")
+    assert (found.name, found.native_bf16, found.kind) == (name, bf16, "cpu")
+    assert found.num_cores >= 1
+
+
+def test_a_system_without_cpuinfo_is_assumed_to_have_no_bf16(tmp_path):
+    assert hardware._cpu_flags(tmp_path / "missing") == frozenset()
+
+
+def test_this_machine_is_detected_without_arguments():
+    found = detect_hardware()
+    assert isinstance(found, Hardware)
+    assert found.kind == ("cuda" if torch.cuda.is_available() else found.kind)
+    assert found.memory_gib is None or found.memory_gib > 0
+
+
+@pytest.mark.parametrize("device", ["cuda:7", "xpu", "quantum"])
+def test_a_device_that_is_not_here_is_refused(device):
+    with pytest.raises(ArgumentError, match=device):
+        detect_hardware(device)

@@ -1,0 +1,92 @@
+"""Availability means that the import works, and a package that is asked for names the command that brings it."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hf_ext.errors import MissingDependencyError
+from hf_ext.optional import import_problem, is_available, require
+
+REPOSITORY = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """Puts a one-file package on the path; every test uses its own name, since answers are kept per process."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def write(name: str, source: str) -> str:
+        (tmp_path / f"{name}.py").write_text(source, encoding="ascii")
+        return name
+
+    yield write
+    import_problem.cache_clear()
+
+
+def test_an_installed_package_that_imports_is_available():
+    assert is_available("json")
+    assert import_problem("json") is None
+
+
+def test_a_package_that_is_not_installed_says_so():
+    assert not is_available("hf_ext_no_such_package")
+    assert import_problem("hf_ext_no_such_package") == "is not installed"
+    assert import_problem("hf_ext_no_such_package.inner") == "is not installed"
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "problem"),
+    [
+        ("broken_name", "import json\njson.no_such", "AttributeError: module 'json' has no attribute 'no_such'"),
+        ("broken_cuda", "assert False, 'Torch not compiled with CUDA enabled'", "AssertionError: Torch not compiled"),
+        ("broken_library", "raise OSError('libcudart.so.12: cannot open')", "OSError: libcudart.so.12: cannot open"),
+        ("broken_syntax", "def", "SyntaxError: invalid syntax"),
+        ("broken_silent", "raise RuntimeError", "RuntimeError"),
+        ("broken_parent", "import json.no_such_part", "ModuleNotFoundError: No module named 'json.no_such_part'"),
+    ],
+)
+def test_an_installed_package_that_does_not_import_is_not_available_and_keeps_the_reason(
+    package, name, source, problem
+):
+    package(name, source)
+    assert not is_available(name)
+    assert str(import_problem(name)).startswith(problem)
+
+
+def test_a_package_is_imported_once_however_often_it_is_asked_about(package, tmp_path):
+    name = package("counted", f"open({str(tmp_path / 'count')!r}, 'a').write('x')\nraise ImportError('no')")
+    assert [is_available(name), is_available(name), import_problem(name)] == [False, False, "ImportError: no"]
+    assert (tmp_path / "count").read_text() == "x"
+
+
+def test_after_a_shim_the_answer_can_be_asked_for_again(package, monkeypatch):
+    name = package("needs_shim", "import json\nassert hasattr(json, 'shim'), 'no shim'")
+    assert import_problem(name) == "AssertionError: no shim"
+    monkeypatch.setattr("json.shim", 1, raising=False)
+    import_problem.cache_clear()
+    assert is_available(name)
+
+
+def test_require_returns_the_module():
+    assert require("json", "lora", "--lora").dumps([]) == "[]"
+
+
+def test_require_names_the_extra_and_the_purpose():
+    with pytest.raises(MissingDependencyError, match=r"needed for --lora .*pip install \"hf_ext\[lora\]\""):
+        require("hf_ext_no_such_package", "lora", "--lora")
+
+
+def test_require_gives_the_reason_when_the_package_is_installed_but_broken(package):
+    name = package("broken_required", "raise ImportError('built for torch 2.4')")
+    with pytest.raises(
+        ImportError, match=r"is installed, but does not import here \(ImportError: built for torch 2.4\)"
+    ):
+        require(name, "faesm", "--attention faesm")
+
+
+def test_importing_hf_ext_optional_and_hardware_imports_neither_torch_nor_a_package():
+    code = "import sys, hf_ext.optional, hf_ext.hardware; print({'torch', 'transformers', 'peft'} & set(sys.modules))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=REPOSITORY)
+    assert run.stdout.strip() == "set()", run.stderr
