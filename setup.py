@@ -4,7 +4,9 @@ from setuptools import find_packages, setup
 
 ROOT = Path(__file__).parent
 VERSION = next(
-    line.split('"')[1] for line in (ROOT / "hf_ext/__init__.py").read_text().splitlines() if line.startswith("__version__")
+    line.split('"')[1]
+    for line in (ROOT / "hf_ext/__init__.py").read_text().splitlines()
+    if line.startswith("__version__")
 )
 
 setup(

@@ -305,7 +305,7 @@ def _read_yaml(path: str) -> dict[str, _Given]:
         if root is None:
             return {}
         if not isinstance(root, yaml.MappingNode):
-            raise ArgumentError(f"{path}: the top level must be 'field: value' lines, not a {root.id}.")
+            raise ArgumentError(f"{path}: the top level must be lines of 'field: value'.")
         _refuse_duplicates(root, path, _key)
         return {
             _key(key): _Given(_text(value), loader.construct_object(value, deep=True), _line(path, key))

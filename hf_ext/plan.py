@@ -107,13 +107,19 @@ def make_plan(
 
 
 def describe_model(model: Any) -> ModelFacts:
-    """Counts parameters; for models with frozen inputs, names them."""
+    """Names encoder families and frozen inputs, counts parameters in memory."""
     if model is None:
         return ModelFacts()
-    trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
     frozen = tuple(getattr(model, "frozen_inputs", ()))
     inputs = getattr(model, "embedding_sizes", {})
-    return ModelFacts(frozen, len(frozen) < len(inputs) or not inputs, model.num_parameters(), trainable)
+    specs = getattr(model.config, "encoder_specs", None)
+    return ModelFacts(
+        families=tuple({spec.config["model_type"] for spec in specs} if specs else [model.config.model_type]),
+        frozen_inputs=frozen,
+        trains_encoders=len(frozen) < len(inputs) or not inputs,
+        num_parameters=sum(p.numel() for p in model.parameters()),
+        num_trainable=sum(p.numel() for p in model.parameters() if p.requires_grad),
+    )
 
 
 def describe_data(dataset: Any, collator: Any, args: Any) -> DataFacts:

@@ -20,7 +20,7 @@ class FastTrainingArguments(TrainingArguments):
     """
 
     preset: None | str = field(  # noqa: RUF036
-        default=None, metadata={"help": "Preset(s) that these arguments came from, joined by '+'. Recorded in the plan."}
+        default=None, metadata={"help": "Preset(s) these arguments came from, joined by '+'. Recorded in the plan."}
     )
     speedups: list[str] = field(
         default_factory=list,
@@ -62,7 +62,7 @@ class FastTrainingArguments(TrainingArguments):
 
     @property
     def explicit_fields(self) -> frozenset[str]:
-        """Fields that the user set. The parser knows; for arguments built in code: those that differ from the default."""
+        """Fields that the user set: as the parser recorded, or, built in code, those that differ from the default."""
         if self._explicit is not None:
             return self._explicit
         pristine = {f.name: _default(f) for f in dataclasses.fields(self)}

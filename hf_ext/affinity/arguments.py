@@ -62,5 +62,7 @@ class AffinityArguments:
         """
         values = getattr(self, name)
         if len(values) not in (1, len(self.encoders)):
-            raise ArgumentError(f"--{name} has {len(values)} values for {len(self.encoders)} encoders: give 1 or as many.")
+            raise ArgumentError(
+                f"--{name} has {len(values)} values for {len(self.encoders)} encoders: give 1 or as many."
+            )
         return values * len(self.encoders) if len(values) == 1 else values

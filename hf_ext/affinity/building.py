@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, cast
 
 from ..data.arguments import DataArguments
 from ..data.collators import SequenceCollator
@@ -12,7 +12,7 @@ from ..data.columns import read_columns
 from ..data.tokenization import ResidueTokenizer
 from ..errors import ArgumentError
 from ..models.affinity import AffinityModel
-from ..models.configuration import EncoderSpec, TowerSpec
+from ..models.configuration import EncoderSpec, Pooling, TowerSpec, Training
 from ..models.encoders import LoraSettings, load_tokenizer, read_encoder
 from .arguments import AffinityArguments
 
@@ -45,8 +45,8 @@ def build_model(args: AffinityArguments, sequence_columns: Sequence[str]) -> Aff
         identity = (name, revision, training)
         if identity not in index:
             index[identity] = len(specs)
-            specs.append(read_encoder(name, revision, training, lora))
-        towers.append(TowerSpec(index[identity], columns, pooling))
+            specs.append(read_encoder(name, revision, cast(Training, training), lora))
+        towers.append(TowerSpec(index[identity], columns, cast(Pooling, pooling)))
     return AffinityModel.from_encoders(
         specs,
         towers,
@@ -67,7 +67,9 @@ def tower_inputs(args: AffinityArguments, sequence_columns: Sequence[str]) -> li
     """
     if args.tower_inputs:
         if len(args.tower_inputs) != len(args.encoders):
-            raise ArgumentError(f"--tower_inputs has {len(args.tower_inputs)} entries for {len(args.encoders)} encoders.")
+            raise ArgumentError(
+                f"--tower_inputs has {len(args.tower_inputs)} entries for {len(args.encoders)} encoders."
+            )
         towers = [[part.split("+") for part in entry.split(",")] for entry in args.tower_inputs]
     elif len(args.encoders) == 1:
         towers = [[[column] for column in sequence_columns]]

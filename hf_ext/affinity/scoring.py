@@ -75,7 +75,10 @@ def score_split(trainer: Any, splits: Any, name: str, threshold: float | None, g
     Cost: predictions; ridge on up to 50,000 rows; 1,000 bootstrap resamples.
     """
     output = trainer.predict(splits[name])
-    predictions, labels = np.asarray(output.predictions, np.float64).reshape(-1), np.asarray(_labels(output), np.float64)
+    predictions, labels = (
+        np.asarray(output.predictions, np.float64).reshape(-1),
+        np.asarray(_labels(output), np.float64),
+    )
     groups = [row[0] for row in read_columns(splits[name], [group_column])] if group_column else None
     predictors = {"model": predictions}
     if hasattr(splits["train"], "__len__"):

@@ -78,7 +78,7 @@ class SequenceCollator:
         return batch
 
     def encode_rows(self, name: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
-        """Model inputs of one encoder input; see `ResidueTokenizer.__call__`, plus `owner` and `num_rows` if windowed."""
+        """`ResidueTokenizer`'s tensors for one encoder input, plus `owner` and `num_rows` if windowed."""
         return self.encode(name, *([row[column] for row in rows] for column in self.columns[name]))
 
     def encode(self, name: str, *parts: Sequence[str]) -> dict[str, torch.Tensor]:

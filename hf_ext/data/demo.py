@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,8 +24,9 @@ _BERT_VOCAB = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *STANDARD, "X"]
 def make_demo_table(num_rows: int = NUM_ROWS, seed: int = 0) -> Dataset:
     """Rows of heavy, light, antigen and pKd with a planted sequence-label rule.
 
-    The rule: pKd rises with aromatic residues (F, W, Y) in the heavy chain's loop and with opposite charges of loop and
-    epitope, falls with prolines in the light chain's loop; plus Gaussian noise of 0.25.
+    The rule: pKd rises with aromatic residues (F, W, Y) in the heavy chain's loop, with opposite charges of loop and
+    epitope and with aliphatic residues (I, L, V, M) in the epitope, falls with prolines in the light chain's loop; plus
+    Gaussian noise of 0.25.
 
     Args:
         num_rows: measurements; they pair 300 heavy chains, 40 light chains and 400 antigens at random.
@@ -75,7 +77,12 @@ def make_demo_encoders(folder: str | Path, seed: int = 0) -> tuple[str, str]:
         (path / "vocab.txt").write_text("\n".join(vocabulary) + "\n")
     BertTokenizer(str(bert / "vocab.txt"), do_lower_case=False).save_pretrained(bert)
     EsmTokenizer(str(esm / "vocab.txt"), model_max_length=1024).save_pretrained(esm)
-    shape = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
+    shape: dict[str, Any] = {
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 128,
+    }
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         BertModel(

@@ -32,7 +32,7 @@ class KmerSets:
     Raises:
         ValueError: no columns, columns of different length, or k out of range.
 
-    Cost: time and memory go with the distinct sequences per column, not with the rows: 0.6 s for 32,768 distinct
+    Cost: time and memory go with the distinct sequences per column, not with the rows: 1.1 s for 32,768 distinct
     sequences of 201 residues.
     """
 
@@ -70,7 +70,7 @@ class KmerSets:
         return total
 
     def similarity(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
-        """Returns float64 [p], the similarity of rows `left[i]` and `right[i]`; about 2 us per pair of 400 residues."""
+        """Returns float64 [p], the similarity of rows `left[i]` and `right[i]`; 2.4 us per pair of 200 residues."""
         result = np.zeros(len(left))
         for start in range(0, len(left), PAIRS_PER_CHUNK):
             chunk = slice(start, start + PAIRS_PER_CHUNK)

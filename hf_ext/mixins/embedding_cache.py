@@ -37,12 +37,11 @@ class EmbeddingCacheMixin:
         """As in Trainer; positions become rows of their tables, gathered on the device where the tables are there."""
         positions = inputs.pop("positions", None)
         tables = inputs.pop("tables", None)
-        inputs = super()._prepare_inputs(inputs)  # type: ignore[misc]
         if positions is not None:
             chosen = self._tables[tables]
             device = self.args.device
             inputs["embeddings"] = {name: chosen[name].rows(index, device) for name, index in positions.items()}
-        return inputs
+        return super()._prepare_inputs(inputs)  # type: ignore[misc]
 
     @property
     def _tables(self) -> list[dict[str, EmbeddingTable]]:
@@ -82,7 +81,7 @@ class EmbeddingCacheMixin:
         return EmbeddingTable(store, sequences, width, device, _budget(device), store.folder)
 
     def fill_embedding_store(self, name: str, sequences: Sequence[str]) -> EmbeddingStore:
-        """The store of input `name`, holding all `sequences` (parts of a pair joined by `|`); all processes share the work."""
+        """The store of input `name` with all `sequences` (pairs joined by `|`) in it; all processes share the work."""
         settings = self.plan["embedding_cache"].settings
         store = self._open_store(name, settings["cache_dir"])
         report = fill_store(

@@ -30,14 +30,14 @@ class PlanMixin:
         plan: Plan | None = None,
         **kwargs: Any,
     ):
-        args = FastTrainingArguments() if args is None else args
+        args = FastTrainingArguments(output_dir="trainer_output") if args is None else args
         self.plan = plan or make_plan(args, model, train_dataset, data_collator)
         self.plan.check()
         self._run = Run(args, model, data_collator, train_dataset)
         self.plan.apply(self._run)
         super().__init__(model, args, data_collator, train_dataset, eval_dataset, **kwargs)  # type: ignore[call-arg]
         if self.is_world_process_zero():  # type: ignore[attr-defined]
-            self.plan.save(args.output_dir)
+            self.plan.save(str(args.output_dir))
 
     def record_evidence(self, name: str, **evidence: Any) -> None:
         """Adds a measurement to one decision and rewrites `plan.json`."""

@@ -27,7 +27,7 @@ class SavingMixin:
             (folder / TRAINING_ARGS_NAME).unlink(missing_ok=True)
         elif self.args.should_save:
             os.makedirs(folder, exist_ok=True)
-            self.model.save_pretrained(folder, state_dict=state_dict)
+            self.model.save_pretrained(str(folder), state_dict=state_dict)
             for part in (self.processing_class, self.data_collator):
                 if hasattr(part, "save_pretrained"):
                     part.save_pretrained(folder)

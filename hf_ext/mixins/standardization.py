@@ -16,7 +16,7 @@ SAMPLE = 2048  # distinct sequences per input: enough for a mean and a spread pe
 
 
 class StandardizationMixin:
-    """For models with a `fit_scaling` method: calls it once before training starts, with the same numbers on every rank."""
+    """For models with a `fit_scaling` method: calls it once before training, with the same numbers on every rank."""
 
     args: Any
     model: Any

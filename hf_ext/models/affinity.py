@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -51,25 +53,32 @@ class AffinityModel(PreTrainedModel):
         for index, spec in enumerate(config.encoder_specs):
             if config.save_full or spec.training != "frozen":
                 self.encoders[str(index)] = build_encoder(spec)
-        self.head = RegressionHead(sum(self.embedding_sizes.values()), config.head_sizes, config.head_dropout)
+        self.head = RegressionHead(
+            sum(self.embedding_sizes.values()), list(config.head_sizes or []), config.head_dropout
+        )
+        self._encoder_transforms: list[Callable[[nn.Module], Any]] = []
         self.post_init()
+        self._describe_encoders()
+        self.train(self.training)
 
     @classmethod
     def from_encoders(cls, encoders: list[EncoderSpec], towers: list[TowerSpec], **settings: Any) -> AffinityModel:
         """A new model on pretrained encoders, with an untrained head; `settings` go to `AffinityConfig`."""
         model = cls(build_config(encoders, towers, **settings))
-        model._load_base_weights()
-        return model
+        for name in model.encoders:
+            # Adapters are made on the pretrained weights: DoRA's magnitudes are their norms, and the random
+            # initialisation of a model built from its configuration would also fill LoRA's zero matrix.
+            model.encoders[name] = load_encoder(model.config.encoder_specs[int(name)])
+        return model.train()
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
         """As in transformers; LoRA towers take their base weights from the encoder they name."""
-        wants_info = kwargs.pop("output_loading_info", False)
-        model, info = super().from_pretrained(*args, output_loading_info=True, **kwargs)
+        loaded: Any = super().from_pretrained(*args, **kwargs)
+        model = loaded[0] if isinstance(loaded, tuple) else loaded
         if not model.config.save_full:
-            model._load_base_weights(only="lora")
-            info["missing_keys"] = {key for key in info["missing_keys"] if not model._is_referenced(key)}
-        return (model, info) if wants_info else model
+            model._load_base_weights()
+        return loaded
 
     @property
     def embedding_sizes(self) -> dict[str, int]:
@@ -99,15 +108,31 @@ class AffinityModel(PreTrainedModel):
         return getattr(torch, self.config.encoder_autocast) if self.config.encoder_autocast else None
 
     def tower_of(self, name: str) -> TowerSpec:
-        """The tower that encodes input `name`."""
-        return next(t for t in self.config.tower_specs if name in ("+".join(columns) for columns in t.inputs))
+        """The tower that encodes input `name`.
+
+        Raises:
+            ArgumentError: the model has no such input.
+        """
+        for tower in self.config.tower_specs:
+            if name in ("+".join(columns) for columns in tower.inputs):
+                return tower
+        raise ArgumentError(f"No input {name!r}; this model reads {[*self.embedding_sizes]}.")
 
     def attach_encoders(self) -> None:
         """Loads referenced encoders that are not in memory. Cost: one load from disk or the Hub cache each."""
         for index, spec in enumerate(self.config.encoder_specs):
             if str(index) not in self.encoders:
-                encoder = load_encoder(spec, self.encoder_dtype)
-                self.encoders[str(index)] = encoder.to(self.device).eval()
+                encoder: Any = load_encoder(spec, self.encoder_dtype)
+                encoder = encoder.to(self.device).eval()
+                for transform in self._encoder_transforms:
+                    transform(encoder)
+                self.encoders[str(index)] = encoder
+
+    def transform_encoders(self, transform: Callable[[nn.Module], Any]) -> None:
+        """Applies an in-place change, such as another kernel, to encoders in memory and to those loaded later."""
+        self._encoder_transforms.append(transform)
+        for encoder in self.encoders.values():
+            transform(encoder)
 
     def release_encoders(self) -> None:
         """Lets go of frozen, referenced encoders: no memory, no entry in the state dict, no work for DDP."""
@@ -139,9 +164,9 @@ class AffinityModel(PreTrainedModel):
         encoder = self.encoders[str(tower.encoder)]
         frozen = self.config.encoder_specs[tower.encoder].training == "frozen"
         tokens = {key: batch[key] for key in ("input_ids", "attention_mask", "token_type_ids") if key in batch}
-        device = batch["input_ids"].device.type
-        half = torch.autocast(device, self.encoder_autocast, enabled=frozen and self.encoder_autocast is not None)
-        with torch.set_grad_enabled(torch.is_grad_enabled() and not frozen), half:
+        # Frozen encoders ignore Trainer's autocast, so that live and cached embeddings agree; the others follow it.
+        own = torch.autocast(tokens["input_ids"].device.type, self.encoder_autocast, self.encoder_autocast is not None)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not frozen), own if frozen else nullcontext():
             states = encoder(**tokens).last_hidden_state
         pooled = pool(states, batch["residue_mask"], tower.pooling)
         if "owner" not in batch:
@@ -174,7 +199,9 @@ class AffinityModel(PreTrainedModel):
             pooled[name] = self.encode(name, batch)
         missing = [name for name in self.embedding_sizes if name not in pooled]
         if missing:
-            raise ArgumentError(f"No sequences or embeddings for {missing}; this model reads {[*self.embedding_sizes]}.")
+            raise ArgumentError(
+                f"No sequences or embeddings for {missing}; this model reads {[*self.embedding_sizes]}."
+            )
         output = self.head(torch.cat([pooled[name].float() for name in self.embedding_sizes], dim=1))
         loss = None
         if labels is not None:
@@ -205,7 +232,7 @@ class AffinityModel(PreTrainedModel):
         )
         return total / (len(labels) if num_items is None else num_items)
 
-    def save_pretrained(self, save_directory: Any, *args: Any, state_dict: dict | None = None, **kwargs: Any) -> None:
+    def save_pretrained(self, save_directory: Any, *, state_dict: dict | None = None, **kwargs: Any) -> None:  # type: ignore[override]
         """As in transformers, but referenced encoder weights are left out, and names are those of the modules.
 
         transformers 5.23 writes ESM's LayerNorms as gamma/beta, which `Trainer`'s raw `load_state_dict` then drops
@@ -215,7 +242,7 @@ class AffinityModel(PreTrainedModel):
         state_dict = self.state_dict() if state_dict is None else state_dict
         own = {key: value for key, value in state_dict.items() if not self._is_referenced(key)}
         kwargs["save_original_format"] = False
-        super().save_pretrained(save_directory, *args, state_dict=own, **kwargs)
+        super().save_pretrained(save_directory, state_dict=own, **kwargs)
 
     def _is_referenced(self, key: str) -> bool:
         """Whether a state-dict entry belongs to encoder weights that are stored by reference."""
@@ -224,10 +251,20 @@ class AffinityModel(PreTrainedModel):
         training = self.config.encoder_specs[int(key.split(".")[1])].training
         return training == "frozen" or (training == "lora" and "lora_" not in key)
 
-    def _load_base_weights(self, only: str | None = None) -> None:
-        """Fills encoders that stand in the module tree with the weights of the encoders they name."""
+    def _describe_encoders(self) -> None:
+        """Tells `from_pretrained` what a file holds; `post_init` looks only at direct children, not in `encoders`."""
+        for name, encoder in self.encoders.items():
+            self._no_split_modules.update(encoder._no_split_modules)
+            if self._is_referenced(f"encoders.{name}."):
+                self._keys_to_ignore_on_load_missing.add(rf"^encoders\.{name}\.(?!.*lora_)")
+            else:  # T5 saves its tied embedding once
+                tied = encoder.all_tied_weights_keys
+                self.all_tied_weights_keys.update({f"encoders.{name}.{k}": f"encoders.{name}.{tied[k]}" for k in tied})
+
+    def _load_base_weights(self) -> None:
+        """Fills LoRA encoders with the weights of the encoders they name."""
         for index, spec in enumerate(self.config.encoder_specs):
-            if str(index) not in self.encoders or (only and spec.training != only):
+            if spec.training != "lora":
                 continue
             source = load_encoder(EncoderSpec(**{**asdict(spec), "training": "full", "lora": {}}))
             own = self.encoders[str(index)]

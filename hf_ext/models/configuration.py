@@ -8,8 +8,11 @@ from typing import Any, Literal
 from transformers import PretrainedConfig
 
 from ..errors import ArgumentError
+from .losses import LOSSES
+from .pooling import POOLINGS
 
 Training = Literal["frozen", "lora", "full"]
+Pooling = Literal["mean", "cls", "max"]
 MAX_TOWERS = 3
 
 
@@ -34,7 +37,7 @@ class TowerSpec:
 
     encoder: int
     inputs: list[list[str]]
-    pooling: Literal["mean", "cls", "max"] = "mean"
+    pooling: Pooling = "mean"
 
 
 def input_name(columns: list[str]) -> str:
@@ -102,14 +105,21 @@ def build_config(encoders: list[EncoderSpec], towers: list[TowerSpec], **setting
     """An `AffinityConfig` from specs; refuses what no model could be built from.
 
     Raises:
-        ArgumentError: no tower or more than three, a column used twice, a pair of more than two columns.
+        ArgumentError: no tower or more than three, a column used twice, a pair of more than two columns, an unknown
+            pooling or loss.
     """
     if not 1 <= len(towers) <= MAX_TOWERS:
         raise ArgumentError(f"{len(towers)} towers: an affinity model has one to {MAX_TOWERS}.")
     inputs = [columns for tower in towers for columns in tower.inputs]
     names = [input_name(columns) for columns in inputs]
-    if len(set(names)) != len(names):
-        raise ArgumentError(f"Encoder inputs {names} repeat; each column or pair goes to one tower.")
+    used = [column for columns in inputs for column in columns]
+    if len(set(used)) != len(used):
+        raise ArgumentError(f"Encoder inputs {names} repeat a column; each column goes to one tower.")
     if any(not 1 <= len(columns) <= 2 for columns in inputs):
         raise ArgumentError(f"Encoder inputs {names}: an input is one column or a pair such as heavy+light.")
+    for tower in towers:
+        if tower.pooling not in POOLINGS:
+            raise ArgumentError(f"pooling={tower.pooling!r}: allowed are {', '.join(POOLINGS)}.")
+    if settings.get("loss", LOSSES[0]) not in LOSSES:
+        raise ArgumentError(f"loss={settings['loss']!r}: allowed are {', '.join(LOSSES)}.")
     return AffinityConfig(encoders=[asdict(e) for e in encoders], towers=[asdict(t) for t in towers], **settings)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import torch
 from peft import LoraConfig, inject_adapter_in_model
 from transformers import AutoConfig, AutoModel, AutoModelForTextEncoding, AutoTokenizer, PreTrainedModel
+from transformers.utils import logging
 
 from ..errors import ArgumentError
 from .configuration import EncoderSpec, Training
@@ -21,6 +24,7 @@ LORA_TARGETS: dict[str, list[str]] = {
     "t5": ["q", "k", "v", "o", "wi", "wo", "wi_0", "wi_1"],
 }
 _TEXT_ENCODERS = ("t5", "mt5", "umt5")  # AutoModel would build their decoder too
+_NOT_NEEDED = ("contact_head.", "pooler.")  # never used for embeddings
 
 
 @dataclass(frozen=True)
@@ -41,11 +45,11 @@ def read_encoder(name_or_path: str, revision: str | None, training: Training, lo
         ArgumentError: no configuration there, or LoRA on a family whose target modules are not known.
     """
     try:
-        config = AutoConfig.from_pretrained(name_or_path, revision=revision)
+        config = AutoConfig.from_pretrained(name_or_path, revision=revision, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise ArgumentError(
-            f"Encoder {name_or_path!r}: no model configuration found ({str(error).splitlines()[0]}). Give a Hub id such "
-            "as facebook/esm2_t33_650M_UR50D or a folder with config.json and model.safetensors."
+            f"Encoder {name_or_path!r}: no model configuration found ({str(error).splitlines()[0]}). Give a Hub id, "
+            "such as facebook/esm2_t33_650M_UR50D, or a folder with config.json and model.safetensors."
         ) from error
     if training == "lora" and config.model_type not in LORA_TARGETS:
         raise ArgumentError(
@@ -53,7 +57,7 @@ def read_encoder(name_or_path: str, revision: str | None, training: Training, lo
             f"{', '.join(LORA_TARGETS)}. Use --tower_training frozen or full."
         )
     return EncoderSpec(
-        name_or_path=str(name_or_path),
+        name_or_path=str(Path(name_or_path).resolve() if Path(name_or_path).is_dir() else name_or_path),
         config=config.to_dict(),
         revision=revision or getattr(config, "_commit_hash", None),
         fingerprint=fingerprint_weights(name_or_path, getattr(config, "_commit_hash", None)),
@@ -83,7 +87,7 @@ def load_encoder(spec: EncoderSpec, dtype: torch.dtype = torch.float32) -> PreTr
     """Loads pretrained weights, without pooling layers or decoders, and adapts them for LoRA where the spec says so.
 
     Raises:
-        ArgumentError: the weights found are not those whose fingerprint the spec carries.
+        ArgumentError: not found, or not the weights whose fingerprint the spec carries, or some are missing.
     """
     if spec.fingerprint and Path(spec.name_or_path).is_dir():
         found = fingerprint_weights(spec.name_or_path, None)
@@ -93,10 +97,30 @@ def load_encoder(spec: EncoderSpec, dtype: torch.dtype = torch.float32) -> PreTr
                 f"{spec.fingerprint}. Restore the folder, or train again."
             )
     factory = AutoModelForTextEncoding if spec.config["model_type"] in _TEXT_ENCODERS else AutoModel
-    encoder = factory.from_pretrained(
-        spec.name_or_path, revision=spec.revision, dtype=dtype, trust_remote_code=False, **_no_pooler(spec)
-    )
+    settings = {"revision": spec.revision, "dtype": dtype, "trust_remote_code": False, **_no_pooler(spec)}
+    try:
+        with _without_load_report():
+            encoder, info = factory.from_pretrained(spec.name_or_path, output_loading_info=True, **settings)
+    except OSError as error:
+        raise ArgumentError(
+            f"Encoder {spec.name_or_path!r} is not there ({str(error).splitlines()[0]}). Frozen encoders are saved by "
+            "reference: restore it, or train with --save_full to keep a copy in the model folder."
+        ) from error
+    missing = sorted(key for key in info["missing_keys"] if not key.startswith(_NOT_NEEDED))
+    if missing:
+        raise ArgumentError(f"Encoder {spec.name_or_path!r} lacks weights: {missing[:5]} ({len(missing)} in all).")
     return prepare_encoder(encoder, spec)
+
+
+@contextmanager
+def _without_load_report() -> Iterator[None]:
+    """Silences transformers' list of weights that an encoder without its pretraining head does not use."""
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
 
 
 def build_encoder(spec: EncoderSpec) -> PreTrainedModel:
@@ -128,7 +152,7 @@ def prepare_encoder(encoder: PreTrainedModel, spec: EncoderSpec) -> PreTrainedMo
 
 
 def load_tokenizer(name_or_path: str, revision: str | None = None) -> Any:
-    """The encoder's own tokenizer, with case kept."""
+    """The encoder's own tokenizer."""
     return AutoTokenizer.from_pretrained(name_or_path, revision=revision, trust_remote_code=False)
 
 

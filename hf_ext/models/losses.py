@@ -45,10 +45,8 @@ def regression_loss(
     return losses.sum()
 
 
-def _tobit(
-    predictions: torch.Tensor, labels: torch.Tensor, bounds: torch.Tensor | None, scale: float
-) -> torch.Tensor:
-    """Gaussian negative log-likelihood times scale squared: exact rows by density, censored rows by tail probability."""
+def _tobit(predictions: torch.Tensor, labels: torch.Tensor, bounds: torch.Tensor | None, scale: float) -> torch.Tensor:
+    """Gaussian negative log-likelihood times scale squared; censored rows by the probability of their tail."""
     residual = labels - predictions
     exact = 0.5 * residual.square()
     if bounds is None:

@@ -29,7 +29,10 @@ def pool(states: torch.Tensor, residue_mask: torch.Tensor, method: str) -> torch
     if method != "mean":
         raise ArgumentError(f"pooling={method!r}: allowed are {', '.join(POOLINGS)}.")
     weights = residue_mask.float()
-    return torch.einsum("ntw,nt->nw", states.float(), weights) / weights.sum(1, keepdim=True).clamp(min=1)
+    # Under Trainer's autocast, einsum would round states of magnitude 100 by 0.3.
+    with torch.autocast(states.device.type, enabled=False):
+        summed = torch.einsum("ntw,nt->nw", states.float(), weights)
+    return summed / weights.sum(1, keepdim=True).clamp(min=1)
 
 
 def merge_windows(pooled: torch.Tensor, owner: torch.Tensor, weights: torch.Tensor, num_rows: int) -> torch.Tensor:

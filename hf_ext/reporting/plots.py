@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ArgumentError, DataError
-from ..optional import require
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -42,7 +41,6 @@ def plot_loss(log_history: Sequence[Mapping[str, Any]], path: str | os.PathLike[
 
     Raises:
         DataError: no entry holds a loss.
-        MissingDependencyError: matplotlib is not installed.
     """
     series = collect_losses(log_history)
     drawn = {name: [point for point in points if math.isfinite(point[1])] for name, points in series.items()}
@@ -92,7 +90,6 @@ def plot_scatter(
 
     Raises:
         DataError: the lengths differ, or no row has two finite values.
-        MissingDependencyError: matplotlib is not installed.
     """
     predicted, measured = _as_floats(predictions), _as_floats(references)
     if len(predicted) != len(measured):
@@ -201,7 +198,6 @@ def _as_floats(values: Any) -> list[float]:
 
 
 def _new_figure(width: float, height: float) -> tuple[Figure, Axes]:
-    require("matplotlib", "plots", "plots")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -7,6 +7,8 @@ import os
 import sys
 from pathlib import Path
 
+from transformers.utils.logging import disable_progress_bar
+
 LOGGER = logging.getLogger("hf_ext")
 
 
@@ -15,6 +17,7 @@ def start_run_log(folder: str | os.PathLike[str], is_main_process: bool = True) 
 
     Warnings of transformers, accelerate and datasets go to the file too.
     """
+    disable_progress_bar()  # of loading and saving; training and embedding keep theirs
     for handler in list(LOGGER.handlers):
         LOGGER.removeHandler(handler)
         handler.close()

@@ -8,6 +8,7 @@ from . import (
     data_loading,
     embedding_cache,
     encoder_precision,
+    fused_gelu,
     fused_optimizer,
     length_grouping,
     precision,
@@ -18,6 +19,7 @@ from .base import Context, DataFacts, Decision, ModelFacts, Run, Speedup
 REGISTRY: tuple[Speedup, ...] = (
     cpu_matmul,  # before anything computes
     tf32,
+    fused_gelu,
     encoder_precision,  # before the cache, whose key holds the precision
     embedding_cache,
     precision,

@@ -33,6 +33,7 @@ class Decision:
 class ModelFacts:
     """What decisions need to know of a model."""
 
+    families: tuple[str, ...] = ()
     frozen_inputs: tuple[str, ...] = ()
     trains_encoders: bool = True
     num_parameters: int = 0

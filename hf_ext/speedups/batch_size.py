@@ -26,9 +26,10 @@ def decide(context: Context) -> Decision:
     chosen_by_hand = context.user_set("per_device_train_batch_size")
     if args.cached_batch_size and not chosen_by_hand and context.caches_all_inputs and context.data.num_rows:
         batch = cached_batch_size(context.data.num_rows, args.cached_batch_size)
-        settings = {"per_device_train_batch_size": max(1, batch // world)}
+        settings: dict[str, float] = {"per_device_train_batch_size": max(1, batch // world)}
         settings |= _scaled_rate(context, batch / (per_device * world))
-        reason = f"{batch} rows per step for a head on cached embeddings (at least {MIN_STEPS_PER_EPOCH} steps an epoch)"
+        steps = context.data.num_rows // batch
+        reason = f"{batch} rows per step, {steps} steps an epoch: the head trains on cached embeddings"
         return Decision(NAME, KIND, "applied", reason, settings)
     return off(NAME, KIND)
 

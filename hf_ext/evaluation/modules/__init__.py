@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...errors import ArgumentError
-from ...optional import require
 
 if TYPE_CHECKING:
     import evaluate
@@ -42,10 +41,8 @@ def load_metric(name: str, *, keep_in_memory: bool | None = None, **kwargs: Any)
 
     Raises:
         ArgumentError: no such metric, or no such constructor argument.
-        MissingDependencyError: the `evaluate` package is not installed or does not import.
     """
     _check_name(name)
-    require("evaluate", "eval", f"load_metric({name!r}) (score_predictions does without)")
     module = importlib.import_module(f".{name}", __name__)
     if keep_in_memory is None:
         keep_in_memory = kwargs.get("num_process", 1) == 1

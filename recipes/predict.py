@@ -1,0 +1,98 @@
+"""Predict with a trained model: a folder or Hub id, and a table or FASTA of sequences; writes a CSV.
+
+    python recipes/predict.py --model outputs/affinity --dataset_name new.csv --output predictions.csv
+
+Columns are those the model was trained on. Embeddings of frozen encoders are read from the cache where it has them.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from huggingface_hub import snapshot_download
+
+from hf_ext.affinity.building import check_inputs
+from hf_ext.affinity.results import write_predictions
+from hf_ext.data.arguments import DataArguments
+from hf_ext.data.collators import INPUTS_NAME, SequenceCollator
+from hf_ext.data.loading import load_sequences
+from hf_ext.errors import ArgumentError, HfExtError
+from hf_ext.models.affinity import AffinityModel
+from hf_ext.parser import FastArgumentParser
+from hf_ext.presets import PRESETS
+from hf_ext.reporting.run_log import start_run_log
+from hf_ext.trainer import FastTrainer
+from hf_ext.training_args import FastTrainingArguments
+
+DEFAULTS = {
+    "speedups": ["cpu_matmul", "tf32", "fused_gelu", "embedding_cache", "data_loading"],
+    "per_device_eval_batch_size": 256,
+    "report_to": "none",
+}
+
+
+@dataclass
+class PredictArguments:
+    """Which model, and where predictions go."""
+
+    model: str = field(metadata={"help": "Folder that max_speed.py wrote, or Hub id."})
+    output: str = field(default="predictions.csv", metadata={"help": "CSV to write."})
+    revision: str | None = field(default=None, metadata={"help": "Commit, tag or branch of a Hub model."})
+
+
+def main(argv: list[str] | None = None) -> Path:
+    """Runs the recipe; returns the path of the CSV."""
+    parser = FastArgumentParser(
+        (PredictArguments, DataArguments, FastTrainingArguments),
+        presets=PRESETS,
+        defaults=DEFAULTS,
+        description=__doc__,
+    )
+    predict_args, data_args, args = parser.parse_args_into_dataclasses(argv)
+    args.mark_explicit(parser.explicit)
+    folder = find_model(predict_args.model, predict_args.revision)
+    model = AffinityModel.from_pretrained(folder)
+    collator = SequenceCollator.from_pretrained(folder)
+    if "too_long" in parser.explicit:
+        collator.too_long = data_args.too_long
+    columns = [column for parts in collator.columns.values() for column in parts]
+    if "sequence_columns" in parser.explicit and data_args.sequence_columns != columns:
+        raise ArgumentError(f"--sequence_columns {data_args.sequence_columns}: this model reads {columns}; leave it out.")
+    data_args.sequence_columns = columns
+
+    output = Path(predict_args.output)
+    rows = load_sequences(data_args, output_dir=output.parent).table
+    check_inputs(collator, {"rows": rows})
+    with tempfile.TemporaryDirectory() as scratch:
+        args.output_dir = scratch
+        log = start_run_log(scratch, args.process_index == 0)
+        trainer = FastTrainer(model, args, data_collator=collator)
+        predictions = trainer.predict(rows).predictions
+        if trainer.is_world_process_zero():
+            output.parent.mkdir(parents=True, exist_ok=True)
+            write_predictions(output, rows, predictions.reshape(-1))
+        log.info("%d predictions in %s", len(predictions), output)
+        trainer.end()
+    return output
+
+
+def find_model(name: str, revision: str | None) -> str:
+    """A local folder as it is, or a Hub model's snapshot.
+
+    Raises:
+        ArgumentError: a folder that holds no model of this kind.
+    """
+    folder = Path(name) if Path(name).is_dir() else Path(snapshot_download(name, revision=revision))
+    if not (folder / INPUTS_NAME).is_file():
+        raise ArgumentError(f"--model {name}: no {INPUTS_NAME} there. Give the output folder of recipes/max_speed.py.")
+    return str(folder)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except HfExtError as error:
+        sys.exit(f"{type(error).__name__}: {error}")
