@@ -12,7 +12,7 @@ from typing import Any
 import datasets
 import torch
 
-from .data.columns import column_names, read_columns
+from .data.columns import column_names, read_columns, row_lengths
 from .errors import PlanRefused
 from .hardware import Hardware, count_cpu_cores, detect_hardware
 from .reporting.tables import format_table
@@ -112,9 +112,11 @@ def describe_model(model: Any) -> ModelFacts:
         return ModelFacts()
     frozen = tuple(getattr(model, "frozen_inputs", ()))
     inputs = getattr(model, "embedding_sizes", {})
-    specs = getattr(model.config, "encoder_specs", None)
+    config = getattr(model, "config", None)
+    specs = getattr(config, "encoder_specs", None)
+    families = {spec.config["model_type"] for spec in specs} if specs else {getattr(config, "model_type", None)}
     return ModelFacts(
-        families=tuple({spec.config["model_type"] for spec in specs} if specs else [model.config.model_type]),
+        families=tuple(sorted(filter(None, families))),
         frozen_inputs=frozen,
         trains_encoders=len(frozen) < len(inputs) or not inputs,
         num_parameters=sum(p.numel() for p in model.parameters()),
@@ -129,11 +131,15 @@ def describe_data(dataset: Any, collator: Any, args: Any) -> DataFacts:
     if not hasattr(dataset, "__len__"):
         return DataFacts(streaming=True)
     names = column_names(dataset)
-    lengths = dataset["length"][:] if isinstance(dataset, datasets.Dataset) and "length" in names else None
-    distinct = {}
-    for name, columns in getattr(collator, "columns", {}).items():
-        if set(columns) <= set(names):
-            distinct[name] = len(set(read_columns(dataset, columns)))
+    inputs = getattr(collator, "columns", {})
+    distinct = {
+        name: len(set(read_columns(dataset, columns))) for name, columns in inputs.items() if set(columns) <= set(names)
+    }
+    lengths = None
+    if distinct:
+        lengths = row_lengths(dataset, inputs)
+    elif isinstance(dataset, datasets.Dataset) and args.length_column_name in names:
+        lengths = dataset[args.length_column_name][:]
     padding = None if lengths is None else padding_share(lengths, args.per_device_train_batch_size)
     return DataFacts(len(dataset), lengths is not None, padding, distinct)
 

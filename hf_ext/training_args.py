@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from transformers import TrainingArguments
+from transformers.utils import is_torch_bf16_gpu_available
 
 from .errors import ArgumentError
 from .speedups import REGISTRY
@@ -49,7 +50,20 @@ class FastTrainingArguments(TrainingArguments):
     )
 
     def __post_init__(self) -> None:
+        self._explicit: frozenset[str] | None = None
+        self._given = frozenset(f.name for f in dataclasses.fields(self) if getattr(self, f.name) != _default(f))
+        # The parent refuses these two by the machine it stands on, or switches TF32 on for good: the plan decides.
+        asked = {"tf32": self.tf32, "bf16": self.bf16}
+        self.tf32 = False if self.tf32 is False else None
+        self.bf16 = self.bf16 and (self.fp16 or self.use_cpu or is_torch_bf16_gpu_available())
         super().__post_init__()
+        self.tf32, self.bf16 = asked["tf32"], asked["bf16"]
+        if self.bf16:
+            self.mixed_precision = "bf16"
+        self._built = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        self._check_speedups()
+
+    def _check_speedups(self) -> None:
         known = [speedup.NAME for speedup in REGISTRY]
         unknown = [name for name in [*self.speedups, *self.without] if name not in [*known, "all"]]
         if unknown:
@@ -58,19 +72,27 @@ class FastTrainingArguments(TrainingArguments):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ArgumentError(f"{name}={value}: must be at least 1.")
-        self._explicit: frozenset[str] | None = None
 
     @property
     def explicit_fields(self) -> frozenset[str]:
-        """Fields that the user set: as the parser recorded, or, built in code, those that differ from the default."""
+        """Fields that the user set: as the parser recorded, or, in code, those given other values than the default."""
         if self._explicit is not None:
             return self._explicit
-        pristine = {f.name: _default(f) for f in dataclasses.fields(self)}
-        return frozenset(name for name, default in pristine.items() if getattr(self, name) != default)
+        return self._given | {name for name, value in self._built.items() if getattr(self, name) != value}
 
     def mark_explicit(self, names: frozenset[str]) -> None:
         """Records which fields came from the command line or YAML; others may be set by the plan."""
         self._explicit = names
+
+    def __copy__(self) -> FastTrainingArguments:
+        new = object.__new__(type(self))
+        new.__dict__.update(self.__dict__)
+        return new
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What `torch.save` stores, where Trainer pickles its arguments while pushing: everything but tokens."""
+        state = {name: value for name, value in self.__dict__.items() if name != "_built"}
+        return {**state, "_built": {}, **{name: None for name in state if name.endswith("_token")}}
 
 
 def _default(spec: dataclasses.Field) -> object:

@@ -60,7 +60,7 @@ def main(argv: list[str] | None = None) -> Path:
         collator.too_long = data_args.too_long
     columns = [column for parts in collator.columns.values() for column in parts]
     if "sequence_columns" in parser.explicit and data_args.sequence_columns != columns:
-        raise ArgumentError(f"--sequence_columns {data_args.sequence_columns}: this model reads {columns}; leave it out.")
+        raise ArgumentError(f"--sequence_columns: this model reads {columns}; leave it out.")
     data_args.sequence_columns = columns
 
     output = Path(predict_args.output)

@@ -107,6 +107,8 @@ def _max_tokens(model: AffinityModel, index: int) -> int | None:
     config = model.config.encoder_specs[index].config
     if config["model_type"] == "bert":
         return int(config["max_position_embeddings"])
+    if config["model_type"] == "esm" and config.get("position_embedding_type") == "absolute":
+        return int(config["max_position_embeddings"]) - int(config["pad_token_id"]) - 1  # ESM-1b counts from there
     return None
 
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import csv
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
 from ..data.columns import column_names
+from ..errors import DataError
 from ..reporting.plots import plot_loss, plot_scatter
 from .scoring import SplitScores
+
+logger = logging.getLogger(__name__)
 
 
 def summarize_data(report: dict[str, Any]) -> str:
@@ -58,11 +62,18 @@ def save_results(
     if trainer.is_world_process_zero():
         (folder / "all_results.json").write_text(json.dumps(results, indent=2, default=str) + "\n")
         write_predictions(folder / "predictions.csv", test_rows, test.predictions, test.labels)
-        plot_loss(trainer.state.log_history, folder / "loss.png")
-        score = test.scores["model"]["spearman"]["value"]
-        text = "Spearman undefined" if score is None else f"Spearman {score:.3f}"
-        plot_scatter(test.predictions, test.labels, folder / "scatter.png", "Test set", text)
+        _plot(trainer.state.log_history, test, folder)
     return results
+
+
+def _plot(log_history: list[dict[str, Any]], test: SplitScores, folder: Path) -> None:
+    score = test.scores["model"]["spearman"]["value"]
+    text = "Spearman undefined" if score is None else f"Spearman {score:.3f}"
+    try:
+        plot_scatter(test.predictions, test.labels, folder / "scatter.png", "Test set", text)
+        plot_loss(log_history, folder / "loss.png")
+    except DataError as error:  # a run too short to log, or one that diverged, still has its results
+        logger.warning("Not plotted: %s", error)
 
 
 def _json_value(args: Any, key: str) -> Any:

@@ -24,7 +24,7 @@ class SequenceCollator:
         tokenizers: input name -> its tokenizer.
         columns: input name -> the one or two columns it reads.
         too_long: "error", "truncate" or "window" for inputs above the tokenizer's limit.
-        window_overlap: residues that neighbouring windows share.
+        window_overlap: residues that neighbouring windows share; at most half a window.
 
     Raises:
         DataError: an input is too long and `too_long` is "error", or is a pair and `too_long` is "window".
@@ -100,7 +100,7 @@ class SequenceCollator:
     def _windows(self, tokenizer: ResidueTokenizer, sequences: Sequence[str], limit: int) -> dict[str, torch.Tensor]:
         pieces, owner = [], []
         for i, sequence in enumerate(sequences):
-            cut = window_starts(len(sequence), limit, min(self.window_overlap, limit - 1))
+            cut = window_starts(len(sequence), limit, min(self.window_overlap, limit // 2))
             pieces += [sequence[start : start + limit] for start in cut]
             owner += [i] * len(cut)
         batch = tokenizer(pieces)
@@ -109,7 +109,10 @@ class SequenceCollator:
 
 
 def window_starts(length: int, size: int, overlap: int) -> list[int]:
-    """First residues of windows of `size` that cover `length` residues; the last window ends at the end."""
+    """First residues of windows of `size` that cover `length` residues; the last window ends at the end.
+
+    `overlap` is below `size`.
+    """
     starts = list(range(0, max(1, length - overlap), size - overlap))
     starts[-1] = max(0, min(starts[-1], length - size))
     return starts

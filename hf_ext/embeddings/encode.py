@@ -15,6 +15,7 @@ from .store import EmbeddingStore
 logger = logging.getLogger(__name__)
 
 SHARD_SEQUENCES = 1024  # what a kill can cost at most, per process
+_SIGNS = ("can't allocate memory", "MPS backend out of memory")  # RuntimeErrors of CPU and MPS allocators
 Encode = Callable[[Sequence[str]], torch.Tensor]
 
 
@@ -111,4 +112,4 @@ def _encode_fitting(encode: Encode, batch: Sequence[str], report: EncodingReport
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(sign in str(error) for sign in _SIGNS)

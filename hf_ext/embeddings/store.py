@@ -64,7 +64,7 @@ class EmbeddingStore:
         path = self.folder / "key.json"
         if not path.exists():
             _write_atomically(path, text.encode())
-        elif json.loads(path.read_text()) != json.loads(text):
+        elif path.read_text() != text:
             raise CacheError(
                 f"{path} describes other embeddings than this run needs:\n{path.read_text()}\nneeded:\n{text}\n"
                 "Give another --embedding_cache_dir or delete this folder."

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 import torch
 
@@ -14,6 +16,7 @@ from ..data.columns import column_names, read_columns
 from ..embeddings.dataset import EmbeddedDataset, EmbeddingTable, join_parts
 from ..embeddings.encode import EncodingReport, fill_store
 from ..embeddings.store import EmbeddingStore
+from ..hardware import detect_hardware
 
 LIVE_BATCH = 8  # sequences per batch where there is no cache to size batches for
 DEVICE_SHARE = 0.3  # of free device memory that embedding tables may take
@@ -27,11 +30,24 @@ class EmbeddingCacheMixin:
     plan: Any
     accelerator: Any
     data_collator: Any
+    train_dataset: Any
+    eval_dataset: Any
 
     def _get_dataloader(self, dataset: Any, *args: Any, **kwargs: Any) -> Any:
         if self.plan.applied("embedding_cache") and hasattr(dataset, "__len__"):
             dataset = self.embed_dataset(dataset)
+            self.model.release_encoders()
         return super()._get_dataloader(dataset, *args, **kwargs)  # type: ignore[misc]
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """As in Trainer; all datasets at hand are embedded first, while the encoders are in memory."""
+        if self.plan.applied("embedding_cache"):
+            several = self.eval_dataset if isinstance(self.eval_dataset, dict) else {"": self.eval_dataset}
+            for dataset in (self.train_dataset, *several.values()):
+                if hasattr(dataset, "__len__"):
+                    self.embed_dataset(dataset)
+            self.model.release_encoders()
+        return super().train(*args, **kwargs)  # type: ignore[misc]
 
     def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """As in Trainer; positions become rows of their tables, gathered on the device where the tables are there."""
@@ -65,13 +81,16 @@ class EmbeddingCacheMixin:
             positions[name] = np.fromiter((index.setdefault(row, len(index)) for row in rows), np.int64, len(rows))
             sequences = [join_parts(parts) for parts in index]
             tables[name] = self._table(name, sequences)
-        self.model.release_encoders()
         self._tables.append(tables)
         names = column_names(dataset)
-        columns = {new: np.asarray(dataset[old][:]) for new, old in _LABELS.items() if old in names}
+        columns = {
+            new: np.array([value for (value,) in read_columns(dataset, [old])], dtype)
+            for new, (old, dtype) in _LABELS.items()
+            if old in names
+        }
         cached = {column for name in positions for column in self.data_collator.columns[name]}
         live = {column for parts in self.data_collator.columns.values() for column in parts} - cached
-        rest = dataset.select_columns(sorted(live)) if live else None
+        rest = _only(dataset, sorted(live)) if live else None
         return EmbeddedDataset(positions, columns, len(self._tables) - 1, rest)
 
     def _table(self, name: str, sequences: list[str]) -> EmbeddingTable:
@@ -97,15 +116,21 @@ class EmbeddingCacheMixin:
         if self.args.world_size > 1:
             self.accelerator.wait_for_everyone()
             store.refresh()
+            self.accelerator.wait_for_everyone()
         self._report(name, store, report)
         return store
 
     def _open_store(self, name: str, cache_dir: str) -> EmbeddingStore:
+        # One per key, not per name: inputs that share an encoder share embeddings.
         stores = self.__dict__.setdefault("_embedding_stores", {})
-        if name not in stores:
+        key = self.embedding_key(name)
+        identity = json.dumps(key, sort_keys=True)
+        if identity not in stores:
             with self.accelerator.main_process_first():  # one process removes what does not verify
-                stores[name] = EmbeddingStore(os.path.expanduser(cache_dir), self.embedding_key(name))
-        return stores[name]
+                stores[identity] = EmbeddingStore(os.path.expanduser(cache_dir), key)
+            # Shards are dealt by position in the list of what is missing: nobody writes while another reads its index.
+            self.accelerator.wait_for_everyone()
+        return stores[identity]
 
     def encode_distinct(self, name: str, sequences: Sequence[str]) -> torch.Tensor:
         """Embeddings of input `name`, through the cache where it is on: (n, width), float32, on the CPU."""
@@ -154,11 +179,22 @@ class EmbeddingCacheMixin:
         )
 
 
-_LABELS = {"labels": "label", "bounds": "bound"}
+_LABELS = {"labels": ("label", np.float32), "bounds": ("bound", np.int64)}  # as `SequenceCollator` makes them
+
+
+def _only(dataset: Any, columns: list[str]) -> Any:
+    """Rows of `dataset` with nothing but `columns`."""
+    if isinstance(dataset, datasets.Dataset):
+        return dataset.select_columns(columns)
+    return [dict(zip(columns, row)) for row in read_columns(dataset, columns)]
 
 
 def _budget(device: torch.device) -> int:
     """Bytes that one table may take on `device`."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0] * DEVICE_SHARE)
-    return int(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * DEVICE_SHARE)
+    memory_gib = detect_hardware("cpu").memory_gib or 1  # a container's limit, where there is one
+    free = memory_gib * 2**30
+    if "SC_AVPHYS_PAGES" in os.sysconf_names:
+        free = min(free, os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    return int(free * DEVICE_SHARE)

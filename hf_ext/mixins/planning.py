@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import logging
+import copy
 from typing import Any
 
 from ..plan import Plan, make_plan
 from ..speedups import Run
 from ..training_args import FastTrainingArguments
 
-logger = logging.getLogger(__name__)
-
 
 class PlanMixin:
     """Decides and applies the speed-ups of `args` before Trainer reads its arguments.
+
+    `trainer.args` is a copy with what the plan set; the caller's `args` stay as they are, so that a second trainer
+    made from them does not scale a learning rate that is scaled already.
 
     Raises (from the constructor):
         PlanRefused: a request would do something else than asked on this machine, model or data.
@@ -30,12 +31,17 @@ class PlanMixin:
         plan: Plan | None = None,
         **kwargs: Any,
     ):
-        args = FastTrainingArguments(output_dir="trainer_output") if args is None else args
+        args = copy.copy(FastTrainingArguments(output_dir="trainer_output") if args is None else args)
+        args.accelerator_config = copy.copy(args.accelerator_config)
         self.plan = plan or make_plan(args, model, train_dataset, data_collator)
         self.plan.check()
         self._run = Run(args, model, data_collator, train_dataset)
-        self.plan.apply(self._run)
-        super().__init__(model, args, data_collator, train_dataset, eval_dataset, **kwargs)  # type: ignore[call-arg]
+        try:
+            self.plan.apply(self._run)
+            super().__init__(model, args, data_collator, train_dataset, eval_dataset, **kwargs)  # type: ignore[call-arg]
+        except BaseException:
+            self._run.restore()
+            raise
         if self.is_world_process_zero():  # type: ignore[attr-defined]
             self.plan.save(str(args.output_dir))
 

@@ -27,11 +27,18 @@ class SavingMixin:
             (folder / TRAINING_ARGS_NAME).unlink(missing_ok=True)
         elif self.args.should_save:
             os.makedirs(folder, exist_ok=True)
-            self.model.save_pretrained(str(folder), state_dict=state_dict)
-            for part in (self.processing_class, self.data_collator):
+            self.model.save_pretrained(str(folder), state_dict=state_dict, **_own_names(self.model))
+            tokenizer = self.processing_class or getattr(self.data_collator, "tokenizer", None)
+            for part in (tokenizer, self.data_collator):
                 if hasattr(part, "save_pretrained"):
                     part.save_pretrained(folder)
         if self.args.should_save:
             # to_dict masks every field whose name ends in _token.
             text = json.dumps(self.args.to_dict(), indent=2, default=str)
             (folder / "training_args.json").write_text(text + "\n")
+
+
+def _own_names(model: Any) -> dict[str, bool]:
+    # transformers 5.23 writes ESM's LayerNorms as gamma/beta, which `Trainer`'s raw `load_state_dict` then drops
+    # (https://github.com/huggingface/transformers/issues/43701). Remove when a resumed ESM keeps its LayerNorms.
+    return {"save_original_format": False} if isinstance(model, PreTrainedModel) else {}

@@ -38,7 +38,7 @@ class StandardizationMixin:
         rows = self.train_dataset
         if not hasattr(rows, "__len__"):
             rows = datasets.Dataset.from_list(list(islice(rows, SAMPLE)))
-        labels = np.asarray(rows["label"][:], np.float64)
+        labels = np.array(read_columns(rows, ["label"]), np.float64)
         embeddings = {name: self._sample_embeddings(rows, name) for name in self.model.embedding_sizes}
         self.model.fit_scaling(float(labels.mean()), float(labels.std()), embeddings)
 

@@ -15,7 +15,7 @@ from transformers.utils import ModelOutput
 
 from ..errors import ArgumentError
 from .configuration import AffinityConfig, EncoderSpec, TowerSpec, build_config
-from .encoders import build_encoder, load_encoder
+from .encoders import build_encoder, load_encoder, set_trainable
 from .head import RegressionHead
 from .losses import regression_loss
 from .pooling import merge_windows, pool
@@ -59,7 +59,6 @@ class AffinityModel(PreTrainedModel):
         self._encoder_transforms: list[Callable[[nn.Module], Any]] = []
         self.post_init()
         self._describe_encoders()
-        self.train(self.training)
 
     @classmethod
     def from_encoders(cls, encoders: list[EncoderSpec], towers: list[TowerSpec], **settings: Any) -> AffinityModel:
@@ -78,6 +77,8 @@ class AffinityModel(PreTrainedModel):
         model = loaded[0] if isinstance(loaded, tuple) else loaded
         if not model.config.save_full:
             model._load_base_weights()
+        for name, encoder in model.encoders.items():  # weights that the file lacks came back trainable
+            set_trainable(encoder, model.config.encoder_specs[int(name)].training)
         return loaded
 
     @property
@@ -253,13 +254,15 @@ class AffinityModel(PreTrainedModel):
 
     def _describe_encoders(self) -> None:
         """Tells `from_pretrained` what a file holds; `post_init` looks only at direct children, not in `encoders`."""
+        model: Any = self  # post_init has made sets of these attributes
+        encoder: Any
         for name, encoder in self.encoders.items():
-            self._no_split_modules.update(encoder._no_split_modules)
+            model._no_split_modules.update(encoder._no_split_modules)
             if self._is_referenced(f"encoders.{name}."):
-                self._keys_to_ignore_on_load_missing.add(rf"^encoders\.{name}\.(?!.*lora_)")
+                model._keys_to_ignore_on_load_missing.add(rf"^encoders\.{name}\.(?!.*lora_)")
             else:  # T5 saves its tied embedding once
                 tied = encoder.all_tied_weights_keys
-                self.all_tied_weights_keys.update({f"encoders.{name}.{k}": f"encoders.{name}.{tied[k]}" for k in tied})
+                model.all_tied_weights_keys.update({f"encoders.{name}.{k}": f"encoders.{name}.{tied[k]}" for k in tied})
 
     def _load_base_weights(self) -> None:
         """Fills LoRA encoders with the weights of the encoders they name."""

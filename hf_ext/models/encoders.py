@@ -124,19 +124,16 @@ def _without_load_report() -> Iterator[None]:
 
 
 def build_encoder(spec: EncoderSpec) -> PreTrainedModel:
-    """The encoder's architecture with weights yet to be loaded."""
+    """The encoder's architecture with weights yet to be loaded, in torch's default dtype."""
     settings = dict(spec.config)
     config = AutoConfig.for_model(settings.pop("model_type"), **settings)
     factory = AutoModelForTextEncoding if config.model_type in _TEXT_ENCODERS else AutoModel
-    return prepare_encoder(factory.from_config(config, **_no_pooler(spec)), spec)
+    # Left to itself, from_config takes the dtype that the encoder was published in, such as float16.
+    return prepare_encoder(factory.from_config(config, dtype=torch.get_default_dtype(), **_no_pooler(spec)), spec)
 
 
 def prepare_encoder(encoder: PreTrainedModel, spec: EncoderSpec) -> PreTrainedModel:
-    """Freezes, adapts or leaves trainable, as `spec.training` says."""
-    if spec.training == "full":
-        _freeze_unused(encoder)
-        return encoder
-    encoder.requires_grad_(False)
+    """Adds adapters and freezes what does not train, as `spec.training` says."""
     if spec.training == "lora":
         lora = LoraSettings(**spec.lora)
         config = LoraConfig(
@@ -148,7 +145,16 @@ def prepare_encoder(encoder: PreTrainedModel, spec: EncoderSpec) -> PreTrainedMo
             target_modules=_lora_targets(encoder, spec.config["model_type"]),
         )
         inject_adapter_in_model(config, encoder)
+    set_trainable(encoder, spec.training)
     return encoder
+
+
+def set_trainable(encoder: PreTrainedModel, training: Training) -> None:
+    """Lets all weights train ("full"), the adapters only ("lora") or none ("frozen")."""
+    for name, parameter in encoder.named_parameters():
+        # ESM's contact head never sees a gradient; left trainable it breaks DDP and optimizer resume.
+        trains = not name.startswith("contact_head.") if training == "full" else "lora_" in name
+        parameter.requires_grad_(trains)
 
 
 def load_tokenizer(name_or_path: str, revision: str | None = None) -> Any:
@@ -158,13 +164,6 @@ def load_tokenizer(name_or_path: str, revision: str | None = None) -> Any:
 
 def _no_pooler(spec: EncoderSpec) -> dict[str, Any]:
     return {"add_pooling_layer": False} if spec.config["model_type"] in ("esm", "bert") else {}
-
-
-def _freeze_unused(encoder: PreTrainedModel) -> None:
-    # ESM's contact head never sees a gradient; left trainable it breaks DDP and optimizer resume.
-    for name, parameter in encoder.named_parameters():
-        if name.startswith("contact_head."):
-            parameter.requires_grad_(False)
 
 
 def _lora_targets(encoder: PreTrainedModel, model_type: str) -> list[str]:

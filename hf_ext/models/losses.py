@@ -30,7 +30,8 @@ def regression_loss(
         tobit_scale: standard deviation of the measurement noise, in standardised label units.
 
     Returns:
-        Scalar sum. "ranking" is the mean over each row's pairs, summed over rows.
+        Scalar sum. For "ranking", each row counts the mean over its pairs, and the sum over rows is halved, because
+        every pair belongs to two rows; it depends on which rows share a batch.
     """
     if name == "ranking":
         return _ranking(predictions, labels, bounds)

@@ -20,17 +20,22 @@ LR_SCALINGS = ("none", "linear", "sqrt")
 def decide(context: Context) -> Decision:
     """Works out batch, accumulation and learning rate; refuses sizes that do not divide."""
     args, world = context.args, context.world_size
+    if NAME in (args.without or []):
+        return off(NAME, KIND)
     per_device = args.per_device_train_batch_size
     if args.effective_batch_size:
         return _accumulate(context, args.effective_batch_size, per_device * world)
-    chosen_by_hand = context.user_set("per_device_train_batch_size")
+    chosen_by_hand = any(map(context.user_set, ("per_device_train_batch_size", "gradient_accumulation_steps")))
     if args.cached_batch_size and not chosen_by_hand and context.caches_all_inputs and context.data.num_rows:
         batch = cached_batch_size(context.data.num_rows, args.cached_batch_size)
         settings: dict[str, float] = {"per_device_train_batch_size": max(1, batch // world)}
-        settings |= _scaled_rate(context, batch / (per_device * world))
+        settings["gradient_accumulation_steps"] = 1
+        settings |= _scaled_rate(context, batch / (per_device * world * args.gradient_accumulation_steps))
         steps = context.data.num_rows // batch
         reason = f"{batch} rows per step, {steps} steps an epoch: the head trains on cached embeddings"
         return Decision(NAME, KIND, "applied", reason, settings)
+    if NAME in (args.speedups or []):
+        return Decision(NAME, KIND, "skipped", "give --effective_batch_size, or --cached_batch_size with cached inputs")
     return off(NAME, KIND)
 
 
@@ -48,6 +53,10 @@ def _accumulate(context: Context, effective: int, per_step: int) -> Decision:
         reason = f"--effective_batch_size {effective} is not a multiple of {per_step} rows per pass: use {near}"
         return Decision(NAME, KIND, "refused", reason)
     steps = effective // per_step
+    asked = context.args.gradient_accumulation_steps
+    if context.user_set("gradient_accumulation_steps") and asked != steps:
+        reason = f"--effective_batch_size {effective} is {steps} passes of {per_step} rows, but {asked} are asked for"
+        return Decision(NAME, KIND, "refused", f"{reason}: leave --gradient_accumulation_steps out")
     settings = {"gradient_accumulation_steps": steps, **_scaled_rate(context, steps)}
     return Decision(NAME, KIND, "applied", f"{effective} rows per optimizer step in {steps} passes", settings)
 

@@ -30,6 +30,8 @@ def decide(context: Context) -> Decision:
         return off(NAME, KIND)
     if not context.model.frozen_inputs:
         return Decision(NAME, KIND, "skipped", "no frozen encoder")
+    if context.data.num_rows is None:
+        return Decision(NAME, KIND, "skipped", "no training rows at hand to measure the rounding on")
     best = best_precision(context.hardware)
     if best == "fp32":
         return Decision(NAME, KIND, "skipped", f"{context.hardware.name} computes neither bf16 nor fp16 natively")
@@ -41,6 +43,8 @@ def decide(context: Context) -> Decision:
 def apply(decision: Decision, run: Run) -> Decision:
     """Switches the encoders over if the probe allows it; otherwise leaves them in float32 and says so."""
     dtype, mode, bound = (decision.settings[key] for key in ("dtype", "mode", "max_noise"))
+    if run.model.config.save_full:
+        mode = "autocast"  # weights that are saved with the model stay in float32
     run.model.to(run.args.device)
     samples = {name: _sample(run, name) for name in run.model.frozen_inputs}
     reference = {name: _encode(run.model, name, sample) for name, sample in samples.items()}

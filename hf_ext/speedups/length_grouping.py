@@ -27,7 +27,8 @@ def decide(context: Context) -> Decision:
     if context.caches_all_inputs:
         return Decision(NAME, KIND, "skipped", "no encoder runs while training: nothing is padded")
     if not context.data.has_lengths:
-        return Decision(NAME, KIND, "skipped", "the dataset has no column 'length'")
+        column = context.args.length_column_name
+        return Decision(NAME, KIND, "skipped", f"the dataset has no column '{column}' (--length_column_name)")
     padding = context.data.padding_share_random
     if padding is not None and padding < MIN_PADDING:
         return Decision(NAME, KIND, "skipped", f"random batches are only {padding:.1%} padding")

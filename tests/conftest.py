@@ -1,0 +1,89 @@
+"""One quiet, offline, single-threaded environment for all tests, set before anything heavy is imported."""
+
+import atexit
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+SCRATCH = Path(tempfile.mkdtemp(prefix="hf_ext-tests-"))
+atexit.register(shutil.rmtree, SCRATCH, ignore_errors=True)
+os.environ.setdefault("MPLCONFIGDIR", str(Path("~/.cache/matplotlib").expanduser()))  # its font list takes seconds
+os.environ.update(
+    HOME=str(SCRATCH),  # default embedding cache, Hugging Face caches
+    HF_HOME=str(SCRATCH / "huggingface"),
+    HF_HUB_OFFLINE="1",
+    HF_DATASETS_OFFLINE="1",
+    HF_HUB_DISABLE_TELEMETRY="1",
+    TOKENIZERS_PARALLELISM="false",
+    OMP_NUM_THREADS="1",
+)
+for leaked in ("ACCELERATE_MIXED_PRECISION", "XDG_CACHE_HOME", "HF_TOKEN", "TRANSFORMERS_CACHE", "HF_DATASETS_CACHE"):
+    os.environ.pop(leaked, None)
+
+import pytest
+import torch
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def demo_encoders(tmp_path_factory) -> tuple[str, str]:
+    """Folders of the BERT-style and the ESM-2-style demo encoder: 2 layers, 64 wide, random weights."""
+    from hf_ext.data.demo import make_demo_encoders
+
+    return make_demo_encoders(tmp_path_factory.mktemp("encoders"))
+
+
+@pytest.fixture(scope="session")
+def demo_rows():
+    """200 demo rows as loading hands them to a Trainer: heavy, light, antigen, label."""
+    from hf_ext.data.demo import make_demo_table
+
+    return make_demo_table(num_rows=200).rename_column("pKd", "label")
+
+
+@pytest.fixture(scope="session")
+def make_affinity(demo_encoders):
+    """Builds an AffinityModel on the demo encoders, and its collator: antibody tower, antigen tower, head of 8."""
+
+    def make(antibody: str = "frozen", antigen: str = "frozen", seed: int = 0, **settings):
+        from hf_ext.affinity.arguments import AffinityArguments
+        from hf_ext.affinity.building import build_collator, build_model
+        from hf_ext.data.arguments import DataArguments
+
+        columns = ["heavy", "light", "antigen"]
+        torch.manual_seed(seed)
+        model = build_model(
+            AffinityArguments(
+                encoders=list(demo_encoders),
+                tower_inputs=["heavy,light", "antigen"],
+                tower_training=[antibody, antigen],
+                **{"head_sizes": [8], "head_dropout": 0.0, **settings},
+            ),
+            columns,
+        )
+        return model, build_collator(model, DataArguments(sequence_columns=columns))
+
+    return make
+
+
+@pytest.fixture
+def torch_settings():
+    """The process-wide torch settings that speed-ups may switch, as a function; put back after the test."""
+    before = read_torch_settings()
+    yield read_torch_settings
+    torch.set_float32_matmul_precision(before["matmul"])
+    torch.backends.mkldnn.matmul.fp32_precision = before["mkldnn_matmul"]
+    torch.use_deterministic_algorithms(before["deterministic"])
+    torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = before["cudnn"]
+
+
+def read_torch_settings() -> dict:
+    return {
+        "matmul": torch.get_float32_matmul_precision(),
+        "mkldnn_matmul": torch.backends.mkldnn.matmul.fp32_precision,
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "cudnn": (torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark),
+        "default_dtype": torch.get_default_dtype(),
+    }

@@ -1,0 +1,182 @@
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from datasets import Dataset, IterableDataset
+from tiny_affinity import ROWS
+from tiny_t5 import write_t5_encoder
+
+from hf_ext.affinity.arguments import AffinityArguments
+from hf_ext.affinity.building import STREAM_CHECK_ROWS, build_collator, build_model, check_inputs, tower_inputs
+from hf_ext.data.arguments import DataArguments
+from hf_ext.errors import ArgumentError, DataError
+
+THREE = ["heavy", "light", "antigen"]
+
+
+@pytest.mark.parametrize(
+    ("num_encoders", "given", "columns", "inputs"),
+    [
+        (1, [], ["sequence"], [[["sequence"]]]),
+        (1, [], THREE, [[["heavy"], ["light"], ["antigen"]]]),
+        (3, [], THREE, [[["heavy"]], [["light"]], [["antigen"]]]),
+        (2, ["heavy,light", "antigen"], THREE, [[["heavy"], ["light"]], [["antigen"]]]),
+        (2, ["heavy+light", "antigen"], THREE, [[["heavy", "light"]], [["antigen"]]]),
+        (1, ["heavy+light,antigen"], THREE, [[["heavy", "light"], ["antigen"]]]),
+    ],
+)
+def test_towers_read_the_columns_worked_out_by_hand(num_encoders, given, columns, inputs):
+    args = AffinityArguments(encoders=["e"] * num_encoders, tower_inputs=given)
+    assert tower_inputs(args, columns) == inputs
+
+
+@pytest.mark.parametrize(
+    ("num_encoders", "given", "message"),
+    [
+        (2, [], "2 encoders for 3 sequence columns: say which reads which, for example --tower_inputs heavy light,ant"),
+        (2, ["heavy"], "--tower_inputs has 1 entries for 2 encoders"),
+        (2, ["heavy", "light"], "read ['heavy', 'light']; the sequence columns are ['heavy', 'light', 'antigen']"),
+        (2, ["heavy,light", "light+antigen"], "each exactly once"),
+        (1, ["heavy,light,antigen,pKd"], "each exactly once"),
+    ],
+)
+def test_an_unclear_or_incomplete_assignment_is_refused(num_encoders, given, message):
+    with pytest.raises(ArgumentError) as error:
+        tower_inputs(AffinityArguments(encoders=["e"] * num_encoders, tower_inputs=given), THREE)
+    assert message in str(error.value)
+
+
+def test_a_model_is_built_as_its_arguments_say(demo_encoders):
+    bert, esm = demo_encoders
+    args = AffinityArguments(
+        encoders=[bert, esm],
+        tower_inputs=["heavy+light", "antigen"],
+        tower_training=["lora", "frozen"],
+        pooling=["cls", "max"],
+        lora_r=2,
+        use_rslora=True,
+        head_sizes=[4],
+        loss="huber",
+        huber_delta=0.5,
+    )
+    config = build_model(args, THREE).config
+    assert [(spec.training, spec.lora.get("r")) for spec in config.encoder_specs] == [("lora", 2), ("frozen", None)]
+    assert [tower.pooling for tower in config.tower_specs] == ["cls", "max"]
+    assert config.encoder_specs[0].lora["use_rslora"] is True
+    assert (config.head_sizes, config.loss, config.huber_delta) == ([4], "huber", 0.5)
+
+
+@pytest.mark.parametrize(("training", "num_weights"), [(["frozen"], 1), (["full", "frozen"], 2)])
+def test_towers_share_weights_if_they_name_the_same_encoder_and_train_alike(demo_encoders, training, num_weights):
+    args = AffinityArguments(encoders=[demo_encoders[1]] * 2, tower_training=training, head_sizes=[4])
+    config = build_model(args, THREE[:2]).config
+    assert len(config.encoder_specs) == num_weights
+    assert [tower.encoder for tower in config.tower_specs] == [0, num_weights - 1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"encoders": []}, "No encoder: give --encoders, for example facebook/esm2_t12_35M_UR50D"),
+        ({"tower_training": ["half"]}, "--tower_training ['half']: allowed are frozen, lora, full"),
+        ({"tower_training": ["frozen", "full"]}, "--tower_training has 2 values for 1 encoders: give 1 or as many"),
+        ({"encoder_revisions": ["a", "b"]}, "--encoder_revisions has 2 values for 1 encoders"),
+        ({"pooling": ["median"]}, "pooling='median': allowed are mean, cls, max"),
+        ({"loss": "mae"}, "loss='mae': allowed are mse, huber, tobit, ranking"),
+        ({"encoders": ["/nowhere/esm"]}, "Encoder '/nowhere/esm': no model configuration found"),
+    ],
+)
+def test_arguments_that_make_no_model_are_refused(demo_encoders, settings, message):
+    with pytest.raises(ArgumentError) as error:
+        build_model(AffinityArguments(**{"encoders": [demo_encoders[1]], **settings}), ["heavy"])
+    assert message in str(error.value)
+
+
+def collator_of(encoders, inputs, columns=THREE, **data_arguments):
+    args = AffinityArguments(encoders=encoders, tower_inputs=inputs, head_sizes=[4])
+    return build_collator(build_model(args, columns), DataArguments(**data_arguments))
+
+
+def limits(collator):
+    return {name: tokenizer.max_residues for name, tokenizer in collator.tokenizers.items()}
+
+
+def test_length_limits_are_those_of_positions_or_tokenizer_less_special_tokens(demo_encoders, tmp_path):
+    bert, esm = demo_encoders  # 512 learned positions; rotary, and a tokenizer for 1024 tokens
+    t5 = write_t5_encoder(tmp_path)
+    assert limits(collator_of([bert, esm, t5], [])) == {"heavy": 510, "light": 1022, "antigen": None}
+    assert limits(collator_of([bert, esm], ["heavy+light", "antigen"])) == {"heavy+light": 509, "antigen": 1022}
+
+
+def test_esm_1_with_learned_positions_is_limited_by_them(demo_encoders, tmp_path):
+    shutil.copytree(demo_encoders[1], tmp_path / "esm")
+    for file, change in (
+        ("config.json", {"position_embedding_type": "absolute", "max_position_embeddings": 102}),
+        ("tokenizer_config.json", {"model_max_length": 10**9}),
+    ):
+        path = tmp_path / "esm" / file
+        path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    # Positions start at padding id + 1 = 2, so 100 tokens fit, 98 of them residues.
+    assert limits(collator_of([str(tmp_path / "esm")], [], ["heavy"])) == {"heavy": 98}
+
+
+def test_max_residues_lowers_the_limit_where_long_sequences_are_cut(demo_encoders, tmp_path):
+    encoders = [*demo_encoders, write_t5_encoder(tmp_path)]
+    for policy in ("truncate", "window"):
+        cut = collator_of(encoders, [], max_residues=600, too_long=policy)
+        assert limits(cut) == {"heavy": 510, "light": 600, "antigen": 600}
+        assert cut.too_long == policy
+    # With "error", loading has refused longer rows already.
+    assert limits(collator_of(encoders, [], max_residues=600)) == {"heavy": 510, "light": 1022, "antigen": None}
+
+
+def splits(*antigens):
+    return {"train": Dataset.from_list([{**ROWS[0], "antigen": antigen} for antigen in antigens])}
+
+
+def test_the_report_counts_distinct_rows_per_input(demo_encoders):
+    collator = collator_of(demo_encoders, ["heavy+light", "antigen"], max_residues=20, too_long="truncate")
+    report = check_inputs(collator, splits("A" * 15 + "X", "A" * 30, "A" * 30, "A" * 20))
+    assert report == {
+        "heavy+light": {"unknown_share": 0.0, "longest": 18, "num_above_limit": 0},
+        "antigen": {"unknown_share": 0.0, "longest": 30, "num_above_limit": 1},
+    }
+
+
+def test_rows_above_the_limit_are_refused_before_anything_is_computed(demo_encoders):
+    collator = collator_of(demo_encoders, ["heavy+light", "antigen"])
+    with pytest.raises(DataError, match=r"Input 'antigen' has 1030 residues; its encoder takes 1022. Use --too_long"):
+        check_inputs(collator, splits("A" * 1025, "A" * 1030, "A"))
+
+
+def test_windows_of_a_pair_are_refused_before_anything_is_computed(demo_encoders):
+    collator = collator_of(demo_encoders, ["heavy+light", "antigen"], max_residues=10, too_long="window")
+    with pytest.raises(DataError, match="windows of a pair are not defined"):
+        check_inputs(collator, splits("A"))
+
+
+def test_unknown_residues_are_refused_in_every_split(demo_encoders, tmp_path):
+    shutil.copytree(demo_encoders[0], tmp_path / "bert")
+    without_x = (Path(demo_encoders[0]) / "vocab.txt").read_text().replace("\nX\n", "\n")
+    (tmp_path / "bert" / "vocab.txt").write_text(without_x)
+    (tmp_path / "bert" / "tokenizer.json").unlink()
+    collator = collator_of([str(tmp_path / "bert")], [], ["antigen"])
+    report = check_inputs(collator, {**splits("A" * 199, "X"), "test": splits("C")["train"]})
+    assert report["antigen"]["unknown_share"] == 1 / 201
+    with pytest.raises(DataError, match=r"Column 'antigen': 50.0% of the residues become the unknown token"):
+        check_inputs(collator, {**splits("A" * 10), "test": splits("X" * 10)["train"]})
+
+
+def test_a_stream_is_checked_on_its_first_rows_only(demo_encoders):
+    drawn = []
+
+    def rows():
+        for i in range(3 * STREAM_CHECK_ROWS):
+            drawn.append(i)
+            yield {**ROWS[0], "antigen": "A" * (1 + i % 5)}
+
+    collator = collator_of(demo_encoders, ["heavy+light", "antigen"])
+    report = check_inputs(collator, {"train": IterableDataset.from_generator(rows)})
+    assert report["antigen"]["longest"] == 5
+    assert STREAM_CHECK_ROWS <= max(drawn) + 1 <= STREAM_CHECK_ROWS + 1

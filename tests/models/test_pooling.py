@@ -1,0 +1,74 @@
+import pytest
+import torch
+
+from hf_ext.errors import ArgumentError
+from hf_ext.models.pooling import merge_windows, pool
+
+# Two rows of four tokens, two wide: special, residues, special or padding.
+STATES = torch.tensor(
+    [[[9.0, 9.0], [1.0, -5.0], [3.0, -1.0], [9.0, 9.0]], [[7.0, 8.0], [2.0, 4.0], [50.0, 50.0], [60.0, 60.0]]]
+)
+RESIDUES = torch.tensor([[False, True, True, False], [False, True, False, False]])
+
+
+@pytest.mark.parametrize(
+    ("method", "values"),
+    [
+        ("mean", [[2.0, -3.0], [2.0, 4.0]]),
+        ("max", [[3.0, -1.0], [2.0, 4.0]]),
+        ("cls", [[9.0, 9.0], [7.0, 8.0]]),
+    ],
+)
+def test_pooled_values_are_those_worked_out_by_hand(method, values):
+    assert pool(STATES, RESIDUES, method).tolist() == values
+
+
+@pytest.mark.parametrize(("method", "ignores"), [("mean", True), ("max", True), ("cls", False)])
+def test_only_cls_reads_a_token_that_is_no_residue(method, ignores):
+    changed = STATES.masked_fill(~RESIDUES.unsqueeze(-1), 1e4)
+    assert torch.equal(pool(changed, RESIDUES, method), pool(STATES, RESIDUES, method)) is ignores
+
+
+@pytest.mark.parametrize("method", ["mean", "max", "cls"])
+def test_pooling_is_float32_also_for_half_precision_states_and_under_autocast(method):
+    states = torch.full((1, 40, 2), 100.0) + torch.arange(40.0)[None, :, None] / 64
+    mask = torch.ones(1, 40, dtype=torch.bool)
+    expected = pool(states, mask, method)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(pool(states, mask, method), expected)
+        assert pool(states.bfloat16(), mask, method).dtype == torch.float32
+
+
+def test_a_mean_in_bfloat16_is_told_apart_from_one_in_float32():
+    states = torch.full((1, 40, 2), 100.0) + torch.arange(40.0)[None, :, None] / 64
+    mask = torch.ones(1, 40, dtype=torch.bool)
+    assert not torch.equal(states.bfloat16().mean(1).float(), pool(states, mask, "mean"))
+
+
+def test_an_unknown_pooling_is_refused():
+    with pytest.raises(ArgumentError, match="pooling='median': allowed are mean, cls, max"):
+        pool(STATES, RESIDUES, "median")
+
+
+def test_windows_are_averaged_by_their_residues():
+    pooled = torch.tensor([[1.0, 0.0], [4.0, 8.0], [5.0, 6.0]])
+    merged = merge_windows(pooled, torch.tensor([0, 0, 1]), torch.tensor([2, 1, 9]), 2)
+    assert torch.allclose(merged, torch.tensor([[2.0, 8.0 / 3.0], [5.0, 6.0]]))
+
+
+def merged_and_whole(weights_of):
+    generator = torch.Generator().manual_seed(0)
+    states = torch.randn(1, 7, 3, generator=generator)
+    first, second = states[:, :4], states[:, 4:]
+    windows = torch.cat([pool(part, torch.ones(part.shape[:2], dtype=torch.bool), "mean") for part in (first, second)])
+    merged = merge_windows(windows, torch.tensor([0, 0]), weights_of(torch.tensor([4, 3])), 1)
+    return merged, pool(states, torch.ones(1, 7, dtype=torch.bool), "mean")
+
+
+def test_merged_means_of_windows_equal_the_mean_over_all_their_residues():
+    torch.testing.assert_close(*merged_and_whole(lambda lengths: lengths))
+
+
+def test_windows_averaged_without_weights_are_told_apart():
+    with pytest.raises(AssertionError):
+        torch.testing.assert_close(*merged_and_whole(torch.ones_like))

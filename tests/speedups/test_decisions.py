@@ -1,0 +1,308 @@
+"""What is decided from facts alone, for machines that need not be present."""
+
+import copy
+from dataclasses import replace
+
+import pytest
+
+from hf_ext.hardware import describe_hardware
+from hf_ext.speedups import REGISTRY, Context, DataFacts, ModelFacts
+from hf_ext.speedups import batch_size as batch_size_module
+from hf_ext.training_args import FastTrainingArguments
+
+FROZEN = ModelFacts(("esm",), ("heavy", "light"), trains_encoders=False)
+LORA = ModelFacts(("esm",), (), trains_encoders=True)
+ROWS = DataFacts(num_rows=10_000, has_lengths=True, padding_share_random=0.3, distinct_inputs={"heavy": 1200})
+
+
+def context(hardware="cpu", model=FROZEN, data=ROWS, cores=8, world_size=1, **given) -> Context:
+    args = FastTrainingArguments(output_dir="o", **{"speedups": ["all"], **given})
+    return Context(describe_hardware(hardware), args, model, data, world_size, cores)
+
+
+def decide(name: str, *args, **given):
+    return next(s for s in REGISTRY if name == s.NAME).decide(context(*args, **given))
+
+
+def statuses(*args, **given) -> dict[str, str]:
+    found = context(*args, **given)
+    return {speedup.NAME: speedup.decide(found).status for speedup in REGISTRY}
+
+
+# --- all at once, on described machines ------------------------------------------------------------------------------
+
+
+def test_a_t4_gets_fp16_and_neither_tf32_nor_bf16():
+    assert statuses("T4", LORA) == {
+        "cpu_matmul": "skipped",
+        "tf32": "skipped",
+        "fused_gelu": "applied",
+        "encoder_precision": "skipped",
+        "embedding_cache": "skipped",
+        "precision": "applied",
+        "batch_size": "off",
+        "length_grouping": "applied",
+        "data_loading": "applied",
+        "fused_optimizer": "applied",
+    }
+    assert decide("precision", "T4", LORA).settings == {"mixed_precision": "fp16"}
+    assert decide("encoder_precision", "T4").settings == {"dtype": "fp16", "mode": "weights", "max_noise": 0.05}
+
+
+@pytest.mark.parametrize("card", ["A100", "H100", "L4", "RTX-4090"])
+def test_ampere_and_later_get_bf16_weights_and_tf32(card):
+    assert decide("precision", card, LORA).settings == {"mixed_precision": "bf16"}
+    assert decide("encoder_precision", card).settings["dtype"] == "bf16"
+    assert decide("encoder_precision", card).settings["mode"] == "weights"
+    assert decide("tf32", card).status == "applied"
+
+
+def test_a_cpu_without_bf16_instructions_stays_in_float32():
+    assert decide("precision", "cpu", LORA).status == "skipped"
+    assert decide("encoder_precision", "cpu").status == "skipped"
+    assert "neither bf16 nor fp16" in decide("encoder_precision", "cpu").reason
+    assert decide("cpu_matmul", "cpu").status == "applied"
+
+
+@pytest.mark.parametrize("cpu", ["cpu-avx512-bf16", "cpu-amx-bf16"])
+def test_a_cpu_with_bf16_instructions_uses_them_under_autocast(cpu):
+    assert decide("precision", cpu, LORA).settings == {"mixed_precision": "bf16"}
+    assert decide("encoder_precision", cpu).settings == {"dtype": "bf16", "mode": "autocast", "max_noise": 0.05}
+
+
+def test_nothing_is_decided_for_when_nothing_is_asked_for():
+    for card in ("cpu-avx512-bf16", "T4", "A100"):
+        assert set(statuses(card, speedups=[]).values()) == {"off"}
+
+
+@pytest.mark.parametrize("name", [s.NAME for s in REGISTRY if s.NAME != "batch_size"])
+def test_without_leaves_one_speedup_out_and_no_other(name):
+    before, after = statuses("A100"), statuses("A100", without=[name])
+    follow = {"embedding_cache": {"precision", "length_grouping"}}  # then encoders run while training
+    assert {n for n in before if before[n] != after[n]} <= {name, *follow.get(name, ())}
+    assert after[name] == "off"
+
+
+def test_a_single_speedup_can_be_named():
+    assert [n for n, status in statuses("A100", speedups=["tf32"]).items() if status == "applied"] == ["tf32"]
+
+
+@pytest.mark.parametrize("hardware", ["T4", "A100", "cpu-avx512-bf16"])
+def test_deciding_changes_no_argument_and_every_decision_names_its_reason(hardware):
+    found = context(hardware, LORA, cached_batch_size=64)
+    before = copy.deepcopy({k: v for k, v in vars(found.args).items() if k != "distributed_state"})
+    decisions = [speedup.decide(found) for speedup in REGISTRY]
+    assert {k: str(v) for k, v in vars(found.args).items() if k in before} == {k: str(v) for k, v in before.items()}
+    assert all(decision.reason for decision in decisions)
+
+
+# --- precision and tf32 ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("hardware", "asked", "status", "remedy"),
+    [
+        ("T4", "bf16", "refused", "use --fp16"),
+        ("cpu", "bf16", "refused", "leave it out"),
+        ("cpu-avx512-bf16", "fp16", "refused", "use --bf16"),
+        ("sm61", "fp16", "refused", "leave it out"),
+        ("A100", "bf16", "applied", None),
+        ("A100", "fp16", "applied", None),
+        ("T4", "fp16", "applied", None),
+        ("cpu-avx512-bf16", "bf16", "applied", None),
+    ],
+)
+def test_precision_that_is_asked_for_is_met_natively_or_refused_with_a_remedy(hardware, asked, status, remedy):
+    for speedups in ([], ["all"]):
+        decision = decide("precision", hardware, LORA, speedups=speedups, **{asked: True})
+        assert decision.status == status
+        assert remedy is None or decision.reason.endswith(remedy)
+        assert decision.settings == ({"mixed_precision": asked} if status == "applied" else {})
+
+
+def test_a_head_on_cached_embeddings_is_not_put_into_half_precision():
+    decision = decide("precision", "A100", FROZEN)
+    assert (decision.status, decision.reason) == ("skipped", "only the head trains, and heads stay in float32")
+    assert decide("precision", "A100", FROZEN, without=["embedding_cache"]).status == "applied"
+
+
+def test_tf32_that_is_asked_for_is_met_refused_or_left_off():
+    assert decide("tf32", "A100", speedups=[], tf32=True).status == "applied"
+    refused = decide("tf32", "T4", speedups=[], tf32=True)
+    assert (refused.status, refused.reason) == ("refused", "T4 has no TF32: leave --tf32 out")
+    assert decide("tf32", "A100", tf32=False).status == "off"
+
+
+# --- embedding cache and what follows from it --------------------------------------------------------------------------
+
+
+def test_the_embedding_cache_takes_the_frozen_inputs():
+    decision = decide("embedding_cache", "cpu", embedding_cache_dir="here")
+    assert decision.settings == {"inputs": ["heavy", "light"], "tokens_per_batch": 2048, "cache_dir": "here"}
+    assert decision.reason == "frozen: 1,200 heavy distinct"
+    assert decide("embedding_cache", "A100").settings["tokens_per_batch"] == 65536
+    assert decide("embedding_cache", "A100", embedding_tokens_per_batch=77).settings["tokens_per_batch"] == 77
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "reason"),
+    [
+        (LORA, ROWS, "no frozen encoder"),
+        (FROZEN, DataFacts(streaming=True), "a stream's sequences are not known in advance"),
+    ],
+)
+def test_the_embedding_cache_is_skipped_where_it_cannot_be(model, data, reason):
+    decision = decide("embedding_cache", "cpu", model, data)
+    assert (decision.status, decision.reason) == ("skipped", reason)
+
+
+@pytest.mark.parametrize("data", [DataFacts(), DataFacts(streaming=True)])
+def test_encoder_precision_is_skipped_without_rows_to_measure_on(data):
+    decision = decide("encoder_precision", "A100", FROZEN, data)
+    assert decision.status == "skipped"
+    assert "no training rows" in decision.reason
+
+
+def test_fused_gelu_is_for_esm():
+    assert decide("fused_gelu", model=replace(FROZEN, families=("bert", "esm"))).status == "applied"
+    assert decide("fused_gelu", model=replace(FROZEN, families=("bert",))).reason == "no ESM encoder"
+
+
+# --- batch size --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "largest", "batch"),
+    [
+        (104_800, 1024, 1024),  # 102 steps
+        (2691, 1024, 32),  # 84 steps; 64 rows would leave 42
+        (100, 1024, 8),
+        (65_536, 1024, 1024),  # exactly 64 steps
+        (65_535, 1024, 512),
+        (104_800, 100, 64),
+        (1, 1024, 8),
+    ],
+)
+def test_the_cached_batch_leaves_64_steps_an_epoch(num_rows, largest, batch):
+    assert batch_size_module.cached_batch_size(num_rows, largest) == batch
+
+
+def test_the_cached_batch_is_split_over_processes_and_given_up_for_a_size_set_by_hand():
+    data = replace(ROWS, num_rows=104_800)
+    given = {"cached_batch_size": 1024}
+    decision = decide("batch_size", "A100", data=data, **given)
+    assert decision.settings == {"per_device_train_batch_size": 1024, "gradient_accumulation_steps": 1}
+    assert decide("batch_size", "A100", data=data, world_size=4, **given).settings["per_device_train_batch_size"] == 256
+    for by_hand in (
+        {"per_device_train_batch_size": 32},
+        {"gradient_accumulation_steps": 2},
+        {"without": ["batch_size"]},
+    ):
+        assert decide("batch_size", "A100", data=data, **given, **by_hand).status == "off"
+    assert decide("batch_size", "A100", LORA, data, **given).status == "off"
+    assert decide("batch_size", "A100", data=data, without=["embedding_cache"], **given).status == "off"
+
+
+def test_the_effective_batch_is_reached_by_accumulation():
+    given = {"per_device_train_batch_size": 4, "effective_batch_size": 32, "learning_rate": 1e-3}
+    decision = decide("batch_size", world_size=2, **given)
+    assert (decision.status, decision.settings) == ("applied", {"gradient_accumulation_steps": 4})
+    assert decide("batch_size", **given, lr_scaling="linear").settings["learning_rate"] == pytest.approx(8e-3)
+    assert decide("batch_size", world_size=2, **given, lr_scaling="sqrt").settings["learning_rate"] == pytest.approx(
+        2e-3
+    )
+
+
+@pytest.mark.parametrize(("asked", "nearest"), [(30, 32), (33, 32), (1, 4), (42, 40)])
+def test_an_effective_batch_that_does_not_divide_is_refused_with_the_nearest(asked, nearest):
+    decision = decide("batch_size", per_device_train_batch_size=4, effective_batch_size=asked)
+    assert decision.status == "refused"
+    assert decision.reason == f"--effective_batch_size {asked} is not a multiple of 4 rows per pass: use {nearest}"
+
+
+def test_an_effective_batch_that_contradicts_the_accumulation_asked_for_is_refused():
+    given = {"per_device_train_batch_size": 4, "effective_batch_size": 32}
+    assert decide("batch_size", **given, gradient_accumulation_steps=2).status == "refused"
+    assert decide("batch_size", **given, gradient_accumulation_steps=8).status == "applied"
+
+
+def test_naming_batch_size_without_a_size_says_what_to_give():
+    decision = decide("batch_size", speedups=["batch_size"])
+    assert decision.status == "skipped"
+    assert "--effective_batch_size" in decision.reason
+
+
+# --- loading and grouping ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("cores", "world_size", "workers"), [(8, 1, 7), (16, 1, 8), (8, 4, 1), (2, 4, 0), (1, 1, 0)])
+def test_on_a_gpu_workers_are_the_cores_that_are_left(cores, world_size, workers):
+    settings = decide("data_loading", "A100", LORA, cores=cores, world_size=world_size).settings
+    assert settings == {
+        "dataloader_num_workers": workers,
+        "dataloader_pin_memory": True,
+        "dataloader_persistent_workers": workers > 0,
+        "dataloader_prefetch_factor": 4 if workers else None,
+        "non_blocking": True,
+    }
+
+
+def test_a_cpu_and_a_cache_need_no_workers():
+    assert decide("data_loading", "cpu", LORA).settings["dataloader_num_workers"] == 0
+    cached = decide("data_loading", "A100", FROZEN)
+    assert cached.settings["dataloader_num_workers"] == 0
+    assert "look-ups" in cached.reason
+
+
+def test_fields_that_the_user_set_are_left_alone():
+    given = {"dataloader_num_workers": 3, "dataloader_prefetch_factor": 2, "accelerator_config": {"even_batches": True}}
+    settings = decide("data_loading", "A100", LORA, **given).settings
+    assert settings == {"dataloader_pin_memory": True, "dataloader_persistent_workers": True}
+
+
+def test_workers_that_the_user_set_decide_what_depends_on_them():
+    three = decide("data_loading", "cpu", LORA, dataloader_num_workers=3).settings
+    assert (three["dataloader_persistent_workers"], three["dataloader_prefetch_factor"]) == (True, 4)
+    none = context("A100", LORA)
+    none.args.mark_explicit(frozenset({"dataloader_num_workers"}))  # 0, typed
+    settings = next(s for s in REGISTRY if s.NAME == "data_loading").decide(none).settings
+    assert (settings["dataloader_persistent_workers"], settings["dataloader_prefetch_factor"]) == (False, None)
+
+
+def test_pinned_memory_that_a_preset_switched_off_stays_off():
+    low_memory = context("A100", LORA, dataloader_pin_memory=False)
+    low_memory.args.mark_explicit(frozenset())  # from a preset, not from the user
+    settings = next(s for s in REGISTRY if s.NAME == "data_loading").decide(low_memory).settings
+    assert settings["dataloader_pin_memory"] is False
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "given", "reason"),
+    [
+        (FROZEN, ROWS, {}, "no encoder runs while training: nothing is padded"),
+        (LORA, DataFacts(streaming=True), {}, "a stream's lengths are not known in advance"),
+        (LORA, replace(ROWS, padding_share_random=0.019), {}, "random batches are only 1.9% padding"),
+        (LORA, DataFacts(num_rows=5), {}, "the dataset has no column 'length' (--length_column_name)"),
+        (
+            LORA,
+            ROWS,
+            {"train_sampling_strategy": "sequential"},
+            "--train_sampling_strategy sequential was asked for",
+        ),
+    ],
+)
+def test_length_grouping_is_skipped_where_it_gains_nothing_or_cannot_be(model, data, given, reason):
+    decision = decide("length_grouping", "cpu", model, data, **given)
+    assert (decision.status, decision.reason) == ("skipped", reason)
+
+
+def test_length_grouping_is_applied_where_encoders_run_on_padding():
+    decision = decide("length_grouping", "cpu", LORA)
+    assert (decision.status, decision.evidence) == ("applied", {"padding_share_random": 0.3})
+    assert decide("length_grouping", "cpu", FROZEN, without=["embedding_cache"]).status == "applied"
+
+
+def test_another_optimizer_that_was_asked_for_is_kept():
+    assert decide("fused_optimizer").settings == {"optim": "adamw_torch_fused"}
+    decision = decide("fused_optimizer", optim="adafactor")
+    assert (decision.status, decision.reason) == ("skipped", "--optim adafactor was asked for")

@@ -1,0 +1,126 @@
+"""torch's GELU in ESM's feed-forward layers gives what transformers' own formula gives."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from transformers import BertConfig, BertModel, EsmConfig, EsmModel
+from transformers.models.esm.modeling_esm import EsmIntermediate
+
+from hf_ext.hardware import describe_hardware
+from hf_ext.plan import make_plan
+from hf_ext.speedups import Run
+from hf_ext.speedups.fused_gelu import fuse_gelu
+from hf_ext.training_args import FastTrainingArguments
+
+IDS = torch.tensor([[0, 5, 6, 7, 8, 2], [0, 9, 10, 2, 1, 1]])
+MASK = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0]])
+
+
+@pytest.fixture(scope="module")
+def stock() -> EsmModel:
+    torch.manual_seed(0)
+    config = EsmConfig(
+        vocab_size=33,
+        pad_token_id=1,
+        mask_token_id=32,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=64,
+        position_embedding_type="rotary",
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        initializer_range=0.2,
+    )
+    return EsmModel(config, add_pooling_layer=False).eval()
+
+
+def run_model(model: nn.Module) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Last hidden states, and the gradient of a loss on them for every parameter that has one."""
+    model.zero_grad()
+    states = model(input_ids=IDS, attention_mask=MASK).last_hidden_state
+    weights = (
+        torch.linspace(-1, 1, states.numel()).sin().view_as(states)
+    )  # a sum of squares is constant after LayerNorm
+    (states * weights)[MASK.bool()].sum().backward()
+    return states.detach(), [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+
+def largest_difference(model: nn.Module, other: nn.Module) -> float:
+    """Of hidden states and of gradients, each relative to the largest one."""
+    (states, grads), (other_states, other_grads) = run_model(model), run_model(other)
+    assert len(grads) == len(other_grads) > 20
+    largest = max(grad.abs().max() for grad in other_grads)
+    worst = max((a - b).abs().max() for a, b in zip(grads, other_grads))
+    return max((worst / largest).item(), ((states - other_states).abs().max() / other_states.abs().max()).item())
+
+
+def test_hidden_states_and_gradients_equal_stock_esm(stock):
+    fused = copy.deepcopy(stock)
+    assert fuse_gelu(fused) == 2
+    assert largest_difference(fused, stock) < 1e-5
+
+
+def test_the_comparison_tells_a_tanh_gelu_apart(stock):
+    broken = copy.deepcopy(stock)
+    for layer in broken.modules():
+        if isinstance(layer, EsmIntermediate):
+            layer.forward = lambda x, layer=layer: nn.functional.gelu(layer.dense(x), approximate="tanh")
+    assert largest_difference(broken, stock) > 1e-5
+
+
+def test_fewer_operations_run_and_stock_layers_stay_as_they_were(stock):
+    def count_erf(model):
+        with torch.profiler.profile() as profile, torch.no_grad():
+            model(input_ids=IDS, attention_mask=MASK)
+        calls = {event.key: event.count for event in profile.key_averages()}
+        return calls.get("aten::erf", 0), calls.get("aten::gelu", 0)
+
+    fused = copy.deepcopy(stock)
+    fuse_gelu(fused)
+    assert count_erf(fused) == (0, 2)
+    assert count_erf(stock) == (2, 0)
+
+
+def test_weights_names_and_copies_survive(stock):
+    fused = copy.deepcopy(stock)
+    fuse_gelu(fused)
+    assert fused.state_dict().keys() == stock.state_dict().keys()
+    twin = copy.deepcopy(fused)
+    with torch.no_grad():
+        next(m for m in fused.modules() if isinstance(m, EsmIntermediate)).dense.weight.zero_()
+    assert largest_difference(twin, stock) < 1e-5  # the copy computes with its own weights
+
+
+def test_fusing_twice_is_fusing_once_and_other_models_have_nothing_to_fuse(stock):
+    fused = copy.deepcopy(stock)
+    assert (fuse_gelu(fused), fuse_gelu(fused)) == (2, 2)
+    assert largest_difference(fused, stock) < 1e-5
+    config = BertConfig(vocab_size=5, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8)
+    assert fuse_gelu(BertModel(config)) == 0
+
+
+def test_it_works_in_training_under_lora(make_affinity):
+    model, collator = make_affinity("frozen", "lora")
+    twin, _ = make_affinity("frozen", "lora")
+    args = FastTrainingArguments(output_dir="o", speedups=["fused_gelu"])
+    plan = make_plan(args, model, hardware=describe_hardware("cpu"))
+    assert plan.applied("fused_gelu")
+    plan.apply(Run(args, model, collator))
+    batch = collator.encode("antigen", ["MKTAYIAKQR", "MKT"])
+    a, b = (m.encode("antigen", batch) for m in (model.eval(), twin.eval()))
+    assert a.requires_grad
+    assert (a - b).abs().max() < 1e-5
+    layers = [m for m in model.encoders["1"].modules() if isinstance(m, EsmIntermediate)]
+    assert [("forward" in m.__dict__) for m in layers] == [True, True]
+
+
+def test_encoders_that_are_loaded_later_are_fused_too(make_affinity):
+    model, _ = make_affinity()
+    assert len(model.encoders) == 0
+    model.transform_encoders(fuse_gelu)
+    model.attach_encoders()
+    layers = [m for m in model.modules() if isinstance(m, EsmIntermediate)]
+    assert [("forward" in m.__dict__) for m in layers] == [True, True]

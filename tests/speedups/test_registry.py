@@ -1,0 +1,44 @@
+"""Every module of hf_ext/speedups is in the registry once and says what it is; the order of application holds."""
+
+import ast
+import inspect
+from pathlib import Path
+
+import pytest
+
+import hf_ext.speedups
+from hf_ext.speedups import REGISTRY
+
+FOLDER = Path(hf_ext.speedups.__file__).parent
+MODULES = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem not in ("__init__", "base"))
+NAMES = [speedup.NAME for speedup in REGISTRY]
+
+
+def test_every_module_is_registered_exactly_once_under_its_own_name():
+    assert len(MODULES) == 10
+    assert sorted(NAMES) == MODULES
+    assert [speedup.__name__.rsplit(".", 1)[1] for speedup in REGISTRY] == NAMES
+
+
+@pytest.mark.parametrize("speedup", REGISTRY, ids=NAMES)
+def test_a_speedup_states_its_class_and_has_the_two_functions(speedup):
+    assert speedup.KIND in ("I", "N", "L")
+    assert f"Class {speedup.KIND}" in speedup.__doc__
+    assert list(inspect.signature(speedup.decide).parameters) == ["context"]
+    assert list(inspect.signature(speedup.apply).parameters) == ["decision", "run"]
+    assert speedup.decide.__doc__
+    assert speedup.apply.__doc__
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_speedup_does_nothing_when_it_is_imported(name):
+    statements = ast.parse((FOLDER / f"{name}.py").read_text()).body
+    allowed = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef, ast.Assign, ast.AnnAssign)
+    odd = [s for s in statements if not isinstance(s, allowed)]
+    assert [type(s.value) for s in odd] == [ast.Constant]  # the docstring
+
+
+def test_the_order_of_application_is_the_one_whose_reasons_the_registry_states():
+    order = {name: i for i, name in enumerate(NAMES)}
+    assert order["cpu_matmul"] == 0
+    assert order["fused_gelu"] < order["encoder_precision"] < order["embedding_cache"] < order["batch_size"]

@@ -1,0 +1,191 @@
+"""Imports go down the floors, in no circle; and nothing unpickles, evaluates or downloads code."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+# Bottom first. A module imports from its own unit (its folder or file) and from the floors below.
+FLOORS = (
+    {"errors"},
+    {"optional", "hardware"},
+    {"data", "reporting"},
+    {"models"},
+    {"embeddings", "evaluation"},
+    {"speedups"},
+    {"plan", "training_args", "presets", "parser"},
+    {"mixins"},
+    {"trainer"},
+    {"affinity"},
+)
+
+
+def module_name(path: Path, root: Path) -> str:
+    parts = path.relative_to(root).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def read_imports(root: Path, package: str) -> dict[str, set[str]]:
+    """Module -> modules of `package` that it imports, wherever in the file the import stands."""
+    files = {module_name(path, root): path for path in sorted((root / package).rglob("*.py"))}
+    return {name: imported_modules(name, path, package, files) for name, path in files.items()}
+
+
+def imported_modules(name: str, path: Path, package: str, known: dict[str, Path]) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            targets = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                here = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
+                base = ".".join([*here[: len(here) - node.level + 1], *filter(None, [node.module])])
+            targets = [f"{base}.{alias.name}" if f"{base}.{alias.name}" in known else base for alias in node.names]
+        else:
+            continue
+        found |= {target for target in targets if target.split(".")[0] == package}
+    return found - {name}
+
+
+def upward_imports(imports: dict[str, set[str]], floors: tuple[set[str], ...]) -> list[str]:
+    """Imports from a floor that is not below, as 'a -> b'; modules that stand on no floor, as 'a stands nowhere'."""
+    height = {unit: i for i, floor in enumerate(floors) for unit in floor}
+    wrong = []
+    for module, targets in imports.items():
+        unit = [*module.split("."), ""][1]
+        if unit and unit not in height:
+            wrong.append(f"{module} stands nowhere")
+            continue
+        for target in targets:
+            other = [*target.split("."), ""][1]
+            if unit and other != unit and height.get(other, len(floors)) >= height[unit]:
+                wrong.append(f"{module} -> {target}")
+    return sorted(wrong)
+
+
+def find_cycle(imports: dict[str, set[str]]) -> list[str]:
+    """Modules of one import cycle, or nothing."""
+    done: set[str] = set()
+
+    def visit(module: str, trail: list[str]) -> list[str]:
+        if module in trail:
+            return trail[trail.index(module) :]
+        if module in done:
+            return []
+        for target in sorted(imports.get(module, ())):
+            if found := visit(target, [*trail, module]):
+                return found
+        done.add(module)
+        return []
+
+    return next((cycle for module in imports if (cycle := visit(module, []))), [])
+
+
+def unsafe_lines(path: Path) -> list[str]:
+    """Uses of pickle, eval, exec, remote code, and torch.load without weights_only."""
+    wrong = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [node.module or ""]
+        elif isinstance(node, ast.Call):
+            called = ast.unparse(node.func)
+            keywords = {k.arg: k.value for k in node.keywords}
+            is_true = {k for k, v in keywords.items() if isinstance(v, ast.Constant) and v.value is True}
+            if called in ("eval", "exec"):
+                names = [called]
+            elif called in ("torch.load", "torch.save") and "weights_only" not in is_true:
+                names = [called]
+            elif "trust_remote_code" in keywords and not (
+                isinstance(keywords["trust_remote_code"], ast.Constant) and keywords["trust_remote_code"].value is False
+            ):
+                names = ["trust_remote_code"]
+        unsafe = {"pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"}
+        calls = {"eval", "exec", "torch.load", "torch.save", "trust_remote_code"}
+        wrong += [
+            f"{path.name}:{node.lineno} {name}" for name in names if name.split(".")[0] in unsafe or name in calls
+        ]
+    return wrong
+
+
+@pytest.fixture(scope="module")
+def imports() -> dict[str, set[str]]:
+    return read_imports(ROOT, "hf_ext")
+
+
+def test_imports_of_hf_ext_go_down_the_floors(imports):
+    assert len(imports) > 50  # the scan found the package
+    assert upward_imports(imports, FLOORS) == []
+
+
+def test_every_floor_unit_exists(imports):
+    units = {name.split(".")[1] for name in imports if "." in name}
+    assert set().union(*FLOORS) == units
+
+
+def test_hf_ext_has_no_import_cycle(imports):
+    assert find_cycle(imports) == []
+
+
+def test_hf_ext_never_imports_recipes(imports):
+    for path in (ROOT / "hf_ext").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert not any(name.split(".")[0] == "recipes" for name in names), path
+
+
+def test_hf_ext_and_recipes_run_no_foreign_code():
+    files = [*(ROOT / "hf_ext").rglob("*.py"), *(ROOT / "recipes").rglob("*.py")]
+    assert [line for path in files for line in unsafe_lines(path)] == []
+
+
+def write_package(root: Path, **files: str) -> dict[str, set[str]]:
+    (root / "toy").mkdir()
+    for name, text in {"__init__": "", **files}.items():
+        (root / "toy" / f"{name}.py").write_text(text)
+    return read_imports(root, "toy")
+
+
+def test_the_scan_sees_an_upward_import(tmp_path):
+    imports = write_package(tmp_path, low="def f():\n    from .high import g\n", high="g = 1\n")
+    assert upward_imports(imports, ({"low"}, {"high"})) == ["toy.low -> toy.high"]
+    assert upward_imports(imports, ({"high"}, {"low"})) == []
+
+
+def test_the_scan_sees_a_sideways_import_and_a_module_without_floor(tmp_path):
+    imports = write_package(tmp_path, one="import toy.two\n", two="", three="")
+    assert upward_imports(imports, ({"one", "two"},)) == ["toy.one -> toy.two", "toy.three stands nowhere"]
+
+
+def test_the_scan_sees_a_cycle(tmp_path):
+    imports = write_package(tmp_path, a="from . import b\n", b="from toy.c import x\n", c="from .a import y\n")
+    assert find_cycle(imports) == ["toy.a", "toy.b", "toy.c"]
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("import pickle", "pickle"),
+        ("from joblib import load", "joblib"),
+        ("eval('1')", "eval"),
+        ("exec('1')", "exec"),
+        ("torch.load(p)", "torch.load"),
+        ("f(trust_remote_code=True)", "trust_remote_code"),
+        ("f(trust_remote_code=flag)", "trust_remote_code"),
+    ],
+)
+def test_the_scan_sees_unsafe_code(tmp_path, line, found):
+    path = tmp_path / "bad.py"
+    path.write_text(f"x = 1\n{line}\n")
+    assert unsafe_lines(path) == [f"bad.py:2 {found}"]
+
+
+def test_the_scan_leaves_safe_code_alone(tmp_path):
+    path = tmp_path / "good.py"
+    path.write_text("model.eval()\nf(trust_remote_code=False)\ntorch.load(p, weights_only=True)\nimport json\n")
+    assert unsafe_lines(path) == []

@@ -1,0 +1,177 @@
+"""The plan: one entry per speed-up, refusals before anything changes, evidence in plan.json, settings switched back."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+from transformers import EsmConfig, EsmForSequenceClassification
+
+from hf_ext.errors import PlanRefused
+from hf_ext.hardware import describe_hardware
+from hf_ext.plan import describe_data, describe_model, make_plan, padding_share
+from hf_ext.speedups import REGISTRY, Run
+from hf_ext.trainer import FastTrainer
+from hf_ext.training_args import FastTrainingArguments
+
+NAMES = [speedup.NAME for speedup in REGISTRY]
+
+
+def make_args(folder="o", **given) -> FastTrainingArguments:
+    return FastTrainingArguments(
+        output_dir=str(folder),
+        **{
+            "use_cpu": True,
+            "report_to": "none",
+            "embedding_cache_dir": str(folder / "cache") if folder != "o" else "c",
+        },
+        **given,
+    )
+
+
+def test_a_plan_has_every_speedup_exactly_once_in_the_order_of_application(demo_rows, make_affinity):
+    model, collator = make_affinity()
+    for given in ({}, {"speedups": ["all"]}, {"speedups": ["tf32"], "without": ["tf32"]}):
+        plan = make_plan(make_args(**given), model, demo_rows, collator, describe_hardware("A100"))
+        assert [decision.name for decision in plan.decisions] == NAMES
+        assert all(decision.status in ("applied", "skipped", "refused", "off") for decision in plan.decisions)
+        assert all(decision.reason for decision in plan.decisions)
+
+
+def test_all_refusals_are_named_together_and_nothing_is_touched(tmp_path, torch_settings, make_affinity, demo_rows):
+    before = torch_settings()
+    model, collator = make_affinity()
+    args = FastTrainingArguments(
+        output_dir=str(tmp_path / "out"),
+        speedups=["all"],
+        use_cpu=True,
+        fp16=True,
+        tf32=True,
+        effective_batch_size=9,
+    )
+    with pytest.raises(PlanRefused) as refusal:
+        FastTrainer(model, args, collator, demo_rows)
+    text = str(refusal.value)
+    assert "  tf32: " in text
+    assert "  precision: fp16 is not native" in text
+    assert "  batch_size: --effective_batch_size 9 is not a multiple of 8 rows per pass: use 8" in text
+    assert torch_settings() == before
+    assert not (tmp_path / "out").exists()
+
+
+def test_plan_json_holds_decisions_hardware_versions_and_facts(tmp_path, demo_rows, make_affinity):
+    model, collator = make_affinity()
+    args = make_args(tmp_path, preset="max_speed", speedups=["all"], without=["cpu_matmul"])
+    trainer = FastTrainer(model, args, collator, demo_rows)
+    written = json.loads((tmp_path / "plan.json").read_text())
+    assert [entry["name"] for entry in written["decisions"]] == NAMES
+    assert written["preset"] == "max_speed"
+    assert written["hardware"]["kind"] == "cpu"
+    assert torch.__version__.startswith(written["versions"]["torch"].split("+")[0])
+    assert written["facts"]["data"]["num_rows"] == 200
+    assert written["facts"]["model"]["families"] == ["bert", "esm"]
+    assert written["facts"]["data"]["distinct_inputs"]["antigen"] == len(set(demo_rows["antigen"][:]))
+
+    trainer.record_evidence("embedding_cache", num_encoded=3)
+    written = json.loads((tmp_path / "plan.json").read_text())
+    assert written["decisions"][NAMES.index("embedding_cache")]["evidence"] == {"num_encoded": 3}
+    assert "embedding_cache" in trainer.plan.table()
+    assert "num_encoded=3" in trainer.plan.table()
+    assert "preset max_speed" in trainer.plan.table()
+
+
+def test_the_callers_arguments_stay_as_they_are_so_that_a_second_trainer_scales_once(
+    tmp_path, demo_rows, make_affinity
+):
+    model, collator = make_affinity()
+    args = make_args(
+        tmp_path, effective_batch_size=16, per_device_train_batch_size=4, lr_scaling="linear", learning_rate=1e-3
+    )
+    args.speedups = ["data_loading"]
+    for _ in range(2):
+        trainer = FastTrainer(model, args, collator, demo_rows)
+        assert (trainer.args.gradient_accumulation_steps, trainer.args.learning_rate) == (4, pytest.approx(4e-3))
+    assert (args.gradient_accumulation_steps, args.learning_rate) == (1, 1e-3)
+    assert args.accelerator_config is not trainer.args.accelerator_config
+
+
+def test_process_wide_settings_are_switched_back_by_end(
+    tmp_path, torch_settings, monkeypatch, demo_rows, make_affinity
+):
+    monkeypatch.setattr("hf_ext.speedups.cpu_matmul.MIN_GAIN", 0.0)
+    monkeypatch.setattr("hf_ext.speedups.cpu_matmul.MAX_ERROR", 1.0)
+    before = torch_settings()
+    model, collator = make_affinity()
+    args = make_args(tmp_path, speedups=["cpu_matmul"])
+    trainer = FastTrainer(model, args, collator, demo_rows)
+    assert torch_settings() != before
+    trainer.end()
+    assert torch_settings() == before
+
+
+def test_process_wide_settings_are_switched_back_when_the_trainer_cannot_be_built(
+    tmp_path, torch_settings, monkeypatch, demo_rows, make_affinity
+):
+    monkeypatch.setattr("hf_ext.speedups.cpu_matmul.MIN_GAIN", 0.0)
+    monkeypatch.setattr("hf_ext.speedups.cpu_matmul.MAX_ERROR", 1.0)
+    before = torch_settings()
+    model, collator = make_affinity()
+    with pytest.raises(TypeError):
+        FastTrainer(model, make_args(tmp_path, speedups=["cpu_matmul"]), collator, demo_rows, no_such_argument=1)
+    assert torch_settings() == before
+
+
+def test_a_plan_made_for_another_machine_can_be_given(tmp_path, demo_rows, make_affinity):
+    model, collator = make_affinity("lora", "lora")
+    args = make_args(tmp_path, speedups=["precision"])
+    plan = make_plan(args, model, demo_rows, collator, describe_hardware("cpu"))
+    trainer = FastTrainer(model, args, collator, demo_rows, plan=plan)
+    assert trainer.plan is plan
+    assert trainer.accelerator.mixed_precision == "no"
+
+
+# --- facts -------------------------------------------------------------------------------------------------------------
+
+
+def test_facts_of_models_of_every_kind(make_affinity):
+    facts = describe_model(make_affinity("frozen", "lora")[0])
+    assert (facts.families, facts.frozen_inputs) == (("bert", "esm"), ("heavy", "light"))
+    assert facts.trains_encoders
+    assert 0 < facts.num_trainable < facts.num_parameters
+    assert not describe_model(make_affinity()[0]).trains_encoders
+    config = EsmConfig(vocab_size=5, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8)
+    config.pad_token_id = 1
+    plain = describe_model(EsmForSequenceClassification(config))
+    assert (plain.families, plain.frozen_inputs, plain.trains_encoders) == (("esm",), (), True)
+    module = describe_model(nn.Linear(2, 3))
+    assert (module.families, module.num_parameters) == ((), 9)
+    assert describe_model(None).num_parameters == 0
+
+
+def test_facts_of_datasets_of_every_kind(demo_rows, make_affinity):
+    _, collator = make_affinity()
+    args = make_args()
+    facts = describe_data(demo_rows, collator, args)
+    assert (facts.num_rows, facts.has_lengths, facts.streaming) == (200, True, False)
+    assert set(facts.distinct_inputs) == {"heavy", "light", "antigen"}
+    stream = describe_data(demo_rows.to_iterable_dataset(), collator, args)
+    assert (stream.num_rows, stream.streaming) == (None, True)
+    plain = describe_data([{"input_ids": [1, 2]}], None, args)
+    assert (plain.num_rows, plain.has_lengths, plain.distinct_inputs) == (1, False, {})
+    lengths = describe_data(demo_rows.add_column("length", [7] * 200), None, args)
+    assert (lengths.has_lengths, lengths.padding_share_random) == (True, 0.0)
+    assert describe_data(None, collator, args).num_rows is None
+
+
+@pytest.mark.parametrize(("lengths", "batch", "share"), [([5, 5, 5], 2, 0.0), ([1, 3], 2, 1 / 3), ([1, 1, 4], 3, 0.5)])
+def test_the_padding_of_random_batches(lengths, batch, share):
+    assert padding_share(lengths, batch) == pytest.approx(share)
+
+
+def test_deciding_twice_gives_the_same_plan(demo_rows, make_affinity):
+    model, collator = make_affinity()
+    args = make_args(speedups=["all"], without=["cpu_matmul"])
+    first, second = (make_plan(args, model, demo_rows, collator, describe_hardware("cpu")) for _ in range(2))
+    assert first.to_dict() == second.to_dict()
+    first.apply(Run(args, model, collator, demo_rows))
+    assert first.to_dict()["decisions"] == second.to_dict()["decisions"]

@@ -1,0 +1,86 @@
+"""Presets construct, compose, and give way to whatever the user says."""
+
+import dataclasses
+
+import pytest
+
+from hf_ext.errors import ArgumentError
+from hf_ext.parser import FastArgumentParser
+from hf_ext.presets import PRESETS
+from hf_ext.speedups import REGISTRY
+from hf_ext.training_args import FastTrainingArguments
+
+# Per preset value, what a user could type instead.
+OTHER = {
+    "speedups": (["tf32"], ["tf32"]),
+    "without": (["length_grouping"], ["length_grouping"]),
+    "cached_batch_size": (["64"], 64),
+    "per_device_train_batch_size": (["3"], 3),
+    "per_device_eval_batch_size": (["5"], 5),
+    "gradient_accumulation_steps": (["2"], 2),
+    "activation_checkpointing": (["false"], False),
+    "dataloader_pin_memory": (["true"], True),
+    "embedding_tokens_per_batch": (["99"], 99),
+    "save_total_limit": (["7"], 7),
+    "report_to": (["tensorboard"], ["tensorboard"]),
+    "full_determinism": (["false"], False),
+    "data_seed": (["1"], 1),
+    "tf32": (["false"], False),
+}
+
+
+def parse(*argv: str) -> FastTrainingArguments:
+    parser = FastArgumentParser(FastTrainingArguments, presets=PRESETS)
+    (args,) = parser.parse_args_into_dataclasses(["--output_dir", "out", *argv])
+    args.mark_explicit(parser.explicit)
+    return args
+
+
+def test_there_are_the_five_presets_that_the_documents_name():
+    assert list(PRESETS) == ["baseline", "max_speed", "low_memory", "low_disk", "reproducible"]
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_preset_constructs_and_sets_what_it_says(preset):
+    args = parse("--preset", preset)
+    assert args.preset == preset
+    for name, value in PRESETS[preset].items():
+        seen = getattr(args, name)
+        assert seen == ([] if (name, value) == ("report_to", "none") else value), name
+    assert args.explicit_fields == {"output_dir", "preset"}
+
+
+@pytest.mark.parametrize(("preset", "name"), [(p, name) for p, values in PRESETS.items() for name in values])
+def test_every_value_of_a_preset_gives_way_to_the_command_line(preset, name):
+    typed, expected = OTHER[name]
+    args = parse("--preset", preset, f"--{name}", *typed)
+    assert getattr(args, name) == expected
+    assert name in args.explicit_fields
+
+
+def test_presets_name_only_fields_and_speedups_that_exist():
+    fields = {field.name for field in dataclasses.fields(FastTrainingArguments)}
+    names = {speedup.NAME for speedup in REGISTRY} | {"all"}
+    for values in PRESETS.values():
+        assert set(values) <= fields
+        assert {*values.get("speedups", []), *values.get("without", [])} <= names
+
+
+def test_presets_compose_and_the_later_one_wins():
+    args = parse("--preset", "max_speed+low_disk")
+    assert (args.speedups, args.cached_batch_size, args.save_total_limit) == (["all"], 1024, 1)
+    assert parse("--preset", "max_speed+baseline").speedups == []
+    assert parse("--preset", "baseline+max_speed").speedups == ["all"]
+
+
+def test_max_speed_with_reproducible_leaves_every_rounding_speedup_out():
+    args = parse("--preset", "max_speed+reproducible")
+    assert args.speedups == ["all"]
+    assert args.full_determinism
+    rounding = {speedup.NAME for speedup in REGISTRY if speedup.KIND == "N"}
+    assert set(args.without) == rounding == {"precision", "encoder_precision", "tf32", "cpu_matmul"}
+
+
+def test_an_unknown_preset_is_refused_with_the_nearest_name():
+    with pytest.raises(ArgumentError, match=r"max_sped.*max_speed"):
+        parse("--preset", "max_sped")

@@ -1,0 +1,55 @@
+"""The README says what is true: its tables come from the results, its commands name real files and flags."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from hf_ext.affinity.arguments import AffinityArguments
+from hf_ext.data.arguments import DataArguments
+from hf_ext.parser import FastArgumentParser
+from hf_ext.presets import PRESETS
+from hf_ext.training_args import FastTrainingArguments
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+COMMANDS = [
+    line
+    for block in re.findall(r"```bash\n(.*?)```", README, re.DOTALL)
+    for line in block.replace("\\\n", " ").splitlines()
+    if line.strip()
+]
+
+
+def test_tables_are_what_the_results_say() -> None:
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    try:
+        from tables import render
+    finally:
+        sys.path.pop(0)
+    assert render(README) == README
+    assert render(README.replace("x |", "y |")) == README  # a table edited by hand would be put right
+
+
+def test_there_are_five_commands_and_their_files_exist() -> None:
+    assert len(COMMANDS) == 5
+    for command in COMMANDS:
+        for word in shlex.split(command):
+            if word.startswith(("recipes/", "accelerate_configs/")):
+                assert (ROOT / word).exists(), word
+
+
+@pytest.mark.parametrize("command", [command for command in COMMANDS if "recipes/max_speed.py" in command])
+def test_training_commands_parse(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    arguments = shlex.split(command.partition("recipes/max_speed.py")[2])
+    parser = FastArgumentParser((AffinityArguments, DataArguments, FastTrainingArguments), presets=PRESETS)
+    assert len(parser.parse_args_into_dataclasses(arguments)) == 3
+
+
+def test_every_preset_is_in_the_table() -> None:
+    assert all(f"| `{name}` |" in README for name in PRESETS)

@@ -1,0 +1,446 @@
+"""FastTrainer: stock Trainer without a preset; with one, the same learning from a cache that is filled once."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from transformers import (
+    DataCollatorForLanguageModeling,
+    DataCollatorWithPadding,
+    EsmConfig,
+    EsmForMaskedLM,
+    EsmForSequenceClassification,
+    EsmTokenizer,
+    Trainer,
+    TrainingArguments,
+)
+
+from hf_ext.affinity.scoring import compute_metrics
+from hf_ext.models.affinity import AffinityModel
+from hf_ext.trainer import FastTrainer
+from hf_ext.training_args import FastTrainingArguments
+
+QUIET = {
+    "use_cpu": True,
+    "report_to": "none",
+    "disable_tqdm": True,
+    "logging_steps": 1,
+    "save_strategy": "no",
+    "seed": 3,
+}
+EXACT = ["cpu_matmul", "encoder_precision", "precision", "tf32"]  # left out where float32 is compared
+
+
+def losses(trainer: Trainer) -> list[float]:
+    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+
+def same_weights(model: torch.nn.Module, other: torch.nn.Module) -> bool:
+    ours, theirs = model.state_dict(), other.state_dict()
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+# --- a plain ESM, no preset ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tokenizer(demo_encoders) -> EsmTokenizer:
+    return EsmTokenizer.from_pretrained(demo_encoders[1])
+
+
+def make_esm(cls):
+    torch.manual_seed(0)
+    return cls(
+        EsmConfig(
+            vocab_size=33,
+            pad_token_id=1,
+            mask_token_id=32,
+            hidden_size=16,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            intermediate_size=32,
+            position_embedding_type="rotary",
+            num_labels=2,
+        )
+    )
+
+
+def plain_case(kind: str, tokenizer, rows: Dataset):
+    """Model, collator and data of masked language modelling or of classification."""
+    ids = [tokenizer(text)["input_ids"] for text in rows["antigen"][:24]]
+    if kind == "masked":
+        return (
+            make_esm(EsmForMaskedLM),
+            DataCollatorForLanguageModeling(tokenizer),
+            Dataset.from_dict({"input_ids": ids}),
+        )
+    labels = [int(label > 7.5) for label in rows["label"][:24]]
+    data = Dataset.from_dict({"input_ids": ids, "labels": labels})
+    return make_esm(EsmForSequenceClassification), DataCollatorWithPadding(tokenizer), data
+
+
+def train_plain(trainer_cls, args_cls, kind, tokenizer, rows, folder, resume=None, **given) -> Trainer:
+    model, collator, data = plain_case(kind, tokenizer, rows)
+    settings = {"per_device_train_batch_size": 4, "max_steps": 6, "learning_rate": 1e-2, **given}
+    trainer = trainer_cls(model, args_cls(output_dir=str(folder), **{**QUIET, **settings}), collator, data)
+    trainer.train(resume_from_checkpoint=resume)
+    return trainer
+
+
+@pytest.mark.parametrize("kind", ["masked", "classification"])
+def test_without_a_preset_fast_trainer_trains_bit_for_bit_like_trainer(kind, tokenizer, demo_rows, tmp_path):
+    ours = train_plain(FastTrainer, FastTrainingArguments, kind, tokenizer, demo_rows, tmp_path / "a")
+    stock = train_plain(Trainer, TrainingArguments, kind, tokenizer, demo_rows, tmp_path / "b")
+    assert len(losses(ours)) == 6
+    assert losses(ours) == losses(stock)
+    assert same_weights(ours.model, stock.model)
+    other = train_plain(FastTrainer, FastTrainingArguments, kind, tokenizer, demo_rows, tmp_path / "c", seed=4)
+    assert losses(other) != losses(stock)
+    assert not same_weights(other.model, stock.model)
+
+
+def test_a_plain_esm_resumes_with_its_layer_norms_and_stock_trainer_does_not(tokenizer, demo_rows, tmp_path):
+    def train(trainer_cls, args_cls, folder, **given):
+        saving = {"save_strategy": "steps", "save_steps": 3, "warmup_steps": 0, **given}
+        return train_plain(trainer_cls, args_cls, "classification", tokenizer, demo_rows, folder, **saving)
+
+    whole = train(FastTrainer, FastTrainingArguments, tmp_path / "a")
+    checkpoint = str(tmp_path / "a" / "checkpoint-3")
+    resumed = train(FastTrainer, FastTrainingArguments, tmp_path / "b", resume=checkpoint)
+    assert losses(resumed)[-3:] == losses(whole)[-3:]
+    assert same_weights(resumed.model, whole.model)
+    assert same_weights(EsmForSequenceClassification.from_pretrained(tmp_path / "a" / "checkpoint-6"), whole.model)
+
+    train(Trainer, TrainingArguments, tmp_path / "c")
+    stock = train(Trainer, TrainingArguments, tmp_path / "d", resume=str(tmp_path / "c" / "checkpoint-3"))
+    assert not same_weights(stock.model, whole.model)  # when this fails, upstream is mended: drop `_own_names`
+
+
+def test_saving_keeps_the_tokenizer_of_a_stock_collator(tokenizer, demo_rows, tmp_path):
+    trainer = train_plain(FastTrainer, FastTrainingArguments, "masked", tokenizer, demo_rows, tmp_path, max_steps=1)
+    trainer.save_model(str(tmp_path / "model"))
+    assert EsmTokenizer.from_pretrained(tmp_path / "model")("MKT")["input_ids"] == tokenizer("MKT")["input_ids"]
+
+
+# --- towers and a head: live against cached --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def fast_trainer(tmp_path, demo_rows, make_affinity):
+    """A FastTrainer on the demo towers; frozen, 120 training rows in batches of 16, unless said otherwise."""
+
+    def make(folder="run", towers=("frozen", "frozen"), cache="cache", train_rows=None, eval_rows=None, **given):
+        model, collator = make_affinity(*towers)
+        settings = {
+            "per_device_train_batch_size": 16,
+            "max_steps": 10,
+            "learning_rate": 1e-2,
+            "without": EXACT,
+            **given,
+        }
+        args = FastTrainingArguments(
+            output_dir=str(tmp_path / folder), embedding_cache_dir=str(tmp_path / cache), **{**QUIET, **settings}
+        )
+        return FastTrainer(
+            model,
+            args,
+            collator,
+            demo_rows.select(range(120)) if train_rows is None else train_rows,
+            demo_rows.select(range(120, 160)) if eval_rows is None else eval_rows,
+            compute_metrics=compute_metrics,
+        )
+
+    return make
+
+
+def test_a_head_learns_from_the_cache_what_it_learns_from_live_encoders(fast_trainer, demo_rows):
+    live, cached, broken = (
+        fast_trainer(name, speedups=given) for name, given in (("a", []), ("b", ["all"]), ("c", ["all"]))
+    )
+    assert not live.plan.applied("embedding_cache")
+    assert cached.plan.applied("embedding_cache")
+    live.train()
+    cached.train()
+    assert len(losses(live)) == 10
+    assert losses(cached) == pytest.approx(losses(live), rel=1e-4)
+    assert len(set(losses(live))) == 10
+    rows = demo_rows.select(range(160, 200))
+    ours, theirs = cached.predict(rows), live.predict(rows)
+    np.testing.assert_allclose(ours.predictions, theirs.predictions, rtol=0, atol=1e-3)
+    assert np.std(theirs.predictions) > 0.01
+    assert ours.metrics["test_rmse"] == pytest.approx(theirs.metrics["test_rmse"], rel=1e-3)
+
+    dataset = broken.embed_dataset(broken.train_dataset)
+    dataset.positions["antigen"] = dataset.positions["antigen"].roll(1)  # rows of another antigen
+    broken.train()
+    assert losses(broken) != pytest.approx(losses(live), rel=1e-4)
+
+
+def test_cached_and_live_batches_have_the_same_types(fast_trainer):
+    live, cached = fast_trainer("a"), fast_trainer("b", speedups=["embedding_cache"])
+    batches = [next(iter(trainer.get_train_dataloader())) for trainer in (live, cached)]
+    assert [batch["labels"].dtype for batch in batches] == [torch.float32] * 2
+    assert torch.equal(batches[0]["labels"], batches[1]["labels"])
+    assert [sorted(batch) for batch in batches] == [["labels", "sequences"], ["labels", "positions", "tables"]]
+
+
+def test_each_sequence_is_encoded_once_ever(fast_trainer, demo_rows):
+    first = fast_trainer("a", speedups=["embedding_cache"])
+    first.train()
+    first.evaluate()
+    used = demo_rows.select(range(160))
+    distinct = len({*used["heavy"][:], *used["light"][:]}) + len(set(used["antigen"][:]))
+    assert first.plan["embedding_cache"].evidence["num_encoded"] == distinct
+    assert len(first.model.encoders) == 0  # let go
+
+    second = fast_trainer("b", speedups=["embedding_cache"])
+    second.train()
+    second.evaluate()
+    evidence = json.loads((Path(second.args.output_dir) / "plan.json").read_text())["decisions"]
+    assert next(d for d in evidence if d["name"] == "embedding_cache")["evidence"]["num_encoded"] == 0
+    assert losses(second) == losses(first)
+
+
+def test_columns_that_share_an_encoder_share_its_embeddings(fast_trainer, demo_rows):
+    rows = demo_rows.select(range(120)).map(lambda row: {"light": row["heavy"]})
+    swapped = demo_rows.select(range(120, 160)).map(lambda row: {"light": row["heavy"]})
+    trainer = fast_trainer(speedups=["embedding_cache"], train_rows=rows, eval_rows=swapped)
+    for dataset in (rows, swapped):
+        trainer.embed_dataset(dataset)
+    distinct = len({*rows["heavy"][:], *swapped["heavy"][:]}) + len({*rows["antigen"][:], *swapped["antigen"][:]})
+    assert trainer.plan["embedding_cache"].evidence["num_encoded"] == distinct
+
+
+def test_tables_that_do_not_fit_memory_give_the_same_learning(fast_trainer, monkeypatch):
+    in_memory = fast_trainer("a", speedups=["embedding_cache"])
+    in_memory.train()
+    monkeypatch.setattr("hf_ext.mixins.embedding_cache.DEVICE_SHARE", 0.0)
+    on_disk = fast_trainer("b", speedups=["embedding_cache"])
+    on_disk.train()
+    assert [table.on_device for table in on_disk._tables[0].values()] == [False] * 3
+    assert [table.on_device for table in in_memory._tables[0].values()] == [True] * 3
+    assert losses(on_disk) == losses(in_memory)
+
+
+def test_plain_lists_of_rows_are_cached_like_datasets(fast_trainer, demo_rows):
+    from_dataset = fast_trainer("a", speedups=["embedding_cache"])
+    from_dataset.train()
+    rows = demo_rows.to_list()
+    from_list = fast_trainer("b", speedups=["embedding_cache"], train_rows=rows[:120], eval_rows=rows[120:160])
+    from_list.train()
+    assert losses(from_list) == losses(from_dataset)
+    assert from_list.evaluate()["eval_rmse"] == from_dataset.evaluate()["eval_rmse"]
+
+
+# --- order of rows, and which rows --------------------------------------------------------------------------------------
+
+
+def predict_one_by_one(trainer: FastTrainer, rows: Dataset) -> np.ndarray:
+    with torch.no_grad():
+        batches = [trainer.data_collator([row]) for row in rows]
+        return np.array([trainer.model(sequences=batch["sequences"]).logits.item() for batch in batches])
+
+
+@pytest.mark.parametrize("speedups", [[], ["embedding_cache"]], ids=["live", "cached"])
+def test_predictions_line_up_with_rows_under_length_grouping(fast_trainer, demo_rows, speedups):
+    rows = demo_rows.select(range(160, 200)).map(
+        lambda row, i: {"antigen": row["antigen"][i % 20 :]}, with_indices=True
+    )
+    trainer = fast_trainer(
+        speedups=speedups, train_sampling_strategy="group_by_length", per_device_eval_batch_size=8, max_steps=4
+    )
+    trainer.train()
+    predicted = trainer.predict(rows)
+    expected = predict_one_by_one(trainer, rows)
+    np.testing.assert_allclose(predicted.predictions, expected, rtol=0, atol=1e-3)
+    assert np.abs(expected - np.roll(expected, 1)).max() > 0.01  # a shifted order would be seen
+    np.testing.assert_allclose(predicted.label_ids, rows["label"][:], rtol=1e-6)
+
+
+def test_length_grouping_pads_less_and_still_shows_every_row_once(fast_trainer, demo_rows):
+    rows = demo_rows.map(lambda row, i: {"antigen": row["antigen"] * (1 + i % 3)}, with_indices=True)
+
+    def padding(**given):
+        trainer = fast_trainer(train_rows=rows, towers=("lora", "lora"), per_device_train_batch_size=8, **given)
+        batches = list(trainer.get_train_dataloader())
+        masks = [batch["sequences"]["antigen"]["attention_mask"] for batch in batches]
+        labels = sorted(label for batch in batches for label in batch["labels"].tolist())
+        return sum((mask == 0).sum().item() for mask in masks), labels, trainer.plan["length_grouping"]
+
+    random, labels, off = padding()
+    grouped, grouped_labels, applied = padding(speedups=["length_grouping"])
+    assert (off.status, applied.status) == ("off", "applied")
+    assert applied.evidence["padding_share_random"] > 0.1
+    assert 0 < grouped < 0.5 * random
+    assert grouped_labels == labels == sorted(np.float32(demo_rows["label"][:]).tolist())
+
+
+def count_rows(prediction) -> dict[str, float]:
+    return {"rows": float(len(prediction.predictions))}
+
+
+def test_persistent_workers_evaluate_the_dataset_that_is_passed(fast_trainer, demo_rows):
+    small, other = demo_rows.select(range(8)), demo_rows.select(range(40))
+    workers = {"dataloader_num_workers": 1, "dataloader_persistent_workers": True}
+    trainer = fast_trainer(eval_rows=small, **workers)
+    trainer.compute_metrics = count_rows
+    seen = [trainer.evaluate(*given)["eval_rows"] for given in ((), (other,), (), (other,))]
+    assert seen == [8, 40, 8, 40]
+    assert trainer.get_eval_dataloader(other) is trainer.get_eval_dataloader(other)  # workers live on
+    assert trainer.get_eval_dataloader(small) is not trainer.get_eval_dataloader(other)
+
+
+def test_several_evaluation_sets_are_kept_apart_with_persistent_workers(fast_trainer, demo_rows):
+    sets = {"a": demo_rows.select(range(8)), "b": demo_rows.select(range(24))}
+    workers = {"dataloader_num_workers": 1, "dataloader_persistent_workers": True}
+    trainer = fast_trainer(eval_rows=sets, **workers)
+    trainer.compute_metrics = count_rows
+    for _ in range(2):
+        metrics = trainer.evaluate()
+        assert (metrics["eval_a_rows"], metrics["eval_b_rows"]) == (8, 24)
+
+
+# --- saving and resuming --------------------------------------------------------------------------------------------------
+
+
+def test_a_head_on_cached_embeddings_resumes_exactly(fast_trainer):
+    saving = {"save_strategy": "steps", "save_steps": 5, "max_steps": 12, "speedups": ["all"]}
+    whole = fast_trainer("whole", **saving)
+    whole.train()
+    checkpoint = str(Path(whole.args.output_dir) / "checkpoint-5")
+    resumed = fast_trainer("resumed", **saving)
+    resumed.train(resume_from_checkpoint=checkpoint)
+    assert losses(resumed) == losses(whole)
+    assert len(losses(whole)) == 12
+    assert same_weights(resumed.model, whole.model)
+    assert resumed.model.config.label_mean == whole.model.config.label_mean
+
+    restarted = fast_trainer("restarted", **saving)
+    restarted.train()
+    assert same_weights(restarted.model, whole.model)
+    shorter = fast_trainer("shorter", **{**saving, "max_steps": 5, "save_strategy": "no"})
+    shorter.train()
+    assert not same_weights(shorter.model, whole.model)  # the comparison sees seven steps
+
+
+def test_a_saved_model_predicts_the_same_and_weighs_no_more_than_its_head(fast_trainer, demo_rows, tmp_path):
+    trainer = fast_trainer(speedups=["all"])
+    trainer.train()
+    rows = demo_rows.select(range(160, 200))
+    expected = trainer.predict(rows).predictions
+    trainer.save_model(str(tmp_path / "model"))
+    model = AffinityModel.from_pretrained(tmp_path / "model")
+    args = FastTrainingArguments(output_dir=str(tmp_path / "again"), **QUIET)
+    again = FastTrainer(model, args, trainer.data_collator).predict(rows).predictions
+    np.testing.assert_allclose(again, expected, rtol=0, atol=1e-3)
+    assert (tmp_path / "model" / "model.safetensors").stat().st_size < 30_000
+
+
+def test_predicting_needs_no_training_data_under_any_speedup(fast_trainer, demo_rows, make_affinity, tmp_path):
+    model, collator = make_affinity()
+    args = FastTrainingArguments(
+        output_dir=str(tmp_path), speedups=["all"], embedding_cache_dir=str(tmp_path / "c"), **QUIET
+    )
+    trainer = FastTrainer(model, args, collator)
+    assert trainer.plan["encoder_precision"].status == "skipped"
+    assert trainer.predict(demo_rows.select(range(10))).predictions.shape == (10,)
+    trainer.end()
+
+
+def test_no_file_of_a_run_holds_the_token_and_none_is_a_pickle_of_arguments(fast_trainer):
+    secret = "hf_secretsecretsecret"
+    trainer = fast_trainer(
+        speedups=["all"], hub_token=secret, save_strategy="steps", save_steps=5, load_best_model_at_end=False
+    )
+    trainer.train()
+    trainer.save_model()
+    trainer.save_state()
+    files = [path for path in Path(trainer.args.output_dir).rglob("*") if path.is_file()]
+    names = {path.name for path in files}
+    assert {"model.safetensors", "training_args.json", "plan.json", "inputs.json", "trainer_state.json"} <= names
+    assert "training_args.bin" not in names
+    assert len(list(Path(trainer.args.output_dir).glob("checkpoint-*/model.safetensors"))) == 2
+    assert [path for path in files if secret.encode() in path.read_bytes()] == []
+    assert json.loads((Path(trainer.args.output_dir) / "training_args.json").read_text())["max_steps"] == 10
+
+
+def test_a_module_that_is_no_pretrained_model_is_saved_without_a_pickle_too(tmp_path):
+    class Line(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(1))
+
+        def forward(self, x, labels=None):
+            return {"loss": ((self.weight * x - labels) ** 2).mean(), "logits": self.weight * x}
+
+    data = Dataset.from_dict({"x": [1.0, 2.0], "labels": [2.0, 4.0]})
+    args = FastTrainingArguments(output_dir=str(tmp_path), max_steps=2, **QUIET)
+    trainer = FastTrainer(Line(), args, train_dataset=data)
+    trainer.train()
+    trainer.save_model()
+    assert {path.name for path in tmp_path.iterdir()} >= {"model.safetensors", "training_args.json"}
+    assert not list(tmp_path.rglob("training_args.bin"))
+
+
+# --- towers that train -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_frozen_towers_are_cached_beside_towers_that_train(fast_trainer, grouped):
+    given = {"train_sampling_strategy": "group_by_length"} if grouped else {}
+    given |= {"max_steps": 4, "learning_rate": 1e-3}
+    live, cached = (
+        fast_trainer(name, ("frozen", "lora"), speedups=speedups, **given)
+        for name, speedups in (("a", []), ("b", ["embedding_cache"]))
+    )
+    assert cached.plan["embedding_cache"].settings["inputs"] == ["heavy", "light"]
+    before = {name: p.clone() for name, p in cached.model.named_parameters() if "lora_B" in name}
+    live.train()
+    cached.train()
+    assert len(before) > 0
+    assert all(not torch.equal(before[name], dict(cached.model.named_parameters())[name]) for name in before)
+    assert "0" not in cached.model.encoders  # the frozen encoder is let go
+    assert all(math.isfinite(loss) for loss in losses(cached))
+    if not grouped:  # LoRA's dropout draws the same numbers, batches come in the same order
+        assert losses(cached) == pytest.approx(losses(live), rel=1e-3)
+    metrics = cached.evaluate()
+    assert metrics["eval_num_distinct"] > 1
+
+
+def test_mixed_precision_reaches_the_towers_that_train(fast_trainer):
+    trainer = fast_trainer(towers=("lora", "lora"), bf16=True, max_steps=1)
+    model = trainer.model
+    batch = trainer.data_collator([trainer.train_dataset[0]])
+    seen = []
+    layer = next(m for name, m in model.named_modules() if name.endswith("intermediate.dense"))
+    layer.register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
+    with trainer.accelerator.autocast():
+        model(**batch)
+    assert seen == [torch.bfloat16] * len(seen)
+    assert len(seen) > 0
+
+
+def test_accumulated_batches_learn_like_whole_ones(fast_trainer):
+    whole = fast_trainer("a", speedups=["embedding_cache"], max_steps=5)
+    parts = fast_trainer(
+        "b", speedups=["embedding_cache"], max_steps=5, per_device_train_batch_size=4, effective_batch_size=16
+    )
+    assert parts.args.gradient_accumulation_steps == 4
+    whole.train()
+    parts.train()
+    assert losses(parts) == pytest.approx(losses(whole), rel=1e-4)
+    assert losses(parts) != losses(whole)[::-1]
+
+
+def test_the_largest_cached_batch_is_used_only_where_no_size_was_set(fast_trainer, tmp_path, demo_rows, make_affinity):
+    assert fast_trainer("a", speedups=["all"], cached_batch_size=64).args.per_device_train_batch_size == 16
+    model, collator = make_affinity()
+    args = FastTrainingArguments(
+        output_dir=str(tmp_path), speedups=["all"], without=EXACT, cached_batch_size=64, **QUIET
+    )
+    rows = demo_rows.select([i % 200 for i in range(1100)])
+    assert FastTrainer(model, args, collator, rows).args.per_device_train_batch_size == 16  # 1100 // 16 = 68 steps

@@ -1,0 +1,101 @@
+"""FastTrainingArguments: stock Trainer's values unless asked, the same on every machine, no token in a pickle."""
+
+import copy
+import dataclasses
+import io
+
+import pytest
+import torch
+from transformers import TrainingArguments
+
+from hf_ext.errors import ArgumentError, HfExtError
+from hf_ext.training_args import FastTrainingArguments
+
+ADDED = {
+    "preset",
+    "speedups",
+    "without",
+    "effective_batch_size",
+    "lr_scaling",
+    "cached_batch_size",
+    "embedding_cache_dir",
+    "embedding_tokens_per_batch",
+    "max_encoder_noise",
+}
+
+
+def differing_fields(ours: TrainingArguments, stock: TrainingArguments) -> set[str]:
+    names = [field.name for field in dataclasses.fields(TrainingArguments)]
+    return {name for name in names if str(getattr(ours, name)) != str(getattr(stock, name))}
+
+
+@pytest.mark.parametrize("given", [{}, {"fp16": True}, {"bf16": True, "use_cpu": True}, {"tf32": False, "seed": 7}])
+def test_inherited_fields_keep_the_values_of_stock_trainer(given):
+    ours, stock = FastTrainingArguments(output_dir="o", **given), TrainingArguments(output_dir="o", **given)
+    assert differing_fields(ours, stock) == set()
+    assert ours.mixed_precision == stock.mixed_precision
+    changed = FastTrainingArguments(output_dir="o", max_steps=3, **given)
+    assert differing_fields(changed, stock) == {"max_steps"}  # so the comparison can fail
+
+
+def test_the_added_fields_are_these_and_off_by_default():
+    inherited = {field.name for field in dataclasses.fields(TrainingArguments)}
+    assert {field.name for field in dataclasses.fields(FastTrainingArguments)} - inherited == ADDED
+    args = FastTrainingArguments(output_dir="o")
+    assert (args.preset, args.speedups, args.without, args.effective_batch_size) == (None, [], [], None)
+    assert (args.lr_scaling, args.cached_batch_size, args.embedding_tokens_per_batch) == ("none", None, None)
+
+
+@pytest.mark.parametrize("given", [{"tf32": True}, {"bf16": True}])
+def test_requests_for_another_machine_construct_here_where_stock_arguments_do_not(given):
+    args = FastTrainingArguments(output_dir="o", **given)
+    (name,) = given
+    assert getattr(args, name) is True
+    assert args.mixed_precision == ("bf16" if name == "bf16" else "no")
+    if not torch.cuda.is_available():
+        with pytest.raises(ValueError, match="tf32|bf16"):
+            TrainingArguments(output_dir="o", **given)
+
+
+def test_bf16_together_with_fp16_is_still_refused():
+    with pytest.raises(ValueError, match="fp16"):
+        FastTrainingArguments(output_dir="o", bf16=True, fp16=True, use_cpu=True)
+
+
+@pytest.mark.parametrize("field", ["speedups", "without"])
+def test_an_unknown_speedup_is_refused_and_the_known_ones_named(field):
+    with pytest.raises(ArgumentError, match=r"Unknown speed-up\(s\) \['turbo'\]\. Known: all, .*embedding_cache"):
+        FastTrainingArguments(output_dir="o", **{field: ["turbo"]})
+
+
+@pytest.mark.parametrize("name", ["effective_batch_size", "cached_batch_size", "embedding_tokens_per_batch"])
+def test_sizes_below_one_are_refused(name):
+    with pytest.raises(HfExtError, match=f"{name}=0: must be at least 1"):
+        FastTrainingArguments(output_dir="o", **{name: 0})
+
+
+def test_explicit_fields_are_what_code_gave_or_changed():
+    assert FastTrainingArguments(output_dir="o").explicit_fields == {"output_dir"}
+    args = FastTrainingArguments(output_dir="o", use_cpu=True, learning_rate=1e-3)
+    assert args.explicit_fields == {"output_dir", "use_cpu", "learning_rate"}  # not what use_cpu entails
+    args.per_device_train_batch_size = 3
+    assert args.explicit_fields == {"output_dir", "use_cpu", "learning_rate", "per_device_train_batch_size"}
+
+
+def test_explicit_fields_are_what_the_parser_recorded():
+    args = FastTrainingArguments(output_dir="o", learning_rate=1e-3)
+    args.mark_explicit(frozenset({"seed"}))
+    assert args.explicit_fields == {"seed"}
+
+
+def test_a_pickle_of_the_arguments_holds_no_token():
+    secret = "hf_abcdefghij"
+    args = FastTrainingArguments(output_dir="o", hub_token=secret)
+    buffer = io.BytesIO()
+    torch.save(args, buffer)
+    assert secret.encode() not in buffer.getvalue()
+    assert copy.copy(args).hub_token == secret  # the run itself still has it
+
+    stock = io.BytesIO()
+    torch.save(TrainingArguments(output_dir="o", hub_token=secret), stock)
+    assert secret.encode() in stock.getvalue()  # what the check above would find
