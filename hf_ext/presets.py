@@ -16,6 +16,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "per_device_train_batch_size": 1,
         "per_device_eval_batch_size": 1,
         "gradient_accumulation_steps": 8,
+        "cached_batch_size": 256,
         "activation_checkpointing": True,
         "dataloader_pin_memory": False,
         "embedding_tokens_per_batch": 2048,

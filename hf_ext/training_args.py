@@ -53,11 +53,11 @@ class FastTrainingArguments(TrainingArguments):
         self._explicit: frozenset[str] | None = None
         self._given = frozenset(f.name for f in dataclasses.fields(self) if getattr(self, f.name) != _default(f))
         # The parent refuses these two by the machine it stands on, or switches TF32 on for good: the plan decides.
-        asked = {"tf32": self.tf32, "bf16": self.bf16}
-        self.tf32 = False if self.tf32 is False else None
-        self.bf16 = self.bf16 and (self.fp16 or self.use_cpu or is_torch_bf16_gpu_available())
+        tf32, bf16 = self.tf32, self.bf16
+        self.tf32 = False if tf32 is False else None
+        self.bf16 = bool(bf16 and (self.fp16 or self.use_cpu or is_torch_bf16_gpu_available()))
         super().__post_init__()
-        self.tf32, self.bf16 = asked["tf32"], asked["bf16"]
+        self.tf32, self.bf16 = tf32, bf16
         if self.bf16:
             self.mixed_precision = "bf16"
         self._built = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}

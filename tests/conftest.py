@@ -21,8 +21,8 @@ os.environ.update(
 for leaked in ("ACCELERATE_MIXED_PRECISION", "XDG_CACHE_HOME", "HF_TOKEN", "TRANSFORMERS_CACHE", "HF_DATASETS_CACHE"):
     os.environ.pop(leaked, None)
 
-import pytest
-import torch
+import pytest  # noqa: E402
+import torch  # noqa: E402
 
 torch.set_num_threads(1)
 

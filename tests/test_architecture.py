@@ -83,33 +83,26 @@ def find_cycle(imports: dict[str, set[str]]) -> list[str]:
     return next((cycle for module in imports if (cycle := visit(module, []))), [])
 
 
+FOREIGN = {"pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"}
+
+
 def unsafe_lines(path: Path) -> list[str]:
-    """Uses of pickle, eval, exec, remote code, and torch.load without weights_only."""
+    """Imports of pickle and its kin; calls of eval, exec, torch.save, unsafe torch.load; remote code let in."""
     wrong = []
     for node in ast.walk(ast.parse(path.read_text())):
-        names = []
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            names = [node.module or ""]
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
+            wrong += [(node.lineno, name) for name in names if name.split(".")[0] in FOREIGN]
         elif isinstance(node, ast.Call):
             called = ast.unparse(node.func)
-            keywords = {k.arg: k.value for k in node.keywords}
-            is_true = {k for k, v in keywords.items() if isinstance(v, ast.Constant) and v.value is True}
-            if called in ("eval", "exec"):
-                names = [called]
-            elif called in ("torch.load", "torch.save") and "weights_only" not in is_true:
-                names = [called]
-            elif "trust_remote_code" in keywords and not (
-                isinstance(keywords["trust_remote_code"], ast.Constant) and keywords["trust_remote_code"].value is False
-            ):
-                names = ["trust_remote_code"]
-        unsafe = {"pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"}
-        calls = {"eval", "exec", "torch.load", "torch.save", "trust_remote_code"}
-        wrong += [
-            f"{path.name}:{node.lineno} {name}" for name in names if name.split(".")[0] in unsafe or name in calls
-        ]
-    return wrong
+            given = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
+            if called in ("eval", "exec", "torch.save"):
+                wrong.append((node.lineno, called))
+            if called == "torch.load" and given.get("weights_only") != "True":
+                wrong.append((node.lineno, called))
+            if given.get("trust_remote_code", "False") != "False":
+                wrong.append((node.lineno, "trust_remote_code"))
+    return [f"{path.name}:{line} {what}" for line, what in wrong]
 
 
 @pytest.fixture(scope="module")

@@ -130,7 +130,7 @@ def test_a_plan_made_for_another_machine_can_be_given(tmp_path, demo_rows, make_
     assert trainer.accelerator.mixed_precision == "no"
 
 
-# --- facts -------------------------------------------------------------------------------------------------------------
+# --- facts -----------------------------------------------------------------------------------------------------------
 
 
 def test_facts_of_models_of_every_kind(make_affinity):

@@ -162,3 +162,17 @@ def test_baseline_and_max_speed_agree_on_the_demo(tmp_path: Path) -> None:
         first, second = scores["baseline"][metric], scores["max_speed"][metric]
         assert first["low"] <= second["value"] <= first["high"], metric
         assert second["low"] <= first["value"] <= second["high"], metric
+
+
+@pytest.mark.parametrize("preset", ["low_memory", "low_disk", "reproducible", "max_speed+reproducible"])
+def test_every_other_preset_trains_the_demo(tmp_path: Path, preset: str) -> None:
+    outcome = train(tmp_path, "--preset", preset, "--max_steps", "4")
+    assert outcome["results"]["test"]["num_rows"] == 300
+
+
+def test_fine_tuning_is_one_flag(tmp_path: Path) -> None:
+    steps = ["--max_steps", "2", "--eval_strategy", "no", "--save_strategy", "no", "--load_best_model_at_end", "false"]
+    outcome = train(tmp_path, "--tower_training", "lora", "full", *steps)
+    assert decision(outcome["folder"], "embedding_cache")["status"] == "skipped"
+    weights = (outcome["folder"] / "model.safetensors").read_bytes()
+    assert b"lora_A" in weights

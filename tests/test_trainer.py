@@ -44,7 +44,7 @@ def same_weights(model: torch.nn.Module, other: torch.nn.Module) -> bool:
     return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
-# --- a plain ESM, no preset ----------------------------------------------------------------------------------------
+# --- a plain ESM, no preset ------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -236,7 +236,7 @@ def test_plain_lists_of_rows_are_cached_like_datasets(fast_trainer, demo_rows):
     assert from_list.evaluate()["eval_rmse"] == from_dataset.evaluate()["eval_rmse"]
 
 
-# --- order of rows, and which rows --------------------------------------------------------------------------------------
+# --- order of rows, and which rows -----------------------------------------------------------------------------------
 
 
 def predict_one_by_one(trainer: FastTrainer, rows: Dataset) -> np.ndarray:
@@ -304,7 +304,7 @@ def test_several_evaluation_sets_are_kept_apart_with_persistent_workers(fast_tra
         assert (metrics["eval_a_rows"], metrics["eval_b_rows"]) == (8, 24)
 
 
-# --- saving and resuming --------------------------------------------------------------------------------------------------
+# --- saving and resuming ---------------------------------------------------------------------------------------------
 
 
 def test_a_head_on_cached_embeddings_resumes_exactly(fast_trainer):
@@ -386,7 +386,7 @@ def test_a_module_that_is_no_pretrained_model_is_saved_without_a_pickle_too(tmp_
     assert not list(tmp_path.rglob("training_args.bin"))
 
 
-# --- towers that train -----------------------------------------------------------------------------------------------------
+# --- towers that train -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("grouped", [False, True])

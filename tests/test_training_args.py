@@ -53,7 +53,7 @@ def test_requests_for_another_machine_construct_here_where_stock_arguments_do_no
     assert getattr(args, name) is True
     assert args.mixed_precision == ("bf16" if name == "bf16" else "no")
     if not torch.cuda.is_available():
-        with pytest.raises(ValueError, match="tf32|bf16"):
+        with pytest.raises(ValueError, match=r"tf32|bf16"):
             TrainingArguments(output_dir="o", **given)
 
 

@@ -29,7 +29,8 @@ class SavingMixin:
             os.makedirs(folder, exist_ok=True)
             self.model.save_pretrained(str(folder), state_dict=state_dict, **_own_names(self.model))
             tokenizer = self.processing_class or getattr(self.data_collator, "tokenizer", None)
-            for part in (tokenizer, self.data_collator):
+            parts: tuple[Any, ...] = (tokenizer, self.data_collator)
+            for part in parts:
                 if hasattr(part, "save_pretrained"):
                     part.save_pretrained(folder)
         if self.args.should_save:
@@ -38,7 +39,7 @@ class SavingMixin:
             (folder / "training_args.json").write_text(text + "\n")
 
 
-def _own_names(model: Any) -> dict[str, bool]:
+def _own_names(model: Any) -> dict[str, Any]:
     # transformers 5.23 writes ESM's LayerNorms as gamma/beta, which `Trainer`'s raw `load_state_dict` then drops
     # (https://github.com/huggingface/transformers/issues/43701). Remove when a resumed ESM keeps its LayerNorms.
     return {"save_original_format": False} if isinstance(model, PreTrainedModel) else {}

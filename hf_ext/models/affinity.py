@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
 from ..errors import ArgumentError
-from .configuration import AffinityConfig, EncoderSpec, TowerSpec, build_config
+from .configuration import AffinityConfig, EncoderSpec, TowerSpec, build_config, input_name
 from .encoders import build_encoder, load_encoder, set_trainable
 from .head import RegressionHead
 from .losses import regression_loss
@@ -88,7 +88,7 @@ class AffinityModel(PreTrainedModel):
         for tower in self.config.tower_specs:
             config = self.config.encoder_specs[tower.encoder].config
             for columns in tower.inputs:
-                sizes["+".join(columns)] = int(config.get("hidden_size") or config["d_model"])
+                sizes[input_name(columns)] = int(config.get("hidden_size") or config["d_model"])
         return sizes
 
     @property
@@ -96,7 +96,7 @@ class AffinityModel(PreTrainedModel):
         """Names of inputs whose embeddings never change while this model trains."""
         specs = self.config.encoder_specs
         frozen = [tower for tower in self.config.tower_specs if specs[tower.encoder].training == "frozen"]
-        return ["+".join(columns) for tower in frozen for columns in tower.inputs]
+        return [input_name(columns) for tower in frozen for columns in tower.inputs]
 
     @property
     def encoder_dtype(self) -> torch.dtype:
@@ -115,7 +115,7 @@ class AffinityModel(PreTrainedModel):
             ArgumentError: the model has no such input.
         """
         for tower in self.config.tower_specs:
-            if name in ("+".join(columns) for columns in tower.inputs):
+            if name in map(input_name, tower.inputs):
                 return tower
         raise ArgumentError(f"No input {name!r}; this model reads {[*self.embedding_sizes]}.")
 
@@ -140,6 +140,11 @@ class AffinityModel(PreTrainedModel):
         for index, spec in enumerate(self.config.encoder_specs):
             if spec.training == "frozen" and not self.config.save_full and str(index) in self.encoders:
                 del self.encoders[str(index)]
+
+    def activation_checkpointing_enable(self, *args: Any, **kwargs: Any) -> None:
+        """As in transformers; where no encoder trains there are no activations to recompute, and nothing is done."""
+        if any(spec.training != "frozen" for spec in self.config.encoder_specs):
+            super().activation_checkpointing_enable(*args, **kwargs)
 
     def train(self, mode: bool = True) -> AffinityModel:
         """As in torch, but frozen encoders stay in evaluation mode: dropout would make their embeddings noise."""

@@ -10,6 +10,7 @@ Cost: the probe, 32 sequences twice.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -43,8 +44,10 @@ def decide(context: Context) -> Decision:
 def apply(decision: Decision, run: Run) -> Decision:
     """Switches the encoders over if the probe allows it; otherwise leaves them in float32 and says so."""
     dtype, mode, bound = (decision.settings[key] for key in ("dtype", "mode", "max_noise"))
-    if run.model.config.save_full:
-        mode = "autocast"  # weights that are saved with the model stay in float32
+    if run.model.config.save_full and mode == "weights":  # weights that are saved with the model stay in float32
+        mode = "autocast"
+        reason = f"{dtype} autocast: --save_full keeps the weights in float32"
+        decision = replace(decision, reason=reason, settings={**decision.settings, "mode": mode})
     run.model.to(run.args.device)
     samples = {name: _sample(run, name) for name in run.model.frozen_inputs}
     reference = {name: _encode(run.model, name, sample) for name, sample in samples.items()}

@@ -1,5 +1,8 @@
 """Two real processes share the embedding work: every shard is encoded by one of them, however slow the other reads."""
 
+import contextlib
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -32,7 +35,8 @@ if not barriers:
     Accelerator.wait_for_everyone = lambda self: None
 rows = make_demo_table(num_rows=60).rename_column("pKd", "label")
 columns = ["heavy", "light", "antigen"]
-model = build_model(AffinityArguments(encoders=encoders, tower_inputs=["heavy,light", "antigen"], head_sizes=[8]), columns)
+settings = AffinityArguments(encoders=encoders, tower_inputs=["heavy,light", "antigen"], head_sizes=[8])
+model = build_model(settings, columns)
 args = FastTrainingArguments(
     output_dir=folder, embedding_cache_dir=folder + "/cache", speedups=["embedding_cache"], use_cpu=True, max_steps=2,
     report_to="none", save_strategy="no", disable_tqdm=True,
@@ -45,30 +49,30 @@ trainer.end()
 """
 
 
-def run_two(folder: Path, encoders: tuple[str, str], barriers: bool) -> subprocess.CompletedProcess:
+def run_two(folder: Path, encoders: tuple[str, str], barriers: bool) -> tuple[int, str, str]:
     folder.mkdir()
     script = folder / "script.py"
     script.write_text(
         SCRIPT.format(root=str(ROOT), bert=encoders[0], esm=encoders[1], folder=str(folder), barriers=barriers)
     )
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nproc_per_node",
-        "2",
-        "--master_port",
-        "0",
-        str(script),
-    ]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    command = [sys.executable, *launcher, str(script)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        try:
+            output, errors = process.communicate(timeout=120)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # the workers too
+    return process.returncode, output, errors
 
 
 @pytest.mark.nightly
 def test_two_processes_encode_each_sequence_once_between_them(tmp_path, demo_encoders):
-    done = run_two(tmp_path / "run", demo_encoders, barriers=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    lines = [line.split() for line in done.stdout.splitlines() if line.startswith("rank")]
+    code, output, errors = run_two(tmp_path / "run", demo_encoders, barriers=True)
+    assert code == 0, errors[-3000:]
+    lines = [line.split() for line in output.splitlines() if line.startswith("rank")]
     encoded, distinct = [int(line[3]) for line in lines], {int(line[4]) for line in lines}
     assert len(lines) == 2
     assert {sum(encoded)} == distinct
@@ -77,6 +81,6 @@ def test_two_processes_encode_each_sequence_once_between_them(tmp_path, demo_enc
 
 @pytest.mark.nightly
 def test_without_waiting_for_each_other_they_would_leave_sequences_out(tmp_path, demo_encoders):
-    done = run_two(tmp_path / "run", demo_encoders, barriers=False)
-    assert done.returncode != 0
-    assert "KeyError" in done.stderr
+    code, _, errors = run_two(tmp_path / "run", demo_encoders, barriers=False)
+    assert code != 0
+    assert "KeyError" in errors

@@ -13,7 +13,7 @@ def make_args(**given) -> FastTrainingArguments:
     return FastTrainingArguments(output_dir="o", **{"use_cpu": True, **given})
 
 
-# --- process-wide settings ---------------------------------------------------------------------------------------------
+# --- process-wide settings -------------------------------------------------------------------------------------------
 
 
 def apply_cpu_matmul() -> tuple[Decision, Run]:
@@ -73,7 +73,7 @@ def test_tf32_is_on_during_the_run_and_off_afterwards(torch_settings):
     assert torch.get_float32_matmul_precision() == "highest"
 
 
-# --- Trainer's own fields ----------------------------------------------------------------------------------------------
+# --- Trainer's own fields --------------------------------------------------------------------------------------------
 
 
 def test_applied_settings_land_in_the_fields_that_trainer_reads(demo_rows, make_affinity):
@@ -91,7 +91,7 @@ def test_applied_settings_land_in_the_fields_that_trainer_reads(demo_rows, make_
     assert args.train_sampling_strategy in ("random", "group_by_length")
 
 
-# --- encoder precision -------------------------------------------------------------------------------------------------
+# --- encoder precision -----------------------------------------------------------------------------------------------
 
 
 def test_rounding_noise_is_measured_against_the_spread_between_sequences():
@@ -150,7 +150,8 @@ def test_encoders_whose_rounding_exceeds_the_bound_stay_in_float32_with_the_evid
 
 def test_encoders_that_are_saved_with_the_model_round_their_products_not_their_weights(bf16_run):
     decision, model, reference, half = bf16_run("A100", max_noise=1.0, save_full=True)
-    assert decision.status == "applied"
+    assert (decision.status, decision.settings["mode"]) == ("applied", "autocast")
+    assert decision.reason == "bf16 autocast: --save_full keeps the weights in float32"
     assert min(decision.evidence["noise_share"].values()) > 0
     assert {p.dtype for p in model.parameters()} == {torch.float32}
     assert 0 < (half - reference).norm() / reference.norm() < 0.02

@@ -133,7 +133,7 @@ def test_tf32_that_is_asked_for_is_met_refused_or_left_off():
     assert decide("tf32", "A100", tf32=False).status == "off"
 
 
-# --- embedding cache and what follows from it --------------------------------------------------------------------------
+# --- embedding cache and what follows from it ------------------------------------------------------------------------
 
 
 def test_the_embedding_cache_takes_the_frozen_inputs():
@@ -168,7 +168,7 @@ def test_fused_gelu_is_for_esm():
     assert decide("fused_gelu", model=replace(FROZEN, families=("bert",))).reason == "no ESM encoder"
 
 
-# --- batch size --------------------------------------------------------------------------------------------------------
+# --- batch size ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -232,7 +232,7 @@ def test_naming_batch_size_without_a_size_says_what_to_give():
     assert "--effective_batch_size" in decision.reason
 
 
-# --- loading and grouping ----------------------------------------------------------------------------------------------
+# --- loading and grouping --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("cores", "world_size", "workers"), [(8, 1, 7), (16, 1, 8), (8, 4, 1), (2, 4, 0), (1, 1, 0)])
