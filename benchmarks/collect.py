@@ -1,6 +1,6 @@
-"""Keeps what a run of recipes/max_speed.py measured: scores, decisions, versions; leaves out predictions and local paths.
+"""Keeps what a run of recipes/max_speed.py measured: scores, decisions, versions; no predictions, no local paths.
 
-    python benchmarks/collect.py outputs/gb1 gb1_seed0
+python benchmarks/collect.py outputs/gb1 gb1_seed0
 """
 
 from __future__ import annotations
@@ -35,7 +35,16 @@ def collect(folder: Path) -> dict[str, Any]:
     }
 
 
-_SETTINGS = ("learning_rate", "num_train_epochs", "weight_decay", "warmup_steps", "seed", "per_device_train_batch_size")
+_SETTINGS = (
+    "learning_rate",
+    "num_train_epochs",
+    "weight_decay",
+    "warmup_steps",
+    "seed",
+    "per_device_train_batch_size",
+    "head_sizes",
+    "head_dropout",
+)
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """Writes the tables of README.md from the JSON in benchmarks/results/; `--check` only says whether they are current.
 
-    python benchmarks/tables.py
+python benchmarks/tables.py
 """
 
 from __future__ import annotations

@@ -95,7 +95,8 @@ def main(argv: list[str] | None = None) -> dict:
     trainer.save_state()
 
     test = score_split(trainer, splits, "test", model_args.binder_threshold, data_args.group_column)
-    results = save_results(trainer, trained, test, splits["test"], data.report, parser.origins)
+    settings = {**vars(model_args), **vars(data_args)}
+    results = save_results(trainer, trained, test, splits["test"], data.report, settings, parser.origins)
     log.info("\nTest scores (value [95 %% interval]), %d rows:\n%s", len(test.labels), test.table())
     log.info("\n".join(results["advice"]))
     log.info("Everything is in %s", args.output_dir)

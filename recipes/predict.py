@@ -12,6 +12,7 @@ import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 from huggingface_hub import snapshot_download
 
 from hf_ext.affinity.building import check_inputs
@@ -53,6 +54,7 @@ def main(argv: list[str] | None = None) -> Path:
     )
     predict_args, data_args, args = parser.parse_args_into_dataclasses(argv)
     args.mark_explicit(parser.explicit)
+    log = start_run_log(None, args.process_index == 0)
     folder = find_model(predict_args.model, predict_args.revision)
     model = AffinityModel.from_pretrained(folder)
     collator = SequenceCollator.from_pretrained(folder)
@@ -68,12 +70,11 @@ def main(argv: list[str] | None = None) -> Path:
     check_inputs(collator, {"rows": rows})
     with tempfile.TemporaryDirectory() as scratch:
         args.output_dir = scratch
-        log = start_run_log(scratch, args.process_index == 0)
         trainer = FastTrainer(model, args, data_collator=collator)
-        predictions = trainer.predict(rows).predictions
+        predictions = np.asarray(trainer.predict(rows).predictions).reshape(-1)
         if trainer.is_world_process_zero():
             output.parent.mkdir(parents=True, exist_ok=True)
-            write_predictions(output, rows, predictions.reshape(-1))
+            write_predictions(output, rows, predictions)
         log.info("%d predictions in %s", len(predictions), output)
         trainer.end()
     return output

@@ -301,7 +301,7 @@ def test_presets_and_config_files_do_not_nest(config):
         ("steps: 1\nbf16: true\nsteps: 2\n", r"run\.yaml line 3: 'steps' is already given on line 1"),
         ("output_dir: a\noutput-dir: b\n", r"line 2: 'output_dir' is already given on line 1"),
         ("options:\n  a: 1\n  a: 2\n", r"line 3: 'a' is already given on line 2"),
-        ("- steps\n", "the top level must be 'field: value' lines, not a sequence"),
+        ("- steps\n", "the top level must be lines of 'field: value'"),
         ("steps: [1\n", "not valid YAML: .*line 2"),
         ("options: {a: !!python/name:os.system x}\n", "not valid YAML: could not determine a constructor"),
     ],

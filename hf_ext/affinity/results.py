@@ -41,9 +41,22 @@ def _leak_text(leak: dict[str, Any]) -> str:
 
 
 def save_results(
-    trainer: Any, trained: Any, test: SplitScores, test_rows: Any, data_report: dict[str, Any], origins: dict[str, str]
+    trainer: Any,
+    trained: Any,
+    test: SplitScores,
+    test_rows: Any,
+    data_report: dict[str, Any],
+    settings: dict[str, Any],
+    origins: dict[str, str],
 ) -> dict[str, Any]:
     """Writes `all_results.json`, `predictions.csv`, `loss.png` and `scatter.png` into the output folder.
+
+    Args:
+        trainer, trained: after training, and what `train` returned.
+        test, test_rows: scores of the test split, and its rows.
+        data_report: what loading reported.
+        settings: model and data arguments by name; training arguments come from the trainer, as the plan left them.
+        origins: where each argument came from, as `FastArgumentParser` recorded.
 
     Returns:
         What `all_results.json` holds, plus `advice`.
@@ -55,29 +68,29 @@ def save_results(
         "best": {"step": trainer.state.best_global_step, trainer.args.metric_for_best_model: trainer.state.best_metric},
         "test": test.to_dict(),
         "data": data_report,
-        "settings": {key: _json_value(trainer.args, key) for key in sorted(origins)},
+        "settings": {key: _json_value(trainer.args, settings, key) for key in sorted(origins)},
         "settings_from": {key: origin for key, origin in sorted(origins.items()) if origin != "default"},
         "advice": advice,
     }
     if trainer.is_world_process_zero():
         (folder / "all_results.json").write_text(json.dumps(results, indent=2, default=str) + "\n")
         write_predictions(folder / "predictions.csv", test_rows, test.predictions, test.labels)
-        _plot(trainer.state.log_history, test, folder)
+        _plot(trainer.state.log_history, test, folder, settings["label_column"])
     return results
 
 
-def _plot(log_history: list[dict[str, Any]], test: SplitScores, folder: Path) -> None:
+def _plot(log_history: list[dict[str, Any]], test: SplitScores, folder: Path, label: str) -> None:
     score = test.scores["model"]["spearman"]["value"]
     text = "Spearman undefined" if score is None else f"Spearman {score:.3f}"
     try:
-        plot_scatter(test.predictions, test.labels, folder / "scatter.png", "Test set", text)
+        plot_scatter(test.predictions, test.labels, folder / "scatter.png", "Test set", text, axis_label=label)
         plot_loss(log_history, folder / "loss.png")
     except DataError as error:  # a run too short to log, or one that diverged, still has its results
         logger.warning("Not plotted: %s", error)
 
 
-def _json_value(args: Any, key: str) -> Any:
-    value = getattr(args, key, None)
+def _json_value(args: Any, settings: dict[str, Any], key: str) -> Any:
+    value = settings[key] if key in settings else getattr(args, key, None)
     return "<set>" if key.endswith("token") and value else value
 
 

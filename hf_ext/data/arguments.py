@@ -91,7 +91,8 @@ class DataArguments:
         metadata={"help": "remove: take the gaps - and . out of sequences. refuse: the row is unusable."},
     )
     max_residues: Optional[int] = field(  # noqa: UP045
-        default=None, metadata={"help": "Longest encoder input in residues (of a pair, both together); left out: as the encoder allows."}
+        default=None,
+        metadata={"help": "Longest encoder input in residues (a pair: both parts); left out: as the encoder allows."},
     )
     too_long: Literal["error", "truncate", "window"] = field(
         default="error",

@@ -12,10 +12,10 @@ from transformers.utils.logging import disable_progress_bar
 LOGGER = logging.getLogger("hf_ext")
 
 
-def start_run_log(folder: str | os.PathLike[str], is_main_process: bool = True) -> logging.Logger:
+def start_run_log(folder: str | os.PathLike[str] | None, is_main_process: bool = True) -> logging.Logger:
     """Sends hf_ext's messages to the terminal and appends them to `<folder>/run.log`; other processes only warn.
 
-    Warnings of transformers, accelerate and datasets go to the file too.
+    Warnings of transformers, accelerate and datasets go to the file too. With no folder there is no file.
     """
     disable_progress_bar()  # of loading and saving; training and embedding keep theirs
     for handler in list(LOGGER.handlers):
@@ -26,7 +26,7 @@ def start_run_log(folder: str | os.PathLike[str], is_main_process: bool = True) 
     terminal = logging.StreamHandler(sys.stdout)
     terminal.setFormatter(logging.Formatter("%(message)s"))
     LOGGER.addHandler(terminal)
-    if is_main_process:
+    if is_main_process and folder is not None:
         Path(folder).mkdir(parents=True, exist_ok=True)
         file = logging.FileHandler(Path(folder) / "run.log", encoding="utf-8")
         file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
