@@ -14,20 +14,23 @@ RESULTS = Path(__file__).resolve().parent / "results"
 _LOCAL = ("cache_dir", "stores")
 
 
+def without_local_paths(decision: dict[str, Any]) -> dict[str, Any]:
+    """A plan's decision without the folders of the machine it was taken on."""
+    parts = {name: {k: v for k, v in decision[name].items() if k not in _LOCAL} for name in ("settings", "evidence")}
+    return {**decision, **parts}
+
+
 def collect(folder: Path) -> dict[str, Any]:
     """The measurements of one output folder, JSON-able."""
     results = json.loads((folder / "all_results.json").read_text())
     plan = json.loads((folder / "plan.json").read_text())
-    for decision in plan["decisions"]:
-        for part in ("settings", "evidence"):
-            decision[part] = {key: value for key, value in decision[part].items() if key not in _LOCAL}
     settings = {key: results["settings"][key] for key in results["settings_from"] if key in _SETTINGS}
     return {
         "settings": settings,
         "preset": plan["preset"],
         "versions": plan["versions"],
         "hardware": {key: plan["hardware"][key] for key in ("name", "num_cores", "memory_gib")},
-        "decisions": plan["decisions"],
+        "decisions": [without_local_paths(decision) for decision in plan["decisions"]],
         "data": {key: results["data"][key] for key in ("rows_read", "sizes", "leaks")},
         "train": results["train"],
         "best": results["best"],

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from collect import without_local_paths
 from transformers import set_seed
 
 from hf_ext.affinity.arguments import AffinityArguments
@@ -137,7 +138,7 @@ def run_fast(task: Task, folder: str) -> dict[str, Any]:
     return {
         "whole_run_seconds": whole,
         "encoding": {key: evidence[key] for key in ("num_encoded", "encoding_seconds", "residues_per_second")},
-        "plan": [decision.__dict__ for decision in trainer.plan.decisions],
+        "decisions": [without_local_paths(vars(decision)) for decision in trainer.plan.decisions],
         "epoch_at_loop_batch_seconds": epoch,
         "encoded_by_second_run": encoded_again,
         "batch_size": trainer.args.per_device_train_batch_size,
