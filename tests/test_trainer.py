@@ -1,6 +1,7 @@
 """FastTrainer: stock Trainer without a preset; with one, the same learning from a cache that is filled once."""
 
 import json
+import logging
 import math
 from pathlib import Path
 
@@ -444,3 +445,32 @@ def test_the_largest_cached_batch_is_used_only_where_no_size_was_set(fast_traine
     )
     rows = demo_rows.select([i % 200 for i in range(1100)])
     assert FastTrainer(model, args, collator, rows).args.per_device_train_batch_size == 16  # 1100 // 16 = 68 steps
+
+
+def test_taking_the_best_checkpoint_of_live_frozen_encoders_warns_of_no_missing_weights(
+    make_affinity, demo_rows, tmp_path, caplog
+):
+    model, collator = make_affinity(antibody="lora")
+    args = FastTrainingArguments(
+        output_dir=str(tmp_path),
+        max_steps=2,
+        eval_strategy="steps",
+        eval_steps=1,
+        save_steps=1,
+        load_best_model_at_end=True,
+        report_to="none",
+        use_cpu=True,
+        disable_tqdm=True,
+    )
+    trainer = FastTrainer(model, args, data_collator=collator, train_dataset=demo_rows, eval_dataset=demo_rows)
+    transformers_logger = logging.getLogger("transformers")
+    transformers_logger.addHandler(caplog.handler)
+    try:
+        trainer.train()
+        assert not [record for record in caplog.records if "missing keys" in record.getMessage()]
+        model._keys_to_ignore_on_save = set()  # the broken twin: transformers is not told
+        trainer._load_best_model()
+        assert [record for record in caplog.records if "missing keys" in record.getMessage()]
+    finally:
+        transformers_logger.removeHandler(caplog.handler)
+        trainer.end()

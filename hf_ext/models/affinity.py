@@ -68,6 +68,7 @@ class AffinityModel(PreTrainedModel):
             # Adapters are made on the pretrained weights: DoRA's magnitudes are their norms, and the random
             # initialisation of a model built from its configuration would also fill LoRA's zero matrix.
             model.encoders[name] = load_encoder(model.config.encoder_specs[int(name)])
+        model._list_references()
         return model.train()
 
     @classmethod
@@ -128,6 +129,7 @@ class AffinityModel(PreTrainedModel):
                 for transform in self._encoder_transforms:
                     transform(encoder)
                 self.encoders[str(index)] = encoder
+        self._list_references()
 
     def transform_encoders(self, transform: Callable[[nn.Module], Any]) -> None:
         """Applies an in-place change, such as another kernel, to encoders in memory and to those loaded later."""
@@ -140,6 +142,7 @@ class AffinityModel(PreTrainedModel):
         for index, spec in enumerate(self.config.encoder_specs):
             if spec.training == "frozen" and not self.config.save_full and str(index) in self.encoders:
                 del self.encoders[str(index)]
+        self._list_references()
 
     def activation_checkpointing_enable(self, *args: Any, **kwargs: Any) -> None:
         """As in transformers; where no encoder trains there are no activations to recompute, and nothing is done."""
@@ -245,10 +248,8 @@ class AffinityModel(PreTrainedModel):
         (https://github.com/huggingface/transformers/issues/43701); `save_original_format=False` keeps our names. Remove
         when a resumed ESM keeps its LayerNorms without it.
         """
-        state_dict = self.state_dict() if state_dict is None else state_dict
-        own = {key: value for key, value in state_dict.items() if not self._is_referenced(key)}
         kwargs["save_original_format"] = False
-        super().save_pretrained(save_directory, state_dict=own, **kwargs)
+        super().save_pretrained(save_directory, state_dict=state_dict, **kwargs)
 
     def _is_referenced(self, key: str) -> bool:
         """Whether a state-dict entry belongs to encoder weights that are stored by reference."""
@@ -256,6 +257,10 @@ class AffinityModel(PreTrainedModel):
             return False
         training = self.config.encoder_specs[int(key.split(".")[1])].training
         return training == "frozen" or (training == "lora" and "lora_" not in key)
+
+    def _list_references(self) -> None:
+        """Tells transformers which entries `save_pretrained` leaves out and `Trainer` need not find in a checkpoint."""
+        self._keys_to_ignore_on_save = {key for key in self.state_dict() if self._is_referenced(key)}
 
     def _describe_encoders(self) -> None:
         """Tells `from_pretrained` what a file holds; `post_init` looks only at direct children, not in `encoders`."""
@@ -268,6 +273,7 @@ class AffinityModel(PreTrainedModel):
             else:  # T5 saves its tied embedding once
                 tied = encoder.all_tied_weights_keys
                 model.all_tied_weights_keys.update({f"encoders.{name}.{k}": f"encoders.{name}.{tied[k]}" for k in tied})
+        self._list_references()
 
     def _load_base_weights(self) -> None:
         """Fills LoRA encoders with the weights of the encoders they name."""
