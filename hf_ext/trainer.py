@@ -1,8 +1,8 @@
-"""Trainer subclasses: small mixins in front of the Hugging Face Trainer, which does the rest."""
+"""The Trainer subclass: small mixins in front of the Hugging Face Trainer, which does the rest."""
 
 from __future__ import annotations
 
-from transformers import Seq2SeqTrainer, Trainer
+from transformers import Trainer
 
 from .mixins.dataloaders import DataLoaderMixin
 from .mixins.embedding_cache import EmbeddingCacheMixin
@@ -13,9 +13,3 @@ from .mixins.standardization import StandardizationMixin
 
 class FastTrainer(PlanMixin, EmbeddingCacheMixin, StandardizationMixin, DataLoaderMixin, SavingMixin, Trainer):
     """`transformers.Trainer` with a plan: takes the same arguments, plus `plan`; use it the same way."""
-
-
-class FastSeq2SeqTrainer(
-    PlanMixin, EmbeddingCacheMixin, StandardizationMixin, DataLoaderMixin, SavingMixin, Seq2SeqTrainer
-):
-    """`transformers.Seq2SeqTrainer` with a plan."""

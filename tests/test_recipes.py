@@ -73,6 +73,7 @@ def test_demo_learns_and_shows_trivial_baselines(demo: dict) -> None:
     assert scores["model"]["spearman"]["low"] > 0.5
     assert scores["model"]["rmse"]["high"] < scores["training mean"]["rmse"]["low"]
     assert scores["training mean"]["spearman"]["value"] is None
+    assert any("--tower_training lora" in line for line in demo["results"]["advice"])
 
 
 def test_demo_encodes_each_distinct_sequence_once(demo: dict) -> None:
@@ -174,5 +175,6 @@ def test_fine_tuning_is_one_flag(tmp_path: Path) -> None:
     steps = ["--max_steps", "2", "--eval_strategy", "no", "--save_strategy", "no", "--load_best_model_at_end", "false"]
     outcome = train(tmp_path, "--tower_training", "lora", "full", *steps)
     assert decision(outcome["folder"], "embedding_cache")["status"] == "skipped"
+    assert not any("--tower_training" in line for line in outcome["results"]["advice"])  # done already
     weights = (outcome["folder"] / "model.safetensors").read_bytes()
     assert b"lora_A" in weights

@@ -62,7 +62,7 @@ def save_results(
         What `all_results.json` holds, plus `advice`.
     """
     folder = Path(trainer.args.output_dir)
-    advice = make_advice(test, data_report, trainer.plan)
+    advice = make_advice(test, data_report, settings)
     results = {
         "train": trained.metrics,
         "best": {"step": trainer.state.best_global_step, trainer.args.metric_for_best_model: trainer.state.best_metric},
@@ -96,7 +96,7 @@ def _json_value(args: Any, settings: dict[str, Any], key: str) -> Any:
 
 def write_predictions(path: Path, rows: Any, predictions: Any, labels: Any = None) -> None:
     """One line per row: its file row and identifying columns, the label where there is one, the prediction."""
-    kept = [name for name in column_names(rows) if name not in ("label", "bound", "length")] if _sized(rows) else []
+    kept = [name for name in column_names(rows) if name not in ("label", "bound")] if _sized(rows) else []
     columns = [rows[name][:] for name in kept]
     header = [*kept, *([] if labels is None else ["label"]), "prediction"]
     values = [*columns, *([] if labels is None else [labels]), predictions]
@@ -110,7 +110,7 @@ def _sized(rows: Any) -> bool:
     return hasattr(rows, "__len__")
 
 
-def make_advice(test: SplitScores, report: dict[str, Any], plan: Any) -> list[str]:
+def make_advice(test: SplitScores, report: dict[str, Any], settings: dict[str, Any]) -> list[str]:
     """Sentences a user can act on: alarms first, then how the model compares, then what to try next."""
     lines = [f"ALARM: {alarm}" for alarm in test.collapse["alarms"]]
     ridge = test.scores.get("ridge on embeddings", {}).get("spearman")
@@ -125,5 +125,8 @@ def make_advice(test: SplitScores, report: dict[str, Any], plan: Any) -> list[st
     repeated = (report.get("leaks") or {}).get("row", {}).get("num_test_rows_in_train", 0)
     if repeated:
         lines.append(f"{repeated:,} test rows repeat training rows' sequences: this score is partly memory.")
-    lines.append("Next: --tower_training lora fine-tunes the encoders; --split cluster tests on unseen sequences.")
+    if set(settings["tower_training"]) == {"frozen"}:
+        lines.append("Next: --tower_training lora fine-tunes the encoders.")
+    if not settings["split_column"] and settings["split"] in (None, "random") and not report.get("streaming"):
+        lines.append("Next: --split cluster tests on sequences unlike those of training.")
     return lines

@@ -70,7 +70,7 @@ def score_split(trainer: Any, splits: Any, name: str, threshold: float | None, g
         trainer: a `FastTrainer` whose model is trained.
         splits: train, validation and test; the baselines are fitted on train, ridge's penalty on validation.
         threshold: label units; None leaves recall, precision and F1 out.
-        group_column: column for per-group Spearman, or None.
+        group_column: column for per-group Spearman, or None; streams go without.
 
     Cost: predictions; ridge on up to 50,000 rows; 1,000 bootstrap resamples.
     """
@@ -79,7 +79,8 @@ def score_split(trainer: Any, splits: Any, name: str, threshold: float | None, g
         np.asarray(output.predictions, np.float64).reshape(-1),
         np.asarray(_labels(output), np.float64),
     )
-    groups = [row[0] for row in read_columns(splits[name], [group_column])] if group_column else None
+    sized = hasattr(splits[name], "__len__")
+    groups = [row[0] for row in read_columns(splits[name], [group_column])] if group_column and sized else None
     predictors = {"model": predictions}
     if hasattr(splits["train"], "__len__"):
         predictors.update(_baseline_predictions(trainer, splits, name))
@@ -96,19 +97,21 @@ def _baseline_predictions(trainer: Any, splits: Any, name: str) -> dict[str, np.
     if len(train) > RIDGE_ROWS:
         chosen = np.random.default_rng(trainer.args.seed).permutation(len(train))[:RIDGE_ROWS]
         train = train.select(np.sort(chosen))
-    labels = {key: np.asarray(split["label"][:], np.float64) for key, split in (("train", train), *splits.items())}
-    constant = ConstantBaseline().fit(np.asarray(splits["train"]["label"][:], np.float64))
-    labels["train"] = np.asarray(train["label"][:], np.float64)
+    constant = ConstantBaseline().fit(_label_array(splits["train"]))
     ridge = RidgeBaseline().fit(
         pooled_features(trainer, train),
-        labels["train"],
+        _label_array(train),
         pooled_features(trainer, splits["validation"]),
-        labels["validation"],
+        _label_array(splits["validation"]),
     )
     return {
         "training mean": constant.predict(len(splits[name])),
         "ridge on embeddings": ridge.predict(pooled_features(trainer, splits[name])),
     }
+
+
+def _label_array(split: Any) -> np.ndarray:
+    return np.asarray(split["label"][:], np.float64)
 
 
 def pooled_features(trainer: Any, dataset: Any) -> np.ndarray:

@@ -10,11 +10,9 @@ from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
-from datasets import Dataset
 
 from ..errors import ArgumentError, DataError
 from .proteins import is_missing, shorten
-from .splits import column_values
 
 MAX_FILTER_CHARACTERS = 2000
 
@@ -94,18 +92,6 @@ def check_names(names: Iterable[str], columns: Sequence[str], where: str) -> Non
             near = get_close_matches(name, columns, n=1, cutoff=0.5)
             hint = f" Did you mean {near[0]!r}?" if near else ""
             raise ArgumentError(f"{where}: there is no column {name!r}.{hint} Columns: {', '.join(columns[:30])}.")
-
-
-def filter_dataset(data: Dataset, predicate: Predicate) -> Dataset:
-    """Returns the rows of `data` for which `predicate` holds, in order; only the named columns are read.
-
-    Raises:
-        ArgumentError: the filter names a column that `data` does not have.
-        DataError: see `Predicate.mask`.
-    """
-    check_names(predicate.names, data.column_names, f"filter {predicate.text!r}")
-    mask = predicate.mask({name: column_values(data, name) for name in predicate.names})
-    return data.select(np.flatnonzero(mask))
 
 
 def _check_condition(node: ast.expr, text: str, names: list[str]) -> None:

@@ -34,6 +34,9 @@ def decide(context: Context) -> Decision:
         steps = context.data.num_rows // batch
         reason = f"{batch} rows per step, {steps} steps an epoch: the head trains on cached embeddings"
         return Decision(NAME, KIND, "applied", reason, settings)
+    if args.lr_scaling != "none":
+        reason = "--lr_scaling has no batch size to follow: give --effective_batch_size, or leave it out"
+        return Decision(NAME, KIND, "refused", reason)
     if NAME in (args.speedups or []):
         return Decision(NAME, KIND, "skipped", "give --effective_batch_size, or --cached_batch_size with cached inputs")
     return off(NAME, KIND)

@@ -220,6 +220,13 @@ def test_an_effective_batch_that_does_not_divide_is_refused_with_the_nearest(ask
     assert decision.reason == f"--effective_batch_size {asked} is not a multiple of 4 rows per pass: use {nearest}"
 
 
+def test_a_rate_that_is_to_follow_no_batch_size_is_refused():
+    alone = decide("batch_size", model=LORA, lr_scaling="linear")
+    assert alone.status == "refused"
+    assert "give --effective_batch_size" in alone.reason
+    assert decide("batch_size", model=LORA, lr_scaling="linear", effective_batch_size=16).status == "applied"
+
+
 def test_an_effective_batch_that_contradicts_the_accumulation_asked_for_is_refused():
     given = {"per_device_train_batch_size": 4, "effective_batch_size": 32}
     assert decide("batch_size", **given, gradient_accumulation_steps=2).status == "refused"
