@@ -1,0 +1,74 @@
+"""flash-attn's functions that faesm imports, in plain torch, so that faesm's flash code runs where no GPU is.
+
+They follow the documented contracts of flash-attn 2.7 and check the shapes and dtypes that it checks; they say nothing
+about its kernels' speed or rounding.
+"""
+
+import importlib.machinery
+import sys
+import types
+
+import torch
+
+
+def unpad_input(states, mask):
+    """(n, tokens, ...) and (n, tokens) -> (all real tokens, ...), their flat indices, ends, longest, counts."""
+    counts = mask.sum(-1, dtype=torch.int32)
+    indices = mask.flatten().nonzero().flatten()
+    ends = torch.cat([counts.new_zeros(1), counts.cumsum(0, dtype=torch.int32)])
+    return states.flatten(0, 1)[indices], indices, ends, int(counts.max()), counts
+
+
+def pad_input(states, indices, batch, seqlen):
+    """(all real tokens, ...) -> (batch, seqlen, ...), zeros elsewhere."""
+    padded = states.new_zeros(batch * seqlen, *states.shape[1:])
+    return padded.index_put((indices,), states).unflatten(0, (batch, seqlen))
+
+
+def apply_rotary(x, cos, sin, cu_seqlens, max_seqlen, inplace, conjugate=False):
+    """Rotates (all tokens, heads, head) in place; row i of the tables is the i-th token of a sequence."""
+    assert inplace
+    assert cos.shape == sin.shape == (cos.shape[0], x.shape[-1] // 2)
+    assert cos.dtype == sin.dtype == x.dtype
+    assert len(cos) >= max_seqlen
+    for start, end in zip(cu_seqlens[:-1].tolist(), cu_seqlens[1:].tolist()):
+        c, s = cos[: end - start, None], sin[: end - start, None] * (-1 if conjugate else 1)
+        first, second = x[start:end].chunk(2, dim=-1)
+        x[start:end] = torch.cat([first * c - second * s, first * s + second * c], dim=-1)
+    return x
+
+
+def flash_attn_varlen_qkvpacked_func(qkv, cu_seqlens, max_seqlen, dropout_p=0.0, softmax_scale=None):
+    """(all tokens, 3, heads, head) -> (all tokens, heads, head); every sequence attends to itself."""
+    assert cu_seqlens.dtype == torch.int32
+    assert dropout_p == 0.0
+    segments = []
+    for start, end in zip(cu_seqlens[:-1].tolist(), cu_seqlens[1:].tolist()):
+        assert end - start <= max_seqlen
+        query, key, value = qkv[start:end].unbind(1)
+        scores = torch.einsum("qhd,khd->hqk", query, key) * softmax_scale
+        segments.append(torch.einsum("hqk,khd->qhd", scores.softmax(-1), value))
+    return torch.cat(segments)
+
+
+def install(monkeypatch):
+    """Puts these functions where faesm looks for flash-attn, and a device where it asks for one."""
+    unused = ("flash_attn_func", "flash_attn_kvpacked_func", "flash_attn_qkvpacked_func", "flash_attn_varlen_func")
+    unused += ("flash_attn_varlen_kvpacked_func", "flash_attn_with_kvcache")
+    contents = {
+        "flash_attn": dict.fromkeys(unused) | {"flash_attn_varlen_qkvpacked_func": flash_attn_varlen_qkvpacked_func},
+        "flash_attn.bert_padding": {"pad_input": pad_input, "unpad_input": unpad_input},
+        "flash_attn.flash_attn_interface": {"_get_block_size_n": None},
+        "flash_attn.layers": {},
+        "flash_attn.layers.rotary": {"apply_rotary_emb": None},
+        "flash_attn.ops": {},
+        "flash_attn.ops.triton": {},
+        "flash_attn.ops.triton.rotary": {"apply_rotary": apply_rotary},
+    }
+    for name, names in contents.items():
+        module = types.ModuleType(name)
+        module.__spec__ = importlib.machinery.ModuleSpec(name, None, is_package=True)
+        module.__path__ = []
+        vars(module).update(names)
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))

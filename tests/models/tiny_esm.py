@@ -1,0 +1,65 @@
+"""A tiny ESM-2-style model with any head, batches for it, and its outputs and gradients side by side with a twin's."""
+
+import copy
+
+import torch
+from torch import nn
+from transformers import EsmConfig, EsmForMaskedLM, PreTrainedModel
+
+PAD, MASK, CLS, EOS = 1, 32, 0, 2
+# Two padded proteins: 6 and 4 tokens with <cls> and <eos>.
+IDS = torch.tensor([[CLS, 5, 6, 7, 8, EOS], [CLS, 9, 10, EOS, PAD, PAD]])
+MASKED_IDS = torch.tensor([[CLS, 5, MASK, 7, MASK, EOS], [CLS, MASK, 10, EOS, PAD, PAD]])
+PADDING_MASK = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0]])
+# Hides a residue inside the first protein and the first token of the second; pad tokens of the second are attended to.
+CALLERS_MASK = torch.tensor([[1, 1, 0, 1, 1, 1], [0, 1, 1, 1, 1, 0]])
+
+BATCHES = {
+    "padded": {"input_ids": IDS, "attention_mask": PADDING_MASK},
+    "masked tokens": {"input_ids": MASKED_IDS, "attention_mask": PADDING_MASK},
+    "caller's mask": {"input_ids": IDS, "attention_mask": CALLERS_MASK},
+    "no mask": {"input_ids": IDS},
+    "left padding": {"input_ids": IDS.flip(1), "attention_mask": PADDING_MASK.flip(1)},
+    "caller's positions": {
+        "input_ids": IDS,
+        "attention_mask": PADDING_MASK,
+        "position_ids": torch.tensor([[0, 2, 4, 6, 8, 10], [3, 4, 5, 9, 0, 0]]),
+    },
+}
+
+
+def make_esm(model_class: type[PreTrainedModel] = EsmForMaskedLM, seed: int = 0, **settings) -> PreTrainedModel:
+    """2 layers, 32 wide, 4 heads, random weights large enough for attention to matter, no dropout."""
+    torch.manual_seed(seed)
+    shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+    special = {"vocab_size": 33, "pad_token_id": PAD, "mask_token_id": MASK, "max_position_embeddings": 64}
+    dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    kind = {"position_embedding_type": "rotary", "token_dropout": True, "initializer_range": 0.2}
+    return model_class(EsmConfig(**{**shape, **special, **dropout, **kind, **settings})).eval()
+
+
+def run_esm(model: nn.Module, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Outputs at attended tokens, (tokens, width), and the gradient of every parameter that has one."""
+    model.zero_grad()
+    output = model(**batch)[0]
+    attended = batch.get("attention_mask", torch.ones_like(batch["input_ids"])).bool()
+    values = output[attended]
+    # A plain sum of the states after a LayerNorm is constant, so every value gets a weight of its own.
+    weights = torch.linspace(-1, 1, values.numel(), device=values.device).sin().view_as(values)
+    (values.float() * weights).sum().backward()
+    return values.detach(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def largest_difference(model: nn.Module, other: nn.Module, batch: dict[str, torch.Tensor]) -> float:
+    """Between two models: of outputs and of gradients, each relative to the largest value."""
+    (values, grads), (other_values, other_grads) = run_esm(model, batch), run_esm(other, batch)
+    assert grads.keys() == other_grads.keys()
+    assert len(grads) >= 34  # 2 layers x 16 parameters and the final LayerNorm's 2
+    largest = max(grad.abs().max() for grad in other_grads.values())
+    worst = max((grads[name] - other_grads[name]).abs().max() for name in grads)
+    return max((worst / largest).item(), ((values - other_values).abs().max() / other_values.abs().max()).item())
+
+
+def twins(model: nn.Module) -> tuple[nn.Module, nn.Module]:
+    """The model and an independent copy of it."""
+    return model, copy.deepcopy(model)
