@@ -1,19 +1,28 @@
-"""Four places where stock data loading gives wrong results for text columns and several evaluation sets."""
+"""Where stock data loading gives wrong results for text columns and several evaluation sets; batches by tokens."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
-from torch.utils.data import RandomSampler, SequentialSampler
+import datasets
+from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 from transformers.trainer_pt_utils import LengthGroupedSampler
+from transformers.trainer_utils import seed_worker
 
 from ..data.columns import row_lengths
+from ..data.token_budget import TokenBudgetBatchSampler, count_tokens
 
 
 class DataLoaderMixin:
-    """Keeps text columns for collators that read them, evaluation in the order of the data, and loaders apart."""
+    """Keeps text columns for collators that read them, evaluation in the order of the data, and loaders apart.
+
+    Where the plan applied `token_budget`, training batches come from a `TokenBudgetBatchSampler`.
+    """
 
     args: Any
+    plan: Any
+    accelerator: Any
     data_collator: Any
     train_dataset: Any
     eval_dataset: Any
@@ -42,6 +51,61 @@ class DataLoaderMixin:
             return RandomSampler(rows)
         batch = self.args.train_batch_size * self.args.gradient_accumulation_steps
         return LengthGroupedSampler(batch, lengths=row_lengths(text, self.data_collator.columns))
+
+    def _get_dataloader(
+        self, dataset: Any, description: str, batch_size: int, *args: Any, is_training: bool = False, **kwargs: Any
+    ) -> Any:
+        if is_training and self._has_applied("token_budget"):
+            return self._get_token_budget_dataloader(dataset, description)
+        return super()._get_dataloader(  # type: ignore[misc]
+            dataset, description, batch_size, *args, is_training=is_training, **kwargs
+        )
+
+    def _get_token_budget_dataloader(self, dataset: Any, description: str) -> DataLoader:
+        sampler = self._make_token_budget_sampler(dataset)
+        collator = self.data_collator
+        if isinstance(dataset, datasets.Dataset):
+            dataset = self._remove_unused_columns(dataset, description)
+        else:
+            collator = self._get_collator_with_removed_columns(collator, description)
+        workers = self.args.dataloader_num_workers
+        loader = self.accelerator.prepare(
+            DataLoader(
+                dataset,
+                batch_sampler=sampler,
+                collate_fn=collator,
+                num_workers=workers,
+                pin_memory=self.args.dataloader_pin_memory,
+                persistent_workers=self.args.dataloader_persistent_workers,
+                multiprocessing_context=self.args.dataloader_multiprocessing_context,
+                prefetch_factor=self.args.dataloader_prefetch_factor,
+                in_order=self.args.dataloader_in_order,
+                worker_init_fn=partial(seed_worker, num_workers=workers, rank=self.args.process_index),
+            )
+        )
+        # accelerate 1.15's BatchSamplerShard does not hand the epoch on, and when Trainer skips what a resumed run has
+        # seen it reaches no deeper: processes would resume in the batches of epoch 0. Remove when it has `set_epoch`.
+        if loader.batch_sampler is not sampler:
+            loader.batch_sampler.set_epoch = sampler.set_epoch
+        return loader
+
+    def _make_token_budget_sampler(self, dataset: Any) -> TokenBudgetBatchSampler:
+        text = getattr(dataset, "live", dataset)  # of rows whose frozen inputs are cached, what is left to encode
+        sampler = TokenBudgetBatchSampler(
+            count_tokens(text, self.data_collator, self.args.length_column_name),
+            **self.plan["token_budget"].settings,
+            seed=self.args.seed if self.args.data_seed is None else self.args.data_seed,
+            packed=self._has_applied("packing"),
+            world_size=self.args.world_size,
+        )
+        share = "budget_used" if sampler.packed else "real_tokens"
+        evidence = {"batches_per_epoch": len(sampler), share: round(sampler.efficiency(), 4)}
+        self.record_evidence("token_budget", **evidence)  # type: ignore[attr-defined]
+        return sampler
+
+    def _has_applied(self, name: str) -> bool:
+        """Whether the plan knows a speed-up of this name and applied it."""
+        return any(d.name == name and d.status == "applied" for d in self.plan.decisions)
 
     def _get_eval_sampler(self, eval_dataset: Any) -> Any:
         # With group_by_length, transformers 5.23 also reorders evaluation, so predictions do not line up with the rows

@@ -1,0 +1,222 @@
+"""Token budgets in the plan and in FastTrainer: applied, refused, less padding, exact resume."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from datasets import Dataset
+from transformers import EsmConfig, EsmForTokenClassification, TrainerCallback
+
+from hf_ext.data.token_budget import TokenBudgetBatchSampler
+from hf_ext.errors import DataError, PlanRefused
+from hf_ext.hardware import describe_hardware
+from hf_ext.speedups import Context, DataFacts, ModelFacts, length_grouping, token_budget
+from hf_ext.trainer import FastTrainer
+from hf_ext.training_args import FastTrainingArguments
+
+ROWS = DataFacts(num_rows=10_000, has_lengths=True, padding_share_random=0.3)
+ESM = ModelFacts(("esm",))
+QUIET = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "save_strategy": "no", "seed": 3}
+
+
+def context(data=ROWS, model=ESM, **given) -> Context:
+    args = FastTrainingArguments(output_dir="o", **{"max_tokens_per_batch": 4096, **given})
+    return Context(describe_hardware("A100"), args, model, data)
+
+
+def decide(*args, **given):
+    return token_budget.decide(context(*args, **given))
+
+
+# --- the plan --------------------------------------------------------------------------------------------------------
+
+
+def test_a_budget_is_applied_where_it_is_given_and_off_where_not():
+    assert decide().status == "applied"
+    assert decide().settings == {"max_tokens": 4096, "max_batch_size": None}
+    assert decide(max_tokens_per_batch=None, speedups=["all"]).status == "off"
+    assert decide(without=["token_budget"]).status == "off"
+
+
+def test_a_batch_size_of_the_users_caps_rows_and_a_presets_does_not():
+    assert decide(per_device_train_batch_size=16).settings["max_batch_size"] == 16
+    preset = context(per_device_train_batch_size=1)
+    preset.args.mark_explicit(frozenset({"max_tokens_per_batch"}))
+    assert token_budget.decide(preset).settings["max_batch_size"] is None
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"train_sampling_strategy": "group_by_length"}, "--train_sampling_strategy group_by_length"),
+        ({"effective_batch_size": 64}, "--effective_batch_size 64"),
+        ({"auto_find_batch_size": True}, "--auto_find_batch_size"),
+        ({"dataloader_drop_last": True}, "--dataloader_drop_last"),
+        ({"accelerator_config": {"split_batches": True}}, "split_batches"),
+        ({"accelerator_config": {"dispatch_batches": True}}, "dispatch_batches"),
+        ({"max_tokens_per_batch": None, "speedups": ["token_budget"]}, "give --max_tokens_per_batch"),
+        ({"data": DataFacts(streaming=True)}, "stream"),
+        ({"data": DataFacts(num_rows=10)}, "no column 'length'"),
+        (
+            {"model": ModelFacts(("esm",), ("heavy",), trains_encoders=False), "speedups": ["embedding_cache"]},
+            "no encoder runs while training",
+        ),
+    ],
+)
+def test_a_budget_that_cannot_be_kept_or_contradicts_another_request_is_refused(given, reason):
+    decision = decide(**given)
+    assert decision.status == "refused"
+    assert reason in decision.reason
+
+
+def test_length_grouping_gives_way_to_a_budget():
+    assert length_grouping.decide(context(speedups=["all"])).status == "skipped"
+    assert "--max_tokens_per_batch" in length_grouping.decide(context(speedups=["all"])).reason
+    for given in ({"max_tokens_per_batch": None}, {"without": ["token_budget"]}):
+        assert length_grouping.decide(context(speedups=["all"], **given)).status == "applied"
+
+
+def test_a_budget_below_one_is_no_argument():
+    with pytest.raises(ValueError, match="max_tokens_per_batch=0"):
+        FastTrainingArguments(output_dir="o", max_tokens_per_batch=0)
+
+
+# --- FastTrainer -----------------------------------------------------------------------------------------------------
+
+
+def make_rows(num: int = 40) -> Dataset:
+    """Rows of 3 to 30 tokens with a label per token."""
+    generator = torch.Generator().manual_seed(0)
+    sizes = torch.randint(3, 31, (num,), generator=generator).tolist()
+    ids = [torch.randint(4, 24, (size,), generator=generator).tolist() for size in sizes]
+    labels = [torch.randint(0, 3, (size,), generator=generator).tolist() for size in sizes]
+    return Dataset.from_dict({"row": list(range(num)), "input_ids": ids, "labels": labels, "length": sizes})
+
+
+class RecordingCollator:
+    """Pads, and notes which rows came in which batch."""
+
+    def __init__(self):
+        self.batches = []
+
+    def __call__(self, rows):
+        self.batches.append([row["row"] for row in rows])
+        width = max(len(row["input_ids"]) for row in rows)
+        pad = {"input_ids": 1, "labels": -100}
+        batch = {k: torch.tensor([row[k] + [v] * (width - len(row[k])) for row in rows]) for k, v in pad.items()}
+        return {**batch, "attention_mask": batch["input_ids"].ne(1).long()}
+
+
+class Kill(TrainerCallback):
+    """Ends the process's work right after the checkpoint of `step`."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def on_save(self, args, state, control, **kwargs):
+        if state.global_step == self.step:
+            raise KeyboardInterrupt
+
+
+@pytest.fixture
+def token_trainer(tmp_path):
+    def make(folder="run", rows=None, callbacks=None, **given):
+        torch.manual_seed(0)
+        config = EsmConfig(
+            vocab_size=24,
+            pad_token_id=1,
+            mask_token_id=23,
+            hidden_size=16,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            intermediate_size=32,
+            position_embedding_type="rotary",
+            num_labels=3,
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+        )
+        settings = {"max_tokens_per_batch": 100, "num_train_epochs": 3, "learning_rate": 1e-2, **given}
+        args = FastTrainingArguments(
+            output_dir=str(tmp_path / folder), remove_unused_columns=False, **{**QUIET, **settings}
+        )
+        model = EsmForTokenClassification(config)
+        return FastTrainer(model, args, RecordingCollator(), make_rows() if rows is None else rows, callbacks=callbacks)
+
+    return make
+
+
+def test_training_sees_every_row_once_an_epoch_within_the_budget_and_says_how_full_it_was(token_trainer):
+    trainer = token_trainer()
+    trainer.train()
+    evidence = json.loads((Path(trainer.args.output_dir) / "plan.json").read_text())["decisions"]
+    (evidence,) = [d["evidence"] for d in evidence if d["name"] == "token_budget"]
+    per_epoch = evidence["batches_per_epoch"]
+    assert trainer.state.max_steps == 3 * per_epoch == len(trainer.data_collator.batches)
+    lengths = trainer.train_dataset["length"][:]
+    for epoch in range(3):
+        batches = trainer.data_collator.batches[epoch * per_epoch : (epoch + 1) * per_epoch]
+        assert sorted(row for batch in batches for row in batch) == list(range(40))
+        assert max(len(batch) * max(lengths[row] for row in batch) for batch in batches) <= 100
+    assert 0.8 < evidence["real_tokens"] <= 1
+
+
+def test_a_run_killed_in_its_third_epoch_goes_on_with_the_very_batches_that_were_left(token_trainer):
+    saving = {"save_strategy": "steps"}
+    per_epoch = len(token_trainer("count").get_train_dataloader())
+    step = 2 * per_epoch + 3
+    whole = token_trainer("whole", **saving, save_steps=step)
+    whole.train()
+    killed = token_trainer("killed", callbacks=[Kill(step)], **saving, save_steps=step)
+    with pytest.raises(KeyboardInterrupt):
+        killed.train()
+    checkpoint = str(Path(killed.args.output_dir) / f"checkpoint-{step}")
+    resumed = token_trainer("resumed", **saving, save_steps=step)
+    resumed.train(resume_from_checkpoint=checkpoint)
+    seen = whole.data_collator.batches
+    assert resumed.data_collator.batches == seen[step:]
+    assert seen[step:] != seen[3:per_epoch]  # the first epoch's batches would be other ones
+    assert all(torch.equal(a, b) for a, b in zip(resumed.model.parameters(), whole.model.parameters()))
+
+    other = token_trainer("other", **saving, save_steps=step, data_seed=4)
+    other.train(resume_from_checkpoint=checkpoint)
+    assert other.data_collator.batches != seen[step:]
+    assert not all(torch.equal(a, b) for a, b in zip(other.model.parameters(), whole.model.parameters()))
+
+
+def test_without_a_budget_batches_are_stock(token_trainer):
+    trainer = token_trainer(max_tokens_per_batch=None)
+    loader = trainer.get_train_dataloader()
+    assert not isinstance(loader.batch_sampler, TokenBudgetBatchSampler)
+    assert [len(batch["labels"]) for batch in loader] == [8] * 5
+
+
+def test_workers_get_the_same_batches(token_trainer):
+    here = [batch["input_ids"] for batch in token_trainer().get_train_dataloader()]
+    there = [batch["input_ids"] for batch in token_trainer(dataloader_num_workers=1).get_train_dataloader()]
+    assert len(here) == len(there) > 5
+    assert all(torch.equal(a, b) for a, b in zip(here, there))
+
+
+def test_a_row_above_the_budget_stops_the_run_before_its_first_step(token_trainer):
+    with pytest.raises(DataError, match=r"Row \d+ has \d+ tokens.*max_tokens_per_batch is 20"):
+        token_trainer(max_tokens_per_batch=20).train()
+    with pytest.raises(PlanRefused, match="token_budget"):
+        token_trainer(rows=make_rows().remove_columns("length"), train_sampling_strategy="group_by_length")
+
+
+@pytest.mark.parametrize("speedups", [[], ["embedding_cache"]], ids=["live", "cached"])
+def test_towers_train_on_budgets_of_the_residues_that_are_encoded(make_affinity, demo_rows, tmp_path, speedups):
+    model, collator = make_affinity("frozen", "lora")
+    args = FastTrainingArguments(
+        output_dir=str(tmp_path), max_tokens_per_batch=1000, speedups=speedups, max_steps=2, logging_steps=1, **QUIET,
+        embedding_cache_dir=str(tmp_path / "cache"),
+    )  # fmt: skip
+    trainer = FastTrainer(model, args, collator, demo_rows)
+    batches = list(trainer.get_train_dataloader())
+    padded = [sum(tokens["input_ids"].numel() for tokens in batch["sequences"].values()) for batch in batches]
+    assert max(padded) <= 1000
+    assert sum(len(batch["labels"]) for batch in batches) == 200
+    assert sorted(batches[0]["sequences"]) == (["antigen"] if speedups else ["antigen", "heavy", "light"])
+    trainer.train()
+    assert len([entry for entry in trainer.state.log_history if "loss" in entry]) == 2
