@@ -3,8 +3,9 @@
     accelerate launch recipes/max_speed.py                                   # generated demo data, under a minute
     accelerate launch recipes/max_speed.py --config recipes/configs/gb1.yaml  # your data: copy and edit one of these
 
-Frozen encoders are run once per distinct sequence; the head trains from the cache. `--tower_training lora` (or full)
-turns the same command into fine-tuning. `--preset baseline` does what stock Trainer does.
+Frozen encoders are run once per distinct sequence; the head trains from the cache. `--use_peft` turns the same command
+into fine-tuning with LoRA, `--tower_training full` into full fine-tuning; `--init_head_from` starts either from the
+head of a frozen run. `--preset baseline` does what stock Trainer does.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 from transformers import set_seed
 
 from hf_ext.affinity.arguments import AffinityArguments
-from hf_ext.affinity.building import build_collator, build_model, check_inputs
+from hf_ext.affinity.building import build_collator, build_model, check_inputs, settle_training
 from hf_ext.affinity.results import save_results, summarize_data
 from hf_ext.affinity.scoring import compute_metrics, score_split
 from hf_ext.data.arguments import DataArguments
@@ -27,6 +28,7 @@ from hf_ext.evaluation.guards import format_report
 from hf_ext.parser import FastArgumentParser
 from hf_ext.presets import PRESETS
 from hf_ext.reporting.run_log import start_run_log
+from hf_ext.speedups.lora import lora_settings
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
@@ -73,7 +75,8 @@ def main(argv: list[str] | None = None) -> dict:
         model_args.tower_inputs = ["heavy,light", "antigen"]
     data = load_data(data_args, output_dir=args.output_dir, seed=args.seed, table=table)
     splits = data.splits
-    model = build_model(model_args, data_args.sequence_columns)
+    model_args.tower_training, args.use_peft = settle_training(model_args, args.use_peft)
+    model = build_model(model_args, data_args.sequence_columns, lora_settings(args))
     collator = build_collator(model, data_args)
     data.report["inputs"] = check_inputs(collator, splits)
     log.info(summarize_data(data.report))
@@ -93,6 +96,8 @@ def main(argv: list[str] | None = None) -> dict:
     trained = trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
     trainer.save_model()
     trainer.save_state()
+    if model_args.merge_lora:
+        trainer.save_merged(Path(args.output_dir) / "merged")
 
     test = score_split(trainer, splits, "test", model_args.binder_threshold, data_args.group_column)
     settings = {**vars(model_args), **vars(data_args)}

@@ -32,14 +32,19 @@ class AffinityArguments:
         default_factory=lambda: ["mean"], metadata={"help": "mean, cls or max per tower; one is used for all."}
     )
     tower_training: list[str] = field(
-        default_factory=lambda: ["frozen"],
-        metadata={"help": "frozen, lora or full per tower; one is used for all. Frozen towers are embedded once."},
+        default_factory=list,
+        metadata={
+            "help": "frozen, lora or full per tower; one is used for all. Left out: lora with --use_peft, else frozen. "
+            "Frozen towers are embedded once."
+        },
     )
-    lora_r: int = field(default=8, metadata={"help": "LoRA rank."})
-    lora_alpha: int = field(default=16, metadata={"help": "LoRA scale: updates are multiplied by alpha / r."})
-    lora_dropout: float = field(default=0.05, metadata={"help": "Dropout before LoRA's first matrix."})
-    use_rslora: bool = field(default=False, metadata={"help": "Scale by alpha / sqrt(r) (rsLoRA)."})
-    use_dora: bool = field(default=False, metadata={"help": "Weight-decomposed LoRA (DoRA)."})
+    init_head_from: Optional[str] = field(  # noqa: UP045
+        default=None,
+        metadata={"help": "Model folder of a run with frozen encoders: its head, and its scales, are where to start."},
+    )
+    merge_lora: bool = field(
+        default=False, metadata={"help": "Also save the model with its adapters merged, in the folder 'merged'."}
+    )
     head_sizes: list[int] = field(
         default_factory=lambda: [1024, 512, 256, 128], metadata={"help": "Widths of the head's hidden layers."}
     )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from itertools import islice
+from pathlib import Path
 from typing import Any, cast
 
 from ..data.arguments import DataArguments
@@ -12,27 +14,47 @@ from ..data.columns import read_columns
 from ..data.tokenization import ResidueTokenizer
 from ..errors import ArgumentError
 from ..models.affinity import AffinityModel
-from ..models.configuration import EncoderSpec, Pooling, TowerSpec, Training
-from ..models.encoders import LoraSettings, load_tokenizer, read_encoder
+from ..models.configuration import AffinityConfig, EncoderSpec, Pooling, TowerSpec, Training
+from ..models.encoders import load_tokenizer, read_encoder
+from ..models.lora import LoraSettings
 from .arguments import AffinityArguments
 
 TRAININGS = ("frozen", "lora", "full")
 STREAM_CHECK_ROWS = 1000
 
 
-def build_model(args: AffinityArguments, sequence_columns: Sequence[str]) -> AffinityModel:
-    """A model with pretrained encoders and an untrained head.
+def settle_training(args: AffinityArguments, use_peft: bool) -> tuple[list[str], bool]:
+    """What `--tower_training` and `--use_peft` mean together: how towers train, and whether any has adapters.
 
     Raises:
-        ArgumentError: no encoder, towers that do not cover the columns, an encoder that cannot be read.
+        ArgumentError: one of `--use_peft`, `--merge_lora` asks for adapters, and no tower gets any.
+    """
+    trainings = args.tower_training or ["lora" if use_peft else "frozen"]
+    if use_peft and "lora" not in trainings:
+        raise ArgumentError(
+            f"--use_peft and --tower_training {' '.join(trainings)} contradict each other: leave one of them out, or "
+            "say lora for the towers that get adapters."
+        )
+    if args.merge_lora and "lora" not in trainings:
+        raise ArgumentError(f"--merge_lora: no tower trains with LoRA ({' '.join(trainings)}). Give --use_peft.")
+    return trainings, "lora" in trainings
+
+
+def build_model(
+    args: AffinityArguments, sequence_columns: Sequence[str], lora: LoraSettings | None = None
+) -> AffinityModel:
+    """A model with pretrained encoders, and a head that is untrained or comes from `args.init_head_from`.
+
+    Raises:
+        ArgumentError: no encoder, towers that do not cover the columns, an encoder that cannot be read, a head that
+            does not fit.
     """
     if not args.encoders:
         raise ArgumentError("No encoder: give --encoders, for example facebook/esm2_t12_35M_UR50D.")
-    trainings = args.per_tower("tower_training")
+    trainings = args.per_tower("tower_training") if args.tower_training else ["frozen"] * len(args.encoders)
     unknown = sorted(set(trainings) - set(TRAININGS))
     if unknown:
         raise ArgumentError(f"--tower_training {unknown}: allowed are {', '.join(TRAININGS)}.")
-    lora = LoraSettings(args.lora_r, args.lora_alpha, args.lora_dropout, args.use_rslora, args.use_dora)
     revisions = args.per_tower("encoder_revisions") if args.encoder_revisions else [None] * len(args.encoders)
 
     specs: list[EncoderSpec] = []
@@ -45,9 +67,9 @@ def build_model(args: AffinityArguments, sequence_columns: Sequence[str]) -> Aff
         identity = (name, revision, training)
         if identity not in index:
             index[identity] = len(specs)
-            specs.append(read_encoder(name, revision, cast(Training, training), lora))
+            specs.append(read_encoder(name, revision, cast(Training, training), lora or LoraSettings()))
         towers.append(TowerSpec(index[identity], columns, cast(Pooling, pooling)))
-    return AffinityModel.from_encoders(
+    model = AffinityModel.from_encoders(
         specs,
         towers,
         head_sizes=args.head_sizes,
@@ -57,6 +79,58 @@ def build_model(args: AffinityArguments, sequence_columns: Sequence[str]) -> Aff
         tobit_scale=args.tobit_scale,
         save_full=args.save_full,
     )
+    if args.init_head_from:
+        carry_head(model, args.init_head_from)
+    return model
+
+
+def carry_head(model: AffinityModel, folder: str) -> None:
+    """Gives `model` the head of a run with frozen encoders, with its label and embedding scales.
+
+    The encoders must be the same ones; in `model` they may train. As adapters start at zero, it then predicts what that
+    run predicts, up to the precision in which its embeddings were computed.
+
+    Raises:
+        ArgumentError: no such model there, one that was never trained or whose encoders have changed, or other inputs,
+            encoders, widths, pooling or head sizes; all differences are named.
+    """
+    file = Path(folder) / "config.json"
+    if not file.is_file() or json.loads(file.read_text()).get("model_type") != AffinityConfig.model_type:
+        raise ArgumentError(f"--init_head_from {folder}: no model of recipes/max_speed.py there (config.json).")
+    source = AffinityModel.from_pretrained(folder)
+    if not source.config.is_scaled:
+        raise ArgumentError(f"--init_head_from {folder}: that model has never been trained.")
+    trained = sorted({spec.training for spec in source.config.encoder_specs} - {"frozen"})
+    if trained:
+        raise ArgumentError(
+            f"--init_head_from {folder}: its encoders were trained too ({', '.join(trained)}), so its head fits no "
+            "others. Give the folder of a run with frozen encoders."
+        )
+    here, there = _what_a_head_reads(model), _what_a_head_reads(source)
+    differences = [f"  {name}: {there[name]} there, {here[name]} here" for name in here if here[name] != there[name]]
+    if differences:
+        raise ArgumentError("\n".join([f"--init_head_from {folder}: that head does not fit:", *differences]))
+    model.head.load_state_dict(source.head.state_dict())
+    for name in ("label_mean", "label_std", "is_scaled"):
+        setattr(model.config, name, getattr(source.config, name))
+
+
+def _what_a_head_reads(model: AffinityModel) -> dict[str, Any]:
+    towers = [model.tower_of(name) for name in model.embedding_sizes]
+    specs = [model.config.encoder_specs[tower.encoder] for tower in towers]
+    return {
+        "inputs": [*model.embedding_sizes],
+        "encoders": [_identity(spec) for spec in specs],
+        "widths": [*model.embedding_sizes.values()],
+        "pooling": [tower.pooling for tower in towers],
+        "head sizes": model.config.head_sizes,
+    }
+
+
+def _identity(spec: EncoderSpec) -> str:
+    """A local encoder is its weights, wherever they are; one of the Hub is its name and commit."""
+    fingerprint = str(spec.fingerprint)
+    return fingerprint if fingerprint.startswith("sha256:") else f"{spec.name_or_path}@{fingerprint}"
 
 
 def tower_inputs(args: AffinityArguments, sequence_columns: Sequence[str]) -> list[list[list[str]]]:

@@ -11,6 +11,9 @@ from peft import PeftModel
 from transformers import PreTrainedModel
 from transformers.trainer import TRAINING_ARGS_NAME
 
+from ..errors import ArgumentError
+from ..models.lora import merged_copy
+
 
 class SavingMixin:
     """Writes `training_args.json` instead of the pickled `training_args.bin`, which would hold `hub_token` in clear."""
@@ -19,6 +22,8 @@ class SavingMixin:
     model: Any
     data_collator: Any
     processing_class: Any
+    is_fsdp_enabled: bool
+    is_deepspeed_enabled: bool
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
         folder = Path(output_dir or self.args.output_dir)
@@ -26,17 +31,37 @@ class SavingMixin:
             super()._save(str(folder), state_dict)  # type: ignore[misc]
             (folder / TRAINING_ARGS_NAME).unlink(missing_ok=True)
         elif self.args.should_save:
-            os.makedirs(folder, exist_ok=True)
-            self.model.save_pretrained(str(folder), state_dict=state_dict, **_own_names(self.model))
-            tokenizer = self.processing_class or getattr(self.data_collator, "tokenizer", None)
-            parts: tuple[Any, ...] = (tokenizer, self.data_collator)
-            for part in parts:
-                if hasattr(part, "save_pretrained"):
-                    part.save_pretrained(folder)
+            self._save_pretrained(self.model, folder, state_dict)
         if self.args.should_save:
             # to_dict masks every field whose name ends in _token.
             text = json.dumps(self.args.to_dict(), indent=2, default=str)
             (folder / "training_args.json").write_text(text + "\n")
+
+    def save_merged(self, folder: str | os.PathLike[str]) -> None:
+        """Writes the model with its LoRA adapters merged into the weights; the folder loads without PEFT.
+
+        `trainer.model` keeps its adapters. Predictions are the same up to rounding. Cost: memory for a second copy.
+
+        Raises:
+            ArgumentError: the model has no adapters, or its weights are spread over processes.
+        """
+        if self.is_fsdp_enabled or self.is_deepspeed_enabled:
+            raise ArgumentError(
+                "Weights are sharded over processes and cannot be merged here. Load the saved folder in one process "
+                "and call `merge_adapters()` (AffinityModel) or `merge_and_unload()` (PeftModel)."
+            )
+        merged = merged_copy(self.model)
+        if self.args.should_save:
+            self._save_pretrained(merged, Path(folder), None)
+
+    def _save_pretrained(self, model: Any, folder: Path, state_dict: dict | None) -> None:
+        os.makedirs(folder, exist_ok=True)
+        model.save_pretrained(str(folder), state_dict=state_dict, **_own_names(model))
+        tokenizer = self.processing_class or getattr(self.data_collator, "tokenizer", None)
+        parts: tuple[Any, ...] = (tokenizer, self.data_collator)
+        for part in parts:
+            if hasattr(part, "save_pretrained"):
+                part.save_pretrained(folder)
 
 
 def _own_names(model: Any) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from ..errors import ArgumentError
 from .configuration import AffinityConfig, EncoderSpec, TowerSpec, build_config, input_name
 from .encoders import build_encoder, load_encoder, set_trainable
 from .head import RegressionHead
+from .lora import merge_layers
 from .losses import regression_loss
 from .pooling import merge_windows, pool
 
@@ -148,6 +149,8 @@ class AffinityModel(PreTrainedModel):
         """As in transformers; where no encoder trains there are no activations to recompute, and nothing is done."""
         if any(spec.training != "frozen" for spec in self.config.encoder_specs):
             super().activation_checkpointing_enable(*args, **kwargs)
+            # Reentrant checkpointing asks the inputs of a block whether to record it, and frozen embeddings say no.
+            self.enable_input_require_grads()
 
     def train(self, mode: bool = True) -> AffinityModel:
         """As in torch, but frozen encoders stay in evaluation mode: dropout would make their embeddings noise."""
@@ -216,6 +219,27 @@ class AffinityModel(PreTrainedModel):
         if labels is not None:
             loss = self._loss(output, labels, bounds, num_items_in_batch)
         return AffinityOutput(loss=loss, logits=output * self.config.label_std + self.config.label_mean)
+
+    def merge_adapters(self) -> int:
+        """Adds LoRA adapters into the weights beside them, in place; returns how many.
+
+        The towers are ordinary ones afterwards that train in full, so that their weights are saved with the model and
+        are never taken for those of the encoder they came from. Predictions are the same up to rounding.
+
+        Raises:
+            ArgumentError: no tower has adapters.
+        """
+        adapted = [i for i, spec in enumerate(self.config.encoder_specs) if spec.training == "lora"]
+        if not adapted:
+            raise ArgumentError("No tower of this model has adapters to merge; it was not trained with LoRA.")
+        num_layers = 0
+        for index in adapted:
+            encoder: Any = self.encoders[str(index)]
+            num_layers += merge_layers(encoder)
+            set_trainable(encoder, "full")
+            self.config.encoders[index] = {**self.config.encoders[index], "training": "full", "lora": {}}
+        self._describe_encoders()
+        return num_layers
 
     @torch.no_grad()
     def fit_scaling(self, label_mean: float, label_std: float, embeddings: dict[str, torch.Tensor]) -> None:

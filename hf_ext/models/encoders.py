@@ -5,44 +5,26 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig, inject_adapter_in_model
 from transformers import AutoConfig, AutoModel, AutoModelForTextEncoding, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging
 
 from ..errors import ArgumentError
 from .configuration import EncoderSpec, Training
+from .lora import LORA_TARGETS, LoraSettings, add_adapters
 
-# Linear layers that LoRA adapts, per model type (module names in transformers).
-LORA_TARGETS: dict[str, list[str]] = {
-    "esm": ["query", "key", "value", "dense"],
-    "bert": ["query", "key", "value", "dense"],
-    "t5": ["q", "k", "v", "o", "wi", "wo", "wi_0", "wi_1"],
-}
 _TEXT_ENCODERS = ("t5", "mt5", "umt5")  # AutoModel would build their decoder too
 _NOT_NEEDED = ("contact_head.", "pooler.")  # never used for embeddings
-
-
-@dataclass(frozen=True)
-class LoraSettings:
-    """Options of `peft.LoraConfig` that the command line offers."""
-
-    r: int = 8
-    alpha: int = 16
-    dropout: float = 0.05
-    use_rslora: bool = False
-    use_dora: bool = False
 
 
 def read_encoder(name_or_path: str, revision: str | None, training: Training, lora: LoraSettings) -> EncoderSpec:
     """Reads an encoder's configuration and identity; downloads no weights.
 
     Raises:
-        ArgumentError: no configuration there, or LoRA on a family whose target modules are not known.
+        ArgumentError: no configuration there, or LoRA on a family whose target modules are neither known nor named.
     """
     try:
         config = AutoConfig.from_pretrained(name_or_path, revision=revision, trust_remote_code=False)
@@ -51,10 +33,11 @@ def read_encoder(name_or_path: str, revision: str | None, training: Training, lo
             f"Encoder {name_or_path!r}: no model configuration found ({str(error).splitlines()[0]}). Give a Hub id, "
             "such as facebook/esm2_t33_650M_UR50D, or a folder with config.json and model.safetensors."
         ) from error
-    if training == "lora" and config.model_type not in LORA_TARGETS:
+    if training == "lora" and not lora.target_modules and config.model_type not in LORA_TARGETS:
         raise ArgumentError(
             f"Encoder {name_or_path!r} is of type {config.model_type!r}; LoRA targets are known for "
-            f"{', '.join(LORA_TARGETS)}. Use --tower_training frozen or full."
+            f"{', '.join(LORA_TARGETS)}. Name its linear layers with --lora_target_modules, or use --tower_training "
+            "frozen or full."
         )
     return EncoderSpec(
         name_or_path=str(Path(name_or_path).resolve() if Path(name_or_path).is_dir() else name_or_path),
@@ -135,16 +118,7 @@ def build_encoder(spec: EncoderSpec) -> PreTrainedModel:
 def prepare_encoder(encoder: PreTrainedModel, spec: EncoderSpec) -> PreTrainedModel:
     """Adds adapters and freezes what does not train, as `spec.training` says."""
     if spec.training == "lora":
-        lora = LoraSettings(**spec.lora)
-        config = LoraConfig(
-            r=lora.r,
-            lora_alpha=lora.alpha,
-            lora_dropout=lora.dropout,
-            use_rslora=lora.use_rslora,
-            use_dora=lora.use_dora,
-            target_modules=_lora_targets(encoder, spec.config["model_type"]),
-        )
-        inject_adapter_in_model(config, encoder)
+        add_adapters(encoder, LoraSettings(**spec.lora))
     set_trainable(encoder, spec.training)
     return encoder
 
@@ -164,9 +138,3 @@ def load_tokenizer(name_or_path: str, revision: str | None = None) -> Any:
 
 def _no_pooler(spec: EncoderSpec) -> dict[str, Any]:
     return {"add_pooling_layer": False} if spec.config["model_type"] in ("esm", "bert") else {}
-
-
-def _lora_targets(encoder: PreTrainedModel, model_type: str) -> list[str]:
-    wanted = LORA_TARGETS[model_type]
-    linear = [name for name, module in encoder.named_modules() if isinstance(module, torch.nn.Linear)]
-    return [name for name in linear if name.rsplit(".", 1)[-1] in wanted]

@@ -11,6 +11,7 @@ from hf_ext.affinity.arguments import AffinityArguments
 from hf_ext.affinity.building import STREAM_CHECK_ROWS, build_collator, build_model, check_inputs, tower_inputs
 from hf_ext.data.arguments import DataArguments
 from hf_ext.errors import ArgumentError, DataError
+from hf_ext.models.lora import LoraSettings
 
 THREE = ["heavy", "light", "antigen"]
 
@@ -54,13 +55,11 @@ def test_a_model_is_built_as_its_arguments_say(demo_encoders):
         tower_inputs=["heavy+light", "antigen"],
         tower_training=["lora", "frozen"],
         pooling=["cls", "max"],
-        lora_r=2,
-        use_rslora=True,
         head_sizes=[4],
         loss="huber",
         huber_delta=0.5,
     )
-    config = build_model(args, THREE).config
+    config = build_model(args, THREE, LoraSettings(r=2, use_rslora=True)).config
     assert [(spec.training, spec.lora.get("r")) for spec in config.encoder_specs] == [("lora", 2), ("frozen", None)]
     assert [tower.pooling for tower in config.tower_specs] == ["cls", "max"]
     assert config.encoder_specs[0].lora["use_rslora"] is True

@@ -1,0 +1,206 @@
+"""LoRA: small matrices that train beside frozen linear layers. Settings, targets per family, adding, merging.
+
+PEFT does the work; what stands here is which layers it gets and what a merged model looks like.
+Source: Hu et al., arXiv:2106.09685; rsLoRA: Kalajdzievski, arXiv:2312.03732; DoRA: Liu et al., arXiv:2402.09353.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from peft import LoraConfig, PeftModel, get_peft_model, inject_adapter_in_model
+from peft.tuners.tuners_utils import BaseTunerLayer
+from torch import nn
+
+from ..errors import ArgumentError
+
+_BERT_LINEAR = ["query", "key", "value", "dense"]
+_T5_LINEAR = ["q", "k", "v", "o", "wi", "wo", "wi_0", "wi_1"]  # wi_0 and wi_1 where the feed-forward layer is gated
+# Linear layers that LoRA adapts, per model type (module names in transformers).
+LORA_TARGETS: dict[str, list[str]] = {
+    "esm": _BERT_LINEAR,
+    "bert": _BERT_LINEAR,
+    "t5": _T5_LINEAR,
+    "mt5": _T5_LINEAR,
+    "umt5": _T5_LINEAR,
+}
+
+
+@dataclass(frozen=True)
+class LoraSettings:
+    """Options of `peft.LoraConfig` that the command line offers.
+
+    Args:
+        r: rank of the update, at least 1.
+        alpha: the update is multiplied by alpha / r, or alpha / sqrt(r) with `use_rslora`.
+        dropout: probability in [0, 1), before the first matrix.
+        use_rslora, use_dora: variants; DoRA also trains the norm of each output's weights.
+        target_modules: names of linear layers, as the last parts of their full names; None means by family.
+
+    Raises:
+        ArgumentError: a rank or scale below 1, or a dropout outside [0, 1).
+    """
+
+    r: int = 8
+    alpha: int = 16
+    dropout: float = 0.05
+    use_rslora: bool = False
+    use_dora: bool = False
+    target_modules: list[str] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("r", "alpha"):
+            if getattr(self, name) < 1:
+                raise ArgumentError(f"lora_{name}={getattr(self, name)}: must be at least 1.")
+        if not 0 <= self.dropout < 1:
+            raise ArgumentError(f"lora_dropout={self.dropout}: must be at least 0 and below 1.")
+
+
+def add_adapters(encoder: nn.Module, settings: LoraSettings) -> None:
+    """Puts adapters into an encoder, in place; they start as zero, so that its output does not change.
+
+    Raises:
+        ArgumentError: as `find_targets`.
+    """
+    inject_adapter_in_model(_lora_config(encoder, settings), encoder)
+
+
+def wrap_with_lora(model: nn.Module, settings: LoraSettings) -> PeftModel:
+    """A `PeftModel` in which adapters and the model's new heads train and nothing else; `model` is changed in place.
+
+    The encoder's linear layers get adapters. Heads that a pretrained checkpoint lacks (`classifier`) train in full and
+    are saved with the adapters; a pretrained language-model head stays frozen.
+
+    Raises:
+        ArgumentError: as `find_targets`; or a head's name ends the name of another module, which PEFT would train too.
+    """
+    return get_peft_model(model, _lora_config(model, settings, find_heads(model)))
+
+
+def find_targets(model: nn.Module, settings: LoraSettings) -> list[str]:
+    """Full names of the linear layers to adapt: those of the encoder, without heads and poolers.
+
+    Raises:
+        ArgumentError: no targets are known for the model's type and none are named, or a named one matches nothing.
+    """
+    model_type = getattr(getattr(model, "config", None), "model_type", None)
+    wanted = settings.target_modules or LORA_TARGETS.get(str(model_type), [])
+    if not wanted:
+        raise ArgumentError(
+            f"LoRA targets are known for {', '.join(LORA_TARGETS)}, not for {model_type!r}: name the linear layers to "
+            "adapt, with --lora_target_modules."
+        )
+    inside = set(getattr(model, "base_model", model).modules())
+    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and module in inside]
+    linear = [name for name in linear if "pooler" not in name.split(".")]
+    if settings.target_modules and (unmatched := [t for t in wanted if not any(_ends(name, t) for name in linear)]):
+        leaves = sorted({name.rsplit(".", 1)[-1] for name in linear})
+        raise ArgumentError(f"--lora_target_modules {unmatched}: no such linear layer; there are {', '.join(leaves)}.")
+    return [name for name in linear if any(_ends(name, target) for target in wanted)]
+
+
+def find_heads(model: nn.Module) -> list[str]:
+    """Names of the modules beside the encoder that a pretrained checkpoint lacks, so that they must train in full.
+
+    Raises:
+        ArgumentError: a head's name ends the name of another module: PEFT selects by the end of names.
+    """
+    base = getattr(model, "base_model", model)
+    if base is model:
+        return []
+    output = getattr(model, "get_output_embeddings", lambda: None)()
+    heads = [
+        name
+        for name, child in model.named_children()
+        if child is not base and all(m is not output for m in child.modules()) and any(True for _ in child.parameters())
+    ]
+    for head in heads:
+        others = [name for name, _ in model.named_modules() if name.endswith(head) and name != head]
+        if others:
+            raise ArgumentError(f"Head {head!r} would also select {others}: rename it, PEFT compares the end of names.")
+    return heads
+
+
+def has_adapters(model: nn.Module | None) -> bool:
+    """Whether PEFT layers are in the model, wherever they are."""
+    return model is not None and any(isinstance(module, BaseTunerLayer) for module in model.modules())
+
+
+def merge_layers(model: nn.Module) -> int:
+    """Adds each adapter to the weight beside it and puts the plain layer back, in place; returns how many.
+
+    For adapters that `add_adapters` put in; a `PeftModel` has `merge_and_unload`.
+
+    Raises:
+        ValueError: from PEFT, if a merged weight is not finite.
+    """
+    layers = [(name, module) for name, module in model.named_modules() if isinstance(module, BaseTunerLayer)]
+    for name, layer in layers:
+        layer.merge(safe_merge=True)
+        parent, _, leaf = name.rpartition(".")
+        setattr(model.get_submodule(parent), leaf, layer.get_base_layer())
+    if hasattr(model, "peft_config"):
+        del model.peft_config
+    return len(layers)
+
+
+def merged_copy(model: Any) -> Any:
+    """A copy of a `PeftModel`, or of a model with `merge_adapters`, with adapters merged into the weights.
+
+    Predictions are the same up to rounding (1e-5 in float32). Cost: memory for a second copy of the model.
+
+    Raises:
+        ArgumentError: there are no adapters to merge.
+    """
+    if not has_adapters(model):
+        raise ArgumentError(f"{type(model).__name__} has no adapters to merge: train with --use_peft.")
+    twin = copy.deepcopy(model)
+    if isinstance(twin, PeftModel):
+        return twin.merge_and_unload(safe_merge=True)
+    twin.merge_adapters()
+    return twin
+
+
+@contextmanager
+def trained_in_full(model: nn.Module) -> Iterator[None]:
+    """Within it, the model as full fine-tuning would have it: adapters out of the way, the weights beside them train.
+
+    For measuring what LoRA saves. Encoders without adapters stay as they are; all is put back afterwards.
+    """
+    before = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+    layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
+    roots = [model] if isinstance(model, PeftModel) else [m for m in model.modules() if hasattr(m, "peft_config")]
+    for layer in layers:
+        layer.enable_adapters(False)
+    for root in roots:
+        for name, parameter in root.named_parameters():
+            # A head that PEFT trains is there twice: as it was, and the copy that trains.
+            if not any(part in name for part in ("lora_", "original_module", "contact_head")):
+                parameter.requires_grad_(True)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.enable_adapters(True)
+        for parameter, trained in before:
+            parameter.requires_grad_(trained)
+
+
+def _lora_config(model: nn.Module, settings: LoraSettings, heads: list[str] | None = None) -> LoraConfig:
+    return LoraConfig(
+        r=settings.r,
+        lora_alpha=settings.alpha,
+        lora_dropout=settings.dropout,
+        use_rslora=settings.use_rslora,
+        use_dora=settings.use_dora,
+        target_modules=find_targets(model, settings),
+        modules_to_save=heads or None,
+    )
+
+
+def _ends(name: str, target: str) -> bool:
+    return name == target or name.endswith(f".{target}")

@@ -1,0 +1,293 @@
+"""Adapters: on the encoder's linear layers and nowhere else, merged without a trace, out of the way when measured."""
+
+import pytest
+import torch
+from peft import PeftModel
+from peft.tuners.tuners_utils import BaseTunerLayer
+from safetensors.torch import load_file
+from tiny_affinity import make_batch, make_model, predict, shift
+from tiny_t5 import write_t5_encoder
+from torch import nn
+from transformers import (
+    EsmConfig,
+    EsmForMaskedLM,
+    EsmForSequenceClassification,
+    EsmForTokenClassification,
+    EsmModel,
+    EsmPreTrainedModel,
+    T5Config,
+    T5EncoderModel,
+    T5ForTokenClassification,
+)
+
+from hf_ext.errors import ArgumentError
+from hf_ext.models.affinity import AffinityModel
+from hf_ext.models.lora import (
+    LoraSettings,
+    find_heads,
+    find_targets,
+    has_adapters,
+    merged_copy,
+    trained_in_full,
+    wrap_with_lora,
+)
+
+IDS = {"input_ids": torch.tensor([[0, 5, 6, 7, 9, 2], [0, 8, 8, 4, 5, 2]])}
+EXACT = LoraSettings(r=2, dropout=0.0)
+
+
+def make_esm(cls, layers=1):
+    """16 wide, 32 in the feed-forward layer; no dropout."""
+    torch.manual_seed(0)
+    config = EsmConfig(
+        vocab_size=33,
+        pad_token_id=1,
+        mask_token_id=32,
+        hidden_size=16,
+        num_hidden_layers=layers,
+        num_attention_heads=2,
+        intermediate_size=32,
+        position_embedding_type="rotary",
+        num_labels=2,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
+    return cls(config).eval()
+
+
+def make_t5(cls, gated):
+    torch.manual_seed(0)
+    feed_forward = "gated-gelu" if gated else "relu"
+    config = T5Config(vocab_size=64, d_model=16, d_kv=4, d_ff=32, num_layers=1, num_heads=4, num_labels=2)
+    config.feed_forward_proj, config.is_gated_act = feed_forward, gated
+    config.dense_act_fn = "gelu_new" if gated else "relu"
+    return cls(config).eval()
+
+
+# --- which layers ----------------------------------------------------------------------------------------------------
+
+ESM_LAYER = {
+    "attention.self.query",
+    "attention.self.key",
+    "attention.self.value",
+    "attention.output.dense",
+    "intermediate.dense",
+    "output.dense",
+}
+
+
+@pytest.mark.parametrize(
+    ("cls", "prefix", "heads"),
+    [
+        (EsmModel, "", []),
+        (EsmForMaskedLM, "esm.", []),
+        (EsmForSequenceClassification, "esm.", ["classifier"]),
+        (EsmForTokenClassification, "esm.", ["classifier"]),
+    ],
+)
+def test_esm_gets_adapters_in_its_encoder_and_new_heads_train_in_full(cls, prefix, heads):
+    model = make_esm(cls)
+    assert set(find_targets(model, EXACT)) == {f"{prefix}encoder.layer.0.{name}" for name in ESM_LAYER}
+    assert find_heads(model) == heads
+    trainable = {name for name, parameter in wrap_with_lora(model, EXACT).named_parameters() if parameter.requires_grad}
+    assert sum("lora_" in name for name in trainable) == 12  # two matrices for each of six layers
+    rest = {name.split("base_model.model.")[1].split(".")[0] for name in trainable if "lora_" not in name}
+    assert sorted(rest) == heads
+
+
+@pytest.mark.parametrize(("gated", "feed_forward"), [(False, ["wi", "wo"]), (True, ["wi_0", "wi_1", "wo"])])
+@pytest.mark.parametrize(
+    ("cls", "prefix", "heads"), [(T5EncoderModel, "", []), (T5ForTokenClassification, "transformer.", ["classifier"])]
+)
+def test_t5_gets_adapters_in_attention_and_in_both_kinds_of_feed_forward_layer(cls, prefix, heads, gated, feed_forward):
+    model = make_t5(cls, gated)
+    block = f"{prefix}encoder.block.0.layer"
+    expected = {f"{block}.0.SelfAttention.{name}" for name in "qkvo"}
+    expected |= {f"{block}.1.DenseReluDense.{name}" for name in feed_forward}
+    assert set(find_targets(model, EXACT)) == expected
+    assert find_heads(model) == heads
+
+
+def test_named_targets_replace_those_of_the_family():
+    settings = LoraSettings(target_modules=["query", "output.dense"])
+    found = [name.removeprefix("encoder.layer.0.") for name in find_targets(make_esm(EsmModel), settings)]
+    assert sorted(found) == ["attention.output.dense", "attention.self.query", "output.dense"]
+
+
+def test_a_named_target_that_matches_nothing_is_refused_with_what_there_is():
+    with pytest.raises(ArgumentError) as error:
+        find_targets(make_esm(EsmModel), LoraSettings(target_modules=["query", "q_proj"]))
+    assert "--lora_target_modules ['q_proj']: no such linear layer; there are " in str(error.value)
+    assert "dense, key, query, " in str(error.value)
+
+
+def test_a_model_without_known_targets_is_refused():
+    with pytest.raises(ArgumentError, match=r"known for esm, bert, t5.*not for None: name the linear layers"):
+        find_targets(nn.Sequential(nn.Linear(2, 2)), EXACT)
+
+
+class EsmWithHead(EsmPreTrainedModel):
+    def __init__(self, config):
+        super().__init__(config)
+        self.esm, self.head = EsmModel(config), nn.Linear(16, 1)
+        self.post_init()
+
+
+def test_a_head_whose_name_ends_that_of_another_module_is_refused():
+    with pytest.raises(ArgumentError, match=r"Head 'head' would also select \['esm.contact_head'\]: rename it"):
+        wrap_with_lora(make_esm(EsmWithHead), EXACT)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"r": 0}, "lora_r=0: must be at least 1"),
+        ({"alpha": 0}, "lora_alpha=0: must be at least 1"),
+        ({"dropout": 1.0}, r"lora_dropout=1.0: must be at least 0 and below 1"),
+        ({"dropout": -0.1}, r"lora_dropout=-0.1: must be"),
+    ],
+)
+def test_settings_out_of_range_are_refused(given, message):
+    with pytest.raises(ArgumentError, match=message):
+        LoraSettings(**given)
+
+
+# --- merging ---------------------------------------------------------------------------------------------------------
+
+KINDS = [EXACT, LoraSettings(2, 16, 0.0, use_rslora=True), LoraSettings(2, 16, 0.0, use_dora=True)]
+
+
+@pytest.mark.parametrize("settings", KINDS, ids=["lora", "rslora", "dora"])
+def test_a_merged_peft_model_predicts_the_same_and_loads_without_peft(tmp_path, settings):
+    model = wrap_with_lora(make_esm(EsmForSequenceClassification), settings).eval()
+    before = model(**IDS).logits
+    assert shift(model, "lora_B") == 6
+    adapted = model(**IDS).logits
+    assert (adapted - before).abs().max() > 1e-3  # the adapters do something
+    merged_copy(model).save_pretrained(tmp_path)
+    assert not list(tmp_path.glob("adapter*"))
+    assert not [name for name in load_file(tmp_path / "model.safetensors") if "lora" in name or "base_layer" in name]
+    again = EsmForSequenceClassification.from_pretrained(tmp_path)
+    torch.testing.assert_close(again(**IDS).logits, adapted, rtol=0, atol=1e-5)
+    torch.testing.assert_close(model(**IDS).logits, adapted, rtol=0, atol=0)  # the model itself keeps its adapters
+    assert isinstance(model, PeftModel)
+
+
+@pytest.fixture
+def folders(demo_encoders, tmp_path):
+    return [demo_encoders[0], write_t5_encoder(tmp_path / "t5"), demo_encoders[1]]
+
+
+@pytest.mark.parametrize("settings", KINDS, ids=["lora", "rslora", "dora"])
+def test_a_merged_affinity_model_predicts_the_same_from_plain_encoders(folders, tmp_path, settings):
+    model = make_model(folders, "lora", lora=settings, label_mean=7.0)
+    batch = make_batch(model)
+    before = predict(model, batch)
+    shift(model, "lora_B")
+    adapted = predict(model, batch)
+    assert (adapted - before).abs().max() > 1e-3
+    merged_copy(model).save_pretrained(tmp_path / "merged")
+    again, info = AffinityModel.from_pretrained(tmp_path / "merged", output_loading_info=True)
+    assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert not has_adapters(again)
+    torch.testing.assert_close(predict(again, batch), adapted, rtol=0, atol=1e-5)
+    assert has_adapters(model)
+    torch.testing.assert_close(predict(model, batch), adapted, rtol=0, atol=0)
+
+
+def test_merging_touches_no_frozen_tower_and_takes_the_merged_one_for_no_known_encoder(make_affinity, tmp_path):
+    model, _ = make_affinity("frozen", "lora")
+    assert model.merge_adapters() == 12  # two ESM layers with six linear layers each
+    assert [spec.training for spec in model.config.encoder_specs] == ["frozen", "full"]
+    assert model.frozen_inputs == ["heavy", "light"]  # the merged tower's embeddings are never cached
+    model.save_pretrained(tmp_path)
+    names = {name.split(".")[0] + name.split(".")[1] for name in load_file(tmp_path / "model.safetensors")}
+    assert {name for name in names if name.startswith("encoders")} == {"encoders1"}
+
+
+def test_there_is_nothing_to_merge_without_adapters(make_affinity):
+    with pytest.raises(ArgumentError, match="No tower of this model has adapters"):
+        make_affinity("frozen", "full")[0].merge_adapters()
+    with pytest.raises(ArgumentError, match="EsmModel has no adapters to merge: train with --use_peft"):
+        merged_copy(make_esm(EsmModel))
+
+
+# --- the full fine-tuning twin ---------------------------------------------------------------------------------------
+
+
+def test_the_full_twin_is_the_plain_model_and_everything_is_put_back():
+    plain = make_esm(EsmForSequenceClassification)
+    model = wrap_with_lora(make_esm(EsmForSequenceClassification), LoraSettings(r=2)).eval()
+    shift(model, "lora_B")
+    adapted, flags = model(**IDS).logits, [parameter.requires_grad for parameter in model.parameters()]
+    with trained_in_full(model):
+        assert torch.equal(model(**IDS).logits, plain(**IDS).logits)
+        unused = sum(p.numel() for p in plain.esm.contact_head.parameters())
+        num_trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
+        assert num_trainable == sum(p.numel() for p in plain.parameters()) - unused
+    assert torch.equal(model(**IDS).logits, adapted)
+    assert [parameter.requires_grad for parameter in model.parameters()] == flags
+
+
+# --- activation checkpointing ----------------------------------------------------------------------------------------
+
+
+def gradients(model, batch, checkpointing=None):
+    """Gradients of the adapters in training mode, with the kind of checkpointing that is given."""
+    model.train()
+    if checkpointing is not None:
+        model.activation_checkpointing_enable(activation_checkpointing_kwargs=checkpointing)
+    shift(model, "lora_B")
+    model.zero_grad()
+    model(**batch).loss.backward()
+    return {name: p.grad for name, p in model.named_parameters() if "lora_" in name and p.grad is not None}
+
+
+CHECKPOINTING = [{"use_reentrant": False}, {"use_reentrant": True}]
+
+
+def same(ours, theirs):
+    return ours.keys() == theirs.keys() and all(torch.allclose(ours[k], theirs[k], atol=1e-7) for k in ours)
+
+
+@pytest.mark.parametrize("kind", CHECKPOINTING, ids=["non-reentrant", "reentrant"])
+def test_recomputed_activations_give_a_wrapped_model_the_same_gradients(kind):
+    def make():
+        torch.manual_seed(1)
+        return wrap_with_lora(make_esm(EsmForSequenceClassification, 2), EXACT)
+
+    batch = {**IDS, "labels": torch.tensor([0, 1])}
+    stored = gradients(make(), batch)
+    assert len(stored) == 24
+    assert same(gradients(make(), batch, kind), stored)
+    shifted = make()
+    shift(shifted, "lora_A")
+    assert not same(gradients(shifted, batch, kind), stored)
+
+
+@pytest.mark.parametrize("kind", CHECKPOINTING, ids=["non-reentrant", "reentrant"])
+def test_recomputed_activations_give_towers_the_same_gradients(demo_encoders, kind):
+    model = make_model(demo_encoders[1:], "lora")
+    twin = make_model(demo_encoders[1:], "lora")
+    twin.load_state_dict(model.state_dict())
+    batch = make_batch(model)
+    stored = gradients(model, batch)
+    assert len(stored) == 24
+    assert same(gradients(twin, batch, kind), stored)
+
+
+def test_reentrant_checkpointing_records_nothing_over_inputs_without_gradients(demo_encoders):
+    """Why `AffinityModel` lets its embeddings require gradients: without, the adapters get none."""
+    model = make_model(demo_encoders[1:], "lora").train()
+    model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": True})
+    model.disable_input_require_grads()
+    model(**make_batch(model)).loss.backward()
+    assert not [name for name, p in model.named_parameters() if "lora_" in name and p.grad is not None]
+
+
+def test_adapted_layers_are_layers_of_peft(demo_encoders):
+    model = make_model(demo_encoders[1:], "lora")
+    assert sum(isinstance(module, BaseTunerLayer) for module in model.modules()) == 12
+    assert has_adapters(model)
+    assert not has_adapters(make_model(demo_encoders[1:], "full"))
+    assert not has_adapters(None)

@@ -1,0 +1,213 @@
+"""The entry of LoRA in the plan: when it applies, what it wraps, and what it measures."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from datasets import Dataset
+from peft import PeftModel
+from torch import nn
+from transformers import EsmConfig, EsmForSequenceClassification, default_data_collator
+
+from hf_ext.errors import ArgumentError, PlanRefused
+from hf_ext.hardware import describe_hardware
+from hf_ext.models.lora import LoraSettings, wrap_with_lora
+from hf_ext.plan import make_plan
+from hf_ext.speedups import Context, ModelFacts, Run, lora
+from hf_ext.speedups.lora import activation_bytes
+from hf_ext.training_args import FastTrainingArguments
+
+PLAIN = ModelFacts(("esm",), num_parameters=100, num_trainable=100)
+CPU = describe_hardware("cpu")
+
+
+def make_args(**given) -> FastTrainingArguments:
+    return FastTrainingArguments(output_dir="o", **{"use_cpu": True, "use_peft": True, "lora_r": 2, **given})
+
+
+def decide(model=PLAIN, **given):
+    return lora.decide(Context(CPU, make_args(**given), model))
+
+
+# --- decisions -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("speedups", [[], ["all"]])
+def test_it_is_off_unless_named_since_it_changes_what_is_learned(speedups):
+    assert decide(use_peft=False, speedups=speedups).status == "off"
+
+
+def test_naming_the_speedup_alone_says_which_flag_is_meant():
+    found = decide(use_peft=False, speedups=["lora"])
+    assert (found.status, found.reason) == ("skipped", "give --use_peft: it changes what is learned")
+
+
+@pytest.mark.parametrize("family", ["esm", "bert", "t5", "mt5"])
+def test_it_applies_to_the_families_whose_linear_layers_are_known(family):
+    found = decide(replace(PLAIN, families=(family,)), lora_alpha=4, use_dora=True)
+    assert (found.status, found.kind) == ("applied", "L")
+    expected = {"r": 2, "alpha": 4, "dropout": 0.05, "use_rslora": False, "use_dora": True, "target_modules": None}
+    assert found.settings == expected
+
+
+@pytest.mark.parametrize(
+    ("model", "given", "reason"),
+    [
+        (PLAIN, {"without": ["lora"]}, "--use_peft and --without lora contradict each other"),
+        (ModelFacts(), {}, "there is no model yet to adapt: pass the model itself instead of model_init"),
+        (replace(PLAIN, frozen_inputs=("a",), trains_encoders=False), {}, "every tower is frozen"),
+        (replace(PLAIN, families=("gpt2",)), {}, "targets are known for esm, bert, t5, mt5, umt5, not for gpt2"),
+        (replace(PLAIN, families=()), {}, "not for a model without a configuration: give --lora_target_modules"),
+    ],
+)
+def test_what_cannot_be_adapted_is_refused_with_the_remedy(model, given, reason):
+    found = decide(model, **given)
+    assert found.status == "refused"
+    assert reason in found.reason
+
+
+def test_named_layers_make_an_unknown_family_known():
+    assert decide(replace(PLAIN, families=("gpt2",)), lora_target_modules=["c_attn"]).status == "applied"
+
+
+def test_options_out_of_range_are_refused():
+    with pytest.raises(ArgumentError, match="lora_r=0: must be at least 1"):
+        decide(lora_r=0)
+
+
+# --- what is done to a model -----------------------------------------------------------------------------------------
+
+
+def make_esm() -> EsmForSequenceClassification:
+    torch.manual_seed(0)
+    return EsmForSequenceClassification(
+        EsmConfig(
+            vocab_size=33,
+            pad_token_id=1,
+            mask_token_id=32,
+            hidden_size=16,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            intermediate_size=32,
+            position_embedding_type="rotary",
+            num_labels=2,
+        )
+    )
+
+
+def make_rows(num_rows=8) -> Dataset:
+    return Dataset.from_dict(
+        {
+            "input_ids": [[0, 5, 6, 7, 8 + i, 2] for i in range(num_rows)],
+            "labels": [i % 2 for i in range(num_rows)],
+            "name": ["a column that the model does not take"] * num_rows,
+        }
+    )
+
+
+def applied(model, rows=None, collator=default_data_collator, **given):
+    args = make_args(**given)
+    plan = make_plan(args, model, rows, collator, CPU)
+    run = Run(args, model, collator, rows)
+    plan.apply(run)
+    return run, plan["lora"]
+
+
+# r=2 on a layer of 16 x 16: 2 * (16 + 16) = 64, four of them; on 16 x 32 and 32 x 16: 2 * 48 = 96 each: 448 in all.
+# The classifier: 16 * 16 + 16 + 16 * 2 + 2 = 306.
+TRAINABLE = 448 + 306
+
+
+def test_a_plain_model_is_wrapped_and_the_plan_counts_what_trains():
+    plain = make_esm()
+    num_plain = sum(p.numel() for name, p in plain.named_parameters() if "contact_head" not in name)
+    run, decision = applied(plain, make_rows())
+    assert isinstance(run.model, PeftModel)
+    assert (decision.evidence["rank"], decision.evidence["adapted_layers"]) == (2, 6)
+    with_lora, full = decision.evidence["with_lora"], decision.evidence["full_fine_tuning"]
+    assert (with_lora["trainable_parameters"], with_lora["adamw_bytes"]) == (754, 754 * 8) == (TRAINABLE, 6032)
+    assert (full["trainable_parameters"], full["adamw_bytes"]) == (num_plain, num_plain * 8)
+    assert f"754 parameters train instead of {num_plain:,}" in decision.reason
+    assert "2 rows keep 0.0 MiB instead of 0.0 MiB of activations" in decision.reason
+
+
+def test_full_fine_tuning_is_measured_as_the_plain_model_would_be():
+    rows = make_rows()
+    _, decision = applied(make_esm(), rows, lora_dropout=0.0)
+    batch = default_data_collator([{k: row[k] for k in ("input_ids", "labels")} for row in rows.select(range(2))])
+    plain = activation_bytes(make_esm(), batch)
+    assert decision.evidence["full_fine_tuning"]["activation_bytes"] == plain
+    # Every layer's input is kept either way; dropout before the adapters keeps another copy of each.
+    assert decision.evidence["with_lora"]["activation_bytes"] == pytest.approx(plain, rel=0.05)
+    _, dropped = applied(make_esm(), rows, lora_dropout=0.1)
+    assert dropped.evidence["with_lora"]["activation_bytes"] > 1.2 * plain
+
+
+def test_adapters_follow_the_seed_of_the_arguments_and_not_what_ran_before():
+    def weights(seed, before):
+        torch.manual_seed(before)
+        state = applied(make_esm(), make_rows(), seed=seed)[0].model.state_dict()
+        return torch.cat([value.flatten() for name, value in state.items() if "lora_A" in name])
+
+    assert torch.equal(weights(3, before=1), weights(3, before=2))
+    assert not torch.equal(weights(3, before=1), weights(4, before=1))
+
+
+def test_without_the_flag_the_model_is_the_same_object_with_the_same_modules():
+    plain = make_esm()
+    names = [name for name, _ in plain.named_modules()]
+    run, decision = applied(plain, make_rows(), use_peft=False)
+    assert decision.status == "off"
+    assert run.model is plain
+    assert [name for name, _ in plain.named_modules()] == names
+
+
+def test_a_model_that_brings_its_adapters_is_not_wrapped_again(make_affinity, demo_rows):
+    own = wrap_with_lora(make_esm(), LoraSettings(r=3))
+    run, decision = applied(own, make_rows())
+    assert run.model is own
+    assert decision.evidence["rank"] == 3  # the model's, not that of the arguments
+
+    model, collator = make_affinity("frozen", "lora")
+    run, decision = applied(model, demo_rows, collator)
+    assert run.model is model
+    assert decision.evidence["adapted_layers"] == 12
+    encoder = sum(
+        p.numel() for n, p in model.encoders["1"].named_parameters() if "lora_" not in n and "contact" not in n
+    )
+    head = sum(p.numel() for p in model.head.parameters())
+    assert decision.evidence["full_fine_tuning"]["trainable_parameters"] == encoder + head
+
+
+def test_towers_that_train_in_full_are_refused(make_affinity, demo_rows):
+    model, collator = make_affinity("full", "full")
+    with pytest.raises(PlanRefused, match="no tower of this model has adapters: build it with --tower_training lora"):
+        applied(model, demo_rows, collator)
+
+
+@pytest.mark.parametrize("case", ["no dataset", "no collator", "stream", "one row"])
+def test_where_there_are_no_rows_at_hand_activations_are_said_to_be_unmeasured(case):
+    rows = {"no dataset": None, "stream": make_rows().to_iterable_dataset(), "one row": make_rows(1)}
+    collator = None if case == "no collator" else default_data_collator
+    _, decision = applied(make_esm(), rows.get(case, make_rows()), collator)
+    assert decision.evidence["with_lora"]["activation_bytes"] is None
+    assert decision.evidence["with_lora"]["trainable_parameters"] == TRAINABLE
+    assert "activations not measured (no map-style dataset and collator at hand)" in decision.reason
+
+
+class TwoLayers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 4), nn.Linear(4, 1)
+
+    def forward(self, x):
+        return self.second(torch.relu(self.first(x))).sum()
+
+
+def test_activation_bytes_are_what_autograd_keeps():
+    model, batch = TwoLayers().eval(), {"x": torch.ones(2, 3)}
+    # The input (2 x 3 floats) for the first weight; the hidden layer (2 x 4) for the ReLU and the second weight, once.
+    assert activation_bytes(model, batch) == 2 * 3 * 4 + 2 * 4 * 4 == 56
+    model.first.requires_grad_(False)
+    assert activation_bytes(model, batch) == 32  # the hidden layer only
+    assert not model.training

@@ -1,0 +1,210 @@
+"""LoRA inside FastTrainer: adapters and heads are optimised and saved, nothing else; a resumed run is the whole one."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from peft import PeftModel
+from safetensors.torch import load_file, save_file
+from transformers import EsmConfig, EsmForSequenceClassification, default_data_collator
+
+from hf_ext.affinity.arguments import AffinityArguments
+from hf_ext.affinity.building import settle_training
+from hf_ext.data.collators import SequenceCollator
+from hf_ext.errors import ArgumentError
+from hf_ext.models.affinity import AffinityModel
+from hf_ext.models.lora import has_adapters
+from hf_ext.parser import FastArgumentParser
+from hf_ext.trainer import FastTrainer
+from hf_ext.training_args import FastTrainingArguments
+
+QUIET = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "logging_steps": 1, "seed": 3}
+# Six layers of one 16-wide ESM layer at rank 2 (448), and the classifier (306); see tests/speedups/test_lora.py.
+PLAIN_TRAINABLE = 754
+# The antigen tower: rank 8 on two layers of four 64 x 64 (1,024 each), 64 x 128 and 128 x 64 (1,536 each): 14,336.
+# The head: 192 -> 8 -> 1 with biases (1,553); the mean and scale of 192 features (384) are saved and not trained.
+TOWER_TRAINABLE = 14_336 + 1_553
+TOWER_SAVED = TOWER_TRAINABLE + 384
+
+
+def make_esm() -> EsmForSequenceClassification:
+    torch.manual_seed(0)
+    return EsmForSequenceClassification(
+        EsmConfig(
+            vocab_size=33,
+            pad_token_id=1,
+            mask_token_id=32,
+            hidden_size=16,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            intermediate_size=32,
+            position_embedding_type="rotary",
+            num_labels=2,
+        )
+    )
+
+
+def make_rows() -> Dataset:
+    ids = [[0, 5 + i % 7, 6, 7, 8 + i % 3, 2] for i in range(24)]
+    return Dataset.from_dict({"input_ids": ids, "labels": [i % 2 for i in range(24)]})
+
+
+@pytest.fixture(params=["plain", "towers"])
+def make_trainer(request, tmp_path, demo_rows, make_affinity):
+    """A FastTrainer that trains with LoRA: an ESM classifier, or an affinity model with a frozen tower."""
+
+    def make(folder, **given):
+        settings = {"per_device_train_batch_size": 4, "max_steps": 6, "save_steps": 3, "learning_rate": 1e-2, **given}
+        args = FastTrainingArguments(output_dir=str(tmp_path / folder), use_peft=True, **{**QUIET, **settings})
+        if request.param == "plain":
+            args.lora_r = 2
+            return FastTrainer(make_esm(), args, default_data_collator, make_rows(), make_rows())
+        model, collator = make_affinity("frozen", "lora")
+        return FastTrainer(model, args, collator, demo_rows.select(range(60)), demo_rows.select(range(60, 80)))
+
+    make.kind = request.param
+    return make
+
+
+def losses(trainer):
+    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+
+def trained_weights(trainer):
+    return {name: p.detach().clone() for name, p in trainer.model.named_parameters() if p.requires_grad}
+
+
+def same(ours, theirs):
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def weights_file(folder, kind):
+    return Path(folder) / ("adapter_model.safetensors" if kind == "plain" else "model.safetensors")
+
+
+def test_the_optimizer_sees_the_trainable_parameters_and_no_others(make_trainer):
+    trainer = make_trainer("a")
+    optimizer = trainer.create_optimizer()
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    assert held == {id(p) for p in trainer.model.parameters() if p.requires_grad}
+    expected = PLAIN_TRAINABLE if make_trainer.kind == "plain" else TOWER_TRAINABLE
+    assert sum(p.numel() for group in optimizer.param_groups for p in group["params"]) == expected
+    assert trainer.plan["lora"].evidence["with_lora"]["trainable_parameters"] == expected
+
+
+def test_a_checkpoint_holds_adapters_and_head_only_and_resuming_is_bit_for_bit_the_whole_run(make_trainer):
+    whole = make_trainer("whole")
+    whole.train()
+    checkpoint = Path(whole.args.output_dir) / "checkpoint-3"
+    file = weights_file(checkpoint, make_trainer.kind)
+    tensors = load_file(file)
+    saved = PLAIN_TRAINABLE if make_trainer.kind == "plain" else TOWER_SAVED
+    assert sum(tensor.numel() for tensor in tensors.values()) == saved
+    assert saved * 4 < file.stat().st_size < saved * 4 + 8192  # four bytes each, and the names
+    assert not [name for name in tensors if "base_layer" in name or "embeddings" in name]
+    moments = torch.load(checkpoint / "optimizer.pt", weights_only=True)["state"].values()
+    kept = sum(value.numel() for one in moments for name, value in one.items() if name != "step")
+    assert kept * 4 == whole.plan["lora"].evidence["with_lora"]["adamw_bytes"]
+
+    resumed = make_trainer("resumed")
+    resumed.train(resume_from_checkpoint=str(checkpoint))
+    assert len(losses(whole)) == 6
+    assert losses(resumed) == losses(whole)
+    assert same(trained_weights(resumed), trained_weights(whole))
+
+    name = next(name for name in tensors if "value.lora_B" in name)
+    uneven = torch.linspace(0, 0.1, tensors[name].numel()).view_as(tensors[name])  # LayerNorm undoes an even shift
+    save_file({**tensors, name: tensors[name] + uneven}, file, metadata={"format": "pt"})
+    changed = make_trainer("changed")
+    changed.train(resume_from_checkpoint=str(checkpoint))
+    assert losses(changed) != losses(whole)  # the comparison sees one changed adapter
+
+
+def test_saved_and_merged_folders_predict_what_the_trained_model_predicts(make_trainer, tmp_path):
+    trainer = make_trainer("a", save_strategy="no")
+    untrained = trainer.predict(trainer.eval_dataset).predictions
+    trainer.train()
+    expected = trainer.predict(trainer.eval_dataset).predictions
+    assert np.abs(expected - untrained).max() > 1e-3
+    trainer.save_model(str(tmp_path / "saved"))
+    trainer.save_merged(tmp_path / "merged")
+    assert has_adapters(trainer.model)
+    assert not list((tmp_path / "merged").glob("adapter*"))
+    if make_trainer.kind == "plain":
+        saved = PeftModel.from_pretrained(make_esm(), tmp_path / "saved")
+        merged = EsmForSequenceClassification.from_pretrained(tmp_path / "merged")
+        collator = default_data_collator
+    else:
+        saved = AffinityModel.from_pretrained(tmp_path / "saved")
+        merged = AffinityModel.from_pretrained(tmp_path / "merged")
+        collator = SequenceCollator.from_pretrained(tmp_path / "merged")
+    assert not has_adapters(merged)
+    for model, tolerance in ((saved, 1e-6), (merged, 1e-5)):
+        args = FastTrainingArguments(output_dir=str(tmp_path / "again"), **QUIET)
+        again = FastTrainer(model, args, collator).predict(trainer.eval_dataset).predictions
+        np.testing.assert_allclose(again, expected, rtol=0, atol=tolerance)
+
+
+def test_the_best_checkpoint_is_taken_back_with_its_adapters(make_trainer):
+    saving = {"save_steps": 2, "eval_strategy": "steps", "eval_steps": 2, "load_best_model_at_end": True}
+    trainer = make_trainer("a", learning_rate=0.3, **saving)
+    trainer.train()
+    best = load_file(weights_file(trainer.state.best_model_checkpoint, make_trainer.kind))
+    name = next(name for name in best if "lora_B" in name)
+    state = trainer.model.state_dict()
+    assert torch.equal(state[name if name in state else name.replace("lora_B.", "lora_B.default.")], best[name])
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(trainer.state.best_metric, rel=1e-5)
+    evaluations = [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
+    assert evaluations[-1] == pytest.approx(min(evaluations), rel=1e-5)
+    assert max(evaluations) > min(evaluations) + 1e-3
+
+
+def test_reading_the_data_to_measure_activations_leaves_training_as_it_is(make_trainer, monkeypatch):
+    measured = make_trainer("a", save_strategy="no")
+    measured.train()
+    monkeypatch.setattr("hf_ext.speedups.lora.MEASURED_ROWS", 1000)  # more than there are
+    unmeasured = make_trainer("b", save_strategy="no")
+    assert unmeasured.plan["lora"].evidence["with_lora"]["activation_bytes"] is None
+    unmeasured.train()
+    assert losses(measured) == losses(unmeasured)
+
+
+# --- the flags -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "use_peft", "settled"),
+    [
+        ([], False, (["frozen"], False)),
+        ([], True, (["lora"], True)),
+        (["lora", "frozen"], False, (["lora", "frozen"], True)),
+        (["full", "lora"], True, (["full", "lora"], True)),
+        (["full"], False, (["full"], False)),
+    ],
+)
+def test_use_peft_and_tower_training_are_settled_together(given, use_peft, settled):
+    assert settle_training(AffinityArguments(encoders=["e", "f"], tower_training=given), use_peft) == settled
+
+
+@pytest.mark.parametrize("given", [["full"], ["frozen"], ["full", "frozen"]])
+def test_use_peft_where_no_tower_gets_adapters_is_refused(given):
+    with pytest.raises(ArgumentError, match=f"--use_peft and --tower_training {' '.join(given)} contradict each other"):
+        settle_training(AffinityArguments(tower_training=given), True)
+
+
+def test_merging_without_adapters_is_refused_before_the_run():
+    with pytest.raises(ArgumentError, match=r"--merge_lora: no tower trains with LoRA \(frozen\)"):
+        settle_training(AffinityArguments(merge_lora=True), False)
+
+
+def test_the_command_line_takes_every_option_of_lora():
+    parser = FastArgumentParser((AffinityArguments, FastTrainingArguments), presets={})
+    flags = "--use_peft --lora_r 4 --lora_alpha 8 --lora_dropout 0 --lora_target_modules query value --use_rslora"
+    _, args = parser.parse_args_into_dataclasses(["--output_dir", "o", *flags.split(), "--use_dora", "true"])
+    assert (args.use_peft, args.lora_r, args.lora_alpha, args.lora_dropout) == (True, 4, 8, 0.0)
+    assert (args.lora_target_modules, args.use_rslora, args.use_dora) == (["query", "value"], True, True)
+    _, args = parser.parse_args_into_dataclasses(["--output_dir", "o"])
+    assert (args.use_peft, args.lora_r, args.lora_alpha, args.lora_dropout) == (False, 8, 16, 0.05)
+    assert (args.lora_target_modules, args.use_rslora, args.use_dora) == (None, False, False)
