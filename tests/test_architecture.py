@@ -17,7 +17,7 @@ FLOORS = (
     {"plan", "training_args", "presets", "parser"},
     {"mixins"},
     {"trainer"},
-    {"affinity"},
+    {"affinity", "comparing", "masked_lm"},
 )
 
 

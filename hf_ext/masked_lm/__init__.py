@@ -1,0 +1,1 @@
+"""Masked-language-model training: arguments, building model, collator and trainer, and scoring."""

@@ -1,0 +1,117 @@
+"""What is trained and how it is masked, as command-line arguments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from transformers import TrainingArguments
+
+from ..errors import ArgumentError
+
+# Shapes of the published ESM-2 models: layers, width, attention heads. The feed-forward layer is four times as wide.
+SIZES = {
+    "esm2_8M": (6, 320, 20),
+    "esm2_35M": (12, 480, 20),
+    "esm2_150M": (30, 640, 20),
+    "esm2_650M": (33, 1280, 20),
+    "esm2_3B": (36, 2560, 40),
+}
+_SHAPE = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size")
+
+
+@dataclass
+class MaskedLMArguments:
+    """A pretrained model to continue, or the shape of a new one; the share of residues to mask; which Trainer.
+
+    Raises:
+        ArgumentError: a value outside what is allowed, or both a pretrained model and a shape.
+    """
+
+    model_name_or_path: None | str = field(  # noqa: RUF036
+        default=None, metadata={"help": "Model to continue training: Hub id or folder. Left out: a new ESM-2."}
+    )
+    model_revision: None | str = field(  # noqa: RUF036
+        default=None, metadata={"help": "Commit, tag or branch of a Hub model; a commit makes the run repeatable."}
+    )
+    model_size: None | str = field(  # noqa: RUF036
+        default=None,
+        metadata={"help": f"Shape of a new ESM-2 ({', '.join(SIZES)}); the four flags below change parts of it."},
+    )
+    num_hidden_layers: None | int = field(  # noqa: RUF036
+        default=None, metadata={"help": "Layers of a new model."}
+    )
+    hidden_size: None | int = field(  # noqa: RUF036
+        default=None, metadata={"help": "Width of a new model; a multiple of twice the attention heads."}
+    )
+    num_attention_heads: None | int = field(  # noqa: RUF036
+        default=None, metadata={"help": "Attention heads of a new model."}
+    )
+    intermediate_size: None | int = field(  # noqa: RUF036
+        default=None, metadata={"help": "Feed-forward width of a new model; left out: four times hidden_size."}
+    )
+    mlm_probability: float = field(
+        default=0.15, metadata={"help": "Share of residues to predict; ESM-2's token dropout is made for 0.15."}
+    )
+    stock_trainer: bool = field(
+        default=False,
+        metadata={"help": "Train with transformers.Trainer itself, the control that comparisons measure against."},
+    )
+
+    def __post_init__(self) -> None:
+        if not 0 < self.mlm_probability <= 1:
+            raise ArgumentError(f"mlm_probability={self.mlm_probability}: must be above 0 and at most 1.")
+        if self.model_size is not None and self.model_size not in SIZES:
+            raise ArgumentError(f"model_size={self.model_size!r}: allowed are {', '.join(SIZES)}.")
+        given = [name for name in ("model_size", *_SHAPE) if getattr(self, name) is not None]
+        if self.model_name_or_path and given:
+            raise ArgumentError(
+                f"model_name_or_path={self.model_name_or_path!r} brings its own shape; leave {', '.join(given)} out."
+            )
+        if self.model_revision and not self.model_name_or_path:
+            raise ArgumentError(f"model_revision={self.model_revision!r} only acts with --model_name_or_path.")
+
+    @property
+    def shape(self) -> dict[str, Any]:
+        """`EsmConfig` fields of a new model.
+
+        Raises:
+            ArgumentError: parts of the shape are missing, or the width does not divide into heads of even width.
+        """
+        layers, width, heads = SIZES[self.model_size] if self.model_size else (None, None, None)
+        shape = {
+            "num_hidden_layers": self.num_hidden_layers or layers,
+            "hidden_size": self.hidden_size or width,
+            "num_attention_heads": self.num_attention_heads or heads,
+        }
+        missing = [name for name, value in shape.items() if value is None]
+        if missing:
+            raise ArgumentError(
+                f"What to train? Give --model_name_or_path, or --model_size ({', '.join(SIZES)}), or a shape: "
+                f"{', '.join(missing)} {'are' if len(missing) > 1 else 'is'} missing."
+            )
+        result = {name: int(value) for name, value in shape.items() if value is not None}
+        if min(result.values()) < 1 or result["hidden_size"] % (2 * result["num_attention_heads"]):
+            raise ArgumentError(
+                f"hidden_size={result['hidden_size']} with num_attention_heads={result['num_attention_heads']}: rotary "
+                "positions need heads of even width, so the width must be a multiple of twice the heads."
+            )
+        return {**result, "intermediate_size": self.intermediate_size or 4 * result["hidden_size"]}
+
+
+def stock_arguments(args: Any, explicit: frozenset[str]) -> TrainingArguments:
+    """`args` as plain `TrainingArguments`, for the stock Trainer.
+
+    Args:
+        args: `FastTrainingArguments`.
+        explicit: the fields that the user set; a preset's speed-ups are left out, since a control has none.
+
+    Raises:
+        ArgumentError: the user set a field that the stock Trainer does not have.
+    """
+    plain = [spec.name for spec in fields(TrainingArguments) if spec.init]
+    asked = sorted(name for name in explicit - {"preset", *plain} if getattr(args, name, None))
+    if asked:
+        raise ArgumentError(f"--stock_trainer has none of {', '.join(asked)}: leave them out, or train without it.")
+    # Its `_remove_unused_columns` would take the text away before the collator can read it.
+    return TrainingArguments(**{name: getattr(args, name) for name in plain} | {"remove_unused_columns": False})

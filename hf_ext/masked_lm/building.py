@@ -1,0 +1,203 @@
+"""From arguments to tokenizer, model, collator, splits and trainer."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset
+from transformers import AutoModelForMaskedLM, EsmConfig, EsmForMaskedLM, EsmTokenizer, PreTrainedModel, Trainer
+from transformers.utils import logging
+
+from ..data.arguments import DataArguments
+from ..data.columns import row_lengths
+from ..data.demo import make_demo_table
+from ..data.masking import EndlessStream, MaskedLMCollator, mark_evaluation
+from ..data.tokenization import ResidueTokenizer
+from ..errors import ArgumentError, DataError
+from ..mixins.masking_epoch import MaskingEpochCallback
+from ..models.encoders import load_tokenizer
+from ..trainer import FastTrainer
+from .arguments import MaskedLMArguments, stock_arguments
+from .results import compute_metrics, sum_rows
+
+ESM_VOCABULARY = ("<cls>", "<pad>", "<eos>", "<unk>", *"LAGVSERTIDPKQNFYMHWCXBUZO.-", "<null_1>", "<mask>")
+ESM_MAX_TOKENS = 1024  # what ESM-2 was trained on, with <cls> and <eos>
+
+logger = logging.get_logger(__name__)
+
+
+def make_demo_sequences() -> Dataset:
+    """The 739 distinct chains of the generated demo data, as rows of one column `sequence`; they share scaffolds."""
+    table = make_demo_table()
+    chains = dict.fromkeys(chain for column in ("heavy", "light", "antigen") for chain in table[column][:])
+    return Dataset.from_dict({"sequence": list(chains)})
+
+
+def build_tokenizer(args: MaskedLMArguments) -> Any:
+    """The pretrained model's tokenizer, or ESM-2's, written from its 33 tokens.
+
+    Raises:
+        ArgumentError: there is no tokenizer at `model_name_or_path`.
+    """
+    if args.model_name_or_path is None:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "vocab.txt"
+            path.write_text("\n".join(ESM_VOCABULARY) + "\n")
+            return EsmTokenizer(str(path), model_max_length=ESM_MAX_TOKENS)
+    try:
+        return load_tokenizer(args.model_name_or_path, args.model_revision)
+    except (OSError, ValueError) as error:
+        raise _not_found(args, "tokenizer", error) from error
+
+
+def build_model(args: MaskedLMArguments) -> PreTrainedModel:
+    """The pretrained model, or a new ESM-2 with random weights (seed torch first), in float32.
+
+    ESM's contact head is frozen: masked-language-model training gives it no gradient, which stops DDP.
+
+    Raises:
+        ArgumentError: no masked language model at `model_name_or_path`, or a shape that cannot be built.
+    """
+    model = _new_esm2(args) if args.model_name_or_path is None else _pretrained(args)
+    for name, parameter in model.named_parameters():
+        if "contact_head." in name:
+            parameter.requires_grad_(False)
+    return model
+
+
+def _new_esm2(args: MaskedLMArguments) -> PreTrainedModel:
+    config = EsmConfig(
+        vocab_size=len(ESM_VOCABULARY),
+        pad_token_id=ESM_VOCABULARY.index("<pad>"),
+        mask_token_id=ESM_VOCABULARY.index("<mask>"),
+        position_embedding_type="rotary",
+        max_position_embeddings=ESM_MAX_TOKENS + 2,
+        token_dropout=True,
+        emb_layer_norm_before=False,
+        layer_norm_eps=1e-5,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        **args.shape,
+    )
+    return EsmForMaskedLM(config)
+
+
+def _pretrained(args: MaskedLMArguments) -> PreTrainedModel:
+    try:
+        model, info = AutoModelForMaskedLM.from_pretrained(
+            str(args.model_name_or_path),
+            revision=args.model_revision,
+            dtype="float32",  # left out, the dtype that the model was published in
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError) as error:
+        raise _not_found(args, "masked language model", error) from error
+    missing = sorted(name for name in info["missing_keys"] if "contact_head." not in name)
+    lost = [name for name in missing if not name.startswith("lm_head.")]
+    if lost:
+        raise ArgumentError(f"{args.model_name_or_path!r} lacks weights: {lost[:5]} ({len(lost)} in all).")
+    if missing:
+        logger.warning("%s has no language-model head: it starts from random weights", args.model_name_or_path)
+    return model
+
+
+def _not_found(args: MaskedLMArguments, what: str, error: Exception) -> ArgumentError:
+    return ArgumentError(
+        f"model_name_or_path={args.model_name_or_path!r}: no {what} there ({str(error).splitlines()[0]}). Give a Hub "
+        "id, such as facebook/esm2_t12_35M_UR50D, or a folder with config.json, model.safetensors and a tokenizer."
+    )
+
+
+def build_collator(
+    tokenizer: Any, model: PreTrainedModel, args: MaskedLMArguments, data_args: DataArguments, seed: int
+) -> MaskedLMCollator:
+    """The collator for a table's sequence column (two columns: a pair); `--id_column` identifies examples.
+
+    Sets `data_args.max_residues` where the model sets the limit, so that `--too_long error` refuses rows above it.
+
+    Raises:
+        ArgumentError: more than two sequence columns, or `too_long="window"`.
+    """
+    if len(data_args.sequence_columns) > 2:
+        raise ArgumentError(f"sequence_columns={data_args.sequence_columns}: name one column, or two that form a pair.")
+    if data_args.too_long == "window":
+        raise ArgumentError("too_long='window': masked training crops at random (truncate) or refuses (error).")
+    absolute = getattr(model.config, "position_embedding_type", "absolute") == "absolute"
+    offset = model.config.pad_token_id + 1 if model.config.model_type == "esm" else 0  # ESM-1b counts from there
+    limit = model.config.max_position_embeddings - offset if absolute else None
+    residues = ResidueTokenizer(tokenizer, len(data_args.sequence_columns), limit)
+    collator = MaskedLMCollator(
+        residues,
+        data_args.sequence_columns,
+        args.mlm_probability,
+        seed,
+        data_args.max_residues,
+        data_args.id_column,
+    )
+    data_args.max_residues = collator.max_residues
+    return collator
+
+
+def prepare_splits(splits: Any, args: Any, columns: dict[str, list[str]], stock: bool) -> dict[str, Any]:
+    """Marks evaluation sets, makes a training stream endless, adds lengths where the stock Trainer groups by them.
+
+    Evaluation streams are read into memory, once: otherwise each evaluation would read the source to its end, and of a
+    set of unknown length several processes count some rows twice (1,525 masked residues instead of 931, seen with two).
+
+    Raises:
+        ArgumentError: a stream without `max_steps`, or evaluation asked for without a validation split.
+        DataError: an evaluation stream has no rows.
+    """
+    ready = {
+        name: split if name == "train" else mark_evaluation(_in_memory(name, split)) for name, split in splits.items()
+    }
+    if "validation" not in ready and str(getattr(args.eval_strategy, "value", args.eval_strategy)) != "no":
+        raise ArgumentError("There is no validation split: give --split_sizes a share for it, or --eval_strategy no.")
+    if not hasattr(ready["train"], "__len__"):
+        if args.max_steps < 1:
+            raise ArgumentError("A stream has no length, so --max_steps says how long to train: give it.")
+        ready["train"] = EndlessStream(ready["train"])
+        args.accelerator_config.dispatch_batches = False  # else rank 0 joins batches of unequal width, and fails
+    elif stock and args.train_sampling_strategy == "group_by_length":
+        for name, split in ready.items():  # the stock Trainer groups evaluation too
+            ready[name] = split.add_column(args.length_column_name, row_lengths(split, columns))
+    return ready
+
+
+def _in_memory(name: str, split: Any) -> Dataset:
+    if hasattr(split, "__len__"):
+        return split
+    rows = list(split)
+    if not rows:
+        raise DataError(f"The {name} part of the stream has no rows: give --split_sizes a larger share, or 0.")
+    return Dataset.from_list(rows)
+
+
+def build_trainer(
+    model: PreTrainedModel,
+    args: Any,
+    collator: MaskedLMCollator,
+    splits: dict[str, Any],
+    explicit: frozenset[str] | None,
+) -> Trainer:
+    """`FastTrainer`, or `transformers.Trainer` itself with the same data, masks and seed.
+
+    Args:
+        model, args, collator: from above; `args` are `FastTrainingArguments`.
+        splits: from `prepare_splits`.
+        explicit: None for `FastTrainer`; for the stock Trainer, the fields that the user set.
+    """
+    shared: dict[str, Any] = {
+        "data_collator": collator,
+        "train_dataset": splits["train"],
+        "eval_dataset": splits.get("validation"),
+        "compute_metrics": compute_metrics,
+        "preprocess_logits_for_metrics": sum_rows,
+    }
+    if explicit is None:
+        return FastTrainer(model, args, **shared)
+    plain = stock_arguments(args, explicit)
+    return Trainer(model, plain, callbacks=[MaskingEpochCallback(collator)], **shared)

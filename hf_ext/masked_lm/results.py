@@ -1,0 +1,155 @@
+"""Scores over masked residues, the baseline beside them, and what a run leaves behind."""
+
+from __future__ import annotations
+
+import json
+import logging
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional
+from transformers import EvalPrediction
+
+from ..data.columns import read_columns
+from ..data.masking import IGNORED, MaskedLMCollator
+from ..data.proteins import RARE, STANDARD, UNKNOWN
+from ..errors import DataError
+from ..reporting.plots import plot_loss
+from ..reporting.tables import format_table
+
+STREAM_ROWS = 10_000  # of a training stream, for the unigram baseline
+
+logger = logging.getLogger(__name__)
+
+
+def sum_rows(logits: torch.Tensor | tuple[torch.Tensor, ...], labels: torch.Tensor) -> torch.Tensor:
+    """Per row the summed cross-entropy, the number of right predictions and of predictions: (n, 3), float32.
+
+    As `preprocess_logits_for_metrics`, so that evaluation keeps 12 bytes a row and not all logits.
+    """
+    logits = (logits[0] if isinstance(logits, tuple) else logits).float()
+    losses = functional.cross_entropy(logits.transpose(1, 2), labels, ignore_index=IGNORED, reduction="none")
+    chosen = labels != IGNORED
+    right = (logits.argmax(-1) == labels) & chosen
+    return torch.stack([losses.sum(1), right.sum(1).float(), chosen.sum(1).float()], dim=1)
+
+
+def compute_metrics(prediction: EvalPrediction) -> dict[str, float]:
+    """For `Trainer`, from `sum_rows`: means over all masked residues, where `eval_loss` is a mean of batch means."""
+    loss, right, num = np.asarray(prediction.predictions, np.float64).sum(0)
+    return _scores(loss / num, right / num, int(num))
+
+
+def _scores(loss: float, accuracy: float, num_tokens: int) -> dict[str, float]:
+    """`token_loss` in nats; its exponential is the perplexity."""
+    return {
+        "token_loss": float(loss),
+        "perplexity": float(np.exp(loss)),
+        "accuracy": float(accuracy),
+        "num_tokens": num_tokens,
+    }
+
+
+class UnigramBaseline:
+    """Predicts every masked residue from how often residues occur in training, whatever stands around it.
+
+    Args:
+        counts: (vocabulary,), training residues per token id.
+        residue_ids: the ids that residues can have; each counts once more, so that none is impossible.
+    """
+
+    def __init__(self, counts: np.ndarray, residue_ids: np.ndarray):
+        smoothed = np.zeros(len(counts))
+        smoothed[residue_ids] = counts[residue_ids] + 1
+        self.most_frequent = int(smoothed.argmax())
+        with np.errstate(divide="ignore"):
+            self.log_probabilities = np.log(smoothed / smoothed.sum())
+
+    @classmethod
+    def fit(cls, dataset: Any, collator: MaskedLMCollator) -> UnigramBaseline:
+        """Counts the residues of `dataset`, of a stream those of its first 10,000 rows. Cost: one pass over them."""
+        ((name, columns),) = collator.columns.items()
+        table = collator.tokenizers[name].table
+        if hasattr(dataset, "__len__"):
+            rows = read_columns(dataset, columns)
+        else:
+            rows = [tuple(row[column] for column in columns) for row in islice(dataset, STREAM_ROWS)]
+        letters = np.zeros(256, np.int64)
+        for row in rows:
+            letters += np.bincount(np.frombuffer("".join(row).encode("ascii"), np.uint8), minlength=256)
+        counts = np.zeros(int(table.max()) + 1, np.int64)
+        np.add.at(counts, table, letters)
+        return cls(counts, np.unique(table[[*(STANDARD + UNKNOWN + RARE).encode()]]))
+
+    def score(self, labels: np.ndarray) -> dict[str, float]:
+        """Scores as in `compute_metrics`, on the same labels: any shape, int64, -100 where nothing is predicted."""
+        ids = labels[labels != IGNORED]
+        return _scores(-self.log_probabilities[ids].mean(), (ids == self.most_frequent).mean(), len(ids))
+
+
+def score_splits(trainer: Any, splits: dict[str, Any], baseline: UnigramBaseline) -> dict[str, Any]:
+    """Scores of model and baseline on the validation and the test split, on the same masked residues."""
+    scores: dict[str, Any] = {}
+    for name in ("validation", "test"):
+        if name in splits:
+            output = trainer.predict(splits[name])
+            model = compute_metrics(EvalPrediction(output.predictions, output.label_ids))
+            scores[name] = {"model": model, "unigram": baseline.score(np.asarray(output.label_ids))}
+    return scores
+
+
+def format_scores(scores: dict[str, Any]) -> str:
+    """`score_splits` as a table."""
+    shown = ("token_loss", "perplexity", "accuracy", "num_tokens")
+    rows = [
+        [split, predictor, *(values[key] for key in shown)]
+        for split, both in scores.items()
+        for predictor, values in both.items()
+    ]
+    return format_table(rows, ["split", "", *shown])
+
+
+def save_results(
+    trainer: Any,
+    trained: Any,
+    scores: dict[str, Any],
+    data_report: dict[str, Any],
+    settings: dict[str, Any],
+    origins: dict[str, str],
+) -> dict[str, Any]:
+    """Writes `all_results.json` and `loss.png` into the output folder; returns what the JSON holds.
+
+    Args:
+        trainer, trained: after training, and what `train` returned.
+        scores: from `score_splits`.
+        data_report: what loading reported.
+        settings: model and data arguments by name; training arguments come from the trainer.
+        origins: where each argument came from, as `FastArgumentParser` recorded.
+    """
+    folder = Path(trainer.args.output_dir)
+    parameters = [(p.numel(), p.requires_grad) for p in trainer.model.parameters()]
+    results = {
+        "trainer": f"{type(trainer).__module__}.{type(trainer).__qualname__}",
+        "model": {"num_parameters": sum(n for n, _ in parameters), "num_trainable": sum(n * t for n, t in parameters)},
+        "train": trained.metrics,
+        "best": {"step": trainer.state.best_global_step, trainer.args.metric_for_best_model: trainer.state.best_metric},
+        **scores,
+        "data": data_report,
+        "settings": {key: _json_value(trainer.args, settings, key) for key in sorted(origins)},
+        "settings_from": {key: origin for key, origin in sorted(origins.items()) if origin != "default"},
+    }
+    if trainer.is_world_process_zero():
+        (folder / "all_results.json").write_text(json.dumps(results, indent=2, default=str) + "\n")
+        try:
+            plot_loss(trainer.state.log_history, folder / "loss.png")
+        except DataError as error:  # a run too short to log still has its results
+            logger.warning("Not plotted: %s", error)
+    return results
+
+
+def _json_value(args: Any, settings: dict[str, Any], key: str) -> Any:
+    value = settings[key] if key in settings else getattr(args, key, None)
+    return "<set>" if key.endswith("token") and value else value

@@ -1,0 +1,118 @@
+"""Train a masked protein language model: ESM-2 from scratch, or any masked language model further.
+
+    accelerate launch recipes/mlm.py                                        # generated demo data, under a minute
+    accelerate launch recipes/mlm.py --config recipes/configs/mlm_esm2_8M.yaml  # your sequences: copy and edit it
+    accelerate launch recipes/mlm.py --model_size esm2_35M --dataset_name proteins.fasta --max_residues 512
+
+Masks are a function of seed, epoch and sequence, so a resumed run sees those it would have seen. Sequences above
+--max_residues are cropped at random, anew in every epoch (--too_long error refuses them instead). A stream
+(--streaming true --max_steps N) is repeated until N steps are done. `--stock_trainer true` trains with
+transformers.Trainer itself, on the same data and masks.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from transformers import set_seed
+
+from hf_ext.affinity.building import check_inputs
+from hf_ext.affinity.results import summarize_data
+from hf_ext.data.arguments import DataArguments
+from hf_ext.data.loading import load_data
+from hf_ext.errors import HfExtError
+from hf_ext.masked_lm.arguments import MaskedLMArguments
+from hf_ext.masked_lm.building import (
+    build_collator,
+    build_model,
+    build_tokenizer,
+    build_trainer,
+    make_demo_sequences,
+    prepare_splits,
+)
+from hf_ext.masked_lm.results import UnigramBaseline, format_scores, save_results, score_splits
+from hf_ext.parser import FastArgumentParser
+from hf_ext.presets import PRESETS
+from hf_ext.reporting.run_log import start_run_log
+from hf_ext.training_args import FastTrainingArguments
+
+DEFAULTS = {
+    "preset": "max_speed",
+    "output_dir": "outputs/mlm",
+    "too_long": "truncate",
+    # ESM-2's own (Lin et al. 2023, supplement): Adam with these, 4e-4 after a warm-up, then linear decay.
+    "learning_rate": 4e-4,
+    "adam_beta2": 0.98,
+    "weight_decay": 0.01,
+    "warmup_steps": 0.05,
+    "num_train_epochs": 10,
+    "per_device_train_batch_size": 16,
+    "per_device_eval_batch_size": 64,
+    # By share of the run, because a stream has no epochs.
+    "eval_strategy": "steps",
+    "eval_steps": 0.1,
+    "save_strategy": "steps",
+    "save_steps": 0.1,
+    "save_total_limit": 2,
+    "logging_steps": 0.05,
+    "metric_for_best_model": "token_loss",
+    "greater_is_better": False,
+    "logging_nan_inf_filter": False,
+    "report_to": "none",
+}
+DEMO_SHAPE = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4}
+DEMO_LEARNING_RATE = 2e-3  # small models take larger steps
+
+
+def main(argv: list[str] | None = None) -> dict:
+    """Runs the recipe; returns what `all_results.json` holds."""
+    parser = FastArgumentParser(
+        (MaskedLMArguments, DataArguments, FastTrainingArguments),
+        presets=PRESETS,
+        defaults=DEFAULTS,
+        description=__doc__,
+    )
+    model_args, data_args, args = parser.parse_args_into_dataclasses(argv)
+    args.mark_explicit(parser.explicit)
+    log = start_run_log(args.output_dir, args.process_index == 0)
+    set_seed(args.seed)
+
+    table = None
+    if data_args.dataset_name is None:
+        log.info("No --dataset_name: generated demo data.")
+        table = make_demo_sequences()
+        if not (model_args.model_name_or_path or model_args.model_size or model_args.hidden_size):
+            log.info("No model or --model_size either: a new ESM-2 with 2 layers, 64 wide.")
+            vars(model_args).update(DEMO_SHAPE)
+            if "learning_rate" not in parser.explicit:
+                args.learning_rate = DEMO_LEARNING_RATE
+    model = build_model(model_args)
+    collator: Any = build_collator(build_tokenizer(model_args), model, model_args, data_args, args.seed)
+    data = load_data(data_args, output_dir=args.output_dir, seed=args.seed, needs_labels=False, table=table)
+    data.report["inputs"] = check_inputs(collator, data.splits)
+    log.info(summarize_data(data.report))
+    splits = prepare_splits(data.splits, args, collator.columns, model_args.stock_trainer)
+
+    trainer: Any = build_trainer(model, args, collator, splits, parser.explicit if model_args.stock_trainer else None)
+    log.info("\n%s\n", "Stock Trainer, no plan." if model_args.stock_trainer else trainer.plan.table())
+    trained = trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
+    trainer.save_model()
+    trainer.save_state()
+
+    scores = score_splits(trainer, splits, UnigramBaseline.fit(data.splits["train"], collator))
+    settings = {**vars(model_args), **vars(data_args)}
+    results = save_results(trainer, trained, scores, data.report, settings, parser.origins)
+    log.info("\nOver all masked residues; unigram: training frequencies alone:\n%s", format_scores(scores))
+    log.info("Everything is in %s", args.output_dir)
+    if args.push_to_hub:
+        trainer.push_to_hub()
+    trainer.end()
+    return results
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except HfExtError as error:
+        sys.exit(f"{type(error).__name__}: {error}")

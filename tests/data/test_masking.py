@@ -1,0 +1,283 @@
+"""Masks are a function of seed, epoch and example; shares are ESM's; special tokens are never touched."""
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+from transformers import BertTokenizer, DataCollatorForLanguageModeling, EsmTokenizer
+
+from hf_ext.data.masking import (
+    EVALUATION_EPOCH,
+    EndlessStream,
+    MaskedLMCollator,
+    choose_residues,
+    mark_evaluation,
+    splitmix64,
+)
+from hf_ext.data.proteins import STANDARD
+from hf_ext.data.tokenization import ResidueTokenizer
+from hf_ext.errors import ArgumentError, DataError
+
+MASK = 32
+
+
+@pytest.fixture(scope="module")
+def esm(demo_encoders) -> EsmTokenizer:
+    return EsmTokenizer.from_pretrained(demo_encoders[1])
+
+
+@pytest.fixture(scope="module")
+def make_collator(esm):
+    def make(**settings) -> MaskedLMCollator:
+        return MaskedLMCollator(ResidueTokenizer(esm), **settings)
+
+    return make
+
+
+def random_rows(num: int, low: int = 5, high: int = 60, seed: int = 0) -> list[dict[str, str]]:
+    rng = np.random.default_rng(seed)
+    return [{"sequence": "".join(rng.choice(list(STANDARD), rng.integers(low, high)))} for _ in range(num)]
+
+
+def per_row(batch) -> list[tuple[list[int], list[int]]]:
+    """Ids and labels of every row, without padding."""
+    lengths = batch["attention_mask"].sum(1).tolist()
+    return [(i[:n].tolist(), x[:n].tolist()) for i, x, n in zip(batch["input_ids"], batch["labels"], lengths)]
+
+
+def collate_in_batches(collator, rows, size: int) -> list[tuple[list[int], list[int]]]:
+    return [row for i in range(0, len(rows), size) for row in per_row(collator(rows[i : i + size]))]
+
+
+def hf_rows(esm, rows) -> list[dict[str, list[int]]]:
+    return [{"input_ids": esm(row["sequence"])["input_ids"]} for row in rows]
+
+
+# --- the generator ---------------------------------------------------------------------------------------------------
+
+
+def test_splitmix64_gives_the_published_sequence():
+    # https://rosettacode.org/wiki/Pseudo-random_numbers/Splitmix64, seed 1234567
+    published = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431]
+    assert splitmix64(np.array([1234567], np.uint64), 4).tolist() == [published]
+
+
+def test_choosing_takes_the_lowest_draw_where_none_is_below_the_share():
+    is_residue = np.array([[False, True, True, True], [False, True, True, False], [False, False, False, False]])
+    draws = np.array([[0.0, 0.1, 0.9, 0.14], [0.0, 0.7, 0.6, 0.1], [0.0, 0.0, 0.0, 0.0]])
+    expected = [[False, True, False, True], [False, False, True, False], [False] * 4]
+    assert choose_residues(is_residue, draws, 0.15).tolist() == expected
+
+
+# --- what a mask depends on ------------------------------------------------------------------------------------------
+
+
+def masks_survive_regrouping(collate, rows) -> bool:
+    """Whether each row is masked alike in batches of 7 and, in reverse order, of 3."""
+    forward = collate(rows, 7)
+    backward = collate(rows[::-1], 3)[::-1]
+    return forward == backward
+
+
+def test_masks_do_not_depend_on_batch_or_order_and_those_of_transformers_do(make_collator, esm):
+    rows = random_rows(40)
+    ours = make_collator(seed=1)
+    assert masks_survive_regrouping(lambda given, size: collate_in_batches(ours, given, size), rows)
+
+    theirs = DataCollatorForLanguageModeling(esm, seed=1)
+
+    def collate(given, size):
+        return collate_in_batches(theirs, hf_rows(esm, given), size)
+
+    assert not masks_survive_regrouping(collate, rows)
+
+
+def test_masks_differ_between_epochs_seeds_and_examples(make_collator):
+    rows = [{"sequence": "MKTAYIAKQRQISFVKSHFSRQLEERLGLIE" * 4}]
+    collator = make_collator()
+    first = per_row(collator(rows))
+    collator.set_epoch(1)
+    assert per_row(collator(rows)) != first
+    collator.set_epoch(0)
+    assert per_row(collator(rows)) == first
+    assert per_row(make_collator(seed=1)(rows)) != first
+
+    named = [{**rows[0], "id": "a"}, {**rows[0], "id": "b"}]
+    by_id = per_row(make_collator(id_column="id")(named))
+    assert by_id[0] != by_id[1]
+    by_sequence = per_row(make_collator()(named))
+    assert by_sequence[0] == by_sequence[1]
+
+
+def test_masks_stay_as_they_are_between_versions(make_collator):
+    # Written down when the scheme was made; a change here changes what resumed runs see.
+    batch = make_collator(seed=7)([{"sequence": "MKTAYIAKQRQISFVKSHFSRQLEERLGLIE"}])
+    chosen = (batch["labels"][0] != -100).nonzero().flatten().tolist()
+    assert chosen == [7, 13, 17, 27, 29]
+    assert batch["input_ids"][0, chosen].tolist() == [32, 32, 32, 4, 32]
+
+
+# --- what is masked --------------------------------------------------------------------------------------------------
+
+
+def test_labels_are_the_residues_that_were_chosen(make_collator):
+    # L A G V are the tokens 4 5 6 7 of ESM, <cls> 0, <eos> 2, <pad> 1.
+    batch = make_collator(mlm_probability=1.0)([{"sequence": "LAGV"}, {"sequence": "VG"}])
+    assert batch["labels"].tolist() == [[-100, 4, 5, 6, 7, -100], [-100, 7, 6, -100, -100, -100]]
+    assert batch["attention_mask"].tolist() == [[1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0]]
+    assert batch["input_ids"][:, 0].tolist() == [0, 0]
+    assert batch["input_ids"][0, 5] == 2
+    assert batch["input_ids"][1, 3:].tolist() == [2, 1, 1]
+    assert set(batch) == {"input_ids", "attention_mask", "labels"}
+
+
+def test_shares_are_those_of_esm(make_collator, esm):
+    rows = random_rows(1000, 100, 101)
+    plain = ResidueTokenizer(esm)([row["sequence"] for row in rows])["input_ids"].numpy()
+    batch = make_collator()(rows)
+    ids, labels = batch["input_ids"].numpy(), batch["labels"].numpy()
+    chosen = labels != -100
+    num = chosen.sum()
+    assert num == pytest.approx(15_000, abs=3 * (100_000 * 0.15 * 0.85) ** 0.5)
+    assert (labels[chosen] == plain[chosen]).all()
+    assert (ids[~chosen] == plain[~chosen]).all()
+    masked = (ids[chosen] == MASK).mean()
+    changed = ((ids[chosen] != MASK) & (ids[chosen] != plain[chosen])).mean()
+    # A random residue is the true one once in 20 times: 9.5 % differ from it and 10.5 % do not.
+    for share, expected in ((masked, 0.8), (changed, 0.095), (1 - masked - changed, 0.105)):
+        assert share == pytest.approx(expected, abs=3 * (expected * (1 - expected) / num) ** 0.5)
+
+
+def test_random_replacements_are_all_standard_residues_alike(make_collator, esm):
+    rows = [{"sequence": "X" * 1000, "id": i} for i in range(100)]
+    batch = make_collator(mlm_probability=1.0, id_column="id")(rows)
+    x, table = esm.convert_tokens_to_ids("X"), esm.convert_tokens_to_ids(list(STANDARD))
+    replaced = batch["input_ids"][(batch["input_ids"] != MASK) & (batch["input_ids"] > 3) & (batch["input_ids"] != x)]
+    counts = torch.bincount(replaced, minlength=33)
+    assert sorted(counts.nonzero().flatten().tolist()) == sorted(table)
+    expected = len(replaced) / 20
+    assert counts[table].min() > expected - 4 * expected**0.5
+    assert counts[table].max() < expected + 4 * expected**0.5
+
+
+def test_every_sequence_has_something_to_predict_and_no_special_token_is_touched(make_collator):
+    batch = make_collator(mlm_probability=0.01)(random_rows(200, 1, 4))
+    assert ((batch["labels"] != -100).sum(1) >= 1).all()
+    assert (batch["input_ids"][:, 0] == 0).all()
+    assert (batch["labels"] > 3)[batch["labels"] != -100].all()
+    ends = batch["attention_mask"].sum(1) - 1
+    assert (batch["input_ids"][torch.arange(200), ends] == 2).all()
+
+
+def test_long_sequences_are_cropped_anew_in_each_epoch_and_short_ones_are_whole(make_collator):
+    long, short = "".join(letter * 10 for letter in STANDARD), "MKTAYIAKQR"
+    collator = make_collator(max_residues=20)
+    crops = set()
+    for epoch in range(30):
+        collator.set_epoch(epoch)
+        together, alone = collator([{"sequence": long}, {"sequence": short}]), collator([{"sequence": long}])
+        assert together["input_ids"].shape == (2, 22)
+        assert torch.equal(together["input_ids"][:1], alone["input_ids"])
+        assert together["attention_mask"].sum(1).tolist() == [22, 12]
+        crops.add(tuple(together["labels"][0].tolist()))
+    assert len(crops) == 30
+
+
+def test_crops_reach_both_ends_and_hold_neighbouring_residues(make_collator, esm):
+    collator = make_collator(max_residues=4, mlm_probability=1.0)
+    seen = set()
+    for epoch in range(60):
+        collator.set_epoch(epoch)
+        labels = collator([{"sequence": "ACDEFG"}])["labels"][0, 1:-1]
+        seen.add("".join(esm.convert_ids_to_tokens(labels.tolist())))
+    assert seen == {"ACDE", "CDEF", "DEFG"}
+
+
+def test_pairs_are_masked_in_both_parts(demo_encoders):
+    tokenizer = ResidueTokenizer(BertTokenizer.from_pretrained(demo_encoders[0]), num_parts=2)
+    collator = MaskedLMCollator(tokenizer, ["heavy", "light"], mlm_probability=1.0, max_residues=6)
+    batch = collator([{"heavy": "ACD", "light": "EF"}])
+    assert collator.columns == {"heavy+light": ["heavy", "light"]}
+    assert (batch["labels"][0] != -100).tolist() == [False, True, True, True, False, True, True, False]
+    with pytest.raises(DataError, match="7 residues"):
+        collator([{"heavy": "ACDE", "light": "FGH"}])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"mlm_probability": 0.0}, "above 0"),
+        ({"mlm_probability": 1.5}, "at most 1"),
+        ({"columns": ["heavy", "light"]}, "takes 1 column"),
+        ({"max_residues": 0}, "at least 1"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(make_collator, settings, message):
+    with pytest.raises(ArgumentError, match=message):
+        make_collator(**settings)
+
+
+def test_no_training_epoch_can_be_evaluations(make_collator):
+    with pytest.raises(ArgumentError, match="epoch=-1"):
+        make_collator().set_epoch(EVALUATION_EPOCH)
+
+
+# --- workers, evaluation, streams ------------------------------------------------------------------------------------
+
+
+def read_epoch(loader, collator, epoch: int) -> list[tuple[list[int], list[int]]]:
+    collator.set_epoch(epoch)
+    return [row for batch in loader for row in per_row(batch)]
+
+
+def test_the_epoch_reaches_workers_that_live_on(make_collator):
+    rows = random_rows(12)
+    collator, reference = make_collator(), make_collator()
+    loader = DataLoader(rows, 3, collate_fn=collator, num_workers=2, persistent_workers=True)
+    for epoch in (0, 1, 5):
+        reference.set_epoch(epoch)
+        assert read_epoch(loader, collator, epoch) == collate_in_batches(reference, rows, 12)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_evaluation_sets_are_masked_alike_in_every_epoch(make_collator, streaming):
+    rows = datasets.Dataset.from_list(random_rows(8))
+    marked = mark_evaluation(rows.to_iterable_dataset() if streaming else rows)
+    collator = make_collator()
+    first, training = per_row(collator(list(marked))), per_row(collator(list(rows)))
+    collator.set_epoch(3)
+    assert per_row(collator(list(marked))) == first
+    assert first != training
+
+
+def number_rows(shards: list[int]):
+    for shard in shards:
+        for i in range(3):
+            yield {"sequence": "ACDEFGHIKL"[shard : shard + 4] * (i + 1)}
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_stream_goes_on_in_passes_that_its_rows_tell(make_collator, num_workers):
+    stream = datasets.IterableDataset.from_generator(number_rows, gen_kwargs={"shards": [0, 1]})
+    loader = DataLoader(EndlessStream(stream), 3, collate_fn=make_collator(), num_workers=num_workers)
+    taken = [per_row(batch) for batch, _ in zip(loader, range(6))]
+    passes = [[row for batch in taken[i : i + 2] for row in batch] for i in (0, 2, 4)]
+    reference = make_collator()
+    for number, seen in enumerate(passes):
+        reference.set_epoch(number)
+        assert sorted(seen) == sorted(per_row(reference(list(stream))))
+
+
+def test_a_shuffled_stream_has_another_order_in_each_pass():
+    stream = datasets.IterableDataset.from_generator(number_rows, gen_kwargs={"shards": [0, 1, 2, 3]})
+    rows = [row for row, _ in zip(EndlessStream(stream.shuffle(seed=0, buffer_size=12)), range(24))]
+    assert [row["mask_epoch"] for row in rows] == [0] * 12 + [1] * 12
+    first, second = ([row["sequence"] for row in half] for half in (rows[:12], rows[12:]))
+    assert first != second
+    assert sorted(first) == sorted(second)
+
+
+def test_a_stream_without_rows_ends():
+    empty = datasets.IterableDataset.from_generator(number_rows, gen_kwargs={"shards": [0]}).filter(lambda row: False)
+    assert list(EndlessStream(empty)) == []
