@@ -11,6 +11,7 @@ from typing import Any
 
 import datasets
 import torch
+from peft import PeftModel
 
 from .data.columns import column_names, read_columns, row_lengths
 from .errors import PlanRefused
@@ -115,8 +116,10 @@ def describe_model(model: Any) -> ModelFacts:
     config = getattr(model, "config", None)
     specs = getattr(config, "encoder_specs", None)
     families = {spec.config["model_type"] for spec in specs} if specs else {getattr(config, "model_type", None)}
+    inner = model.get_base_model() if isinstance(model, PeftModel) else model
     return ModelFacts(
         families=tuple(sorted(filter(None, families))),
+        classes=tuple(dict.fromkeys([type(inner).__name__, type(model).__name__])),
         frozen_inputs=frozen,
         trains_encoders=len(frozen) < len(inputs) or not inputs,
         num_parameters=sum(p.numel() for p in model.parameters()),

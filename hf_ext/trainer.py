@@ -6,10 +6,25 @@ from transformers import Trainer
 
 from .mixins.dataloaders import DataLoaderMixin
 from .mixins.embedding_cache import EmbeddingCacheMixin
+from .mixins.encoder_rate import EncoderRateMixin
+from .mixins.exact_loss import ExactLossMixin
+from .mixins.masking_epoch import MaskingEpochMixin
 from .mixins.planning import PlanMixin
 from .mixins.saving import SavingMixin
 from .mixins.standardization import StandardizationMixin
+from .mixins.throughput import ThroughputMixin
 
 
-class FastTrainer(PlanMixin, EmbeddingCacheMixin, StandardizationMixin, DataLoaderMixin, SavingMixin, Trainer):
+class FastTrainer(
+    PlanMixin,
+    EmbeddingCacheMixin,
+    StandardizationMixin,
+    ExactLossMixin,
+    EncoderRateMixin,
+    MaskingEpochMixin,
+    DataLoaderMixin,
+    SavingMixin,
+    ThroughputMixin,
+    Trainer,
+):
     """`transformers.Trainer` with a plan: takes the same arguments, plus `plan`; use it the same way."""

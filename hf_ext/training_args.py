@@ -38,6 +38,10 @@ class FastTrainingArguments(TrainingArguments):
         default=None,
         metadata={"help": "Largest batch for heads on cached embeddings, unless --per_device_train_batch_size is set."},
     )
+    max_tokens_per_batch: None | int = field(  # noqa: RUF036
+        default=None,
+        metadata={"help": "Tokens per device and pass, special ones included; rows vary to fill it. Class L."},
+    )
     embedding_cache_dir: str = field(
         default="~/.cache/hf_ext/embeddings", metadata={"help": "Where embeddings of frozen encoders are kept."}
     )
@@ -48,6 +52,34 @@ class FastTrainingArguments(TrainingArguments):
         default=0.05,
         metadata={"help": "Half-precision encoders are used if their rounding stays below this share of the spread."},
     )
+    throughput_warmup_steps: int = field(
+        default=3, metadata={"help": "First steps (compilation, warm-up) that no reported rate includes."}
+    )
+    baseline_json: None | str = field(  # noqa: RUF036
+        default=None, metadata={"help": "comparison.json of recipes/compare.py: logs the speed against its baseline."}
+    )
+    attention: Literal[
+        "auto", "faesm", "varlen", "blocked", "padded", "flash_attention_2", "sdpa", "eager"
+    ] = field(
+        default="auto",
+        metadata={"help": "Attention of ESM and T5 encoders; auto takes what the hardware is fastest with."},
+    )
+    encoder_learning_rate: None | float = field(  # noqa: RUF036
+        default=None, metadata={"help": "Learning rate of encoders that train; --learning_rate is then the head's."}
+    )
+    use_peft: bool = field(
+        default=False, metadata={"help": "LoRA: adapters train beside frozen encoder weights. Class L."}
+    )
+    lora_r: int = field(default=8, metadata={"help": "LoRA rank."})
+    lora_alpha: int = field(default=16, metadata={"help": "LoRA scale: updates are multiplied by alpha / r."})
+    lora_dropout: float = field(
+        default=0.0, metadata={"help": "Dropout before LoRA's first matrix; above 0 it keeps a copy of every input."}
+    )
+    lora_target_modules: list[str] | None = field(
+        default=None, metadata={"help": "Linear layers to adapt, by the end of their names; None: all of the family's."}
+    )
+    use_rslora: bool = field(default=False, metadata={"help": "Scale by alpha / sqrt(r) (rsLoRA)."})
+    use_dora: bool = field(default=False, metadata={"help": "Weight-decomposed LoRA (DoRA)."})
 
     def __post_init__(self) -> None:
         self._explicit: frozenset[str] | None = None
@@ -68,7 +100,12 @@ class FastTrainingArguments(TrainingArguments):
         unknown = [name for name in [*self.speedups, *self.without] if name not in [*known, "all"]]
         if unknown:
             raise ArgumentError(f"Unknown speed-up(s) {unknown}. Known: all, {', '.join(known)}.")
-        for name in ("effective_batch_size", "cached_batch_size", "embedding_tokens_per_batch"):
+        for name in (
+            "effective_batch_size",
+            "cached_batch_size",
+            "max_tokens_per_batch",
+            "embedding_tokens_per_batch",
+        ):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ArgumentError(f"{name}={value}: must be at least 1.")

@@ -21,6 +21,13 @@ ADDED = {
     "embedding_cache_dir",
     "embedding_tokens_per_batch",
     "max_encoder_noise",
+    "use_peft",
+    "lora_r",
+    "lora_alpha",
+    "lora_dropout",
+    "lora_target_modules",
+    "use_rslora",
+    "use_dora",
 }
 
 

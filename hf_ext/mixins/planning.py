@@ -38,6 +38,7 @@ class PlanMixin:
         self._run = Run(args, model, data_collator, train_dataset)
         try:
             self.plan.apply(self._run)
+            model = self._run.model  # a speed-up may have wrapped it
             super().__init__(model, args, data_collator, train_dataset, eval_dataset, **kwargs)  # type: ignore[call-arg]
         except BaseException:
             self._run.restore()
@@ -50,6 +51,13 @@ class PlanMixin:
         self.plan.record(name, **evidence)
         if self.is_world_process_zero():  # type: ignore[attr-defined]
             self.plan.save(self.args.output_dir)  # type: ignore[attr-defined]
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """As in Trainer; then adds what speed-ups measure over a whole run to the plan."""
+        output = super().train(*args, **kwargs)  # type: ignore[misc]
+        for name, measure in self._run.measurements.items():
+            self.record_evidence(name, **measure())
+        return output
 
     def end(self) -> None:
         """As in Trainer; also switches back process-wide settings that the plan switched."""

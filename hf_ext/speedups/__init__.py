@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from . import (
+    attention,
     batch_size,
+    compile,
     cpu_matmul,
     data_loading,
     embedding_cache,
@@ -11,22 +13,32 @@ from . import (
     fused_gelu,
     fused_optimizer,
     length_grouping,
+    lora,
+    masked_lm_head,
+    packing,
     precision,
     tf32,
+    token_budget,
 )
 from .base import Context, DataFacts, Decision, ModelFacts, Run, Speedup
 
 REGISTRY: tuple[Speedup, ...] = (
     cpu_matmul,  # before anything computes
     tf32,
+    precision,  # before parity is proven, which is in the training dtype
+    lora,  # before anything that replaces a forward function: the layers stand where they will stay
     fused_gelu,
     encoder_precision,  # before the cache, whose key holds the precision
+    attention,
+    packing,  # after attention, whose kernel it feeds
+    masked_lm_head,
     embedding_cache,
-    precision,
     batch_size,
     length_grouping,
+    token_budget,
     data_loading,
     fused_optimizer,
+    compile,  # last: it compiles what the others left
 )
 
 __all__ = ["REGISTRY", "Context", "DataFacts", "Decision", "ModelFacts", "Run", "Speedup"]

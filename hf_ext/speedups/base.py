@@ -31,13 +31,14 @@ class Decision:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What decisions need to know of a model."""
+    """What decisions need to know of a model; `classes` are the names of its own class and that under a wrapper."""
 
     families: tuple[str, ...] = ()
     frozen_inputs: tuple[str, ...] = ()
     trains_encoders: bool = True
     num_parameters: int = 0
     num_trainable: int = 0
+    classes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -89,10 +90,15 @@ class Run:
     collator: Any = None
     train_dataset: Any = None
     undo: list[Callable[[], None]] = field(default_factory=list)
+    measurements: dict[str, Callable[[], dict[str, Any]]] = field(default_factory=dict)
 
     def on_end(self, action: Callable[[], None]) -> None:
         """Registers what switches a process-wide setting back when the run is over."""
         self.undo.append(action)
+
+    def measure_at_end(self, name: str, measure: Callable[[], dict[str, Any]]) -> None:
+        """Registers what is measured after training and added to the evidence of decision `name`."""
+        self.measurements[name] = measure
 
     def restore(self) -> None:
         """Switches back everything that was switched for this run, last first."""

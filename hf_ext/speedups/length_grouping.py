@@ -3,11 +3,12 @@
 Class I in expectation: each epoch still sees every row once, in random order of batches; which rows share a batch is
 correlated with length. Effect: on proteins of 30 to 1024 residues, random
 batches are about 58 % padding, grouped ones 3 %.
-Not needed where all inputs come from the embedding cache.
+Not needed where sequences are packed, or where all inputs come from the embedding cache.
 """
 
 from __future__ import annotations
 
+from . import packing
 from .base import Context, Decision, Kind, Run, off
 
 NAME = "length_grouping"
@@ -22,6 +23,8 @@ def decide(context: Context) -> Decision:
         return Decision(NAME, KIND, "skipped", f"--train_sampling_strategy {asked} was asked for")
     if not context.wants(NAME, KIND):
         return off(NAME, KIND)
+    if context.args.max_tokens_per_batch is not None and "token_budget" not in (context.args.without or []):
+        return Decision(NAME, KIND, "skipped", "--max_tokens_per_batch sorts rows into batches itself")
     if context.data.streaming:
         return Decision(NAME, KIND, "skipped", "a stream's lengths are not known in advance")
     if context.caches_all_inputs:
@@ -32,6 +35,8 @@ def decide(context: Context) -> Decision:
     padding = context.data.padding_share_random
     if padding is not None and padding < MIN_PADDING:
         return Decision(NAME, KIND, "skipped", f"random batches are only {padding:.1%} padding")
+    if packing.decide(context).status == "applied":
+        return Decision(NAME, KIND, "skipped", "packed batches have no padding: rows stay in random order")
     evidence = {} if padding is None else {"padding_share_random": round(padding, 4)}
     return Decision(NAME, KIND, "applied", "groups rows of similar length", {"strategy": "group_by_length"}, evidence)
 

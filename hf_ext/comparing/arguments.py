@@ -1,0 +1,65 @@
+"""What a comparison needs to know."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ..errors import ArgumentError
+
+
+@dataclass
+class CompareArguments:
+    """Two or more sides of one recipe. What stands after `--` on the command line goes to all sides."""
+
+    output_dir: str = field(default="outputs/comparison", metadata={"help": "Where runs and the report go."})
+    recipe: str = field(default="recipes/max_speed.py", metadata={"help": "The recipe that all sides run."})
+    config: None | str = field(  # noqa: RUF036
+        default=None, metadata={"help": "YAML of the recipe, shared by all sides; a side's own YAML goes on top."}
+    )
+    baseline: list[str] = field(
+        default_factory=lambda: ["baseline"],
+        metadata={"help": "One or more: a preset, a YAML file, or 'stock' (transformers.Trainer itself)."},
+    )
+    baseline_args: list[str] = field(
+        default_factory=list,
+        metadata={"help": "More arguments, quoted as one text per baseline, or one text for all of them."},
+    )
+    optimized: str = field(default="max_speed", metadata={"help": "As --baseline."})
+    optimized_args: str = field(default="", metadata={"help": "More arguments for the optimized side, as one text."})
+    rounds: int = field(default=3, metadata={"help": "How often every side runs; sides take turns."})
+    seed: int = field(default=42, metadata={"help": "Of the first round; each round adds 1, for all sides alike."})
+    warmup_steps_excluded: int = field(default=3, metadata={"help": "First steps of every run that no rate includes."})
+    warmup_run: bool = field(default=False, metadata={"help": "Run every side once before, and discard that."})
+    logging_steps: int = field(default=10, metadata={"help": "Steps between points of the loss curves."})
+    launch: str = field(
+        default="", metadata={"help": "Launcher, such as 'accelerate launch --num_processes 2'; else this Python."}
+    )
+    metric: str = field(
+        default="eval_loss", metadata={"help": "Final metric: a dotted path in all_results.json, or a logged name."}
+    )
+    greater_is_better: bool = field(default=False, metadata={"help": "Of --metric."})
+    min_speedup: None | float = field(  # noqa: RUF036
+        default=None, metadata={"help": "Fail unless the ratio's interval begins here or higher, for every baseline."}
+    )
+    max_loss_delta: None | float = field(  # noqa: RUF036
+        default=None, metadata={"help": "Fail if the final training loss is higher than a baseline's by more."}
+    )
+    max_memory_gib: None | float = field(  # noqa: RUF036
+        default=None, metadata={"help": "Fail if the optimized side's peak memory is larger."}
+    )
+    max_metric_drop: None | float = field(  # noqa: RUF036
+        default=None, metadata={"help": "Fail if --metric is worse than a baseline's by more."}
+    )
+    ablate: bool = field(
+        default=False, metadata={"help": "Also run without each applied speed-up, and with each one alone."}
+    )
+
+    def __post_init__(self) -> None:
+        for name, least in (("rounds", 1), ("warmup_steps_excluded", 0), ("logging_steps", 1)):
+            if getattr(self, name) < least:
+                raise ArgumentError(f"--{name} {getattr(self, name)}: must be at least {least}.")
+        if len(self.baseline_args) not in (0, 1, len(self.baseline)):
+            raise ArgumentError(
+                f"--baseline_args has {len(self.baseline_args)} texts for {len(self.baseline)} baselines: give one for "
+                "all, or one each."
+            )

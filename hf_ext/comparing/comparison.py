@@ -1,0 +1,124 @@
+"""The whole comparison: run, measure, judge, report."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from .arguments import CompareArguments
+from .criteria import check_criteria
+from .intervals import Interval, rate_interval, ratio_interval
+from .measures import common_unit, compare_losses, describe_side, metric_drop, round_rates
+from .plot import plot_comparison
+from .report import format_report
+from .running import SideRun, run_all, run_child
+from .sides import Side, make_ablations, make_command, make_sides
+
+logger = logging.getLogger(__name__)
+
+
+def compare(args: CompareArguments, shared: Sequence[str] = ()) -> dict[str, Any]:
+    """Runs all sides and writes `comparison.json`, `comparison.md` and `comparison.png` into `args.output_dir`.
+
+    Args:
+        args: sides, rounds and criteria.
+        shared: arguments of the recipe for all sides.
+
+    Returns:
+        What `comparison.json` holds; `passed` says whether all criteria hold.
+
+    Raises:
+        ArgumentError: a side cannot be understood.
+        ChildFailed: a baseline's or the optimized side's run failed; shows the end of its log.
+    """
+    root = Path(args.output_dir)
+    sides = make_sides(args)
+
+    def run_one(side: Side, round_: int) -> SideRun:
+        name = f"round_{round_}" if round_ >= 0 else "warmup"
+        folder = root / side.name.replace(" ", "_") / name
+        logger.info("%s, %s", side.name, name.replace("_", " "))
+        return run_child(make_command(args, shared, side, folder, round_), side, round_, folder)
+
+    if args.warmup_run:
+        for side in sides:
+            run_one(side, -1)
+    ablations = (lambda run: make_ablations(run.side, run.plan)) if args.ablate else None
+    runs = run_all(sides, args.rounds, run_one, ablations)
+    result = {"recipe": args.recipe, "arguments": [*shared], "rounds": args.rounds, **analyze(args, runs)}
+    root.mkdir(parents=True, exist_ok=True)
+    (root / "comparison.json").write_text(json.dumps(result, indent=2) + "\n")
+    (root / "comparison.md").write_text(format_report(result) + "\n")
+    plot_comparison(result, runs, root / "comparison.png")
+    return result
+
+
+def analyze(args: CompareArguments, runs: Sequence[SideRun]) -> dict[str, Any]:
+    """Numbers per side, ratios per baseline, criteria, and what each speed-up brings, from runs that are there."""
+    by_side: dict[str, list[SideRun]] = {}
+    for run in runs:
+        by_side.setdefault(run.side.name, []).append(run)
+    failed = {name: next(run.error for run in group if run.error) for name, group in by_side.items() if _failed(group)}
+    good = {name: group for name, group in by_side.items() if name not in failed}
+    unit = common_unit(run for group in good.values() for run in group)
+    rates = {name: round_rates(group, unit) for name, group in good.items()}
+    roles = {name: group[0].side for name, group in by_side.items()}
+    optimized = next(name for name, side in roles.items() if side.role == "optimized")
+    baselines = [name for name, side in roles.items() if side.role == "baseline"]
+    sides = {name: _describe(group, args.metric, rate_interval(rates[name])) for name, group in good.items()}
+    pairs = {
+        name: {
+            "ratio": asdict(ratio_interval(rates[optimized], rates[name])),
+            "loss": compare_losses(good[optimized], good[name]),
+            "metric_drop": metric_drop(good[optimized], good[name], args.metric, args.greater_is_better),
+            "same_sequences_per_step": sides[optimized]["sequences_per_step"] == sides[name]["sequences_per_step"],
+        }
+        for name in baselines
+    }
+    criteria = check_criteria(args, pairs, sides[optimized]["peak_memory_gib"])
+    first = good[baselines[0]][0].throughput["device"]
+    medians = {key: value for key, value in sides[baselines[0]].items() if key.endswith("s_per_s")}
+    ablations = [side for side in roles.values() if side.role in ("without", "only")]
+    ratios = {
+        side.name: ratio_interval(rates[optimized], rates[side.name])
+        if side.role == "without"
+        else ratio_interval(rates[side.name], rates[baselines[0]])
+        for side in ablations
+        if side.name not in failed
+    }
+    return {
+        "format": 1,
+        "unit": unit,
+        "metric": args.metric,
+        "baseline": {"name": baselines[0], "device": first, "rates": medians},
+        "optimized": optimized,
+        "sides": sides,
+        "against": pairs,
+        "criteria": [{**asdict(criterion), "line": str(criterion)} for criterion in criteria],
+        "passed": all(criterion.passed for criterion in criteria),
+        "ablation": [_ablation_row(side, ratios, failed) for side in ablations],
+    }
+
+
+def _failed(group: Sequence[SideRun]) -> bool:
+    return any(run.error for run in group)
+
+
+def _describe(group: Sequence[SideRun], metric: str, rate: Interval) -> dict[str, Any]:
+    side = group[0].side
+    settings = {"role": side.role, "config": side.config, "arguments": [*side.arguments]}
+    return {**settings, "rate": asdict(rate), **describe_side(group, metric)}
+
+
+def _ablation_row(side: Side, ratios: dict[str, Interval], failed: dict[str, str]) -> dict[str, Any]:
+    """`ratio`: with against without this speed-up; for one alone, against the first baseline."""
+    row: dict[str, Any] = {"speedup": side.speedup, "how": side.role, "ratio": None}
+    if side.name in failed:
+        return {**row, "verdict": f"failed: {failed[side.name].splitlines()[-1]}"}
+    ratio = ratios[side.name]
+    verdict = "pays here" if ratio.low > 1 else "does not pay here" if ratio.value <= 1 else "not shown to pay here"
+    return {**row, "ratio": asdict(ratio), "verdict": verdict}

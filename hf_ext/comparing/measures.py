@@ -1,0 +1,112 @@
+"""From the files of runs to numbers per side, and to differences between sides."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..errors import ArgumentError
+from .intervals import RoundRates, resample_rates
+from .running import SideRun
+
+UNITS = ("residues", "tokens", "sequences")  # finest first
+RATES = (*(f"{unit}_per_s" for unit in UNITS), "padded_tokens_per_s", "padding_share", "data_wait_share", "mfu")
+SMOOTHED_SHARE = 0.1  # of a loss curve that each smoothed point, and the final loss, is the mean of
+
+
+def common_unit(runs: Iterable[SideRun]) -> str:
+    """The finest unit that all runs counted in full."""
+    return max((run.throughput["unit"] for run in runs), key=UNITS.index)
+
+
+def round_rates(runs: Sequence[SideRun], unit: str) -> RoundRates:
+    """Rates of one side's runs, in order of their rounds. The seed is one for all sides, as are the rounds."""
+    steps = [run.throughput["steps"] for run in runs]
+    return resample_rates([np.array(s[unit]) for s in steps], [np.array(s["seconds"]) for s in steps], seed=0)
+
+
+def describe_side(runs: Sequence[SideRun], metric: str) -> dict[str, Any]:
+    """Medians over a side's rounds; memory is the largest; the metric with its mean, smallest and largest value."""
+    throughputs = [run.throughput for run in runs]
+    metrics = [value for run in runs if (value := find_metric(run, metric)) is not None]
+    step = {name: _median([t["step_seconds"][name] for t in throughputs]) for name in ("q1", "median", "q3")}
+    rates = {name: _median([t["rates"].get(name) for t in throughputs]) for name in RATES}
+    return {
+        **{name: value for name, value in rates.items() if value is not None},
+        "step_seconds": step,
+        "sequences_per_step": _median([float(np.median(t["steps"]["sequences"])) for t in throughputs]),
+        "peak_memory_gib": max(t["peak_memory_gib"] for t in throughputs),
+        "warmup_seconds": _median([t["warmup_seconds"] for t in throughputs]),
+        "wall_seconds": _median([run.wall_seconds for run in runs]),
+        "embedding_seconds": _median([_embedding_seconds(run) for run in runs]),
+        "metric": _spread(metrics),
+    }
+
+
+def find_metric(run: SideRun, name: str) -> float | None:
+    """A run's final metric: a dotted path in `all_results.json`, else the last value logged under that name."""
+    found: Any = run.results
+    for part in [name] if name in run.results else name.split("."):
+        found = found.get(part) if isinstance(found, dict) else None
+    if found is None:
+        found = next((log[name] for log in reversed(run.throughput["log_history"]) if name in log), None)
+    if found is not None and (isinstance(found, bool) or not isinstance(found, int | float)):
+        raise ArgumentError(f"--metric {name}: {run.side.name} has {type(found).__name__} {found!r}, not a number.")
+    return None if found is None else float(found)
+
+
+def compare_losses(runs: Sequence[SideRun], baseline: Sequence[SideRun]) -> dict[str, float] | None:
+    """Training-loss differences, run minus baseline, at steps that both logged; None where there are none.
+
+    `final` (over the last tenth) and `mean` are means over rounds; `largest_gap` is between the two smoothed curves
+    (trailing means over a tenth of the points), wherever and in whichever round it is largest.
+    """
+    finals, means, gaps = [], [], []
+    for run, other in zip(runs, baseline):
+        mine, theirs = loss_curve(run), loss_curve(other)
+        steps = sorted(mine.keys() & theirs.keys())
+        if not steps:
+            return None
+        a, b = (smooth([curve[step] for step in steps]) for curve in (mine, theirs))
+        finals.append(a[-1] - b[-1])
+        means.append(statistics.fmean(mine[step] - theirs[step] for step in steps))
+        gaps.append(max(abs(x - y) for x, y in zip(a, b)))
+    return {"final": statistics.fmean(finals), "mean": statistics.fmean(means), "largest_gap": max(gaps)}
+
+
+def loss_curve(run: SideRun) -> dict[int, float]:
+    """Step -> logged training loss."""
+    return {int(log["step"]): float(log["loss"]) for log in run.throughput["log_history"] if "loss" in log}
+
+
+def smooth(values: Sequence[float]) -> list[float]:
+    """Trailing means over a tenth of the values, at least one; shorter at the beginning."""
+    width = max(1, round(len(values) * SMOOTHED_SHARE))
+    return [statistics.fmean(values[max(0, i + 1 - width) : i + 1]) for i in range(len(values))]
+
+
+def metric_drop(
+    runs: Sequence[SideRun], baseline: Sequence[SideRun], name: str, greater_is_better: bool
+) -> float | None:
+    """By how much the metric is worse than the baseline's in the same round, mean over rounds; None if not measured."""
+    pairs = [(find_metric(run, name), find_metric(other, name)) for run, other in zip(runs, baseline)]
+    drops = [b - a if greater_is_better else a - b for a, b in pairs if a is not None and b is not None]
+    return statistics.fmean(drops) if len(drops) == len(pairs) else None
+
+
+def _embedding_seconds(run: SideRun) -> float | None:
+    """Seconds in which the embedding cache was filled, before the first step."""
+    evidence = [d["evidence"] for d in run.plan.get("decisions", []) if d["name"] == "embedding_cache"]
+    return evidence[0].get("encoding_seconds") if evidence else None
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
+
+
+def _spread(values: Sequence[float]) -> dict[str, float] | None:
+    return {"mean": statistics.fmean(values), "smallest": min(values), "largest": max(values)} if values else None

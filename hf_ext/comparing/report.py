@@ -1,0 +1,93 @@
+"""A comparison as Markdown."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..reporting.tables import format_markdown_table
+
+
+def format_report(result: dict[str, Any]) -> str:
+    """The whole report; sections that have nothing to say are left out."""
+    lines = [f"# {result['optimized']} against {', '.join(result['against'])}", ""]
+    lines += [
+        f"{result['recipe']} on {result['baseline']['device']}, {result['rounds']} interleaved rounds in fresh "
+        "processes. Values are medians over rounds, with 95 % intervals (rounds and steps drawn again); evaluation, "
+        "saving, compilation and warm-up are in no rate."
+    ]
+    if result["rounds"] == 1:
+        lines.append("One round only: the intervals hold variation between steps, none between runs.")
+    lines += ["", _sides_table(result), ""]
+    lines += [_pair_text(result, name, pair) for name, pair in result["against"].items()]
+    if result["criteria"]:
+        lines += ["", "## Criteria", "", *(f"- {criterion['line']}" for criterion in result["criteria"])]
+    if result["ablation"]:
+        lines += ["", "## Each speed-up", "", *(f"- {_ablation_text(row)}" for row in result["ablation"])]
+    return "\n".join(lines)
+
+
+def _sides_table(result: dict[str, Any]) -> str:
+    unit = result["unit"]
+    named = "real residues" if unit == "residues" else unit
+    headers = ["side", f"{named} / s", "padded tokens / s", "step ms [quartiles]", "waiting for data", "MFU"]
+    headers += ["peak GiB", "warm-up s", "embedding s", "whole run s", "sequences / step", result["metric"]]
+    rows = [
+        [
+            name,
+            _interval_text(side["rate"]),
+            _number(side.get("padded_tokens_per_s")),
+            "{median:.1f} [{q1:.1f}, {q3:.1f}]".format(**{k: 1000 * v for k, v in side["step_seconds"].items()}),
+            f"{side['data_wait_share']:.1%}",
+            _percent(side.get("mfu")),
+            f"{side['peak_memory_gib']:.3f}",
+            f"{side['warmup_seconds']:.2f}",
+            _number(side["embedding_seconds"]),
+            f"{side['wall_seconds']:.1f}",
+            f"{side['sequences_per_step']:g}",
+            _metric_text(side["metric"]),
+        ]
+        for name, side in result["sides"].items()
+    ]
+    return format_markdown_table(rows, headers)
+
+
+def _pair_text(result: dict[str, Any], name: str, pair: dict[str, Any]) -> str:
+    ratio, loss = pair["ratio"], pair["loss"]
+    text = f"- **{result['optimized']} / {name}: {ratio['value']:.2f}x** [{ratio['low']:.2f}, {ratio['high']:.2f}] in "
+    text += f"{result['unit']} per second (rounds {ratio['smallest']:.2f}-{ratio['largest']:.2f}). "
+    if loss:
+        text += f"Training loss, difference: final {loss['final']:+.4g}, mean {loss['mean']:+.4g}, largest between "
+        text += f"smoothed curves {loss['largest_gap']:.4g}. "
+    else:
+        text += "Training loss: not compared, no step was logged by both. "
+    worse = pair["metric_drop"]
+    text += f"{result['metric']}: " + ("not measured. " if worse is None else f"worse by {worse:+.4g}. ")
+    if pair["same_sequences_per_step"]:
+        return text + "Sequences per optimizer step are the same."
+    counts = [result["sides"][side]["sequences_per_step"] for side in (result["optimized"], name)]
+    return text + f"Sequences per optimizer step DIFFER ({counts[0]:g} against {counts[1]:g}): losses by step do too."
+
+
+def _ablation_text(row: dict[str, Any]) -> str:
+    what = {"without": "leaving it out", "only": "alone"}[row["how"]]
+    ratio = row["ratio"]
+    measured = f"{ratio['value']:.2f}x [{ratio['low']:.2f}, {ratio['high']:.2f}], " if ratio else ""
+    return f"{row['speedup']} ({what}): {measured}{row['verdict']}"
+
+
+def _interval_text(rate: dict[str, float]) -> str:
+    return f"{_number(rate['value'])} [{_number(rate['low'])}, {_number(rate['high'])}]"
+
+
+def _number(value: float | None) -> str:
+    return "not measured" if value is None else f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def _percent(value: float | None) -> str:
+    return "not measured" if value is None else f"{value:.1%}"
+
+
+def _metric_text(metric: dict[str, float] | None) -> str:
+    if metric is None:
+        return "not measured"
+    return f"{metric['mean']:.4g} ({metric['smallest']:.4g}-{metric['largest']:.4g})"

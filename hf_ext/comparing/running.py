@@ -1,0 +1,105 @@
+"""Running the sides: fresh processes, taking turns, and what each left behind."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..errors import ArgumentError, HfExtError
+from .sides import Side
+
+TAIL_LINES = 30
+
+
+class ChildFailed(HfExtError):
+    """A run of a side ended with an error; the message ends with the last lines of its log."""
+
+
+@dataclass
+class SideRun:
+    """One run of one side. `error` says why there is nothing else, for an ablation that cannot run."""
+
+    side: Side
+    round: int
+    wall_seconds: float = 0.0
+    throughput: dict[str, Any] = field(default_factory=dict)
+    results: dict[str, Any] = field(default_factory=dict)
+    plan: dict[str, Any] = field(default_factory=dict)
+    error: str = ""
+
+
+def run_all(
+    sides: Sequence[Side],
+    rounds: int,
+    run_one: Callable[[Side, int], SideRun],
+    find_ablations: Callable[[SideRun], list[Side]] | None = None,
+) -> list[SideRun]:
+    """Runs A B C A B C ...: every side once per round, so that drift of the machine meets all of them.
+
+    Args:
+        sides: baselines and the optimized side.
+        rounds: how often each runs.
+        run_one: runs a side in a round.
+        find_ablations: more sides, from the first run of the optimized one; where one of these fails, its run says so
+            and the comparison goes on.
+    """
+    runs = [run_one(side, 0) for side in sides]
+    optimized = next(run for run in runs if run.side.role == "optimized")
+    ablations = find_ablations(optimized) if find_ablations else []
+    for round_ in range(rounds):
+        if round_:
+            runs += [run_one(side, round_) for side in sides]
+        for side in ablations:
+            try:
+                runs.append(run_one(side, round_))
+            except ChildFailed as error:
+                runs.append(SideRun(side, round_, error=str(error)))
+    return runs
+
+
+def run_child(command: Sequence[str], side: Side, round_: int, folder: Path) -> SideRun:
+    """Runs one side in a fresh process and reads what it wrote; output goes to `<folder>.log`.
+
+    Raises:
+        ArgumentError: the folder holds another run already.
+        ChildFailed: the process failed, or left no throughput.
+    """
+    if folder.exists():
+        raise ArgumentError(f"{folder} is there already: choose another --output_dir, or remove it.")
+    folder.mkdir(parents=True)
+    log = Path(f"{folder}.log")
+    began = time.perf_counter()
+    with log.open("w", encoding="utf-8") as file:
+        done = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, check=False)
+    seconds = time.perf_counter() - began
+    shutil.rmtree(folder / "embeddings", ignore_errors=True)
+    if done.returncode:
+        raise ChildFailed(f"{side.name}, round {round_}: exit status {done.returncode}.\n{_tail(log)}")
+    throughput = _read_json(folder / "throughput.json")
+    if throughput is None:
+        raise ChildFailed(
+            f"{side.name}, round {round_}: {command[1:2]} wrote no throughput.json. A recipe with another Trainer than "
+            f"FastTrainer needs trainer.add_callback(ThroughputCallback(model)).\n{_tail(log)}"
+        )
+    if not throughput["measured_steps"]:
+        raise ChildFailed(
+            f"{side.name}, round {round_}: all {throughput['warmup_steps']} steps were warm-up. Train for more steps, "
+            "or lower --warmup_steps_excluded."
+        )
+    results, plan = _read_json(folder / "all_results.json"), _read_json(folder / "plan.json")
+    return SideRun(side, round_, seconds, throughput, results or {}, plan or {})
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+
+def _tail(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL_LINES:]
+    return f"The last lines of {log}:\n" + "\n".join(lines)

@@ -1,0 +1,132 @@
+"""Sides of a comparison, and the command line that runs one of them."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from ..errors import ArgumentError
+from ..presets import PRESETS
+from .arguments import CompareArguments
+
+Role = Literal["baseline", "optimized", "without", "only"]
+STOCK = ("--preset", "baseline", "--stock_trainer", "true")
+
+
+@dataclass(frozen=True)
+class Side:
+    """One way to run the recipe. `speedup` is what an ablation leaves out ("without") or runs alone ("only")."""
+
+    name: str
+    role: Role
+    arguments: tuple[str, ...]
+    config: str | None = None
+    speedup: str | None = None
+
+
+def make_sides(args: CompareArguments) -> list[Side]:
+    """All baselines, then the optimized side; equal names are numbered.
+
+    Raises:
+        ArgumentError: a side is no preset, no YAML file that is there, and not 'stock'.
+    """
+    extras = args.baseline_args * len(args.baseline) if len(args.baseline_args) == 1 else args.baseline_args
+    extras = extras or [""] * len(args.baseline)
+    sides = [_make_side(text, "baseline", extra) for text, extra in zip(args.baseline, extras)]
+    sides.append(_make_side(args.optimized, "optimized", args.optimized_args))
+    named: list[Side] = []
+    for side in sides:
+        same = sum(side.name == other.name.partition("#")[0] for other in named)
+        named.append(Side(f"{side.name}#{same + 1}" if same else side.name, side.role, side.arguments, side.config))
+    return named
+
+
+def _make_side(text: str, role: Role, extra: str) -> Side:
+    more = tuple(shlex.split(extra))
+    if text == "stock":
+        return Side("stock", role, (*STOCK, *more))
+    if text.endswith((".yaml", ".yml")):
+        if not Path(text).is_file():
+            raise ArgumentError(f"--{role} {text}: no such file in {Path.cwd()}.")
+        return Side(Path(text).stem, role, more, config=text)
+    unknown = [name for name in text.split("+") if name not in PRESETS]
+    if unknown:
+        raise ArgumentError(
+            f"--{role} {text!r}: {unknown} is no preset. Give 'stock', a YAML file, or presets: {', '.join(PRESETS)}."
+        )
+    return Side(text, role, ("--preset", text, *more))
+
+
+def make_ablations(optimized: Side, plan: dict[str, Any]) -> list[Side]:
+    """For each speed-up that the optimized run's plan applied: all but that one, and that one alone."""
+    decisions = {decision["name"]: decision["status"] for decision in plan["decisions"]}
+    # `--without` replaces a list from a preset or YAML, so what was off before is named again.
+    off = [name for name, status in decisions.items() if status == "off"]
+    sides = []
+    for name in (name for name, status in decisions.items() if status == "applied"):
+        all_but = (*optimized.arguments, "--without", name, *off)
+        alone = (*optimized.arguments, "--speedups", name)
+        sides.append(Side(f"without {name}", "without", all_but, optimized.config, name))
+        sides.append(Side(f"only {name}", "only", alone, optimized.config, name))
+    return sides
+
+
+def make_command(args: CompareArguments, shared: Sequence[str], side: Side, folder: Path, round_: int) -> list[str]:
+    """The command of one run. Later arguments win: this function's, those for all sides, the side's, the folder."""
+    launcher = shlex.split(args.launch) if args.launch else [sys.executable]
+    config = _config_of(args, side, folder)
+    ours = {
+        "logging_strategy": "steps",
+        "logging_steps": args.logging_steps,
+        "throughput_warmup_steps": args.warmup_steps_excluded,
+        "seed": args.seed + round_,
+        "report_to": "none",
+        "disable_tqdm": "true",
+        # Each run pays for its own embeddings; a shared cache would give them to the second run for nothing.
+        "embedding_cache_dir": folder / "embeddings",
+    }
+    flags = [part for name, value in ours.items() for part in (f"--{name}", str(value))]
+    own_config = ["--config", config] if config else []
+    return [*launcher, args.recipe, *own_config, *flags, *shared, *side.arguments, "--output_dir", str(folder)]
+
+
+def _config_of(args: CompareArguments, side: Side, folder: Path) -> str | None:
+    """The YAML of a run: the shared one, the side's, or the side's on top of the shared one as a new file."""
+    if not (args.config and side.config):
+        return args.config or side.config
+    merged = folder.parent / f"{folder.name}.yaml"
+    merged.parent.mkdir(parents=True, exist_ok=True)
+    merged.write_text(merge_yaml(args.config, side.config), encoding="utf-8")
+    return str(merged)
+
+
+def merge_yaml(below: str, above: str) -> str:
+    """The text of two YAML mappings in one; keys of `above` win. Values stay as they are written (`no` stays `no`).
+
+    Raises:
+        ArgumentError: a file cannot be read, or is no mapping.
+    """
+    first, second = _read_mapping(below), _read_mapping(above)
+    taken = {_key(key) for key, _ in second.value}
+    first.value = [pair for pair in first.value if _key(pair[0]) not in taken] + second.value
+    return yaml.serialize(first, Dumper=yaml.SafeDumper)
+
+
+def _key(node: yaml.Node) -> str:
+    return str(node.value).replace("-", "_")
+
+
+def _read_mapping(path: str) -> yaml.MappingNode:
+    try:
+        root = yaml.compose(Path(path).read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+    except (OSError, yaml.YAMLError) as error:
+        raise ArgumentError(f"{path}: cannot be read as YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(root, yaml.MappingNode):
+        raise ArgumentError(f"{path}: the top level must be lines of 'field: value'.")
+    return root

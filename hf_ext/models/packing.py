@@ -1,0 +1,153 @@
+"""Encoders without padding: packed at the door, unpacked at the exit, so that no layer in between sees padding.
+
+transformers 5.23 accepts packed inputs for ESM and ignores them: proteins then attend to each other and share
+positions and token dropout (https://github.com/huggingface/transformers: models/esm/modeling_esm.py). Here each
+sequence keeps its own positions (rotary for ESM, relative bias for T5), its own token dropout and its own attention.
+"""
+
+from __future__ import annotations
+
+from inspect import signature
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.modeling_outputs import (
+    BaseModelOutputWithPastAndCrossAttentions,
+    BaseModelOutputWithPoolingAndCrossAttentions,
+)
+from transformers.models.esm.modeling_esm import EsmModel
+from transformers.models.t5.modeling_t5 import T5Stack
+
+from ..errors import ArgumentError
+from .segments import Segments
+
+# Inputs and outputs that have no packed form: the encoder's own forward answers for them.
+_PLAIN = (
+    "position_ids",
+    "inputs_embeds",
+    "encoder_hidden_states",
+    "encoder_attention_mask",
+    "past_key_values",
+    "use_cache",
+    "output_attentions",
+    "output_hidden_states",
+    "is_causal",
+)
+# Attention of transformers that takes the packed row for one sequence.
+_ONE_SEQUENCE = (None, "eager", "sdpa", "flex_attention")
+
+
+def find_encoders(model: nn.Module) -> list[PreTrainedModel]:
+    """The encoders in `model` that have a packed path: ESM, and T5's encoder."""
+    return [
+        module for module in model.modules() if isinstance(module, EsmModel | T5Stack) and not module.config.is_decoder
+    ]
+
+
+def pack_encoders(model: nn.Module, round_up: bool = False) -> int:
+    """Makes every encoder in `model` compute without padding; returns how many. Weights and names are untouched.
+
+    Inputs and outputs stay as they were: padded (n, width) token ids in, padded states out, zero where padding is.
+    Calls that ask for attentions or hidden states, or pass embeddings or positions, are answered by the plain forward.
+
+    Args:
+        round_up: fill packed rows up to a few lengths, for compiled blocks.
+
+    Raises:
+        ArgumentError: in a forward pass, if the encoder's attention takes the row for one sequence, as SDPA does.
+    """
+    encoders = find_encoders(model)
+    for encoder in encoders:
+        forward = _esm_forward if isinstance(encoder, EsmModel) else _t5_forward
+        encoder.__dict__["forward"] = MethodType(forward, encoder)
+        encoder.__dict__["packed_round_up"] = round_up
+    return len(encoders)
+
+
+def unpack_encoders(model: nn.Module) -> None:
+    """Gives every encoder in `model` its own forward back."""
+    for encoder in find_encoders(model):
+        encoder.__dict__.pop("forward", None)
+        encoder.__dict__.pop("packed_round_up", None)
+
+
+def keeps_sequences_apart(encoder: PreTrainedModel) -> bool:
+    """Whether the encoder's attention reads where sequences begin: ours and flash attention do, SDPA does not."""
+    return encoder.config._attn_implementation not in _ONE_SEQUENCE
+
+
+def _esm_forward(
+    encoder: Any, input_ids: Any = None, attention_mask: Any = None, *others: Any, **kwargs: Any
+) -> BaseModelOutputWithPoolingAndCrossAttentions:
+    segments = _layout(encoder, input_ids, attention_mask, others, kwargs)
+    if segments is None:
+        return type(encoder).forward(encoder, input_ids, attention_mask, *others, **kwargs)
+    hidden = segments.pack(encoder.embeddings(input_ids=input_ids, attention_mask=attention_mask))
+    rotary = None
+    if encoder.position_embedding_type == "rotary":
+        rotary = encoder.rotary_embeddings(hidden, segments.columns)
+    output = encoder.encoder(hidden, position_embeddings=rotary, **_for_layers(kwargs, segments))
+    states = segments.unpack(output.last_hidden_state)
+    pooled = None if encoder.pooler is None else encoder.pooler(states)
+    return BaseModelOutputWithPoolingAndCrossAttentions(last_hidden_state=states, pooler_output=pooled)
+
+
+def _t5_forward(
+    encoder: Any, input_ids: Any = None, attention_mask: Any = None, *others: Any, **kwargs: Any
+) -> BaseModelOutputWithPastAndCrossAttentions:
+    segments = _layout(encoder, input_ids, attention_mask, others, kwargs)
+    if segments is None or _has_holes(attention_mask):
+        return type(encoder).forward(encoder, input_ids, attention_mask, *others, **kwargs)
+    hidden = encoder.dropout(segments.pack(encoder.embed_tokens(input_ids)))
+    longest = segments.max_length
+    # One bias for all: distances are the same in every sequence, so the longest one's contains the others'.
+    bias = encoder.block[0].layer[0].SelfAttention.compute_bias(longest, longest, device=hidden.device)
+    for block in encoder.block:
+        hidden = block(hidden, None, bias, None, None, None, **_for_layers(kwargs, segments))[0]
+    states = segments.unpack(encoder.dropout(encoder.final_layer_norm(hidden)))
+    return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=states)
+
+
+# Trainer keeps the columns of a dataset that the forward of a model names.
+_esm_forward.__signature__ = signature(EsmModel.forward)  # type: ignore[attr-defined]
+_t5_forward.__signature__ = signature(T5Stack.forward)  # type: ignore[attr-defined]
+
+
+def _layout(encoder: Any, ids: Any, mask: Any, others: tuple[Any, ...], kwargs: dict[str, Any]) -> Segments | None:
+    """Where each sequence stands in the packed row; None where the plain forward must answer."""
+    if others or _needs_plain_forward(encoder, ids, mask, kwargs):
+        return None
+    if not keeps_sequences_apart(encoder):
+        raise ArgumentError(
+            f"The attention {encoder.config._attn_implementation!r} would let packed sequences attend to each other: "
+            "choose one of hf_ext's or flash_attention_2 (set_attn_implementation), or undo packing (unpack_encoders)."
+        )
+    segments = Segments.from_mask(torch.ones_like(ids) if mask is None else mask, encoder.packed_round_up)
+    return segments if segments.max_length else None
+
+
+def _needs_plain_forward(encoder: Any, input_ids: Any, mask: Any, kwargs: dict[str, Any]) -> bool:
+    config = encoder.config
+    asked = any(kwargs.get(name) is not None and kwargs[name] is not False for name in _PLAIN)
+    configured = config.output_attentions or config.output_hidden_states
+    as_tuple = kwargs.get("return_dict", config.return_dict) is False
+    return asked or configured or as_tuple or input_ids is None or (mask is not None and mask.dim() != 2)
+
+
+def _for_layers(kwargs: dict[str, Any], segments: Segments) -> dict[str, Any]:
+    """What layers hand on to attention: ours reads `segments`, transformers' flash attention the other names."""
+    ends, longest = segments.cu_seqlens, segments.max_length
+    names = {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": longest, "max_length_k": longest}
+    own = {name: value for name, value in kwargs.items() if name not in (*_PLAIN, "return_dict")}
+    return {**own, **names, "segments": segments}
+
+
+def _has_holes(mask: torch.Tensor | None) -> bool:
+    """Whether some row's tokens do not stand side by side; relative distances would then not be those of the row."""
+    if mask is None:
+        return False
+    edges = nn.functional.pad(mask.bool().int(), (1, 1)).diff(dim=1)
+    return bool(((edges == 1).sum(1) > 1).any())

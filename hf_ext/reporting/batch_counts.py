@@ -1,0 +1,158 @@
+"""What training batches hold: residues, tokens, padding and sequences, counted at the model's own door.
+
+A hook on the model sees every batch of every Trainer, whatever collates it and however many workers do. The counts
+stay on the device: nothing waits for them until somebody reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from ..errors import ArgumentError
+from .flops import flops_coefficients
+
+Unit = Literal["residues", "tokens", "sequences"]
+COUNTS = ("residues", "tokens", "padded_tokens", "flops", "sequences")
+_FRAMING = ("cls_token_id", "bos_token_id", "eos_token_id", "sep_token_id", "pad_token_id")
+
+
+class BatchCounter:
+    """Adds up `COUNTS` over the training batches of one model.
+
+    `residues`: tokens that are neither padding nor framing (begin, end, separator); masked ones count.
+    `tokens`: those that are not padding. `padded_tokens`: all positions of the batch as it was collated.
+    `flops`: of forward and backward over real tokens, see `flops.py`. `sequences`: rows.
+
+    Args:
+        model: is watched from now on, while it is in training mode; `detach` ends that.
+        tokenizer: says which tokens frame; None where nobody knows.
+
+    Attributes:
+        unit: what a rate should be given in: "residues"; "tokens" where framing tokens cannot be told; "sequences"
+            where inputs came as cached embeddings, so that their residues did not pass by.
+        flops_unknown: why `flops` is not counted, or an empty text.
+        labels: of the next batch, where a Trainer keeps them from the model; only they tell a residue that random
+            replacement made a framing token (one in 500 under masked language modelling) from a real one.
+    """
+
+    def __init__(self, model: nn.Module, tokenizer: Any = None) -> None:
+        ids = [getattr(tokenizer, name, None) for name in _FRAMING]
+        self._framing = [index for index in ids if index is not None]
+        self._pad_token_id = getattr(tokenizer or getattr(model, "config", None), "pad_token_id", None)
+        self.unit: Unit = "residues"
+        self.flops_unknown = ""
+        self.labels: Any = None
+        self._coefficients: dict[str, tuple[float, float]] = {}
+        self._counts: torch.Tensor | None = None
+        # Compiled models call their hooks outside the graph, and dynamo is not to look into this one.
+        self._hook = model.register_forward_pre_hook(torch.compiler.disable(self._count), with_kwargs=True)
+
+    def detach(self) -> None:
+        """Stops watching."""
+        self._hook.remove()
+
+    def take(self) -> torch.Tensor:
+        """Counts since the last call: (5,), in the order of `COUNTS`, on the device of the batches."""
+        counts = self._counts
+        self._counts = None
+        return torch.zeros(len(COUNTS), dtype=torch.float64) if counts is None else counts
+
+    @torch.no_grad()
+    def _count(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not model.training:
+            return
+        if self.labels is not None:
+            kwargs = {"labels": self.labels, **kwargs}
+            self.labels = None
+        live = kwargs.get("sequences") or {}  # an AffinityModel's inputs: name -> tensors
+        parts = [self._count_tokens(_encoder_of(model, name), name, live[name]) for name in live]
+        if torch.is_tensor(kwargs.get("input_ids")):
+            parts.append(self._count_tokens(model, "", kwargs))
+        if kwargs.get("embeddings") or not parts:
+            self.unit = "sequences"
+        elif self.unit == "residues" and not live and not self._framing:
+            self.unit = "tokens"
+        tokens = torch.stack(parts).sum(0) if parts else torch.zeros(4, dtype=torch.float64)
+        step = torch.cat([tokens, torch.full_like(tokens[:1], 1) * _count_sequences(kwargs)])
+        self._counts = step if self._counts is None else self._counts + step.to(self._counts.device)
+
+    def _count_tokens(self, encoder: nn.Module, name: str, batch: Mapping[str, Any]) -> torch.Tensor:
+        """Residues, tokens, padded tokens and FLOPs of one encoder input: (4,)."""
+        ids = batch["input_ids"]
+        dtype = torch.float32 if ids.device.type == "mps" else torch.float64  # Metal has no float64
+        real = self._real_tokens(ids, batch.get("attention_mask"))
+        tokens = real.sum(dtype=dtype)
+        if "residue_mask" in batch:
+            residues = batch["residue_mask"].sum(dtype=dtype)
+        else:
+            residues = (real & ~self._frames(ids, batch.get("labels"))).sum(dtype=dtype)
+        per_token, per_pair = self._flops_of(encoder, name)
+        flops = per_token * tokens + per_pair * _count_pairs(real, batch).to(dtype)
+        return torch.stack([residues, tokens, torch.full_like(tokens, ids.numel()), flops])
+
+    def _real_tokens(self, ids: torch.Tensor, mask: Any) -> torch.Tensor:
+        if torch.is_tensor(mask) and mask.shape == ids.shape:
+            return mask.bool()
+        return torch.ones_like(ids, dtype=torch.bool) if self._pad_token_id is None else ids != self._pad_token_id
+
+    def _frames(self, ids: torch.Tensor, labels: Any) -> torch.Tensor:
+        """Where framing tokens stand. Masked language modelling may put one on a residue: its label says so."""
+        frames = self._is_framing(ids)
+        if torch.is_tensor(labels) and labels.shape == ids.shape:
+            frames &= (labels < 0) | self._is_framing(labels)
+        return frames
+
+    def _is_framing(self, ids: torch.Tensor) -> torch.Tensor:
+        found = torch.zeros_like(ids, dtype=torch.bool)
+        for index in self._framing:  # two to four; comparing with numbers copies nothing to the device
+            found |= ids == index
+        return found
+
+    def _flops_of(self, encoder: nn.Module, name: str) -> tuple[float, float]:
+        if name not in self._coefficients:
+            try:
+                self._coefficients[name] = flops_coefficients(encoder)
+            except ArgumentError as error:
+                self.flops_unknown = str(error)
+                self._coefficients[name] = (0.0, 0.0)
+        return self._coefficients[name]
+
+
+def _encoder_of(model: Any, name: str) -> nn.Module:
+    """The encoder of an AffinityModel's input; loads it where it is not in memory yet, as the model is about to."""
+    index = str(model.tower_of(name).encoder)
+    if index not in model.encoders:
+        model.attach_encoders()
+    return model.encoders[index]
+
+
+def _packed_positions(batch: Mapping[str, Any]) -> torch.Tensor | None:
+    """Positions that start again with each sequence, where several share a row."""
+    positions = batch.get("position_ids")
+    return positions if torch.is_tensor(positions) and not torch.is_tensor(batch.get("attention_mask")) else None
+
+
+def _count_pairs(real: torch.Tensor, batch: Mapping[str, Any]) -> torch.Tensor:
+    """Sum of squared lengths: pairs of tokens that attend to each other."""
+    positions = _packed_positions(batch)
+    if positions is not None:
+        return (2 * positions + 1).sum()  # L^2 = 1 + 3 + ... + (2 L - 1)
+    return real.sum(1).square().sum()
+
+
+def _count_sequences(batch: Mapping[str, Any]) -> torch.Tensor | int:
+    """Rows of a batch; of an AffinityModel's, its labels, as one row may be several windows."""
+    positions = _packed_positions(batch)
+    if positions is not None:
+        return (positions == 0).sum()
+    for name in ("labels", "input_ids", "embeddings", "sequences"):
+        value = batch.get(name)
+        while isinstance(value, Mapping) and value:
+            value = value.get("input_ids", next(iter(value.values())))
+        if torch.is_tensor(value):
+            return len(value)
+    return 0

@@ -1,0 +1,97 @@
+"""Floating-point operations that training a transformer takes per token, from its configuration and what it trains.
+
+Source: Chowdhery et al., PaLM, arXiv:2204.02311, appendix B (6 N + 12 L H Q T, also nanoGPT's `estimate_mfu`), where
+all N parameters train. Here each linear layer counts what autograd does for it: 2 forward, 2 more where a gradient
+passes through it, 2 more where its weight trains: 6 when all trains, about 4 for the frozen layers under LoRA, 2 for
+frozen ones. Recomputed activations are not counted, as in PaLM's model FLOPs utilisation.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from torch import nn
+
+from ..errors import ArgumentError
+
+_LAYER = re.compile(r"\.(?:layers?|blocks?|h)\.(\d+)\.")
+
+
+def training_flops_per_token(model: nn.Module, sequence_length: float) -> float:
+    """FLOPs of one training step per token: forward, backward, no optimizer.
+
+    Args:
+        model: a transformer whose `config` names its layers and heads, such as ESM, BERT or a T5 encoder, with or
+            without a head and PEFT adapters; `requires_grad` says what trains.
+        sequence_length: tokens per sequence. For unequal lengths L, sum(L^2) / sum(L), the length a token sees on
+            average.
+
+    Raises:
+        ArgumentError: the configuration does not say how many layers and heads there are, or the model is an
+            encoder-decoder, whose two sides see different numbers of tokens.
+
+    Linear layers that run once per sequence (a pooler, a classification head) are counted as if they ran per token.
+    Cost: one pass over the modules; nothing is computed.
+    """
+    per_token, per_token_pair = flops_coefficients(model)
+    return per_token + per_token_pair * sequence_length
+
+
+def flops_coefficients(model: nn.Module) -> tuple[float, float]:
+    """FLOPs per token of the linear layers, and FLOPs per token and per token attended to; see above."""
+    config: Any = getattr(model, "config", None)
+    if getattr(config, "is_encoder_decoder", False):
+        raise ArgumentError(f"{type(model).__name__} is an encoder-decoder: FLOPs per token are not defined for it.")
+    num_layers, width = _attention_shape(config, type(model).__name__)
+    first = _first_layer_with_gradients(model, num_layers)
+    # Scores and weighted values: 2 x 2 x width per pair of tokens forward, twice that backward.
+    attention = 4.0 * width * first + 12.0 * width * (num_layers - first)
+    return _linear_flops(model), attention
+
+
+def _linear_flops(model: nn.Module) -> float:
+    """Sum over linear layers, in the order in which they are registered, which is the order of the forward pass."""
+    total, reached = 0.0, False
+    for module in model.modules():
+        own = list(module.parameters(recurse=False))
+        if isinstance(module, nn.Linear):
+            # in_features x out_features: a sharded or quantised weight does not have this many elements.
+            passes = 1 + reached + module.weight.requires_grad
+            total += 2.0 * module.in_features * module.out_features * passes
+        reached = reached or any(parameter.requires_grad for parameter in own)
+    return total
+
+
+def _first_layer_with_gradients(model: nn.Module, num_layers: int) -> int:
+    """Layers before this one are run without a gradient; `num_layers` where only a head trains, or nothing."""
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            found = _LAYER.search(f".{name}")
+            if found:
+                return min(int(found[1]), num_layers)
+            return 0 if _stands_before_layers(model, name) else num_layers
+    return num_layers
+
+
+def _stands_before_layers(model: nn.Module, wanted: str) -> bool:
+    for name, _ in model.named_parameters():
+        if name == wanted:
+            return True
+        if _LAYER.search(f".{name}"):
+            return False
+    return True
+
+
+def _attention_shape(config: Any, model_name: str) -> tuple[int, int]:
+    """Number of layers, and heads x size of a head."""
+    num_layers = getattr(config, "num_hidden_layers", None)
+    num_heads = getattr(config, "num_attention_heads", None)
+    hidden = getattr(config, "hidden_size", None)
+    if not (num_layers and num_heads and hidden):
+        raise ArgumentError(
+            f"{model_name}: its configuration lacks num_hidden_layers, num_attention_heads or hidden_size, so FLOPs "
+            "per token are not known."
+        )
+    head_size = getattr(config, "d_kv", None) or getattr(config, "head_dim", None) or hidden // num_heads
+    return int(num_layers), int(num_heads * head_size)

@@ -1,0 +1,244 @@
+"""Live throughput of any Trainer: real residues per second, padding, waiting, MFU, memory, hours left.
+
+    trainer.add_callback(ThroughputCallback(model, tokenizer))   # transformers.Trainer; FastTrainer brings its own
+
+Evaluation, saving, logging and the first steps (compilation, warm-up) are not part of any rate. Cost: a few
+element-wise operations on token ids per batch; the device is waited for only where Trainer logs. MFU: PaLM,
+arXiv:2204.02311, appendix B.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate.utils import gather
+from torch import nn
+from transformers import TrainerCallback
+
+from ..errors import ArgumentError
+from ..hardware import detect_hardware
+from .batch_counts import COUNTS, BatchCounter
+from .rates import Device, mean_rates, read_baseline, speed_against
+from .step_timer import StepTimer
+
+logger = logging.getLogger(__name__)
+
+WARMUP_STEPS = 3  # kernels are loaded and graphs compiled in these; a second shape compiles again
+MAX_STEPS_WRITTEN = 5000
+READ_EVERY = 1000  # steps, where Trainer logs more rarely
+FILE_NAME = "throughput.json"
+COLUMNS = ("seconds", "data_wait_seconds", *COUNTS)  # of one step
+
+
+class ThroughputCallback(TrainerCallback):
+    """Adds rates to the Trainer's logs and to the metrics of `train()`; writes `throughput.json` into `output_dir`.
+
+    Numbers are of all processes together; times are their mean, memory is their largest. Logged (since the last log):
+    `residues_per_s` (`tokens_per_s` where framing tokens cannot be told), `padded_tokens_per_s`, `sequences_per_s`,
+    `padding_share`, `data_wait_share`, `mfu` (model FLOPs utilisation; left out where the peak is not known),
+    `peak_memory_gib` (of the device; on a CPU of the process), `hours_left` (with evaluation and saving as they were so
+    far), `speed_vs_baseline`. In the metrics of `train()` the same for the whole run, with `train_` in front.
+
+    Args:
+        model: the model that trains, unwrapped; None takes the Trainer's.
+        tokenizer: tells residues from framing tokens; None takes the Trainer's `processing_class`.
+        clock: seconds that only grow; for tests.
+
+    `args.throughput_warmup_steps` (default 3) and `args.baseline_json` are read where the arguments have them.
+    """
+
+    def __init__(
+        self, model: nn.Module | None = None, tokenizer: Any = None, clock: Callable[[], float] | None = None
+    ) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self._clock = clock
+        self._counter: BatchCounter | None = None
+        self._extended: Any = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Starts afresh: a Trainer that retries with a smaller batch begins again."""
+        model: Any = self.model if self.model is not None else kwargs["model"]
+        if self._counter is not None:
+            self._counter.detach()
+        tokenizer = self.tokenizer or kwargs.get("processing_class")
+        self._device = Device(detect_hardware(args.device), _compute_dtype(args, model), args.world_size)
+        path = getattr(args, "baseline_json", None)
+        self._baseline = read_baseline(path, self._device.hardware.name) if path else {}
+        self._warmup_steps = getattr(args, "throughput_warmup_steps", WARMUP_STEPS)
+        if self._warmup_steps < 0:
+            raise ArgumentError(f"--throughput_warmup_steps {self._warmup_steps}: must be 0 or more.")
+        self._counter = BatchCounter(model, tokenizer if hasattr(tokenizer, "pad_token_id") else None)
+        self._timer = StepTimer(args.device, self._clock)
+        self._pending: list[torch.Tensor] = []
+        self._num_steps, self._warmup_seconds, self._peak_bytes = 0, 0.0, 0
+        self._window, self._totals = np.zeros(len(COLUMNS)), np.zeros(len(COLUMNS))
+        self._last: deque[np.ndarray] = deque(maxlen=MAX_STEPS_WRITTEN)
+        self._wall_start = self._now() if self._warmup_steps == 0 else None
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._timer.begin()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._timer.end()
+        self._pending.append(self._require_counter().take())
+        if len(self._pending) >= READ_EVERY:
+            self._read(args)
+        if self._num_steps + len(self._pending) == self._warmup_steps:
+            self._wall_start = self._now()
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.resume()
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.resume()
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        """Adds to the logs, unless `extend_logs` did before."""
+        if logs is not self._extended and state.log_history:
+            state.log_history[-1].update(self.extend_logs(logs, args, state))
+        self._extended = None
+        self.resume()
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Writes `throughput.json` and stops watching the model."""
+        if state.is_world_process_zero:
+            folder = Path(args.output_dir)
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / FILE_NAME).write_text(json.dumps(self.summarize(state.log_history), indent=1) + "\n")
+        self._require_counter().detach()
+        self._counter = None
+
+    def see_labels(self, labels: Any) -> None:
+        """Labels of the next batch, for Trainers that take them out of what the model is called with."""
+        if self._counter is not None:
+            self._counter.labels = labels
+
+    def resume(self) -> None:
+        """Says that evaluation, saving or logging is over and the loop goes on."""
+        if self._counter is not None:
+            self._timer.resume()
+
+    def extend_logs(self, logs: dict[str, Any], args: Any, state: Any) -> dict[str, float]:
+        """Adds this callback's values to a training log or to the final metrics; returns what it added.
+
+        Evaluation's logs stay as they are. All processes must call it, as it gathers from all of them.
+        """
+        self._extended = logs
+        if self._counter is None or not ("loss" in logs or "train_loss" in logs):
+            return {}
+        self._read(args)
+        if "train_loss" in logs:
+            rates = {**self._rates(self._totals), "warmup_seconds": self._warmup_seconds}
+            added = {f"train_{name}": value for name, value in {**rates, "peak_memory_gib": self._peak_gib()}.items()}
+        else:
+            added = self._rates(self._window)
+            added["peak_memory_gib"] = self._peak_gib()
+            if (measured := self._num_steps - self._warmup_steps) > 0 and self._wall_start is not None:
+                added["hours_left"] = (state.max_steps - state.global_step) * self._wall_per_step(measured) / 3600
+        self._window = np.zeros(len(COLUMNS))
+        added = {name: float(f"{value:.5g}") for name, value in added.items()}
+        logs.update(added)
+        return added
+
+    def summarize(self, log_history: list[dict[str, Any]]) -> dict[str, Any]:
+        """What `throughput.json` holds; `steps` are the last 5,000 measured ones, seconds of this process's loop."""
+        counter, steps = self._require_counter(), np.array(self._last).reshape(-1, len(COLUMNS))
+        quartiles = np.quantile(steps[:, 0], [0.25, 0.5, 0.75]).tolist() if len(steps) else [None] * 3
+        missing = self._device.why_no_mfu(counter.flops_unknown)
+        return {
+            "format": 1,
+            "unit": counter.unit,
+            "device": self._device.hardware.name,
+            "compute_dtype": self._device.dtype,
+            "num_processes": self._device.num_processes,
+            "measured_steps": max(self._num_steps - self._warmup_steps, 0),
+            "warmup_steps": min(self._num_steps, self._warmup_steps),
+            "warmup_seconds": self._warmup_seconds,
+            "rates": self._rates(self._totals),
+            "totals": dict(zip(COLUMNS, self._totals.tolist())),
+            "step_seconds": dict(zip(("q1", "median", "q3"), quartiles)),
+            "peak_memory_gib": self._peak_gib(),
+            "no_mfu_because": missing or None,
+            "steps": dict(zip(COLUMNS, steps.T.tolist())),
+            "log_history": log_history,
+        }
+
+    def _read(self, args: Any) -> None:
+        """Moves what was measured since the last call from the device into totals; the one place that waits."""
+        times = torch.tensor(self._timer.read(), dtype=torch.float64).reshape(-1, 2)
+        self._peak_bytes = max(self._peak_bytes, _peak_bytes(args.device))
+        peak = torch.tensor([self._peak_bytes], dtype=torch.float64)
+        rows = times.new_zeros(0, len(COLUMNS))
+        if self._pending:
+            counts = torch.stack([count.to(self._pending[-1].device) for count in self._pending]).cpu().double()
+            rows = torch.cat([times, counts], dim=1)
+        if args.world_size > 1:
+            world = gather(rows.to(args.device)).cpu().reshape(args.world_size, *rows.shape)
+            rows = torch.cat([world[..., :2].mean(0), world[..., 2:].sum(0)], dim=1)
+            peak = gather(peak.to(args.device)).cpu().max()
+        self._peak_bytes = int(peak)
+        self._pending = []
+        for row in rows.numpy():
+            self._num_steps += 1
+            if self._num_steps <= self._warmup_steps:
+                self._warmup_seconds += float(row[0])
+            else:
+                self._totals += row
+                self._last.append(row)
+                self._window += row
+
+    def _rates(self, sums: np.ndarray) -> dict[str, float]:
+        counter = self._require_counter()
+        sums_by_name = dict(zip(COLUMNS, sums.tolist()))
+        rates = mean_rates(sums_by_name, counter.unit)
+        if rates and not self._device.why_no_mfu(counter.flops_unknown) and sums_by_name["flops"]:
+            rates["mfu"] = sums_by_name["flops"] / sums_by_name["seconds"] / self._device.peak_flops
+        return {**rates, **speed_against(self._baseline, rates)}
+
+    def _wall_per_step(self, measured: int) -> float:
+        assert self._wall_start is not None
+        return (self._now() - self._wall_start) / measured
+
+    def _now(self) -> float:
+        return (self._clock or time.perf_counter)()
+
+    def _peak_gib(self) -> float:
+        return self._peak_bytes / 2**30
+
+    def _require_counter(self) -> BatchCounter:
+        if self._counter is None:
+            raise RuntimeError("ThroughputCallback: training has not begun; add it to a Trainer before train().")
+        return self._counter
+
+
+def _compute_dtype(args: Any, model: nn.Module) -> str:
+    """What the matrix products of this run are computed in: a key of `Hardware.peak_tflops`."""
+    if args.bf16 or args.fp16:
+        return "bf16" if args.bf16 else "fp16"
+    largest = max(model.parameters(), key=lambda parameter: parameter.numel()).dtype
+    names = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+    return names.get(largest) or ("tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "fp32")
+
+
+def _peak_bytes(device: torch.device) -> int:
+    """Most memory that was in use at once: tensors on a CUDA device; elsewhere this process's resident memory."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    status = Path("/proc/self/status")
+    if status.is_file():  # getrusage's maximum would be the parent's, where a larger process started this one
+        line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
+        return int(line.split()[1]) * 1024
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

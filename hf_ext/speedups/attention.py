@@ -1,0 +1,150 @@
+"""The attention kernel that suits the machine, with proof that it computes the same.
+
+Class N. Choices of `--attention`:
+- `auto`: `varlen` from compute capability 8.0 in half precision, `padded` on other GPUs, `blocked` on CPUs.
+- `varlen`: torch's flash attention on unpadded sequences. `flash_attention_2`: the flash-attn package.
+- `padded`: torch SDPA with padding around attention only; on a T4 that is its memory-efficient kernel.
+- `blocked`: for CPUs, equally long sequences together in blocks that stay in the cache (`models/attention.py`).
+- `faesm`: the faesm library's ESM (`models/faesm_bridge.py`); its gain is flash attention, so from 8.0 with flash-attn.
+- `sdpa`, `eager`: transformers' own, for padded batches.
+Evidence: parity on the first real rows in the training dtype (`speedups/parity.py`). Above the bound, a choice is
+refused and `auto` goes back to the old attention.
+Cost: two or three forward passes over four rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from torch import nn
+from transformers.models.esm.modeling_esm import EsmModel
+
+from ..errors import PlanRefused
+from ..models.attention import KERNELS, PREFIX, register_attention
+from ..models.faesm_bridge import faesm_kernel, faesm_problem, restore_faesm, swap_faesm
+from ..models.packing import find_encoders
+from ..optional import import_problem
+from . import encoder_precision, parity, precision
+from .base import Context, Decision, Kind, Run, off
+
+NAME = "attention"
+KIND: Kind = "N"
+FAMILIES = ("esm", "t5")
+PACKED = ("blocked", "padded", "varlen", "flash_attention_2")  # kernels that take unpadded sequences
+
+
+def decide(context: Context) -> Decision:
+    """An explicit choice is met or refused; `auto` takes what the hardware is fastest with."""
+    asked = context.args.attention
+    if NAME in (context.args.without or []):
+        return off(NAME, KIND)
+    if asked == "auto" and not context.wants(NAME, KIND):
+        return off(NAME, KIND)
+    if not set(FAMILIES) & set(context.model.families):
+        status = "skipped" if asked == "auto" else "refused"
+        return Decision(NAME, KIND, status, f"known for {' and '.join(FAMILIES)} encoders; the model has none")
+    if asked == "auto":
+        return _decide_auto(context)
+    problem = _problem(asked, context)
+    if problem:
+        return Decision(NAME, KIND, "refused", f"--attention {asked}: {problem}")
+    reason = f"asked for; {faesm_kernel(context.hardware)[1]}" if asked == "faesm" else "asked for"
+    return Decision(NAME, KIND, "applied", reason, {"kernel": asked, "asked": True})
+
+
+def _decide_auto(context: Context) -> Decision:
+    hardware = context.hardware
+    settings = {"asked": False}
+    if hardware.kind == "cpu":
+        reason = "scores in blocks that stay in the cache, none on padding"
+        return Decision(NAME, KIND, "applied", reason, {"kernel": "blocked", **settings})
+    if not context.wants("packing", "I"):
+        return Decision(NAME, KIND, "skipped", "without packing, transformers' SDPA is the best there is")
+    problem = _flash_problem(context) or import_problem("torch.nn.attention.varlen")
+    if problem or "esm" not in context.model.families:
+        reason = problem or "T5's bias has no flash kernel"
+        reason = f"SDPA, with padding around attention only: {reason}"
+        return Decision(NAME, KIND, "applied", reason, {"kernel": "padded", **settings})
+    return Decision(NAME, KIND, "applied", f"flash attention of {hardware.name}", {"kernel": "varlen", **settings})
+
+
+def _problem(asked: str, context: Context) -> str | None:
+    """Why an explicit choice cannot be met, with what to do instead; None if it can."""
+    if asked == "faesm":
+        if "esm" not in context.model.families:
+            return "the model has no ESM encoder"
+        return faesm_problem()
+    if asked in ("varlen", "flash_attention_2"):
+        package = "torch.nn.attention.varlen" if asked == "varlen" else "flash_attn"
+        if asked == "flash_attention_2" and "t5" in context.model.families:
+            return "T5's relative bias has no flash kernel: use auto"
+        problem = _flash_problem(context) or import_problem(package)
+        return problem and f"{problem}: use --attention auto"
+    if asked == "blocked" and context.hardware.kind != "cpu":
+        return f"made for CPUs, and {context.hardware.name} has faster kernels: use --attention auto"
+    return None
+
+
+def _flash_problem(context: Context) -> str | None:
+    hardware = context.hardware
+    if not hardware.flash_attention_2:
+        capability = ".".join(map(str, hardware.compute_capability or ()))
+        have = f"has compute capability {capability}" if capability else "is no CUDA device"
+        return f"flash attention needs compute capability 8.0, {hardware.name} {have}"
+    if not any(module.decide(context).status == "applied" for module in (precision, encoder_precision)):
+        return "flash attention needs bf16 or fp16, this run is in float32"
+    return None
+
+
+def apply(decision: Decision, run: Run) -> Decision:
+    """Swaps the attention of every encoder, now and when loaded later, if parity holds.
+
+    Raises:
+        PlanRefused: an explicit choice is above the bound.
+    """
+    kernel = decision.settings["kernel"]
+    swap, undo = swaps(run.model, kernel)
+    found = parity.prove(run, partial(swap, run.model))
+    if found and found.problem:
+        undo()
+        reason = f"{kernel} against the old attention: {found.problem}"
+        if decision.settings["asked"]:
+            raise PlanRefused(f"--attention {reason}. Use --attention auto.")
+        return Decision(NAME, KIND, "skipped", reason, {}, found.evidence())
+    if hasattr(run.model, "transform_encoders"):
+        run.model.transform_encoders(swap)
+    run.on_end(undo)  # the choice stands in the model's configuration, which other models may share
+    return decision.with_evidence(kernel=kernel, **(found.evidence() if found else {}))
+
+
+def swaps(model: nn.Module, kernel: str) -> tuple[Callable[[nn.Module], Any], Callable[[], None]]:
+    """How to give the encoders of a model (or one loaded later) this attention, and how to give `model` its own back."""
+    if kernel == "faesm":
+        return set_faesm, partial(restore_faesm, model)
+    before = [(encoder, encoder.config._attn_implementation) for encoder in find_encoders(model)]
+
+    def undo() -> None:
+        for encoder, name in before:
+            encoder.set_attn_implementation(name)
+
+    return partial(set_attention, kernel=kernel), undo
+
+
+def set_attention(model: nn.Module, kernel: str) -> int:
+    """Selects an attention kernel for every encoder in `model`; returns how many. Weights are untouched."""
+    register_attention()
+    encoders = find_encoders(model)
+    for encoder in encoders:
+        encoder.set_attn_implementation(PREFIX + kernel if kernel in KERNELS else kernel)
+    return len(encoders)
+
+
+def set_faesm(model: nn.Module) -> int:
+    """Gives every ESM encoder in `model` faesm's attention; returns how many, 0 where there is none (a T5 tower)."""
+    encoders = [encoder for encoder in find_encoders(model) if isinstance(encoder, EsmModel)]
+    for encoder in encoders:
+        if encoder.config._attn_implementation.startswith(PREFIX):  # left there by another model of this configuration
+            encoder.set_attn_implementation("sdpa")
+    return swap_faesm(model) if encoders else 0

@@ -1,0 +1,44 @@
+"""Compare two or more ways to run a recipe: speed, memory, loss, metric, with intervals and pass/fail criteria.
+
+    python recipes/compare.py --baseline baseline --optimized max_speed -- --num_train_epochs 3
+    python recipes/compare.py --recipe recipes/mlm.py --baseline stock stock_best.yaml --optimized max_speed \\
+        --rounds 5 --min_speedup 3 --max_loss_delta 0.001 --max_memory_gib 50 --ablate -- --max_steps 200
+
+Every run is a fresh process with a folder of its own; sides take turns (A B A B) on the same data and seeds. What
+stands after `--` goes to all sides. Writes comparison.json, comparison.md and comparison.png. Exit status: 0 if all
+criteria hold, 3 if one does not, 1 if a run failed.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from transformers import HfArgumentParser
+
+from hf_ext.comparing.arguments import CompareArguments
+from hf_ext.comparing.comparison import compare
+from hf_ext.errors import HfExtError
+from hf_ext.reporting.run_log import start_run_log
+
+CRITERIA_FAILED = 3
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the comparison; returns the exit status."""
+    words = sys.argv[1:] if argv is None else argv
+    end = words.index("--") if "--" in words else len(words)
+    parser = HfArgumentParser(CompareArguments, description=__doc__, allow_abbrev=False)  # type: ignore[arg-type]
+    (args,) = parser.parse_args_into_dataclasses(words[:end], look_for_args_file=False)
+    log = start_run_log(args.output_dir)
+    result = compare(args, words[end + 1 :])
+    log.info("\n%s\n", (Path(args.output_dir) / "comparison.md").read_text())
+    return 0 if result["passed"] else CRITERIA_FAILED
+
+
+if __name__ == "__main__":
+    try:
+        status = main()
+    except HfExtError as error:
+        sys.exit(f"{type(error).__name__}: {error}")
+    sys.exit(status)

@@ -1,0 +1,240 @@
+"""Each attention kernel against softmax(q k^T) v of one sequence at a time, and what transformers gets to see of it."""
+
+import copy
+
+import pytest
+import torch
+from tiny_encoders import esm_encoder, largest_error, make_batch, tiny_esm, tiny_t5, use_kernel
+from torch import nn
+from transformers import EsmModel, T5Config, T5ForConditionalGeneration
+
+from hf_ext.models import attention
+from hf_ext.models.attention import KERNELS, PREFIX, blocked_attention, padded_attention, register_attention
+from hf_ext.models.segments import Segments
+
+LENGTHS = (3, 7, 3, 1, 12, 0, 7)
+HEADS, SIZE, SCALING = 3, 8, 0.3
+CPU_KERNELS = [blocked_attention, padded_attention]
+
+
+def make_inputs(lengths=LENGTHS, bias=False, round_up=False, dtype=torch.float32):
+    """Layout, packed (T, heads, size) queries, keys, values with zeros in the filling, and a bias or None."""
+    generator = torch.Generator().manual_seed(0)
+    segments = Segments.from_mask((torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]), round_up)
+    shape = (len(segments.indices), HEADS, SIZE)
+    rows = [torch.randn(shape, generator=generator).to(dtype) for _ in range(3)]
+    rows = [nn.functional.pad(x, (0, 0, 0, 0, 0, segments.num_filled)).requires_grad_() for x in rows]
+    longest = segments.max_length
+    scores = torch.randn(1, HEADS, longest, longest, generator=generator).requires_grad_() if bias else None
+    return segments, *rows, scores
+
+
+def one_at_a_time(query, key, value, segments, scaling, dropout, bias):
+    """The definition, in float64: every sequence alone."""
+    query, key, value = (x.double() for x in (query, key, value))
+    outputs, start = [], 0
+    for length in segments.lengths:
+        q, k, v = (x[start : start + length].transpose(0, 1) for x in (query, key, value))
+        scores = q @ k.transpose(1, 2) * scaling
+        if bias is not None:
+            scores = scores + bias[0, :, :length, :length].double()
+        outputs.append((scores.softmax(-1) @ v).transpose(0, 1))
+        start += length
+    return torch.cat(outputs)
+
+
+def whole_row(query, key, value, segments, scaling, dropout, bias):
+    """A broken twin: sequences attend to each other."""
+    q, k, v = (x.transpose(0, 1) for x in (query, key, value))
+    return ((q @ k.transpose(1, 2) * scaling).softmax(-1) @ v).transpose(0, 1)
+
+
+def error_of(kernel, dtype=torch.float32, **settings):
+    """Largest relative error of real tokens' outputs and of the gradients of queries, keys, values and bias."""
+    segments, *tensors = make_inputs(dtype=dtype, **settings)
+    wanted = [x for x in tensors if x is not None]
+    found = []
+    for compute in (kernel, one_at_a_time):
+        output = compute(*tensors[:3], segments, SCALING, 0.0, tensors[3])
+        assert output.shape == tensors[0].shape
+        output = output[: len(segments.indices)]
+        weights = torch.arange(1.0, output.numel() + 1).sin().view_as(output).to(output.dtype)
+        found.append([output.detach(), *torch.autograd.grad((output * weights).sum(), wanted, allow_unused=True)])
+    pairs = [(torch.zeros_like(b) if a is None else a, b) for a, b in zip(*found)]
+    return max(((a.double() - b).abs().max() / b.abs().max()).item() for a, b in pairs)
+
+
+def count_calls(function, name):
+    with torch.profiler.profile() as profile:
+        function()
+    return {event.key: event.count for event in profile.key_averages()}.get(name, 0)
+
+
+@pytest.mark.parametrize("kernel", CPU_KERNELS)
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("round_up", [False, True])
+def test_outputs_and_gradients_equal_one_sequence_at_a_time(kernel, bias, round_up):
+    assert error_of(kernel, bias=bias, round_up=round_up) < 2e-6
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_the_comparison_tells_a_leak_apart(bias):
+    assert error_of(whole_row, bias=bias) > 0.1
+
+
+@pytest.mark.parametrize("kernel", CPU_KERNELS)
+def test_the_comparison_tells_a_wrong_scale_and_a_lost_bias_apart(kernel):
+    assert error_of(lambda q, k, v, s, scaling, d, b: kernel(q, k, v, s, 1.1 * scaling, d, b)) > 1e-2
+    assert error_of(lambda q, k, v, s, scaling, d, b: kernel(q, k, v, s, scaling, d, None), bias=True) > 1e-2
+
+
+@pytest.mark.parametrize("kernel", CPU_KERNELS)
+@pytest.mark.parametrize("bias", [False, True])
+def test_bfloat16_is_within_its_own_rounding(kernel, bias):
+    assert error_of(kernel, torch.bfloat16, bias=bias) < 1.5e-2  # 8 significant bits: steps of 0.8 %
+
+
+@pytest.mark.parametrize("kernel", CPU_KERNELS)
+def test_equally_long_sequences_and_a_single_one_are_covered(kernel):
+    assert error_of(kernel, lengths=(5, 5, 5)) < 2e-6
+    assert error_of(kernel, lengths=(6,)) < 2e-6
+    assert error_of(kernel, lengths=(1, 1)) < 2e-6
+
+
+@pytest.mark.parametrize(("block_bytes", "blocks"), [(100, 12), (500, 3), (1200, 1)])
+def test_results_do_not_depend_on_where_blocks_end(monkeypatch, block_bytes, blocks):
+    monkeypatch.setattr(attention, "BLOCK_BYTES", block_bytes)
+    settings = {"lengths": (5, 5, 5, 5)}  # 12 score matrices of 100 bytes; in blocks of 5 the last has 2
+    segments, *rows, bias = make_inputs(**settings)
+    calls = count_calls(lambda: blocked_attention(*rows, segments, SCALING, 0.0, bias), "aten::bmm")
+    assert calls == 2 * blocks
+    assert error_of(blocked_attention, **settings) < 2e-6
+
+
+def test_sequences_whose_scores_leave_the_cache_go_to_sdpa(monkeypatch):
+    monkeypatch.setattr(attention, "BLOCK_BYTES", 4 * 7 * 7 // 2)  # 7 tokens fit, 12 do not
+    segments, *rows, bias = make_inputs()
+    name = "aten::scaled_dot_product_attention"
+    assert count_calls(lambda: blocked_attention(*rows, segments, SCALING, 0.0, bias), name) == 1
+    assert error_of(blocked_attention) < 2e-6
+
+
+def test_blocks_ignore_autocast():
+    segments, *rows, bias = make_inputs()
+    plain = blocked_attention(*rows, segments, SCALING, 0.0, bias)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(blocked_attention(*rows, segments, SCALING, 0.0, bias), plain)
+
+
+def test_blocked_dropout_is_dropout_of_the_weights():
+    segments, q, k, v, _ = make_inputs(lengths=(6, 6))
+    torch.manual_seed(3)
+    found = blocked_attention(q, k, v, segments, SCALING, 0.5, None)
+    torch.manual_seed(3)
+    q, k, v = (x.view(2, 6, HEADS, SIZE).transpose(1, 2) for x in (q, k, v))
+    weights = nn.functional.dropout((q @ k.transpose(2, 3) * SCALING).softmax(-1), 0.5)
+    assert torch.equal(found, (weights @ v).transpose(1, 2).flatten(0, 1))
+
+
+@pytest.mark.parametrize("kernel", CPU_KERNELS)
+@pytest.mark.parametrize("bias", [False, True])
+def test_dropout_keeps_the_mean_and_adds_the_variance_of_dropped_weights(kernel, bias):
+    segments, q, k, _, scores = make_inputs(lengths=(40, 40, 40), bias=bias)
+    ones = torch.ones_like(q)
+    q, k = q * 0, k * 0  # every weight is 1/40: with p = 0.5 a sum has variance 40 * (1/40)^2 = 1/40
+    torch.manual_seed(0)
+    output = kernel(q, k, ones, segments, SCALING, 0.5, None if scores is None else scores * 0)[..., 0]
+    assert output.mean().item() == pytest.approx(1.0, abs=0.03)  # 360 sums: standard error 0.008
+    assert output.var().item() == pytest.approx(1 / 40, rel=0.4)
+
+
+@pytest.mark.parametrize(
+    ("bias", "dropout", "dtype"), [(True, 0.0, "bfloat16"), (False, 0.5, "bfloat16"), (False, 0.0, "float32")]
+)
+def test_varlen_leaves_what_its_kernel_does_not_know_to_padded(bias, dropout, dtype):
+    segments, *rows, scores = make_inputs(bias=bias, dtype=getattr(torch, dtype))
+    torch.manual_seed(0)
+    found = KERNELS["varlen"](*rows, segments, SCALING, dropout, scores)
+    torch.manual_seed(0)
+    assert torch.equal(found, padded_attention(*rows, segments, SCALING, dropout, scores))
+
+
+def test_varlen_calls_torch_for_half_precision_which_has_no_cpu_kernel():
+    segments, *rows, _ = make_inputs(dtype=torch.bfloat16)
+    with pytest.raises((NotImplementedError, RuntimeError)):
+        KERNELS["varlen"](*rows, segments, SCALING, 0.0, None)
+
+
+# --- as transformers calls them, on padded batches -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kernel", ["blocked", "padded", "varlen"])
+@pytest.mark.parametrize("left", [False, True])
+def test_a_padded_batch_gives_what_sdpa_gives_at_real_tokens(kernel, left):
+    stock = tiny_esm()
+    assert largest_error(use_kernel(tiny_esm(), kernel), stock, make_batch(left=left)) < 2e-5
+
+
+def test_a_backend_without_a_mask_function_would_see_padding():
+    backend = attention._as_backend(blocked_attention)
+    attention.AttentionInterface.register("tests_no_mask", backend)
+    model = tiny_esm()
+    model.set_attn_implementation("tests_no_mask")
+    assert largest_error(model, tiny_esm(), make_batch()) > 0.01
+
+
+def test_masks_with_holes_and_no_mask_at_all_are_read_as_sdpa_reads_them():
+    batch = make_batch()
+    batch["attention_mask"][0] = torch.tensor([1, 1, 0, 1, 1, 1, 0, 0, 1])
+    for stock in (tiny_esm(), tiny_t5()):
+        assert largest_error(use_kernel(copy.deepcopy(stock)), stock, batch) < 2e-5
+        ids = batch["input_ids"]
+        assert torch.allclose(use_kernel(copy.deepcopy(stock))(ids)[0], stock(ids)[0], atol=1e-5)
+
+
+@pytest.mark.parametrize("make", [esm_encoder, tiny_t5])
+def test_masks_per_query_and_masks_to_add_are_answered_as_by_sdpa(make):
+    stock, model = make(), use_kernel(make())
+    inputs = torch.randn(2, 9, 32, generator=torch.Generator().manual_seed(0))
+    halves = torch.zeros(2, 1, 9, 9, dtype=torch.bool)
+    halves[..., :4, :4] = halves[..., 4:, 4:] = True
+    for mask in (halves, torch.where(halves, 0.0, torch.finfo(torch.float32).min)):
+        expected = stock(inputs_embeds=inputs, attention_mask=mask).last_hidden_state
+        assert torch.equal(model(inputs_embeds=inputs, attention_mask=mask).last_hidden_state, expected)
+    assert not torch.allclose(expected, stock(inputs_embeds=inputs).last_hidden_state, atol=1e-3)
+
+
+def test_decoders_and_cross_attention_are_answered_as_by_sdpa():
+    settings = {"d_model": 16, "d_kv": 4, "d_ff": 32, "num_layers": 1, "num_heads": 2, "decoder_start_token_id": 0}
+    torch.manual_seed(0)
+    stock = T5ForConditionalGeneration(T5Config(vocab_size=33, dropout_rate=0.0, **settings)).eval()
+    model = use_kernel(copy.deepcopy(stock))
+    assert model.decoder.config._attn_implementation == PREFIX + "blocked"
+    batch = {**make_batch(masked=False), "labels": torch.tensor([[5, 6, 7], [8, 9, 4]] * 2)}
+    assert torch.allclose(model(**batch).logits, stock(**batch).logits, atol=1e-5)
+
+    decoder = tiny_esm(EsmModel, is_decoder=True)
+    twin = use_kernel(copy.deepcopy(decoder))
+    for mask in (None, make_batch()["attention_mask"]):
+        inputs = {"input_ids": make_batch()["input_ids"], "attention_mask": mask}
+        assert torch.equal(twin(**inputs).last_hidden_state, decoder(**inputs).last_hidden_state)
+    ids = make_batch((7, 7))["input_ids"]
+    causal = esm_encoder()(ids, is_causal=True)[0]
+    assert torch.equal(use_kernel(esm_encoder())(ids, is_causal=True)[0], causal)
+    assert not torch.allclose(causal, esm_encoder()(ids)[0], atol=1e-2)
+
+
+def test_registering_twice_is_registering_once():
+    register_attention()
+    register_attention()
+    assert {PREFIX + name for name in KERNELS} == {"hf_ext_blocked", "hf_ext_padded", "hf_ext_varlen"}
+    assert PREFIX + "blocked" in attention.AttentionInterface().valid_keys()
+
+
+@pytest.mark.gpu
+def test_varlen_on_a_gpu_equals_one_sequence_at_a_time():
+    segments, *rows, _ = make_inputs(lengths=(30, 64, 7), dtype=torch.bfloat16)
+    on_gpu = Segments.from_mask((torch.arange(64) < torch.tensor([30, 64, 7])[:, None]).cuda())
+    found = KERNELS["varlen"](*(x.cuda() for x in rows), on_gpu, SCALING, 0.0, None).cpu()
+    expected = one_at_a_time(*rows, segments, SCALING, 0.0, None)
+    assert ((found.double() - expected).abs().max() / expected.abs().max()).item() < 2e-2

@@ -1,0 +1,294 @@
+"""Packed = padded = one at a time, in states and gradients, for every head and way to train; and broken twins."""
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from tiny_affinity import ROWS
+from tiny_affinity import make_batch as make_affinity_batch
+from tiny_affinity import make_model as make_affinity_model
+from tiny_encoders import (
+    MASK_TOKEN,
+    esm_encoder,
+    largest_error,
+    make_batch,
+    one_by_one,
+    packed,
+    real_outputs,
+    relative_error,
+    states_and_gradients,
+    tiny_esm,
+    tiny_t5,
+)
+from tiny_t5 import write_t5_encoder
+from transformers import (
+    AttentionInterface,
+    EsmForMaskedLM,
+    EsmForSequenceClassification,
+    EsmForTokenClassification,
+    EsmModel,
+)
+from transformers.models.esm.modeling_esm import EsmEmbeddings, EsmSelfAttention
+from transformers.models.t5.modeling_t5 import T5Attention
+
+from hf_ext.models.segments import Segments
+
+BOUND = 2e-5
+HEADS = {
+    "masked language model": lambda: tiny_esm(EsmForMaskedLM),
+    "sequence classification": lambda: tiny_esm(EsmForSequenceClassification, num_labels=3),
+    "token classification": lambda: tiny_esm(EsmForTokenClassification, num_labels=3),
+    "encoder": esm_encoder,
+    "encoder with pooler": lambda: tiny_esm(EsmModel),
+    "absolute positions, layer norm first": lambda: tiny_esm(
+        position_embedding_type="absolute", emb_layer_norm_before=True, token_dropout=False
+    ),
+    "T5 encoder": tiny_t5,
+    "T5 encoder, not gated": lambda: tiny_t5(feed_forward_proj="relu"),
+}
+# Heads that pool read the first column, which is padding in a row that is padded left.
+PER_TOKEN = ["masked language model", "token classification", "encoder", "T5 encoder"]
+
+
+@pytest.fixture(params=HEADS)
+def make(request):
+    return HEADS[request.param]
+
+
+@pytest.mark.parametrize(("kernel", "round_up"), [("blocked", False), ("blocked", True), ("padded", True)])
+def test_packed_equals_padded_equals_one_at_a_time(make, kernel, round_up):
+    stock, batch = make(), make_batch()
+    assert (batch["input_ids"] == MASK_TOKEN).sum() == 4
+    model = packed(make(), kernel, round_up)
+    assert largest_error(model, stock, batch) < BOUND
+    assert largest_error(model, stock, batch, one_by_one) < BOUND
+
+
+def test_whole_rows_and_no_mask_at_all(make):
+    whole = make_batch((7, 7))
+    assert largest_error(packed(make(), round_up=True), make(), whole) < BOUND
+    ids = {"input_ids": whole["input_ids"]}
+    assert torch.allclose(packed(make())(**ids)[0], make()(**ids)[0], atol=1e-5)
+
+
+@pytest.mark.parametrize("name", PER_TOKEN)
+@pytest.mark.parametrize("kernel", ["blocked", "padded"])
+def test_left_padding_and_empty_rows(name, kernel):
+    for batch in (make_batch(left=True), make_batch((5, 3, 0, 3)), make_batch((0, 4))):
+        assert largest_error(packed(HEADS[name](), kernel), HEADS[name](), batch) < BOUND
+
+
+def test_positions_of_masks_with_holes_follow_columns(make):
+    batch = make_batch()
+    batch["attention_mask"][0] = torch.tensor([1, 1, 0, 1, 1, 1, 0, 0, 1])
+    assert largest_error(packed(make()), make(), batch) < BOUND
+
+
+def test_states_are_zero_where_padding_is():
+    for model in (packed(esm_encoder()), packed(tiny_t5(), "padded", True)):
+        batch = make_batch()
+        states = model(**batch).last_hidden_state
+        assert states.shape == (4, 9, 32)
+        assert (states[batch["attention_mask"] == 0] == 0).all()
+        assert (states[batch["attention_mask"] == 1].abs().sum(-1) > 0).all()
+
+
+# --- broken twins: each is what packing would be if one part were forgotten -----------------------------------------
+
+
+def leaking(module, query, key, value, attention_mask, scaling=None, dropout=0.0, position_bias=None, **kwargs):
+    """Attends over the whole packed row."""
+    output = torch.nn.functional.scaled_dot_product_attention(query, key, value, scale=scaling)
+    return output.transpose(1, 2), None
+
+
+def share_token_dropout(model, batch):
+    """Rescales embeddings by the share of masked tokens in the whole row."""
+    embeddings, segments = model.esm.embeddings, Segments.from_mask(batch["attention_mask"])
+
+    def over_the_row(input_ids, attention_mask):
+        return segments.unpack(EsmEmbeddings.forward(embeddings, segments.pack(input_ids)))
+
+    embeddings.forward = over_the_row
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_the_comparison_tells_attention_over_the_whole_row_apart(name):
+    AttentionInterface.register("tests_leaking", leaking)
+    model = packed(HEADS[name]())
+    model.set_attn_implementation("tests_leaking")
+    assert largest_error(model, HEADS[name](), make_batch()) > 100 * BOUND
+    assert largest_error(model, HEADS[name](), make_batch(), one_by_one) > 100 * BOUND
+
+
+def test_the_comparison_tells_shared_positions_apart(monkeypatch):
+    # Rotation only knows distances: positions that run on over the row would do no harm, one position for all does.
+    monkeypatch.setattr(Segments, "columns", property(lambda s: torch.zeros(1, len(s.indices), dtype=torch.long)))
+    assert largest_error(packed(tiny_esm()), tiny_esm(), make_batch()) > 100 * BOUND
+
+
+def test_the_comparison_tells_a_bias_of_the_wrong_distance_apart(monkeypatch):
+    model = packed(tiny_t5())
+    first = model.encoder.block[0].layer[0].SelfAttention
+    right = first.compute_bias
+    monkeypatch.setattr(first, "compute_bias", lambda q, k, device=None: right(q, k, device).roll(1, -1))
+    assert largest_error(model, tiny_t5(), make_batch()) > 100 * BOUND
+
+
+def test_the_comparison_tells_token_dropout_over_the_whole_row_apart():
+    batch, model = make_batch(), packed(tiny_esm())
+    share_token_dropout(model, batch)
+    assert largest_error(model, tiny_esm(), batch) > 100 * BOUND
+
+
+# --- ways to train ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("name", ["masked language model", "T5 encoder"])
+def test_under_activation_checkpointing(name, reentrant):
+    model, batch = packed(HEADS[name](), round_up=True).train(), make_batch()
+    calls = []
+    for module in model.modules():
+        if isinstance(module, EsmSelfAttention | T5Attention):
+            module.register_forward_hook(lambda *_: calls.append(1))
+    states_and_gradients(model, batch)
+    assert len(calls) == 2
+    model.activation_checkpointing_enable({"use_reentrant": reentrant})
+    assert largest_error(model, HEADS[name](), batch) < BOUND
+    assert len(calls) == 2 + 4  # two layers, each computed once more
+
+
+def with_lora(model, targets):
+    torch.manual_seed(0)
+    return get_peft_model(model, LoraConfig(r=4, target_modules=targets, init_lora_weights=False, lora_dropout=0.0))
+
+
+@pytest.mark.parametrize(
+    ("name", "targets"), [("token classification", ["query", "value"]), ("T5 encoder", ["q", "wo"])]
+)
+def test_under_lora_with_activation_checkpointing(name, targets):
+    stock, late = (with_lora(HEADS[name](), targets) for _ in range(2))
+    early = with_lora(packed(HEADS[name]()), targets)
+    packed(late.get_base_model())
+    for model in (early, late):
+        assert largest_error(model, stock, make_batch()) < BOUND
+        assert all("lora_" in name for name in states_and_gradients(model, make_batch())[1])
+        for use_reentrant in (False, True):
+            model.train().get_base_model().activation_checkpointing_enable({"use_reentrant": use_reentrant})
+            model.enable_input_require_grads()
+            assert largest_error(model, stock, make_batch()) < BOUND
+
+
+@pytest.fixture(scope="module")
+def t5_folder(tmp_path_factory):
+    return write_t5_encoder(tmp_path_factory.mktemp("t5"))
+
+
+@pytest.mark.parametrize("training", ["frozen", "full", "lora"])
+def test_towers_of_an_affinity_model(demo_encoders, t5_folder, training):
+    folders = [demo_encoders[1], t5_folder]
+    stock, model = (make_affinity_model(folders, training).eval() for _ in range(2))
+    if training == "lora":
+        for twin in (stock, model):
+            torch.manual_seed(1)
+            for name, parameter in twin.named_parameters():
+                if "lora_B" in name:
+                    torch.nn.init.normal_(parameter, std=0.1)
+    model.transform_encoders(lambda encoder: packed(encoder, round_up=True))  # frozen ones are loaded later
+    batch = make_affinity_batch(model, ROWS)
+
+    def rows_alone(twin, _):
+        return {"logits": torch.cat([twin(**make_affinity_batch(twin, [row])).logits for row in ROWS])}
+
+    def together(twin, _):
+        return {"logits": twin(**batch).logits}
+
+    found, padded, alone = (
+        states_and_gradients(*x) for x in ((model, {}, together), (stock, {}, together), (stock, {}, rows_alone))
+    )
+    assert [len(found[1]) > 8, len(found[1]) < 8] == [training != "frozen", training == "frozen"]
+    for expected in (padded, alone):
+        assert relative_error(found[0], expected[0]) < BOUND
+        assert relative_error(found[1], expected[1]) < BOUND
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_is_as_far_from_float32_as_padded_autocast_is(dtype):
+    for make in (tiny_esm, tiny_t5):
+        exact = real_outputs(make(), make_batch())
+        with torch.autocast("cpu", dtype):
+            new, old = (real_outputs(model, make_batch()) for model in (packed(make()), make()))
+        assert relative_error(new, exact) < 2 * relative_error(old, exact) < 0.2
+
+
+def test_two_threads_compute_what_one_computes():
+    stock, model = tiny_esm(), packed(tiny_esm())
+    torch.set_num_threads(2)
+    try:
+        assert largest_error(model, stock, make_batch((40, 17, 23))) < BOUND
+    finally:
+        torch.set_num_threads(1)
+
+
+def test_evaluation_and_inference_mode_compute_the_same():
+    for make in (tiny_esm, tiny_t5):
+        expected = real_outputs(make(), make_batch())
+        for context in (torch.no_grad, torch.inference_mode):
+            with context():
+                assert relative_error(real_outputs(packed(make()).eval(), make_batch()), expected) < BOUND
+
+
+def test_dropout_is_that_of_training_mode_only():
+    for make, settings in (
+        (tiny_esm, {"hidden_dropout_prob": 0.3, "attention_probs_dropout_prob": 0.3}),
+        (tiny_t5, {"dropout_rate": 0.3}),
+    ):
+        model, batch = packed(make(**settings)), make_batch()
+        a, b = (real_outputs(model.train(), batch) for _ in range(2))
+        assert relative_error(a, b) > 0.05
+        assert relative_error(real_outputs(model.eval(), batch), real_outputs(make(), batch)) < BOUND
+
+
+# --- per-block compile -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def fresh_compiler():
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    yield torch._dynamo.utils.counters["stats"]
+    torch._dynamo.reset()
+
+
+def compile_blocks(model, backend):
+    base = model.esm if hasattr(model, "esm") else model
+    blocks = base.encoder.layer if hasattr(base.encoder, "layer") else base.encoder.block
+    for block in blocks:
+        block.compile(backend=backend)
+    return model
+
+
+@pytest.mark.parametrize(("name", "kernel"), [("masked language model", "blocked"), ("T5 encoder", "padded")])
+def test_compiled_blocks(fresh_compiler, name, kernel):
+    model = compile_blocks(packed(HEADS[name](), kernel, round_up=True), "aot_eager")
+    assert largest_error(model, HEADS[name](), make_batch()) < BOUND
+    assert fresh_compiler["unique_graphs"] > 0
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["masked language model", "T5 encoder"])
+@pytest.mark.parametrize("kernel", ["blocked", "padded"])
+def test_compiled_blocks_are_not_compiled_anew_for_other_lengths_or_numbers_of_sequences(fresh_compiler, name, kernel):
+    model = compile_blocks(packed(HEADS[name](), kernel, round_up=True), "aot_eager")
+    graphs = []
+    for lengths in ((9, 4, 6), (8, 13), (17, 3, 3, 5), (12, 11, 10, 9, 8), (20, 2), (5, 5, 5, 6, 7, 30)):
+        assert largest_error(model, HEADS[name](), make_batch(lengths)) < BOUND
+        graphs.append(fresh_compiler["unique_graphs"])
+    assert graphs[2:] == [graphs[2]] * 4
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["masked language model", "T5 encoder"])
+def test_blocks_compiled_with_inductor(fresh_compiler, name):
+    model = compile_blocks(packed(HEADS[name](), round_up=True), "inductor")
+    assert largest_error(model, HEADS[name](), make_batch()) < BOUND

@@ -1,0 +1,98 @@
+"""recipes/compare.py as users run it, with a small recipe that trains and one that fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+RECIPE = """
+import sys
+import torch
+from datasets import Dataset
+from transformers import DataCollatorForLanguageModeling, EsmConfig, EsmForMaskedLM, EsmTokenizer
+from hf_ext.parser import FastArgumentParser
+from hf_ext.presets import PRESETS
+from hf_ext.trainer import FastTrainer
+from hf_ext.training_args import FastTrainingArguments
+
+parser = FastArgumentParser((FastTrainingArguments,), presets=PRESETS)
+(args,) = parser.parse_args_into_dataclasses()
+if "fused_gelu" in args.without and "precision" not in args.without:
+    sys.exit("no memory without fused_gelu")
+args.mark_explicit(parser.explicit)
+torch.manual_seed(args.seed)
+tokenizer = EsmTokenizer.from_pretrained({encoder!r})
+rows = Dataset.from_dict(dict(tokenizer(["ACDEFGHIKLMNPQRSTVWY"[: 3 + i % 17] for i in range(64)])))
+config = EsmConfig.from_pretrained({encoder!r})
+trainer = FastTrainer(
+    EsmForMaskedLM(config), args, DataCollatorForLanguageModeling(tokenizer), rows, rows.select(range(16))
+)
+trainer.train()
+trainer.save_metrics("all", trainer.evaluate(), combined=False)
+trainer.end()
+"""
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory, demo_encoders) -> Path:
+    path = tmp_path_factory.mktemp("recipe") / "tiny.py"
+    path.write_text(RECIPE.format(encoder=demo_encoders[1]))
+    return path
+
+
+def compare(recipe: Path, cwd: Path, *arguments: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, str(ROOT / "recipes" / "compare.py"), "--recipe", str(recipe), "--output_dir", "out"]
+    shared = ["--max_steps", "12", "--use_cpu", "true", "--save_strategy", "no", "--per_device_train_batch_size", "4"]
+    return subprocess.run(
+        [*command, *arguments, "--", *shared], cwd=cwd, env={**os.environ}, capture_output=True, text=True, timeout=600
+    )
+
+
+def test_a_comparison_runs_reports_and_fails_by_its_own_exit_status(recipe, tmp_path) -> None:
+    limits = ["--min_speedup", "1000", "--max_loss_delta", "10", "--max_memory_gib", "100"]
+    optimized = ["--optimized", "max_speed", "--optimized_args", "--without precision cpu_matmul"]
+    done = compare(recipe, tmp_path, "--rounds", "1", "--logging_steps", "2", *optimized, *limits)
+    assert done.returncode == 3, done.stdout[-3000:] + done.stderr[-3000:]
+    assert [line for line in done.stdout.splitlines() if ", round " in line] == [
+        "baseline, round 0",
+        "max_speed, round 0",
+    ]
+    assert [line[2:6] for line in done.stdout.splitlines() if line.startswith(("- PASS", "- FAIL"))] == [
+        "FAIL",
+        "PASS",
+        "PASS",
+    ]
+    result = json.loads((tmp_path / "out" / "comparison.json").read_text())
+    assert (result["unit"], result["passed"]) == ("residues", False)
+    assert result["sides"]["max_speed"]["sequences_per_step"] == 4
+    assert result["sides"]["baseline"]["metric"]["mean"] > 0
+    assert abs(result["against"]["baseline"]["loss"]["largest_gap"]) < 0.5
+    assert {path.name for path in (tmp_path / "out").iterdir()} >= {"comparison.md", "comparison.png"}
+    assert not (tmp_path / "out" / "baseline" / "round_0" / "embeddings").exists()
+
+
+def test_a_child_that_fails_ends_the_comparison_with_its_log(tmp_path) -> None:
+    (tmp_path / "broken.py").write_text("import sys\nprint('reading data')\nsys.exit('row 7: no sequence')\n")
+    done = compare(tmp_path / "broken.py", tmp_path)
+    assert done.returncode == 1
+    assert "ChildFailed: baseline, round 0: exit status 1" in done.stderr
+    assert "reading data\nrow 7: no sequence" in done.stderr
+
+
+@pytest.mark.nightly
+def test_an_ablation_has_a_row_for_each_speedup_that_was_applied(recipe, tmp_path) -> None:
+    done = compare(recipe, tmp_path, "--rounds", "2", "--warmup_run", "true", "--ablate", "true")
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    result = json.loads((tmp_path / "out" / "comparison.json").read_text())
+    plan = json.loads((tmp_path / "out" / "max_speed" / "round_0" / "plan.json").read_text())
+    applied = [decision["name"] for decision in plan["decisions"] if decision["status"] == "applied"]
+    assert [row["speedup"] for row in result["ablation"]] == [name for name in applied for _ in range(2)]
+    failed = next(row for row in result["ablation"] if (row["speedup"], row["how"]) == ("fused_gelu", "without"))
+    assert failed["verdict"] == "failed: no memory without fused_gelu"
+    assert all(row["ratio"]["value"] > 0 for row in result["ablation"] if row["ratio"])
