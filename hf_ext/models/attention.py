@@ -156,7 +156,8 @@ def _as_backend(kernel: Callable[..., torch.Tensor]) -> Callable[..., tuple[torc
         rows = [x.transpose(1, 2) for x in (query, key, value)]
         if segments is not None:
             return kernel(*(x[0] for x in rows), segments, factor, dropout, position_bias)[None], None
-        is_causal = kwargs.get("is_causal", getattr(module, "is_causal", True))
+        asked = kwargs.get("is_causal")
+        is_causal = getattr(module, "is_causal", True) if asked is None else asked
         if is_causal or position_bias is not None or not _is_key_mask(query, key, attention_mask):
             given = {"dropout": dropout, "scaling": scaling, "position_bias": position_bias, **kwargs}
             return sdpa_attention_forward(module, query, key, value, attention_mask, **given)
