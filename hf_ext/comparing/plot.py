@@ -65,7 +65,9 @@ def _draw_losses(axes: Any, runs: Sequence[SideRun], colours: dict[str, str]) ->
             steps = sorted(curve)
             losses = smooth([curve[step] for step in steps])
             label = name if run.round == 0 else None
-            axes.plot(steps, losses, color=colours[name], linestyle=styles[name], linewidth=1.2, label=label)
+            order = 3 if run.side.role == "baseline" else 2  # broken lines over the whole one, which would hide them
+            look = {"color": colours[name], "linestyle": styles[name], "linewidth": 1.4, "zorder": order}
+            axes.plot(steps, losses, label=label, **look)
     axes.set(xlabel="step", ylabel="training loss, smoothed")
     axes.set_title("Loss of every round", loc="left", fontweight="bold")
     if axes.lines:

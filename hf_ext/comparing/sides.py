@@ -81,16 +81,17 @@ def make_command(args: CompareArguments, shared: Sequence[str], side: Side, fold
     """The command of one run. Later arguments win: this function's, those for all sides, the side's, the folder."""
     launcher = shlex.split(args.launch) if args.launch else [sys.executable]
     config = _config_of(args, side, folder)
-    ours = {
+    ours: dict[str, Any] = {
         "logging_strategy": "steps",
         "logging_steps": args.logging_steps,
         "throughput_warmup_steps": args.warmup_steps_excluded,
         "seed": args.seed + round_,
         "report_to": "none",
         "disable_tqdm": "true",
-        # Each run pays for its own embeddings; a shared cache would give them to the second run for nothing.
-        "embedding_cache_dir": folder / "embeddings",
     }
+    if side.arguments[: len(STOCK)] != STOCK:  # the stock Trainer has none
+        # Each run pays for its own embeddings; a shared cache would give them to the second run for nothing.
+        ours["embedding_cache_dir"] = folder / "embeddings"
     flags = [part for name, value in ours.items() for part in (f"--{name}", str(value))]
     own_config = ["--config", config] if config else []
     return [*launcher, args.recipe, *own_config, *flags, *shared, *side.arguments, "--output_dir", str(folder)]

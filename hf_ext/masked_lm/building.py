@@ -18,6 +18,7 @@ from ..data.tokenization import ResidueTokenizer
 from ..errors import ArgumentError, DataError
 from ..mixins.masking_epoch import MaskingEpochCallback
 from ..models.encoders import load_tokenizer
+from ..reporting.throughput import ThroughputCallback
 from ..trainer import FastTrainer
 from .arguments import MaskedLMArguments, stock_arguments
 from .results import compute_metrics, sum_rows
@@ -200,4 +201,5 @@ def build_trainer(
     if explicit is None:
         return FastTrainer(model, args, **shared)
     plain = stock_arguments(args, explicit)
-    return Trainer(model, plain, callbacks=[MaskingEpochCallback(collator)], **shared)
+    throughput = ThroughputCallback(model, collator.tokenizer, args.throughput_warmup_steps)
+    return Trainer(model, plain, callbacks=[MaskingEpochCallback(collator), throughput], **shared)

@@ -13,6 +13,7 @@ from ..data.columns import read_columns
 from ..embeddings.dataset import join_parts
 
 SAMPLE = 2048  # distinct sequences per input: enough for a mean and a spread per feature
+LIVE_SAMPLE = 256  # where encoders train: each costs a forward pass, and their embeddings move anyway
 
 
 class StandardizationMixin:
@@ -31,9 +32,9 @@ class StandardizationMixin:
         return super().train(*args, **kwargs)  # type: ignore[misc]
 
     def fit_scaling(self) -> None:
-        """Measures mean and spread of labels over all rows, of embeddings over up to 2,048 distinct sequences each.
+        """Measures mean and spread of labels over all rows, of embeddings over a sample of distinct sequences per input.
 
-        Cost: with the embedding cache, nothing that training would not need anyway; without, one pass over the sample.
+        Cost: with the embedding cache, nothing that training would not need anyway; without, 256 sequences per input.
         """
         rows = self.train_dataset
         if not hasattr(rows, "__len__"):
@@ -44,8 +45,9 @@ class StandardizationMixin:
 
     def _sample_embeddings(self, rows: Any, name: str) -> torch.Tensor:
         distinct = sorted({join_parts(parts) for parts in read_columns(rows, self.data_collator.columns[name])})
-        order = np.random.default_rng(self.args.seed).permutation(len(distinct))[:SAMPLE]
-        sample = sorted((distinct[i] for i in order), key=len)
-        if self.plan.applied("embedding_cache"):
+        is_cached = self.plan.applied("embedding_cache")
+        order = np.random.default_rng(self.args.seed).permutation(len(distinct))
+        sample = sorted((distinct[i] for i in order[: SAMPLE if is_cached else LIVE_SAMPLE]), key=len)
+        if is_cached:
             self.embed_dataset(rows)  # type: ignore[attr-defined]  # whole set first, so that shards are cut from it
         return self.encode_distinct(name, sample)  # type: ignore[attr-defined]

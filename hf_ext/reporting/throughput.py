@@ -51,16 +51,23 @@ class ThroughputCallback(TrainerCallback):
     Args:
         model: the model that trains, unwrapped; None takes the Trainer's.
         tokenizer: tells residues from framing tokens; None takes the Trainer's `processing_class`.
+        warmup_steps: first steps that are in no rate; None takes `args.throughput_warmup_steps`, or 3.
         clock: seconds that only grow; for tests.
 
-    `args.throughput_warmup_steps` (default 3) and `args.baseline_json` are read where the arguments have them.
+    Raises (when training begins):
+        ArgumentError: negative warm-up steps, or an `args.baseline_json` that is no comparison on this hardware.
     """
 
     def __init__(
-        self, model: nn.Module | None = None, tokenizer: Any = None, clock: Callable[[], float] | None = None
+        self,
+        model: nn.Module | None = None,
+        tokenizer: Any = None,
+        warmup_steps: int | None = None,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer
+        self.warmup_steps = warmup_steps
         self._clock = clock
         self._counter: BatchCounter | None = None
         self._extended: Any = None
@@ -74,7 +81,8 @@ class ThroughputCallback(TrainerCallback):
         self._device = Device(detect_hardware(args.device), _compute_dtype(args, model), args.world_size)
         path = getattr(args, "baseline_json", None)
         self._baseline = read_baseline(path, self._device.hardware.name) if path else {}
-        self._warmup_steps = getattr(args, "throughput_warmup_steps", WARMUP_STEPS)
+        given = getattr(args, "throughput_warmup_steps", WARMUP_STEPS)
+        self._warmup_steps: int = given if self.warmup_steps is None else self.warmup_steps
         if self._warmup_steps < 0:
             raise ArgumentError(f"--throughput_warmup_steps {self._warmup_steps}: must be 0 or more.")
         self._counter = BatchCounter(model, tokenizer if hasattr(tokenizer, "pad_token_id") else None)

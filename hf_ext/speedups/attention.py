@@ -17,8 +17,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from torch import nn
+from transformers import PreTrainedModel
 from transformers.models.esm.modeling_esm import EsmModel
 
 from ..errors import PlanRefused
@@ -27,7 +29,7 @@ from ..models.faesm_bridge import faesm_kernel, faesm_problem, restore_faesm, sw
 from ..models.packing import find_encoders
 from ..optional import import_problem
 from . import encoder_precision, parity, precision
-from .base import Context, Decision, Kind, Run, off
+from .base import Context, Decision, Kind, Run, Status, off
 
 NAME = "attention"
 KIND: Kind = "N"
@@ -43,7 +45,7 @@ def decide(context: Context) -> Decision:
     if asked == "auto" and not context.wants(NAME, KIND):
         return off(NAME, KIND)
     if not set(FAMILIES) & set(context.model.families):
-        status = "skipped" if asked == "auto" else "refused"
+        status: Status = "skipped" if asked == "auto" else "refused"
         return Decision(NAME, KIND, status, f"known for {' and '.join(FAMILIES)} encoders; the model has none")
     if asked == "auto":
         return _decide_auto(context)
@@ -60,8 +62,11 @@ def _decide_auto(context: Context) -> Decision:
     if hardware.kind == "cpu":
         reason = "scores in blocks that stay in the cache, none on padding"
         return Decision(NAME, KIND, "applied", reason, {"kernel": "blocked", **settings})
+    # On padded batches these kernels take the padding out and put it back in every layer.
     if not context.wants("packing", "I"):
         return Decision(NAME, KIND, "skipped", "without packing, transformers' SDPA is the best there is")
+    if context.low_padding:
+        return Decision(NAME, KIND, "skipped", f"{context.low_padding}: transformers' SDPA is the best there is")
     problem = _flash_problem(context) or import_problem("torch.nn.attention.varlen")
     if problem or "esm" not in context.model.families:
         reason = problem or "T5's bias has no flash kernel"
@@ -102,7 +107,7 @@ def apply(decision: Decision, run: Run) -> Decision:
     """Swaps the attention of every encoder, now and when loaded later, if parity holds.
 
     Raises:
-        PlanRefused: an explicit choice is above the bound.
+        PlanRefused: an explicit choice is above the bound, or does not run here.
     """
     kernel = decision.settings["kernel"]
     swap, undo = swaps(run.model, kernel)
@@ -116,20 +121,26 @@ def apply(decision: Decision, run: Run) -> Decision:
     if hasattr(run.model, "transform_encoders"):
         run.model.transform_encoders(swap)
     run.on_end(undo)  # the choice stands in the model's configuration, which other models may share
-    return decision.with_evidence(kernel=kernel, **(found.evidence() if found else {}))
+    return decision.with_evidence(kernel=kernel, **(found.evidence() if found else parity.NOT_MEASURED))
 
 
-def swaps(model: nn.Module, kernel: str) -> tuple[Callable[[nn.Module], Any], Callable[[], None]]:
-    """How to give the encoders of a model (or one loaded later) this attention, and how to give `model` its own back."""
+def swaps(model: nn.Module, kernel: str) -> tuple[Callable[[nn.Module], Any], Callable[[], Any]]:
+    """How to give the encoders of a model (or one loaded later) this attention, and how to give them their own back."""
     if kernel == "faesm":
         return set_faesm, partial(restore_faesm, model)
-    before = [(encoder, encoder.config._attn_implementation) for encoder in find_encoders(model)]
+    # Weak: encoders that are let go once their embeddings are cached must leave memory.
+    before: WeakKeyDictionary[PreTrainedModel, str] = WeakKeyDictionary()
+
+    def swap(swapped: nn.Module) -> int:
+        for encoder in find_encoders(swapped):
+            before.setdefault(encoder, encoder.config._attn_implementation)
+        return set_attention(swapped, kernel)
 
     def undo() -> None:
-        for encoder, name in before:
+        for encoder, name in before.items():
             encoder.set_attn_implementation(name)
 
-    return partial(set_attention, kernel=kernel), undo
+    return swap, undo
 
 
 def set_attention(model: nn.Module, kernel: str) -> int:

@@ -12,6 +12,7 @@ Kind = Literal["I", "N", "L"]  # identical mathematics, other numerics, changes 
 Status = Literal["applied", "skipped", "refused", "off"]
 
 KIND_NAMES: dict[Kind, str] = {"I": "identical", "N": "numerics", "L": "learning"}
+MIN_PADDING = 0.02  # share of a random batch below which taking padding away gains nothing
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,12 @@ class Context:
         return field_name in self.args.explicit_fields
 
     @property
+    def low_padding(self) -> str | None:
+        """Why taking padding away gains nothing, where the data's lengths say so; else None."""
+        share = self.data.padding_share_random
+        return None if share is None or share >= MIN_PADDING else f"random batches are only {share:.1%} padding"
+
+    @property
     def caches_all_inputs(self) -> bool:
         """Whether no encoder runs while training: every input comes from the embedding cache."""
         cached = self.wants("embedding_cache", "I") and not self.data.streaming
@@ -90,15 +97,18 @@ class Run:
     collator: Any = None
     train_dataset: Any = None
     undo: list[Callable[[], None]] = field(default_factory=list)
-    measurements: dict[str, Callable[[], dict[str, Any]]] = field(default_factory=dict)
+    measurements: dict[str, Callable[[], Callable[[], dict[str, Any]]]] = field(default_factory=dict)
 
     def on_end(self, action: Callable[[], None]) -> None:
-        """Registers what switches a process-wide setting back when the run is over."""
+        """Registers what switches a setting, of the process or of the model, back when the run is over."""
         self.undo.append(action)
 
-    def measure_at_end(self, name: str, measure: Callable[[], dict[str, Any]]) -> None:
-        """Registers what is measured after training and added to the evidence of decision `name`."""
-        self.measurements[name] = measure
+    def measure_training(self, name: str, start: Callable[[], Callable[[], dict[str, Any]]]) -> None:
+        """Registers a measurement of training: `start` is called before it, what that returns after it.
+
+        The numbers are added to the evidence of decision `name`.
+        """
+        self.measurements[name] = start
 
     def restore(self) -> None:
         """Switches back everything that was switched for this run, last first."""

@@ -8,20 +8,23 @@ Hardware: CUDA from compute capability 7.0 (Triton). On CPUs only when named: th
 (`benchmarks/results/`, one-at-a-time rows).
 Conflicts: activation checkpointing (the recomputed block contains the graph break, and torch then compiles nothing of
 it), Trainer's own `--torch_compile`, faesm's attention.
-Evidence: one training pass on the first real rows at the start; at the end graphs, recompilations and seconds.
+Evidence: graphs compiled by one training pass on the first real rows at the start (0 where an earlier run of this
+process had them compiled), those compiled after it while training, and the seconds that both took.
 Cost: about a minute of compilation. Where it fails, the blocks run as they were and the plan says why.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
-from torch._dynamo.utils import get_compilation_metrics
 from transformers.models.esm.modeling_esm import EsmLayer
 from transformers.models.t5.modeling_t5 import T5Block
 
+from ..models.packing import find_encoders, pack_encoders
 from . import attention, parity
 from .base import Context, Decision, Kind, Run, off
 
@@ -35,7 +38,7 @@ def decide(context: Context) -> Decision:
     if not context.wants(NAME, KIND):
         return off(NAME, KIND)
     problem = _problem(context)
-    named = NAME in context.args.speedups
+    named = NAME in (context.args.speedups or [])
     if problem:
         return Decision(NAME, KIND, "refused" if named else "skipped", problem)
     if context.hardware.kind == "cpu" and not named:
@@ -70,42 +73,76 @@ def compile_blocks(model: nn.Module, **options: Any) -> int:
     return len(blocks)
 
 
+def uncompile_blocks(model: nn.Module) -> None:
+    """Lets every encoder block of `model` run as written."""
+    for block in find_blocks(model):
+        block._compiled_call_impl = None  # Module.compile has no counterpart
+
+
 def find_blocks(model: nn.Module) -> list[nn.Module]:
     """ESM layers and T5 blocks."""
     return [module for module in model.modules() if isinstance(module, EsmLayer | T5Block)]
 
 
 def apply(decision: Decision, run: Run) -> Decision:
-    """Compiles, and runs one training pass to know that it works; otherwise leaves the blocks as they were."""
-    before = len(get_compilation_metrics())
-    count = compile_blocks(run.model, dynamic=decision.settings["dynamic"])
+    """Compiles, and runs one training pass to know that it works; otherwise leaves the blocks as they were.
+
+    `decision.settings` go to `torch.compile`: `dynamic`, and `backend` where it is not inductor.
+    """
+    measure = count_graphs()
+    blocks = compile_blocks(run.model, **decision.settings)
     try:
         _train_once(run)
     except Exception as error:
         # Whatever a compiler backend raises, training goes on with what worked before it.
-        for block in find_blocks(run.model):
-            block._compiled_call_impl = None
-        reason = f"compilation failed: {type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"
-        return Decision(NAME, KIND, "skipped", reason)
-    run.measure_at_end(NAME, lambda: count_graphs(before))
-    return decision.with_evidence(blocks=count, **count_graphs(before))
+        uncompile_blocks(run.model)
+        _pack_without_filling(run.model)
+        return Decision(NAME, KIND, "skipped", f"compilation failed: {parity.one_line(error)}")
+    run.on_end(partial(uncompile_blocks, run.model))
+    run.measure_training(NAME, lambda: count_graphs("recompilations", "recompile_s"))
+    return decision.with_evidence(blocks=blocks, **measure())
 
 
 def _train_once(run: Run) -> None:
-    """Forward and backward through each encoder on real rows; leaves gradients and random state as they were."""
-    with torch.random.fork_rng():
-        for probe in parity.find_probes(run):
-            device = probe.input_ids.device.type
-            with torch.autocast(device, probe.autocast, enabled=probe.autocast is not None):
-                states = probe.encoder(input_ids=probe.input_ids, attention_mask=probe.attention_mask)
-            if states.last_hidden_state.requires_grad:
-                states.last_hidden_state.float().sum().backward()
-            probe.encoder.zero_grad(set_to_none=True)
+    """Forward and backward through each encoder on real rows, as in training; leaves no gradient, draws no number."""
+    device = torch.device(run.args.device)
+    training = run.model.training
+    run.model.train()  # of an AffinityModel, frozen encoders stay in evaluation mode
+    try:
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            for probe in parity.find_probes(run):
+                trains = any(parameter.requires_grad for parameter in probe.encoder.parameters())
+                with torch.set_grad_enabled(trains):
+                    states = probe.states(probe.autocast)
+                if trains:
+                    states.sum().backward()
+    finally:
+        run.model.train(training)
+        run.model.zero_grad(set_to_none=True)
 
 
-def count_graphs(before: int = 0) -> dict[str, float]:
-    """Graphs compiled since `before` (a length of torch's list), how many of them again, and the seconds spent."""
-    metrics = get_compilation_metrics()[before:]
-    again = sum(metric.recompile_reason is not None for metric in metrics)
-    seconds = sum(metric.duration_us or 0 for metric in metrics) / 1e6
-    return {"graphs": len(metrics), "recompilations": again, "compile_s": round(seconds, 1)}
+def _pack_without_filling(model: nn.Module) -> None:
+    """Packed rows are filled up for compiled blocks only."""
+    for encoder in find_encoders(model):
+        if "packed_round_up" in vars(encoder):
+            pack_encoders(encoder)
+
+
+def count_graphs(graphs: str = "graphs", seconds: str = "compile_s") -> Callable[[], dict[str, float]]:
+    """Starts to count; what it returns gives the graphs that torch compiled since, and the seconds that took.
+
+    The counts are those of the process, which has no list of graphs per model (`get_compilation_metrics` keeps 64).
+    """
+    first = _compiled_so_far()
+
+    def measure() -> dict[str, float]:
+        last = _compiled_so_far()
+        return {graphs: last[0] - first[0], seconds: round(last[1] - first[1], 1)}
+
+    return measure
+
+
+def _compiled_so_far() -> tuple[int, float]:
+    from torch._dynamo.utils import calculate_time_spent, counters  # half a second to import
+
+    return counters["stats"]["unique_graphs"], calculate_time_spent()["total_wall_time"]

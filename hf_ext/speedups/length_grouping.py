@@ -1,9 +1,8 @@
 """Batches of similar length, so that little of a batch is padding.
 
 Class I in expectation: each epoch still sees every row once, in random order of batches; which rows share a batch is
-correlated with length. Effect: on proteins of 30 to 1024 residues, random
-batches are about 58 % padding, grouped ones 3 %.
-Not needed where sequences are packed, or where all inputs come from the embedding cache.
+correlated with length. Effect: on proteins of 30 to 1024 residues, random batches are about 58 % padding, grouped ones
+3 %. Not needed where sequences are packed, or where all inputs come from the embedding cache.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from .base import Context, Decision, Kind, Run, off
 
 NAME = "length_grouping"
 KIND: Kind = "I"
-MIN_PADDING = 0.02
 
 
 def decide(context: Context) -> Decision:
@@ -32,11 +30,11 @@ def decide(context: Context) -> Decision:
     if not context.data.has_lengths:
         column = context.args.length_column_name
         return Decision(NAME, KIND, "skipped", f"the dataset has no column '{column}' (--length_column_name)")
-    padding = context.data.padding_share_random
-    if padding is not None and padding < MIN_PADDING:
-        return Decision(NAME, KIND, "skipped", f"random batches are only {padding:.1%} padding")
+    if context.low_padding:
+        return Decision(NAME, KIND, "skipped", context.low_padding)
     if packing.decide(context).status == "applied":
         return Decision(NAME, KIND, "skipped", "packed batches have no padding: rows stay in random order")
+    padding = context.data.padding_share_random
     evidence = {} if padding is None else {"padding_share_random": round(padding, 4)}
     return Decision(NAME, KIND, "applied", "groups rows of similar length", {"strategy": "group_by_length"}, evidence)
 

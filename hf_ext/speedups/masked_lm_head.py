@@ -3,11 +3,12 @@
 Class I. Effect: with 15 % of the tokens masked, ESM's head (a hidden layer, a norm, the vocabulary) computes 15 % of
 its rows in training; logits at other tokens never enter the loss. In evaluation, and without labels, the model is as it
 was. The loss is the sum over labelled tokens / `num_items_in_batch`, so it stays exact under accumulation.
-Cost: training outputs carry no `logits`.
+Cost: training outputs carry no `logits`; on a GPU one read from the device per pass.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from types import MethodType
 from typing import Any
 
@@ -34,17 +35,29 @@ def decide(context: Context) -> Decision:
 
 
 def apply(decision: Decision, run: Run) -> Decision:
-    """Changes every such head in the model."""
+    """Changes every such model in the run's, until the run ends."""
+    run.on_end(partial(all_tokens, run.model))
     return decision.with_evidence(heads=label_only(run.model))
 
 
 def label_only(model: nn.Module) -> int:
     """Makes each `EsmForMaskedLM` in `model` compute its head at labelled tokens in training; returns how many."""
-    heads = [module for module in model.modules() if isinstance(module, EsmForMaskedLM)]
-    for head in heads:
-        head.__dict__["forward"] = MethodType(_forward, head)
-        head.__dict__["accepts_loss_kwargs"] = True  # tells Trainer to pass num_items_in_batch
-    return len(heads)
+    found = _masked_lms(model)
+    for masked_lm in found:
+        masked_lm.__dict__["forward"] = MethodType(_forward, masked_lm)
+        masked_lm.__dict__["accepts_loss_kwargs"] = True  # tells Trainer to pass num_items_in_batch
+    return len(found)
+
+
+def all_tokens(model: nn.Module) -> None:
+    """Gives each `EsmForMaskedLM` in `model` its own forward back."""
+    for masked_lm in _masked_lms(model):
+        masked_lm.__dict__.pop("forward", None)
+        masked_lm.__dict__.pop("accepts_loss_kwargs", None)
+
+
+def _masked_lms(model: nn.Module) -> list[nn.Module]:
+    return [module for module in model.modules() if isinstance(module, EsmForMaskedLM)]
 
 
 def _forward(
@@ -53,19 +66,25 @@ def _forward(
     attention_mask: Any = None,
     position_ids: Any = None,
     inputs_embeds: Any = None,
+    encoder_hidden_states: Any = None,
+    encoder_attention_mask: Any = None,
     labels: Any = None,
-    num_items_in_batch: Any = None,
     **kwargs: Any,
 ) -> Any:
-    inputs = {"attention_mask": attention_mask, "position_ids": position_ids, "inputs_embeds": inputs_embeds, **kwargs}
-    if labels is None:
-        return type(model).forward(model, input_ids, **inputs)
-    if not model.training:  # Trainer expects the loss over all processes here too
-        output = type(model).forward(model, input_ids, **inputs)
-        loss = exact_loss("tokens", model.config, output.logits, labels, num_items_in_batch)
-        return MaskedLMOutput(**{**output, "loss": loss})
-    states = model.esm(input_ids, **inputs)[0]
+    """Named and ordered as in `EsmForMaskedLM.forward`: the names tell Trainer which columns of the data to keep."""
+    num_items = kwargs.pop("num_items_in_batch", None)
+    inputs = {
+        "attention_mask": attention_mask,
+        "position_ids": position_ids,
+        "inputs_embeds": inputs_embeds,
+        "encoder_hidden_states": encoder_hidden_states,
+        "encoder_attention_mask": encoder_attention_mask,
+        **kwargs,
+    }
+    if labels is None or not model.training:
+        return type(model).forward(model, input_ids, labels=labels, **inputs)
+    outputs = model.esm(input_ids, **{**inputs, "return_dict": True})
     is_labelled = labels.ne(IGNORED)
-    logits = model.lm_head(states[is_labelled])
-    loss = exact_loss("tokens", model.config, logits, labels[is_labelled], num_items_in_batch)
-    return MaskedLMOutput(loss=loss)
+    logits = model.lm_head(outputs.last_hidden_state[is_labelled])
+    loss = exact_loss("tokens", model.config, logits, labels[is_labelled], num_items)
+    return MaskedLMOutput(loss=loss, hidden_states=outputs.hidden_states, attentions=outputs.attentions)

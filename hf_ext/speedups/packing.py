@@ -21,23 +21,23 @@ from .base import Context, Decision, Kind, Run, off
 
 NAME = "packing"
 KIND: Kind = "I"
-MIN_PADDING = 0.02
 
 
 def decide(context: Context) -> Decision:
     """On where batches have padding and the chosen attention takes unpadded sequences."""
     if not context.wants(NAME, KIND):
         return off(NAME, KIND)
-    named = NAME in context.args.speedups
+    named = NAME in (context.args.speedups or [])
     if not set(attention.FAMILIES) & set(context.model.families):
         return _cannot(named, f"known for {' and '.join(attention.FAMILIES)} encoders; the model has none")
+    if context.low_padding:
+        return Decision(NAME, KIND, "skipped", context.low_padding)
     kernel = attention.decide(context).settings.get("kernel")
+    if kernel is None:
+        return _cannot(named, "the model's own attention takes no packed sequences: add attention to --speedups")
     if kernel not in attention.PACKED:
-        have = f"attention '{kernel}'" if kernel else "the model's own attention"
-        return _cannot(named, f"{have} takes no packed sequences: use --attention auto")
+        return _cannot(named, f"attention '{kernel}' takes no packed sequences: use --attention auto")
     padding = context.data.padding_share_random
-    if padding is not None and padding < MIN_PADDING:
-        return Decision(NAME, KIND, "skipped", f"random batches are only {padding:.1%} padding")
     evidence = {} if padding is None else {"padding_share_random": round(padding, 4)}
     settings = {"round_up": compile.decide(context).status == "applied", "named": named}
     return Decision(NAME, KIND, "applied", "no layer computes on padding", settings, evidence)
@@ -51,16 +51,16 @@ def apply(decision: Decision, run: Run) -> Decision:
     """Packs every encoder, now and when loaded later, if parity holds.
 
     Raises:
-        PlanRefused: packing was asked for by name and is above the bound.
+        PlanRefused: packing was asked for by name and is above the bound, or does not run here.
     """
     pack: Any = partial(pack_encoders, round_up=decision.settings["round_up"])
     found = parity.prove(run, partial(pack, run.model))
     if found and found.problem:
         unpack_encoders(run.model)
         if decision.settings["named"]:
-            raise PlanRefused(f"Packed encoders are not equal to padded ones: {found.problem}. Leave packing out.")
-        return Decision(NAME, KIND, "skipped", f"not equal to padded: {found.problem}", {}, found.evidence())
+            raise PlanRefused(f"packing, against padded encoders: {found.problem}. Leave packing out.")
+        return Decision(NAME, KIND, "skipped", f"against padded encoders: {found.problem}", {}, found.evidence())
     if hasattr(run.model, "transform_encoders"):
         run.model.transform_encoders(pack)
     run.on_end(partial(unpack_encoders, run.model))
-    return decision.with_evidence(**(found.evidence() if found else {}))
+    return decision.with_evidence(**(found.evidence() if found else parity.NOT_MEASURED))

@@ -1,15 +1,17 @@
 """Proof that a changed encoder still computes what it did: the first real rows through the old and the new one.
 
-Bounds, on the last hidden states of real tokens:
-- float32: the largest difference is at most 1e-4 of the largest state;
-- autocast to bf16 or fp16: the new states are at most 1.5 times as far from the float32 result as the old ones were;
+Bounds, on the last hidden states of real tokens, in evaluation mode:
+- float32: the largest difference is at most 1e-4, relative to the largest state where that is above 1;
+- autocast to bf16 or fp16: the new states are at most 1.5 times as far from the float32 result as the old ones were
+  (L2; a distance of 0.1 % of that result counts as none);
 - weights stored in half precision: new and old states differ by at most 5 % (relative L2).
 No weight may be replaced or re-initialised, and no dropout changed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Any
@@ -25,6 +27,7 @@ NUM_ROWS = 4
 MAX_DIFFERENCE = 1e-4
 MAX_NOISE_RATIO = 1.5
 MAX_HALF_DISTANCE = 0.05
+NOT_MEASURED = {"parity": "not measured: no whole encoder and rows at hand"}
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,6 @@ class Probe:
     attention_mask: torch.Tensor
     autocast: torch.dtype | None
 
-    @torch.no_grad()
     def states(self, autocast: torch.dtype | None) -> torch.Tensor:
         """Last hidden states of real tokens, (tokens, width), float32."""
         device = self.input_ids.device.type
@@ -47,50 +49,65 @@ class Probe:
 
 @dataclass(frozen=True)
 class Parity:
-    """How far the new states are from the old ones.
+    """How far the new states are from the old ones; no numbers where there are no new ones to compare.
 
     `max_difference` and `mean_difference`: absolute, in units of the states. `cosine`: the smallest over tokens.
     `noise_ratio`: distance to the float32 result, new over old, where the encoder runs under autocast.
     `problem`: what is above its bound, or None.
     """
 
-    max_difference: float
-    mean_difference: float
-    cosine: float
+    max_difference: float | None = None
+    mean_difference: float | None = None
+    cosine: float | None = None
     noise_ratio: float | None = None
     problem: str | None = None
 
-    def evidence(self) -> dict[str, Any]:
+    def evidence(self) -> dict[str, float]:
+        """The numbers, with three digits; the cosine, which is close to 1, with six decimals."""
         numbers = {name: float(f"{value:.3g}") for name, value in asdict(self).items() if isinstance(value, float)}
-        return {**numbers, "cosine": round(self.cosine, 6)}
+        return numbers if self.cosine is None else {**numbers, "cosine": round(self.cosine, 6)}
 
 
+@torch.no_grad()
 def prove(run: Run, change: Callable[[], Any]) -> Parity | None:
-    """Makes `change` and compares; None if `run.model` has no encoder in memory to compare.
+    """Makes `change` and compares; None where there is nothing to compare (`find_probes`).
 
-    Cost: two (float32) or three (autocast) forward passes over four rows. The encoders are moved to the run's device.
+    Returns the comparison of the encoder that is furthest off. Undoing a change that has a `problem` is the caller's.
+    Cost: two (float32) or three (autocast) forward passes over four rows. The model is moved to the run's device.
     """
     probes = find_probes(run)
-    training = [(probe.encoder, probe.encoder.training) for probe in probes]
-    for encoder, _ in training:
-        encoder.eval()
-    exact = [probe.states(None) for probe in probes]
-    before = [probe.states(probe.autocast) if probe.autocast else states for probe, states in zip(probes, exact)]
-    identity = {id(probe.encoder): identify(probe.encoder) for probe in probes}
-    try:
-        change()
-        after = [probe.states(probe.autocast) for probe in probes]
-    except (RuntimeError, ValueError, TypeError) as error:  # what kernels raise where they cannot run
-        first_line = str(error).strip().splitlines()[0][:200]
-        return Parity(0.0, 0.0, 1.0, problem=f"it does not run here ({type(error).__name__}: {first_line})")
-    finally:
-        for encoder, mode in training:
-            encoder.train(mode)
-    changed = [probe for probe in probes if identify(probe.encoder) != identity[id(probe.encoder)]]
-    if changed:
-        return Parity(0.0, 0.0, 1.0, problem="a weight was replaced or re-initialised, or a dropout changed")
-    found = [compare(*states, probe) for *states, probe in zip(exact, before, after, probes)]
+    with _evaluating(probes):
+        exact = [probe.states(None) for probe in probes]
+        before = [probe.states(probe.autocast) if probe.autocast else states for probe, states in zip(probes, exact)]
+        identity = [identify(probe.encoder) for probe in probes]
+        try:
+            change()
+            after = [probe.states(probe.autocast) for probe in probes]
+        except (RuntimeError, ValueError, TypeError, ImportError) as error:  # what kernels raise where they cannot run
+            return Parity(problem=f"it does not run here ({one_line(error)})")
+    if [identify(probe.encoder) for probe in probes] != identity:
+        return Parity(problem="a weight was replaced or re-initialised, or a dropout changed")
+    found = [compare(*states) for states in zip(exact, before, after, probes)]
     return max(found, key=lambda parity: (parity.problem is not None, parity.max_difference), default=None)
+
+
+@contextmanager
+def _evaluating(probes: list[Probe]) -> Iterator[None]:
+    """The encoders in evaluation mode, and then in the one they were in."""
+    modes = [(probe.encoder, probe.encoder.training) for probe in probes]
+    try:
+        for encoder, _ in modes:
+            encoder.eval()
+        yield
+    finally:
+        for encoder, training in modes:
+            encoder.train(training)
+
+
+def one_line(error: BaseException) -> str:
+    """Type and first line of an error, at most 200 characters of it."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
 
 
 def compare(exact: torch.Tensor, before: torch.Tensor, after: torch.Tensor, probe: Probe) -> Parity:
@@ -117,29 +134,33 @@ def identify(encoder: nn.Module) -> dict[str, Any]:
     """What must not change: each weight (the object, and how often it was written to) and each dropout."""
     weights = {name: (id(weight), weight._version) for name, weight in encoder.named_parameters()}
     dropouts = {name: module.p for name, module in encoder.named_modules() if isinstance(module, nn.Dropout)}
-    config = getattr(encoder, "config", None)
-    settings = {name: value for name, value in vars(config).items() if "drop" in name} if config else {}
+    of_scores = {name: getattr(module, "dropout", None) for name, module in encoder.named_modules()}
+    dropouts |= {f"{name}.dropout": p for name, p in of_scores.items() if isinstance(p, float)}
+    settings = {name: value for name, value in vars(encoder.config).items() if "drop" in name}
     return {"weights": weights, "dropouts": dropouts, "settings": settings}
 
 
 def find_probes(run: Run) -> list[Probe]:
-    """One probe per encoder with a packed path; an `AffinityModel` loads the encoders that it references."""
+    """One probe per encoder with a packed path; an `AffinityModel` loads the encoders that it references.
+
+    No probe for an `AffinityModel` without rows, and where FSDP or DeepSpeed will shard the model: whole, it may not
+    fit a device.
+    """
+    if run.args.fsdp or run.args.deepspeed:
+        return []
     run.model.to(run.args.device)
     if hasattr(run.model, "attach_encoders"):
         return _tower_probes(run)
-    encoders = find_encoders(run.model)
-    if not encoders:
-        return []
-    encoder = encoders[0]
-    ids, mask = _first_tokens(run, encoder)
-    return [Probe(encoder, ids.to(run.args.device), mask.to(run.args.device), _training_dtype(run))]
+    autocast = _training_dtype(run)
+    tokens = ((encoder, *_first_tokens(run, encoder)) for encoder in find_encoders(run.model))
+    return [Probe(encoder, ids, mask, autocast) for encoder, ids, mask in tokens]
 
 
 def _tower_probes(run: Run) -> list[Probe]:
-    if run.collator is None or run.train_dataset is None:
+    rows = _first_rows(run.train_dataset)
+    if not rows or not hasattr(run.collator, "encode_rows"):
         return []
     run.model.attach_encoders()
-    rows = _first_rows(run.train_dataset)
     probes = {}
     for name in run.model.embedding_sizes:
         index = run.model.tower_of(name).encoder
@@ -149,30 +170,33 @@ def _tower_probes(run: Run) -> list[Probe]:
         batch = run.collator.encode_rows(name, rows)
         frozen = run.model.config.encoder_specs[index].training == "frozen"
         autocast = run.model.encoder_autocast if frozen else _training_dtype(run)
-        tokens = (batch[key].to(run.args.device) for key in ("input_ids", "attention_mask"))
-        probes[index] = Probe(inside[0], *tokens, autocast)
+        ids, mask = (batch[key].to(run.args.device) for key in ("input_ids", "attention_mask"))
+        probes[index] = Probe(inside[0], ids, mask, autocast)
     return list(probes.values())
 
 
 def _first_rows(dataset: Any) -> list[Any]:
+    """Up to four rows; none of an iterator, which would lack them afterwards."""
+    if dataset is None or isinstance(dataset, Iterator):
+        return []
     rows: Iterable[Any] = dataset if not hasattr(dataset, "__len__") else map(dataset.__getitem__, range(len(dataset)))
     return list(islice(iter(rows), NUM_ROWS))
 
 
 def _first_tokens(run: Run, encoder: PreTrainedModel) -> tuple[torch.Tensor, torch.Tensor]:
     """The first real rows as padded ids and mask; made-up ones where the data does not say how to make them."""
-    rows = [] if run.train_dataset is None else _first_rows(run.train_dataset)
+    rows, device = _first_rows(run.train_dataset), run.args.device
     if rows and hasattr(run.collator, "columns"):
         batch = run.collator(rows)
-        return batch["input_ids"], batch["attention_mask"]
+        return batch["input_ids"].to(device), batch["attention_mask"].to(device)
+    known = [row["input_ids"] for row in rows if isinstance(row, Mapping) and "input_ids" in row]
     generator = torch.Generator().manual_seed(0)
-    lengths = [len(row["input_ids"]) for row in rows if "input_ids" in row] or [17, 33, 50, 64]
-    ids = torch.randint(4, 24, (len(lengths), max(lengths)), generator=generator)
-    for target, row in zip(ids, rows if rows and "input_ids" in rows[0] else []):
-        target[: len(row["input_ids"])] = torch.as_tensor(row["input_ids"])
-    mask = (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]).long()
+    made_up = [torch.randint(4, 24, (length,), generator=generator) for length in (17, 33, 50, 64)]
+    sequences = [torch.as_tensor(ids).clamp(max=encoder.config.vocab_size - 1) for ids in known or made_up]
+    lengths = torch.tensor([len(ids) for ids in sequences])
     pad = getattr(encoder.config, "pad_token_id", None) or 0
-    return ids.clamp(max=encoder.config.vocab_size - 1).where(mask.bool(), torch.tensor(pad)), mask
+    padded = nn.utils.rnn.pad_sequence(sequences, batch_first=True, padding_value=pad)
+    return padded.to(device), (torch.arange(padded.shape[1]) < lengths[:, None]).long().to(device)
 
 
 def _training_dtype(run: Run) -> torch.dtype | None:

@@ -145,6 +145,13 @@ def test_the_command_of_a_side_lets_later_arguments_win() -> None:
     ]
 
 
+def test_the_stock_trainer_gets_no_embedding_cache() -> None:
+    stock, preset, _ = make_sides(CompareArguments(baseline=["stock", "baseline"]))
+    commands = [make_command(CompareArguments(), [], side, Path("f"), 0) for side in (stock, preset)]
+    assert ["--embedding_cache_dir" in command for command in commands] == [False, True]
+    assert commands[0][-6:] == ["--preset", "baseline", "--stock_trainer", "true", "--output_dir", "f"]
+
+
 def test_a_launcher_stands_before_the_recipe() -> None:
     args = CompareArguments(recipe="r.py", launch="accelerate launch --num_processes 2")
     assert make_command(args, [], FAST, Path("f"), 0)[:5] == ["accelerate", "launch", "--num_processes", "2", "r.py"]

@@ -158,6 +158,14 @@ def test_warmup_seconds_stand_apart(tmp_path, tokenizer) -> None:
     assert result["steps"]["seconds"] == [1.0, 2.0, 3.0]
 
 
+def test_warmup_steps_given_to_the_callback_win(tmp_path, tokenizer) -> None:
+    loop = Loop(tmp_path, tokenizer, warmup=2)
+    loop.callback.warmup_steps = 0
+    loop.tell("train_begin")
+    loop.step(0, 1)
+    assert loop.finish()["measured_steps"] == 1
+
+
 def test_the_final_metrics_are_those_of_the_whole_run(tmp_path, tokenizer) -> None:
     loop = Loop(tmp_path, tokenizer, warmup=0)
     loop.step(0, 1)

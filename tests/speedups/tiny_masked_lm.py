@@ -1,0 +1,60 @@
+"""A tiny ESM-2 masked language model, rows with labels, and trainers on them that differ in nothing but the arguments."""
+
+import torch
+from datasets import Dataset
+from transformers import EsmConfig, EsmForMaskedLM
+
+from hf_ext.trainer import FastTrainer
+from hf_ext.training_args import FastTrainingArguments
+
+PAD, MASK, IGNORED = 1, 32, -100
+QUIET = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "save_strategy": "no", "logging_steps": 1}
+
+
+def make_model(seed: int = 0, head: type = EsmForMaskedLM, **settings) -> EsmForMaskedLM:
+    """2 layers, 32 wide, 4 heads, random weights large enough for attention to matter, no dropout."""
+    torch.manual_seed(seed)
+    shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+    special = {"vocab_size": 33, "pad_token_id": PAD, "mask_token_id": MASK, "max_position_embeddings": 64}
+    dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    kind = {"position_embedding_type": "rotary", "token_dropout": True, "initializer_range": 0.2}
+    return head(EsmConfig(**{**shape, **special, **dropout, **kind, **settings}))
+
+
+def make_rows(num: int = 24, seed: int = 0) -> Dataset:
+    """Rows of 4 to 40 tokens, of which about a quarter is masked and labelled; their lengths as a column."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = []
+    for size in torch.randint(4, 41, (num,), generator=generator).tolist():
+        ids = torch.randint(4, 24, (size,), generator=generator)
+        is_masked = torch.rand(size, generator=generator) < 0.25
+        is_masked[0] = True
+        labels = ids.where(is_masked, torch.tensor(IGNORED))
+        rows.append({"input_ids": ids.masked_fill(is_masked, MASK).tolist(), "labels": labels.tolist(), "length": size})
+    return Dataset.from_list(rows)
+
+
+def collate(rows) -> dict[str, torch.Tensor]:
+    """Pads on the right."""
+    width = max(len(row["input_ids"]) for row in rows)
+    pads = {"input_ids": PAD, "labels": IGNORED}
+    batch = {key: torch.tensor([row[key] + [pad] * (width - len(row[key])) for row in rows]) for key, pad in pads.items()}
+    return {**batch, "attention_mask": batch["input_ids"].ne(PAD).long()}
+
+
+def make_args(folder="o", **given) -> FastTrainingArguments:
+    settings = {"per_device_train_batch_size": 4, "learning_rate": 1e-2, "max_steps": 4, "seed": 3}
+    return FastTrainingArguments(output_dir=str(folder), **{**QUIET, **settings, **given})
+
+
+def make_trainer(folder, model=None, rows=None, plan=None, callbacks=None, **given) -> FastTrainer:
+    args = make_args(folder, **given)
+    model = make_model() if model is None else model
+    return FastTrainer(model, args, collate, make_rows() if rows is None else rows, plan=plan, callbacks=callbacks)
+
+
+def largest_weight_difference(model: torch.nn.Module, other: torch.nn.Module) -> float:
+    """Between two models with the same parameters."""
+    theirs = dict(other.named_parameters())
+    assert dict(model.named_parameters()).keys() == theirs.keys()
+    return max((weight - theirs[name]).abs().max().item() for name, weight in model.named_parameters())
