@@ -18,11 +18,18 @@ _HOMES = {
     "FastTrainer": "trainer",
     "FastTrainingArguments": "training_args",
     "PRESETS": "presets",
+    "MaskedLMCollator": "data.masking",
     "Plan": "plan",
     "ResidueTokenizer": "data.tokenization",
     "SequenceCollator": "data.collators",
+    "ThroughputCallback": "reporting.throughput",
+    "TokenBudgetBatchSampler": "data.token_budget",
     "detect_hardware": "hardware",
+    "load_faesm": "models.faesm_bridge",
     "make_plan": "plan",
+    "merged_copy": "models.lora",
+    "pack_encoders": "models.packing",
+    "swap_faesm": "models.faesm_bridge",
 }
 __all__ = sorted([*_HOMES, "__version__"])
 

@@ -21,6 +21,11 @@ ADDED = {
     "embedding_cache_dir",
     "embedding_tokens_per_batch",
     "max_encoder_noise",
+    "max_tokens_per_batch",
+    "encoder_learning_rate",
+    "attention",
+    "throughput_warmup_steps",
+    "baseline_json",
     "use_peft",
     "lora_r",
     "lora_alpha",
@@ -51,6 +56,8 @@ def test_the_added_fields_are_these_and_off_by_default():
     args = FastTrainingArguments(output_dir="o")
     assert (args.preset, args.speedups, args.without, args.effective_batch_size) == (None, [], [], None)
     assert (args.lr_scaling, args.cached_batch_size, args.embedding_tokens_per_batch) == ("none", None, None)
+    assert (args.attention, args.max_tokens_per_batch, args.encoder_learning_rate) == ("auto", None, None)
+    assert (args.throughput_warmup_steps, args.baseline_json) == (3, None)
 
 
 @pytest.mark.parametrize("given", [{"tf32": True}, {"bf16": True}])

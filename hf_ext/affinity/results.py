@@ -62,7 +62,7 @@ def save_results(
         What `all_results.json` holds, plus `advice`.
     """
     folder = Path(trainer.args.output_dir)
-    advice = make_advice(test, data_report, settings)
+    advice = make_advice(test, data_report, settings, folder)
     results = {
         "train": trained.metrics,
         "best": {"step": trainer.state.best_global_step, trainer.args.metric_for_best_model: trainer.state.best_metric},
@@ -110,7 +110,7 @@ def _sized(rows: Any) -> bool:
     return hasattr(rows, "__len__")
 
 
-def make_advice(test: SplitScores, report: dict[str, Any], settings: dict[str, Any]) -> list[str]:
+def make_advice(test: SplitScores, report: dict[str, Any], settings: dict[str, Any], folder: Path) -> list[str]:
     """Sentences a user can act on: alarms first, then how the model compares, then what to try next."""
     lines = [f"ALARM: {alarm}" for alarm in test.collapse["alarms"]]
     ridge = test.scores.get("ridge on embeddings", {}).get("spearman")
@@ -126,7 +126,7 @@ def make_advice(test: SplitScores, report: dict[str, Any], settings: dict[str, A
     if repeated:
         lines.append(f"{repeated:,} test rows repeat training rows' sequences: this score is partly memory.")
     if set(settings["tower_training"]) == {"frozen"}:
-        lines.append("Next: --tower_training lora fine-tunes the encoders.")
+        lines.append(f"Next: --use_peft --init_head_from {folder} fine-tunes the encoders, from this head.")
     if not settings["split_column"] and settings["split"] in (None, "random") and not report.get("streaming"):
         lines.append("Next: --split cluster tests on sequences unlike those of training.")
     return lines

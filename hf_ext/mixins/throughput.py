@@ -11,6 +11,7 @@ class ThroughputMixin:
     """Measures each training run and adds the rates to its logs, to the metrics of `train` and to a file."""
 
     args: Any
+    plan: Any
     state: Any
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -18,6 +19,7 @@ class ThroughputMixin:
         super().__init__(*args, **kwargs)
         # MLM collators hold a tokenizer that nobody passed to the Trainer.
         self.throughput.tokenizer = getattr(self.data_collator, "tokenizer", None)  # type: ignore[attr-defined]
+        self.throughput.packs = self.plan.applied("packing")
         self.add_callback(self.throughput)  # type: ignore[attr-defined]
 
     def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:

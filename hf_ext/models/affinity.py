@@ -243,12 +243,21 @@ class AffinityModel(PreTrainedModel):
 
     @torch.no_grad()
     def fit_scaling(self, label_mean: float, label_std: float, embeddings: dict[str, torch.Tensor]) -> None:
-        """Stores the scale of labels (label units) and of each input's embeddings, (n, width) per input name."""
+        """Stores the scale of labels (label units) and of each input's embeddings, (n, width) per input name.
+
+        Embeddings of frozen encoders are divided by the spread of each feature. Where the encoder trains they are
+        divided by their typical size instead: variants of one protein spread so little that dividing by it would turn
+        the smallest change of the encoder into a large one (on GB1 such a run did not learn).
+        """
         self.config.label_mean, self.config.label_std = label_mean, label_std if label_std > 0 else 1.0
-        stacked = [embeddings[name].float() for name in self.embedding_sizes]
-        mean = torch.cat([block.mean(0) for block in stacked])
-        std = torch.cat([block.std(0, unbiased=False) for block in stacked])
-        self.head.fit_scaling(mean, std)
+        blocks = {name: embeddings[name].float() for name in self.embedding_sizes}
+        scales = [
+            block.std(0, unbiased=False)
+            if name in self.frozen_inputs
+            else block.square().mean().sqrt().expand(block.shape[1])
+            for name, block in blocks.items()
+        ]
+        self.head.fit_scaling(torch.cat([block.mean(0) for block in blocks.values()]), torch.cat(scales))
         self.config.is_scaled = True
 
     def _loss(

@@ -44,9 +44,10 @@ class ThroughputCallback(TrainerCallback):
 
     Numbers are of all processes together; times are their mean, memory is their largest. Logged (since the last log):
     `residues_per_s` (`tokens_per_s` where framing tokens cannot be told), `padded_tokens_per_s`, `sequences_per_s`,
-    `padding_share`, `data_wait_share`, `mfu` (model FLOPs utilisation; left out where the peak is not known),
-    `peak_memory_gib` (of the device; on a CPU of the process), `hours_left` (with evaluation and saving as they were so
-    far), `speed_vs_baseline`. In the metrics of `train()` the same for the whole run, with `train_` in front.
+    `padding_share` (of what is computed: none where the model packs), `data_wait_share`, `mfu` (model FLOPs
+    utilisation; left out where the peak is not known), `peak_memory_gib` (of the device; on a CPU of the process),
+    `hours_left` (with evaluation and saving as they were so far), `speed_vs_baseline`. In the metrics of `train()` the
+    same for the whole run, with `train_` in front.
 
     Args:
         model: the model that trains, unwrapped; None takes the Trainer's.
@@ -67,6 +68,7 @@ class ThroughputCallback(TrainerCallback):
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer
+        self.packs = False  # whether the model leaves out the padding of its batches
         self.warmup_steps = warmup_steps
         self._clock = clock
         self._counter: BatchCounter | None = None
@@ -196,6 +198,8 @@ class ThroughputCallback(TrainerCallback):
             peak = gather(peak.to(args.device)).cpu().max()
         self._peak_bytes = int(peak)
         self._pending = []
+        if self.packs:
+            rows[:, COLUMNS.index("padded_tokens")] = rows[:, COLUMNS.index("tokens")]
         for row in rows.numpy():
             self._num_steps += 1
             if self._num_steps <= self._warmup_steps:

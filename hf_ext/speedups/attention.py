@@ -52,7 +52,10 @@ def decide(context: Context) -> Decision:
     problem = _problem(asked, context)
     if problem:
         return Decision(NAME, KIND, "refused", f"--attention {asked}: {problem}")
-    reason = f"asked for; {faesm_kernel(context.hardware)[1]}" if asked == "faesm" else "asked for"
+    reason = "asked for"
+    if asked == "faesm":
+        kernel, why = faesm_kernel(context.hardware)
+        reason = f"asked for, with its {kernel} kernel: {why}"
     return Decision(NAME, KIND, "applied", reason, {"kernel": asked, "asked": True})
 
 
@@ -67,7 +70,7 @@ def _decide_auto(context: Context) -> Decision:
         return Decision(NAME, KIND, "skipped", "without packing, transformers' SDPA is the best there is")
     if context.low_padding:
         return Decision(NAME, KIND, "skipped", f"{context.low_padding}: transformers' SDPA is the best there is")
-    problem = _flash_problem(context) or import_problem("torch.nn.attention.varlen")
+    problem = _flash_problem(context) or _missing("torch.nn.attention.varlen")
     if problem or "esm" not in context.model.families:
         reason = problem or "T5's bias has no flash kernel"
         reason = f"SDPA, with padding around attention only: {reason}"
@@ -83,13 +86,18 @@ def _problem(asked: str, context: Context) -> str | None:
         return faesm_problem()
     if asked in ("varlen", "flash_attention_2"):
         package = "torch.nn.attention.varlen" if asked == "varlen" else "flash_attn"
-        if asked == "flash_attention_2" and "t5" in context.model.families:
-            return "T5's relative bias has no flash kernel: use auto"
-        problem = _flash_problem(context) or import_problem(package)
+        if "esm" not in context.model.families or (asked == "flash_attention_2" and "t5" in context.model.families):
+            return "T5's relative bias has no flash kernel: use --attention auto"
+        problem = _flash_problem(context) or _missing(package)
         return problem and f"{problem}: use --attention auto"
     if asked == "blocked" and context.hardware.kind != "cpu":
         return f"made for CPUs, and {context.hardware.name} has faster kernels: use --attention auto"
     return None
+
+
+def _missing(package: str) -> str | None:
+    problem = import_problem(package)
+    return problem and f"{package}: {problem}"
 
 
 def _flash_problem(context: Context) -> str | None:

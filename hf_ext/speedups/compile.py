@@ -1,9 +1,9 @@
 """Encoder blocks compiled in place, one at a time.
 
 Class N. Effect: inductor fuses the element-wise work of a block (norms, rotation, GELU, residuals). Blocks are compiled
-through `Module.compile`, so names in checkpoints stay as they are; all blocks share their graphs.
-Attention stays outside the graphs: a block is two of them, before and after. Lengths are dynamic, and packed rows are
-filled up to few lengths (`models/segments.py`), so new batches do not recompile.
+through `Module.compile`, so names in checkpoints stay as they are; all blocks share their graphs. A block with SDPA is
+one graph; packed with `padded` attention two; with `blocked`, which the compiler leaves alone, nine short ones. Lengths
+are dynamic, and packed rows are filled up to few lengths (`models/segments.py`), so new batches do not recompile.
 Hardware: CUDA from compute capability 7.0 (Triton). On CPUs only when named: there compiling took longer than it saved
 (`benchmarks/results/`, one-at-a-time rows).
 Conflicts: activation checkpointing (the recomputed block contains the graph break, and torch then compiles nothing of

@@ -32,7 +32,8 @@ def decide(context: Context) -> Decision:
         return Decision(NAME, KIND, "skipped", f"the dataset has no column '{column}' (--length_column_name)")
     if context.low_padding:
         return Decision(NAME, KIND, "skipped", context.low_padding)
-    if packing.decide(context).status == "applied":
+    all_packed = set(context.model.families) <= set(packing.FAMILIES)
+    if all_packed and packing.decide(context).status == "applied":
         return Decision(NAME, KIND, "skipped", "packed batches have no padding: rows stay in random order")
     padding = context.data.padding_share_random
     evidence = {} if padding is None else {"padding_share_random": round(padding, 4)}

@@ -21,6 +21,7 @@ from .base import Context, Decision, Kind, Run, off
 
 NAME = "packing"
 KIND: Kind = "I"
+FAMILIES = attention.FAMILIES
 
 
 def decide(context: Context) -> Decision:
@@ -28,8 +29,9 @@ def decide(context: Context) -> Decision:
     if not context.wants(NAME, KIND):
         return off(NAME, KIND)
     named = NAME in (context.args.speedups or [])
-    if not set(attention.FAMILIES) & set(context.model.families):
-        return _cannot(named, f"known for {' and '.join(attention.FAMILIES)} encoders; the model has none")
+    packed = sorted(set(FAMILIES) & set(context.model.families))
+    if not packed:
+        return _cannot(named, f"known for {' and '.join(FAMILIES)} encoders; the model has none")
     if context.low_padding:
         return Decision(NAME, KIND, "skipped", context.low_padding)
     kernel = attention.decide(context).settings.get("kernel")
@@ -40,7 +42,8 @@ def decide(context: Context) -> Decision:
     padding = context.data.padding_share_random
     evidence = {} if padding is None else {"padding_share_random": round(padding, 4)}
     settings = {"round_up": compile.decide(context).status == "applied", "named": named}
-    return Decision(NAME, KIND, "applied", "no layer computes on padding", settings, evidence)
+    reason = f"no layer of {' and '.join(packed)} encoders computes on padding"
+    return Decision(NAME, KIND, "applied", reason, settings, evidence)
 
 
 def _cannot(named: bool, reason: str) -> Decision:

@@ -105,9 +105,9 @@ def _evaluating(probes: list[Probe]) -> Iterator[None]:
 
 
 def one_line(error: BaseException) -> str:
-    """Type and first line of an error, at most 200 characters of it."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
+    """Type and first two lines of an error (torch's compilers name the cause in the second), 200 characters at most."""
+    lines = " ".join(str(error).strip().splitlines()[:2])
+    return f"{type(error).__name__}: {lines[:200]}" if lines else type(error).__name__
 
 
 def compare(exact: torch.Tensor, before: torch.Tensor, after: torch.Tensor, probe: Probe) -> Parity:

@@ -1,6 +1,5 @@
 """What is decided from facts alone, for machines that need not be present."""
 
-import copy
 from dataclasses import replace
 
 import pytest
@@ -41,10 +40,15 @@ def test_a_t4_gets_fp16_and_neither_tf32_nor_bf16():
         "encoder_precision": "skipped",
         "embedding_cache": "skipped",
         "precision": "applied",
+        "attention": "applied",
+        "packing": "applied",
+        "masked_lm_head": "skipped",
         "batch_size": "off",
-        "length_grouping": "applied",
+        "length_grouping": "skipped",
+        "token_budget": "off",
         "data_loading": "applied",
         "fused_optimizer": "applied",
+        "compile": "applied",
     }
     assert decide("precision", "T4", LORA).settings == {"mixed_precision": "fp16"}
     assert decide("encoder_precision", "T4").settings == {"dtype": "fp16", "mode": "weights", "max_noise": 0.05}
@@ -79,7 +83,11 @@ def test_nothing_is_decided_for_when_nothing_is_asked_for():
 @pytest.mark.parametrize("name", [s.NAME for s in REGISTRY if s.NAME != "batch_size"])
 def test_without_leaves_one_speedup_out_and_no_other(name):
     before, after = statuses("A100"), statuses("A100", without=[name])
-    follow = {"embedding_cache": {"precision", "length_grouping"}}  # then encoders run while training
+    follow = {
+        "embedding_cache": {"precision", "compile"},  # then encoders run while training
+        "attention": {"packing"},  # which needs a kernel for packed rows
+        "packing": {"attention"},  # whose kernels pay for packed rows only
+    }
     assert {n for n in before if before[n] != after[n]} <= {name, *follow.get(name, ())}
     assert after[name] == "off"
 
@@ -88,12 +96,19 @@ def test_a_single_speedup_can_be_named():
     assert [n for n, status in statuses("A100", speedups=["tf32"]).items() if status == "applied"] == ["tf32"]
 
 
+def as_text(args) -> dict[str, str]:
+    """Every value as text; sets in order, which a set has none of."""
+    return {name: str(sorted(v) if isinstance(v, frozenset) else v) for name, v in vars(args).items()}
+
+
 @pytest.mark.parametrize("hardware", ["T4", "A100", "cpu-avx512-bf16"])
 def test_deciding_changes_no_argument_and_every_decision_names_its_reason(hardware):
     found = context(hardware, LORA, cached_batch_size=64)
-    before = copy.deepcopy({k: v for k, v in vars(found.args).items() if k != "distributed_state"})
+    before = as_text(found.args)
     decisions = [speedup.decide(found) for speedup in REGISTRY]
-    assert {k: str(v) for k, v in vars(found.args).items() if k in before} == {k: str(v) for k, v in before.items()}
+    assert as_text(found.args) == before
+    found.args.learning_rate = 1.0
+    assert as_text(found.args) != before
     assert all(decision.reason for decision in decisions)
 
 
@@ -288,6 +303,7 @@ def test_pinned_memory_that_a_preset_switched_off_stays_off():
     ("model", "data", "given", "reason"),
     [
         (FROZEN, ROWS, {}, "no encoder runs while training: nothing is padded"),
+        (LORA, ROWS, {}, "packed batches have no padding: rows stay in random order"),
         (LORA, DataFacts(streaming=True), {}, "a stream's lengths are not known in advance"),
         (LORA, replace(ROWS, padding_share_random=0.019), {}, "random batches are only 1.9% padding"),
         (LORA, DataFacts(num_rows=5), {}, "the dataset has no column 'length' (--length_column_name)"),
@@ -305,9 +321,11 @@ def test_length_grouping_is_skipped_where_it_gains_nothing_or_cannot_be(model, d
 
 
 def test_length_grouping_is_applied_where_encoders_run_on_padding():
-    decision = decide("length_grouping", "cpu", LORA)
+    decision = decide("length_grouping", "cpu", LORA, without=["packing"])
     assert (decision.status, decision.evidence) == ("applied", {"padding_share_random": 0.3})
-    assert decide("length_grouping", "cpu", FROZEN, without=["embedding_cache"]).status == "applied"
+    assert decide("length_grouping", "cpu", FROZEN, without=["embedding_cache", "packing"]).status == "applied"
+    bert = replace(LORA, families=("bert",))
+    assert decide("length_grouping", "cpu", bert).status == "applied"
 
 
 def test_another_optimizer_that_was_asked_for_is_kept():

@@ -10,12 +10,13 @@ import hf_ext.speedups
 from hf_ext.speedups import REGISTRY
 
 FOLDER = Path(hf_ext.speedups.__file__).parent
-MODULES = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem not in ("__init__", "base"))
+SHARED = ("__init__", "base", "parity")  # what speed-ups share
+MODULES = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem not in SHARED)
 NAMES = [speedup.NAME for speedup in REGISTRY]
 
 
 def test_every_module_is_registered_exactly_once_under_its_own_name():
-    assert len(MODULES) == 10
+    assert len(MODULES) == 16
     assert sorted(NAMES) == MODULES
     assert [speedup.__name__.rsplit(".", 1)[1] for speedup in REGISTRY] == NAMES
 
@@ -42,3 +43,8 @@ def test_the_order_of_application_is_the_one_whose_reasons_the_registry_states()
     order = {name: i for i, name in enumerate(NAMES)}
     assert order["cpu_matmul"] == 0
     assert order["fused_gelu"] < order["encoder_precision"] < order["embedding_cache"] < order["batch_size"]
+    for earlier in ("precision", "encoder_precision", "lora"):  # parity is proven in the dtype and on the layers to be
+        assert order[earlier] < order["attention"]
+    assert order["lora"] < order["fused_gelu"]
+    assert order["attention"] < order["packing"] < order["masked_lm_head"]
+    assert order["compile"] == len(NAMES) - 1

@@ -1,0 +1,330 @@
+"""Which attention a machine gets, that it is proven before it is used, and that the old one comes back."""
+
+import gc
+import json
+import sys
+import weakref
+
+import pytest
+import torch
+from tiny_masked_lm import collate, largest_weight_difference, make_args, make_model, make_rows, make_trainer
+from transformers import EsmForMaskedLM
+
+from hf_ext.errors import PlanRefused
+from hf_ext.hardware import describe_hardware
+from hf_ext.models import attention as kernels
+from hf_ext.models.packing import find_encoders
+from hf_ext.optional import import_problem
+from hf_ext.plan import make_plan
+from hf_ext.speedups import Context, DataFacts, ModelFacts, attention
+from hf_ext.trainer import FastTrainer
+
+ROWS = DataFacts(num_rows=10_000, has_lengths=True, padding_share_random=0.3)
+OLD = "flash attention needs compute capability 8.0"
+BIAS = "T5's relative bias has no flash kernel: use --attention auto"
+
+
+def decide(hardware: str, families=("esm",), data=ROWS, **given):
+    args = make_args(**{"speedups": ["all"], **given})
+    return attention.decide(Context(describe_hardware(hardware), args, ModelFacts(families), data))
+
+
+def implementations(model) -> list[str]:
+    return [encoder.config._attn_implementation for encoder in find_encoders(model)]
+
+
+@pytest.fixture
+def flash_attn_is_missing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "flash_attn", None)
+    import_problem.cache_clear()
+    yield
+    import_problem.cache_clear()
+
+
+# --- decisions -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("hardware", "families", "kernel"),
+    [
+        ("cpu", ("esm",), "blocked"),
+        ("cpu-avx512-bf16", ("t5",), "blocked"),
+        ("T4", ("esm",), "padded"),
+        ("T4", ("t5",), "padded"),
+        ("sm61", ("esm",), "padded"),
+        ("A100", ("esm",), "varlen"),
+        ("A100", ("bert", "esm"), "varlen"),
+        ("A100", ("esm", "t5"), "varlen"),
+        ("A100", ("t5",), "padded"),
+        ("H100", ("esm",), "varlen"),
+        ("RTX-4090", ("esm",), "varlen"),
+    ],
+)
+def test_auto_takes_what_the_hardware_is_fastest_with(hardware, families, kernel):
+    decision = decide(hardware, families)
+    assert (decision.status, decision.settings) == ("applied", {"kernel": kernel, "asked": False})
+
+
+def test_a_run_in_float32_and_a_t5_get_no_flash_attention_and_the_reason_says_so():
+    decision = decide("A100", without=["precision"])
+    assert decision.settings["kernel"] == "padded"
+    assert decision.reason.endswith("flash attention needs bf16 or fp16, this run is in float32")
+    assert decide("A100", ("t5",)).reason.endswith("T5's bias has no flash kernel")
+
+
+@pytest.mark.parametrize(
+    ("asked", "given", "reason"),
+    [
+        ("varlen", {"hardware": "T4"}, f"{OLD}, T4 has compute capability 7.5: use --attention auto"),
+        ("varlen", {"hardware": "cpu"}, f"{OLD}, cpu is no CUDA device: use --attention auto"),
+        ("varlen", {"without": ["precision"]}, "this run is in float32: use --attention auto"),
+        ("varlen", {"families": ("t5",)}, BIAS),
+        ("flash_attention_2", {"families": ("esm", "t5")}, BIAS),
+        ("flash_attention_2", {}, "flash_attn: is not installed: use --attention auto"),
+        ("blocked", {}, "made for CPUs, and A100-40GB has faster kernels: use --attention auto"),
+        ("faesm", {"families": ("t5",)}, "the model has no ESM encoder"),
+        ("padded", {"families": ("bert",)}, "known for esm and t5 encoders; the model has none"),
+        ("sdpa", {"families": ()}, "known for esm and t5 encoders; the model has none"),
+    ],
+)
+def test_a_choice_that_cannot_be_met_is_refused_with_what_to_do(flash_attn_is_missing, asked, given, reason):
+    for speedups in (["all"], []):
+        if "without" in given and not speedups:
+            continue  # then no precision is asked for anyway
+        decision = decide(**{"hardware": "A100", **given}, attention=asked, speedups=speedups, bf16=False)
+        assert decision.status == "refused"
+        if speedups:
+            assert decision.reason.endswith(reason)
+
+
+@pytest.mark.parametrize(
+    ("asked", "hardware", "given"),
+    [
+        ("varlen", "A100", {}),
+        ("varlen", "A100", {"families": ("esm", "t5")}),
+        ("varlen", "A100", {"speedups": [], "bf16": True}),
+        ("padded", "T4", {}),
+        ("padded", "cpu", {"speedups": []}),
+        ("blocked", "cpu", {}),
+        ("sdpa", "A100", {}),
+        ("eager", "T4", {"speedups": []}),
+        ("faesm", "cpu", {"families": ("esm", "t5")}),
+    ],
+)
+def test_a_choice_that_can_be_met_is_applied_also_where_no_speedup_is_asked_for(asked, hardware, given):
+    decision = decide(hardware, attention=asked, **given)
+    assert (decision.status, decision.settings) == ("applied", {"kernel": asked, "asked": True})
+
+
+@pytest.mark.parametrize(
+    ("hardware", "given", "reason"),
+    [
+        ("A100", {"speedups": ["attention"]}, "without packing, transformers' SDPA is the best there is"),
+        ("T4", {"without": ["packing"]}, "without packing, transformers' SDPA is the best there is"),
+        (
+            "A100",
+            {"data": DataFacts(10, True, 0.019)},
+            "random batches are only 1.9% padding: transformers' SDPA is the best there is",
+        ),
+        ("cpu", {"families": ("bert",)}, "known for esm and t5 encoders; the model has none"),
+    ],
+)
+def test_auto_leaves_the_models_attention_where_nothing_is_gained(hardware, given, reason):
+    decision = decide(hardware, **given)
+    assert (decision.status, decision.reason) == ("skipped", reason)
+
+
+def test_a_cpu_gains_without_packing_too():
+    assert decide("cpu", speedups=["attention"]).settings["kernel"] == "blocked"
+
+
+def test_attention_is_off_where_it_is_not_asked_for_or_left_out():
+    assert decide("A100", speedups=[]).status == "off"
+    assert decide("A100", without=["attention"]).status == "off"
+    assert decide("A100", without=["attention"], attention="varlen").status == "off"
+
+
+# --- what it does to a model -----------------------------------------------------------------------------------------
+
+
+def count_sdpa(model) -> int:
+    with torch.profiler.profile() as profile, torch.no_grad():
+        model(**collate(make_rows(4)))
+    return {event.key: event.count for event in profile.key_averages()}.get("aten::scaled_dot_product_attention", 0)
+
+
+def test_blocked_attention_replaces_every_call_of_sdpa_and_end_brings_them_back(tmp_path):
+    trainer = make_trainer(tmp_path, speedups=["attention"])
+    decision = trainer.plan["attention"]
+    assert decision.status == "applied"
+    assert decision.evidence["kernel"] == "blocked"
+    assert 0 < decision.evidence["max_difference"] < 1e-4
+    assert 0 < decision.evidence["mean_difference"] < decision.evidence["max_difference"]
+    assert decision.evidence["cosine"] == 1.0
+    assert implementations(trainer.model) == ["hf_ext_blocked"]
+    assert count_sdpa(trainer.model.cpu()) == 0
+    trainer.end()
+    assert implementations(trainer.model) == ["sdpa"]
+    assert count_sdpa(trainer.model.cpu()) == 2
+
+
+def test_training_with_it_ends_in_the_weights_of_stock_training(tmp_path):
+    stock, other = make_trainer(tmp_path / "stock"), make_trainer(tmp_path / "other", learning_rate=0.09)
+    ours = make_trainer(tmp_path / "ours", speedups=["attention"])
+    for trainer in (stock, ours, other):
+        trainer.train()
+    assert largest_weight_difference(ours.model, stock.model) < 1e-6
+    assert largest_weight_difference(other.model, stock.model) > 1e-3  # what the comparison would see
+    ours.save_model(str(tmp_path / "saved"))
+    assert "hf_ext" not in (tmp_path / "saved" / "config.json").read_text()
+    reloaded = EsmForMaskedLM.from_pretrained(tmp_path / "saved")
+    assert implementations(reloaded) == ["sdpa"]
+    assert largest_weight_difference(reloaded, ours.model.cpu()) == 0
+
+
+def test_off_means_untouched(tmp_path):
+    model = make_model()
+    before = {name: dict(vars(module)) for name, module in model.named_modules()}
+    make_trainer(tmp_path, model)
+    assert {name: dict(vars(module)) for name, module in model.named_modules()} == before
+    assert implementations(model) == ["sdpa"]
+
+
+@pytest.mark.parametrize("asked", ["faesm", "padded", "eager"])
+def test_every_kernel_that_runs_on_a_cpu_can_be_asked_for_and_is_taken_back(tmp_path, asked):
+    model = make_model()
+    modules = [type(module) for module in model.modules()]
+    trainer = make_trainer(tmp_path, model, attention=asked)
+    assert trainer.plan["attention"].evidence["kernel"] == asked
+    assert trainer.plan["attention"].evidence["max_difference"] < 1e-4
+    assert implementations(model) == [{"faesm": "sdpa", "padded": "hf_ext_padded"}.get(asked, asked)]
+    assert ([type(module) for module in model.modules()] != modules) is (asked == "faesm")
+    trainer.end()
+    assert implementations(model) == ["sdpa"]
+    assert [type(module) for module in model.modules()] == modules
+
+
+# --- kernels that do not hold ----------------------------------------------------------------------------------------
+
+
+def states_and_settings(model):
+    """What a model computes, and all that is written in its modules but the objects that torch keeps there."""
+    with torch.no_grad():
+        logits = model.eval()(**collate(make_rows(4))).logits
+    model.train()
+    own = [(name, type(module), "forward" in vars(module)) for name, module in model.named_modules()]
+    settings = {name: value for name, value in model.config.to_dict().items() if name != "use_cache"}  # Trainer's
+    return logits, (own, implementations(model), settings)
+
+
+def flash_plan(model, rows, args):
+    """A plan made for an A100: its kernel has no CPU version, so that it cannot run here."""
+    return make_plan(args, model, rows, collate, describe_hardware("A100"))
+
+
+def test_a_kernel_that_does_not_run_here_leaves_the_model_exactly_as_it_was_and_training_goes_on(tmp_path):
+    model, rows = make_model(), make_rows()
+    logits, settings = states_and_settings(model)
+    others = ["cpu_matmul", "tf32", "fused_gelu", "masked_lm_head", "data_loading", "compile"]
+    args = make_args(tmp_path, speedups=["all"], without=others, bf16=True)
+    plan = flash_plan(model, rows, args)
+    assert (plan["attention"].status, plan["attention"].settings["kernel"]) == ("applied", "varlen")
+    assert plan["packing"].status == "applied"
+    trainer = FastTrainer(model, args, collate, rows, plan=plan)
+    written = {line["name"]: line for line in json.loads((tmp_path / "plan.json").read_text())["decisions"]}
+    reasons = {
+        "attention": "varlen against the old attention: it does not run here (NotImplementedError: ",
+        "packing": "against padded encoders: it does not run here (ArgumentError: The attention 'sdpa' would let ",
+    }
+    for name, reason in reasons.items():
+        assert written[name]["status"] == "skipped"
+        assert written[name]["reason"].startswith(reason)
+        assert written[name]["evidence"] == {}  # nothing was compared, so there are no numbers
+    found, after = states_and_settings(model)
+    assert torch.equal(found, logits)
+    assert after == settings
+    trainer.train()
+    assert trainer.state.global_step == 4
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"attention": "varlen"}, "--attention varlen against the old attention: it does not run here"),
+        ({"speedups": ["attention", "packing"]}, r"packing, against padded encoders: it does not run here"),
+    ],
+)
+def test_what_was_asked_for_and_does_not_run_here_is_refused_and_leaves_the_model_as_it_was(tmp_path, given, message):
+    model, rows = make_model(), make_rows()
+    logits, settings = states_and_settings(model)
+    args = make_args(tmp_path / "run", bf16=True, **given)
+    with pytest.raises(PlanRefused, match=message):
+        FastTrainer(model, args, collate, rows, plan=flash_plan(model, rows, args))
+    found, after = states_and_settings(model)
+    assert torch.equal(found, logits)
+    assert after == settings
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.fixture
+def broken_blocked(monkeypatch):
+    """The `blocked` kernel with an output that is off by 1e-2."""
+    right = kernels.KERNELS["blocked"]
+    with monkeypatch.context() as patch:
+        patch.setitem(kernels.KERNELS, "blocked", lambda *args: right(*args) + 1e-2)
+        yield
+    kernels.register_attention()
+
+
+@pytest.mark.usefixtures("broken_blocked")
+def test_a_kernel_that_is_off_by_a_hundredth_is_not_used(tmp_path):
+    model = make_model()
+    logits, settings = states_and_settings(model)
+    trainer = make_trainer(tmp_path, model, speedups=["attention"])
+    decision = trainer.plan["attention"]
+    assert decision.status == "skipped"
+    assert decision.reason.startswith("blocked against the old attention: states differ by ")
+    assert decision.evidence["max_difference"] > 1e-3
+    assert decision.evidence["cosine"] < 1
+    found, after = states_and_settings(model)
+    assert torch.equal(found, logits)
+    assert after == settings
+    with pytest.raises(PlanRefused, match=r"--attention blocked against the old.*states differ by .*--attention auto"):
+        make_trainer(tmp_path, model, attention="blocked")
+    assert states_and_settings(model)[1] == settings
+
+
+# --- towers ----------------------------------------------------------------------------------------------------------
+
+
+def tower_trainer(folder, make_affinity, rows, *towers, **given):
+    model, collator = make_affinity(*towers)
+    args = make_args(folder, **{"speedups": ["attention"], **given})
+    return FastTrainer(model, args, collator, rows)
+
+
+@pytest.mark.usefixtures("broken_blocked")
+def test_encoders_that_parity_loads_get_their_attention_back_where_it_fails(tmp_path, make_affinity, demo_rows):
+    trainer = tower_trainer(tmp_path, make_affinity, demo_rows, "frozen", "frozen")
+    assert trainer.plan["attention"].status == "skipped"
+    assert implementations(trainer.model) == ["sdpa"]
+
+
+def test_towers_loaded_later_get_the_kernel_and_released_ones_leave_memory(tmp_path, make_affinity, demo_rows):
+    trainer = tower_trainer(tmp_path, make_affinity, demo_rows, "frozen", "frozen")
+    assert trainer.plan["attention"].evidence["max_difference"] < 1e-4
+    released = weakref.ref(find_encoders(trainer.model)[0])
+    trainer.model.release_encoders()
+    gc.collect()
+    assert released() is None
+    trainer.model.attach_encoders()
+    assert implementations(trainer.model) == ["hf_ext_blocked"]
+    trainer.end()
+    assert implementations(trainer.model) == ["sdpa"]
+
+
+def test_faesm_serves_the_esm_tower_and_leaves_the_other_alone(tmp_path, make_affinity, demo_rows):
+    trainer = tower_trainer(tmp_path, make_affinity, demo_rows, "frozen", "full", attention="faesm", speedups=[])
+    decision = trainer.plan["attention"]
+    assert decision.status == "applied"
+    assert decision.evidence["max_difference"] < 1e-4

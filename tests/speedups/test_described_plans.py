@@ -1,0 +1,146 @@
+"""The whole plan of fine-tuning on a T4 and on an A100, line by line, made on a machine that is neither."""
+
+import pytest
+from tiny_masked_lm import collate, make_model, make_rows
+
+from hf_ext.hardware import describe_hardware
+from hf_ext.plan import make_plan
+from hf_ext.training_args import FastTrainingArguments
+
+# What a plan says of both cards.
+EITHER = {
+    "lora": ("off", "not asked for"),
+    "encoder_precision": ("skipped", "no frozen encoder"),
+    "packing": ("applied", "no layer of esm encoders computes on padding"),
+    "embedding_cache": ("skipped", "no frozen encoder"),
+    "batch_size": ("off", "not asked for"),
+    "token_budget": ("off", "not asked for"),
+    "data_loading": ("applied", "7 workers (asked for), pinned memory on"),
+    "fused_optimizer": ("applied", "fused AdamW is Trainer's default"),
+    "fused_gelu": ("applied", "ESM's feed-forward layers"),
+}
+T4 = {
+    **EITHER,
+    "cpu_matmul": ("skipped", "T4 is not a CPU"),
+    "tf32": ("skipped", "T4 has no TF32"),
+    "precision": ("applied", "T4 has fp16 but no native bf16"),
+    "attention": (
+        "applied",
+        "SDPA, with padding around attention only: flash attention needs compute capability 8.0, T4 has compute "
+        "capability 7.5",
+    ),
+    "compile": ("applied", "block by block on T4"),
+}
+A100 = {
+    **EITHER,
+    "cpu_matmul": ("skipped", "A100-40GB is not a CPU"),
+    "tf32": ("applied", "A100-40GB has TF32"),
+    "precision": ("applied", "A100-40GB has native bf16"),
+    "attention": ("applied", "flash attention of A100-40GB"),
+    "compile": ("applied", "block by block on A100-40GB"),
+}
+# And what of the two models.
+MODELS = {
+    "masked lm": {
+        "masked_lm_head": ("applied", "computed where there is a label"),
+        "length_grouping": ("skipped", "packed batches have no padding: rows stay in random order"),
+    },
+    "full towers": {
+        "masked_lm_head": ("skipped", "no masked-LM head of ESM"),
+        "length_grouping": ("applied", "groups rows of similar length"),  # one tower is a BERT, which is not packed
+    },
+}
+
+
+@pytest.fixture(params=MODELS)
+def plan_for(request, make_affinity, demo_rows):
+    """Makes the plan of a described machine: of a masked language model, and of towers that train in full."""
+
+    def make(hardware: str, **given):
+        # The worker count is given, because it would follow the cores of the machine at hand.
+        settings = {"output_dir": "o", "speedups": ["all"], "dataloader_num_workers": 7}
+        args = FastTrainingArguments(**{**settings, **given})
+        if request.param == "masked lm":
+            return make_plan(args, make_model(), make_rows(), collate, describe_hardware(hardware))
+        model, collator = make_affinity("full", "full")
+        rows = demo_rows.map(lambda row, i: {"antigen": row["antigen"][: 10 + i]}, with_indices=True)
+        return make_plan(args, model, rows, collator, describe_hardware(hardware))
+
+    make.lines = MODELS[request.param]
+    return make
+
+
+def lines(plan) -> dict[str, tuple[str, str]]:
+    return {decision.name: (decision.status, decision.reason) for decision in plan.decisions}
+
+
+def settings(plan) -> dict:
+    return {name: plan[name].settings for name in ("precision", "attention", "packing", "compile")}
+
+
+def test_fine_tuning_on_a_t4_gets_fp16_and_padding_around_attention_only(plan_for):
+    plan = plan_for("T4")
+    assert lines(plan) == {**T4, **plan_for.lines}
+    assert settings(plan)["precision"] == {"mixed_precision": "fp16"}
+    assert settings(plan)["attention"] == {"kernel": "padded", "asked": False}
+    assert settings(plan)["packing"] == {"round_up": True, "named": False}
+    assert settings(plan)["compile"] == {"dynamic": True}
+    plan.check()
+
+
+def test_fine_tuning_on_an_a100_gets_bf16_and_flash_attention(plan_for):
+    plan = plan_for("A100")
+    assert lines(plan) == {**A100, **plan_for.lines}
+    assert settings(plan)["precision"] == {"mixed_precision": "bf16"}
+    assert settings(plan)["attention"] == {"kernel": "varlen", "asked": False}
+    assert settings(plan)["packing"] == {"round_up": True, "named": False}
+    assert settings(plan)["compile"] == {"dynamic": True}
+    plan.check()
+
+
+def test_the_two_plans_differ_in_what_the_cards_differ_in():
+    assert {name for name in T4 if T4[name][0] != A100[name][0]} == {"tf32"}
+    assert {name for name in T4 if T4[name] != A100[name]} == {
+        "cpu_matmul", "tf32", "precision", "attention", "compile",
+    }  # fmt: skip
+
+
+OLD_CARD = "flash attention needs compute capability 8.0, T4 has compute capability 7.5: use --attention auto"
+
+
+@pytest.mark.parametrize(
+    ("asked", "status", "reason"),
+    [
+        ("flash_attention_2", "refused", f"--attention flash_attention_2: {OLD_CARD}"),
+        ("varlen", "refused", f"--attention varlen: {OLD_CARD}"),
+        (
+            "faesm",
+            "applied",
+            "asked for, with its sdpa kernel: T4 cannot run FlashAttention-2, which needs CUDA compute capability 8.0",
+        ),
+        (
+            "blocked",
+            "refused",
+            "--attention blocked: made for CPUs, and T4 has faster kernels: use --attention auto",
+        ),
+        ("padded", "applied", "asked for"),
+        ("sdpa", "applied", "asked for"),
+        ("eager", "applied", "asked for"),
+    ],
+)
+def test_attention_that_is_asked_for_on_a_t4_is_met_or_refused_with_the_reason(plan_for, asked, status, reason):
+    for speedups in (["all"], []):
+        plan = plan_for("T4", attention=asked, speedups=speedups)
+        assert lines(plan)["attention"] == (status, reason)
+    followers = {name: status for name, (status, _) in lines(plan_for("T4", attention=asked)).items()}
+    assert followers["packing"] == ("applied" if asked == "padded" else "skipped")
+    grouped = asked != "padded" or plan_for.lines == MODELS["full towers"]
+    assert followers["length_grouping"] == ("applied" if grouped else "skipped")
+    assert followers["compile"] == ("skipped" if asked == "faesm" else "applied")
+
+
+def test_bf16_on_a_t4_is_refused(plan_for):
+    assert lines(plan_for("T4", bf16=True))["precision"] == (
+        "refused",
+        "bf16 is not native on T4 and would be emulated: use --fp16",
+    )

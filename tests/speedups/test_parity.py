@@ -1,0 +1,240 @@
+"""The proof itself: what it lets pass, what it catches, what it runs on, and that it leaves no trace."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from tiny_masked_lm import collate, make_model, make_rows
+from torch import nn
+from transformers import T5Config, T5EncoderModel
+
+from hf_ext.speedups import Run, parity
+
+ROWS = make_rows()
+
+
+def make_run(model=None, rows=ROWS, collator=collate, bf16=False, fp16=False, fsdp=None, deepspeed=None) -> Run:
+    args = SimpleNamespace(device="cpu", bf16=bf16, fp16=fp16, fsdp=fsdp, deepspeed=deepspeed)
+    return Run(args, make_model() if model is None else model, collator, rows)
+
+
+# --- bounds ----------------------------------------------------------------------------------------------------------
+
+
+def compare(exact, before, after, autocast=None, dtype=torch.float32) -> parity.Parity:
+    states = [torch.tensor([values], dtype=torch.float32) for values in (exact, before, after)]
+    probe = parity.Probe(SimpleNamespace(dtype=dtype), None, None, autocast)
+    return parity.compare(*states, probe)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "problem"),
+    [
+        ([1.0, 0.0], [1.0, 0.00009], None),
+        ([1.0, 0.0], [1.0, 0.0002], "states differ by 0.0002 (bound 0.0001)"),
+        ([50.0, 0.0], [50.0, 0.0049], None),  # relative to the largest state
+        ([50.0, 0.0], [50.0, 0.0051], "states differ by 0.0051 (bound 0.0001)"),
+        ([0.001, 0.0], [0.001, 0.00009], None),
+        ([1.0, 0.0], [1.0, float("nan")], "states differ by nan (bound 0.0001)"),
+        ([1.0, 0.0], [1.0, float("inf")], "states differ by inf (bound 0.0001)"),
+    ],
+)
+def test_the_bound_in_float32(before, after, problem):
+    assert compare(before, before, after).problem == problem
+
+
+@pytest.mark.parametrize(
+    ("after", "ratio", "problem"),
+    [
+        ([1.0, 0.010], 1.0, None),
+        ([1.0, -0.0149], 1.49, None),  # elsewhere, but no further from the exact result
+        ([1.0, 0.016], 1.6, "1.6 times the rounding noise of the old one (bound 1.5)"),
+        ([1.0, float("nan")], None, "nan times the rounding noise of the old one (bound 1.5)"),
+    ],
+)
+def test_the_bound_under_autocast_is_the_rounding_noise_of_the_old_attention(after, ratio, problem):
+    found = compare([1.0, 0.0], [1.0, 0.01], after, torch.bfloat16)
+    assert found.problem == problem
+    assert ratio is None or found.noise_ratio == pytest.approx(ratio, rel=1e-4)
+
+
+def test_an_old_result_that_is_exact_by_chance_does_not_forbid_rounding():
+    assert compare([1.0, 0.0], [1.0, 0.0], [1.0, 0.001], torch.bfloat16).problem is None
+    assert compare([1.0, 0.0], [1.0, 0.0], [1.0, 0.002], torch.bfloat16).noise_ratio == pytest.approx(2.0)
+
+
+def test_the_bound_for_weights_in_half_precision():
+    assert compare([0.0, 0.0], [3.0, 4.0], [3.0, 4.24], dtype=torch.float16).problem is None  # 0.24 of 5
+    assert compare([0.0, 0.0], [3.0, 4.0], [3.0, 4.3], dtype=torch.float16).problem == (
+        "states differ by 0.06 (bound 0.05)"
+    )
+
+
+def test_the_numbers_are_the_largest_and_mean_difference_and_the_smallest_cosine():
+    before, after = torch.tensor([[1.0, 0.0], [0.0, 2.0]]), torch.tensor([[1.0, 0.0], [2.0, 2.0]])
+    found = parity.compare(before, before, after, parity.Probe(SimpleNamespace(dtype=torch.float32), None, None, None))
+    assert found.evidence() == {"max_difference": 2.0, "mean_difference": 0.5, "cosine": 0.707107}
+    assert parity.Parity(problem="it does not run here").evidence() == {}
+
+
+# --- changes ---------------------------------------------------------------------------------------------------------
+
+
+def test_no_change_differs_by_nothing():
+    for bf16 in (False, True):
+        found = parity.prove(make_run(bf16=bf16), lambda: None)
+        assert (found.max_difference, found.mean_difference, found.problem) == (0.0, 0.0, None)
+        assert found.noise_ratio == (1.0 if bf16 else None)
+
+
+def reinitialise(model):
+    nn.init.normal_(model.esm.encoder.layer[1].output.dense.weight)
+
+
+def replace(model):
+    layer = model.esm.encoder.layer[1].output.dense
+    layer.weight = nn.Parameter(layer.weight.detach().clone())
+
+
+def drop_hidden_states(model):
+    model.esm.encoder.layer[0].output.dropout.p = 0.1
+
+
+def drop_attention(model):
+    model.esm.encoder.layer[0].attention.self.dropout = 0.1
+
+
+def configure_dropout(model):
+    model.config.hidden_dropout_prob = 0.1
+
+
+@pytest.mark.parametrize(
+    "change", [reinitialise, replace, drop_hidden_states, drop_attention, configure_dropout], ids=lambda f: f.__name__
+)
+def test_a_change_of_weights_or_dropout_is_caught(change):
+    run = make_run()
+    found = parity.prove(run, lambda: change(run.model))
+    assert found.problem == "a weight was replaced or re-initialised, or a dropout changed"
+
+
+def scale_values(module, factor):
+    dense = module.attention.self.value
+    right = dense.forward
+    dense.forward = lambda x: factor * right(x)
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+def test_a_layer_that_computes_something_else_is_caught(bf16):
+    run = make_run(bf16=bf16)
+    found = parity.prove(run, lambda: scale_values(run.model.esm.encoder.layer[0], 1.2))
+    assert "rounding noise" in found.problem if bf16 else "states differ" in found.problem
+    assert found.max_difference > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (RuntimeError("no kernel\nfor CPU\nand more"), "RuntimeError: no kernel for CPU"),
+        (NotImplementedError(), "NotImplementedError"),
+        (ImportError("no module"), "ImportError: no module"),
+    ],
+)
+def test_a_change_that_does_not_run_is_a_problem_without_numbers(error, told):
+    def change():
+        raise error
+
+    found = parity.prove(make_run(), change)
+    assert found == parity.Parity(problem=f"it does not run here ({told})")
+
+
+def test_an_error_that_no_kernel_raises_is_not_hidden():
+    run = make_run()
+    run.model.train()
+    with pytest.raises(KeyError):
+        parity.prove(run, lambda: {}["a mistake"])
+    assert run.model.esm.training  # and the encoder trains on
+
+
+def test_the_proof_leaves_mode_gradients_and_random_numbers_as_they_were():
+    run = make_run(make_model(hidden_dropout_prob=0.5))
+    state = torch.get_rng_state()
+    for mode in (True, False):
+        run.model.train(mode)
+        assert parity.prove(run, lambda: None).max_difference == 0  # without dropout
+        assert {module.training for module in run.model.modules()} == {mode}
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(weight.grad is None for weight in run.model.parameters())
+
+
+# --- what it runs on -------------------------------------------------------------------------------------------------
+
+
+def tokens(run) -> list[list[int]]:
+    (probe,) = parity.find_probes(run)
+    return [ids[mask.bool()].tolist() for ids, mask in zip(probe.input_ids, probe.attention_mask)]
+
+
+def test_it_runs_on_the_first_four_rows():
+    assert tokens(make_run()) == [ROWS[i]["input_ids"] for i in range(4)]
+    assert tokens(make_run(rows=ROWS.select(range(2)))) == [ROWS[i]["input_ids"] for i in range(2)]
+    assert tokens(make_run(rows=ROWS.to_iterable_dataset())) == [ROWS[i]["input_ids"] for i in range(4)]
+
+
+@pytest.mark.parametrize(
+    "rows", [None, [], [(1, 2), (3, 4)], [{"text": "MKT"}]], ids=["none", "empty", "pairs", "text"]
+)
+def test_it_runs_on_made_up_tokens_where_the_data_does_not_say_how_to_make_them(rows):
+    assert [len(row) for row in tokens(make_run(rows=rows))] == [17, 33, 50, 64]
+    assert tokens(make_run(rows=rows)) == tokens(make_run(rows=rows))
+
+
+def test_tokens_that_the_encoder_does_not_know_are_left_out():
+    assert max(map(max, tokens(make_run(make_model(vocab_size=10, mask_token_id=9))))) == 9
+
+
+def test_an_iterator_keeps_all_its_rows():
+    rows = iter([{"input_ids": [4, 5, 6]}] * 5)
+    parity.find_probes(make_run(rows=rows))
+    assert len(list(rows)) == 5
+
+
+def test_a_collator_of_text_makes_the_tokens():
+    class TextCollator:
+        columns = {"sequence": ["sequence"]}
+
+        def __call__(self, rows):
+            return collate(
+                [{"input_ids": [4] * len(row["sequence"]), "labels": [4] * len(row["sequence"])} for row in rows]
+            )
+
+    rows = [{"sequence": "MKT"}, {"sequence": "MKTAY"}]
+    assert tokens(make_run(rows=rows, collator=TextCollator())) == [[4] * 3, [4] * 5]
+
+
+def test_every_encoder_of_a_model_is_proven():
+    pair = nn.ModuleDict({"first": make_model(0).esm, "second": make_model(1).esm})
+    run = make_run(pair)
+    assert [probe.encoder for probe in parity.find_probes(run)] == [pair["first"], pair["second"]]
+    assert "states differ" in parity.prove(run, lambda: scale_values(pair["second"].encoder.layer[0], 1.2)).problem
+
+
+def test_a_t5_encoder_is_proven_and_a_model_without_one_has_nothing_to_prove():
+    small = {"vocab_size": 33, "d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2}
+    assert parity.prove(make_run(T5EncoderModel(T5Config(**small))), lambda: None).max_difference == 0
+    assert parity.prove(make_run(nn.Linear(2, 2)), lambda: None) is None
+
+
+@pytest.mark.parametrize("given", [{"fsdp": True}, {"deepspeed": "zero3.json"}])
+def test_a_model_that_will_be_sharded_is_not_put_on_one_device(given):
+    assert parity.find_probes(make_run(**given)) == []
+
+
+def test_towers_are_proven_in_the_precision_they_run_in(make_affinity, demo_rows):
+    model, collator = make_affinity("full", "frozen")  # BERT, which has no packed path, and ESM
+    model.config.encoder_autocast = "bfloat16"
+    (frozen,) = parity.find_probes(make_run(model, demo_rows, collator, fp16=True))
+    assert (frozen.autocast, len(frozen.input_ids)) == (torch.bfloat16, 4)
+    model, collator = make_affinity("full", "full")
+    (trained,) = parity.find_probes(make_run(model, demo_rows, collator, bf16=True))
+    assert trained.autocast == torch.bfloat16
+    assert parity.find_probes(make_run(model, None, collator)) == []
