@@ -54,6 +54,34 @@ def _interval(score: dict[str, Any]) -> str:
     return f"{score['value']:.3f} [{score['low']:.3f}, {score['high']:.3f}]"
 
 
+def compare() -> str:
+    """One row per side of the comparison on two CPU cores, the optimized side last."""
+    result = json.loads((RESULTS / "compare_mlm_8M_cpu.json").read_text())
+    rows = []
+    for name, side in result["sides"].items():
+        if side["role"] not in ("baseline", "optimized"):
+            continue
+        pair = result["against"].get(name)
+        ratio = "{value:.2f}x [{low:.2f}, {high:.2f}]".format(**pair["ratio"]) if pair else "-"
+        loss = f"{pair['loss']['final']:+.4f}" if pair else "-"
+        step = f"{1000 * side['step_seconds']['median']:,.0f}"
+        rows.append([name, f"{side['rate']['value']:,.0f}", step, f"{side['peak_memory_gib']:.2f}", ratio, loss])
+    headers = ["side", "real residues / s", "step, ms", "peak memory, GiB", f"{result['optimized']} is", "its final loss"]
+    return format_markdown_table(rows, headers)
+
+
+def kernels() -> str:
+    """Attention kernels on packed sequences, two CPU cores: what the others take, over what `blocked` takes."""
+    result = json.loads((RESULTS / "attention_kernels_cpu.json").read_text())
+    rows = [
+        [row["sequences"], row["dtype"], f"{row['blocked_ms']:.1f}"]
+        + ["{1:.2f}x [{0:.2f}, {2:.2f}]".format(*row[f"{kernel}_over_blocked"]) for kernel in ("padded", "segments")]
+        for row in result["rows"]
+    ]
+    headers = ["sequences x tokens", "dtype", "`blocked`, ms", "SDPA, padded", "SDPA, one by one"]
+    return format_markdown_table(rows, headers)
+
+
 def scores() -> str:
     """Test scores of every data set under `benchmarks/results/<name>_seed<k>.json`, mean and spread over seeds."""
     sets: dict[str, list[dict[str, Any]]] = {}
@@ -77,13 +105,20 @@ _COLUMNS = [
 
 
 def _over_seeds(runs: list[dict[str, Any]], predictor: str, metric: str) -> str:
+    if predictor not in runs[0]["test"]["scores"]:
+        return "-"
     values = [run["test"]["scores"][predictor][metric]["value"] for run in runs]
     if len(values) < 2 or predictor != "model":
         return f"{values[0]:.3f}"
     return f"{mean(values):.3f} +- {stdev(values):.3f}"
 
 
-TABLES: dict[str, Callable[[], str]] = {"embed_once": embed_once, "scores": scores}
+TABLES: dict[str, Callable[[], str]] = {
+    "compare": compare,
+    "embed_once": embed_once,
+    "kernels": kernels,
+    "scores": scores,
+}
 
 
 def render(text: str) -> str:

@@ -110,7 +110,8 @@ def stock_arguments(args: Any, explicit: frozenset[str]) -> TrainingArguments:
         ArgumentError: the user set a field that the stock Trainer does not have.
     """
     plain = [spec.name for spec in fields(TrainingArguments) if spec.init]
-    asked = sorted(name for name in explicit - {"preset", "throughput_warmup_steps", *plain} if getattr(args, name, None))
+    foreign = explicit - {"preset", "throughput_warmup_steps", *plain}
+    asked = sorted(name for name in foreign if getattr(args, name, None))
     if asked:
         raise ArgumentError(f"--stock_trainer has none of {', '.join(asked)}: leave them out, or train without it.")
     # Its `_remove_unused_columns` would take the text away before the collator can read it.

@@ -40,8 +40,8 @@ def encoder_parameters(model: Any) -> list[torch.nn.Parameter]:
     training = [p for p in encoder.parameters() if p.requires_grad]
     if encoder is inner or not training:
         raise ArgumentError(
-            f"--encoder_learning_rate: {type(inner).__name__} has no encoder that trains beside a head. Leave it out, or "
-            "let encoders train (--use_peft, --tower_training full)."
+            f"--encoder_learning_rate: {type(inner).__name__} has no encoder that trains beside a head. Leave it out, "
+            "or let encoders train (--use_peft, --tower_training full)."
         )
     return training
 

@@ -32,7 +32,7 @@ class StandardizationMixin:
         return super().train(*args, **kwargs)  # type: ignore[misc]
 
     def fit_scaling(self) -> None:
-        """Measures mean and spread of labels over all rows, of embeddings over a sample of distinct sequences per input.
+        """Measures mean and spread of labels over all rows, of embeddings over a sample of sequences per input.
 
         Cost: with the embedding cache, nothing that training would not need anyway; without, 256 sequences per input.
         """

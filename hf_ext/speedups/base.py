@@ -82,6 +82,13 @@ class Context:
         return None if share is None or share >= MIN_PADDING else f"random batches are only {share:.1%} padding"
 
     @property
+    def replicas(self) -> str | None:
+        """Why forwards that are replaced on a model cannot be: DataParallel's copies would call the original's."""
+        if self.args.n_gpu < 2:
+            return None
+        return f"{self.args.n_gpu} GPUs in one process (DataParallel): start it with accelerate launch"
+
+    @property
     def caches_all_inputs(self) -> bool:
         """Whether no encoder runs while training: every input comes from the embedding cache."""
         cached = self.wants("embedding_cache", "I") and not self.data.streaming

@@ -37,6 +37,8 @@ def decide(context: Context) -> Decision:
     """Applies to models with ESM encoders."""
     if not context.wants(NAME, KIND):
         return off(NAME, KIND)
+    if context.replicas:
+        return Decision(NAME, KIND, "skipped", context.replicas)
     if "esm" not in context.model.families:
         return Decision(NAME, KIND, "skipped", "no ESM encoder")
     return Decision(NAME, KIND, "applied", "ESM's feed-forward layers")

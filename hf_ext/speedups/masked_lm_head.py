@@ -27,6 +27,8 @@ def decide(context: Context) -> Decision:
     """Applies to ESM's masked language model, unless the loss is someone else's."""
     if not context.wants(NAME, KIND):
         return off(NAME, KIND)
+    if context.replicas:
+        return Decision(NAME, KIND, "skipped", context.replicas)
     if "EsmForMaskedLM" not in context.model.classes:
         return Decision(NAME, KIND, "skipped", "no masked-LM head of ESM")
     if context.args.label_smoothing_factor:

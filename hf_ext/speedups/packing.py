@@ -29,6 +29,8 @@ def decide(context: Context) -> Decision:
     if not context.wants(NAME, KIND):
         return off(NAME, KIND)
     named = NAME in (context.args.speedups or [])
+    if context.replicas:
+        return _cannot(named, context.replicas)
     packed = sorted(set(FAMILIES) & set(context.model.families))
     if not packed:
         return _cannot(named, f"known for {' and '.join(FAMILIES)} encoders; the model has none")
