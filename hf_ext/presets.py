@@ -28,6 +28,6 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "full_determinism": True,
         "data_seed": 42,
         "tf32": False,
-        "without": ["precision", "encoder_precision", "tf32", "cpu_matmul"],
+        "without": ["precision", "encoder_precision", "tf32", "cpu_matmul", "attention", "compile"],
     },
 }

@@ -206,5 +206,5 @@ def test_the_command_line_takes_every_option_of_lora():
     assert (args.use_peft, args.lora_r, args.lora_alpha, args.lora_dropout) == (True, 4, 8, 0.0)
     assert (args.lora_target_modules, args.use_rslora, args.use_dora) == (["query", "value"], True, True)
     _, args = parser.parse_args_into_dataclasses(["--output_dir", "o"])
-    assert (args.use_peft, args.lora_r, args.lora_alpha, args.lora_dropout) == (False, 8, 16, 0.05)
+    assert (args.use_peft, args.lora_r, args.lora_alpha, args.lora_dropout) == (False, 8, 16, 0.0)
     assert (args.lora_target_modules, args.use_rslora, args.use_dora) == (None, False, False)

@@ -78,7 +78,8 @@ def test_max_speed_with_reproducible_leaves_every_rounding_speedup_out():
     assert args.speedups == ["all"]
     assert args.full_determinism
     rounding = {speedup.NAME for speedup in REGISTRY if speedup.KIND == "N"}
-    assert set(args.without) == rounding == {"precision", "encoder_precision", "tf32", "cpu_matmul"}
+    others = {"precision", "encoder_precision", "tf32", "cpu_matmul"}
+    assert set(args.without) == rounding == {*others, "attention", "compile"}
 
 
 def test_an_unknown_preset_is_refused_with_the_nearest_name():

@@ -8,9 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from transformers import HfArgumentParser
 
 from hf_ext.affinity.arguments import AffinityArguments
+from hf_ext.comparing.arguments import CompareArguments
 from hf_ext.data.arguments import DataArguments
+from hf_ext.masked_lm.arguments import MaskedLMArguments
 from hf_ext.parser import FastArgumentParser
 from hf_ext.presets import PRESETS
 from hf_ext.training_args import FastTrainingArguments
@@ -35,8 +38,8 @@ def test_tables_are_what_the_results_say() -> None:
     assert render(README.replace("x |", "y |")) == README  # a table edited by hand would be put right
 
 
-def test_there_are_five_commands_and_their_files_exist() -> None:
-    assert len(COMMANDS) == 5
+def test_there_are_seven_commands_and_their_files_exist() -> None:
+    assert len(COMMANDS) == 7
     for command in COMMANDS:
         for word in shlex.split(command):
             if word.startswith(("recipes/", "accelerate_configs/")):
@@ -49,6 +52,22 @@ def test_training_commands_parse(command: str, monkeypatch: pytest.MonkeyPatch) 
     arguments = shlex.split(command.partition("recipes/max_speed.py")[2])
     parser = FastArgumentParser((AffinityArguments, DataArguments, FastTrainingArguments), presets=PRESETS)
     assert len(parser.parse_args_into_dataclasses(arguments)) == 3
+
+
+def test_the_masked_lm_command_parses() -> None:
+    (command,) = [command for command in COMMANDS if command.startswith("accelerate launch recipes/mlm.py")]
+    parser = FastArgumentParser((MaskedLMArguments, DataArguments, FastTrainingArguments), presets=PRESETS)
+    assert len(parser.parse_args_into_dataclasses(shlex.split(command.partition("recipes/mlm.py")[2]))) == 3
+
+
+def test_the_comparison_command_parses_and_so_does_what_it_hands_on() -> None:
+    (command,) = [command for command in COMMANDS if "recipes/compare.py" in command]
+    words = shlex.split(command.partition("recipes/compare.py")[2])
+    own, shared = words[: words.index("--")], words[words.index("--") + 1 :]
+    (args,) = HfArgumentParser(CompareArguments).parse_args_into_dataclasses(own)
+    assert args.baseline == ["stock", "recipes/configs/mlm_stock_best.yaml"]
+    parser = FastArgumentParser((MaskedLMArguments, DataArguments, FastTrainingArguments), presets=PRESETS)
+    assert len(parser.parse_args_into_dataclasses(shared)) == 3
 
 
 def test_every_preset_is_in_the_table() -> None:

@@ -110,7 +110,8 @@ def stock_arguments(args: Any, explicit: frozenset[str]) -> TrainingArguments:
         ArgumentError: the user set a field that the stock Trainer does not have.
     """
     plain = [spec.name for spec in fields(TrainingArguments) if spec.init]
-    foreign = explicit - {"preset", "throughput_warmup_steps", *plain}
+    harmless = {"preset", "throughput_warmup_steps", "embedding_cache_dir"}
+    foreign = explicit - {*harmless, *plain}
     asked = sorted(name for name in foreign if getattr(args, name, None))
     if asked:
         raise ArgumentError(f"--stock_trainer has none of {', '.join(asked)}: leave them out, or train without it.")
