@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 from dataclasses import asdict, dataclass, field
@@ -31,6 +32,7 @@ class Plan:
     decisions: list[Decision]
     preset: str | None = None
     facts: dict[str, Any] = field(default_factory=dict)
+    context: Context | None = None
 
     def __getitem__(self, name: str) -> Decision:
         return next(decision for decision in self.decisions if decision.name == name)
@@ -45,12 +47,23 @@ class Plan:
             raise PlanRefused("The run does not start, because it would not do what was asked:\n" + "\n".join(refused))
 
     def apply(self, run: Run) -> None:
-        """Carries out applied decisions in registry order. A measurement may turn one into a skipped one."""
+        """Carries out applied decisions in registry order.
+
+        A measurement may turn one into a skipped one; those after it are then decided again without it.
+
+        Raises:
+            PlanRefused: a decision taken again is refused.
+        """
         by_name = {speedup.NAME: speedup for speedup in REGISTRY}
-        self.decisions = [
-            by_name[decision.name].apply(decision, run) if decision.status == "applied" else decision
-            for decision in self.decisions
-        ]
+        rejected: list[str] = []
+        for i, decision in enumerate(self.decisions):
+            if rejected and self.context:
+                decision = by_name[decision.name].decide(self.context.leave_out(rejected))
+            if decision.status == "applied":
+                decision = by_name[decision.name].apply(decision, run)
+                rejected += [decision.name] if decision.status != "applied" else []
+            self.decisions[i] = decision
+        self.check()
 
     def record(self, name: str, **evidence: Any) -> None:
         """Adds what was measured to a decision."""
@@ -97,14 +110,15 @@ def make_plan(
     model_facts, data_facts = describe_model(model), describe_data(train_dataset, collator, args)
     context = Context(
         hardware=hardware or detect_hardware(args.device),
-        args=args,
+        args=copy.copy(args),  # as asked for: applying changes the run's own
         model=model_facts,
         data=data_facts,
         world_size=args.world_size,
         cpu_cores=count_cpu_cores(),
     )
     decisions = [speedup.decide(context) for speedup in REGISTRY]
-    return Plan(context.hardware, decisions, args.preset, {"model": asdict(model_facts), "data": asdict(data_facts)})
+    facts = {"model": asdict(model_facts), "data": asdict(data_facts)}
+    return Plan(context.hardware, decisions, args.preset, facts, context)
 
 
 def describe_model(model: Any) -> ModelFacts:

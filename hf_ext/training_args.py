@@ -58,9 +58,7 @@ class FastTrainingArguments(TrainingArguments):
     baseline_json: None | str = field(  # noqa: RUF036
         default=None, metadata={"help": "comparison.json of recipes/compare.py: logs the speed against its baseline."}
     )
-    attention: Literal[
-        "auto", "faesm", "varlen", "blocked", "padded", "flash_attention_2", "sdpa", "eager"
-    ] = field(
+    attention: Literal["auto", "faesm", "varlen", "blocked", "padded", "flash_attention_2", "sdpa", "eager"] = field(
         default="auto",
         metadata={"help": "Attention of ESM and T5 encoders; auto takes what the hardware is fastest with."},
     )

@@ -69,6 +69,12 @@ def make_affinity(demo_encoders):
 
 
 @pytest.fixture
+def blocked_in_float32(monkeypatch):
+    """Makes `blocked` attention compute float32 itself, as it does beside oneDNN's products, without their rounding."""
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "medium")
+
+
+@pytest.fixture
 def torch_settings():
     """The process-wide torch settings that speed-ups may switch, as a function; put back after the test."""
     before = read_torch_settings()

@@ -115,5 +115,8 @@ def stock_arguments(args: Any, explicit: frozenset[str]) -> TrainingArguments:
     asked = sorted(name for name in foreign if getattr(args, name, None))
     if asked:
         raise ArgumentError(f"--stock_trainer has none of {', '.join(asked)}: leave them out, or train without it.")
-    # Its `_remove_unused_columns` would take the text away before the collator can read it.
-    return TrainingArguments(**{name: getattr(args, name) for name in plain} | {"remove_unused_columns": False})
+    values = {name: getattr(args, name) for name in plain}
+    # Its `_remove_unused_columns` would take the text away before the collator can read it, and on a machine without a
+    # GPU it takes bf16 only together with `use_cpu`.
+    changed = {"remove_unused_columns": False, "use_cpu": args.device.type == "cpu"}
+    return TrainingArguments(**{**values, **changed})

@@ -24,6 +24,7 @@ PREFIX = "hf_ext_"
 # Scores of one block, in bytes. Measured on two cores with 20 heads of 16: 1 to 4 MiB are alike, 8 MiB leaves the cache
 # and takes twice as long.
 BLOCK_BYTES = 2 << 20
+MAX_HEAD_BYTES = 3 << 20  # of one head's scores: 886 tokens in float32, 1,254 in half precision
 
 
 def register_attention() -> None:
@@ -47,8 +48,9 @@ def blocked_attention(
     """Attention on a CPU: equally long sequences together, in blocks whose scores stay in the cache.
 
     Effect: scores are recomputed in the backward pass instead of kept, so memory grows with the length, not with its
-    square. On two AVX-512 cores with 20 heads of 16, forward and backward took 0.4 to 0.6 of the time of torch's CPU
-    kernel at 120 to 630 tokens and 0.85 at 1,022, in bfloat16; the scores are rounded to the inputs' dtype.
+    square. In bfloat16, where scores are rounded too, torch's CPU kernel took 5.6 times as long forward and backward at
+    50 tokens, 3.1 at 122, 2.1 at 267 and 632, 1.3 at 1,022 (two AVX-512 cores, 20 heads of 16;
+    `benchmarks/results/attention_kernels_cpu.json`). Where torch's kernel is the faster one it is used.
 
     Args:
         query, key, value: (T, heads, head size).
@@ -196,10 +198,17 @@ def _attend(
         scores = query @ key.transpose(2, 3) * scaling
         weights = torch.softmax(scores if bias is None else scores + bias, -1).to(value.dtype)
         return drop(weights, dropout) @ value
-    if query.shape[2] ** 2 * query.element_size() > 2 * BLOCK_BYTES:
+    if _prefers_sdpa(query):
         return scaled_dot_product_attention(query, key, value, scale=scaling)
     flat = (x.flatten(0, 1).contiguous() for x in (query * scaling, key, value))
     return _BlockedAttention.apply(*flat).unflatten(0, query.shape[:2])
+
+
+def _prefers_sdpa(query: torch.Tensor) -> bool:
+    """Where torch's kernel is the faster one: one head's scores fill the cache, or float32 without oneDNN's products."""
+    if query.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest":
+        return True
+    return query.shape[2] ** 2 * query.element_size() > MAX_HEAD_BYTES
 
 
 class _BlockedAttention(torch.autograd.Function):

@@ -47,7 +47,7 @@ class LoraSettings:
 
     r: int = 8
     alpha: int = 16
-    dropout: float = 0.05
+    dropout: float = 0.0
     use_rslora: bool = False
     use_dora: bool = False
     target_modules: list[str] | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
@@ -70,6 +71,12 @@ class Context:
             return False
         named = self.args.speedups or []
         return name in named or ("all" in named and kind != "L")
+
+    def leave_out(self, names: list[str]) -> Context:
+        """These facts, with some speed-ups not wanted: what a measurement has rejected."""
+        args = copy.copy(self.args)
+        args.without = [*(args.without or []), *names]
+        return replace(self, args=args)
 
     def user_set(self, field_name: str) -> bool:
         """Whether the user set a training argument, by command line, YAML or code, rather than a preset."""

@@ -21,7 +21,9 @@ SMALL = {
 
 
 def make_groups(model, folder, **given) -> list[dict]:
-    args = FastTrainingArguments(str(folder), use_cpu=True, report_to="none", learning_rate=1e-3, weight_decay=0.1, **given)
+    args = FastTrainingArguments(
+        str(folder), use_cpu=True, report_to="none", learning_rate=1e-3, weight_decay=0.1, **given
+    )
     return FastTrainer(model, args).create_optimizer().param_groups
 
 

@@ -12,6 +12,8 @@ from hf_ext.models import attention
 from hf_ext.models.attention import KERNELS, PREFIX, blocked_attention, padded_attention, register_attention
 from hf_ext.models.segments import Segments
 
+pytestmark = pytest.mark.usefixtures("blocked_in_float32")
+
 LENGTHS = (3, 7, 3, 1, 12, 0, 7)
 HEADS, SIZE, SCALING = 3, 8, 0.3
 CPU_KERNELS = [blocked_attention, padded_attention]
@@ -112,11 +114,22 @@ def test_results_do_not_depend_on_where_blocks_end(monkeypatch, block_bytes, blo
 
 
 def test_sequences_whose_scores_leave_the_cache_go_to_sdpa(monkeypatch):
-    monkeypatch.setattr(attention, "BLOCK_BYTES", 4 * 7 * 7 // 2)  # 7 tokens fit, 12 do not
+    monkeypatch.setattr(attention, "MAX_HEAD_BYTES", 4 * 7 * 7)  # 7 tokens fit, 12 do not
     segments, *rows, bias = make_inputs()
     name = "aten::scaled_dot_product_attention"
     assert count_calls(lambda: blocked_attention(*rows, segments, SCALING, 0.0, bias), name) == 1
     assert error_of(blocked_attention) < 2e-6
+
+
+def test_float32_without_onednn_goes_to_sdpa(monkeypatch):
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "highest")
+    segments, *rows, bias = make_inputs()
+    name = "aten::scaled_dot_product_attention"
+    assert count_calls(lambda: blocked_attention(*rows, segments, SCALING, 0.0, bias), name) == len(
+        list(segments.groups())
+    )
+    half = [x.bfloat16() for x in rows]
+    assert count_calls(lambda: blocked_attention(*half, segments, SCALING, 0.0, bias), name) == 0
 
 
 def test_blocks_ignore_autocast():

@@ -32,6 +32,8 @@ from transformers.models.t5.modeling_t5 import T5Attention
 
 from hf_ext.models.segments import Segments
 
+pytestmark = pytest.mark.usefixtures("blocked_in_float32")
+
 BOUND = 2e-5
 HEADS = {
     "masked language model": lambda: tiny_esm(EsmForMaskedLM),

@@ -23,6 +23,8 @@ from transformers.models.t5.modeling_t5 import T5Stack
 from hf_ext.errors import ArgumentError
 from hf_ext.models.packing import find_encoders, keeps_sequences_apart, pack_encoders, unpack_encoders
 
+pytestmark = pytest.mark.usefixtures("blocked_in_float32")
+
 MAKE = {"esm": tiny_esm, "t5": tiny_t5}
 
 

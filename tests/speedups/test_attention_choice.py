@@ -153,6 +153,7 @@ def count_sdpa(model) -> int:
     return {event.key: event.count for event in profile.key_averages()}.get("aten::scaled_dot_product_attention", 0)
 
 
+@pytest.mark.usefixtures("blocked_in_float32")
 def test_blocked_attention_replaces_every_call_of_sdpa_and_end_brings_them_back(tmp_path):
     trainer = make_trainer(tmp_path, speedups=["attention"])
     decision = trainer.plan["attention"]
@@ -234,7 +235,7 @@ def test_a_kernel_that_does_not_run_here_leaves_the_model_exactly_as_it_was_and_
     written = {line["name"]: line for line in json.loads((tmp_path / "plan.json").read_text())["decisions"]}
     reasons = {
         "attention": "varlen against the old attention: it does not run here (NotImplementedError: ",
-        "packing": "against padded encoders: it does not run here (ArgumentError: The attention 'sdpa' would let ",
+        "packing": "the model's own attention takes no packed sequences",
     }
     for name, reason in reasons.items():
         assert written[name]["status"] == "skipped"
@@ -251,7 +252,7 @@ def test_a_kernel_that_does_not_run_here_leaves_the_model_exactly_as_it_was_and_
     ("given", "message"),
     [
         ({"attention": "varlen"}, "--attention varlen against the old attention: it does not run here"),
-        ({"speedups": ["attention", "packing"]}, r"packing, against padded encoders: it does not run here"),
+        ({"speedups": ["attention", "packing"]}, r"packing: the model's own attention takes no packed sequences"),
     ],
 )
 def test_what_was_asked_for_and_does_not_run_here_is_refused_and_leaves_the_model_as_it_was(tmp_path, given, message):
@@ -292,6 +293,20 @@ def test_a_kernel_that_is_off_by_a_hundredth_is_not_used(tmp_path):
     with pytest.raises(PlanRefused, match=r"--attention blocked against the old.*states differ by .*--attention auto"):
         make_trainer(tmp_path, model, attention="blocked")
     assert states_and_settings(model)[1] == settings
+
+
+@pytest.mark.usefixtures("broken_blocked")
+def test_what_follows_from_a_rejected_kernel_is_decided_again(tmp_path):
+    trainer = make_trainer(tmp_path, speedups=["all"], without=["precision", "cpu_matmul"])
+    names = ("attention", "packing", "length_grouping")
+    assert [trainer.plan[name].status for name in names] == ["skipped", "skipped", "applied"]
+    assert trainer.args.train_sampling_strategy == "group_by_length"
+
+
+def test_nothing_is_decided_again_where_nothing_is_rejected(tmp_path):
+    trainer = make_trainer(tmp_path, speedups=["all"], without=["precision", "cpu_matmul"])
+    names = ("attention", "packing", "length_grouping")
+    assert [trainer.plan[name].status for name in names] == ["applied", "applied", "skipped"]
 
 
 # --- towers ----------------------------------------------------------------------------------------------------------

@@ -332,3 +332,19 @@ def test_another_optimizer_that_was_asked_for_is_kept():
     assert decide("fused_optimizer").settings == {"optim": "adamw_torch_fused"}
     decision = decide("fused_optimizer", optim="adafactor")
     assert (decision.status, decision.reason) == ("skipped", "--optim adafactor was asked for")
+
+
+# --- several GPUs in one process -------------------------------------------------------------------------------------
+
+
+def test_forwards_are_not_replaced_where_dataparallel_would_copy_them(monkeypatch):
+    monkeypatch.setattr(FastTrainingArguments, "n_gpu", 2)
+    model = replace(LORA, classes=("EsmForMaskedLM",))
+    for name in ("fused_gelu", "packing", "masked_lm_head"):
+        decision = decide(name, "T4", model)
+        assert (decision.status, decision.reason) == (
+            "skipped",
+            "2 GPUs in one process (DataParallel): start it with accelerate launch",
+        )
+    assert decide("packing", "T4", model, speedups=["packing", "attention"]).status == "refused"
+    assert decide("length_grouping", "T4", model).status == "applied"
