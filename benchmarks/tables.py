@@ -71,7 +71,7 @@ def compare() -> str:
     headers = [
         "side",
         "real residues / s",
-        "step, ms",
+        "median step, ms",
         "peak memory, GiB",
         f"{result['optimized']} is",
         "its final loss",

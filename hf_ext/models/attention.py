@@ -205,7 +205,7 @@ def _attend(
 
 
 def _prefers_sdpa(query: torch.Tensor) -> bool:
-    """Where torch's kernel is the faster one: one head's scores fill the cache, or float32 without oneDNN's products."""
+    """Where torch's kernel is faster: one head's scores fill the cache, or float32 without oneDNN's products."""
     if query.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest":
         return True
     return query.shape[2] ** 2 * query.element_size() > MAX_HEAD_BYTES
