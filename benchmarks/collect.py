@@ -39,7 +39,12 @@ def collect(folder: Path) -> dict[str, Any]:
 
 
 _SETTINGS = (
+    "tower_training",
+    "use_peft",
+    "lora_r",
+    "pooling",
     "learning_rate",
+    "encoder_learning_rate",
     "num_train_epochs",
     "weight_decay",
     "warmup_steps",

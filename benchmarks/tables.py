@@ -101,9 +101,13 @@ _COLUMNS = [
 ]
 
 
+def _is_frozen(run: dict[str, Any]) -> bool:
+    return any(d["name"] == "embedding_cache" and d["status"] == "applied" for d in run["decisions"])
+
+
 def _over_seeds(runs: list[dict[str, Any]], predictor: str, metric: str) -> str:
-    if predictor not in runs[0]["test"]["scores"]:
-        return "-"
+    if predictor == "ridge on embeddings" and not _is_frozen(runs[0]):
+        return "-"  # embeddings of an encoder that trained are no baseline
     values = [run["test"]["scores"][predictor][metric]["value"] for run in runs]
     if len(values) < 2 or predictor != "model":
         return f"{values[0]:.3f}"

@@ -64,7 +64,7 @@ def _cell(score: dict[str, Any] | None) -> str:
 
 
 def score_split(trainer: Any, splits: Any, name: str, threshold: float | None, group_column: str | None) -> SplitScores:
-    """Predicts split `name` and scores the model, the training mean, and ridge on the same embeddings.
+    """Predicts split `name` and scores the model, the training mean, and, of frozen encoders, ridge on the embeddings.
 
     Args:
         trainer: a `FastTrainer` whose model is trained.
@@ -94,20 +94,20 @@ def score_split(trainer: Any, splits: Any, name: str, threshold: float | None, g
 
 def _baseline_predictions(trainer: Any, splits: Any, name: str) -> dict[str, np.ndarray]:
     train = splits["train"]
+    constant = ConstantBaseline().fit(_label_array(train))
+    baselines = {"training mean": constant.predict(len(splits[name]))}
+    if len(trainer.model.frozen_inputs) < len(trainer.model.embedding_sizes):
+        return baselines  # embeddings of an encoder that trained are the model's own work
     if len(train) > RIDGE_ROWS:
         chosen = np.random.default_rng(trainer.args.seed).permutation(len(train))[:RIDGE_ROWS]
         train = train.select(np.sort(chosen))
-    constant = ConstantBaseline().fit(_label_array(splits["train"]))
     ridge = RidgeBaseline().fit(
         pooled_features(trainer, train),
         _label_array(train),
         pooled_features(trainer, splits["validation"]),
         _label_array(splits["validation"]),
     )
-    return {
-        "training mean": constant.predict(len(splits[name])),
-        "ridge on embeddings": ridge.predict(pooled_features(trainer, splits[name])),
-    }
+    return {**baselines, "ridge on embeddings": ridge.predict(pooled_features(trainer, splits[name]))}
 
 
 def _label_array(split: Any) -> np.ndarray:

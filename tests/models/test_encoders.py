@@ -32,7 +32,7 @@ def test_reading_an_encoder_loads_no_weights_and_names_them(demo_encoders):
     assert spec.config["model_type"] == "esm"
     assert spec.fingerprint == fingerprint_weights(demo_encoders[1], None)
     assert spec.fingerprint.startswith("sha256:")
-    options = {"r": 2, "alpha": 16, "dropout": 0.05, "use_rslora": False, "use_dora": False, "target_modules": None}
+    options = {"r": 2, "alpha": 16, "dropout": 0.0, "use_rslora": False, "use_dora": False, "target_modules": None}
     assert spec.lora == options
 
 
