@@ -2,7 +2,7 @@
 
 Bounds, on the last hidden states of real tokens, in evaluation mode:
 - float32: the largest difference is at most 1e-4, relative to the largest state where that is above 1;
-- autocast to bf16 or fp16: the new states are at most 1.5 times as far from the float32 result as the old ones were
+- autocast to bf16 or fp16: the new states are at most twice as far from the float32 result as the old ones were
   (L2; a distance of 0.1 % of that result counts as none);
 - weights stored in half precision: new and old states differ by at most 5 % (relative L2).
 No weight may be replaced or re-initialised, and no dropout changed.
@@ -25,7 +25,7 @@ from .base import Run
 
 NUM_ROWS = 4
 MAX_DIFFERENCE = 1e-4
-MAX_NOISE_RATIO = 1.5
+MAX_NOISE_RATIO = 2.0  # rounding scores too, as eager attention does, makes about 1.3
 MAX_HALF_DISTANCE = 0.05
 NOT_MEASURED = {"parity": "not measured: no whole encoder and rows at hand"}
 
