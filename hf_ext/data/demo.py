@@ -10,14 +10,13 @@ import torch
 from datasets import Dataset
 from transformers import BertConfig, BertModel, BertTokenizer, EsmConfig, EsmModel, EsmTokenizer
 
-from .proteins import STANDARD
+from .proteins import ESM_VOCABULARY, STANDARD
 
 NUM_ROWS = 3000
 NOISE = 0.25  # standard deviation of the simulated measurement, pKd units
 _HEAVY = ("EVQLVESGGGLVQPGGSLRLSCAASGFTFSSYAMSWVRQAPGKGLEWVSAISGSGGSTYYADSVKG", "WGQGTLVTVSS")
 _LIGHT = ("DIQMTQSPSSLSASVGDRVTITCRASQSISSYLNWYQQKPGKAPKLLIYAASSLQSGVPS", "FGQGTKVEIK")
 _ANTIGEN = ("MKTAYIAKQRQISFVKSHFSRQLEERLGLIE", "VQAPILSRVGDGTQDNLSGAEK")
-_ESM_VOCAB = ["<cls>", "<pad>", "<eos>", "<unk>", *"LAGVSERTIDPKQNFYMHWCXBUZO", ".", "-", "<null_1>", "<mask>"]
 _BERT_VOCAB = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *STANDARD, "X"]
 
 
@@ -72,7 +71,7 @@ def make_demo_encoders(folder: str | Path, seed: int = 0) -> tuple[str, str]:
     """
     root = Path(folder)
     bert, esm = root / "bert", root / "esm"
-    for path, vocabulary in ((bert, _BERT_VOCAB), (esm, _ESM_VOCAB)):
+    for path, vocabulary in ((bert, _BERT_VOCAB), (esm, ESM_VOCABULARY)):
         path.mkdir(parents=True, exist_ok=True)
         (path / "vocab.txt").write_text("\n".join(vocabulary) + "\n")
     BertTokenizer(str(bert / "vocab.txt"), do_lower_case=False).save_pretrained(bert)
@@ -91,9 +90,9 @@ def make_demo_encoders(folder: str | Path, seed: int = 0) -> tuple[str, str]:
         ).save_pretrained(bert)
         EsmModel(
             EsmConfig(
-                vocab_size=len(_ESM_VOCAB),
+                vocab_size=len(ESM_VOCABULARY),
                 pad_token_id=1,
-                mask_token_id=_ESM_VOCAB.index("<mask>"),
+                mask_token_id=ESM_VOCABULARY.index("<mask>"),
                 position_embedding_type="rotary",
                 max_position_embeddings=1026,
                 token_dropout=True,

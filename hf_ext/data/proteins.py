@@ -15,6 +15,8 @@ UNKNOWN = "X"
 RARE = "UZOBJ"  # accepted here; the tokenizer maps them to X for models whose vocabulary lacks them
 GAPS = "-."
 STOP = "*"
+# ESM-2's tokens, in the order of their ids.
+ESM_VOCABULARY = ("<cls>", "<pad>", "<eos>", "<unk>", *"LAGVSERTIDPKQNFYMHWCXBUZO.-", "<null_1>", "<mask>")
 # Each spells a short peptide, but in a table it is what another program wrote for "no value".
 MISSING_MARKERS = frozenset({"NA", "N/A", "#N/A", "<NA>", "NULL", "NAN", "NONE"})
 MAX_LISTED = 20

@@ -14,6 +14,7 @@ from ..data.arguments import DataArguments
 from ..data.columns import row_lengths
 from ..data.demo import make_demo_table
 from ..data.masking import EndlessStream, MaskedLMCollator, mark_evaluation
+from ..data.proteins import ESM_VOCABULARY
 from ..data.tokenization import ResidueTokenizer
 from ..errors import ArgumentError, DataError
 from ..mixins.masking_epoch import MaskingEpochCallback
@@ -23,7 +24,6 @@ from ..trainer import FastTrainer
 from .arguments import MaskedLMArguments, stock_arguments
 from .results import compute_metrics, sum_rows
 
-ESM_VOCABULARY = ("<cls>", "<pad>", "<eos>", "<unk>", *"LAGVSERTIDPKQNFYMHWCXBUZO.-", "<null_1>", "<mask>")
 ESM_MAX_TOKENS = 1024  # what ESM-2 was trained on, with <cls> and <eos>
 
 logger = logging.get_logger(__name__)

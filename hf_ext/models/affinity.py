@@ -247,7 +247,7 @@ class AffinityModel(PreTrainedModel):
 
         Embeddings of frozen encoders are divided by the spread of each feature. Where the encoder trains they are
         divided by their typical size instead: variants of one protein spread so little that dividing by it would turn
-        the smallest change of the encoder into a large one (on GB1 such a run did not learn).
+        the smallest change of the encoder into a large one.
         """
         self.config.label_mean, self.config.label_std = label_mean, label_std if label_std > 0 else 1.0
         blocks = {name: embeddings[name].float() for name in self.embedding_sizes}

@@ -4,8 +4,7 @@ Class N. Effect: inductor fuses the element-wise work of a block (norms, rotatio
 through `Module.compile`, so names in checkpoints stay as they are; all blocks share their graphs. A block with SDPA is
 one graph; packed with `padded` attention two; with `blocked`, which the compiler leaves alone, nine short ones. Lengths
 are dynamic, and packed rows are filled up to few lengths (`models/segments.py`), so new batches do not recompile.
-Hardware: CUDA from compute capability 7.0 (Triton). On CPUs only when named: there compiling took longer than it saved
-(`benchmarks/results/`, one-at-a-time rows).
+Hardware: CUDA from compute capability 7.0 (Triton). On CPUs only when named: no benchmark has shown a gain there yet.
 Conflicts: activation checkpointing (the recomputed block contains the graph break, and torch then compiles nothing of
 it), Trainer's own `--torch_compile`, faesm's attention.
 Evidence: graphs compiled by one training pass on the first real rows at the start (0 where an earlier run of this
@@ -42,7 +41,7 @@ def decide(context: Context) -> Decision:
     if problem:
         return Decision(NAME, KIND, "refused" if named else "skipped", problem)
     if context.hardware.kind == "cpu" and not named:
-        return Decision(NAME, KIND, "skipped", "does not pay on CPUs: use --speedups all compile to try")
+        return Decision(NAME, KIND, "skipped", "no gain was shown on CPUs: use --speedups all compile to try")
     return Decision(NAME, KIND, "applied", f"block by block on {context.hardware.name}", {"dynamic": True})
 
 
