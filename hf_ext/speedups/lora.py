@@ -4,7 +4,7 @@ Class L: the update of each weight has a rank of at most r, so the model learns 
 happens only with `--use_peft`. Effect: AdamW keeps two numbers per trainable parameter, a small share of all, and a
 checkpoint holds adapters and heads only. It saves no activations by itself, so the plan measures them, on two training
 rows, in the weights' own precision, without activation checkpointing. Adapters on all linear layers keep as much as
-full fine-tuning does; `--lora_dropout` above 0 keeps a copy of each input more, fewer `--lora_target_modules` keep less.
+full fine-tuning does; `--lora_dropout` above 0 keeps a copy of each input, fewer `--lora_target_modules` keep less.
 Models with towers (`AffinityModel`) bring their adapters; others are wrapped in a `peft.PeftModel`.
 Cost: two forward passes over two rows for the measurement. Source: see `hf_ext/models/lora.py`.
 Conflicts: a model made by `model_init` comes too late to be wrapped; where every tower is frozen there is nothing to
