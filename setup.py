@@ -36,6 +36,7 @@ setup(
         "sentencepiece>=0.2",  # IgT5's and ProtT5's tokenizers are sentencepiece models
         "protobuf>=4",
         "tqdm>=4.66",
+        "psutil>=5.9",  # when a process began: whether a lock is stale, and how old the session is
     ],
     extras_require={
         "flash": ["flash-attn>=2.7"],

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 from transformers import Trainer
 
+from .mixins.checkpointing import CheckpointMixin
 from .mixins.dataloaders import DataLoaderMixin
+from .mixins.disk_budget import DiskBudgetMixin
 from .mixins.embedding_cache import EmbeddingCacheMixin
 from .mixins.encoder_rate import EncoderRateMixin
 from .mixins.exact_loss import ExactLossMixin
 from .mixins.masking_epoch import MaskingEpochMixin
 from .mixins.planning import PlanMixin
+from .mixins.resuming import ResumeMixin
 from .mixins.saving import SavingMixin
 from .mixins.standardization import StandardizationMixin
+from .mixins.stopping import StoppingMixin
 from .mixins.throughput import ThroughputMixin
 
 
 class FastTrainer(
+    ResumeMixin,
+    CheckpointMixin,
+    DiskBudgetMixin,
+    StoppingMixin,
     PlanMixin,
     EmbeddingCacheMixin,
     StandardizationMixin,

@@ -58,6 +58,44 @@ class FastTrainingArguments(TrainingArguments):
     baseline_json: None | str = field(  # noqa: RUF036
         default=None, metadata={"help": "comparison.json of recipes/compare.py: logs the speed against its baseline."}
     )
+    resume: str = field(
+        default="no",
+        metadata={
+            "help": "'auto' continues from the newest checkpoint in output_dir that verifies, 'no' starts anew, "
+            "anything else is the folder of a checkpoint."
+        },
+    )
+    allow_changed: list[str] = field(
+        default_factory=list,
+        metadata={"help": "What may differ from the checkpoint's run: argument names, 'data', 'model', or 'all'."},
+    )
+    save_minutes: None | float = field(  # noqa: RUF036
+        default=None, metadata={"help": "Also save when this many minutes have passed since the last checkpoint."}
+    )
+    max_hours: None | float = field(  # noqa: RUF036
+        default=None, metadata={"help": "Save and stop before the process is this old (Colab's limit)."}
+    )
+    stop_margin_minutes: float = field(
+        default=5.0, metadata={"help": "How long before max_hours the last checkpoint is begun."}
+    )
+    keep_epoch_checkpoint: bool = field(
+        default=False, metadata={"help": "Also keep the newest checkpoint that ends an epoch."}
+    )
+    save_total_size_gb: None | float = field(  # noqa: RUF036
+        default=None, metadata={"help": "Most that the output folder may hold at any moment, in GB (10^9 bytes)."}
+    )
+    disk_policy: Literal["refuse", "degrade"] = field(
+        default="refuse", metadata={"help": "What to do where save_total_size_gb is too small: stop, or store less."}
+    )
+    save_failures_allowed: int = field(
+        default=3, metadata={"help": "Checkpoints in a row that may fail to be written before the run stops."}
+    )
+    local_checkpoint_dir: None | str = field(  # noqa: RUF036
+        default=None,
+        metadata={
+            "help": "Fast folder to save to first; copied to output_dir (a mounted Drive) in the background."
+        },
+    )
     attention: Literal["auto", "faesm", "varlen", "blocked", "padded", "flash_attention_2", "sdpa", "eager"] = field(
         default="auto",
         metadata={"help": "Attention of ESM and T5 encoders; auto takes what the hardware is fastest with."},
@@ -91,9 +129,9 @@ class FastTrainingArguments(TrainingArguments):
         if self.bf16:
             self.mixed_precision = "bf16"
         self._built = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        self._check_speedups()
+        self._check_values()
 
-    def _check_speedups(self) -> None:
+    def _check_values(self) -> None:
         known = [speedup.NAME for speedup in REGISTRY]
         unknown = [name for name in [*self.speedups, *self.without] if name not in [*known, "all"]]
         if unknown:
@@ -103,10 +141,17 @@ class FastTrainingArguments(TrainingArguments):
             "cached_batch_size",
             "max_tokens_per_batch",
             "embedding_tokens_per_batch",
+            "save_failures_allowed",
         ):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ArgumentError(f"{name}={value}: must be at least 1.")
+        for name in ("save_minutes", "max_hours", "save_total_size_gb"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < float("inf"):
+                raise ArgumentError(f"{name}={value}: must be above 0.")
+        if not self.stop_margin_minutes >= 0:
+            raise ArgumentError(f"stop_margin_minutes={self.stop_margin_minutes}: must not be negative.")
 
     @property
     def explicit_fields(self) -> frozenset[str]:

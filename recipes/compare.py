@@ -18,7 +18,7 @@ from transformers import HfArgumentParser
 
 from hf_ext.comparing.arguments import CompareArguments
 from hf_ext.comparing.comparison import compare
-from hf_ext.errors import HfExtError
+from hf_ext.errors import exit_on_errors
 from hf_ext.reporting.run_log import start_run_log
 
 CRITERIA_FAILED = 3
@@ -37,8 +37,5 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    try:
-        status = main()
-    except HfExtError as error:
-        sys.exit(f"{type(error).__name__}: {error}")
-    sys.exit(status)
+    with exit_on_errors():
+        sys.exit(main())

@@ -10,7 +10,6 @@ head of a frozen run. `--preset baseline` does what stock Trainer does.
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from transformers import set_seed
@@ -22,7 +21,7 @@ from hf_ext.affinity.scoring import compute_metrics, score_split
 from hf_ext.data.arguments import DataArguments
 from hf_ext.data.demo import make_demo_encoders, make_demo_table
 from hf_ext.data.loading import load_data
-from hf_ext.errors import HfExtError
+from hf_ext.errors import exit_on_errors
 from hf_ext.evaluation import label_audit
 from hf_ext.evaluation.guards import format_report
 from hf_ext.parser import FastArgumentParser
@@ -44,6 +43,7 @@ DEFAULTS = {
     "eval_strategy": "epoch",
     "save_strategy": "epoch",
     "save_total_limit": 2,
+    "resume": "auto",
     "load_best_model_at_end": True,
     "metric_for_best_model": "spearman",
     "logging_strategy": "epoch",
@@ -112,7 +112,5 @@ def main(argv: list[str] | None = None) -> dict:
 
 
 if __name__ == "__main__":
-    try:
+    with exit_on_errors():
         main()
-    except HfExtError as error:
-        sys.exit(f"{type(error).__name__}: {error}")

@@ -12,7 +12,6 @@ transformers.Trainer itself, on the same data and masks.
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 from transformers import set_seed
@@ -21,7 +20,7 @@ from hf_ext.affinity.building import check_inputs
 from hf_ext.affinity.results import summarize_data
 from hf_ext.data.arguments import DataArguments
 from hf_ext.data.loading import load_data
-from hf_ext.errors import HfExtError
+from hf_ext.errors import exit_on_errors
 from hf_ext.masked_lm.arguments import MaskedLMArguments
 from hf_ext.masked_lm.building import (
     build_collator,
@@ -55,6 +54,7 @@ DEFAULTS = {
     "save_strategy": "steps",
     "save_steps": 0.1,
     "save_total_limit": 2,
+    "resume": "auto",
     "logging_steps": 0.05,
     "metric_for_best_model": "token_loss",
     "greater_is_better": False,
@@ -112,7 +112,5 @@ def main(argv: list[str] | None = None) -> dict:
 
 
 if __name__ == "__main__":
-    try:
+    with exit_on_errors():
         main()
-    except HfExtError as error:
-        sys.exit(f"{type(error).__name__}: {error}")

@@ -7,7 +7,6 @@ Columns are those the model was trained on. Embeddings of frozen encoders are re
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +19,7 @@ from hf_ext.affinity.results import write_predictions
 from hf_ext.data.arguments import DataArguments
 from hf_ext.data.collators import INPUTS_NAME, SequenceCollator
 from hf_ext.data.loading import load_sequences
-from hf_ext.errors import ArgumentError, HfExtError
+from hf_ext.errors import ArgumentError, exit_on_errors
 from hf_ext.models.affinity import AffinityModel
 from hf_ext.parser import FastArgumentParser
 from hf_ext.presets import PRESETS
@@ -93,7 +92,5 @@ def find_model(name: str, revision: str | None) -> str:
 
 
 if __name__ == "__main__":
-    try:
+    with exit_on_errors():
         main()
-    except HfExtError as error:
-        sys.exit(f"{type(error).__name__}: {error}")

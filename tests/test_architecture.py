@@ -12,7 +12,7 @@ FLOORS = (
     {"optional", "hardware"},
     {"data", "reporting"},
     {"models"},
-    {"embeddings", "evaluation"},
+    {"embeddings", "evaluation", "checkpoints"},
     {"speedups"},
     {"plan", "training_args", "presets", "parser"},
     {"mixins"},

@@ -11,13 +11,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from itertools import count
 from typing import Any
 
 import datasets
 import numpy as np
 import torch
-from torch.utils.data import IterableDataset as TorchIterableDataset
 
 from ..errors import ArgumentError, DataError
 from .proteins import STANDARD
@@ -60,7 +58,7 @@ class MaskedLMCollator:
     80 % become the mask token, 10 % a random standard residue and 10 % stay. Masks and crops depend on seed, epoch and
     example only: not on workers, ranks, batches, order or restarts.
 
-    The epoch is the row's own where it has a column `mask_epoch` (see `mark_evaluation`, `EndlessStream`), otherwise
+    The epoch is the row's own where it has a column `mask_epoch` (see `mark_evaluation` and `StreamBatchSampler`), else
     what `set_epoch` said last; `FastTrainer` says it by itself, with `Trainer` add `MaskingEpochCallback`.
 
     Args:
@@ -198,30 +196,3 @@ def mark_evaluation(dataset: Any) -> Any:
 
 def _mark(row: dict[str, Any]) -> dict[str, Any]:
     return {**row, EPOCH_COLUMN: EVALUATION_EPOCH}
-
-
-class EndlessStream(TorchIterableDataset):
-    """Repeats a stream without end; each row carries the number of its pass in the column `mask_epoch`.
-
-    Trainer resumes a stream by skipping batches, but never past its end: a run that stopped in the second pass starts
-    over (transformers 5.23). Of a stream without end it skips as many as it has seen, so resuming is exact, at the cost
-    of reading them again. Ends where a pass gives no rows (a worker without a shard).
-
-    Args:
-        stream: a `datasets.IterableDataset`; where it shuffles, each pass shuffles anew.
-    """
-
-    def __init__(self, stream: datasets.IterableDataset):
-        self.stream = stream
-
-    def __iter__(self) -> Any:
-        # All workers share one epoch of `self.stream` and may be in different passes; a derived stream has its own.
-        stream = self.stream.skip(0)
-        for number in count():
-            stream.set_epoch(number)
-            is_empty = True
-            for row in stream:
-                is_empty = False
-                yield {**row, EPOCH_COLUMN: number}
-            if is_empty:
-                return

@@ -13,7 +13,7 @@ from transformers.utils import logging
 from ..data.arguments import DataArguments
 from ..data.columns import row_lengths
 from ..data.demo import make_demo_table
-from ..data.masking import EndlessStream, MaskedLMCollator, mark_evaluation
+from ..data.masking import MaskedLMCollator, mark_evaluation
 from ..data.proteins import ESM_VOCABULARY
 from ..data.tokenization import ResidueTokenizer
 from ..errors import ArgumentError, DataError
@@ -143,7 +143,7 @@ def build_collator(
 
 
 def prepare_splits(splits: Any, args: Any, columns: dict[str, list[str]], stock: bool) -> dict[str, Any]:
-    """Marks evaluation sets, makes a training stream endless, adds lengths where the stock Trainer groups by them.
+    """Marks evaluation sets, and adds lengths where the stock Trainer groups by them.
 
     Evaluation streams are read into memory, once: otherwise each evaluation would read the source to its end, and of a
     set of unknown length several processes count some rows twice (1,525 masked residues instead of 931, seen with two).
@@ -160,8 +160,8 @@ def prepare_splits(splits: Any, args: Any, columns: dict[str, list[str]], stock:
     if not hasattr(ready["train"], "__len__"):
         if args.max_steps < 1:
             raise ArgumentError("A stream has no length, so --max_steps says how long to train: give it.")
-        ready["train"] = EndlessStream(ready["train"])
-        args.accelerator_config.dispatch_batches = False  # else rank 0 joins batches of unequal width, and fails
+        # Else rank 0 of the stock Trainer joins batches of unequal width, and fails.
+        args.accelerator_config.dispatch_batches = False
     elif stock and args.train_sampling_strategy == "group_by_length":
         for name, split in ready.items():  # the stock Trainer groups evaluation too
             ready[name] = split.add_column(args.length_column_name, row_lengths(split, columns))

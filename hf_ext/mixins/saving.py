@@ -33,9 +33,7 @@ class SavingMixin:
         elif self.args.should_save:
             self._save_pretrained(self.model, folder, state_dict)
         if self.args.should_save:
-            # to_dict masks every field whose name ends in _token.
-            text = json.dumps(self.args.to_dict(), indent=2, default=str)
-            (folder / "training_args.json").write_text(text + "\n")
+            self._save_companions(folder)
 
     def save_merged(self, folder: str | os.PathLike[str]) -> None:
         """Writes the model with its LoRA adapters merged into the weights; the folder loads without PEFT.
@@ -53,15 +51,22 @@ class SavingMixin:
         merged = merged_copy(self.model)
         if self.args.should_save:
             self._save_pretrained(merged, Path(folder), None)
+            self._save_companions(Path(folder))
 
     def _save_pretrained(self, model: Any, folder: Path, state_dict: dict | None) -> None:
-        os.makedirs(folder, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         model.save_pretrained(str(folder), state_dict=state_dict, **_own_names(model))
+
+    def _save_companions(self, folder: Path) -> None:
+        """What belongs to the weights: tokenizer, collator, and the arguments without tokens."""
         tokenizer = self.processing_class or getattr(self.data_collator, "tokenizer", None)
         parts: tuple[Any, ...] = (tokenizer, self.data_collator)
         for part in parts:
             if hasattr(part, "save_pretrained"):
                 part.save_pretrained(folder)
+        # to_dict masks every field whose name ends in _token.
+        text = json.dumps(self.args.to_dict(), indent=2, default=str)
+        (folder / "training_args.json").write_text(text + "\n")
 
 
 def _own_names(model: Any) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from transformers import BertTokenizer, DataCollatorForLanguageModeling, EsmToke
 
 from hf_ext.data.masking import (
     EVALUATION_EPOCH,
-    EndlessStream,
     MaskedLMCollator,
     choose_residues,
     mark_evaluation,
@@ -249,35 +248,3 @@ def test_evaluation_sets_are_masked_alike_in_every_epoch(make_collator, streamin
     collator.set_epoch(3)
     assert per_row(collator(list(marked))) == first
     assert first != training
-
-
-def number_rows(shards: list[int]):
-    for shard in shards:
-        for i in range(3):
-            yield {"sequence": "ACDEFGHIKL"[shard : shard + 4] * (i + 1)}
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_stream_goes_on_in_passes_that_its_rows_tell(make_collator, num_workers):
-    stream = datasets.IterableDataset.from_generator(number_rows, gen_kwargs={"shards": [0, 1]})
-    loader = DataLoader(EndlessStream(stream), 3, collate_fn=make_collator(), num_workers=num_workers)
-    taken = [per_row(batch) for batch, _ in zip(loader, range(6))]
-    passes = [[row for batch in taken[i : i + 2] for row in batch] for i in (0, 2, 4)]
-    reference = make_collator()
-    for number, seen in enumerate(passes):
-        reference.set_epoch(number)
-        assert sorted(seen) == sorted(per_row(reference(list(stream))))
-
-
-def test_a_shuffled_stream_has_another_order_in_each_pass():
-    stream = datasets.IterableDataset.from_generator(number_rows, gen_kwargs={"shards": [0, 1, 2, 3]})
-    rows = [row for row, _ in zip(EndlessStream(stream.shuffle(seed=0, buffer_size=12)), range(24))]
-    assert [row["mask_epoch"] for row in rows] == [0] * 12 + [1] * 12
-    first, second = ([row["sequence"] for row in half] for half in (rows[:12], rows[12:]))
-    assert first != second
-    assert sorted(first) == sorted(second)
-
-
-def test_a_stream_without_rows_ends():
-    empty = datasets.IterableDataset.from_generator(number_rows, gen_kwargs={"shards": [0]}).filter(lambda row: False)
-    assert list(EndlessStream(empty)) == []

@@ -8,7 +8,7 @@ import transformers
 from transformers import DataCollatorForLanguageModeling
 
 from hf_ext.data.arguments import DataArguments
-from hf_ext.data.masking import EndlessStream, mark_evaluation
+from hf_ext.data.masking import mark_evaluation
 from hf_ext.data.proteins import STANDARD
 from hf_ext.masked_lm.arguments import MaskedLMArguments
 from hf_ext.masked_lm.building import build_collator, build_model, build_tokenizer, build_trainer, prepare_splits
@@ -114,11 +114,13 @@ def test_without_the_callback_and_the_mark_masks_are_wrong(rows, tmp_path):
     assert evaluated[:2] != evaluated[2:4]
 
 
-def test_a_plain_streams_passes_are_epochs_too(rows, tmp_path):
+@pytest.mark.parametrize("explicit", [None, frozenset()], ids=["fast", "stock"])
+def test_a_streams_passes_are_epochs_too(rows, tmp_path, explicit):
     model, collator = make_parts()
     seen = watch(model)
     args = make_args(tmp_path, max_steps=9)  # 0.33 of them per pass, so `state.epoch` stays below 1
-    FastTrainer(model, args, collator, rows.to_iterable_dataset()).train()
+    splits = prepare_splits({"train": rows.to_iterable_dataset()}, args, collator.columns, stock=explicit is not None)
+    build_trainer(model, args, collator, splits, explicit).train()
     assert batches_by_epoch(seen, 3) == [masked_for(epoch, rows) for epoch in range(3)]
 
 
@@ -155,13 +157,20 @@ def test_with_transformers_collator_a_resumed_run_ends_elsewhere(rows, tmp_path)
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_stream_resumed_in_its_second_pass_goes_on_where_it_was(rows, tmp_path, num_workers):
-    stream = EndlessStream(rows.to_iterable_dataset())
-    assert resumes_exactly(tmp_path, stream, dataloader_num_workers=num_workers)
+    assert resumes_exactly(tmp_path, rows.to_iterable_dataset(), dataloader_num_workers=num_workers)
 
 
-def test_a_plain_stream_resumed_in_its_second_pass_starts_over(rows, tmp_path):
-    # When this fails, Trainer resumes streams after their first pass: drop `EndlessStream`.
-    assert not resumes_exactly(tmp_path, rows.to_iterable_dataset())
+def test_stock_trainer_starts_a_stream_over_that_it_resumes_in_its_second_pass(rows, tmp_path):
+    def batches(folder, resume=None):
+        model, collator = make_parts()
+        seen = watch(model)
+        args = make_args(tmp_path / folder, max_steps=9, save_strategy="steps", save_steps=5)
+        build_trainer(model, args, collator, {"train": rows.to_iterable_dataset()}, frozenset()).train(resume)
+        return seen
+
+    whole = batches("whole")
+    left = batches("left", str(tmp_path / "whole" / "checkpoint-5"))
+    assert left != whole[5:]  # when this fails, Trainer resumes streams after their first pass: drop our sampler
 
 
 # --- the control -----------------------------------------------------------------------------------------------------

@@ -1,0 +1,1 @@
+"""Checkpoints that survive being killed, and continue exactly."""

@@ -1,0 +1,132 @@
+"""What the disk says: failures that are the disk's and not the program's, room, and writes that reach it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shutil
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+_FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS}
+_TOO_LARGE = {errno.EFBIG}
+_BROKEN = {errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.ENODEV, errno.ENXIO, errno.ETIMEDOUT}
+_ADVICE = (
+    (_FULL, "Free space there, keep fewer checkpoints (--save_total_limit) or choose another --output_dir."),
+    (_FORBIDDEN, "Make the folder writable for this user or choose another --output_dir."),
+    (_TOO_LARGE, "Raise the file size limit (ulimit -f) or choose another --output_dir."),
+    (_BROKEN, "Check that the disk or network folder is still mounted, or choose another --output_dir."),
+)
+_NO_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS}  # FUSE and network folders that cannot fsync
+
+
+def is_disk_failure(error: BaseException) -> bool:
+    """Whether writing failed because of the disk: full, quota, read-only, no permission, file limit, I/O, gone.
+
+    safetensors reports such failures as a SafetensorError whose text ends in "(os error N)"; those count too.
+    """
+    return error_number(error) in _FULL | _FORBIDDEN | _TOO_LARGE | _BROKEN
+
+
+def error_number(error: BaseException) -> int | None:
+    """The `errno` behind an OSError or a SafetensorError, None for anything else."""
+    if isinstance(error, OSError):
+        return error.errno
+    found = re.search(r"\(os error (\d+)\)", str(error)) if isinstance(error, SafetensorError) else None
+    return int(found[1]) if found else None
+
+
+def describe_failure(error: BaseException, path: str | os.PathLike[str], needed_bytes: int | None = None) -> str:
+    """What could not be written and why, bytes needed and free, and what to do: one paragraph for a log.
+
+    Args:
+        error: one for which `is_disk_failure` holds.
+        path: what was to be written.
+        needed_bytes: bytes that it takes; None where that is not known.
+    """
+    number = error_number(error)
+    reason = os.strerror(number) if number else str(error)
+    try:
+        free = f"{free_bytes(path):,} bytes are free"
+    except OSError as problem:
+        free = f"free bytes cannot be told ({problem.strerror})"
+    room = f"{needed_bytes:,} bytes are needed, {free}" if needed_bytes is not None else free
+    advice = next((text for numbers, text in _ADVICE if number in numbers), "")
+    return f"{path} could not be written: {reason}. {room[0].upper()}{room[1:]}. {advice}".rstrip()
+
+
+def free_bytes(path: str | os.PathLike[str]) -> int:
+    """Bytes that this user may still write where `path` is or will be; quotas are not seen.
+
+    Raises:
+        OSError: the file system does not answer.
+    """
+    place = Path(path).absolute()
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    return shutil.disk_usage(place).free
+
+
+def used_bytes(folder: str | os.PathLike[str]) -> int:
+    """Bytes allocated for `folder` and everything in it, folders too; 0 if it does not exist.
+
+    Links are not followed; what vanishes meanwhile is not counted. Cost: one stat per file.
+    """
+    try:
+        status = os.lstat(folder)
+        children = os.listdir(folder) if stat.S_ISDIR(status.st_mode) else []
+    except FileNotFoundError:
+        return 0
+    own = status.st_blocks * 512  # POSIX: blocks of 512 bytes, whatever the file system's own
+    return own + sum(used_bytes(os.path.join(folder, child)) for child in children)
+
+
+def sync(path: str | os.PathLike[str]) -> None:
+    """Waits until a file or folder is on the disk, where the file system can tell.
+
+    Raises:
+        OSError: writing it back failed.
+    """
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _NO_SYNC:
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def remove_folder(folder: str | os.PathLike[str], last: str) -> None:
+    """Deletes a folder, its file `last` after all others, so that an interrupted deletion can be recognised.
+
+    Raises:
+        OSError: something in it could not be deleted; what is gone already is no error.
+    """
+    keep = os.path.join(folder, last)
+    for place, folders, files in os.walk(folder, topdown=False):
+        for name in files:
+            if os.path.join(place, name) != keep:
+                remove(os.path.join(place, name))
+        for name in folders:
+            remove(os.path.join(place, name))
+    remove(keep)
+    remove(folder)
+
+
+def remove(path: str | os.PathLike[str]) -> None:
+    """Deletes a file, a link or an empty folder; nothing where it does not exist.
+
+    Raises:
+        OSError: it could not be deleted.
+    """
+    with suppress(FileNotFoundError):
+        if os.path.isdir(path) and not os.path.islink(path):
+            os.rmdir(path)
+        else:
+            os.unlink(path)

@@ -1,0 +1,145 @@
+"""A checkpoint while it is being written: beside its final name, hashed while the next file is written."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import stat
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from ..errors import CheckpointError
+from .disk import remove_folder, sync
+from .manifest import MANIFEST, MANIFEST_DRAFT, FileRecord, Manifest, hash_file
+from .stored import Stored
+
+logger = logging.getLogger(__name__)
+
+MARKER = ".writer.json"  # who writes here; gone once the checkpoint is committed
+_NOT_LISTED = (MARKER, MANIFEST, MANIFEST_DRAFT)
+_SAME_START_S = 2.0  # a process's start time is told with the precision of the system clock
+
+
+@dataclass(frozen=True)
+class _Sealed:
+    signature: tuple[int, int, int]
+    record: Future[FileRecord]
+    synced: Future[None]
+
+
+class Staging:
+    """A folder that becomes `checkpoint-<step>` with `commit`, or nothing with `abandon`. See `CheckpointStore.stage`.
+
+    Attributes:
+        path: where to write the checkpoint's files, subfolders included; no links.
+        step: optimizer steps done.
+    """
+
+    def __init__(self, path: Path, step: int, run_id: str, publish: Callable[[Path, int], Path]):
+        self.path = path
+        self.step = step
+        self._run_id = run_id
+        self._publish = publish
+        self._sealed: dict[str, _Sealed] = {}
+        # Two, so that one file waits for the disk while another is hashed.
+        self._pool = ThreadPoolExecutor(2, thread_name_prefix="checkpoint-hash")
+        self.is_open = True
+
+    def seal(self) -> None:
+        """Hashes and syncs, in the background, files that are new or changed since the last call. Returns at once.
+
+        Call it when a file is complete. One that changes afterwards is hashed again.
+
+        Raises:
+            CheckpointError: a link, or a file name that a manifest cannot hold.
+        """
+        for name, status in _list_files(self.path).items():
+            signature = (status.st_ino, status.st_size, status.st_mtime_ns)
+            if name not in self._sealed or self._sealed[name].signature != signature:
+                path = self.path / name
+                synced, record = self._pool.submit(sync, path), self._pool.submit(hash_file, path)
+                self._sealed[name] = _Sealed(signature, record, synced)
+
+    def commit(self, epoch: float, facts: dict[str, Any]) -> Stored:
+        """Makes this the checkpoint of its step; when it returns, a power cut does not undo it.
+
+        Args:
+            epoch: epochs done, as in `TrainerState`.
+            facts: JSON-able; what a resumed run should know.
+
+        Raises:
+            OSError: hashing, syncing or renaming failed; `abandon` then, the checkpoints that stand are untouched.
+            CheckpointError: a link, or a pinned checkpoint of the same step.
+        """
+        self.seal()
+        names = sorted(_list_files(self.path))
+        files = {name: self._sealed[name].record.result() for name in names}
+        for name in names:
+            self._sealed[name].synced.result()
+        for folder in {self.path / Path(name).parent for name in names} - {self.path}:
+            sync(folder)
+        manifest = Manifest(self._run_id, self.step, float(epoch), facts, files)
+        manifest.write(self.path)
+        target = self._publish(self.path, self.step)
+        self._close()
+        return Stored(target, Manifest.read(target))
+
+    def abandon(self) -> None:
+        """Removes what was written; does nothing after `commit`. What cannot be removed is warned of."""
+        self._close()
+        try:
+            remove_folder(self.path, MARKER)
+        except OSError as error:
+            logger.warning("%s could not be removed: %s. The next start removes it.", self.path, error.strerror)
+
+    def _close(self) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        self.is_open = False
+
+
+def _list_files(folder: Path) -> dict[str, os.stat_result]:
+    """Files below `folder` by relative name, without what this package itself writes there."""
+    found = {}
+    for place, folders, files in os.walk(folder):
+        for name in [*folders, *files]:
+            path = Path(place) / name
+            relative = path.relative_to(folder).as_posix()
+            try:
+                status = path.lstat()
+            except FileNotFoundError:  # a temporary file of another process, renamed meanwhile
+                continue
+            if relative in _NOT_LISTED or stat.S_ISDIR(status.st_mode):
+                continue
+            if not stat.S_ISREG(status.st_mode):
+                raise CheckpointError(f"{path}: a checkpoint holds files and folders only, no links or devices.")
+            found[relative] = status
+    return found
+
+
+def write_marker(folder: Path, run_id: str) -> None:
+    """Says in `folder` which process of which run writes there."""
+    started = psutil.Process().create_time()
+    owner = {"run_id": run_id, "host": socket.gethostname(), "pid": os.getpid(), "started": started}
+    (folder / MARKER).write_text(json.dumps(owner))
+
+
+def find_writer(folder: Path) -> dict[str, Any] | None:
+    """The other process on this machine that is writing in `folder` now: run_id, host, pid, started; else None.
+
+    A process of another machine counts as gone: a run moves between machines, and two of them cannot share a folder.
+    """
+    try:
+        owner = json.loads((folder / MARKER).read_text())
+        if owner["host"] != socket.gethostname() or owner["pid"] == os.getpid():
+            return None
+        started = psutil.Process(owner["pid"]).create_time()
+        return owner if abs(started - owner["started"]) < _SAME_START_S else None  # else the number was given out anew
+    except (OSError, ValueError, KeyError, TypeError, psutil.Error):
+        return None

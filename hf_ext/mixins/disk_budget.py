@@ -1,0 +1,175 @@
+"""Room for checkpoints: what stays, what goes, and what is stored less of where the budget is small."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import TrainerCallback
+
+from ..checkpoints.budget import Degradation, Sizes, check_budget, choose_degradation
+from ..checkpoints.disk import free_bytes, used_bytes
+from ..checkpoints.rotation import Entry, Policy, SavePlan, plan_cleanup, plan_save
+from ..checkpoints.state import expected_optimizer_bytes
+from ..checkpoints.weights import weights_bytes
+
+GB = 10**9
+SMALL_FILES_BYTES = 2**20  # tokenizer, configs, and what logs grow by between two checkpoints
+OPTIMIZER_FILES = ("optimizer.json", "optimizer.safetensors")
+
+logger = logging.getLogger(__name__)
+
+
+class DiskBudgetMixin:
+    """Keeps the output folder within `save_total_size_gb`, at the moment of writing too, and rotates checkpoints.
+
+    Raises (when training begins):
+        ArgumentError: the budget is too small for what is to be kept; the message has the arithmetic.
+    """
+
+    args: Any
+    model: Any
+    state: Any
+    optimizer: Any
+    checkpoints: Any
+    _saved_step: int | None
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self._degradation: Degradation | None = None
+        self._best_step_saved: int | None = None
+        self.add_callback(DiskBudgetCallback(self))  # type: ignore[attr-defined]
+
+    @property
+    def optimizer_state_dtype(self) -> torch.dtype | None:
+        """What optimizer state is rounded to before it is saved; None leaves it as it is."""
+        steps = self._degradation.steps if self._degradation else ()
+        return torch.bfloat16 if "bf16_optimizer_state" in steps else None
+
+    def checkpoint_sizes(self) -> Sizes:
+        """Upper bounds of what one checkpoint takes, without degradation."""
+        weights = weights_bytes(self.model)
+        if self.args.save_only_model:
+            return Sizes(weights, 0, SMALL_FILES_BYTES)
+        full, half = (expected_optimizer_bytes(self.optimizer, dtype) for dtype in (None, torch.bfloat16))
+        return Sizes(weights, full, SMALL_FILES_BYTES, half)
+
+    def rotation_policy(self) -> Policy:
+        """What the arguments ask to keep; with degradation, what was decided when training began."""
+        if self._degradation:
+            return self._degradation.policy
+        gb = self.args.save_total_size_gb
+        return Policy(
+            limit=self.args.save_total_limit,
+            keep_best=self.args.metric_for_best_model is not None,
+            keep_epoch=self.args.keep_epoch_checkpoint,
+            budget_bytes=None if gb is None else round(gb * GB),
+        )
+
+    def check_disk_budget(self) -> None:
+        """Refuses a budget that cannot hold what will be written, or decides to store less."""
+        self._degradation = None
+        policy = self.rotation_policy()
+        if self.args.disk_policy == "refuse":
+            check_budget(self.checkpoint_sizes(), policy, self._other_bytes())
+            return
+        self._degradation = choose_degradation(self.checkpoint_sizes(), policy, self._other_bytes())
+        if self._degradation.steps:
+            logger.warning("save_total_size_gb: checkpoints store less: %s.", ", ".join(self._degradation.steps))
+
+    def make_room(self, step: int) -> None:
+        """Deletes, before anything is written, what the budget or the disk cannot hold beside checkpoint `step`.
+
+        Raises:
+            OSError: the budget has no room for it, whatever is deleted.
+        """
+        self.checkpoints.make_way(step)
+        policy = self.rotation_policy()
+        if policy.budget_bytes is not None:
+            self._free_room(step, policy, self._other_bytes())
+        free = free_bytes(self.checkpoints.folder)
+        if free < self.checkpoint_sizes().full_bytes:
+            held = sum(entry.num_bytes for entry in self._entries())
+            plan = self._plan(step, dataclasses.replace(policy, budget_bytes=free + held), 0)
+            self._carry_out(plan.strip_first, plan.delete_first)
+
+    def _free_room(self, step: int, policy: Policy, other_bytes: int) -> None:
+        plan = self._plan(step, policy, other_bytes)
+        if not plan.shortfall_bytes and self._carry_out(plan.strip_first, plan.delete_first):
+            return
+        short = self._plan(step, policy, other_bytes).shortfall_bytes  # what was being uploaded stayed
+        logger.error("save_total_size_gb=%g is %d bytes short.", self.args.save_total_size_gb, short)
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    def rotate(self) -> None:
+        """Deletes and strips what no role keeps, now that the newest checkpoint is in place."""
+        plan = plan_cleanup(self._entries(), self.best_saved_step(), self.rotation_policy())
+        self._carry_out(plan.strip_after, plan.delete_after)
+        self._best_step_saved = self.best_saved_step()
+
+    def best_saved_step(self) -> int | None:
+        """Step of the best checkpoint there is: where the best step itself was not saved, that of the best before."""
+        best = self.state.best_global_step
+        is_saved = best is not None and self.checkpoints.path(best).is_dir()
+        if is_saved:
+            return best
+        before = self._best_step_saved
+        return before if before is not None and self.checkpoints.path(before).is_dir() else None
+
+    def _plan(self, step: int, policy: Policy, other_bytes: int) -> SavePlan:
+        sizes = self._degradation.sizes if self._degradation else self.checkpoint_sizes()
+        new = Entry(
+            step,
+            sizes.full_bytes,
+            ends_epoch=float(self.state.epoch).is_integer(),
+            is_resumable=not self.args.save_only_model,
+            optimizer_bytes=sizes.optimizer,
+        )
+        best = step if self.state.best_global_step == step else self.best_saved_step()
+        return plan_save(self._entries(), new, best, policy, other_bytes, self._best_step_saved)
+
+    def _carry_out(self, strip: tuple[int, ...], delete: tuple[int, ...]) -> bool:
+        """Whether all of it could be done; what is being uploaded or copied stays."""
+        done = [self.checkpoints.strip(step, OPTIMIZER_FILES) for step in strip]
+        done += [self.checkpoints.delete(step) for step in delete]
+        return all(done)
+
+    def _entries(self) -> list[Entry]:
+        push = getattr(self, "push_in_progress", None)
+        pushed = self._saved_step if push is not None and not push.is_done() else None
+        return [
+            Entry(
+                stored.step,
+                stored.num_bytes,
+                ends_epoch=stored.ends_epoch,
+                is_pinned=stored.step == pushed or self.checkpoints.is_pinned(stored.step),
+                is_resumable=OPTIMIZER_FILES[0] in stored.manifest.files,
+                optimizer_bytes=sum(
+                    stored.manifest.files[n].size for n in OPTIMIZER_FILES if n in stored.manifest.files
+                ),
+            )
+            for stored in self.checkpoints.checkpoints()
+        ]
+
+    def _other_bytes(self) -> int:
+        """What the output folder holds beside checkpoints, with the model that is saved into it at the end."""
+        kept = sum(stored.num_bytes for stored in self.checkpoints.checkpoints())
+        return used_bytes(Path(self.args.output_dir)) - kept + weights_bytes(self.model) + SMALL_FILES_BYTES
+
+
+class DiskBudgetCallback(TrainerCallback):
+    """Checks the budget once the optimizer exists."""
+
+    def __init__(self, trainer: DiskBudgetMixin):
+        self.trainer = trainer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Before the first step; a resumed run first finishes a rotation that was cut short."""
+        if args.should_save:
+            self.trainer.rotate()
+            self.trainer.check_disk_budget()

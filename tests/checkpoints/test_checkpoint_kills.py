@@ -1,0 +1,204 @@
+"""kill -9 before every single file operation of a run that saves, saves again, strips and deletes."""
+
+import itertools
+import json
+import os
+import signal
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from hf_ext.checkpoints.manifest import Manifest, check_files, hash_file
+from hf_ext.checkpoints.store import CheckpointStore
+from hf_ext.errors import CheckpointError
+
+LAST_STEP = 40
+OPERATIONS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir"}
+
+
+def save(store: CheckpointStore, step: int) -> None:
+    staging = store.stage(step)
+    write_files(staging.path, step)
+    staging.seal()
+    staging.commit(step / 10, {})
+
+
+def save_in_place(store: CheckpointStore, step: int) -> None:
+    """The broken twin: as stock Trainer, with a manifest at the end."""
+    folder = store.path(step)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_files(folder, step)
+    files = {path.name: hash_file(path) for path in folder.iterdir() if path.name != "manifest.json"}
+    Manifest(store.run_id, step, step / 10, {}, files).write(folder)
+
+
+def write_files(folder: Path, step: int) -> None:
+    (folder / "model.safetensors").write_bytes(bytes([step]) * 1000)
+    (folder / "optimizer.json").write_text(str(step))
+
+
+def train(folder: Path, report, save=save) -> None:
+    """Saves every 10 steps from the newest checkpoint on, 20 twice; keeps two, the older of them stripped."""
+    store = CheckpointStore(folder, "run")
+    store.sweep()
+    newest = store.find_newest()
+    rotate(store)
+    for step in range(newest.step + 10 if newest else 10, LAST_STEP + 1, 10):
+        for _ in range(2 if step == 20 else 1):
+            save(store, step)
+            report(step)
+        rotate(store)
+
+
+def rotate(store: CheckpointStore) -> None:
+    steps = [stored.step for stored in store.checkpoints()]
+    for step in steps[:-2]:
+        store.delete(step)
+    for step in steps[-2:-1]:
+        store.strip(step, ["optimizer.json"])
+
+
+def run_until(kill_at: int, folder: Path, save=save) -> tuple[int, bool]:
+    """Trains in a process killed before its file operation `kill_at`; (last step it reported, whether it ended)."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            operations = itertools.count(1)
+
+            def kill(event, args):
+                if event in OPERATIONS and str(folder) in str(args[0]) and next(operations) == kill_at:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+            sys.addaudithook(kill)
+            train(folder, lambda step: os.write(writing, bytes([step])), save)
+            os._exit(0)
+        finally:
+            os._exit(1)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        reported = pipe.read()
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert status in (0, -signal.SIGKILL), f"the run failed with {status} when it was killed at {kill_at}"
+    return max(reported, default=0), status == 0
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def find_faults(folder: Path, reported: int) -> list[str]:
+    """What a killed run left that a later one could not live with."""
+    store = CheckpointStore(folder, "run")
+    store.sweep()
+    newest = store.find_newest()
+    found = newest.step if newest else 0
+    faults = [] if found >= reported else [f"checkpoint-{reported} was committed, found {found}"]
+    faults += [name for name in os.listdir(folder) if not name.startswith(("checkpoint-", "previous-"))]
+    for stored in store.checkpoints():
+        faults += check_files(stored.path, stored.manifest)
+        faults += [name for name in os.listdir(stored.path) if name not in {*stored.manifest.files, "manifest.json"}]
+    return faults
+
+
+def count_faults(tmp_path: Path, save=save, every=1) -> tuple[int, int, int]:
+    """(kills, kills that left a fault, kills after which a restart ended with other files than a run left alone)."""
+    train(tmp_path / "alone", print, save)
+    alone = contents(tmp_path / "alone")
+    assert "checkpoint-40/model.safetensors" in alone
+    faulty = different = 0
+    for kills, kill_at in enumerate(itertools.count(1, every)):
+        folder = tmp_path / str(kill_at)
+        make_foreign(folder)
+        reported, ended = run_until(kill_at, folder, save)
+        if ended:
+            return kills, faulty, different
+        faulty += bool(find_faults(folder, reported))
+        train(folder, print, save)
+        after = contents(folder)
+        foreign = after.pop("previous-checkpoint-30/thesis.txt", None) or after.pop("checkpoint-30/thesis.txt", None)
+        different += after != alone or foreign != b"not ours"
+
+
+def make_foreign(folder: Path) -> None:
+    (folder / "checkpoint-30").mkdir(parents=True)
+    (folder / "checkpoint-30" / "thesis.txt").write_text("not ours")
+
+
+@pytest.fixture
+def no_fsync(monkeypatch):
+    """A kill loses no writes, and the disk would take a minute."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
+def test_a_kill_before_any_file_operation_loses_nothing_and_leaves_nothing(tmp_path, capsys, no_fsync):
+    kills, faulty, different = count_faults(tmp_path)
+    with capsys.disabled():
+        print(f"\ncheckpoint store: {kills} kills, {kills - faulty} recovered, {kills - different} ended equal")
+    assert kills > 100
+    assert (faulty, different) == (0, 0)
+
+
+def test_the_same_kills_find_that_saving_in_place_loses_checkpoints(tmp_path, no_fsync):
+    kills, faulty, different = count_faults(tmp_path, save_in_place, every=3)
+    assert kills > 15
+    assert faulty > 5
+    assert different > 5
+
+
+@contextmanager
+def writer(folder: Path):
+    """Another process that is staging checkpoint 20 there; its id."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            staging = CheckpointStore(folder, "other").stage(20)
+            (staging.path / "model.safetensors").write_bytes(b"half")
+            os.write(writing, b"!")
+            time.sleep(60)
+        finally:
+            os._exit(1)
+    os.read(reading, 1)
+    try:
+        yield child
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        os.close(reading)
+        os.close(writing)
+
+
+@pytest.mark.parametrize("run_id", ["other", "mine"])
+def test_what_another_process_is_writing_is_left_until_that_process_is_dead(tmp_path, run_id):
+    store = CheckpointStore(tmp_path, run_id)
+    with writer(tmp_path) as pid:
+        store.sweep()
+        assert os.listdir(tmp_path) == [".staging-checkpoint-20"]
+        with pytest.raises(CheckpointError, match=f"process {pid} of run other .* another --output_dir"):
+            store.stage(20)
+    store.sweep()
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("change", [{"started": 1.0}, {"host": "elsewhere"}, {"pid": "x"}, {"started": None}])
+def test_a_process_number_given_out_anew_does_not_keep_what_a_dead_one_left(tmp_path, change):
+    store = CheckpointStore(tmp_path)
+    with writer(tmp_path):
+        marker = store.staging_path(20) / ".writer.json"
+        marker.write_text(json.dumps({**json.loads(marker.read_text()), **change}))
+        store.sweep()
+        assert os.listdir(tmp_path) == []
+
+
+def test_a_staging_folder_of_nobody_is_removed(tmp_path):
+    store = CheckpointStore(tmp_path)
+    store.staging_path(20).mkdir()
+    store.staging_path(30).mkdir()
+    (store.staging_path(30) / "model.safetensors").write_bytes(b"half")
+    (store.staging_path(30) / ".writer.json").write_bytes(b"")
+    store.sweep()
+    assert os.listdir(tmp_path) == []

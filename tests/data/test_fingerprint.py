@@ -1,0 +1,236 @@
+"""A fingerprint follows the content of a data set, not the process, the file or the memory it lies in."""
+
+import datetime
+import hashlib
+import json
+import os
+import random
+import subprocess
+import sys
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from datasets import Array2D, Dataset, Features, Value, concatenate_datasets, load_from_disk
+from torch.utils.data import Dataset as TorchDataset
+from torch.utils.data import IterableDataset as TorchIterableDataset
+
+from hf_ext.data.fingerprint import BLOCK_ROWS, SAMPLE_ROWS, compare_fingerprints, fingerprint
+
+ROWS = {"heavy": ["EVQ", "QVQL", "DV"], "label": [1.5, None, 0.0], "good": [True, None, False]}
+READ_AGAIN = """
+import json, sys
+from datasets import Dataset
+from hf_ext.data.fingerprint import fingerprint
+print(json.dumps(fingerprint(Dataset.from_csv(sys.argv[1]))))
+"""
+
+
+def changed(**columns) -> Dataset:
+    return Dataset.from_dict({**ROWS, **columns})
+
+
+def test_the_hash_of_a_column_is_that_of_its_type_and_values():
+    by_hand = hashlib.blake2b(b"int64" + b"3,0;" + np.array([7, 8, 9], "<i8").tobytes(), digest_size=16).hexdigest()
+    expected = {"kind": "table", "num_rows": 3, "columns": {"n": by_hand}}
+    assert fingerprint(Dataset.from_dict({"n": [7, 8, 9]})) == expected
+
+
+@pytest.mark.parametrize(
+    ("other", "names"),
+    [
+        (changed(heavy=["EVQ", "QVQL", "DI"]), ["heavy"]),
+        (changed(heavy=["EVQQ", "VQL", "DV"]), ["heavy"]),  # the same letters, cut elsewhere
+        (changed(label=[1.5, 0.0, 0.0]), ["label"]),
+        (changed(label=[1.5, None, -0.0]), ["label"]),
+        (changed(label=[1.5, 0.0, None]), ["label"]),
+        (changed(good=[True, False, False]), ["good"]),
+        (changed(heavy=["QVQL", "EVQ", "DV"]), ["heavy"]),
+    ],
+)
+def test_a_changed_value_changes_the_hash_of_its_column_only(other, names):
+    before, now = fingerprint(changed())["columns"], fingerprint(other)["columns"]
+    assert [name for name in before if before[name] != now[name]] == names
+
+
+def test_row_order_type_and_columns_are_part_of_the_content():
+    whole = fingerprint(changed())
+    assert fingerprint(changed().select([1, 0, 2]))["columns"] != whole["columns"]
+    assert fingerprint(changed().cast_column("label", Value("float32")))["columns"] != whole["columns"]
+    assert [*fingerprint(changed().rename_column("heavy", "h"))["columns"]] == ["h", "label", "good"]
+    assert fingerprint(changed().select(range(2)))["num_rows"] == 2
+
+
+@pytest.fixture(scope="module")
+def table() -> Dataset:
+    """2,500 rows: two whole blocks and a part; nulls at places that are no multiple of 8."""
+    num_rows = 2 * BLOCK_ROWS + 500
+    return Dataset.from_dict(
+        {
+            "name": ["ACDEFGHIKL"[: i % 7] for i in range(num_rows)],
+            "text": [None if i % 13 == 0 else "ACDEFGHIKL"[: i % 10] for i in range(num_rows)],
+            "number": [None if i % 7 == 0 else i / 3 for i in range(num_rows)],
+            "flag": [None if i % 11 == 0 else i % 3 == 0 for i in range(num_rows)],
+            "ids": [None if i % 17 == 0 else list(range(i % 5)) for i in range(num_rows)],
+            "pair": [{"a": i, "b": None if i % 3 else str(i)} for i in range(num_rows)],
+        }
+    )
+
+
+def test_how_the_rows_lie_in_memory_does_not_matter(table, tmp_path):
+    whole = fingerprint(table)
+    thirds = [Dataset.from_list(table.to_list()[i : i + 833], table.features) for i in range(0, len(table), 833)]
+    padded = concatenate_datasets([table.select(range(5)), table, table.select(range(3))])
+    table.save_to_disk(tmp_path / "saved", num_shards=3)
+    assert fingerprint(concatenate_datasets(thirds)) == whole
+    assert fingerprint(padded.select(range(5, 5 + len(table)))) == whole  # a slice that begins within a byte
+    assert fingerprint(load_from_disk(tmp_path / "saved")) == whole
+    assert fingerprint(table.select(np.arange(len(table))[::-1]).select(np.arange(len(table))[::-1])) == whole
+
+
+def test_a_shuffled_table_is_the_same_with_and_without_an_indices_mapping(table):
+    shuffled = table.shuffle(seed=1)
+    assert fingerprint(shuffled) == fingerprint(shuffled.flatten_indices())
+    assert fingerprint(shuffled)["columns"] != fingerprint(table)["columns"]
+
+
+def test_what_lies_under_a_null_does_not_matter():
+    one = pa.array([1, 2, 3]).buffers()[1]
+    other = pa.array([1, 9, 3]).buffers()[1]
+    mask = pa.array([True, False, True]).buffers()[1]
+    columns = [pa.Array.from_buffers(pa.int64(), 3, [mask, values]) for values in (one, other)]
+    assert columns[0].to_pylist() == [1, None, 3]
+    assert fingerprint(Dataset(pa.table({"n": columns[0]}))) == fingerprint(Dataset(pa.table({"n": columns[1]})))
+
+
+@pytest.mark.parametrize(
+    ("values", "other", "kind"),
+    [
+        ([[1, 2], [3]], [[1], [2, 3]], pa.list_(pa.int32())),
+        ([[1, 2], []], [[1, 2], None], pa.large_list(pa.int32())),
+        ([[1, 2], [3, 4]], [[1, 2], [3, 5]], pa.list_(pa.int32(), 2)),
+        ([["A", None]], [["A", ""]], pa.list_(pa.string())),
+        ([{"a": 1}, None], [{"a": 1}, {"a": None}], pa.struct({"a": pa.int8()})),
+        (["AC", "D"], ["A", "CD"], pa.large_string()),
+        ([b"\x00", b""], [b"", b"\x00"], pa.binary()),
+        ([datetime.datetime(2024, 1, 1)], [datetime.datetime(2024, 1, 2)], pa.timestamp("us")),
+        ([0.5], [0.25], pa.float16()),
+        (["a", "b", "a"], ["a", "b", "b"], pa.dictionary(pa.int8(), pa.string())),
+    ],
+)
+def test_every_type_of_column_is_followed(values, other, kind):
+    # `Dataset` decodes some of these types: the table is compared through the same door as one read from a file.
+    prints = [fingerprint(Dataset(pa.table({"x": pa.array(part, kind)}))) for part in (values, values, other)]
+    assert prints[0] == prints[1]
+    assert prints[0] != prints[2]
+
+
+def test_extension_columns_are_followed():
+    features = Features({"x": Array2D((2, 2), "float32")})
+    one, other = ([[[1.0, 2.0], [3.0, last]]] for last in (4.0, 5.0))
+    assert fingerprint(Dataset.from_dict({"x": one}, features)) != fingerprint(
+        Dataset.from_dict({"x": other}, features)
+    )
+
+
+def test_another_process_finds_the_same_fingerprint(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text("heavy,label\nEVQ,1.5\nQVQL,\n")
+    environment = {**os.environ, "PYTHONHASHSEED": "7", "HF_DATASETS_CACHE": str(tmp_path / "other")}
+    command = [sys.executable, "-c", READ_AGAIN, str(path)]
+    answer = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    assert json.loads(answer) == fingerprint(Dataset.from_csv(str(path), cache_dir=str(tmp_path / "own")))
+
+
+def test_rows_in_a_list_are_followed_value_by_value():
+    rows = [{"x": torch.ones(2, dtype=torch.bfloat16), "y": np.float32(1)}, {"x": torch.zeros(()), "y": "1"}]
+    again = [{"x": torch.ones(2, dtype=torch.bfloat16), "y": np.float32(1)}, {"x": torch.zeros(()), "y": "1"}]
+    assert fingerprint(rows) == fingerprint(again)
+    assert fingerprint(rows)["kind"] == "rows"
+    assert [*fingerprint(rows)["columns"]] == ["x", "y"]
+    for change in ({"x": torch.ones(2)}, {"x": torch.ones(1, 2, dtype=torch.bfloat16)}, {"y": np.float64(1)}):
+        assert fingerprint([{**rows[0], **change}, rows[1]]) != fingerprint(rows)
+    assert fingerprint(rows[::-1]) != fingerprint(rows)
+    assert fingerprint([("A", 1)]) != fingerprint([("A", True)])
+
+
+def test_missing_keys_are_not_confused_with_the_next_row():
+    assert fingerprint([{"x": 1}, {}]) != fingerprint([{}, {"x": 1}])
+
+
+def test_values_without_content_cannot_be_told():
+    assert fingerprint([{"x": object()}]) == {"kind": "rows", "num_rows": 1, "columns": None}
+
+
+class Squares(TorchDataset):
+    def __init__(self, num_rows: int, offset: int = 0):
+        self.num_rows, self.offset = num_rows, offset
+
+    def __len__(self):
+        return self.num_rows
+
+    def __getitem__(self, index):
+        return {"x": torch.tensor(index**2 + self.offset)}
+
+
+class Augmented(Squares):
+    def __getitem__(self, index):
+        return {"x": index + random.random() + np.random.rand() + torch.rand(1).item()}  # noqa: NPY002
+
+
+def test_of_other_datasets_the_length_and_a_sample_are_compared():
+    large = fingerprint(Squares(10_000))
+    assert (large["kind"], large["num_rows"]) == ("sample", 10_000)
+    assert large == fingerprint(Squares(10_000))
+    assert large["columns"] != fingerprint(Squares(10_000, offset=1))["columns"]
+    assert fingerprint(Squares(SAMPLE_ROWS // 2))["num_rows"] == SAMPLE_ROWS // 2
+    assert fingerprint(Squares(0))["columns"] == {}
+
+
+def test_rows_drawn_at_random_cannot_be_told_and_leave_the_random_states_alone():
+    before = (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())  # noqa: NPY002
+    assert fingerprint(Augmented(5))["columns"] is None
+    after = (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())  # noqa: NPY002
+    assert before == after
+
+
+class Counted(TorchIterableDataset):
+    def __len__(self):
+        return 3
+
+    def __iter__(self):
+        raise AssertionError("a stream is not read")
+
+
+def test_a_stream_is_described_without_being_read():
+    stream = changed().to_iterable_dataset()
+    described = fingerprint(stream)
+    assert (described["kind"], described["columns"]) == ("stream", ["heavy", "label", "good"])
+    assert described == fingerprint(stream.shuffle(seed=1, buffer_size=2))
+    assert fingerprint(Counted()) == {"kind": "stream", "num_rows": None, "columns": None, "source": {}}
+    assert fingerprint(None) == {"kind": "none"}
+
+
+def test_comparing_names_the_columns_that_differ():
+    old, new = fingerprint(changed()), fingerprint(changed(label=[1, None, 1]).rename_column("good", "bad"))
+    assert compare_fingerprints(old, old) == ([], [])
+    assert compare_fingerprints(old, new)[0] == [
+        "column 'good' is not there now",
+        "column 'bad' is new",
+        "column 'label' holds other values",
+    ]
+    shorter = fingerprint(changed().select([0]))
+    assert compare_fingerprints(old, shorter)[0][0] == "rows: 3 in the checkpoint, 1 now"
+    assert compare_fingerprints(old, fingerprint([]))[0] == ["kind: table in the checkpoint, rows now"]
+
+
+def test_comparing_says_what_cannot_be_told():
+    unknown = fingerprint([object()])
+    assert compare_fingerprints(unknown, unknown) == ([], ["whether the values are the same cannot be told"])
+    stream = fingerprint(changed().to_iterable_dataset())
+    assert compare_fingerprints(stream, stream) == ([], ["a stream is not read to be compared"])
+    fewer = {**stream, "columns": ["heavy"]}
+    assert compare_fingerprints(stream, fewer)[0] == [
+        "columns: ['heavy', 'label', 'good'] in the checkpoint, ['heavy'] now"
+    ]

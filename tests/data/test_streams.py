@@ -1,0 +1,328 @@
+"""Streams in batches: passes without end, positions that JSON holds, and resumes that read little or nothing twice."""
+
+import json
+from itertools import islice
+
+import pytest
+from accelerate.data_loader import BatchSamplerShard, SkipBatchSampler
+from datasets import Dataset, IterableDataset, concatenate_datasets, interleave_datasets
+from torch.utils.data import DataLoader
+from torch.utils.data import IterableDataset as TorchIterableDataset
+
+from hf_ext.data.streams import PassedRows, StreamBatchSampler, can_seek, is_stream
+from hf_ext.errors import ArgumentError, CheckpointError, DataError
+
+READ: list[int] = []  # ids that sources were asked for
+
+
+def generate(shards: list[int]):
+    for shard in shards:
+        for i in range(7):
+            READ.append(10 * shard + i)
+            yield {"id": 10 * shard + i}
+
+
+def double(batch: dict) -> dict:
+    return {"id": [value for value in batch["id"] for _ in range(2)]}
+
+
+def of_generator(num_shards: int = 3, first: int = 0) -> IterableDataset:
+    return IterableDataset.from_generator(generate, gen_kwargs={"shards": [first + i for i in range(num_shards)]})
+
+
+def of_arrow(num_rows: int = 20, num_shards: int = 3, first: int = 0) -> IterableDataset:
+    return Dataset.from_dict({"id": list(range(first, first + num_rows))}).to_iterable_dataset(num_shards)
+
+
+SEEKING = {
+    "generator": of_generator,
+    "arrow": of_arrow,
+    "map": lambda: of_arrow().map(lambda row: {"x": row["id"]}),
+    "batched map": lambda: of_generator().map(double, batched=True, batch_size=4),
+    "filter": lambda: of_generator().filter(lambda row: row["id"] % 3 > 0),
+    "split": lambda: (
+        of_generator()
+        .map(double, batched=True, batch_size=4)
+        .filter(lambda batch: [value % 3 > 0 for value in batch["id"]], batched=True)
+    ),
+    "skip and take": lambda: of_arrow().skip(3).take(9),
+    "concatenated": lambda: concatenate_datasets([of_generator(), of_generator(2, 50)]),
+    "interleaved": lambda: interleave_datasets([of_arrow(), of_arrow(9, 2, 90)]),
+    "interleaved at random": lambda: interleave_datasets(
+        [of_generator(), of_generator(2, 50)], probabilities=[0.3, 0.7], seed=1, stopping_strategy="all_exhausted"
+    ),
+    "formatted": lambda: of_arrow().with_format("numpy"),
+    "repeated": lambda: of_arrow(6, 2).repeat(2),
+}
+READING_AGAIN = {
+    "shuffled": lambda: of_generator(6).shuffle(seed=0, buffer_size=5),
+    "shuffled and mapped": lambda: of_arrow().shuffle(seed=0, buffer_size=5).map(lambda row: {"x": row["id"]}),
+}
+
+
+class Counting(TorchIterableDataset):
+    """0, 1, 2 ... `num_rows - 1`."""
+
+    def __init__(self, num_rows: int = 5):
+        self.num_rows = num_rows
+
+    def __iter__(self):
+        yield from range(self.num_rows)
+
+
+class Seeking(Counting):
+    """The same, and can continue."""
+
+    position = 0
+
+    def __iter__(self):
+        start, self.position = self.position, 0
+        for row in range(start, self.num_rows):
+            self.position = row + 1
+            yield row
+        self.position = 0
+
+    def state_dict(self):
+        return {"position": self.position}
+
+    def load_state_dict(self, state):
+        self.position = state["position"]
+
+
+class Once(Counting):
+    """The same, but only the first time."""
+
+    def __iter__(self):
+        rows, self.num_rows = self.num_rows, 0
+        yield from range(rows)
+
+
+def take(sampler: StreamBatchSampler, num: int) -> list[list]:
+    return [[str(row) for row in batch] for batch in islice(sampler, num)]
+
+
+def resume(stream, position: dict, num_batches: int, rows_per_batch: int = 3) -> list[list]:
+    """`num_batches` batches of a new sampler on `stream` from `position`, which went through JSON."""
+    sampler = StreamBatchSampler(stream, rows_per_batch)
+    sampler.load_state_dict(json.loads(json.dumps(position)))
+    return take(sampler, num_batches)
+
+
+# --- which, and in which order ---------------------------------------------------------------------------------------
+
+
+def test_streams_are_what_is_iterable_and_has_no_length():
+    assert is_stream(of_arrow())
+    assert is_stream(Counting())
+    assert not is_stream(Dataset.from_dict({"id": [1]}))
+    assert not is_stream([1])
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_workers_do_not_change_the_order_and_batches_run_across_passes(num_workers):
+    sampler = StreamBatchSampler(Counting(5), 3)
+    loader = DataLoader(PassedRows(), batch_sampler=sampler, collate_fn=tuple, num_workers=num_workers)
+    assert list(islice(loader, 4)) == [(0, 1, 2), (3, 4, 0), (1, 2, 3), (4, 0, 1)]
+
+
+def test_rows_carry_the_number_of_their_pass():
+    sampler = StreamBatchSampler(of_arrow(2, 1), 3, pass_column="mask_epoch")
+    rows = [row for batch in islice(sampler, 2) for row in batch]
+    assert [(row["id"], row["mask_epoch"]) for row in rows] == [(0, 0), (1, 0), (0, 1), (1, 1), (0, 2), (1, 2)]
+
+
+def test_a_shuffled_stream_has_another_order_in_each_pass():
+    first, second = islice(StreamBatchSampler(of_generator(2).shuffle(seed=0, buffer_size=14), 14), 2)
+    assert first != second
+    assert sorted(row["id"] for row in first) == sorted(row["id"] for row in second) == [*range(7), *range(10, 17)]
+
+
+def test_each_iteration_begins_anew_with_the_first_pass():
+    sampler = StreamBatchSampler(of_generator(2).shuffle(seed=0, buffer_size=14), 4)
+    first = take(sampler, 5)
+    assert take(sampler, 5) == first
+    position = sampler.state_dict(5)
+    sampler.load_state_dict(position)
+    later = take(sampler, 5)
+    assert later != first
+    assert take(sampler, 5) == first
+
+
+def test_a_stream_that_sought_begins_anew_too():
+    sampler = StreamBatchSampler(of_arrow(), 4)
+    first = take(sampler, 2)
+    sampler.load_state_dict(sampler.state_dict(2))
+    take(sampler, 1)
+    assert take(sampler, 2) == first
+
+
+def test_a_stream_without_rows_is_an_error_and_one_that_is_used_up_ends():
+    with pytest.raises(DataError, match="no rows in pass 0"):
+        take(StreamBatchSampler(of_arrow().filter(lambda row: False), 2), 1)
+    sampler = StreamBatchSampler(Once(5), 2)
+    assert take(sampler, 9) == [["0", "1"], ["2", "3"], ["4"]]
+    with pytest.raises(DataError, match="--max_steps"):
+        take(sampler, 1)
+
+
+# --- positions -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [*SEEKING, *READING_AGAIN])
+def test_a_resume_after_any_batch_of_any_pass_continues_with_the_next(name):
+    make = {**SEEKING, **READING_AGAIN}[name]
+    assert can_seek(make()) == (name in SEEKING)
+    num_batches = 3 * -(-len(list(make())) // 3)  # three passes
+    sampler = StreamBatchSampler(make(), 3, num_remembered=num_batches)
+    batches = take(sampler, num_batches)
+    for done in range(num_batches):
+        position = sampler.state_dict(done)
+        assert (position["state"] is None) == (name in READING_AGAIN or done == 0)
+        assert resume(make(), position, 2) == batches[done : done + 2] or done > num_batches - 2
+
+
+def test_the_position_after_one_batch_less_is_another():
+    sampler = StreamBatchSampler(of_generator(), 3)
+    batches = take(sampler, 6)
+    assert resume(of_generator(), sampler.state_dict(4), 2) == batches[4:]
+    assert resume(of_generator(), sampler.state_dict(3), 2) != batches[4:]
+
+
+def test_datasets_states_are_still_inexact_for_shuffle_buffers():
+    stream = READING_AGAIN["shuffled"]()
+    rows = []
+    for row in islice(stream, 8):
+        rows.append(row)
+    stream.load_state_dict(stream.state_dict())
+    left = list(stream)
+    assert rows + left != list(READING_AGAIN["shuffled"]())  # when this fails, shuffled streams can seek too
+
+
+def test_of_a_resumed_run_the_next_resume_is_exact_too():
+    make = SEEKING["split"]
+    sampler = StreamBatchSampler(make(), 3)
+    batches = take(sampler, 12)
+    second = StreamBatchSampler(make(), 3)
+    second.load_state_dict(sampler.state_dict(5))
+    assert take(second, 4) == batches[5:9]
+    assert resume(make(), second.state_dict(4), 3) == batches[9:]
+
+
+def test_what_was_consumed_is_not_read_again():
+    sampler = StreamBatchSampler(of_generator(10), 3)
+    batches = take(sampler, 40)  # 120 rows: in the second pass of 70
+    READ.clear()
+    assert resume(of_generator(10), sampler.state_dict(36), 4) == batches[36:]
+    # 108 rows were consumed, 38 of this pass: 5 of its 10 sources, and 3 rows of the next, which a generator repeats.
+    assert len(READ) == 3 + 12
+
+
+def test_a_shuffled_stream_reads_its_current_pass_again_and_says_so(caplog):
+    make = READING_AGAIN["shuffled"]
+    sampler = StreamBatchSampler(make(), 3)
+    batches = take(sampler, 20)  # 60 rows: in the second pass of 42
+    READ.clear()
+    assert resume(make(), sampler.state_dict(18), 2) == batches[18:]
+    assert 12 + 6 <= len(READ) <= 42
+    assert "12 rows of pass 1 are read again" in caplog.text
+
+
+def test_torch_streams_seek_if_they_can_and_are_read_again_if_not():
+    for make, has_state in ((Seeking, True), (Counting, False)):
+        sampler = StreamBatchSampler(make(), 3)
+        take(sampler, 4)
+        position = sampler.state_dict(3)
+        assert (position["state"] == {"position": 4}) == has_state
+        assert resume(make(), position, 1) == [["4", "0", "1"]]
+
+
+def test_a_state_that_json_cannot_hold_is_not_kept():
+    class WithSet(Seeking):
+        def state_dict(self):
+            return {"position": self.position, "seen": {1}}
+
+    sampler = StreamBatchSampler(WithSet(), 3)
+    take(sampler, 4)
+    assert sampler.state_dict(3)["state"] is None
+    assert resume(WithSet(), sampler.state_dict(3), 1) == [["4", "0", "1"]]
+
+
+def test_the_number_of_rows_per_batch_may_change():
+    sampler = StreamBatchSampler(Counting(5), 3)
+    take(sampler, 2)
+    assert resume(Counting(5), sampler.state_dict(2), 2, rows_per_batch=4) == [list("1234"), list("0123")]
+
+
+def test_positions_are_kept_for_as_many_batches_as_were_asked_for():
+    sampler = StreamBatchSampler(Counting(5), 3, num_remembered=2)
+    assert sampler.state_dict(0) == {"pass": 0, "rows": 0, "state": None, "last_row": None}
+    take(sampler, 6)
+    assert [sampler.state_dict(num)["rows"] for num in (4, 5, 6)] == [2, 5, 3]
+    for num in (3, 7):
+        with pytest.raises(ArgumentError, match=f"num_batches={num}: positions after 4 to 6"):
+            sampler.state_dict(num)
+
+
+# --- what does not fit -----------------------------------------------------------------------------------------------
+
+
+def test_another_stream_than_before_is_an_error_before_its_first_row():
+    sampler = StreamBatchSampler(READING_AGAIN["shuffled"](), 3)
+    take(sampler, 3)
+    position = sampler.state_dict(3)
+    with pytest.raises(CheckpointError, match=r"Row 9 of pass 0 .* another one"):
+        resume(of_generator(6).shuffle(seed=1, buffer_size=5), position, 1)
+    with pytest.raises(CheckpointError, match=r"Row 9 of pass 0 .* missing"):
+        resume(of_generator(1).shuffle(seed=0, buffer_size=5), position, 1)
+    sampler = StreamBatchSampler(of_generator(6), 3)
+    take(sampler, 3)
+    with pytest.raises(CheckpointError, match=r"cannot \(was `shuffle` added"):
+        resume(READING_AGAIN["shuffled"](), sampler.state_dict(3), 1)
+    with pytest.raises(CheckpointError, match="has the keys"):
+        sampler.load_state_dict({"rows": 3})
+
+
+def test_numbers_below_one_are_refused():
+    with pytest.raises(ArgumentError, match="rows_per_batch=0"):
+        StreamBatchSampler(Counting(), 0)
+    with pytest.raises(ArgumentError, match="num_remembered=0"):
+        StreamBatchSampler(Counting(), 1, num_remembered=0)
+
+
+# --- processes -------------------------------------------------------------------------------------------------------
+
+
+def read_on_ranks(world_size: int, steps: int, position: dict | None = None, num_skipped: int = 0) -> list[list]:
+    """What all processes train on in `steps` steps, step by step; Trainer drops `num_skipped` batches of each."""
+    ranks = []
+    for rank in range(world_size):
+        sampler = StreamBatchSampler(of_arrow(), 2)
+        if position is not None:
+            sampler.load_state_dict(position, num_skipped * world_size)
+        shard = BatchSamplerShard(sampler, world_size, rank)
+        ranks.append(take(SkipBatchSampler(shard, num_skipped), steps))
+    return [[row for own in batches for row in own] for batches in zip(*ranks)]
+
+
+def test_the_rows_of_a_step_do_not_depend_on_the_number_of_processes():
+    alone, four = read_on_ranks(1, 24), read_on_ranks(4, 6)
+    assert [row for step in alone for row in step] == [row for step in four for row in step]
+
+
+def test_a_run_may_continue_on_another_number_of_processes():
+    whole = [row for step in read_on_ranks(1, 28) for row in step]
+    sampler = StreamBatchSampler(of_arrow(), 2)
+    take(sampler, 12)
+    position = sampler.state_dict(12)  # three steps of four processes, of two rows each
+    for world_size, num_skipped in ((4, 3), (2, 3), (1, 3)):
+        left = read_on_ranks(world_size, 4, position, num_skipped)
+        assert [row for step in left for row in step] == whole[24 : 24 + 8 * world_size]
+
+
+def test_dropped_batches_count_in_the_positions_that_follow():
+    sampler = StreamBatchSampler(Counting(5), 3)
+    batches = take(sampler, 6)
+    resumed = StreamBatchSampler(Counting(5), 3)
+    resumed.load_state_dict(sampler.state_dict(4), 4)
+    assert take(resumed, 6) == [[]] * 4 + batches[4:]
+    assert [resumed.state_dict(num) for num in (4, 5)] == [sampler.state_dict(num) for num in (4, 5)]

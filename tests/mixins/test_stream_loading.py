@@ -1,0 +1,148 @@
+"""Training streams inside FastTrainer: one reader, a position that is saved, and a resume that reads what was left."""
+
+import gc
+import json
+
+import pytest
+import torch
+from datasets import Dataset, IterableDataset
+from torch import nn
+from torch.utils.data import IterableDataset as TorchIterableDataset
+from transformers import TrainerCallback
+
+from hf_ext.errors import ArgumentError, DataError
+from hf_ext.trainer import FastTrainer
+from hf_ext.training_args import FastTrainingArguments
+
+READ: list[int] = []  # ids that sources were asked for
+
+
+@pytest.fixture(scope="module", autouse=True)
+def keep_what_is_imported():
+    """Trainer collects garbage before each run: half a second over all that transformers has imported."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+class Line(nn.Module):
+    """y = a x."""
+
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Parameter(torch.zeros(()))
+        self.seen: list[list[int]] = []
+
+    def forward(self, x, labels):
+        self.seen.append(x.int().tolist())
+        return {"loss": ((self.a * x - labels) ** 2).mean()}
+
+
+def generate(shards: list[int]):
+    for shard in shards:
+        for i in range(4):
+            READ.append(4 * shard + i)
+            yield {"x": float(4 * shard + i), "labels": 1.0}
+
+
+def make_stream() -> IterableDataset:
+    """20 rows of 5 sources; datasets orders the sources anew in each pass."""
+    return IterableDataset.from_generator(generate, gen_kwargs={"shards": list(range(5))})
+
+
+class Numbers(TorchIterableDataset):
+    """Rows of a torch stream, in the main process only."""
+
+    def __iter__(self):
+        assert torch.utils.data.get_worker_info() is None
+        yield from generate([0, 1])
+
+
+class Positions(TrainerCallback):
+    """Notes the trainer's position in the data at each optimizer step."""
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self.found = [*getattr(self, "found", []), self.trainer.data_position()]
+
+
+def make_trainer(folder, rows=None, callbacks=(), **given) -> FastTrainer:
+    settings = {
+        "use_cpu": True,
+        "report_to": "none",
+        "disable_tqdm": True,
+        "save_strategy": "no",
+        "per_device_train_batch_size": 2,
+        "learning_rate": 1e-3,
+        "max_steps": 8,
+        **given,
+    }
+    torch.manual_seed(0)
+    args = FastTrainingArguments(output_dir=str(folder), **settings)
+    trainer = FastTrainer(Line(), args, train_dataset=make_stream() if rows is None else rows, callbacks=[*callbacks])
+    for callback in callbacks:
+        callback.trainer = trainer
+    return trainer
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("accumulation", [1, 3])
+def test_a_resumed_run_reads_what_was_left_and_trains_on_it(tmp_path, num_workers, accumulation):
+    saving = {"save_strategy": "steps", "save_steps": 6, "gradient_accumulation_steps": accumulation}
+    whole = make_trainer(tmp_path, dataloader_num_workers=num_workers, **saving)
+    whole.train()
+    num_batches = 6 * accumulation  # of 2 rows: 12 rows, or 36, which is in the second pass
+    READ.clear()
+    resumed = make_trainer(tmp_path, dataloader_num_workers=num_workers, **saving)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-6"))
+    assert resumed.model.seen == whole.model.seen[num_batches:]
+    assert len(resumed.model.seen) == 2 * accumulation
+    ahead = 2 * (1 + 2 * num_workers)  # rows that loaders fetch beyond the last step
+    assert len(READ) <= 2 * 2 * accumulation + ahead + 4  # and those of the source it stands in
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_the_position_is_that_of_the_last_step_however_far_loaders_are_ahead(tmp_path, num_workers):
+    callback = Positions()
+    trainer = make_trainer(
+        tmp_path, callbacks=[callback], dataloader_num_workers=num_workers, gradient_accumulation_steps=3
+    )
+    assert trainer.data_position() is None
+    trainer.train()
+    assert [(found["pass"], found["rows"]) for found in callback.found] == [
+        (0, 6), (0, 12), (0, 18), (1, 4), (1, 10), (1, 16), (2, 2), (2, 8),
+    ]  # fmt: skip
+    assert json.loads(json.dumps(callback.found)) == callback.found
+
+
+def test_rows_of_a_table_have_no_position(tmp_path):
+    rows = Dataset.from_dict({"x": [1.0, 2.0], "labels": [1.0, 1.0]})
+    callback = Positions()
+    make_trainer(tmp_path, rows, [callback], max_steps=2).train()
+    assert callback.found == [None, None]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_torch_streams_are_read_by_the_process_and_repeat(tmp_path, num_workers):
+    trainer = make_trainer(tmp_path, Numbers(), dataloader_num_workers=num_workers, max_steps=6)
+    trainer.train()
+    assert trainer.model.seen == [[0, 1], [2, 3], [4, 5], [6, 7], [0, 1], [2, 3]]
+
+
+def test_ignore_data_skip_begins_with_the_first_row_and_keeps_its_own_position(tmp_path):
+    make_trainer(tmp_path, save_strategy="steps", save_steps=5).train()
+    callback = Positions()
+    resumed = make_trainer(tmp_path, callbacks=[callback], ignore_data_skip=True)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-5"))
+    assert resumed.model.seen == [[0, 1], [2, 3], [4, 5]]
+    assert [found["rows"] for found in callback.found] == [2, 4, 6]
+
+
+def test_what_cannot_be_is_refused_and_what_is_surprising_is_said(tmp_path, caplog):
+    for setting in ("split_batches", "dispatch_batches"):
+        with pytest.raises(ArgumentError, match="split_batches and dispatch_batches"):
+            make_trainer(tmp_path, accelerator_config={setting: True}).train()
+    with pytest.raises(DataError, match="no rows in pass 0"):
+        make_trainer(tmp_path, make_stream().filter(lambda row: False)).train()
+    make_trainer(tmp_path, logging_strategy="epoch", max_steps=1).train()
+    assert "A training stream is one epoch" in caplog.text
