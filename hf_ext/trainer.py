@@ -11,6 +11,7 @@ from .mixins.embedding_cache import EmbeddingCacheMixin
 from .mixins.encoder_rate import EncoderRateMixin
 from .mixins.exact_loss import ExactLossMixin
 from .mixins.masking_epoch import MaskingEpochMixin
+from .mixins.mirroring import MirrorMixin
 from .mixins.planning import PlanMixin
 from .mixins.resuming import ResumeMixin
 from .mixins.saving import SavingMixin
@@ -21,6 +22,7 @@ from .mixins.throughput import ThroughputMixin
 
 class FastTrainer(
     ResumeMixin,
+    MirrorMixin,
     CheckpointMixin,
     DiskBudgetMixin,
     StoppingMixin,

@@ -79,8 +79,7 @@ class Manifest:
         draft = Path(folder) / MANIFEST_DRAFT
         with draft.open("w", encoding="ascii") as file:
             file.write(self._text())
-            file.flush()
-            os.fsync(file.fileno())
+        sync(draft)
         os.replace(draft, Path(folder) / MANIFEST)
         sync(folder)
 

@@ -60,7 +60,8 @@ class Mirror:
     and renamed; meanwhile the local checkpoint is pinned. Of those that wait only the newest and the best are copied.
     A failed copy is logged, counted, and tried again with the next one and in `wait`. Nothing is deleted at the target
     before that holds a newer checkpoint from which training can go on.
-    The thread ends with the process: call `wait` first.
+    The thread ends with the process: call `wait` first. At the start of a run, ask to `delete` what the target holds
+    and the local folder does not: rotation, which looks at the local folder, will not speak of it.
 
     Args:
         local: where training saves. The copies belong to its run, also to one that it adopts later.
@@ -95,9 +96,7 @@ class Mirror:
         self._copy_file = copy_file
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._waiting: dict[
-            int, bool
-        ] = {}  # step -> whether it is the best; asked for, not at the target, not given up
+        self._waiting: dict[int, bool] = {}  # step -> whether it is the best; to be at the target, and not there yet
         self._due: set[int] = set()  # those of _waiting to try now: a failed one is not, until the next copy or wait
         self._deletions: set[int] = set()
         self._deletions_due = False

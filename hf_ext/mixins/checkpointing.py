@@ -22,6 +22,7 @@ from ..checkpoints.store import CheckpointStore
 from ..checkpoints.trees import save_tree
 from ..checkpoints.weights import save_weights
 from ..errors import DiskFailure, NotFiniteError
+from .mirroring import local_folder
 
 PROGRESS = "progress.json"
 
@@ -60,9 +61,12 @@ class CheckpointMixin:
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        self.checkpoints = CheckpointStore(Path(self.args.output_dir))
+        local = self.args.local_checkpoint_dir
+        folder = self.args.output_dir if local is None else local_folder(local, self.args.output_dir)
+        self.checkpoints = CheckpointStore(folder)
         self.longest_save_s = 0.0
         self._saved_step: int | None = None
+        self._pushed_steps: set[int] = set()
         self._step_began: Moment | None = None
         self._num_save_failures = 0
         self.add_callback(StepMomentCallback(self))  # type: ignore[attr-defined]
@@ -99,8 +103,7 @@ class CheckpointMixin:
         if failure is None:
             self._num_save_failures = 0
             if self.args.push_to_hub:
-                folder = self.checkpoints.path(self.state.global_step)
-                self._push_from_checkpoint(str(folder))  # type: ignore[attr-defined]
+                self._push_checkpoint(self.state.global_step)
             return
         self._num_save_failures += 1
         left = self.args.save_failures_allowed - self._num_save_failures
@@ -108,6 +111,19 @@ class CheckpointMixin:
         if left <= 0 or self.stop_reason:  # type: ignore[attr-defined]
             raise DiskFailure(f"{self._num_save_failures} checkpoint(s) in a row were not written: {failure}")
         logger.error("Training goes on; the checkpoint before it is still valid. %d more such failure(s) end it.", left)
+
+    def _push_checkpoint(self, step: int) -> None:
+        """As Trainer does after a save; rotation leaves alone what is on its way."""
+        if self.is_pushing and not self.args.hub_always_push:
+            return
+        self._pushed_steps = {*(self._pushed_steps if self.is_pushing else ()), step}
+        self._push_from_checkpoint(str(self.checkpoints.path(step)))  # type: ignore[attr-defined]
+
+    @property
+    def is_pushing(self) -> bool:
+        """Whether checkpoints are being uploaded now."""
+        push = getattr(self, "push_in_progress", None)
+        return push is not None and not push.is_done()
 
     def _write_checkpoint(self) -> str | None:
         """Writes the checkpoint of the last optimizer step; returns why that failed, the same on all processes."""

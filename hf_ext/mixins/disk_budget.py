@@ -37,7 +37,7 @@ class DiskBudgetMixin:
     state: Any
     optimizer: Any
     checkpoints: Any
-    _saved_step: int | None
+    _pushed_steps: set[int]
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
@@ -114,12 +114,8 @@ class DiskBudgetMixin:
 
     def best_saved_step(self) -> int | None:
         """Step of the best checkpoint there is: where the best step itself was not saved, that of the best before."""
-        best = self.state.best_global_step
-        is_saved = best is not None and self.checkpoints.path(best).is_dir()
-        if is_saved:
-            return best
-        before = self._best_step_saved
-        return before if before is not None and self.checkpoints.path(before).is_dir() else None
+        steps = (self.state.best_global_step, self._best_step_saved)
+        return next((step for step in steps if self.checkpoint_folder(step)), None)  # type: ignore[attr-defined]
 
     def _plan(self, step: int, policy: Policy, other_bytes: int) -> SavePlan:
         sizes = self._degradation.sizes if self._degradation else self.checkpoint_sizes()
@@ -136,18 +132,17 @@ class DiskBudgetMixin:
     def _carry_out(self, strip: tuple[int, ...], delete: tuple[int, ...]) -> bool:
         """Whether all of it could be done; what is being uploaded or copied stays."""
         done = [self.checkpoints.strip(step, OPTIMIZER_FILES) for step in strip]
-        done += [self.checkpoints.delete(step) for step in delete]
+        done += [self.delete_checkpoint(step) for step in delete]  # type: ignore[attr-defined]
         return all(done)
 
     def _entries(self) -> list[Entry]:
-        push = getattr(self, "push_in_progress", None)
-        pushed = self._saved_step if push is not None and not push.is_done() else None
+        pushed = self._pushed_steps if self.is_pushing else set()  # type: ignore[attr-defined]
         return [
             Entry(
                 stored.step,
                 stored.num_bytes,
                 ends_epoch=stored.ends_epoch,
-                is_pinned=stored.step == pushed or self.checkpoints.is_pinned(stored.step),
+                is_pinned=stored.step in pushed or self.checkpoints.is_pinned(stored.step),
                 is_resumable=OPTIMIZER_FILES[0] in stored.manifest.files,
                 optimizer_bytes=sum(
                     stored.manifest.files[n].size for n in OPTIMIZER_FILES if n in stored.manifest.files
@@ -158,8 +153,12 @@ class DiskBudgetMixin:
 
     def _other_bytes(self) -> int:
         """What the output folder holds beside checkpoints, with the model that is saved into it at the end."""
-        kept = sum(stored.num_bytes for stored in self.checkpoints.checkpoints())
-        return used_bytes(Path(self.args.output_dir)) - kept + weights_bytes(self.model) + SMALL_FILES_BYTES
+        folder = Path(self.args.output_dir)
+        if self.args.local_checkpoint_dir is None:
+            kept = sum(stored.num_bytes for stored in self.checkpoints.checkpoints())
+        else:  # copies of the local ones, made and deleted in the background
+            kept = sum(used_bytes(path) for path in [*folder.glob("checkpoint-*"), *folder.glob(".*-checkpoint-*")])
+        return used_bytes(folder) - kept + weights_bytes(self.model) + SMALL_FILES_BYTES
 
 
 class DiskBudgetCallback(TrainerCallback):

@@ -103,16 +103,16 @@ class ResumeMixin:
         return None if stored is None else str(getattr(stored, "path", stored))
 
     def _look(self, resume: str | bool | None) -> Stored | Path | None:
-        self.checkpoints.sweep()
+        self.sweep_checkpoints()  # type: ignore[attr-defined]
         if resume in (None, False, "no"):
-            self.checkpoints.set_aside_after(-1)
+            self.set_checkpoints_aside_after(-1)  # type: ignore[attr-defined]
             return None
         if resume is True or resume == "auto":
-            stored = self.checkpoints.find_newest()
+            stored = self.find_newest_checkpoint()  # type: ignore[attr-defined]
             if stored is None and resume is True:
                 raise CheckpointError(f"{self.checkpoints.folder}: no checkpoint there that could be continued.")
             if stored is None:
-                self.checkpoints.set_aside_after(-1)
+                self.set_checkpoints_aside_after(-1)  # type: ignore[attr-defined]
                 logger.info("No checkpoint in %s: training starts at step 0.", self.checkpoints.folder)
             return stored
         folder = Path(str(resume))
@@ -138,12 +138,13 @@ class ResumeMixin:
                 f"{stored.path} holds weights alone (save_only_model), from which training cannot be continued: load "
                 "it as the model to start from, or --resume no."
             )
-        is_own = stored.path.parent.resolve() == self.checkpoints.folder.resolve()
+        own = (Path(self.args.output_dir), self.checkpoints.folder)
+        is_own = stored.path.parent.resolve() in [folder.resolve() for folder in own]
         if is_own:
             self._saved_step = stored.step
             self.checkpoints.adopt(stored.run_id)
         if self.args.should_save:
-            self.checkpoints.set_aside_after(stored.step if is_own else -1)
+            self.set_checkpoints_aside_after(stored.step if is_own else -1)  # type: ignore[attr-defined]
         self._resume_position = progress["data_position"]
         self._best_step_saved = progress["best_saved_step"] if is_own else None
         self.args.restore_callback_states_from_checkpoint = True  # else early stopping forgets its patience
@@ -243,7 +244,7 @@ class ResumeMixin:
     def _finalize_training(self, *args: Any) -> Any:
         self.check_finite()  # type: ignore[attr-defined]
         best = self.best_saved_step()  # type: ignore[attr-defined]
-        self.state.best_model_checkpoint = None if best is None else str(self.checkpoints.path(best))
+        self.state.best_model_checkpoint = best and str(self.checkpoint_folder(best))  # type: ignore[attr-defined]
         if self.args.load_best_model_at_end and self.state.best_global_step != best:
             logger.warning(
                 "No checkpoint of the best step, %s, was saved: %s.",

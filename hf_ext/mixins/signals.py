@@ -71,7 +71,8 @@ def leave_group(init: Any, worker_id: int) -> None:
     """Puts a data worker in a process group of its own.
 
     Signals that a terminal, `timeout` or `kill -- -PID` sends to the whole group would kill the workers, and PyTorch
-    raises an error in a process whose workers die. Workers still end with the process that started them.
+    raises an error in a process whose workers die. Workers still end with the process that started them. Not covered:
+    the milliseconds between a worker's start and this call, and signals to the worker itself.
     """
     if hasattr(os, "setpgrp"):
         os.setpgrp()

@@ -85,7 +85,9 @@ class StoppingMixin:
     def _get_dataloader(self, *args: Any, **kwargs: Any) -> Any:
         loader = super()._get_dataloader(*args, **kwargs)  # type: ignore[misc]
         if getattr(loader, "num_workers", 0):
-            loader.worker_init_fn = partial(leave_group, loader.worker_init_fn)
+            init = partial(leave_group, loader.worker_init_fn)
+            loader.worker_init_fn = init  # of loaders made from it, where a resumed run drops batches
+            getattr(loader, "base_dataloader", loader).worker_init_fn = init  # of Accelerate's, which iterates
         return loader
 
     # --- noticing ---------------------------------------------------------------------------------------------------
@@ -207,7 +209,7 @@ class StoppingMixin:
         is_best = self._determine_best_metric(metrics, self._trial)
         strategy = self.args.save_strategy
         if is_best or strategy not in (SaveStrategy.NO, SaveStrategy.BEST):
-            self._save_checkpoint(self.model_wrapped, self._trial)
+            self._save_checkpoint(self.model_wrapped, self._trial)  # type: ignore[attr-defined]
             self.control = self.callback_handler.on_save(self.args, self.state, self.control)
 
 

@@ -1,0 +1,144 @@
+"""How long a save stops training: FastTrainer's checkpoints against stock Trainer's, interleaved; exit 1 above 1.5x.
+
+    python benchmarks/checkpoint_stall.py --output benchmarks/results/checkpoint_stall.json
+
+An ESM of ESM-2 8M's shape, so about 92 MB of weights and AdamW state. Every round trains stock, then FastTrainer, each
+in a fresh folder, and saves after every step. The stall is what the training thread sees: from the end of a step to the
+end of its save. What is dirty in the page cache is written back before each save, outside the measurement, so that no
+side waits for the other's bytes. Stock does not wait for the disk; FastTrainer does, hashes, and then renames.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import EsmConfig, EsmForMaskedLM, Trainer, TrainerCallback, TrainingArguments
+
+from hf_ext.checkpoints.disk import used_bytes
+from hf_ext.hardware import detect_hardware
+from hf_ext.trainer import FastTrainer
+from hf_ext.training_args import FastTrainingArguments
+
+ALLOWED_RATIO = 1.5
+MB = 10**6
+SIDES: dict[str, tuple[type[Trainer], type[TrainingArguments]]] = {
+    "stock": (Trainer, TrainingArguments),
+    "fast": (FastTrainer, FastTrainingArguments),
+}
+
+
+class SaveClock(TrainerCallback):
+    """Seconds of each save, as the training thread waits for them. To be added last, after the trainer's own."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        os.sync()
+        self.began = time.perf_counter()
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.seconds.append(time.perf_counter() - self.began)
+
+
+def make_model() -> EsmForMaskedLM:
+    """ESM-2 8M from its shape, random weights."""
+    return EsmForMaskedLM(
+        EsmConfig(
+            vocab_size=33,
+            hidden_size=320,
+            num_hidden_layers=6,
+            num_attention_heads=20,
+            intermediate_size=1280,
+            pad_token_id=1,
+            mask_token_id=32,
+            position_embedding_type="rotary",
+            token_dropout=True,
+        )
+    )
+
+
+def train(side: str, folder: Path, num_saves: int) -> tuple[list[float], int]:
+    """Seconds of each of `num_saves` saves after a first one that is not counted, and bytes on disk of the last."""
+    trainer_class, args_class = SIDES[side]
+    args = args_class(
+        output_dir=str(folder),
+        max_steps=num_saves + 1,
+        save_steps=1,
+        per_device_train_batch_size=1,
+        logging_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        use_cpu=True,
+    )
+    ids = torch.arange(4, 24)
+    trainer = trainer_class(make_model(), args, train_dataset=[{"input_ids": ids, "labels": ids}] * (num_saves + 1))
+    clock = SaveClock()
+    trainer.add_callback(clock)
+    trainer.train()
+    return clock.seconds[1:], used_bytes(folder / f"checkpoint-{num_saves + 1}")
+
+
+def describe(seconds: list[float]) -> dict[str, float]:
+    """Quartiles in milliseconds."""
+    low, middle, high = statistics.quantiles(seconds, n=4)
+    return {"low_ms": round(1e3 * low, 1), "median_ms": round(1e3 * middle, 1), "high_ms": round(1e3 * high, 1)}
+
+
+def measure(num_rounds: int, saves_per_round: int, folder: Path) -> dict[str, Any]:
+    """Quartiles of each side, and of fast over stock round by round; the first round warms up and is not counted."""
+    rounds: list[dict[str, list[float]]] = []
+    num_bytes = {}
+    for index in range(num_rounds + 1):
+        seconds = {}
+        for side in SIDES:
+            with tempfile.TemporaryDirectory(dir=folder) as fresh:
+                seconds[side], num_bytes[side] = train(side, Path(fresh) / "run", saves_per_round)
+        rounds.append(seconds)
+        print(index, {side: f"{1e3 * statistics.median(found):.0f} ms" for side, found in seconds.items()}, flush=True)
+    rounds = rounds[1:]
+    every = {side: [second for found in rounds for second in found[side]] for side in SIDES}
+    ratios = [statistics.median(found["fast"]) / statistics.median(found["stock"]) for found in rounds]
+    low, _, high = statistics.quantiles(ratios, n=4)
+    return {
+        "num_saves": len(every["fast"]),
+        "megabytes": {side: round(size / MB, 1) for side, size in num_bytes.items()},
+        **{side: describe(found) for side, found in every.items()},
+        "ratio": round(statistics.median(every["fast"]) / statistics.median(every["stock"]), 2),
+        "ratio_by_round": {"low": round(low, 2), "high": round(high, 2)},
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--saves_per_round", type=int, default=3)
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()), help="On the disk to measure.")
+    parser.add_argument("--output", type=Path, required=True)
+    args = parser.parse_args()
+    load_before = os.getloadavg()[0]
+    result = {
+        "device": detect_hardware("cpu").name,
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "rounds": args.rounds,
+        **measure(args.rounds, args.saves_per_round, args.folder),
+        "load": [round(load_before, 1), round(os.getloadavg()[0], 1)],
+    }
+    args.output.write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps(result, indent=1))
+    if result["ratio"] > ALLOWED_RATIO:
+        sys.exit(f"A save stalls training {result['ratio']} times as long as stock Trainer's; allowed: {ALLOWED_RATIO}.")
+
+
+if __name__ == "__main__":
+    main()

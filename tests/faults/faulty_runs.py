@@ -1,0 +1,158 @@
+"""Tiny runs to which something goes wrong: a full ESM regression, and LoRA on a saved base."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+from peft import LoraConfig, get_peft_model
+from transformers import EsmConfig, EsmForSequenceClassification, Trainer, TrainerCallback, TrainingArguments
+
+from hf_ext.trainer import FastTrainer
+from hf_ext.training_args import FastTrainingArguments
+
+NUM_ROWS = 12
+NUM_STEPS = 6  # of 2 rows: one epoch
+SETTINGS = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "remove_unused_columns": False, "seed": 3}
+SETTINGS |= {"per_device_train_batch_size": 2, "num_train_epochs": 1, "learning_rate": 1e-2}
+SETTINGS |= {"logging_steps": 1, "save_steps": 2, "max_grad_norm": 1.0}
+
+
+class Killed(Exception):
+    """What interrupts a run."""
+
+
+class Watch(TrainerCallback):
+    """Notes where a run begins and with which weights; raises `Killed` after optimizer step `kill_at`."""
+
+    def __init__(self, kill_at: int | None = None):
+        self.kill_at = kill_at
+        self.began_at: int | None = None
+        self.began_with: dict[str, bytes] = {}
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.began_at, self.began_with = state.global_step, bits(kwargs["model"])
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == self.kill_at:
+            raise Killed
+
+
+def collate(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    """Rows of one length, without padding."""
+    ids = torch.tensor([row["input_ids"] for row in rows])
+    labels = torch.tensor([row["labels"] for row in rows], dtype=torch.float32)
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}
+
+
+def make_rows(num: int = NUM_ROWS, **labels: float) -> Dataset:
+    """Rows with labels between 0.4 and 2.3; `row3=nan` replaces one."""
+    ids = torch.randint(4, 24, (num, 6), generator=torch.Generator().manual_seed(1)).tolist()
+    values = [row[0] / 10 for row in ids]
+    for name, value in labels.items():
+        values[int(name.removeprefix("row"))] = value
+    return Dataset.from_dict({"input_ids": ids, "labels": values})
+
+
+def make_esm(seed: int = 0) -> EsmForSequenceClassification:
+    """One layer, 8 wide, one output; dropout, so that random states matter."""
+    torch.manual_seed(seed)
+    sizes = {"vocab_size": 24, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
+    dropout = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.0}
+    rest = {"num_attention_heads": 2, "pad_token_id": 1, "mask_token_id": 23, "num_labels": 1}
+    return EsmForSequenceClassification(EsmConfig(**sizes, **dropout, **rest, position_embedding_type="rotary"))
+
+
+def make_lora(base: Path) -> Any:
+    """Adapters and a new head on an ESM saved in `base`."""
+    make_esm().save_pretrained(base)
+    torch.manual_seed(0)
+    model = EsmForSequenceClassification.from_pretrained(base)
+    return get_peft_model(model, LoraConfig(task_type="SEQ_CLS", r=2, target_modules=["query"]))
+
+
+class Maker:
+    """Builds trainers on copies of one model, so that runs that are to be compared begin alike."""
+
+    def __init__(self, template: Any):
+        self.template = template
+        self.watch = Watch()
+
+    def __call__(
+        self, folder: Path | str, kill_at: int | None = None, trainer: type = FastTrainer, **given: Any
+    ) -> Any:
+        """A trainer with a fresh `watch`; `model`, `rows`, `callbacks`, and arguments may be given."""
+        self.watch = Watch(kill_at)
+        model = given.pop("model", None) or copy.deepcopy(self.template)
+        rows, callbacks = given.pop("rows", None) or make_rows(), given.pop("callbacks", [])
+        parts = {name: given.pop(name) for name in ("optimizers", "eval_dataset", "compute_metrics") if name in given}
+        cls = FastTrainingArguments if issubclass(trainer, FastTrainer) else TrainingArguments
+        args = cls(output_dir=str(folder), **{**SETTINGS, **given})
+        return trainer(model, args, collate, rows, callbacks=[*callbacks, self.watch], **parts)
+
+    def killed(self, folder: Path | str, at: int, **given: Any) -> Any:
+        """The trainer of a run that was interrupted after step `at`."""
+        trainer = self(folder, kill_at=at, **given)
+        with pytest.raises(Killed):
+            trainer.train()
+        return trainer
+
+
+def bits(model: Any) -> dict[str, bytes]:
+    """Every entry of the state dict as bytes, which compare where there are NaNs."""
+    return {name: tensor.detach().contiguous().numpy().tobytes() for name, tensor in model.state_dict().items()}
+
+
+def contents(folder: Path) -> dict[str, bytes | str]:
+    """Everything below a folder: bytes of files, targets of links, "" for folders."""
+    found: dict[str, bytes | str] = {}
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        found[name] = os.readlink(path) if path.is_symlink() else path.read_bytes() if path.is_file() else ""
+    return found
+
+
+def names(folder: Path) -> list[str]:
+    """What is in a folder, without the log files beside checkpoints."""
+    return sorted(path.name for path in folder.iterdir() if path.name != "plan.json")
+
+
+@contextmanager
+def tally(request: Any, suite: str, **counts: int) -> Iterator[dict[str, int]]:
+    """Counts of a suite: printed in one closing line, and written as JSON into the folder HF_EXT_RESULTS, if set."""
+    began = time.perf_counter()
+    yield counts
+    line = ", ".join(f"{number} {name.replace('_', ' ')}" for name, number in counts.items())
+    with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+        print(f"\n{suite}: {line}")
+    if folder := os.environ.get("HF_EXT_RESULTS"):
+        content = {"suite": suite, **counts, "seconds": round(time.perf_counter() - began, 1)}
+        path = Path(folder) / f"{suite.replace(' ', '_')}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(content, indent=2) + "\n")
+
+
+def flip(byte_at: Callable[[int], int]) -> Callable[[bytes], bytes]:
+    """Turns over one bit of the byte at the place that `byte_at` gives for a length."""
+
+    def change(content: bytes) -> bytes:
+        place = byte_at(len(content))
+        return content[:place] + bytes([content[place] ^ 0x10]) + content[place + 1 :]
+
+    return change
+
+
+def zero_block(content: bytes) -> bytes:
+    """Zeroes an eighth of the file, behind its middle."""
+    start = len(content) // 2
+    size = max(1, len(content) // 8)
+    return content[:start] + bytes(size) + content[start + size :]
