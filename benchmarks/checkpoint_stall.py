@@ -137,7 +137,9 @@ def main() -> None:
     args.output.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(result, indent=1))
     if result["ratio"] > ALLOWED_RATIO:
-        sys.exit(f"A save stalls training {result['ratio']} times as long as stock Trainer's; allowed: {ALLOWED_RATIO}.")
+        sys.exit(
+            f"A save stalls training {result['ratio']} times as long as stock Trainer's; allowed: {ALLOWED_RATIO}."
+        )
 
 
 if __name__ == "__main__":

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
 class HfExtError(ValueError):
     """Base of all errors that are about the user's input; also a `ValueError`."""
@@ -44,7 +46,7 @@ class TrainingStopped(RunEnded):
 
 
 class DiskFailure(RunEnded):
-    """Several checkpoints in a row could not be written; the last one that was is still valid."""
+    """Several checkpoints in a row, or the trained model, could not be written; what was saved before is valid."""
 
     exit_code = 74  # EX_IOERR
 
@@ -63,7 +65,8 @@ class MissingDependencyError(ImportError):
 def exit_on_errors() -> Iterator[None]:
     """Ends the process as a recipe should: the message without a traceback, and a status that scripts can tell apart.
 
-    1 for the user's mistakes (`HfExtError`), `exit_code` for other ends of a run (`RunEnded`).
+    1 for the user's mistakes (`HfExtError`), `exit_code` for other ends of a run (`RunEnded`), that of `DiskFailure`
+    also where a disk that is full, over quota, read-only or broken stops anything else.
     """
     try:
         yield
@@ -72,3 +75,8 @@ def exit_on_errors() -> Iterator[None]:
     except RunEnded as end:
         print(f"{type(end).__name__}: {end}", file=sys.stderr)
         sys.exit(end.exit_code)
+    except OSError as error:
+        if error.errno not in _DISK_ERRORS:
+            raise
+        print(f"DiskFailure: {error}. Free space there, or choose another --output_dir.", file=sys.stderr)
+        sys.exit(DiskFailure.exit_code)

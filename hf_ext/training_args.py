@@ -13,7 +13,7 @@ from .errors import ArgumentError
 from .speedups import REGISTRY
 
 
-@dataclass
+@dataclass(repr=False)  # the parent's hides tokens
 class FastTrainingArguments(TrainingArguments):
     """As `transformers.TrainingArguments`, plus the speed-ups and what they need.
 

@@ -22,6 +22,7 @@ OTHER = {
     "dataloader_pin_memory": (["true"], True),
     "embedding_tokens_per_batch": (["99"], 99),
     "save_total_limit": (["7"], 7),
+    "disk_policy": (["refuse"], "refuse"),
     "report_to": (["tensorboard"], ["tensorboard"]),
     "full_determinism": (["false"], False),
     "data_seed": (["1"], 1),

@@ -85,7 +85,7 @@ def test_demo_encodes_each_distinct_sequence_once(demo: dict) -> None:
 
 
 def test_second_run_encodes_nothing(demo: dict) -> None:
-    again = train(demo["cwd"], "--num_train_epochs", "1", "--output_dir", "outputs/affinity")
+    again = train(demo["cwd"], "--num_train_epochs", "1", "--output_dir", "outputs/affinity", "--resume", "no")
     assert decision(again["folder"], "embedding_cache")["evidence"]["num_encoded"] == 0
 
 
@@ -136,7 +136,7 @@ def test_streaming_trains_and_scores(demo: dict) -> None:
         *("--save_strategy", "no", "--load_best_model_at_end", "false", "--label_column", "label"),
         *("--sequence_columns", "heavy", "light", "antigen", "--tower_inputs", "heavy,light", "antigen"),
         *("--encoders", str(encoders / "bert"), str(encoders / "esm"), "--split", "random"),
-        *("--logging_strategy", "steps"),
+        *("--logging_strategy", "steps", "--resume", "no"),
     )
     assert decision(streamed["folder"], "embedding_cache")["status"] == "skipped"
     assert streamed["results"]["test"]["num_rows"] > 5

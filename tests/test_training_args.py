@@ -26,6 +26,16 @@ ADDED = {
     "attention",
     "throughput_warmup_steps",
     "baseline_json",
+    "resume",
+    "allow_changed",
+    "save_minutes",
+    "max_hours",
+    "stop_margin_minutes",
+    "keep_epoch_checkpoint",
+    "save_total_size_gb",
+    "disk_policy",
+    "save_failures_allowed",
+    "local_checkpoint_dir",
     "use_peft",
     "lora_r",
     "lora_alpha",
@@ -58,6 +68,8 @@ def test_the_added_fields_are_these_and_off_by_default():
     assert (args.lr_scaling, args.cached_batch_size, args.embedding_tokens_per_batch) == ("none", None, None)
     assert (args.attention, args.max_tokens_per_batch, args.encoder_learning_rate) == ("auto", None, None)
     assert (args.throughput_warmup_steps, args.baseline_json) == (3, None)
+    assert (args.resume, args.allow_changed, args.disk_policy) == ("no", [], "refuse")
+    assert (args.save_minutes, args.max_hours, args.save_total_size_gb, args.local_checkpoint_dir) == (None,) * 4
 
 
 @pytest.mark.parametrize("given", [{"tf32": True}, {"bf16": True}])

@@ -34,6 +34,30 @@ def read_hyperparameters(optimizer: Any) -> list[dict[str, Any]]:
     return [{key: copy.deepcopy(value) for key, value in group.items() if key != "params"} for group in groups]
 
 
+def changed_hyperparameters(optimizer: Any, made: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Arguments whose value in the loaded state is not this run's: name -> both values, as a line.
+
+    For checkpoints of stock Trainer, which do not say what their run's arguments were.
+
+    Args:
+        optimizer: with the checkpoint's state. made: `read_hyperparameters(optimizer)`, from before that.
+    """
+    changed: dict[str, str] = {}
+    for group, fresh in zip(_inner(optimizer).param_groups, made):
+        for name in ("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon"):
+            before, now = _setting(group, name), _setting(fresh, name)
+            if before != now:
+                changed.setdefault(name, f"{name}: {before} in the checkpoint, {now} now")
+    return changed
+
+
+def _setting(group: Mapping[str, Any], name: str) -> float | None:
+    value = group.get(_GROUP_KEYS[name][0])
+    if value is not None and name in ("adam_beta1", "adam_beta2"):
+        value = value[name == "adam_beta2"]
+    return None if value is None else float(value)
+
+
 def apply_changes(
     optimizer: Any, scheduler: Any, made: Sequence[Mapping[str, Any]], allowed: Collection[str], num_steps: int
 ) -> None:

@@ -48,8 +48,8 @@ class Staging:
         self._run_id = run_id
         self._publish = publish
         self._sealed: dict[str, _Sealed] = {}
-        # Two, so that one file waits for the disk while another is hashed.
-        self._pool = ThreadPoolExecutor(2, thread_name_prefix="checkpoint-hash")
+        # Four, so that two large files, weights and optimizer, are hashed while files wait for the disk.
+        self._pool = ThreadPoolExecutor(4, thread_name_prefix="checkpoint-hash")
         self.is_open = True
 
     def seal(self) -> None:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -120,6 +120,19 @@ def load_weights(model: Any, folder: Path | str) -> None:
         setattr(model.config, name, value)
 
 
+def check_listed(folder: Path, listed: Container[str]) -> None:
+    """Refuses weights that were put into a checkpoint later: `load_weights` would prefer them to those it verified.
+
+    Args:
+        listed: names of the files that the checkpoint's manifest vouches for.
+
+    Raises:
+        CheckpointError: there are such weights.
+    """
+    if TRAINABLE not in listed and find_file(folder, TRAINABLE):
+        raise CheckpointError(f"{folder / TRAINABLE}: not in its manifest, so it was put there later. Remove it.")
+
+
 def weights_bytes(model: Any) -> int:
     """Upper bound of the bytes of the files that `save_weights` writes. Cost: none; nothing is hashed."""
     split = _split(model)
@@ -137,6 +150,14 @@ def weights_bytes(model: Any) -> int:
     if hasattr(config, "to_json_string"):
         total += len(config.to_json_string(use_diff=False).encode())
     return total + SLACK_BYTES * (1 + len(getattr(model, "peft_config", None) or ()))
+
+
+def export_bytes(model: Any) -> int:
+    """Upper bound of the bytes of the files that `Trainer.save_model` writes: frozen weights too, but for adapters."""
+    if isinstance(model, PeftModel) or not _is_part(model):
+        return weights_bytes(model)
+    frozen = first_names(_split(model).frozen)
+    return weights_bytes(model) + sum(tensor.nbytes for tensor in frozen.values())
 
 
 def frozen_digest(model: Any) -> str:

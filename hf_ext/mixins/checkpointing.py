@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import time
@@ -16,6 +17,7 @@ from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
 
 from ..checkpoints.disk import describe_failure, is_disk_failure
+from ..checkpoints.finite import optimizer_tensors
 from ..checkpoints.staging import Staging
 from ..checkpoints.state import capture_rng, not_finite, optimizer_tree, scaler_tree, scheduler_tree
 from ..checkpoints.store import CheckpointStore
@@ -67,6 +69,7 @@ class CheckpointMixin:
         self.longest_save_s = 0.0
         self._saved_step: int | None = None
         self._pushed_steps: set[int] = set()
+        self._rng_between_epochs: dict[str, Any] = {}
         self._step_began: Moment | None = None
         self._num_save_failures = 0
         self.add_callback(StepMomentCallback(self))  # type: ignore[attr-defined]
@@ -95,7 +98,8 @@ class CheckpointMixin:
             return
         if self.state.global_step == self._saved_step:
             return
-        self.check_finite()
+        is_sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled  # type: ignore[attr-defined]
+        self.check_finite(with_optimizer=not is_sharded and not self.args.save_only_model)
         self.store_flos()  # type: ignore[attr-defined]
         began = time.perf_counter()
         failure = self._write_checkpoint()
@@ -170,27 +174,28 @@ class CheckpointMixin:
         return next(filter(None, gather_object([failure])), None)
 
     def _write_state(self, staging: Staging | None, folder: Path, moment: Moment) -> None:
-        """Writes this process's part; large files first, so that they are hashed while the others are written."""
+        """Writes this process's part; small files first, whose way to the disk is long, and all hashed meanwhile."""
         is_main, only_model = self.args.should_save, self.args.save_only_model
-        if self.is_fsdp_enabled or self.is_deepspeed_enabled:  # type: ignore[attr-defined]
-            self.save_model(str(folder), _internal_call=True)  # type: ignore[attr-defined]
-            if not only_model:
-                self._save_optimizer_and_scheduler(str(folder))  # type: ignore[attr-defined]
-        elif is_main and staging is not None:
-            if not only_model:
-                dtype = self.optimizer_state_dtype  # type: ignore[attr-defined]
-                save_tree(folder, "optimizer", optimizer_tree(self.optimizer, dtype))
-                save_tree(folder, "scheduler", scheduler_tree(self.lr_scheduler))
-                staging.seal()
-            save_weights(self.model, folder)
-            staging.seal()
-        own = {"rng": moment.rng, "unlogged_loss": moment.unlogged_loss}
-        save_tree(folder, f"rank_{self.args.process_index}", own)
+        is_sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled  # type: ignore[attr-defined]
+        save_tree(folder, f"rank_{self.args.process_index}", {"rng": moment.rng, "unlogged_loss": moment.unlogged_loss})
         if is_main:
             self._save_companions(folder)  # type: ignore[attr-defined]
             if getattr(self.accelerator, "scaler", None) is not None and not only_model:
                 save_tree(folder, "scaler", scaler_tree(self.accelerator.scaler))
             self._write_progress(folder, moment)
+        if is_sharded:
+            self.save_model(str(folder), _internal_call=True)  # type: ignore[attr-defined]
+            if not only_model:
+                self._save_optimizer_and_scheduler(str(folder))  # type: ignore[attr-defined]
+        elif is_main and staging is not None:
+            if not only_model:
+                save_tree(folder, "scheduler", scheduler_tree(self.lr_scheduler))
+                staging.seal()
+                dtype = self.optimizer_state_dtype  # type: ignore[attr-defined]
+                save_tree(folder, "optimizer", optimizer_tree(self.optimizer, dtype))
+            staging.seal()
+            save_weights(self.model, folder)
+            staging.seal()
 
     def _write_progress(self, folder: Path, moment: Moment) -> None:
         """`trainer_state.json` as Trainer writes it, and what only we keep."""
@@ -216,22 +221,31 @@ class CheckpointMixin:
     # --- numbers that are none --------------------------------------------------------------------------------------
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """As in Trainer; a loss that is not finite ends the run if the weights are not finite either."""
-        loss = logs.get("loss")
-        super().log(logs, start_time)  # type: ignore[misc]
-        if loss is not None and not torch.isfinite(torch.tensor(loss)):
-            self.check_finite()
+        """As in Trainer; before a training loss is shown, the weights are checked.
 
-    def check_finite(self) -> None:
-        """Raises NotFiniteError if a trainable weight is NaN or infinite. Cost: one pass over them."""
-        names = not_finite((name, p) for name, p in self.model.named_parameters() if p.requires_grad)
+        Whatever the loss is: under `logging_nan_inf_filter` that of a step that went wrong reads 0.0.
+        """
+        if "loss" in logs:
+            self.check_finite()
+        super().log(logs, start_time)  # type: ignore[misc]
+
+    def check_finite(self, with_optimizer: bool = False) -> None:
+        """Raises NotFiniteError if a trainable weight, or optimizer state, is NaN or infinite.
+
+        Cost: one pass over them and one device synchronisation.
+        """
+        tensors = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
+        if with_optimizer:
+            tensors += optimizer_tensors(self.optimizer, self.model.named_parameters())
+        names = not_finite(tensors)
         if not names:
             return
         newest = (
             f"checkpoint-{self._saved_step} is the last good one" if self._saved_step else "no checkpoint was saved"
         )
         raise NotFiniteError(
-            f"{len(names)} weights are NaN or infinite at step {self.state.global_step} (first: {names[0]}); {newest}. "
+            f"{len(names)} of the weights and optimizer states are NaN or infinite at step {self.state.global_step} "
+            f"(first: {names[0]}); {newest}. "
             "Nothing was overwritten. Usual causes: a learning rate that is too high, labels that are not finite, "
             "float16 without loss scaling. Continue with --resume auto --allow_changed learning_rate and a lower rate."
         )
@@ -243,10 +257,22 @@ class StepMomentCallback(TrainerCallback):
     def __init__(self, trainer: CheckpointMixin):
         self.trainer = trainer
 
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Weights that are not finite would make all others so."""
+        self.trainer.check_finite()
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Of a checkpoint between two epochs Trainer restores the random state before the loader draws from it."""
+        self.trainer._rng_between_epochs = capture_rng(args.device)
+
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Cost: about 20 microseconds, and nothing without accumulation."""
-        if args.gradient_accumulation_steps > 1:
-            self.trainer._step_began = self.trainer.capture_moment()
+        if args.gradient_accumulation_steps == 1:
+            return
+        moment = self.trainer.capture_moment()
+        if float(state.epoch).is_integer():
+            moment = dataclasses.replace(moment, rng=self.trainer._rng_between_epochs)
+        self.trainer._step_began = moment
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The cycle is complete."""

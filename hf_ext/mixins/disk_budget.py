@@ -16,7 +16,7 @@ from ..checkpoints.budget import Degradation, Sizes, check_budget, choose_degrad
 from ..checkpoints.disk import free_bytes, used_bytes
 from ..checkpoints.rotation import Entry, Policy, SavePlan, plan_cleanup, plan_save
 from ..checkpoints.state import expected_optimizer_bytes
-from ..checkpoints.weights import weights_bytes
+from ..checkpoints.weights import export_bytes, weights_bytes
 
 GB = 10**9
 SMALL_FILES_BYTES = 2**20  # tokenizer, configs, and what logs grow by between two checkpoints
@@ -43,6 +43,7 @@ class DiskBudgetMixin:
         super().__init__(*args, **kwargs)
         self._degradation: Degradation | None = None
         self._best_step_saved: int | None = None
+        self._optimizer_sizes: tuple[tuple[int, ...], tuple[int, int]] | None = None
         self.add_callback(DiskBudgetCallback(self))  # type: ignore[attr-defined]
 
     @property
@@ -56,8 +57,18 @@ class DiskBudgetMixin:
         weights = weights_bytes(self.model)
         if self.args.save_only_model:
             return Sizes(weights, 0, SMALL_FILES_BYTES)
-        full, half = (expected_optimizer_bytes(self.optimizer, dtype) for dtype in (None, torch.bfloat16))
+        full, half = self._optimizer_bytes()
         return Sizes(weights, full, SMALL_FILES_BYTES, half)
+
+    def _optimizer_bytes(self) -> tuple[int, int]:
+        """Of the optimizer's state as it is and in bfloat16; told anew where other parameters train."""
+        # Training waits for it: 100 ms for 300 parameters.
+        trained = [p.numel() for group in self.optimizer.param_groups for p in group["params"] if p.requires_grad]
+        key = (id(self.optimizer), len(trained), sum(trained))
+        if self._optimizer_sizes is None or self._optimizer_sizes[0] != key:
+            full, half = (expected_optimizer_bytes(self.optimizer, dtype) for dtype in (None, torch.bfloat16))
+            self._optimizer_sizes = (key, (full, half))
+        return self._optimizer_sizes[1]
 
     def rotation_policy(self) -> Policy:
         """What the arguments ask to keep; with degradation, what was decided when training began."""
@@ -119,15 +130,18 @@ class DiskBudgetMixin:
 
     def _plan(self, step: int, policy: Policy, other_bytes: int) -> SavePlan:
         sizes = self._degradation.sizes if self._degradation else self.checkpoint_sizes()
+        entries = self._entries()
+        # What was logged so far, and a large tokenizer, are in the newest one: the bound knows neither.
+        like_newest = entries[-1].num_bytes + SMALL_FILES_BYTES // 2 if entries and entries[-1].is_resumable else 0
         new = Entry(
             step,
-            sizes.full_bytes,
+            max(sizes.full_bytes, like_newest),
             ends_epoch=float(self.state.epoch).is_integer(),
             is_resumable=not self.args.save_only_model,
             optimizer_bytes=sizes.optimizer,
         )
         best = step if self.state.best_global_step == step else self.best_saved_step()
-        return plan_save(self._entries(), new, best, policy, other_bytes, self._best_step_saved)
+        return plan_save(entries, new, best, policy, other_bytes, self._best_step_saved)
 
     def _carry_out(self, strip: tuple[int, ...], delete: tuple[int, ...]) -> bool:
         """Whether all of it could be done; what is being uploaded or copied stays."""
@@ -158,7 +172,10 @@ class DiskBudgetMixin:
             kept = sum(stored.num_bytes for stored in self.checkpoints.checkpoints())
         else:  # copies of the local ones, made and deleted in the background
             kept = sum(used_bytes(path) for path in [*folder.glob("checkpoint-*"), *folder.glob(".*-checkpoint-*")])
-        return used_bytes(folder) - kept + weights_bytes(self.model) + SMALL_FILES_BYTES
+        beside = used_bytes(folder) - kept + SMALL_FILES_BYTES // 2
+        # Rounded up: a log that grows by a block must not make the budget that a refusal named too small.
+        rounded = -(-beside // SMALL_FILES_BYTES) * SMALL_FILES_BYTES
+        return rounded + export_bytes(self.model)
 
 
 class DiskBudgetCallback(TrainerCallback):

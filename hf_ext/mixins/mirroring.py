@@ -85,12 +85,18 @@ class MirrorMixin:
         try:
             output = super().train(*args, **kwargs)  # type: ignore[misc]
         except RunEnded:
-            if self.mirror:
-                self.mirror.wait()
+            self._finish_copies()
             raise
-        if self.mirror and not self.mirror.wait():
+        if self.mirror and not self._finish_copies():
             raise DiskFailure(
                 f"{self.args.output_dir} lacks the newest checkpoint, which is in {self.checkpoints.folder}: "
                 f"{self.mirror.last_failure}"
             )
         return output
+
+    def _finish_copies(self) -> bool:
+        """Whether the newest checkpoint is at the target; rotates once more, now that no copy holds an older one."""
+        if self.mirror is None or not self.mirror.wait():
+            return False
+        self.rotate()
+        return self.mirror.wait()

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import copy
+import logging
 from typing import Any
 
+from ..checkpoints.disk import describe_failure, is_disk_failure
 from ..plan import Plan, make_plan
 from ..speedups import Run
 from ..training_args import FastTrainingArguments
+
+logger = logging.getLogger(__name__)
 
 
 class PlanMixin:
@@ -43,14 +47,23 @@ class PlanMixin:
         except BaseException:
             self._run.restore()
             raise
-        if self.is_world_process_zero():  # type: ignore[attr-defined]
-            self.plan.save(str(args.output_dir))
+        self._save_plan()
 
     def record_evidence(self, name: str, **evidence: Any) -> None:
         """Adds a measurement to one decision and rewrites `plan.json`."""
         self.plan.record(name, **evidence)
-        if self.is_world_process_zero():  # type: ignore[attr-defined]
+        self._save_plan()
+
+    def _save_plan(self) -> None:
+        if not self.is_world_process_zero():  # type: ignore[attr-defined]
+            return
+        try:
             self.plan.save(self.args.output_dir)  # type: ignore[attr-defined]
+        except OSError as error:
+            if not is_disk_failure(error):
+                raise
+            # A full disk must not cost the model that is trained: checkpoints have their own rules for that.
+            logger.error("plan.json was not written: %s", describe_failure(error, self.args.output_dir))  # type: ignore[attr-defined]
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """As in Trainer; then adds what speed-ups measured while it trained to the plan."""

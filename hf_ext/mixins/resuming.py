@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import pickle
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +16,12 @@ from transformers import TrainerCallback
 
 from ..checkpoints.agreement import compare_runs
 from ..checkpoints.argument_roles import STEP_SIZE
-from ..checkpoints.hyperparameters import apply_changes, read_hyperparameters
+from ..checkpoints.hyperparameters import apply_changes, changed_hyperparameters, read_hyperparameters
 from ..checkpoints.run_facts import describe_run
 from ..checkpoints.state import capture_rng, load_optimizer_tree, load_scaler_tree, load_scheduler_tree, restore_rng
 from ..checkpoints.stored import Stored
 from ..checkpoints.trees import load_tree
-from ..checkpoints.weights import load_weights
+from ..checkpoints.weights import check_listed, load_weights
 from ..errors import CheckpointError, TrainingStopped
 from .checkpointing import PROGRESS
 
@@ -53,6 +56,7 @@ class ResumeMixin:
     checkpoints: Any
     _saved_step: int | None
     _best_step_saved: int | None
+    _rng_between_epochs: dict[str, Any]
     _resume_position: dict[str, Any] | None
 
     def __init__(self, *args: Any, **kwargs: Any):
@@ -75,6 +79,7 @@ class ResumeMixin:
         folder = self._find_checkpoint(resume_from_checkpoint)
         output = super().train(folder, *args, **kwargs)  # type: ignore[misc]
         if self.stop_reason:  # type: ignore[attr-defined]
+            self.accelerator.wait_for_everyone()  # torchrun ends the others as soon as one has ended
             raise TrainingStopped(
                 f"{self.stop_reason}: saved checkpoint-{self.state.global_step} and stopped. "  # type: ignore[attr-defined]
                 "The same command with --resume auto (the recipes' default) continues from it."
@@ -123,12 +128,7 @@ class ResumeMixin:
         changes = compare_runs(stored.manifest.facts, self._facts, self.args.allow_changed)
         for note in changes.notes:
             logger.info("Since %s: %s", stored.path.name, note)
-        if changes.contradictions:
-            listed = "\n  ".join(changes.contradictions)
-            raise CheckpointError(
-                f"{stored.path} was written by a run that differs:\n  {listed}\nUse the old values, "
-                "--allow_changed NAME [NAME ...] to continue with the new ones, another --output_dir, or --resume no."
-            )
+        _refuse(stored.path, changes.contradictions)
         self._allowed_changes = frozenset(changes.allowed)
         if self._allowed_changes & ORDER:
             logger.warning("Rows come in another order from here on: some may be seen twice in this epoch, others not.")
@@ -159,6 +159,8 @@ class ResumeMixin:
         if self._is_sharded:
             super()._load_from_checkpoint(resume_from_checkpoint, model)  # type: ignore[misc]
         else:
+            if self._resumed is not None:
+                check_listed(self._resumed.path, self._resumed.manifest.files)
             load_weights(self.model if model is None else model, Path(resume_from_checkpoint))
 
     @property
@@ -174,32 +176,48 @@ class ResumeMixin:
         return places
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        if checkpoint is None or self._resumed is None or self._is_sharded:
-            super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[misc]
+        if checkpoint is None or self._is_sharded:
+            with _tensors_only(checkpoint, "optimizer.pt or scheduler.pt"):
+                super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[misc]
             return
         allowed, made = self._allowed_changes, read_hyperparameters(self.optimizer)
+        if self._resumed is None:
+            with _tensors_only(checkpoint, "optimizer.pt or scheduler.pt"):
+                super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[misc]
+            self._agree_with_stock(checkpoint, made)
+            return
         if "optim" not in allowed:
             load_optimizer_tree(self.optimizer, load_tree(Path(checkpoint), "optimizer"))
         if "lr_scheduler_type" not in allowed:
             load_scheduler_tree(self.lr_scheduler, load_tree(Path(checkpoint), "scheduler"))
         apply_changes(self.optimizer, self.lr_scheduler, made, allowed, self._resumed.step)
 
+    def _agree_with_stock(self, checkpoint: str, made: list[dict[str, Any]]) -> None:
+        """Stock Trainer goes on with the checkpoint's learning rate, whatever the arguments say now."""
+        changed = changed_hyperparameters(self.optimizer, made)
+        allowed = changed.keys() & self.args.allow_changed if "all" not in self.args.allow_changed else changed.keys()
+        _refuse(checkpoint, [line for name, line in changed.items() if name not in allowed])
+        apply_changes(self.optimizer, self.lr_scheduler, made, allowed, self.state.global_step)
+
     def _load_scaler(self, checkpoint: str | None) -> None:
         if self._resumed is None:
-            super()._load_scaler(checkpoint)  # type: ignore[misc]
+            if getattr(self.accelerator, "scaler", None) is not None:  # else Trainer fails on a stock run's with one
+                with _tensors_only(checkpoint, "scaler.pt"):
+                    super()._load_scaler(checkpoint)  # type: ignore[misc]
         elif "scaler.json" in self._resumed.manifest.files and getattr(self.accelerator, "scaler", None) is not None:
             load_scaler_tree(self.accelerator.scaler, load_tree(self._resumed.path, "scaler"))
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
+        own = None if self._resumed is None else self._own_tree()
         if self._resumed is None:
-            super()._load_rng_state(checkpoint)  # type: ignore[misc]
-            return
-        own = self._own_tree()
-        if own is not None:
+            with _tensors_only(checkpoint, "rng_state.pth"):
+                super()._load_rng_state(checkpoint)  # type: ignore[misc]
+        elif own is not None:
             restore_rng(self._rng_after_evaluation or own["rng"])
-            return
-        logger.warning("The checkpoint has no random state of process %d: seeded anew.", self.args.process_index)
-        set_seed(self.args.seed + self._resumed.step + self.args.process_index)
+        else:
+            logger.warning("The checkpoint has no random state of process %d: seeded anew.", self.args.process_index)
+            set_seed(self.args.seed + self._resumed.step + self.args.process_index)
+        self._rng_between_epochs = capture_rng(self.args.device)
 
     def _own_tree(self) -> dict[str, Any] | None:
         """What this process wrote into the checkpoint; None where there were fewer processes."""
@@ -238,6 +256,7 @@ class ResumeMixin:
             super()._load_best_model()  # type: ignore[misc]
             return
         stored = self.checkpoints.open(Path(self.state.best_model_checkpoint))
+        check_listed(stored.path, stored.manifest.files)
         logger.info("Loading the best model, of step %d.", stored.step)
         load_weights(self.model, stored.path)
 
@@ -271,6 +290,28 @@ class ResumeCallback(TrainerCallback):
         self.trainer.make_up_evaluation()
 
 
+def _refuse(checkpoint: Path | str, contradictions: list[str]) -> None:
+    """Raises CheckpointError if there are any."""
+    if contradictions:
+        listed = "\n  ".join(contradictions)
+        raise CheckpointError(
+            f"{checkpoint} was written by a run that differs:\n  {listed}\nUse the old values, "
+            "--allow_changed NAME [NAME ...] to continue with the new ones, another --output_dir, or --resume no."
+        )
+
+
+@contextmanager
+def _tensors_only(folder: str | None, names: str) -> Iterator[None]:
+    """Says which file of a stock checkpoint was refused by Trainer, which unpickles tensors and plain values alone."""
+    try:
+        yield
+    except pickle.UnpicklingError as error:
+        raise CheckpointError(
+            f"{folder}: {names} is damaged, or holds more than tensors; nothing was run. Continue from another "
+            "checkpoint, or start from its weights alone (--model_name_or_path)."
+        ) from error
+
+
 def _check_stock(folder: Path) -> Path:
     """A checkpoint of stock Trainer, with what it lacks said."""
     if not (folder / "trainer_state.json").is_file():
@@ -279,7 +320,7 @@ def _check_stock(folder: Path) -> Path:
     if not any(folder.glob("rng_state*.pth")):
         missing.append("rng_state.pth")
     logger.warning(
-        "%s is a stock Trainer checkpoint: its files cannot be verified%s.",
+        "%s is a stock Trainer checkpoint: its files cannot be verified. Data and most arguments are not compared%s.",
         folder,
         f", and it lacks {', '.join(missing)}, so that training does not continue exactly" if missing else "",
     )

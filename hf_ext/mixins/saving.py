@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from peft import PeftModel
+from safetensors import SafetensorError
 from transformers import PreTrainedModel
 from transformers.trainer import TRAINING_ARGS_NAME
 
-from ..errors import ArgumentError
+from ..checkpoints.disk import describe_failure, is_disk_failure
+from ..checkpoints.weights import export_bytes
+from ..errors import ArgumentError, DiskFailure
 from ..models.lora import merged_copy
 
 
@@ -24,6 +29,36 @@ class SavingMixin:
     processing_class: Any
     is_fsdp_enabled: bool
     is_deepspeed_enabled: bool
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """As in Trainer.
+
+        Raises:
+            DiskFailure: the disk is full, read-only or broken; the folder's model is not complete.
+        """
+        if _internal_call:  # for a checkpoint, which has its own rules
+            super().save_model(output_dir, _internal_call)  # type: ignore[misc]
+            return
+        with self._named_disk_failure(output_dir, export_bytes(self.model)):
+            super().save_model(output_dir)  # type: ignore[misc]
+
+    def save_state(self) -> None:
+        """As in Trainer; raises as `save_model` does."""
+        with self._named_disk_failure(None, None):
+            super().save_state()  # type: ignore[misc]
+
+    @contextmanager
+    def _named_disk_failure(self, folder: str | os.PathLike[str] | None, needed_bytes: int | None) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, SafetensorError) as error:
+            if not is_disk_failure(error):
+                raise
+            raise DiskFailure(
+                f"{describe_failure(error, folder or self.args.output_dir, needed_bytes)} What is there of the trained "
+                "model is not complete. Checkpoints are untouched: once there is room, the same command with --resume "
+                "auto (the recipes' default) goes on from the newest."
+            ) from error
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
         folder = Path(output_dir or self.args.output_dir)
@@ -42,6 +77,7 @@ class SavingMixin:
 
         Raises:
             ArgumentError: the model has no adapters, or its weights are spread over processes.
+            DiskFailure: as `save_model`.
         """
         if self.is_fsdp_enabled or self.is_deepspeed_enabled:
             raise ArgumentError(
@@ -50,8 +86,9 @@ class SavingMixin:
             )
         merged = merged_copy(self.model)
         if self.args.should_save:
-            self._save_pretrained(merged, Path(folder), None)
-            self._save_companions(Path(folder))
+            with self._named_disk_failure(folder, export_bytes(merged)):
+                self._save_pretrained(merged, Path(folder), None)
+                self._save_companions(Path(folder))
 
     def _save_pretrained(self, model: Any, folder: Path, state_dict: dict | None) -> None:
         folder.mkdir(parents=True, exist_ok=True)

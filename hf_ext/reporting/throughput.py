@@ -122,9 +122,12 @@ class ThroughputCallback(TrainerCallback):
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Writes `throughput.json` and stops watching the model."""
         if state.is_world_process_zero:
-            folder = Path(args.output_dir)
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / FILE_NAME).write_text(json.dumps(self.summarize(state.log_history), indent=1) + "\n")
+            path = Path(args.output_dir) / FILE_NAME
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(json.dumps(self.summarize(state.log_history), indent=1) + "\n")
+            except OSError as error:  # a full disk must not cost the model that was just trained
+                logger.error("%s was not written: %s.", path, error.strerror)
         self._require_counter().detach()
         self._counter = None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import logging
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ import pytest
 import torch
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
-from transformers import EsmConfig, EsmForSequenceClassification, Trainer, TrainerCallback, TrainingArguments
+from transformers import EsmConfig, EsmForSequenceClassification, TrainerCallback, TrainingArguments
 
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
@@ -32,17 +33,19 @@ class Killed(Exception):
 
 
 class Watch(TrainerCallback):
-    """Notes where a run begins and with which weights; raises `Killed` after optimizer step `kill_at`."""
+    """Notes where a run begins and its weights from there on; raises `Killed` after optimizer step `kill_at`."""
 
     def __init__(self, kill_at: int | None = None):
         self.kill_at = kill_at
         self.began_at: int | None = None
-        self.began_with: dict[str, bytes] = {}
+        self.weights: dict[int, dict[str, bytes]] = {}  # after each step
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.began_at, self.began_with = state.global_step, bits(kwargs["model"])
+        self.began_at = state.global_step
+        self.weights = {state.global_step: bits(kwargs["model"])}
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.weights[state.global_step] = bits(kwargs["model"])
         if state.global_step == self.kill_at:
             raise Killed
 
@@ -83,8 +86,8 @@ def make_lora(base: Path) -> Any:
 class Maker:
     """Builds trainers on copies of one model, so that runs that are to be compared begin alike."""
 
-    def __init__(self, template: Any):
-        self.template = template
+    def __init__(self, template: Any, collator: Any = None):
+        self.template, self.collator = template, collator or collate
         self.watch = Watch()
 
     def __call__(
@@ -97,7 +100,7 @@ class Maker:
         parts = {name: given.pop(name) for name in ("optimizers", "eval_dataset", "compute_metrics") if name in given}
         cls = FastTrainingArguments if issubclass(trainer, FastTrainer) else TrainingArguments
         args = cls(output_dir=str(folder), **{**SETTINGS, **given})
-        return trainer(model, args, collate, rows, callbacks=[*callbacks, self.watch], **parts)
+        return trainer(model, args, self.collator, rows, callbacks=[*callbacks, self.watch], **parts)
 
     def killed(self, folder: Path | str, at: int, **given: Any) -> Any:
         """The trainer of a run that was interrupted after step `at`."""
@@ -122,8 +125,25 @@ def contents(folder: Path) -> dict[str, bytes | str]:
 
 
 def names(folder: Path) -> list[str]:
-    """What is in a folder, without the log files beside checkpoints."""
-    return sorted(path.name for path in folder.iterdir() if path.name != "plan.json")
+    """What is in a folder, without the reports beside checkpoints."""
+    return sorted({path.name for path in folder.iterdir()} - {"plan.json", "throughput.json"})
+
+
+@contextmanager
+def messages() -> Iterator[list[str]]:
+    """What hf_ext logs, as it comes."""
+    found: list[str] = []
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            found.append(record.getMessage())
+
+    handler = Handler()
+    logging.getLogger("hf_ext").addHandler(handler)
+    try:
+        yield found
+    finally:
+        logging.getLogger("hf_ext").removeHandler(handler)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 from train_until_stopped import Case, make_trainer, start
 
@@ -186,27 +187,17 @@ def test_training_in_a_thread_works_and_leaves_signals_alone(tmp_path, whole):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_to_the_whole_process_group_stops_a_run_with_data_workers_within_seconds(tmp_path, whole, number):
     case = Case({"dataloader_num_workers": 2}, step_s=0.2, new_group=True)
-    process, seconds = signal_group(tmp_path, case, number)
-    assert process.exitcode == STOPPED, (tmp_path / "stopped-0.txt").read_text()[-3000:]
-    assert seconds < 10
-    continued(tmp_path, replace(case, step_s=0.0), whole(case))
-
-
-def test_data_workers_in_the_group_of_their_process_would_end_it_unsaved(tmp_path):
-    case = Case({"dataloader_num_workers": 2}, step_s=0.2, new_group=True, workers_stay=True)
-    process, _ = signal_group(tmp_path, case, signal.SIGTERM)
-    assert process.exitcode == 1
-    assert "DataLoader worker" in (tmp_path / "stopped-0.txt").read_text()
-
-
-def signal_group(folder: Path, case: Case, number: int) -> tuple:
-    """Signals a run and all it started after its first checkpoint; returns the process, and how long it took to end."""
-    (process,) = start(folder, case, "stopped")
-    wait_for((folder / "run" / "checkpoint-3").is_dir, 30)
+    (process,) = start(tmp_path, case, "stopped")
+    wait_for((tmp_path / "run" / "checkpoint-3").is_dir, 30)
+    workers = psutil.Process(process.pid).children()
+    assert len(workers) == 2
+    assert all(os.getpgid(worker.pid) == worker.pid for worker in workers)  # else the signal may kill them
     os.killpg(process.pid, number)
     asked = time.monotonic()
     process.join(30)
-    return process, time.monotonic() - asked
+    assert process.exitcode == STOPPED, (tmp_path / "stopped-0.txt").read_text()[-3000:]
+    assert time.monotonic() - asked < 10
+    continued(tmp_path, replace(case, step_s=0.0), whole(case))
 
 
 def wait_for(condition, seconds: float) -> None:

@@ -42,7 +42,6 @@ class Case:
     early_stopping: int | None = None
     crash: bool = False  # instead of a signal, end without a word
     new_group: bool = False  # so that a signal can be sent to the process and all it started
-    workers_stay: bool = False  # the broken twin: data workers in the group of their process
     in_thread: bool = False
     rank: int | None = None  # the rank that is signalled
     step_s: float = 0.0
@@ -133,8 +132,6 @@ def run(folder: Path, case: Case, name: str, ranks: int, rank: int, port: int) -
     set_start_method("fork", force=True)  # of data workers, as in a process that nobody forked
     if case.new_group:
         os.setpgrp()
-    if case.workers_stay:
-        os.setpgrp = lambda: None
     output = os.open(folder / f"{name}-{rank}.txt", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
     os.dup2(output, 1)
     os.dup2(output, 2)

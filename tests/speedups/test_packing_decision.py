@@ -140,7 +140,7 @@ def test_accumulated_and_padded_differently_it_is_still_stock_training(tmp_path)
 
 def test_a_packed_run_that_was_stopped_goes_on_exactly(tmp_path):
     assert resumed_difference(tmp_path / "same", speedups=PACKED) == 0
-    assert resumed_difference(tmp_path / "other", seed=4, speedups=PACKED) > 1e-3  # other rows
+    assert resumed_difference(tmp_path / "other", seed=4, allow_changed=["seed"], speedups=PACKED) > 1e-3  # other rows
 
 
 def test_a_token_budget_counts_the_tokens_of_packed_rows(tmp_path):

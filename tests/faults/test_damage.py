@@ -1,0 +1,286 @@
+"""Every file of a checkpoint, damaged in every way: found before a tensor reaches the model, and the run goes on."""
+
+import gc
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from faulty_runs import (
+    NUM_STEPS,
+    Maker,
+    bits,
+    contents,
+    flip,
+    make_esm,
+    make_lora,
+    make_rows,
+    messages,
+    names,
+    tally,
+    zero_block,
+)
+from transformers import Trainer, TrainerCallback
+
+from hf_ext.checkpoints.store import CheckpointStore
+from hf_ext.checkpoints.stored import read_stored
+from hf_ext.errors import CheckpointError
+
+NEWEST, BEFORE = "checkpoint-4", "checkpoint-2"
+COMMON = ("manifest.json", "optimizer.json", "optimizer.safetensors", "progress.json", "rank_0.json")
+COMMON += ("rank_0.safetensors", "scheduler.json", "trainer_state.json", "training_args.json")
+FILES = {
+    "esm": {*COMMON, "config.json", "model.safetensors"},
+    "lora": {
+        *COMMON,
+        *("README.md", "adapter_config.json", "adapter_model.safetensors", "frozen.json", "trainable.safetensors"),
+    },
+}
+# The same in both checkpoints, so that swapping them is no damage.
+CONSTANT = {"config.json", "training_args.json", "rank_0.json", "README.md", "adapter_config.json", "frozen.json"}
+CONSTANT |= {"trainable.safetensors"}  # LoRA's: the untrained twin of the new head
+
+CHANGES = {
+    "empty": lambda content: b"",
+    "half": lambda content: content[: len(content) // 2],
+    "one byte less": lambda content: content[:-1],
+    "bit flipped in front": flip(lambda length: length // 3),
+    "bit flipped at the end": flip(lambda length: length - 1),
+    "zero block": zero_block,
+}
+DAMAGES = ("deleted", *CHANGES, "swapped with another step's")
+CASES = [
+    (family, name, damage)
+    for family, files in FILES.items()
+    for name in sorted(files)
+    for damage in DAMAGES
+    if not (damage.startswith("swapped") and name in CONSTANT)
+]
+
+
+def do_damage(folder: Path, name: str, damage: str) -> None:
+    """Damages one file of the newest checkpoint in `folder`."""
+    path = folder / name
+    before = path.read_bytes()
+    if damage == "deleted":
+        path.unlink()
+        return
+    other = folder.parent / BEFORE / name
+    path.write_bytes(other.read_bytes() if damage.startswith("swapped") else CHANGES[damage](before))
+    assert path.read_bytes() != before
+
+
+class Family:
+    """An uninterrupted run, one that was killed after step 5, and copies of the latter's folder."""
+
+    def __init__(self, folder: Path, template):
+        self.folder, self.make = folder, Maker(template)
+        self.make(folder / "whole").train()
+        self.whole = self.make.watch.weights
+        self.make.killed(folder / "killed", at=5)
+        self.num_copies = 0
+
+    def copy(self) -> Path:
+        self.num_copies += 1
+        return Path(shutil.copytree(self.folder / "killed", self.folder / f"copy-{self.num_copies}"))
+
+    def problems(self, folder: Path, name: str, log: list[str], store: type = CheckpointStore) -> list[str]:
+        """What is wrong with how a run treats the damaged file `name` of its newest checkpoint; [] is right."""
+        damaged, found = contents(folder / NEWEST), []
+        trainer = self.make(folder, save_strategy="no")
+        trainer.checkpoints.__class__ = store
+        before = bits(trainer.model)
+        try:
+            trainer.train(resume_from_checkpoint=str(folder / NEWEST))
+            found.append("a damaged checkpoint that was named is taken")
+        except CheckpointError as error:
+            found += missing_words(str(error), name)
+            found += [] if bits(trainer.model) == before else ["the model changed"]
+        log.clear()
+        trainer = self.make(folder, resume="auto", save_strategy="no")
+        trainer.checkpoints.__class__ = store
+        trainer.train()
+        watch = self.make.watch
+        found += missing_words("\n".join(log), name)
+        found += [] if watch.began_at == 2 else [f"began at step {watch.began_at}"]
+        found += [f"weights of step {s}" for s in watch.weights if watch.weights[s] != self.whole[s]]
+        found += [] if max(watch.weights) == NUM_STEPS else [f"ended at step {max(watch.weights)}"]
+        aside = folder / f"damaged-{NEWEST}"
+        found += [] if aside.is_dir() and contents(aside) == damaged else ["not set aside as it was"]
+        return found
+
+
+def missing_words(message: str, name: str) -> list[str]:
+    return [f"no {word!r} in: {message}" for word in (name, "expected ", "found ") if word not in message]
+
+
+@pytest.fixture(scope="module")
+def families(tmp_path_factory):
+    gc.collect()
+    gc.freeze()  # Trainer collects garbage before each run: half a second over all that transformers has imported
+    folder = tmp_path_factory.mktemp("damage")
+    templates = {"esm": make_esm(), "lora": make_lora(folder / "base")}
+    yield {name: Family(folder / name, template) for name, template in templates.items()}
+    gc.unfreeze()
+
+
+@pytest.fixture(scope="module")
+def counts(request):
+    with tally(request, "damaged checkpoints", cases=0, found_and_passed_over=0) as found:
+        yield found
+
+
+@pytest.fixture
+def log():
+    with messages() as found:
+        yield found
+
+
+@pytest.mark.parametrize(("family", "name", "damage"), CASES)
+def test_damage_is_found_before_a_tensor_is_loaded_and_the_checkpoint_before_goes_on(
+    family, name, damage, families, counts, log
+):
+    counts["cases"] += 1
+    folder = families[family].copy()
+    do_damage(folder / NEWEST, name, damage)
+    assert families[family].problems(folder, name, log) == []
+    counts["found_and_passed_over"] += 1
+
+
+def test_the_suite_covers_every_file_that_a_run_writes(families):
+    for name, family in families.items():
+        checkpoints = [contents(family.folder / "killed" / step) for step in (BEFORE, NEWEST)]
+        assert [set(files) for files in checkpoints] == [FILES[name], FILES[name]]
+        assert {file for file in FILES[name] if checkpoints[0][file] == checkpoints[1][file]} == CONSTANT & FILES[name]
+    assert len(set(CASES)) == len(CASES) >= 80
+
+
+@pytest.mark.parametrize("kind", ["a link to the same bytes", "a folder", "the whole checkpoint of another step"])
+def test_what_only_looks_like_the_file_is_damage(kind, families, counts, log):
+    counts["cases"] += 1
+    family = families["esm"]
+    folder = family.copy()
+    path = folder / NEWEST / "model.safetensors"
+    name = "manifest.json" if kind.startswith("the whole") else path.name
+    if kind.startswith("the whole"):
+        shutil.rmtree(folder / NEWEST)
+        shutil.copytree(folder / BEFORE, folder / NEWEST)
+    elif kind == "a folder":
+        path.unlink()
+        path.mkdir()
+    else:
+        path.symlink_to(path.rename(folder / "elsewhere.safetensors"))
+    assert family.problems(folder, name, log) == []
+    counts["found_and_passed_over"] += 1
+
+
+@pytest.mark.parametrize("family", list(FILES))
+def test_of_several_damaged_ones_the_newest_whole_one_is_taken(family, families, counts):
+    counts["cases"] += 1
+    make = families[family].make
+    folder = families[family].folder / "every step"
+    make.killed(folder, at=5, save_steps=1)
+    assert names(folder) == [f"checkpoint-{step}" for step in (1, 2, 3, 4)]
+    (folder / "checkpoint-4" / "manifest.json").unlink()
+    do_damage(folder / "checkpoint-3", "optimizer.safetensors", "zero block")
+    make(folder, resume="auto", save_steps=1).train()
+    assert make.watch.began_at == 2
+    assert make.watch.weights[NUM_STEPS] == families[family].whole[NUM_STEPS]
+    assert names(folder)[-2:] == ["damaged-checkpoint-3", "damaged-checkpoint-4"]
+    assert {f"checkpoint-{step}" for step in range(1, 7)} < set(names(folder))
+    counts["found_and_passed_over"] += 1
+
+
+@pytest.mark.parametrize("family", list(FILES))
+@pytest.mark.parametrize("name", ["manifest.json", "optimizer.json", "trainer_state.json"])
+@pytest.mark.parametrize("damage", ["deleted", "half", "bit flipped at the end"])
+def test_with_all_checkpoints_damaged_the_run_starts_anew_and_deletes_nothing(family, name, damage, families, counts):
+    counts["cases"] += 1
+    folder = families[family].copy()
+    for step in (BEFORE, NEWEST):
+        do_damage(folder / step, name, damage)
+    before = {f"damaged-{step}": contents(folder / step) for step in (BEFORE, NEWEST)}
+    make = families[family].make
+    make(folder, resume="auto").train()
+    assert make.watch.began_at == 0
+    assert make.watch.weights == families[family].whole
+    assert {name: contents(folder / name) for name in before} == before
+    assert names(folder) == [f"checkpoint-{step}" for step in (2, 4, 6)] + sorted(before)
+    counts["found_and_passed_over"] += 1
+
+
+def test_a_damaged_best_checkpoint_is_not_loaded_at_the_end(families, counts, tmp_path):
+    counts["cases"] += 1
+    make = families["esm"].make
+
+    class Damage(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            if state.global_step == 5:
+                do_damage(tmp_path / "checkpoint-2", "model.safetensors", "bit flipped at the end")
+
+    errors = iter([1.0, 2.0, 3.0])
+    evaluation = {"eval_strategy": "steps", "eval_steps": 2, "eval_dataset": make_rows(2)}
+    best = {"metric_for_best_model": "error", "greater_is_better": False, "load_best_model_at_end": True}
+    metrics = {"compute_metrics": lambda _: {"error": next(errors)}}
+    trainer = make(tmp_path, callbacks=[Damage()], **evaluation, **best, **metrics)
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: expected sha256"):
+        trainer.train()
+    assert bits(trainer.model) == make.watch.weights[NUM_STEPS]
+    assert names(tmp_path) == ["checkpoint-2", "checkpoint-4", "checkpoint-6"]
+    counts["found_and_passed_over"] += 1
+
+
+# --- broken twins -----------------------------------------------------------------------------------------------------
+
+
+class Trusting(CheckpointStore):
+    """Takes the highest number, as it is."""
+
+    def find_newest(self):
+        return read_stored(self.path(4), 4)
+
+    def open(self, path):
+        return read_stored(Path(path), 4)
+
+
+def test_the_suite_sees_a_store_that_verifies_nothing(families, log):
+    folder = families["esm"].copy()
+    do_damage(folder / NEWEST, "model.safetensors", "bit flipped at the end")
+    found = families["esm"].problems(folder, "model.safetensors", log, Trusting)
+    assert {"a damaged checkpoint that was named is taken", "began at step 4", "weights of step 6"} <= set(found)
+
+
+def stock_outcomes(folder: Path, cases: list[tuple[str, str]]) -> Counter:
+    """What stock Trainer makes of the same damage: it fails, resumes right, or resumes to other weights."""
+    make = Maker(make_esm())
+    stock = {"trainer": Trainer, "save_strategy": "steps"}
+    make(folder / "whole", **stock).train()
+    whole = make.watch.weights[NUM_STEPS]
+    make.killed(folder / "killed", at=5, **stock)
+    outcomes: Counter = Counter()
+    for number, (name, damage) in enumerate(cases):
+        copy = Path(shutil.copytree(folder / "killed", folder / str(number)))
+        do_damage(copy / NEWEST, name, damage)
+        try:
+            make(copy, trainer=Trainer, save_strategy="no").train(resume_from_checkpoint=True)
+        except Exception:
+            outcomes["failed"] += 1
+        else:
+            outcomes["right" if make.watch.weights[NUM_STEPS] == whole else "silently wrong"] += 1
+    return outcomes
+
+
+def test_stock_trainer_resumes_silently_wrong_without_its_optimizer_or_schedule(families, tmp_path):
+    cases = [("optimizer.pt", "deleted"), ("scheduler.pt", "deleted"), ("scheduler.pt", DAMAGES[-1])]
+    assert stock_outcomes(tmp_path, cases) == {"silently wrong": 3}
+
+
+@pytest.mark.nightly
+def test_stock_trainer_over_all_its_files(request, families, tmp_path):
+    files = ("config.json", "model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json")
+    cases = [(name, d) for name in files for d in DAMAGES if not (d.startswith("swapped") and name in CONSTANT)]
+    outcomes = stock_outcomes(tmp_path, cases)
+    told = {name.replace(" ", "_"): number for name, number in sorted(outcomes.items())}
+    with tally(request, "damaged checkpoints of stock Trainer", cases=len(cases), **told):
+        assert outcomes["failed"] > 0
+        assert outcomes["silently wrong"] > 0

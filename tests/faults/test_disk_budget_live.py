@@ -1,0 +1,377 @@
+"""`save_total_size_gb` while a run writes: what the folder holds, looked at every millisecond, is never above it."""
+
+import dataclasses
+import gc
+import itertools
+import json
+import re
+import shutil
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+import torch
+from disk_runs import (
+    KINDS,
+    Digests,
+    SmallDisk,
+    allocated,
+    digest,
+    hidden,
+    make_esm,
+    make_model,
+    make_trainer,
+    record,
+    sampled,
+    small_disk,
+)
+from transformers import EsmForSequenceClassification, TrainerCallback
+
+from hf_ext.checkpoints.budget import needed_bytes
+from hf_ext.errors import ArgumentError
+from hf_ext.reporting.run_log import LOGGER, RunLog, start_run_log
+from hf_ext.trainer import FastTrainer
+
+GB = 10**9
+LIMITS, BEST = (1, 2, 3), (False, True)
+COMBINATIONS = [*itertools.product(LIMITS, BEST, KINDS)]
+SAMPLE = [(1, True, "full"), (2, False, "full"), (3, True, "lora"), (1, False, "lora"), (2, True, "frozen")]
+SAMPLE += [(3, False, "frozen")]
+BEST_SETTINGS = {"metric_for_best_model": "loss", "eval_strategy": "steps", "eval_steps": 1}
+BEST_SETTINGS |= {"load_best_model_at_end": True}
+
+
+@pytest.fixture(scope="module")
+def tally(request):
+    """Counts, printed at the end."""
+    names = ("combinations", "saves", "above the budget", "samples", "disks of the budget's size")
+    counts, seconds = dict.fromkeys(names, 0), []
+    counts["percent of the budget at most"] = 0
+    gc.collect()
+    gc.freeze()  # Trainer collects garbage before each run: half a second over all that transformers has imported
+    yield counts, seconds
+    gc.unfreeze()
+    counts["samples a second"] = round(counts["samples"] / max(1e-9, sum(seconds)))
+    record("disk_budget", counts)
+    with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+        print("\ndisk budget: " + ", ".join(f"{count} {name}" for name, count in counts.items()))
+
+
+@pytest.fixture(autouse=True)
+def own_log():
+    """Takes run.log away again."""
+    handlers, propagate = [*LOGGER.handlers], LOGGER.propagate
+    LOGGER.handlers, LOGGER.propagate = [], True
+    yield
+    for name in ("hf_ext", "transformers", "accelerate", "datasets", "py.warnings"):
+        logger = LOGGER.manager.getLogger(name)
+        for handler in [handler for handler in logger.handlers if isinstance(handler, RunLog)]:
+            logger.removeHandler(handler)
+    LOGGER.handlers, LOGGER.propagate = handlers, propagate
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """A folder with an encoder of 6.5 MB and a head of 1 MB, so that what is counted is weights, not small files."""
+    folder = tmp_path_factory.mktemp("base")
+    make_esm(hidden_size=512, intermediate_size=512, num_hidden_layers=1).save_pretrained(folder)
+    return folder
+
+
+def build(folder, combination, base, trainer=FastTrainer, **given):
+    limit, keeps_best, kind = combination
+    model = make_model(kind, base) if kind != "full" else make_esm(hidden_size=256, num_hidden_layers=1)
+    best = BEST_SETTINGS if keeps_best else {}
+    settings = {"save_total_limit": limit, "save_steps": 1, "learning_rate": 1e-4, **best, **given}
+    return make_trainer(folder, model, trainer, **settings)
+
+
+def smallest_gb(refused):
+    """Trains with far too little; the budget that the refusal names."""
+    with pytest.raises(ArgumentError, match="cannot hold this run's checkpoints") as refusal:
+        refused.train()
+    return float(re.search(r"Smallest budget that works: --save_total_size_gb ([\d.]+\d)", str(refusal.value))[1])
+
+
+class Killed(Exception):
+    """What interrupts a run."""
+
+
+class KillAt(TrainerCallback):
+    """Raises in the step after `step`."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        if state.global_step == self.step:
+            raise Killed
+
+
+class Saves(TrainerCallback):
+    """Counts checkpoints that stand after their save."""
+
+    def __init__(self):
+        self.count = 0
+
+    def on_save(self, args, state, control, **kwargs):
+        self.count += (Path(args.output_dir) / f"checkpoint-{state.global_step}").is_dir()
+
+
+def train_within(folder, combination, base, num_saves, tally, trainer=FastTrainer):
+    """Trains and exports within the smallest budget that is allowed; (budget, most bytes seen, trainer)."""
+    counts, seconds = tally
+    start_run_log(folder)
+    gb = smallest_gb(build(folder, combination, base, save_total_size_gb=1e-6))
+    saves = Saves()
+    made = build(folder, combination, base, trainer, save_total_size_gb=gb, max_steps=num_saves, callbacks=[saves])
+    with sampled(folder) as samples:
+        made.train()
+        made.save_model()
+        made.save_state()
+    assert saves.count == num_saves
+    assert "was not written" not in (folder / "run.log").read_text()
+    counts["combinations"] += 1
+    counts["saves"] += num_saves
+    counts["above the budget"] += samples.peak_bytes > round(gb * GB)
+    counts["samples"] += samples.num_samples
+    counts["percent of the budget at most"] = max(
+        counts["percent of the budget at most"], round(100 * samples.peak_bytes / (gb * GB), 1)
+    )
+    seconds.append(samples.seconds)
+    return round(gb * GB), samples.peak_bytes, made
+
+
+def check_combination(folder, combination, base, num_saves, tally):
+    budget, peak, trainer = train_within(folder, combination, base, num_saves, tally)
+    assert allocated(str(folder)) <= peak <= budget
+    assert hidden(folder) == []
+    assert trainer.checkpoints.checkpoints()[-1].step == num_saves
+
+
+@pytest.mark.parametrize("combination", SAMPLE, ids=str)
+def test_a_run_never_holds_more_than_its_budget(combination, tmp_path, base, tally):
+    check_combination(tmp_path, combination, base, 12, tally)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("combination", COMBINATIONS, ids=str)
+def test_a_run_of_50_saves_never_holds_more_than_its_budget(combination, tmp_path, base, tally):
+    check_combination(tmp_path, combination, base, 50, tally)
+
+
+def check_exact_disk(folder, combination, base, num_saves, tally):
+    """The budget is all there is: what went above it by one block, if only for a microsecond, would fail."""
+    gb = smallest_gb(build(folder / "probe", combination, base, save_total_size_gb=1e-6))
+    with small_disk(folder / "disk", round(gb * GB) // 4096 * 4096) as disk:
+        train_within(disk.folder, combination, base, num_saves, tally)
+    tally[0]["disks of the budget's size"] += 1
+
+
+@pytest.fixture
+def may_mount(tmp_path):
+    if not SmallDisk.is_allowed(tmp_path / "mount"):
+        pytest.skip("mounting a tmpfs is not allowed here")
+
+
+@pytest.mark.parametrize("combination", [(2, True, "full"), (3, True, "frozen")], ids=str)
+def test_a_disk_of_the_size_of_the_budget_has_room_for_every_save(combination, tmp_path, base, tally, may_mount):
+    check_exact_disk(tmp_path, combination, base, 12, tally)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("combination", COMBINATIONS, ids=str)
+def test_a_disk_of_the_size_of_the_budget_has_room_for_50_saves(combination, tmp_path, base, tally, may_mount):
+    check_exact_disk(tmp_path, combination, base, 50, tally)
+
+
+class NoRoom(FastTrainer):
+    """Rotates only after a save, as stock Trainer."""
+
+    def make_room(self, step):
+        self.checkpoints.make_way(step)
+
+
+def test_the_samples_see_a_trainer_that_rotates_after_saving(tmp_path, base, tally):
+    counts = dict.fromkeys(tally[0], 0)
+    budget, peak, _ = train_within(tmp_path, (3, False, "full"), base, 6, (counts, []), NoRoom)
+    assert peak > budget
+    assert counts["above the budget"] == 1
+
+
+class LongLog(TrainerCallback):
+    """As much in a step as others log in days."""
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        state.log_history.append({"step": state.global_step, "text": "x" * 400_000})
+
+
+def test_a_log_that_grows_counts_into_the_next_checkpoint(tmp_path, base, tally):
+    given = {"save_total_size_gb": 0.040, "max_steps": 12, "callbacks": [LongLog()]}
+    trainer = build(tmp_path, (None, False, "full"), base, **given)
+    with sampled(tmp_path) as samples:
+        trainer.train()
+    newest = trainer.checkpoints.checkpoints()[-1]
+    assert newest.step == 12
+    assert (newest.path / "trainer_state.json").stat().st_size > 3_000_000
+    assert samples.peak_bytes <= 40_000_000
+
+
+# --- the smallest budget --------------------------------------------------------------------------------------------
+
+
+def is_refused(trainer, num_bytes):
+    trainer.args.save_total_size_gb = num_bytes / GB
+    try:
+        trainer.check_disk_budget()
+    except ArgumentError:
+        return True
+    return False
+
+
+def find_smallest(trainer):
+    """The smallest budget in bytes that is not refused, by halving."""
+    trainer.create_optimizer()
+    refused, allowed = 1, 10**9
+    while allowed - refused > 1:
+        middle = (refused + allowed) // 2
+        refused, allowed = (middle, allowed) if is_refused(trainer, middle) else (refused, middle)
+    return allowed
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_budget_one_byte_too_small_is_refused_before_the_first_step_with_the_arithmetic(kind, tmp_path, base):
+    combination = (2, True, kind)
+    smallest = find_smallest(build(tmp_path, combination, base))
+    refused = build(tmp_path, combination, base, save_total_size_gb=(smallest - 1) / GB)
+    with pytest.raises(ArgumentError) as refusal:
+        refused.train()
+    assert refused.state.global_step == 0
+    assert not [*tmp_path.glob("checkpoint-*")]
+    lines = re.findall(r"^  (\S.*?) +([\d.]+) GB$", str(refusal.value), re.MULTILINE)
+    names = ["all other files of the run", "checkpoint being written"]
+    names += ["latest checkpoint, until the new one is verified", "best checkpoint"]
+    assert [name for name, _ in lines] == [*names, "sum, at the moment of a save", "budget"]
+    *parts, total, _ = [float(value) for _, value in lines]
+    assert total == pytest.approx(sum(parts), abs=3e-6)
+    assert total == pytest.approx(smallest / GB, abs=1e-6)
+    allowed = build(tmp_path, combination, base, save_total_size_gb=smallest / GB, max_steps=2)
+    assert allowed.train().global_step == 2
+
+
+def test_the_budget_that_a_refusal_names_also_holds_for_the_same_command_again(tmp_path, base):
+    start_run_log(tmp_path)  # it grows between two starts
+    gb = smallest_gb(build(tmp_path, (1, True, "full"), base, save_total_size_gb=1e-6))
+    for kill_at in (2, 4, None):
+        kill = [] if kill_at is None else [KillAt(kill_at)]
+        trainer = build(tmp_path, (1, True, "full"), base, save_total_size_gb=gb, resume="auto", callbacks=kill)
+        with pytest.raises(Killed) if kill else nullcontext():
+            trainer.train()
+    trainer.save_model()
+    assert allocated(str(tmp_path)) <= round(gb * GB)
+
+
+# --- storing less ---------------------------------------------------------------------------------------------------
+
+STEPS = ("best_weights_only", "optimizer_in_newest_only", "bf16_optimizer_state")
+
+
+class Scores:
+    """Evaluation scores of which the fifth is the best."""
+
+    def __init__(self):
+        self.count = 0
+
+    def __call__(self, prediction):
+        self.count += 1
+        return {"score": float(self.count == 5)}
+
+
+def degraded(folder, base, **given):
+    settings = {"metric_for_best_model": "score", "greater_is_better": True, "load_best_model_at_end": False}
+    settings |= {"keep_epoch_checkpoint": True, "max_steps": 16, "learning_rate": 1e-3, **given}
+    trainer = build(folder, (4, True, "full"), base, **settings)
+    trainer.compute_metrics = Scores()
+    return trainer
+
+
+def budgets_of_the_steps(folder, base):
+    """The smallest budget in bytes with none, one, two and three steps taken."""
+    trainer = degraded(folder, base)
+    plain = find_smallest(trainer)
+    sizes, trainer.args.save_total_size_gb = trainer.checkpoint_sizes(), None
+    policy = trainer.rotation_policy()
+    best = dataclasses.replace(policy, best_weights_only=True)
+    newest = dataclasses.replace(best, optimizer_in_newest_only=True)
+    half = dataclasses.replace(sizes, optimizer=sizes.optimizer_bf16)
+    other = plain - needed_bytes(sizes, policy, 0)
+    return [plain, *(needed_bytes(*case, other) for case in ((sizes, best), (sizes, newest), (half, newest)))]
+
+
+@pytest.fixture(scope="module")
+def with_room(tmp_path_factory, base):
+    """Of the run without a budget: (the smallest budgets with none to three steps, hashes of its weights by step)."""
+    folder, digests = tmp_path_factory.mktemp("room"), Digests()
+    degraded(folder / "whole", base, callbacks=[digests], save_strategy="no").train()
+    return budgets_of_the_steps(folder / "probe", base), digests.by_step
+
+
+@pytest.mark.parametrize("num_steps", [1, 2, 3])
+def test_each_step_of_degrading_stores_less_stays_within_the_budget_and_resumes(
+    num_steps, tmp_path, base, with_room, caplog
+):
+    budgets, whole = with_room
+    assert budgets == sorted({*budgets}, reverse=True)
+    budget, digests = budgets[num_steps], Digests()
+    given = {"save_total_size_gb": budget / GB, "disk_policy": "degrade", "resume": "auto"}
+    folder = tmp_path / "run"
+    with sampled(folder) as samples:
+        with pytest.raises(Killed):
+            degraded(folder, base, callbacks=[digests, KillAt(13)], **given).train()
+        assert f"checkpoints store less: {', '.join(STEPS[:num_steps])}." in caplog.text
+        check_stored(folder, num_steps)
+        degraded(folder, base, callbacks=[digests], **given).train()
+    assert samples.peak_bytes <= budget
+    assert "was not written" not in caplog.text
+    until = 16 if num_steps < 3 else 13
+    assert [digests.by_step[step] for step in range(1, until + 1)] == [*whole.values()][:until]
+    assert num_steps < 3 or digests.by_step[14] != whole[14]  # close, not equal, as the step says
+
+
+def check_stored(folder, num_steps):
+    """At step 13: best 5, ends of epochs 8, newest 13."""
+    has = {path.parent.name: path.stat().st_size for path in folder.glob("checkpoint-*/optimizer.safetensors")}
+    assert {"checkpoint-5", "checkpoint-8", "checkpoint-13"} <= {path.name for path in folder.glob("checkpoint-*")}
+    assert "checkpoint-13" in has
+    assert "checkpoint-5" not in has
+    assert ("checkpoint-8" in has) == (num_steps == 1)
+    stripped = json.loads((folder / "checkpoint-5" / "manifest.json").read_text())["facts"]["stripped"]
+    assert stripped == ["optimizer.json", "optimizer.safetensors"]
+    weights = (folder / "checkpoint-13" / "model.safetensors").stat().st_size
+    assert has["checkpoint-13"] == pytest.approx(weights * (1 if num_steps == 3 else 2), rel=0.02)
+
+
+# --- a small head on a large encoder --------------------------------------------------------------------------------
+
+
+def test_three_million_parameters_on_a_frozen_encoder_take_40_mb_and_the_export_is_complete(tmp_path):
+    base = tmp_path / "base"
+    make_esm(hidden_size=1728, intermediate_size=256, num_hidden_layers=2).save_pretrained(base)
+    assert 100e6 < (base / "model.safetensors").stat().st_size < 130e6
+    folder = tmp_path / "run"
+    settings = {"save_steps": 2, "max_steps": 4, "save_total_limit": 1, "learning_rate": 1e-4}
+    gb = smallest_gb(make_trainer(folder, make_model("frozen", base), save_total_size_gb=1e-6, **settings))
+    trainer = make_trainer(folder, make_model("frozen", base), save_total_size_gb=gb, **settings)
+    assert 2.9e6 < sum(p.numel() for p in trainer.model.parameters() if p.requires_grad) < 3.1e6
+    with sampled(folder) as samples:
+        trainer.train()
+        [checkpoint] = trainer.checkpoints.checkpoints()
+        trainer.save_model()
+    assert samples.peak_bytes <= round(gb * GB)
+    assert checkpoint.num_bytes < 40e6
+    assert (checkpoint.path / "optimizer.safetensors").stat().st_size > 23e6
+    shutil.rmtree(base)
+    exported = EsmForSequenceClassification.from_pretrained(folder)
+    assert digest(exported) == digest(trainer.model)
+    ids = torch.tensor([[5, 6, 7, 8]])
+    torch.testing.assert_close(exported.eval()(ids).logits, trainer.model.eval()(ids).logits, atol=1e-5, rtol=0)

@@ -1,0 +1,417 @@
+"""A disk that is full, over quota, broken or read-only: training goes on, and the checkpoint before stays valid."""
+
+import errno
+import gc
+import itertools
+import logging
+import os
+import re
+import signal
+from contextlib import contextmanager
+
+import pytest
+import torch
+from disk_runs import (
+    NUM_STEPS,
+    SAVE_STEPS,
+    ArmAt,
+    Digests,
+    Faults,
+    SmallDisk,
+    allocated,
+    digest,
+    fill,
+    hidden,
+    in_child,
+    make_trainer,
+    record,
+    small_disk,
+)
+from safetensors import SafetensorError
+from transformers import EsmForSequenceClassification, Trainer, TrainerCallback
+from transformers.trainer_utils import get_last_checkpoint
+
+from hf_ext.checkpoints.store import CheckpointStore
+from hf_ext.errors import DiskFailure, TrainingStopped, exit_on_errors
+from hf_ext.reporting.run_log import LOGGER, RunLog, start_run_log
+from hf_ext.trainer import FastTrainer
+
+SAVES = [*range(SAVE_STEPS, NUM_STEPS + 1, SAVE_STEPS)]
+# Free room, in checkpoints, beside what else a run writes, and the checkpoints that stand at the end. Where there is no
+# room for a checkpoint with its margin of 1 MiB (here 0.8 checkpoints), older ones go, but never the newest.
+ROOM = {
+    0.0: [],
+    0.3: [],
+    0.98: [],
+    1.02: [2],
+    1.5: [2],
+    1.97: [2],
+    2.03: [2, 4],
+    2.5: [2, 4],
+    2.9: [6, 8],
+    3.5: [6, 8],
+    4.1: [4, 6, 8],
+    6.0: [2, 4, 6, 8],
+}
+ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
+# (what fails, with what, whether once or from then on)
+INJECTED = [*itertools.product(Faults.PLACES, ERRORS, (True, False))]
+SAMPLE = [(place, ERRORS[(i + j) % 4], j == 0) for i, place in enumerate(Faults.PLACES) for j in (0, 1)]
+REST = [case for case in INJECTED if case not in SAMPLE]
+FAIL_AT = 4  # the second save
+
+
+@pytest.fixture(scope="module")
+def tally(request):
+    """Counts, printed at the end."""
+    names = ("tmpfs sizes", "file size limits", "injected errors", "others", "crashes", "resumed", "identical")
+    counts = dict.fromkeys(names, 0)
+    gc.collect()
+    gc.freeze()  # Trainer collects garbage before each run: half a second over all that transformers has imported
+    yield counts
+    gc.unfreeze()
+    record("disk_full", counts)
+    with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+        print("\ndisk full: " + ", ".join(f"{count} {name}" for name, count in counts.items()))
+
+
+@pytest.fixture(autouse=True)
+def own_log():
+    """hf_ext's log as in a new process, whatever recipe another test ran; put back after the test."""
+    handlers, propagate = [*LOGGER.handlers], LOGGER.propagate
+    LOGGER.handlers, LOGGER.propagate = [], True
+    yield
+    for name in ("hf_ext", "transformers", "accelerate", "datasets", "py.warnings"):
+        for handler in [handler for handler in logging.getLogger(name).handlers if isinstance(handler, RunLog)]:
+            logging.getLogger(name).removeHandler(handler)
+    LOGGER.handlers, LOGGER.propagate = handlers, propagate
+
+
+@contextmanager
+def counted(tally, kind):
+    """Counts a case, as a crash unless it gets to the end."""
+    tally[kind] += 1
+    tally["crashes"] += 1
+    yield
+    tally["crashes"] -= 1
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The run on a disk with room: (hashes of its weights by step, bytes of a checkpoint, bytes of all else)."""
+    folder, digests = tmp_path_factory.mktemp("whole"), Digests()
+    trainer = make_trainer(folder, callbacks=[digests])
+    trainer.train()
+    sizes = [stored.num_bytes for stored in trainer.checkpoints.checkpoints()]
+    return digests.by_step, max(sizes), allocated(str(folder)) - sum(sizes)
+
+
+@pytest.fixture(scope="module")
+def may_mount(tmp_path_factory):
+    return SmallDisk.is_allowed(tmp_path_factory.mktemp("probe"))
+
+
+def run(folder, trainer=FastTrainer, **given):
+    """Trains as a recipe does; (hash of the weights by step, exit status, what ended it)."""
+    digests = Digests()
+    made = make_trainer(folder, trainer=trainer, **{**given, "callbacks": [digests, *given.get("callbacks", [])]})
+    try:
+        with exit_on_errors():
+            made.train()
+    except SystemExit as end:
+        return digests.by_step, end.code, end.__context__
+    return digests.by_step, 0, None
+
+
+def steps(folder):
+    """Steps of the checkpoints that verify."""
+    store = CheckpointStore(folder)
+    names = [path.name for path in folder.glob("checkpoint-*")]
+    return sorted(store.open(folder / name).step for name in names)
+
+
+def check_message(text, folder, reason=r"\w.+"):
+    found = re.search(
+        rf"{re.escape(str(folder))} could not be written: {reason}\. "
+        r"([\d,]+) bytes are needed, (?:[\d,]+ bytes are free|free bytes cannot be told)",
+        text,
+    )
+    assert found, text
+    assert int(found[1].replace(",", "")) > 1_000_000
+
+
+def check_resumes(folder, whole, tally):
+    tally["resumed"] += 1
+    weights, code, _ = run(folder, resume="auto")
+    assert code == 0
+    assert hidden(folder) == []
+    assert weights == {step: whole[0][step] for step in weights}
+    assert weights or steps(folder)[-1] == NUM_STEPS
+    tally["identical"] += 1
+
+
+# --- sizes ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("room", ROOM)
+def test_a_small_disk_costs_checkpoints_but_no_training_and_not_the_one_before(
+    room, tmp_path, whole, may_mount, tally, caplog
+):
+    _, checkpoint_bytes, other_bytes = whole
+    if not may_mount:  # then files are limited instead: the largest takes two thirds of a checkpoint
+        check_file_limit(int(room / 6 * checkpoint_bytes), tmp_path, whole, tally)
+        return
+    with (
+        counted(tally, "tmpfs sizes"),
+        small_disk(tmp_path / "disk", int(other_bytes + room * checkpoint_bytes)) as disk,
+    ):
+        folder = disk.folder / "run"
+        weights, code, end = run(folder)
+        assert steps(folder) == ROOM[room]
+        assert hidden(folder) == []
+        has_ended = len(ROOM[room]) < 2
+        assert (code, type(end)) == ((74, DiskFailure) if has_ended else (0, type(None)))
+        if room < 2.9:
+            check_message(str(end) if has_ended else caplog.text, folder, "No space left on device")
+        assert weights == {step: whole[0][step] for step in range(1, 7 if not ROOM[room] else 9)}
+        disk.remount("size=64m")
+        check_resumes(folder, whole, tally)
+
+
+@pytest.mark.parametrize("limit", [5_000, 500_000, 1_000_000])
+def test_a_limit_on_file_sizes_is_a_disk_that_is_full(limit, tmp_path, whole, tally):
+    check_file_limit(limit, tmp_path, whole, tally)
+
+
+def check_file_limit(limit, folder, whole, tally):
+    with counted(tally, "file size limits"):
+        items, code, text = in_child(lambda: limited_run(folder), file_bytes=limit)
+        weights = dict(map(tuple, items))
+        fits = limit > 900_000  # the optimizer's file has 854,588
+        assert code == (0 if fits else 74)
+        assert weights == {step: whole[0][step] for step in weights}
+        assert steps(folder) == (SAVES if fits else [])
+        assert fits or "File too large" in text
+        check_resumes(folder, whole, tally)
+
+
+def limited_run(folder):
+    weights, code, end = run(folder)
+    return [*weights.items()], code, str(end)
+
+
+# --- errors ---------------------------------------------------------------------------------------------------------
+
+
+def check_injected(place, number, once, folder, whole, tally, caplog, monkeypatch, trainer=FastTrainer):
+    with counted(tally, "injected errors"), monkeypatch.context() as patch:
+        faults = Faults(place, number, patch)
+        arm = ArmAt(faults, FAIL_AT, once)
+        limit = 1 if place == "deletion" else None
+        weights, code, end = run(folder, trainer, callbacks=[arm], save_total_limit=limit)
+        faults.is_armed = False
+        assert faults.count > 0
+        reason = os.strerror(number)
+        if place == "deletion":  # that is no reason to stop: the checkpoint is written
+            assert (code, steps(folder)) == (0, [8])
+            left = [".trash-checkpoint-2"] if once else [".trash-checkpoint-2", ".trash-checkpoint-4"]
+            assert sorted(arm.left[7]) == left
+            assert f"could not be deleted: {reason}. The next start tries again." in caplog.text
+        else:
+            assert arm.newest[FAIL_AT] == 2
+            assert arm.left[FAIL_AT] == hidden(folder) == []
+            assert (code, steps(folder)) == ((0, [2, 6, 8]) if once else (74, [2]))
+            assert isinstance(end, type(None) if once else DiskFailure)
+            check_message(caplog.text if once else str(end), folder, re.escape(reason))
+        assert weights == whole[0]
+        check_resumes(folder, whole, tally)
+
+
+@pytest.mark.parametrize(("place", "number", "once"), SAMPLE)
+def test_an_error_anywhere_in_a_save_costs_that_checkpoint_alone(
+    place, number, once, tmp_path, whole, tally, caplog, monkeypatch
+):
+    check_injected(place, number, once, tmp_path, whole, tally, caplog, monkeypatch)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("place", "number", "once"), REST)
+def test_every_error_anywhere_in_a_save_costs_that_checkpoint_alone(
+    place, number, once, tmp_path, whole, tally, caplog, monkeypatch
+):
+    check_injected(place, number, once, tmp_path, whole, tally, caplog, monkeypatch)
+
+
+def test_failures_that_are_not_in_a_row_do_not_end_a_run(tmp_path, whole, tally, monkeypatch):
+    with counted(tally, "others"), monkeypatch.context() as patch:
+        arm = ArmAt(Faults("weights", errno.ENOSPC, patch), 1, only_once=False, but_not=(2, 3, 6, 7))
+        weights, code, _ = run(tmp_path, callbacks=[arm], save_steps=1, save_failures_allowed=3)
+    assert (code, weights) == (0, whole[0])
+    assert steps(tmp_path) == [2, 3, 6, 7]
+
+
+class Stop(TrainerCallback):
+    """Sends SIGTERM in optimizer step 3."""
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        if state.global_step == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.parametrize("place", ["weights", "rename"])
+def test_a_stop_that_cannot_save_says_so_instead_of_having_saved(place, tmp_path, whole, tally, monkeypatch):
+    with counted(tally, "others"), monkeypatch.context() as patch:
+        arm = ArmAt(Faults(place, errno.ENOSPC, patch), 3, only_once=False)
+        weights, code, end = run(tmp_path, callbacks=[arm, Stop()])
+        assert (code, type(end)) == (74, DiskFailure)
+        assert max(weights) == 3
+        check_message(str(end), tmp_path)
+    assert (steps(tmp_path), hidden(tmp_path)) == ([2], [])
+    check_resumes(tmp_path, whole, tally)
+
+
+def test_a_stop_that_saves_is_told_from_one_that_cannot(tmp_path):
+    _, code, end = run(tmp_path, callbacks=[Stop()])
+    assert (code, type(end), steps(tmp_path)) == (75, TrainingStopped, [2, 3])
+
+
+class Remount(TrainerCallback):
+    """Makes the disk read-only in optimizer step 3."""
+
+    def __init__(self, disk):
+        self.disk = disk
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        if state.global_step == 2:
+            self.disk.remount("ro")
+
+
+def test_a_disk_that_becomes_read_only_keeps_the_checkpoint_before(tmp_path, whole, may_mount, tally):
+    if not may_mount:
+        pytest.skip("mounting a tmpfs is not allowed here")
+    with counted(tally, "others"), small_disk(tmp_path / "disk", 64_000_000) as disk:
+        weights, code, end = run(disk.folder / "run", callbacks=[Remount(disk)])
+        assert (code, type(end), weights) == (74, DiskFailure, whole[0])
+        check_message(str(end), disk.folder / "run", "Read-only file system")
+        assert steps(disk.folder / "run") == [2]
+        disk.remount("rw")
+        check_resumes(disk.folder / "run", whole, tally)
+
+
+# --- the end of a run -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def full_at_the_end(tmp_path, may_mount):
+    """A trainer that has trained on a disk that was filled up since."""
+    if not may_mount:
+        pytest.skip("mounting a tmpfs is not allowed here")
+    with small_disk(tmp_path / "disk", 8_000_000) as disk:
+        trainer = make_trainer(disk.folder / "run", save_total_limit=1)
+        trainer.train()
+        fill(disk.folder / "filler")
+        yield trainer, disk
+
+
+@pytest.mark.parametrize("write", ["save_model", "save_state"])
+def test_a_trained_model_that_finds_no_room_ends_as_a_disk_failure_that_says_what_to_do(full_at_the_end, write, tally):
+    trainer, disk = full_at_the_end
+    folder = disk.folder / "run"
+    with counted(tally, "others"):
+        with pytest.raises(DiskFailure, match=r"No space left on device\..* bytes are free") as caught:
+            getattr(trainer, write)()
+        assert str(folder) in str(caught.value)
+        assert "--resume auto" in str(caught.value)
+        assert hidden(folder) == []
+        (disk.folder / "filler").unlink()
+        again = make_trainer(folder, save_total_limit=1, resume="auto")
+        again.train()
+        again.save_model()
+        again.save_state()
+    saved = EsmForSequenceClassification.from_pretrained(folder)
+    assert digest(saved) == digest(trainer.model)
+
+
+def test_reports_that_find_no_room_cost_no_training_and_no_traceback(full_at_the_end, whole, tally, capsys):
+    _, disk = full_at_the_end
+    with counted(tally, "others"):
+        start_run_log(disk.folder / "other")
+        weights, code, _ = run(disk.folder / "other", save_strategy="no")
+        assert (code, weights) == (0, whole[0])
+    printed = capsys.readouterr()
+    assert "plan.json was not written: " in printed.out
+    assert "throughput.json was not written: No space left on device." in printed.out
+    assert printed.err.count("run.log could not be written: No space left on device. Lines are missing.") == 1
+    assert "Traceback" not in printed.err + printed.out
+
+
+@pytest.mark.parametrize("number", ERRORS)
+def test_any_other_write_that_the_disk_refuses_has_the_same_exit_status(number):
+    with pytest.raises(SystemExit) as end, exit_on_errors():
+        raise OSError(number, os.strerror(number), "predictions.csv")
+    assert end.value.code == 74
+    with pytest.raises(FileNotFoundError), exit_on_errors():
+        raise FileNotFoundError(errno.ENOENT, "x", "data.csv")
+
+
+# --- the harness ----------------------------------------------------------------------------------------------------
+
+
+def test_the_same_disk_ends_stock_trainer_with_a_riddle_and_a_folder_that_cannot_be_resumed(tmp_path, whole, may_mount):
+    if not may_mount:
+        pytest.skip("mounting a tmpfs is not allowed here")
+    with small_disk(tmp_path / "disk", int(1.5 * whole[1])) as disk:
+        with pytest.raises((RuntimeError, OSError, SafetensorError)) as crash:
+            run(disk.folder, Trainer)
+        assert str(disk.folder) not in str(crash.value)
+        assert get_last_checkpoint(str(disk.folder)).endswith("checkpoint-4")
+        disk.remount("size=64m")
+        with pytest.raises((RuntimeError, OSError, SafetensorError, EOFError)):
+            make_trainer(disk.folder, trainer=Trainer).train(resume_from_checkpoint=True)
+
+
+class Untidy(FastTrainer):
+    """Leaves what it began to write."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        stage = self.checkpoints.stage
+
+        def stage_for_good(step):
+            staging = stage(step)
+            staging.abandon = lambda: None
+            return staging
+
+        self.checkpoints.stage = stage_for_good
+
+
+class Careless(FastTrainer):
+    """Draws a random number where a save fails."""
+
+    def _write_checkpoint(self):
+        failure = super()._write_checkpoint()
+        torch.rand(1 if failure else 0)
+        return failure
+
+
+class Patient(FastTrainer):
+    """Never ends."""
+
+    def _write_checkpoint(self):
+        super()._write_checkpoint()
+
+
+@pytest.mark.parametrize("twin", [Untidy, Careless, Patient])
+def test_the_harness_sees_what_a_broken_trainer_does_wrong(twin, tmp_path, whole, tally, caplog, monkeypatch):
+    counts = dict.fromkeys(tally, 0)
+    with pytest.raises(AssertionError):
+        check_injected("weights", errno.ENOSPC, False, tmp_path, whole, counts, caplog, monkeypatch, twin)
+    assert (counts["injected errors"], counts["crashes"]) == (1, 1)
+
+
+def test_the_suite_has_as_many_cases_as_it_says():
+    assert len(ROOM) == 12
+    assert len(INJECTED) == len({*INJECTED}) == 64
+    assert {(place, number) for place, number, _ in SAMPLE} <= {(p, n) for p, n, _ in INJECTED}
+    assert {place for place, _, _ in SAMPLE} == {*Faults.PLACES}
+    assert {number for _, number, _ in SAMPLE} == {*ERRORS}

@@ -1,0 +1,119 @@
+"""kill -9 while a run saves, rotates and saves again: the same command goes on by itself and ends as if nothing was."""
+
+import json
+import os
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from families import FAMILIES, SAVE_STEPS
+from kill_cases import Bench, Table, draw_kills, is_pickle, run_with_kills
+from killing import STOCK, Job, Kill, attempt
+
+KILLS_PER_RUN = 3
+SAVED, NEXT = 2 * SAVE_STEPS, 3 * SAVE_STEPS
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory) -> Bench:
+    return Bench(tmp_path_factory.mktemp("kills"))
+
+
+@pytest.fixture(scope="module")
+def table(request):
+    """Counts of the suite: printed at the end and, where HF_EXT_RESULTS is set, written there."""
+    table = Table()
+    yield table
+    with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+        print(f"\n{table.line()}")
+    if folder := os.environ.get("HF_EXT_RESULTS"):
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        (Path(folder) / "kill_training.json").write_text(json.dumps(table.as_json(), indent=2) + "\n")
+
+
+def make_job(bench: Bench, family: str, number: int) -> Job:
+    """In turn: a fresh run; a new one where another saved the same steps; one that goes on from an older checkpoint."""
+    if number % 3 == 0:
+        return bench.job(family)
+    if number % 3 == 1:
+        return bench.copy(bench.earlier(family), seed=3, resume="no")
+    job = bench.copy(bench.begun(family))
+    return replace(job, resume=str(job.output_dir / f"checkpoint-{SAVE_STEPS}"))
+
+
+def kill_at_random(bench: Bench, table: Table, family: str, num_kills: int, seed: int) -> list[str]:
+    """Kills runs of a family until there were `num_kills`."""
+    rng = random.Random(f"{family} {seed}")
+    row, problems = table.row(family, "at random"), []
+    whole = bench.whole(family)[1]
+    for number in range(2 * num_kills):  # some end before they are to be killed
+        if row["kills"] >= num_kills:
+            break
+        kills = draw_kills(rng, whole, min(KILLS_PER_RUN, num_kills - row["kills"]))
+        problems += run_with_kills(bench, make_job(bench, family, number), kills, row)
+    assert row["kills"] == num_kills
+    return problems
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_run_killed_at_random_goes_on_by_itself_and_ends_as_if_nothing_was(bench, table, family):
+    assert kill_at_random(bench, table, family, num_kills=8, seed=0) == []
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_run_killed_forty_times_at_random_ends_as_if_nothing_was(bench, table, family):
+    assert kill_at_random(bench, table, family, num_kills=40, seed=1) == []
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("family", "rank"), [(name, r) for name, f in FAMILIES.items() for r in range(f.num_ranks)])
+def test_a_kill_before_any_file_operation_of_a_save_and_its_rotation_loses_nothing(bench, table, family, rank):
+    row, problems = table.row(family, f"at every file operation of process {rank}"), []
+    moment = Kill(operation=10**9, after_step=NEXT, rank=rank)
+    spared = attempt(bench.copy(bench.begun(family)), moment)
+    assert spared.end == "spared"
+    assert spared.began_at == SAVED
+    for number in range(1, spared.num_operations[rank] + 1):
+        kill = Kill(operation=number, after_step=NEXT, rank=rank, both=number % 2 == 0)
+        problems += run_with_kills(bench, bench.copy(bench.begun(family)), [kill], row)
+    assert row["kills"] == spared.num_operations[rank]
+    assert row["kills"] > 50 or rank > 0
+    assert problems == []
+
+
+def kill_stock(bench: Bench, table: Table, num_kills: int, again: bool) -> None:
+    """Kills stock Trainer at random moments of a save; where `again`, of a step that an earlier run saved there."""
+    rng = random.Random(f"stock {again}")
+    row = table.row(STOCK, "in a save again" if again else "in a first save")
+    for _ in range(num_kills):
+        job = bench.copy(bench.earlier(STOCK), seed=3, resume="no") if again else bench.job(STOCK)
+        step = rng.choice((SAVE_STEPS, SAVED))
+        spared = bench.operations_after(STOCK, step)
+        run_with_kills(bench, job, [Kill(operation=rng.randint(1, spared), after_step=step)], row)
+    assert row["kills"] == num_kills
+
+
+def test_the_same_kills_find_that_stock_trainer_cannot_resume_or_ends_with_other_weights(bench, table):
+    for again in (False, True):
+        kill_stock(bench, table, 3, again)
+    rows = [row for (family, _), row in table.rows.items() if family == STOCK]
+    assert sum(row["identical"] for row in rows) < sum(row["kills"] for row in rows)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("again", [False, True])
+def test_of_forty_kills_in_a_save_stock_trainer_does_not_recover(bench, table, again):
+    kill_stock(bench, table, 40, again)
+
+
+def test_stock_trainer_killed_between_two_saves_ends_as_if_nothing_was(bench):
+    row = Table().row(STOCK, "between two saves")
+    assert run_with_kills(bench, bench.job(STOCK), [Kill(at_step=SAVED + 2)], row) == []
+
+
+def test_the_search_for_pickles_finds_those_of_stock_trainer(bench):
+    folder = bench.whole(STOCK)[0].output_dir
+    found = {path.name for path in folder.rglob("*") if path.is_file() and is_pickle(path)}
+    assert {"training_args.bin", "optimizer.pt", "scheduler.pt", "rng_state.pth"} <= found

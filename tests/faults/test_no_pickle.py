@@ -1,0 +1,378 @@
+"""Hostile files are refused and nothing in them runs; nothing outside a checkpoint is touched; no secret is written."""
+
+import gc
+import hashlib
+import json
+import os
+import pickle
+import shutil
+import signal
+import sys
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from faulty_runs import NUM_STEPS, Maker, contents, make_esm, make_lora, messages, names, tally
+from safetensors.torch import save_file
+from transformers import Trainer, TrainerCallback
+
+from hf_ext.checkpoints.frozen import write_frozen
+from hf_ext.errors import CheckpointError, TrainingStopped
+
+SECRET = "hf_CANARYcanaryCANARYcanaryCANARY1234"
+PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".metadata", ".ckpt")
+BESIDE = ("pytorch_model.bin", "optimizer.pt", "optimizer.bin", "scheduler.pt", "scaler.pt", "rng_state.pth")
+BESIDE += ("rng_state_0.pth", "training_args.bin", ".metadata", "model.pth", "pytorch_model_fsdp.bin")
+BESIDE += ("pytorch_model_fsdp_0/.metadata", "optimizer_0/.metadata")
+
+opened: list[str] | None = None  # paths, while a list is here
+
+
+def note(event: str, args: tuple) -> None:
+    if opened is not None and event in ("open", "os.remove", "os.rename", "os.rmdir", "os.mkdir"):
+        opened.extend(os.fsdecode(arg) for arg in args[:2] if isinstance(arg, str | bytes))
+
+
+sys.addaudithook(note)
+
+
+@contextmanager
+def watched() -> Iterator[list[str]]:
+    """Paths that Python opens, moves or removes meanwhile. What safetensors opens, which succeeds, ends no test well."""
+    global opened
+    opened = []
+    try:
+        yield opened
+    finally:
+        opened = None
+
+
+class Payload:
+    """Unpickled, it makes a file."""
+
+    def __init__(self, canary: Path):
+        self.canary = canary
+
+    def __reduce__(self):
+        return exec, (f"open({str(self.canary)!r}, 'w').close()",)
+
+
+def write_payload(path: Path, canary: Path, is_zip: bool) -> None:
+    """What `torch.save` writes, in its present or its old format, around the payload."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = path.parent / "payload.tmp"  # torch takes no name without a stem
+    torch.save({"state": Payload(canary)}, file, _use_new_zipfile_serialization=is_zip)
+    file.replace(path)
+
+
+class Runs:
+    """Killed runs of an ESM, of LoRA and of stock Trainer, and the canary of all payloads."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.canary = folder, folder / "canary"
+        self.make = {"esm": Maker(make_esm()), "lora": Maker(make_lora(folder / "base"))}
+        self.whole = {}
+        for name, make in self.make.items():
+            make(folder / f"{name} whole").train()
+            self.whole[name] = make.watch.weights
+            make.killed(folder / name, at=5)
+            make.killed(folder / f"stock {name}", at=5, trainer=Trainer)
+        self.outside = folder / "outside"
+        self.outside.mkdir()
+        shutil.copy(folder / "esm" / "checkpoint-4" / "model.safetensors", self.outside / "model.safetensors")
+        (self.outside / "victim").write_text("mine")
+
+    def copy(self, name: str, folder: Path) -> Path:
+        return Path(shutil.copytree(self.folder / name, folder))
+
+    def refused(self, folder: Path, *words: str, name: str = "esm") -> None:
+        """That a checkpoint folder that is named is refused in these words, and has changed nothing."""
+        before = contents(folder), contents(self.outside)
+        trainer = self.make[name](folder.parent / "new", save_strategy="no")
+        with watched() as touched, pytest.raises(CheckpointError) as error:
+            trainer.train(resume_from_checkpoint=str(folder))
+        assert not self.canary.exists()
+        assert [path for path in touched if str(self.outside) in path] == []
+        assert (contents(folder), contents(self.outside)) == before
+        for word in words:
+            assert word in str(error.value)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    gc.collect()
+    gc.freeze()  # Trainer collects garbage before each run: half a second over all that transformers has imported
+    yield Runs(tmp_path_factory.mktemp("hostile"))
+    gc.unfreeze()
+
+
+@pytest.fixture(scope="module")
+def counts(request):
+    numbers = ("probes", "executed", "escaped", "files_scanned", "pickles_or_tokens")
+    with tally(request, "hostile files", **dict.fromkeys(numbers, 0)) as found:
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def probed(request, counts, runs):
+    """Counts probes, and what they achieved."""
+    before = contents(runs.outside)
+    yield
+    if "twin" in request.node.name or "scan" in request.node.name:
+        return
+    counts["probes"] += 1
+    counts["executed"] += runs.canary.exists()
+    counts["escaped"] += contents(runs.outside) != before
+
+
+# --- pickles ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_zip", [True, False], ids=["zip", "bare"])
+@pytest.mark.parametrize("name", BESIDE)
+def test_a_pickle_beside_our_files_is_not_read(name, is_zip, runs, tmp_path):
+    folder = runs.copy("esm", tmp_path / "run")
+    write_payload(folder / "checkpoint-4" / name, runs.canary, is_zip)
+    runs.make["esm"](folder, resume="auto", save_strategy="no").train()
+    assert not runs.canary.exists()
+    assert runs.make["esm"].watch.began_at == 4
+    assert runs.make["esm"].watch.weights[NUM_STEPS] == runs.whole["esm"][NUM_STEPS]
+
+
+@pytest.mark.parametrize("is_zip", [True, False], ids=["zip", "bare"])
+@pytest.mark.parametrize("place", ["manifest.json", "optimizer.json", "rank_0.safetensors", "model.safetensors"])
+def test_a_pickle_in_the_place_of_our_files_is_damage(place, is_zip, runs, tmp_path):
+    folder = runs.copy("esm", tmp_path / "run")
+    write_payload(folder / "checkpoint-4" / place, runs.canary, is_zip)
+    runs.refused(folder / "checkpoint-4", place, "expected ")
+    runs.make["esm"](folder, resume="auto", save_strategy="no").train()
+    assert not runs.canary.exists()
+    assert runs.make["esm"].watch.began_at == 2
+
+
+@pytest.mark.parametrize("is_zip", [True, False], ids=["zip", "bare"])
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("esm", "pytorch_model.bin"),
+        ("lora", "adapter_model.bin"),
+        *((kind, name) for kind in ("esm", "lora") for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth")),
+    ],
+)
+def test_a_pickle_in_a_stock_checkpoint_is_refused(kind, name, is_zip, runs, tmp_path):
+    folder = runs.copy(f"stock {kind}", tmp_path / "run") / "checkpoint-4"
+    weights = {"pytorch_model.bin": "model.safetensors", "adapter_model.bin": "adapter_model.safetensors"}
+    if name in weights:
+        (folder / weights[name]).unlink()
+    write_payload(folder / name, runs.canary, is_zip)
+    runs.refused(folder, "nothing was run", "checkpoint-4", name=kind)
+
+
+@pytest.mark.parametrize("name", ["training_args.bin", "scaler.pt", ".metadata", "optimizer_0/.metadata"])
+def test_a_pickle_that_nobody_needs_in_a_stock_checkpoint_is_not_read(name, runs, tmp_path):
+    folder = runs.copy("stock esm", tmp_path / "run") / "checkpoint-4"
+    write_payload(folder / name, runs.canary, True)
+    runs.make["esm"](tmp_path / "new", resume=str(folder), save_strategy="no").train()
+    assert not runs.canary.exists()
+    assert runs.make["esm"].watch.began_at == 4
+
+
+def test_a_stock_checkpoint_with_sharded_weights_alone_is_refused(runs, tmp_path):
+    folder = runs.copy("stock esm", tmp_path / "run") / "checkpoint-4"
+    (folder / "model.safetensors").unlink()
+    write_payload(folder / "pytorch_model_fsdp_0" / ".metadata", runs.canary, True)
+    runs.refused(folder, "holds no weights")
+
+
+def test_twin_the_payload_does_run_where_it_is_unpickled(runs, tmp_path):
+    for is_zip in (True, False):
+        write_payload(tmp_path / "x.pt", tmp_path / "ran", is_zip)
+        torch.load(tmp_path / "x.pt", weights_only=False)
+        (tmp_path / "ran").unlink()
+
+
+# --- paths ------------------------------------------------------------------------------------------------------------
+
+
+def outside_names(folder: Path, outside: Path) -> list[str]:
+    """Names for a file outside a checkpoint."""
+    relative = os.path.relpath(outside / "model.safetensors", folder)
+    return [relative, str(outside / "model.safetensors"), f"./{relative}", f"x/../{relative}", "..", ""]
+
+
+@pytest.mark.parametrize("which", range(6))
+@pytest.mark.parametrize("index", ["model.safetensors.index.json", "pytorch_model.bin.index.json"])
+def test_a_shard_index_that_leads_out_is_refused(index, which, runs, tmp_path):
+    folder = runs.copy("stock esm", tmp_path / "run") / "checkpoint-4"
+    (folder / "model.safetensors").unlink()
+    name = outside_names(folder, runs.outside)[which]
+    tensors = dict.fromkeys(runs.make["esm"].template.state_dict(), name)
+    (folder / index).write_text(json.dumps({"metadata": {}, "weight_map": tensors}))
+    runs.refused(folder, "not the plain name of a file in this folder")
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "shard"])
+def test_weights_that_are_a_link_out_are_refused(name, runs, tmp_path):
+    folder = runs.copy("stock esm", tmp_path / "run") / "checkpoint-4"
+    (folder / "model.safetensors").unlink()
+    (folder / name).symlink_to(runs.outside / "model.safetensors")
+    if name == "shard":
+        tensors = dict.fromkeys(runs.make["esm"].template.state_dict(), name)
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": tensors}))
+    runs.refused(folder, "outside the checkpoint. Copy the file into it")
+
+
+def sign(content: dict) -> str:
+    """A manifest with the hash that its content should have: what somebody who knows the format can write."""
+    body = {key: value for key, value in content.items() if key != "sha256"}
+    digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+    return json.dumps({**body, "sha256": digest}, indent=1, sort_keys=True) + "\n"
+
+
+def record(path: Path) -> dict:
+    return {"size": path.stat().st_size, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+
+
+@pytest.mark.parametrize("which", range(6))
+def test_a_manifest_that_names_what_is_outside_is_refused(which, runs, tmp_path):
+    folder = runs.copy("esm", tmp_path / "run") / "checkpoint-4"
+    content = json.loads((folder / "manifest.json").read_text())
+    content["files"][outside_names(folder, runs.outside)[which]] = record(runs.outside / "model.safetensors")
+    (folder / "manifest.json").write_text(sign(content))
+    runs.refused(folder, "expected a plain path inside the checkpoint")
+
+
+@pytest.mark.parametrize("kind", ["file", "folder", "manifest"])
+def test_a_link_inside_our_checkpoint_is_refused(kind, runs, tmp_path):
+    folder = runs.copy("esm", tmp_path / "run") / "checkpoint-4"
+    content = json.loads((folder / "manifest.json").read_text())
+    if kind == "file":
+        (folder / "model.safetensors").unlink()
+        (folder / "model.safetensors").symlink_to(runs.outside / "model.safetensors")
+    elif kind == "folder":
+        (folder / "inside").symlink_to(runs.outside)
+        content["files"]["inside/model.safetensors"] = record(runs.outside / "model.safetensors")
+        (folder / "manifest.json").write_text(sign(content))
+    else:
+        (folder / "manifest.json").rename(folder / "other.json")
+        (folder / "manifest.json").symlink_to(folder / "other.json")
+    runs.refused(folder, "found a symlink")
+
+
+def test_what_a_manifest_calls_stripped_is_not_deleted_outside(runs, tmp_path):
+    folder = runs.copy("esm", tmp_path / "run")
+    checkpoint = folder / "checkpoint-4"
+    (checkpoint / "inside").symlink_to(runs.outside)
+    content = json.loads((checkpoint / "manifest.json").read_text())
+    relative = os.path.relpath(runs.outside / "victim", checkpoint)
+    content["facts"]["stripped"] = [relative, str(runs.outside / "victim"), "inside/victim"]
+    (checkpoint / "manifest.json").write_text(sign(content))
+    runs.make["esm"](folder, resume="auto").train()
+    assert (runs.outside / "victim").read_text() == "mine"
+
+
+def test_the_best_checkpoint_is_not_sought_where_a_checkpoint_says(runs, tmp_path):
+    folder = runs.copy("stock esm", tmp_path / "run") / "checkpoint-4"
+    state = json.loads((folder / "trainer_state.json").read_text())
+    state |= {"best_model_checkpoint": str(runs.outside), "best_global_step": 3, "best_metric": -1.0}
+    (folder / "trainer_state.json").write_text(json.dumps(state))
+    given = {"eval_strategy": "steps", "eval_steps": 2, "load_best_model_at_end": True, "save_total_limit": 1}
+    rows = runs.make["esm"](tmp_path / "x").train_dataset
+    runs.make["esm"](tmp_path / "new", resume=str(folder), eval_dataset=rows, **given).train()
+    assert names(runs.outside) == ["model.safetensors", "victim"]
+
+
+def test_weights_put_beside_those_of_the_manifest_are_refused(runs, tmp_path):
+    folder = runs.copy("esm", tmp_path / "run") / "checkpoint-4"
+    model = make_esm(seed=1)
+    save_file(model.state_dict(), folder / "trainable.safetensors")
+    write_frozen(model, {}, folder)
+    runs.refused(folder, "trainable.safetensors: not in its manifest")
+
+
+def test_an_adapter_put_beside_those_of_the_manifest_is_refused(runs, tmp_path):
+    folder = runs.copy("lora", tmp_path / "run") / "checkpoint-4"
+    write_payload(folder / "second" / "adapter_model.bin", runs.canary, True)
+    runs.refused(folder, "holds adapters ['default', 'second']", name="lora")
+
+
+def test_twin_what_is_read_outside_is_seen(runs):
+    with watched() as touched:
+        (runs.outside / "victim").read_text()
+    assert {path for path in touched if str(runs.outside) in path} == {str(runs.outside / "victim")}
+
+
+# --- what is written --------------------------------------------------------------------------------------------------
+
+
+def is_pickle(path: Path) -> bool:
+    """Whether a file is a pickle, or an archive with one inside."""
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            return any(name.endswith((".pkl", ".pickle")) for name in archive.namelist())
+    head = path.read_bytes()[:2]
+    return path.name.endswith(PICKLES) or head[:1] == b"\x80" or head in (b"(d", b"(l", b"cc")
+
+
+def scan(folder: Path) -> dict[str, list[str]]:
+    """Files below a folder, and those with a pickle or the secret in them."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {
+        "files": [str(path) for path in files],
+        "pickles": [path.name for path in files if is_pickle(path)],
+        "secrets": [path.name for path in files if SECRET.encode() in path.read_bytes()],
+    }
+
+
+class Stop(TrainerCallback):
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+SECRETS = {"hub_token": SECRET, "hub_model_id": "someone/something"}
+
+
+@pytest.mark.parametrize("kind", ["esm", "lora", "frozen and cached"])
+def test_scan_of_all_that_a_run_writes_finds_no_pickle_and_no_token(
+    kind, runs, counts, make_affinity, demo_rows, tmp_path, monkeypatch, capfd
+):
+    monkeypatch.setenv("HF_TOKEN", SECRET)
+    given = {**SECRETS, "log_level": "debug"}
+    make = runs.make.get(kind)
+    if make is None:
+        model, collator = make_affinity()
+        make = Maker(model, collator)
+        given |= {"speedups": ["embedding_cache"], "embedding_cache_dir": str(tmp_path / "cache"), "max_steps": 6}
+        given["rows"] = demo_rows.select(range(12))
+    with messages() as log:
+        with pytest.raises(TrainingStopped):
+            make(tmp_path / "run", callbacks=[Stop()], **given).train()
+        trainer = make(tmp_path / "run", resume="auto", **given)
+        trainer.train()
+        trainer.save_model(str(tmp_path / "export"))
+        trainer.save_state()
+        trainer.save_metrics("train", {"loss": 1.0})
+        trainer.create_model_card(model_name="x")
+        if kind == "lora":
+            trainer.save_merged(tmp_path / "merged")
+    found = scan(tmp_path)
+    assert {"checkpoint-2", "checkpoint-3", "checkpoint-6"} <= set(names(tmp_path / "run"))
+    assert len(found["files"]) > 30
+    assert (found["pickles"], found["secrets"]) == ([], [])
+    shown = capfd.readouterr()
+    assert SECRET not in shown.out + shown.err + "\n".join(log) + str(trainer.args) + repr(trainer.args)
+    counts["files_scanned"] += len(found["files"])
+    counts["pickles_or_tokens"] += len(found["pickles"] + found["secrets"])
+
+
+def test_twin_the_scan_sees_what_stock_trainer_writes(runs, tmp_path):
+    runs.make["esm"](tmp_path, trainer=Trainer, hub_token=SECRET).train()
+    found = scan(tmp_path)
+    assert set(found["pickles"]) == {"optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin"}
+    assert set(found["secrets"]) == {"training_args.bin"}
+    (tmp_path / "bare").write_bytes(pickle.dumps({"a": 1}))
+    assert is_pickle(tmp_path / "bare")

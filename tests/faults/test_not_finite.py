@@ -1,0 +1,270 @@
+"""NaN and infinity from labels, rates, weights and optimizer state: the run stops and says where; none is saved."""
+
+import gc
+import math
+
+import pytest
+import torch
+from faulty_runs import NUM_STEPS, Maker, make_esm, make_rows, names, tally
+from safetensors.torch import load_file
+from transformers import Trainer, TrainerCallback
+
+from hf_ext.errors import CheckpointError, NotFiniteError, exit_on_errors
+
+NAN, INF = math.nan, math.inf
+WEIGHT = "classifier.dense.weight"
+
+
+@pytest.fixture(scope="module")
+def make():
+    gc.collect()
+    gc.freeze()  # Trainer collects garbage before each run: half a second over all that transformers has imported
+    yield Maker(make_esm())
+    gc.unfreeze()
+
+
+@pytest.fixture(scope="module")
+def counts(request):
+    with tally(request, "numbers that are not finite", cases=0, right=0) as found:
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def counted(request, counts):
+    """Counts a test that is not about a twin as a case."""
+    is_case = "stock_trainer" not in request.node.name
+    counts["cases"] += is_case
+    failed = request.session.testsfailed
+    yield
+    counts["right"] += is_case and request.session.testsfailed == failed
+
+
+class Poison(TrainerCallback):
+    """After optimizer step `step` (0: before the first), `change` spoils the model or its optimizer."""
+
+    def __init__(self, step, change):
+        self.step, self.change = step, change
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        if self.step == 0:
+            self.change(kwargs["model"], kwargs["optimizer"])
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == self.step:
+            self.change(kwargs["model"], kwargs["optimizer"])
+
+
+class SkipBadSteps(TrainerCallback):
+    """As a loss scaler does: no step where a gradient is not finite."""
+
+    def __init__(self):
+        self.num_skipped = 0
+
+    def on_pre_optimizer_step(self, args, state, control, **kwargs):
+        model = kwargs["model"]
+        if not all(p.grad is None or p.grad.isfinite().all() for p in model.parameters()):
+            self.num_skipped += 1
+            model.zero_grad()
+
+
+def spoil_weight(value, name=WEIGHT):
+    def change(model, optimizer):
+        with torch.no_grad():
+            model.get_parameter(name)[0, 0] = value
+
+    return change
+
+
+def spoil_optimizer(value, key):
+    def change(model, optimizer):
+        optimizer.state[model.get_parameter(WEIGHT)][key][0, 0] = value
+
+    return change
+
+
+def not_finite_files(folder):
+    """Saved tensors that are not finite, as FILE:TENSOR."""
+    found = []
+    for path in folder.rglob("*.safetensors"):
+        tensors = load_file(path)
+        bad = [name for name, t in tensors.items() if t.is_floating_point() and not t.isfinite().all()]
+        found += [f"{path.relative_to(folder)}:{name}" for name in bad]
+    return found
+
+
+def first_bad_step(watch):
+    """The first optimizer step after which a weight is not finite."""
+    for step, weights in sorted(watch.weights.items()):
+        if any(not torch.frombuffer(bytearray(raw), dtype=torch.float32).isfinite().all() for raw in weights.values()):
+            return step
+    return None
+
+
+def stopped(trainer, folder) -> str:
+    """That the run ends with NotFiniteError and has saved nothing that is not finite; returns the message."""
+    with pytest.raises(NotFiniteError) as end:
+        trainer.train()
+    assert end.value.exit_code == 65
+    assert not_finite_files(folder) == []
+    assert "Nothing was overwritten" in str(end.value)
+    return str(end.value)
+
+
+@pytest.mark.parametrize("label", [NAN, INF, -INF, 1e38], ids=str)
+@pytest.mark.parametrize("filtered", [True, False], ids=["filtered", "unfiltered"])
+def test_a_label_that_is_no_number_ends_the_run_in_its_step(label, filtered, make, tmp_path):
+    trainer = make(tmp_path, rows=make_rows(row7=label), logging_nan_inf_filter=filtered, save_steps=1)
+    message = stopped(trainer, tmp_path)
+    bad = first_bad_step(make.watch)
+    assert bad > 1
+    assert trainer.state.global_step == bad
+    assert f"at step {bad} (first: esm.embeddings.word_embeddings.weight)" in message
+    assert f"checkpoint-{bad - 1} is the last good one" in message
+    assert names(tmp_path) == [f"checkpoint-{step}" for step in range(1, bad)]
+    assert [entry["step"] for entry in trainer.state.log_history] == list(range(1, bad))  # no loss of 0.0
+
+
+def test_without_logs_the_next_checkpoint_finds_it(make, tmp_path):
+    trainer = make(tmp_path, rows=make_rows(row7=NAN), logging_strategy="no", save_steps=1)
+    message = stopped(trainer, tmp_path)
+    assert f"checkpoint-{first_bad_step(make.watch) - 1} is the last good one" in message
+
+
+@pytest.mark.parametrize("strategy", ["no", "epoch"])
+def test_without_logs_and_saves_the_end_of_training_finds_it(strategy, make, tmp_path):
+    trainer = make(tmp_path, rows=make_rows(row7=NAN), logging_strategy="no", save_strategy=strategy)
+    message = stopped(trainer, tmp_path)
+    assert f"at step {NUM_STEPS} " in message
+    assert "no checkpoint was saved" in message
+    assert names(tmp_path) == []
+
+
+def test_one_micro_batch_of_an_accumulation_is_enough(make, tmp_path):
+    given = {"gradient_accumulation_steps": 3, "per_device_train_batch_size": 1, "save_steps": 1}
+    trainer = make(tmp_path, rows=make_rows(row7=NAN), **given)
+    message = stopped(trainer, tmp_path)
+    bad = first_bad_step(make.watch)
+    assert f"at step {bad} " in message
+    assert names(tmp_path) == [f"checkpoint-{step}" for step in range(1, bad)]
+
+
+def test_a_huge_learning_rate_ends_the_run(make, tmp_path):
+    message = stopped(make(tmp_path, learning_rate=1e30, save_steps=1), tmp_path)
+    assert f"at step {first_bad_step(make.watch)} " in message
+    assert "a learning rate that is too high" in message
+
+
+@pytest.mark.parametrize("value", [NAN, INF], ids=str)
+def test_a_weight_that_is_no_number_before_the_first_step_is_found_before_it(value, make, tmp_path):
+    trainer = make(tmp_path)
+    spoil_weight(value)(trainer.model, None)
+    message = stopped(trainer, tmp_path)
+    assert (
+        f"1 of the weights and optimizer states are NaN or infinite at step 0 (first: {WEIGHT}); no checkpoint was saved"
+        in message
+    )
+
+
+@pytest.mark.parametrize("key", ["exp_avg", "exp_avg_sq"])
+@pytest.mark.parametrize("value", [NAN, INF], ids=str)
+def test_optimizer_state_that_is_no_number_is_not_saved(key, value, make, tmp_path):
+    trainer = make(tmp_path, callbacks=[Poison(4, spoil_optimizer(value, key))])
+    message = stopped(trainer, tmp_path)
+    assert f"at step 4 (first: {key} of {WEIGHT}); checkpoint-2 is the last good one" in message
+    assert names(tmp_path) == ["checkpoint-2"]
+
+
+def test_a_number_that_is_none_between_two_saves_leaves_the_last_good_checkpoint_whatever_the_limit(make, tmp_path):
+    poison = Poison(5, spoil_weight(NAN))
+    trainer = make(tmp_path, callbacks=[poison], save_total_limit=1)
+    assert "at step 5 " in stopped(trainer, tmp_path)
+    assert names(tmp_path) == ["checkpoint-4"]
+
+
+def test_a_frozen_parameter_that_is_no_number_and_not_used_is_harmless(make, tmp_path):
+    trainer = make(tmp_path)
+    name = "esm.contact_head.regression.weight"
+    trainer.model.get_parameter(name).requires_grad_(False)
+    spoil_weight(NAN, name)(trainer.model, None)
+    trainer.train()
+    assert trainer.state.global_step == NUM_STEPS
+    make(tmp_path, model=trainer.model, resume="auto").train()
+    assert make.watch.began_at == NUM_STEPS
+
+
+@pytest.mark.parametrize("filtered", [True, False], ids=["filtered", "unfiltered"])
+def test_a_step_that_was_skipped_for_its_loss_harms_nothing(filtered, make, tmp_path):
+    skip = SkipBadSteps()
+    given = {"rows": make_rows(row7=NAN), "logging_nan_inf_filter": filtered, "logging_steps": 4}
+    trainer = make(tmp_path / "whole", callbacks=[skip], **given)
+    trainer.train()
+    assert skip.num_skipped == 1
+    assert first_bad_step(make.watch) is None
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    assert [math.isfinite(loss) for loss in losses] == [filtered]
+    whole = make.watch.weights[NUM_STEPS]
+    make.killed(tmp_path / "run", at=5, callbacks=[SkipBadSteps()], **given)
+    make(tmp_path / "run", resume="auto", callbacks=[SkipBadSteps()], **given).train()
+    assert make.watch.began_at == 4
+    assert make.watch.weights[NUM_STEPS] == whole
+
+
+@pytest.mark.parametrize("greater", [True, False])
+def test_a_metric_that_is_no_number_is_never_best(greater, make, tmp_path):
+    scores = iter([NAN, 1.0, NAN])
+    given = {"eval_strategy": "steps", "eval_steps": 2, "eval_dataset": make_rows(2), "save_total_limit": 1}
+    given |= {"metric_for_best_model": "score", "greater_is_better": greater, "load_best_model_at_end": True}
+    trainer = make(tmp_path, compute_metrics=lambda _: {"score": next(scores)}, **given)
+    trainer.train()
+    assert (trainer.state.best_global_step, trainer.state.best_metric) == (4, 1.0)
+    assert {name: t.numpy().tobytes() for name, t in trainer.model.state_dict().items()} == make.watch.weights[4]
+    assert names(tmp_path) == ["checkpoint-4", "checkpoint-6"]
+
+
+# --- what comes after -------------------------------------------------------------------------------------------------
+
+
+def test_the_run_continues_with_a_lower_rate_that_is_allowed(make, tmp_path):
+    given = {"learning_rate": 1e-2, "lr_scheduler_type": "constant"}
+    stopped(make(tmp_path, callbacks=[Poison(5, spoil_weight(NAN))], **given), tmp_path)
+    lower = {**given, "learning_rate": 1e-4, "resume": "auto"}
+    with pytest.raises(CheckpointError, match=r"learning_rate: 0\.01 in the checkpoint, 0\.0001 now"):
+        make(tmp_path, **lower).train()
+    trainer = make(tmp_path, allow_changed=["learning_rate"], **lower)
+    trainer.train()
+    assert make.watch.began_at == 4
+    rates = [entry["learning_rate"] for entry in trainer.state.log_history if "loss" in entry]
+    assert rates == [1e-2] * 4 + [1e-4] * 2
+    assert first_bad_step(make.watch) is None
+    assert not_finite_files(tmp_path) == []
+
+
+def test_the_same_cause_ends_the_rerun_at_the_same_step_and_the_good_checkpoint_stays(make, tmp_path):
+    given = {"rows": make_rows(row7=NAN), "save_steps": 1}
+    messages_ = []
+    for _ in range(3):
+        messages_.append(stopped(make(tmp_path, resume="auto", **given), tmp_path))
+    assert len(set(messages_)) == 1
+    assert names(tmp_path) == [f"checkpoint-{step}" for step in range(1, first_bad_step(make.watch))]
+
+
+def test_a_recipe_exits_with_65_and_the_message(make, tmp_path, capsys):
+    with pytest.raises(SystemExit) as end, exit_on_errors():
+        make(tmp_path, rows=make_rows(row7=NAN)).train()
+    assert end.value.code == 65
+    assert "NotFiniteError: " in capsys.readouterr().err
+
+
+# --- broken twin ------------------------------------------------------------------------------------------------------
+
+
+def test_stock_trainer_ends_well_shows_zero_and_saves_them(make, tmp_path):
+    trainer = make(tmp_path, trainer=Trainer, rows=make_rows(row7=NAN), save_total_limit=1)
+    trainer.train()
+    assert trainer.state.log_history[-2]["loss"] == 0.0
+    assert names(tmp_path) == ["checkpoint-6"]
+    assert "checkpoint-6/model.safetensors:classifier.dense.weight" in not_finite_files(tmp_path)
+
+
+def test_the_suite_has_as_many_cases_as_it_says(counts):
+    assert counts["cases"] >= 12

@@ -1,0 +1,357 @@
+"""What else may lie in an output folder: the right checkpoint is taken, and what is not the run's stays as it is."""
+
+import errno
+import gc
+import json
+import os
+import shutil
+import socket
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from faulty_runs import Maker, contents, make_esm, make_rows, messages, names, tally
+from transformers import Trainer
+
+from hf_ext.errors import CheckpointError
+
+YEAR_S = 365 * 86_400
+
+
+class Runs:
+    """One run that was killed after step 5, copied for each case, and the run that nobody interrupted."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.make = folder, Maker(make_esm())
+        self.make(folder / "whole").train()
+        self.whole = self.make.watch.weights
+        self.make.killed(folder / "killed", at=5)
+        stock = self.make.killed(folder / "stock", at=5, trainer=Trainer)
+        self.stock = Path(stock.args.output_dir) / "checkpoint-4"
+
+    def copy(self, folder: Path) -> Path:
+        return Path(shutil.copytree(self.folder / "killed", folder))
+
+    def problems(self, folder: Path, began_at: int = 4, **given) -> list[str]:
+        """What is wrong with a run that continues in `folder`; [] is right."""
+        self.make(folder, **{"resume": "auto", **given}).train()
+        watch, found = self.make.watch, []
+        if watch.began_at != began_at:
+            found.append(f"began at step {watch.began_at}")
+        return found + [f"weights of step {s}" for s in watch.weights if watch.weights[s] != self.whole[s]]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    gc.collect()
+    gc.freeze()  # Trainer collects garbage before each run: half a second over all that transformers has imported
+    yield Runs(tmp_path_factory.mktemp("stale"))
+    gc.unfreeze()
+
+
+@pytest.fixture(scope="module")
+def counts(request):
+    with tally(request, "stale folders", cases=0, right=0) as found:
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def counted(request, counts):
+    """Counts a test that is not about a twin as a case."""
+    is_case = "stock_trainer" not in request.node.name
+    counts["cases"] += is_case
+    failed = request.session.testsfailed
+    yield
+    counts["right"] += is_case and request.session.testsfailed == failed
+
+
+@pytest.fixture
+def log():
+    with messages() as found:
+        yield found
+
+
+# --- what is not this run's -------------------------------------------------------------------------------------------
+
+
+def put_stock(runs, folder):
+    shutil.copytree(runs.stock, folder / "checkpoint-999")
+
+
+def put_empty(runs, folder):
+    (folder / "checkpoint-999").mkdir()
+
+
+def put_file(runs, folder):
+    (folder / "checkpoint-999").write_text("notes of mine")
+
+
+def put_link(runs, folder):
+    (folder / "checkpoint-999").symlink_to(runs.folder / "killed" / "checkpoint-2")
+
+
+def put_dangling_link(runs, folder):
+    (folder / "checkpoint-999").symlink_to(folder / "nowhere")
+
+
+INTRUDERS = {
+    "a stock checkpoint": put_stock,
+    "an empty folder": put_empty,
+    "a file": put_file,
+    "a link to a checkpoint": put_link,
+    "a link to nothing": put_dangling_link,
+}
+
+
+@pytest.mark.parametrize("kind", INTRUDERS)
+def test_what_is_not_ours_is_passed_over_kept_and_told(kind, runs, log, tmp_path):
+    folder, elsewhere = runs.copy(tmp_path / "run"), contents(runs.folder / "killed")
+    INTRUDERS[kind](runs, folder)
+    before = {name: value for name, value in contents(folder).items() if name.startswith("checkpoint-999")}
+    assert runs.problems(folder, save_total_limit=1) == []
+    assert {name: value for name, value in contents(folder).items() if name.startswith("checkpoint-999")} == before
+    assert contents(runs.folder / "killed") == elsewhere
+    assert names(folder) == ["checkpoint-6", "checkpoint-999"]
+    (told,) = [text for text in log if "left alone" in text]
+    assert str(folder / "checkpoint-999") in told
+    assert "--resume_from_checkpoint PATH" in told
+
+
+@pytest.mark.parametrize(
+    "name", ["checkpoint-best", "checkpoint-0999", "checkpoint-4.tmp", "checkpoint-", "Checkpoint-9"]
+)
+def test_a_name_that_is_no_step_is_nothing_to_us(name, runs, log, tmp_path):
+    folder = runs.copy(tmp_path / "run")
+    shutil.copytree(folder / "checkpoint-4", folder / name)
+    before = contents(folder / name)
+    assert runs.problems(folder, save_total_limit=1) == []
+    assert contents(folder / name) == before
+    assert not any("left alone" in text for text in log)
+
+
+@pytest.mark.parametrize("kind", INTRUDERS)
+def test_what_stands_where_a_checkpoint_goes_is_moved_and_kept(kind, runs, log, tmp_path):
+    folder = runs.copy(tmp_path / "run")
+    INTRUDERS[kind](runs, folder)
+    (folder / "checkpoint-999").rename(folder / "checkpoint-6")
+    before = {name: value for name, value in contents(folder).items() if name.startswith("checkpoint-6")}
+    assert runs.problems(folder) == []
+    after = {name: value for name, value in contents(folder).items() if name.startswith("previous-checkpoint-6")}
+    assert after == {f"previous-{name}": value for name, value in before.items()}
+    assert (folder / "checkpoint-6" / "manifest.json").is_file()
+    assert any("checkpoint-6 was in the way of this run's" in text for text in log)
+
+
+def test_a_folder_with_nothing_but_stock_checkpoints_is_begun_anew_or_refused(runs, log, tmp_path):
+    put_stock(runs, tmp_path)
+    before = contents(tmp_path / "checkpoint-999")
+    with pytest.raises(CheckpointError, match="no checkpoint there that could be continued"):
+        runs.make(tmp_path).train(resume_from_checkpoint=True)
+    assert runs.problems(tmp_path, began_at=0) == []
+    assert contents(tmp_path / "checkpoint-999") == before
+    assert any("checkpoint-999" in text and "left alone" in text for text in log)
+
+
+def test_a_stock_checkpoint_that_is_named_is_continued_and_said_to_be_unverified(runs, log, tmp_path):
+    before = contents(runs.stock)
+    assert runs.problems(tmp_path, began_at=4, resume=str(runs.stock)) == []  # CPU: stock weights are the same
+    assert contents(runs.stock) == before
+    assert any("is a stock Trainer checkpoint: its files cannot be verified." in text for text in log)
+
+
+# --- times ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("times", ["older step newer", "all in the future", "all at 1970", "all the same"])
+def test_file_times_decide_nothing(times, runs, tmp_path):
+    folder = runs.copy(tmp_path / "run")
+    now = time.time()
+    of_step = {
+        "older step newer": {2: now, 4: now - YEAR_S},
+        "all in the future": {2: now + 2 * YEAR_S, 4: now + YEAR_S},
+        "all at 1970": {2: 0.0, 4: 0.0},
+        "all the same": {2: now, 4: now},
+    }[times]
+    for step, moment in of_step.items():
+        for path in [*(folder / f"checkpoint-{step}").iterdir(), folder / f"checkpoint-{step}"]:
+            os.utime(path, (moment, moment))
+    assert runs.problems(folder, save_total_limit=2) == []
+    assert names(folder) == ["checkpoint-4", "checkpoint-6"]
+
+
+# --- where the folder is ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name", ["with some spaces", "L\u00e4ufe \u03b2 \U0001f9ec", "100% 'of' \"it\" #1 {x} [a-z]*", "-n"]
+)
+def test_an_output_folder_may_have_any_name(name, runs, tmp_path):
+    folder = tmp_path / name
+    runs.make.killed(folder, at=5)
+    assert runs.problems(folder, save_total_limit=1) == []
+    assert names(folder) == ["checkpoint-6"]
+
+
+def test_a_linked_output_folder_is_its_target(runs, tmp_path):
+    target = runs.copy(tmp_path / "disk")
+    (tmp_path / "link").symlink_to(target)
+    assert runs.problems(tmp_path / "link", save_total_limit=1) == []
+    assert (tmp_path / "link").is_symlink()
+    assert names(target) == ["checkpoint-6"]
+
+
+def test_a_relative_output_folder_is_found_again(runs, tmp_path, monkeypatch):
+    runs.copy(tmp_path / "run")
+    monkeypatch.chdir(tmp_path)
+    assert runs.problems(Path("run")) == []
+    assert names(tmp_path) == ["run"]
+
+
+def test_a_folder_that_was_moved_keeps_its_best_checkpoint(runs, tmp_path):
+    errors = iter([1.0, 2.0, 3.0, 4.0])
+    best = {"metric_for_best_model": "error", "greater_is_better": False, "load_best_model_at_end": True}
+    given = {**best, "eval_strategy": "steps", "eval_steps": 2, "save_total_limit": 1}
+    given["compute_metrics"] = lambda _: {"error": next(errors)}
+    rows = make_rows(2)
+    runs.make.killed(tmp_path / "old", at=5, eval_dataset=rows, **given)
+    of_step_2 = runs.make.watch.weights[2]
+    (tmp_path / "old").rename(tmp_path / "new")
+    trainer = runs.make(tmp_path / "new", eval_dataset=rows, resume="auto", **given)
+    trainer.train()
+    assert runs.make.watch.began_at == 4
+    assert {name: t.numpy().tobytes() for name, t in trainer.model.state_dict().items()} == of_step_2
+    assert names(tmp_path) == ["new"]
+
+
+# --- what dead and living processes left ------------------------------------------------------------------------------
+
+
+def owner(pid: int, started: float) -> str:
+    return json.dumps({"run_id": "x", "host": socket.gethostname(), "pid": pid, "started": started})
+
+
+def test_what_a_dead_process_left_is_cleared(runs, tmp_path):
+    folder = runs.copy(tmp_path / "run")
+    staged = Path(shutil.copytree(folder / "checkpoint-4", folder / ".staging-checkpoint-6"))
+    (staged / "manifest.json").unlink()
+    (staged / ".writer.json").write_text(owner(2**22 + 1, 0.0))
+    shutil.copytree(folder / "checkpoint-2", folder / ".trash-checkpoint-2")
+    (folder / ".trash-checkpoint-3").mkdir()
+    assert runs.problems(folder) == []
+    assert names(folder) == ["checkpoint-2", "checkpoint-4", "checkpoint-6"]
+
+
+def test_a_checkpoint_that_lacked_only_its_rename_is_taken(runs, tmp_path):
+    folder = runs.copy(tmp_path / "run")
+    runs.make(tmp_path / "other").train()
+    staged = Path(shutil.copytree(tmp_path / "other" / "checkpoint-6", folder / ".staging-checkpoint-6"))
+    (staged / ".writer.json").write_text(owner(2**22 + 1, 0.0))
+    assert runs.problems(folder, began_at=6) == []
+    assert names(folder) == ["checkpoint-2", "checkpoint-4", "checkpoint-6"]
+
+
+def test_what_a_living_process_writes_and_unknown_trash_are_left_alone(runs, tmp_path):
+    folder = runs.copy(tmp_path / "run")
+    (folder / ".staging-checkpoint-8").mkdir()
+    parent = psutil.Process(os.getppid())
+    (folder / ".staging-checkpoint-8" / ".writer.json").write_text(owner(parent.pid, parent.create_time()))
+    (folder / ".trash-checkpoint-3").mkdir()
+    (folder / ".trash-checkpoint-3" / "thesis.txt").write_text("mine")
+    before = {name: contents(folder / name) for name in (".staging-checkpoint-8", ".trash-checkpoint-3")}
+    assert runs.problems(folder) == []
+    assert {name: contents(folder / name) for name in before} == before
+
+
+# --- checkpoints of other runs ----------------------------------------------------------------------------------------
+
+
+def test_a_newer_checkpoint_of_the_same_run_elsewhere_is_continued(runs, tmp_path):
+    folder = runs.copy(tmp_path / "run")
+    shutil.copytree(runs.folder / "whole" / "checkpoint-6", folder / "checkpoint-6")
+    before = contents(folder)
+    assert runs.problems(folder, began_at=6) == []
+    assert before.items() <= contents(folder).items()
+
+
+def test_a_newer_checkpoint_of_a_run_that_differs_is_refused_with_the_difference_and_nothing_moves(runs, tmp_path):
+    folder = runs.copy(tmp_path / "run")
+    runs.make(tmp_path / "other", learning_rate=0.5, weight_decay=0.25).train()
+    shutil.copytree(tmp_path / "other" / "checkpoint-6", folder / "checkpoint-6")
+    before = contents(folder)
+    with pytest.raises(CheckpointError) as refusal:
+        runs.problems(folder)
+    for words in ("learning_rate: 0.5 in the checkpoint, 0.01 now", "weight_decay: 0.25 in the checkpoint, 0.0 now"):
+        assert words in str(refusal.value)
+    assert str(folder / "checkpoint-6") in str(refusal.value)
+    after = contents(folder)
+    assert before.items() <= after.items()
+    assert {name for name in after if "checkpoint" in name} == {name for name in before if "checkpoint" in name}
+
+
+def test_a_rerun_without_resuming_renames_what_is_there_and_the_next_continues_the_new_run(runs, log, tmp_path):
+    folder = runs.copy(tmp_path / "run")
+    before = {f"previous-{name}": value for name, value in contents(folder).items() if name.startswith("checkpoint-")}
+    runs.make.killed(folder, at=3, resume="no", save_total_limit=1)
+    assert runs.make.watch.began_at == 0
+    assert names(folder) == ["checkpoint-2", "previous-checkpoint-2", "previous-checkpoint-4"]
+    assert before.items() <= contents(folder).items()
+    assert any("is now previous-checkpoint-2, previous-checkpoint-4" in text for text in log)
+    assert runs.problems(folder, began_at=2, save_total_limit=1) == []
+    assert names(folder) == ["checkpoint-6", "previous-checkpoint-2", "previous-checkpoint-4"]
+    assert before.items() <= contents(folder).items()
+
+
+# --- damage that cannot be moved --------------------------------------------------------------------------------------
+
+
+def test_a_damaged_checkpoint_without_write_permission_is_set_aside_unchanged(runs, log, tmp_path):
+    folder = runs.copy(tmp_path / "run")
+    (folder / "checkpoint-4" / "optimizer.safetensors").write_bytes(b"")
+    before = contents(folder / "checkpoint-4")
+    for path in [*(folder / "checkpoint-4").iterdir(), folder / "checkpoint-4"]:
+        path.chmod(0o555)
+    assert runs.problems(folder, began_at=2) == []
+    assert contents(folder / "damaged-checkpoint-4") == before
+    assert any("optimizer.safetensors: expected 10260 bytes, found 0 bytes" in text for text in log)
+    (folder / "damaged-checkpoint-4").chmod(0o755)
+
+
+def test_a_damaged_checkpoint_that_could_not_be_renamed_is_passed_over_and_not_deleted(
+    runs, log, tmp_path, monkeypatch
+):
+    folder = runs.copy(tmp_path / "run")
+    (folder / "checkpoint-4" / "optimizer.safetensors").write_bytes(b"")
+    before = contents(folder / "checkpoint-4")
+    rename, refused = os.rename, []
+
+    def busy(old, new):
+        if "damaged" in str(new) and not refused:
+            refused.append(str(old))
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), str(old))
+        rename(old, new)
+
+    monkeypatch.setattr(os, "rename", busy)
+    assert runs.problems(folder, began_at=2) == []
+    assert refused == [str(folder / "checkpoint-4")]
+    assert contents(folder / "previous-checkpoint-4") == before
+    assert any("is damaged and could not be renamed" in text for text in log)
+
+
+# --- broken twin ------------------------------------------------------------------------------------------------------
+
+
+def test_stock_trainer_takes_the_highest_number_and_deletes_what_is_not_its_own(runs, tmp_path):
+    folder = Path(shutil.copytree(runs.stock.parent, tmp_path / "run"))
+    put_empty(runs, folder)
+    with pytest.raises(ValueError, match="Can't find a valid checkpoint at"):
+        runs.make(folder, trainer=Trainer).train(resume_from_checkpoint=True)
+    (folder / "checkpoint-999").rename(folder / "checkpoint-1")  # of someone else
+    os.utime(folder / "checkpoint-1", (0, 0))
+    named = str(folder / "checkpoint-4")
+    runs.make(folder, trainer=Trainer, save_total_limit=2).train(resume_from_checkpoint=named)
+    assert names(folder) == ["checkpoint-4", "checkpoint-6"]
+
+
+def test_the_suite_has_as_many_cases_as_it_says(counts):
+    assert counts["cases"] >= 30

@@ -1,0 +1,234 @@
+"""Checkpoints of stock Trainer in FastTrainer and the other way round: weights bit for bit, and what is missing is said.
+
+Stock Trainer loses ESM's LayerNorms when it resumes and when it loads the best model; the same comparisons show it.
+"""
+
+import gc
+import json
+import logging
+import shutil
+import warnings
+from pathlib import Path
+
+import pytest
+from faulty_runs import bits, tally
+from peft import PeftModel
+from ranks import run_on_ranks
+from safetensors.torch import load_file, save_file
+from stock_runs import BEST, ESM_KINDS, KINDS, LAYER_NORMS, NUM_STEPS, SAVED, Runs, differing
+from transformers import Trainer
+
+from hf_ext.errors import CheckpointError
+from hf_ext.trainer import FastTrainer
+
+
+@pytest.fixture(scope="module")
+def counts(request):
+    with tally(
+        request, "stock checkpoints", cases=0, bit_identical=0, stock_resumes=0, stock_lost_layer_norms=0
+    ) as found:
+        yield found
+
+
+class Bench(Runs):
+    """Runs that nobody interrupted are made once."""
+
+    def __init__(self, folder: Path):
+        super().__init__(folder)
+        self.folder = folder
+        self._whole: dict = {}
+
+    def whole(self, kind, trainer_class):
+        """(checkpoint of step 3, trainer, watch)."""
+        key = kind, trainer_class
+        if key not in self._whole:
+            folder = self.folder / f"{kind} {trainer_class.__name__}"
+            self._whole[key] = (folder / f"checkpoint-{SAVED}", *self.train(kind, trainer_class, folder))
+        return self._whole[key]
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory):
+    gc.collect()
+    gc.freeze()  # Trainer collects garbage before each run: half a second over all that transformers has imported
+    yield Bench(tmp_path_factory.mktemp("stock"))
+    gc.unfreeze()
+
+
+def read(folder, model, base):
+    """The model in `folder` as `from_pretrained` reads it, and the keys it found missing or unexpected."""
+    if isinstance(model, PeftModel):
+        fresh = type(model.get_base_model()).from_pretrained(base)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message="Found missing adapter keys")
+            return PeftModel.from_pretrained(fresh, folder), set()
+    loaded, info = type(model).from_pretrained(folder, output_loading_info=True)
+    return loaded, {*info["missing_keys"], *info["unexpected_keys"], *info["mismatched_keys"]}
+
+
+def log_of(trainer):
+    return [(entry["step"], entry["loss"], entry["learning_rate"]) for entry in trainer.state.log_history[:NUM_STEPS]]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_stock_run_is_continued_as_if_nobody_had_interrupted_it(bench, counts, kind, tmp_path, caplog):
+    checkpoint, whole, watch = bench.whole(kind, Trainer)
+    counts["cases"] += 1
+    with caplog.at_level(logging.WARNING, "hf_ext"):
+        resumed, seen = bench.train(kind, FastTrainer, tmp_path, checkpoint)
+    assert seen.began_at == SAVED
+    assert differing(seen.weights[SAVED], watch.weights[SAVED]) == []
+    assert differing(seen.weights[NUM_STEPS], watch.weights[NUM_STEPS]) == []
+    assert log_of(resumed) == log_of(whole)
+    assert "its files cannot be verified. Data and most arguments are not compared." in caplog.text
+    counts["bit_identical"] += 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_stock_trainer_continuing_itself_loses_the_layer_norms_of_esm_and_of_nothing_else(
+    bench, counts, kind, tmp_path
+):
+    checkpoint, _, watch = bench.whole(kind, Trainer)
+    counts["stock_resumes"] += 1
+    _, seen = bench.train(kind, Trainer, tmp_path, checkpoint)
+    lost = differing(seen.weights[SAVED], watch.weights[SAVED])
+    counts["stock_lost_layer_norms"] += bool(lost)
+    assert len(lost) == (LAYER_NORMS if kind in ESM_KINDS else 0)
+    assert all("LayerNorm" in name for name in lost)
+    assert bool(differing(seen.weights[NUM_STEPS], watch.weights[NUM_STEPS])) == (kind in ESM_KINDS)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_stock_trainer_reads_the_weights_of_our_checkpoint(bench, counts, kind, tmp_path):
+    checkpoint, _, watch = bench.whole(kind, FastTrainer)
+    counts["cases"] += 1
+    _, seen = bench.train(kind, Trainer, tmp_path, checkpoint, max_steps=SAVED + 1)
+    assert seen.began_at == SAVED
+    assert differing(seen.weights[SAVED], watch.weights[SAVED]) == []
+    counts["bit_identical"] += 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_from_pretrained_reads_checkpoint_and_export_with_no_key_missing(bench, counts, kind, tmp_path):
+    checkpoint, trainer, watch = bench.whole(kind, FastTrainer)
+    counts["cases"] += 1
+    trainer.save_model(tmp_path)
+    for folder, step in ((checkpoint, SAVED), (tmp_path, NUM_STEPS)):
+        loaded, wrong = read(folder, trainer.model, bench.base)
+        assert wrong == set()
+        found = differing(bits(loaded), watch.weights[step])
+        assert [name for name in found if "original_module" not in name] == []  # what PEFT keeps of an untrained head
+    counts["bit_identical"] += 1
+
+
+def test_a_key_that_is_missing_would_be_seen(bench, tmp_path):
+    checkpoint, trainer, _ = bench.whole("ESM regression", FastTrainer)
+    shutil.copytree(checkpoint, tmp_path / "less")
+    tensors = load_file(checkpoint / "model.safetensors")
+    del tensors["classifier.dense.weight"]
+    save_file(tensors, tmp_path / "less" / "model.safetensors", {"format": "pt"})
+    assert read(tmp_path / "less", trainer.model, bench.base)[1] == {"classifier.dense.weight"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_best_model_comes_back_whole(bench, counts, kind, tmp_path):
+    counts["cases"] += 1
+    trainer, watch = bench.train(kind, FastTrainer, tmp_path, **BEST)
+    assert trainer.state.best_global_step == SAVED
+    assert differing(bits(trainer.model), watch.weights[SAVED]) == []
+    assert differing(bits(trainer.model), watch.weights[NUM_STEPS]) != []
+    counts["bit_identical"] += 1
+
+
+@pytest.mark.parametrize("kind", ESM_KINDS)
+def test_the_best_model_of_stock_trainer_has_the_layer_norms_of_the_last(bench, kind, tmp_path):
+    trainer, watch = bench.train(kind, Trainer, tmp_path, **BEST)
+    assert trainer.state.best_global_step == SAVED
+    lost = differing(bits(trainer.model), watch.weights[SAVED])
+    assert len(lost) == LAYER_NORMS
+    assert not set(lost) & set(differing(bits(trainer.model), watch.weights[NUM_STEPS]))
+
+
+# --- what a stock checkpoint lacks -----------------------------------------------------------------------------------
+
+
+def without(checkpoint, folder, *names):
+    """A copy of a checkpoint that lacks some files."""
+    copy = folder / checkpoint.name
+    shutil.copytree(checkpoint, copy, ignore=shutil.ignore_patterns(*names))
+    return copy
+
+
+@pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth"])
+def test_what_a_stock_checkpoint_lacks_is_said_and_the_weights_still_arrive(bench, counts, name, tmp_path, caplog):
+    checkpoint, _, watch = bench.whole("ESM regression", Trainer)
+    counts["cases"] += 1
+    with caplog.at_level(logging.WARNING, "hf_ext"):
+        copy = without(checkpoint, tmp_path, name)
+        _, seen = bench.train("ESM regression", FastTrainer, tmp_path / "run", copy)
+    assert f"compared, and it lacks {name}, so that training does not continue exactly." in caplog.text
+    assert seen.began_at == SAVED
+    assert differing(seen.weights[SAVED], watch.weights[SAVED]) == []
+    assert differing(seen.weights[NUM_STEPS], watch.weights[NUM_STEPS]) != []
+    counts["bit_identical"] += 1
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("trainer_state.json", "no checkpoint there"), ("model.safetensors", "holds no weights")]
+)
+def test_a_stock_checkpoint_without_state_or_weights_is_refused(bench, name, words, tmp_path):
+    copy = without(bench.whole("ESM regression", Trainer)[0], tmp_path, name)
+    trainer, watch = bench.make("ESM regression", FastTrainer, tmp_path / "run")
+    with pytest.raises(CheckpointError, match=words):
+        trainer.train(resume_from_checkpoint=str(copy))
+    assert watch.weights == {}
+
+
+def test_a_stock_checkpoint_is_continued_only_where_it_is_named(bench, tmp_path, caplog):
+    copy = without(bench.whole("ESM regression", Trainer)[0], tmp_path)
+    with caplog.at_level(logging.WARNING, "hf_ext"):
+        _, seen = bench.train("ESM regression", FastTrainer, tmp_path, resume="auto")
+    assert seen.began_at == 0
+    assert f"{copy}. To continue from one of them, name it: --resume_from_checkpoint PATH" in caplog.text
+    assert (tmp_path / f"previous-{copy.name}" / "optimizer.pt").is_file()
+
+
+CHANGED = {"learning_rate": 5e-3, "weight_decay": 0.1}
+
+
+def test_another_learning_rate_than_the_stock_run_had_is_refused(bench, tmp_path):
+    trainer, watch = bench.make("ESM regression", FastTrainer, tmp_path, **CHANGED)
+    with pytest.raises(CheckpointError) as refusal:
+        trainer.train(resume_from_checkpoint=str(bench.whole("ESM regression", Trainer)[0]))
+    assert "learning_rate: 0.01 in the checkpoint, 0.005 now" in str(refusal.value)
+    assert "weight_decay: 0.0 in the checkpoint, 0.1 now" in str(refusal.value)
+    assert watch.weights == {}
+
+
+def test_another_learning_rate_than_the_stock_run_had_takes_effect_where_it_is_allowed(bench, tmp_path):
+    checkpoint = bench.whole("ESM regression", Trainer)[0]
+    resumed, _ = bench.train("ESM regression", FastTrainer, tmp_path, checkpoint, **CHANGED, allow_changed=[*CHANGED])
+    assert [rate for *_, rate in log_of(resumed)][SAVED:] == pytest.approx([0.0025, 0.005 / 3, 0.005 / 6])
+    assert resumed.optimizer.param_groups[0]["weight_decay"] == 0.1
+
+
+def test_stock_trainer_goes_on_with_the_old_learning_rate_and_says_nothing(bench, tmp_path):
+    checkpoint = bench.whole("T5", Trainer)[0]
+    resumed, _ = bench.train("T5", Trainer, tmp_path, checkpoint, **CHANGED)
+    assert [rate for *_, rate in log_of(resumed)][SAVED:] == pytest.approx([0.005, 0.01 / 3, 0.01 / 6])
+
+
+# --- two processes ---------------------------------------------------------------------------------------------------
+
+
+def test_two_processes_keep_the_layer_norms_too(counts, tmp_path):
+    run_on_ranks("stock_on_ranks.py", tmp_path)
+    reports = [json.loads((tmp_path / f"stock-{rank}.json").read_text()) for rank in range(2)]
+    for report in reports:
+        counts["cases"] += 1
+        assert report["began_at"] == SAVED
+        lost = {name: report[name] for name in ("resumed at 3", "resumed at 6", "read by stock", "best", "export")}
+        assert lost == dict.fromkeys(lost, 0)
+        assert report["missing keys"] == []
+        assert report["stock resumed at 3"] == report["stock best"] == LAYER_NORMS
+        counts["bit_identical"] += 1
