@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
+
 class HfExtError(ValueError):
     """Base of all errors that are about the user's input; also a `ValueError`."""
 

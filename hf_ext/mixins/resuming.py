@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import pickle
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -305,7 +304,9 @@ def _tensors_only(folder: str | None, names: str) -> Iterator[None]:
     """Says which file of a stock checkpoint was refused by Trainer, which unpickles tensors and plain values alone."""
     try:
         yield
-    except pickle.UnpicklingError as error:
+    except Exception as error:
+        if type(error).__name__ != "UnpicklingError":  # of `pickle`, which hf_ext does not import
+            raise
         raise CheckpointError(
             f"{folder}: {names} is damaged, or holds more than tensors; nothing was run. Continue from another "
             "checkpoint, or start from its weights alone (--model_name_or_path)."

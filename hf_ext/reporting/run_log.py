@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from transformers.utils.logging import disable_progress_bar
@@ -25,6 +26,11 @@ class RunLog(logging.FileHandler):
         elif not self.has_failed:
             self.has_failed = True
             print(f"{self.baseFilename} could not be written: {error.strerror}. Lines are missing.", file=sys.stderr)
+
+    def close(self) -> None:
+        """As in logging; lines for which there is still no room are given up."""
+        with suppress(OSError):
+            super().close()
 
 
 def start_run_log(folder: str | os.PathLike[str] | None, is_main_process: bool = True) -> logging.Logger:

@@ -11,25 +11,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from disk_runs import (
-    KINDS,
-    Digests,
-    SmallDisk,
-    allocated,
-    digest,
-    hidden,
-    make_esm,
-    make_model,
-    make_trainer,
-    record,
-    sampled,
-    small_disk,
-)
+from disk_faults import SmallDisk, small_disk
+from disk_runs import KINDS, Digests, digest, hidden, make_esm, make_model, make_trainer, own_log, record
+from disk_samples import allocated, sampled
 from transformers import EsmForSequenceClassification, TrainerCallback
 
 from hf_ext.checkpoints.budget import needed_bytes
 from hf_ext.errors import ArgumentError
-from hf_ext.reporting.run_log import LOGGER, RunLog, start_run_log
+from hf_ext.reporting.run_log import start_run_log
 from hf_ext.trainer import FastTrainer
 
 GB = 10**9
@@ -58,16 +47,9 @@ def tally(request):
 
 
 @pytest.fixture(autouse=True)
-def own_log():
-    """Takes run.log away again."""
-    handlers, propagate = [*LOGGER.handlers], LOGGER.propagate
-    LOGGER.handlers, LOGGER.propagate = [], True
-    yield
-    for name in ("hf_ext", "transformers", "accelerate", "datasets", "py.warnings"):
-        logger = LOGGER.manager.getLogger(name)
-        for handler in [handler for handler in logger.handlers if isinstance(handler, RunLog)]:
-            logger.removeHandler(handler)
-    LOGGER.handlers, LOGGER.propagate = handlers, propagate
+def new_log():
+    with own_log():
+        yield
 
 
 @pytest.fixture(scope="module")

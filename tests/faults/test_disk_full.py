@@ -3,7 +3,6 @@
 import errno
 import gc
 import itertools
-import logging
 import os
 import re
 import signal
@@ -11,29 +10,16 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from disk_runs import (
-    NUM_STEPS,
-    SAVE_STEPS,
-    ArmAt,
-    Digests,
-    Faults,
-    SmallDisk,
-    allocated,
-    digest,
-    fill,
-    hidden,
-    in_child,
-    make_trainer,
-    record,
-    small_disk,
-)
+from disk_faults import ArmAt, Faults, SmallDisk, fill, in_child, small_disk
+from disk_runs import NUM_STEPS, SAVE_STEPS, Digests, digest, hidden, make_trainer, own_log, record
+from disk_samples import allocated
 from safetensors import SafetensorError
 from transformers import EsmForSequenceClassification, Trainer, TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 
 from hf_ext.checkpoints.store import CheckpointStore
 from hf_ext.errors import DiskFailure, TrainingStopped, exit_on_errors
-from hf_ext.reporting.run_log import LOGGER, RunLog, start_run_log
+from hf_ext.reporting.run_log import start_run_log
 from hf_ext.trainer import FastTrainer
 
 SAVES = [*range(SAVE_STEPS, NUM_STEPS + 1, SAVE_STEPS)]
@@ -57,7 +43,6 @@ ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
 # (what fails, with what, whether once or from then on)
 INJECTED = [*itertools.product(Faults.PLACES, ERRORS, (True, False))]
 SAMPLE = [(place, ERRORS[(i + j) % 4], j == 0) for i, place in enumerate(Faults.PLACES) for j in (0, 1)]
-REST = [case for case in INJECTED if case not in SAMPLE]
 FAIL_AT = 4  # the second save
 
 
@@ -76,15 +61,9 @@ def tally(request):
 
 
 @pytest.fixture(autouse=True)
-def own_log():
-    """hf_ext's log as in a new process, whatever recipe another test ran; put back after the test."""
-    handlers, propagate = [*LOGGER.handlers], LOGGER.propagate
-    LOGGER.handlers, LOGGER.propagate = [], True
-    yield
-    for name in ("hf_ext", "transformers", "accelerate", "datasets", "py.warnings"):
-        for handler in [handler for handler in logging.getLogger(name).handlers if isinstance(handler, RunLog)]:
-            logging.getLogger(name).removeHandler(handler)
-    LOGGER.handlers, LOGGER.propagate = handlers, propagate
+def new_log():
+    with own_log():
+        yield
 
 
 @contextmanager
@@ -173,6 +152,8 @@ def test_a_small_disk_costs_checkpoints_but_no_training_and_not_the_one_before(
         assert (code, type(end)) == ((74, DiskFailure) if has_ended else (0, type(None)))
         if room < 2.9:
             check_message(str(end) if has_ended else caplog.text, folder, "No space left on device")
+            before = f"checkpoint-{ROOM[room][-1]} is valid" if ROOM[room] else "no checkpoint was saved yet"
+            assert f"Training goes on; {before}." in caplog.text
         assert weights == {step: whole[0][step] for step in range(1, 7 if not ROOM[room] else 9)}
         disk.remount("size=64m")
         check_resumes(folder, whole, tally)
@@ -235,7 +216,7 @@ def test_an_error_anywhere_in_a_save_costs_that_checkpoint_alone(
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(("place", "number", "once"), REST)
+@pytest.mark.parametrize(("place", "number", "once"), INJECTED)
 def test_every_error_anywhere_in_a_save_costs_that_checkpoint_alone(
     place, number, once, tmp_path, whole, tally, caplog, monkeypatch
 ):

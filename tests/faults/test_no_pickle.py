@@ -41,7 +41,7 @@ sys.addaudithook(note)
 
 @contextmanager
 def watched() -> Iterator[list[str]]:
-    """Paths that Python opens, moves or removes meanwhile. What safetensors opens, which succeeds, ends no test well."""
+    """Paths that Python opens, moves or removes meanwhile. What safetensors opened would load: no test expects it."""
     global opened
     opened = []
     try:

@@ -1,4 +1,4 @@
-"""Checkpoints of stock Trainer in FastTrainer and the other way round: weights bit for bit, and what is missing is said.
+"""Checkpoints of stock Trainer in FastTrainer and the other way round: weights bit for bit; what is missing is said.
 
 Stock Trainer loses ESM's LayerNorms when it resumes and when it loads the best model; the same comparisons show it.
 """

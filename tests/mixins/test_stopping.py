@@ -200,6 +200,20 @@ def test_a_signal_to_the_whole_process_group_stops_a_run_with_data_workers_withi
     continued(tmp_path, replace(case, step_s=0.0), whole(case))
 
 
+@pytest.mark.parametrize("grace_s", [1, 2, 5, 15, 30])
+def test_a_stop_at_any_moment_is_over_before_the_machine_is_taken_away(tmp_path, whole, grace_s):
+    case = Case(CYCLES, step_s=0.1)
+    (process,) = start(tmp_path, case, "stopped")
+    wait_for((tmp_path / "run" / "checkpoint-3").is_dir, 30)
+    time.sleep(0.03 * grace_s % 0.1)  # other moments of a step
+    os.kill(process.pid, signal.SIGTERM)
+    process.join(grace_s)
+    process.kill()  # which does nothing to a process that has ended
+    process.join()
+    assert process.exitcode == STOPPED, (tmp_path / "stopped-0.txt").read_text()[-3000:]
+    continued(tmp_path, replace(case, step_s=0.0), whole(case))
+
+
 def wait_for(condition, seconds: float) -> None:
     end = time.monotonic() + seconds
     while not condition():
