@@ -12,6 +12,7 @@ from .mixins.encoder_rate import EncoderRateMixin
 from .mixins.exact_loss import ExactLossMixin
 from .mixins.masking_epoch import MaskingEpochMixin
 from .mixins.mirroring import MirrorMixin
+from .mixins.nan_policy import NanPolicyMixin
 from .mixins.planning import PlanMixin
 from .mixins.resuming import ResumeMixin
 from .mixins.saving import SavingMixin
@@ -26,6 +27,7 @@ class FastTrainer(
     CheckpointMixin,
     DiskBudgetMixin,
     StoppingMixin,
+    NanPolicyMixin,
     PlanMixin,
     EmbeddingCacheMixin,
     StandardizationMixin,

@@ -90,6 +90,10 @@ class FastTrainingArguments(TrainingArguments):
     save_failures_allowed: int = field(
         default=3, metadata={"help": "Checkpoints in a row that may fail to be written before the run stops."}
     )
+    nan_policy: Literal["stop", "skip"] = field(
+        default="stop",
+        metadata={"help": "A step whose loss or gradient is NaN or infinite: end the run, or go on without that step."},
+    )
     local_checkpoint_dir: None | str = field(  # noqa: RUF036
         default=None,
         metadata={

@@ -36,6 +36,7 @@ ADDED = {
     "disk_policy",
     "save_failures_allowed",
     "local_checkpoint_dir",
+    "nan_policy",
     "use_peft",
     "lora_r",
     "lora_alpha",

@@ -114,7 +114,8 @@ class CheckpointMixin:
         logger.error("Checkpoint %d was not written: %s", self.state.global_step, failure)
         if left <= 0 or self.stop_reason:  # type: ignore[attr-defined]
             raise DiskFailure(f"{self._num_save_failures} checkpoint(s) in a row were not written: {failure}")
-        before = "no checkpoint was saved yet" if self._saved_step is None else f"checkpoint-{self._saved_step} is valid"
+        newest = self._saved_step
+        before = "no checkpoint was saved yet" if newest is None else f"checkpoint-{newest} is valid"
         logger.error("Training goes on; %s. %d more such failure(s) end it.", before, left)
 
     def _push_checkpoint(self, step: int) -> None:

@@ -10,6 +10,8 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import torch
+import transformers
 from families import NUM_STEPS, SAVE_STEPS, write_encoders
 from killing import STOCK, Attempt, Job, Kill, attempt
 
@@ -29,7 +31,8 @@ class Table:
         return self.rows.setdefault((family, kills), Counter(dict.fromkeys([*COUNTS, "lost_steps_max"], 0)))
 
     def as_json(self) -> dict:
-        head = {"num_steps": NUM_STEPS, "save_steps": SAVE_STEPS}
+        versions = {"torch": torch.__version__, "transformers": transformers.__version__}
+        head = {"num_steps": NUM_STEPS, "save_steps": SAVE_STEPS, "versions": versions}
         return {**head, "rows": [{"family": f, "kind": kind, **row} for (f, kind), row in self.rows.items()]}
 
     def line(self) -> str:
@@ -151,8 +154,8 @@ def steps_of(job: Job) -> list[int]:
 
 
 def place_of_kill(job: Job) -> str:
-    """What was going on, told by what is left of it."""
-    if any(job.output_dir.glob(".staging-*")):
+    """What was going on, told by what is left of it; stock Trainer saves in place, and is killed while it saves."""
+    if job.family == STOCK or any(job.output_dir.glob(".staging-*")):
         return "in_a_save"
     return "in_a_rotation" if any(job.output_dir.glob(".trash-*")) else "elsewhere"
 

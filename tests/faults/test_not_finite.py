@@ -2,6 +2,7 @@
 
 import gc
 import math
+import re
 
 import pytest
 import torch
@@ -54,19 +55,6 @@ class Poison(TrainerCallback):
             self.change(kwargs["model"], kwargs["optimizer"])
 
 
-class SkipBadSteps(TrainerCallback):
-    """As a loss scaler does: no step where a gradient is not finite."""
-
-    def __init__(self):
-        self.num_skipped = 0
-
-    def on_pre_optimizer_step(self, args, state, control, **kwargs):
-        model = kwargs["model"]
-        if not all(p.grad is None or p.grad.isfinite().all() for p in model.parameters()):
-            self.num_skipped += 1
-            model.zero_grad()
-
-
 def spoil_weight(value, name=WEIGHT):
     def change(model, optimizer):
         with torch.no_grad():
@@ -110,48 +98,98 @@ def stopped(trainer, folder) -> str:
     return str(end.value)
 
 
+def bad_step(message: str) -> int:
+    """The step that a message names."""
+    return int(re.search(r"in step (\d+): ", message)[1])
+
+
 @pytest.mark.parametrize("label", [NAN, INF, -INF, 1e38], ids=str)
 @pytest.mark.parametrize("filtered", [True, False], ids=["filtered", "unfiltered"])
-def test_a_label_that_is_no_number_ends_the_run_in_its_step(label, filtered, make, tmp_path):
+def test_a_label_that_is_no_number_ends_the_run_within_its_step_with_the_weights_untouched(
+    label, filtered, make, tmp_path
+):
     trainer = make(tmp_path, rows=make_rows(row7=label), logging_nan_inf_filter=filtered, save_steps=1)
     message = stopped(trainer, tmp_path)
-    bad = first_bad_step(make.watch)
+    bad = bad_step(message)
     assert bad > 1
-    assert trainer.state.global_step == bad
-    assert f"at step {bad} (first: esm.embeddings.word_embeddings.weight)" in message
+    assert trainer.state.global_step == bad - 1
+    assert re.search(r"loss (nan|inf), gradient norm (nan|inf); rows (7, \d|\d, 7) of the training data", message)
     assert f"checkpoint-{bad - 1} is the last good one" in message
     assert names(tmp_path) == [f"checkpoint-{step}" for step in range(1, bad)]
+    assert {n: t.numpy().tobytes() for n, t in trainer.model.state_dict().items()} == make.watch.weights[bad - 1]
     assert [entry["step"] for entry in trainer.state.log_history] == list(range(1, bad))  # no loss of 0.0
 
 
-def test_without_logs_the_next_checkpoint_finds_it(make, tmp_path):
-    trainer = make(tmp_path, rows=make_rows(row7=NAN), logging_strategy="no", save_steps=1)
-    message = stopped(trainer, tmp_path)
-    assert f"checkpoint-{first_bad_step(make.watch) - 1} is the last good one" in message
-
-
 @pytest.mark.parametrize("strategy", ["no", "epoch"])
-def test_without_logs_and_saves_the_end_of_training_finds_it(strategy, make, tmp_path):
+def test_without_logs_and_saves_it_is_found_all_the_same(strategy, make, tmp_path):
     trainer = make(tmp_path, rows=make_rows(row7=NAN), logging_strategy="no", save_strategy=strategy)
     message = stopped(trainer, tmp_path)
-    assert f"at step {NUM_STEPS} " in message
+    assert bad_step(message) == trainer.state.global_step + 1
     assert "no checkpoint was saved" in message
     assert names(tmp_path) == []
 
 
-def test_one_micro_batch_of_an_accumulation_is_enough(make, tmp_path):
+def test_of_an_accumulation_the_one_micro_batch_is_named(make, tmp_path):
     given = {"gradient_accumulation_steps": 3, "per_device_train_batch_size": 1, "save_steps": 1}
     trainer = make(tmp_path, rows=make_rows(row7=NAN), **given)
     message = stopped(trainer, tmp_path)
-    bad = first_bad_step(make.watch)
-    assert f"at step {bad} " in message
-    assert names(tmp_path) == [f"checkpoint-{step}" for step in range(1, bad)]
+    assert "; rows 7 of the training data" in message
+    assert names(tmp_path) == [f"checkpoint-{step}" for step in range(1, bad_step(message))]
+
+
+def test_the_rows_are_named_in_a_run_that_was_resumed_too(make, tmp_path):
+    given = {"gradient_accumulation_steps": 3, "per_device_train_batch_size": 1, "save_steps": 1, "resume": "auto"}
+    first = stopped(make(tmp_path, rows=make_rows(row7=NAN), **given), tmp_path)
+    assert stopped(make(tmp_path, rows=make_rows(row7=NAN), **given), tmp_path) == first
 
 
 def test_a_huge_learning_rate_ends_the_run(make, tmp_path):
     message = stopped(make(tmp_path, learning_rate=1e30, save_steps=1), tmp_path)
-    assert f"at step {first_bad_step(make.watch)} " in message
+    assert bad_step(message) > 1
     assert "a learning rate that is too high" in message
+
+
+def test_a_step_is_left_out_by_request_as_if_its_rows_had_not_been_there(make, tmp_path):
+    given = {"rows": make_rows(row7=NAN), "logging_steps": 1}
+    trainer = make(tmp_path / "run", nan_policy="skip", **given)
+    trainer.train()
+    assert trainer.state.global_step == NUM_STEPS
+    assert first_bad_step(make.watch) is None
+    shown = {entry["step"]: entry["loss"] for entry in trainer.state.log_history if "loss" in entry}
+    assert sorted(shown) != list(range(1, NUM_STEPS + 1))  # the step has no loss: not 0.0, and no other step's
+    assert len(shown) == NUM_STEPS - 1
+    assert all(0.0 < loss < math.inf for loss in shown.values())
+    bad = (set(range(1, NUM_STEPS + 1)) - set(shown)).pop()
+    assert make.watch.weights[bad] == make.watch.weights[bad - 1]
+
+
+def test_the_mean_of_logged_losses_leaves_the_step_out(make, tmp_path):
+    given = {"rows": make_rows(row7=NAN), "nan_policy": "skip"}
+    each = make(tmp_path / "each", logging_steps=1, **given)
+    each.train()
+    losses = [entry["loss"] for entry in each.state.log_history if "loss" in entry]
+    once = make(tmp_path / "once", logging_steps=NUM_STEPS, **given)
+    once.train()
+    (loss,) = [entry["loss"] for entry in once.state.log_history if "loss" in entry]
+    assert loss == pytest.approx(sum(losses) / (NUM_STEPS - 1), rel=1e-5)
+
+
+def test_a_run_with_a_step_left_out_resumes_as_it_would_have_gone_on(make, tmp_path):
+    given = {"rows": make_rows(row7=NAN), "nan_policy": "skip", "logging_steps": 4}
+    whole = make(tmp_path / "whole", **given)
+    whole.train()
+    weights = make.watch.weights[NUM_STEPS]
+    make.killed(tmp_path / "run", at=5, **given)
+    make(tmp_path / "run", resume="auto", **given).train()
+    assert make.watch.began_at == 4
+    assert make.watch.weights[NUM_STEPS] == weights
+
+
+def test_leaving_out_ends_where_every_step_is_bad(make, tmp_path):
+    rows = make_rows().map(lambda row: {**row, "labels": NAN})
+    message = stopped(make(tmp_path, rows=rows, nan_policy="skip", max_steps=20), tmp_path)
+    assert bad_step(message) == 11
+    assert "The 10 steps before were left out" in message
 
 
 @pytest.mark.parametrize("value", [NAN, INF], ids=str)
@@ -189,26 +227,9 @@ def test_a_frozen_parameter_that_is_no_number_and_not_used_is_harmless(make, tmp
     assert make.watch.began_at == NUM_STEPS
 
 
-@pytest.mark.parametrize("filtered", [True, False], ids=["filtered", "unfiltered"])
-def test_a_step_that_was_skipped_for_its_loss_harms_nothing(filtered, make, tmp_path):
-    skip = SkipBadSteps()
-    given = {"rows": make_rows(row7=NAN), "logging_nan_inf_filter": filtered, "logging_steps": 4}
-    trainer = make(tmp_path / "whole", callbacks=[skip], **given)
-    trainer.train()
-    assert skip.num_skipped == 1
-    assert first_bad_step(make.watch) is None
-    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    assert [math.isfinite(loss) for loss in losses] == [filtered]
-    whole = make.watch.weights[NUM_STEPS]
-    make.killed(tmp_path / "run", at=5, callbacks=[SkipBadSteps()], **given)
-    make(tmp_path / "run", resume="auto", callbacks=[SkipBadSteps()], **given).train()
-    assert make.watch.began_at == 4
-    assert make.watch.weights[NUM_STEPS] == whole
-
-
 @pytest.mark.parametrize("greater", [True, False])
 def test_a_metric_that_is_no_number_is_never_best(greater, make, tmp_path):
-    scores = iter([NAN, 1.0, NAN])
+    scores = iter([NAN, 1.0, INF if greater else -INF])
     given = {"eval_strategy": "steps", "eval_steps": 2, "eval_dataset": make_rows(2), "save_total_limit": 1}
     given |= {"metric_for_best_model": "score", "greater_is_better": greater, "load_best_model_at_end": True}
     trainer = make(tmp_path, compute_metrics=lambda _: {"score": next(scores)}, **given)
@@ -242,7 +263,7 @@ def test_the_same_cause_ends_the_rerun_at_the_same_step_and_the_good_checkpoint_
     for _ in range(3):
         messages_.append(stopped(make(tmp_path, resume="auto", **given), tmp_path))
     assert len(set(messages_)) == 1
-    assert names(tmp_path) == [f"checkpoint-{step}" for step in range(1, first_bad_step(make.watch))]
+    assert names(tmp_path) == [f"checkpoint-{step}" for step in range(1, bad_step(messages_[0]))]
 
 
 def test_a_recipe_exits_with_65_and_the_message(make, tmp_path, capsys):

@@ -1,0 +1,145 @@
+"""A step whose loss or gradient is NaN or infinite never reaches the weights: training stops, or leaves it out."""
+
+from __future__ import annotations
+
+import logging
+import math
+from itertools import islice
+from typing import Any
+
+import torch
+from transformers import TrainerCallback
+
+from ..errors import NotFiniteError
+
+MAX_SKIPPED_IN_A_ROW = 10  # then it is not a matter of some rows
+
+logger = logging.getLogger(__name__)
+
+
+class NanPolicyMixin:
+    """Carries out `nan_policy`: "stop" raises before the optimizer steps, "skip" goes on without the step.
+
+    A skipped step leaves weights, optimizer state and the logged loss as if its rows had not been there; the schedule
+    moves on. A gradient that overflows under a `GradScaler` is the scaler's affair; a loss that does is not. A metric
+    that is no number is never the best one.
+
+    Raises (while training):
+        NotFiniteError: with the step, the rows of the batches concerned, and the last checkpoint.
+
+    Cost: one number read from the device per optimizer step, none per micro-batch.
+    """
+
+    args: Any
+    state: Any
+    accelerator: Any
+    callback_handler: Any
+    model_wrapped: Any
+    _globalstep_last_logged: int
+    _saved_step: int | None
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        # Trainer's filter shows the mean of other steps in place of such a loss, and waits for the device every batch.
+        self.args.logging_nan_inf_filter = False
+        self._losses: list[torch.Tensor] = []
+        self._loss_before: torch.Tensor | None = None
+        self._grad_norm: Any = None
+        self._num_skipped_in_a_row = 0
+        self._epoch, self._steps_per_epoch = 0, 1
+        self.add_callback(NanPolicyCallback(self))  # type: ignore[attr-defined]
+
+    def _run_epoch(self, **kwargs: Any) -> None:
+        self._epoch, self._steps_per_epoch = kwargs["epoch"], kwargs["num_update_steps_per_epoch"]
+        super()._run_epoch(**kwargs)  # type: ignore[misc]
+
+    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """As in Trainer; keeps the loss of each micro-batch, on the device, until the step is over."""
+        loss = super().training_step(*args, **kwargs)  # type: ignore[misc]
+        self._losses.append(loss)
+        return loss
+
+    def _get_grad_norm(self, *args: Any, **kwargs: Any) -> Any:
+        self._grad_norm = super()._get_grad_norm(*args, **kwargs)  # type: ignore[misc]
+        return self._grad_norm
+
+    def begin_step(self) -> None:
+        """Forgets the step before."""
+        self._losses = []
+        self._loss_before = self._tr_loss.detach().clone()  # type: ignore[attr-defined]
+
+    def check_step(self) -> None:
+        """Before the optimizer steps, on all processes alike: goes on, raises, or takes the gradients away."""
+        is_finite = torch.isfinite(torch.stack(self._losses)).all()
+        if getattr(self.accelerator, "scaler", None) is None:
+            is_finite = is_finite & torch.isfinite(torch.as_tensor(self._grad_norm, device=is_finite.device))
+        num_finite = is_finite.int()
+        if self.args.world_size > 1:
+            num_finite = self.accelerator.reduce(num_finite)
+        if num_finite.item() == self.args.world_size:
+            self._num_skipped_in_a_row = 0
+            return
+        self._num_skipped_in_a_row += 1
+        if self.args.nan_policy == "stop" or self._num_skipped_in_a_row > MAX_SKIPPED_IN_A_ROW:
+            raise NotFiniteError(self._refusal())
+        logger.warning("Left out: %s", self._description())
+        self.model_wrapped.zero_grad()  # an optimizer leaves parameters without gradient alone, their decay too
+        self._tr_loss.copy_(self._loss_before)  # type: ignore[attr-defined]
+        self._globalstep_last_logged += 1  # Trainer divides by the steps since the last log
+
+    def _description(self) -> str:
+        norm = float(self._grad_norm)
+        losses = [float(loss) for loss in self._losses]
+        bad = [i for i, loss in enumerate(losses) if not math.isfinite(loss)] or [*range(len(losses))]
+        values = ", ".join(str(losses[i]) for i in bad)
+        return (
+            f"step {self.state.global_step + 1}: loss {values}, gradient norm {norm}; {self._name_rows(bad)} "
+            f"(process {self.args.process_index})."
+        )
+
+    def _refusal(self) -> str:
+        newest = self._saved_step
+        kept = "no checkpoint was saved" if newest is None else f"checkpoint-{newest} is the last good one"
+        skips = self.args.nan_policy == "skip"
+        before = f" The {MAX_SKIPPED_IN_A_ROW} steps before were left out for the same reason." if skips else ""
+        return (
+            f"Not a finite number in {self._description()}{before} The weights were not touched; {kept}. Nothing was "
+            "overwritten. Usual causes: a label that is not finite, a learning rate that is too high, float16. Look at "
+            "these rows; --nan_policy skip leaves such steps out; --resume auto --allow_changed learning_rate goes on "
+            "with a lower one."
+        )
+
+    def _name_rows(self, batches: list[int]) -> str:
+        """Which rows of the training data micro-batches of this step hold. Cost: draws the epoch's order again."""
+        first = (self.state.global_step - self._epoch * self._steps_per_epoch) * self.args.gradient_accumulation_steps
+        if getattr(self, "_stream_sampler", None) is not None:
+            world, size = self.args.world_size, self.args.per_device_train_batch_size
+            starts = [((first + i) * world + self.args.process_index) * size for i in batches]
+            return "rows " + ", ".join(f"{start} to {start + size - 1}" for start in starts) + " since the stream began"
+        loader = self.callback_handler.train_dataloader
+        loader.set_epoch(self._epoch)
+        drawn = [*islice(loader.batch_sampler, first, first + len(self._losses))]
+        return "rows " + "; ".join(", ".join(map(str, drawn[i])) for i in batches) + " of the training data"
+
+    def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
+        name = self.args.metric_for_best_model or ""
+        value = metrics.get(name if name.startswith("eval_") else f"eval_{name}")
+        if value is not None and not math.isfinite(value):
+            logger.warning("%s is %s at step %d: never the best.", name, value, self.state.global_step)
+            return False
+        return super()._determine_best_metric(metrics, trial)  # type: ignore[misc]
+
+
+class NanPolicyCallback(TrainerCallback):
+    """Brings Trainer's events to `NanPolicyMixin`."""
+
+    def __init__(self, trainer: NanPolicyMixin):
+        self.trainer = trainer
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """The first micro-batch of a step comes next."""
+        self.trainer.begin_step()
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Gradients are complete and clipped."""
+        self.trainer.check_step()
