@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -40,24 +41,35 @@ def read_tensors(path: Path) -> dict[str, torch.Tensor]:
     Raises:
         CheckpointError: the file is damaged, or holds anything but named tensors; nothing in it was executed.
     """
-    try:
-        if path.suffix == ".safetensors":
+    if path.suffix == ".safetensors":
+        try:
             return load_file(path)
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except SafetensorError as error:
-        raise CheckpointError(f"{path}: damaged, not a safetensors file ({error}).") from error
-    except Exception as error:  # what torch.load raises for a damaged or hostile file has no common class
-        is_damage = not isinstance(error, OSError | MemoryError) or getattr(error, "errno", None) == errno.EINVAL
-        if not is_damage:  # EINVAL is a seek beyond the end of a file that was cut off
-            raise
-        first_line = (str(error) or type(error).__name__).splitlines()[0]
-        raise CheckpointError(f"{path}: damaged, or more than tensors; nothing was run ({first_line}).") from error
+        except SafetensorError as error:
+            raise CheckpointError(f"{path}: damaged, not a safetensors file ({error}).") from error
+    content = read_torch_file(path)
     if not isinstance(content, Mapping):
         raise CheckpointError(f"{path}: holds a {type(content).__name__}, not tensors by name.")
     for name, value in content.items():
         if not isinstance(name, str) or not isinstance(value, torch.Tensor):
             raise CheckpointError(f"{path}: entry {name!r} is a {type(value).__name__}, not a tensor.")
     return dict(content)
+
+
+def read_torch_file(path: Path) -> Any:
+    """What `torch.save` wrote, on the CPU, as far as it is tensors and plain values; nothing else is ever built.
+
+    Raises:
+        CheckpointError: damaged, or more than that; says what it asks for. Nothing in it was executed.
+    """
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # what torch.load raises for a damaged or hostile file has no common class
+        is_damage = not isinstance(error, OSError | MemoryError) or getattr(error, "errno", None) == errno.EINVAL
+        if not is_damage:  # EINVAL is a seek beyond the end of a file that was cut off
+            raise
+        refused = re.search(r"GLOBAL (\S+) was not an allowed", str(error))
+        reason = f"asks for {refused[1]}" if refused else (str(error) or type(error).__name__).splitlines()[0]
+        raise CheckpointError(f"{path}: damaged, or more than tensors; nothing was run ({reason}).") from error
 
 
 def read_shards(folder: Path, index_name: str) -> dict[str, torch.Tensor]:

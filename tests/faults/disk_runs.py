@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -79,14 +77,6 @@ def digest(model: Any) -> str:
 def hidden(folder: Path) -> list[str]:
     """Staging, trash and other half-done things that a run left in its folder and its checkpoints."""
     return [path.name for path in folder.rglob("*") if path.name.startswith(".") or path.suffix == ".tmp"]
-
-
-def record(name: str, counts: dict[str, Any]) -> None:
-    """Writes counts as JSON into the folder that HF_EXT_RESULTS names, if any."""
-    results = os.environ.get("HF_EXT_RESULTS")
-    if results:
-        Path(results).mkdir(parents=True, exist_ok=True)
-        (Path(results) / f"{name}.json").write_text(json.dumps(counts, indent=1) + "\n")
 
 
 class Digests(TrainerCallback):

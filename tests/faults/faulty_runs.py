@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy
-import json
 import logging
 import os
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -144,21 +142,6 @@ def messages() -> Iterator[list[str]]:
         yield found
     finally:
         logging.getLogger("hf_ext").removeHandler(handler)
-
-
-@contextmanager
-def tally(request: Any, suite: str, **counts: int) -> Iterator[dict[str, int]]:
-    """Counts of a suite: printed in one closing line, and written as JSON into the folder HF_EXT_RESULTS, if set."""
-    began = time.perf_counter()
-    yield counts
-    line = ", ".join(f"{number} {name.replace('_', ' ')}" for name, number in counts.items())
-    with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
-        print(f"\n{suite}: {line}")
-    if folder := os.environ.get("HF_EXT_RESULTS"):
-        content = {"suite": suite, **counts, "seconds": round(time.perf_counter() - began, 1)}
-        path = Path(folder) / f"{suite.replace(' ', '_')}.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(content, indent=2) + "\n")
 
 
 def flip(byte_at: Callable[[int], int]) -> Callable[[bytes], bytes]:

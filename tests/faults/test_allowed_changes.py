@@ -5,7 +5,8 @@ import logging
 from pathlib import Path
 
 import pytest
-from faulty_runs import make_esm, make_rows, tally
+from closing_line import tally
+from faulty_runs import make_esm, make_rows
 from stock_runs import KINDS, NUM_STEPS, SAVED, Runs, differing
 from transformers import EsmConfig, EsmForSequenceClassification, Trainer
 

@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from closing_line import tally
 from faulty_runs import (
     NUM_STEPS,
     Maker,
@@ -17,7 +18,6 @@ from faulty_runs import (
     make_rows,
     messages,
     names,
-    tally,
     zero_block,
 )
 from transformers import Trainer, TrainerCallback

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from closing_line import record
 from disk_faults import SmallDisk, small_disk
-from disk_runs import KINDS, Digests, digest, hidden, make_esm, make_model, make_trainer, own_log, record
+from disk_runs import KINDS, Digests, digest, hidden, make_esm, make_model, make_trainer, own_log
 from disk_samples import allocated, sampled
 from transformers import EsmForSequenceClassification, TrainerCallback
 

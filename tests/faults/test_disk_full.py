@@ -10,8 +10,9 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from closing_line import record
 from disk_faults import ArmAt, Faults, SmallDisk, fill, in_child, small_disk
-from disk_runs import NUM_STEPS, SAVE_STEPS, Digests, digest, hidden, make_trainer, own_log, record
+from disk_runs import NUM_STEPS, SAVE_STEPS, Digests, digest, hidden, make_trainer, own_log
 from disk_samples import allocated
 from safetensors import SafetensorError
 from transformers import EsmForSequenceClassification, Trainer, TrainerCallback

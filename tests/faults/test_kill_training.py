@@ -1,12 +1,10 @@
 """kill -9 while a run saves, rotates and saves again: the same command goes on by itself and ends as if nothing was."""
 
-import json
-import os
 import random
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
+from closing_line import record, say
 from families import FAMILIES, SAVE_STEPS
 from kill_cases import Bench, Table, draw_kills, is_pickle, run_with_kills
 from killing import STOCK, Job, Kill, attempt
@@ -25,11 +23,8 @@ def table(request):
     """Counts of the suite: printed at the end and, where HF_EXT_RESULTS is set, written there."""
     table = Table()
     yield table
-    with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
-        print(f"\n{table.line()}")
-    if folder := os.environ.get("HF_EXT_RESULTS"):
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        (Path(folder) / "kill_training.json").write_text(json.dumps(table.as_json(), indent=2) + "\n")
+    say(request, table.line())
+    record("kill_training", table.as_json())
 
 
 def make_job(bench: Bench, family: str, number: int) -> Job:

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from faulty_runs import NUM_STEPS, Maker, contents, make_esm, make_lora, messages, names, tally
+from closing_line import tally
+from faulty_runs import NUM_STEPS, Maker, contents, make_esm, make_lora, messages, names
 from safetensors.torch import save_file
 from transformers import Trainer, TrainerCallback
 

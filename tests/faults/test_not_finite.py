@@ -6,7 +6,8 @@ import re
 
 import pytest
 import torch
-from faulty_runs import NUM_STEPS, Maker, make_esm, make_rows, names, tally
+from closing_line import tally
+from faulty_runs import NUM_STEPS, Maker, make_esm, make_rows, names
 from safetensors.torch import load_file
 from transformers import Trainer, TrainerCallback
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from faulty_runs import Maker, contents, make_esm, make_rows, messages, names, tally
+from closing_line import tally
+from faulty_runs import Maker, contents, make_esm, make_rows, messages, names
 from transformers import Trainer
 
 from hf_ext.errors import CheckpointError

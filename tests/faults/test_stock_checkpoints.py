@@ -11,7 +11,8 @@ import warnings
 from pathlib import Path
 
 import pytest
-from faulty_runs import bits, tally
+from closing_line import tally
+from faulty_runs import bits
 from peft import PeftModel
 from ranks import run_on_ranks
 from safetensors.torch import load_file, save_file

@@ -2,6 +2,7 @@
 
 import gc
 
+import closing_line
 import pytest
 from resuming_runs import NUM_ROWS, Case, Runs, differences
 
@@ -55,10 +56,8 @@ def runs(tmp_path_factory, make_affinity, demo_rows):
 @pytest.fixture(scope="module")
 def tally(request):
     """Counts of cases, printed at the end."""
-    counts = {"cases": 0, "identical": 0}
-    yield counts
-    with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
-        print(f"\nresume equality: {counts['cases']} cases, {counts['identical']} identical")
+    with closing_line.tally(request, "resume equality", cases=0, identical=0) as counts:
+        yield counts
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

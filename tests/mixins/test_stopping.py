@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from closing_line import tally
 from train_until_stopped import Case, make_trainer, start
 
 from hf_ext.checkpoints.manifest import Manifest, hash_file
@@ -64,9 +65,10 @@ COUNTS = {"cases": 0, "identical": 0}
 
 
 @pytest.fixture(scope="module", autouse=True)
-def closing_line():
-    yield
-    print(f"\nstops by signal and time: {COUNTS['cases']} cases, {COUNTS['identical']} continued identically")
+def counted(request):
+    with tally(request, "stops by signal and time", **COUNTS) as counts:
+        yield
+        counts.update(COUNTS)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,88 @@
+"""What a folder of checkpoints holds and what a re-run would do; or a .pth of another script as a model to go on from.
+
+    python recipes/resume_check.py outputs/affinity                     # changes nothing; 0 if --resume auto continues
+    python recipes/resume_check.py outputs/affinity/checkpoint-400 --arguments --json report.json
+    python recipes/resume_check.py --convert best_model.pth --model outputs/affinity --output_dir converted \\
+        --rename regressor.=head.layers. --drop esm.
+
+Converting takes the names and sizes of the model from the config.json in --model, not its weights, and refuses an entry
+that it cannot place. Files are read as tensors and numbers only: nothing in them is run. Exit status: 0 if a run would
+continue, or the file was converted; 1 if not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from hf_ext.checkpoints.inspection import inspect_folder
+from hf_ext.checkpoints.inspection_report import format_inspection, inspection_json
+from hf_ext.checkpoints.migration import ConversionSettings, convert, describe_conversion
+from hf_ext.errors import ArgumentError, exit_on_errors
+from hf_ext.reporting.run_log import start_run_log
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the recipe; returns the exit status."""
+    args = parse_arguments(argv)
+    log = start_run_log(None)
+    if args.convert is not None:
+        settings = ConversionSettings(args.rename, args.drop, args.weights_key, tuple(args.label_scale))
+        result = convert(args.convert, args.model, args.output_dir, settings)
+        log.info(describe_conversion(result, args.output_dir))
+        continues = True
+    else:
+        inspection = inspect_folder(args.folder)
+        log.info(format_inspection(inspection, args.arguments))
+        result, continues = inspection_json(inspection), inspection.continues_from is not None
+    if args.json is not None:
+        args.json.write_text(json.dumps(result, indent=2) + "\n")
+    return 0 if continues else 1
+
+
+def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
+    """The command line.
+
+    Raises:
+        ArgumentError: flags of both uses, or of neither.
+    """
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter, allow_abbrev=False)
+    parser.add_argument("folder", nargs="?", help="Output folder or one checkpoint to look at.")
+    parser.add_argument("--json", type=Path, help="File to write the same into, as JSON.")
+    parser.add_argument("--arguments", action="store_true", help="Also list what is recorded of the run.")
+    parser.add_argument("--convert", type=Path, metavar="OLD.pth", help="File that torch.save wrote, to convert.")
+    parser.add_argument("--model", type=Path, help="Folder with the config.json of the model it is for.")
+    parser.add_argument("--output_dir", type=Path, help="New folder for the converted model.")
+    parser.add_argument("--rename", nargs="+", type=as_pair, default=[], metavar="OLD=NEW", help="Prefixes of names.")
+    parser.add_argument("--drop", nargs="+", default=[], metavar="PREFIX", help="Entries to leave out, as renamed.")
+    parser.add_argument("--weights_key", help="Entry of the file that holds the weights, where that is not clear.")
+    parser.add_argument(
+        "--label_scale",
+        nargs=2,
+        type=float,
+        default=[0.0, 1.0],
+        metavar=("MEAN", "STD"),
+        help="By which the old script standardised labels, if it did (affinity models).",
+    )
+    args = parser.parse_args(argv)
+    if (args.folder is None) == (args.convert is None):
+        raise ArgumentError("Give a FOLDER to look at, or --convert OLD.pth --model FOLDER --output_dir NEW.")
+    if args.convert is not None and (args.model is None or args.output_dir is None):
+        raise ArgumentError("--convert needs --model, the folder with a config.json, and --output_dir, a new folder.")
+    return args
+
+
+def as_pair(text: str) -> tuple[str, str]:
+    """ "old.=new." as its two sides."""
+    old, sign, new = text.partition("=")
+    if not sign:
+        raise argparse.ArgumentTypeError(f"{text!r} has no '=': give OLD=NEW")
+    return old, new
+
+
+if __name__ == "__main__":
+    with exit_on_errors():
+        sys.exit(main())
