@@ -96,9 +96,7 @@ class FastTrainingArguments(TrainingArguments):
     )
     local_checkpoint_dir: None | str = field(  # noqa: RUF036
         default=None,
-        metadata={
-            "help": "Fast folder to save to first; copied to output_dir (a mounted Drive) in the background."
-        },
+        metadata={"help": "Fast folder to save to first; copied to output_dir (a mounted Drive) in the background."},
     )
     attention: Literal["auto", "faesm", "varlen", "blocked", "padded", "flash_attention_2", "sdpa", "eager"] = field(
         default="auto",

@@ -86,7 +86,7 @@ def inspect_folder(folder: str | os.PathLike[str]) -> Inspection:
     if _is_checkpoint(place):
         return _inspect_one(place)
     names = sorted(os.listdir(place), key=_by_step)
-    checkpoints = [inspect_checkpoint(place / name) for name in names if name.startswith("checkpoint-")]
+    checkpoints = [_inspect_named(place / name) for name in names if name.startswith("checkpoint-")]
     remains = find_remains(place)
     # The next run first commits what a killed one had finished but for its rename.
     staged = [
@@ -119,6 +119,13 @@ def inspect_checkpoint(path: Path, step: int | None = None) -> Checkpoint:
     if not (path / STATE).is_file():
         return replace(start, problems=(f"{path.name}: expected manifest.json or {STATE}, found neither",))
     return _inspect_stock(path, start)
+
+
+def _inspect_named(path: Path) -> Checkpoint:
+    """What stands in an output folder under a checkpoint's name, or under one that only looks like it."""
+    if CHECKPOINT_NAME.fullmatch(path.name):
+        return inspect_checkpoint(path)
+    return Checkpoint(path.name, FOREIGN, used_bytes(path), problems=(f"{path.name}: not checkpoint-<step>",))
 
 
 def _inspect_ours(path: Path, start: Checkpoint) -> Checkpoint:

@@ -45,12 +45,15 @@ def write_old_checkpoint(model: Any, file: OldFile, order: Sequence[str], output
         optimizer, step = _build(model, file.optimizer, names)
     except CheckpointError as error:
         return {"left_out": f"{error} Start from the weights: the optimizer finds its pace again within its warm-up."}
-    epoch = file.values.get("epoch")
-    epoch = float(epoch) if isinstance(epoch, int | float) and epoch >= 0 else 0.0
+    state = TrainerState(global_step=step, epoch=float(_number(file, 0, "epoch")))
+    # Trainer fails without one, and compares it with this run's; intervals that nobody knows it shall not compare.
+    state.train_batch_size = int(_number(file, 1, "batch_size", "train_batch_size"))
+    for interval in ("logging_steps", "eval_steps", "save_steps"):
+        setattr(state, interval, None)
     staging = CheckpointStore(output_dir).stage(step)
     try:
-        _write(model, optimizer, step, epoch, staging.path)
-        staging.commit(epoch, {"converted": True})
+        _write(model, optimizer, state, staging.path)
+        staging.commit(state.epoch or 0.0, {"converted": True})
     except OSError:
         staging.abandon()
         raise
@@ -118,20 +121,26 @@ def _build(model: Any, old: Mapping[str, Any], names: Sequence[str]) -> tuple[to
     return optimizer, max(steps)
 
 
-def _write(model: Any, optimizer: torch.optim.Optimizer, step: int, epoch: float, folder: Path) -> None:
+def _number(file: OldFile, default: int, *names: str) -> int | float:
+    """The first of these values of the file that is a positive number."""
+    values = (file.values.get(name) for name in names)
+    return next((value for value in values if isinstance(value, int | float) and value > 0), default)
+
+
+def _write(model: Any, optimizer: torch.optim.Optimizer, state: TrainerState, folder: Path) -> None:
     rates = [group["lr"] for group in optimizer.param_groups]
     # All of Trainer's schedules but reduce_lr_on_plateau are of this class; the function is the new run's.
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0, last_epoch=step - 1)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0, last_epoch=state.global_step - 1)
     for group, rate in zip(optimizer.param_groups, rates):
         group["lr"] = rate
     schedule._last_lr = rates
     save_tree(folder, "optimizer", optimizer_tree(optimizer))
     save_tree(folder, "scheduler", scheduler_tree(schedule))
     save_weights(model, folder)
-    TrainerState(global_step=step, epoch=epoch).save_to_json(str(folder / "trainer_state.json"))
+    state.save_to_json(str(folder / "trainer_state.json"))
     progress = {
         "format": 1,
-        "last_logged_step": step,
+        "last_logged_step": state.global_step,
         "evaluation_pending": False,
         "data_position": None,
         "best_saved_step": None,

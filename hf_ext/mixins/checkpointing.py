@@ -23,7 +23,8 @@ from ..checkpoints.state import capture_rng, not_finite, optimizer_tree, scaler_
 from ..checkpoints.store import CheckpointStore
 from ..checkpoints.trees import save_tree
 from ..checkpoints.weights import save_weights
-from ..errors import DiskFailure, NotFiniteError
+from ..errors import NotFiniteError
+from .committing import CommitMixin
 from .mirroring import local_folder
 
 PROGRESS = "progress.json"
@@ -41,7 +42,7 @@ class Moment:
     num_input_tokens_seen: int
 
 
-class CheckpointMixin:
+class CheckpointMixin(CommitMixin):
     """Replaces Trainer's in-place checkpoints: staged beside the target, hashed, renamed, then rotated.
 
     `trainer.checkpoints` is the store. A checkpoint that cannot be written leaves the one before it valid; training
@@ -66,12 +67,9 @@ class CheckpointMixin:
         local = self.args.local_checkpoint_dir
         folder = self.args.output_dir if local is None else local_folder(local, self.args.output_dir)
         self.checkpoints = CheckpointStore(folder)
-        self.longest_save_s = 0.0
-        self._saved_step: int | None = None
         self._pushed_steps: set[int] = set()
         self._rng_between_epochs: dict[str, Any] = {}
         self._step_began: Moment | None = None
-        self._num_save_failures = 0
         self.add_callback(StepMomentCallback(self))  # type: ignore[attr-defined]
 
     # --- what a checkpoint is written from --------------------------------------------------------------------------
@@ -96,27 +94,18 @@ class CheckpointMixin:
         if trial is not None:  # a hyperparameter search has a folder per trial and resumes nothing
             super()._save_checkpoint(model, trial)  # type: ignore[misc]
             return
-        if self.state.global_step == self._saved_step:
+        step = self.state.global_step
+        if step == self._saved_step or (self._commit and self._commit.step == step):
             return
+        self.finish_save()
         is_sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled  # type: ignore[attr-defined]
         self.check_finite(with_optimizer=not is_sharded and not self.args.save_only_model)
         self.store_flos()  # type: ignore[attr-defined]
-        began = time.perf_counter()
         failure = self._write_checkpoint()
-        self.longest_save_s = max(self.longest_save_s, time.perf_counter() - began)
-        if failure is None:
-            self._num_save_failures = 0
-            if self.args.push_to_hub:
-                self._push_checkpoint(self.state.global_step)
-            return
-        self._num_save_failures += 1
-        left = self.args.save_failures_allowed - self._num_save_failures
-        logger.error("Checkpoint %d was not written: %s", self.state.global_step, failure)
-        if left <= 0 or self.stop_reason:  # type: ignore[attr-defined]
-            raise DiskFailure(f"{self._num_save_failures} checkpoint(s) in a row were not written: {failure}")
-        newest = self._saved_step
-        before = "no checkpoint was saved yet" if newest is None else f"checkpoint-{newest} is valid"
-        logger.error("Training goes on; %s. %d more such failure(s) end it.", before, left)
+        if failure is not None:
+            self.note_failed_save(step, failure)
+        elif self.is_commit_awaited():
+            self.finish_save()
 
     def _push_checkpoint(self, step: int) -> None:
         """As Trainer does after a save; rotation leaves alone what is on its way."""
@@ -132,8 +121,8 @@ class CheckpointMixin:
         return push is not None and not push.is_done()
 
     def _write_checkpoint(self) -> str | None:
-        """Writes the checkpoint of the last optimizer step; returns why that failed, the same on all processes."""
-        step = self.state.global_step
+        """Writes the last optimizer step's checkpoint and begins its commit; why that failed, the same on all."""
+        step, began = self.state.global_step, time.perf_counter()
         is_main = self.args.should_save
         moment = self._step_began or self.capture_moment()
         staging: list[Staging] = []
@@ -145,19 +134,13 @@ class CheckpointMixin:
         def write() -> None:
             self._write_state(staging[0] if staging else None, self.checkpoints.staging_path(step), moment)
 
-        def commit() -> None:
-            staging[0].commit(self.state.epoch, self._facts)  # type: ignore[attr-defined]
-
-        for action in (prepare if is_main else None, write, commit if is_main else None):
+        for action in (prepare if is_main else None, write):
             failure = self._together(action)
             if failure is not None:
                 for started in staging:
                     started.abandon()
                 return failure
-        self._saved_step = step
-        failure = self._together(self.rotate if is_main else None)  # type: ignore[attr-defined]
-        if failure is not None:
-            logger.error("Older checkpoints could not be deleted: %s", failure)
+        self.begin_commit(step, self.state.epoch, began, staging[0] if staging else None)
         return None
 
     def _together(self, action: Callable[[], None] | None) -> str | None:
@@ -192,12 +175,9 @@ class CheckpointMixin:
         elif is_main and staging is not None:
             if not only_model:
                 save_tree(folder, "scheduler", scheduler_tree(self.lr_scheduler))
-                staging.seal()
                 dtype = self.optimizer_state_dtype  # type: ignore[attr-defined]
                 save_tree(folder, "optimizer", optimizer_tree(self.optimizer, dtype))
-            staging.seal()
             save_weights(self.model, folder)
-            staging.seal()
 
     def _write_progress(self, folder: Path, moment: Moment) -> None:
         """`trainer_state.json` as Trainer writes it, and what only we keep."""
@@ -242,12 +222,9 @@ class CheckpointMixin:
         names = not_finite(tensors)
         if not names:
             return
-        newest = (
-            f"checkpoint-{self._saved_step} is the last good one" if self._saved_step else "no checkpoint was saved"
-        )
         raise NotFiniteError(
             f"{len(names)} of the weights and optimizer states are NaN or infinite at step {self.state.global_step} "
-            f"(first: {names[0]}); {newest}. "
+            f"(first: {names[0]}); {self.name_last_good()}. "
             "Nothing was overwritten. Usual causes: a learning rate that is too high, labels that are not finite, "
             "float16 without loss scaling. Continue with --resume auto --allow_changed learning_rate and a lower rate."
         )

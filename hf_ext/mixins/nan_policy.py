@@ -36,7 +36,6 @@ class NanPolicyMixin:
     callback_handler: Any
     model_wrapped: Any
     _globalstep_last_logged: int
-    _saved_step: int | None
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
@@ -98,8 +97,7 @@ class NanPolicyMixin:
         )
 
     def _refusal(self) -> str:
-        newest = self._saved_step
-        kept = "no checkpoint was saved" if newest is None else f"checkpoint-{newest} is the last good one"
+        kept = self.name_last_good()  # type: ignore[attr-defined]
         skips = self.args.nan_policy == "skip"
         before = f" The {MAX_SKIPPED_IN_A_ROW} steps before were left out for the same reason." if skips else ""
         return (

@@ -260,6 +260,7 @@ class ResumeMixin:
         load_weights(self.model, stored.path)
 
     def _finalize_training(self, *args: Any) -> Any:
+        self.finish_save()  # type: ignore[attr-defined]
         self.check_finite()  # type: ignore[attr-defined]
         best = self.best_saved_step()  # type: ignore[attr-defined]
         self.state.best_model_checkpoint = best and str(self.checkpoint_folder(best))  # type: ignore[attr-defined]

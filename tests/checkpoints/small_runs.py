@@ -16,7 +16,13 @@ from hf_ext.training_args import FastTrainingArguments
 
 SAVED = (2, 4, 6)
 SETTINGS: dict[str, Any] = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "remove_unused_columns": False}
-SETTINGS |= {"per_device_train_batch_size": 2, "max_steps": 6, "save_steps": 2, "logging_steps": 4, "learning_rate": 1e-2}
+SETTINGS |= {
+    "per_device_train_batch_size": 2,
+    "max_steps": 6,
+    "save_steps": 2,
+    "logging_steps": 4,
+    "learning_rate": 1e-2,
+}
 # The highest loss counts as best: the first evaluation's.
 SETTINGS |= {"eval_strategy": "steps", "eval_steps": 2, "metric_for_best_model": "loss", "greater_is_better": True}
 

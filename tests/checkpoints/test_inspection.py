@@ -144,7 +144,11 @@ def test_a_stock_checkpoint_says_what_it_lacks_and_can_be_named(runs, tmp_path):
     folder = copy(runs, tmp_path / "run", "stock")
     inspection = inspect_folder(folder)
     assert inspection.continues_from is None
-    assert [(c.kind, c.fate, c.step) for c in inspection.checkpoints][-1] == ("stock", "left alone unless it is named", 6)
+    assert [(c.kind, c.fate, c.step) for c in inspection.checkpoints][-1] == (
+        "stock",
+        "left alone unless it is named",
+        6,
+    )
     assert "loss since the last log" in inspection.checkpoints[-1].contents.lacks
     named = inspect_folder(folder / "checkpoint-4")
     assert named.continues_from == "checkpoint-4"
@@ -177,7 +181,7 @@ def test_weights_that_were_put_into_a_checkpoint_are_refused_as_a_run_refuses_th
     assert "put there later" in inspect_folder(folder).outcome
     assert inspect_folder(folder).continues_from is None
     with pytest.raises(CheckpointError, match="put there later"):
-        make_trainer(folder, max_steps=8, resume="auto", save_strategy="no").train()
+        make_trainer(folder, resume="auto").train()
 
 
 def test_an_uninterrupted_run_goes_on_from_the_step_that_was_named(runs, tmp_path):
