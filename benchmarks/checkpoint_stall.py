@@ -1,11 +1,14 @@
-"""How long a save stops training: FastTrainer's checkpoints against stock Trainer's, interleaved; exit 1 above 1.5x.
+"""How long a save stalls training: FastTrainer's checkpoints against stock Trainer's, interleaved; exit 1 above 1.5x.
 
     python benchmarks/checkpoint_stall.py --output benchmarks/results/checkpoint_stall.json
 
 An ESM of ESM-2 8M's shape, so about 92 MB of weights and AdamW state. Every round trains stock, then FastTrainer, each
-in a fresh folder, and saves after every step. The stall is what the training thread sees: from the end of a step to the
-end of its save. What is dirty in the page cache is written back before each save, outside the measurement, so that no
-side waits for the other's bytes. Stock does not wait for the disk; FastTrainer does, hashes, and then renames.
+in a fresh folder, and saves after every second step. The stall is how long the training thread stands still for one
+save: all time between the end of an optimizer step and the beginning of the next one, over the two steps from a save to
+the next; FastTrainer, which commits a checkpoint during the step after it, waits for that at the end of the step.
+`next_step_slower_ms` is what that step takes longer than other steps do meanwhile. What is dirty in the page cache is
+written back before each save, outside the measurement, so that no side waits for the other's bytes. Stock does not wait
+for the disk and does not hash.
 
 Hashing needs a second core: `--max_others 0.1` repeats rounds in which other processes took more than a tenth of the
 machine, and the result says how many.
@@ -40,18 +43,40 @@ SIDES: dict[str, tuple[type[Trainer], type[TrainingArguments]]] = {
 }
 
 
+SAVE_STEPS = 2
+ROW_TOKENS, ROWS = 256, 2  # a step of some 0.2 s
+
+
 class SaveClock(TrainerCallback):
-    """Seconds of each save, as the training thread waits for them. To be added last, after the trainer's own."""
+    """How long the training thread stands still between steps, and how long steps take. To be the first callback."""
 
     def __init__(self) -> None:
-        self.seconds: list[float] = []
+        self.ended: float | None = None
+        self.gaps: dict[int, float] = {}
+        self.steps: dict[int, float] = {}
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.began = time.perf_counter()
+        if self.ended is not None:
+            self.gaps[state.global_step] = self.began - self.ended
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        os.sync()
-        self.began = time.perf_counter()
+        self.steps[state.global_step] = time.perf_counter() - self.began
+        if state.global_step % SAVE_STEPS == 0:
+            os.sync()
+        self.ended = time.perf_counter()
 
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.seconds.append(time.perf_counter() - self.began)
+    def stalls(self) -> list[float]:
+        """Seconds per save, of all saves but the first and the last."""
+        saves = [step for step in self.gaps if step % SAVE_STEPS == 0]
+        return [sum(self.gaps[step + i] for i in range(SAVE_STEPS)) for step in saves[1:-1]]
+
+    def slower(self) -> list[float]:
+        """Seconds that the step after a save takes longer than the median of the others."""
+        usual = statistics.median(
+            self.steps[step] for step in self.steps if step % SAVE_STEPS == 0 and step > SAVE_STEPS
+        )
+        return [self.steps[step] - usual for step in self.steps if step % SAVE_STEPS == 1 and step > SAVE_STEPS]
 
 
 def make_model() -> EsmForMaskedLM:
@@ -71,25 +96,25 @@ def make_model() -> EsmForMaskedLM:
     )
 
 
-def train(side: str, folder: Path, num_saves: int) -> tuple[list[float], int]:
-    """Seconds of each of `num_saves` saves after a first one that is not counted, and bytes on disk of the last."""
+def train(side: str, folder: Path, num_saves: int) -> tuple[list[float], list[float], int]:
+    """Stalls and slowed steps around `num_saves` saves, in seconds, and bytes on disk of the last checkpoint."""
     trainer_class, args_class = SIDES[side]
+    last = SAVE_STEPS * (num_saves + 2)
     args = args_class(
         output_dir=str(folder),
-        max_steps=num_saves + 1,
-        save_steps=1,
-        per_device_train_batch_size=1,
+        max_steps=last,
+        save_steps=SAVE_STEPS,
+        per_device_train_batch_size=ROWS,
         logging_strategy="no",
         report_to="none",
         disable_tqdm=True,
         use_cpu=True,
     )
-    ids = torch.arange(4, 24)
-    trainer = trainer_class(make_model(), args, train_dataset=[{"input_ids": ids, "labels": ids}] * (num_saves + 1))
+    ids = torch.arange(ROW_TOKENS) % 20 + 4
     clock = SaveClock()
-    trainer.add_callback(clock)
-    trainer.train()
-    return clock.seconds[1:], used_bytes(folder / f"checkpoint-{num_saves + 1}")
+    rows = [{"input_ids": ids, "labels": ids}] * (ROWS * last)
+    trainer_class(make_model(), args, train_dataset=rows, callbacks=[clock]).train()
+    return clock.stalls(), clock.slower(), used_bytes(folder / f"checkpoint-{last}")
 
 
 def describe(seconds: list[float]) -> dict[str, float]:
@@ -113,7 +138,7 @@ class OtherLoad:
         return max(0.0, busy - own) / seconds / (os.cpu_count() or 1)
 
 
-def run_round(saves_per_round: int, folder: Path) -> dict[str, tuple[list[float], int]]:
+def run_round(saves_per_round: int, folder: Path) -> dict[str, tuple[list[float], list[float], int]]:
     """What `train` returns, per side."""
     found = {}
     for side in SIDES:
@@ -124,14 +149,14 @@ def run_round(saves_per_round: int, folder: Path) -> dict[str, tuple[list[float]
 
 def measure(num_rounds: int, saves_per_round: int, folder: Path, max_others: float) -> dict[str, Any]:
     """Quartiles of each side, and of fast over stock round by round; the first round warms up and is not counted."""
-    rounds: list[dict[str, tuple[list[float], int]]] = []
+    rounds: list[dict[str, tuple[list[float], list[float], int]]] = []
     shares: list[float] = []
     num_repeated = -1
     while len(rounds) < num_rounds:
         load = OtherLoad()
         found = run_round(saves_per_round, folder)
         share = load.share()
-        medians = {side: f"{1e3 * statistics.median(seconds):.0f} ms" for side, (seconds, _) in found.items()}
+        medians = {side: f"{1e3 * statistics.median(seconds):.0f} ms" for side, (seconds, *_) in found.items()}
         print(f"others {share:.2f}", medians, flush=True)
         if num_repeated < 0 or share > max_others:
             num_repeated += 1
@@ -143,8 +168,12 @@ def measure(num_rounds: int, saves_per_round: int, folder: Path, max_others: flo
     low, _, high = statistics.quantiles(ratios, n=4)
     return {
         "num_saves": len(every["fast"]),
-        "megabytes": {side: round(size / MB, 1) for side, (_, size) in rounds[-1].items()},
+        "megabytes": {side: round(size / MB, 1) for side, (*_, size) in rounds[-1].items()},
         **{side: describe(found) for side, found in every.items()},
+        "next_step_slower_ms": {
+            side: round(1e3 * statistics.median(second for found in rounds for second in found[side][1]), 1)
+            for side in SIDES
+        },
         "ratio": round(statistics.median(every["fast"]) / statistics.median(every["stock"]), 2),
         "ratio_by_round": {"low": round(low, 2), "high": round(high, 2)},
         "share_of_others": round(statistics.median(shares), 2),

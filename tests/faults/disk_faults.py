@@ -184,7 +184,8 @@ def _path_of(descriptor: int) -> str:
 class ArmAt(TrainerCallback):
     """Lets file operations fail from optimizer step `first` on, or in the save of that step alone.
 
-    Notes, with the next step, what a resume would start from and what is half done in the folder.
+    That save is over at the end of the next step. Notes, as each step begins, what a resume would start from and what
+    is half done in the folder.
     """
 
     def __init__(self, faults: Faults, first: int, only_once: bool, but_not: tuple[int, ...] = ()):
@@ -197,5 +198,5 @@ class ArmAt(TrainerCallback):
         self.newest[state.global_step] = newest.step if newest else None
         self.left[state.global_step] = hidden(Path(args.output_dir))
         step = state.global_step + 1
-        is_due = step == self.first or (step > self.first and not self.only_once)
+        is_due = self.first <= step and (step <= self.first + 1 or not self.only_once)
         self.faults.is_armed = is_due and step not in self.but_not

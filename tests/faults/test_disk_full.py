@@ -200,8 +200,8 @@ def check_injected(place, number, once, folder, whole, tally, caplog, monkeypatc
             assert sorted(arm.left[7]) == left
             assert f"could not be deleted: {reason}. The next start tries again." in caplog.text
         else:
-            assert arm.newest[FAIL_AT] == 2
-            assert arm.left[FAIL_AT] == hidden(folder) == []
+            assert arm.newest[FAIL_AT + 1] == 2
+            assert arm.left[FAIL_AT + 1] == hidden(folder) == []
             assert (code, steps(folder)) == ((0, [2, 6, 8]) if once else (74, [2]))
             assert isinstance(end, type(None) if once else DiskFailure)
             check_message(caplog.text if once else str(end), folder, re.escape(reason))
@@ -233,20 +233,20 @@ def test_failures_that_are_not_in_a_row_do_not_end_a_run(tmp_path, whole, tally,
 
 
 class Stop(TrainerCallback):
-    """Sends SIGTERM in optimizer step 3."""
+    """Sends SIGTERM in optimizer step 4."""
 
     def on_step_begin(self, args, state, control, **kwargs):
-        if state.global_step == 2:
+        if state.global_step == 3:
             os.kill(os.getpid(), signal.SIGTERM)
 
 
 @pytest.mark.parametrize("place", ["weights", "rename"])
 def test_a_stop_that_cannot_save_says_so_instead_of_having_saved(place, tmp_path, whole, tally, monkeypatch):
     with counted(tally, "others"), monkeypatch.context() as patch:
-        arm = ArmAt(Faults(place, errno.ENOSPC, patch), 3, only_once=False)
+        arm = ArmAt(Faults(place, errno.ENOSPC, patch), 4, only_once=False)
         weights, code, end = run(tmp_path, callbacks=[arm, Stop()])
         assert (code, type(end)) == (74, DiskFailure)
-        assert max(weights) == 3
+        assert max(weights) == 4
         check_message(str(end), tmp_path)
     assert (steps(tmp_path), hidden(tmp_path)) == ([2], [])
     check_resumes(tmp_path, whole, tally)
@@ -254,17 +254,17 @@ def test_a_stop_that_cannot_save_says_so_instead_of_having_saved(place, tmp_path
 
 def test_a_stop_that_saves_is_told_from_one_that_cannot(tmp_path):
     _, code, end = run(tmp_path, callbacks=[Stop()])
-    assert (code, type(end), steps(tmp_path)) == (75, TrainingStopped, [2, 3])
+    assert (code, type(end), steps(tmp_path)) == (75, TrainingStopped, [2, 4])
 
 
 class Remount(TrainerCallback):
-    """Makes the disk read-only in optimizer step 3."""
+    """Makes the disk read-only in optimizer step 4."""
 
     def __init__(self, disk):
         self.disk = disk
 
     def on_step_begin(self, args, state, control, **kwargs):
-        if state.global_step == 2:
+        if state.global_step == 3:
             self.disk.remount("ro")
 
 

@@ -154,7 +154,7 @@ def test_an_evaluation_given_up_twice_is_made_up_in_the_third_run(tmp_path, whol
 
 def test_a_checkpoint_at_the_end_of_an_epoch_comes_after_the_evaluation_that_is_due_there(tmp_path, whole):
     args = {**CYCLES, **EACH_EPOCH, "save_strategy": "steps", "save_steps": 4}
-    case = Case(args, ("on_epoch_begin", 1), crash=True)
+    case = Case(args, ("on_step_begin", 5), crash=True)  # after the step in which the save ends
     finish(tmp_path, case, "crashed", code=9)
     continued(tmp_path, case, whole(case))
 
