@@ -114,9 +114,81 @@ def _over_seeds(runs: list[dict[str, Any]], predictor: str, metric: str) -> str:
     return f"{mean(values):.3f} +- {stdev(values):.3f}"
 
 
+def faults() -> str:
+    """What was done to runs, and what became of them; one row per suite of `tests/faults` and the like."""
+    folder = RESULTS / "faults"
+    suites = {path.stem: json.loads(path.read_text()) for path in folder.glob("*.json")}
+    stall = json.loads((RESULTS / "checkpoint_stall.json").read_text())
+    ours = [row for row in suites["kill_training"]["rows"] if not row["family"].startswith("stock")]
+    kills, resumed, identical = (sum(row[key] for row in ours) for key in ("kills", "resumed", "identical"))
+    damage, stock_damage = suites["damaged_checkpoints"], suites["damaged_checkpoints_of_stock_Trainer"]
+    full, budget = suites["disk_full"], suites["disk_budget"]
+    errors = full["tmpfs sizes"] + full["file size limits"] + full["injected errors"] + full["others"]
+    stops, equal = suites["stops_by_signal_and_time"], suites["resume_equality"]
+    bad, stale, hostile = (suites[n] for n in ("numbers_that_are_not_finite", "stale_folders", "hostile_files"))
+    rows = [
+        [
+            "kill -9 in a save, a rotation, a re-save; at every file operation",
+            f"{kills} kills of {len({row['family'] for row in ours})} kinds of run",
+            f"{resumed} continued, {identical} ended bit-identical; at most one save interval lost",
+        ],
+        *(_stock_kills(row) for row in suites["kill_training"]["rows"] if row["family"].startswith("stock")),
+        [
+            "a file of a checkpoint missing, cut, flipped, swapped",
+            f"{damage['cases']} cases",
+            f"{damage['found_and_passed_over']} found before a tensor was loaded, the one before taken",
+        ],
+        [
+            "the same, stock Trainer",
+            f"{stock_damage['cases']} cases",
+            f"{stock_damage['failed']} failed, {stock_damage['silently_wrong']} silently wrong",
+        ],
+        [
+            "disk full, quota, read-only, I/O errors",
+            f"{errors} cases",
+            f"{full['crashes']} crashes; {full['resumed']} resumed, {full['identical']} identical",
+        ],
+        [
+            "`--save_total_size_gb`, sampled every ms",
+            f"{budget['saves']:,} saves, {budget['samples']:,} samples",
+            f"{budget['above the budget']} above the budget",
+        ],
+        ["SIGTERM, SIGINT, time limits", f"{stops['cases']} cases", f"{stops['identical']} continued bit-identical"],
+        [
+            "killed between saves: map, streams, packed, cached, ...",
+            f"{equal['cases']} cases",
+            f"{equal['identical']} bit-identical: weights, losses, rows",
+        ],
+        ["NaN and infinity", f"{bad['cases']} cases", f"{bad['right']} stopped or left out, none saved"],
+        ["foreign, stale, linked folders", f"{stale['cases']} cases", f"{stale['right']} right, none touched"],
+        [
+            "hostile files",
+            f"{hostile['probes']} probes",
+            f"{hostile['executed']} executed, {hostile['escaped']} left the folder; no pickle or token written",
+        ],
+        [
+            f"a save of {stall['megabytes']['fast']:.0f} MB",
+            f"{stall['num_saves']} saves a side",
+            f"training stands still {stall['ratio']:.2f}x as long as with stock Trainer; "
+            f"the next step takes {stall['next_step_slower_ms']['fast']:.0f} ms longer",
+        ],
+    ]
+    return format_markdown_table(rows, ["what", "how often", "what became of it"])
+
+
+def _stock_kills(row: dict[str, Any]) -> list[str]:
+    wrong = row["resumed"] - row["identical"]
+    return [
+        f"{row['family']}, {row['kind']}",
+        f"{row['kills']} kills",
+        f"{row['kills'] - row['resumed']} could not continue, {wrong} continued silently wrong",
+    ]
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "compare": compare,
     "embed_once": embed_once,
+    "faults": faults,
     "scores": scores,
 }
 

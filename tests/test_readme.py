@@ -38,8 +38,8 @@ def test_tables_are_what_the_results_say() -> None:
     assert render(README.replace("x |", "y |")) == README  # a table edited by hand would be put right
 
 
-def test_there_are_seven_commands_and_their_files_exist() -> None:
-    assert len(COMMANDS) == 7
+def test_there_are_nine_commands_and_their_files_exist() -> None:
+    assert len(COMMANDS) == 9
     for command in COMMANDS:
         for word in shlex.split(command):
             if word.startswith(("recipes/", "accelerate_configs/")):
@@ -68,6 +68,18 @@ def test_the_comparison_command_parses_and_so_does_what_it_hands_on() -> None:
     assert args.baseline == ["stock", "recipes/configs/mlm_stock_best.yaml"]
     parser = FastArgumentParser((MaskedLMArguments, DataArguments, FastTrainingArguments), presets=PRESETS)
     assert len(parser.parse_args_into_dataclasses(shared)) == 3
+
+
+def test_the_checkpoint_commands_parse() -> None:
+    sys.path.insert(0, str(ROOT / "recipes"))
+    try:
+        from resume_check import parse_arguments
+    finally:
+        sys.path.pop(0)
+    commands = [command.partition("recipes/resume_check.py")[2] for command in COMMANDS if "resume_check" in command]
+    folder, conversion = (parse_arguments(shlex.split(command, comments=True)) for command in commands)
+    assert folder.folder == "outputs/affinity"
+    assert conversion.rename == [("regressor.", "head.layers.")]
 
 
 def test_every_preset_is_in_the_table() -> None:
