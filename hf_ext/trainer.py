@@ -14,6 +14,7 @@ from .mixins.masking_epoch import MaskingEpochMixin
 from .mixins.mirroring import MirrorMixin
 from .mixins.nan_policy import NanPolicyMixin
 from .mixins.planning import PlanMixin
+from .mixins.restoring import RestoreMixin
 from .mixins.resuming import ResumeMixin
 from .mixins.saving import SavingMixin
 from .mixins.standardization import StandardizationMixin
@@ -23,6 +24,7 @@ from .mixins.throughput import ThroughputMixin
 
 class FastTrainer(
     ResumeMixin,
+    RestoreMixin,
     MirrorMixin,
     CheckpointMixin,
     DiskBudgetMixin,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..data.fingerprint import compare_fingerprints
-from ..errors import ArgumentError
+from ..errors import ArgumentError, CheckpointError
 from .argument_roles import ANOTHER_RUN, HARMLESS, STEP_SIZE, is_idle
 
 SECTIONS = ("versions", "arguments", "data", "model", "collator", "speedups")
@@ -55,6 +56,16 @@ def compare_runs(old: Mapping[str, Any], new: Mapping[str, Any], allowed: Sequen
     if "arguments" in known:
         _compare_processes(comparison, old, new)
     return comparison.changes
+
+
+def refuse(checkpoint: str | os.PathLike[str], contradictions: Sequence[str]) -> None:
+    """Raises CheckpointError if there are any."""
+    if contradictions:
+        listed = "\n  ".join(contradictions)
+        raise CheckpointError(
+            f"{checkpoint} was written by a run that differs:\n  {listed}\nUse the old values, "
+            "--allow_changed NAME [NAME ...] to continue with the new ones, another --output_dir, or --resume no."
+        )
 
 
 def _check_allowed(allowed: Sequence[str], old: Mapping[str, Any], new: Mapping[str, Any]) -> None:

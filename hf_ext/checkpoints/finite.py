@@ -1,4 +1,4 @@
-"""What of an optimizer's state could be NaN or infinite, by names that say something."""
+"""Which weights and optimizer states are NaN or infinite, by names that say something."""
 
 from __future__ import annotations
 
@@ -8,6 +8,23 @@ from typing import Any
 import torch
 
 from .state import optimizer_tree
+
+
+def not_finite(tensors: Iterable[tuple[str, torch.Tensor]]) -> list[str]:
+    """Names of tensors that hold NaN or infinity, in the order given; of sharded tensors, this process's part.
+
+    Args:
+        tensors: pairs of name and tensor, as `model.named_parameters()`; other dtypes than floating ones are finite.
+
+    Cost: one fused pass over the bytes and one device synchronisation (7 ms for 200 MB on a CPU core), and where that
+    is not finite, a pass per tensor that names them.
+    """
+    pairs = [(name, _floating(tensor)) for name, tensor in tensors]
+    floating = [(name, tensor) for name, tensor in pairs if tensor is not None]
+    # A norm that overflows is not finite either: the second pass finds no name then.
+    if torch.nn.utils.get_total_norm([tensor for _, tensor in floating]).isfinite():
+        return []
+    return [name for name, tensor in floating if not tensor.isfinite().all()]
 
 
 def optimizer_tensors(
@@ -40,3 +57,12 @@ def _leaves(value: Any, path: tuple) -> Iterator[tuple[tuple, torch.Tensor]]:
     elif isinstance(value, list | tuple):
         for index, item in enumerate(value):
             yield from _leaves(item, (*path, index))
+
+
+def _floating(tensor: torch.Tensor) -> torch.Tensor | None:
+    tensor = tensor.detach()
+    tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    if not tensor.is_floating_point() or tensor.numel() == 0:
+        return None
+    return tensor.float() if tensor.element_size() == 1 else tensor  # float8 has no norm

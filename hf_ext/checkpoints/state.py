@@ -1,4 +1,4 @@
-"""What a run is besides its weights: random generators, optimizer, schedule and loss scale, as trees for `save_tree`.
+"""What a run is besides its weights: optimizer, schedule and loss scale, as trees for `save_tree`.
 
 What `optimizer_tree` and `scheduler_tree` return refers to live state: save it before the next step changes it.
 """
@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import copy
 import logging
-import random
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import torch
 from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.scheduler import AcceleratedScheduler
@@ -26,67 +24,6 @@ logger = logging.getLogger(__name__)
 _KIND = "hf_ext:kind"  # marks what stands for a tensor in an optimizer tree
 _QUANTIZED = {f"OptimState{bits}": f"torchao.optim.subclass_{bits.lower()}" for bits in ("8bit", "4bit", "Fp8")}
 _FOREIGN_ERRORS = (RuntimeError, TypeError, ValueError, AttributeError, LookupError)
-
-
-def capture_rng(device: str | torch.device = "cpu") -> dict[str, Any]:
-    """States of the generators of Python, NumPy, torch's CPU and all accelerators of `device`'s kind.
-
-    All of them, also in a process that uses one: a state is 16 bytes, and DataParallel uses several. Copies: drawing on
-    does not change them.
-    """
-    kind = torch.device(device).type
-    states: dict[str, Any] = {
-        "python": random.getstate(),
-        "numpy": np.random.get_state(legacy=False),  # noqa: NPY002  the generator that libraries draw from
-        "torch": torch.get_rng_state(),
-    }
-    if kind != "cpu":
-        module = torch.get_device_module(kind)
-        every = hasattr(module, "get_rng_state_all")
-        states["accelerator"] = {
-            "kind": kind,
-            "states": module.get_rng_state_all() if every else [module.get_rng_state()],
-        }
-    return states
-
-
-def restore_rng(tree: dict[str, Any]) -> None:
-    """Sets every generator to the state that `capture_rng` found, accelerators as far as they are here.
-
-    Warns, once, where an accelerator of the tree is absent now: its draws (dropout) will be others.
-
-    Raises:
-        CheckpointError: the tree is none of `capture_rng`'s.
-    """
-    try:
-        random.setstate(tree["python"])
-        np.random.set_state(tree["numpy"])  # noqa: NPY002
-        torch.set_rng_state(tree["torch"])
-        saved = tree.get("accelerator", {"kind": "cpu", "states": []})
-        kind, states = saved["kind"], list(saved["states"])
-    except _FOREIGN_ERRORS as error:
-        raise CheckpointError(f"Not the states of random generators: {type(error).__name__}: {error}") from error
-    num_here = _count_devices(kind)
-    if num_here < len(states):
-        logger.warning(
-            "The checkpoint holds generators of %d %s device(s), %d are here: random numbers drawn on the others' "
-            "(dropout) will differ from the uninterrupted run's.",
-            len(states),
-            kind,
-            num_here,
-        )
-    for index, state in enumerate(states[:num_here]):
-        module = torch.get_device_module(kind)
-        # A backend without get_rng_state_all has one device, and its setter takes no index.
-        module.set_rng_state(state, index) if hasattr(module, "get_rng_state_all") else module.set_rng_state(state)
-
-
-def _count_devices(kind: str) -> int:
-    try:
-        module = torch.get_device_module(kind)
-    except RuntimeError:  # this torch was built without it
-        return 0
-    return module.device_count() if kind != "cpu" and module.is_available() else 0
 
 
 def optimizer_tree(optimizer: Any, dtype: torch.dtype | None = None) -> dict[str, Any]:
@@ -244,32 +181,6 @@ def load_scaler_tree(scaler: Any, tree: dict[str, Any]) -> None:
             "checkpoint: give the same --fp16."
         )
     scaler.load_state_dict(dict(tree))
-
-
-def not_finite(tensors: Iterable[tuple[str, torch.Tensor]]) -> list[str]:
-    """Names of tensors that hold NaN or infinity, in the order given; of sharded tensors, this process's part.
-
-    Args:
-        tensors: pairs of name and tensor, as `model.named_parameters()`; other dtypes than floating ones are finite.
-
-    Cost: one fused pass over the bytes and one device synchronisation (7 ms for 200 MB on a CPU core), and where that
-    is not finite, a pass per tensor that names them.
-    """
-    pairs = [(name, _floating(tensor)) for name, tensor in tensors]
-    floating = [(name, tensor) for name, tensor in pairs if tensor is not None]
-    # A norm that overflows is not finite either: the second pass finds no name then.
-    if torch.nn.utils.get_total_norm([tensor for _, tensor in floating]).isfinite():
-        return []
-    return [name for name, tensor in floating if not tensor.isfinite().all()]
-
-
-def _floating(tensor: torch.Tensor) -> torch.Tensor | None:
-    tensor = tensor.detach()
-    tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-    if not tensor.is_floating_point() or tensor.numel() == 0:
-        return None
-    return tensor.float() if tensor.element_size() == 1 else tensor  # float8 has no norm
 
 
 def _unwrap(wrapped: Any) -> Any:

@@ -17,9 +17,10 @@ from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
 
 from ..checkpoints.disk import describe_failure, is_disk_failure
-from ..checkpoints.finite import optimizer_tensors
+from ..checkpoints.finite import not_finite, optimizer_tensors
+from ..checkpoints.rng import capture_rng
 from ..checkpoints.staging import Staging
-from ..checkpoints.state import capture_rng, not_finite, optimizer_tree, scaler_tree, scheduler_tree
+from ..checkpoints.state import optimizer_tree, scaler_tree, scheduler_tree
 from ..checkpoints.store import CheckpointStore
 from ..checkpoints.trees import save_tree
 from ..checkpoints.weights import save_weights
@@ -38,7 +39,6 @@ class Moment:
 
     rng: dict[str, Any]
     unlogged_loss: torch.Tensor
-    flos: float
     num_input_tokens_seen: int
 
 
@@ -75,11 +75,10 @@ class CheckpointMixin(CommitMixin):
     # --- what a checkpoint is written from --------------------------------------------------------------------------
 
     def capture_moment(self) -> Moment:
-        """Random states, the loss since the last log, and counters, of this process."""
+        """Random states, the loss since the last log, and tokens seen, of this process."""
         return Moment(
             capture_rng(self.args.device),
             self._tr_loss.detach().clone(),  # type: ignore[attr-defined]
-            float(self.current_flos),  # type: ignore[attr-defined]
             int(self.state.num_input_tokens_seen),
         )
 
@@ -228,6 +227,11 @@ class CheckpointMixin(CommitMixin):
             "Nothing was overwritten. Usual causes: a learning rate that is too high, labels that are not finite, "
             "float16 without loss scaling. Continue with --resume auto --allow_changed learning_rate and a lower rate."
         )
+
+
+def read_progress(folder: str | Path) -> dict[str, Any]:
+    """What `_write_progress` wrote beside `trainer_state.json`."""
+    return json.loads((Path(folder) / PROGRESS).read_text())
 
 
 class StepMomentCallback(TrainerCallback):

@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from hf_ext.checkpoints.finite import optimizer_tensors
-from hf_ext.checkpoints.state import not_finite
+from hf_ext.checkpoints.finite import not_finite, optimizer_tensors
 
 
 class Two:

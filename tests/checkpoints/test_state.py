@@ -13,15 +13,14 @@ from transformers import SchedulerType, get_scheduler, set_seed
 from transformers.optimization import Adafactor as TransformersAdafactor
 from transformers.optimization import get_reduce_on_plateau_schedule
 
+from hf_ext.checkpoints.finite import not_finite
+from hf_ext.checkpoints.rng import capture_rng, restore_rng
 from hf_ext.checkpoints.state import (
-    capture_rng,
     expected_optimizer_bytes,
     load_optimizer_tree,
     load_scaler_tree,
     load_scheduler_tree,
-    not_finite,
     optimizer_tree,
-    restore_rng,
     scaler_tree,
     scheduler_tree,
 )
