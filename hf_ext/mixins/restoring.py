@@ -1,0 +1,198 @@
+"""What a resumed run takes from its checkpoint: weights, optimizer, schedule, random states, unlogged losses."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from accelerate.utils import set_seed
+from transformers import TrainerCallback
+
+from ..checkpoints.agreement import refuse
+from ..checkpoints.hyperparameters import apply_changes, changed_hyperparameters, read_hyperparameters
+from ..checkpoints.rng import capture_rng, restore_rng
+from ..checkpoints.state import load_optimizer_tree, load_scaler_tree, load_scheduler_tree
+from ..checkpoints.stored import Stored
+from ..checkpoints.trees import load_tree
+from ..checkpoints.weights import check_listed, load_weights
+from ..errors import CheckpointError
+from .checkpointing import read_progress
+
+logger = logging.getLogger(__name__)
+
+
+class RestoreMixin:
+    """Loads our checkpoints where Trainer asks for what it would unpickle; those of stock Trainer are left to it.
+
+    Raises (while a run is resumed):
+        CheckpointError: weights or states do not fit this run, or a stock file holds more than tensors.
+    """
+
+    args: Any
+    model: Any
+    state: Any
+    optimizer: Any
+    lr_scheduler: Any
+    accelerator: Any
+    checkpoints: Any
+    _resumed: Stored | None
+    _allowed_changes: frozenset[str]
+    _best_step_saved: int | None
+    _rng_between_epochs: dict[str, Any]
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self._rng_after_evaluation: dict[str, Any] | None = None
+        self.add_callback(RestoreCallback(self))  # type: ignore[attr-defined]
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        if self._is_sharded:
+            super()._load_from_checkpoint(resume_from_checkpoint, model)  # type: ignore[misc]
+        else:
+            if self._resumed is not None:
+                check_listed(self._resumed.path, self._resumed.manifest.files)
+            load_weights(self.model if model is None else model, Path(resume_from_checkpoint))
+
+    @property
+    def _is_sharded(self) -> bool:
+        return bool(self.is_fsdp_enabled or self.is_deepspeed_enabled)  # type: ignore[attr-defined]
+
+    def _init_training_state(self, max_steps: int, *args: Any) -> tuple[int, int]:
+        places = super()._init_training_state(max_steps, *args)  # type: ignore[misc]
+        # Trainer goes on with the intervals of the checkpoint (transformers 5.23), whatever the arguments say now.
+        self.state.compute_steps(self.args, max_steps)
+        if self._allowed_changes & {"metric_for_best_model", "greater_is_better"}:
+            self.state.best_metric = self.state.best_global_step = self._best_step_saved = None
+        return places
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if checkpoint is None or self._is_sharded:
+            with _tensors_only(checkpoint, "optimizer.pt or scheduler.pt"):
+                super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[misc]
+            return
+        allowed, made = self._allowed_changes, read_hyperparameters(self.optimizer)
+        if self._resumed is None:
+            with _tensors_only(checkpoint, "optimizer.pt or scheduler.pt"):
+                super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[misc]
+            self._agree_with_stock(checkpoint, made)
+            return
+        if "optim" not in allowed:
+            load_optimizer_tree(self.optimizer, load_tree(Path(checkpoint), "optimizer"))
+        if "lr_scheduler_type" not in allowed:
+            load_scheduler_tree(self.lr_scheduler, load_tree(Path(checkpoint), "scheduler"))
+        apply_changes(self.optimizer, self.lr_scheduler, made, allowed, self._resumed.step)
+
+    def _agree_with_stock(self, checkpoint: str, made: list[dict[str, Any]]) -> None:
+        """Stock Trainer goes on with the checkpoint's learning rate, whatever the arguments say now."""
+        changed = changed_hyperparameters(self.optimizer, made)
+        allowed = changed.keys() & self.args.allow_changed if "all" not in self.args.allow_changed else changed.keys()
+        refuse(checkpoint, [line for name, line in changed.items() if name not in allowed])
+        apply_changes(self.optimizer, self.lr_scheduler, made, allowed, self.state.global_step)
+
+    def _load_scaler(self, checkpoint: str | None) -> None:
+        if self._resumed is None:
+            if getattr(self.accelerator, "scaler", None) is not None:  # else Trainer fails on a stock run's with one
+                with _tensors_only(checkpoint, "scaler.pt"):
+                    super()._load_scaler(checkpoint)  # type: ignore[misc]
+        elif "scaler.json" in self._resumed.manifest.files and getattr(self.accelerator, "scaler", None) is not None:
+            load_scaler_tree(self.accelerator.scaler, load_tree(self._resumed.path, "scaler"))
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        own = None if self._resumed is None else self._own_tree()
+        if self._resumed is None:
+            with _tensors_only(checkpoint, "rng_state.pth"):
+                super()._load_rng_state(checkpoint)  # type: ignore[misc]
+        elif own is not None:
+            restore_rng(self._rng_after_evaluation or own["rng"])
+        else:
+            logger.warning("The checkpoint has no random state of process %d: seeded anew.", self.args.process_index)
+            set_seed(self.args.seed + self._resumed.step + self.args.process_index)
+        self._rng_between_epochs = capture_rng(self.args.device)
+
+    def _own_tree(self) -> dict[str, Any] | None:
+        """What this process wrote into the checkpoint; None where there were fewer processes."""
+        assert self._resumed is not None
+        name = f"rank_{self.args.process_index}"
+        return load_tree(self._resumed.path, name) if f"{name}.json" in self._resumed.manifest.files else None
+
+    def restore_unlogged_loss(self) -> None:
+        """Puts back the loss since the last log, so that the next log is that of the uninterrupted run."""
+        own = None if self._resumed is None else self._own_tree()
+        if own is None:
+            return
+        loss = own["unlogged_loss"].to(self.args.device)
+        self._tr_loss = loss.clone()
+        self._total_loss_scalar = -loss.item()  # `train_loss` is the mean over the steps of this call
+        self._globalstep_last_logged = read_progress(self._resumed.path)["last_logged_step"]  # type: ignore[union-attr]
+
+    def make_up_evaluation(self) -> None:
+        """Runs the evaluation that a stop interrupted, from the random state it began with."""
+        self._rng_after_evaluation = None
+        if self._resumed is None or not read_progress(self._resumed.path)["evaluation_pending"]:
+            return
+        own = self._own_tree()
+        if own is not None:
+            restore_rng(own["rng"])
+        self.evaluate_pending()  # type: ignore[attr-defined]
+        if own is not None:
+            self._rng_after_evaluation = capture_rng(self.args.device)
+
+    # --- the best one -----------------------------------------------------------------------------------------------
+
+    def _load_best_model(self) -> None:
+        if self.stop_reason:  # type: ignore[attr-defined]
+            return
+        if self._is_sharded:
+            super()._load_best_model()  # type: ignore[misc]
+            return
+        stored = self.checkpoints.open(Path(self.state.best_model_checkpoint))
+        check_listed(stored.path, stored.manifest.files)
+        logger.info("Loading the best model, of step %d.", stored.step)
+        load_weights(self.model, stored.path)
+
+    def _finalize_training(self, *args: Any) -> Any:
+        self.finish_save()  # type: ignore[attr-defined]
+        self.check_finite()  # type: ignore[attr-defined]
+        best = self.best_saved_step()  # type: ignore[attr-defined]
+        self.state.best_model_checkpoint = best and str(self.checkpoint_folder(best))  # type: ignore[attr-defined]
+        if self.args.load_best_model_at_end and self.state.best_global_step != best:
+            logger.warning(
+                "No checkpoint of the best step, %s, was saved: %s.",
+                self.state.best_global_step,
+                "the last weights are kept" if best is None else f"checkpoint-{best}, the best one that was, is taken",
+            )
+        # With a limit of 1, Trainer now deletes every other `checkpoint-*` folder, foreign ones too.
+        limit, self.args.save_total_limit = self.args.save_total_limit, None
+        try:
+            return super()._finalize_training(*args)  # type: ignore[misc]
+        finally:
+            self.args.save_total_limit = limit
+
+
+class RestoreCallback(TrainerCallback):
+    """Finishes what a checkpoint left open, once Trainer has set its counters to zero."""
+
+    def __init__(self, trainer: RestoreMixin):
+        self.trainer = trainer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """The loss since the last log; an evaluation that a stop interrupted."""
+        self.trainer.restore_unlogged_loss()
+        self.trainer.make_up_evaluation()
+
+
+@contextmanager
+def _tensors_only(folder: str | None, names: str) -> Iterator[None]:
+    """Says which file of a stock checkpoint was refused by Trainer, which unpickles tensors and plain values alone."""
+    try:
+        yield
+    except Exception as error:
+        if type(error).__name__ != "UnpicklingError":  # of `pickle`, which hf_ext does not import
+            raise
+        raise CheckpointError(
+            f"{folder}: {names} is damaged, or holds more than tensors; nothing was run. Continue from another "
+            "checkpoint, or start from its weights alone (--model_name_or_path)."
+        ) from error
