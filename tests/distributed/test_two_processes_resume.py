@@ -1,39 +1,18 @@
 """Two real processes go on in the second pass with what was left: tables in random and grouped order, and streams."""
 
-import contextlib
 import json
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from ranks import run_on_ranks
 from resume_on_ranks import KINDS, NUM_ROWS, SAVED, STEPS
-
-ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory) -> list[dict]:
     """What two processes wrote."""
     folder = tmp_path_factory.mktemp("ranks")
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    command = [sys.executable, *launcher, str(Path(__file__).with_name("resume_on_ranks.py")), str(folder)]
-    with subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    ) as process:
-        try:
-            _, errors = process.communicate(timeout=240)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # the workers too
-    assert process.returncode == 0, errors[-3000:]
+    run_on_ranks(Path(__file__).with_name("resume_on_ranks.py"), folder)
     return [json.loads((folder / f"resume-{rank}.json").read_text()) for rank in range(2)]
 
 

@@ -1,41 +1,20 @@
 """Two real processes: the gradient of one, every row once between them, and an exact resume in the second epoch."""
 
-import contextlib
 import json
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from ranks import run_on_ranks
 from safetensors.torch import load_file
 from train_on_ranks import BUDGET, NUM_ROWS, first_gradient, make_rows
-
-ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> Path:
     """A folder with what two processes wrote."""
     folder = tmp_path_factory.mktemp("ranks")
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    command = [sys.executable, *launcher, str(Path(__file__).with_name("train_on_ranks.py")), str(folder)]
-    with subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    ) as process:
-        try:
-            _, errors = process.communicate(timeout=120)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # the workers too
-    assert process.returncode == 0, errors[-3000:]
+    run_on_ranks(Path(__file__).with_name("train_on_ranks.py"), folder)
     return folder
 
 

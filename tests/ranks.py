@@ -1,4 +1,4 @@
-"""Runs a script of this folder in two processes that torchrun starts."""
+"""Runs a script in two processes that torchrun starts."""
 
 import contextlib
 import os
@@ -10,11 +10,11 @@ from pathlib import Path
 import hf_ext
 
 
-def run_on_ranks(script: str, folder: Path, limit_s: float = 240) -> None:
-    """`script FOLDER` on two ranks; fails with the end of what they printed."""
+def run_on_ranks(script: Path, folder: Path, limit_s: float = 240) -> None:
+    """`python script FOLDER` on two ranks; fails with the end of what they printed."""
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    command = [sys.executable, *launcher, str(Path(__file__).with_name(script)), str(folder)]
-    paths = [Path(hf_ext.__file__).parents[1], Path(__file__).parents[1]]
+    command = [sys.executable, *launcher, str(script), str(folder)]
+    paths = [Path(hf_ext.__file__).parents[1], Path(__file__).parent]
     with subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
