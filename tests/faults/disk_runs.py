@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -76,7 +77,8 @@ def digest(model: Any) -> str:
 
 def hidden(folder: Path) -> list[str]:
     """Staging, trash and other half-done things that a run left in its folder and its checkpoints."""
-    return [path.name for path in folder.rglob("*") if path.name.startswith(".") or path.suffix == ".tmp"]
+    names = [name for _, folders, files in os.walk(folder) for name in [*folders, *files]]  # it may vanish meanwhile
+    return [name for name in names if name.startswith(".") or name.endswith(".tmp")]
 
 
 class Digests(TrainerCallback):

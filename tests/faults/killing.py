@@ -37,7 +37,8 @@ class Kill:
     """When a process is killed: before file operation `operation` in the output folder, at step `at_step`, or by time.
 
     Attributes:
-        operation: counted from 1, over the whole process, or over what follows step `after_step` before the next.
+        operation: counted from 1, over the whole process, or over what follows step `after_step` until the end of the
+            next, in which a save is finished.
         within: only operations on paths with this in them count.
         rank: which process.
         both: whether the others are killed with it, rather than left to themselves for a second.
@@ -122,7 +123,7 @@ class Observer(TrainerCallback):
         self.is_armed = self.kill is None or self.kill.after_step is None
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self.kill and self.kill.after_step is not None and state.global_step == self.kill.after_step:
+        if self.kill and self.kill.after_step is not None and state.global_step == self.kill.after_step + 1:
             self.note("spared", self.num_operations)
             os._exit(1)
 
