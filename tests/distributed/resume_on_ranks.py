@@ -20,7 +20,7 @@ NUM_ROWS, BATCH, STEPS, SAVED = 20, 2, 10, 7  # five steps a pass on two process
 KINDS = ("random", "grouped", "stream", "shuffled stream")
 
 
-def train(folder: Path, kind: str, resume: bool = False, tell_epoch: bool = True) -> FastTrainer:
+def train(folder: Path, kind: str, resume: bool = False, tell_epoch: bool = True, accumulation: int = 1) -> FastTrainer:
     """A run in `folder`, or the continuation of the one there from its checkpoint."""
     rows = make_rows(NUM_ROWS)
     given = {"train_sampling_strategy": "group_by_length"} if kind == "grouped" else {}
@@ -31,6 +31,7 @@ def train(folder: Path, kind: str, resume: bool = False, tell_epoch: bool = True
     args = FastTrainingArguments(
         **settings(folder, max_steps=STEPS, save_strategy="steps", save_steps=SAVED, logging_steps=1, **given),
         per_device_train_batch_size=BATCH,
+        gradient_accumulation_steps=accumulation,
     )
     trainer = FastTrainer(make_model(), args, RecordingCollator(), rows)
     if not tell_epoch:

@@ -5,14 +5,22 @@ from pathlib import Path
 
 import pytest
 from ranks import run_on_ranks
-from resume_on_ranks import KINDS, NUM_ROWS, SAVED, STEPS
+from resume_on_ranks import KINDS, NUM_ROWS, SAVED, STEPS, train
+
+from hf_ext.errors import CheckpointError
 
 
 @pytest.fixture(scope="module")
-def reports(tmp_path_factory) -> list[dict]:
-    """What two processes wrote."""
+def folder(tmp_path_factory) -> Path:
+    """Where two processes trained."""
     folder = tmp_path_factory.mktemp("ranks")
     run_on_ranks(Path(__file__).with_name("resume_on_ranks.py"), folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def reports(folder) -> list[dict]:
+    """What they wrote."""
     return [json.loads((folder / f"resume-{rank}.json").read_text()) for rank in range(2)]
 
 
@@ -29,6 +37,21 @@ def test_two_processes_resume_in_the_second_pass_with_what_was_left(reports, kin
         assert sorted(row for rank in batches for batch in rank for row in batch) == list(range(NUM_ROWS))
     if kind != "stream":  # whose order may be the same again
         assert found[0]["whole"][:half] != found[0]["whole"][half:]
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "grouped"])  # whose order depends on the processes
+def test_one_process_goes_on_where_two_were_with_the_rows_that_were_left(folder, reports, kind):
+    alone = train(folder / kind, kind, resume=True, accumulation=2)
+    seen = alone.data_collator.batches[: 2 * (STEPS - SAVED)]
+    steps = [sorted(seen[i] + seen[i + 1]) for i in range(0, len(seen), 2)]
+    left = [[row for report in reports for row in report[kind]["whole"][step]] for step in range(SAVED, STEPS)]
+    assert steps == [sorted(rows) for rows in left]
+    assert alone.state.global_step == STEPS
+
+
+def test_one_process_with_half_the_rows_per_step_is_refused(folder, reports):
+    with pytest.raises(CheckpointError, match="world_size"):
+        train(folder / "random", "random", resume=True)
 
 
 def test_a_sampler_that_is_not_told_the_epoch_resumes_in_the_order_of_the_first(reports):
