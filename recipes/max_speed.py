@@ -5,7 +5,8 @@
 
 Frozen encoders are run once per distinct sequence; the head trains from the cache. `--use_peft` turns the same command
 into fine-tuning with LoRA, `--tower_training full` into full fine-tuning; `--init_head_from` starts either from the
-head of a frozen run. `--preset baseline` does what stock Trainer does.
+head of a frozen run. `--preset baseline` does what stock Trainer does. Killed, or stopped with Ctrl-C, the same command
+goes on where it was (`--resume auto`, the default).
 """
 
 from __future__ import annotations

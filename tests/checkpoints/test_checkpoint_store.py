@@ -3,10 +3,10 @@
 import json
 import logging
 import os
-import resource
 import shutil
 
 import pytest
+from file_limit import file_limit
 
 from hf_ext.checkpoints.disk import used_bytes
 from hf_ext.checkpoints.manifest import MANIFEST, Manifest
@@ -156,14 +156,9 @@ def test_a_failed_commit_leaves_the_checkpoint_before_it_and_no_bytes(store):
     before = used_bytes(store.folder)
     staging = store.stage(20)
     (staging.path / "model.safetensors").write_bytes(b"weights")
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))  # the manifest is larger
-    try:
-        with pytest.raises(OSError, match="File too large"):
-            staging.commit(0.5, {})
-        staging.abandon()
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with file_limit(100), pytest.raises(OSError, match="File too large"):  # the manifest is larger
+        staging.commit(0.5, {})
+    staging.abandon()
     assert names(store) == ["checkpoint-10"]
     assert used_bytes(store.folder) == before
     assert store.find_newest().step == 10

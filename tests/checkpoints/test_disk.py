@@ -2,22 +2,14 @@
 
 import errno
 import os
-import resource
 
 import numpy as np
 import pytest
+from file_limit import file_limit
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from hf_ext.checkpoints.disk import describe_failure, free_bytes, is_disk_failure, remove_folder, sync, used_bytes
-
-
-@pytest.fixture
-def file_limit():
-    """A file may not grow above 1000 bytes, as with `ulimit -f`; switched on by the test, off after it."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @pytest.mark.parametrize("name", ["ENOSPC", "EDQUOT", "EROFS", "EIO", "EFBIG", "EACCES", "EPERM", "ESTALE", "ENOTCONN"])
@@ -39,9 +31,8 @@ def test_errors_of_the_program_are_no_disk_failures(error):
     assert not is_disk_failure(error)
 
 
-def test_what_safetensors_raises_on_a_file_limit_is_a_disk_failure(tmp_path, file_limit):
-    file_limit()
-    with pytest.raises((SafetensorError, OSError)) as caught:
+def test_what_safetensors_raises_on_a_file_limit_is_a_disk_failure(tmp_path):
+    with file_limit(1000), pytest.raises((SafetensorError, OSError)) as caught:
         save_file({"a": np.zeros(10_000)}, tmp_path / "a.safetensors")
     assert is_disk_failure(caught.value)
 

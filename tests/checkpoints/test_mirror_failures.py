@@ -3,7 +3,6 @@
 import errno
 import logging
 import os
-import resource
 import shutil
 import subprocess
 import threading
@@ -11,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from file_limit import file_limit
 from mirror_targets import Failing, names, save, steps, wait_for_failure
 
 from hf_ext.checkpoints.disk import used_bytes
@@ -185,13 +185,9 @@ def test_a_deletion_asked_for_during_a_copy_lets_it_succeed_at_once(local, drive
 def test_a_file_size_limit_is_a_failure_with_its_name_and_not_a_crash(local, drive):
     save(local, 10, num_bytes=300_000)
     mirror = Mirror(local, drive)
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
-    try:
+    with file_limit(100_000):
         mirror.copy(10)
         assert not mirror.wait()
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert os.strerror(errno.EFBIG) in mirror.last_failure
     assert names(drive) == []
     assert mirror.wait()
