@@ -4,11 +4,11 @@
     accelerate launch recipes/mlm.py --config recipes/configs/mlm_esm2_8M.yaml  # your sequences: copy and edit it
     accelerate launch recipes/mlm.py --model_size esm2_35M --dataset_name proteins.fasta --max_residues 512
 
-Killed, or stopped with Ctrl-C, the same command goes on where it was (`--resume auto`, the default): masks are a function
-of seed, epoch and sequence, and streams are read on from their position. Sequences above
---max_residues are cropped at random, anew in every epoch (--too_long error refuses them instead). A stream
-(--streaming true --max_steps N) is repeated until N steps are done. `--stock_trainer true` trains with
-transformers.Trainer itself, on the same data and masks.
+Killed, or stopped with Ctrl-C, the same command goes on where it was (`--resume auto`, the default): masks are a
+function of seed, epoch and sequence, and streams are read on from their position. Sequences above --max_residues are
+cropped at random, anew in every epoch (--too_long error refuses them instead). A stream (--streaming true --max_steps
+N) is repeated until N steps are done. `--stock_trainer true` trains with transformers.Trainer itself, on the same data
+and masks.
 """
 
 from __future__ import annotations

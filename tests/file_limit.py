@@ -1,4 +1,4 @@
-"""A limit on the size of files, as with `ulimit -f`, for as short as possible: it holds for the test's own output too."""
+"""A limit on the size of files, as with `ulimit -f`, for as short as possible: it holds for pytest's output too."""
 
 import resource
 from collections.abc import Iterator
