@@ -202,7 +202,7 @@ def test_a_signal_to_the_whole_process_group_stops_a_run_with_data_workers_withi
     continued(tmp_path, replace(case, step_s=0.0), whole(case))
 
 
-@pytest.mark.parametrize("grace_s", [1, 2, 5, 15, 30])
+@pytest.mark.parametrize("grace_s", [pytest.param(1, marks=pytest.mark.nightly), 2, 5, 15, 30])
 def test_a_stop_at_any_moment_is_over_before_the_machine_is_taken_away(tmp_path, whole, grace_s):
     case = Case(CYCLES, step_s=0.1)
     (process,) = start(tmp_path, case, "stopped")
