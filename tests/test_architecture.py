@@ -13,7 +13,7 @@ FLOORS = (
     {"data", "reporting"},
     {"models"},
     {"embeddings", "evaluation", "checkpoints"},
-    {"speedups"},
+    {"speedups", "hub"},
     {"plan", "training_args", "presets", "parser"},
     {"mixins"},
     {"trainer"},

@@ -40,13 +40,13 @@ def bootstrap_metrics(
     """
     generator = np.random.default_rng(seed)
     num_rows = len(measured)
-    terms = _moment_terms(predicted, measured, threshold)
-    ranked = _RankedColumn.of(predicted), _RankedColumn.of(measured)
+    terms = moment_terms(predicted, measured, threshold)
+    ranked = RankedColumn.of(predicted), RankedColumn.of(measured)
     chunk = max(1, CHUNK_DRAWS // num_rows)
     parts: list[dict[str, FloatArray]] = []
     for start in range(0, num_resamples, chunk):
-        counts = _draw_counts(generator, num_rows, min(chunk, num_resamples - start))
-        part = _metrics_from_moments(counts @ terms, num_rows)
+        counts = draw_counts(generator, num_rows, min(chunk, num_resamples - start))
+        part = metrics_from_moments(counts @ terms, num_rows)
         part["spearman"] = _spearman_from_counts(counts, *ranked)
         parts.append(part)
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
@@ -57,7 +57,7 @@ def bootstrap_mean(values: FloatArray, *, num_resamples: int, seed: int) -> Floa
     generator = np.random.default_rng(seed)
     chunk = max(1, CHUNK_DRAWS // len(values))
     sizes = [min(chunk, num_resamples - start) for start in range(0, num_resamples, chunk)]
-    return np.concatenate([_draw_counts(generator, len(values), size) @ values for size in sizes]) / len(values)
+    return np.concatenate([draw_counts(generator, len(values), size) @ values for size in sizes]) / len(values)
 
 
 def percentile_interval(samples: FloatArray, confidence: float) -> tuple[float | None, float | None]:
@@ -70,7 +70,7 @@ def percentile_interval(samples: FloatArray, confidence: float) -> tuple[float |
 
 
 @dataclass(frozen=True)
-class _RankedColumn:
+class RankedColumn:
     """A column sorted once: tie group of each row, and where each group ends in sorted order."""
 
     order: NDArray[np.intp]
@@ -78,7 +78,7 @@ class _RankedColumn:
     group_of_row: NDArray[np.intp]
 
     @classmethod
-    def of(cls, values: FloatArray) -> _RankedColumn:
+    def of(cls, values: FloatArray) -> RankedColumn:
         _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
         return cls(np.argsort(inverse, kind="stable"), np.cumsum(counts) - 1, inverse)
 
@@ -93,7 +93,7 @@ class _RankedColumn:
         return np.take(centred, self.group_of_row, axis=1), np.einsum("bg,bg,bg->b", sizes, centred, centred)
 
 
-def _draw_counts(generator: np.random.Generator, num_rows: int, num_resamples: int) -> FloatArray:
+def draw_counts(generator: np.random.Generator, num_rows: int, num_resamples: int) -> FloatArray:
     """Draw `num_rows` rows with replacement, `num_resamples` times; return how often each came, (resamples, n)."""
     drawn = generator.integers(0, num_rows, size=(num_resamples, num_rows))
     drawn += np.arange(num_resamples)[:, None] * num_rows
@@ -101,14 +101,14 @@ def _draw_counts(generator: np.random.Generator, num_rows: int, num_resamples: i
     return counts.reshape(num_resamples, num_rows).astype(np.float64)
 
 
-def _spearman_from_counts(counts: FloatArray, left: _RankedColumn, right: _RankedColumn) -> FloatArray:
+def _spearman_from_counts(counts: FloatArray, left: RankedColumn, right: RankedColumn) -> FloatArray:
     left_ranks, left_squares = left.deviations(counts)
     right_ranks, right_squares = right.deviations(counts)
     products = np.einsum("bn,bn,bn->b", counts, left_ranks, right_ranks)
-    return _divide(products, np.sqrt(left_squares) * np.sqrt(right_squares))
+    return divide(products, np.sqrt(left_squares) * np.sqrt(right_squares))
 
 
-def _moment_terms(predicted: FloatArray, measured: FloatArray, threshold: float) -> FloatArray:
+def moment_terms(predicted: FloatArray, measured: FloatArray, threshold: float) -> FloatArray:
     """Return what each row adds to the sums below, (n, 10)."""
     left, right = predicted - predicted.mean(), measured - measured.mean()
     error = predicted - measured
@@ -117,18 +117,18 @@ def _moment_terms(predicted: FloatArray, measured: FloatArray, threshold: float)
     return np.stack([np.asarray(column, dtype=np.float64) for column in columns], axis=1)
 
 
-def _metrics_from_moments(sums: FloatArray, num_rows: int) -> dict[str, FloatArray]:
+def metrics_from_moments(sums: FloatArray, num_rows: int) -> dict[str, FloatArray]:
     left, right, left_sq, right_sq, product, error_sq, error_abs, hits, called, true = sums.T
     left_var, right_var = _centred(left_sq, left, num_rows), _centred(right_sq, right, num_rows)
     covariance = product - left * right / num_rows
     return {
-        "pearson": np.clip(_divide(covariance, np.sqrt(left_var) * np.sqrt(right_var)), -1.0, 1.0),
+        "pearson": np.clip(divide(covariance, np.sqrt(left_var) * np.sqrt(right_var)), -1.0, 1.0),
         "rmse": np.sqrt(error_sq / num_rows),
         "mae": error_abs / num_rows,
-        "r2": 1.0 - _divide(error_sq, right_var),
-        "recall": _divide(hits, true),
-        "precision": _divide(hits, called),
-        "f1": np.where(true > 0, _divide(2 * hits, true + called), math.nan),
+        "r2": 1.0 - divide(error_sq, right_var),
+        "recall": divide(hits, true),
+        "precision": divide(hits, called),
+        "f1": np.where(true > 0, divide(2 * hits, true + called), math.nan),
     }
 
 
@@ -138,6 +138,6 @@ def _centred(squares: FloatArray, total: FloatArray, num_rows: int) -> FloatArra
     return np.where(centred > RELATIVE_ZERO * squares, centred, 0.0)
 
 
-def _divide(part: FloatArray, whole: FloatArray) -> FloatArray:
+def divide(part: FloatArray, whole: FloatArray) -> FloatArray:
     """Divide, with NaN (and no warning) where `whole` is 0."""
     return np.divide(part, whole, out=np.full(np.shape(part), math.nan), where=whole != 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +19,8 @@ from ..checkpoints.disk import describe_failure, is_disk_failure
 from ..checkpoints.weights import export_bytes
 from ..errors import ArgumentError, DiskFailure
 from ..models.lora import merged_copy
+
+EXPORT_STAGING = ".staging-model"  # safetensors would leave files of random names
 
 
 class SavingMixin:
@@ -91,8 +94,20 @@ class SavingMixin:
                 self._save_companions(Path(folder))
 
     def _save_pretrained(self, model: Any, folder: Path, state_dict: dict | None) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        model.save_pretrained(str(folder), state_dict=state_dict, **_own_names(model))
+        """As the model does, but whole files replace those of before; what a killed export left goes with the next."""
+        staging = folder / EXPORT_STAGING
+        shutil.rmtree(staging, ignore_errors=True)
+        staging.mkdir(parents=True)
+        try:
+            if (folder / "README.md").is_file():  # which PEFT adds to
+                shutil.copy(folder / "README.md", staging)
+            model.save_pretrained(str(staging), state_dict=state_dict, **_own_names(model))
+            for path in [path for path in staging.rglob("*") if path.is_file()]:
+                target = folder / path.relative_to(staging)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                os.replace(path, target)
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
 
     def _save_companions(self, folder: Path) -> None:
         """What belongs to the weights: tokenizer, collator, and the arguments without tokens."""

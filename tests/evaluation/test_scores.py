@@ -42,7 +42,7 @@ def equals_plain_bootstrap(
     with monkeypatch.context() as patch:
         patch.setattr(bootstrap, "_spearman_from_counts", spearman_from_counts)
         fast = bootstrap.bootstrap_metrics(predicted, measured, threshold=9.0, num_resamples=60, seed=3)
-    plain = plain_bootstrap(predicted, measured, bootstrap._draw_counts(np.random.default_rng(3), num_rows, 60))
+    plain = plain_bootstrap(predicted, measured, bootstrap.draw_counts(np.random.default_rng(3), num_rows, 60))
     return all(np.allclose(fast[name], plain[name], atol=1e-10, equal_nan=True) for name in NAMES)
 
 

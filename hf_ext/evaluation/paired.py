@@ -1,0 +1,216 @@
+"""Is one model better than another on the same rows? A paired bootstrap: the noise that both share cancels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from ..errors import ArgumentError
+from . import metrics
+from ._arrays import FloatArray, as_column, as_pair
+from .bootstrap import (
+    CHUNK_DRAWS,
+    RankedColumn,
+    affordable_resamples,
+    divide,
+    draw_counts,
+    metrics_from_moments,
+    moment_terms,
+    percentile_interval,
+)
+from .metrics import DEFAULT_THRESHOLD, MetricValue
+from .scores import PLAIN_METRICS, THRESHOLD_METRICS
+
+LOWER_IS_BETTER = frozenset({"rmse", "mae"})
+PAIRED_METRICS = (*PLAIN_METRICS, *THRESHOLD_METRICS)
+
+_Scorer = Callable[[FloatArray], list[FloatArray]]  # counts (resamples, n) -> scores before and after, (resamples,)
+
+
+@dataclass(frozen=True)
+class PairedComparison:
+    """Two models on the same rows. `improvement` is positive where the later one is better, errors (RMSE) included.
+
+    `improvement`, `low` and `high` are None where `undefined` says why, and `low` and `high` where no resample has a
+    value; then neither `is_better` nor `is_worse` holds.
+    """
+
+    metric: str
+    before: float | None
+    after: float | None
+    improvement: float | None
+    low: float | None
+    high: float | None
+    n: int
+    confidence: float
+    num_resamples: int
+    num_undefined_resamples: int
+    undefined: str | None = None
+
+    @property
+    def is_better(self) -> bool:
+        """Whether the whole interval lies above 0."""
+        return self.low is not None and self.low > 0
+
+    @property
+    def is_worse(self) -> bool:
+        """Whether the whole interval lies below 0."""
+        return self.high is not None and self.high < 0
+
+    def excludes_improvement(self, min_delta: float = 0.0) -> bool:
+        """Whether the whole interval lies at or below `min_delta`, in the unit of the metric."""
+        return self.high is not None and self.high <= min_delta
+
+    def as_dict(self) -> dict[str, Any]:
+        """Every number of the comparison and its two verdicts, JSON-able."""
+        return {**asdict(self), "is_better": self.is_better, "is_worse": self.is_worse}
+
+
+def compare_paired(
+    labels: Any,
+    before: Any,
+    after: Any,
+    metric: str = "spearman",
+    *,
+    threshold: float = DEFAULT_THRESHOLD,
+    confidence: float = 0.95,
+    num_resamples: int = 1000,
+    seed: int = 0,
+) -> PairedComparison:
+    """Compare two sets of predictions by a percentile bootstrap of the difference of their scores.
+
+    Both are scored on the same resamples, so the interval is that of the difference: narrow where the two models
+    nearly agree, however wide each score's own interval is. Rows are resampled one by one: where rows share an
+    antibody, it says nothing about new antibodies.
+
+    Args:
+        labels: (n,) or (n, 1) finite numbers.
+        before, after: (n,) or (n, 1) predictions of the two models, row by row as `labels`.
+        metric: spearman, pearson, rmse, mae, r2, recall, precision or f1.
+        threshold: rows at or above it count as binders, for the last three; in the unit of the labels.
+        confidence: of the interval, between 0 and 1.
+        num_resamples: 2 or more; lowered for more than 50,000 rows (the result says how many were drawn).
+        seed: of the draws, 0 or more.
+
+    Returns:
+        Both scores, the improvement and its interval. A score that has no value (constant predictions, a NaN) leaves
+        the comparison undefined, with the reason.
+
+    Raises:
+        ArgumentError: an unknown metric, or a number out of range.
+        DataError: shapes or lengths do not fit, or a value is not a number.
+
+    Cost: about 60 ns per drawn row: 0.08 s for 1,300 rows and 1,000 resamples.
+    """
+    check_comparison(metric, threshold=threshold, confidence=confidence, num_resamples=num_resamples, seed=seed)
+    earlier, measured = as_pair(before, labels)
+    later, _ = as_pair(as_column(after, "after"), measured)
+    values = [_point_value(metric, predicted, measured, threshold) for predicted in (earlier, later)]
+    reasons = [f"{name}: {value.undefined}" for name, value in zip(("before", "after"), values) if value.undefined]
+    samples = np.empty(0)
+    if not reasons:
+        drawn = affordable_resamples(len(measured), num_resamples)
+        samples = paired_samples(measured, earlier, later, metric, threshold=threshold, num_resamples=drawn, seed=seed)
+    low, high = percentile_interval(samples, confidence)
+    return PairedComparison(
+        metric=metric,
+        before=_number_or_none(values[0]),
+        after=_number_or_none(values[1]),
+        improvement=None if reasons else _sign(metric) * (values[1].value - values[0].value),
+        low=low,
+        high=high,
+        n=len(measured),
+        confidence=float(confidence),
+        num_resamples=len(samples),
+        num_undefined_resamples=int(np.count_nonzero(~np.isfinite(samples))),
+        undefined="; ".join(reasons) or None,
+    )
+
+
+def paired_samples(
+    labels: FloatArray,
+    before: FloatArray,
+    after: FloatArray,
+    metric: str,
+    *,
+    threshold: float,
+    num_resamples: int,
+    seed: int,
+) -> FloatArray:
+    """Return the improvement on every resample, (num_resamples,) float64, NaN where either score has no value.
+
+    The draws are those of `bootstrap_metrics` with the same seed.
+
+    Args:
+        labels, before, after: (n,) float64, finite, n >= 1.
+    """
+    generator = np.random.default_rng(seed)
+    num_rows = len(labels)
+    if metric == "spearman":
+        score = _spearman_scorer(labels, before, after)
+    else:
+        score = _moment_scorer(labels, before, after, metric, threshold)
+    chunk = max(1, CHUNK_DRAWS // num_rows)
+    parts = []
+    for start in range(0, num_resamples, chunk):
+        earlier, later = score(draw_counts(generator, num_rows, min(chunk, num_resamples - start)))
+        parts.append(later - earlier)
+    return _sign(metric) * np.concatenate(parts)
+
+
+def _spearman_scorer(labels: FloatArray, before: FloatArray, after: FloatArray) -> _Scorer:
+    """Ranks each of the three columns once per resample."""
+    ranked_labels = RankedColumn.of(labels)
+    ranked_models = [RankedColumn.of(before), RankedColumn.of(after)]
+
+    def score(counts: FloatArray) -> list[FloatArray]:
+        label_ranks, label_squares = ranked_labels.deviations(counts)
+        scores = []
+        for column in ranked_models:
+            ranks, squares = column.deviations(counts)
+            products = np.einsum("bn,bn,bn->b", counts, ranks, label_ranks)
+            scores.append(divide(products, np.sqrt(squares) * np.sqrt(label_squares)))
+        return scores
+
+    return score
+
+
+def _moment_scorer(labels: FloatArray, before: FloatArray, after: FloatArray, metric: str, threshold: float) -> _Scorer:
+    terms = [moment_terms(predicted, labels, threshold) for predicted in (before, after)]
+
+    def score(counts: FloatArray) -> list[FloatArray]:
+        return [metrics_from_moments(counts @ columns, len(labels))[metric] for columns in terms]
+
+    return score
+
+
+def _point_value(metric: str, predicted: FloatArray, measured: FloatArray, threshold: float) -> MetricValue:
+    if metric in PLAIN_METRICS:
+        return PLAIN_METRICS[metric](predicted, measured)
+    return THRESHOLD_METRICS[metric](metrics.threshold_counts(predicted, measured, threshold))
+
+
+def _sign(metric: str) -> int:
+    return -1 if metric in LOWER_IS_BETTER else 1
+
+
+def _number_or_none(value: MetricValue) -> float | None:
+    return None if value.undefined else float(value.value)
+
+
+def check_comparison(metric: str, *, threshold: float, confidence: float, num_resamples: int, seed: int) -> None:
+    """Raises `ArgumentError` where `compare_paired` would."""
+    if metric not in PAIRED_METRICS:
+        raise ArgumentError(f"metric={metric!r}: use one of {', '.join(PAIRED_METRICS)}.")
+    if not math.isfinite(threshold):
+        raise ArgumentError(f"threshold={threshold!r}: a finite number in the unit of the labels is needed.")
+    if not 0.0 < confidence < 1.0:
+        raise ArgumentError(f"confidence={confidence!r}: between 0 and 1 is needed, for example 0.95.")
+    if num_resamples < 2:
+        raise ArgumentError(f"num_resamples={num_resamples!r}: 2 or more are needed for an interval, 1000 are usual.")
+    if seed < 0:
+        raise ArgumentError(f"seed={seed!r}: a whole number of 0 or more is needed.")

@@ -1,0 +1,69 @@
+"""Which files of a model folder may leave this machine."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import re
+from pathlib import Path
+
+from ..errors import ArgumentError
+from .attempts import HubError
+
+_WEIGHTS = r"model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json|adapter_model\.safetensors"
+_TOKENIZER = (
+    r"tokenizer\.json|tokenizer_config\.json|special_tokens_map\.json|added_tokens\.json|vocab\.(txt|json)|"
+    r"merges\.txt|spiece\.model|tokenizer\.model|sentencepiece\.bpe\.model|chat_template\.jinja"
+)
+_CONFIG = r"(generation_|adapter_)?config\.json|inputs\.json|plan\.json"
+_ABOUT = r"README\.md|LICENSE|report\.(html|md|json|png|svg)"
+_ALLOWED = re.compile(rf"{_WEIGHTS}|{_CONFIG}|{_ABOUT}|(tokenizers/\d+/)?({_TOKENIZER})")
+IS_WEIGHTS = re.compile(_WEIGHTS)
+# What decides which weights `from_pretrained` reads. A leftover of an earlier push would be read beside or instead of
+# the new model: model.safetensors before an index, adapters on top of a full model.
+DECIDES_LOADING = re.compile(rf"{_WEIGHTS}|adapter_config\.json|(pytorch|adapter)_model.*\.bin(\.index\.json)?")
+_ANY_TOKEN = re.compile(rb"hf_[A-Za-z0-9]{34}")  # the form of the Hub's access tokens
+
+
+def allow_list(folder: str | os.PathLike[str]) -> list[str]:
+    """Names the files of a model folder that may leave this machine: those known to be needed, and no others.
+
+    Weights as safetensors (whole, sharded, adapters), configuration, tokenizers, `inputs.json`, `plan.json`, the card
+    and the report. So never pickles, arguments, optimizer, random states, logs, predictions or data. Symbolic links are
+    left out: a link may have an allowed name and lead to anything.
+
+    Returns:
+        Sorted POSIX paths relative to `folder`.
+
+    Raises:
+        ArgumentError: no such folder, or it holds no weights.
+    """
+    root = Path(folder)
+    if not root.is_dir():
+        raise ArgumentError(f"{root} is not a folder. Give one that `save_model` or `save_pretrained` wrote.")
+    here = root.resolve()
+    paths = [path.relative_to(root) for path in root.rglob("*") if path.is_file()]
+    names = [path.as_posix() for path in paths if (root / path).resolve() == here / path]
+    allowed = sorted(name for name in names if _ALLOWED.fullmatch(name))
+    if not any(IS_WEIGHTS.fullmatch(name) for name in allowed):
+        raise ArgumentError(
+            f"{root} holds no weights to push: no model.safetensors, shards of it, or adapter_model.safetensors. "
+            "Give a folder that `save_model` or `save_pretrained` wrote."
+        )
+    return allowed
+
+
+def refuse_tokens(folder: Path, names: list[str], token: str) -> None:
+    """Raises HubError if one of the named files contains `token` or anything that has the form of a token.
+
+    Cost: one read of the files.
+    """
+    for name in names:
+        if os.path.getsize(folder / name) == 0:  # cannot be mapped
+            continue
+        with open(folder / name, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            if content.find(token.encode()) >= 0 or _ANY_TOKEN.search(content):
+                raise HubError(
+                    f"{name} contains an access token of the Hub; nothing was sent. Take it out of the file, and if "
+                    "others could read the file, revoke the token at https://huggingface.co/settings/tokens."
+                )

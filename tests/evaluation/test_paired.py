@@ -1,0 +1,143 @@
+"""The difference of two models on the same rows: by hand, with the draws of the plain bootstrap, and calibrated."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from hf_ext.errors import ArgumentError, DataError
+from hf_ext.evaluation import intervals_overlap, score_predictions
+from hf_ext.evaluation.bootstrap import bootstrap_metrics
+from hf_ext.evaluation.paired import LOWER_IS_BETTER, PAIRED_METRICS, compare_paired, paired_samples
+
+
+def rows(num_rows: int = 80, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Labels with ties, and two models that share part of their error."""
+    generator = np.random.default_rng(seed)
+    labels = np.maximum(np.round(generator.normal(8.5, 1.5, num_rows), 1), 7.0)
+    shared = labels + generator.normal(0, 1, num_rows)
+    return labels, shared + generator.normal(0, 0.5, num_rows), shared + generator.normal(0, 0.5, num_rows)
+
+
+def test_spearman_gains_point_two_where_one_swap_of_four_is_put_right() -> None:
+    # d = 0, 1, 1, 0: 1 - 6 * 2 / (4 * 15) = 0.8 before, 1 after
+    compared = compare_paired([10, 20, 30, 40], [1, 3, 2, 4], [1, 2, 3, 4])
+    assert compared.before == pytest.approx(0.8)
+    assert compared.after == pytest.approx(1.0)
+    assert compared.improvement == pytest.approx(0.2)
+
+
+def test_a_smaller_error_is_an_improvement() -> None:
+    compared = compare_paired([0, 0, 0, 0], [2, -2, 2, -2], [1, -1, 1, -1], "rmse")
+    assert (compared.before, compared.after, compared.improvement) == (2.0, 1.0, 1.0)
+    assert (compared.low, compared.high) == (1.0, 1.0)
+    assert compared.is_better
+    assert not compared.is_worse
+
+
+def test_the_same_predictions_differ_by_exactly_nothing() -> None:
+    labels, before, _ = rows()
+    for metric in ("spearman", "pearson", "rmse", "r2"):
+        compared = compare_paired(labels, before, before, metric)
+        assert (compared.improvement, compared.low, compared.high) == (0.0, 0.0, 0.0)
+        assert not compared.is_better
+        assert not compared.is_worse
+        assert compared.excludes_improvement(0.0)
+
+
+def test_the_other_way_round_the_improvement_changes_its_sign() -> None:
+    labels, before, after = rows()
+    there, back = compare_paired(labels, before, after), compare_paired(labels, after, before)
+    assert there.improvement == -back.improvement
+    assert there.low == pytest.approx(-back.high)
+
+
+def differences_of_plain_bootstrap(metric: str, second_seed: int) -> tuple[np.ndarray, np.ndarray]:
+    labels, before, after = rows()
+    settings = {"threshold": 9.0, "num_resamples": 300}
+    earlier = bootstrap_metrics(before, labels, seed=5, **settings)[metric]
+    later = bootstrap_metrics(after, labels, seed=second_seed, **settings)[metric]
+    plain = earlier - later if metric in LOWER_IS_BETTER else later - earlier
+    return plain, paired_samples(labels, before, after, metric, seed=5, **settings)
+
+
+@pytest.mark.parametrize("metric", PAIRED_METRICS)
+def test_paired_samples_are_differences_on_the_same_draws_and_the_check_notices_other_draws(metric: str) -> None:
+    np.testing.assert_allclose(*differences_of_plain_bootstrap(metric, second_seed=5), atol=1e-12)
+    with pytest.raises(AssertionError):
+        np.testing.assert_allclose(*differences_of_plain_bootstrap(metric, second_seed=6), atol=1e-12)
+
+
+def test_a_difference_is_seen_where_the_intervals_of_both_scores_overlap() -> None:
+    generator = np.random.default_rng(0)
+    labels = generator.normal(size=300)
+    before = labels + generator.normal(size=300)
+    after = before - 0.1 * (before - labels)  # a tenth of every error less
+    scores = [score_predictions(predicted, labels)["spearman"] for predicted in (before, after)]
+    assert intervals_overlap(*scores)
+    assert compare_paired(labels, before, after).is_better
+    assert compare_paired(labels, after, before).is_worse
+
+
+def share_of_alarms(compare: Callable[..., object]) -> float:
+    """How often two equally good models are told apart, over 200 draws of 100 rows."""
+    alarms = 0
+    for seed in range(200):
+        compared = compare(*rows(100, seed), num_resamples=200, seed=seed)
+        alarms += compared.is_better or compared.is_worse
+    return alarms / 200
+
+
+def test_equal_models_are_told_apart_in_about_one_of_twenty_and_the_check_notices_narrow_intervals() -> None:
+    assert 0.01 <= share_of_alarms(compare_paired) <= 0.10
+    assert share_of_alarms(lambda *columns, **settings: compare_paired(*columns, confidence=0.5, **settings)) > 0.3
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "reason"),
+    [
+        ([1, 1, 1], [1, 2, 3], "before: all 3 predictions are equal"),
+        ([1, 2, 3], [5, 5, 5], "after: all 3 predictions are equal"),
+        ([1, 2, 3], [1, float("nan"), 3], "after: 1 of 3 predictions are NaN or infinite"),
+    ],
+)
+def test_a_score_without_value_leaves_the_comparison_undefined(before: list, after: list, reason: str) -> None:
+    compared = compare_paired([1, 2, 3], before, after)
+    assert compared.undefined is not None
+    assert compared.undefined.startswith(reason)
+    assert (compared.improvement, compared.low, compared.high) == (None, None, None)
+    assert not compared.is_better
+    assert not compared.is_worse
+    assert not compared.excludes_improvement(1.0)
+    assert json.loads(json.dumps(compared.as_dict(), allow_nan=False))["is_better"] is False
+
+
+def test_resamples_without_value_are_counted() -> None:
+    # a resample of three rows draws one row three times with chance 3 / 27: no rank correlation
+    compared = compare_paired([1, 2, 3], [1, 2, 3], [3, 1, 2], num_resamples=900)
+    assert compared.num_undefined_resamples == pytest.approx(100, abs=40)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"metric": "spearmen"},
+        {"confidence": 1.0},
+        {"num_resamples": 1},
+        {"seed": -1},
+        {"threshold": float("nan")},
+    ],
+)
+def test_arguments_out_of_range_are_refused_by_name(wrong: dict) -> None:
+    with pytest.raises(ArgumentError, match=f"{next(iter(wrong))}="):
+        compare_paired([1, 2, 3], [1, 2, 3], [1, 2, 3], **wrong)
+
+
+def test_columns_of_other_lengths_are_refused() -> None:
+    with pytest.raises(DataError, match="2 predictions for 3 references"):
+        compare_paired([1, 2, 3], [1, 2, 3], [1, 2])
+    with pytest.raises(DataError, match="4 predictions for 3 references"):
+        compare_paired([1, 2, 3], [1, 2, 3, 4], [1, 2, 3])

@@ -1,0 +1,212 @@
+"""Early stopping by intervals: what improves, what does not, what cannot be told, and that a resumed run agrees."""
+
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hf_ext.errors import ArgumentError, CheckpointError, DataError
+from hf_ext.evaluation.stopping_rule import StoppingDecision, StoppingRule
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+
+LABELS = np.random.default_rng(0).normal(8, 1.5, 200)
+NOISE = np.random.default_rng(1).normal(0, 1.5, (30, 200))
+
+
+def model(error: float, number: int = 0) -> np.ndarray:
+    """Predictions with `error` times the label's own spread of noise; another `number` makes other errors."""
+    return LABELS + error * NOISE[number]
+
+
+def feed(rule: StoppingRule, *evaluations: np.ndarray, start: int = 1) -> list[StoppingDecision]:
+    return [rule.update(predictions, step=start + i) for i, predictions in enumerate(evaluations)]
+
+
+def verdicts(decisions: list[StoppingDecision]) -> list[str]:
+    return [decision.verdict for decision in decisions]
+
+
+def test_the_first_model_is_the_best_so_far() -> None:
+    (decision,) = feed(StoppingRule(LABELS), model(1.0))
+    assert (decision.verdict, decision.best_step, decision.against_best) == ("improved", 1, None)
+
+
+def test_a_model_that_is_certainly_better_is_the_new_best() -> None:
+    rule = StoppingRule(LABELS)
+    decision = feed(rule, model(1.0), model(0.5))[1]
+    assert (decision.verdict, decision.best_step) == ("improved", 2)
+    assert decision.against_best.low > 0
+    assert rule.best_predictions.tolist() == model(0.5).tolist()
+
+
+def test_a_higher_score_that_may_be_luck_is_undecided_and_replaces_nothing() -> None:
+    scored = [(float(np.corrcoef(LABELS, model(1.0, i))[0, 1]), i) for i in range(8)]
+    lower, higher = sorted(scored)[3][1], sorted(scored)[5][1]
+    decision = feed(StoppingRule(LABELS, metric="pearson"), model(1.0, lower), model(1.0, higher))[1]
+    assert decision.against_best.improvement > 0
+    assert (decision.verdict, decision.best_step) == ("undecided", 1)
+
+
+def test_it_stops_at_exactly_patience_evaluations_that_exclude_an_improvement() -> None:
+    decisions = feed(StoppingRule(LABELS, patience=3), model(0.3), model(1.0), model(1.0, 1), model(1.0, 2))
+    assert verdicts(decisions) == ["improved", "no improvement", "no improvement", "no improvement"]
+    assert [decision.num_without_improvement for decision in decisions] == [0, 1, 2, 3]
+    assert [decision.should_stop for decision in decisions] == [False, False, False, True]
+
+
+def test_an_improvement_starts_the_count_anew() -> None:
+    decisions = feed(StoppingRule(LABELS, patience=2), model(0.5), model(1.0), model(0.2), model(1.0, 1))
+    assert [decision.num_without_improvement for decision in decisions] == [0, 1, 0, 1]
+
+
+def test_an_undecided_evaluation_starts_the_count_anew() -> None:
+    decisions = feed(StoppingRule(LABELS, patience=2), model(0.5), model(1.0), model(0.5, 1), model(1.0, 1))
+    assert verdicts(decisions) == ["improved", "no improvement", "undecided", "no improvement"]
+    assert not any(decision.should_stop for decision in decisions)
+
+
+def test_it_stops_where_the_predictions_have_settled_below_a_lucky_best() -> None:
+    scored = sorted((float(np.corrcoef(LABELS, model(1.0, i))[0, 1]), i) for i in range(8))
+    best, settled = model(1.0, scored[5][1]), model(1.0, scored[3][1])
+    rule = StoppingRule(LABELS, metric="pearson", patience=2)
+    decisions = feed(rule, best, *(settled + 1e-4 * NOISE[10 + i] for i in range(5)))
+    assert not decisions[-1].against_best.excludes_improvement(0.01)
+    assert abs(decisions[-1].against_recent.high) < 0.001
+    assert [decision.should_stop for decision in decisions] == [False, False, False, False, True, True]
+
+
+def test_warmup_never_stops_and_counts_nothing() -> None:
+    evaluations = [model(0.3), *(model(1.0, i) for i in range(6))]
+    decisions = feed(StoppingRule(LABELS, patience=2, warmup_steps=5), *evaluations)
+    assert [decision.is_warmup for decision in decisions] == [True] * 5 + [False] * 2
+    assert [decision.num_without_improvement for decision in decisions] == [0] * 5 + [1, 2]
+    assert [decision.should_stop for decision in decisions] == [False] * 6 + [True]
+
+
+def test_min_delta_is_the_improvement_that_must_be_excluded() -> None:
+    evaluations = [model(0.5), model(0.5, 1)]
+    assert verdicts(feed(StoppingRule(LABELS, min_delta=0.0), *evaluations))[1] == "undecided"
+    assert verdicts(feed(StoppingRule(LABELS, min_delta=0.5), *evaluations))[1] == "no improvement"
+
+
+def test_a_larger_error_is_no_improvement() -> None:
+    decisions = feed(StoppingRule(LABELS, metric="rmse"), model(0.5), model(1.0, 1), model(0.2, 2))
+    assert verdicts(decisions) == ["improved", "no improvement", "improved"]
+
+
+@pytest.mark.parametrize("broken", [np.full(200, 7.0), np.where(np.arange(200) == 3, np.nan, LABELS)])
+def test_predictions_without_a_score_are_undecided_and_never_the_best(broken: np.ndarray) -> None:
+    rule = StoppingRule(LABELS, patience=1)
+    decisions = feed(rule, broken, model(1.0), broken, model(0.3))
+    assert verdicts(decisions) == ["undecided", "improved", "undecided", "improved"]
+    assert [decision.best_step for decision in decisions] == [None, 2, 2, 4]
+    assert decisions[0].against_best.undefined
+    json.dumps(rule.state_dict(), allow_nan=False)
+
+
+def noisy_run() -> Iterator[np.ndarray]:
+    """Improves, wavers, settles: every verdict comes up and the rule stops."""
+    yield from (model(1.5), model(0.6, 1), model(0.6, 2), model(0.65, 3))
+    yield from (model(0.6, 4) + 1e-4 * NOISE[10 + i] for i in range(8))
+
+
+def small_rule() -> StoppingRule:
+    return StoppingRule(LABELS, patience=2, num_resamples=100)
+
+
+def logged(decisions: list[StoppingDecision]) -> list[dict[str, Any]]:
+    return [json.loads(json.dumps(decision.as_dict(), allow_nan=False)) for decision in decisions]
+
+
+def resumed_after(num_evaluations: int, **lost: Any) -> list[dict[str, Any]]:
+    """The log of a run that is stopped and resumed, its state kept as JSON text; `lost` overwrites parts of it."""
+    evaluations = list(noisy_run())
+    first, second = small_rule(), small_rule()
+    before = feed(first, *evaluations[:num_evaluations])
+    second.load_state_dict({**json.loads(json.dumps(first.state_dict(), allow_nan=False)), **lost})
+    return logged(before + feed(second, *evaluations[num_evaluations:], start=num_evaluations + 1))
+
+
+def test_a_resumed_run_decides_as_one_that_was_never_stopped_and_the_check_notices_lost_state() -> None:
+    whole = logged(feed(small_rule(), *noisy_run()))
+    assert {decision["verdict"] for decision in whole} == {"improved", "undecided", "no improvement"}
+    assert whole[-1]["should_stop"]
+    for num_evaluations in range(len(whole) + 1):
+        assert resumed_after(num_evaluations) == whole
+    assert resumed_after(8, num_without_improvement=0) != whole
+    assert resumed_after(6, recent_predictions=[]) != whole
+    assert resumed_after(6, best_predictions=None, best_step=None) != whole
+
+
+def test_a_state_of_other_rows_another_metric_or_version_is_refused_and_changes_nothing() -> None:
+    rule = StoppingRule(LABELS)
+    feed(rule, model(1.0))
+    state = rule.state_dict()
+    with pytest.raises(CheckpointError, match="other rows or labels"):
+        StoppingRule(LABELS[::-1]).load_state_dict(state)
+    with pytest.raises(CheckpointError, match="'spearman', this run's is 'rmse'"):
+        StoppingRule(LABELS, metric="rmse").load_state_dict(state)
+    with pytest.raises(CheckpointError, match="lacks best_step"):
+        rule.load_state_dict({name: value for name, value in state.items() if name != "best_step"})
+    assert rule.state_dict() == state
+
+
+def test_the_rule_keeps_its_own_copy_of_the_predictions() -> None:
+    rule, predictions = StoppingRule(LABELS), model(1.0)
+    rule.update(predictions, step=1)
+    predictions[:] = 0.0
+    assert rule.best_predictions.tolist() == model(1.0).tolist()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"metric": "loss"},
+        {"patience": 0},
+        {"warmup_steps": -1},
+        {"min_delta": -0.1},
+        {"min_delta": float("nan")},
+        {"confidence": 0.0},
+        {"num_resamples": 0},
+    ],
+)
+def test_arguments_out_of_range_are_refused_by_name(wrong: dict) -> None:
+    with pytest.raises(ArgumentError, match=f"{next(iter(wrong))}="):
+        StoppingRule(LABELS, **wrong)
+
+
+@pytest.mark.parametrize(("labels", "message"), [([], "no rows"), ([1.0, float("inf")], "row 1")])
+def test_labels_that_cannot_be_scored_are_refused(labels: list, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        StoppingRule(labels)
+
+
+def test_another_number_of_predictions_than_labels_is_refused() -> None:
+    with pytest.raises(DataError, match="199 predictions for 200 references"):
+        StoppingRule(LABELS).update(model(1.0)[:-1], step=1)
+
+
+def test_on_simulated_noisy_curves_patience_stops_falsely_and_the_rule_does_not(monkeypatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import false_stops
+
+    settings = {"patience": 3, "min_delta": 0.01, "confidence": 0.99, "num_resamples": 100, "seed": 0}
+    results = false_stops.run(Namespace(num_curves=6, **settings))
+    assert results["patience"]["num_false_stops"] >= 4
+    assert results["paired_rule"]["num_false_stops"] == 0
+    assert results["paired_rule"]["after_training_ended"]["settles"]["num_stopped"] == 2
+
+
+def test_the_recorded_simulation_of_200_curves_meets_its_goal() -> None:
+    recorded = json.loads((BENCHMARKS / "results" / "false_stops.json").read_text())
+    rule, patience = recorded["paired_rule"], recorded["patience"]
+    assert rule["num_curves"] == patience["num_curves"] == 200
+    assert rule["share_false_stops"] < 0.05 < patience["share_false_stops"]
+    assert sum(end["num_stopped"] for end in rule["after_training_ended"].values()) > 0
