@@ -21,7 +21,8 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "dataloader_pin_memory": False,
         "embedding_tokens_per_batch": 2048,
     },
-    # Small drives: the newest checkpoint (and the best, where it is another one), no logs of other tools.
+    # Small drives: the newest checkpoint (and the best, where it is another one), less of it if it must be; no logs of
+    # other tools.
     "low_disk": {"save_total_limit": 1, "disk_policy": "degrade", "report_to": "none"},
     # Same numbers every time on the same machine, at the price of speed.
     "reproducible": {
