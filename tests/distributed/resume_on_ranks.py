@@ -10,6 +10,7 @@ import os
 import sys
 from pathlib import Path
 
+from ranks import leave
 from train_on_ranks import RecordingCollator, make_model, make_rows, settings
 
 from hf_ext.trainer import FastTrainer
@@ -70,6 +71,7 @@ def main(folder: Path) -> None:
     lost = train(folder / "grouped", "grouped", resume=True, tell_epoch=False)
     report["lost"] = lost.data_collator.batches[: STEPS - SAVED]
     (folder / f"resume-{RANK}.json").write_text(json.dumps(report))
+    leave(lost)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 from datasets import Dataset
+from ranks import leave
 from safetensors.torch import save_file
 from transformers import EsmConfig, EsmForTokenClassification, Trainer, TrainerCallback, TrainingArguments
 
@@ -130,6 +131,7 @@ def main(folder: Path) -> None:
         "same_weights": same,
     }
     (folder / f"report-{RANK}.json").write_text(json.dumps(report))
+    leave(lost)
 
 
 if __name__ == "__main__":

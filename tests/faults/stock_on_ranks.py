@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from faulty_runs import bits
+from ranks import leave
 from stock_runs import BEST, NUM_STEPS, SAVED, Runs, differing
 from transformers import EsmForSequenceClassification, Trainer
 
@@ -45,6 +46,7 @@ def main(folder: Path) -> None:
         best, watch = runs.train(KIND, trainer_class, folder / name, **BEST)
         report[name] = len(differing(bits(best.model), watch.weights[SAVED]))
     (folder / f"stock-{RANK}.json").write_text(json.dumps(report))
+    leave(resumed)
 
 
 if __name__ == "__main__":
