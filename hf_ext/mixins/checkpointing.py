@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from accelerate.utils import gather_object
+from safetensors import SafetensorError
 from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
 
@@ -148,7 +149,7 @@ class CheckpointMixin(CommitMixin):
         try:
             if action is not None:
                 action()
-        except Exception as error:
+        except (OSError, SafetensorError) as error:
             if not is_disk_failure(error):
                 raise
             needed = self.checkpoint_sizes().full_bytes  # type: ignore[attr-defined]
@@ -158,7 +159,7 @@ class CheckpointMixin(CommitMixin):
         return next(filter(None, gather_object([failure])), None)
 
     def _write_state(self, staging: Staging | None, folder: Path, moment: Moment) -> None:
-        """Writes this process's part; small files first, whose way to the disk is long, and all hashed meanwhile."""
+        """Writes this process's part of a checkpoint; the main process's holds what all share."""
         is_main, only_model = self.args.should_save, self.args.save_only_model
         is_sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled  # type: ignore[attr-defined]
         save_tree(folder, f"rank_{self.args.process_index}", {"rng": moment.rng, "unlogged_loss": moment.unlogged_loss})
