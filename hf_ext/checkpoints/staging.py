@@ -8,8 +8,7 @@ import os
 import socket
 import stat
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ import psutil
 
 from ..errors import CheckpointError
 from .disk import remove_folder, sync
-from .manifest import MANIFEST, MANIFEST_DRAFT, FileRecord, Manifest, hash_file
+from .manifest import MANIFEST, MANIFEST_DRAFT, Manifest, hash_file
 from .stored import Stored
 
 logger = logging.getLogger(__name__)
@@ -25,13 +24,6 @@ logger = logging.getLogger(__name__)
 MARKER = ".writer.json"  # who writes here; gone once the checkpoint is committed
 _NOT_LISTED = (MARKER, MANIFEST, MANIFEST_DRAFT)
 _SAME_START_S = 2.0  # a process's start time is told with the precision of the system clock
-
-
-@dataclass(frozen=True)
-class _Sealed:
-    signature: tuple[int, int, int]
-    record: Future[FileRecord]
-    synced: Future[None]
 
 
 class Staging:
@@ -47,25 +39,7 @@ class Staging:
         self.step = step
         self._run_id = run_id
         self._publish = publish
-        self._sealed: dict[str, _Sealed] = {}
-        # Four, so that two large files, weights and optimizer, are hashed while files wait for the disk.
-        self._pool = ThreadPoolExecutor(4, thread_name_prefix="checkpoint-hash")
         self.is_open = True
-
-    def seal(self) -> None:
-        """Hashes and syncs, in the background, files that are new or changed since the last call. Returns at once.
-
-        Call it when a file is complete. One that changes afterwards is hashed again.
-
-        Raises:
-            CheckpointError: a link, or a file name that a manifest cannot hold.
-        """
-        for name, status in _list_files(self.path).items():
-            signature = (status.st_ino, status.st_size, status.st_mtime_ns)
-            if name not in self._sealed or self._sealed[name].signature != signature:
-                path = self.path / name
-                synced, record = self._pool.submit(sync, path), self._pool.submit(hash_file, path)
-                self._sealed[name] = _Sealed(signature, record, synced)
 
     def commit(self, epoch: float, facts: dict[str, Any]) -> Stored:
         """Makes this the checkpoint of its step; when it returns, a power cut does not undo it.
@@ -78,30 +52,27 @@ class Staging:
             OSError: hashing, syncing or renaming failed; `abandon` then, the checkpoints that stand are untouched.
             CheckpointError: a link, or a pinned checkpoint of the same step.
         """
-        self.seal()
         names = sorted(_list_files(self.path))
-        files = {name: self._sealed[name].record.result() for name in names}
-        for name in names:
-            self._sealed[name].synced.result()
+        # Four, so that two large files, weights and optimizer, are hashed while files wait for the disk.
+        with ThreadPoolExecutor(4, thread_name_prefix="checkpoint-hash") as pool:
+            synced = pool.map(sync, [self.path / name for name in names])
+            files = dict(zip(names, pool.map(hash_file, [self.path / name for name in names])))
+            list(synced)  # raises what a sync raised
         for folder in {self.path / Path(name).parent for name in names} - {self.path}:
             sync(folder)
         manifest = Manifest(self._run_id, self.step, float(epoch), facts, files)
         manifest.write(self.path)
         target = self._publish(self.path, self.step)
-        self._close()
+        self.is_open = False
         return Stored(target, Manifest.read(target))
 
     def abandon(self) -> None:
         """Removes what was written; does nothing after `commit`. What cannot be removed is warned of."""
-        self._close()
+        self.is_open = False
         try:
             remove_folder(self.path, MARKER)
         except OSError as error:
             logger.warning("%s could not be removed: %s. The next start removes it.", self.path, error.strerror)
-
-    def _close(self) -> None:
-        self._pool.shutdown(wait=True, cancel_futures=True)
-        self.is_open = False
 
 
 def _list_files(folder: Path) -> dict[str, os.stat_result]:

@@ -39,7 +39,7 @@ class CheckpointStore:
         folder: where the checkpoints are; created with the first one.
         run_id: identity of the run; a new one if None.
 
-    Cost of a commit beyond writing: one fsync per file and folder; hashing overlaps with writing.
+    Cost of a commit beyond writing: one hash and one fsync per file, four at a time.
     """
 
     def __init__(self, folder: str | os.PathLike[str], run_id: str | None = None):

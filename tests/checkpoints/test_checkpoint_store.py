@@ -22,7 +22,6 @@ def store(tmp_path) -> CheckpointStore:
 def save(store, step, epoch=0.5, weights=b"weights", facts=None):
     staging = store.stage(step)
     (staging.path / "model.safetensors").write_bytes(weights)
-    staging.seal()
     (staging.path / "optimizer.json").write_text("[1]")
     (staging.path / "progress.json").write_text(f'{{"step": {step}}}')
     return staging.commit(epoch, facts or {})
@@ -72,7 +71,6 @@ def test_whole_epochs_end_an_epoch(store, epoch, ends):
 def test_nothing_stands_under_the_name_before_the_commit(store):
     staging = store.stage(20)
     (staging.path / "model.safetensors").write_bytes(b"weights")
-    staging.seal()
     assert not store.path(20).exists()
     assert staging.path == store.staging_path(20)
     assert steps(store) == []
@@ -114,20 +112,6 @@ def test_everything_is_on_the_disk_before_the_one_rename_and_the_folder_after_it
     ]
 
 
-def test_a_file_changed_after_it_was_sealed_is_hashed_again(store):
-    staging = store.stage(20)
-    path = staging.path / "trainer_state.json"
-    path.write_text("old")
-    staging.seal()
-    path.write_text("newer")
-    (staging.path / ".tmp1").write_text("x")  # as safetensors does: written beside, then renamed
-    staging.seal()
-    (staging.path / ".tmp1").rename(staging.path / "model.safetensors")
-    stored = staging.commit(0.5, {})
-    assert sorted(stored.manifest.files) == ["model.safetensors", "trainer_state.json"]
-    assert store.find_newest().step == 20
-
-
 def test_links_are_not_committed(store):
     staging = store.stage(20)
     (staging.path / "model.safetensors").symlink_to("/etc/hostname")
@@ -141,7 +125,6 @@ def test_abandoning_removes_what_was_staged_and_nothing_that_was_committed(store
     staging = store.stage(20)
     (staging.path / "sub").mkdir()
     (staging.path / "sub" / "a").write_text("a")
-    staging.seal()
     staging.abandon()
     assert names(store) == []
     staging.abandon()
