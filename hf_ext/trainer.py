@@ -5,15 +5,21 @@ from __future__ import annotations
 from transformers import Trainer
 
 from .mixins.checkpointing import CheckpointMixin
+from .mixins.collapse_alarm import CollapseAlarmMixin
 from .mixins.dataloaders import DataLoaderMixin
 from .mixins.disk_budget import DiskBudgetMixin
+from .mixins.early_stopping import EarlyStoppingMixin
 from .mixins.embedding_cache import EmbeddingCacheMixin
 from .mixins.encoder_rate import EncoderRateMixin
+from .mixins.evaluating import EvaluationMixin
 from .mixins.exact_loss import ExactLossMixin
+from .mixins.loss_check import LossCheckMixin
 from .mixins.masking_epoch import MaskingEpochMixin
 from .mixins.mirroring import MirrorMixin
 from .mixins.nan_policy import NanPolicyMixin
 from .mixins.planning import PlanMixin
+from .mixins.progress import ProgressMixin
+from .mixins.pushing import PushingMixin
 from .mixins.restoring import RestoreMixin
 from .mixins.resuming import ResumeMixin
 from .mixins.saving import SavingMixin
@@ -28,7 +34,13 @@ class FastTrainer(
     MirrorMixin,
     CheckpointMixin,
     DiskBudgetMixin,
+    PushingMixin,
     StoppingMixin,
+    EarlyStoppingMixin,
+    CollapseAlarmMixin,
+    EvaluationMixin,
+    ProgressMixin,
+    LossCheckMixin,
     NanPolicyMixin,
     PlanMixin,
     EmbeddingCacheMixin,

@@ -7,10 +7,16 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from transformers import TrainingArguments
+from transformers.trainer_utils import HubStrategy
 from transformers.utils import is_torch_bf16_gpu_available
 
 from .errors import ArgumentError
 from .speedups import REGISTRY
+
+HUB_STRATEGIES = ("end", "best", "checkpoint", "every_save")
+
+
+ERRORS = ("loss", "rmse", "mse", "mae", "perplexity")  # what a metric's name ends in where less is better
 
 
 @dataclass(repr=False)  # the parent's hides tokens
@@ -94,6 +100,45 @@ class FastTrainingArguments(TrainingArguments):
         default="stop",
         metadata={"help": "A step whose loss or gradient is NaN or infinite: end the run, or go on without that step."},
     )
+    max_eval_samples: None | float = field(  # noqa: RUF036
+        default=None,
+        metadata={
+            "help": "Rows of each evaluation during training: a count above 1, or a share up to 1.0 (0.05). The same "
+            "rows every time, stratified by label and --eval_group_column. A new best is confirmed on all rows."
+        },
+    )
+    eval_every_epochs: None | int = field(  # noqa: RUF036
+        default=None, metadata={"help": "With --eval_strategy epoch: evaluate after every so many epochs only."}
+    )
+    eval_minutes: None | float = field(  # noqa: RUF036
+        default=None, metadata={"help": "Also evaluate when this many minutes have passed since the last evaluation."}
+    )
+    eval_full_every: None | int = field(  # noqa: RUF036
+        default=None, metadata={"help": "With --max_eval_samples: every so many evaluations one looks at all rows."}
+    )
+    eval_group_column: None | str = field(  # noqa: RUF036
+        default=None, metadata={"help": "Column whose groups --max_eval_samples keeps in proportion."}
+    )
+    early_stopping_patience: None | int = field(  # noqa: RUF036
+        default=None,
+        metadata={
+            "help": "Stop after this many evaluations in a row whose interval excludes an improvement of "
+            "--early_stopping_min_delta; never in warm-up."
+        },
+    )
+    early_stopping_min_delta: float = field(
+        default=0.01, metadata={"help": "Smallest improvement worth training for, in the unit of the metric."}
+    )
+    hub_strategy: Literal["end", "best", "checkpoint", "every_save"] = field(
+        default="every_save",
+        metadata={
+            "help": "With --push_to_hub, beside the trained model at the end: nothing, the model of each new best "
+            "checkpoint, of each checkpoint with what continues the newest as last-checkpoint/, or of each checkpoint."
+        },
+    )
+    dollars_per_hour: None | float = field(  # noqa: RUF036
+        default=None, metadata={"help": "Price of the machine per hour, for the money in the report."}
+    )
     local_checkpoint_dir: None | str = field(  # noqa: RUF036
         default=None,
         metadata={"help": "Fast folder to save to first; copied to output_dir (a mounted Drive) in the background."},
@@ -122,16 +167,33 @@ class FastTrainingArguments(TrainingArguments):
     def __post_init__(self) -> None:
         self._explicit: frozenset[str] | None = None
         self._given = frozenset(f.name for f in dataclasses.fields(self) if getattr(self, f.name) != _default(f))
+        if self.metric_for_best_model and self.greater_is_better is None:
+            # The parent takes everything but a loss for a score, and would keep the model with the largest RMSE.
+            self.greater_is_better = not self.metric_for_best_model.endswith(ERRORS)
         # The parent refuses these two by the machine it stands on, or switches TF32 on for good: the plan decides.
         tf32, bf16 = self.tf32, self.bf16
         self.tf32 = False if tf32 is False else None
         self.bf16 = bool(bf16 and (self.fp16 or self.use_cpu or is_torch_bf16_gpu_available()))
+        strategy = self._read_hub_strategy()
+        self.hub_strategy = "end"  # the parent does not know "best"
         super().__post_init__()
         self.tf32, self.bf16 = tf32, bf16
+        self.hub_strategy = strategy if strategy == "best" else HubStrategy(strategy)  # type: ignore[assignment]
         if self.bf16:
             self.mixed_precision = "bf16"
         self._built = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         self._check_values()
+
+    def _read_hub_strategy(self) -> str:
+        strategy = str(getattr(self.hub_strategy, "value", self.hub_strategy))
+        if strategy not in HUB_STRATEGIES:
+            raise ArgumentError(
+                f"hub_strategy={strategy}: allowed are {', '.join(HUB_STRATEGIES)}. (all_checkpoints of stock Trainer "
+                "would fill the repository with optimizers: checkpoint keeps the newest, from which a run continues.)"
+            )
+        if strategy == "best" and self.push_to_hub and not (self.metric_for_best_model or self.load_best_model_at_end):
+            raise ArgumentError("hub_strategy=best: no checkpoint is the best one without --metric_for_best_model.")
+        return strategy
 
     def _check_values(self) -> None:
         known = [speedup.NAME for speedup in REGISTRY]
@@ -144,16 +206,21 @@ class FastTrainingArguments(TrainingArguments):
             "max_tokens_per_batch",
             "embedding_tokens_per_batch",
             "save_failures_allowed",
+            "eval_every_epochs",
+            "eval_full_every",
+            "early_stopping_patience",
         ):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ArgumentError(f"{name}={value}: must be at least 1.")
-        for name in ("save_minutes", "max_hours", "save_total_size_gb"):
+        for name in ("save_minutes", "max_hours", "save_total_size_gb", "eval_minutes", "max_eval_samples"):
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):
                 raise ArgumentError(f"{name}={value}: must be above 0.")
-        if not self.stop_margin_minutes >= 0:
-            raise ArgumentError(f"stop_margin_minutes={self.stop_margin_minutes}: must not be negative.")
+        for name in ("stop_margin_minutes", "early_stopping_min_delta", "dollars_per_hour"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < float("inf"):
+                raise ArgumentError(f"{name}={value}: must not be negative.")
 
     @property
     def explicit_fields(self) -> frozenset[str]:

@@ -1,7 +1,7 @@
 """A server on this machine that speaks the Hub's HTTP API over real sockets, keeps what it is given, and can misbehave.
 
-It answers what `huggingface_hub` asks for with `HF_HUB_DISABLE_XET=1`: create, validate-yaml, preupload, the LFS batch,
-PUT and verify, commit, model info, tree and resolve. Every request is kept in `requests`.
+It answers what `huggingface_hub` asks for with `HF_HUB_DISABLE_XET=1`: create, branch, auth-check, validate-yaml,
+preupload, the LFS batch, PUT and verify, commit, model info, tree and resolve. Every request is kept in `requests`.
 """
 
 from __future__ import annotations
@@ -14,13 +14,17 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 from urllib.parse import unquote, urlsplit
+
+import huggingface_hub.constants
+import pytest
 
 NUM_BYTES_OF_A_REGULAR_FILE = 4096  # larger ones and safetensors go through LFS
 Files = dict[str, bytes]
@@ -36,6 +40,7 @@ class Fault:
         delay_s: waited before serving.
         cut: the connection is reset in the middle of what the client sends (PUT, POST) or receives (GET).
         damaged: one bit is turned over in what is stored (PUT) or sent (GET).
+        truncated: the last byte of what is stored (PUT) is lost.
         call: called before serving.
     """
 
@@ -47,6 +52,7 @@ class Fault:
     delay_s: float = 0.0
     cut: bool = False
     damaged: bool = False
+    truncated: bool = False
     call: Callable[[], None] | None = None
 
     def matches(self, method: str, path: str) -> bool:
@@ -68,20 +74,24 @@ class Repository:
     private: bool
     commits: dict[str, Files] = field(default_factory=dict)
     messages: list[str] = field(default_factory=list)
+    branches: dict[str, str] = field(default_factory=dict)  # name -> its newest commit
 
-    def add(self, files: Files, message: str) -> str:
+    def add(self, files: Files, message: str, branch: str = "main") -> str:
         name = hashlib.sha1(f"{len(self.commits)} {message}".encode()).hexdigest()
         self.commits[name] = files
         self.messages.append(message)
+        self.branches[branch] = name
+        return name
+
+    def find(self, revision: str) -> str:
+        name = self.branches.get(revision, revision)
+        if name not in self.commits:
+            raise _Refusal(404, f"Revision {revision} not found", "RevisionNotFound")
         return name
 
     @property
-    def head(self) -> str:
-        return list(self.commits)[-1]
-
-    @property
     def files(self) -> Files:
-        return self.commits[self.head]
+        return self.commits[self.branches["main"]]
 
 
 class HubServer:
@@ -90,6 +100,7 @@ class HubServer:
     def __init__(self, token: str, user: str = "me"):
         self.token = token
         self.user = user
+        self.can_write = True  # what the token may do with repositories that are there
         self.repositories: dict[str, Repository] = {}
         self.objects: dict[str, bytes] = {}  # LFS, by the sha256 that the client named
         self.requests: list[Request] = []
@@ -119,6 +130,36 @@ class HubServer:
             if fault is not None:
                 fault.times -= 1
             return fault
+
+
+@contextmanager
+def serve_hub(monkeypatch: pytest.MonkeyPatch, token: str) -> Iterator[HubServer]:
+    """A server that this process, and those it starts, take for the Hub; the tests are offline otherwise."""
+    with HubServer(token) as hub:
+        # What environment variables said when the tests began.
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_XET", True)
+        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", hub.url)
+        template = hub.url + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(huggingface_hub.constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        for name, value in {"HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1", "HF_ENDPOINT": hub.url}.items():
+            monkeypatch.setenv(name, value)
+        yield hub
+
+
+def find_token(token: str, hub: HubServer, folder: Path, *texts: str) -> list[str]:
+    """Where the token is though it must not be: what the server keeps and was sent, files below `folder`, texts.
+
+    The header that carries it is where it belongs.
+    """
+    secret = token.encode()
+    commits = [(name, files) for repo in hub.repositories.values() for name, files in repo.commits.items()]
+    kept = {f"{commit[:7]}:{name}": content for commit, files in commits for name, content in files.items()}
+    sent = {f"request {i}": r.path.encode() + r.body for i, r in enumerate(hub.requests)}
+    local = {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    told = {f"text {i}": text.encode() for i, text in enumerate(texts)}
+    everything = {**kept, **hub.objects, **sent, **local, **told}
+    return [name for name, content in everything.items() if secret in content]
 
 
 class _Refusal(Exception):
@@ -168,6 +209,8 @@ class _Handler(BaseHTTPRequestHandler):
                 # As on the Hub, the address of an object is signed and carries no token.
                 if serve is not _put_object and self.headers.get("Authorization") != f"Bearer {self.hub.token}":
                     raise _Refusal(401, "Invalid credentials in Authorization header")
+                if self.fault is not None and self.fault.truncated:
+                    body = body[:-1]
                 with self.hub.lock:
                     answer = serve(self.hub, *found.groups(), body=body, damaged=self._is_damaged())
                 return self._send_file(*answer) if isinstance(answer, tuple) else self._send_json(answer)
@@ -242,8 +285,24 @@ def _git_hash(content: bytes) -> str:
     return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
 
-def _preupload(hub: HubServer, repo_id: str, *, body: bytes, damaged: bool) -> dict:
-    present = _find(hub, repo_id).files
+def _branch(hub: HubServer, repo_id: str, branch: str, *, body: bytes, damaged: bool) -> dict:
+    branches = _find(hub, repo_id).branches
+    if branch in branches:
+        raise _Refusal(409, f"Branch {branch} is there")
+    branches[branch] = branches["main"]
+    return {}
+
+
+def _may_write(hub: HubServer, repo_id: str, *, body: bytes, damaged: bool) -> dict:
+    _find(hub, repo_id)
+    if not hub.can_write:
+        raise _Refusal(403, "This token may only read")
+    return {}
+
+
+def _preupload(hub: HubServer, repo_id: str, revision: str, *, body: bytes, damaged: bool) -> dict:
+    repository = _find(hub, repo_id)
+    present = repository.commits[repository.find(revision)]
     answers = []
     for file in json.loads(body)["files"]:
         large, content = _is_large(file["path"], file["size"]), present.get(file["path"])
@@ -276,10 +335,10 @@ def _verify(hub: HubServer, repo_id: str, *, body: bytes, damaged: bool) -> dict
     return {}
 
 
-def _commit(hub: HubServer, repo_id: str, *, body: bytes, damaged: bool) -> dict:
+def _commit(hub: HubServer, repo_id: str, revision: str, *, body: bytes, damaged: bool) -> dict:
     repository = _find(hub, repo_id)
     lines = [json.loads(line) for line in body.splitlines() if line]
-    files = dict(repository.files)
+    files = dict(repository.commits[repository.find(revision)])
     for line in lines[1:]:
         value = line["value"]
         if line["key"] == "file":
@@ -292,22 +351,20 @@ def _commit(hub: HubServer, repo_id: str, *, body: bytes, damaged: bool) -> dict
             del files[value["path"]]
         else:
             raise _Refusal(400, f"Unknown operation {line['key']}")
-    name = repository.add(files, lines[0]["value"]["summary"])
+    name = repository.add(files, lines[0]["value"]["summary"], revision)
     return {"commitUrl": f"{hub.url}/{repo_id}/commit/{name}", "commitOid": name, "success": True}
 
 
 def _info(hub: HubServer, repo_id: str, revision: str = "main", *, body: bytes, damaged: bool) -> dict:
     repository = _find(hub, repo_id)
-    siblings = [{"rfilename": name} for name in repository.files]
-    sha = repository.head if revision == "main" else revision
+    sha = repository.find(revision)
+    siblings = [{"rfilename": name} for name in repository.commits[sha]]
     return {"id": repo_id, "sha": sha, "private": repository.private, "siblings": siblings, "tags": []}
 
 
 def _files_of(hub: HubServer, repo_id: str, revision: str) -> tuple[str, Files]:
     repository = _find(hub, repo_id)
-    name = repository.head if revision == "main" else revision
-    if name not in repository.commits:
-        raise _Refusal(404, f"Revision {revision} not found", "RevisionNotFound")
+    name = repository.find(revision)
     return name, repository.commits[name]
 
 
@@ -331,12 +388,14 @@ def _resolve(hub: HubServer, repo_id: str, revision: str, name: str, *, body: by
 _ID = r"([^/]+/[^/]+)"
 _ROUTES: tuple[tuple[str, str, Callable], ...] = (
     ("POST", r"/api/repos/create", _create),
+    ("POST", rf"/api/models/{_ID}/branch/([^/]+)", _branch),
+    ("GET", rf"/api/models/{_ID}/auth-check/write", _may_write),
     ("POST", r"/api/validate-yaml", _validate_yaml),
-    ("POST", rf"/api/models/{_ID}/preupload/main", _preupload),
+    ("POST", rf"/api/models/{_ID}/preupload/([^/]+)", _preupload),
     ("POST", rf"/{_ID}\.git/info/lfs/objects/batch", _lfs_batch),
     ("PUT", r"/lfs/objects/([0-9a-f]{64})", _put_object),
     ("POST", rf"/{_ID}\.git/info/lfs/objects/verify", _verify),
-    ("POST", rf"/api/models/{_ID}/commit/main", _commit),
+    ("POST", rf"/api/models/{_ID}/commit/([^/]+)", _commit),
     ("GET", rf"/api/models/{_ID}", _info),
     ("GET", rf"/api/models/{_ID}/revision/(.+)", _info),
     ("GET", rf"/api/models/{_ID}/tree/([^/]+)", _tree),

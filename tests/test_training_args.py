@@ -37,6 +37,14 @@ ADDED = {
     "save_failures_allowed",
     "local_checkpoint_dir",
     "nan_policy",
+    "max_eval_samples",
+    "eval_every_epochs",
+    "eval_minutes",
+    "eval_full_every",
+    "eval_group_column",
+    "early_stopping_patience",
+    "early_stopping_min_delta",
+    "dollars_per_hour",
     "use_peft",
     "lora_r",
     "lora_alpha",
@@ -82,6 +90,12 @@ def test_requests_for_another_machine_construct_here_where_stock_arguments_do_no
     if not torch.cuda.is_available():
         with pytest.raises(ValueError, match=r"tf32|bf16"):
             TrainingArguments(output_dir="o", **given)
+
+
+@pytest.mark.parametrize(("metric", "expected"), [("rmse", False), ("eval_valid_mae", False), ("spearman", True)])
+def test_the_best_of_an_error_is_the_smallest(metric, expected):
+    assert FastTrainingArguments(output_dir="o", metric_for_best_model=metric).greater_is_better is expected
+    assert FastTrainingArguments(output_dir="o", metric_for_best_model=metric, greater_is_better=True).greater_is_better
 
 
 def test_bf16_together_with_fp16_is_still_refused():

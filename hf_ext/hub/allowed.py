@@ -7,6 +7,7 @@ import os
 import re
 from pathlib import Path
 
+from ..checkpoints.manifest import MANIFEST, Manifest
 from ..errors import ArgumentError
 from .attempts import HubError
 
@@ -22,10 +23,16 @@ IS_WEIGHTS = re.compile(_WEIGHTS)
 # What decides which weights `from_pretrained` reads. A leftover of an earlier push would be read beside or instead of
 # the new model: model.safetensors before an index, adapters on top of a full model.
 DECIDES_LOADING = re.compile(rf"{_WEIGHTS}|adapter_config\.json|(pytorch|adapter)_model.*\.bin(\.index\.json)?")
+_OF_CHECKPOINT = (".json", ".safetensors", ".txt", ".md", ".model", ".jinja")  # no pickle, nothing that can be run
 _ANY_TOKEN = re.compile(rb"hf_[A-Za-z0-9]{34}")  # the form of the Hub's access tokens
 
 
-def allow_list(folder: str | os.PathLike[str]) -> list[str]:
+def holds_model(folder: str | os.PathLike[str]) -> bool:
+    """Whether there are weights that `from_pretrained` reads; checkpoints may hold only those that train."""
+    return any(IS_WEIGHTS.fullmatch(name) for name in os.listdir(folder))
+
+
+def allow_list(folder: str | os.PathLike[str], needs_weights: bool = True) -> list[str]:
     """Names the files of a model folder that may leave this machine: those known to be needed, and no others.
 
     Weights as safetensors (whole, sharded, adapters), configuration, tokenizers, `inputs.json`, `plan.json`, the card
@@ -36,7 +43,7 @@ def allow_list(folder: str | os.PathLike[str]) -> list[str]:
         Sorted POSIX paths relative to `folder`.
 
     Raises:
-        ArgumentError: no such folder, or it holds no weights.
+        ArgumentError: no such folder, or it holds no weights and `needs_weights`.
     """
     root = Path(folder)
     if not root.is_dir():
@@ -45,12 +52,31 @@ def allow_list(folder: str | os.PathLike[str]) -> list[str]:
     paths = [path.relative_to(root) for path in root.rglob("*") if path.is_file()]
     names = [path.as_posix() for path in paths if (root / path).resolve() == here / path]
     allowed = sorted(name for name in names if _ALLOWED.fullmatch(name))
-    if not any(IS_WEIGHTS.fullmatch(name) for name in allowed):
+    if needs_weights and not any(IS_WEIGHTS.fullmatch(name) for name in allowed):
         raise ArgumentError(
             f"{root} holds no weights to push: no model.safetensors, shards of it, or adapter_model.safetensors. "
             "Give a folder that `save_model` or `save_pretrained` wrote."
         )
     return allowed
+
+
+def checkpoint_files(folder: str | os.PathLike[str]) -> list[str]:
+    """Names the files of a checkpoint of hf_ext, all of which a run needs that continues from it elsewhere.
+
+    So also optimizer and random states, and the arguments, without tokens. Files that its manifest does not list stay.
+
+    Returns:
+        Sorted POSIX paths relative to `folder`.
+
+    Raises:
+        ArgumentError: it holds other than tensors and text, as checkpoints of models spread by FSDP or DeepSpeed do.
+        CheckpointError: no checkpoint of hf_ext, or its manifest is damaged.
+    """
+    names = sorted([MANIFEST, *Manifest.read(folder).files])
+    others = [name for name in names if not name.endswith(_OF_CHECKPOINT)]
+    if others:
+        raise ArgumentError(f"{folder} holds {', '.join(others)}; only {', '.join(_OF_CHECKPOINT)} leave this machine.")
+    return names
 
 
 def refuse_tokens(folder: Path, names: list[str], token: str) -> None:

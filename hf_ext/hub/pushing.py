@@ -6,19 +6,26 @@ import glob
 import logging
 import os
 import shlex
-import shutil
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelete, HfApi, constants, get_token
+from huggingface_hub import (
+    CommitInfo,
+    CommitOperationAdd,
+    CommitOperationDelete,
+    HfApi,
+    ModelInfo,
+    constants,
+    get_token,
+)
 
 from ..checkpoints.manifest import hash_file
 from ..errors import ArgumentError
-from .allowed import DECIDES_LOADING, IS_WEIGHTS, allow_list, refuse_tokens
+from .allowed import DECIDES_LOADING, allow_list, checkpoint_files, refuse_tokens
 from .attempts import Attempts, HubError
+from .pins import pinned_files
+
+LAST_CHECKPOINT = "last-checkpoint"  # as stock Trainer names it
 
 logger = logging.getLogger(__name__)
 
@@ -46,9 +53,11 @@ def push_folder(
     folder: str | os.PathLike[str],
     repo_id: str,
     *,
+    checkpoint: str | os.PathLike[str] | None = None,
     token: str | None = None,
     private: bool = True,
     endpoint: str | None = None,
+    revision: str | None = None,
     message: str = "Model trained with hf_ext",
     retries: int = 3,
     wait_s: float = 2.0,
@@ -61,10 +70,13 @@ def push_folder(
     Args:
         folder: where the model lies; weights are pinned beside it by hard link where the disk can, else by copy.
         repo_id: "owner/name", or "name" for the token's owner. It is created if it is not there.
+        checkpoint: a checkpoint of hf_ext that is sent whole, with optimizer and random states, as `last-checkpoint/`
+            in place of the one there; a run continues from its download (`--resume DOWNLOADED/last-checkpoint`).
         token: with the right to write; None takes `HF_TOKEN` or the one that `hf auth login` stored.
         private: for a new repository, and a demand on an existing one: a public one is refused. False leaves an
             existing repository as it is.
         endpoint: of the Hub; None takes `HF_ENDPOINT` or https://huggingface.co.
+        revision: branch, made if it is not there; None is the repository's main one.
         message: of the commit.
         retries: further attempts after 408, 429, 5xx and lost connections, beside those that huggingface_hub makes
             for each request.
@@ -74,7 +86,7 @@ def push_folder(
         The commit and the sha256 of every file, for `verify_push`.
 
     Raises:
-        ArgumentError: as `allow_list`.
+        ArgumentError: as `allow_list` and `checkpoint_files`.
         HubError: the Hub cannot be reached or refuses; there is no token; a file contains a token (nothing is then
             sent); the repository is public; the weights were written to while they were sent.
         OSError: the disk is full, or the folder vanished before it was pinned.
@@ -83,20 +95,72 @@ def push_folder(
     work.
     """
     root = Path(folder)
-    names = allow_list(root)
-    repeat = _repeat_command(root, repo_id, private, endpoint)
-    token = _resolve_token(token, repeat)
+    sources = list_sources(root, checkpoint)
+    repeat = _repeat_command(root, repo_id, private, endpoint, revision, checkpoint)
+    token = resolve_token(token, repeat)
     api = HfApi(endpoint=endpoint, token=token)
     attempt = Attempts(retries, wait_s, token, f"{root} was not pushed to {repo_id}", repeat)
-    with _pinned(root, names) as pinned:
+    with pinned_files(sources, root.resolve().parent, root.resolve().name) as pinned:
+        names = [*sources]
         refuse_tokens(pinned, names, token)
         files = {name: hash_file(pinned / name).sha256 for name in names}
         before = _modified(pinned, names)
-        owned = attempt(lambda: api.create_repo(repo_id, private=private, exist_ok=True).repo_id)
-        commit = attempt(lambda: _commit(api, owned, pinned, names, private, message))
+        owned = attempt(lambda: _create(api, repo_id, private, revision))
+        commit = attempt(lambda: _commit(api, owned, pinned, names, private, revision, message))
         if _modified(pinned, names) != before:
             raise HubError(f"The weights in {root} were written to while they were pushed to {owned}. Run: {repeat}")
     return Push(owned, commit.oid, commit.commit_url, files, repeat)
+
+
+def list_sources(
+    folder: Path, checkpoint: str | os.PathLike[str] | None = None, needs_model: bool = True
+) -> dict[str, Path]:
+    """Name in the repository -> file, of everything that a push of `folder` sends.
+
+    Args:
+        folder, checkpoint: as for `push_folder`.
+        needs_model: False: the model is put beside them later.
+
+    Raises:
+        ArgumentError: as `push_folder`.
+    """
+    sources = {name: folder / name for name in allow_list(folder, needs_model)}
+    if checkpoint is not None:
+        names = checkpoint_files(checkpoint)
+        sources.update({f"{LAST_CHECKPOINT}/{name}": Path(checkpoint, name) for name in names})
+    return sources
+
+
+def open_repository(
+    repo_id: str,
+    *,
+    token: str | None = None,
+    private: bool = True,
+    endpoint: str | None = None,
+    revision: str | None = None,
+    retries: int = 3,
+    wait_s: float = 2.0,
+) -> str:
+    """Makes the repository if it is not there and proves that this token may write to it: before days of training.
+
+    Args: as for `push_folder`.
+
+    Returns:
+        Its name with the owner.
+
+    Raises:
+        HubError: no token, or one without the right to write; no Hub; the repository is public and `private` is set.
+
+    Cost: three requests, with `revision` four.
+    """
+    again = "the same command"
+    token = resolve_token(token, again)
+    api = HfApi(endpoint=endpoint, token=token)
+    attempt = Attempts(retries, wait_s, token, f"{repo_id} on the Hub cannot be written to", again)
+    owned = attempt(lambda: _create(api, repo_id, private, revision))
+    attempt(lambda: api.auth_check(owned, write=True))  # creating says nothing of one that is there
+    attempt(lambda: _require_private(api.model_info(owned), private))
+    return owned
 
 
 def verify_push(
@@ -125,7 +189,7 @@ def verify_push(
     target = Path(into)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ArgumentError(f"{target} is not an empty folder. Name a new one: the download must be fresh.")
-    token = _resolve_token(token, push.repeat)
+    token = resolve_token(token, push.repeat)
     api = HfApi(endpoint=endpoint, token=token)
     attempt = Attempts(retries, wait_s, token, f"{push.repo_id} could not be downloaded to check it", push.repeat)
     patterns = [glob.escape(name) for name in push.files]
@@ -144,45 +208,40 @@ def verify_push(
         )
 
 
-def _commit(api: HfApi, repo_id: str, pinned: Path, names: list[str], private: bool, message: str) -> CommitInfo:
-    there = api.model_info(repo_id)
+def _create(api: HfApi, repo_id: str, private: bool, revision: str | None) -> str:
+    owned = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
+    if revision is not None:
+        api.create_branch(owned, branch=revision, exist_ok=True)
+    return owned
+
+
+def _require_private(there: ModelInfo, private: bool) -> None:
     if private and not there.private:
         raise HubError(
-            f"{repo_id} is public and the push is private; nothing was sent. Choose another name, make that repository "
-            "private in its settings, or push publicly (private=False, or --public)."
+            f"{there.id} is public and the push is private; nothing was sent. Choose another name, make that "
+            "repository private in its settings, or push publicly (--hub_private_repo false; private=False; --public)."
         )
+
+
+def _commit(
+    api: HfApi, repo_id: str, pinned: Path, names: list[str], private: bool, revision: str | None, message: str
+) -> CommitInfo:
+    there = api.model_info(repo_id, revision=revision)
+    _require_private(there, private)
     present = [sibling.rfilename for sibling in there.siblings or []]
-    stale = [name for name in present if DECIDES_LOADING.fullmatch(name) and name not in names]
+    stale = [name for name in present if _is_replaced(name, names) and name not in names]
     if stale:
-        logger.warning("Deleted from %s, since this model would not load with them: %s", repo_id, ", ".join(stale))
+        logger.warning("Deleted from %s, of an earlier push and not of this one: %s", repo_id, ", ".join(stale))
     # Made anew for every attempt: huggingface_hub marks operations as done.
     adds = [CommitOperationAdd(path_in_repo=name, path_or_fileobj=pinned / name) for name in names]
-    return api.create_commit(
-        repo_id, [*adds, *(CommitOperationDelete(path_in_repo=name) for name in stale)], commit_message=message
-    )
+    deletes = [CommitOperationDelete(path_in_repo=name) for name in stale]
+    return api.create_commit(repo_id, [*adds, *deletes], commit_message=message, revision=revision)
 
 
-@contextmanager
-def _pinned(root: Path, names: list[str]) -> Iterator[Path]:
-    # Beside the folder: hard links do not cross disks.
-    with tempfile.TemporaryDirectory(prefix=".push-", dir=root.resolve().parent) as scratch:
-        for name in names:
-            target = Path(scratch, name)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            # A link survives deletion but not rewriting, so the small files, which a run rewrites, are copied.
-            if not (IS_WEIGHTS.fullmatch(name) and _link(root / name, target)):
-                shutil.copyfile(root / name, target)
-        yield Path(scratch)
-
-
-def _link(source: Path, target: Path) -> bool:
-    try:
-        os.link(source, target)
-    except FileNotFoundError:
-        raise
-    except OSError:  # FAT, many network folders and some containers have no hard links
-        return False
-    return True
+def _is_replaced(name: str, names: list[str]) -> bool:
+    """Whether this push takes the place of a file in the repository, be it under the same name or not."""
+    sends_checkpoint = any(sent.startswith(f"{LAST_CHECKPOINT}/") for sent in names)
+    return bool(DECIDES_LOADING.fullmatch(name)) or (sends_checkpoint and name.startswith(f"{LAST_CHECKPOINT}/"))
 
 
 def _modified(pinned: Path, names: list[str]) -> list[tuple[int, int]]:
@@ -190,15 +249,25 @@ def _modified(pinned: Path, names: list[str]) -> list[tuple[int, int]]:
     return [(status.st_size, status.st_mtime_ns) for status in found]
 
 
-def _resolve_token(token: str | None, repeat: str) -> str:
+def resolve_token(token: str | None, repeat: str) -> str:
+    """`token`, or the one that is stored here. Raises HubError, with the command to `repeat`, where there is none."""
     found = token or get_token()
     if not found:
         raise HubError(f"There is no token for the Hub. Run `hf auth login` or set HF_TOKEN, and then: {repeat}")
     return found
 
 
-def _repeat_command(folder: Path, repo_id: str, private: bool, endpoint: str | None) -> str:
+def _repeat_command(
+    folder: Path,
+    repo_id: str,
+    private: bool,
+    endpoint: str | None,
+    revision: str | None,
+    checkpoint: str | os.PathLike[str] | None,
+) -> str:
     words = ["python", "-m", "hf_ext.hub", os.path.abspath(folder), repo_id]
     words += [] if private else ["--public"]
+    words += [] if revision is None else ["--revision", revision]
+    words += [] if checkpoint is None else ["--checkpoint", os.path.abspath(checkpoint)]
     words += [] if endpoint is None or endpoint == constants.ENDPOINT else ["--endpoint", endpoint]
     return shlex.join(words)

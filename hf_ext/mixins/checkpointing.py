@@ -68,7 +68,6 @@ class CheckpointMixin(CommitMixin):
         local = self.args.local_checkpoint_dir
         folder = self.args.output_dir if local is None else local_folder(local, self.args.output_dir)
         self.checkpoints = CheckpointStore(folder)
-        self._pushed_steps: set[int] = set()
         self._rng_between_epochs: dict[str, Any] = {}
         self._step_began: Moment | None = None
         self.add_callback(StepMomentCallback(self))  # type: ignore[attr-defined]
@@ -106,19 +105,6 @@ class CheckpointMixin(CommitMixin):
             self.note_failed_save(step, failure)
         elif self.is_commit_awaited():
             self.finish_save()
-
-    def _push_checkpoint(self, step: int) -> None:
-        """As Trainer does after a save; rotation leaves alone what is on its way."""
-        if self.is_pushing and not self.args.hub_always_push:
-            return
-        self._pushed_steps = {*(self._pushed_steps if self.is_pushing else ()), step}
-        self._push_from_checkpoint(str(self.checkpoints.path(step)))  # type: ignore[attr-defined]
-
-    @property
-    def is_pushing(self) -> bool:
-        """Whether checkpoints are being uploaded now."""
-        push = getattr(self, "push_in_progress", None)
-        return push is not None and not push.is_done()
 
     def _write_checkpoint(self) -> str | None:
         """Writes the last optimizer step's checkpoint and begins its commit; why that failed, the same on all."""
@@ -165,6 +151,8 @@ class CheckpointMixin(CommitMixin):
         save_tree(folder, f"rank_{self.args.process_index}", {"rng": moment.rng, "unlogged_loss": moment.unlogged_loss})
         if is_main:
             self._save_companions(folder)  # type: ignore[attr-defined]
+            if not only_model:
+                self.save_watching(folder)  # type: ignore[attr-defined]
             if getattr(self.accelerator, "scaler", None) is not None and not only_model:
                 save_tree(folder, "scaler", scaler_tree(self.accelerator.scaler))
             self._write_progress(folder, moment)

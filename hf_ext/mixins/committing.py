@@ -56,7 +56,7 @@ class CommitMixin:
 
     def is_commit_awaited(self) -> bool:
         """Whether something reads the checkpoint as soon as it is saved."""
-        if self.args.push_to_hub or self.stop_reason:
+        if (self.args.push_to_hub and self.args.hub_strategy != "end") or self.stop_reason:
             return True
         hooks = [type(callback).on_save for callback in self.callback_handler.callbacks]
         return any(h is not TrainerCallback.on_save and not h.__module__.startswith("hf_ext.") for h in hooks)

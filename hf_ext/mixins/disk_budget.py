@@ -17,6 +17,7 @@ from ..checkpoints.disk import free_bytes, used_bytes
 from ..checkpoints.rotation import Entry, Policy, SavePlan, plan_cleanup, plan_save
 from ..checkpoints.state import expected_optimizer_bytes
 from ..checkpoints.weights import export_bytes, weights_bytes
+from ..hub.pins import PREFIX as PIN_PREFIX
 
 GB = 10**9
 SMALL_FILES_BYTES = 2**20  # tokenizer, configs, and what logs grow by between two checkpoints
@@ -37,7 +38,6 @@ class DiskBudgetMixin:
     state: Any
     optimizer: Any
     checkpoints: Any
-    _pushed_steps: set[int]
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
@@ -58,7 +58,8 @@ class DiskBudgetMixin:
         if self.args.save_only_model:
             return Sizes(weights, 0, SMALL_FILES_BYTES)
         full, half = self._optimizer_bytes()
-        return Sizes(weights, full, SMALL_FILES_BYTES, half)
+        other = SMALL_FILES_BYTES + self.early_stopping_bytes()  # type: ignore[attr-defined]
+        return Sizes(weights, full, other, half)
 
     def _optimizer_bytes(self) -> tuple[int, int]:
         """Of the optimizer's state as it is and in bfloat16; told anew where other parameters train."""
@@ -113,7 +114,7 @@ class DiskBudgetMixin:
         plan = self._plan(step, policy, other_bytes)
         if not plan.shortfall_bytes and self._carry_out(plan.strip_first, plan.delete_first):
             return
-        short = self._plan(step, policy, other_bytes).shortfall_bytes  # what was being uploaded stayed
+        short = self._plan(step, policy, other_bytes).shortfall_bytes  # what was being copied stayed
         logger.error("save_total_size_gb=%g is %d bytes short.", self.args.save_total_size_gb, short)
         raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
 
@@ -144,19 +145,18 @@ class DiskBudgetMixin:
         return plan_save(entries, new, best, policy, other_bytes, self._best_step_saved)
 
     def _carry_out(self, strip: tuple[int, ...], delete: tuple[int, ...]) -> bool:
-        """Whether all of it could be done; what is being uploaded or copied stays."""
+        """Whether all of it could be done; what is being copied stays."""
         done = [self.checkpoints.strip(step, OPTIMIZER_FILES) for step in strip]
         done += [self.delete_checkpoint(step) for step in delete]  # type: ignore[attr-defined]
         return all(done)
 
     def _entries(self) -> list[Entry]:
-        pushed = self._pushed_steps if self.is_pushing else set()  # type: ignore[attr-defined]
         return [
             Entry(
                 stored.step,
                 stored.num_bytes,
                 ends_epoch=stored.ends_epoch,
-                is_pinned=stored.step in pushed or self.checkpoints.is_pinned(stored.step),
+                is_pinned=self.checkpoints.is_pinned(stored.step),
                 is_resumable=OPTIMIZER_FILES[0] in stored.manifest.files,
                 optimizer_bytes=sum(
                     stored.manifest.files[n].size for n in OPTIMIZER_FILES if n in stored.manifest.files
@@ -172,6 +172,7 @@ class DiskBudgetMixin:
             kept = sum(stored.num_bytes for stored in self.checkpoints.checkpoints())
         else:  # copies of the local ones, made and deleted in the background
             kept = sum(used_bytes(path) for path in [*folder.glob("checkpoint-*"), *folder.glob(".*-checkpoint-*")])
+        kept += sum(used_bytes(path) for path in folder.glob(f"{PIN_PREFIX}*"))  # a slow Hub takes no room from a run
         beside = used_bytes(folder) - kept + SMALL_FILES_BYTES // 2
         # Rounded up: a log that grows by a block must not make the budget that a refusal named too small.
         rounded = -(-beside // SMALL_FILES_BYTES) * SMALL_FILES_BYTES
