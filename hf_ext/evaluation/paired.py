@@ -11,7 +11,7 @@ import numpy as np
 
 from ..errors import ArgumentError
 from . import metrics
-from ._arrays import FloatArray, as_column, as_pair
+from ._arrays import FloatArray, as_column, as_pair, count_not_finite
 from .bootstrap import (
     CHUNK_DRAWS,
     RankedColumn,
@@ -25,8 +25,10 @@ from .bootstrap import (
 from .metrics import DEFAULT_THRESHOLD, MetricValue
 from .scores import PLAIN_METRICS, THRESHOLD_METRICS
 
-LOWER_IS_BETTER = frozenset({"rmse", "mae"})
+LOWER_IS_BETTER = frozenset({"rmse", "mae", "token_loss", "perplexity"})
 PAIRED_METRICS = (*PLAIN_METRICS, *THRESHOLD_METRICS)
+# Of rows that each hold many predictions: the sum over all rows divided by their number.
+RATIO_METRICS = ("token_loss", "perplexity", "accuracy")
 
 _Scorer = Callable[[FloatArray], list[FloatArray]]  # counts (resamples, n) -> scores before and after, (resamples,)
 
@@ -88,10 +90,12 @@ def compare_paired(
     antibody, it says nothing about new antibodies.
 
     Args:
-        labels: (n,) or (n, 1) finite numbers.
-        before, after: (n,) or (n, 1) predictions of the two models, row by row as `labels`.
-        metric: spearman, pearson, rmse, mae, r2, recall, precision or f1.
-        threshold: rows at or above it count as binders, for the last three; in the unit of the labels.
+        labels: (n,) or (n, 1) finite numbers; for token_loss, perplexity and accuracy how many predictions each row
+            holds (its masked residues), 0 or more.
+        before, after: (n,) or (n, 1) predictions of the two models, row by row as `labels`; for token_loss and
+            perplexity each row's summed loss in nats, for accuracy its number of right predictions.
+        metric: spearman, pearson, rmse, mae, r2, recall, precision, f1, token_loss, perplexity or accuracy.
+        threshold: rows at or above it count as binders, for recall, precision and f1; in the unit of the labels.
         confidence: of the interval, between 0 and 1.
         num_resamples: 2 or more; lowered for more than 50,000 rows (the result says how many were drawn).
         seed: of the draws, 0 or more.
@@ -152,6 +156,8 @@ def paired_samples(
     num_rows = len(labels)
     if metric == "spearman":
         score = _spearman_scorer(labels, before, after)
+    elif metric in RATIO_METRICS:
+        score = _ratio_scorer(labels, before, after, metric)
     else:
         score = _moment_scorer(labels, before, after, metric, threshold)
     chunk = max(1, CHUNK_DRAWS // num_rows)
@@ -188,7 +194,30 @@ def _moment_scorer(labels: FloatArray, before: FloatArray, after: FloatArray, me
     return score
 
 
+def _ratio_scorer(numbers: FloatArray, before: FloatArray, after: FloatArray, metric: str) -> _Scorer:
+    columns = np.stack([before, after, numbers], axis=1)
+
+    def score(counts: FloatArray) -> list[FloatArray]:
+        sums = counts @ columns
+        means = [divide(sums[:, i], sums[:, 2]) for i in (0, 1)]
+        return [np.exp(mean) for mean in means] if metric == "perplexity" else means
+
+    return score
+
+
+def _ratio_value(metric: str, sums: FloatArray, numbers: FloatArray) -> MetricValue:
+    for values, name in ((sums, "predictions"), (numbers, "references")):
+        if problem := count_not_finite(values, name):
+            return MetricValue(math.nan, problem)
+    if not numbers.sum() > 0:
+        return MetricValue(math.nan, f"the {len(numbers):,} rows hold no predictions")
+    mean = float(sums.sum() / numbers.sum())
+    return MetricValue(math.exp(mean) if metric == "perplexity" else mean)
+
+
 def _point_value(metric: str, predicted: FloatArray, measured: FloatArray, threshold: float) -> MetricValue:
+    if metric in RATIO_METRICS:
+        return _ratio_value(metric, predicted, measured)
     if metric in PLAIN_METRICS:
         return PLAIN_METRICS[metric](predicted, measured)
     return THRESHOLD_METRICS[metric](metrics.threshold_counts(predicted, measured, threshold))
@@ -204,8 +233,8 @@ def _number_or_none(value: MetricValue) -> float | None:
 
 def check_comparison(metric: str, *, threshold: float, confidence: float, num_resamples: int, seed: int) -> None:
     """Raises `ArgumentError` where `compare_paired` would."""
-    if metric not in PAIRED_METRICS:
-        raise ArgumentError(f"metric={metric!r}: use one of {', '.join(PAIRED_METRICS)}.")
+    if metric not in (*PAIRED_METRICS, *RATIO_METRICS):
+        raise ArgumentError(f"metric={metric!r}: use one of {', '.join((*PAIRED_METRICS, *RATIO_METRICS))}.")
     if not math.isfinite(threshold):
         raise ArgumentError(f"threshold={threshold!r}: a finite number in the unit of the labels is needed.")
     if not 0.0 < confidence < 1.0:

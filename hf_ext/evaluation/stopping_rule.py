@@ -64,7 +64,8 @@ class StoppingRule:
     resolve to within `min_delta`, the rule waits until the run ends.
 
     Args:
-        labels: (n,) or (n, 1) finite numbers of the rows that every evaluation scores, for example a fixed subset.
+        labels: (n,) or (n, 1) finite numbers of the rows that every evaluation scores, for example a fixed subset;
+            what they are for token_loss, perplexity and accuracy, see `compare_paired`.
         metric: see `compare_paired`.
         patience: how many evaluations in a row must exclude an improvement, 1 or more.
         warmup_steps: evaluations at this step or earlier neither count nor stop.
@@ -160,15 +161,18 @@ class StoppingRule:
             return "no improvement"
         return "no improvement" if best.excludes_improvement(self.min_delta) else "undecided"
 
+    def is_of(self, labels: Any) -> bool:
+        """Whether these are the labels that the rule was made with: predictions of other rows cannot be compared."""
+        return np.array_equal(as_column(labels, "labels"), self.labels)
+
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs, JSON-able: the best and the recent predictions as lists, and the count."""
-        best = None if self.best_predictions is None else self.best_predictions.tolist()
+        """What a resumed run needs: plain values, and (n,) float64 arrays of the best and the recent predictions."""
         return {
             "metric": self.metric,
             "labels_sha256": self._labels_digest(),
-            "best_predictions": best,
+            "best_predictions": self.best_predictions,
             "best_step": self.best_step,
-            "recent_predictions": [predicted.tolist() for predicted in self._recent],
+            "recent_predictions": list(self._recent),
             "num_without_improvement": self.num_without_improvement,
         }
 

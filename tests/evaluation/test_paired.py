@@ -55,6 +55,34 @@ def test_the_other_way_round_the_improvement_changes_its_sign() -> None:
     assert there.low == pytest.approx(-back.high)
 
 
+@pytest.mark.parametrize(
+    ("metric", "before", "after", "improvement"),
+    [
+        # (6 + 0) / 4 masked residues before, (2 + 1) / 4 after
+        ("token_loss", 1.5, 0.75, 0.75),
+        ("perplexity", np.exp(1.5), np.exp(0.75), np.exp(1.5) - np.exp(0.75)),
+        ("accuracy", 1.5, 0.75, -0.75),
+    ],
+)
+def test_a_ratio_is_of_the_sums_over_all_rows_and_not_a_mean_of_rows(metric, before, after, improvement) -> None:
+    compared = compare_paired([1, 3], [6, 0], [2, 1], metric)
+    assert (compared.before, compared.after) == pytest.approx((before, after))
+    assert compared.improvement == pytest.approx(improvement)
+
+
+def test_ratios_are_resampled_by_rows_with_all_their_predictions() -> None:
+    # Two rows: both drawn once (half of the draws), or one of them twice.
+    numbers, before, after = np.array([1.0, 3.0]), np.array([6.0, 0.0]), np.array([2.0, 1.0])
+    samples = paired_samples(numbers, before, after, "token_loss", threshold=0.0, num_resamples=400, seed=0)
+    assert sorted(set(np.round(samples, 6))) == [-0.333333, 0.75, 4.0]
+
+
+def test_ratios_over_rows_without_a_prediction_are_undefined() -> None:
+    compared = compare_paired([0, 0], [0, 0], [0, 0], "accuracy")
+    assert compared.undefined == "before: the 2 rows hold no predictions; after: the 2 rows hold no predictions"
+    assert compare_paired([1, 1], [float("nan"), 0], [1, 1], "token_loss").undefined.startswith("before: 1 of 2")
+
+
 def differences_of_plain_bootstrap(metric: str, second_seed: int) -> tuple[np.ndarray, np.ndarray]:
     labels, before, after = rows()
     settings = {"threshold": 9.0, "num_resamples": 300}
