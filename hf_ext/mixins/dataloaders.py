@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import datasets
-from torch.utils.data import DataLoader, RandomSampler, Sampler, SequentialSampler
+from torch.utils.data import DataLoader, RandomSampler, Sampler, SequentialSampler, Subset
 from transformers.trainer_utils import seed_worker
 
 from ..data.columns import row_lengths
@@ -74,8 +74,17 @@ class DataLoaderMixin:
         return self.args.seed if self.args.data_seed is None else self.args.data_seed
 
     def _get_dataloader(
-        self, dataset: Any, description: str, batch_size: int, *args: Any, is_training: bool = False, **kwargs: Any
+        self,
+        dataset: Any,
+        description: str,
+        batch_size: int,
+        *args: Any,
+        is_training: bool = False,
+        rows: Any = None,
+        **kwargs: Any,
     ) -> Any:
+        if rows is not None:  # taken here, where frozen inputs are cached already: one table for all parts of a set
+            dataset = take_rows(dataset, rows)
         if is_training:
             self._stream_sampler = None
         if is_training and is_stream(dataset):
@@ -182,12 +191,15 @@ class DataLoaderMixin:
         return None
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-        # With persistent workers, transformers 5.23 hands out the first loader for any dataset passed to `evaluate`.
-        if not isinstance(eval_dataset, str):
-            rows = self.eval_dataset if eval_dataset is None else eval_dataset
-            if rows is not self.__dict__.get("_rows_of_eval_loader"):
-                self.__dict__.get("_eval_dataloaders", {}).pop("eval", None)
-            self._rows_of_eval_loader = rows
+        # With persistent workers, transformers 5.23 hands out the first loader, also where the rows are others now.
+        key = eval_dataset if isinstance(eval_dataset, str) else "eval"
+        rows = self.eval_dataset if eval_dataset is None else eval_dataset
+        if isinstance(rows, str):
+            rows = self.eval_dataset[rows]
+        known = self.__dict__.setdefault("_rows_of_eval_loaders", {})
+        if rows is not known.get(key):
+            self.__dict__.get("_eval_dataloaders", {}).pop(key, None)
+        known[key] = rows
         return super().get_eval_dataloader(eval_dataset)  # type: ignore[misc]
 
 
@@ -198,6 +210,13 @@ def _hand_epoch_on(loader: DataLoader, sampler: Any) -> DataLoader:
     if loader.batch_sampler is not sampler:
         loader.batch_sampler.set_epoch = sampler.set_epoch  # type: ignore[union-attr]
     return loader
+
+
+def take_rows(dataset: Any, rows: Any) -> Any:
+    """The rows of a map-style dataset with these numbers, in this order."""
+    if isinstance(dataset, datasets.Dataset):
+        return dataset.select(rows)
+    return Subset(dataset, list(map(int, rows)))
 
 
 def _num_batches_ahead(args: Any) -> int:

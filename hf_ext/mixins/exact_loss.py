@@ -1,4 +1,4 @@
-"""Losses over the whole effective batch, so that accumulation, processes and variable batches give one gradient."""
+"""Losses over the whole effective batch and the whole evaluation set, however they are split into batches."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import logging
 from collections.abc import Mapping
 from typing import Any, cast
 
+import numpy as np
 import torch
 from peft import PeftModel
 
-from ..models.exact_loss import LossKind, exact_loss, find_loss_kind
+from ..models.exact_loss import LossKind, exact_loss, find_loss_kind, sum_loss_rows
 
 logger = logging.getLogger(__name__)
 
@@ -20,12 +21,20 @@ class ExactLossMixin:
     Left alone: a `compute_loss_func` of the user's; label smoothing, whose loss is Trainer's own; `DataParallel`, under
     which Trainer scales such a loss by the number of devices once too often; all other models, with a warning where
     it matters and the model does not say itself that it divides by `num_items_in_batch`.
+
+    The loss of an evaluation is the sum over its items by their number: for the models of `LOSS_KINDS`, and for those
+    with `row_losses` (AffinityModel, but for its ranking loss), unless the loss is the user's or smoothed. For all
+    others it is Trainer's, a mean of batch means, which depends on the eval batch size and on the number of processes.
+    Cost: the loss once more, and 8 bytes a row.
     """
 
     args: Any
     model: Any
+    accelerator: Any
     compute_loss_func: Any
     label_smoother: Any
+    num_loss_items: float | None = None  # in the evaluation before; None where its loss is Trainer's
+    _loss_rows: list[torch.Tensor] | None = None  # per batch of the evaluation at hand: (n, 2), loss and items
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
@@ -62,6 +71,69 @@ class ExactLossMixin:
         model = _unwrap(self.model)
         logits = outputs["logits"] if isinstance(outputs, Mapping) else outputs[0]
         return exact_loss(cast(LossKind, find_loss_kind(model)), model.config, logits, labels, num_items_in_batch)
+
+    # --- evaluation -------------------------------------------------------------------------------------------------
+
+    def evaluation_loop(
+        self,
+        dataloader: Any,
+        description: str,
+        prediction_loss_only: bool | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> Any:
+        """As in Trainer, with the loss over all items; `num_loss_items` says how many there were."""
+        self._loss_rows = []
+        try:
+            output = super().evaluation_loop(  # type: ignore[misc]
+                dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
+            )
+            per_batch = self._loss_rows
+        finally:
+            self._loss_rows = None
+        self.num_loss_items = None
+        if per_batch:
+            rows = torch.cat(per_batch).cpu().double().numpy()
+            finite = np.isfinite(rows[:, 0])
+            if self.args.logging_nan_inf_filter and finite.any():  # as Trainer does with batches
+                rows = rows[finite]
+            total, self.num_loss_items = rows[:, 0].sum(), float(rows[:, 1].sum())
+            output.metrics[f"{metric_key_prefix}_loss"] = float(total / max(self.num_loss_items, 1.0))
+        return output
+
+    def prediction_step(
+        self, model: Any, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: list[str] | None = None
+    ) -> tuple[Any, Any, Any]:
+        """As in Trainer."""
+        if self._loss_rows is None or not self._knows_rows():
+            return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)  # type: ignore[misc]
+        loss, logits, labels = super().prediction_step(model, inputs, False, ignore_keys)  # type: ignore[misc]
+        rows = None if loss is None else self._sum_rows(logits, labels, inputs.get("bounds"))
+        if rows is not None:
+            # Leaves out the rows that fill the last batch where there are several processes, as Trainer does later.
+            self._loss_rows.append(self.accelerator.gather_for_metrics(rows))
+        return (loss, None, None) if prediction_loss_only else (loss, logits, labels)
+
+    def _knows_rows(self) -> bool:
+        """Whether the loss of single rows can be had, and adds up to that of a batch."""
+        if self.label_smoother is not None or self.compute_loss_func not in (None, self._exact_loss):
+            return False
+        if self.args.use_liger_kernel or self.label_names != ["labels"]:  # type: ignore[attr-defined]
+            return False
+        model = _unwrap(self.model)
+        return hasattr(model, "row_losses") or find_loss_kind(model) is not None
+
+    def _sum_rows(self, logits: Any, labels: torch.Tensor, bounds: torch.Tensor | None) -> torch.Tensor | None:
+        """Loss and number of items per row, (n, 2); None where a row has no loss of its own."""
+        model = _unwrap(self.model)
+        logits = logits[0] if isinstance(logits, tuple) else logits
+        kind = find_loss_kind(model)
+        if kind is not None:
+            return sum_loss_rows(kind, model.config, logits, labels)
+        losses = model.row_losses(logits, labels, None if bounds is None else bounds.to(logits.device))
+        return None if losses is None else torch.stack([losses, torch.ones_like(losses)], dim=1)
+
+    # --- training ---------------------------------------------------------------------------------------------------
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Any:
         # Trainer leaves -100 out of the count; as a measurement it is a label like any other.

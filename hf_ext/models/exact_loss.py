@@ -76,23 +76,44 @@ def exact_loss(
     return total / torch.as_tensor(num_items, device=total.device).clamp(min=1)
 
 
+def sum_loss_rows(kind: LossKind, config: Any, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """What each row adds to `exact_loss`, so that batches of any size add up to one mean: (n, 2), float32.
+
+    Args:
+        kind, config, logits, labels: as in `exact_loss`.
+
+    Returns:
+        Summed loss and number of items of each row; of no item both are 0.
+
+    Cost: the loss once more.
+    """
+    labels = labels.to(logits.device)
+    logits = logits.float()
+    losses = (
+        _cross_entropy(logits, labels, "none") if kind == "tokens" else _sequence_loss(config, logits, labels, "none")
+    )
+    num_rows = len(labels)
+    items = torch.ones_like(labels) if labels.is_floating_point() else labels.ne(IGNORED)
+    return torch.stack([losses.reshape(num_rows, -1).sum(1), items.reshape(num_rows, -1).float().sum(1)], dim=1)
+
+
 def count_items(labels: torch.Tensor) -> torch.Tensor:
     """Items in a batch: all labels that are measurements (float), of classes those that are not -100; scalar, int64."""
     return torch.tensor(labels.numel()) if labels.is_floating_point() else labels.ne(IGNORED).sum()
 
 
-def _cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    return functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), labels.reshape(-1), reduction="sum")
+def _cross_entropy(logits: torch.Tensor, labels: torch.Tensor, reduction: str = "sum") -> torch.Tensor:
+    return functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), labels.reshape(-1), reduction=reduction)
 
 
-def _sequence_loss(config: Any, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+def _sequence_loss(config: Any, logits: torch.Tensor, labels: torch.Tensor, reduction: str = "sum") -> torch.Tensor:
     problem = config.problem_type = config.problem_type or _find_problem(config.num_labels, labels)
     if problem == "regression":
-        return functional.mse_loss(logits.reshape(-1), labels.reshape(-1), reduction="sum")
+        return functional.mse_loss(logits.reshape(-1), labels.reshape(-1), reduction=reduction)
     if problem == "single_label_classification":
-        return _cross_entropy(logits, labels)
+        return _cross_entropy(logits, labels, reduction)
     if problem == "multi_label_classification":
-        return functional.binary_cross_entropy_with_logits(logits, labels, reduction="sum")
+        return functional.binary_cross_entropy_with_logits(logits, labels, reduction=reduction)
     raise ArgumentError(
         f"problem_type={problem!r}: allowed are regression, single_label_classification, multi_label_classification."
     )

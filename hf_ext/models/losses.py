@@ -18,6 +18,7 @@ def regression_loss(
     *,
     huber_delta: float = 1.0,
     tobit_scale: float = 0.25,
+    per_row: bool = False,
 ) -> torch.Tensor:
     """Sum over rows of a loss on standardised labels.
 
@@ -28,22 +29,23 @@ def regression_loss(
             and "ranking"; "mse" and "huber" take every label as exact.
         huber_delta: where Huber turns linear, in standardised label units.
         tobit_scale: standard deviation of the measurement noise, in standardised label units.
+        per_row: return what each row adds, instead of the sum.
 
     Returns:
-        Scalar sum. For "ranking", each row counts the mean over its pairs, and the sum over rows is halved, because
-        every pair belongs to two rows; it depends on which rows share a batch.
+        Scalar sum, or (n,). For "ranking", each row counts the mean over its pairs, halved, because every pair belongs
+        to two rows; it depends on which rows share a batch.
     """
     if name == "ranking":
-        return _ranking(predictions, labels, bounds)
-    if name == "tobit":
-        return _tobit(predictions, labels, bounds, tobit_scale)
-    if name == "mse":
+        losses = _ranking(predictions, labels, bounds)
+    elif name == "tobit":
+        losses = _tobit(predictions, labels, bounds, tobit_scale)
+    elif name == "mse":
         losses = functional.mse_loss(predictions, labels, reduction="none")
     elif name == "huber":
         losses = functional.huber_loss(predictions, labels, reduction="none", delta=huber_delta)
     else:
         raise ArgumentError(f"loss={name!r}: allowed are {', '.join(LOSSES)}.")
-    return losses.sum()
+    return losses if per_row else losses.sum()
 
 
 def _tobit(predictions: torch.Tensor, labels: torch.Tensor, bounds: torch.Tensor | None, scale: float) -> torch.Tensor:
@@ -51,9 +53,9 @@ def _tobit(predictions: torch.Tensor, labels: torch.Tensor, bounds: torch.Tensor
     residual = labels - predictions
     exact = 0.5 * residual.square()
     if bounds is None:
-        return exact.sum()
+        return exact
     tail = -torch.special.log_ndtr(-bounds.to(residual.dtype) * residual / scale) * scale**2
-    return torch.where(bounds == 0, exact, tail).sum()
+    return torch.where(bounds == 0, exact, tail)
 
 
 def _ranking(predictions: torch.Tensor, labels: torch.Tensor, bounds: torch.Tensor | None) -> torch.Tensor:
@@ -65,4 +67,4 @@ def _ranking(predictions: torch.Tensor, labels: torch.Tensor, bounds: torch.Tens
     losses = functional.softplus(predictions[None, :] - predictions[:, None]) * higher
     pairs = higher.sum(1) + higher.sum(0)
     per_row = losses.sum(1) + losses.sum(0)
-    return (per_row / pairs.clamp(min=1)).sum() / 2
+    return per_row / pairs.clamp(min=1) / 2

@@ -1,0 +1,120 @@
+"""Passes over parts of an evaluation set, and what two of them make of the whole."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from transformers import EvalPrediction
+from transformers.trainer_pt_utils import nested_concat
+from transformers.trainer_utils import EvalLoopOutput, denumpify_detensorize
+
+from ..errors import DataError
+from ..evaluation.dataset_subset import ChosenRows
+
+PADDING = -100  # as Trainer pads rows of unequal width
+FIELDS = ("predictions", "label_ids", "inputs", "losses")  # of `EvalPrediction`
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What the model said of rows that are the same in every evaluation of a run.
+
+    Attributes:
+        predictions, labels: row by row, as `compute_metrics` gets them: (n,) or (n, columns); the first of a tuple.
+        name: key of a dictionary of evaluation sets, or "".
+        is_full: whether these are all rows of the set.
+    """
+
+    predictions: np.ndarray
+    labels: np.ndarray
+    name: str
+    is_full: bool
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What one pass over some rows gave.
+
+    `prediction` is what `compute_metrics` got, if there is one; `num_items` weighs the loss; `seconds` it took.
+    """
+
+    output: Any  # `EvalLoopOutput`, whose fields transformers declares optional
+    prediction: EvalPrediction | None
+    num_items: float
+    seconds: float = 0.0
+
+
+def make_comparable(prediction: EvalPrediction | None, name: str, is_full: bool) -> Evaluation | None:
+    """The predictions, for comparison with those of another step; None where there are none, or some for every token.
+
+    Those are left out because they would fill the memory until the next evaluation.
+    """
+    if prediction is None:
+        return None
+    predictions, labels = _first(prediction.predictions), _first(prediction.label_ids)
+    is_small = isinstance(predictions, np.ndarray) and predictions.ndim <= 2
+    return Evaluation(predictions, labels, name, is_full) if is_small and isinstance(labels, np.ndarray) else None
+
+
+def _first(values: Any) -> Any:
+    return values[0] if isinstance(values, tuple) else values
+
+
+def check_number(done: Pass, num_rows: int) -> None:
+    """Raises DataError unless there is one prediction per row."""
+    if done.prediction is None:
+        return
+    num_predictions = len(_first(done.prediction.predictions))
+    if num_predictions != num_rows:
+        raise DataError(
+            f"{num_predictions} predictions for {num_rows} evaluation rows: max_eval_samples needs one per row. Have "
+            "the model return that, or leave max_eval_samples out."
+        )
+
+
+def join_passes(first: Pass, rest: Pass, chosen: ChosenRows, prefix: str) -> Pass:
+    """Both passes as if they had been one over all rows, in their order; of the metrics, the loss alone.
+
+    Args:
+        first, rest: over `chosen.rows` and `chosen.rest`.
+        prefix: of the metric names.
+    """
+    order = np.argsort(np.concatenate([chosen.rows, chosen.rest]))
+    prediction = None
+    if first.prediction is not None and rest.prediction is not None:
+        check_number(rest, len(chosen.rest))
+        pairs = {name: (getattr(first.prediction, name), getattr(rest.prediction, name)) for name in FIELDS}
+        joined = {
+            name: None if a is None else _take(nested_concat(a, b, PADDING), order) for name, (a, b) in pairs.items()
+        }
+        prediction = EvalPrediction(**joined)  # type: ignore[arg-type]
+    key, num_items = f"{prefix}_loss", first.num_items + rest.num_items
+    losses = [done.output.metrics.get(key) for done in (first, rest)]
+    metrics = {}
+    if None not in losses and num_items:
+        metrics[key] = (losses[0] * first.num_items + losses[1] * rest.num_items) / num_items
+    predictions, labels = (None, None) if prediction is None else (prediction.predictions, prediction.label_ids)
+    return Pass(EvalLoopOutput(predictions, labels, metrics, chosen.num_rows), prediction, num_items)  # type: ignore[arg-type]
+
+
+def _take(values: Any, order: np.ndarray) -> Any:
+    if isinstance(values, list | tuple):
+        return type(values)(_take(value, order) for value in values)
+    if isinstance(values, Mapping):
+        return {name: _take(value, order) for name, value in values.items()}
+    return values[order]
+
+
+def prefix_metrics(metrics: dict[str, Any], prefix: str) -> dict[str, float]:
+    """Metrics of `compute_metrics` under the names and as the plain numbers that Trainer makes of them."""
+    plain = denumpify_detensorize(metrics)
+    return {name if name.startswith(f"{prefix}_") else f"{prefix}_{name}": value for name, value in plain.items()}
+
+
+def full_key(key: str) -> str:
+    """`eval_spearman` of all rows: `eval_full_spearman`; `eval_NAME_spearman`: `eval_full_NAME_spearman`."""
+    head, _, tail = key.partition("_")
+    return f"{head}_full_{tail}"

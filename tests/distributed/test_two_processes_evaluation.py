@@ -1,0 +1,55 @@
+"""Two real processes evaluate as one does: the same rows, the same metrics, whatever the batch size."""
+
+import json
+from pathlib import Path
+
+import pytest
+from evaluate_on_ranks import BATCHES, TASKS, measure
+from ranks import run_on_ranks
+
+COMPARED = ("loss", "rows", "error", "order")
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory) -> dict:
+    """What one process measures."""
+    return measure(tmp_path_factory.mktemp("alone"))
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory) -> list[dict]:
+    """What each of two processes measured."""
+    folder = tmp_path_factory.mktemp("ranks")
+    run_on_ranks(Path(__file__).with_name("evaluate_on_ranks.py"), folder)
+    return [json.loads((folder / f"metrics-{rank}.json").read_text()) for rank in range(2)]
+
+
+def same(one: dict[str, float], other: dict[str, float], prefixes: tuple[str, ...] = ("eval_",)) -> bool:
+    keys = [f"{prefix}{name}" for prefix in prefixes for name in COMPARED]
+    return all(one[key] == pytest.approx(other[key], rel=1e-6) for key in keys)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_metrics_are_those_of_one_process_for_every_batch_size_and_stock_trainers_loss_is_not(alone, ranks, task):
+    reference = alone["whole"][task]["37"]
+    assert reference["eval_rows"] == 37.0
+    for measured in (alone, *ranks):
+        for batch in BATCHES:
+            assert same(measured["whole"][task][str(batch)], reference)
+    # When this fails, Trainer's loss no longer depends on the number of processes: drop ours.
+    assert abs(ranks[0]["stock"][task]["eval_loss"] - reference["eval_loss"]) > 1e-4 * reference["eval_loss"]
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_the_subset_and_the_rest_are_the_same_rows_as_in_one_process(alone, ranks, task):
+    for measured in ranks:
+        first, last = measured["training"][task]
+        expected_first, expected_last = alone["training"][task]
+        assert (first["eval_rows"], last["eval_rows"], last["eval_full_rows"]) == (5.0, 5.0, 37.0)
+        assert same(first, expected_first)
+        assert same(last, expected_last, ("eval_", "eval_full_"))
+        assert not same(last, {key.replace("full_", ""): value for key, value in last.items() if "full_" in key})
+
+
+def test_both_evaluate_when_the_clock_of_one_says_so(ranks):
+    assert [measured["clock"] for measured in ranks] == [[2, 3], [2, 3]]
