@@ -17,6 +17,7 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     packages=find_packages(include=["hf_ext", "hf_ext.*"]),
+    package_data={"hf_ext.reporting.report": ["templates/*"]},
     python_requires=">=3.10",
     install_requires=[
         "torch>=2.11,<2.14",
@@ -26,6 +27,7 @@ setup(
         "peft>=0.21",
         "evaluate>=0.4.6",
         "faesm>=0.1.1",
+        "huggingface_hub>=1",
         "safetensors>=0.8",
         "numpy>=2",
         "pandas>=2.2",
@@ -36,12 +38,17 @@ setup(
         "sentencepiece>=0.2",  # IgT5's and ProtT5's tokenizers are sentencepiece models
         "protobuf>=4",
         "tqdm>=4.66",
+        "jinja2>=3.1",  # the page of the run report; torch brings it too
         "psutil>=5.9",  # when a process began: whether a lock is stale, and how old the session is
     ],
     extras_require={
         "flash": ["flash-attn>=2.7"],
         "deepspeed": ["deepspeed>=0.19"],
         "torchao": ["torchao>=0.18"],
-        "dev": ["pytest>=8", "pytest-timeout>=2.3", "ruff>=0.14", "mypy>=1.18", "types-PyYAML"],
+        "dev": [
+            *("pytest>=8", "pytest-timeout>=2.3", "ruff>=0.14", "mypy>=1.18", "types-PyYAML"),
+            *("nbclient>=0.10", "nbformat>=5.10", "ipykernel>=6.29"),  # the notebook is executed by a test
+            "tensorboard>=2.18",  # what report_to writes is read back by a test
+        ],
     },
 )

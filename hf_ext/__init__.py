@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "AffinityConfig": "models.configuration",
     "AffinityModel": "models.affinity",
+    "AffinityPredictor": "affinity.predictor",
     "EmbeddingStore": "embeddings.store",
     "FastArgumentParser": "parser",
     "FastTrainer": "trainer",

@@ -14,6 +14,7 @@ import dataclasses
 import difflib
 import enum
 import re
+import sys
 import types
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -55,6 +56,7 @@ class FastArgumentParser(HfArgumentParser):
     Attributes:
         explicit: after parsing, the fields that the user set by YAML or command line (not by preset).
         origins: after parsing, field -> "default", "recipe", "preset <name>", the YAML file's name, or "command line".
+        arguments: after parsing, the words of the command line.
         preset: after parsing, the preset in effect as it was written ("max_speed+low_disk"), or None.
         config_path: after parsing, the YAML file as it was written, or None.
     """
@@ -74,6 +76,7 @@ class FastArgumentParser(HfArgumentParser):
         self.recipe_defaults = dict(defaults or {})
         self.explicit: frozenset[str] = frozenset()
         self.origins: dict[str, str] = {}
+        self.arguments: list[str] = []
         self.preset: str | None = None
         self.config_path: str | None = None
         self._hints: dict[str, Any] = {}
@@ -112,7 +115,8 @@ class FastArgumentParser(HfArgumentParser):
         """
         if return_remaining_strings or look_for_args_file or args_filename or args_file_flag:
             raise ArgumentError(".args files and remaining strings are not supported; use --config FILE.yaml.")
-        namespace = self._parse_command_line(args)
+        self.arguments = list(sys.argv[1:] if args is None else args)
+        namespace = self._parse_command_line(self.arguments)
         typed = {name: vars(namespace)[name] for name in self._hints if vars(namespace)[name] is not _UNSET}
         config = typed.get("config") if "config" in self._hints else namespace.config
         from_yaml = _read_yaml(config) if config else {}

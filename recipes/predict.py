@@ -2,7 +2,10 @@
 
     python recipes/predict.py --model outputs/affinity --dataset_name new.csv --output predictions.csv
 
+    python recipes/predict.py --model USER/NAME --dataset_name new.csv
+
 Columns are those the model was trained on. Embeddings of frozen encoders are read from the cache where it has them.
+For an ensemble (`max_speed.py --num_seeds`) the column `prediction_std` holds the spread of its heads.
 """
 
 from __future__ import annotations
@@ -10,14 +13,16 @@ from __future__ import annotations
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from huggingface_hub import snapshot_download
 
 from hf_ext.affinity.building import check_inputs
+from hf_ext.affinity.ensemble import predict_members
+from hf_ext.affinity.predictor import find_model
 from hf_ext.affinity.results import write_predictions
 from hf_ext.data.arguments import DataArguments
-from hf_ext.data.collators import INPUTS_NAME, SequenceCollator
+from hf_ext.data.collators import SequenceCollator
 from hf_ext.data.loading import load_sequences
 from hf_ext.errors import ArgumentError, exit_on_errors
 from hf_ext.models.affinity import AffinityModel
@@ -55,7 +60,7 @@ def main(argv: list[str] | None = None) -> Path:
     args.mark_explicit(parser.explicit)
     log = start_run_log(None, args.process_index == 0)
     folder = find_model(predict_args.model, predict_args.revision)
-    model = AffinityModel.from_pretrained(folder)
+    model = AffinityModel.from_pretrained(folder, use_safetensors=True)
     collator = SequenceCollator.from_pretrained(folder)
     if "too_long" in parser.explicit:
         collator.too_long = data_args.too_long
@@ -70,25 +75,21 @@ def main(argv: list[str] | None = None) -> Path:
     with tempfile.TemporaryDirectory() as scratch:
         args.output_dir = scratch
         trainer = FastTrainer(model, args, data_collator=collator)
-        predictions = np.asarray(trainer.predict(rows).predictions).reshape(-1)
+        predictions, spread = _predict(trainer, rows)
         if trainer.is_world_process_zero():
             output.parent.mkdir(parents=True, exist_ok=True)
-            write_predictions(output, rows, predictions)
+            write_predictions(output, rows, predictions, spread=spread)
         log.info("%d predictions in %s", len(predictions), output)
         trainer.end()
     return output
 
 
-def find_model(name: str, revision: str | None) -> str:
-    """A local folder as it is, or a Hub model's snapshot.
-
-    Raises:
-        ArgumentError: a folder that holds no model of this kind.
-    """
-    folder = Path(name) if Path(name).is_dir() else Path(snapshot_download(name, revision=revision))
-    if not (folder / INPUTS_NAME).is_file():
-        raise ArgumentError(f"--model {name}: no {INPUTS_NAME} there. Give the output folder of recipes/max_speed.py.")
-    return str(folder)
+def _predict(trainer: FastTrainer, rows: Any) -> tuple[np.ndarray, np.ndarray | None]:
+    """Predictions and, of an ensemble, the standard deviation over its heads: (n,) each, label units."""
+    if trainer.model.config.ensemble_size < 2:
+        return np.asarray(trainer.predict(rows).predictions).reshape(-1), None
+    members = np.asarray(predict_members(trainer, rows))
+    return members.mean(1), members.std(1, ddof=1)
 
 
 if __name__ == "__main__":

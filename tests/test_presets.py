@@ -23,6 +23,8 @@ OTHER = {
     "embedding_tokens_per_batch": (["99"], 99),
     "save_total_limit": (["7"], 7),
     "disk_policy": (["refuse"], "refuse"),
+    "max_eval_samples": (["500"], 500.0),
+    "eval_every_epochs": (["3"], 3),
     "report_to": (["tensorboard"], ["tensorboard"]),
     "full_determinism": (["false"], False),
     "data_seed": (["1"], 1),
@@ -37,8 +39,8 @@ def parse(*argv: str) -> FastTrainingArguments:
     return args
 
 
-def test_there_are_the_five_presets_that_the_documents_name():
-    assert list(PRESETS) == ["baseline", "max_speed", "low_memory", "low_disk", "reproducible"]
+def test_there_are_the_six_presets_that_the_documents_name():
+    assert list(PRESETS) == ["baseline", "max_speed", "low_memory", "quick_eval", "low_disk", "reproducible"]
 
 
 @pytest.mark.parametrize("preset", PRESETS)

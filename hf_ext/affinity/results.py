@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import csv
-import json
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ..data.columns import column_names
 from ..errors import DataError
+from ..evaluation import label_audit
+from ..models.configuration import AffinityConfig
+from ..parser import FastArgumentParser
 from ..reporting.plots import plot_loss, plot_scatter
+from ..reporting.run_record import record_evaluations, record_run, write_json
 from .scoring import SplitScores
 
 logger = logging.getLogger(__name__)
@@ -44,39 +48,67 @@ def save_results(
     trainer: Any,
     trained: Any,
     test: SplitScores,
-    test_rows: Any,
+    splits: Mapping[str, Any],
     data_report: dict[str, Any],
     settings: dict[str, Any],
-    origins: dict[str, str],
+    parser: FastArgumentParser,
 ) -> dict[str, Any]:
     """Writes `all_results.json`, `predictions.csv`, `loss.png` and `scatter.png` into the output folder.
 
     Args:
         trainer, trained: after training, and what `train` returned.
-        test, test_rows: scores of the test split, and its rows.
+        test: scores of the test split.
+        splits: the rows of train and test.
         data_report: what loading reported.
         settings: model and data arguments by name; training arguments come from the trainer, as the plan left them.
-        origins: where each argument came from, as `FastArgumentParser` recorded.
+        parser: after parsing; it knows the command line and where each argument came from.
 
     Returns:
-        What `all_results.json` holds, plus `advice`.
+        What `all_results.json` holds.
     """
     folder = Path(trainer.args.output_dir)
-    advice = make_advice(test, data_report, settings, folder)
+    record = record_run(trainer, trained, settings, parser.origins, parser.arguments)
+    scores = test.to_dict()
     results = {
-        "train": trained.metrics,
-        "best": {"step": trainer.state.best_global_step, trainer.args.metric_for_best_model: trainer.state.best_metric},
-        "test": test.to_dict(),
+        **record,
+        "task": "affinity",
+        "verdict": scores["verdict"],
+        "model": {**record["model"], **_describe_model(trainer.model.config)},
+        **record_evaluations(trainer),
+        "test": scores,
+        "labels": {name: _audit(splits[name]) for name in ("train", "test") if hasattr(splits[name], "__len__")},
         "data": data_report,
-        "settings": {key: _json_value(trainer.args, settings, key) for key in sorted(origins)},
-        "settings_from": {key: origin for key, origin in sorted(origins.items()) if origin != "default"},
-        "advice": advice,
+        "advice": make_advice(test, data_report, settings, folder),
     }
     if trainer.is_world_process_zero():
-        (folder / "all_results.json").write_text(json.dumps(results, indent=2, default=str) + "\n")
-        write_predictions(folder / "predictions.csv", test_rows, test.predictions, test.labels)
+        write_json(folder / "all_results.json", results)
+        write_predictions(folder / "predictions.csv", splits["test"], test.predictions, test.labels)
         _plot(trainer.state.log_history, test, folder, settings["label_column"])
     return results
+
+
+def _describe_model(config: AffinityConfig) -> dict[str, Any]:
+    """Towers and loss."""
+    encoders = config.encoder_specs
+    towers = [(encoders[tower.encoder], tower) for tower in config.tower_specs]
+    return {
+        "towers": [
+            {
+                "encoder": encoder.name_or_path,
+                "revision": encoder.revision,
+                "training": encoder.training,
+                "pooling": tower.pooling,
+                "inputs": tower.inputs,
+            }
+            for encoder, tower in towers
+        ],
+        "head_sizes": config.head_sizes,
+        "loss": config.loss,
+    }
+
+
+def _audit(rows: Any) -> dict[str, Any]:
+    return label_audit(rows["label"][:], rows["bound"][:] if "bound" in rows.column_names else None)
 
 
 def _plot(log_history: list[dict[str, Any]], test: SplitScores, folder: Path, label: str) -> None:
@@ -89,17 +121,14 @@ def _plot(log_history: list[dict[str, Any]], test: SplitScores, folder: Path, la
         logger.warning("Not plotted: %s", error)
 
 
-def _json_value(args: Any, settings: dict[str, Any], key: str) -> Any:
-    value = settings[key] if key in settings else getattr(args, key, None)
-    return "<set>" if key.endswith("token") and value else value
-
-
-def write_predictions(path: Path, rows: Any, predictions: Any, labels: Any = None) -> None:
-    """One line per row: its file row and identifying columns, the label where there is one, the prediction."""
+def write_predictions(path: Path, rows: Any, predictions: Any, labels: Any = None, spread: Any = None) -> None:
+    """One line per row: its file row and identifying columns, the label where there is one, prediction and spread."""
     kept = [name for name in column_names(rows) if name not in ("label", "bound")] if _sized(rows) else []
     columns = [rows[name][:] for name in kept]
     header = [*kept, *([] if labels is None else ["label"]), "prediction"]
     values = [*columns, *([] if labels is None else [labels]), predictions]
+    if spread is not None:
+        header, values = [*header, "prediction_std"], [*values, spread]
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(header)

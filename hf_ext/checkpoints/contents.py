@@ -71,6 +71,8 @@ def read_contents(folder: Path, manifest: Manifest) -> Contents:
     restores["place in the data"] = "by number of steps" if progress.get("data_position") is None else "of the stream"
     restores["interrupted evaluation"] = "made up first" if progress.get("evaluation_pending") else "none"
     restores["callbacks"] = ", ".join(state.get("stateful_callbacks") or {}) or "none"
+    if "early_stopping.json" in files:
+        restores["early stopping"] = "decisions, best and recent predictions"
     lacks += [section for section in ("arguments", "data", "model") if section not in facts]
     best = state.get("best_global_step") or progress.get("best_saved_step")
     return Contents(restores, tuple(lacks), tuple(essential), only_model, best)

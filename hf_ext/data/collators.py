@@ -54,13 +54,21 @@ class SequenceCollator:
 
     @classmethod
     def from_pretrained(cls, folder: str | os.PathLike[str]) -> SequenceCollator:
-        """Reads back what `save_pretrained` wrote: the same ids for the same text."""
+        """Reads back what `save_pretrained` wrote: the same ids for the same text.
+
+        Raises:
+            DataError: `inputs.json` or a tokenizer is not there.
+        """
         root = Path(folder)
+        if not (root / INPUTS_NAME).is_file():
+            raise DataError(f"{root}: no {INPUTS_NAME} there. Give a folder that recipes/max_speed.py wrote.")
         settings = json.loads((root / INPUTS_NAME).read_text())
         tokenizers, columns = {}, {}
         for i, spec in enumerate(settings["inputs"]):
-            name = "+".join(spec["columns"])
-            tokenizer = AutoTokenizer.from_pretrained(root / "tokenizers" / str(i), trust_remote_code=False)
+            name, path = "+".join(spec["columns"]), root / "tokenizers" / str(i)
+            if not path.is_dir():
+                raise DataError(f"{path}: no tokenizer there for input '{name}'. Restore it, or copy the model again.")
+            tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
             columns[name] = spec["columns"]
             tokenizers[name] = ResidueTokenizer(tokenizer, len(columns[name]))
             tokenizers[name].max_residues = spec["max_residues"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..reporting.run_clock import RunClockCallback
 from ..reporting.throughput import ThroughputCallback
 
 
@@ -21,6 +22,7 @@ class ThroughputMixin:
         self.throughput.tokenizer = getattr(self.data_collator, "tokenizer", None)  # type: ignore[attr-defined]
         self.throughput.packs = self.plan.applied("packing")
         self.add_callback(self.throughput)  # type: ignore[attr-defined]
+        self.add_callback(RunClockCallback())  # type: ignore[attr-defined]
 
     def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
         # The model of this run: with `model_init`, callbacks are handed the one before it (transformers 5.23).

@@ -74,11 +74,12 @@ def _prepare(rows: Sequence[Sequence[object]], headers: Sequence[str]) -> tuple[
         if len(row) != len(headers):
             raise ArgumentError(f"row {number} has {len(row)} cells for {len(headers)} headers; as many are needed.")
     cells = [[format_cell(value) for value in row] for row in rows]
-    right = [_is_numeric([line[column] for line in cells]) for column in range(len(headers))]
+    right = [is_numeric([line[column] for line in cells]) for column in range(len(headers))]
     return cells, right
 
 
-def _is_numeric(texts: Sequence[str]) -> bool:
+def is_numeric(texts: Sequence[str]) -> bool:
+    """Whether cells are numbers only, and at least one; "-" and empty cells do not count."""
     filled = [text for text in texts if text not in (MISSING, "")]
     return bool(filled) and all(text in ("nan", "inf", "-inf") or _NUMERIC_TEXT.fullmatch(text) for text in filled)
 

@@ -1,0 +1,267 @@
+"""Predictions from a trained model in a few lines of Python: rows of sequences in, numbers in label units out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pandas as pd
+import torch
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import (
+    HfHubHTTPError,
+    HFValidationError,
+    HTTPError,
+    LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+
+from ..data.collators import INPUTS_NAME, SequenceCollator
+from ..data.proteins import ResiduePolicy, clean_sequences, format_located
+from ..errors import ArgumentError, DataError
+from ..models.affinity import AffinityModel
+
+TOKENS_PER_BATCH = 8192  # sequences times their longest; what an encoder needs of memory beside its weights
+ROWS_PER_BATCH = 4096  # of pooled embeddings, through the head
+_WHERE = "rows (the first is 1)"
+# What a model needs; never pickled weights, whatever else lies in a repository.
+_FILES = ["config.json", INPUTS_NAME, "model*.safetensors", "model.safetensors.index.json", "tokenizers/*"]
+
+
+class AffinityPredictor:
+    """Predicts with a trained `AffinityModel`; what it was trained on it reads by itself from the model's folder.
+
+    Args:
+        model: put into evaluation mode and moved to `device`.
+        collator: of that model.
+        device: None takes the accelerator where there is one, else the CPU.
+    """
+
+    def __init__(
+        self, model: AffinityModel, collator: SequenceCollator, *, device: str | torch.device | None = None
+    ) -> None:
+        self.device = torch.device(device) if device is not None else _find_device()
+        self.collator = collator
+        self.model: Any = model.to(self.device).eval()  # type: ignore[arg-type]
+
+    @classmethod
+    def from_pretrained(
+        cls, name_or_path: str | Path, *, revision: str | None = None, device: str | torch.device | None = None
+    ) -> AffinityPredictor:
+        """Loads what `recipes/max_speed.py` wrote, from a folder or from the Hub.
+
+        Args:
+            name_or_path: folder or Hub id. A folder of that name comes first.
+            revision: commit, tag or branch of a Hub model; a commit makes predictions repeatable.
+            device: as for `AffinityPredictor`.
+
+        Raises:
+            ArgumentError: no such model, one of another kind, or an encoder that it refers to is not there.
+
+        Cost: one download of the model into the Hub's cache, without network the next time; encoders that it refers to
+        are downloaded and loaded likewise. Tokens come from `HF_TOKEN` or `hf auth login`.
+        """
+        folder = find_model(name_or_path, revision)
+        model = AffinityModel.from_pretrained(folder, use_safetensors=True)
+        model.attach_encoders()
+        return cls(model, SequenceCollator.from_pretrained(folder), device=device)
+
+    @property
+    def columns(self) -> list[str]:
+        """Names of the sequence columns that the model reads."""
+        return [column for parts in self.collator.columns.values() for column in parts]
+
+    def predict(self, rows: Any) -> np.ndarray:
+        """Predicts one number per row; an ensemble predicts the mean of its heads.
+
+        Args:
+            rows: n rows with `columns`, as a list of dicts, a dict of lists, a `datasets.Dataset` or a pandas
+                DataFrame; other columns are ignored. Residues in capital or small letters.
+
+        Returns:
+            (n,), float32, label units, in the order of `rows`. Equal to `trainer.predict` up to rounding, which other
+            kernels or half precision of that run make larger.
+
+        Raises:
+            DataError: a column is missing; a sequence is missing, empty, too long for its encoder or holds what is no
+                residue; all refused rows are named, counted from 1.
+
+        Cost: each distinct input runs through its encoder once, in batches of 8,192 residues, sorted by length.
+        `recipes/predict.py` is faster for many rows: it uses the speed-ups of training and keeps embeddings.
+        """
+        return self._predict(rows, "logits")
+
+    def predict_members(self, rows: Any) -> np.ndarray:
+        """What each head of an ensemble predicts, of which `predict` gives the mean; their spread tells how sure it is.
+
+        Returns:
+            (n, heads), float32, label units; otherwise as `predict`.
+
+        Raises:
+            ArgumentError: the model has a single head.
+            DataError: as `predict`.
+        """
+        if self.model.config.ensemble_size < 2:
+            raise ArgumentError("This model has one head, so there is no spread. Train with --num_seeds 5, say.")
+        return self._predict(rows, "member_logits")
+
+    @torch.no_grad()
+    def _predict(self, rows: Any, wanted: str) -> np.ndarray:
+        columns = _clean(read_rows(rows, self.columns))
+        tables, positions = {}, {}
+        for name, parts in self.collator.columns.items():
+            inputs = list(zip(*(columns[part] for part in parts)))
+            self._check(name, inputs)
+            index: dict[tuple[str, ...], int] = {}
+            positions[name] = torch.tensor([index.setdefault(row, len(index)) for row in inputs], dtype=torch.long)
+            tables[name] = self._embed(name, list(index))
+        found = []
+        for start in range(0, max(1, len(columns[self.columns[0]])), ROWS_PER_BATCH):
+            chosen = slice(start, start + ROWS_PER_BATCH)
+            pooled = {name: table[positions[name][chosen]].to(self.device) for name, table in tables.items()}
+            found.append(self.model(embeddings=pooled)[wanted].float().cpu())
+        return torch.cat(found).numpy()
+
+    def _embed(self, name: str, inputs: Sequence[tuple[str, ...]]) -> torch.Tensor:
+        """Pooled embeddings of distinct inputs: (n, width), float32, on the CPU."""
+        lengths = np.array([sum(map(len, parts)) for parts in inputs], np.int64)
+        order = np.argsort(-lengths, kind="stable")  # the longest first: what does not fit fails at once
+        table = torch.empty(len(inputs), self.model.embedding_sizes[name])
+        start = 0
+        while start < len(order):
+            chosen = order[start : start + max(1, TOKENS_PER_BATCH // int(lengths[order[start]]))]
+            batch = self.collator.encode(name, *zip(*(inputs[i] for i in chosen)))
+            pooled = self.model.encode(name, {key: value.to(self.device) for key, value in batch.items()})
+            table[torch.from_numpy(chosen)] = pooled.float().cpu()
+            start += len(chosen)
+        return table
+
+    def _check(self, name: str, inputs: Sequence[tuple[str, ...]]) -> None:
+        """Refuses letters and lengths that the encoder cannot take; the lengths with row numbers."""
+        tokenizer = self.collator.tokenizers[name]
+        tokenizer.check_contract([part for row in dict.fromkeys(inputs) for part in row], name)
+        limit = tokenizer.max_residues
+        if limit is None or self.collator.too_long != "error":
+            return
+        above = [row for row, parts in enumerate(inputs, 1) if sum(map(len, parts)) > limit]
+        if above:
+            raise DataError(
+                f"Input '{name}' is longer than the {limit} residues that its encoder takes in {len(above)} "
+                f"{_WHERE}: {', '.join(map(str, above[:20]))}. Shorten them, or set predictor.collator.too_long = "
+                "'truncate' or, for single columns, 'window'."
+            )
+
+
+def find_model(name_or_path: str | Path, revision: str | None = None) -> Path:
+    """The folder of a trained affinity model: a local one as it is, or a Hub model's snapshot.
+
+    Raises:
+        ArgumentError: neither a folder nor a model that the Hub hands out, or no model of `recipes/max_speed.py`.
+
+    Cost: of a Hub model one download, of the files that loading needs; the Hub's cache keeps them.
+    """
+    folder = Path(name_or_path)
+    if not folder.is_dir():
+        folder = _download(str(name_or_path), revision)
+    elif revision is not None:
+        raise ArgumentError(f"revision={revision!r}: {name_or_path} is a folder here, which has no revisions.")
+    if not (folder / INPUTS_NAME).is_file():
+        raise ArgumentError(
+            f"Model {name_or_path}: no {INPUTS_NAME} there. Give the output folder of recipes/max_speed.py, or the Hub "
+            "id it was pushed to."
+        )
+    return folder
+
+
+def _download(name: str, revision: str | None) -> Path:
+    at = f" at revision {revision!r}" if revision else ""
+    try:
+        return Path(snapshot_download(name, revision=revision, allow_patterns=_FILES))
+    except (HFValidationError, HfHubHTTPError, HTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled) as error:
+        raise ArgumentError(f"Model {name!r}{at}: {_explain(error)}") from error
+
+
+def _explain(error: Exception) -> str:
+    if isinstance(error, HFValidationError):
+        return "neither a folder here nor a Hub id. Give a folder, or OWNER/NAME."
+    if isinstance(error, RevisionNotFoundError):
+        return "the Hub has no such revision of it. Give a commit, tag or branch, or leave it out."
+    if isinstance(error, RepositoryNotFoundError):
+        return (
+            "no folder here, and the Hub hands out no such model. Check the name; for a private or gated one run "
+            "`hf auth login` or set HF_TOKEN."
+        )
+    if isinstance(error, LocalEntryNotFoundError | OfflineModeIsEnabled):
+        return (
+            "no folder here and not in the Hub's cache, and the Hub cannot be reached. Connect this machine (and unset "
+            "HF_HUB_OFFLINE), or load it once where there is a network and copy the folder."
+        )
+    if isinstance(error, HfHubHTTPError) and error.response.status_code in (401, 403):
+        return "the Hub refuses the token. Run `hf auth login`, or set HF_TOKEN to one that may read this model."
+    return f"the Hub did not hand it out ({str(error).splitlines()[0]}). Try again."
+
+
+def read_rows(rows: Any, columns: Sequence[str]) -> dict[str, list[Any]]:
+    """The named columns of `rows`, as in `AffinityPredictor.predict`, as lists of equal length.
+
+    Raises:
+        DataError: rows of another kind, a missing column, or columns of unequal length.
+    """
+    if isinstance(rows, datasets.Dataset):
+        found = {name: rows[name][:] for name in columns if name in rows.column_names}
+        present = rows.column_names
+    elif isinstance(rows, pd.DataFrame):
+        found = {name: rows[name].tolist() for name in columns if name in rows.columns}
+        present = [str(name) for name in rows.columns]
+    elif isinstance(rows, Mapping):
+        found = {name: rows[name] for name in columns if name in rows}
+        present = [str(name) for name in rows]
+    elif isinstance(rows, Sequence) and all(isinstance(row, Mapping) for row in rows):
+        return {name: [_cell(row, name, number) for number, row in enumerate(rows, 1)] for name in columns}
+    else:
+        raise DataError(
+            f"rows are a {type(rows).__name__}: give a list of dicts, a dict of lists, a datasets.Dataset or a pandas "
+            f"DataFrame with {', '.join(columns)}."
+        )
+    missing = [name for name in columns if name not in found]
+    if missing:
+        raise DataError(f"rows have no column {missing[0]!r}: the model reads {[*columns]}, there are {present[:30]}.")
+    texts = [name for name, values in found.items() if isinstance(values, str)]
+    if texts:
+        raise DataError(f"rows[{texts[0]!r}] is one text, not a list of them: for a single row give [{{...}}].")
+    lengths = {name: len(values) for name, values in found.items()}
+    if len(set(lengths.values())) > 1:
+        raise DataError(f"rows have columns of unequal length: {lengths}. Give each the same number of sequences.")
+    return {name: list(values) for name, values in found.items()}
+
+
+def _cell(row: Mapping[str, Any], name: str, number: int) -> Any:
+    if name not in row:
+        raise DataError(f"{_WHERE}, row {number}: no {name!r}; it has {[*row][:30]}.")
+    return row[name]
+
+
+def _clean(columns: Mapping[str, list[Any]]) -> dict[str, list[str]]:
+    """Sequences as the data layer accepts them.
+
+    Raises:
+        DataError: some are refused, with row, column and reason.
+    """
+    cleaned = {
+        name: clean_sequences(values, name, ResiduePolicy(), range(1, len(values) + 1))
+        for name, values in columns.items()
+    }
+    problems = sorted((p for column in cleaned.values() for p in column.problems), key=lambda problem: problem.row)
+    if problems:
+        raise DataError(format_located((_WHERE, problem) for problem in problems))
+    return {name: column.sequences for name, column in cleaned.items()}
+
+
+def _find_device() -> torch.device:
+    found = torch.accelerator.current_accelerator(check_available=True)
+    return found if found is not None else torch.device("cpu")

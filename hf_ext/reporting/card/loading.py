@@ -1,0 +1,87 @@
+"""How to load the model: lines that run as they stand, on made-up sequences."""
+
+from __future__ import annotations
+
+from ..report.run_files import RunFiles
+from ..report.values import as_dict
+from .metadata import is_adapter
+from .names import PLACEHOLDER, bases, is_hub_id, last_part
+
+# Made up, of a usual composition; a user's own sequences never stand in a card.
+EXAMPLES = ("EVQLVESGGGLVQPGGSLRLSCAAS", "DIQMTQSPSSLSASVGDRVTITCRAS", "MKTAYIAKQRQISFVKSHFSRQLEE")
+
+
+def loading_section(run: RunFiles, repo: str) -> list[str]:
+    """Markdown: what to install, the code, what it returns, what else must be there."""
+    code = _masked_lm_code(run, repo) if run.is_masked_lm else _affinity_code(run, repo)
+    package = "`peft`" if is_adapter(run) else "`transformers`" if run.is_masked_lm else "`hf_ext`"
+    lines = ["## How to load it", "", f"With {package} installed:", "", "```python", *code, "```", ""]
+    if repo == PLACEHOLDER:
+        lines += [f"`{PLACEHOLDER}` is the model's id on the Hub, or the path of its folder.", ""]
+    if not run.is_masked_lm:
+        lines += [
+            f"`predict` takes a list of dicts, a dict of lists, a `datasets.Dataset` or a pandas DataFrame with "
+            f"{_columns_text(run)}, and returns one number per row (float32, in the unit of "
+            f"`{run.settings.get('label_column', 'label')}`). It refuses sequences that hold anything but residues and "
+            "names their rows.",
+            "",
+        ]
+    missing = missing_bases(run)
+    if missing:
+        names = " and ".join(f"`{name}`" for name in missing)
+        lines += [
+            f"**This repository lacks weights that it needs:** those of {names}, which came from a local folder and "
+            "not from the Hub. It loads only where that folder is.",
+            "",
+        ]
+    return lines
+
+
+def missing_bases(run: RunFiles) -> list[str]:
+    """Pretrained models that this one needs, that it does not contain and that are not on the Hub; last parts."""
+    contained = bool(run.settings.get("save_full")) or (run.is_masked_lm and not is_adapter(run))
+    found = [
+        last_part(base["encoder"])
+        for base in bases(run)
+        if base.get("training") != "full" and not contained and not is_hub_id(base["encoder"], base.get("revision"))
+    ]
+    return list(dict.fromkeys(found))
+
+
+def sequence_columns(run: RunFiles) -> list[str]:
+    """The columns that the model reads, in its order."""
+    towers = as_dict(run.results.get("model")).get("towers") or []
+    found = [column for tower in towers for columns in tower.get("inputs") or [] for column in columns]
+    return found or list(run.settings.get("sequence_columns") or ["sequence"])
+
+
+def _columns_text(run: RunFiles) -> str:
+    columns = sequence_columns(run)
+    return f"the column{'s' if len(columns) > 1 else ''} " + ", ".join(f"`{name}`" for name in columns)
+
+
+def _affinity_code(run: RunFiles, repo: str) -> list[str]:
+    cells = [f'"{name}": "{EXAMPLES[i % len(EXAMPLES)]}"' for i, name in enumerate(sequence_columns(run))]
+    return [
+        "from hf_ext import AffinityPredictor",
+        "",
+        f'predictor = AffinityPredictor.from_pretrained("{repo}")',
+        f"rows = [{{{', '.join(cells)}}}]",
+        "print(predictor.predict(rows))",
+    ]
+
+
+def _masked_lm_code(run: RunFiles, repo: str) -> list[str]:
+    kind, package = ("AutoPeftModel", "peft") if is_adapter(run) else ("AutoModelForMaskedLM", "transformers")
+    imports = [f"from {package} import {kind}", "from transformers import AutoTokenizer"]
+    if package == "transformers":
+        imports = ["from transformers import AutoModelForMaskedLM, AutoTokenizer"]
+    # Residues apart: BERT's vocabularies need it, ESM's give the same ids either way.
+    return [
+        *imports,
+        "",
+        f'tokenizer = AutoTokenizer.from_pretrained("{repo}")',
+        f'model = {kind}.from_pretrained("{repo}")',
+        f'batch = tokenizer("{" ".join(EXAMPLES[2][:9])} " + tokenizer.mask_token + " R Q", return_tensors="pt")',
+        "print(tokenizer.decode(model(**batch).logits[0, 10].argmax()))",
+    ]

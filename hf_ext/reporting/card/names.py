@@ -1,0 +1,101 @@
+"""What may be named in a card that strangers read: ids of the Hub, last parts of local paths, no tokens."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path, PurePath, PureWindowsPath
+from typing import Any
+
+from ..report.run_files import RunFiles
+from ..report.values import as_dict, setting
+
+PLACEHOLDER = "USER/NAME"
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_DATA_FILE = re.compile(r"\.(csv|tsv|jsonl?|parquet|fa|faa|fasta|gz|txt|yaml)$")
+# Arguments that hold a local path, whatever it looks like.
+_PATHS = re.compile(r"(.*_(dir|from|json|file|path|checkpoint)|config)")
+
+
+def is_hub_id(name: Any, revision: Any = None) -> bool:
+    """Whether `name` is OWNER/NAME on the Hub and not a file or folder here. A commit beside it proves the Hub."""
+    if not isinstance(name, str) or not name:
+        return False
+    if isinstance(revision, str) and _COMMIT.fullmatch(revision):
+        return True
+    # A relative path counts from where the run was started, which is where its card is written.
+    return bool(_HUB_ID.fullmatch(name)) and not _DATA_FILE.search(name) and not Path(name).exists()
+
+
+def last_part(path: str) -> str:
+    """The last part of a path, of this system or of Windows."""
+    return PureWindowsPath(path).name if "\\" in path else PurePath(path).name or path
+
+
+def show_name(name: str, revision: Any = None) -> str:
+    """A Hub id as a link to it, with its revision; of anything local the last part of its path."""
+    if not is_hub_id(name, revision):
+        return f"`{last_part(name)}` (local)"
+    at = f" at `{revision[:12]}`" if revision else ""
+    return f"[{name}](https://huggingface.co/{name}){at}"
+
+
+def show_argument(name: str, value: Any) -> str:
+    """An argument's value on one line; of local paths the last part."""
+    if isinstance(value, list | tuple):
+        return " ".join(show_argument(name, item) for item in value) or "(none)"
+    if not isinstance(value, str):
+        return setting(value)
+    looks_local = value.startswith(("/", "~", "./", "../", ".\\")) or "\\" in value or value[1:3] == ":/"
+    is_local = bool(_PATHS.fullmatch(name)) and not is_hub_id(value)
+    is_file = "/" in value and bool(_DATA_FILE.search(value))
+    return last_part(value) if looks_local or is_local or is_file else setting(value)
+
+
+def show_command(command: str) -> str:
+    """A command line with the last parts of local paths."""
+    shown: list[str] = []
+    flag = ""
+    for word in shlex.split(command):
+        if word.startswith("--"):
+            flag, joined, value = word.partition("=")
+            word = f"{flag}={show_argument(flag[2:], value)}" if joined else word
+        elif flag:
+            word = show_argument(flag[2:], word)
+        shown.append(word)
+    return shlex.join(shown)
+
+
+def is_secret(name: str) -> bool:
+    """Whether an argument of this name may hold a token."""
+    return name.endswith("token")
+
+
+def repo_name(run: RunFiles, repo_id: str | None) -> str:
+    """OWNER/NAME that the model is or will be pushed to; `USER/NAME` where nobody has said."""
+    name = repo_id or run.settings.get("hub_model_id")
+    return str(name) if name and is_complete(str(name)) else PLACEHOLDER
+
+
+def is_complete(name: str) -> bool:
+    """Whether a repository's name has an owner."""
+    return bool(_HUB_ID.fullmatch(name))
+
+
+def model_title(run: RunFiles, repo_id: str | None) -> str:
+    """The model's own name: of its repository, else of its folder."""
+    name = repo_id or run.settings.get("hub_model_id") or run.folder.resolve().name
+    return str(name).rpartition("/")[2]
+
+
+def bases(run: RunFiles) -> list[dict[str, Any]]:
+    """The pretrained models under this one: {"encoder", "revision", "training", "inputs"}; none for a new model."""
+    towers = as_dict(run.results.get("model")).get("towers")
+    if towers:
+        return [dict(tower) for tower in towers]
+    name = run.settings.get("model_name_or_path")
+    if not name:
+        return []
+    training = "lora" if run.settings.get("use_peft") else "full"
+    return [{"encoder": name, "revision": run.settings.get("model_revision"), "training": training}]

@@ -1,0 +1,127 @@
+"""The score tables of a card: every predictor beside the model, every value with its interval."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..report import values
+from ..report.run_files import RunFiles
+from ..report.values import as_dict
+from ..tables import format_markdown_table
+from .metadata import metric_name, scored_split
+
+_OF_SLICES = ("spearman", "rmse")
+
+
+def scores_section(run: RunFiles) -> list[str]:
+    """Markdown: scores of model and baselines, of slices, per group, and what is undefined and why."""
+    split, scores = scored_split(run)
+    if not scores:
+        return ["## Scores", "", "This run left no scores.", ""]
+    num_rows = as_dict(run.results.get(split)).get("num_rows")
+    where = f"Scores on the {split} split" + (f", {num_rows:,} rows" if num_rows else "")
+    lines = ["## Scores", "", f"{where}{_interval_text(scores)}.", "", score_table(scores), ""]
+    lines += _undefined(scores)
+    lines += _groups(scores)
+    notes = as_dict(run.results.get(split)).get("notes") or []
+    lines += [*(f"- {note}" for note in notes), ""] if notes else []
+    lines += _seeds(as_dict(run.results.get("seeds")))
+    for part in as_dict(run.results.get(split)).get("slices") or []:
+        found = {name: _only(metrics) for name, metrics in as_dict(part.get("scores")).items()}
+        lines += [f"### {_capital(str(part.get('name')))} ({values.number(part.get('num_rows'))} rows)", ""]
+        lines += [score_table(found), "", *_undefined(found)]
+    return lines
+
+
+def score_table(scores: dict[str, Any]) -> str:
+    """A Markdown table: a row per metric of the model, a column per predictor."""
+    metrics = as_dict(scores.get("model")) or as_dict(next(iter(scores.values()), {}))
+    rows = [
+        [_row_name(metric, score), *(_cell(found.get(metric)) for found in scores.values())]
+        for metric, score in metrics.items()
+    ]
+    return format_markdown_table(rows, ["", *scores])
+
+
+def undefined_scores(run: RunFiles) -> dict[str, str]:
+    """Metric -> why the model has no value of it."""
+    _, scores = scored_split(run)
+    return _reasons(as_dict(scores.get("model")))
+
+
+def _row_name(metric: str, score: Any) -> str:
+    threshold = as_dict(score).get("threshold")
+    return metric_name(metric) + (f" at {threshold:g} and above" if threshold is not None else "")
+
+
+def _cell(score: Any) -> str:
+    return values.score(score) if isinstance(score, dict) else values.number(score)
+
+
+def _interval_text(scores: dict[str, Any]) -> str:
+    found = [score for score in as_dict(scores.get("model")).values() if isinstance(score, dict)]
+    levels = [float(score["confidence"]) for score in found if score.get("low") is not None]
+    if not levels:
+        return ""
+    return f", with {values.share(max(levels))} bootstrap intervals over rows"
+
+
+def _undefined(scores: dict[str, Any]) -> list[str]:
+    """One line per reason, naming predictor and metrics."""
+    lines = []
+    for predictor, metrics in scores.items():
+        reasons: dict[str, list[str]] = {}
+        for metric, reason in _reasons(as_dict(metrics)).items():
+            reasons.setdefault(reason, []).append(metric_name(metric))
+        lines += [f"- Undefined for {predictor}: {', '.join(names)} ({why})." for why, names in reasons.items()]
+    return [*lines, ""] if lines else []
+
+
+def _reasons(metrics: dict[str, Any]) -> dict[str, str]:
+    return {
+        metric: str(score.get("undefined") or "no value")
+        for metric, score in metrics.items()
+        if isinstance(score, dict) and score.get("value") is None
+    }
+
+
+def _groups(scores: dict[str, Any]) -> list[str]:
+    """The range over groups, without their names, which are the user's data."""
+    groups = as_dict(as_dict(as_dict(scores.get("model")).get("per_group_spearman")).get("groups"))
+    found = [group["value"] for group in groups.values() if group.get("value") is not None]
+    if not found:
+        return []
+    return [
+        f"Spearman's rho within single groups: {values.number(min(found))} to {values.number(max(found))} in "
+        f"{len(found)} of {len(groups)} groups; in the others it is undefined.",
+        "",
+    ]
+
+
+def _seeds(seeds: dict[str, Any]) -> list[str]:
+    """What heads of several seeds say apart, and whether their spread can serve as an error bar."""
+    if not seeds.get("seeds"):
+        return []
+    lines = [
+        f"The model predicts the mean of {len(seeds['seeds'])} heads (seeds {', '.join(map(str, seeds['seeds']))})."
+    ]
+    single = as_dict(as_dict(seeds.get("scores")).get("spearman"))
+    if single.get("mean") is not None:
+        lines.append(f"One head alone: Spearman's rho {single['mean']:.3f} +- {single['std']:.3f} over seeds.")
+    fit = as_dict(seeds.get("uncertainty"))
+    if fit.get("scale") is not None:
+        lines.append(
+            f"`predictor.predict_members(rows).std(1, ddof=1)` times {fit['scale']:.3g} (fitted on validation) covers "
+            f"the error of {values.share(fit.get('coverage_1'))} of the test rows (an error bar: 68 %); rank "
+            f"correlation of spread and error: {values.score(fit.get('spearman_of_error'))}."
+        )
+    return [" ".join([*lines, str(seeds.get("meaning") or "")]).strip(), ""]
+
+
+def _only(metrics: Any) -> dict[str, Any]:
+    found = as_dict(metrics)
+    return {name: found[name] for name in _OF_SLICES if name in found} or found
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]

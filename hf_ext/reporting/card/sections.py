@@ -1,0 +1,159 @@
+"""The parts of a card about what the model is, its data, its training and its licence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..report import values
+from ..report.run_files import RunFiles
+from ..report.values import as_dict
+from ..tables import format_markdown_table
+from .loading import sequence_columns
+from .metadata import data_source, has_licence_file, is_demo
+from .names import bases, is_hub_id, is_secret, last_part, show_argument, show_command, show_name
+
+# Beginning of an id -> what its authors ask to be cited as.
+_PAPERS = {
+    "facebook/esm2_": "Lin et al. 2023, https://doi.org/10.1126/science.ade2574",
+    "facebook/esm1b_": "Rives et al. 2021, https://doi.org/10.1073/pnas.2016239118",
+    "Exscientia/Ig": "Kenlay et al. 2024, https://arxiv.org/abs/2403.17889",
+    "Rostlab/prot_": "Elnaggar et al. 2021, https://doi.org/10.1109/TPAMI.2021.3095381",
+}
+_CLASSES = {"I": "same mathematics", "N": "other numerics", "L": "changes learning"}
+
+
+def model_section(run: RunFiles) -> list[str]:
+    """Markdown: what it predicts from what, and what it is made of."""
+    model = as_dict(run.results.get("model"))
+    columns = ", ".join(f"`{name}`" for name in sequence_columns(run))
+    if run.is_masked_lm:
+        lines = [
+            f"A masked protein language model ({model.get('class', 'class not recorded')}): it predicts masked "
+            f"residues of amino-acid sequences. Trained on {columns}."
+        ]
+    else:
+        label = run.settings.get("label_column", "label")
+        lines = [
+            f"Predicts `{label}`, in the unit that column has in the training data, from amino-acid sequences in "
+            f"{columns}. Loss: {model.get('loss', 'not recorded')}."
+        ]
+    size = _size(model)
+    rows = [
+        [_inputs(base), show_name(base["encoder"], base.get("revision")), base.get("training"), base.get("pooling")]
+        for base in bases(run)
+    ]
+    table = [format_markdown_table(rows, ["reads", "pretrained model", "training", "pooling"]), ""] if rows else []
+    return ["## What it predicts", "", *lines, size, "", *table]
+
+
+def _size(model: dict[str, Any]) -> str:
+    total, trained = model.get("num_parameters"), model.get("num_trainable")
+    of = "" if total == trained else f" of {values.number(total)}"
+    return f"{values.number(trained)}{of} parameters were trained."
+
+
+def _inputs(base: dict[str, Any]) -> str:
+    return ", ".join("+".join(columns) for columns in base.get("inputs") or []) or "masked sequences"
+
+
+def data_section(run: RunFiles) -> list[str]:
+    """Markdown: source, rows, split."""
+    data = as_dict(run.results.get("data"))
+    if not data:
+        return []
+    lines = ["## Data", "", f"Source: {_source(run)}."]
+    if data.get("streaming"):
+        return [*lines, "It was streamed, so rows were not counted.", ""]
+    sizes = ", ".join(f"{name} {size:,}" for name, size in as_dict(data.get("sizes")).items())
+    lines.append(
+        f"{values.number(data.get('rows_read'))} rows read, {values.number(data.get('rows_filtered_out'))} filtered "
+        f"out, {values.number(data.get('rows_rejected'))} rejected as unusable; {sizes} rows."
+    )
+    if data.get("filter"):
+        lines.append(f"Filter: `{data['filter']}`.")
+    rule = as_dict(data.get("split")).get("rule")
+    lines += [f"Split: {rule}, seed {as_dict(data.get('split')).get('seed', 'not recorded')}."] if rule else []
+    subset = as_dict(data.get("train_subset"))
+    lines += (
+        [f"Trained on a random subset of {subset['num_rows']:,} of its {subset['of']:,} rows."]
+        if "of" in subset
+        else []
+    )
+    return [*lines, ""]
+
+
+def _source(run: RunFiles) -> str:
+    name = data_source(run)
+    if is_demo(run):
+        return "generated demo data"
+    if not is_hub_id(name):
+        return f"`{last_part(name)}`, a local file or folder"
+    revision = run.settings.get("dataset_revision")
+    link = f"[{name}](https://huggingface.co/datasets/{name})"
+    return link + (f" at `{revision}`" if revision else ", without a fixed revision")
+
+
+def training_section(run: RunFiles) -> list[str]:
+    """Markdown: how it was trained, in which time, on what, and the command that repeats it."""
+    record = run.results
+    lines = ["## Training", "", *_course(record), *_cost(record)]
+    applied = [d for d in run.plan.get("decisions") or [] if d.get("status") == "applied"]
+    if applied:
+        names = [f"{d['name']} ({_CLASSES.get(d.get('kind'), 'unknown class')})" for d in applied]
+        lines.append(f"Speed-ups in use: {', '.join(names)}.")
+    if record.get("command"):
+        lines += ["", "```bash", show_command(record["command"]), "```"]
+    return [*lines, "", *_arguments(run), *_versions(record)]
+
+
+def _course(record: dict[str, Any]) -> list[str]:
+    train, best = as_dict(record.get("train")), as_dict(record.get("best"))
+    parts = [f"{train['epoch']:g} epochs"] if "epoch" in train else []
+    parts += [f"training loss {values.number(train['train_loss'])}"] if "train_loss" in train else []
+    parts += [f"best evaluation at step {best['step']}"] if best.get("step") else []
+    parts += [f"seed {record['seed']}"] if record.get("seed") is not None else []
+    return [f"{', '.join(parts)}."] if parts else []
+
+
+def _cost(record: dict[str, Any]) -> list[str]:
+    costs, machine = as_dict(record.get("costs")), as_dict(record.get("environment"))
+    if not costs:
+        return []
+    lines = (
+        f"Training took {values.seconds(costs.get('train_s'))} ({values.seconds(costs.get('wall_s'))} with loading and "
+        f"scoring) on {machine.get('num_processes') or 1} x {machine.get('device', 'a device that was not recorded')}; "
+        f"peak memory of the {costs.get('memory_of', 'process')} {values.gib(costs.get('peak_memory_gib'))}"
+    )
+    money = costs.get("dollars")
+    return [lines + (f"; {values.dollars(money)}." if money is not None else ".")]
+
+
+def _arguments(run: RunFiles) -> list[str]:
+    rows = [
+        [f"`{name}`", show_argument(name, run.settings.get(name)), origin]
+        for name, origin in as_dict(run.results.get("settings_from")).items()
+        if not is_secret(name)
+    ]
+    if not rows:
+        return []
+    table = format_markdown_table(rows, ["argument", "value", "from"])
+    return ["Arguments that differ from their defaults (of local paths the last part):", "", table, ""]
+
+
+def _versions(record: dict[str, Any]) -> list[str]:
+    machine = as_dict(record.get("environment"))
+    versions = {"python": machine.get("python"), **as_dict(machine.get("versions"))}
+    found = [f"{name} {version}" for name, version in versions.items() if version]
+    return [f"Versions: {', '.join(found)}.", ""] if found else []
+
+
+def licence_section(run: RunFiles) -> list[str]:
+    """Markdown: the licence as far as the folder says one, those of others, and whom to cite."""
+    own = "See [LICENSE](LICENSE)." if has_licence_file(run) else "Whoever trained this model has not chosen a licence."
+    found = bases(run)
+    data = " and of the training data" if data_source(run) else ""
+    others = f" The licences of the pretrained models above{data} hold as well." if found else ""
+    lines = ["## Licence and citation", "", own + others, ""]
+    papers = {paper for base in found for start, paper in _PAPERS.items() if str(base["encoder"]).startswith(start)}
+    lines += [f"- {paper}" for paper in sorted(papers)] + ([""] if papers else [])
+    return lines

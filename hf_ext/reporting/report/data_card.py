@@ -1,0 +1,144 @@
+"""The data card: rows read and left out, splits, leaks, labels, lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from . import values
+from .blocks import Block, Bullets, Code, Paragraph, Section, Table
+from .figures import length_figure
+from .run_files import RunFiles
+from .summary import list_columns
+from .values import as_dict
+
+_AUDIT = (
+    ("n", "rows", values.number),
+    ("min", "lowest", values.number),
+    ("max", "highest", values.number),
+    ("mean", "mean", values.number),
+    ("std", "deviation", values.number),
+    ("num_distinct", "distinct", values.number),
+    ("tied_share", "tied", values.share),
+    ("censored_share", "censored", values.share),
+    ("share_at_min", "at the lowest", values.share),
+    ("share_at_max", "at the highest", values.share),
+)
+
+
+def data_section(run: RunFiles) -> Section:
+    """What the model learned from, what was left out, and what of the test it had seen."""
+    data = as_dict(run.results.get("data"))
+    blocks: list[Block] = [*_source_blocks(data, run), *_split_blocks(data)]
+    blocks += [*_leak_blocks(data), *_label_blocks(run), *_input_blocks(data)]
+    figure = length_figure(run.predictions, list_columns(run)) if run.predictions else None
+    blocks += [figure] if figure else []
+    return Section("data", "Data", blocks or [Paragraph("Not recorded: the run has no data report.")])
+
+
+def _source_blocks(data: Mapping[str, Any], run: RunFiles) -> list[Block]:
+    if not data:
+        return []
+    source = values.shorten_paths(str(data["source"])) if data.get("source") else "generated demo data"
+    rows: list[list[object]] = [["source", source], ["revision", run.settings.get("dataset_revision")]]
+    rows.append(["filter", data.get("filter")])
+    if data.get("streaming"):
+        text = "Rows were streamed, so they are not counted and leaks between splits are not looked for."
+        return [_facts(rows), Paragraph(text)]
+    rows += [
+        ["rows read", values.number(data.get("rows_read"))],
+        ["rows filtered out", values.number(data.get("rows_filtered_out"))],
+        ["rows rejected", values.number(data.get("rows_rejected"))],
+    ]
+    reasons = [f"Rejected, {rule}: {values.number(count)}." for rule, count in _counts(data.get("rejected_by_rule"))]
+    changes = [
+        f"Column {column}: {kind} in {values.number(count)} rows."
+        for column, kinds in as_dict(data.get("changes")).items()
+        for kind, count in as_dict(kinds).items()
+    ]
+    return [_facts(rows), *([Bullets([*reasons, *changes])] if reasons or changes else [])]
+
+
+def _facts(rows: list[list[object]]) -> Table:
+    return Table(["", ""], [row for row in rows if row[1] is not None])
+
+
+def _counts(value: Any) -> list[tuple[str, Any]]:
+    return sorted(as_dict(value).items(), key=lambda item: str(item[0]))
+
+
+def _split_blocks(data: Mapping[str, Any]) -> list[Block]:
+    sizes = as_dict(data.get("sizes"))
+    split = as_dict(data.get("split"))
+    subset = as_dict(data.get("train_subset"))
+    blocks: list[Block] = []
+    if sizes:
+        rule = str(split.get("rule") or "not recorded")
+        seed = f", seed {split['seed']}" if split.get("seed") is not None else ""
+        total = sum(size for size in sizes.values() if isinstance(size, int)) or 1
+        rows = [[name, values.number(size), values.share(size / total)] for name, size in sizes.items()]
+        blocks.append(Table(["split", "rows", "share"], rows, f"Split by: {rule}{seed}."))
+    notes = [str(note) for note in split.get("notes") or []]
+    if subset:
+        of = f" of {values.number(subset['of'])}" if "of" in subset else ""
+        notes.append(f"Trained on a subset of {values.number(subset.get('num_rows'))}{of} training rows.")
+    return [*blocks, *([Bullets(notes)] if notes else [])]
+
+
+def _leak_blocks(data: Mapping[str, Any]) -> list[Block]:
+    leaks = as_dict(data.get("leaks"))
+    if not leaks:
+        return [] if data.get("streaming") or not data else [Paragraph("Leaks between splits: not measured.")]
+    compared = leaks.get("compared", "test")
+    parts = dict(as_dict(leaks.get("columns")))
+    if len(parts) > 1:
+        parts["all columns together"] = as_dict(leaks.get("row"))
+    rows = [
+        [
+            name,
+            _of(leak, "num_test_rows_in_train", "num_test_rows"),
+            _of(leak, "num_test_sequences_in_train", "num_test_sequences"),
+            "at least " * bool(leak.get("is_lower_bound")) + _of(leak, "num_near_duplicates", "num_checked"),
+        ]
+        for name, leak in ((name, as_dict(leak)) for name, leak in parts.items())
+    ]
+    headers = [
+        "sequence",
+        f"{compared} rows seen in training",
+        "distinct sequences seen",
+        "near-duplicates among checked others",
+    ]
+    near = (
+        f"Near-duplicates share {values.share(leaks.get('threshold'))} of their {leaks.get('k')}-mers with a row of it."
+    )
+    return [Table(headers, rows, f"What of {compared} is in training, too. {near}")]
+
+
+def _of(leak: Mapping[str, Any], part: str, whole: str) -> str:
+    return f"{values.number(leak.get(part))} of {values.number(leak.get(whole))}"
+
+
+def _label_blocks(run: RunFiles) -> list[Block]:
+    audits = {name: as_dict(audit) for name, audit in as_dict(run.results.get("labels")).items() if audit}
+    if not audits:
+        return []
+    rows = [
+        [name, *(show(audit.get(key)) for audit in audits.values())]
+        for key, name, show in _AUDIT
+        if any(key in audit for audit in audits.values())
+    ]
+    return [Table(["labels", *audits], rows, "Labels. Tied: rows that share their value with another.")]
+
+
+def _input_blocks(data: Mapping[str, Any]) -> list[Block]:
+    rows = [
+        [
+            Code(name),
+            values.number(facts.get("longest"), "residues"),
+            values.number(facts.get("num_above_limit")),
+            values.share(facts.get("unknown_share")),
+        ]
+        for name, facts in ((name, as_dict(facts)) for name, facts in as_dict(data.get("inputs")).items())
+    ]
+    headers = ["encoder input", "longest", "above the encoder's limit", "unknown residues"]
+    return [Table(headers, rows, "Encoder inputs over all splits.")] if rows else []

@@ -1,0 +1,131 @@
+"""The result: scores beside baselines, rows that training has not seen, figures of predictions, groups, advice."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from . import values
+from .blocks import Block, Bullets, Figure, Fold, Paragraph, Section, Table
+from .figures import group_figure, prediction_figures
+from .run_files import RunFiles
+from .summary import label_name, metric_name
+from .values import as_dict
+
+MAX_GROUP_ROWS = 300
+
+
+def result_section(run: RunFiles) -> Section:
+    """How good the model is, and compared with what."""
+    blocks = _token_blocks(run) if run.is_masked_lm else _score_blocks(run)
+    advice = [
+        values.shorten_paths(str(line)) for line in run.results.get("advice") or [] if not str(line).startswith("ALARM")
+    ]
+    if advice:
+        blocks.append(Fold("What the run suggests next", [Bullets(advice)]))
+    return Section("result", "Result", blocks)
+
+
+def _score_blocks(run: RunFiles) -> list[Block]:
+    test = as_dict(run.results.get("test"))
+    scores = as_dict(test.get("scores"))
+    if not scores:
+        return [Paragraph("Not measured: the run has no scores of a test split."), *_figures(run)]
+    blocks: list[Block] = [score_table(scores, f"All {values.number(test.get('num_rows'))} test rows.")]
+    notes = _score_notes(scores)
+    for part in test.get("slices") or []:
+        rows = f"{part.get('name')}: {values.number(part.get('num_rows'))} rows."
+        blocks.append(score_table(as_dict(part.get("scores")), rows[:1].upper() + rows[1:]))
+        notes += _score_notes(as_dict(part.get("scores")))
+    if test.get("notes"):
+        blocks.append(Bullets([str(note) for note in test["notes"]]))
+    notes += _fit_notes(as_dict(test.get("baselines")))
+    if notes:
+        blocks.append(Bullets(list(dict.fromkeys(notes)), is_note=True))
+    blocks += _figures(run)
+    return blocks + _group_blocks(as_dict(scores.get("model")))
+
+
+def score_table(scores: Mapping[str, Any], caption: str) -> Table:
+    """A row per predictor, value and interval per metric."""
+    metrics = list(dict.fromkeys(metric for entries in scores.values() for metric in as_dict(entries)))
+    rows = [[name, *(values.score(as_dict(entries).get(m)) for m in metrics)] for name, entries in scores.items()]
+    return Table(["predictor", *map(metric_name, metrics)], rows, caption, highlight="model")
+
+
+def _score_notes(scores: Mapping[str, Any]) -> list[str]:
+    """What intervals mean, where a score has no value and why, and what counts as positive."""
+    notes = []
+    entries = [(name, m, as_dict(e)) for name, both in scores.items() for m, e in as_dict(both).items()]
+    confidence = next((entry["confidence"] for _, _, entry in entries if entry.get("low") is not None), None)
+    if confidence is not None:
+        notes.append(f"In brackets: {values.share(confidence)} intervals, by resampling the test rows.")
+    undefined: dict[str, list[str]] = {}
+    for name, metric, entry in entries:
+        if entry.get("undefined"):
+            undefined.setdefault(f"{name}: {entry['undefined']}", []).append(metric_name(metric))
+    notes += [f"Undefined, {', '.join(metrics)} of {reason}." for reason, metrics in undefined.items()]
+    threshold = next((entry for _, _, entry in entries if "threshold" in entry), None)
+    if threshold:
+        notes.append(
+            f"Recall, precision and F1: labels at or above {values.number(threshold['threshold'])} count as positive, "
+            f"{values.share(threshold.get('base_rate'))} of the rows."
+        )
+    return notes
+
+
+def _fit_notes(baselines: Mapping[str, Any]) -> list[str]:
+    """Baselines that saw only a part of the training rows or of their features."""
+    notes = []
+    for name, facts in ((name, as_dict(facts)) for name, facts in baselines.items()):
+        parts = [_part(facts, "rows", "training rows"), _part(facts, "features", "features")]
+        if any(parts):
+            notes.append(f"Baseline {name}: fitted on {' and '.join(filter(None, parts))}.")
+    return notes
+
+
+def _part(facts: Mapping[str, Any], what: str, word: str) -> str:
+    """2,000 of 3,000 rows; empty where it was all of them."""
+    number, whole = facts.get(f"num_{what}"), facts.get(f"of_{what}")
+    return "" if whole in (None, number) else f"{values.number(number)} of {values.number(whole)} {word}"
+
+
+def _figures(run: RunFiles) -> list[Figure]:
+    if run.predictions is None:
+        return []
+    png = "scatter.png" if "scatter.png" in run.images else None
+    return prediction_figures(run.predictions, label_name(run), png)
+
+
+def _group_blocks(model: Mapping[str, Any]) -> list[Block]:
+    entry = as_dict(model.get("per_group_spearman"))
+    groups = as_dict(entry.get("groups"))
+    if not groups:
+        return []
+    figure = group_figure(groups, "Spearman")
+    ordered = sorted(groups.items(), key=lambda item: (-(item[1].get("n") or 0), item[0]))
+    rows = [
+        [name, values.number(group.get("n")), values.score(group), group.get("undefined") or ""]
+        for name, group in ordered[:MAX_GROUP_ROWS]
+    ]
+    cut = f" The {MAX_GROUP_ROWS} largest of {len(ordered):,}." if len(ordered) > MAX_GROUP_ROWS else ""
+    table = Table(["group", "rows", "Spearman", "why undefined"], rows, f"Scores within groups.{cut}")
+    blocks: list[Block] = [figure] if figure else []
+    return [*blocks, Fold(f"All {len(ordered):,} groups", [table]) if len(ordered) > 12 else table]
+
+
+def _token_blocks(run: RunFiles) -> list[Block]:
+    metrics = ("token_loss", "perplexity", "accuracy", "num_tokens")
+    rows = [
+        [f"{split}, {name}", *(values.number(as_dict(entry).get(metric)) for metric in metrics)]
+        for split in ("validation", "test")
+        for name, entry in as_dict(run.results.get(split)).items()
+        if isinstance(entry, dict) and "token_loss" in entry
+    ]
+    if not rows:
+        return [Paragraph("Not measured: the run has no scores of a validation or test split.")]
+    note = (
+        "Loss in nats per masked residue, perplexity is its exponential. The unigram predicts from how often residues "
+        "occur in training, whatever stands around them; a model that is no better has learned nothing about order."
+    )
+    return [Table(["split, predictor", *map(metric_name, metrics[:3]), "masked residues"], rows), Paragraph(note)]

@@ -1,0 +1,163 @@
+"""How the model was trained: what it is, learning curves, evaluations, early stopping, several seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from . import values
+from .blocks import Block, Fold, Paragraph, Section, Table
+from .curves import FULL, curve_figures
+from .run_files import RunFiles
+from .seeds import seed_blocks, teacher_blocks
+from .summary import metric_name
+from .values import as_dict, is_finite
+
+MAX_EVALUATIONS = 200
+_EVALUATION = {
+    "subset_rows": "validation rows of the subset",
+    "full_rows": "validation rows of a full pass",
+    "num_evaluations": "evaluations",
+    "num_full": "of them full passes",
+    "seconds": "time in evaluation",
+    "seconds_saved": "time the subset saved, estimated",
+}
+_TIMES = ("runtime", "per_second", "num_distinct", "num_tokens")
+
+
+def training_section(run: RunFiles) -> Section:
+    """The model, and how its training went."""
+    png = "loss.png" if "loss.png" in run.images else None
+    blocks: list[Block] = [*_model_blocks(run), *_facts(run)]
+    figures = curve_figures(run.log_history, run.results, png)
+    blocks += figures or [Paragraph("No learning curves: the run logged fewer than two losses or scores.")]
+    blocks += [
+        *seed_blocks(run),
+        *teacher_blocks(run),
+        *_stopping_blocks(run),
+        *_alarm_blocks(run),
+        *_evaluation_blocks(run),
+    ]
+    return Section("training", "Training", blocks)
+
+
+def _model_blocks(run: RunFiles) -> list[Block]:
+    model = as_dict(run.results.get("model"))
+    if not model:
+        return []
+    total, trainable = model.get("num_parameters"), model.get("num_trainable")
+    size = f"{values.number(total)} parameters, {values.number(trainable)} of them trained"
+    text = f"{model.get('class') or 'A model'} of {size}."
+    rows = [
+        [
+            values.shorten_paths(str(tower.get("encoder"))),
+            tower.get("revision") or "not pinned",
+            tower.get("training"),
+            _inputs_text(tower),
+        ]
+        for tower in model.get("towers") or []
+    ]
+    table = Table(["encoder", "revision", "training", "columns"], rows, "Encoders, and what they read.")
+    return [Paragraph(text), *([table] if rows else [])]
+
+
+def _inputs_text(tower: Mapping[str, Any]) -> str:
+    inputs = tower.get("inputs") or tower.get("columns") or []
+    return "; ".join(part if isinstance(part, str) else " + ".join(part) for part in inputs)
+
+
+def _facts(run: RunFiles) -> list[Block]:
+    """Loss, length of training, best step, evaluations, as one table of two columns."""
+    results, settings = run.results, run.settings
+    train, best = as_dict(results.get("train")), as_dict(results.get("best"))
+    evaluation = as_dict(results.get("evaluation"))
+    rows: list[list[object]] = [
+        ["loss", as_dict(results.get("model")).get("loss") or settings.get("loss")],
+        ["mean training loss", values.number(train.get("train_loss"))],
+        ["epochs", values.number(train.get("epoch"))],
+        ["steps", values.number(run.state.get("global_step"))],
+        ["rows per step and process", values.number(settings.get("per_device_train_batch_size"))],
+        ["learning rate", values.number(settings.get("learning_rate"))],
+    ]
+    for name, value in best.items():
+        label = "best step" if name == "step" else f"{metric_name(name)} of the best step, validation"
+        rows.append([label, values.number(value)])
+    rows += [[_EVALUATION.get(name, name.replace("_", " ")), _fact(name, value)] for name, value in evaluation.items()]
+    shown = [row for row in rows if row[1] not in (None, values.NOT_MEASURED)]
+    return [Table(["", ""], shown)] if shown else []
+
+
+def _fact(name: str, value: Any) -> str:
+    return values.seconds(value) if "seconds" in name else values.number(value)
+
+
+def _stopping_blocks(run: RunFiles) -> list[Block]:
+    stopping = as_dict(run.results.get("early_stopping"))
+    if not stopping:
+        return []
+    step = stopping.get("stopped_at_step")
+    end = f"stopped training at step {step:,}" if is_finite(step) else "did not stop training before its end"
+    patience = stopping.get("patience")
+    text = f"Early stopping {end}. It waits for {values.number(patience)} evaluations in a row without improvement."
+    rows = [
+        [
+            values.number(decision.get("step")),
+            decision.get("verdict"),
+            _difference(decision.get("against_best")),
+            _difference(decision.get("against_recent")),
+            values.number(decision.get("num_without_improvement")),
+        ]
+        for decision in stopping.get("decisions") or []
+        if isinstance(decision, dict)
+    ]
+    headers = ["step", "decision", "against the best so far", "against `patience` evaluations ago", "in a row"]
+    headers[3] = f"against {values.number(patience)} evaluations ago"
+    table = Table(headers, rows[-MAX_EVALUATIONS:], "Improvement with its interval, on the same rows.")
+    return [Paragraph(text), *([Fold(f"All {len(rows)} decisions", [table])] if rows else [])]
+
+
+def _difference(comparison: Any) -> str:
+    """Improvement and interval of a paired comparison."""
+    entry = as_dict(comparison)
+    value = entry.get("improvement", entry.get("difference", entry.get("value")))
+    return values.score({**entry, "value": value}) if entry else "-"
+
+
+def _alarm_blocks(run: RunFiles) -> list[Block]:
+    rows = [
+        [values.number(entry.get("step")), entry.get("name") or "validation", text]
+        for entry in run.results.get("alarms") or []
+        for text in as_dict(entry).get("alarms") or []
+    ]
+    if not rows:
+        return []
+    table = Table(["step", "rows", "alarm"], rows[:MAX_EVALUATIONS])
+    return [Fold(f"{len(rows):,} alarm{'s' * (len(rows) > 1)} while training", [table])]
+
+
+def _evaluation_blocks(run: RunFiles) -> list[Block]:
+    """Every evaluation as a row, subset and full passes apart."""
+    rows: list[list[object]] = []
+    metrics: dict[str, None] = {}
+    parsed = []
+    for entry in run.log_history:
+        for prefix in ("eval_", FULL):
+            found = _metrics_of(entry, prefix)
+            if found:
+                parsed.append((entry, prefix, found))
+                metrics.update(dict.fromkeys(found))
+    if not parsed:
+        return []
+    both = len({prefix for _, prefix, _ in parsed}) > 1
+    for entry, prefix, found in parsed[-MAX_EVALUATIONS:]:
+        kind = "all" if prefix == FULL or not both else "subset"
+        start = [values.number(entry.get("step")), values.number(entry.get("epoch")), kind]
+        rows.append([*start, *(values.number(found[m]) if m in found else "-" for m in metrics)])
+    cut = f"The last {MAX_EVALUATIONS} of {len(parsed):,}." if len(parsed) > MAX_EVALUATIONS else ""
+    table = Table(["step", "epoch", "rows", *map(metric_name, metrics)], rows, cut)
+    return [Fold(f"All {len(parsed):,} evaluations", [table])]
+
+
+def _metrics_of(entry: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    keys = [key for key in entry if key.startswith(prefix) and (prefix == FULL or not key.startswith(FULL))]
+    return {key.removeprefix(prefix): entry[key] for key in keys if not key.endswith(_TIMES)}

@@ -1,0 +1,146 @@
+"""What every kind of run writes about itself, for `all_results.json`, the report and the model card."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import shlex
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from ..hardware import count_cpu_cores, detect_hardware
+from .run_clock import RunClockCallback
+
+FORMAT = 1
+PACKAGES = (
+    *("hf_ext", "torch", "transformers", "accelerate", "datasets", "peft", "safetensors", "evaluate", "numpy"),
+    *("faesm", "flash-attn", "deepspeed", "torchao"),
+)
+
+
+def record_run(
+    trainer: Any,
+    trained: Any,
+    settings: Mapping[str, Any],
+    origins: Mapping[str, str],
+    arguments: Sequence[str],
+) -> dict[str, Any]:
+    """What does not depend on the task: model size, training metrics, arguments, machine, time and money. JSON-able.
+
+    Args:
+        trainer, trained: after training, and what `train` returned.
+        settings: arguments of model and data by name; training arguments come from the trainer, as the plan left them.
+        origins: where each argument came from, as `FastArgumentParser` recorded.
+        arguments: the command line, for the command that repeats the run.
+    """
+    parameters = [(p.numel(), p.requires_grad) for p in trainer.model.parameters()]
+    best = trainer.args.metric_for_best_model
+    return {
+        "format": FORMAT,
+        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "command": _command(arguments),
+        "seed": trainer.args.seed,
+        "trainer": f"{type(trainer).__module__}.{type(trainer).__qualname__}",
+        "model": {
+            "class": type(trainer.model).__name__,
+            "num_parameters": sum(n for n, _ in parameters),
+            "num_trainable": sum(n for n, trains in parameters if trains),
+        },
+        "train": trained.metrics,
+        "best": {"step": trainer.state.best_global_step, **({best: trainer.state.best_metric} if best else {})},
+        "settings": {name: _setting(trainer.args, settings, name) for name in sorted(origins)},
+        "settings_from": {name: origin for name, origin in sorted(origins.items()) if origin != "default"},
+        "environment": _environment(trainer),
+        "costs": _costs(trainer, trained.metrics),
+    }
+
+
+def record_evaluations(trainer: Any) -> dict[str, Any]:
+    """What was evaluated while a `FastTrainer` trained, what alarmed, and what early stopping decided. JSON-able."""
+    decisions = trainer.stopping_decisions
+    stopped = next((decision["step"] for decision in decisions if decision["should_stop"]), None)
+    patience = trainer.args.early_stopping_patience
+    early_stopping = {"patience": patience, "stopped_at_step": stopped, "decisions": decisions}
+    return {
+        "evaluation": trainer.evaluation_facts(),
+        "alarms": trainer.collapse_alarms,
+        "early_stopping": early_stopping if patience else None,
+    }
+
+
+def _setting(args: Any, settings: Mapping[str, Any], name: str) -> Any:
+    value = settings[name] if name in settings else getattr(args, name, None)
+    return "<set>" if name.endswith("token") and value else value
+
+
+def _command(arguments: Sequence[str]) -> str:
+    """The command line without tokens; those come from `hf auth login` or the environment when it is repeated."""
+    script = Path(sys.argv[0])
+    kept: list[str] = []
+    words = iter(arguments)
+    for word in words:
+        name, is_joined, _ = word.partition("=")
+        if not name.endswith("token"):
+            kept.append(word)
+        elif not is_joined:
+            next(words, None)
+    return shlex.join(["accelerate", "launch", f"{script.parent.name}/{script.name}", *kept])
+
+
+def _environment(trainer: Any) -> dict[str, Any]:
+    hardware = detect_hardware(trainer.args.device)
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(terse=True),
+        "device": hardware.device_name or hardware.name,
+        "num_processes": trainer.args.world_size,
+        "cpu_count": count_cpu_cores(),
+        "versions": {name: _version(name) for name in PACKAGES if _version(name)},
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _costs(trainer: Any, metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Seconds, memory and money. Of all sessions of the run; loading and scoring of this one only."""
+    this_process = time.time() - psutil.Process(os.getpid()).create_time()
+    clock = next((c for c in trainer.callback_handler.callbacks if isinstance(c, RunClockCallback)), None)
+    train_s = metrics["train_runtime"] if clock is None else clock.seconds
+    wall_s = this_process + max(train_s - metrics["train_runtime"], 0.0)
+    price = getattr(trainer.args, "dollars_per_hour", None)
+    return {
+        "wall_s": wall_s,
+        "train_s": train_s,
+        "num_sessions": 1 if clock is None else clock.num_sessions,
+        "peak_memory_gib": metrics.get("train_peak_memory_gib"),
+        "memory_of": "process" if trainer.args.device.type == "cpu" else "device",
+        "dollars_per_hour": price,
+        "dollars": None if price is None else price * wall_s / 3600,
+    }
+
+
+def write_json(path: Path, record: Any) -> None:
+    """Writes `record` as strict JSON, which has no NaN and no infinity: those become null."""
+    path.write_text(json.dumps(_strict(record), indent=2, default=str) + "\n", encoding="utf-8")
+
+
+def _strict(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(name): _strict(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_strict(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,38 @@
+"""Write the report and the model card of a finished run anew: report.html, report.md and README.md in its folder.
+
+    python recipes/report.py --run outputs/affinity
+    python recipes/report.py --run outputs/affinity outputs/mlm    # several runs
+
+Reads what the run left there (all_results.json, plan.json, trainer_state.json, predictions.csv) and nothing else: no
+model, no data, no network. A README.md that hf_ext did not write stays, and the card is README.hf_ext.md then. Exit
+status: 0, or 1 where a folder holds no finished run.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from hf_ext.errors import exit_on_errors
+from hf_ext.reporting.card import write_card
+from hf_ext.reporting.report import write_report
+from hf_ext.reporting.run_log import start_run_log
+
+
+def main(argv: list[str] | None = None) -> list[Path]:
+    """Runs the recipe; returns the files that it wrote."""
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter, allow_abbrev=False)
+    parser.add_argument("--run", nargs="+", required=True, metavar="FOLDER", help="Output folders of finished runs.")
+    args = parser.parse_args(argv)
+    log = start_run_log(None)
+    written: list[Path] = []
+    for folder in args.run:
+        written += [*write_report(folder), write_card(folder)]
+    log.info("\n".join(f"Wrote {path}" for path in written))
+    return written
+
+
+if __name__ == "__main__":
+    with exit_on_errors():
+        main()

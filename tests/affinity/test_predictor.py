@@ -1,0 +1,267 @@
+"""A few lines predict what the Trainer predicted, from a folder or the Hub, and refuse what they cannot read."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub.constants
+import numpy as np
+import pytest
+import torch
+from hub_server import HubServer
+
+import hf_ext
+from hf_ext.affinity import predictor as predictor_module
+from hf_ext.affinity.predictor import AffinityPredictor, find_model
+from hf_ext.errors import ArgumentError, DataError
+from hf_ext.hub import push_folder
+from hf_ext.models.affinity import AffinityModel
+from hf_ext.trainer import FastTrainer
+from hf_ext.training_args import FastTrainingArguments
+
+ROOT = Path(__file__).resolve().parents[2]
+TOKEN = "hf_" + "canary" * 5 + "bird"
+COLUMNS = ["heavy", "light", "antigen"]
+
+
+def shift(model: Any) -> None:
+    """Adapters do nothing at the beginning, and would not be missed."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.02 * torch.randn_like(parameter))
+
+
+@pytest.fixture(scope="module")
+def save(make_affinity: Callable, tmp_path_factory: pytest.TempPathFactory) -> Callable:
+    """Writes a model folder; returns it with model and collator."""
+
+    def write(**settings: Any) -> tuple[Path, Any, Any]:
+        num_heads = settings.pop("num_heads", 1)
+        model, collator = make_affinity(**settings)
+        if num_heads > 1:
+            parts = model.config.encoder_specs, model.config.tower_specs
+            model = AffinityModel.from_encoders(*parts, head_sizes=[8], head_dropout=0.0, ensemble_size=num_heads)
+        shift(model)
+        folder = tmp_path_factory.mktemp("model")
+        model.save_pretrained(folder)
+        collator.save_pretrained(folder)
+        return folder, model, collator
+
+    return write
+
+
+@pytest.fixture(scope="module")
+def frozen(save: Callable) -> tuple[Path, Any, Any]:
+    return save()
+
+
+@pytest.fixture(scope="module")
+def predictor(frozen: Any) -> AffinityPredictor:
+    return AffinityPredictor.from_pretrained(frozen[0], device="cpu")
+
+
+def assert_same(predictor: AffinityPredictor, rows: Any, expected: np.ndarray) -> None:
+    found = predictor.predict(rows)
+    assert (found.dtype, found.shape) == (np.float32, expected.shape)
+    np.testing.assert_allclose(found, expected, atol=2e-5)
+
+
+@pytest.mark.parametrize("settings", [{}, {"antibody": "lora", "antigen": "full"}, {"save_full": True}])
+def test_the_predictor_equals_trainer_predict(
+    save: Callable, demo_rows: Any, tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    folder, model, collator = save(**settings)
+    rows = demo_rows.shuffle(seed=1)  # neither sorted by length nor by sequence
+    args = FastTrainingArguments(output_dir=str(tmp_path), report_to="none", preset="baseline", use_cpu=True)
+    expected = FastTrainer(model, args, data_collator=collator).predict(rows).predictions
+    predictor = AffinityPredictor.from_pretrained(folder, device="cpu")
+    assert_same(predictor, rows, expected)
+    predictor._embed = lambda name, inputs: type(predictor)._embed(predictor, name, inputs).flip(0)
+    with pytest.raises(AssertionError):
+        assert_same(predictor, rows, expected)
+
+
+def test_batches_make_no_difference(
+    predictor: AffinityPredictor, demo_rows: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [{**demo_rows[i], "antigen": demo_rows[i]["antigen"][: 20 + i % 40]} for i in range(60)]
+    expected = predictor.predict(rows)
+    monkeypatch.setattr(predictor_module, "TOKENS_PER_BATCH", 1)
+    monkeypatch.setattr(predictor_module, "ROWS_PER_BATCH", 7)
+    assert_same(predictor, rows, expected)
+    assert len(np.unique(expected)) > 50
+
+
+def test_every_kind_of_table_gives_the_same_numbers(predictor: AffinityPredictor, demo_rows: Any) -> None:
+    table = demo_rows.select(range(5))
+    rows = [table[i] for i in range(5)]
+    expected = predictor.predict(table)
+    kinds = (rows, tuple(rows), table.to_pandas(), table.to_dict(), {name: table[name] for name in COLUMNS})
+    assert [np.array_equal(predictor.predict(kind), expected) for kind in kinds] == [True] * 5
+    small = [{name: f" {row[name].lower()}\n" for name in COLUMNS} for row in rows]
+    assert np.array_equal(predictor.predict(small), expected)
+
+
+def test_no_rows_give_no_numbers(predictor: AffinityPredictor) -> None:
+    assert predictor.predict([]).shape == (0,)
+    assert predictor.columns == COLUMNS
+
+
+GOOD = {"heavy": "EVQL", "light": "DIQM", "antigen": "MKTA"}
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([{**GOOD, "light": ""}], r"row 1, column 'light', value '': the sequence is empty"),
+        ([GOOD, {**GOOD, "heavy": "EV1L"}], r"row 2, column 'heavy', value 'EV1L': digit '1' at position 3 of 4"),
+        ([GOOD, GOOD, {**GOOD, "antigen": None}], r"row 3, column 'antigen', value '': the sequence is missing"),
+        ([GOOD, {"heavy": "EVQL", "light": "DIQM"}], r"row 2: no 'antigen'; it has \['heavy', 'light'\]"),
+        ({"heavy": ["EVQL"], "light": ["DIQM"]}, r"no column 'antigen': the model reads \['heavy', .*there are"),
+        ({**GOOD}, r"rows\['heavy'\] is one text, not a list of them: for a single row give \[\{\.\.\.\}\]"),
+        ({"heavy": ["E"], "light": ["D", "D"], "antigen": ["M"]}, r"unequal length: \{'heavy': 1, 'light': 2"),
+        ("EVQL", r"rows are a str: give a list of dicts, .* with heavy, light, antigen"),
+        ([GOOD, {**GOOD, "heavy": "E" * 511}], r"'heavy' is longer than the 510 residues .* 1 rows .*: 2\. Shorten"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_with_its_row(predictor: AffinityPredictor, rows: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        predictor.predict(rows)
+
+
+def test_a_long_sequence_is_cut_once_that_is_said(frozen: Any) -> None:
+    predictor = AffinityPredictor.from_pretrained(frozen[0], device="cpu")
+    predictor.collator.too_long = "truncate"
+    cut, long = predictor.predict([{**GOOD, "heavy": "EV" * 255}, {**GOOD, "heavy": "EV" * 300}])
+    assert cut == long
+
+
+def test_an_ensemble_predicts_the_mean_of_its_heads(save: Callable, demo_rows: Any) -> None:
+    folder, _, _ = save(num_heads=3)
+    predictor = AffinityPredictor.from_pretrained(folder, device="cpu")
+    members = predictor.predict_members(demo_rows)
+    assert (members.dtype, members.shape) == (np.float32, (200, 3))
+    assert members.std(1).min() > 0
+    np.testing.assert_allclose(predictor.predict(demo_rows), members.mean(1), atol=1e-6)
+
+
+def test_one_head_has_no_spread(predictor: AffinityPredictor) -> None:
+    with pytest.raises(ArgumentError, match=r"one head, so there is no spread\. Train with --num_seeds"):
+        predictor.predict_members([GOOD])
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("no/such/folder", "neither a folder here nor a Hub id"),
+        ("me/unheard-of", "not in the Hub's cache, and the Hub cannot be reached"),
+        (".", r"Model \.: no inputs.json there. Give the output folder of recipes/max_speed.py"),
+    ],
+)
+def test_a_model_that_is_not_there_is_named_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ArgumentError, match=message):
+        find_model(name)
+
+
+def test_a_folder_has_no_revisions(frozen: Any) -> None:
+    with pytest.raises(ArgumentError, match=r"revision='v1': .* is a folder here"):
+        AffinityPredictor.from_pretrained(frozen[0], revision="v1")
+
+
+def test_a_lost_tokenizer_is_named(frozen: Any, tmp_path: Path) -> None:
+    (tmp_path / "inputs.json").write_text((frozen[0] / "inputs.json").read_text())
+    with pytest.raises(DataError, match=r"tokenizers/0: no tokenizer there for input 'heavy'"):
+        frozen[2].from_pretrained(tmp_path)
+    with pytest.raises(DataError, match=r"no inputs\.json there"):
+        frozen[2].from_pretrained(tmp_path / "elsewhere")
+
+
+# End to end: model and encoders on a Hub, a private one.
+
+
+def go_online(patch: pytest.MonkeyPatch) -> None:
+    # The variables HF_HUB_OFFLINE and HF_HUB_DISABLE_XET, which were read when the tests began.
+    patch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    patch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_XET", True)
+
+
+@pytest.mark.parametrize(
+    ("name", "revision", "token", "message"),
+    [
+        ("me/unheard-of", None, TOKEN, "'me/unheard-of': no folder here, and the Hub hands out no such model"),
+        ("me/affinity", "v9", TOKEN, "'me/affinity' at revision 'v9': the Hub has no such revision of it"),
+        ("me/affinity", None, "hf_old", r"the Hub refuses the token\. Run `hf auth login`"),
+    ],
+)
+def test_what_the_hub_does_not_hand_out_is_said(
+    frozen: Any, monkeypatch: pytest.MonkeyPatch, name: str, revision: str | None, token: str, message: str
+) -> None:
+    with HubServer(TOKEN) as hub:
+        go_online(monkeypatch)
+        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", hub.url)
+        push_folder(frozen[0], "me/affinity", token=TOKEN, endpoint=hub.url)
+        monkeypatch.setenv("HF_TOKEN", token)
+        with pytest.raises(ArgumentError, match=message):
+            find_model(name, revision)
+
+
+def push_all(hub: HubServer, folder: Path, encoders: tuple[str, ...], tmp_path: Path) -> None:
+    """Pushes the encoders, and the model as one that refers to them by id."""
+    config = json.loads((folder / "config.json").read_text())
+    for spec, path in zip(config["encoders"], encoders):
+        assert spec["name_or_path"] == str(Path(path).resolve())
+        spec["name_or_path"] = f"me/{Path(path).name}"
+        spec["fingerprint"] = None
+        push_folder(path, spec["name_or_path"], token=TOKEN, endpoint=hub.url)
+    pushed = tmp_path / "pushed"
+    pushed.mkdir()
+    for path in folder.rglob("*"):
+        if path.is_file():
+            (pushed / path.relative_to(folder)).parent.mkdir(parents=True, exist_ok=True)
+            (pushed / path.relative_to(folder)).write_bytes(path.read_bytes())
+    (pushed / "config.json").write_text(json.dumps(config))
+    push_folder(pushed, "me/affinity", token=TOKEN, endpoint=hub.url)
+
+
+def test_the_recipe_predicts_by_hub_id_and_afterwards_without_network(
+    frozen: Any, demo_encoders: Any, demo_rows: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, _, _ = frozen
+    rows = [{name: demo_rows[i][name] for name in COLUMNS} for i in range(8)]
+    with (tmp_path / "new.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS)
+        writer.writeheader()
+        writer.writerows(rows)
+    recipe = [sys.executable, str(ROOT / "recipes" / "predict.py"), "--model", "me/affinity", "--preset", "baseline"]
+    arguments = ["--dataset_name", "new.csv", "--disable_tqdm", "true", "--use_cpu", "true"]
+    with HubServer(TOKEN) as hub:
+        with monkeypatch.context() as patch:
+            go_online(patch)
+            push_all(hub, folder, demo_encoders, tmp_path)
+        online = {"HF_ENDPOINT": hub.url, "HF_TOKEN": TOKEN, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
+        done = subprocess.run(
+            [*recipe, *arguments],
+            cwd=tmp_path,
+            env={**os.environ, **online},
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+    assert done.returncode == 0, done.stderr[-3000:]
+    with (tmp_path / "predictions.csv").open() as file:
+        predicted = [float(row["prediction"]) for row in csv.DictReader(file)]
+    expected = AffinityPredictor.from_pretrained(folder, device="cpu").predict(rows)
+    assert predicted == pytest.approx(expected, abs=1e-4)
+    # The server is gone; the cache has the model and its encoders.
+    assert_same(hf_ext.AffinityPredictor.from_pretrained("me/affinity", device="cpu"), rows, expected)

@@ -1,0 +1,90 @@
+"""The record of a run: strict JSON, no tokens, time and money over all sessions."""
+
+import json
+import sys
+import time
+
+import pytest
+import torch
+from torch import nn
+from transformers import TrainerControl, TrainerState
+
+from hf_ext.parser import FastArgumentParser
+from hf_ext.reporting.run_clock import RunClockCallback
+from hf_ext.reporting.run_record import record_run, write_json
+from hf_ext.trainer import FastTrainer
+from hf_ext.training_args import FastTrainingArguments
+
+SECRET = "hf_" + "a" * 34
+
+
+class Line(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(1, 1)
+        self.layer.bias.requires_grad_(False)
+
+    def forward(self, x, labels=None):
+        logits = self.layer(x)
+        return {"loss": (logits - labels).square().mean(), "logits": logits}
+
+
+@pytest.fixture(scope="module", params=[["--hub_token", SECRET], [f"--hub_token={SECRET}"]], ids=["apart", "joined"])
+def recorded(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    parser = FastArgumentParser(FastTrainingArguments)
+    words = ["--output_dir", str(folder), *request.param, "--max_steps", "2", "--dollars_per_hour", "3.6"]
+    (args,) = parser.parse_args_into_dataclasses([*words, "--save_strategy", "no", "--report_to", "none"])
+    rows = [{"x": torch.ones(1), "labels": torch.ones(1)}] * 4
+    trainer = FastTrainer(Line(), args, train_dataset=rows)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["/home/somebody/repository/recipes/max_speed.py"])
+        return record_run(trainer, trainer.train(), {"loss": "mse"}, parser.origins, parser.arguments)
+
+
+def test_the_command_repeats_the_run_and_no_token_is_anywhere(recorded):
+    command = f"accelerate launch recipes/max_speed.py --output_dir {recorded['settings']['output_dir']}"
+    assert recorded["command"] == f"{command} --max_steps 2 --dollars_per_hour 3.6 --save_strategy no --report_to none"
+    assert recorded["settings"]["hub_token"] == "<set>"
+    assert SECRET not in json.dumps(recorded, default=str)
+
+
+def test_parameters_that_train_are_counted_apart(recorded):
+    assert recorded["model"] == {"class": "Line", "num_parameters": 2, "num_trainable": 1}
+
+
+def test_money_is_the_price_of_the_wall_clock(recorded):
+    costs = recorded["costs"]
+    assert costs["wall_s"] > costs["train_s"] > 0
+    assert costs["dollars"] == pytest.approx(costs["wall_s"] / 1000)  # 3.6 dollars an hour
+    assert (costs["num_sessions"], costs["memory_of"]) == (1, "process")
+
+
+def test_versions_are_those_that_are_installed(recorded):
+    assert recorded["environment"]["versions"]["torch"] == torch.__version__
+
+
+def test_a_resumed_clock_counts_on():
+    first = RunClockCallback()
+    first.on_train_begin(None, TrainerState(), TrainerControl())
+    time.sleep(0.05)
+    stored = first.state()
+    time.sleep(0.05)  # after the last checkpoint, lost with the process
+    second = RunClockCallback(**stored["args"])
+    vars(second).update(stored["attributes"])
+    second.on_train_begin(None, TrainerState(), TrainerControl())
+    time.sleep(0.02)
+    second.on_train_end(None, TrainerState(), TrainerControl())
+    assert 0.07 <= second.seconds < 0.1 + first.seconds
+    assert second.seconds == pytest.approx(stored["attributes"]["seconds_before"] + 0.02, abs=0.03)
+    assert second.num_sessions == 2
+
+
+def test_json_is_strict(tmp_path):
+    write_json(tmp_path / "x.json", {"a": float("nan"), "b": [float("-inf"), 1.5], 3: (None, True)})
+    text = (tmp_path / "x.json").read_text()
+    assert json.loads(text, parse_constant=lambda name: pytest.fail(name)) == {
+        "a": None,
+        "b": [None, 1.5],
+        "3": [None, True],
+    }
