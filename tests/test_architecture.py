@@ -18,6 +18,7 @@ FLOORS = (
     {"mixins"},
     {"trainer"},
     {"affinity", "comparing", "masked_lm"},
+    {"doctor"},
 )
 
 

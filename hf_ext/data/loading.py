@@ -57,6 +57,7 @@ def load_data(
     output_dir: str | os.PathLike[str] | None,
     seed: int,
     needs_labels: bool = True,
+    looks_for_leaks: bool = True,
     table: Dataset | None = None,
 ) -> LoadedData:
     """Reads, filters, cleans, labels and splits the rows, takes the training subset and looks for leaks.
@@ -66,6 +67,7 @@ def load_data(
         output_dir: where `rejected_rows.csv` goes with `bad_rows="drop"`; nothing else is written.
         seed: of the training subset; the split has its own, `args.split_seed`.
         needs_labels: False for masked-language-model training; no label column is read then.
+        looks_for_leaks: False leaves the leak report, which takes most of the time, empty.
         table: rows in memory to use instead of `args.dataset_name` (the demo data).
 
     Returns:
@@ -96,7 +98,7 @@ def load_data(
         if needs_labels:
             _check_labels(splits["train"], args.label_column)
     report["sizes"] = {name: len(split) for name, split in splits.items()}
-    report["leaks"] = leak_report(splits, args.sequence_columns)
+    report["leaks"] = leak_report(splits, args.sequence_columns) if looks_for_leaks else {}
     return LoadedData(splits, report)
 
 

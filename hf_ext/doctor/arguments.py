@@ -1,0 +1,31 @@
+"""What the doctor itself is asked, beside the arguments of the run that it looks at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ..errors import ArgumentError
+
+
+@dataclass
+class DoctorArguments:
+    """Which machine to look at, and how.
+
+    Raises:
+        ArgumentError: a negative `measure_seconds`.
+    """
+
+    device: None | str = field(  # noqa: RUF036
+        default=None,
+        metadata={"help": "A machine that is not this one: t4, a100, a100-80gb, h100, rtx-4090, sm86, ... (its card)."},
+    )
+    measure_seconds: float = field(
+        default=2.0, metadata={"help": "How long to time one layer of an encoder on this machine; 0: do not."}
+    )
+    json: None | str = field(  # noqa: RUF036
+        default=None, metadata={"help": "File to write the same findings to, as JSON."}
+    )
+
+    def __post_init__(self) -> None:
+        if self.measure_seconds < 0:
+            raise ArgumentError(f"measure_seconds={self.measure_seconds}: must not be negative; 0 measures nothing.")

@@ -1,0 +1,187 @@
+"""What is off, and the remedy: one small check per thing, each a function of the facts alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+from ..checkpoints.budget import GB, check_budget, choose_degradation
+from ..errors import ArgumentError
+from . import sizes
+from .facts import Facts, Finding
+from .machine import COLAB_DRIVE
+
+MIN_SHARED_BYTES = 2**30  # Docker's default of 64 MiB ends workers with "bus error"
+COLAB_HOURS = 12.0  # free sessions end then at the latest
+BUSY_SHARE = 1.5  # of the cores: above it other processes slow the measurement and the run
+DRIVE_MARGIN_BYTES = 10**9
+TORCHAO_OPTIMIZERS = ("adamw_torch_4bit", "adamw_torch_8bit")
+TRACKERS = ("wandb", "tensorboard", "mlflow", "comet_ml", "trackio")
+
+
+def find_problems(facts: Facts) -> list[Finding]:
+    """Everything that is off, what stops the run first."""
+    checks = (_packages, _plan, _device, _memory, _disk, _colab, _hub, _workers)
+    found = [*facts.problems, *(finding for check in checks for finding in check(facts))]
+    return sorted(found, key=lambda finding: finding.level != "stops")
+
+
+def would_run(findings: list[Finding]) -> bool:
+    """Whether nothing would stop the command."""
+    return all(finding.level != "stops" for finding in findings)
+
+
+def _packages(facts: Facts) -> Iterator[Finding]:
+    if not facts.packages:
+        yield Finding(
+            "install", "warns", "hf_ext is not installed, so wanted versions are not known", "pip install -e ."
+        )
+    asked = {
+        "torchao": getattr(facts.args.optim, "value", facts.args.optim) in TORCHAO_OPTIMIZERS,
+        "deepspeed": bool(facts.args.deepspeed),
+        "flash-attn": facts.args.attention == "flash_attention_2",
+    }
+    for package in facts.packages:
+        if package.problem and (package.is_required or asked.get(package.name)):
+            text = f"{package.name} {package.installed or ''}".strip() + f": {package.problem} ({package.purpose})"
+            yield Finding("package", "stops", text, package.command)
+        elif package.name == "flash-attn" and package.problem and _wants_faesm_kernel(facts):
+            text = f"flash-attn: {package.problem}; faesm then uses SDPA, without its gain"
+            yield Finding("package", "warns", text, f"{package.command}, or --attention auto (torch's own kernel)")
+    for name in facts.args.report_to or []:
+        if name in TRACKERS and find_spec(name) is None:
+            remedy = f"pip install {name}, or --report_to none"
+            yield Finding("tracker", "stops", f"--report_to {name}: {name} is not installed", remedy)
+
+
+def _wants_faesm_kernel(facts: Facts) -> bool:
+    return facts.args.attention == "faesm" and facts.machine.hardware.flash_attention_2
+
+
+def _plan(facts: Facts) -> Iterator[Finding]:
+    for decision in facts.plan.decisions if facts.plan else []:
+        if decision.status == "refused":
+            reason, _, remedy = decision.reason.rpartition(": ")
+            yield Finding("plan", "stops", f"{decision.name}: {reason or remedy}", remedy if reason else "leave it out")
+
+
+def _device(facts: Facts) -> Iterator[Finding]:
+    machine = facts.machine
+    if machine.is_described:
+        return
+    if machine.has_nvidia_driver and machine.num_gpus == 0:
+        installed = next((p.installed for p in facts.packages if p.name == "torch"), "")
+        text = f"an NVIDIA driver is installed, but torch {installed} sees no GPU".replace("  ", " ")
+        remedy = "pip install --force-reinstall torch (a CUDA build); compare nvidia-smi; unset CUDA_VISIBLE_DEVICES"
+        yield Finding("driver", "warns", text, remedy)
+    elif machine.hardware.kind == "cpu" and not machine.has_nvidia_driver:
+        remedy = "Colab: Runtime > Change runtime type > T4 GPU; --device t4 shows what one would take"
+        yield Finding("gpu", "warns", "no GPU: encoders run on the CPU", remedy)
+    if machine.load_average > BUSY_SHARE * machine.cpu_cores:
+        text = (
+            f"{machine.load_average:.1f} processes want {machine.cpu_cores} cores: the measured rate is that low, too"
+        )
+        yield Finding("busy", "warns", text, "look again when they are done (top shows them)")
+    if machine.num_gpus > 1 and facts.args.world_size == 1:
+        text = f"{machine.num_gpus} GPUs, and one process"
+        yield Finding("processes", "warns", text, f"accelerate launch --num_processes {machine.num_gpus} ...")
+
+
+def _memory(facts: Facts) -> Iterator[Finding]:
+    room = facts.device_bytes
+    if room is None or facts.work is None:
+        return
+    have = f"{facts.machine.hardware.name} has {room / 2**30:.1f} GiB" + (
+        "" if facts.machine.is_described or facts.machine.hardware.kind != "cpu" else " free"
+    )
+    trains = any(encoder.training != "frozen" for encoder in facts.work.encoders)
+    if max(facts.static_bytes, facts.encoding_bytes) > room:
+        need = max(facts.static_bytes, facts.encoding_bytes) / 2**30
+        text = f"weights, gradients and optimizer need {need:.1f} GiB, {have}"
+        remedy = "--use_peft (LoRA), or a smaller encoder" if trains else "a smaller encoder, or a larger card"
+        yield Finding("memory", "stops", text, remedy)
+    elif facts.step_bytes > room:
+        text = f"a step on the longest rows may need {facts.step_bytes / 2**30:.1f} GiB, {have}"
+        smaller = max(1, facts.args.per_device_train_batch_size // 4)
+        keep = facts.args.gradient_accumulation_steps * facts.args.per_device_train_batch_size // smaller
+        remedy = (
+            f"in this order: --per_device_train_batch_size {smaller} --gradient_accumulation_steps {keep}; "
+            "--max_tokens_per_batch 4096; --activation_checkpointing true; --preset low_memory; --use_peft"
+        )
+        yield Finding("memory", "warns", text, remedy)
+
+
+def _disk(facts: Facts) -> Iterator[Finding]:
+    machine = facts.machine
+    if facts.checkpoint and facts.work and facts.args.save_total_size_gb is not None and facts.output_bytes:
+        other = sizes.exported_bytes(facts.work, facts.save_full)
+        check = check_budget if facts.args.disk_policy == "refuse" else choose_degradation
+        try:
+            check(facts.checkpoint, sizes.disk_policy(facts.args), other)
+        except ArgumentError as error:
+            first, *rest = str(error).splitlines()
+            smallest = next((line for line in rest if line.startswith("Smallest")), "a larger --save_total_size_gb")
+            yield Finding("budget", "stops", first.rstrip(":"), smallest)
+    needs = {
+        "output_dir": (
+            facts.output_bytes,
+            "--save_total_limit 1, --preset max_speed+low_disk, or another --output_dir",
+        ),
+        "cache_dir": (facts.embedding_bytes, "another --embedding_cache_dir, or free space there"),
+        "hub_cache": (facts.download_bytes, "export HF_HOME=/path/with/room, or free space there"),
+    }
+    for name, (needed, remedy) in needs.items():
+        free = machine.free_bytes[name]
+        if needed > free:
+            folder = getattr(machine, name)
+            text = f"{folder}: {needed / GB:.2f} GB are needed and {free / GB:.2f} GB are free"
+            yield Finding("disk", "stops", text, remedy)
+
+
+def _colab(facts: Facts) -> Iterator[Finding]:
+    machine = facts.machine
+    if not machine.in_colab:
+        return
+    on_drive = Path(machine.output_dir).is_relative_to(COLAB_DRIVE)
+    if on_drive and not machine.drive_is_mounted:
+        remedy = 'from google.colab import drive; drive.mount("/content/drive")'
+        yield Finding("drive", "stops", f"{machine.output_dir}: Drive is not mounted", remedy)
+    elif not on_drive:
+        text = f"{machine.output_dir} vanishes with this Colab session"
+        yield Finding("drive", "warns", text, f"mount Drive and --output_dir {COLAB_DRIVE}/MyDrive/run")
+    elif machine.free_bytes["output_dir"] < facts.output_bytes + DRIVE_MARGIN_BYTES:
+        text = f"Drive is nearly full: {machine.free_bytes['output_dir'] / GB:.2f} GB are free"
+        remedy = "empty Drive's trash; --preset max_speed+low_disk --save_total_size_gb with what may be used"
+        yield Finding("drive", "warns", text, remedy)
+    total = facts.total_seconds
+    if total and total[1] > COLAB_HOURS * 3600 and facts.args.max_hours is None:
+        text = f"the run may take {total[1] / 3600:.0f} h, and Colab ends a session after {COLAB_HOURS:.0f} h or less"
+        yield Finding("session", "warns", text, "--max_hours 11.5, then run the same command again: it continues")
+
+
+def _hub(facts: Facts) -> Iterator[Finding]:
+    machine = facts.machine
+    if machine.hub_is_offline and facts.download_bytes:
+        names = ", ".join(encoder.name for encoder in facts.work.encoders) if facts.work else "the encoders"
+        text = f"HF_HUB_OFFLINE is set, and weights are not all in {machine.hub_cache} ({names})"
+        yield Finding("offline", "stops", text, "unset HF_HUB_OFFLINE, or give folders")
+    if not facts.args.push_to_hub:
+        return
+    if machine.hub_is_offline:
+        yield Finding("push", "stops", "--push_to_hub with HF_HUB_OFFLINE set", "unset HF_HUB_OFFLINE, or push later")
+    elif not machine.has_token:
+        remedy = "hf auth login, or export HF_TOKEN=... (a token that may write)"
+        yield Finding("push", "stops", "--push_to_hub without a Hugging Face token", remedy)
+
+
+def _workers(facts: Facts) -> Iterator[Finding]:
+    machine = facts.machine
+    loading = facts.plan["data_loading"].settings if facts.plan and facts.plan.applied("data_loading") else {}
+    workers = loading.get("dataloader_num_workers", facts.args.dataloader_num_workers)
+    if workers > machine.cpu_cores:
+        text = f"{workers} data workers for {machine.cpu_cores} cores"
+        yield Finding("workers", "warns", text, f"--dataloader_num_workers {max(0, machine.cpu_cores - 1)}")
+    if workers and machine.shared_memory_bytes is not None and machine.shared_memory_bytes < MIN_SHARED_BYTES:
+        text = f"/dev/shm holds {machine.shared_memory_bytes / 2**20:.0f} MiB for the batches of {workers} workers"
+        yield Finding("shared_memory", "warns", text, "docker run --shm-size=8g ..., or --dataloader_num_workers 0")

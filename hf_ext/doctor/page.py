@@ -1,0 +1,163 @@
+"""The findings on one page, and the same as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import textwrap
+from typing import Any
+
+from ..checkpoints.budget import GB
+from ..reporting.tables import format_table
+from .estimates import money
+from .facts import Facts, Finding
+from .findings import would_run
+from .machine import describe_abilities, describe_precision
+
+WIDTH = 120
+
+
+def format_page(facts: Facts, findings: list[Finding]) -> str:
+    """About fifty lines: machine, versions, plan, estimate, what is off with its remedy, and whether it would run."""
+    sections = [
+        _machine(facts),
+        _versions(facts),
+        facts.plan.table() if facts.plan and facts.work else "Plan: it depends on a model that could not be read.",
+        _estimate(facts),
+        _off(findings),
+    ]
+    return "\n\n".join(sections)
+
+
+def as_dict(facts: Facts, findings: list[Finding]) -> dict[str, Any]:
+    """The page as JSON-able values."""
+    total = facts.total_seconds
+    return {
+        "would_run": would_run(findings),
+        "task": facts.task,
+        "machine": dataclasses.asdict(facts.machine),
+        "abilities": {name: {"able": able, "why": why} for name, able, why in describe_abilities(_hardware(facts))},
+        "precision": describe_precision(_hardware(facts)),
+        "packages": [dataclasses.asdict(package) for package in facts.packages],
+        "plan": facts.plan.to_dict() if facts.plan and facts.work else None,
+        "estimate": {
+            "basis": facts.rate_basis or facts.why_no_time,
+            "seconds": {what: list(span) for what, span in facts.seconds},
+            "total_seconds": list(total) if total else None,
+            "dollars": _listed(money(total, facts.args.dollars_per_hour)),
+            "device_bytes": dict(facts.memory),
+            "output_bytes": facts.output_bytes,
+            "embedding_bytes": facts.embedding_bytes,
+            "download_bytes": facts.download_bytes,
+        },
+        "findings": [dataclasses.asdict(finding) for finding in findings],
+        "notes": facts.notes,
+    }
+
+
+def _listed(span: tuple[float, float] | None) -> list[float] | None:
+    return list(span) if span else None
+
+
+def _hardware(facts: Facts) -> Any:
+    return facts.machine.hardware
+
+
+def _machine(facts: Facts) -> str:
+    machine, hardware = facts.machine, facts.machine.hardware
+    memory = "memory not known" if hardware.memory_gib is None else f"{hardware.memory_gib:g} GiB"
+    peaks = ", ".join(f"{name} {value:g}" for name, value in hardware.peak_tflops.items())
+    where = " (described; cores, memory and disks below are this machine's)" if machine.is_described else ""
+    lines = [
+        f"Machine: {hardware.name}, {memory}{where}",
+        f"  trains in {describe_precision(hardware)}; published peaks: {peaks + ' TFLOP/s' if peaks else 'none'}",
+    ]
+    lines += [f"  {name}: {'yes' if able else 'no'} ({why})" for name, able, why in describe_abilities(hardware)]
+    shared = machine.shared_memory_bytes
+    lines.append(
+        f"  {machine.cpu_cores} cores, {machine.memory_gib:.1f} GiB memory ({machine.free_memory_gib:.1f} free), "
+        f"/dev/shm {'absent' if shared is None else f'{shared / 2**30:.1f} GiB'}"
+    )
+    needs = {"output_dir": facts.output_bytes, "cache_dir": facts.embedding_bytes, "hub_cache": facts.download_bytes}
+    names = {"output_dir": "output", "cache_dir": "embeddings", "hub_cache": "downloads"}
+    for name, needed in needs.items():
+        free = machine.free_bytes[name] / GB
+        lines.append(f"  {names[name]}: {getattr(machine, name)}, {free:.1f} GB free, {_gb(needed)} needed at most")
+    return "\n".join(lines)
+
+
+def _versions(facts: Facts) -> str:
+    if not facts.packages:
+        return "Versions: hf_ext is not installed, so what it wants is not known."
+    rows = [
+        [
+            package.name,
+            package.installed or "-",
+            package.wanted,
+            _status(package.problem),
+            package.purpose,
+            package.command if package.problem else "",
+        ]
+        for package in facts.packages
+    ]
+    return format_table(rows, ["package", "installed", "wanted", "status", "for", "command"])
+
+
+def _status(problem: str | None) -> str:
+    return "ok" if problem is None else problem if problem == "not installed" else "wrong"
+
+
+def _estimate(facts: Facts) -> str:
+    total = facts.total_seconds
+    lines = [f"Estimate, no measurement of this run{'' if total else ': none, ' + facts.why_no_time}"]
+    lines += [f"  {what}: {_span(span)}" for what, span in facts.seconds]
+    if total:
+        dollars = money(total, facts.args.dollars_per_hour)
+        price = f", {_dollars(dollars)}" if dollars else " (--dollars_per_hour says what that costs)"
+        lines.append(f"  in all: {_span(total)}{price}")
+        lines += textwrap.wrap(f"rests on {facts.rate_basis}", WIDTH - 2, initial_indent="  ", subsequent_indent="    ")
+    if facts.encoding_bytes:
+        lines.append(
+            f"  memory while encoding: weights {_gib(facts.encoding_bytes)}, and a batch that halves until it fits"
+        )
+    if facts.memory:
+        parts = ", ".join(f"{what} {_gib(num_bytes)}" for what, num_bytes in facts.memory if num_bytes)
+        lines += textwrap.wrap(
+            f"memory while training: {parts}", WIDTH - 2, initial_indent="  ", subsequent_indent="    "
+        )
+    return "\n".join([*lines, *(f"  note: {note}" for note in facts.notes)])
+
+
+def _off(findings: list[Finding]) -> str:
+    verdict = "This command would run." if would_run(findings) else "This command would not run to its end."
+    if not findings:
+        return f"Nothing is off. {verdict}"
+    lines = ["What is off, and the remedy:"]
+    for finding in findings:
+        mark = "STOPS" if finding.level == "stops" else "warns"
+        lines += textwrap.wrap(
+            f"{mark} {finding.name}: {finding.text}", WIDTH, initial_indent="  ", subsequent_indent="    "
+        )
+        lines += [f"    -> {line}" for line in finding.remedy.splitlines()[:6]]
+    return "\n".join([*lines, verdict])
+
+
+def _span(seconds: tuple[float, float]) -> str:
+    return f"{_time(seconds[0])} to {_time(seconds[1])}"
+
+
+def _time(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.0f} s" if seconds >= 1 else f"{seconds:.1f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def _dollars(dollars: tuple[float, float]) -> str:
+    return f"{dollars[0]:.2f} to {dollars[1]:.2f} dollars"
+
+
+def _gb(num_bytes: int) -> str:
+    return f"{num_bytes / GB:.2f} GB" if num_bytes >= 10**7 else f"{num_bytes / 10**6:.2f} MB"
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.2f} GiB" if num_bytes >= 2**27 else f"{num_bytes / 2**20:.1f} MiB"

@@ -1,0 +1,79 @@
+"""Look before you train: what this machine can do, what a command would take, what is off, and the remedy.
+
+    python recipes/doctor.py --config recipes/configs/gb1.yaml
+    python recipes/doctor.py --config recipes/configs/igt5_esm2_t4.yaml --device t4 --dollars_per_hour 0.35
+    python recipes/doctor.py --model_size esm2_650M --dataset_name proteins.fasta --device h100
+
+Takes every argument of recipes/max_speed.py, or, where one of them belongs to recipes/mlm.py, of that. Prints a page:
+machine, versions, plan, an estimate of time, memory and money, and what is off. Trains, downloads and writes nothing
+(but --json FILE; of a model on the Hub its config.json is read). Exit status: 0 if the command would run, 1 if
+something would stop it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import sys
+from pathlib import Path
+
+import max_speed
+import mlm
+import yaml
+from transformers.utils.logging import disable_progress_bar
+
+from hf_ext.affinity.arguments import AffinityArguments
+from hf_ext.data.arguments import DataArguments
+from hf_ext.doctor.arguments import DoctorArguments
+from hf_ext.doctor.findings import find_problems, would_run
+from hf_ext.doctor.gathering import gather
+from hf_ext.doctor.page import as_dict, format_page
+from hf_ext.errors import ArgumentError, exit_on_errors
+from hf_ext.masked_lm.arguments import MaskedLMArguments
+from hf_ext.parser import FastArgumentParser
+from hf_ext.presets import PRESETS
+from hf_ext.training_args import FastTrainingArguments
+
+SHARED = (DataArguments, FastTrainingArguments, DoctorArguments)
+
+
+def find_task(argv: list[str]) -> str:
+    """ "masked_lm" if a flag, or a key of the YAML file, is one that only `MaskedLMArguments` has, else "affinity"."""
+    scan = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    scan.add_argument("--config")
+    given, words = scan.parse_known_args(argv)
+    names = {word[2:].partition("=")[0] for word in words if word.startswith("--")}
+    if given.config and Path(given.config).is_file():
+        with contextlib.suppress(yaml.YAMLError):  # the parser says what is wrong with the file
+            names |= set(yaml.safe_load(Path(given.config).read_text()) or ())
+    own = {field.name for field in dataclasses.fields(MaskedLMArguments)}
+    return "masked_lm" if own & {str(name).replace("-", "_") for name in names} else "affinity"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Prints the page; returns the exit status."""
+    disable_progress_bar()  # of the demo encoders that are written to a temporary folder
+    argv = sys.argv[1:] if argv is None else argv
+    task = find_task(argv)
+    arguments, defaults = (
+        (MaskedLMArguments, mlm.DEFAULTS) if task == "masked_lm" else (AffinityArguments, max_speed.DEFAULTS)
+    )
+    parser = FastArgumentParser((arguments, *SHARED), presets=PRESETS, defaults=defaults, description=__doc__)
+    try:
+        model_args, data_args, args, doctor_args = parser.parse_args_into_dataclasses(argv)
+    except ImportError as error:  # transformers looks for --deepspeed's package while it reads arguments
+        raise ArgumentError(f'{str(error).strip()} With --deepspeed: pip install "deepspeed>=0.19".') from error
+    args.mark_explicit(parser.explicit)
+    facts = gather(task, model_args, data_args, args, doctor_args)
+    findings = find_problems(facts)
+    print(format_page(facts, findings))
+    if doctor_args.json:
+        Path(doctor_args.json).write_text(json.dumps(as_dict(facts, findings), indent=2, default=str) + "\n")
+    return 0 if would_run(findings) else 1
+
+
+if __name__ == "__main__":
+    with exit_on_errors():
+        sys.exit(main())

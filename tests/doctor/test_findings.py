@@ -1,0 +1,151 @@
+"""Each remedy fires in the situation that it is for, names the flag or command, and does not fire otherwise."""
+
+import pytest
+from doctored import GB, change, healthy, look, names
+
+from hf_ext.checkpoints.budget import Sizes
+from hf_ext.doctor.findings import find_problems, would_run
+from hf_ext.doctor.packages import check_package
+from hf_ext.hardware import describe_hardware
+
+CPU = describe_hardware("cpu")
+COLAB = {"in_colab": True, "drive_is_mounted": True, "output_dir": "/content/drive/MyDrive/run"}
+FREE = dict.fromkeys(("output_dir", "cache_dir", "hub_cache"), 100 * GB)
+
+
+def swap_package(facts, name, **changes):
+    packages = [package for package in facts.packages if package.name != name]
+    return change(facts, packages=[*packages, check_package(name, **changes)])
+
+
+def test_on_a_machine_where_all_is_well_nothing_is_off():
+    assert find_problems(healthy()) == []
+    assert would_run([])
+
+
+# name: (arguments, machine, facts that are changed, level, what the remedy says)
+SITUATIONS = {
+    "gpu": ({}, {"hardware": CPU, "is_described": False}, {}, "warns", "T4 GPU"),
+    "driver": (
+        {},
+        {"hardware": CPU, "is_described": False, "has_nvidia_driver": True},
+        {},
+        "warns",
+        "pip install --force-reinstall torch",
+    ),
+    "processes": ({}, {"is_described": False, "num_gpus": 2}, {}, "warns", "accelerate launch --num_processes 2"),
+    "busy": ({}, {"is_described": False, "num_gpus": 1, "load_average": 12.1}, {}, "warns", "look again"),
+    "memory": ({}, {}, {"static_bytes": 37 * 2**30}, "stops", "a smaller encoder"),
+    "memory ": ({}, {}, {"encoding_bytes": 37 * 2**30}, "stops", "a smaller encoder"),
+    "memory  ": ({}, {}, {"step_bytes": 37 * 2**30}, "warns", "--gradient_accumulation_steps 4"),
+    "budget": (
+        {"save_total_size_gb": 0.001},
+        {},
+        {"checkpoint": Sizes(GB, 2 * GB, 0)},
+        "stops",
+        "--save_total_size_gb 6.00",
+    ),
+    "budget ": (
+        {"save_total_size_gb": 3.0, "disk_policy": "degrade"},
+        {},
+        {"checkpoint": Sizes(GB, 2 * GB, 0)},
+        "stops",
+        "--save_total_size_gb 4.0",
+    ),
+    "disk": ({}, {"free_bytes": {**FREE, "output_dir": 10**6}}, {}, "stops", "--save_total_limit 1"),
+    "disk ": ({}, {"free_bytes": {**FREE, "cache_dir": 10**5}}, {}, "stops", "--embedding_cache_dir"),
+    "disk  ": ({}, {}, {"download_bytes": 101 * GB}, "stops", "HF_HOME"),
+    "drive": ({}, {**COLAB, "drive_is_mounted": False}, {}, "stops", "drive.mount"),
+    "drive ": ({}, {**COLAB, "output_dir": "/content/outputs"}, {}, "warns", "/content/drive/MyDrive"),
+    "drive  ": ({}, {**COLAB, "free_bytes": {**FREE, "output_dir": 8 * 10**8}}, {}, "warns", "low_disk"),
+    "session": ({}, COLAB, {"seconds": [("training", (3600.0, 14 * 3600.0))]}, "warns", "--max_hours 11.5"),
+    "offline": ({}, {"hub_is_offline": True}, {"download_bytes": 1}, "stops", "unset HF_HUB_OFFLINE"),
+    "push": ({"push_to_hub": True}, {"has_token": False}, {}, "stops", "hf auth login"),
+    "push ": ({"push_to_hub": True}, {"hub_is_offline": True}, {}, "stops", "unset HF_HUB_OFFLINE"),
+    "shared_memory": (
+        {"dataloader_num_workers": 2},
+        {"shared_memory_bytes": 64 * 2**20},
+        {"plan": None},
+        "warns",
+        "--shm-size=8g",
+    ),
+    "workers": ({"dataloader_num_workers": 9}, {}, {"plan": None}, "warns", "--dataloader_num_workers 7"),
+    "tracker": ({"report_to": ["comet_ml"]}, {}, {}, "stops", "pip install comet_ml"),
+    "install": ({}, {}, {"packages": []}, "warns", "pip install -e ."),
+}
+
+
+@pytest.mark.parametrize("name", SITUATIONS)
+def test_a_situation_gives_one_finding_with_its_remedy(name):
+    args, machine, facts, level, remedy = SITUATIONS[name]
+    (finding,) = find_problems(change(healthy(), args, machine, **facts))
+    assert (finding.name, finding.level) == (name.strip(), level)
+    assert remedy in finding.remedy
+    assert would_run([finding]) == (level == "warns")
+
+
+# The same situations, just on the other side of what is off.
+CALM = {
+    "described cards have no driver here": ({}, {"has_nvidia_driver": True, "num_gpus": 0}, {}),
+    "one GPU, one process": ({}, {"is_described": False, "num_gpus": 1}, {}),
+    "A100: 36.4 of 40 GiB are there": ({}, {}, {"static_bytes": 36 * 2**30, "encoding_bytes": 36 * 2**30}),
+    "budget that holds": ({"save_total_size_gb": 6.1}, {}, {"checkpoint": Sizes(GB, 2 * GB, 0)}),
+    "Drive with room": ({}, COLAB, {}),
+    "long run with a limit": ({"max_hours": 11.5}, COLAB, {"seconds": [("training", (3600.0, 14 * 3600.0))]}),
+    "long run elsewhere": ({}, {}, {"seconds": [("training", (3600.0, 14 * 3600.0))]}),
+    "offline with all weights": ({}, {"hub_is_offline": True}, {}),
+    "no token and no push": ({}, {"has_token": False}, {}),
+    "small /dev/shm, no workers": ({}, {"shared_memory_bytes": 64 * 2**20}, {}),
+    "as many workers as cores": ({"dataloader_num_workers": 8}, {}, {"plan": None}),
+}
+
+
+@pytest.mark.parametrize("name", CALM)
+def test_nothing_fires_where_the_situation_is_not_met(name):
+    args, machine, facts = CALM[name]
+    assert find_problems(change(healthy(), args, machine, **facts)) == []
+
+
+def test_bf16_on_a_t4_stops_and_names_fp16():
+    (finding,) = find_problems(look("t4", bf16=True))
+    assert (finding.level, finding.remedy) == ("stops", "use --fp16")
+    assert "precision: bf16 is not native on T4" in finding.text
+    assert names(look("a100", bf16=True)) == []
+
+
+def test_an_old_or_missing_package_stops_with_the_pip_command():
+    old = swap_package(healthy(), "peft", installed="0.9", wanted=">=0.21", purpose="LoRA")
+    (finding,) = find_problems(old)
+    assert (finding.level, finding.text) == ("stops", "peft 0.9: >=0.21 is wanted (LoRA)")
+    assert finding.remedy == 'pip install "peft>=0.21"'
+    fitting = swap_package(healthy(), "peft", installed="0.21.2", wanted=">=0.21", purpose="LoRA")
+    assert find_problems(fitting) == []
+
+
+@pytest.mark.parametrize(
+    ("package", "args", "level"),
+    [
+        ("torchao", {"optim": "adamw_torch_8bit"}, "stops"),
+        ("deepspeed", {"deepspeed": "zero2.json"}, "stops"),
+        ("flash-attn", {"attention": "flash_attention_2"}, "stops"),
+        ("flash-attn", {"attention": "faesm"}, "warns"),
+    ],
+)
+def test_an_optional_package_is_missed_only_where_it_is_asked_for(package, args, level):
+    missing = {"installed": None, "wanted": ">=1", "purpose": "it", "extra": "it"}
+    asked = swap_package(change(healthy(), args), package, **missing)
+    assert names(asked) == [("package", level)]
+    assert names(swap_package(healthy(), package, **missing)) == []
+    there = {**missing, "installed": "1.5"}
+    assert names(swap_package(change(healthy(), args), package, **there)) == []
+
+
+def test_faesm_on_a_t4_does_not_miss_flash_attention():
+    missing = {"installed": None, "wanted": ">=2.7", "purpose": "it", "extra": "flash"}
+    t4 = change(healthy(), {"attention": "faesm"}, {"hardware": describe_hardware("t4")})
+    assert names(swap_package(t4, "flash-attn", **missing)) == []
+
+
+def test_what_stops_the_run_is_named_first():
+    both = change(healthy(), {"push_to_hub": True}, {**COLAB, "output_dir": "/content/x", "has_token": False})
+    assert names(both) == [("push", "stops"), ("drive", "warns")]
