@@ -27,6 +27,8 @@ from hf_ext.evaluation import label_audit
 from hf_ext.evaluation.guards import format_report
 from hf_ext.parser import FastArgumentParser
 from hf_ext.presets import PRESETS
+from hf_ext.reporting.card import write_card
+from hf_ext.reporting.report import write_report
 from hf_ext.reporting.run_log import start_run_log
 from hf_ext.speedups.lora import lora_settings
 from hf_ext.trainer import FastTrainer
@@ -50,6 +52,7 @@ DEFAULTS = {
     "logging_strategy": "epoch",
     "logging_nan_inf_filter": False,
     "report_to": "none",
+    "hub_strategy": "end",
 }
 
 
@@ -102,10 +105,13 @@ def main(argv: list[str] | None = None) -> dict:
 
     test = score_split(trainer, splits, "test", model_args.binder_threshold, data_args.group_column)
     settings = {**vars(model_args), **vars(data_args)}
-    results = save_results(trainer, trained, test, splits["test"], data.report, settings, parser.origins)
+    results = save_results(trainer, trained, test, splits, data.report, settings, parser)
     log.info("\nTest scores (value [95 %% interval]), %d rows:\n%s", len(test.labels), test.table())
     log.info("\n".join(results["advice"]))
-    log.info("Everything is in %s", args.output_dir)
+    if trainer.is_world_process_zero():
+        write_report(args.output_dir)
+        write_card(args.output_dir, repo_id=trainer.hub_model_id)
+    log.info("Everything is in %s; report.html is the place to begin.", args.output_dir)
     if args.push_to_hub:
         trainer.push_to_hub()
     trainer.end()

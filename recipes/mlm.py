@@ -34,6 +34,8 @@ from hf_ext.masked_lm.building import (
 from hf_ext.masked_lm.results import UnigramBaseline, format_scores, save_results, score_splits
 from hf_ext.parser import FastArgumentParser
 from hf_ext.presets import PRESETS
+from hf_ext.reporting.card import write_card
+from hf_ext.reporting.report import write_report
 from hf_ext.reporting.run_log import start_run_log
 from hf_ext.training_args import FastTrainingArguments
 
@@ -61,6 +63,7 @@ DEFAULTS = {
     "greater_is_better": False,
     "logging_nan_inf_filter": False,
     "report_to": "none",
+    "hub_strategy": "end",
 }
 DEMO_SHAPE = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4}
 DEMO_LEARNING_RATE = 2e-3  # small models take larger steps
@@ -103,9 +106,12 @@ def main(argv: list[str] | None = None) -> dict:
 
     scores = score_splits(trainer, splits, UnigramBaseline.fit(data.splits["train"], collator))
     settings = {**vars(model_args), **vars(data_args)}
-    results = save_results(trainer, trained, scores, data.report, settings, parser.origins)
+    results = save_results(trainer, trained, scores, data.report, settings, parser)
     log.info("\nOver all masked residues; unigram: training frequencies alone:\n%s", format_scores(scores))
-    log.info("Everything is in %s", args.output_dir)
+    if trainer.is_world_process_zero():
+        write_report(args.output_dir)
+        write_card(args.output_dir, repo_id=trainer.hub_model_id)
+    log.info("Everything is in %s; report.html is the place to begin.", args.output_dir)
     if args.push_to_hub:
         trainer.push_to_hub()
     trainer.end()

@@ -7,10 +7,16 @@ from typing import Literal, Optional
 
 from ..errors import ArgumentError
 
+DISTILLABLE = ("mse", "huber")
+
 
 @dataclass
 class AffinityArguments:
-    """Encoders, how they are used, and the head."""
+    """Encoders, how they are used, and the head.
+
+    Raises:
+        ArgumentError: a value out of range, or two that contradict each other.
+    """
 
     encoders: list[str] = field(
         default_factory=list,
@@ -42,6 +48,32 @@ class AffinityArguments:
         default=None,
         metadata={"help": "Model folder of a run with frozen encoders: its head, and its scales, are where to start."},
     )
+    num_seeds: int = field(
+        default=1,
+        metadata={
+            "help": "Heads to train on the embedding cache, with --seed, --seed + 1 and so on, all on the same split. "
+            "The model predicts their mean; results hold mean and spread over them. Frozen encoders only."
+        },
+    )
+    distill_from: Optional[str] = field(  # noqa: UP045
+        default=None,
+        metadata={
+            "help": "Folder or Hub id of a trained model of recipes/max_speed.py, the teacher: training labels are "
+            "mixed with its predictions. Validation and test keep their labels."
+        },
+    )
+    distill_alpha: float = field(
+        default=0.5,
+        metadata={"help": "Share of the teacher in a training label, 0 to 1: alpha * teacher + (1 - alpha) * label."},
+    )
+    distill_rows: Optional[str] = field(  # noqa: UP045
+        default=None,
+        metadata={"help": "File of further sequences without labels, same columns: the teacher alone labels them."},
+    )
+    distill_columns: list[str] = field(
+        default_factory=list,
+        metadata={"help": "Sequence columns in the order in which the teacher reads its own. Left out: same names."},
+    )
     merge_lora: bool = field(
         default=False, metadata={"help": "Also save the model with its adapters merged, in the folder 'merged'."}
     )
@@ -58,6 +90,20 @@ class AffinityArguments:
     binder_threshold: Optional[float] = field(  # noqa: UP045
         default=9.0, metadata={"help": "Labels at or above this count as hits for recall, precision and F1."}
     )
+
+    def __post_init__(self) -> None:
+        if self.num_seeds < 1:
+            raise ArgumentError(f"--num_seeds {self.num_seeds}: must be at least 1.")
+        if not 0 < self.distill_alpha <= 1:
+            raise ArgumentError(f"--distill_alpha {self.distill_alpha}: must be above 0, at most 1.")
+        given = [name for name in ("distill_rows", "distill_columns") if getattr(self, name)]
+        if given and self.distill_from is None:
+            raise ArgumentError(f"--{given[0]} only acts with --distill_from.")
+        if self.distill_from is not None and self.loss not in DISTILLABLE:
+            raise ArgumentError(
+                f"--distill_from with --loss {self.loss}: a mixture of label and prediction is no bound and no "
+                f"measured order. Use --loss {' or '.join(DISTILLABLE)}."
+            )
 
     def per_tower(self, name: str) -> list[str]:
         """The values of a list argument, one per encoder.

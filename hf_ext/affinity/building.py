@@ -45,9 +45,32 @@ def build_model(
 ) -> AffinityModel:
     """A model with pretrained encoders, and a head that is untrained or comes from `args.init_head_from`.
 
+    With `args.num_seeds` above 1 it has as many heads, untrained: `train_seeds` trains and fills them.
+
     Raises:
-        ArgumentError: no encoder, towers that do not cover the columns, an encoder that cannot be read, a head that
-            does not fit.
+        ArgumentError: as `read_towers`, or a head that does not fit.
+    """
+    specs, towers = read_towers(args, sequence_columns, lora)
+    model = AffinityModel.from_encoders(specs, towers, **model_settings(args))
+    if args.init_head_from:
+        carry_head(model, args.init_head_from)
+    return model
+
+
+def model_settings(args: AffinityArguments) -> dict[str, Any]:
+    """What `AffinityConfig` takes besides encoders and towers."""
+    names = ("head_sizes", "head_dropout", "loss", "huber_delta", "tobit_scale", "save_full")
+    return {**{name: getattr(args, name) for name in names}, "ensemble_size": args.num_seeds}
+
+
+def read_towers(
+    args: AffinityArguments, sequence_columns: Sequence[str], lora: LoraSettings | None = None
+) -> tuple[list[EncoderSpec], list[TowerSpec]]:
+    """Encoders, each once, and the towers that read them; no weights are loaded.
+
+    Raises:
+        ArgumentError: no encoder, towers that do not cover the columns, an encoder that cannot be read, several heads
+            on encoders that train.
     """
     if not args.encoders:
         raise ArgumentError("No encoder: give --encoders, for example facebook/esm2_t12_35M_UR50D.")
@@ -55,6 +78,8 @@ def build_model(
     unknown = sorted(set(trainings) - set(TRAININGS))
     if unknown:
         raise ArgumentError(f"--tower_training {unknown}: allowed are {', '.join(TRAININGS)}.")
+    if args.num_seeds > 1:
+        check_seeds(args, trainings)
     revisions = args.per_tower("encoder_revisions") if args.encoder_revisions else [None] * len(args.encoders)
 
     specs: list[EncoderSpec] = []
@@ -69,19 +94,7 @@ def build_model(
             index[identity] = len(specs)
             specs.append(read_encoder(name, revision, cast(Training, training), lora or LoraSettings()))
         towers.append(TowerSpec(index[identity], columns, cast(Pooling, pooling)))
-    model = AffinityModel.from_encoders(
-        specs,
-        towers,
-        head_sizes=args.head_sizes,
-        head_dropout=args.head_dropout,
-        loss=args.loss,
-        huber_delta=args.huber_delta,
-        tobit_scale=args.tobit_scale,
-        save_full=args.save_full,
-    )
-    if args.init_head_from:
-        carry_head(model, args.init_head_from)
-    return model
+    return specs, towers
 
 
 def carry_head(model: AffinityModel, folder: str) -> None:
@@ -124,7 +137,24 @@ def _what_a_head_reads(model: AffinityModel) -> dict[str, Any]:
         "widths": [*model.embedding_sizes.values()],
         "pooling": [tower.pooling for tower in towers],
         "head sizes": model.config.head_sizes,
+        "number of heads (each is in a folder seed-*)": model.config.ensemble_size,
     }
+
+
+def check_seeds(args: AffinityArguments, trainings: Sequence[str]) -> None:
+    """Raises ArgumentError where `--num_seeds` above 1 would not be heads apart on frozen encoders."""
+    others = sorted(set(trainings) - {"frozen"})
+    if others:
+        raise ArgumentError(
+            f"--num_seeds {args.num_seeds} with towers that train ({', '.join(others)}): each seed would need encoders "
+            f"of its own, so nothing is saved by one command. Run {args.num_seeds} commands, each with another --seed "
+            "and --output_dir."
+        )
+    if args.init_head_from:
+        raise ArgumentError(
+            f"--num_seeds {args.num_seeds} with --init_head_from: heads that start from the same one say little about "
+            "how much the start matters. Leave one of them out."
+        )
 
 
 def _identity(spec: EncoderSpec) -> str:

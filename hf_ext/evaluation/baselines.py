@@ -1,4 +1,4 @@
-"""What a model has to beat: the mean of the training labels, and a ridge regression on the same features."""
+"""What a model has to beat: the mean of the training labels, of all or by group, and ridge regression on features."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..errors import ArgumentError, DataError
-from ._arrays import FloatArray, as_column, count_not_finite
+from ._arrays import FloatArray, as_column, as_groups, count_not_finite
 
 # Relative to the mean eigenvalue of the standardised features (which is 1): from next to none to next to constant.
 DEFAULT_LAMBDAS = tuple(float(value) for value in np.logspace(-6, 4, 41))
@@ -38,9 +39,34 @@ class ConstantBaseline:
         return {"kind": "constant", "mean": self.mean}
 
 
+class GroupMeanBaseline:
+    """Predicts the mean training label of a row's group (antibody, assay, ...), of new groups the mean of all."""
+
+    mean: float | None = None
+    means: dict[str, float]
+
+    def fit(self, targets: Any, groups: Sequence[Any] | NDArray[Any]) -> GroupMeanBaseline:
+        """Take the means of `targets`, (n,) numbers, within `groups`, (n,) names; raises `DataError` as they do."""
+        column = _finite_targets(targets, "targets")
+        names, index, counts = np.unique(as_groups(groups, len(column)), return_inverse=True, return_counts=True)
+        self.mean = float(column.mean())
+        self.means = dict(zip(names.tolist(), (np.bincount(index, weights=column) / counts).tolist()))
+        return self
+
+    def predict(self, groups: Sequence[Any] | NDArray[Any]) -> FloatArray:
+        """Return the means of the rows' groups, (n,) float64. Raises `ArgumentError` before `fit`."""
+        if self.mean is None:
+            raise ArgumentError("GroupMeanBaseline.predict before fit: call fit(train_targets, train_groups) first.")
+        return np.array([self.means.get(name, self.mean) for name in as_groups(groups, len(groups)).tolist()])
+
+    def summary(self) -> dict[str, Any]:
+        """Return what was fitted, JSON-able."""
+        return {"kind": "group means", "mean": self.mean, "num_groups": len(self.means)}
+
+
 @dataclass(frozen=True)
 class _Standardizer:
-    """Mean and inverse spread of each feature; a feature that does not vary gets 0 and so no weight."""
+    """Mean and inverse scale of each feature; a feature that does not vary gets 0 and so no weight."""
 
     mean: FloatArray
     inverse_spread: FloatArray
@@ -53,7 +79,7 @@ class _Standardizer:
 
 
 class RidgeBaseline:
-    """Linear regression on standardised features, its penalty chosen by the validation RMSE; exact, no iterations.
+    """Linear regression on centred features, its penalty chosen by the validation RMSE; exact, no iterations.
 
     The features are read in chunks and summed in float64, so they may be float16 or float32 and memory-mapped. With
     fewer rows than features the rows' inner products are decomposed instead, which gives the same weights for less.
@@ -61,20 +87,27 @@ class RidgeBaseline:
     Cost: n d^2 multiply-adds and one eigendecomposition of size min(n, d): 110,000 x 1,400 float32 in about 7 s on two
     cores, some 0.3 GB beside the features.
 
+    Args:
+        lambdas: penalties to choose from, relative to the mean eigenvalue of the scaled features.
+        standardize: divide each feature by its own spread, for features in different units such as embeddings. False
+            divides all by one number, for counts of residues: standardised, a residue that one training row has would
+            weigh as much as one that half of them have (beta-lactamase: Spearman 0.714 instead of 0.732).
+
     Attributes after `fit`:
         weights: (d,) float64, for raw features; intercept: float.
-        best_lambda: the chosen penalty, in units of the mean eigenvalue of the features' correlation matrix.
+        best_lambda: the chosen penalty, in units of the mean eigenvalue of the scaled features' covariance.
         validation_rmse: {lambda: RMSE} over the grid.
         at_grid_edge: the best penalty is the first or last of the grid. At the small end that means next to none was
             needed; at the large end, that the features are worth little more than a constant.
     """
 
-    def __init__(self, lambdas: Sequence[float] = DEFAULT_LAMBDAS) -> None:
+    def __init__(self, lambdas: Sequence[float] = DEFAULT_LAMBDAS, *, standardize: bool = True) -> None:
         """Raises `ArgumentError` where `lambdas` is empty or one of them is not positive and finite."""
         grid = np.unique(np.asarray(lambdas, dtype=np.float64))
         if len(grid) == 0 or not np.all(np.isfinite(grid)) or grid[0] <= 0:
             raise ArgumentError(f"lambdas={list(lambdas)!r}: one or more positive, finite numbers are needed.")
         self.lambdas: FloatArray = grid
+        self.standardize = standardize
         self.weights: FloatArray | None = None
         self.intercept = 0.0
         self.best_lambda: float | None = None
@@ -97,7 +130,7 @@ class RidgeBaseline:
         train_targets = _matching_targets(targets, train, "targets")
         held_out_targets = _matching_targets(validation_targets, held_out, "validation_targets")
 
-        scale = _fit_standardizer(train)
+        scale = _fit_standardizer(train, self.standardize)
         target_mean = float(train_targets.mean())
         solve = _solve_dual if train.shape[0] < train.shape[1] else _solve_primal
         candidates = solve(train, train_targets - target_mean, scale, self.lambdas)
@@ -140,7 +173,7 @@ class RidgeBaseline:
         }
 
 
-def _fit_standardizer(features: Any) -> _Standardizer:
+def _fit_standardizer(features: Any, each_by_its_own: bool) -> _Standardizer:
     """Two passes: the mean first, then the spread around it, which is exact also where the mean is large."""
     num_rows = features.shape[0]
     total, largest = np.zeros(features.shape[1]), np.zeros(features.shape[1])
@@ -155,6 +188,8 @@ def _fit_standardizer(features: Any) -> _Standardizer:
         squares += np.einsum("nd,nd->d", centred, centred)
     spread = np.sqrt(squares / num_rows)
     varies = spread > CONSTANT_SPREAD * largest
+    if not each_by_its_own and varies.any():
+        spread = np.full_like(spread, np.sqrt(np.mean(spread[varies] ** 2)))
     return _Standardizer(mean, np.divide(1.0, spread, out=np.zeros_like(spread), where=varies))
 
 

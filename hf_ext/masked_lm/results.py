@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from itertools import islice
 from pathlib import Path
@@ -17,8 +16,12 @@ from ..data.columns import read_columns
 from ..data.masking import IGNORED, MaskedLMCollator
 from ..data.proteins import RARE, STANDARD, UNKNOWN
 from ..errors import DataError
+from ..evaluation.verdict import judge_tokens
+from ..parser import FastArgumentParser
 from ..reporting.plots import plot_loss
+from ..reporting.run_record import record_evaluations, record_run, write_json
 from ..reporting.tables import format_table
+from ..trainer import FastTrainer
 
 STREAM_ROWS = 10_000  # of a training stream, for the unigram baseline
 
@@ -89,27 +92,43 @@ class UnigramBaseline:
         ids = labels[labels != IGNORED]
         return _scores(-self.log_probabilities[ids].mean(), (ids == self.most_frequent).mean(), len(ids))
 
+    def row_losses(self, labels: np.ndarray) -> np.ndarray:
+        """Summed cross-entropy of each row, (n,) float64, in nats; `labels` (n, tokens) as in `score`."""
+        chosen = labels != IGNORED
+        return np.where(chosen, -self.log_probabilities[np.where(chosen, labels, self.most_frequent)], 0.0).sum(1)
+
 
 def score_splits(trainer: Any, splits: dict[str, Any], baseline: UnigramBaseline) -> dict[str, Any]:
-    """Scores of model and baseline on the validation and the test split, on the same masked residues."""
+    """Scores of model and baseline on the validation and the test split, on the same masked residues.
+
+    Returns:
+        {"verdict": of the test split (of validation where there is no test), split: {"model": scores, "unigram":
+        scores}}; {} where there is neither split.
+    """
     scores: dict[str, Any] = {}
     for name in ("validation", "test"):
         if name in splits:
             output = trainer.predict(splits[name])
+            labels, sums = np.asarray(output.label_ids), np.asarray(output.predictions, np.float64)
+            scores["verdict"] = judge_tokens(
+                sums[:, 2], sums[:, 0], baseline.row_losses(labels), seed=trainer.args.seed
+            ).as_dict()
             model = compute_metrics(EvalPrediction(output.predictions, output.label_ids))
-            scores[name] = {"model": model, "unigram": baseline.score(np.asarray(output.label_ids))}
+            scores[name] = {"model": model, "unigram": baseline.score(labels)}
     return scores
 
 
 def format_scores(scores: dict[str, Any]) -> str:
-    """`score_splits` as a table."""
+    """`score_splits` as text: the verdict, then a table."""
     shown = ("token_loss", "perplexity", "accuracy", "num_tokens")
     rows = [
-        [split, predictor, *(values[key] for key in shown)]
+        [split, predictor, *(both[predictor][key] for key in shown)]
         for split, both in scores.items()
-        for predictor, values in both.items()
+        for predictor in ("model", "unigram")
+        if split != "verdict"
     ]
-    return format_table(rows, ["split", "", *shown])
+    table = format_table(rows, ["split", "", *shown])
+    return f"{scores['verdict']['text']}\n\n{table}" if "verdict" in scores else table
 
 
 def save_results(
@@ -118,38 +137,29 @@ def save_results(
     scores: dict[str, Any],
     data_report: dict[str, Any],
     settings: dict[str, Any],
-    origins: dict[str, str],
+    parser: FastArgumentParser,
 ) -> dict[str, Any]:
     """Writes `all_results.json` and `loss.png` into the output folder; returns what the JSON holds.
 
     Args:
-        trainer, trained: after training, and what `train` returned.
+        trainer, trained: after training, and what `train` returned; stock Trainer's too.
         scores: from `score_splits`.
         data_report: what loading reported.
         settings: model and data arguments by name; training arguments come from the trainer.
-        origins: where each argument came from, as `FastArgumentParser` recorded.
+        parser: after parsing; it knows the command line and where each argument came from.
     """
     folder = Path(trainer.args.output_dir)
-    parameters = [(p.numel(), p.requires_grad) for p in trainer.model.parameters()]
     results = {
-        "trainer": f"{type(trainer).__module__}.{type(trainer).__qualname__}",
-        "model": {"num_parameters": sum(n for n, _ in parameters), "num_trainable": sum(n * t for n, t in parameters)},
-        "train": trained.metrics,
-        "best": {"step": trainer.state.best_global_step, trainer.args.metric_for_best_model: trainer.state.best_metric},
-        **scores,
+        **record_run(trainer, trained, settings, parser.origins, parser.arguments),
+        **(record_evaluations(trainer) if isinstance(trainer, FastTrainer) else {}),
+        "task": "masked_lm",
         "data": data_report,
-        "settings": {key: _json_value(trainer.args, settings, key) for key in sorted(origins)},
-        "settings_from": {key: origin for key, origin in sorted(origins.items()) if origin != "default"},
+        **scores,
     }
     if trainer.is_world_process_zero():
-        (folder / "all_results.json").write_text(json.dumps(results, indent=2, default=str) + "\n")
+        write_json(folder / "all_results.json", results)
         try:
             plot_loss(trainer.state.log_history, folder / "loss.png")
         except DataError as error:  # a run too short to log still has its results
             logger.warning("Not plotted: %s", error)
     return results
-
-
-def _json_value(args: Any, settings: dict[str, Any], key: str) -> Any:
-    value = settings[key] if key in settings else getattr(args, key, None)
-    return "<set>" if key.endswith("token") and value else value

@@ -16,7 +16,7 @@ from transformers.utils import ModelOutput
 from ..errors import ArgumentError
 from .configuration import AffinityConfig, EncoderSpec, TowerSpec, build_config, input_name
 from .encoders import build_encoder, load_encoder, set_trainable
-from .head import RegressionHead
+from .head import HeadEnsemble, RegressionHead
 from .lora import merge_layers
 from .losses import regression_loss
 from .pooling import merge_windows, pool
@@ -26,10 +26,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class AffinityOutput(ModelOutput):
-    """`loss`: scalar, standardised label units. `logits`: (n,), label units, float32."""
+    """`loss`: scalar, standardised label units. `logits`: (n,), label units, float32.
+
+    `member_logits`: (n, heads), label units, float32, of an ensemble; `logits` is their mean.
+    """
 
     loss: torch.Tensor | None = None
     logits: torch.Tensor | None = None
+    member_logits: torch.Tensor | None = None
 
 
 class AffinityModel(PreTrainedModel):
@@ -54,8 +58,10 @@ class AffinityModel(PreTrainedModel):
         for index, spec in enumerate(config.encoder_specs):
             if config.save_full or spec.training != "frozen":
                 self.encoders[str(index)] = build_encoder(spec)
-        self.head = RegressionHead(
-            sum(self.embedding_sizes.values()), list(config.head_sizes or []), config.head_dropout
+        shape = sum(self.embedding_sizes.values()), list(config.head_sizes or []), config.head_dropout
+        several = config.ensemble_size > 1
+        self.head: RegressionHead | HeadEnsemble = (
+            HeadEnsemble(config.ensemble_size, *shape) if several else RegressionHead(*shape)
         )
         self._encoder_transforms: list[Callable[[nn.Module], Any]] = []
         self.post_init()
@@ -215,10 +221,15 @@ class AffinityModel(PreTrainedModel):
                 f"No sequences or embeddings for {missing}; this model reads {[*self.embedding_sizes]}."
             )
         output = self.head(torch.cat([pooled[name].float() for name in self.embedding_sizes], dim=1))
+        members = None
+        if self.config.ensemble_size > 1:
+            members = output * self.config.label_std + self.config.label_mean
+            output = output.mean(1)
         loss = None
         if labels is not None:
             loss = self._loss(output, labels, bounds, num_items_in_batch)
-        return AffinityOutput(loss=loss, logits=output * self.config.label_std + self.config.label_mean)
+        logits = output * self.config.label_std + self.config.label_mean
+        return AffinityOutput(loss=loss, logits=logits, member_logits=members)
 
     def merge_adapters(self) -> int:
         """Adds LoRA adapters into the weights beside them, in place; returns how many.
@@ -260,6 +271,14 @@ class AffinityModel(PreTrainedModel):
         self.head.fit_scaling(torch.cat([block.mean(0) for block in blocks.values()]), torch.cat(scales))
         self.config.is_scaled = True
 
+    def row_losses(
+        self, logits: torch.Tensor, labels: torch.Tensor, bounds: torch.Tensor | None = None
+    ) -> torch.Tensor | None:
+        """Loss of each row, (n,), from `forward`'s logits and its arguments; None for "ranking", which needs pairs."""
+        config = self.config
+        output = (logits - config.label_mean) / config.label_std
+        return None if config.loss == "ranking" else self._regression_loss(output, labels, bounds, per_row=True)
+
     def _loss(
         self,
         output: torch.Tensor,
@@ -267,12 +286,14 @@ class AffinityModel(PreTrainedModel):
         bounds: torch.Tensor | None,
         num_items: torch.Tensor | int | None,
     ) -> torch.Tensor:
+        total = self._regression_loss(output, labels, bounds)
+        return total / (len(labels) if num_items is None else num_items)
+
+    def _regression_loss(self, output: torch.Tensor, labels: torch.Tensor, bounds: Any, **kwargs: Any) -> torch.Tensor:
         config = self.config
         targets = (labels.float() - config.label_mean) / config.label_std
-        total = regression_loss(
-            config.loss, output, targets, bounds, huber_delta=config.huber_delta, tobit_scale=config.tobit_scale
-        )
-        return total / (len(labels) if num_items is None else num_items)
+        scales = {"huber_delta": config.huber_delta, "tobit_scale": config.tobit_scale}
+        return regression_loss(config.loss, output, targets, bounds, **scales, **kwargs)
 
     def save_pretrained(self, save_directory: Any, *, state_dict: dict | None = None, **kwargs: Any) -> None:  # type: ignore[override]
         """As in transformers, but referenced encoder weights are left out, and names are those of the modules.

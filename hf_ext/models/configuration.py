@@ -53,6 +53,7 @@ class AffinityConfig(PretrainedConfig):
         towers: `TowerSpec` as dicts; one to three.
         head_sizes: widths of the head's hidden layers.
         head_dropout: dropout probability after each hidden layer.
+        ensemble_size: number of heads; more than 1: trained apart, and predictions are their mean.
         loss: "mse", "huber", "tobit" (censored rows) or "ranking" (pairwise).
         huber_delta: where Huber turns linear, in standardised label units.
         label_mean, label_std: in label units; predictions are `label_mean + label_std * head output`.
@@ -64,11 +65,13 @@ class AffinityConfig(PretrainedConfig):
     """
 
     model_type = "hf_ext_affinity"
+    keys_to_ignore_at_inference = ["member_logits"]  # else `Trainer.predict` would return a tuple
 
     encoders: list | None = None
     towers: list | None = None
     head_sizes: list | None = None
     head_dropout: float = 0.3
+    ensemble_size: int = 1
     loss: str = "mse"
     huber_delta: float = 1.0
     tobit_scale: float = 0.25

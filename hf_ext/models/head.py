@@ -1,8 +1,9 @@
-"""The multilayer perceptron that turns pooled embeddings into one number, always in float32."""
+"""The multilayer perceptron that turns pooled embeddings into one number, always in float32; or several of them."""
 
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import cast
 
 import torch
 from torch import nn
@@ -45,3 +46,25 @@ class RegressionHead(nn.Module):
         self.input_mean.copy_(mean)
         varies = std > 1e-6 * (1 + mean.abs())
         self.input_scale.copy_(torch.where(varies, 1 / std.clamp(min=1e-12), torch.ones_like(std)))
+
+
+class HeadEnsemble(nn.Module):
+    """Heads that were trained apart, each with its own scaling of the embeddings.
+
+    Args:
+        size: number of heads.
+        input_size, hidden_sizes, dropout: of each, as in `RegressionHead`.
+    """
+
+    def __init__(self, size: int, input_size: int, hidden_sizes: list[int], dropout: float):
+        super().__init__()
+        self.members = nn.ModuleList(RegressionHead(input_size, hidden_sizes, dropout) for _ in range(size))
+
+    def forward(self, embeddings: torch.Tensor) -> torch.Tensor:
+        """(n, input_size) float32 -> (n, size) float32, a column per head."""
+        return torch.stack([member(embeddings) for member in self.members], dim=1)
+
+    def fit_scaling(self, mean: torch.Tensor, std: torch.Tensor) -> None:
+        """As in `RegressionHead`, the same for all heads."""
+        for member in self.members:
+            cast(RegressionHead, member).fit_scaling(mean, std)

@@ -10,6 +10,7 @@ import pytest
 
 from hf_ext.errors import ArgumentError, DataError
 from hf_ext.evaluation import ConstantBaseline, RidgeBaseline, baselines
+from hf_ext.evaluation.baselines import GroupMeanBaseline
 
 
 def linear_data(num_rows: int, num_features: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -144,3 +145,23 @@ def test_predict_before_fit_and_bad_grids_are_refused() -> None:
     for grid in ([], [0.0], [-1.0], [np.inf]):
         with pytest.raises(ArgumentError, match="lambdas="):
             RidgeBaseline(grid)
+
+
+@pytest.mark.parametrize("num_rows", [200, 15], ids=["rows > features", "rows < features"])
+def test_without_standardising_all_features_are_divided_by_one_number(num_rows: int) -> None:
+    features, targets = linear_data(num_rows, 30)
+    ridge = RidgeBaseline([0.01], standardize=False).fit(features, targets, features, targets)
+    scale = np.sqrt(np.mean(features.var(axis=0)))
+    expected = plain_ridge(features / scale, targets, 0.01, standardise=False)
+    np.testing.assert_allclose(ridge.predict(features), expected, atol=1e-8)
+    assert not np.allclose(ridge.predict(features), plain_ridge(features, targets, 0.01), atol=1e-3)
+
+
+def test_group_means_by_hand_and_the_mean_of_all_for_a_new_group() -> None:
+    means = GroupMeanBaseline().fit([1.0, 3.0, 8.0], ["a", "a", 7])
+    assert means.predict(["7", "a", "new", "a"]).tolist() == [8.0, 2.0, 4.0, 2.0]
+    assert means.summary() == {"kind": "group means", "mean": 4.0, "num_groups": 2}
+    with pytest.raises(ArgumentError, match="before fit"):
+        GroupMeanBaseline().predict(["a"])
+    with pytest.raises(DataError, match="1 groups for 2 rows"):
+        GroupMeanBaseline().fit([1.0, 2.0], ["a"])

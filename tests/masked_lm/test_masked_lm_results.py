@@ -55,6 +55,14 @@ def test_unigram_baseline_by_hand():
     }
 
 
+def test_unigram_losses_of_rows_add_up_to_its_score():
+    baseline = UnigramBaseline(np.array([0, 0, 0, 0, 5, 1, 0]), np.array([4, 5, 6]))
+    labels = np.array([[-100, 4, 4], [5, -100, 6], [-100, -100, -100]])
+    expected = [-2 * math.log(6 / 9), -math.log(2 / 9) - math.log(1 / 9), 0.0]
+    assert baseline.row_losses(labels).tolist() == pytest.approx(expected)
+    assert baseline.row_losses(labels).sum() / 4 == pytest.approx(baseline.score(labels)["token_loss"])
+
+
 @pytest.mark.parametrize("streaming", [False, True])
 def test_the_baseline_counts_training_residues(streaming):
     args = MaskedLMArguments(num_hidden_layers=1, hidden_size=16, num_attention_heads=2)
@@ -73,3 +81,11 @@ def test_the_table_shows_model_and_baseline():
     table = format_scores({"test": {"model": values, "unigram": values}})
     assert table.splitlines()[0].split() == ["split", "token_loss", "perplexity", "accuracy", "num_tokens"]
     assert [line.split()[1] for line in table.splitlines()[2:]] == ["model", "unigram"]
+
+
+def test_the_verdict_stands_above_the_table():
+    values = {"token_loss": 1.0, "perplexity": 2.718, "accuracy": 0.5, "num_tokens": 10}
+    verdict = {"text": "No better than unigram frequencies: ...", "is_better": False}
+    lines = format_scores({"verdict": verdict, "test": {"model": values, "unigram": values}}).splitlines()
+    assert lines[:2] == ["No better than unigram frequencies: ...", ""]
+    assert [line.split()[1] for line in lines[4:]] == ["model", "unigram"]

@@ -21,6 +21,7 @@ EACH_EPOCH = {"eval_strategy": "epoch", "logging_strategy": "epoch", "save_strat
 EVALS = {"eval_strategy": "steps", "eval_steps": 2}
 BEST = {"metric_for_best_model": "set0_loss", "greater_is_better": True}  # falls: the first is best, then it stops
 STEPS = {"eval_steps": 3, "save_steps": 3}
+SUBSET = {**CYCLES, **EVALS, "max_eval_samples": 3, "metric_for_best_model": "loss"}  # 2 batches, and 2 of the rest
 
 # What is interrupted, and the step of the checkpoint that it leaves; `True`: an evaluation is left to be made up.
 INTERRUPTED = {
@@ -34,6 +35,8 @@ INTERRUPTED = {
     "without checkpoints": (Case({"save_strategy": "no"}, ("on_step_end", 5)), 5, False),
     "where an evaluation is due": (Case({**CYCLES, **EVALS}, ("on_step_end", 2)), 2, True),
     "in an evaluation": (Case({**CYCLES, **EVALS}, ("on_prediction_step", 2)), 2, True),
+    "in an evaluation's subset": (Case(SUBSET, ("on_prediction_step", 2)), 2, True),
+    "in what follows the subset": (Case(SUBSET, ("on_prediction_step", 3)), 2, True),
     "at the end of an epoch": (Case({**CYCLES, **EACH_EPOCH}, ("on_step_end", 4)), 4, True),
     "in the evaluation of an epoch": (Case({**CYCLES, **EACH_EPOCH}, ("on_prediction_step", 3)), 4, True),
     "at the last step": (Case({**CYCLES, **EVALS, "max_steps": 7}, ("on_step_end", 7)), 7, True),

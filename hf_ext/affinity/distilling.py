@@ -1,0 +1,316 @@
+"""`--distill_from MODEL`: a small student learns from the predictions of a large teacher beside the measured labels."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import hashlib
+import json
+import logging
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate.utils import broadcast_object_list
+from datasets import Dataset, concatenate_datasets
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from transformers import set_seed
+
+from ..data.arguments import DataArguments
+from ..data.collators import INPUTS_NAME, SequenceCollator
+from ..data.columns import read_columns
+from ..data.loading import load_sequences
+from ..errors import ArgumentError
+from ..evaluation import score_predictions
+from ..models.affinity import AffinityModel
+from ..models.encoders import fingerprint_weights
+from ..trainer import FastTrainer
+from ..training_args import FastTrainingArguments
+from .arguments import AffinityArguments
+from .building import check_inputs
+from .prediction_speed import measure_speeds
+from .predictor import find_model
+from .scoring import SplitScores
+
+TEACHER_FILE = "teacher_predictions.safetensors"
+SPEEDUPS = ["cpu_matmul", "tf32", "fused_gelu", "embedding_cache", "data_loading"]  # as recipes/predict.py
+logger = logging.getLogger(__name__)
+Row = tuple[str, ...]
+
+
+@dataclass
+class Distillation:
+    """What a teacher gave.
+
+    `train`: rows to train on, with mixed labels, further rows last. `test_predictions`: (n,) float32, label units, the
+    teacher's for the test split. `facts`: for `all_results.json["distillation"]`. `folder`: the teacher's model.
+    """
+
+    train: Dataset
+    test_predictions: np.ndarray
+    facts: dict[str, Any]
+    folder: str
+    columns: list[str]
+
+
+def distill(
+    model_args: AffinityArguments, data_args: DataArguments, args: FastTrainingArguments, splits: Any
+) -> Distillation:
+    """Labels training rows with `alpha * teacher + (1 - alpha) * label`, and further rows with the teacher alone.
+
+    With a squared loss this is the same gradient as `alpha` of the loss against the teacher and `1 - alpha` of the loss
+    against the label. Validation and test keep their labels, and so does `splits`, to which baselines are fitted.
+    The teacher's predictions are kept in the output folder; a resumed run reads them there.
+
+    Args:
+        model_args: `distill_from`, `distill_alpha`, `distill_rows` and `distill_columns`.
+        data_args: how rows were read; further rows are read and checked the same way.
+        args: seed, output folder, embedding cache and batch size of the teacher's one pass.
+        splits: train, validation and test, in memory.
+
+    Raises:
+        ArgumentError: no trained model there, other columns than the teacher's, or streamed rows.
+        DataError: rows that the teacher cannot read, or further rows that cannot be used.
+
+    Cost: the teacher once over the distinct rows of train, test and the further rows.
+    """
+    if not hasattr(splits["train"], "__len__"):
+        raise ArgumentError("--distill_from needs rows in memory, which the teacher reads once: drop --streaming.")
+    folder = str(find_model(str(model_args.distill_from)))
+    collator = SequenceCollator.from_pretrained(folder)
+    columns = _match_columns(collator, model_args, data_args)
+    further, num_dropped = _further_rows(model_args, data_args, args, splits)
+    tables = [splits["train"], splits["test"], *([further] if further is not None else [])]
+    rows = [read_columns(table, columns) for table in tables]
+    distinct = sorted({row for part in rows for row in part}, key=lambda row: (sum(map(len, row)), row))
+    teacher = _identify(folder)
+    key = {"format": 1, "teacher": teacher, "rows": _hash_rows(distinct)}
+    predictions = _kept_or_new(args, key, lambda: _predict(folder, collator, args, distinct))
+    by_row = dict(zip(distinct, predictions.tolist()))
+    train = _mix(splits["train"], [by_row[row] for row in rows[0]], model_args.distill_alpha)
+    if further is not None:
+        train = _append(train, further, [by_row[row] for row in rows[2]])
+    set_seed(args.seed)  # whether the teacher ran or not, the student starts from the same numbers
+    facts: dict[str, Any] = {
+        "teacher": model_args.distill_from,
+        "teacher_fingerprint": teacher,
+        "alpha": model_args.distill_alpha,
+        "num_labelled_rows": len(splits["train"]),
+        "num_further_rows": 0 if further is None else len(further),
+        "num_further_rows_left_out": num_dropped,
+        "held_out": _held_out(Path(folder), rows[1], _names(collator)),
+    }
+    logger.log(logging.INFO if facts["held_out"]["is_clean"] else logging.WARNING, facts["held_out"]["text"])
+    return Distillation(train, np.array([by_row[row] for row in rows[1]], np.float32), facts, folder, columns)
+
+
+def compare_with_teacher(
+    distillation: Distillation,
+    test: SplitScores,
+    test_rows: Any,
+    student_folder: str | os.PathLike[str],
+    device: torch.device,
+    *,
+    threshold: float | None,
+    group_column: str | None = None,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Adds the row "teacher" to the test scores and says what the student saves.
+
+    Args:
+        distillation: from `distill`.
+        test: scores of the student on the test split, against measured labels; gets the teacher's.
+        test_rows: the test split.
+        student_folder: where the student was saved.
+        threshold, group_column, seed: as `score_split` used them.
+
+    Returns:
+        The facts of `distill` with parameters and residues per second of both.
+
+    Cost: 1,000 bootstrap resamples; both models loaded and run for about 10 s each.
+    """
+    groups = [row[0] for row in read_columns(test_rows, [group_column])] if group_column else None
+    scores = score_predictions(
+        distillation.test_predictions, test.labels, groups=groups, threshold=threshold or 0.0, seed=seed
+    )
+    test.scores["teacher"] = {name: score for name, score in scores.items() if name in test.scores["model"]}
+    names = _names(SequenceCollator.from_pretrained(distillation.folder))
+    student, teacher = measure_speeds(
+        [(str(student_folder), {}), (distillation.folder, dict(zip(names, distillation.columns)))], test_rows, device
+    )
+    return {
+        **distillation.facts,
+        "student_size": student,
+        "teacher_size": teacher,
+        "size_ratio": teacher["num_parameters"] / student["num_parameters"],
+        "speed_ratio": student["residues_per_s"] / teacher["residues_per_s"],
+        "spearman": {name: test.scores[key]["spearman"]["value"] for name, key in _BOTH.items()},
+    }
+
+
+_BOTH = {"student": "model", "teacher": "teacher"}
+
+
+def format_distillation(facts: dict[str, Any]) -> str:
+    """What `compare_with_teacher` found, in one sentence."""
+    shown = {name: "undefined" if value is None else f"{value:.3f}" for name, value in facts["spearman"].items()}
+    return (
+        f"Distilled from {facts['teacher']}: Spearman {shown['student']}, the teacher's {shown['teacher']} on the same "
+        f"test rows; 1/{facts['size_ratio']:.3g} of its parameters, {facts['speed_ratio']:.3g} times its speed "
+        f"({facts['student_size']['residues_per_s']:,.0f} residues/s). {facts['held_out']['text']}"
+    )
+
+
+def _names(collator: SequenceCollator) -> list[str]:
+    """Columns that a model reads, in its order."""
+    return [column for parts in collator.columns.values() for column in parts]
+
+
+def _match_columns(collator: SequenceCollator, model_args: AffinityArguments, data_args: DataArguments) -> list[str]:
+    """This data's columns, in the order of the teacher's."""
+    names, own = _names(collator), data_args.sequence_columns
+    columns = model_args.distill_columns or names
+    unknown = [name for name in columns if name not in own]
+    if unknown or len(columns) != len(names):
+        raise ArgumentError(
+            f"The teacher {model_args.distill_from} reads {names}; the sequence columns here are {own}. Say which "
+            f"stand for which with --distill_columns, {len(names)} of them in the teacher's order."
+        )
+    return list(columns)
+
+
+def _further_rows(
+    model_args: AffinityArguments, data_args: DataArguments, args: FastTrainingArguments, splits: Any
+) -> tuple[Dataset | None, int]:
+    """Distinct rows of `distill_rows` that no split holds, and how many were left out."""
+    if model_args.distill_rows is None:
+        return None, 0
+    source = dataclasses.replace(
+        data_args,
+        dataset_name=model_args.distill_rows,
+        dataset_config_name=None,
+        dataset_revision=None,
+        censor_column=None,
+        group_column=None,
+        id_column=None,
+        split_column=None,
+        split=None,
+        cluster_column=None,
+        filter=None,
+    )
+    table: Any = load_sequences(source, output_dir=args.output_dir).table
+    seen = {row for split in splits.values() for row in read_columns(split, data_args.sequence_columns)}
+    kept = []
+    for i, row in enumerate(read_columns(table, data_args.sequence_columns)):
+        if row not in seen:
+            seen.add(row)
+            kept.append(i)
+    return table.select(kept), len(table) - len(kept)
+
+
+def _identify(folder: str) -> str:
+    """The teacher's weights, configuration and inputs."""
+    inputs = json.loads((Path(folder) / INPUTS_NAME).read_text())
+    return f"{fingerprint_weights(folder, None)} {json.dumps(inputs, sort_keys=True)}"
+
+
+def _hash_rows(rows: Sequence[Row]) -> str:
+    return hashlib.blake2b("\n".join("|".join(row) for row in rows).encode(), digest_size=16).hexdigest()
+
+
+def _kept_or_new(args: FastTrainingArguments, key: dict[str, Any], predict: Any) -> np.ndarray:
+    """Predictions kept under `key` in the output folder, else new ones, which are kept; the same on all processes."""
+    path = Path(str(args.output_dir)) / TEACHER_FILE
+    identity = json.dumps(key, sort_keys=True)
+    found: list[Any] = [_read(path, identity) if args.process_index == 0 else None]
+    if args.world_size > 1:
+        broadcast_object_list(found)
+    if found[0] is not None:
+        logger.info("The teacher's predictions are read from %s.", path)
+        return found[0]
+    predictions = predict()
+    if args.process_index == 0:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = path.with_name(f".{path.name}.tmp")
+        save_file({"predictions": torch.from_numpy(predictions)}, draft, metadata={"key": identity})
+        os.replace(draft, path)
+    return predictions
+
+
+def _read(path: Path, identity: str) -> np.ndarray | None:
+    if not path.is_file():
+        return None
+    try:
+        with safe_open(path, framework="pt") as file:
+            if (file.metadata() or {}).get("key") == identity:
+                return file.get_tensor("predictions").numpy()
+    except SafetensorError:
+        logger.warning("%s cannot be read; the teacher predicts again.", path)
+        return None
+    logger.info("%s holds another teacher's predictions or other rows; the teacher predicts again.", path)
+    return None
+
+
+def _predict(folder: str, collator: SequenceCollator, args: FastTrainingArguments, rows: Sequence[Row]) -> np.ndarray:
+    """The teacher's predictions for `rows` (its columns, in its order), label units: (n,) float32."""
+    table = Dataset.from_dict(dict(zip(_names(collator), map(list, zip(*rows)))))
+    check_inputs(collator, {"rows": table})
+    with tempfile.TemporaryDirectory() as scratch:
+        own = FastTrainingArguments(
+            output_dir=scratch,
+            speedups=SPEEDUPS,
+            seed=args.seed,
+            use_cpu=args.use_cpu,
+            per_device_eval_batch_size=args.per_device_eval_batch_size,
+            embedding_cache_dir=args.embedding_cache_dir,
+            embedding_tokens_per_batch=args.embedding_tokens_per_batch,
+            disable_tqdm=args.disable_tqdm,
+            report_to="none",
+        )
+        trainer = FastTrainer(AffinityModel.from_pretrained(folder), own, data_collator=collator)
+        predictions = np.asarray(trainer.predict(table).predictions, np.float32).reshape(-1)
+        trainer.end()
+    return predictions
+
+
+def _mix(train: Dataset, teacher: Sequence[float], alpha: float) -> Dataset:
+    labels = alpha * np.asarray(teacher, np.float64) + (1 - alpha) * np.asarray(train["label"][:], np.float64)
+    return train.remove_columns("label").add_column("label", labels)
+
+
+def _append(train: Dataset, further: Dataset, teacher: Sequence[float]) -> Dataset:
+    """Columns that further rows lack are null; no bound is known of them."""
+    known = {name: further[name][:] for name in further.column_names}
+    known |= {"label": list(teacher), "bound": [0] * len(further)}
+    columns = {name: known.get(name, [None] * len(further)) for name in train.column_names}
+    return concatenate_datasets([train, Dataset.from_dict(columns, features=train.features)])
+
+
+def _held_out(folder: Path, test: Sequence[Row], names: Sequence[str]) -> dict[str, Any]:
+    """How many test rows the teacher did not train on, as far as its own `predictions.csv` says."""
+    rows = _own_test_rows(folder / "predictions.csv", names)
+    if rows is None:
+        text = "Whether the teacher was trained on these test rows is not known: its folder lists no test rows."
+        return {"num_test_rows": len(test), "num_held_out": None, "is_clean": False, "text": text}
+    num = sum(row in rows for row in test)
+    text = f"The teacher's test split has {num:,} of these {len(test):,} test rows."
+    if num < len(test):
+        text += " It may have been trained on the others, and the student then knows their labels through it."
+    return {"num_test_rows": len(test), "num_held_out": num, "is_clean": num == len(test), "text": text}
+
+
+def _own_test_rows(path: Path, names: Sequence[str]) -> set[Row] | None:
+    """The test rows that a run left in its folder, None where they are not there."""
+    if not path.is_file():
+        return None
+    with path.open(newline="", encoding="utf-8") as file:
+        reader = csv.DictReader(file)
+        if not set(names) <= set(reader.fieldnames or ()):
+            return None
+        return {tuple(line[name] for name in names) for line in reader}

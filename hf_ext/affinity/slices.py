@@ -1,0 +1,81 @@
+"""Which rows of a split show a model something new, so that a score on them says more than memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..data.columns import read_columns
+
+MIN_ROWS = 30  # new ones, and others: below this a score apart says nothing
+
+
+@dataclass(frozen=True)
+class Slice:
+    """`rows`: (n,) bool, those that `name` describes."""
+
+    name: str
+    rows: NDArray[np.bool_]
+
+
+def find_slices(train: Any, asked: Any, columns: Sequence[str]) -> tuple[list[Slice], list[str]]:
+    """Rows of `asked` whose sequence in a column is not in `train`, for each column, and for all columns together.
+
+    Args:
+        train, asked: map-style datasets with these columns.
+        columns: the sequence columns that the model reads.
+
+    Returns:
+        Slices where both the new rows and the others are 30 or more, each set of rows once; and a sentence for every
+        column that has none: all of its rows are new, none is, too few are, or it holds a single value.
+
+    Cost: one pass over the columns.
+    """
+    known, rows = read_columns(train, columns), read_columns(asked, columns)
+    slices: list[Slice] = []
+    all_new, none_new, notes = [], [], []
+    for places, name in _parts(columns):
+        seen = {tuple(row[i] for i in places) for row in known}
+        is_new = np.array([tuple(row[i] for i in places) not in seen for row in rows])
+        num_new, num_rows = int(is_new.sum()), len(is_new)
+        if num_new == num_rows:
+            all_new.append(name)
+        elif num_new == 0 and len(seen) == 1:
+            notes.append(f"Every row has the same {name}: nothing here speaks about another.")
+        elif num_new == 0:
+            none_new.append(name)
+        elif num_new < MIN_ROWS or num_rows - num_new < MIN_ROWS:
+            notes.append(f"{num_new:,} of {num_rows:,} rows are new to training in {name}: too few to be scored apart.")
+        elif not any(np.array_equal(one.rows, is_new) for one in slices):
+            slices.append(Slice(f"rows whose {name} is not in training", is_new))
+    if len(all_new) > 1:
+        all_new = [name for name in all_new if "together" not in name]  # new in one column is new together
+    if none_new:
+        notes.insert(0, f"No row is new to training in {', '.join(none_new)}: nothing here speaks about new ones.")
+    if all_new:
+        notes.insert(0, f"Every row is new to training in {', '.join(all_new)}: these scores are for new ones.")
+    return slices, notes
+
+
+def _parts(columns: Sequence[str]) -> list[tuple[list[int], str]]:
+    """Each column, then all together: their positions and a name."""
+    alone = [([i], column) for i, column in enumerate(columns)]
+    together = [([*range(len(columns))], f"{' + '.join(columns)} together")] if len(columns) > 1 else []
+    return [*alone, *together]
+
+
+def describe_near_duplicates(leaks: Mapping[str, Any] | None) -> list[str]:
+    """A sentence where new sequences are mostly near-duplicates of training sequences; `leaks` as `leak_report`."""
+    notes = []
+    for column, found in (leaks or {}).get("columns", {}).items():
+        share = found["num_near_duplicates"] / found["num_checked"] if found["num_checked"] else 0.0
+        if share >= 0.5:
+            notes.append(
+                f"Of the {column} sequences that are new, {share:.0%} share {leaks['threshold']:.0%} of their "  # type: ignore[index]
+                f"{leaks['k']}-mers with one of training: new means slightly changed here."  # type: ignore[index]
+            )
+    return notes

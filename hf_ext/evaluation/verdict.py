@@ -1,0 +1,266 @@
+"""One sentence that says whether a model is worth more than the trivial predictors beside it, and how sure that is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from ..errors import ArgumentError
+from ._arrays import FloatArray, as_column, as_pair, count_not_finite
+from .bootstrap import affordable_resamples, bootstrap_metrics, percentile_interval
+from .metrics import spearman
+from .paired import PairedComparison, compare_paired
+
+MODEL = "model"
+CONSTANT = "training mean"
+
+Outcome = Literal["better", "no better", "undecided", "undefined"]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a score table, a report and a model card say first.
+
+    Attributes:
+        text: one sentence (or two), with the numbers it rests on.
+        is_better: than everything it was compared with, beyond the noise; None where these rows cannot tell.
+        outcome: "better", "no better", "undecided" (too few rows), "undefined" (no score, or nothing to compare with).
+        baseline: what the model was decided against: of several the one that it beats least surely.
+        comparison: with that baseline, as `PairedComparison.as_dict`; None where there is none.
+        num_rows: rows scored.
+    """
+
+    text: str
+    is_better: bool | None
+    outcome: Outcome
+    num_rows: int
+    baseline: str | None = None
+    comparison: dict[str, Any] | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-able."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class _Case:
+    """What the rules below look at."""
+
+    predictions: dict[str, FloatArray]
+    labels: FloatArray
+    one_sided: dict[str, FloatArray]
+    has_limits: bool
+    options: dict[str, Any]
+
+    @property
+    def model(self) -> FloatArray:
+        return self.predictions[MODEL]
+
+    def compare(self, baseline: str, metric: str) -> PairedComparison:
+        columns = self.one_sided if metric == "rmse" else self.predictions
+        return compare_paired(self.labels, columns[baseline], columns[MODEL], metric, **self.options)
+
+
+def judge(
+    labels: Any,
+    predictions: Mapping[str, Any],
+    *,
+    bounds: Sequence[int] | Any | None = None,
+    is_scale_free: bool = False,
+    confidence: float = 0.95,
+    num_resamples: int = 1000,
+    seed: int = 0,
+) -> Verdict:
+    """Decide, on the same rows, whether a regression model beats the baselines beside it.
+
+    In this order: its RMSE must be below that of the training mean, whatever its Spearman; its Spearman must be above
+    0; its Spearman must be above that of every other baseline. Each "above" means that the whole paired bootstrap
+    interval is. Where a value is not even above, the model is no better; where only the interval is not, these rows do
+    not decide. Rows are resampled one by one, so this speaks about further rows of the same kind.
+
+    Args:
+        labels: (n,) numbers.
+        predictions: predictor -> (n,) numbers, row by row as `labels`; "model" is judged, "training mean" is the
+            constant, all others are baselines.
+        bounds: (n,) of -1 (the truth is at or below the label), 1 (at or above), 0 (exact), or None. In the RMSE a
+            prediction beyond such a limit is no error then.
+        is_scale_free: the model predicts an order only (a ranking loss): RMSE is not asked for.
+        confidence, num_resamples, seed: of the intervals.
+
+    Raises:
+        ArgumentError: no "model" in `predictions`, or an option is out of range.
+        DataError: shapes or lengths do not fit, or a value is not a number.
+
+    Cost: 0.1 s per baseline for 1,300 rows, 1.6 s for 26,000.
+    """
+    if MODEL not in predictions:
+        raise ArgumentError(f"predictions of {[*predictions]}: {MODEL!r} is needed, beside its baselines.")
+    measured = as_column(labels, "labels")
+    columns = {name: as_pair(values, measured)[0] for name, values in predictions.items()}
+    sides = np.zeros(len(measured)) if bounds is None else as_pair(bounds, measured)[0]
+    options = {"confidence": confidence, "num_resamples": num_resamples, "seed": seed}
+    one_sided = {name: _mend_limits(values, measured, sides) for name, values in columns.items()}
+    case = _Case(columns, measured, one_sided, bool(sides.any()), options)
+    rules = (_judge_scores, *(() if is_scale_free else (_judge_constant,)), _judge_order, _judge_baselines)
+    for rule in rules:
+        if verdict := rule(case):
+            return verdict
+    return _summarize(case, is_scale_free)
+
+
+def judge_tokens(
+    num_tokens: Any,
+    model_losses: Any,
+    baseline_losses: Any,
+    *,
+    baseline: str = "unigram frequencies",
+    confidence: float = 0.95,
+    num_resamples: int = 1000,
+    seed: int = 0,
+) -> Verdict:
+    """Decide whether a masked language model beats predictions that do not look at the sequence.
+
+    Args:
+        num_tokens: (n,) masked residues of each row.
+        model_losses, baseline_losses: (n,) each row's summed cross-entropy in nats, on the same masked residues.
+        baseline: what to call the baseline.
+        confidence, num_resamples, seed: of the paired bootstrap over rows.
+
+    Raises:
+        DataError: shapes or lengths do not fit.
+
+    Cost: 0.1 s for 10,000 rows.
+    """
+    options: dict[str, Any] = {"confidence": confidence, "num_resamples": num_resamples, "seed": seed}
+    compared = compare_paired(num_tokens, baseline_losses, model_losses, "token_loss", **options)
+    if compared.undefined:
+        return _undefined(compared.n, f"the loss per residue is undefined ({compared.undefined})")
+    # The interval is of the loss in nats; perplexities stand beside it because they are what people compare.
+    assert compared.before is not None
+    assert compared.after is not None
+    perplexities = f"perplexity {np.exp(compared.after):.2f} against {np.exp(compared.before):.2f} of {baseline}"
+    basis = f"improvement of the loss per masked residue {_difference(compared)}, {compared.n:,} rows"
+    return _from_comparison(compared, baseline, f"{perplexities} ({basis})")
+
+
+def _judge_scores(case: _Case) -> Verdict | None:
+    """No score, or constant predictions."""
+    num_rows = len(case.labels)
+    if problem := count_not_finite(case.model, "predictions"):
+        return Verdict(f"No better than a constant: {problem}.", False, "no better", num_rows, CONSTANT)
+    if num_rows > 1 and case.model.min() == case.model.max():
+        text = f"No better than a constant: all {num_rows:,} predictions are {case.model[0]:g}; Spearman is undefined."
+        return Verdict(text, False, "no better", num_rows, CONSTANT)
+    reason = spearman(case.model, case.labels).undefined
+    return _undefined(num_rows, f"Spearman is undefined ({reason})") if reason else None
+
+
+def _judge_constant(case: _Case) -> Verdict | None:
+    """RMSE not below the training mean's; None where it is, or where there is no training mean."""
+    if CONSTANT not in case.predictions:
+        return None
+    compared = case.compare(CONSTANT, "rmse")
+    if compared.is_better:
+        return None
+    assert compared.improvement is not None
+    limits = " (limits counted from their wrong side only)" if case.has_limits else ""
+    text = f"RMSE {_errors(compared)} of predicting the training mean everywhere{limits}, {compared.n:,} rows"
+    order = f"Spearman {spearman(case.model, case.labels).value:.3f} does not change that."
+    if compared.improvement <= 0:
+        return _decided(False, f"No better than a constant: {text}. {order}", compared, CONSTANT)
+    text = (
+        f"Not shown to be better than a constant: {text}; the difference may be 0 (lower by {_difference(compared)})."
+    )
+    return _decided(None, text, compared, CONSTANT)
+
+
+def _judge_order(case: _Case) -> Verdict | None:
+    """Spearman not above 0; None where it is."""
+    num_rows, seed = len(case.labels), case.options["seed"]
+    drawn = affordable_resamples(num_rows, case.options["num_resamples"])
+    samples = bootstrap_metrics(case.model, case.labels, threshold=0.0, num_resamples=drawn, seed=seed)["spearman"]
+    low, high = percentile_interval(samples, case.options["confidence"])
+    if low is not None and low > 0:
+        return None
+    value = spearman(case.model, case.labels).value
+    interval = "" if low is None else f" [{low:.3f}, {high:.3f}]"
+    text = f"than chance at ordering rows: Spearman {value:.3f}{interval}, {num_rows:,} rows."
+    if value <= 0:
+        return Verdict(f"No better {text}", False, "no better", num_rows)
+    return Verdict(f"Not shown to be better {text}", None, "undecided", num_rows)
+
+
+def _judge_baselines(case: _Case) -> Verdict | None:
+    """Against the baseline that the model beats least surely; None where every one of them is constant."""
+    names = [name for name in case.predictions if name not in (MODEL, CONSTANT)]
+    compared = {name: case.compare(name, "spearman") for name in names}
+    compared = {name: result for name, result in compared.items() if result.low is not None}
+    if not compared:
+        return None
+    # One that scores as high as the model first, then the one whose interval reaches lowest.
+    hardest = min(compared, key=lambda name: ((compared[name].improvement or 0) > 0, compared[name].low))
+    result = compared[hardest]
+    several = f", the hardest of {len(compared)} to beat" if len(compared) > 1 and result.is_better else ""
+    text = (
+        f"Spearman {result.after:.3f} against {result.before:.3f} of {hardest}{several} (difference "
+        f"{_difference(result)}, {result.n:,} rows)"
+    )
+    return _from_comparison(result, "every baseline" if result.is_better else hardest, text, hardest)
+
+
+def _summarize(case: _Case, is_scale_free: bool) -> Verdict:
+    """Nothing speaks against the model, and there is no baseline but the constant."""
+    num_rows, value = len(case.labels), spearman(case.model, case.labels).value
+    if is_scale_free:
+        text = f"Better than chance at ordering rows: Spearman {value:.3f}, {num_rows:,} rows; no other baseline."
+        return Verdict(text, True, "better", num_rows)
+    if CONSTANT not in case.predictions:
+        return _undefined(num_rows, f"there is no baseline to compare Spearman {value:.3f} with")
+    compared = case.compare(CONSTANT, "rmse")
+    text = f"Better than a constant: RMSE {_errors(compared)} of predicting the training mean everywhere"
+    return _decided(
+        True, f"{text}, Spearman {value:.3f}, {num_rows:,} rows. No other baseline was fitted.", compared, CONSTANT
+    )
+
+
+def _from_comparison(compared: PairedComparison, than: str, numbers: str, baseline: str | None = None) -> Verdict:
+    name = baseline or than
+    assert compared.improvement is not None
+    if compared.is_better:
+        return _decided(True, f"Better than {than}: {numbers}.", compared, name)
+    if compared.improvement <= 0:
+        return _decided(False, f"No better than {than}: {numbers}.", compared, name)
+    return _decided(
+        None, f"Not shown to be better than {than}: {numbers}, which may be 0: more rows decide.", compared, name
+    )
+
+
+def _decided(is_better: bool | None, text: str, compared: PairedComparison, baseline: str) -> Verdict:
+    outcomes: dict[bool | None, Outcome] = {True: "better", False: "no better", None: "undecided"}
+    return Verdict(text, is_better, outcomes[is_better], compared.n, baseline, compared.as_dict())
+
+
+def _undefined(num_rows: int, reason: str) -> Verdict:
+    return Verdict(f"No verdict: {reason}.", None, "undefined", num_rows)
+
+
+def _mend_limits(predicted: FloatArray, measured: FloatArray, sides: FloatArray) -> FloatArray:
+    """`predicted`, but at the label where the label is a limit and the prediction lies beyond it."""
+    return np.where(sides * (predicted - measured) > 0, measured, predicted)
+
+
+def _difference(compared: PairedComparison) -> str:
+    digits = ".3g" if compared.metric == "rmse" else ".3f"  # errors are in the unit of the labels, whatever that is
+    if compared.low is None:
+        return f"{compared.improvement:{digits}}"
+    return f"{compared.improvement:{digits}} [{compared.low:{digits}}, {compared.high:{digits}}]"
+
+
+def _errors(compared: PairedComparison) -> str:
+    """Both errors with as many digits as it takes to tell them apart, six at most."""
+    texts = [(f"{compared.after:#.{digits}g}", f"{compared.before:#.{digits}g}") for digits in (3, 4, 5, 6)]
+    after, before = next((pair for pair in texts if pair[0] != pair[1]), texts[-1])
+    return f"{after} against {before}"

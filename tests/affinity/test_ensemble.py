@@ -1,0 +1,263 @@
+"""Several seeds in one command: each head is the run it would be alone, and the model predicts their mean."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from hf_ext.affinity.arguments import AffinityArguments
+from hf_ext.affinity.building import build_collator, build_model
+from hf_ext.affinity.ensemble import predict_members, train_seeds
+from hf_ext.affinity.scoring import SplitScores, compute_metrics
+from hf_ext.affinity.seed_scores import judge_spread, score_seeds
+from hf_ext.data.arguments import DataArguments
+from hf_ext.data.collators import SequenceCollator
+from hf_ext.errors import ArgumentError, CheckpointError, TrainingStopped
+from hf_ext.evaluation import score_predictions
+from hf_ext.evaluation.verdict import judge
+from hf_ext.models.affinity import AffinityModel
+from hf_ext.trainer import FastTrainer
+from hf_ext.training_args import FastTrainingArguments
+
+COLUMNS = ["heavy", "light", "antigen"]
+MODEL = {"tower_inputs": ["heavy,light", "antigen"], "head_sizes": [8], "head_dropout": 0.1}
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def splits(demo_rows):
+    parts = {"train": range(120), "validation": range(120, 160), "test": range(160, 200)}
+    return {name: demo_rows.select(rows) for name, rows in parts.items()}
+
+
+@pytest.fixture(scope="module")
+def make_trainer(demo_encoders, cache, splits):
+    """A trainer as the recipe makes it, and the arguments it was made from."""
+
+    def make(folder, num_seeds=1, trainer_class=FastTrainer, **given):
+        args = FastTrainingArguments(
+            output_dir=str(folder),
+            embedding_cache_dir=str(cache),
+            use_cpu=True,
+            report_to="none",
+            disable_tqdm=True,
+            **{
+                "speedups": ["embedding_cache"],
+                "learning_rate": 1e-2,
+                "num_train_epochs": 2,
+                "per_device_train_batch_size": 16,
+                "eval_strategy": "epoch",
+                "save_strategy": "epoch",
+                "load_best_model_at_end": True,
+                "metric_for_best_model": "spearman",
+                "resume": "auto",
+                **given,
+            },
+        )
+        torch.manual_seed(args.seed)
+        model_args = AffinityArguments(encoders=list(demo_encoders), num_seeds=num_seeds, **MODEL)
+        model = build_model(model_args, COLUMNS)
+        collator = build_collator(model, DataArguments(sequence_columns=COLUMNS))
+        data = splits["train"], splits["validation"]
+        return trainer_class(model, args, collator, *data, compute_metrics=compute_metrics), args
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def ensemble(make_trainer, tmp_path_factory):
+    """A trained ensemble of three: its trainer, what training returned, its folder with the model."""
+    folder = tmp_path_factory.mktemp("ensemble")
+    trainer, args = make_trainer(folder, 3)
+    trained = train_seeds(trainer, args)
+    trainer.save_model()
+    return trainer, trained, folder
+
+
+def head_of(folder):
+    return {name: value for name, value in load_file(folder / "model.safetensors").items() if name.startswith("head.")}
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_every_member_is_the_single_run_with_its_seed_bit_by_bit(ensemble, make_trainer, tmp_path):
+    trainer, trained, folder = ensemble
+    assert trained.seeds == [42, 43, 44]
+    alone, _ = make_trainer(tmp_path, seed=44)
+    alone.train()
+    alone.save_model()
+    assert same(head_of(tmp_path), head_of(folder / "seed-44"))
+    assert not same(head_of(tmp_path), head_of(folder / "seed-43"))  # seeds differ, and the comparison sees it
+    assert trained.runs[2]["best"]["value"] == alone.state.best_metric
+    assert trained.runs[2]["alarms"] == alone.collapse_alarms
+    assert [alarm for alarm in trainer.collapse_alarms if alarm["seed"] == 44] == [
+        {**alarm, "seed": 44} for alarm in alone.collapse_alarms
+    ]
+
+
+def test_the_mean_of_the_members_is_predicted_and_members_can_be_asked_for(ensemble, splits):
+    trainer, _, folder = ensemble
+    members = predict_members(trainer, splits["test"])
+    assert members.shape == (40, 3)
+    assert members.std(axis=1).min() > 0
+    mean = trainer.predict(splits["test"]).predictions
+    np.testing.assert_allclose(mean, members.mean(1), rtol=0, atol=1e-5)
+    assert np.abs(mean - members[:, 0]).max() > 1e-3  # the first head alone would not pass
+    single = AffinityModel.from_pretrained(folder / "seed-43")
+    batch = SequenceCollator.from_pretrained(folder)([*splits["test"]])
+    with torch.no_grad():
+        alone = single.eval()(**batch)
+    np.testing.assert_allclose(members[:, 1], alone.logits, rtol=0, atol=1e-4)
+    assert alone.member_logits is None
+
+
+def test_the_saved_folder_is_one_model_that_holds_encoders_by_reference_and_heads_once(ensemble, splits):
+    trainer, _, folder = ensemble
+    loaded = AffinityModel.from_pretrained(folder)
+    assert loaded.config.ensemble_size == 3
+    assert all(name.startswith("head.members.") for name in load_file(folder / "model.safetensors"))
+    batch = SequenceCollator.from_pretrained(folder)([*splits["test"]])
+    with torch.no_grad():
+        output = loaded.eval()(**batch)
+    np.testing.assert_allclose(output.logits, trainer.predict(splits["test"]).predictions, rtol=0, atol=1e-4)
+    np.testing.assert_allclose(output.member_logits, predict_members(trainer, splits["test"]), rtol=0, atol=1e-4)
+
+
+def test_encoders_run_once_for_all_seeds(ensemble, cache):
+    _, _, folder = ensemble
+    num_encoded = [
+        next(d for d in json.loads((folder / name / "plan.json").read_text())["decisions"] if d["name"] == EMBED)[
+            "evidence"
+        ]["num_encoded"]
+        for name in ("seed-43", "seed-44")
+    ]
+    assert num_encoded == [0, 0]
+    assert list(cache.rglob("shard-*"))
+
+
+EMBED = "embedding_cache"
+
+
+class StoppedTrainer(FastTrainer):
+    """Stops as a signal would, in the second epoch of seed 43."""
+
+    def training_step(self, *args, **kwargs):
+        if self.args.seed == 43 and self.state.global_step == 12:
+            self.control.should_training_stop = self.control.should_save = True
+            self.stop_reason = "test"
+        return super().training_step(*args, **kwargs)
+
+
+def test_a_stopped_command_continues_where_it_was_and_trains_no_finished_seed_again(
+    ensemble, make_trainer, tmp_path, caplog
+):
+    trainer, args = make_trainer(tmp_path, 3, StoppedTrainer)
+    with pytest.raises(TrainingStopped):
+        train_seeds(trainer, args)
+    first = tmp_path / "seed-42"
+    assert (first / "finished.json").is_file()
+    assert not (tmp_path / "seed-43" / "finished.json").exists()
+    written = (first / "model.safetensors").stat().st_mtime_ns
+    with caplog.at_level("INFO"):
+        trainer, args = make_trainer(tmp_path, 3)
+        trained = train_seeds(trainer, args)
+    assert "Seed 42 has finished" in caplog.text
+    assert "Continuing from" in caplog.text
+    assert (first / "model.safetensors").stat().st_mtime_ns == written
+    assert len(trained.runs) == 3
+    _, _, whole = ensemble
+    assert all(same(head_of(tmp_path / name), head_of(whole / name)) for name in ("seed-42", "seed-43", "seed-44"))
+
+
+def test_finished_seeds_of_another_run_are_refused_and_resume_no_trains_them_again(make_trainer, tmp_path):
+    settings = {"num_train_epochs": 1}
+    trainer, args = make_trainer(tmp_path, 2, **settings)
+    train_seeds(trainer, args)
+    before = head_of(tmp_path / "seed-42")
+    trainer, args = make_trainer(tmp_path, 2, learning_rate=5e-3, **settings)
+    with pytest.raises(CheckpointError, match=r"seed-42 was written by a run that differs:\n  learning_rate"):
+        train_seeds(trainer, args)
+    trainer, args = make_trainer(tmp_path, 2, learning_rate=5e-3, resume="no", **settings)
+    train_seeds(trainer, args)
+    assert not same(before, head_of(tmp_path / "seed-42"))
+
+
+def test_what_several_seeds_cannot_share_is_refused_with_the_way_out(make_trainer, demo_encoders, tmp_path):
+    with pytest.raises(ArgumentError, match=r"Run 3 commands, each with another --seed and --output_dir"):
+        build_model(AffinityArguments(encoders=list(demo_encoders), num_seeds=3, tower_training=["lora"]), COLUMNS[:2])
+    with pytest.raises(ArgumentError, match="Leave one of them out"):
+        build_model(AffinityArguments(encoders=list(demo_encoders), num_seeds=3, init_head_from="x"), COLUMNS[:2])
+    trainer, args = make_trainer(tmp_path, 2, speedups=[])
+    with pytest.raises(ArgumentError, match="embedding cache, which is off"):
+        train_seeds(trainer, args)
+    trainer, args = make_trainer(tmp_path, 2, resume="outputs/checkpoint-7")
+    with pytest.raises(ArgumentError, match="Use --resume auto or no"):
+        train_seeds(trainer, args)
+    with pytest.raises(ArgumentError, match="must be at least 1"):
+        AffinityArguments(num_seeds=0)
+
+
+def test_a_head_of_an_ensemble_is_taken_from_its_own_folder(ensemble, demo_encoders):
+    _, _, folder = ensemble
+    settings = {**MODEL, "encoders": list(demo_encoders), "tower_training": ["lora"]}
+    with pytest.raises(ArgumentError, match=r"number of heads \(each is in a folder seed-\*\): 3 there, 1 here"):
+        build_model(AffinityArguments(init_head_from=str(folder), **settings), COLUMNS)
+    build_model(AffinityArguments(init_head_from=str(folder / "seed-42"), **settings), COLUMNS)
+
+
+def test_facts_hold_each_seed_the_mean_and_what_the_spread_is_worth(ensemble, splits):
+    trainer, trained, _ = ensemble
+    labels = np.asarray(splits["test"]["label"][:], np.float64)
+    mean = trainer.predict(splits["test"]).predictions
+    verdict = judge(labels, {"model": mean, "training mean": np.full(40, 7.0)})
+    test = SplitScores(mean, labels, verdict, {"model": score_predictions(mean, labels)})
+    seeds = score_seeds(trainer, trained, splits, test, 9.0, None)
+    members = predict_members(trainer, splits["test"]).astype(np.float64)
+    rmse = [float(np.sqrt(np.mean((one - labels) ** 2))) for one in members.T]
+    assert seeds.facts["scores"]["rmse"]["values"] == pytest.approx(rmse)
+    assert seeds.facts["scores"]["rmse"]["std"] == pytest.approx(np.std(rmse, ddof=1))
+    assert seeds.facts["ensemble"]["rmse"]["value"] <= seeds.facts["scores"]["rmse"]["mean"]  # Jensen
+    assert seeds.std.shape == (40,)
+    assert "initialisation" in seeds.text()
+    assert json.loads(json.dumps(seeds.facts))["seeds"] == [42, 43, 44]
+
+
+def test_error_bars_are_scaled_on_validation_and_counted_on_test():
+    # Two heads around their mean: 1 apart is a standard deviation of 0.7071 with n - 1.
+    step = np.sqrt(0.5)
+    validation = np.array([[step, -step]] * 10) / np.sqrt(2) * np.sqrt(2)
+    labels = np.array([0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 2.0, 2.0, 2.0])
+    spread = validation[0].std(ddof=1)
+    assert spread == pytest.approx(1.0)
+    test, test_labels = validation[:4], np.array([0.0, 1.9, 3.9, 4.1])
+    facts = judge_spread(validation, labels, test, test_labels)
+    assert facts["scale"] == pytest.approx(2.0)  # the 7th of 0 ... 9 at 0.6827, rounded up
+    assert (facts["coverage_1"], facts["coverage_2"]) == (0.5, 0.75)
+    assert facts["validation_coverage_2"] == 1.0
+    assert facts["mean_std"] == pytest.approx(1.0)
+
+
+def test_a_spread_that_knows_the_error_correlates_and_one_that_does_not_does_not():
+    errors = np.arange(1.0, 41.0)
+    knowing = np.stack([errors, -errors], axis=1)
+    facts = judge_spread(knowing, errors, knowing, errors)
+    assert facts["spearman_of_error"]["value"] == 1.0
+    assert facts["coverage_1"] == 1.0
+    turned = judge_spread(knowing, errors, knowing[::-1], errors)
+    assert turned["spearman_of_error"]["value"] == -1.0
+
+
+def test_heads_that_agree_exactly_have_no_error_bars():
+    same_heads = np.ones((10, 3))
+    facts = judge_spread(same_heads, np.arange(10.0), same_heads, np.arange(10.0))
+    assert facts["undefined"] == "heads agree exactly on 10 of 10 validation rows"
+    assert facts["scale"] is None
+    assert facts["spearman_of_error"]["value"] is None

@@ -1,0 +1,154 @@
+"""Score tables: the verdict first, baselines that fit the data, rows that are new apart, and what is left out said."""
+
+import json
+
+import numpy as np
+import pytest
+from datasets import Dataset
+
+from hf_ext.affinity import baselines as affinity_baselines
+from hf_ext.affinity.baselines import fit_baselines
+from hf_ext.affinity.scoring import score_split
+from hf_ext.trainer import FastTrainer
+from hf_ext.training_args import FastTrainingArguments
+
+ANTIBODIES = ("EVQLVESGG", "QVQLQQWGA")
+LETTERS = "ACDEFGHI"
+
+
+def make_rows(num_rows: int, seed: int, antibodies=ANTIBODIES) -> Dataset:
+    """Labels are a sum over antigen positions whose sign depends on the antibody: linear for each, not for both."""
+    generator = np.random.default_rng(seed)
+    effects = np.random.default_rng(7).normal(size=(6, len(LETTERS)))
+    antibody = generator.integers(0, len(antibodies), num_rows)
+    letters = generator.integers(0, len(LETTERS), (num_rows, 6))
+    values = effects[np.arange(6), letters].sum(1) * np.where(antibody == 0, 1, -1)
+    return Dataset.from_dict(
+        {
+            "heavy": [antibodies[i] for i in antibody],
+            "light": ["DIQMTQ"] * num_rows,
+            "antigen": ["".join(LETTERS[i] for i in row) for row in letters],
+            "name": [f"ab{i}" for i in antibody],
+            "label": (8.0 + values + 0.5 * (antibody == 0)).tolist(),
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def splits():
+    test = make_rows(80, 3, (*ANTIBODIES, "WWWWWWWWW"))
+    return {"train": make_rows(400, 1), "validation": make_rows(60, 2), "test": test}
+
+
+@pytest.fixture(scope="module")
+def make_trainer(make_affinity, tmp_path_factory):
+    def make(**settings):
+        model, collator = make_affinity(**settings)
+        folder = tmp_path_factory.mktemp("scored")
+        args = FastTrainingArguments(str(folder), use_cpu=True, report_to="none", disable_tqdm=True, seed=5)
+        return FastTrainer(model, args, collator)
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def scored(make_trainer, splits):
+    return score_split(make_trainer(), splits, "test", 9.0, "name")
+
+
+def test_every_baseline_that_the_data_allow_stands_beside_the_model(scored):
+    assert [*scored.scores] == [
+        "model",
+        "training mean",
+        "mean by name",
+        "one-hot ridge",
+        "one-hot ridge per heavy",
+        "ridge on embeddings",
+    ]
+    assert scored.scores["training mean"]["spearman"]["value"] is None
+    assert scored.baselines["one-hot ridge"]["num_rows"] == 400
+    assert scored.baselines["one-hot ridge per heavy"]["num_partners"] == 2
+    assert scored.baselines["mean by name"]["num_groups"] == 2
+
+
+def test_the_first_line_is_the_verdict_on_an_untrained_model(scored):
+    first = scored.table().splitlines()[0]
+    assert first == scored.verdict.text == scored.to_dict()["verdict"]["text"]
+    assert first.startswith("No better than a constant: RMSE ")
+    assert scored.verdict.is_better is False
+
+
+def test_a_ridge_per_antibody_finds_what_one_for_all_cannot(make_trainer, splits):
+    known = {**splits, "test": make_rows(80, 4)}
+    fitted = fit_baselines(make_trainer(), known, "test", None)
+    measured = np.array(known["test"]["label"])
+    errors = {name: np.sqrt(np.mean((values - measured) ** 2)) for name, values in fitted.predictions.items()}
+    assert errors["one-hot ridge per heavy"] < 0.01
+    assert errors["one-hot ridge"] > 1.0
+
+
+def test_for_an_antibody_that_training_lacks_the_ridge_of_all_stands_in(make_trainer, splits):
+    fitted = fit_baselines(make_trainer(), splits, "test", None).predictions
+    is_new = np.array([heavy not in ANTIBODIES for heavy in splits["test"]["heavy"]])
+    assert 20 <= is_new.sum() <= 40
+    alike = fitted["one-hot ridge per heavy"] == fitted["one-hot ridge"]
+    assert alike[is_new].all()
+    assert not alike[~is_new].any()
+
+
+def test_rows_with_a_new_antibody_are_scored_apart(make_trainer, splits):
+    test = make_rows(140, 3, (*ANTIBODIES, "WWWWWWWWW"))
+    scored = score_split(make_trainer(), {**splits, "test": test}, "test", None, None)
+    is_new = np.array([heavy not in ANTIBODIES for heavy in test["heavy"]])
+    (one,) = [part for part in scored.slices if part["name"] == "rows whose heavy is not in training"]
+    assert one["num_rows"] == is_new.sum()
+    assert one["scores"].keys() == scored.scores.keys()
+    rmse = np.sqrt(np.mean((scored.predictions - scored.labels)[is_new] ** 2))
+    assert one["scores"]["model"]["rmse"]["value"] == pytest.approx(rmse)
+    lines = scored.table().splitlines()
+    assert f"Rows whose heavy is not in training ({is_new.sum()}):" in lines
+    assert "Every row has the same light: nothing here speaks about another." in lines
+    values = [part["model"]["spearman"]["value"] for part in (scored.scores, one["scores"])]
+    new = f"{values[1]:.3f} on the {is_new.sum()} rows whose heavy is not in training."
+    assert lines[1 + len(scored.collapse["alarms"])] == f"Spearman {values[0]:.3f} on all 140 rows, {new}"
+    assert not any("recall" in line for line in lines)
+
+
+def test_a_ridge_sees_a_sample_of_many_rows_and_the_table_says_so(make_trainer, splits, monkeypatch):
+    monkeypatch.setattr(affinity_baselines, "RIDGE_ROWS", 250)
+    scored = score_split(make_trainer(), splits, "test", None, None)
+    assert scored.baselines["one-hot ridge"]["num_rows"] == 250
+    assert scored.baselines["training mean"]["num_rows"] == 400
+    assert "one-hot ridge: fitted on 250 of 400 training rows." in scored.table().splitlines()
+
+
+def test_embeddings_of_an_encoder_that_trained_are_no_baseline(make_trainer, splits):
+    fitted = fit_baselines(make_trainer(antigen="full"), splits, "test", None)
+    assert "ridge on embeddings" not in fitted.predictions
+    assert "one-hot ridge" in fitted.predictions
+
+
+def test_censored_labels_and_ranking_losses_are_judged_as_such(make_trainer, splits):
+    bounded = splits["test"].add_column("bound", [-1] * 40 + [0] * 40)
+    scored = score_split(make_trainer(), {**splits, "test": bounded}, "test", None, None)
+    assert "(limits counted from their wrong side only)" in scored.verdict.text
+    ranking = score_split(make_trainer(loss="ranking"), splits, "test", None, None)
+    assert "RMSE" not in ranking.verdict.text
+
+
+def test_a_stream_is_judged_against_the_mean_that_scaled_the_model(make_trainer, splits):
+    trainer = make_trainer()
+    trainer.train_dataset = splits["train"].to_iterable_dataset()
+    trainer.fit_scaling()
+    scored = score_split(trainer, {**splits, "train": trainer.train_dataset}, "test", None, None)
+    assert [*scored.scores] == ["model", "training mean"]
+    assert scored.baselines["training mean"]["mean"] == pytest.approx(np.mean(splits["train"]["label"]))
+    assert "constant" in scored.verdict.text
+    assert scored.notes[0].startswith("Training rows are a stream")
+    assert scored.notes[0] in scored.table().splitlines()
+
+
+def test_everything_goes_into_json(scored):
+    facts = scored.to_dict()
+    assert json.loads(json.dumps(facts, allow_nan=False)) == facts
+    assert {"num_rows", "verdict", "scores", "baselines", "collapse", "slices", "notes"} == facts.keys()

@@ -1,0 +1,204 @@
+"""The verdict: each of its sentences where it is due, numbers by hand, and what must not be praised is not."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from hf_ext.errors import ArgumentError, DataError
+from hf_ext.evaluation.verdict import judge, judge_tokens
+
+RIDGE = "one-hot ridge"
+
+
+def labels(num_rows: int = 200) -> np.ndarray:
+    return np.random.default_rng(0).normal(8.0, 1.0, num_rows)
+
+
+def near(measured: np.ndarray, noise: float, seed: int = 1) -> np.ndarray:
+    """Predictions with errors of this size."""
+    return measured + np.random.default_rng(seed).normal(0, noise, len(measured))
+
+
+def predictors(measured: np.ndarray, **others: np.ndarray) -> dict[str, np.ndarray]:
+    return {"training mean": np.full(len(measured), 8.0), **others}
+
+
+def test_a_model_above_every_baseline_is_better_and_the_hardest_baseline_is_named() -> None:
+    measured = labels()
+    weak, strong = near(measured, 3.0, 2), near(measured, 1.0, 3)
+    verdict = judge(measured, predictors(measured, model=near(measured, 0.3), weak=weak, strong=strong))
+    assert (verdict.is_better, verdict.outcome, verdict.baseline) == (True, "better", "strong")
+    assert verdict.text.startswith("Better than every baseline: Spearman 0.9")
+    assert "of strong, the hardest of 2 to beat (difference 0." in verdict.text
+    assert "200 rows" in verdict.text
+
+
+def test_a_model_below_a_baseline_is_no_better_even_if_within_the_noise() -> None:
+    measured = labels()
+    ridge = near(measured, 0.5)
+    worse = judge(measured, predictors(measured, model=near(measured, 0.7), **{RIDGE: ridge}))
+    assert (worse.is_better, worse.outcome, worse.baseline) == (False, "no better", RIDGE)
+    assert worse.text.startswith(f"No better than {RIDGE}: Spearman 0.")
+    assert worse.comparison is not None
+    assert worse.comparison["is_worse"]
+    same = judge(measured, predictors(measured, model=ridge, **{RIDGE: ridge}))
+    assert (same.is_better, same.text[: len("No better than")]) == (False, "No better than")
+    assert "difference 0.000 [0.000, 0.000]" in same.text
+
+
+def test_a_gain_within_the_noise_is_undecided() -> None:
+    measured = labels(60)
+    ridge = near(measured, 0.5)
+    verdict = judge(measured, predictors(measured, model=near(measured, 0.48, 4), **{RIDGE: ridge}))
+    assert verdict.comparison is not None
+    assert verdict.comparison["improvement"] > 0 > verdict.comparison["low"]
+    assert (verdict.is_better, verdict.outcome) == (None, "undecided")
+    assert verdict.text.startswith(f"Not shown to be better than {RIDGE}: ")
+    assert verdict.text.endswith("more rows decide.")
+
+
+def test_of_several_a_baseline_that_scores_higher_decides_before_one_that_is_uncertain() -> None:
+    measured = labels(60)
+    model = near(measured, 0.5)
+    higher = model + 0.1 * (measured - model)
+    verdict = judge(measured, predictors(measured, model=model, noisy=near(measured, 0.6, 9), higher=higher))
+    assert (verdict.is_better, verdict.baseline) == (False, "higher")
+
+
+def test_an_rmse_no_better_than_the_training_mean_is_no_better_than_a_constant_whatever_the_order() -> None:
+    measured = labels()
+    verdict = judge(measured, predictors(measured, model=measured + 2.0, **{RIDGE: near(measured, 3.0)}))
+    assert (verdict.is_better, verdict.outcome, verdict.baseline) == (False, "no better", "training mean")
+    rmse = math.sqrt(np.mean((measured - 8.0) ** 2))
+    assert verdict.text == (
+        f"No better than a constant: RMSE 2.00 against {rmse:#.3g} of predicting the training mean everywhere, "
+        "200 rows. Spearman 1.000 does not change that."
+    )
+
+
+def test_errors_are_written_with_as_many_digits_as_tell_them_apart() -> None:
+    # The seeds: 2.1025 against 2.1001. Here every error is one or the other.
+    signs = np.resize([1.0, -1.0], 40)
+    predicted = np.linspace(-1, 1, 40)
+    verdict = judge(predicted + 2.1025 * signs, {"model": predicted, "training mean": predicted + 0.0024 * signs})
+    assert "RMSE 2.102 against 2.100" in verdict.text or "RMSE 2.103 against 2.100" in verdict.text
+
+
+def test_an_rmse_below_the_training_mean_by_chance_is_not_shown_to_be_better() -> None:
+    measured = labels(30)
+    verdict = judge(measured, predictors(measured, model=8.0 + 0.03 * (measured - 8.0) + near(0 * measured, 0.1)))
+    assert (verdict.is_better, verdict.outcome) == (None, "undecided")
+    assert verdict.text.startswith("Not shown to be better than a constant: RMSE ")
+    assert "may be 0 (lower by " in verdict.text
+
+
+def test_constant_predictions_are_no_better_than_a_constant() -> None:
+    measured = labels(40)
+    for is_scale_free in (False, True):
+        verdict = judge(measured, predictors(measured, model=np.full(40, 6.0)), is_scale_free=is_scale_free)
+        assert verdict.text == "No better than a constant: all 40 predictions are 6; Spearman is undefined."
+        assert verdict.is_better is False
+
+
+def test_predictions_that_are_not_finite_are_no_better_than_a_constant() -> None:
+    measured = labels(40)
+    verdict = judge(measured, predictors(measured, model=np.where(np.arange(40) == 3, np.nan, measured)))
+    assert verdict.text == "No better than a constant: 1 of 40 predictions are NaN or infinite (first: row 3)."
+    assert verdict.is_better is False
+
+
+@pytest.mark.parametrize(
+    ("measured", "reason"),
+    [
+        (np.full(40, 6.0), "all 40 references are equal (6)"),
+        (np.array([6.0]), "1 row; at least 2 are needed"),
+        (np.array([]), "no rows"),
+    ],
+)
+def test_labels_that_allow_no_score_give_no_verdict(measured: np.ndarray, reason: str) -> None:
+    verdict = judge(measured, predictors(measured, model=np.arange(len(measured), dtype=float)))
+    assert verdict.text == f"No verdict: Spearman is undefined ({reason})."
+    assert (verdict.is_better, verdict.outcome) == (None, "undefined")
+
+
+def test_an_order_at_chance_is_said_where_only_the_level_is_right() -> None:
+    # The training mean is far off, the model only knows the level.
+    measured = labels()
+    model = 8.0 + np.random.default_rng(5).normal(0, 0.1, 200)
+    spearman = judge(measured, {"model": model, "training mean": np.full(200, 4.0)})
+    assert "than chance at ordering rows: Spearman " in spearman.text
+    assert spearman.is_better is not True
+    reverse = judge(measured, {"model": 8.0 - 0.1 * (measured - 8.0), "training mean": np.full(200, 4.0)})
+    assert reverse.text.startswith("No better than chance at ordering rows: Spearman -1.000 [-1.000, -1.000]")
+
+
+def test_a_loss_without_scale_is_judged_by_order_alone() -> None:
+    measured = labels()
+    model = 1000.0 * near(measured, 0.3)
+    given = predictors(measured, model=model, **{RIDGE: near(measured, 2.0)})
+    assert judge(measured, given).text.startswith("No better than a constant")
+    assert judge(measured, given, is_scale_free=True).text.startswith("Better than every baseline")
+    alone = judge(measured, predictors(measured, model=model), is_scale_free=True)
+    assert (alone.is_better, alone.text.startswith("Better than chance at ordering rows")) == (True, True)
+
+
+def test_without_other_baselines_the_constant_is_what_is_beaten() -> None:
+    measured = labels()
+    verdict = judge(measured, predictors(measured, model=near(measured, 0.3)))
+    assert verdict.is_better
+    assert verdict.text.startswith("Better than a constant: RMSE 0.")
+    assert verdict.text.endswith("No other baseline was fitted.")
+    assert judge(measured, {"model": near(measured, 0.3)}).text.startswith("No verdict: there is no baseline")
+
+
+def test_a_constant_baseline_beside_the_mean_does_not_decide() -> None:
+    measured = labels()
+    verdict = judge(measured, predictors(measured, model=near(measured, 0.3), groups=np.full(200, 7.0)))
+    assert verdict.text.startswith("Better than a constant")
+
+
+def test_a_prediction_beyond_a_limit_is_no_error() -> None:
+    # 100 rows at the floor of 7: the model says 3 there, where the truth may be, and is right on the others.
+    exact = np.linspace(7.5, 11, 100)
+    measured, bounds = np.concatenate([np.full(100, 7.0), exact]), np.repeat([-1, 0], 100)
+    model = np.concatenate([np.linspace(1.0, 5.0, 100), exact + 0.1])
+    given = {"model": model, "training mean": np.full(200, measured.mean())}
+    assert judge(measured, given).text.startswith("No better than a constant")
+    verdict = judge(measured, given, bounds=bounds)
+    assert verdict.text.startswith(f"Better than a constant: RMSE {0.1 * math.sqrt(0.5):#.3g} against ")
+    # On the wrong side of the limit it is an error like any other.
+    wrong = judge(measured, {**given, "model": np.where(bounds < 0, 10.0, model)}, bounds=bounds)
+    assert wrong.text.startswith("No better than a constant")
+    assert "(limits counted from their wrong side only)" in wrong.text
+
+
+def test_a_verdict_goes_into_json() -> None:
+    measured = labels()
+    verdict = judge(measured, predictors(measured, model=near(measured, 0.3), **{RIDGE: near(measured, 1.0)}))
+    assert json.loads(json.dumps(verdict.as_dict())) == verdict.as_dict()
+    assert {"text", "is_better", "outcome", "baseline"} <= verdict.as_dict().keys()
+
+
+def test_wrong_arguments_are_refused() -> None:
+    with pytest.raises(ArgumentError, match="'model' is needed"):
+        judge([1.0, 2.0], {"training mean": [1.0, 1.0]})
+    with pytest.raises(DataError, match="3 predictions for 2 references"):
+        judge([1.0, 2.0], {"model": [1.0, 1.0, 2.0]})
+
+
+def test_masked_residues_are_judged_by_their_summed_losses() -> None:
+    # 40 rows of 1 to 4 residues; losses 1 and 2 nats per residue.
+    numbers = np.resize([1, 2, 3, 4], 40)
+    verdict = judge_tokens(numbers, 1.0 * numbers, 2.0 * numbers)
+    assert verdict.text == (
+        "Better than unigram frequencies: perplexity 2.72 against 7.39 of unigram frequencies "
+        "(improvement of the loss per masked residue 1.000 [1.000, 1.000], 40 rows)."
+    )
+    assert judge_tokens(numbers, 2.0 * numbers, 1.0 * numbers).text.startswith("No better than unigram frequencies")
+    noise = np.random.default_rng(0).normal(0, 1, 40)
+    assert judge_tokens(numbers, 2.0 * numbers + noise - noise.mean() - 0.01, 2.0 * numbers).is_better is None
+    assert judge_tokens(0 * numbers, 0.0 * numbers, 0.0 * numbers).outcome == "undefined"
