@@ -17,8 +17,11 @@ from transformers import set_seed
 
 from hf_ext.affinity.arguments import AffinityArguments
 from hf_ext.affinity.building import build_collator, build_model, check_inputs, settle_training
+from hf_ext.affinity.distilling import compare_with_teacher, distill, format_distillation
+from hf_ext.affinity.ensemble import train_seeds
 from hf_ext.affinity.results import save_results, summarize_data
 from hf_ext.affinity.scoring import compute_metrics, score_split
+from hf_ext.affinity.seed_scores import score_seeds
 from hf_ext.data.arguments import DataArguments
 from hf_ext.data.demo import make_demo_encoders, make_demo_table
 from hf_ext.data.loading import load_data
@@ -66,6 +69,7 @@ def main(argv: list[str] | None = None) -> dict:
     )
     model_args, data_args, args = parser.parse_args_into_dataclasses(argv)
     args.mark_explicit(parser.explicit)
+    args.eval_group_column = args.eval_group_column or data_args.group_column
     log = start_run_log(args.output_dir, args.process_index == 0)
     set_seed(args.seed)
 
@@ -80,9 +84,11 @@ def main(argv: list[str] | None = None) -> dict:
     data = load_data(data_args, output_dir=args.output_dir, seed=args.seed, table=table)
     splits = data.splits
     model_args.tower_training, args.use_peft = settle_training(model_args, args.use_peft)
+    distillation = distill(model_args, data_args, args, splits) if model_args.distill_from else None
+    train_rows = distillation.train if distillation else splits["train"]
     model = build_model(model_args, data_args.sequence_columns, lora_settings(args))
     collator = build_collator(model, data_args)
-    data.report["inputs"] = check_inputs(collator, splits)
+    data.report["inputs"] = check_inputs(collator, {**splits, "train": train_rows})
     log.info(summarize_data(data.report))
     if not data_args.streaming:
         bounds = splits["train"]["bound"][:] if "bound" in splits["train"].column_names else None
@@ -92,21 +98,34 @@ def main(argv: list[str] | None = None) -> dict:
         model,
         args,
         data_collator=collator,
-        train_dataset=splits["train"],
+        train_dataset=train_rows,
         eval_dataset=splits["validation"],
         compute_metrics=compute_metrics,
     )
     log.info("\n%s\n", trainer.plan.table())
-    trained = trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
+    if model_args.num_seeds > 1:
+        trained = train_seeds(trainer, args)
+    else:
+        trained = trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
     trainer.save_model()
     trainer.save_state()
     if model_args.merge_lora:
         trainer.save_merged(Path(args.output_dir) / "merged")
 
-    test = score_split(trainer, splits, "test", model_args.binder_threshold, data_args.group_column)
+    scored = {"threshold": model_args.binder_threshold, "group_column": data_args.group_column}
+    test = score_split(trainer, splits, "test", **scored, leaks=data.report.get("leaks"))
+    seeds = score_seeds(trainer, trained, splits, test, **scored) if model_args.num_seeds > 1 else None
+    comparison = None
+    if distillation:
+        folder = args.output_dir
+        comparison = compare_with_teacher(distillation, test, splits["test"], folder, args.device, **scored)
     settings = {**vars(model_args), **vars(data_args)}
-    results = save_results(trainer, trained, test, splits, data.report, settings, parser)
-    log.info("\nTest scores (value [95 %% interval]), %d rows:\n%s", len(test.labels), test.table())
+    results = save_results(trainer, trained, test, splits, data.report, settings, parser, seeds, comparison)
+    log.info("\n%s\n", test.table())
+    if seeds:
+        log.info(seeds.text())
+    if comparison:
+        log.info(format_distillation(comparison))
     log.info("\n".join(results["advice"]))
     if trainer.is_world_process_zero():
         write_report(args.output_dir)

@@ -23,10 +23,13 @@ RECIPE = str(ROOT / "recipes" / "mlm.py")
 CONFIGS = sorted((ROOT / "recipes" / "configs").glob("mlm_*.yaml"))
 SHAPE = ["--num_hidden_layers", "1", "--hidden_size", "16", "--num_attention_heads", "2"]
 OUTPUTS = {
+    "README.md",
     "all_results.json",
     "config.json",
     "loss.png",
     "model.safetensors",
+    "report.html",
+    "report.md",
     "run.log",
     "tokenizer_config.json",
     "trainer_state.json",

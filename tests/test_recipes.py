@@ -20,6 +20,7 @@ from hf_ext.training_args import FastTrainingArguments
 ROOT = Path(__file__).resolve().parent.parent
 CONFIGS = sorted(path for path in (ROOT / "recipes" / "configs").glob("*.yaml") if not path.name.startswith("mlm_"))
 OUTPUTS = {
+    "README.md",
     "all_results.json",
     "config.json",
     "inputs.json",
@@ -27,6 +28,8 @@ OUTPUTS = {
     "model.safetensors",
     "plan.json",
     "predictions.csv",
+    "report.html",
+    "report.md",
     "run.log",
     "scatter.png",
     "tokenizers",

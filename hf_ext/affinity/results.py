@@ -16,6 +16,7 @@ from ..parser import FastArgumentParser
 from ..reporting.plots import plot_loss, plot_scatter
 from ..reporting.run_record import record_evaluations, record_run, write_json
 from .scoring import SplitScores
+from .seed_scores import SeedScores
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +53,8 @@ def save_results(
     data_report: dict[str, Any],
     settings: dict[str, Any],
     parser: FastArgumentParser,
+    seeds: SeedScores | None = None,
+    distillation: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Writes `all_results.json`, `predictions.csv`, `loss.png` and `scatter.png` into the output folder.
 
@@ -62,6 +65,8 @@ def save_results(
         data_report: what loading reported.
         settings: model and data arguments by name; training arguments come from the trainer, as the plan left them.
         parser: after parsing; it knows the command line and where each argument came from.
+        seeds: of several heads, from `score_seeds`.
+        distillation: of a student, from `compare_with_teacher`.
 
     Returns:
         What `all_results.json` holds.
@@ -78,11 +83,14 @@ def save_results(
         "test": scores,
         "labels": {name: _audit(splits[name]) for name in ("train", "test") if hasattr(splits[name], "__len__")},
         "data": data_report,
-        "advice": make_advice(test, data_report, settings, folder),
+        **({"seeds": seeds.facts} if seeds else {}),
+        **({"distillation": distillation} if distillation else {}),
+        "advice": make_advice(data_report, settings, folder / f"seed-{trainer.args.seed}" if seeds else folder),
     }
     if trainer.is_world_process_zero():
         write_json(folder / "all_results.json", results)
-        write_predictions(folder / "predictions.csv", splits["test"], test.predictions, test.labels)
+        spread = seeds.std if seeds else None
+        write_predictions(folder / "predictions.csv", splits["test"], test.predictions, test.labels, spread)
         _plot(trainer.state.log_history, test, folder, settings["label_column"])
     return results
 
@@ -139,23 +147,14 @@ def _sized(rows: Any) -> bool:
     return hasattr(rows, "__len__")
 
 
-def make_advice(test: SplitScores, report: dict[str, Any], settings: dict[str, Any], folder: Path) -> list[str]:
-    """Sentences a user can act on: alarms first, then how the model compares, then what to try next."""
-    lines = [f"ALARM: {alarm}" for alarm in test.collapse["alarms"]]
-    ridge = test.scores.get("ridge on embeddings", {}).get("spearman")
-    model = test.scores["model"]["spearman"]
-    if ridge and ridge["value"] is not None and model["high"] is not None:
-        if model["low"] > ridge["high"]:
-            lines.append("The head beats ridge on the same embeddings beyond their intervals.")
-        elif model["value"] <= ridge["value"]:
-            lines.append("The head is not better than ridge on the same embeddings: more data or other encoders first.")
-        else:
-            lines.append("The head is better than ridge on the same embeddings, within their intervals.")
+def make_advice(report: dict[str, Any], settings: dict[str, Any], head_folder: Path) -> list[str]:
+    """Sentences a user can act on: what to mind, and what to try next."""
+    lines = []
     repeated = (report.get("leaks") or {}).get("row", {}).get("num_test_rows_in_train", 0)
     if repeated:
         lines.append(f"{repeated:,} test rows repeat training rows' sequences: this score is partly memory.")
     if set(settings["tower_training"]) == {"frozen"}:
-        lines.append(f"Next: --use_peft --init_head_from {folder} fine-tunes the encoders, from this head.")
+        lines.append(f"Next: --use_peft --init_head_from {head_folder} fine-tunes the encoders, from this head.")
     if not settings["split_column"] and settings["split"] in (None, "random") and not report.get("streaming"):
         lines.append("Next: --split cluster tests on sequences unlike those of training.")
     return lines
