@@ -17,6 +17,7 @@ from hf_ext.reporting.tables import format_markdown_table
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
+SHARE = "5 %"  # of the rows, in both benchmarks of evaluation
 _BLOCK = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -185,9 +186,39 @@ def _stock_kills(row: dict[str, Any]) -> list[str]:
     ]
 
 
+def evaluation() -> str:
+    """Subsets against all rows, and what stops a run."""
+    names = ("subset_vs_full", "false_stops")
+    subset, stops = (json.loads((RESULTS / f"{name}.json").read_text()) for name in names)
+    held, ratio, rule = subset["coverage"], subset["time"]["ratio"], stops["paired_rule"]
+    num_curves = f"{stops['settings']['num_curves']} simulated curves that still rise, {SHARE} of the rows"
+    ends = "; ".join(
+        f"{kind} {counts['num_stopped']} of {counts['num_stopped'] + counts['num_not_stopped']}"
+        for kind, counts in rule["after_training_ended"].items()
+    )
+    rows = [
+        [
+            f"{SHARE} of the rows: the 95 % interval holds the Spearman of all rows",
+            f"{held['num_evaluations']} evaluations, {held['num_seeds']} seeds",
+            f"{held['num_held']} ({held['share_held']:.1%}); at the end of training in "
+            f"{held['num_seeds_held_at_the_end']} of {held['num_seeds']} seeds",
+        ],
+        [
+            "time of such an evaluation",
+            f"{subset['time']['num_pairs']} interleaved pairs",
+            f"{ratio['median']:.1%} of that of all rows [{ratio['least']:.1%}, {ratio['most']:.1%}]",
+        ],
+        ["stops too early: patience on the best score", num_curves, f"{stops['patience']['share_false_stops']:.1%}"],
+        ["stops too early: `--early_stopping_patience`", num_curves, f"{rule['share_false_stops']:.1%}"],
+        ["stops once training has ended", "scores that settle, overfit, or stay while predictions move", ends],
+    ]
+    return format_markdown_table(rows, ["what", "how often", "result"])
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "compare": compare,
     "embed_once": embed_once,
+    "evaluation": evaluation,
     "faults": faults,
     "scores": scores,
 }

@@ -11,8 +11,10 @@ import pytest
 from transformers import HfArgumentParser
 
 from hf_ext.affinity.arguments import AffinityArguments
+from hf_ext.affinity.predictor import AffinityPredictor
 from hf_ext.comparing.arguments import CompareArguments
 from hf_ext.data.arguments import DataArguments
+from hf_ext.doctor.arguments import DoctorArguments
 from hf_ext.masked_lm.arguments import MaskedLMArguments
 from hf_ext.parser import FastArgumentParser
 from hf_ext.presets import PRESETS
@@ -38,8 +40,8 @@ def test_tables_are_what_the_results_say() -> None:
     assert render(README.replace("x |", "y |")) == README  # a table edited by hand would be put right
 
 
-def test_there_are_nine_commands_and_their_files_exist() -> None:
-    assert len(COMMANDS) == 9
+def test_there_are_eleven_commands_and_their_files_exist() -> None:
+    assert len(COMMANDS) == 11
     for command in COMMANDS:
         for word in shlex.split(command):
             if word.startswith(("recipes/", "accelerate_configs/")):
@@ -80,6 +82,28 @@ def test_the_checkpoint_commands_parse() -> None:
     folder, conversion = (parse_arguments(shlex.split(command, comments=True)) for command in commands)
     assert folder.folder == "outputs/affinity"
     assert conversion.rename == [("regressor.", "head.layers.")]
+
+
+def test_the_doctor_and_report_commands_parse(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    commands = {
+        name: command for name in ("doctor", "report") for command in COMMANDS if f"recipes/{name}.py" in command
+    }
+    words = shlex.split(commands["doctor"].partition("doctor.py")[2])
+    parser = FastArgumentParser(
+        (DoctorArguments, AffinityArguments, DataArguments, FastTrainingArguments), presets=PRESETS
+    )
+    assert parser.parse_args_into_dataclasses(words)[0].device == "t4"
+    assert commands["report"].endswith("--run outputs/affinity")
+
+
+def test_the_loading_example_names_what_there_is() -> None:
+    (example,) = [block for block in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if "predictor" in block]
+    assert re.findall(r"AffinityPredictor\.(\w+)|predictor\.(\w+)\(", example) == [
+        ("from_pretrained", ""),
+        ("", "predict"),
+    ]
+    assert all(hasattr(AffinityPredictor, name) for name in ("from_pretrained", "predict"))
 
 
 def test_every_preset_is_in_the_table() -> None:
