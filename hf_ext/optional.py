@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
 
 from hf_ext.errors import MissingDependencyError
@@ -88,3 +89,11 @@ def require(package: str, extra: str, purpose: str) -> ModuleType:
 def _one_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def installed_version(package: str) -> str | None:
+    """The version of a distribution ("flash-attn"), None where it is not installed. Imports nothing."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

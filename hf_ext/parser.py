@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, NoReturn, Union, get_args, get_origin, get_t
 import yaml
 from transformers import HfArgumentParser
 
-from hf_ext.errors import ArgumentError
+from hf_ext.errors import ArgumentError, HfExtError
 
 _UNSET: Any = object()
 _NO_PRESET = "none"
@@ -248,7 +248,12 @@ class FastArgumentParser(HfArgumentParser):
                         f"{field.name} is required: give --{field.name} or put {field.name!r} into the YAML file."
                     )
                 chosen[field.name] = action.default  # HfArgumentParser: a bool without default is False
-        return dtype(**chosen)
+        try:
+            return dtype(**chosen)
+        except HfExtError:
+            raise
+        except ValueError as error:  # what Trainer's own arguments refuse
+            raise ArgumentError(str(error)) from error
 
 
 def _convert_scalar(key: str, given: _Given, action: argparse.Action, members: tuple[Any, ...]) -> Any:

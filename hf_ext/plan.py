@@ -6,7 +6,6 @@ import copy
 import json
 import os
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from peft import PeftModel
 from .data.columns import column_names, read_columns, row_lengths
 from .errors import PlanRefused
 from .hardware import Hardware, count_cpu_cores, detect_hardware
+from .optional import installed_version
 from .reporting.tables import format_table
 from .speedups import REGISTRY, Context, DataFacts, Decision, ModelFacts, Run
 from .speedups.base import KIND_NAMES
@@ -74,7 +74,7 @@ class Plan:
         return {
             "preset": self.preset,
             "hardware": asdict(self.hardware),
-            "versions": {name: _version(name) for name in _PACKAGES},
+            "versions": {name: installed_version(name) for name in _PACKAGES},
             "facts": self.facts,
             "decisions": [asdict(decision) for decision in self.decisions],
         }
@@ -173,10 +173,3 @@ def padding_share(lengths: list[int], batch_size: int) -> float:
 
 def _evidence_text(decision: Decision) -> str:
     return "".join(f"; {key}={value}" for key, value in decision.evidence.items() if not isinstance(value, dict | list))
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

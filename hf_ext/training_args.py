@@ -201,6 +201,9 @@ class FastTrainingArguments(TrainingArguments):
         if unknown:
             raise ArgumentError(f"Unknown speed-up(s) {unknown}. Known: all, {', '.join(known)}.")
         for name in (
+            "per_device_train_batch_size",
+            "per_device_eval_batch_size",
+            "gradient_accumulation_steps",
             "effective_batch_size",
             "cached_batch_size",
             "max_tokens_per_batch",

@@ -45,9 +45,10 @@ def find_task(argv: list[str]) -> str:
     scan.add_argument("--config")
     given, words = scan.parse_known_args(argv)
     names = {word[2:].partition("=")[0] for word in words if word.startswith("--")}
-    if given.config and Path(given.config).is_file():
-        with contextlib.suppress(yaml.YAMLError):  # the parser says what is wrong with the file
-            names |= set(yaml.safe_load(Path(given.config).read_text()) or ())
+    if given.config:
+        with contextlib.suppress(OSError, ValueError, yaml.YAMLError):  # the parser says what is wrong with the file
+            values = yaml.safe_load(Path(given.config).read_text())
+            names |= set(values) if isinstance(values, dict) else set()
     own = {field.name for field in dataclasses.fields(MaskedLMArguments)}
     return "masked_lm" if own & {str(name).replace("-", "_") for name in names} else "affinity"
 
@@ -70,7 +71,10 @@ def main(argv: list[str] | None = None) -> int:
     findings = find_problems(facts)
     print(format_page(facts, findings))
     if doctor_args.json:
-        Path(doctor_args.json).write_text(json.dumps(as_dict(facts, findings), indent=2, default=str) + "\n")
+        try:
+            Path(doctor_args.json).write_text(json.dumps(as_dict(facts, findings), indent=2, default=str) + "\n")
+        except OSError as error:
+            raise ArgumentError(f"--json {doctor_args.json}: {error.strerror}. Name a file in a folder.") from error
     return 0 if would_run(findings) else 1
 
 

@@ -12,19 +12,21 @@ goes on where it was (`--resume auto`, the default).
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+from datasets import Dataset
 from transformers import set_seed
 
 from hf_ext.affinity.arguments import AffinityArguments
 from hf_ext.affinity.building import build_collator, build_model, check_inputs, settle_training
-from hf_ext.affinity.distilling import compare_with_teacher, distill, format_distillation
+from hf_ext.affinity.distilling import Distillation, compare_with_teacher, distill, format_distillation
 from hf_ext.affinity.ensemble import train_seeds
 from hf_ext.affinity.results import save_results, summarize_data
 from hf_ext.affinity.scoring import compute_metrics, score_split
 from hf_ext.affinity.seed_scores import score_seeds
 from hf_ext.data.arguments import DataArguments
 from hf_ext.data.demo import make_demo_encoders, make_demo_table
-from hf_ext.data.loading import load_data
+from hf_ext.data.loading import LoadedData, load_data
 from hf_ext.errors import exit_on_errors
 from hf_ext.evaluation import label_audit
 from hf_ext.evaluation.guards import format_report
@@ -32,7 +34,7 @@ from hf_ext.parser import FastArgumentParser
 from hf_ext.presets import PRESETS
 from hf_ext.reporting.card import write_card
 from hf_ext.reporting.report import write_report
-from hf_ext.reporting.run_log import start_run_log
+from hf_ext.reporting.run_log import LOGGER, start_run_log
 from hf_ext.speedups.lora import lora_settings
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
@@ -69,18 +71,12 @@ def main(argv: list[str] | None = None) -> dict:
     )
     model_args, data_args, args = parser.parse_args_into_dataclasses(argv)
     args.mark_explicit(parser.explicit)
-    args.eval_group_column = args.eval_group_column or data_args.group_column
+    if args.max_eval_samples is not None:
+        args.eval_group_column = args.eval_group_column or data_args.group_column
     log = start_run_log(args.output_dir, args.process_index == 0)
     set_seed(args.seed)
 
-    table = None
-    if data_args.dataset_name is None:
-        log.info("No --dataset_name: generated demo data and two small untrained encoders.")
-        table = make_demo_table()
-        data_args.sequence_columns, data_args.label_column = ["heavy", "light", "antigen"], "pKd"
-        with args.main_process_first(desc="demo encoders"):
-            model_args.encoders = [*make_demo_encoders(Path(args.output_dir) / "demo_encoders")]
-        model_args.tower_inputs = ["heavy,light", "antigen"]
+    table = use_demo(model_args, data_args, args) if data_args.dataset_name is None else None
     data = load_data(data_args, output_dir=args.output_dir, seed=args.seed, table=table)
     splits = data.splits
     model_args.tower_training, args.use_peft = settle_training(model_args, args.use_peft)
@@ -112,28 +108,52 @@ def main(argv: list[str] | None = None) -> dict:
     if model_args.merge_lora:
         trainer.save_merged(Path(args.output_dir) / "merged")
 
-    scored = {"threshold": model_args.binder_threshold, "group_column": data_args.group_column}
+    results = report(trainer, trained, data, distillation, model_args, data_args, parser)
+    if args.push_to_hub:
+        trainer.push_to_hub()
+    trainer.end()
+    return results
+
+
+def use_demo(model_args: AffinityArguments, data_args: DataArguments, args: FastTrainingArguments) -> Dataset:
+    """Generates a table and two encoders, and makes the arguments name them."""
+    LOGGER.info("No --dataset_name: generated demo data and two small untrained encoders.")
+    data_args.sequence_columns, data_args.label_column = ["heavy", "light", "antigen"], "pKd"
+    with args.main_process_first(desc="demo encoders"):
+        model_args.encoders = [*make_demo_encoders(Path(str(args.output_dir)) / "demo_encoders")]
+    model_args.tower_inputs = ["heavy,light", "antigen"]
+    return make_demo_table()
+
+
+def report(
+    trainer: FastTrainer,
+    trained: Any,
+    data: LoadedData,
+    distillation: Distillation | None,
+    model_args: AffinityArguments,
+    data_args: DataArguments,
+    parser: FastArgumentParser,
+) -> dict[str, Any]:
+    """Scores the test split and writes results, report and card; returns what `all_results.json` holds."""
+    splits, folder = data.splits, trainer.args.output_dir
+    scored: dict[str, Any] = {"threshold": model_args.binder_threshold, "group_column": data_args.group_column}
     test = score_split(trainer, splits, "test", **scored, leaks=data.report.get("leaks"))
     seeds = score_seeds(trainer, trained, splits, test, **scored) if model_args.num_seeds > 1 else None
     comparison = None
     if distillation:
-        folder = args.output_dir
-        comparison = compare_with_teacher(distillation, test, splits["test"], folder, args.device, **scored)
+        comparison = compare_with_teacher(distillation, test, splits["test"], folder, trainer.args.device, **scored)
     settings = {**vars(model_args), **vars(data_args)}
     results = save_results(trainer, trained, test, splits, data.report, settings, parser, seeds, comparison)
-    log.info("\n%s\n", test.table())
+    LOGGER.info("\n%s\n", test.table())
     if seeds:
-        log.info(seeds.text())
+        LOGGER.info(seeds.text())
     if comparison:
-        log.info(format_distillation(comparison))
-    log.info("\n".join(results["advice"]))
+        LOGGER.info(format_distillation(comparison))
+    LOGGER.info("\n".join(results["advice"]))
     if trainer.is_world_process_zero():
-        write_report(args.output_dir)
-        write_card(args.output_dir, repo_id=trainer.hub_model_id)
-    log.info("Everything is in %s; report.html is the place to begin.", args.output_dir)
-    if args.push_to_hub:
-        trainer.push_to_hub()
-    trainer.end()
+        write_report(folder)
+        write_card(folder, repo_id=trainer.hub_model_id)
+    LOGGER.info("Everything is in %s; report.html is the place to begin.", folder)
     return results
 
 

@@ -19,13 +19,13 @@ import numpy as np
 
 from hf_ext.affinity.building import check_inputs
 from hf_ext.affinity.ensemble import predict_members
-from hf_ext.affinity.predictor import find_model
+from hf_ext.affinity.predictor import columns_of, find_model, load_model
 from hf_ext.affinity.results import write_predictions
+from hf_ext.affinity.teacher import SPEEDUPS
 from hf_ext.data.arguments import DataArguments
 from hf_ext.data.collators import SequenceCollator
 from hf_ext.data.loading import load_sequences
 from hf_ext.errors import ArgumentError, exit_on_errors
-from hf_ext.models.affinity import AffinityModel
 from hf_ext.parser import FastArgumentParser
 from hf_ext.presets import PRESETS
 from hf_ext.reporting.run_log import start_run_log
@@ -33,7 +33,7 @@ from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
 DEFAULTS = {
-    "speedups": ["cpu_matmul", "tf32", "fused_gelu", "embedding_cache", "data_loading"],
+    "speedups": SPEEDUPS,
     "per_device_eval_batch_size": 256,
     "report_to": "none",
 }
@@ -60,11 +60,11 @@ def main(argv: list[str] | None = None) -> Path:
     args.mark_explicit(parser.explicit)
     log = start_run_log(None, args.process_index == 0)
     folder = find_model(predict_args.model, predict_args.revision)
-    model = AffinityModel.from_pretrained(folder, use_safetensors=True)
+    model = load_model(folder)
     collator = SequenceCollator.from_pretrained(folder)
     if "too_long" in parser.explicit:
         collator.too_long = data_args.too_long
-    columns = [column for parts in collator.columns.values() for column in parts]
+    columns = columns_of(collator)
     if "sequence_columns" in parser.explicit and data_args.sequence_columns != columns:
         raise ArgumentError(f"--sequence_columns: this model reads {columns}; leave it out.")
     data_args.sequence_columns = columns

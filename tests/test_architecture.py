@@ -138,6 +138,51 @@ def test_hf_ext_and_recipes_run_no_foreign_code():
     assert [line for path in files for line in unsafe_lines(path)] == []
 
 
+def shared_privates(root: Path) -> list[str]:
+    """Private names that two mixin classes in `root` define, as 'name: One, Two'.
+
+    Not those of methods that call the same method of `super()`, nor of attributes that a class says are another's, by
+    an annotation without a value.
+    """
+    owners: dict[str, list[str]] = {}
+    for path in sorted(root.rglob("*.py")):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and node.name.endswith("Mixin"):
+                for name in own_privates(node):
+                    owners.setdefault(name, []).append(node.name)
+    return [f"{name}: {', '.join(classes)}" for name, classes in owners.items() if len(classes) > 1]
+
+
+def own_privates(owner: ast.ClassDef) -> set[str]:
+    defined, declared = set(), set()
+    for node in ast.walk(owner):
+        if isinstance(node, ast.FunctionDef) and f"super().{node.name}" not in ast.unparse(node):
+            defined.add(node.name)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self":
+            defined.add(node.attr)
+    for node in owner.body:
+        if isinstance(node, ast.AnnAssign):
+            (declared if node.value is None else defined).add(ast.unparse(node.target))
+        elif isinstance(node, ast.Assign):
+            defined.update(map(ast.unparse, node.targets))
+    return {name for name in defined - declared if name.startswith("_") and not name.startswith("__")}
+
+
+def test_no_two_mixins_of_the_trainer_define_the_same_private_name():
+    assert shared_privates(ROOT / "hf_ext" / "mixins") == []
+
+
+def test_the_scan_sees_a_name_that_two_mixins_share(tmp_path):
+    one = "class OneMixin:\n    _place: int\n    def _look(self):\n        self._place = 1\n"
+    (tmp_path / "one.py").write_text(one)
+    (tmp_path / "two.py").write_text("class TwoMixin:\n    def f(self):\n        self._look = self._place = 2\n")
+    assert shared_privates(tmp_path) == ["_look: OneMixin, TwoMixin"]
+    (tmp_path / "one.py").write_text(
+        one.replace("    _place: int\n", "").replace("self._place", "super()._look()._place")
+    )
+    assert shared_privates(tmp_path) == []
+
+
 def write_package(root: Path, **files: str) -> dict[str, set[str]]:
     (root / "toy").mkdir()
     for name, text in {"__init__": "", **files}.items():

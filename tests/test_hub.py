@@ -33,6 +33,7 @@ PRIVATE = (
     *("scheduler.pt", "rank_0.json", "rank_0.safetensors", "rng_state.pth", "trainer_state.json", "run.log"),
     *("pytorch_model.bin", "head.pkl", "predictions.csv", "train.parquet", ".env", "token", "manifest.json"),
     *("checkpoint-2/model.safetensors", "checkpoint-2/optimizer.pt", "tokenizers/0/notes.txt", "report.csv"),
+    "plan.json",  # holds paths
 )
 
 
@@ -207,8 +208,23 @@ def test_a_changed_weight_is_told_apart_after_the_push(hub: HubServer, tmp_path:
 # What may leave
 
 
+@pytest.mark.parametrize(("save_full", "training"), [(True, "frozen"), (False, "full"), (False, "frozen")])
+def test_paths_of_this_machine_leave_only_where_loading_reads_them(
+    hub: HubServer, folder: Path, save_full: bool, training: str
+) -> None:
+    encoder = {"name_or_path": "/home/ann/esm", "training": training, "config": {"hidden_size": 8}}
+    config = {"save_full": save_full, "encoders": [encoder], "model_type": "hf_ext_affinity"}
+    (folder / "config.json").write_text(json.dumps(config))
+    push(hub, folder)
+    files = hub.repositories["me/model"].files
+    is_needed = (save_full, training) == (False, "frozen")
+    encoder["name_or_path"] = "/home/ann/esm" if is_needed else "esm"
+    assert json.loads(files["config.json"]) == config
+    assert "/home/ann" in (folder / "config.json").read_text()  # here it stays
+
+
 def test_the_allow_list_names_model_tokenizer_card_and_report_and_nothing_else(folder: Path) -> None:
-    more = ["inputs.json", "plan.json", "report.html", "report.md", "adapter_config.json", "generation_config.json"]
+    more = ["inputs.json", "report.html", "report.md", "loss.png", "adapter_config.json", "generation_config.json"]
     more += ["tokenizers/0/vocab.txt", "tokenizer_config.json", "model-00001-of-00002.safetensors"]
     for name in more:
         (folder / name).write_text("{}")
@@ -238,8 +254,8 @@ def test_a_folder_without_weights_is_refused_before_anything_is_sent(
 
 @pytest.mark.parametrize("secret", [TOKEN, "hf_" + "A1" * 17])
 def test_a_file_with_a_token_stops_the_push_before_anything_is_sent(hub: HubServer, folder: Path, secret: str) -> None:
-    (folder / "plan.json").write_text(json.dumps({"hub_token": secret}))
-    with pytest.raises(HubError, match=r"^plan\.json contains an access token") as caught:
+    (folder / "inputs.json").write_text(json.dumps({"hub_token": secret}))
+    with pytest.raises(HubError, match=r"^inputs\.json contains an access token") as caught:
         push(hub, folder)
     assert hub.requests == []
     assert secret not in str(caught.value)

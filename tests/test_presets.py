@@ -25,6 +25,7 @@ OTHER = {
     "disk_policy": (["refuse"], "refuse"),
     "max_eval_samples": (["500"], 500.0),
     "eval_every_epochs": (["3"], 3),
+    "eval_full_every": (["4"], 4),
     "report_to": (["tensorboard"], ["tensorboard"]),
     "full_determinism": (["false"], False),
     "data_seed": (["1"], 1),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -47,7 +48,9 @@ def test_a_model_of_the_recipe_is_pushed_and_predicts_from_its_name(
     assert done.returncode == 0, done.stderr[-3000:]
     assert "same bit for bit" in done.stdout + done.stderr or "rows differ by at most" in done.stdout + done.stderr
     files = hub.repositories["me/x"].files
-    assert {"README.md", "config.json", "inputs.json", "model.safetensors", "plan.json"} < set(files)
+    assert {"README.md", "config.json", "inputs.json", "model.safetensors"} < set(files)
+    linked = re.findall(r"\]\((?!https?:|#)([^)]+)\)", (files["README.md"] + files["report.md"]).decode())
+    assert {"report.html", "scatter.png"} <= {*linked} <= {*files}
     assert not [name for name in files if "optimizer" in name or "training_args" in name or name.endswith(".csv")]
     with open(tmp_path / "run" / "predictions.csv", newline="") as file:
         expected = list(csv.DictReader(file))[:16]

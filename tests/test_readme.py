@@ -89,7 +89,7 @@ def test_the_doctor_and_report_commands_parse(monkeypatch: pytest.MonkeyPatch) -
     commands = {
         name: command for name in ("doctor", "report") for command in COMMANDS if f"recipes/{name}.py" in command
     }
-    words = shlex.split(commands["doctor"].partition("doctor.py")[2])
+    words = shlex.split(commands["doctor"].partition("doctor.py")[2], comments=True)
     parser = FastArgumentParser(
         (DoctorArguments, AffinityArguments, DataArguments, FastTrainingArguments), presets=PRESETS
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 from pathlib import Path
@@ -17,8 +16,6 @@ from transformers import TrainerCallback
 from hf_ext.affinity.scoring import compute_metrics
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
-
-gc.freeze()  # Trainer collects garbage before each run: half a second over all that transformers has imported
 
 NUM_ROWS = 200
 LABELS = np.random.default_rng(0).normal(8, 1.5, NUM_ROWS)

@@ -7,13 +7,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..data.columns import column_names, read_columns
 from ..embeddings.dataset import join_parts
-from ..evaluation._arrays import FloatArray
 from ..evaluation.baselines import ConstantBaseline, GroupMeanBaseline, RidgeBaseline
 from ..evaluation.sequence_features import SequenceFeatures
 from ..evaluation.verdict import CONSTANT
+
+FloatArray = NDArray[np.float64]
 
 RIDGE_ROWS = 50_000  # training rows that a ridge sees at most
 MAX_PARTNERS = 50  # a ridge for each value of the other columns: only where these are few,
@@ -123,6 +125,8 @@ def _add_sequence_ridges(baselines: Baselines, parts: list[_Rows], columns: list
     if not varying:
         return
     features = SequenceFeatures(train.sequences, [validation.sequences, asked.sequences])
+    if not features.num_features:  # columns that vary, but whose 3-mers do not
+        return
     ridge, predicted = _fit_ridge(features, train, validation, asked)
     facts = {**rows, **ridge.summary(), "of_features": features.num_counts}
     baselines.add(f"{features.name} ridge", predicted, **facts)

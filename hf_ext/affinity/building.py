@@ -21,6 +21,13 @@ from .arguments import AffinityArguments
 
 TRAININGS = ("frozen", "lora", "full")
 STREAM_CHECK_ROWS = 1000
+HEAD_SETTINGS = (
+    "head_sizes",
+    "head_dropout",
+    "loss",
+    "huber_delta",
+    "tobit_scale",
+)  # as in a single head
 
 
 def settle_training(args: AffinityArguments, use_peft: bool) -> tuple[list[str], bool]:
@@ -59,7 +66,7 @@ def build_model(
 
 def model_settings(args: AffinityArguments) -> dict[str, Any]:
     """What `AffinityConfig` takes besides encoders and towers."""
-    names = ("head_sizes", "head_dropout", "loss", "huber_delta", "tobit_scale", "save_full")
+    names = (*HEAD_SETTINGS, "save_full")
     return {**{name: getattr(args, name) for name in names}, "ensemble_size": args.num_seeds}
 
 

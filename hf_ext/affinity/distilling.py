@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import hashlib
-import json
 import logging
 import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,32 +13,23 @@ from typing import Any
 
 import numpy as np
 import torch
-from accelerate.utils import broadcast_object_list
 from datasets import Dataset, concatenate_datasets
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from transformers import set_seed
 
 from ..data.arguments import DataArguments
-from ..data.collators import INPUTS_NAME, SequenceCollator
+from ..data.collators import SequenceCollator
 from ..data.columns import read_columns
 from ..data.loading import load_sequences
 from ..errors import ArgumentError
 from ..evaluation import score_predictions
-from ..models.affinity import AffinityModel
-from ..models.encoders import fingerprint_weights
-from ..trainer import FastTrainer
 from ..training_args import FastTrainingArguments
 from .arguments import AffinityArguments
-from .building import check_inputs
 from .prediction_speed import measure_speeds
-from .predictor import find_model
+from .predictor import columns_of, find_model
 from .scoring import SplitScores
+from .teacher import Row, fingerprint_teacher, predict_once
 
-TEACHER_FILE = "teacher_predictions.safetensors"
-SPEEDUPS = ["cpu_matmul", "tf32", "fused_gelu", "embedding_cache", "data_loading"]  # as recipes/predict.py
 logger = logging.getLogger(__name__)
-Row = tuple[str, ...]
 
 
 @dataclass
@@ -50,6 +38,7 @@ class Distillation:
 
     `train`: rows to train on, with mixed labels, further rows last. `test_predictions`: (n,) float32, label units, the
     teacher's for the test split. `facts`: for `all_results.json["distillation"]`. `folder`: the teacher's model.
+    `columns`: of this data, in the order of the teacher's.
     """
 
     train: Dataset
@@ -89,9 +78,8 @@ def distill(
     tables = [splits["train"], splits["test"], *([further] if further is not None else [])]
     rows = [read_columns(table, columns) for table in tables]
     distinct = sorted({row for part in rows for row in part}, key=lambda row: (sum(map(len, row)), row))
-    teacher = _identify(folder)
-    key = {"format": 1, "teacher": teacher, "rows": _hash_rows(distinct)}
-    predictions = _kept_or_new(args, key, lambda: _predict(folder, collator, args, distinct))
+    teacher = fingerprint_teacher(folder)
+    predictions = predict_once(folder, collator, args, distinct, teacher)
     by_row = dict(zip(distinct, predictions.tolist()))
     train = _mix(splits["train"], [by_row[row] for row in rows[0]], model_args.distill_alpha)
     if further is not None:
@@ -104,7 +92,7 @@ def distill(
         "num_labelled_rows": len(splits["train"]),
         "num_further_rows": 0 if further is None else len(further),
         "num_further_rows_left_out": num_dropped,
-        "held_out": _held_out(Path(folder), rows[1], _names(collator)),
+        "held_out": _held_out(Path(folder), rows[1], columns_of(collator)),
     }
     logger.log(logging.INFO if facts["held_out"]["is_clean"] else logging.WARNING, facts["held_out"]["text"])
     return Distillation(train, np.array([by_row[row] for row in rows[1]], np.float32), facts, folder, columns)
@@ -140,21 +128,19 @@ def compare_with_teacher(
         distillation.test_predictions, test.labels, groups=groups, threshold=threshold or 0.0, seed=seed
     )
     test.scores["teacher"] = {name: score for name, score in scores.items() if name in test.scores["model"]}
-    names = _names(SequenceCollator.from_pretrained(distillation.folder))
+    names = columns_of(SequenceCollator.from_pretrained(distillation.folder))
     student, teacher = measure_speeds(
         [(str(student_folder), {}), (distillation.folder, dict(zip(names, distillation.columns)))], test_rows, device
     )
+    both = {"student": "model", "teacher": "teacher"}
     return {
         **distillation.facts,
         "student_size": student,
         "teacher_size": teacher,
         "size_ratio": teacher["num_parameters"] / student["num_parameters"],
         "speed_ratio": student["residues_per_s"] / teacher["residues_per_s"],
-        "spearman": {name: test.scores[key]["spearman"]["value"] for name, key in _BOTH.items()},
+        "spearman": {name: test.scores[key]["spearman"]["value"] for name, key in both.items()},
     }
-
-
-_BOTH = {"student": "model", "teacher": "teacher"}
 
 
 def format_distillation(facts: dict[str, Any]) -> str:
@@ -167,14 +153,9 @@ def format_distillation(facts: dict[str, Any]) -> str:
     )
 
 
-def _names(collator: SequenceCollator) -> list[str]:
-    """Columns that a model reads, in its order."""
-    return [column for parts in collator.columns.values() for column in parts]
-
-
 def _match_columns(collator: SequenceCollator, model_args: AffinityArguments, data_args: DataArguments) -> list[str]:
     """This data's columns, in the order of the teacher's."""
-    names, own = _names(collator), data_args.sequence_columns
+    names, own = columns_of(collator), data_args.sequence_columns
     columns = model_args.distill_columns or names
     unknown = [name for name in columns if name not in own]
     if unknown or len(columns) != len(names):
@@ -212,71 +193,6 @@ def _further_rows(
             seen.add(row)
             kept.append(i)
     return table.select(kept), len(table) - len(kept)
-
-
-def _identify(folder: str) -> str:
-    """The teacher's weights, configuration and inputs."""
-    inputs = json.loads((Path(folder) / INPUTS_NAME).read_text())
-    return f"{fingerprint_weights(folder, None)} {json.dumps(inputs, sort_keys=True)}"
-
-
-def _hash_rows(rows: Sequence[Row]) -> str:
-    return hashlib.blake2b("\n".join("|".join(row) for row in rows).encode(), digest_size=16).hexdigest()
-
-
-def _kept_or_new(args: FastTrainingArguments, key: dict[str, Any], predict: Any) -> np.ndarray:
-    """Predictions kept under `key` in the output folder, else new ones, which are kept; the same on all processes."""
-    path = Path(str(args.output_dir)) / TEACHER_FILE
-    identity = json.dumps(key, sort_keys=True)
-    found: list[Any] = [_read(path, identity) if args.process_index == 0 else None]
-    if args.world_size > 1:
-        broadcast_object_list(found)
-    if found[0] is not None:
-        logger.info("The teacher's predictions are read from %s.", path)
-        return found[0]
-    predictions = predict()
-    if args.process_index == 0:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draft = path.with_name(f".{path.name}.tmp")
-        save_file({"predictions": torch.from_numpy(predictions)}, draft, metadata={"key": identity})
-        os.replace(draft, path)
-    return predictions
-
-
-def _read(path: Path, identity: str) -> np.ndarray | None:
-    if not path.is_file():
-        return None
-    try:
-        with safe_open(path, framework="pt") as file:
-            if (file.metadata() or {}).get("key") == identity:
-                return file.get_tensor("predictions").numpy()
-    except SafetensorError:
-        logger.warning("%s cannot be read; the teacher predicts again.", path)
-        return None
-    logger.info("%s holds another teacher's predictions or other rows; the teacher predicts again.", path)
-    return None
-
-
-def _predict(folder: str, collator: SequenceCollator, args: FastTrainingArguments, rows: Sequence[Row]) -> np.ndarray:
-    """The teacher's predictions for `rows` (its columns, in its order), label units: (n,) float32."""
-    table = Dataset.from_dict(dict(zip(_names(collator), map(list, zip(*rows)))))
-    check_inputs(collator, {"rows": table})
-    with tempfile.TemporaryDirectory() as scratch:
-        own = FastTrainingArguments(
-            output_dir=scratch,
-            speedups=SPEEDUPS,
-            seed=args.seed,
-            use_cpu=args.use_cpu,
-            per_device_eval_batch_size=args.per_device_eval_batch_size,
-            embedding_cache_dir=args.embedding_cache_dir,
-            embedding_tokens_per_batch=args.embedding_tokens_per_batch,
-            disable_tqdm=args.disable_tqdm,
-            report_to="none",
-        )
-        trainer = FastTrainer(AffinityModel.from_pretrained(folder), own, data_collator=collator)
-        predictions = np.asarray(trainer.predict(table).predictions, np.float32).reshape(-1)
-        trainer.end()
-    return predictions
 
 
 def _mix(train: Dataset, teacher: Sequence[float], alpha: float) -> Dataset:

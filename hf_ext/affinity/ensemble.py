@@ -21,8 +21,10 @@ from ..checkpoints.run_facts import describe_run
 from ..checkpoints.store import CheckpointStore
 from ..errors import ArgumentError
 from ..models.affinity import AffinityModel
+from ..reporting.run_clock import RunClockCallback
 from ..reporting.run_record import record_evaluations
 from ..training_args import FastTrainingArguments
+from .building import HEAD_SETTINGS
 
 FINISHED = "finished.json"
 logger = logging.getLogger(__name__)
@@ -37,10 +39,10 @@ class TrainedSeeds:
 
     @property
     def metrics(self) -> dict[str, Any]:
-        """Training metrics of the first seed; runtime summed and loss averaged over all seeds."""
+        """Training metrics of the first seed; runtime, of all sessions, summed and loss averaged over all seeds."""
         every = [run["metrics"] for run in self.runs]
-        runtime, loss = (sum(metrics[name] for metrics in every) for name in ("train_runtime", "train_loss"))
-        return {**every[0], "train_runtime": runtime, "train_loss": loss / len(every)}
+        loss = sum(metrics["train_loss"] for metrics in every) / len(every)
+        return {**every[0], "train_runtime": sum(run["train_s"] for run in self.runs), "train_loss": loss}
 
 
 def train_seeds(trainer: Any, args: FastTrainingArguments) -> TrainedSeeds:
@@ -117,7 +119,7 @@ def _train_one(trainer: Any, args: FastTrainingArguments, seed: int) -> dict[str
             record = json.loads(finished.read_text())
             refuse(folder, compare_runs(record["facts"], facts, args.allow_changed).contradictions)
             logger.info("Seed %d has finished: read from %s.", seed, folder)
-            return record["run"]
+            return {**record["run"], "folder": str(folder)}  # it may have been moved
         output = member.train()
         member.save_model()
         member.save_state()
@@ -125,6 +127,7 @@ def _train_one(trainer: Any, args: FastTrainingArguments, seed: int) -> dict[str
             "seed": seed,
             "folder": str(folder),
             "metrics": output.metrics,
+            "train_s": next(c.seconds for c in member.callback_handler.callbacks if isinstance(c, RunClockCallback)),
             "best": {"step": member.state.best_global_step, "value": member.state.best_metric},
             **record_evaluations(member),
         }
@@ -149,13 +152,7 @@ def _make_member(trainer: Any, args: FastTrainingArguments) -> Any:
     config = trainer.model.config
     set_seed(args.seed)
     model = AffinityModel.from_encoders(
-        config.encoder_specs,
-        config.tower_specs,
-        head_sizes=config.head_sizes,
-        head_dropout=config.head_dropout,
-        loss=config.loss,
-        huber_delta=config.huber_delta,
-        tobit_scale=config.tobit_scale,
+        config.encoder_specs, config.tower_specs, **{name: getattr(config, name) for name in HEAD_SETTINGS}
     )
     return type(trainer)(
         model,

@@ -11,6 +11,7 @@ import torch
 from ..data.collators import SequenceCollator
 from ..data.columns import read_columns
 from ..models.affinity import AffinityModel
+from .predictor import columns_of, load_model
 
 BATCH_ROWS = 8
 MAX_ROWS = 256
@@ -35,10 +36,10 @@ def measure_speeds(
     """
     loaded = []
     for folder, columns in models:
-        model = AffinityModel.from_pretrained(folder).to(device).eval()
+        model: Any = load_model(folder).to(device).eval()  # type: ignore[arg-type]
         model.attach_encoders()
         collator = SequenceCollator.from_pretrained(folder)
-        names = [column for parts in collator.columns.values() for column in parts]
+        names = columns_of(collator)
         loaded.append((model, collator, names, [columns.get(name, name) for name in names]))
     counts = [{"num_residues": 0, "seconds": 0.0} for _ in loaded]
     batches = [_read_batches(rows, names, columns) for _, _, names, columns in loaded]

@@ -20,6 +20,7 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
+from safetensors import SafetensorError
 
 from ..data.collators import INPUTS_NAME, SequenceCollator
 from ..data.proteins import ResiduePolicy, clean_sequences, format_located
@@ -61,20 +62,20 @@ class AffinityPredictor:
             device: as for `AffinityPredictor`.
 
         Raises:
-            ArgumentError: no such model, one of another kind, or an encoder that it refers to is not there.
+            ArgumentError: no such model, one of another kind or damaged, or an encoder that it refers to is not there.
 
         Cost: one download of the model into the Hub's cache, without network the next time; encoders that it refers to
         are downloaded and loaded likewise. Tokens come from `HF_TOKEN` or `hf auth login`.
         """
         folder = find_model(name_or_path, revision)
-        model = AffinityModel.from_pretrained(folder, use_safetensors=True)
+        model = load_model(folder)
         model.attach_encoders()
         return cls(model, SequenceCollator.from_pretrained(folder), device=device)
 
     @property
     def columns(self) -> list[str]:
         """Names of the sequence columns that the model reads."""
-        return [column for parts in self.collator.columns.values() for column in parts]
+        return columns_of(self.collator)
 
     def predict(self, rows: Any) -> np.ndarray:
         """Predicts one number per row; an ensemble predicts the mean of its heads.
@@ -178,6 +179,18 @@ def find_model(name_or_path: str | Path, revision: str | None = None) -> Path:
     return folder
 
 
+def load_model(folder: str | Path) -> AffinityModel:
+    """The model in `folder`, from safetensors alone; encoders that it refers to are loaded when first needed.
+
+    Raises:
+        ArgumentError: files are missing or damaged.
+    """
+    try:
+        return AffinityModel.from_pretrained(folder, use_safetensors=True)
+    except (OSError, SafetensorError) as error:
+        raise ArgumentError(f"Model {folder} cannot be loaded: {error} Copy it, or download it, again.") from error
+
+
 def _download(name: str, revision: str | None) -> Path:
     at = f" at revision {revision!r}" if revision else ""
     try:
@@ -206,6 +219,11 @@ def _explain(error: Exception) -> str:
     return f"the Hub did not hand it out ({str(error).splitlines()[0]}). Try again."
 
 
+def columns_of(collator: SequenceCollator) -> list[str]:
+    """Names of the columns that a model reads, in its order."""
+    return [column for parts in collator.columns.values() for column in parts]
+
+
 def read_rows(rows: Any, columns: Sequence[str]) -> dict[str, list[Any]]:
     """The named columns of `rows`, as in `AffinityPredictor.predict`, as lists of equal length.
 
@@ -221,7 +239,7 @@ def read_rows(rows: Any, columns: Sequence[str]) -> dict[str, list[Any]]:
     elif isinstance(rows, Mapping):
         found = {name: rows[name] for name in columns if name in rows}
         present = [str(name) for name in rows]
-    elif isinstance(rows, Sequence) and all(isinstance(row, Mapping) for row in rows):
+    elif isinstance(rows, Sequence) and not isinstance(rows, str):
         return {name: [_cell(row, name, number) for number, row in enumerate(rows, 1)] for name in columns}
     else:
         raise DataError(
@@ -241,6 +259,8 @@ def read_rows(rows: Any, columns: Sequence[str]) -> dict[str, list[Any]]:
 
 
 def _cell(row: Mapping[str, Any], name: str, number: int) -> Any:
+    if not isinstance(row, Mapping):
+        raise DataError(f"{_WHERE}, row {number}: a {type(row).__name__}, not a dict with {name!r}.")
     if name not in row:
         raise DataError(f"{_WHERE}, row {number}: no {name!r}; it has {[*row][:30]}.")
     return row[name]
@@ -258,7 +278,8 @@ def _clean(columns: Mapping[str, list[Any]]) -> dict[str, list[str]]:
     }
     problems = sorted((p for column in cleaned.values() for p in column.problems), key=lambda problem: problem.row)
     if problems:
-        raise DataError(format_located((_WHERE, problem) for problem in problems))
+        refused = format_located((_WHERE, problem) for problem in problems)
+        raise DataError(f"{refused}\nOptions that begin with -- are those of recipes/predict.py.")
     return {name: column.sequences for name, column in cleaned.items()}
 
 

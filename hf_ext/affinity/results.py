@@ -14,7 +14,7 @@ from ..evaluation import label_audit
 from ..models.configuration import AffinityConfig
 from ..parser import FastArgumentParser
 from ..reporting.plots import plot_loss, plot_scatter
-from ..reporting.run_record import record_evaluations, record_run, write_json
+from ..reporting.run_record import absolute_if_local, record_evaluations, record_run, write_json
 from .scoring import SplitScores
 from .seed_scores import SeedScores
 
@@ -80,11 +80,12 @@ def save_results(
         "verdict": scores["verdict"],
         "model": {**record["model"], **_describe_model(trainer.model.config)},
         **record_evaluations(trainer),
+        **(_first_of(seeds) if seeds else {}),
         "test": scores,
         "labels": {name: _audit(splits[name]) for name in ("train", "test") if hasattr(splits[name], "__len__")},
-        "data": data_report,
+        "data": _with_path(data_report, "source"),
         **({"seeds": seeds.facts} if seeds else {}),
-        **({"distillation": distillation} if distillation else {}),
+        **({"distillation": _with_path(distillation, "teacher")} if distillation else {}),
         "advice": make_advice(data_report, settings, folder / f"seed-{trainer.args.seed}" if seeds else folder),
     }
     if trainer.is_world_process_zero():
@@ -113,6 +114,15 @@ def _describe_model(config: AffinityConfig) -> dict[str, Any]:
         "head_sizes": config.head_sizes,
         "loss": config.loss,
     }
+
+
+def _with_path(facts: dict[str, Any], name: str) -> dict[str, Any]:
+    return {**facts, name: absolute_if_local(facts[name])}
+
+
+def _first_of(seeds: SeedScores) -> dict[str, Any]:
+    """As the log: of the first head, since the trainer of all heads evaluated nothing."""
+    return {name: seeds.facts["runs"][0][name] for name in ("evaluation", "early_stopping")}
 
 
 def _audit(rows: Any) -> dict[str, Any]:

@@ -11,21 +11,22 @@ from transformers import EvalPrediction
 
 from ..data.columns import column_names, read_columns
 from ..evaluation import collapse_report, score_predictions
-from ..evaluation.metrics import mae, pearson, r2, rmse, spearman
+from ..evaluation.scores import PLAIN_METRICS
 from ..evaluation.verdict import CONSTANT, MODEL, Verdict, judge
+from ..reporting.report import values
+from ..reporting.report.scores import fit_notes
 from ..reporting.tables import format_table
 from .baselines import fit_baselines, sequence_columns
 from .slices import Slice, describe_near_duplicates, find_slices
 
-_SHOWN = ("spearman", "pearson", "rmse", "mae", "r2")
+RANKING_NOTE = "The loss ranks rows: predictions have no unit, so RMSE, MAE, R2 and any threshold say nothing here."
 
 
 def compute_metrics(prediction: EvalPrediction) -> dict[str, float]:
     """For `Trainer`: metrics over all rows at once, undefined ones as nan, and the number of distinct predictions."""
-    values, labels = np.asarray(prediction.predictions).reshape(-1), np.asarray(_labels(prediction)).reshape(-1)
-    functions = {"spearman": spearman, "pearson": pearson, "rmse": rmse, "mae": mae, "r2": r2}
-    metrics = {name: float(function(values, labels).value) for name, function in functions.items()}
-    return {**metrics, "num_distinct": float(len(np.unique(values)))}
+    predicted, labels = np.asarray(prediction.predictions).reshape(-1), np.asarray(_labels(prediction)).reshape(-1)
+    metrics = {name: float(function(predicted, labels).value) for name, function in PLAIN_METRICS.items()}
+    return {**metrics, "num_distinct": float(len(np.unique(predicted)))}
 
 
 def _labels(prediction: EvalPrediction) -> Any:
@@ -72,36 +73,16 @@ class SplitScores:
         """As text: the verdict, alarms and notes, a row per predictor with value and interval per metric, slices."""
         alarms = [f"ALARM: {alarm}" for alarm in self.collapse["alarms"]]
         parts = [self.verdict.text, *alarms, *self.notes, "", self._table_of(self.scores)]
-        parts += [_describe_fit(name, facts) for name, facts in self.baselines.items() if _is_partial(facts)]
+        parts += fit_notes(self.baselines)
         for one in self.slices:
-            parts += ["", f"{one['name'].capitalize()} ({one['num_rows']:,}):", self._table_of(one["scores"])]
+            parts += ["", f"{values.capitalize(one['name'])} ({one['num_rows']:,}):", self._table_of(one["scores"])]
         return "\n".join(parts)
 
     def _table_of(self, scores: dict[str, dict[str, Any]]) -> str:
         extra = ("recall", "precision", "per_group_spearman")
-        shown = [*_SHOWN, *(name for name in extra if name in scores[MODEL])]
-        rows = [[name, *(_cell(values.get(metric)) for metric in shown)] for name, values in scores.items()]
+        shown = [*PLAIN_METRICS, *(name for name in extra if name in scores[MODEL])]
+        rows = [[name, *(values.score(both.get(metric)) for metric in shown)] for name, both in scores.items()]
         return format_table(rows, ["", *shown])
-
-
-def _cell(score: dict[str, Any] | None) -> str:
-    if not score or score["value"] is None:
-        return "undefined"
-    if score["low"] is None:
-        return f"{score['value']:.3f}"
-    return f"{score['value']:.3f} [{score['low']:.3f}, {score['high']:.3f}]"
-
-
-def _is_partial(facts: dict[str, Any]) -> bool:
-    pairs = (("num_rows", "of_rows"), ("num_features", "of_features"))
-    return any(part in facts and facts[part] < facts.get(whole, 0) for part, whole in pairs)
-
-
-def _describe_fit(name: str, facts: dict[str, Any]) -> str:
-    text = f"{name}: fitted on {facts['num_rows']:,} of {facts.get('of_rows', facts['num_rows']):,} training rows"
-    if facts.get("num_features", 0) < facts.get("of_features", 0):
-        text += f", {facts['num_features']:,} of {facts['of_features']:,} features"
-    return f"{text}."
 
 
 def score_split(
@@ -129,8 +110,8 @@ def score_split(
     1.6 s each for 26,000 rows.
     """
     output = trainer.predict(splits[name])
-    values = output.predictions[0] if isinstance(output.predictions, tuple) else output.predictions
-    predictions, labels = np.asarray(values, np.float64).reshape(-1), np.asarray(_labels(output), np.float64)
+    raw = output.predictions[0] if isinstance(output.predictions, tuple) else output.predictions
+    predictions, labels = np.asarray(raw, np.float64).reshape(-1), np.asarray(_labels(output), np.float64)
     if not all(hasattr(splits[part], "__len__") for part in ("train", name)):
         return _score_stream(trainer, predictions, labels, threshold)
     baselines = fit_baselines(trainer, splits, name, group_column)
@@ -139,11 +120,12 @@ def score_split(
     found, notes = find_slices(splits["train"], splits[name], sequence_columns(trainer))
     scores = _score(predictors, labels, threshold, groups, trainer.args.seed)
     slices = [_score_slice(one, predictors, labels, threshold, trainer.args.seed) for one in found]
+    is_scale_free = trainer.model.config.loss == "ranking"
     verdict = judge(
         labels,
         predictors,
         bounds=splits[name]["bound"][:] if "bound" in column_names(splits[name]) else None,
-        is_scale_free=trainer.model.config.loss == "ranking",
+        is_scale_free=is_scale_free,
         seed=trainer.args.seed,
     )
     return SplitScores(
@@ -154,28 +136,35 @@ def score_split(
         baselines.facts,
         collapse_report(predictions, labels),
         slices,
-        [*(_compare_slice(one, scores) for one in slices), *notes, *describe_near_duplicates(leaks)],
+        [
+            *([RANKING_NOTE] if is_scale_free else []),
+            *(_compare_slice(one, scores) for one in slices),
+            *notes,
+            *describe_near_duplicates(leaks),
+        ],
     )
 
 
 def _compare_slice(chosen: Mapping[str, Any], scores: Mapping[str, Any]) -> str:
     """The sentence with which a random split and new antibodies are told apart."""
     everywhere, there = scores[MODEL]["spearman"], chosen["scores"][MODEL]["spearman"]
-    values = [_cell({**one, "low": None}) for one in (everywhere, there)]
-    return f"Spearman {values[0]} on all {everywhere['n']:,} rows, {values[1]} on the {there['n']:,} {chosen['name']}."
+    whole, part = (values.score({"value": one["value"]}) for one in (everywhere, there))
+    return f"Spearman {whole} on all {everywhere['n']:,} rows, {part} on the {there['n']:,} {chosen['name']}."
 
 
 def _score_stream(trainer: Any, predictions: np.ndarray, labels: np.ndarray, threshold: float | None) -> SplitScores:
     config, seed = trainer.model.config, trainer.args.seed
+    is_scale_free = config.loss == "ranking"
+    note = "Training rows are a stream: no other baseline was fitted, and nothing says which test rows are new."
     predictors = {MODEL: predictions, CONSTANT: np.full(len(labels), config.label_mean)}
     return SplitScores(
         predictions,
         labels,
-        verdict=judge(labels, predictors, is_scale_free=config.loss == "ranking", seed=seed),
+        verdict=judge(labels, predictors, is_scale_free=is_scale_free, seed=seed),
         scores=_score(predictors, labels, threshold, None, seed),
         baselines={CONSTANT: {"kind": "constant", "mean": config.label_mean}},
         collapse=collapse_report(predictions, labels),
-        notes=["Training rows are a stream: no other baseline was fitted, and nothing says which test rows are new."],
+        notes=[*([RANKING_NOTE] if is_scale_free else []), note],
     )
 
 
@@ -185,8 +174,8 @@ def _score(
     """Scores of each predictor; without recall, precision and F1 where there is no threshold."""
     hidden = () if threshold is not None else ("recall", "precision", "f1")
     scores = {
-        name: score_predictions(values, labels, groups=groups, threshold=threshold or 0.0, seed=seed)
-        for name, values in predictors.items()
+        name: score_predictions(predicted, labels, groups=groups, threshold=threshold or 0.0, seed=seed)
+        for name, predicted in predictors.items()
     }
     return {name: {key: one for key, one in both.items() if key not in hidden} for name, both in scores.items()}
 
@@ -194,6 +183,6 @@ def _score(
 def _score_slice(
     chosen: Slice, predictors: Mapping[str, np.ndarray], labels: np.ndarray, threshold: float | None, seed: int
 ) -> dict[str, Any]:
-    parts = {name: values[chosen.rows] for name, values in predictors.items()}
+    parts = {name: predicted[chosen.rows] for name, predicted in predictors.items()}
     scores = _score(parts, labels[chosen.rows], threshold, None, seed)
     return {"name": chosen.name, "num_rows": int(chosen.rows.sum()), "scores": scores}

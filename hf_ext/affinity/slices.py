@@ -75,7 +75,7 @@ def describe_near_duplicates(leaks: Mapping[str, Any] | None) -> list[str]:
         share = found["num_near_duplicates"] / found["num_checked"] if found["num_checked"] else 0.0
         if share >= 0.5:
             notes.append(
-                f"Of the {column} sequences that are new, {share:.0%} share {leaks['threshold']:.0%} of their "  # type: ignore[index]
+                f"Of the sequences that are new in {column}, {share:.0%} share {leaks['threshold']:.0%} of their "  # type: ignore[index]
                 f"{leaks['k']}-mers with one of training: new means slightly changed here."  # type: ignore[index]
             )
     return notes

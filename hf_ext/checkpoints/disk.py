@@ -66,10 +66,15 @@ def free_bytes(path: str | os.PathLike[str]) -> int:
     Raises:
         OSError: the file system does not answer.
     """
+    return shutil.disk_usage(nearest_existing(path)).free
+
+
+def nearest_existing(path: str | os.PathLike[str]) -> Path:
+    """`path`, or the nearest folder above it that is there for this user to see."""
     place = Path(path).absolute()
-    while not place.exists() and place != place.parent:
+    while not os.path.exists(place) and place != place.parent:
         place = place.parent
-    return shutil.disk_usage(place).free
+    return place
 
 
 def used_bytes(folder: str | os.PathLike[str]) -> int:

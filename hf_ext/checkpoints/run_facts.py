@@ -7,12 +7,12 @@ import hashlib
 import platform
 from collections.abc import Mapping
 from enum import Enum
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from peft import PeftModel
 
 from ..data.fingerprint import fingerprint
+from ..optional import installed_version
 from .argument_roles import UNRECORDED
 from .frozen import read_base
 
@@ -52,7 +52,7 @@ def describe_run(
     """
     decisions = plan.decisions if plan is not None else ()
     return {
-        "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
+        "versions": {"python": platform.python_version(), **{name: installed_version(name) for name in PACKAGES}},
         "world_size": world_size,
         "devices_per_process": max(1, args.n_gpu),
         "arguments": _describe_arguments(args),
@@ -138,10 +138,3 @@ def _plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return _plain(vars(value))
     return type(value).__qualname__
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

@@ -65,6 +65,15 @@ class Facts:
     notes: list[str] = field(default_factory=list)
 
     @property
+    def needed_bytes(self) -> dict[str, int]:
+        """Most that the run puts into each of the machine's folders."""
+        return {
+            "output_dir": self.output_bytes,
+            "cache_dir": self.embedding_bytes,
+            "hub_cache": self.download_bytes,
+        }
+
+    @property
     def total_seconds(self) -> tuple[float, float] | None:
         """Least and most of the whole run."""
         if not self.seconds:

@@ -123,20 +123,18 @@ def _disk(facts: Facts) -> Iterator[Finding]:
             first, *rest = str(error).splitlines()
             smallest = next((line for line in rest if line.startswith("Smallest")), "a larger --save_total_size_gb")
             yield Finding("budget", "stops", first.rstrip(":"), smallest)
-    needs = {
-        "output_dir": (
-            facts.output_bytes,
-            "--save_total_limit 1, --preset max_speed+low_disk, or another --output_dir",
-        ),
-        "cache_dir": (facts.embedding_bytes, "another --embedding_cache_dir, or free space there"),
-        "hub_cache": (facts.download_bytes, "export HF_HOME=/path/with/room, or free space there"),
+    remedies = {
+        "output_dir": "another --output_dir; for want of room --save_total_limit 1, --preset max_speed+low_disk",
+        "cache_dir": "another --embedding_cache_dir, or free space there",
+        "hub_cache": "export HF_HOME=/path/with/room, or free space there",
     }
-    for name, (needed, remedy) in needs.items():
-        free = machine.free_bytes[name]
-        if needed > free:
-            folder = getattr(machine, name)
+    for name, needed in facts.needed_bytes.items():
+        free, folder = machine.free_bytes[name], getattr(machine, name)
+        if needed and not machine.is_writable[name]:
+            yield Finding("disk", "stops", f"{folder}: nothing can be written there", remedies[name])
+        elif needed > free:
             text = f"{folder}: {needed / GB:.2f} GB are needed and {free / GB:.2f} GB are free"
-            yield Finding("disk", "stops", text, remedy)
+            yield Finding("disk", "stops", text, remedies[name])
 
 
 def _colab(facts: Facts) -> Iterator[Finding]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import tempfile
 from collections.abc import Mapping
+from glob import escape, glob
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -61,7 +62,12 @@ def gather(task: str, model_args: Any, data_args: DataArguments, args: Any, doct
             reader.notes.append("--stock_trainer: transformers.Trainer itself, without any of these speed-ups.")
             args = copy.copy(args)
             args.speedups = []
+        for name in ("init_head_from", "distill_from"):
+            if getattr(model_args, name, None):
+                reader.notes.append(f"--{name}: that model is read by the run alone; its time is not in the estimate.")
         plan = _plan(args, work, splits, machine)
+        if plan.applied("embedding_cache") and glob(f"{escape(machine.cache_dir)}/*/key.json"):
+            reader.notes.append(f"What {machine.cache_dir} already holds is not encoded again: then less time.")
         found: dict[str, Any] = {"why_no_time": "the model could not be read"}
         if work:
             found = _size_up(args, plan, work, getattr(model_args, "save_full", False))
@@ -91,6 +97,9 @@ class _Reader:
         if work and splits:
             limits = self._try("inputs", lambda: self._check_inputs(work, splits)) or {}
             work = add_data(work, splits, limits)
+            if work.is_stream and self.args.max_steps <= 0:
+                text = "a stream has no length, so when training ends is not known"
+                self.problems.append(Finding("stream", "stops", text, "--max_steps N"))
         return work, dict(splits)
 
     def _try(self, name: str, action: Any) -> Any:
@@ -197,7 +206,8 @@ def _estimate_time(
         else:
             rate = _measure(encoder, dtype, machine, measure_seconds / len(work.encoders))
         if rate is None:
-            return {"why_no_time": f"no {dtype} peak of {machine.hardware.name} is published"}
+            measure = "" if machine.is_described else "; --measure_seconds 2 measures it"
+            return {"why_no_time": f"no {dtype} peak of {machine.hardware.name} is published{measure}"}
         rates.append(rate)
     basis = "; ".join(dict.fromkeys(rate.basis for rate in rates))
     return {"rate_basis": basis, "seconds": estimates.estimate_seconds(plan, work, schedule, rates)}

@@ -14,7 +14,7 @@ import psutil
 import torch
 from huggingface_hub import constants
 
-from ..checkpoints.disk import free_bytes
+from ..checkpoints.disk import free_bytes, nearest_existing
 from ..hardware import Hardware, count_cpu_cores, describe_hardware, detect_hardware
 from ..speedups.precision import best_precision
 
@@ -36,7 +36,7 @@ class Machine:
         load_average: processes that wanted a core in the last minute, on average; 0.0 where the system does not tell.
         shared_memory_bytes: size of /dev/shm, through which data workers pass batches; None where there is none.
         output_dir, cache_dir, hub_cache: absolute folders of the run, of embeddings, of downloads.
-        free_bytes: free where each of them is or will be.
+        free_bytes, is_writable: free where each of them is or will be, and whether this user may write there.
         in_colab, drive_is_mounted: Google Colab, and its Drive under /content/drive.
         hub_is_offline, has_token: HF_HUB_OFFLINE, and a Hugging Face token here.
     """
@@ -54,6 +54,7 @@ class Machine:
     cache_dir: str
     hub_cache: str
     free_bytes: dict[str, int]
+    is_writable: dict[str, bool]
     in_colab: bool
     drive_is_mounted: bool
     hub_is_offline: bool
@@ -70,7 +71,7 @@ def read_machine(args: Any, device: str | None = None) -> Machine:
     Raises:
         ArgumentError: an unknown device.
     """
-    hardware = describe_hardware(device) if device else detect_hardware(args.device)
+    hardware = detect_hardware(args.device) if device is None else describe_hardware(device)
     folders = {
         "output_dir": Path(args.output_dir).absolute(),
         "cache_dir": Path(args.embedding_cache_dir).expanduser().absolute(),
@@ -90,11 +91,16 @@ def read_machine(args: Any, device: str | None = None) -> Machine:
         shared_memory_bytes=shutil.disk_usage(SHARED_MEMORY).total if os.path.isdir(SHARED_MEMORY) else None,
         **{name: str(folder) for name, folder in folders.items()},
         free_bytes={name: free_bytes(folder) for name, folder in folders.items()},
+        is_writable={name: _is_writable(nearest_existing(folder)) for name, folder in folders.items()},
         in_colab="COLAB_RELEASE_TAG" in os.environ or _is_importable("google.colab"),
         drive_is_mounted=os.path.ismount(COLAB_DRIVE),
         hub_is_offline=bool(constants.HF_HUB_OFFLINE),
         has_token=bool(args.hub_token or huggingface_hub.get_token()),
     )
+
+
+def _is_writable(place: Path) -> bool:
+    return place.is_dir() and os.access(place, os.W_OK | os.X_OK)
 
 
 def _is_importable(module: str) -> bool:

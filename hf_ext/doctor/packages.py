@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.metadata import PackageNotFoundError, requires
 
 from packaging.requirements import Requirement
 
-from ..optional import import_problem
+from ..optional import import_problem, installed_version
 
 # Package -> (what it gates, name to import).
 PURPOSES = {
     "torch": ("everything", "torch"),
     "transformers": ("everything", "transformers"),
-    "accelerate": ("launching, several devices", "accelerate"),
+    "accelerate": ("several devices", "accelerate"),
     "datasets": ("reading data", "datasets"),
     "peft": ("LoRA (--use_peft)", "peft"),
     "safetensors": ("checkpoints", "safetensors"),
+    "huggingface_hub": ("downloads, pushes", "huggingface_hub"),
+    "jinja2": ("the report", "jinja2"),
     "evaluate": ("metrics as modules", "evaluate"),
     "faesm": ("--attention faesm", "faesm"),
-    "sentencepiece": ("IgT5's and ProtT5's tokenizers", "sentencepiece"),
-    "flash-attn": ("--attention flash_attention_2, faesm's kernel", "flash_attn"),
-    "torchao": ("--optim adamw_torch_8bit and _4bit", "torchao"),
+    "sentencepiece": ("T5 encoders' tokenizers", "sentencepiece"),
+    "flash-attn": ("flash attention 2", "flash_attn"),
+    "torchao": ("--optim adamw_torch_8bit", "torchao"),
     "deepspeed": ("--deepspeed, ZeRO", "deepspeed"),
 }
 
@@ -42,6 +44,7 @@ class Package:
 
     @property
     def is_required(self) -> bool:
+        """Whether hf_ext never runs without it."""
         return self.extra is None
 
     @property
@@ -71,7 +74,7 @@ def _read_package(requirement: Requirement) -> Package:
     # 'extra == "flash"', as setuptools writes it
     extra = str(requirement.marker).split('"')[1] if requirement.marker and "extra" in str(requirement.marker) else None
     wanted = ",".join(sorted(str(rule) for rule in requirement.specifier)[::-1])
-    return check_package(requirement.name, _installed(requirement.name), wanted, purpose, extra, module)
+    return check_package(requirement.name, installed_version(requirement.name), wanted, purpose, extra, module)
 
 
 def check_package(
@@ -86,10 +89,3 @@ def check_package(
     elif module:
         problem = import_problem(module)
     return Package(name, installed, wanted, purpose, extra, problem)
-
-
-def _installed(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None

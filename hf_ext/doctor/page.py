@@ -13,15 +13,18 @@ from .facts import Facts, Finding
 from .findings import would_run
 from .machine import describe_abilities, describe_precision
 
-WIDTH = 120
+WIDTH = 100
+PROCESS_GIB = 0.6  # peak of runs with the smallest models: 0.61 to 0.68 measured
 
 
 def format_page(facts: Facts, findings: list[Finding]) -> str:
-    """About fifty lines: machine, versions, plan, estimate, what is off with its remedy, and whether it would run."""
+    """A page of 100 columns: machine, versions, plan, estimate, what is off, its remedy, and whether it would run."""
     sections = [
         _machine(facts),
         _versions(facts),
-        facts.plan.table() if facts.plan and facts.work else "Plan: it depends on a model that could not be read.",
+        _fold(facts.plan.table())
+        if facts.plan and facts.work
+        else "Plan: it depends on a model that could not be read.",
         _estimate(facts),
         _off(findings),
     ]
@@ -30,20 +33,21 @@ def format_page(facts: Facts, findings: list[Finding]) -> str:
 
 def as_dict(facts: Facts, findings: list[Finding]) -> dict[str, Any]:
     """The page as JSON-able values."""
-    total = facts.total_seconds
+    total, hardware = facts.total_seconds, facts.machine.hardware
+    dollars = money(total, facts.args.dollars_per_hour)
     return {
         "would_run": would_run(findings),
         "task": facts.task,
         "machine": dataclasses.asdict(facts.machine),
-        "abilities": {name: {"able": able, "why": why} for name, able, why in describe_abilities(_hardware(facts))},
-        "precision": describe_precision(_hardware(facts)),
+        "abilities": {name: {"able": able, "why": why} for name, able, why in describe_abilities(hardware)},
+        "precision": describe_precision(hardware),
         "packages": [dataclasses.asdict(package) for package in facts.packages],
         "plan": facts.plan.to_dict() if facts.plan and facts.work else None,
         "estimate": {
             "basis": facts.rate_basis or facts.why_no_time,
             "seconds": {what: list(span) for what, span in facts.seconds},
             "total_seconds": list(total) if total else None,
-            "dollars": _listed(money(total, facts.args.dollars_per_hour)),
+            "dollars": list(dollars) if dollars else None,
             "device_bytes": dict(facts.memory),
             "output_bytes": facts.output_bytes,
             "embedding_bytes": facts.embedding_bytes,
@@ -54,12 +58,15 @@ def as_dict(facts: Facts, findings: list[Finding]) -> dict[str, Any]:
     }
 
 
-def _listed(span: tuple[float, float] | None) -> list[float] | None:
-    return list(span) if span else None
+def _wrap(text: str, first: str = "  ", rest: str = "    ") -> list[str]:
+    return textwrap.wrap(text, WIDTH, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False)
 
 
-def _hardware(facts: Facts) -> Any:
-    return facts.machine.hardware
+def _fold(table: str) -> str:
+    """The plan's table with its last column, the reasons, folded at the page's width."""
+    title, headers, rule, *rows = table.splitlines()
+    column = " " * headers.index("why")
+    return "\n".join([title, headers, rule[:WIDTH], *(line for row in rows for line in _wrap(row, "", column))])
 
 
 def _machine(facts: Facts) -> str:
@@ -67,21 +74,20 @@ def _machine(facts: Facts) -> str:
     memory = "memory not known" if hardware.memory_gib is None else f"{hardware.memory_gib:g} GiB"
     peaks = ", ".join(f"{name} {value:g}" for name, value in hardware.peak_tflops.items())
     where = " (described; cores, memory and disks below are this machine's)" if machine.is_described else ""
-    lines = [
-        f"Machine: {hardware.name}, {memory}{where}",
-        f"  trains in {describe_precision(hardware)}; published peaks: {peaks + ' TFLOP/s' if peaks else 'none'}",
-    ]
+    peak_text = f"published peaks: {peaks + ' TFLOP/s' if peaks else 'none'}"
+    lines = [f"Machine: {hardware.name}, {memory}{where}"]
+    lines += _wrap(f"trains in {describe_precision(hardware)}; {peak_text}")
     lines += [f"  {name}: {'yes' if able else 'no'} ({why})" for name, able, why in describe_abilities(hardware)]
     shared = machine.shared_memory_bytes
     lines.append(
         f"  {machine.cpu_cores} cores, {machine.memory_gib:.1f} GiB memory ({machine.free_memory_gib:.1f} free), "
         f"/dev/shm {'absent' if shared is None else f'{shared / 2**30:.1f} GiB'}"
     )
-    needs = {"output_dir": facts.output_bytes, "cache_dir": facts.embedding_bytes, "hub_cache": facts.download_bytes}
     names = {"output_dir": "output", "cache_dir": "embeddings", "hub_cache": "downloads"}
-    for name, needed in needs.items():
+    for name, needed in facts.needed_bytes.items():
         free = machine.free_bytes[name] / GB
-        lines.append(f"  {names[name]}: {getattr(machine, name)}, {free:.1f} GB free, {_gb(needed)} needed at most")
+        need = f"{_gb(needed)} needed at most" if facts.work else "need not known"
+        lines.append(f"  {names[name]}: {getattr(machine, name)}, {free:.1f} GB free, {need}")
     return "\n".join(lines)
 
 
@@ -93,17 +99,12 @@ def _versions(facts: Facts) -> str:
             package.name,
             package.installed or "-",
             package.wanted,
-            _status(package.problem),
             package.purpose,
-            package.command if package.problem else "",
+            package.command if package.problem else "ok",
         ]
         for package in facts.packages
     ]
-    return format_table(rows, ["package", "installed", "wanted", "status", "for", "command"])
-
-
-def _status(problem: str | None) -> str:
-    return "ok" if problem is None else problem if problem == "not installed" else "wrong"
+    return format_table(rows, ["package", "installed", "wanted", "for", "ok, or its command"])
 
 
 def _estimate(facts: Facts) -> str:
@@ -114,17 +115,16 @@ def _estimate(facts: Facts) -> str:
         dollars = money(total, facts.args.dollars_per_hour)
         price = f", {_dollars(dollars)}" if dollars else " (--dollars_per_hour says what that costs)"
         lines.append(f"  in all: {_span(total)}{price}")
-        lines += textwrap.wrap(f"rests on {facts.rate_basis}", WIDTH - 2, initial_indent="  ", subsequent_indent="    ")
+        lines += _wrap(f"rests on {facts.rate_basis}")
     if facts.encoding_bytes:
         lines.append(
             f"  memory while encoding: weights {_gib(facts.encoding_bytes)}, and a batch that halves until it fits"
         )
     if facts.memory:
         parts = ", ".join(f"{what} {_gib(num_bytes)}" for what, num_bytes in facts.memory if num_bytes)
-        lines += textwrap.wrap(
-            f"memory while training: {parts}", WIDTH - 2, initial_indent="  ", subsequent_indent="    "
-        )
-    return "\n".join([*lines, *(f"  note: {note}" for note in facts.notes)])
+        beside = f", and {PROCESS_GIB} GiB of Python and libraries" if facts.machine.hardware.kind == "cpu" else ""
+        lines += _wrap(f"memory while training: {parts}{beside}")
+    return "\n".join([*lines, *(line for note in facts.notes for line in _wrap(f"note: {note}"))])
 
 
 def _off(findings: list[Finding]) -> str:
@@ -134,15 +134,13 @@ def _off(findings: list[Finding]) -> str:
     lines = ["What is off, and the remedy:"]
     for finding in findings:
         mark = "STOPS" if finding.level == "stops" else "warns"
-        lines += textwrap.wrap(
-            f"{mark} {finding.name}: {finding.text}", WIDTH, initial_indent="  ", subsequent_indent="    "
-        )
-        lines += [f"    -> {line}" for line in finding.remedy.splitlines()[:6]]
+        lines += _wrap(f"{mark} {finding.name}: {finding.text}")
+        lines += _wrap(f"-> {finding.remedy}", "    ", "       ")
     return "\n".join([*lines, verdict])
 
 
 def _span(seconds: tuple[float, float]) -> str:
-    return f"{_time(seconds[0])} to {_time(seconds[1])}"
+    return f"{_time(seconds[0])} to {_time(seconds[1])}" if seconds[1] >= 0.1 else "less than 0.1 s"
 
 
 def _time(seconds: float) -> str:

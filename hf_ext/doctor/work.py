@@ -39,6 +39,7 @@ class Tokens:
 
     @classmethod
     def of_lengths(cls, lengths: Sequence[int]) -> Tokens:
+        """Sums over sequences of these lengths in tokens."""
         values = np.asarray(lengths, np.int64)
         return cls(int(values.sum()), int((values**2).sum()), int(values.max(initial=0)))
 
@@ -74,10 +75,12 @@ class Encoder:
 
     @property
     def width(self) -> int:
+        """Size of a token's vector."""
         return int(self.config.get("hidden_size") or self.config["d_model"])
 
     @property
     def num_layers(self) -> int:
+        """Transformer layers."""
         return int(self.config.get("num_hidden_layers") or self.config["num_layers"])
 
 
@@ -103,6 +106,7 @@ class Work:
 
     @property
     def num_trainable(self) -> int:
+        """Parameters that train, of encoders and one head."""
         return sum(encoder.num_trainable for encoder in self.encoders) + self.head_parameters
 
 

@@ -148,10 +148,11 @@ def _label_alarms(report: Mapping[str, Any], values: FloatArray, sides: FloatArr
     for end, side, kind in (("min", -1, "lowest"), ("max", 1, "highest")):
         # Rows that already say which side the truth lies on are handled; the rest pretend to be exact.
         unmarked = int(np.count_nonzero((values == report[end]) & (sides == 0)))
+        sign = f"{'<=' if side < 0 else '>='}{report[end]:g}"
         if unmarked >= BLOCK_SHARE * num_rows:
             alarms.append(
                 f"{unmarked / num_rows:.1%} of the labels ({unmarked:,} of {num_rows:,}) are exactly {report[end]:g}, "
-                f"the {kind} value, and not marked as censored: a detection limit? If so, give them bounds={side}."
+                f"the {kind} value, and not marked as censored: a detection limit? If so, write them as {sign}."
             )
     value, share = report["most_frequent_value"], report["most_frequent_share"]
     if share >= BLOCK_SHARE and value not in (report["min"], report["max"]):

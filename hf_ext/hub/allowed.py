@@ -1,7 +1,8 @@
-"""Which files of a model folder may leave this machine."""
+"""Which files of a model folder may leave this machine, and what of their content."""
 
 from __future__ import annotations
 
+import json
 import mmap
 import os
 import re
@@ -16,8 +17,8 @@ _TOKENIZER = (
     r"tokenizer\.json|tokenizer_config\.json|special_tokens_map\.json|added_tokens\.json|vocab\.(txt|json)|"
     r"merges\.txt|spiece\.model|tokenizer\.model|sentencepiece\.bpe\.model|chat_template\.jinja"
 )
-_CONFIG = r"(generation_|adapter_)?config\.json|inputs\.json|plan\.json"
-_ABOUT = r"README\.md|LICENSE|report\.(html|md|json|png|svg)"
+_CONFIG = r"(generation_|adapter_)?config\.json|inputs\.json"
+_ABOUT = r"README\.md|LICENSE|report\.(html|md)|(loss|scatter)\.png"
 _ALLOWED = re.compile(rf"{_WEIGHTS}|{_CONFIG}|{_ABOUT}|(tokenizers/\d+/)?({_TOKENIZER})")
 IS_WEIGHTS = re.compile(_WEIGHTS)
 # What decides which weights `from_pretrained` reads. A leftover of an earlier push would be read beside or instead of
@@ -35,9 +36,9 @@ def holds_model(folder: str | os.PathLike[str]) -> bool:
 def allow_list(folder: str | os.PathLike[str], needs_weights: bool = True) -> list[str]:
     """Names the files of a model folder that may leave this machine: those known to be needed, and no others.
 
-    Weights as safetensors (whole, sharded, adapters), configuration, tokenizers, `inputs.json`, `plan.json`, the card
-    and the report. So never pickles, arguments, optimizer, random states, logs, predictions or data. Symbolic links are
-    left out: a link may have an allowed name and lead to anything.
+    Weights as safetensors (whole, sharded, adapters), configuration, tokenizers, `inputs.json`, the card and the report
+    with its two figures. So never pickles, arguments, optimizer, random states, logs, the plan, predictions or data.
+    Symbolic links are left out: a link may have an allowed name and lead to anything.
 
     Returns:
         Sorted POSIX paths relative to `folder`.
@@ -93,3 +94,19 @@ def refuse_tokens(folder: Path, names: list[str], token: str) -> None:
                     f"{name} contains an access token of the Hub; nothing was sent. Take it out of the file, and if "
                     "others could read the file, revoke the token at https://huggingface.co/settings/tokens."
                 )
+
+
+def shorten_paths(folder: Path) -> None:
+    """Leaves of the encoders' absolute paths in `config.json` the last part: they name people and machines.
+
+    Only of encoders whose weights are in the folder; other paths stay, since loading reads them.
+    """
+    file = folder / "config.json"
+    config = json.loads(file.read_text()) if file.is_file() else {}
+    if config.get("model_type") != "hf_ext_affinity":
+        return
+    for encoder in config["encoders"]:
+        encoder["config"].pop("_name_or_path", None)  # the same path again, which nothing reads
+        if os.path.isabs(encoder["name_or_path"]) and (config["save_full"] or encoder["training"] == "full"):
+            encoder["name_or_path"] = os.path.basename(os.path.normpath(encoder["name_or_path"]))
+    file.write_text(json.dumps(config, indent=2) + "\n")

@@ -21,7 +21,7 @@ from huggingface_hub import (
 
 from ..checkpoints.manifest import hash_file
 from ..errors import ArgumentError
-from .allowed import DECIDES_LOADING, allow_list, checkpoint_files, refuse_tokens
+from .allowed import DECIDES_LOADING, allow_list, checkpoint_files, refuse_tokens, shorten_paths
 from .attempts import Attempts, HubError
 from .pins import pinned_files
 
@@ -65,13 +65,15 @@ def push_folder(
     """Uploads the allowed files of a model folder as one commit, from a pinned copy that rotation cannot delete.
 
     Weights that an earlier push left in the repository and that this one does not replace are deleted by the same
-    commit (its history keeps them), since `from_pretrained` would read them.
+    commit (its history keeps them), since `from_pretrained` would read them. Absolute paths of encoders are
+    sent as their last part where their weights are in the folder.
 
     Args:
         folder: where the model lies; weights are pinned beside it by hard link where the disk can, else by copy.
         repo_id: "owner/name", or "name" for the token's owner. It is created if it is not there.
-        checkpoint: a checkpoint of hf_ext that is sent whole, with optimizer and random states, as `last-checkpoint/`
-            in place of the one there; a run continues from its download (`--resume DOWNLOADED/last-checkpoint`).
+        checkpoint: a checkpoint of hf_ext that is sent whole, with optimizer, random states and the arguments with
+            their paths, as `last-checkpoint/` in place of the one there; a run continues from its download
+            (`--resume DOWNLOADED/last-checkpoint`).
         token: with the right to write; None takes `HF_TOKEN` or the one that `hf auth login` stored.
         private: for a new repository, and a demand on an existing one: a public one is refused. False leaves an
             existing repository as it is.
@@ -103,6 +105,7 @@ def push_folder(
     with pinned_files(sources, root.resolve().parent, root.resolve().name) as pinned:
         names = [*sources]
         refuse_tokens(pinned, names, token)
+        shorten_paths(pinned)
         files = {name: hash_file(pinned / name).sha256 for name in names}
         before = _modified(pinned, names)
         owned = attempt(lambda: _create(api, repo_id, private, revision))

@@ -19,7 +19,7 @@ from ..errors import DataError
 from ..evaluation.verdict import judge_tokens
 from ..parser import FastArgumentParser
 from ..reporting.plots import plot_loss
-from ..reporting.run_record import record_evaluations, record_run, write_json
+from ..reporting.run_record import absolute_if_local, record_evaluations, record_run, write_json
 from ..reporting.tables import format_table
 from ..trainer import FastTrainer
 
@@ -41,7 +41,7 @@ def sum_rows(logits: torch.Tensor | tuple[torch.Tensor, ...], labels: torch.Tens
 
 
 def compute_metrics(prediction: EvalPrediction) -> dict[str, float]:
-    """For `Trainer`, from `sum_rows`: means over all masked residues, where `eval_loss` is a mean of batch means."""
+    """For `Trainer`, from `sum_rows`: means over all masked residues."""
     loss, right, num = np.asarray(prediction.predictions, np.float64).sum(0)
     return _scores(loss / num, right / num, int(num))
 
@@ -153,7 +153,7 @@ def save_results(
         **record_run(trainer, trained, settings, parser.origins, parser.arguments),
         **(record_evaluations(trainer) if isinstance(trainer, FastTrainer) else {}),
         "task": "masked_lm",
-        "data": data_report,
+        "data": {**data_report, "source": absolute_if_local(data_report["source"])},
         **scores,
     }
     if trainer.is_world_process_zero():

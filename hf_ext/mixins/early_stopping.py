@@ -68,9 +68,8 @@ class EarlyStoppingMixin:
         self.stopping_decisions: list[dict[str, Any]] = []
         self._watched: Watched | None = None
         self._rule: StoppingRule | None = None
-        self._stored_rule: dict[str, Any] | None = (
-            None  # of a checkpoint, until the first evaluation has shown its rows
-        )
+        # Of a checkpoint, until the first evaluation has shown its rows.
+        self._stored_rule: dict[str, Any] | None = None
         self._last_compared: Any = None
         if self.args.early_stopping_patience is not None:
             self._watched = choose_watched(self.args, self.eval_dataset, self.compute_metrics)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,13 +12,26 @@ import numpy as np
 from transformers import EvalPrediction
 from transformers.trainer_utils import EvalLoopOutput
 
-from ..errors import ArgumentError
+from ..errors import DataError
 from ..evaluation.dataset_subset import ChosenRows, choose_rows
-from .evaluation_passes import Evaluation, Pass, check_number, full_key, join_passes, make_comparable, prefix_metrics
+from .evaluation_passes import (
+    Evaluation,
+    Pass,
+    check_number,
+    choose_metrics,
+    full_key,
+    join_passes,
+    make_comparable,
+    prefix_metrics,
+)
 from .evaluation_record import EvaluationRecord
-from .evaluation_schedule import EvaluationSchedule, check_schedule, subset_size
+from .evaluation_schedule import EvaluationSchedule, check_schedule, check_subset, subset_size
 
 __all__ = ["Evaluation", "EvaluationMixin"]
+
+FEW_ROWS = 50
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -25,6 +39,7 @@ class EvalParts:
     """An evaluation set in two parts: the subset, and the rest, whose loader is made when it is needed first."""
 
     dataset: Any
+    settings: tuple[Any, ...]  # that the choice and its loaders were made with
     chosen: ChosenRows
     subset: Any
     rest: Any = None
@@ -36,17 +51,18 @@ class EvaluationMixin:
     The rest of the rows follows, so that nothing is computed twice, when a decision hangs on it: where the subset's
     `metric_for_best_model` beats the subset's of the best model so far, in every `eval_full_every`-th evaluation, and
     at the end of the run, also where early stopping ends it. `eval_*` are the subset's metrics, always; `eval_full_*`
-    those of all rows (`eval_full_NAME_*` where there are several sets). Only these make a model the best.
+    those of all rows (`eval_full_NAME_*` where there are several sets). Only these make a model the best, and the last
+    of them the objective of a hyperparameter search.
 
     Metrics are computed over all rows at once. Without `max_eval_samples` all is as in Trainer. Of a stream the subset
-    is kept in memory, and a full evaluation reads all of it again.
+    is kept in memory, and a full evaluation reads all of it again, in one process only.
 
     Raises (from the constructor):
         ArgumentError: an argument that does nothing, or `max_eval_samples` with `batch_eval_metrics`,
             `dataloader_drop_last` or without `eval_do_concat_batches`, or with an evaluation set called "full".
     Raises (when training starts):
         ArgumentError: with `max_eval_samples`, an `EarlyStoppingCallback`, which would compare other rows.
-        DataError: see `choose_rows`.
+        DataError: a stream in several processes; see `choose_rows` for others.
     """
 
     args: Any
@@ -69,8 +85,7 @@ class EvaluationMixin:
         self._left_out: dict[str, tuple[Pass, tuple[Any, ...]]] = {}  # sets of which only the subset was looked at
         check_schedule(self.args, self.eval_dataset)
         if self.args.max_eval_samples is not None:
-            subset_size(self.args)
-            _check_subset(self.args, self.eval_dataset)
+            check_subset(self.args, self.eval_dataset)
         self.add_callback(EvaluationRecord())  # type: ignore[attr-defined]
         self.add_callback(EvaluationSchedule(self))  # type: ignore[attr-defined]
 
@@ -101,22 +116,32 @@ class EvaluationMixin:
     def choose_eval_rows(self) -> None:
         """Chooses the subset of every evaluation set, so that what is wrong with one is said before training."""
         for name in self.eval_dataset if isinstance(self.eval_dataset, Mapping) else [""]:
-            self._parts_of(name)
+            parts = self._parts_of(name)
+            if parts.chosen.kept is not None and self.args.world_size > 1:
+                # Accelerate 1.15 cuts batches of unequal width, or repeats rows that nobody takes out again.
+                raise DataError(
+                    f"max_eval_samples={self.args.max_eval_samples}: one process alone can look at an evaluation set "
+                    "that is a stream. Read it into memory beforehand (list(stream))."
+                )
 
     def _parts_of(self, name: str) -> EvalParts:
         dataset = self.eval_dataset[name] if name else self.eval_dataset
-        known = self._eval_parts.get(name)
-        if known is not None and known.dataset is dataset:
-            return known
         args = self.args
         seed = args.seed if args.data_seed is None else args.data_seed
-        chosen = choose_rows(dataset, size=subset_size(args), group_column=args.eval_group_column, seed=seed)
-        if chosen.kept is None:
-            parts = EvalParts(dataset, chosen, self._make_eval_loader(dataset, chosen.rows))
-        else:
-            parts = EvalParts(dataset, chosen, self._make_eval_loader(chosen.kept))
-        self._eval_parts[name] = parts
-        return parts
+        settings = (subset_size(args), args.eval_group_column, seed, args.eval_batch_size)
+        known = self._eval_parts.get(name)
+        if known is not None and known.dataset is dataset and known.settings == settings:
+            return known
+        chosen = choose_rows(dataset, size=settings[0], group_column=args.eval_group_column, seed=seed)
+        if len(chosen.rows) < FEW_ROWS and not chosen.are_all and args.process_index == 0:
+            logger.warning(
+                "max_eval_samples=%g leaves %d of %d evaluation rows%s: scores of so few swing by chance, and with "
+                "them which model counts as the best. Give %d or more, or leave it out.",
+                *(args.max_eval_samples, len(chosen.rows), chosen.num_rows, f" ({name})" if name else "", FEW_ROWS),
+            )
+        given = (dataset, chosen.rows) if chosen.kept is None else (chosen.kept,)
+        self._eval_parts[name] = EvalParts(dataset, settings, chosen, self._make_eval_loader(*given))
+        return self._eval_parts[name]
 
     def _make_eval_loader(self, dataset: Any, rows: Any = None) -> Any:
         # Made once and kept: Accelerate holds on to every loader it prepared, and so to its persistent workers.
@@ -228,18 +253,24 @@ class EvaluationMixin:
         metrics = {**first.output.metrics, **{full_key(k): v for k, v in whole.output.metrics.items()}}
         return whole.output._replace(metrics=metrics, num_samples=first.output.num_samples + num_more)
 
-    def _evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+    def _evaluate(self, trial: Any, *args: Any, **kwargs: Any) -> dict[str, float]:
         self._left_out.clear()
-        metrics = super()._evaluate(*args, **kwargs)  # type: ignore[misc]
+        metrics = super()._evaluate(trial, *args, **kwargs)  # type: ignore[misc]
         if self._left_out and self.is_at_end():  # a callback has just ended the run
             full: dict[str, float] = {}
             for name, (first, given) in self._left_out.items():
                 both: Any = self._look_at_rest(name, first, given).metrics
-                full.update({key: both[key] for key in both.keys() - first.output.metrics.keys()})
+                full.update({key: value for key, value in both.items() if key not in first.output.metrics})
             self.log(full)  # type: ignore[attr-defined]
             metrics.update(full)
+            self._report_to_hp_search(trial, self.state.global_step, metrics)
         self._left_out.clear()
         return metrics
+
+    def _report_to_hp_search(self, trial: Any, step: int, metrics: dict[str, float]) -> None:
+        if self.args.max_eval_samples is not None:  # else trials would be compared by sums over different metrics
+            metrics = choose_metrics(metrics, are_full=self.is_at_end())
+        super()._report_to_hp_search(trial, step, metrics)  # type: ignore[misc]
 
     # --- the best model ---------------------------------------------------------------------------------------------
 
@@ -266,20 +297,3 @@ class EvaluationMixin:
             record.best_on_subset = metrics[key]
             record.best_is_of = self._subset_identity(self._best_set)
         return is_best
-
-
-def _check_subset(args: Any, eval_dataset: Any) -> None:
-    for name, value in (
-        ("batch_eval_metrics", True),
-        ("dataloader_drop_last", True),
-        ("eval_do_concat_batches", False),
-    ):
-        if getattr(args, name) is value:
-            raise ArgumentError(
-                f"{name}={value}: with max_eval_samples={args.max_eval_samples} all predictions are needed, in order "
-                "of the rows. Leave one of the two out."
-            )
-    names = list(eval_dataset) if isinstance(eval_dataset, Mapping) else []
-    taken = [name for name in names if name == "full" or str(name).startswith("full_")]
-    if taken:
-        raise ArgumentError(f"Evaluation set {taken[0]!r}: eval_full_* are the metrics of all rows. Call it otherwise.")

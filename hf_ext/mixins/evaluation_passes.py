@@ -114,6 +114,16 @@ def prefix_metrics(metrics: dict[str, Any], prefix: str) -> dict[str, float]:
     return {name if name.startswith(f"{prefix}_") else f"{prefix}_{name}": value for name, value in plain.items()}
 
 
+def choose_metrics(metrics: dict[str, float], are_full: bool) -> dict[str, float]:
+    """Metrics of one kind under Trainer's names: of all rows where `are_full` and there are such, or of the subset."""
+    full_keys = {full_key(key) for key in metrics}
+    return {
+        key: metrics.get(full_key(key), value) if are_full else value
+        for key, value in metrics.items()
+        if key not in full_keys
+    }
+
+
 def full_key(key: str) -> str:
     """`eval_spearman` of all rows: `eval_full_spearman`; `eval_NAME_spearman`: `eval_full_NAME_spearman`."""
     head, _, tail = key.partition("_")

@@ -85,6 +85,6 @@ class EvaluationRecord(TrainerCallback, ExportableState):
         if not facts["subset_rows"]:
             del facts["subset_rows"]
         elif None not in saved:
-            facts["seconds_saved"] = round(sum(filter(None, saved)), 3)
+            facts["seconds_saved"] = round(sum(filter(None, saved), 0.0), 3)
         facts["seconds"] = round(facts["seconds"], 3)
         return facts

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from transformers import EarlyStoppingCallback, TrainerCallback
@@ -50,20 +51,21 @@ class EvaluationSchedule(TrainerCallback):
             self._evaluate_now(args, control)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Epochs between two evaluations are passed over; the run's end never is."""
+        """Epochs between two evaluations are passed over, and what the clock has evaluated; the run's end never is."""
         is_by_epoch = args.eval_strategy == IntervalStrategy.EPOCH
         is_between = args.eval_every_epochs is not None and round(state.epoch) % args.eval_every_epochs != 0
-        if is_by_epoch and is_between:
+        is_done = args.eval_minutes is not None and self._evaluated_step == state.global_step
+        if (is_by_epoch and is_between) or is_done:
             control.should_evaluate = False
         is_asked_for = any(getattr(args, name) is not None for name in SCHEDULED_BY) and self._is_on(args)
-        if self._evaluated_step != state.global_step and is_asked_for and self.trainer.is_at_end():
-            control.should_evaluate = True
-        if self._is_time(args) and self._evaluated_step != state.global_step:
+        is_last = is_asked_for and self.trainer.is_at_end()
+        if (self._is_time(args) or is_last) and self._evaluated_step != state.global_step:
             self._evaluate_now(args, control)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """From here `eval_minutes` counts."""
-        self._last_evaluation, self._evaluated_step = time.monotonic(), state.global_step
+        """From here `eval_minutes` counts; a user's own evaluation is none of the run's."""
+        if self.trainer._is_evaluating:
+            self._last_evaluation, self._evaluated_step = time.monotonic(), state.global_step
 
     def _is_on(self, args: Any) -> bool:
         return args.eval_strategy != IntervalStrategy.NO or args.eval_minutes is not None
@@ -85,9 +87,11 @@ def check_schedule(args: Any, eval_dataset: Any) -> None:
 
     Raises:
         ArgumentError: `eval_every_epochs` without evaluation by epoch, `eval_full_every` or `eval_group_column` without
-            `max_eval_samples`, `eval_minutes` without an evaluation set, or a count of rows that is not whole.
+            `max_eval_samples`, that without any evaluation, or `eval_minutes` without an evaluation set.
     """
     idle = []
+    if eval_dataset is None or (args.eval_strategy == IntervalStrategy.NO and args.eval_minutes is None):
+        idle.append(("max_eval_samples", "an evaluation set and --eval_strategy"))
     if args.eval_every_epochs is not None and args.eval_strategy != IntervalStrategy.EPOCH:
         idle.append(("eval_every_epochs", "--eval_strategy epoch"))
     if args.max_eval_samples is None:
@@ -98,9 +102,33 @@ def check_schedule(args: Any, eval_dataset: Any) -> None:
             continue
         if name in args.explicit_fields:
             raise ArgumentError(f"{name}={value}: does nothing without {needed}. Give that, or leave this out.")
-        logger.info("%s=%s of the preset is passed over: it needs %s.", name, value, needed)
+        logger.info("%s=%s is passed over: it needs %s.", name, value, needed)
     if args.eval_minutes is not None and eval_dataset is None:
         raise ArgumentError(f"eval_minutes={args.eval_minutes}: there is no eval_dataset to look at.")
+
+
+def check_subset(args: Any, eval_dataset: Any) -> None:
+    """Raises ArgumentError where `max_eval_samples` contradicts other arguments; see `EvaluationMixin`."""
+    subset_size(args)
+    for name, value in (
+        ("batch_eval_metrics", True),
+        ("dataloader_drop_last", True),
+        ("eval_do_concat_batches", False),
+    ):
+        if getattr(args, name) is value:
+            raise ArgumentError(
+                f"{name}={value}: with max_eval_samples={args.max_eval_samples} all predictions are needed, in order "
+                "of the rows. Leave one of the two out."
+            )
+    if (args.metric_for_best_model or "").removeprefix("eval_").startswith("full_"):
+        raise ArgumentError(
+            f"metric_for_best_model={args.metric_for_best_model}: leave out full_; with max_eval_samples the best "
+            "model is always that of all rows."
+        )
+    names = list(eval_dataset) if isinstance(eval_dataset, Mapping) else []
+    taken = [name for name in names if name == "full" or str(name).startswith("full_")]
+    if taken:
+        raise ArgumentError(f"Evaluation set {taken[0]!r}: eval_full_* are the metrics of all rows. Call it otherwise.")
 
 
 def subset_size(args: Any) -> int | float:

@@ -40,7 +40,7 @@ class ExactLossMixin:
         super().__init__(*args, **kwargs)
         if self.compute_loss_func is not None or self.label_smoother is not None or self.args.n_gpu > 1:
             return
-        model = _unwrap(self.model)
+        model = unwrap_peft(self.model)
         if getattr(model, "accepts_loss_kwargs", None) is True:  # divides by num_items_in_batch itself
             return
         if find_loss_kind(model) is not None:
@@ -61,14 +61,14 @@ class ExactLossMixin:
     def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """As in Trainer."""
         # Trainer takes the labels away, from which an encoder-decoder would have made its decoder's input.
-        make_decoder_ids = getattr(_unwrap(self.model), "prepare_decoder_input_ids_from_labels", None)
+        make_decoder_ids = getattr(unwrap_peft(self.model), "prepare_decoder_input_ids_from_labels", None)
         is_exact = self.compute_loss_func == self._exact_loss
         if is_exact and make_decoder_ids and "labels" in inputs and "decoder_input_ids" not in inputs:
             inputs = {**inputs, "decoder_input_ids": make_decoder_ids(labels=inputs["labels"])}
         return super().compute_loss(model, inputs, *args, **kwargs)  # type: ignore[misc]
 
     def _exact_loss(self, outputs: Any, labels: Any, num_items_in_batch: Any = None) -> torch.Tensor:
-        model = _unwrap(self.model)
+        model = unwrap_peft(self.model)
         logits = outputs["logits"] if isinstance(outputs, Mapping) else outputs[0]
         return exact_loss(cast(LossKind, find_loss_kind(model)), model.config, logits, labels, num_items_in_batch)
 
@@ -120,12 +120,12 @@ class ExactLossMixin:
             return False
         if self.args.use_liger_kernel or self.label_names != ["labels"]:  # type: ignore[attr-defined]
             return False
-        model = _unwrap(self.model)
+        model = unwrap_peft(self.model)
         return hasattr(model, "row_losses") or find_loss_kind(model) is not None
 
     def _sum_rows(self, logits: Any, labels: torch.Tensor, bounds: torch.Tensor | None) -> torch.Tensor | None:
         """Loss and number of items per row, (n, 2); None where a row has no loss of its own."""
-        model = _unwrap(self.model)
+        model = unwrap_peft(self.model)
         logits = logits[0] if isinstance(logits, tuple) else logits
         kind = find_loss_kind(model)
         if kind is not None:
@@ -144,5 +144,6 @@ class ExactLossMixin:
         return super()._get_num_items_in_batch(batch_samples, device)  # type: ignore[misc]
 
 
-def _unwrap(model: Any) -> Any:
+def unwrap_peft(model: Any) -> Any:
+    """The model under PEFT's wrapper, or the model itself."""
     return model.get_base_model() if isinstance(model, PeftModel) else model

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from peft import PeftModel
 from torch import nn
 from torch.utils.data import DataLoader, Subset
 
 from ..data.streams import is_stream
 from ..errors import ArgumentError
+from .exact_loss import unwrap_peft
 
 NUM_ROWS = 8
 NUM_NAMED = 5
@@ -108,13 +108,13 @@ class LossCheckMixin:
             return f"compute_loss_func ({getattr(self.compute_loss_func, '__qualname__', self.compute_loss_func)})"
         if not _is_own(_definer(type(self), "compute_loss")):
             return f"The loss of {type(self).__name__}.compute_loss"
-        return f"The loss of {type(_unwrap(self.model)).__name__}"
+        return f"The loss of {type(unwrap_peft(self.model)).__name__}"
 
     def _has_loss_function(self) -> bool:
         return self.compute_loss_func is not None and self.compute_loss_func != self._exact_loss  # type: ignore[attr-defined]
 
     def _has_foreign_loss(self) -> bool:
-        owners = (_definer(type(self), "compute_loss"), _definer(type(_unwrap(self.model)), "forward"))
+        owners = (_definer(type(self), "compute_loss"), _definer(type(unwrap_peft(self.model)), "forward"))
         return self._has_loss_function() or not all(map(_is_own, owners))
 
     def _why_not_checked(self) -> str | None:
@@ -136,10 +136,6 @@ def _definer(cls: type, name: str) -> type:
 
 def _is_own(cls: type) -> bool:
     return cls.__module__.split(".")[0] in _OWN
-
-
-def _unwrap(model: Any) -> Any:
-    return model.get_base_model() if isinstance(model, PeftModel) else model
 
 
 def _draw_batch(loader: Any, batch_size: int) -> Any:

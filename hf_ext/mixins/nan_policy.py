@@ -120,8 +120,8 @@ class NanPolicyMixin:
         return "rows " + "; ".join(", ".join(map(str, drawn[i])) for i in batches) + " of the training data"
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
-        name = self.args.metric_for_best_model or ""
-        value = metrics.get(name if name.startswith("eval_") else f"eval_{name}")
+        name = self._best_metric_key()  # type: ignore[attr-defined]  # of EvaluationMixin
+        value = metrics.get(name)
         if value is not None and not math.isfinite(value):
             logger.warning("%s is %s at step %d: never the best.", name, value, self.state.global_step)
             return False

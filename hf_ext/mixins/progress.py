@@ -90,6 +90,11 @@ class LiveProgress(ProgressCallback):
         if metrics:
             self.training_bar.write(f"step {state.global_step}: {describe_metrics(metrics)}")
 
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Also closes the bar of an evaluation that was given up, or of rows that were looked at after it."""
+        super().on_evaluate(args, state, control, **kwargs)
+        super().on_train_end(args, state, control, **kwargs)
+
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """By now Trainer knows whether the last evaluation was the best."""
         if self.training_bar is not None:

@@ -48,8 +48,8 @@ class PushCheckMixin:
         for name in list_local_references(model):
             reason = f"{name} is a folder of this machine" if name else "its base model has no name"
             logger.warning(
-                "The model on the Hub cannot be loaded elsewhere: %s, and only its name was pushed. Train with an "
-                "encoder of the Hub, or with --save_full (affinity models), or push merged weights.",
+                "The model on the Hub cannot be loaded elsewhere: %s, and its name was pushed, not its weights. Train "
+                "with an encoder of the Hub, or with --save_full (affinity models), or push merged weights.",
                 reason,
             )
         tokenizer = self.processing_class or getattr(self.data_collator, "tokenizer", None)

@@ -21,8 +21,6 @@ from ..hub.pins import pin_files, unpin
 from ..hub.pushing import LAST_CHECKPOINT, list_sources, open_repository, resolve_token
 from .model_push import CARD, ModelPushMixin
 
-STOP_GRACE_S = 10.0  # schedulers kill 30 s after SIGTERM, and the last checkpoint needs some of it
-
 logger = logging.getLogger(__name__)
 
 
@@ -34,7 +32,7 @@ class PushingMixin(ModelPushMixin):
     checkpoint, "best" that of each new best one, "checkpoint" as every_save plus the whole newest checkpoint as
     `last-checkpoint/`, from which a run continues elsewhere; "end" nothing. A save during a push is left out
     (`hub_always_push`: waits its turn); one that failed is a warning and is made up for with the next. A run that is
-    stopped leaves a push that takes longer than `STOP_GRACE_S`, or until `max_hours`, and says so.
+    stopped leaves a push that takes longer than `push_grace_s`, or until `max_hours`, and says so.
 
     `save_model` also begins a push; `push_to_hub` pushes what `output_dir` may share, downloads it, loads it and
     compares predictions. Copies of what is being uploaded come on top of `save_total_size_gb`.
@@ -47,6 +45,7 @@ class PushingMixin(ModelPushMixin):
     stop_reason: str | None
     push_retries = 3
     push_wait_s = 2.0  # before the first retry; doubles
+    push_grace_s = 10.0  # schedulers kill 30 s after SIGTERM, and the last checkpoint needs some of it
 
     def __init__(self, *args: Any, **kwargs: Any):
         self._pushes = PushQueue()
@@ -161,9 +160,9 @@ class PushingMixin(ModelPushMixin):
     def _grace_s(self) -> float:
         """How long a run that was stopped may still push."""
         if not str(self.stop_reason).startswith("max_hours"):
-            return STOP_GRACE_S
+            return self.push_grace_s
         age_s = time.monotonic() - self._process_began  # type: ignore[attr-defined]
-        return max(STOP_GRACE_S, self.args.max_hours * 3600 - age_s - STOP_GRACE_S)
+        return max(self.push_grace_s, self.args.max_hours * 3600 - age_s - self.push_grace_s)
 
     def _leave_pushes(self, grace_s: float) -> None:
         if self._pushes.wait(grace_s):

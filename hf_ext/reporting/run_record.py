@@ -11,13 +11,13 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from ..hardware import count_cpu_cores, detect_hardware
+from ..optional import installed_version
 from .run_clock import RunClockCallback
 
 FORMAT = 1
@@ -25,6 +25,8 @@ PACKAGES = (
     *("hf_ext", "torch", "transformers", "accelerate", "datasets", "peft", "safetensors", "evaluate", "numpy"),
     *("faesm", "flash-attn", "deepspeed", "torchao"),
 )
+# What is either a Hub id or a path, which nothing but the file system tells apart.
+SOURCES = ("dataset_name", "model_name_or_path", "encoders", "init_head_from", "distill_from")
 
 
 def record_run(
@@ -41,6 +43,8 @@ def record_run(
         settings: arguments of model and data by name; training arguments come from the trainer, as the plan left them.
         origins: where each argument came from, as `FastArgumentParser` recorded.
         arguments: the command line, for the command that repeats the run.
+
+    Local data and models are absolute paths in the settings, so that nobody takes `data/pairs` for a Hub id.
     """
     parameters = [(p.numel(), p.requires_grad) for p in trainer.model.parameters()]
     best = trainer.args.metric_for_best_model
@@ -79,7 +83,20 @@ def record_evaluations(trainer: Any) -> dict[str, Any]:
 
 def _setting(args: Any, settings: Mapping[str, Any], name: str) -> Any:
     value = settings[name] if name in settings else getattr(args, name, None)
-    return "<set>" if name.endswith("token") and value else value
+    if name in SOURCES:
+        return [absolute_if_local(item) for item in value] if isinstance(value, list) else absolute_if_local(value)
+    return "<set>" if is_secret(name) and value else value
+
+
+def is_secret(name: str) -> bool:
+    """Whether an argument of this name may hold a token."""
+    return name.endswith("token")
+
+
+def absolute_if_local(name: Any) -> Any:
+    """The absolute path of a file or folder of this machine; anything else, a Hub id or None, as it is."""
+    path = Path(name).expanduser() if isinstance(name, str) and name else None
+    return os.path.abspath(path) if path and path.exists() else name
 
 
 def _command(arguments: Sequence[str]) -> str:
@@ -89,7 +106,7 @@ def _command(arguments: Sequence[str]) -> str:
     words = iter(arguments)
     for word in words:
         name, is_joined, _ = word.partition("=")
-        if not name.endswith("token"):
+        if not (name.startswith("--") and is_secret(name)):
             kept.append(word)
         elif not is_joined:
             next(words, None)
@@ -104,28 +121,25 @@ def _environment(trainer: Any) -> dict[str, Any]:
         "device": hardware.device_name or hardware.name,
         "num_processes": trainer.args.world_size,
         "cpu_count": count_cpu_cores(),
-        "versions": {name: _version(name) for name in PACKAGES if _version(name)},
+        "versions": {name: installed_version(name) for name in PACKAGES if installed_version(name)},
     }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def _costs(trainer: Any, metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Seconds, memory and money. Of all sessions of the run; loading and scoring of this one only."""
     this_process = time.time() - psutil.Process(os.getpid()).create_time()
     clock = next((c for c in trainer.callback_handler.callbacks if isinstance(c, RunClockCallback)), None)
-    train_s = metrics["train_runtime"] if clock is None else clock.seconds
-    wall_s = this_process + max(train_s - metrics["train_runtime"], 0.0)
+    if clock is not None and clock.num_sessions:
+        train_s = clock.seconds
+        wall_s = this_process + max(train_s - metrics["train_runtime"], 0.0)
+    else:  # stock Trainer, or heads that trainers of their own trained, some perhaps in an earlier process
+        train_s = metrics["train_runtime"]
+        wall_s = max(this_process, train_s)
     price = getattr(trainer.args, "dollars_per_hour", None)
     return {
         "wall_s": wall_s,
         "train_s": train_s,
-        "num_sessions": 1 if clock is None else clock.num_sessions,
+        "num_sessions": clock.num_sessions or None if clock else 1,
         "peak_memory_gib": metrics.get("train_peak_memory_gib"),
         "memory_of": "process" if trainer.args.device.type == "cpu" else "device",
         "dollars_per_hour": price,
@@ -134,8 +148,10 @@ def _costs(trainer: Any, metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write_json(path: Path, record: Any) -> None:
-    """Writes `record` as strict JSON, which has no NaN and no infinity: those become null."""
-    path.write_text(json.dumps(_strict(record), indent=2, default=str) + "\n", encoding="utf-8")
+    """Writes `record` whole or not at all, as strict JSON, which has no NaN and no infinity: those become null."""
+    draft = path.with_name(f".{path.name}.tmp")
+    draft.write_text(json.dumps(_strict(record), indent=2, default=str) + "\n", encoding="utf-8")
+    os.replace(draft, path)
 
 
 def _strict(value: Any) -> Any:

@@ -9,9 +9,10 @@ from datasets import Dataset
 
 from hf_ext.affinity.arguments import AffinityArguments
 from hf_ext.affinity.building import build_collator, build_model
-from hf_ext.affinity.distilling import TEACHER_FILE, compare_with_teacher, distill, format_distillation
+from hf_ext.affinity.distilling import compare_with_teacher, distill, format_distillation
 from hf_ext.affinity.prediction_speed import measure_speeds
 from hf_ext.affinity.scoring import SplitScores
+from hf_ext.affinity.teacher import TEACHER_FILE
 from hf_ext.data.arguments import DataArguments
 from hf_ext.errors import ArgumentError, DataError
 from hf_ext.evaluation import score_predictions

@@ -1,11 +1,12 @@
 """Several seeds in one command: each head is the run it would be alone, and the model predicts their mean."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from hf_ext.affinity.arguments import AffinityArguments
 from hf_ext.affinity.building import build_collator, build_model
@@ -177,15 +178,24 @@ def test_a_stopped_command_continues_where_it_was_and_trains_no_finished_seed_ag
     assert all(same(head_of(tmp_path / name), head_of(whole / name)) for name in ("seed-42", "seed-43", "seed-44"))
 
 
-def test_finished_seeds_of_another_run_are_refused_and_resume_no_trains_them_again(make_trainer, tmp_path):
-    settings = {"num_train_epochs": 1}
-    trainer, args = make_trainer(tmp_path, 2, **settings)
-    train_seeds(trainer, args)
+def test_finished_seeds_are_read_from_where_the_folder_is_now(ensemble, make_trainer, tmp_path):
+    shutil.copytree(ensemble[2], tmp_path / "moved")
+    trainer, args = make_trainer(tmp_path / "moved", 3)
+    name, zeros = "model.safetensors", torch.zeros(1)
+    weights = load_file(tmp_path / "moved" / "seed-43" / name)
+    save_file({**weights, "head.layers.3.bias": zeros}, tmp_path / "moved" / "seed-43" / name)
+    trained = train_seeds(trainer, args)
+    assert [run["folder"] for run in trained.runs] == [str(tmp_path / "moved" / f"seed-{s}") for s in (42, 43, 44)]
+    assert torch.equal(trainer.model.head.members[1].layers[-1].bias, zeros)
+
+
+def test_finished_seeds_of_another_run_are_refused_and_resume_no_trains_them_again(ensemble, make_trainer, tmp_path):
+    shutil.copytree(ensemble[2], tmp_path, dirs_exist_ok=True)
     before = head_of(tmp_path / "seed-42")
-    trainer, args = make_trainer(tmp_path, 2, learning_rate=5e-3, **settings)
+    trainer, args = make_trainer(tmp_path, 2, learning_rate=5e-3)
     with pytest.raises(CheckpointError, match=r"seed-42 was written by a run that differs:\n  learning_rate"):
         train_seeds(trainer, args)
-    trainer, args = make_trainer(tmp_path, 2, learning_rate=5e-3, resume="no", **settings)
+    trainer, args = make_trainer(tmp_path, 2, learning_rate=5e-3, resume="no", num_train_epochs=1)
     train_seeds(trainer, args)
     assert not same(before, head_of(tmp_path / "seed-42"))
 

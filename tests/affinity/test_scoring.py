@@ -119,7 +119,7 @@ def test_a_ridge_sees_a_sample_of_many_rows_and_the_table_says_so(make_trainer, 
     scored = score_split(make_trainer(), splits, "test", None, None)
     assert scored.baselines["one-hot ridge"]["num_rows"] == 250
     assert scored.baselines["training mean"]["num_rows"] == 400
-    assert "one-hot ridge: fitted on 250 of 400 training rows." in scored.table().splitlines()
+    assert "Baseline one-hot ridge: fitted on 250 of 400 training rows." in scored.table().splitlines()
 
 
 def test_embeddings_of_an_encoder_that_trained_are_no_baseline(make_trainer, splits):
@@ -134,6 +134,8 @@ def test_censored_labels_and_ranking_losses_are_judged_as_such(make_trainer, spl
     assert "(limits counted from their wrong side only)" in scored.verdict.text
     ranking = score_split(make_trainer(loss="ranking"), splits, "test", None, None)
     assert "RMSE" not in ranking.verdict.text
+    assert ranking.notes[0].startswith("The loss ranks rows: predictions have no unit")
+    assert not any("ranks rows" in note for note in scored.notes)
 
 
 def test_a_stream_is_judged_against_the_mean_that_scaled_the_model(make_trainer, splits):
@@ -152,3 +154,13 @@ def test_everything_goes_into_json(scored):
     facts = scored.to_dict()
     assert json.loads(json.dumps(facts, allow_nan=False)) == facts
     assert {"num_rows", "verdict", "scores", "baselines", "collapse", "slices", "notes"} == facts.keys()
+
+
+def test_sequences_without_a_single_varying_3_mer_have_no_sequence_ridge(make_trainer, splits):
+    def shorten(rows):
+        rows = rows.filter(lambda row: row["heavy"] == ANTIBODIES[0]).remove_columns("antigen")
+        return rows.add_column("antigen", ["G" * (i % 2 + 1) for i in range(len(rows))])
+
+    one = {name: shorten(rows) for name, rows in splits.items()}
+    fitted = fit_baselines(make_trainer(), one, "test", None)
+    assert [*fitted.predictions] == ["training mean", "ridge on embeddings"]

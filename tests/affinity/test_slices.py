@@ -52,8 +52,8 @@ def test_fewer_than_30_on_either_side_are_too_few():
 def test_new_sequences_that_are_nearly_old_ones_are_said_to_be():
     leaks = {"threshold": 0.9, "k": 5, "columns": {"heavy": {"num_checked": 200, "num_near_duplicates": 150}}}
     assert describe_near_duplicates(leaks) == [
-        "Of the heavy sequences that are new, 75% share 90% of their 5-mers with one of training: new means slightly "
-        "changed here."
+        "Of the sequences that are new in heavy, 75% share 90% of their 5-mers with one of training: new means "
+        "slightly changed here."
     ]
     leaks["columns"]["heavy"]["num_near_duplicates"] = 99
     assert describe_near_duplicates(leaks) == describe_near_duplicates(None) == describe_near_duplicates({}) == []

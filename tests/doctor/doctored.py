@@ -16,6 +16,7 @@ from hf_ext.masked_lm.arguments import MaskedLMArguments
 from hf_ext.training_args import FastTrainingArguments
 
 GB = 10**9
+FOLDERS = ("output_dir", "cache_dir", "hub_cache")
 
 
 def look(
@@ -39,7 +40,8 @@ def look(
         "cpu_cores": 8,
         "load_average": 0.0,
         "shared_memory_bytes": 8 * GB,
-        "free_bytes": dict.fromkeys(("output_dir", "cache_dir", "hub_cache"), 100 * GB),
+        "free_bytes": dict.fromkeys(FOLDERS, 100 * GB),
+        "is_writable": dict.fromkeys(FOLDERS, True),
         "hub_is_offline": False,
         "has_token": True,
     }

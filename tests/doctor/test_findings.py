@@ -1,7 +1,7 @@
 """Each remedy fires in the situation that it is for, names the flag or command, and does not fire otherwise."""
 
 import pytest
-from doctored import GB, change, healthy, look, names
+from doctored import FOLDERS, GB, change, healthy, look, names
 
 from hf_ext.checkpoints.budget import Sizes
 from hf_ext.doctor.findings import find_problems, would_run
@@ -10,7 +10,8 @@ from hf_ext.hardware import describe_hardware
 
 CPU = describe_hardware("cpu")
 COLAB = {"in_colab": True, "drive_is_mounted": True, "output_dir": "/content/drive/MyDrive/run"}
-FREE = dict.fromkeys(("output_dir", "cache_dir", "hub_cache"), 100 * GB)
+FREE = dict.fromkeys(FOLDERS, 100 * GB)
+MAY = dict.fromkeys(FOLDERS, True)
 
 
 def swap_package(facts, name, **changes):
@@ -55,6 +56,8 @@ SITUATIONS = {
     "disk": ({}, {"free_bytes": {**FREE, "output_dir": 10**6}}, {}, "stops", "--save_total_limit 1"),
     "disk ": ({}, {"free_bytes": {**FREE, "cache_dir": 10**5}}, {}, "stops", "--embedding_cache_dir"),
     "disk  ": ({}, {}, {"download_bytes": 101 * GB}, "stops", "HF_HOME"),
+    "disk   ": ({}, {"is_writable": {**MAY, "output_dir": False}}, {}, "stops", "another --output_dir"),
+    "disk    ": ({}, {"is_writable": {**MAY, "cache_dir": False}}, {}, "stops", "another --embedding_cache_dir"),
     "drive": ({}, {**COLAB, "drive_is_mounted": False}, {}, "stops", "drive.mount"),
     "drive ": ({}, {**COLAB, "output_dir": "/content/outputs"}, {}, "warns", "/content/drive/MyDrive"),
     "drive  ": ({}, {**COLAB, "free_bytes": {**FREE, "output_dir": 8 * 10**8}}, {}, "warns", "low_disk"),
@@ -95,6 +98,7 @@ CALM = {
     "long run elsewhere": ({}, {}, {"seconds": [("training", (3600.0, 14 * 3600.0))]}),
     "offline with all weights": ({}, {"hub_is_offline": True}, {}),
     "no token and no push": ({}, {"has_token": False}, {}),
+    "read-only downloads, all at hand": ({}, {"is_writable": {**MAY, "hub_cache": False}}, {}),
     "small /dev/shm, no workers": ({}, {"shared_memory_bytes": 64 * 2**20}, {}),
     "as many workers as cores": ({"dataloader_num_workers": 8}, {}, {"plan": None}),
 }

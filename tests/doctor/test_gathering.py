@@ -7,10 +7,12 @@ from hf_ext.affinity.arguments import AffinityArguments
 from hf_ext.data.arguments import DataArguments
 from hf_ext.data.demo import make_demo_table
 from hf_ext.doctor.arguments import DoctorArguments
+from hf_ext.doctor.machine import read_machine
 from hf_ext.errors import ArgumentError
 from hf_ext.hardware import describe_hardware
 from hf_ext.masked_lm.arguments import MaskedLMArguments
 from hf_ext.plan import make_plan
+from hf_ext.training_args import FastTrainingArguments
 
 COLUMNS = ["heavy", "light", "antigen"]
 
@@ -145,6 +147,33 @@ def test_a_stream_is_estimated_from_its_first_rows_and_its_steps(tmp_path):
     rows = facts.work.num_rows["train"]
     assert facts.work.encoders[0].train.total == 32 * rows
     assert facts.schedule.epochs == pytest.approx(400 / rows)
+
+
+def test_a_stream_without_a_number_of_steps_stops(tmp_path):
+    path = tmp_path / "proteins.fasta"
+    path.write_text("".join(f">p{i}\n{'ACDEFGHIKL' * 3}\n" for i in range(40)))
+    data = DataArguments(dataset_name=str(path), streaming=True, split_sizes=[0.5, 0.5, 0.0])
+    shape = MaskedLMArguments(num_hidden_layers=2, hidden_size=64, num_attention_heads=4)
+    (finding,) = look(model=shape, data=data).problems
+    assert (finding.name, finding.level, finding.remedy) == ("stream", "stops", "--max_steps N")
+
+
+def test_folders_that_cannot_be_made_are_seen(tmp_path):
+    (tmp_path / "file").write_text("")
+    args = FastTrainingArguments(output_dir=str(tmp_path / "file" / "run"), report_to="none")
+    args.embedding_cache_dir = str(tmp_path / "new" / "cache")
+    machine = read_machine(args, "t4")
+    assert (machine.is_writable["output_dir"], machine.is_writable["cache_dir"]) == (False, True)
+
+
+def test_what_the_estimate_leaves_out_is_noted(tmp_path):
+    (tmp_path / "0123").mkdir()
+    (tmp_path / "0123" / "key.json").write_text("{}")
+    model = AffinityArguments(distill_from="nobody/teacher", loss="mse")
+    notes = "\n".join(look(model=model, embedding_cache_dir=str(tmp_path)).notes)
+    assert "--distill_from: that model is read by the run alone" in notes
+    assert f"What {tmp_path} already holds is not encoded again" in notes
+    assert "already holds" not in "\n".join(look(embedding_cache_dir=str(tmp_path / "empty")).notes)
 
 
 def test_a_negative_time_to_measure_is_refused():

@@ -1,6 +1,5 @@
 """A run continued with other arguments: contradictions are refused and listed, allowed and harmless changes act."""
 
-import gc
 import logging
 from pathlib import Path
 
@@ -81,10 +80,7 @@ def make_wider():
 
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory):
-    gc.collect()
-    gc.freeze()  # Trainer collects garbage before each run: half a second over all that transformers has imported
-    yield Bench(tmp_path_factory.mktemp("changes"))
-    gc.unfreeze()
+    return Bench(tmp_path_factory.mktemp("changes"))
 
 
 def refusal_of(bench, folder, changes, **given) -> str:

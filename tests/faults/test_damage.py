@@ -1,6 +1,5 @@
 """Every file of a checkpoint, damaged in every way: found before a tensor reaches the model, and the run goes on."""
 
-import gc
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -116,12 +115,9 @@ def missing_words(message: str, name: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def families(tmp_path_factory):
-    gc.collect()
-    gc.freeze()  # Trainer collects garbage before each run: half a second over all that transformers has imported
     folder = tmp_path_factory.mktemp("damage")
     templates = {"esm": make_esm(), "lora": make_lora(folder / "base")}
-    yield {name: Family(folder / name, template) for name, template in templates.items()}
-    gc.unfreeze()
+    return {name: Family(folder / name, template) for name, template in templates.items()}
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """`save_total_size_gb` while a run writes: what the folder holds, looked at every millisecond, is never above it."""
 
 import dataclasses
-import gc
 import itertools
 import json
 import re
@@ -37,10 +36,7 @@ def tally(request):
     names = ("combinations", "saves", "above the budget", "samples", "disks of the budget's size")
     counts, seconds = dict.fromkeys(names, 0), []
     counts["percent of the budget at most"] = 0
-    gc.collect()
-    gc.freeze()  # Trainer collects garbage before each run: half a second over all that transformers has imported
     yield counts, seconds
-    gc.unfreeze()
     counts["samples a second"] = round(counts["samples"] / max(1e-9, sum(seconds)))
     record("disk_budget", counts)
     with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():

@@ -252,7 +252,11 @@ SETS = {"a": make_script(*RUN), "ab": make_script(*RUN)}
         ({"metric_for_best_model": "loss", "greater_is_better": False}, None, "rmse orders models as a mean squared"),
         ({"metric_for_best_model": None}, None, "metric_for_best_model=None: models are compared row by row"),
         ({"metric_for_best_model": "recall"}, None, "'recall'.*EarlyStoppingCallback, which takes any metric"),
-        ({"metric_for_best_model": "rmse"}, None, "the worst model would be kept.*--greater_is_better False"),
+        (
+            {"metric_for_best_model": "rmse", "greater_is_better": True},
+            None,
+            "the worst model would be kept.*--greater_is_better False",
+        ),
         ({"greater_is_better": False}, None, "--greater_is_better True"),
         ({}, SETS, "whose name comes first, such as a_spearman"),
         ({"eval_strategy": "no"}, None, "needs an --eval_strategy"),

@@ -1,6 +1,5 @@
 """The gradient of an effective batch does not depend on how it is split; stock Trainer's does."""
 
-import gc
 import logging
 
 import pytest
@@ -33,15 +32,6 @@ MORE = {
     "T5": {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2, "dropout_rate": 0.0}
     | {"decoder_start_token_id": 1, "eos_token_id": 2},
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cheap_garbage_collection():
-    """Trainer collects garbage before each run: half a second over all that transformers has imported."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 def make_model(name: str, **settings) -> torch.nn.Module:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from transformers import PrinterCallback
+from transformers import PrinterCallback, TrainerCallback
 from transformers.trainer_callback import ProgressCallback
 from watched_runs import Kill, make_script, make_trainer, model_of
 
@@ -81,6 +81,18 @@ def test_rows_outside_a_subset_get_a_bar_of_their_own(tmp_path, capsys):
     assert "0/4 [" in bars  # 80 rows
     assert "0/6 [" in bars  # the other 120
     assert "5/4" not in bars
+
+
+def test_no_bar_is_left_open_where_rows_are_looked_at_after_an_evaluation_that_ends_the_run(tmp_path):
+    class StopHere(TrainerCallback):
+        def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            control.should_training_stop = True
+
+    trainer = make_trainer(tmp_path, ROWS, StopHere(), max_eval_samples=80, disable_tqdm=False)
+    trainer.train()
+    (bar,) = [c for c in trainer.callback_handler.callbacks if is_bar(c)]
+    assert trainer.state.global_step == 1
+    assert bar.prediction_bar is None
 
 
 def test_a_resumed_bar_begins_where_the_run_is(tmp_path, capsys):

@@ -95,6 +95,7 @@ def pins(folder: Path) -> list[str]:
 def test_an_affinity_model_comes_back_and_predicts_the_same_bits(
     hub: HubServer,
     make_affinity: Callable,
+    demo_encoders: Any,
     demo_rows: Any,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
@@ -119,9 +120,10 @@ def test_an_affinity_model_comes_back_and_predicts_the_same_bits(
     train_to_end(trainer)
     repository = hub.repositories["me/run"]
     assert repository.private
-    assert {"README.md", "config.json", "model.safetensors", "inputs.json", "plan.json"} < set(repository.files)
+    assert {"README.md", "config.json", "model.safetensors", "inputs.json"} < set(repository.files)
     assert "predictions for 16 rows are the same bit for bit" in caplog.text
     assert ("is a folder of this machine" in caplog.text) == (training != "full")
+    assert (str(demo_encoders[0]).encode() in repository.files["config.json"]) == (training != "full")
     every = {name for files in repository.commits.values() for name in files}
     assert not [name for name in every if name.endswith((".bin", ".pt", ".pth", ".pkl")) or "optimizer" in name]
     assert not {"training_args.json", "trainer_state.json", "run.log", "rank_0.json"} & every
@@ -439,7 +441,7 @@ def test_failure_12_no_room_for_the_copy_does_not_stop_training(
 def test_failure_13_a_stop_does_not_wait_for_a_hub_that_hangs(
     make_trainer: Callable, hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
-    monkeypatch.setattr("hf_ext.mixins.pushing.STOP_GRACE_S", 0.5)
+    monkeypatch.setattr(FastTrainer, "push_grace_s", 0.5)
     hub.faults.append(Fault("POST", "commit", 99, delay_s=30.0))
     trainer = make_trainer(hub_strategy="every_save")
     trainer.add_callback(StopAfter(3))

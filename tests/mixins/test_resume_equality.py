@@ -1,7 +1,5 @@
 """A run that was killed and resumed is the run that was not: weights, logged values, evaluations and rows seen."""
 
-import gc
-
 import closing_line
 import pytest
 from resuming_runs import NUM_ROWS, Case, Runs, differences
@@ -47,10 +45,7 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory, make_affinity, demo_rows):
-    gc.collect()
-    gc.freeze()  # Trainer collects garbage before each run: half a second over all that transformers has imported
-    yield Runs(tmp_path_factory.mktemp("runs"), make_affinity, demo_rows)
-    gc.unfreeze()
+    return Runs(tmp_path_factory.mktemp("runs"), make_affinity, demo_rows)
 
 
 @pytest.fixture(scope="module")

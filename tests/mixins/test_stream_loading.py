@@ -1,6 +1,5 @@
 """Training streams inside FastTrainer: one reader, a position that is saved, and a resume that reads what was left."""
 
-import gc
 import json
 
 import pytest
@@ -15,15 +14,6 @@ from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
 READ: list[int] = []  # ids that sources were asked for
-
-
-@pytest.fixture(scope="module", autouse=True)
-def keep_what_is_imported():
-    """Trainer collects garbage before each run: half a second over all that transformers has imported."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 class Line(nn.Module):

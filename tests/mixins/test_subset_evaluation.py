@@ -1,6 +1,5 @@
 """Evaluations while training look at few rows, the same ones; what is decided is decided on all."""
 
-import gc
 import json
 from pathlib import Path
 
@@ -18,15 +17,6 @@ from hf_ext.training_args import FastTrainingArguments
 STEPS = {"eval_strategy": "steps", "eval_steps": 1}  # four a run
 KEPT = []  # trainers with workers: to the end of the process, as garbage each worker costs 5 s of waiting
 BEST = {"metric_for_best_model": "score", "greater_is_better": True}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cheap_garbage_collection():
-    """Trainer collects garbage before each run: half a second over all that transformers has imported."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 # --- which rows ------------------------------------------------------------------------------------------------------
@@ -107,8 +97,20 @@ def test_groups_keep_their_shares(tmp_path):
 
 
 def test_another_seed_looks_at_other_rows(tmp_path):
-    passes = [train_seeing_rows(tmp_path / str(seed), max_eval_samples=5, seed=seed)[1][0][:5] for seed in (3, 3, 4)]
-    assert passes[0] == passes[1] != passes[2]
+    trainer, passes = train_seeing_rows(tmp_path, max_eval_samples=5)
+    for trainer.args.seed in (3, 4):
+        trainer.train()
+    first, again, other = (rows[:5] for rows in passes)
+    assert first == again != other
+
+
+def test_few_rows_are_said_to_be_few(tmp_path, caplog):
+    make_trainer(tmp_path, {"a": make_rows(60)}, max_eval_samples=0.8).choose_eval_rows()
+    assert "max_eval_samples=0.8 leaves 48 of 60 evaluation rows (a): scores of so few" in caplog.text
+    caplog.clear()
+    for rows, size in ((60, 50), (9, 1.0)):
+        make_trainer(tmp_path, make_rows(rows), max_eval_samples=size).choose_eval_rows()
+    assert not caplog.text
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -347,6 +349,39 @@ def test_a_run_that_a_callback_ends_ends_in_a_full_evaluation(tmp_path):
         assert agree(last, trainer.evaluate())
 
 
+def test_the_last_model_is_saved_where_a_callback_ends_the_run_between_two_saves_and_it_is_the_best(tmp_path):
+    class StopAt3(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            control.should_training_stop |= state.global_step == 3
+
+    scores = Scripted(of_5=[0.5, 0.9], of_37=[0.5, 0.9])
+    given = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2, **BEST}
+    given |= {"compute_metrics": scores, "callbacks": [StopAt3()], "load_best_model_at_end": True}
+    trainer = make_trainer(tmp_path, make_rows(37), **given, max_eval_samples=5)
+    trainer.train()
+    assert (trainer.state.best_metric, trainer.state.best_global_step) == (0.9, 3)
+    assert Path(trainer.state.best_model_checkpoint).name == "checkpoint-3"
+
+
+@pytest.mark.parametrize("ended_by", ["steps", "callback"])
+def test_a_hyperparameter_search_gets_the_subsets_metrics_and_at_the_end_those_of_all_rows(
+    tmp_path, monkeypatch, ended_by
+):
+    class StopAt2(TrainerCallback):
+        def on_evaluate(self, args, state, control, **kwargs):
+            control.should_training_stop |= state.global_step == 2
+
+    #       of all rows because the first is a best; of the subset; of all rows again because it is the last
+    scores = Scripted(of_5=[0.5, 0.4], of_37=[0.1, 0.2])
+    given = {**STEPS, **BEST, "compute_metrics": scores, "max_eval_samples": 5}
+    given |= {"callbacks": [StopAt2()]} if ended_by == "callback" else {"max_steps": 2}
+    trainer, seen = make_trainer(tmp_path, make_rows(37), **given), []
+    monkeypatch.setattr(Trainer, "_report_to_hp_search", lambda self, trial, step, metrics: seen.append(metrics))
+    trainer.train()
+    assert [metrics["eval_score"] for metrics in seen] == ([0.5, 0.2] if ended_by == "steps" else [0.5, 0.4, 0.2])
+    assert not any("full" in key for metrics in seen for key in metrics)
+
+
 def test_a_schedule_that_lowers_the_rate_reads_the_subsets_score(tmp_path):
     scores = Scripted(of_5=[0.5, 0.4, 0.3, 0.2])
     given = {"lr_scheduler_type": "reduce_lr_on_plateau", "lr_scheduler_kwargs": {"patience": 0, "mode": "max"}}
@@ -376,6 +411,29 @@ def test_the_clock_evaluates_too_and_the_end_is_evaluated_once(tmp_path):
     slow = make_trainer(tmp_path, make_rows(37), **{**given, "eval_minutes": 60.0})
     slow.train()
     assert [log["step"] for log in evaluations(slow)] == [8]
+
+
+def test_what_the_clock_evaluated_last_is_not_evaluated_again_at_the_end_of_a_run_that_ends_there(tmp_path):
+    class StopAt2(TrainerCallback):
+        def on_evaluate(self, args, state, control, **kwargs):
+            control.should_training_stop |= state.global_step == 2
+
+    given = {"eval_minutes": 1e-9, "max_eval_samples": 5, "callbacks": [StopAt2()]}
+    trainer = make_trainer(tmp_path, make_rows(37), compute_metrics=count, **given)  # by epoch, too
+    trainer.train()
+    assert [log["step"] for log in evaluations(trainer)] == [1, 2, 2]  # the subset, twice; all rows of the last
+    assert trainer.evaluation_facts()["num_evaluations"] == 2
+
+
+def test_a_users_own_evaluation_does_not_stand_for_the_last_of_the_run(tmp_path):
+    class Look(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            trainer.evaluate(make_rows(5, seed=2), metric_key_prefix="own")
+
+    given = {"eval_strategy": "steps", "eval_steps": 9, "max_eval_samples": 5, "callbacks": [Look()]}
+    trainer = make_trainer(tmp_path, make_rows(37), compute_metrics=count, **given)
+    trainer.train()
+    assert [(log["step"], log["eval_full_rows"]) for log in evaluations(trainer)] == [(4, 37.0)]
 
 
 def test_an_evaluation_by_the_clock_is_saved_where_the_best_model_is_loaded(tmp_path):
@@ -491,6 +549,8 @@ def test_the_time_saved_is_that_of_the_passes_left_out(tmp_path):
     ("given", "message"),
     [
         ({"max_eval_samples": 5.5}, r"max_eval_samples=5\.5: give a whole number"),
+        ({"max_eval_samples": 5, "eval_strategy": "no"}, "max_eval_samples=5: does nothing without an evaluation set"),
+        ({"max_eval_samples": 5, "metric_for_best_model": "eval_full_score"}, "leave out full_"),
         ({"eval_every_epochs": 2, **STEPS}, "eval_every_epochs=2: does nothing without --eval_strategy epoch"),
         ({"eval_full_every": 2}, "eval_full_every=2: does nothing without --max_eval_samples"),
         ({"eval_group_column": "group"}, "eval_group_column=group: does nothing without --max_eval_samples"),

@@ -157,7 +157,7 @@ def affinity_results(**changes: Any) -> dict[str, Any]:
             "size_ratio": 12.5,
             "held_out": {"text": "The teacher did not train on these test rows."},
         },
-        "advice": ["ALARM: RMSE 2.1025 is no better than the 2.1001 of a constant.", "Next: --use_peft fine-tunes."],
+        "advice": ["Next: --use_peft fine-tunes."],
     }
     return {key: value for key, value in {**results, **changes}.items() if value is not None}
 
@@ -172,7 +172,7 @@ def masked_lm_results(**changes: Any) -> dict[str, Any]:
         "model": {"class": "EsmForMaskedLM", "num_parameters": 1000, "num_trainable": 1000},
         "train": {"train_runtime": 9.8, "train_residues_per_s": 50445.0},
         "test": {"model": model, "unigram": {**model, "perplexity": 16.59, "accuracy": 0.12}},
-        "settings": {"sequence_columns": ["sequence"]},
+        "settings": {"sequence_columns": ["sequence"], "model_name_or_path": "/home/somebody/models/esm"},
     }
     return {key: value for key, value in {**results, **changes}.items() if value is not None}
 

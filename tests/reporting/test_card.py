@@ -175,7 +175,7 @@ def test_the_model_index_holds_the_defined_scores_and_makes_the_round_trip(card:
     first = results[0]
     assert (first.dataset_type, first.dataset_name, first.dataset_split) == ("local-file", "her2.csv", "test")
     assert {result.verified for result in results} == {False}
-    assert "Undefined on its test data: R2 (all labels are equal)." in card.text
+    assert "- Undefined, R2 of the model: all labels are equal." in card.text
 
 
 def test_infinite_scores_stay_out_of_the_model_index(tmp_path: Path) -> None:
@@ -238,7 +238,7 @@ def test_scores_stand_beside_baselines_with_intervals(card: ModelCard) -> None:
     assert "Scores on the test split, 120 rows, with 95 % bootstrap intervals over rows." in found
     assert re.search(r"\| Spearman's rho +\| 0\.810 \[0\.760, 0\.860\] \| undefined", found)
     assert re.search(r"\| Recall at 9 and above +\| 0\.750 \[0\.700, 0\.800\] +\| not measured", found)
-    assert "- Undefined for training mean: Spearman's rho (all labels are equal)." in found
+    assert "- Undefined, Spearman's rho of training mean: all labels are equal." in found
     assert "### Rows whose heavy is not in training (40 rows)" in found
     assert "- No row is new to training in light." in found
     assert "within single groups: 0.200 to 0.900 in 2 of 3 groups" in found
@@ -257,8 +257,22 @@ def test_an_ensemble_says_what_its_spread_is_worth(card: ModelCard, tmp_path: Pa
     assert "heads" not in section(card, "Scores")
 
 
+def test_a_student_names_its_teacher_without_its_folder(tmp_path: Path) -> None:
+    record = {**RECORD, "distillation": {"teacher": "/home/ann/secret/large", "alpha": 0.5}}
+    found = section(write(tmp_path / "run", record), "Training")
+    assert "It learned from the predictions of `large` (local), whose share is 0.500." in found
+
+
+def test_a_ranking_model_promises_an_order_and_no_unit(card: ModelCard, tmp_path: Path) -> None:
+    text = write(tmp_path / "run", changed("model.loss", "ranking")).text
+    assert "Predicts the order of rows by `pKd`, not its values, from amino-acid sequences" in text
+    assert "one number per row (float32, higher for a higher `pKd`)" in text
+    assert "one number per row (float32, in the unit of `pKd`)" in card.text
+
+
 LIMITS = [
     ("verdict.is_better", False, "It is not better than a trivial predictor"),
+    ("verdict", {"is_better": False, "baseline": "3-mer ridge"}, "It is not better than 3-mer ridge: prefer that"),
     ("verdict.is_better", None, "is not decided by this run"),
     ("data.source", None, "Trained on generated demo data"),
     ("data.streaming", True, "The data was streamed"),

@@ -167,6 +167,22 @@ def test_key_numbers_hold_the_score_against_the_best_baseline(tmp_path) -> None:
     ]
 
 
+def test_a_teacher_is_no_baseline(tmp_path) -> None:
+    results = affinity_results()
+    results["test"]["scores"]["teacher"] = {"spearman": make_score(0.9, 0.85, 0.95), "rmse": make_score(0.1)}
+    _, _, markdown = read_report(write_run(tmp_path, results))
+    assert markdown.count("| best baseline: 0.600, ridge on embeddings |") == 1
+
+
+def test_predictors_stand_side_by_side_with_the_model_marked(tmp_path) -> None:
+    _, html, markdown = read_report(write_run(tmp_path, affinity_results()))
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in markdown.splitlines() if "|" in line]
+    assert ["", "model", "training mean", "ridge on embeddings"] in rows
+    assert ["RMSE", "0.500 [0.450, 0.550]", "1.100 [1.000, 1.200]", "0.900 [0.850, 0.950]"] in rows
+    assert '<td class="num main">0.500 <span class="interval">[0.450, 0.550]</span></td>' in html
+    assert '<td class="num">0.900 <span class="interval">[0.850, 0.950]</span></td>' in html
+
+
 def test_the_report_says_what_was_trained_on_what_and_how_to_repeat_it(tmp_path) -> None:
     page, _, markdown = read_report(write_run(tmp_path, affinity_results()))
     text = " ".join(page.texts)
@@ -176,7 +192,8 @@ def test_the_report_says_what_was_trained_on_what_and_how_to_repeat_it(tmp_path)
         "Rows whose heavy is not in training: 31 rows.",
         "Undefined, Spearman of training mean: all 40 predictions are equal (7.5).",
         "Early stopping stopped training at step 300.",
-        "3 runs that differ in their seed (7, 8, 9), on the same test rows.",
+        "3 heads: steps, scores on validation and curves here are those of the first, seed 7.",
+        "3 heads that differ in their seed (7, 8, 9), on the same test rows.",
         "0.790 +- 0.010 0.810 [0.760, 0.860]",
         "The spread times 2.500 (fitted on validation) covers 70 % of the test rows, where 68 % are expected; twice",
         "teacher .../teacher share of the teacher in a label 0.500",
@@ -265,6 +282,7 @@ def test_masked_language_models_stand_beside_residue_frequencies(tmp_path) -> No
     text = " ".join(page.texts)
     assert "perplexity on test 8.170 residue frequencies: 16.590" in text
     assert "accuracy on test 41 % residue frequencies: 12 %" in text
+    assert "1,000 of them trained. It began as .../esm, not pinned." in text
     assert re.search(r"\| test, unigram +\| +2.100 \| +16.590 \| +0.120 \|", markdown)
 
 

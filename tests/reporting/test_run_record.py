@@ -3,6 +3,7 @@
 import json
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -58,6 +59,37 @@ def test_money_is_the_price_of_the_wall_clock(recorded):
     assert costs["wall_s"] > costs["train_s"] > 0
     assert costs["dollars"] == pytest.approx(costs["wall_s"] / 1000)  # 3.6 dollars an hour
     assert (costs["num_sessions"], costs["memory_of"]) == (1, "process")
+
+
+def test_heads_with_trainers_of_their_own_cost_what_their_training_took(tmp_path):
+    args = FastTrainingArguments(str(tmp_path), use_cpu=True, report_to="none", dollars_per_hour=3600.0)
+    trainer = FastTrainer(Line(), args)
+    hour = SimpleNamespace(metrics={"train_runtime": 3600.0})  # most of it in an earlier process
+    costs = record_run(trainer, hour, {}, {}, [])["costs"]
+    assert (costs["train_s"], costs["wall_s"], costs["num_sessions"]) == (3600.0, 3600.0, None)
+    assert costs["dollars"] == 3600.0
+
+
+def test_local_data_and_models_are_absolute_and_hub_ids_stay(tmp_path, monkeypatch):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "pairs").mkdir()
+    monkeypatch.chdir(tmp_path)
+    given = {"dataset_name": "data/pairs", "encoders": ["facebook/esm2_t6_8M_UR50D", "data"], "distill_from": None}
+    trainer = FastTrainer(Line(), FastTrainingArguments(str(tmp_path), use_cpu=True, report_to="none"))
+    trained = SimpleNamespace(metrics={"train_runtime": 1.0})
+    settings = record_run(trainer, trained, given, dict.fromkeys(given, "command line"), [])["settings"]
+    assert settings == {
+        "dataset_name": str(tmp_path / "data" / "pairs"),
+        "encoders": ["facebook/esm2_t6_8M_UR50D", str(tmp_path / "data")],
+        "distill_from": None,
+    }
+
+
+def test_a_value_that_ends_in_token_stays_in_the_command(tmp_path):
+    trainer = FastTrainer(Line(), FastTrainingArguments(str(tmp_path), use_cpu=True, report_to="none"))
+    words = ["--output_dir", "my_token", "--hub_token", SECRET, "--seed", "1"]
+    command = record_run(trainer, SimpleNamespace(metrics={"train_runtime": 1.0}), {}, {}, words)["command"]
+    assert command.endswith(" --output_dir my_token --seed 1")
 
 
 def test_versions_are_those_that_are_installed(recorded):

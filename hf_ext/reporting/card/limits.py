@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from ..report.run_files import RunFiles
+from ..report.scores import undefined_notes
 from ..report.values import as_dict, is_finite, number, share
 from .loading import missing_bases
 from .metadata import is_demo, metric_name, scored_split
-from .scores import undefined_scores
 
 _SPLITS = {
     "random": "The split is random over rows: the scores say how the model does on rows like those of training, not on "
@@ -44,11 +44,12 @@ def _basic(run: RunFiles) -> list[str]:
     lines = []
     if is_demo(run):
         lines.append("Trained on generated demo data: it shows that the code works and predicts nothing real.")
-    better = as_dict(run.results.get("verdict")).get("is_better")
+    verdict = as_dict(run.results.get("verdict"))
+    better, baseline = verdict.get("is_better"), verdict.get("baseline") or "a trivial predictor"
     if better is False:
-        lines.append("It is not better than a trivial predictor: do not use its predictions.")
+        lines.append(f"It is not better than {baseline}: prefer that to its predictions.")
     if better is None:
-        lines.append("Whether it is better than a trivial predictor is not decided by this run.")
+        lines.append(f"Whether it is better than {baseline} is not decided by this run.")
     return lines
 
 
@@ -127,10 +128,8 @@ def _lengths(run: RunFiles, data: dict[str, Any]) -> list[str]:
 
 
 def _scores(run: RunFiles) -> list[str]:
-    undefined = undefined_scores(run)
-    if not undefined:
-        return []
-    return [f"Undefined on its test data: {', '.join(f'{metric_name(m)} ({why})' for m, why in undefined.items())}."]
+    _, scores = scored_split(run)
+    return undefined_notes({"the model": scores.get("model")}, metric_name)
 
 
 def _reference(run: RunFiles) -> list[str]:

@@ -19,11 +19,12 @@ def loading_section(run: RunFiles, repo: str) -> list[str]:
     if repo == PLACEHOLDER:
         lines += [f"`{PLACEHOLDER}` is the model's id on the Hub, or the path of its folder.", ""]
     if not run.is_masked_lm:
+        label = run.settings.get("label_column", "label")
+        unit = f"higher for a higher `{label}`" if ranks(run) else f"in the unit of `{label}`"
         lines += [
             f"`predict` takes a list of dicts, a dict of lists, a `datasets.Dataset` or a pandas DataFrame with "
-            f"{_columns_text(run)}, and returns one number per row (float32, in the unit of "
-            f"`{run.settings.get('label_column', 'label')}`). It refuses sequences that hold anything but residues and "
-            "names their rows.",
+            f"{_columns_text(run)}, and returns one number per row (float32, {unit}). It refuses sequences that "
+            "hold anything but residues and names their rows.",
             "",
         ]
     missing = missing_bases(run)
@@ -35,6 +36,11 @@ def loading_section(run: RunFiles, repo: str) -> list[str]:
             "",
         ]
     return lines
+
+
+def ranks(run: RunFiles) -> bool:
+    """Whether the model learned an order only, so that its predictions have no unit."""
+    return as_dict(run.results.get("model")).get("loss") == "ranking"
 
 
 def missing_bases(run: RunFiles) -> list[str]:

@@ -67,11 +67,6 @@ def show_command(command: str) -> str:
     return shlex.join(shown)
 
 
-def is_secret(name: str) -> bool:
-    """Whether an argument of this name may hold a token."""
-    return name.endswith("token")
-
-
 def repo_name(run: RunFiles, repo_id: str | None) -> str:
     """OWNER/NAME that the model is or will be pushed to; `USER/NAME` where nobody has said."""
     name = repo_id or run.settings.get("hub_model_id")

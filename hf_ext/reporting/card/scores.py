@@ -6,6 +6,7 @@ from typing import Any
 
 from ..report import values
 from ..report.run_files import RunFiles
+from ..report.scores import undefined_notes
 from ..report.values import as_dict
 from ..tables import format_markdown_table
 from .metadata import metric_name, scored_split
@@ -28,7 +29,7 @@ def scores_section(run: RunFiles) -> list[str]:
     lines += _seeds(as_dict(run.results.get("seeds")))
     for part in as_dict(run.results.get(split)).get("slices") or []:
         found = {name: _only(metrics) for name, metrics in as_dict(part.get("scores")).items()}
-        lines += [f"### {_capital(str(part.get('name')))} ({values.number(part.get('num_rows'))} rows)", ""]
+        lines += [f"### {values.capitalize(str(part.get('name')))} ({values.number(part.get('num_rows'))} rows)", ""]
         lines += [score_table(found), "", *_undefined(found)]
     return lines
 
@@ -41,12 +42,6 @@ def score_table(scores: dict[str, Any]) -> str:
         for metric, score in metrics.items()
     ]
     return format_markdown_table(rows, ["", *scores])
-
-
-def undefined_scores(run: RunFiles) -> dict[str, str]:
-    """Metric -> why the model has no value of it."""
-    _, scores = scored_split(run)
-    return _reasons(as_dict(scores.get("model")))
 
 
 def _row_name(metric: str, score: Any) -> str:
@@ -67,22 +62,8 @@ def _interval_text(scores: dict[str, Any]) -> str:
 
 
 def _undefined(scores: dict[str, Any]) -> list[str]:
-    """One line per reason, naming predictor and metrics."""
-    lines = []
-    for predictor, metrics in scores.items():
-        reasons: dict[str, list[str]] = {}
-        for metric, reason in _reasons(as_dict(metrics)).items():
-            reasons.setdefault(reason, []).append(metric_name(metric))
-        lines += [f"- Undefined for {predictor}: {', '.join(names)} ({why})." for why, names in reasons.items()]
+    lines = [f"- {note}" for note in undefined_notes(scores, metric_name)]
     return [*lines, ""] if lines else []
-
-
-def _reasons(metrics: dict[str, Any]) -> dict[str, str]:
-    return {
-        metric: str(score.get("undefined") or "no value")
-        for metric, score in metrics.items()
-        if isinstance(score, dict) and score.get("value") is None
-    }
 
 
 def _groups(scores: dict[str, Any]) -> list[str]:
@@ -121,7 +102,3 @@ def _seeds(seeds: dict[str, Any]) -> list[str]:
 def _only(metrics: Any) -> dict[str, Any]:
     found = as_dict(metrics)
     return {name: found[name] for name in _OF_SLICES if name in found} or found
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]

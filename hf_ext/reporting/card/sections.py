@@ -7,10 +7,11 @@ from typing import Any
 from ..report import values
 from ..report.run_files import RunFiles
 from ..report.values import as_dict
+from ..run_record import is_secret
 from ..tables import format_markdown_table
-from .loading import sequence_columns
+from .loading import ranks, sequence_columns
 from .metadata import data_source, has_licence_file, is_demo
-from .names import bases, is_hub_id, is_secret, last_part, show_argument, show_command, show_name
+from .names import bases, is_hub_id, last_part, show_argument, show_command, show_name
 
 # Beginning of an id -> what its authors ask to be cited as.
 _PAPERS = {
@@ -33,10 +34,10 @@ def model_section(run: RunFiles) -> list[str]:
         ]
     else:
         label = run.settings.get("label_column", "label")
-        lines = [
-            f"Predicts `{label}`, in the unit that column has in the training data, from amino-acid sequences in "
-            f"{columns}. Loss: {model.get('loss', 'not recorded')}."
-        ]
+        what = (
+            f"the order of rows by `{label}`, not its values," if ranks(run) else f"`{label}`, in that column's unit,"
+        )
+        lines = [f"Predicts {what} from amino-acid sequences in {columns}. Loss: {model.get('loss', 'not recorded')}."]
     size = _size(model)
     rows = [
         [_inputs(base), show_name(base["encoder"], base.get("revision")), base.get("training"), base.get("pooling")]
@@ -96,7 +97,7 @@ def _source(run: RunFiles) -> str:
 def training_section(run: RunFiles) -> list[str]:
     """Markdown: how it was trained, in which time, on what, and the command that repeats it."""
     record = run.results
-    lines = ["## Training", "", *_course(record), *_cost(record)]
+    lines = ["## Training", "", *_course(record), *_teacher(record), *_cost(record)]
     applied = [d for d in run.plan.get("decisions") or [] if d.get("status") == "applied"]
     if applied:
         names = [f"{d['name']} ({_CLASSES.get(d.get('kind'), 'unknown class')})" for d in applied]
@@ -109,10 +110,22 @@ def training_section(run: RunFiles) -> list[str]:
 def _course(record: dict[str, Any]) -> list[str]:
     train, best = as_dict(record.get("train")), as_dict(record.get("best"))
     parts = [f"{train['epoch']:g} epochs"] if "epoch" in train else []
-    parts += [f"training loss {values.number(train['train_loss'])}"] if "train_loss" in train else []
+    parts += (
+        [f"training loss{values.of_last_session(record)} {values.number(train['train_loss'])}"]
+        if "train_loss" in train
+        else []
+    )
     parts += [f"best evaluation at step {best['step']}"] if best.get("step") else []
     parts += [f"seed {record['seed']}"] if record.get("seed") is not None else []
     return [f"{', '.join(parts)}."] if parts else []
+
+
+def _teacher(record: dict[str, Any]) -> list[str]:
+    distillation = as_dict(record.get("distillation"))
+    if not distillation:
+        return []
+    share = values.number(distillation.get("alpha"))
+    return [f"It learned from the predictions of {show_name(str(distillation['teacher']))}, whose share is {share}."]
 
 
 def _cost(record: dict[str, Any]) -> list[str]:

@@ -39,7 +39,7 @@ class Table:
     headers: Sequence[str]
     rows: Sequence[Sequence[object]]
     caption: str = ""
-    highlight: str | None = None  # the first cell of the row that matters most
+    highlight: str | None = None  # the header of the column that matters most
 
 
 @dataclass(frozen=True)

@@ -108,9 +108,8 @@ def _leak_blocks(data: Mapping[str, Any]) -> list[Block]:
         "distinct sequences seen",
         "near-duplicates among checked others",
     ]
-    near = (
-        f"Near-duplicates share {values.share(leaks.get('threshold'))} of their {leaks.get('k')}-mers with a row of it."
-    )
+    threshold = values.share(leaks.get("threshold"))
+    near = f"Near-duplicates share {threshold} of their {leaks.get('k')}-mers with a row of training."
     return [Table(headers, rows, f"What of {compared} is in training, too. {near}")]
 
 

@@ -161,7 +161,7 @@ def _draw_rows(plot: Plot, xs: np.ndarray, ys: np.ndarray) -> str:
     """Dots, or hexagons for many rows; returns what is drawn, for the caption."""
     if len(xs) > MAX_DOTS:
         most = plot.hexagons(xs, ys, 1)
-        return f"{len(xs):,} test rows in cells, darker with more rows (at most {most:,})"
+        return f"{len(xs):,} test rows in cells, stronger in colour with more rows (at most {most:,})"
     plot.dots(xs, ys, 1, "faint")
     return f"{len(xs):,} test row{'s' * (len(xs) > 1)}"
 

@@ -20,8 +20,7 @@ def render_html(report: Report) -> str:
     """The page. Everything that a run wrote is escaped; only the drawings and the style are taken as they are."""
     templates = files(__package__) / "templates"
     environment = Environment(autoescape=True, trim_blocks=False)
-    environment.filters.update(cell=_cell, figures_together=figures_together)
-    environment.tests["right"] = _is_right
+    environment.filters.update(cell=_cell, classes=_classes, figures_together=figures_together)
     page = environment.from_string((templates / "report.html").read_text(encoding="utf-8"))
     style = (templates / "report.css").read_text(encoding="utf-8")
     return page.render(report=report, style=style) + "\n"
@@ -44,6 +43,11 @@ def _cell(value: object) -> str:
     text = number(value)
     found = _INTERVAL.fullmatch(text)
     return Markup('{} <span class="interval">{}</span>').format(*found.groups()) if found else text
+
+
+def _classes(table: Table, column: int) -> Markup:
+    names = ["num"] * _is_right(table, column) + ["main"] * (table.headers[column] == table.highlight)
+    return Markup(' class="{}"').format(" ".join(names)) if names else Markup()
 
 
 def _is_right(table: Table, column: int) -> bool:

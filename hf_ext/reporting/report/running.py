@@ -55,7 +55,7 @@ def cost_section(run: RunFiles) -> Section:
         ["training", values.seconds(costs.get("train_s", train.get("train_runtime")))],
         ["of it warm-up, not in the rates", values.seconds(train.get("train_warmup_seconds"))],
         ["sessions", values.number(sessions)],
-        *_rates(train),
+        *_rates(train, values.of_last_session(run.results)),
         ["padding", values.share(train.get("train_padding_share"))],
         ["waiting for data", values.share(train.get("train_data_wait_share"))],
         ["model FLOPs utilization", values.share(train.get("train_mfu"))],
@@ -68,9 +68,9 @@ def cost_section(run: RunFiles) -> Section:
     return Section("cost", "Time, memory, money", [Table(["", ""], rows), Paragraph(note)])
 
 
-def _rates(train: Mapping[str, Any]) -> list[list[object]]:
+def _rates(train: Mapping[str, Any], last: str) -> list[list[object]]:
     units = [unit for unit in ("residues", "tokens", "sequences") if f"train_{unit}_per_s" in train] or ["residues"]
-    return [["throughput", values.rate(train.get(f"train_{unit}_per_s"), unit)] for unit in units]
+    return [[f"throughput{last}", values.rate(train.get(f"train_{unit}_per_s"), unit)] for unit in units]
 
 
 def _factor(value: Any) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from . import values
@@ -18,9 +18,7 @@ MAX_GROUP_ROWS = 300
 def result_section(run: RunFiles) -> Section:
     """How good the model is, and compared with what."""
     blocks = _token_blocks(run) if run.is_masked_lm else _score_blocks(run)
-    advice = [
-        values.shorten_paths(str(line)) for line in run.results.get("advice") or [] if not str(line).startswith("ALARM")
-    ]
+    advice = [values.shorten_paths(str(line)) for line in run.results.get("advice") or []]
     if advice:
         blocks.append(Fold("What the run suggests next", [Bullets(advice)]))
     return Section("result", "Result", blocks)
@@ -31,15 +29,15 @@ def _score_blocks(run: RunFiles) -> list[Block]:
     scores = as_dict(test.get("scores"))
     if not scores:
         return [Paragraph("Not measured: the run has no scores of a test split."), *_figures(run)]
-    blocks: list[Block] = [score_table(scores, f"All {values.number(test.get('num_rows'))} test rows.")]
+    blocks: list[Block] = [score_table(scores, f"Test rows: {values.number(test.get('num_rows'))}.")]
     notes = _score_notes(scores)
     for part in test.get("slices") or []:
-        rows = f"{part.get('name')}: {values.number(part.get('num_rows'))} rows."
-        blocks.append(score_table(as_dict(part.get("scores")), rows[:1].upper() + rows[1:]))
+        rows = f"{values.capitalize(str(part.get('name')))}: {values.number(part.get('num_rows'))} rows."
+        blocks.append(score_table(as_dict(part.get("scores")), rows))
         notes += _score_notes(as_dict(part.get("scores")))
     if test.get("notes"):
         blocks.append(Bullets([str(note) for note in test["notes"]]))
-    notes += _fit_notes(as_dict(test.get("baselines")))
+    notes += fit_notes(as_dict(test.get("baselines")))
     if notes:
         blocks.append(Bullets(list(dict.fromkeys(notes)), is_note=True))
     blocks += _figures(run)
@@ -47,10 +45,10 @@ def _score_blocks(run: RunFiles) -> list[Block]:
 
 
 def score_table(scores: Mapping[str, Any], caption: str) -> Table:
-    """A row per predictor, value and interval per metric."""
+    """A row per metric, a column per predictor: there are more metrics than a page is wide."""
     metrics = list(dict.fromkeys(metric for entries in scores.values() for metric in as_dict(entries)))
-    rows = [[name, *(values.score(as_dict(entries).get(m)) for m in metrics)] for name, entries in scores.items()]
-    return Table(["predictor", *map(metric_name, metrics)], rows, caption, highlight="model")
+    rows = [[metric_name(m), *(values.score(as_dict(both).get(m)) for both in scores.values())] for m in metrics]
+    return Table(["", *scores], rows, caption, highlight="model")
 
 
 def _score_notes(scores: Mapping[str, Any]) -> list[str]:
@@ -60,11 +58,7 @@ def _score_notes(scores: Mapping[str, Any]) -> list[str]:
     confidence = next((entry["confidence"] for _, _, entry in entries if entry.get("low") is not None), None)
     if confidence is not None:
         notes.append(f"In brackets: {values.share(confidence)} intervals, by resampling the test rows.")
-    undefined: dict[str, list[str]] = {}
-    for name, metric, entry in entries:
-        if entry.get("undefined"):
-            undefined.setdefault(f"{name}: {entry['undefined']}", []).append(metric_name(metric))
-    notes += [f"Undefined, {', '.join(metrics)} of {reason}." for reason, metrics in undefined.items()]
+    notes += undefined_notes(scores, metric_name)
     threshold = next((entry for _, _, entry in entries if "threshold" in entry), None)
     if threshold:
         notes.append(
@@ -74,7 +68,20 @@ def _score_notes(scores: Mapping[str, Any]) -> list[str]:
     return notes
 
 
-def _fit_notes(baselines: Mapping[str, Any]) -> list[str]:
+def undefined_notes(scores: Mapping[str, Any], name_metric: Callable[[str], str]) -> list[str]:
+    """Which metrics of which predictors have no value and why: a sentence for all that share metrics and reason."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for predictor, both in scores.items():
+        reasons: dict[str, list[str]] = {}
+        for metric, entry in ((metric, as_dict(entry)) for metric, entry in as_dict(both).items()):
+            if entry and not values.is_finite(entry.get("value")):
+                reasons.setdefault(str(entry.get("undefined") or "no value"), []).append(name_metric(metric))
+        for why, metrics in reasons.items():
+            found.setdefault((", ".join(metrics), why), []).append(predictor)
+    return [f"Undefined, {metrics} of {', '.join(names)}: {why}." for (metrics, why), names in found.items()]
+
+
+def fit_notes(baselines: Mapping[str, Any]) -> list[str]:
     """Baselines that saw only a part of the training rows or of their features."""
     notes = []
     for name, facts in ((name, as_dict(facts)) for name, facts in baselines.items()):

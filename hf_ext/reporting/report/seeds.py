@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from . import values
-from .blocks import Block, Bullets, Table
+from .blocks import Block, Bullets, Paragraph, Table
 from .run_files import RunFiles
 from .summary import metric_name
 from .values import as_dict
@@ -29,10 +29,19 @@ def seed_blocks(run: RunFiles) -> list[Block]:
     ]
     listed = ", ".join(str(seed) for seed in seeds.get("seeds") or [])
     number = values.number(seeds.get("num_seeds"))
-    caption = f"{number} runs that differ in their seed ({listed}), on the same test rows."
-    table = Table(["metric", "one run: mean +- deviation", "mean prediction", "each run"], rows, caption)
+    caption = f"{number} heads that differ in their seed ({listed}), on the same test rows."
+    table = Table(["metric", "one head: mean +- deviation", "their mean, this model", "each head"], rows, caption)
     notes = [*_spread_notes(as_dict(seeds.get("uncertainty"))), str(seeds.get("meaning") or "")]
     return [table, Bullets([note for note in notes if note])]
+
+
+def first_seed_blocks(run: RunFiles) -> list[Block]:
+    """Of which of several runs the curves are."""
+    seeds = as_dict(run.results.get("seeds")).get("seeds") or []
+    if not seeds:
+        return []
+    text = f"{len(seeds)} heads: steps, scores on validation and curves here are those of the first, seed {seeds[0]}."
+    return [Paragraph(text)]
 
 
 def _mean_text(entry: Mapping[str, Any]) -> str:

@@ -10,7 +10,7 @@ from .blocks import KeyNumber
 from .run_files import RunFiles
 from .values import as_dict, is_finite
 
-HIGHER_IS_BETTER = ("spearman", "pearson", "r2", "per_group_spearman")
+LOWER_IS_BETTER = ("rmse", "mae", "token_loss", "perplexity")
 METRIC_NAMES = {
     "spearman": "Spearman",
     "pearson": "Pearson",
@@ -53,11 +53,9 @@ def make_subtitle(run: RunFiles) -> str:
 
 def read_verdict(run: RunFiles) -> tuple[str, bool | None]:
     """The sentence that everything begins with, and whether the model is better; says so where a run has none."""
-    for holder in (run.results, as_dict(run.results.get("test"))):
-        verdict = as_dict(holder.get("verdict"))
-        if verdict.get("text"):
-            is_better = verdict.get("is_better")
-            return str(verdict["text"]), is_better if isinstance(is_better, bool) else None
+    verdict = as_dict(run.results.get("verdict"))
+    if verdict.get("text"):
+        return str(verdict["text"]), verdict.get("is_better")
     return "No verdict: this run was not compared with any baseline.", None
 
 
@@ -99,16 +97,14 @@ def key_numbers(run: RunFiles) -> list[KeyNumber]:
     return numbers
 
 
-def best_baseline(scores: Mapping[str, Any], metric: str) -> tuple[str, dict[str, Any]] | None:
-    """Name and score of the baseline with the best value; None where no baseline has one."""
-    known = {
-        name: as_dict(entries[metric])
-        for name, entries in scores.items()
-        if name != "model" and is_finite(as_dict(as_dict(entries).get(metric)).get("value"))
-    }
+def best_baseline(test: Mapping[str, Any], metric: str) -> tuple[str, dict[str, Any]] | None:
+    """Name and score of the baseline with the best value; None where no baseline has one. A teacher is none."""
+    scores = as_dict(test.get("scores"))
+    entries = {name: as_dict(as_dict(scores.get(name)).get(metric)) for name in as_dict(test.get("baselines"))}
+    known = {name: entry for name, entry in entries.items() if is_finite(entry.get("value"))}
     if not known:
         return None
-    choose = max if metric in HIGHER_IS_BETTER else min
+    choose = min if metric in LOWER_IS_BETTER else max
     name = choose(known, key=lambda key: known[key]["value"])
     return name, known[name]
 
@@ -138,15 +134,14 @@ def _tower_inputs(tower: Mapping[str, Any]) -> list[list[str]]:
 
 def _score_numbers(run: RunFiles) -> list[KeyNumber]:
     test = as_dict(run.results.get("test"))
-    scores = as_dict(test.get("scores"))
-    model = as_dict(scores.get("model"))
+    model = as_dict(as_dict(test.get("scores")).get("model"))
     if not model:
         return [KeyNumber("test score", values.NOT_MEASURED, "no test split was scored")]
     numbers = []
     for metric in ("spearman", "rmse"):
         if metric not in model:
             continue
-        best = best_baseline(scores, metric)
+        best = best_baseline(test, metric)
         note = f"best baseline: {values.number(best[1]['value'])}, {best[0]}" if best else "no baseline to compare with"
         entry = as_dict(model[metric])
         numbers.append(KeyNumber(f"{metric_name(metric)} on test", values.score(entry), note))
@@ -175,4 +170,6 @@ def _num_rows(run: RunFiles) -> Any:
 
 def _epochs(run: RunFiles) -> str:
     epochs = as_dict(run.results.get("train")).get("epoch")
-    return f"seen {epochs:.3g} times" if is_finite(epochs) else ""
+    if not is_finite(epochs) or as_dict(run.results.get("data")).get("streaming"):  # a stream counts steps as epochs
+        return ""
+    return "seen once" if epochs == 1 else f"seen {epochs:.3g} times"

@@ -9,7 +9,7 @@ from . import values
 from .blocks import Block, Fold, Paragraph, Section, Table
 from .curves import FULL, curve_figures
 from .run_files import RunFiles
-from .seeds import seed_blocks, teacher_blocks
+from .seeds import first_seed_blocks, seed_blocks, teacher_blocks
 from .summary import metric_name
 from .values import as_dict, is_finite
 
@@ -28,7 +28,7 @@ _TIMES = ("runtime", "per_second", "num_distinct", "num_tokens")
 def training_section(run: RunFiles) -> Section:
     """The model, and how its training went."""
     png = "loss.png" if "loss.png" in run.images else None
-    blocks: list[Block] = [*_model_blocks(run), *_facts(run)]
+    blocks: list[Block] = [*_model_blocks(run), *first_seed_blocks(run), *_facts(run)]
     figures = curve_figures(run.log_history, run.results, png)
     blocks += figures or [Paragraph("No learning curves: the run logged fewer than two losses or scores.")]
     blocks += [
@@ -47,7 +47,7 @@ def _model_blocks(run: RunFiles) -> list[Block]:
         return []
     total, trainable = model.get("num_parameters"), model.get("num_trainable")
     size = f"{values.number(total)} parameters, {values.number(trainable)} of them trained"
-    text = f"{model.get('class') or 'A model'} of {size}."
+    text = f"{model.get('class') or 'A model'} of {size}.{_start(run)}"
     rows = [
         [
             values.shorten_paths(str(tower.get("encoder"))),
@@ -59,6 +59,16 @@ def _model_blocks(run: RunFiles) -> list[Block]:
     ]
     table = Table(["encoder", "revision", "training", "columns"], rows, "Encoders, and what they read.")
     return [Paragraph(text), *([table] if rows else [])]
+
+
+def _start(run: RunFiles) -> str:
+    """Of a masked language model: which weights it began with."""
+    if not run.is_masked_lm or "model_name_or_path" not in run.settings:
+        return ""
+    name, revision = run.settings["model_name_or_path"], run.settings.get("model_revision")
+    if not name:
+        return " It began with random weights."
+    return f" It began as {values.shorten_paths(name)}{f', revision {revision}' if revision else ', not pinned'}."
 
 
 def _inputs_text(tower: Mapping[str, Any]) -> str:
@@ -73,7 +83,7 @@ def _facts(run: RunFiles) -> list[Block]:
     evaluation = as_dict(results.get("evaluation"))
     rows: list[list[object]] = [
         ["loss", as_dict(results.get("model")).get("loss") or settings.get("loss")],
-        ["mean training loss", values.number(train.get("train_loss"))],
+        [f"mean training loss{values.of_last_session(results)}", values.number(train.get("train_loss"))],
         ["epochs", values.number(train.get("epoch"))],
         ["steps", values.number(run.state.get("global_step"))],
         ["rows per step and process", values.number(settings.get("per_device_train_batch_size"))],
@@ -110,8 +120,8 @@ def _stopping_blocks(run: RunFiles) -> list[Block]:
         for decision in stopping.get("decisions") or []
         if isinstance(decision, dict)
     ]
-    headers = ["step", "decision", "against the best so far", "against `patience` evaluations ago", "in a row"]
-    headers[3] = f"against {values.number(patience)} evaluations ago"
+    before = f"against {values.number(patience)} evaluations ago"
+    headers = ["step", "decision", "against the best so far", before, "in a row"]
     table = Table(headers, rows[-MAX_EVALUATIONS:], "Improvement with its interval, on the same rows.")
     return [Paragraph(text), *([Fold(f"All {len(rows)} decisions", [table])] if rows else [])]
 
@@ -119,8 +129,7 @@ def _stopping_blocks(run: RunFiles) -> list[Block]:
 def _difference(comparison: Any) -> str:
     """Improvement and interval of a paired comparison."""
     entry = as_dict(comparison)
-    value = entry.get("improvement", entry.get("difference", entry.get("value")))
-    return values.score({**entry, "value": value}) if entry else "-"
+    return values.score({**entry, "value": entry.get("improvement")}) if entry else "-"
 
 
 def _alarm_blocks(run: RunFiles) -> list[Block]:
