@@ -18,7 +18,7 @@ from datasets import Dataset
 from transformers import set_seed
 
 from hf_ext.affinity.arguments import AffinityArguments
-from hf_ext.affinity.building import build_collator, build_model, check_inputs, settle_training
+from hf_ext.affinity.building import build_collator, build_model, check_inputs, check_splits, settle_training
 from hf_ext.affinity.distilling import Distillation, compare_with_teacher, distill, format_distillation
 from hf_ext.affinity.ensemble import train_seeds
 from hf_ext.affinity.results import save_results, summarize_data
@@ -79,6 +79,7 @@ def main(argv: list[str] | None = None) -> dict:
     table = use_demo(model_args, data_args, args) if data_args.dataset_name is None else None
     data = load_data(data_args, output_dir=args.output_dir, seed=args.seed, table=table)
     splits = data.splits
+    check_splits(splits)
     model_args.tower_training, args.use_peft = settle_training(model_args, args.use_peft)
     distillation = distill(model_args, data_args, args, splits) if model_args.distill_from else None
     train_rows = distillation.train if distillation else splits["train"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, cast
@@ -28,6 +28,16 @@ HEAD_SETTINGS = (
     "huber_delta",
     "tobit_scale",
 )  # as in a single head
+
+
+def check_splits(splits: Mapping[str, Any]) -> None:
+    """Raises ArgumentError unless there are rows to train on, to choose the best model by, and to score it on."""
+    missing = [name for name in ("train", "validation", "test") if name not in splits]
+    if missing:
+        raise ArgumentError(
+            f"There is no {' and no '.join(missing)} split: the best model is chosen on validation rows and scored on "
+            "test rows. Give --split_sizes a share for each, or a --split_column that names them."
+        )
 
 
 def settle_training(args: AffinityArguments, use_peft: bool) -> tuple[list[str], bool]:

@@ -8,7 +8,14 @@ from tiny_affinity import ROWS
 from tiny_t5 import write_t5_encoder
 
 from hf_ext.affinity.arguments import AffinityArguments
-from hf_ext.affinity.building import STREAM_CHECK_ROWS, build_collator, build_model, check_inputs, tower_inputs
+from hf_ext.affinity.building import (
+    STREAM_CHECK_ROWS,
+    build_collator,
+    build_model,
+    check_inputs,
+    check_splits,
+    tower_inputs,
+)
 from hf_ext.data.arguments import DataArguments
 from hf_ext.errors import ArgumentError, DataError
 from hf_ext.models.lora import LoraSettings
@@ -179,3 +186,9 @@ def test_a_stream_is_checked_on_its_first_rows_only(demo_encoders):
     report = check_inputs(collator, {"train": IterableDataset.from_generator(rows)})
     assert report["antigen"]["longest"] == 5
     assert STREAM_CHECK_ROWS <= max(drawn) + 1 <= STREAM_CHECK_ROWS + 1
+
+
+def test_a_missing_split_is_refused_before_training_and_named():
+    check_splits({"train": [1], "validation": [2], "test": [3]})
+    with pytest.raises(ArgumentError, match="no validation and no test split.*--split_sizes"):
+        check_splits({"train": [1]})
