@@ -190,5 +190,5 @@ def test_a_stream_is_checked_on_its_first_rows_only(demo_encoders):
 
 def test_a_missing_split_is_refused_before_training_and_named():
     check_splits({"train": [1], "validation": [2], "test": [3]})
-    with pytest.raises(ArgumentError, match="no validation and no test split.*--split_sizes"):
+    with pytest.raises(ArgumentError, match=r"no validation and no test split.*--split_sizes"):
         check_splits({"train": [1]})
