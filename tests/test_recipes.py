@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import csv
+import importlib
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hf_ext.affinity.arguments import AffinityArguments
 from hf_ext.data.arguments import DataArguments
+from hf_ext.errors import ArgumentError
 from hf_ext.parser import FastArgumentParser
 from hf_ext.presets import PRESETS
 from hf_ext.training_args import FastTrainingArguments
@@ -109,12 +113,7 @@ def test_predict_repeats_the_predictions_of_training(demo: dict) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [
-        (["--learning_rat", "1"], "learning_rate"),
-        (["--preset", "max_sped"], "max_speed"),
-        (["--dataset_name", "absent.csv"], "absent.csv"),
-        (["--pooling", "median"], "mean, cls, max"),
-    ],
+    [(["--dataset_name", "absent.csv"], "absent.csv"), (["--pooling", "median"], "mean, cls, max")],
 )
 def test_a_mistake_ends_in_one_line_that_names_the_remedy(tmp_path: Path, arguments: list[str], message: str) -> None:
     done = run(sys.executable, str(ROOT / "recipes" / "max_speed.py"), *arguments, cwd=tmp_path)
@@ -122,10 +121,28 @@ def test_a_mistake_ends_in_one_line_that_names_the_remedy(tmp_path: Path, argume
     assert message in done.stderr
 
 
-def test_help_lists_presets(tmp_path: Path) -> None:
-    done = run(sys.executable, str(ROOT / "recipes" / "max_speed.py"), "--help", cwd=tmp_path)
-    assert done.returncode == 0
-    assert all(name in done.stdout for name in PRESETS)
+@pytest.fixture
+def main(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], dict]:
+    """Of max_speed.py, for command lines that end while they are parsed."""
+    monkeypatch.syspath_prepend(str(ROOT / "recipes"))
+    return importlib.import_module("max_speed").main
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [(["--learning_rat", "1"], "learning_rate"), (["--preset", "max_sped"], "max_speed")],
+)
+def test_a_misspelt_argument_names_the_nearest_one(main: Any, arguments: list[str], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        main(arguments)
+
+
+def test_help_lists_presets(main: Any, capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    assert ended.value.code == 0
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in PRESETS)
 
 
 def test_streaming_trains_and_scores(demo: dict) -> None:
@@ -168,7 +185,16 @@ def test_baseline_and_max_speed_agree_on_the_demo(tmp_path: Path) -> None:
         assert second["low"] <= first["value"] <= second["high"], metric
 
 
-@pytest.mark.parametrize("preset", ["low_memory", "low_disk", "reproducible", "max_speed+reproducible"])
+@pytest.mark.parametrize(
+    "preset",
+    [
+        *("low_memory", "low_disk+reproducible"),
+        *(
+            pytest.param(name, marks=pytest.mark.nightly)
+            for name in ("low_disk", "reproducible", "max_speed+quick_eval")
+        ),
+    ],
+)
 def test_every_other_preset_trains_the_demo(tmp_path: Path, preset: str) -> None:
     outcome = train(tmp_path, "--preset", preset, "--max_steps", "4")
     assert outcome["results"]["test"]["num_rows"] == 300
