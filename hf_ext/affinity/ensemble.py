@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import logging
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from ..checkpoints.store import CheckpointStore
 from ..errors import ArgumentError
 from ..models.affinity import AffinityModel
 from ..reporting.run_clock import RunClockCallback
-from ..reporting.run_record import record_evaluations
+from ..reporting.run_record import record_evaluations, write_json
 from ..training_args import FastTrainingArguments
 from .building import HEAD_SETTINGS
 
@@ -132,7 +131,7 @@ def _train_one(trainer: Any, args: FastTrainingArguments, seed: int) -> dict[str
             **record_evaluations(member),
         }
         if member.is_world_process_zero():
-            _write(finished, {"facts": facts, "run": run})
+            write_json(finished, {"facts": facts, "run": run})
         member.accelerator.wait_for_everyone()
         return run
     finally:
@@ -162,12 +161,6 @@ def _make_member(trainer: Any, args: FastTrainingArguments) -> Any:
         trainer.eval_dataset,
         compute_metrics=trainer.compute_metrics,
     )
-
-
-def _write(path: Path, content: dict[str, Any]) -> None:
-    draft = path.with_name(f".{path.name}.tmp")
-    draft.write_text(json.dumps(content, indent=2) + "\n")
-    os.replace(draft, path)
 
 
 def _gather(trainer: Any, folders: list[Path]) -> None:

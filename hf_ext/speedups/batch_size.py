@@ -14,7 +14,6 @@ from .base import Context, Decision, Kind, Run, off
 NAME = "batch_size"
 KIND: Kind = "L"
 MIN_STEPS_PER_EPOCH = 64
-LR_SCALINGS = ("none", "linear", "sqrt")
 
 
 def decide(context: Context) -> Decision:
