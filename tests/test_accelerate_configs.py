@@ -1,41 +1,72 @@
-"""The launcher files: parsed by accelerate itself, each key commented and read, and one of them really launched."""
+"""The launcher files: parsed by accelerate itself, each key commented and followed to the setting that it becomes."""
 
-import json
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
+import torch
 import yaml
 from accelerate.commands.config.config_args import ClusterConfig, load_config_from_file
-from accelerate.commands.launch import _validate_launch_command, launch_command_parser
-from accelerate.utils.launch import prepare_simple_launcher_cmd_env
+from accelerate.parallelism_config import ParallelismConfig
+from accelerate.utils import DeepSpeedPlugin, FullyShardedDataParallelPlugin
+from accelerate.utils.fsdp_utils import fsdp2_prepare_auto_wrap_policy
+from accelerate.utils.launch import prepare_multi_gpu_env
+from launcher_files import FOLDER, launcher_arguments, launcher_environment
+from torch.distributed.fsdp import CPUOffloadPolicy
+from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
+from transformers import EsmConfig, EsmForMaskedLM
 
-FOLDER = Path(__file__).parents[1] / "accelerate_configs"
 FILES = sorted(FOLDER.glob("*.yaml"))
-ALL = pytest.mark.parametrize("path", FILES, ids=[path.name for path in FILES])
+PROCESSES = {
+    "1gpu_a100_bf16": 1,
+    "1gpu_h100_bf16": 1,
+    "1gpu_t4_fp16": 1,
+    "2cpu_ddp": 2,
+    "2gpu_baseline": 2,
+    "2gpu_ddp": 2,
+    "2gpu_fsdp2": 2,
+    "2node_8gpu_fsdp2": 16,
+    "4gpu_baseline": 4,
+    "4gpu_ddp": 4,
+    "4gpu_fsdp2": 4,
+    "4gpu_fsdp2_lora": 4,
+    "4gpu_fsdp2_offload": 4,
+    "4gpu_zero2": 4,
+    "4gpu_zero3_offload": 4,
+    "8gpu_ddp": 8,
+    "8gpu_fsdp2": 8,
+    "8gpu_hsdp": 8,
+    "cpu": 1,
+}
+SECTIONS = ("fsdp_config", "deepspeed_config", "parallelism_config")
+ALL = pytest.mark.parametrize("path", FILES, ids=[path.stem for path in FILES])
 
 
-def launcher_environment(path: Path) -> dict[str, str]:
-    """The environment that `accelerate launch --config_file path` gives the script."""
-    args = launch_command_parser().parse_args(["--config_file", str(path), "script.py"])
-    args, _, _ = _validate_launch_command(args)
-    return prepare_simple_launcher_cmd_env(args)[1]
+def having(section):
+    files = [path for path in FILES if f"\n{section}:" in path.read_text(encoding="ascii")]
+    return pytest.mark.parametrize("path", files, ids=[path.stem for path in files])
 
 
-def test_there_are_three_launcher_files():
-    assert [path.name for path in FILES] == ["1gpu_a100_bf16.yaml", "1gpu_t4_fp16.yaml", "cpu.yaml"]
+def enter(monkeypatch, environment: dict[str, str]) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+
+
+def read(path: Path) -> dict:
+    return yaml.safe_load(path.read_text(encoding="ascii"))
+
+
+def test_there_are_nineteen_launcher_files_and_each_has_its_processes():
+    assert {path.stem: load_config_from_file(str(path)).num_processes for path in FILES} == PROCESSES
+    assert len(PROCESSES) == 19
 
 
 @ALL
 def test_accelerate_loads_the_file_and_knows_every_key(path):
     config = load_config_from_file(str(path))
     assert isinstance(config, ClusterConfig)
-    assert config.num_processes == 1
-    assert config.num_machines == 1
+    assert config.num_machines == (2 if "2node" in path.stem else 1)
 
 
 def test_accelerate_refuses_a_key_it_does_not_know(tmp_path):
@@ -47,20 +78,25 @@ def test_accelerate_refuses_a_key_it_does_not_know(tmp_path):
 
 def uncommented_keys(text: str) -> list[str]:
     lines = text.splitlines()
-    keys = [(number, line) for number, line in enumerate(lines) if re.match(r"\w+:", line)]
-    return [line for number, line in keys if number == 0 or not lines[number - 1].startswith("# ")]
+    keys = [(number, line) for number, line in enumerate(lines) if re.match(r"\s*\w+:", line)]
+    return [line for number, line in keys if number == 0 or not lines[number - 1].lstrip().startswith("# ")]
 
 
 @ALL
 def test_every_key_has_a_comment_and_the_file_names_its_smallest_hardware(path):
     text = path.read_text(encoding="ascii")
-    assert uncommented_keys(text) == []
-    assert "Smallest hardware: " in text.split("\n\n")[0]
-    assert len(yaml.safe_load(text)) == len(re.findall(r"^\w+:", text, flags=re.MULTILINE)) == 7
+    head, _, body = text.partition("\n\n")
+    assert uncommented_keys(body) == []
+    assert "Smallest hardware: " in head
+    assert "Take it for: " in head
+    assert f"--config_file accelerate_configs/{path.name}" in head
+    num_keys = len(read(path)) + sum(len(read(path).get(section, {})) for section in SECTIONS)
+    assert num_keys == len(re.findall(r"^\s*\w+:", body, flags=re.MULTILINE)) >= 7
 
 
 def test_the_comment_check_finds_a_bare_key():
-    assert uncommented_keys("# why\nuse_cpu: true\nnum_machines: 1\n") == ["num_machines: 1"]
+    text = "# why\nuse_cpu: true\nnum_machines: 1\n# why\nfsdp_config:\n  fsdp_version: 2\n"
+    assert uncommented_keys(text) == ["num_machines: 1", "  fsdp_version: 2"]
 
 
 # What the launcher ignores or cannot use, measured on accelerate 1.15: their flags have a default that is not None, so
@@ -70,55 +106,185 @@ IGNORED = {"enable_cpu_affinity", "same_network", "rdzv_backend", "downcast_bf16
 
 @ALL
 def test_the_launcher_really_reads_every_key(path):
-    wanted = yaml.safe_load(path.read_text(encoding="ascii"))
-    args = launch_command_parser().parse_args(["--config_file", str(path), "script.py"])
-    before = dict(vars(args))
-    args, _, _ = _validate_launch_command(args)
+    wanted = read(path)
+    before, after = launcher_arguments(path)
     assert wanted.keys() & IGNORED == set()
-    for key in wanted.keys() - {"compute_environment", "distributed_type"}:  # these two choose the launcher itself
-        assert before.get(key) is None, key
-        assert getattr(args, key) == wanted[key], key
-    assert (args.multi_gpu, args.use_fsdp, args.use_deepspeed, args.tpu) == (False, False, False, False)
+    for key in wanted.keys() - {"compute_environment", "distributed_type", *SECTIONS}:  # two choose the launcher itself
+        assert getattr(before, key, None) is None, key
+        assert getattr(after, key) == wanted[key], key
+    kind = wanted["distributed_type"]
+    chosen = (kind == "MULTI_GPU", kind == "FSDP", kind == "DEEPSPEED", False)
+    assert (after.multi_gpu, after.use_fsdp, after.use_deepspeed, after.tpu) == chosen
+    assert after.use_parallelism_config == ("parallelism_config" in wanted)
+
+
+def unknown_section_keys(path: Path) -> list[str]:
+    """Keys of sections that are no flags of the launcher; accelerate takes them in silence."""
+    before, _ = launcher_arguments(path)
+    return [key for section in SECTIONS for key in read(path).get(section, {}) if not hasattr(before, key)]
+
+
+@ALL
+def test_every_key_of_a_section_is_a_flag_of_the_launcher(path):
+    assert unknown_section_keys(path) == []
+
+
+def test_the_section_check_finds_a_short_name_that_accelerate_drops(tmp_path):
+    path = tmp_path / "short.yaml"
+    text = (FOLDER / "8gpu_hsdp.yaml").read_text(encoding="ascii")
+    path.write_text(text.replace("parallelism_config_dp_shard_size:", "dp_shard_size:"), encoding="ascii")
+    assert unknown_section_keys(path) == ["dp_shard_size"]
+    assert launcher_environment(path)["PARALLELISM_CONFIG_DP_SHARD_SIZE"] == "1"
+
+
+# What each key of a section becomes in the object that accelerate builds from the launcher's environment.
+FSDP_FIELDS = {
+    "fsdp_version": lambda plugin: plugin.fsdp_version,
+    "fsdp_reshard_after_forward": lambda plugin: plugin.reshard_after_forward,
+    "fsdp_auto_wrap_policy": lambda plugin: (
+        "TRANSFORMER_BASED_WRAP" if plugin.auto_wrap_policy is transformer_auto_wrap_policy else "NO_WRAP"
+    ),
+    "fsdp_state_dict_type": lambda plugin: plugin.state_dict_type.name,
+    "fsdp_cpu_ram_efficient_loading": lambda plugin: plugin.cpu_ram_efficient_loading,
+    "fsdp_offload_params": lambda plugin: isinstance(plugin.cpu_offload, CPUOffloadPolicy),
+}
+ZERO_FIELDS = {
+    "zero_stage": lambda zero: zero["stage"],
+    "offload_optimizer_device": lambda zero: zero["offload_optimizer"]["device"],
+    "offload_param_device": lambda zero: zero["offload_param"]["device"],
+    "zero3_save_16bit_model": lambda zero: zero["stage3_gather_16bit_weights_on_model_save"],
+}
+
+
+def arrived(path: Path, monkeypatch) -> dict:
+    """The section of `path` as accelerate's plugin has it."""
+    keys = read(path)
+    enter(monkeypatch, launcher_environment(path))
+    if "deepspeed_config" in keys:
+        zero = DeepSpeedPlugin().deepspeed_config["zero_optimization"]
+        return {key: ZERO_FIELDS[key](zero) for key in keys["deepspeed_config"]}
+    plugin = FullyShardedDataParallelPlugin()
+    return {key: FSDP_FIELDS[key](plugin) for key in keys["fsdp_config"]}
+
+
+@having("fsdp_config")
+def test_every_fsdp_key_arrives_in_the_plugin(path, monkeypatch):
+    assert arrived(path, monkeypatch) == read(path)["fsdp_config"]
+
+
+@having("deepspeed_config")
+def test_every_deepspeed_key_arrives_in_the_plugin(path, monkeypatch):
+    assert arrived(path, monkeypatch) == read(path)["deepspeed_config"]
 
 
 @pytest.mark.parametrize(
-    ("name", "precision", "gpus", "on_cpu"),
-    [("cpu", "no", "", "True"), ("1gpu_t4_fp16", "fp16", "0", "False"), ("1gpu_a100_bf16", "bf16", "0", "False")],
+    ("name", "key", "other"),
+    [
+        ("4gpu_fsdp2_offload", "fsdp_reshard_after_forward", False),
+        ("4gpu_fsdp2_offload", "fsdp_auto_wrap_policy", "NO_WRAP"),
+        ("4gpu_fsdp2_offload", "fsdp_state_dict_type", "FULL_STATE_DICT"),
+        ("4gpu_fsdp2_offload", "fsdp_cpu_ram_efficient_loading", True),
+        ("4gpu_fsdp2_offload", "fsdp_offload_params", False),
+        ("4gpu_zero3_offload", "zero_stage", 2),
+        ("4gpu_zero3_offload", "offload_optimizer_device", "none"),
+        ("4gpu_zero3_offload", "offload_param_device", "none"),
+        ("4gpu_zero3_offload", "zero3_save_16bit_model", False),
+    ],
 )
-def test_the_script_gets_the_stated_precision_and_devices(name, precision, gpus, on_cpu):
-    environment = launcher_environment(FOLDER / f"{name}.yaml")
-    assert environment["ACCELERATE_MIXED_PRECISION"] == precision
-    assert environment["CUDA_VISIBLE_DEVICES"] == gpus
-    assert environment["ACCELERATE_USE_CPU"] == on_cpu
+def test_another_value_of_a_key_arrives_too(name, key, other, monkeypatch, tmp_path):
+    keys = read(FOLDER / f"{name}.yaml")
+    section = "fsdp_config" if key.startswith("fsdp") else "deepspeed_config"
+    assert keys[section][key] != other
+    keys[section][key] = other
+    path = tmp_path / "other.yaml"
+    path.write_text(yaml.safe_dump(keys), encoding="ascii")
+    assert arrived(path, monkeypatch) == keys[section]
 
 
-@pytest.mark.parametrize(("name", "precision"), [("cpu", "no"), ("1gpu_t4_fp16", "fp16"), ("1gpu_a100_bf16", "bf16")])
-def test_trainer_takes_the_precision_from_the_launcher(monkeypatch, tmp_path, name, precision):
-    from transformers import TrainingArguments
+def test_without_the_version_accelerate_would_take_fsdp_1(tmp_path):
+    keys = read(FOLDER / "4gpu_fsdp2.yaml")
+    del keys["fsdp_config"]["fsdp_version"]
+    path = tmp_path / "old.yaml"
+    path.write_text(yaml.safe_dump(keys), encoding="ascii")
+    assert launcher_environment(path)["FSDP_VERSION"] == "1"
 
-    environment = launcher_environment(FOLDER / f"{name}.yaml")
-    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", environment["ACCELERATE_MIXED_PRECISION"])
-    assert TrainingArguments(str(tmp_path), report_to="none").mixed_precision == precision
+
+@having("fsdp_config")
+def test_fsdp2_gathers_and_sums_in_bf16(path, monkeypatch):
+    environment = launcher_environment(path)
+    enter(monkeypatch, environment)
+    plugin = FullyShardedDataParallelPlugin()
+    plugin.set_mixed_precision(environment["ACCELERATE_MIXED_PRECISION"])
+    policy = plugin.mixed_precision_policy
+    assert (policy.param_dtype, policy.reduce_dtype, policy.output_dtype) == (torch.bfloat16,) * 3
 
 
-def test_accelerate_launch_with_cpu_yaml_runs_one_process_on_the_cpu_in_fp32(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(
-        "import json; from accelerate import Accelerator\n"
-        "a = Accelerator()\n"
-        "print(json.dumps([a.num_processes, a.device.type, a.mixed_precision]))\n",
-        encoding="ascii",
-    )
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("ACCELERATE_", "CUDA_", "OMP_"))}
-    command = [
-        sys.executable,
-        "-m",
-        "accelerate.commands.launch",
-        "--config_file",
-        str(FOLDER / "cpu.yaml"),
-        str(script),
-    ]
-    run = subprocess.run(command, env=clean, capture_output=True, text=True, timeout=120)
-    assert run.returncode == 0, run.stderr
-    seen = SimpleNamespace(**dict(zip(("processes", "device", "precision"), json.loads(run.stdout.splitlines()[-1]))))
-    assert (seen.processes, seen.device, seen.precision) == (1, "cpu", "no")
+@having("deepspeed_config")
+def test_deepspeed_takes_precision_from_the_launcher_and_leaves_the_rest_to_trainer(path, monkeypatch):
+    environment = launcher_environment(path)
+    enter(monkeypatch, environment)
+    plugin = DeepSpeedPlugin()
+    plugin.set_mixed_precision(environment["ACCELERATE_MIXED_PRECISION"])
+    assert plugin.deepspeed_config["bf16"] == {"enabled": True}
+    from_trainer = ("gradient_accumulation_steps", "gradient_clipping", "train_micro_batch_size_per_gpu")
+    assert [plugin.deepspeed_config[key] for key in from_trainer] == ["auto"] * 3
+
+
+TINY_ESM = EsmConfig(
+    vocab_size=33,
+    hidden_size=16,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    intermediate_size=32,
+    position_embedding_type="rotary",
+    pad_token_id=1,
+    mask_token_id=32,
+)
+
+
+@pytest.mark.parametrize(
+    ("flags", "missing"),
+    [
+        ((), "EsmFoldTriangularSelfAttentionBlock"),
+        (("--fsdp_transformer_layer_cls_to_wrap", "EsmLayer,T5Block,BertLayer"), "T5Block"),
+        (("--fsdp_transformer_layer_cls_to_wrap", "EsmLayer"), None),
+    ],
+)
+def test_accelerate_wraps_esm_only_by_the_one_class_that_it_has(flags, missing, monkeypatch):
+    model = EsmForMaskedLM(TINY_ESM)
+    enter(monkeypatch, launcher_environment(FOLDER / "2gpu_fsdp2.yaml", *flags))
+    plugin = FullyShardedDataParallelPlugin()
+    if missing:
+        with pytest.raises(ValueError, match=f"layer class {missing}"):
+            fsdp2_prepare_auto_wrap_policy(plugin, model)
+    else:
+        policy = fsdp2_prepare_auto_wrap_policy(plugin, model)
+        assert [type(module).__name__ for module in model.modules() if policy(module)] == ["EsmLayer", "EsmLayer"]
+
+
+def test_hsdp_is_two_groups_of_four_neighbours(monkeypatch):
+    enter(monkeypatch, launcher_environment(FOLDER / "8gpu_hsdp.yaml"))
+    assert os.environ["ACCELERATE_USE_PARALLELISM_CONFIG"] == "true"
+    config = ParallelismConfig()
+    assert config._get_mesh() == (("dp_replicate", "dp_shard"), (2, 4))
+    assert config.total_size == 8
+
+
+MACHINES = ("--machine_rank", "1", "--main_process_ip", "10.0.0.1", "--main_process_port", "29511")
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "per_machine"),
+    [("2node_8gpu_fsdp2", MACHINES, "8"), ("8gpu_hsdp", ("--num_machines", "2", *MACHINES), "4")],
+)
+def test_two_machines_meet_where_the_command_line_says(name, flags, per_machine):
+    _, args = launcher_arguments(FOLDER / f"{name}.yaml", *flags)
+    prepare_multi_gpu_env(args)
+    found = (args.nnodes, args.nproc_per_node, args.node_rank, args.rdzv_endpoint)
+    assert found == ("2", per_machine, 1, "10.0.0.1:29511")
+
+
+def test_without_an_address_two_machines_would_look_for_a_host_called_none():
+    _, args = launcher_arguments(FOLDER / "2node_8gpu_fsdp2.yaml", "--machine_rank", "1")
+    prepare_multi_gpu_env(args)
+    assert args.rdzv_endpoint == "None:29500"
