@@ -12,23 +12,12 @@ from pathlib import Path
 
 import yaml
 
+from hf_ext.doctor import scaling
 from hf_ext.reporting.tables import format_markdown_table
 
 FOLDER = Path(__file__).resolve().parent.parent / "accelerate_configs"
 _BLOCK = re.compile(r"(<!-- table: configs -->\n).*?(<!-- end -->)", re.DOTALL)
 
-# Bytes per parameter with AdamW: weights 4, gradients 4, two states 8. Autocast adds half-precision weights for
-# backward; DDP's buckets hold every gradient again, because Trainer leaves gradient_as_bucket_view off (torch's
-# DistributedDataParallel: "the saved memory size will be equal to the total gradients size").
-STATES, HALF_WEIGHTS, BUCKETS = 16, 2, 4
-FROZEN_WEIGHTS = 4
-# FSDP2 holds this layer and the next one gathered, this one's gradients, and what it sends of them.
-GATHERED_LAYERS = 4
-# DeepSpeed's own estimate (estimate_zero2_ and estimate_zero3_model_states_mem_needs): 2 of weights, and per process a
-# part of 18 = 2 + 4 of gradients, 4 of fp32 weights, 8 of states. In fp32 the weights and gradients are 4 instead of 2.
-ZERO2_PARTS, ZERO3_HOST = 16, 27
-# ZeRO-3 lets this many gathered parameters live (DeepSpeed's default of stage3_max_live_parameters).
-ZERO3_LIVE = 10**9
 USABLE = 0.7  # of a card's memory; the rest is left to activations (assumed)
 
 
@@ -105,43 +94,37 @@ def _sentence(text: str, start: str) -> str:
     return re.split(r"\.(?:\s|$)", head.partition(start)[2])[0]
 
 
+def _layout(config: Config, half: bool) -> scaling.Layout:
+    return scaling.Layout(config.strategy, config.num_processes, config.group, half, config.offload)
+
+
+def _shape(config: Config, encoder: Encoder) -> scaling.Shape:
+    """All of it trains, or, under LoRA, next to nothing."""
+    total = encoder.num_parameters
+    return scaling.Shape(total, 0 if config.lora else total, encoder.num_layers)
+
+
 def device_bytes(config: Config, encoder: Encoder, half: bool) -> float:
     """Weights, gradients and optimizer states of one process; activations come on top."""
-    width, total = 2 if half else 4, encoder.num_parameters
-    if config.strategy in ("FSDP2", "HSDP"):
-        kept = 0.0 if config.offload else (FROZEN_WEIGHTS if config.lora else STATES) * total / config.group
-        return kept + GATHERED_LAYERS * width * total / encoder.num_layers
-    if config.strategy == "ZeRO-2":
-        return width * total + (ZERO2_PARTS + width) * total / config.group
-    if config.strategy == "ZeRO-3":
-        return width * min(total, ZERO3_LIVE) + 2 * width * total / encoder.num_layers
-    return total * (STATES + HALF_WEIGHTS * half + BUCKETS * (config.strategy == "DDP"))
+    return scaling.state_bytes(_layout(config, half), _shape(config, encoder))
 
 
 def host_bytes(config: Config, encoder: Encoder) -> float:
     """Host memory that offloading takes on one machine; 0 without."""
-    per_parameter = {"FSDP2": STATES, "ZeRO-3": ZERO3_HOST}.get(config.strategy, 0)
-    return encoder.num_parameters * per_parameter * config.offload
+    return scaling.host_bytes(_layout(config, config.half), _shape(config, encoder))
 
 
 def sent(config: Config, encoder: Encoder) -> list[tuple[float, str, float]]:
-    """What one process sends in a step: factor, what it multiplies, bytes.
+    """What one process sends in a step of one micro-batch: factor, what it multiplies, bytes."""
+    total, factors = encoder.num_parameters, dict[float, float]()
+    for part in scaling.transfers(_layout(config, config.half), _shape(config, encoder)):
+        if part.num_bytes:
+            factors[part.num_bytes] = factors.get(part.num_bytes, 0.0) + part.factor
+    return [(factor, _per_parameter(size / total, config), factor * size) for size, factor in factors.items()]
 
-    In a ring of n an all-reduce sends 2 (n - 1) / n of the data, an all-gather and a reduce-scatter (n - 1) / n each
-    (NVIDIA nccl-tests, PERFORMANCE.md).
-    """
-    width, total, ring = 2 if config.half else 4, encoder.num_parameters, (config.group - 1) / config.group
-    if config.num_processes == 1:
-        return []
-    if config.strategy == "DDP":  # gradients are fp32 under autocast too
-        return [(2 * ring, "4 P", 2 * ring * 4 * total)]
-    rounds = 2 if config.lora or config.strategy == "ZeRO-2" else 3
-    parts = [(rounds * ring, f"{width} P", rounds * ring * width * total)]
-    if config.strategy == "HSDP":
-        groups = config.num_processes // config.group
-        across = 2 * (groups - 1) / groups
-        parts.append((across, f"{width} P / {config.group}", across * width * total / config.group))
-    return parts
+
+def _per_parameter(width: float, config: Config) -> str:
+    return f"{width:g} P" if width >= 1 and width == int(width) else f"{width * config.group:g} P / {config.group}"
 
 
 def largest_that_fits(config: Config) -> str:

@@ -16,6 +16,7 @@ from peft import PeftModel
 from .data.columns import column_names, read_columns, row_lengths
 from .errors import PlanRefused
 from .hardware import Hardware, count_cpu_cores, detect_hardware
+from .models.muon import encoder_matrices
 from .optional import installed_version
 from .reporting.tables import format_table
 from .speedups import REGISTRY, Context, DataFacts, Decision, ModelFacts, Run
@@ -138,6 +139,7 @@ def describe_model(model: Any) -> ModelFacts:
         trains_encoders=len(frozen) < len(inputs) or not inputs,
         num_parameters=sum(p.numel() for p in model.parameters()),
         num_trainable=sum(p.numel() for p in model.parameters() if p.requires_grad),
+        num_encoder_matrices=len(encoder_matrices(model)),
     )
 
 

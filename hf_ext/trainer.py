@@ -13,9 +13,11 @@ from .mixins.embedding_cache import EmbeddingCacheMixin
 from .mixins.encoder_rate import EncoderRateMixin
 from .mixins.evaluating import EvaluationMixin
 from .mixins.exact_loss import ExactLossMixin
+from .mixins.leaving import LeavingMixin
 from .mixins.loss_check import LossCheckMixin
 from .mixins.masking_epoch import MaskingEpochMixin
 from .mixins.mirroring import MirrorMixin
+from .mixins.muon import MuonMixin
 from .mixins.nan_policy import NanPolicyMixin
 from .mixins.planning import PlanMixin
 from .mixins.progress import ProgressMixin
@@ -47,10 +49,12 @@ class FastTrainer(
     StandardizationMixin,
     ExactLossMixin,
     EncoderRateMixin,
+    MuonMixin,
     MaskingEpochMixin,
     DataLoaderMixin,
     SavingMixin,
     ThroughputMixin,
+    LeavingMixin,
     Trainer,
 ):
     """`transformers.Trainer` with a plan: takes the same arguments, plus `plan`; use it the same way."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -11,7 +12,10 @@ from transformers.trainer_utils import HubStrategy
 from transformers.utils import is_torch_bf16_gpu_available
 
 from .errors import ArgumentError
+from .processes import check_together, import_before_group, need_cpu_backend
 from .speedups import REGISTRY
+
+logger = logging.getLogger(__name__)
 
 HUB_STRATEGIES = ("end", "best", "checkpoint", "every_save")
 
@@ -150,6 +154,10 @@ class FastTrainingArguments(TrainingArguments):
     encoder_learning_rate: None | float = field(  # noqa: RUF036
         default=None, metadata={"help": "Learning rate of encoders that train; --learning_rate is then the head's."}
     )
+    optim_ext: Literal["muon"] | None = field(
+        default=None,
+        metadata={"help": "muon: torch's Muon for matrices of encoders, AdamW for the rest; sweep the rate. Class L."},
+    )
     use_peft: bool = field(
         default=False, metadata={"help": "LoRA: adapters train beside frozen encoder weights. Class L."}
     )
@@ -170,13 +178,19 @@ class FastTrainingArguments(TrainingArguments):
         if self.metric_for_best_model and self.greater_is_better is None:
             # The parent takes everything but a loss for a score, and would keep the model with the largest RMSE.
             self.greater_is_better = not self.metric_for_best_model.endswith(ERRORS)
+        moved = not self.use_cpu and need_cpu_backend()
+        self.use_cpu = self.use_cpu or moved
         # The parent refuses these two by the machine it stands on, or switches TF32 on for good: the plan decides.
         tf32, bf16 = self.tf32, self.bf16
         self.tf32 = False if tf32 is False else None
         self.bf16 = bool(bf16 and (self.fp16 or self.use_cpu or is_torch_bf16_gpu_available()))
         strategy = self._read_hub_strategy()
         self.hub_strategy = "end"  # the parent does not know "best"
+        import_before_group()
         super().__post_init__()
+        check_together(self.world_size)
+        if moved and self.process_index == 0:
+            logger.warning("No accelerator here: the %d processes train together on the CPU (gloo).", self.world_size)
         self.tf32, self.bf16 = tf32, bf16
         self.hub_strategy = strategy if strategy == "best" else HubStrategy(strategy)  # type: ignore[assignment]
         if self.bf16:
@@ -200,6 +214,8 @@ class FastTrainingArguments(TrainingArguments):
         unknown = [name for name in [*self.speedups, *self.without] if name not in [*known, "all"]]
         if unknown:
             raise ArgumentError(f"Unknown speed-up(s) {unknown}. Known: all, {', '.join(known)}.")
+        if self.optim_ext not in (None, "muon"):
+            raise ArgumentError(f"optim_ext={self.optim_ext}: allowed is muon; other optimizers are --optim.")
         for name in (
             "per_device_train_batch_size",
             "per_device_eval_batch_size",

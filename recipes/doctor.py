@@ -3,11 +3,12 @@
     python recipes/doctor.py --config recipes/configs/gb1.yaml
     python recipes/doctor.py --config recipes/configs/igt5_esm2_t4.yaml --device t4 --dollars_per_hour 0.35
     python recipes/doctor.py --model_size esm2_650M --dataset_name proteins.fasta --device h100
+    python recipes/doctor.py --config recipes/configs/gb1.yaml --device a100 --plan_scale --gpus 1 2 4 8 16
 
 Takes every argument of recipes/max_speed.py, or, where one of them belongs to recipes/mlm.py, of that. Prints a page:
 machine, versions, plan, an estimate of time, memory and money, and what is off. Trains, downloads and writes nothing
 (but --json FILE; of a model on the Hub its config.json is read). Exit status: 0 if the command would run, 1 if
-something would stop it.
+something would stop it. --plan_scale adds several GPUs on paper; --dollars_per_hour is then the price of one GPU.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from hf_ext.doctor.arguments import DoctorArguments
 from hf_ext.doctor.findings import find_problems, would_run
 from hf_ext.doctor.gathering import gather
 from hf_ext.doctor.page import as_dict, format_page
+from hf_ext.doctor.scale_page import format_scale
+from hf_ext.doctor.scale_plan import plan_scale
 from hf_ext.errors import ArgumentError, exit_on_errors
 from hf_ext.masked_lm.arguments import MaskedLMArguments
 from hf_ext.parser import FastArgumentParser
@@ -70,9 +73,14 @@ def main(argv: list[str] | None = None) -> int:
     facts = gather(task, model_args, data_args, args, doctor_args)
     findings = find_problems(facts)
     print(format_page(facts, findings))
+    written = as_dict(facts, findings)
+    if doctor_args.plan_scale:
+        scale = plan_scale(facts, doctor_args)
+        print(f"\n{format_scale(scale, args.dollars_per_hour)}")
+        written["scale"] = dataclasses.asdict(scale)
     if doctor_args.json:
         try:
-            Path(doctor_args.json).write_text(json.dumps(as_dict(facts, findings), indent=2, default=str) + "\n")
+            Path(doctor_args.json).write_text(json.dumps(written, indent=2, default=str) + "\n")
         except OSError as error:
             raise ArgumentError(f"--json {doctor_args.json}: {error.strerror}. Name a file in a folder.") from error
     return 0 if would_run(findings) else 1

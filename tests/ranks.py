@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import hf_ext
 
@@ -32,13 +32,6 @@ def run_on_ranks(script: Path, folder: Path, limit_s: float = 240) -> None:
     assert process.returncode == 0, errors[-3000:]
 
 
-def leave(trainer: Any) -> NoReturn:
-    """Ends a rank that has written its report, as `trainer.end()` does, but without taking the interpreter down.
-
-    There torch 2.13 with gloo aborts now and then ("terminate called without an active exception").
-    """
-    trainer.accelerator.wait_for_everyone()
+def leave(trainer: Any) -> None:
+    """Ends a rank that has written its report."""
     trainer.end()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)

@@ -50,11 +50,11 @@ def test_eight_physical_cores_are_divided_among_the_processes_on_the_cpu(name, t
     assert launcher_environment(FOLDER / f"{name}.yaml")["OMP_NUM_THREADS"] == threads
 
 
-def launch(name: str, script: Path, **more: str) -> list:
+def launch(name: str, script: Path, *arguments: str) -> list:
     """Launches `script`; returns the JSON lines that its processes wrote to files beside it, in order of rank."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("ACCELERATE_", "CUDA_", "OMP_"))}
     command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(FOLDER / f"{name}.yaml")]
-    run = subprocess.run([*command, str(script)], env={**clean, **more}, capture_output=True, text=True, timeout=120)
+    run = subprocess.run([*command, str(script), *arguments], env=clean, capture_output=True, text=True, timeout=240)
     assert run.returncode == 0, run.stderr[-3000:]
     return [json.loads(path.read_text()) for path in sorted(script.parent.glob("*.json"))]
 
@@ -72,25 +72,35 @@ def test_cpu_yaml_runs_one_process_on_the_cpu_in_fp32(tmp_path):
 
 
 TWO_PROCESSES = """
-import json, os, pathlib, torch
-from accelerate import Accelerator, PartialState
+import json, pathlib, torch
+from transformers import TrainingArguments
+from hf_ext.training_args import FastTrainingArguments
 
-variable = os.environ.pop("ACCELERATE_USE_CPU")
-alone = PartialState().num_processes  # what the file alone gives
-PartialState._reset_state()
-os.environ["ACCELERATE_USE_CPU"] = variable
-a = Accelerator()
-summed = a.reduce(torch.tensor([1.0 + a.process_index])).item()
-seen = [a.num_processes, a.state.backend, str(a.distributed_type.value), a.device.type, summed, alone]
-pathlib.Path(__file__).with_name(f"{a.process_index}.json").write_text(json.dumps(seen))
-a.wait_for_everyone()
-os._exit(0)  # torch 2.13 with gloo aborts now and then on the way out
+here = pathlib.Path(__file__)
+alone = TrainingArguments(str(here.parent), report_to="none").world_size
+args = FastTrainingArguments(str(here.parent), report_to="none")
+summed = torch.tensor([1.0 + args.process_index])
+torch.distributed.all_reduce(summed)
+state = args.distributed_state
+seen = [args.world_size, state.backend, str(state.distributed_type.value), args.device.type, summed.item(), alone]
+here.with_name(f"{args.process_index}.json").write_text(json.dumps(seen))
+torch.distributed.destroy_process_group()
 """
 
 
-def test_2cpu_ddp_yaml_with_its_variable_runs_two_processes_that_sum_over_gloo(tmp_path):
+def test_2cpu_ddp_yaml_runs_two_processes_that_sum_over_gloo(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(TWO_PROCESSES, encoding="ascii")
-    ranks = launch("2cpu_ddp", script, ACCELERATE_USE_CPU="true")
-    # Without the variable each of the two processes is alone: a run of its own, twice.
+    ranks = launch("2cpu_ddp", script)
+    # Under stock arguments each of the two processes is alone: a run of its own, twice.
     assert ranks == [[2, "gloo", "MULTI_CPU", "cpu", 3.0, 1]] * 2
+
+
+def test_max_speed_recipe_under_2cpu_ddp_yaml_is_one_run_of_two_processes(tmp_path):
+    recipe = FOLDER.parent / "recipes" / "max_speed.py"
+    output = tmp_path / "output"
+    given = {"output_dir": output, "embedding_cache_dir": tmp_path / "cache", "max_steps": 4, "disable_tqdm": "true"}
+    launch("2cpu_ddp", recipe, *[part for name, value in given.items() for part in (f"--{name}", str(value))])
+    results = json.loads((output / "all_results.json").read_text())
+    assert results["environment"]["num_processes"] == 2
+    assert results["environment"]["device"].startswith("cpu")

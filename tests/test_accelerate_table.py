@@ -92,7 +92,7 @@ def test_bytes_of_a_million_parameters(config_table, name, half, full, host):
 )
 def test_bytes_sent_of_a_million_parameters(config_table, name, num_bytes):
     class Million:
-        num_parameters = 10**6
+        num_parameters, num_layers = 10**6, 10
 
     config = config_table.read_config(FOLDER / f"{name}.yaml")
     assert sum(part[2] for part in config_table.sent(config, Million)) == pytest.approx(num_bytes)

@@ -90,6 +90,17 @@ def test_an_argument_of_mlm_asks_about_mlm(doctor):
     assert "masked_lm_head     identical  skipped" in doctor("--device", "h100")[1]
 
 
+def test_several_gpus_are_planned_on_request_and_written_as_json(doctor):
+    arguments = ("--device", "a100", "--model_size", "esm2_650M", "--max_steps", "10")
+    status, page = doctor(*arguments, "--plan_scale", "--gpus", "1", "4", "--json", "page.json")
+    assert status == 0
+    assert "  4: DDP: accelerate launch --config_file accelerate_configs/4gpu_ddp.yaml" in page
+    assert [len(line) for line in page.splitlines() if len(line) > 100 and "GB free" not in line] == []
+    written = json.loads(Path("page.json").read_text())["scale"]
+    assert [(row["num_gpus"], row["strategy"]) for row in written["rows"]][:2] == [(1, "one process"), (4, "DDP")]
+    assert "Scaling" not in doctor(*arguments)[1]
+
+
 def test_arguments_of_both_recipes_are_refused(doctor):
     with pytest.raises(ArgumentError, match="unknown argument '--pooling'"):
         doctor("--model_size", "esm2_8M", "--pooling", "mean")

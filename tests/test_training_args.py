@@ -23,6 +23,7 @@ ADDED = {
     "max_encoder_noise",
     "max_tokens_per_batch",
     "encoder_learning_rate",
+    "optim_ext",
     "attention",
     "throughput_warmup_steps",
     "baseline_json",

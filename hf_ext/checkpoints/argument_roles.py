@@ -15,7 +15,7 @@ STEP_SIZE = frozenset({"per_device_train_batch_size", "gradient_accumulation_ste
 ANOTHER_RUN = STEP_SIZE | frozenset(
     """
     max_steps num_train_epochs learning_rate encoder_learning_rate lr_scheduler_type lr_scheduler_kwargs warmup_steps
-    optim optim_args optim_target_modules weight_decay adam_beta1 adam_beta2 adam_epsilon max_grad_norm
+    optim optim_ext optim_args optim_target_modules weight_decay adam_beta1 adam_beta2 adam_epsilon max_grad_norm
     average_tokens_across_devices label_smoothing_factor neftune_noise_alpha
     bf16 fp16 tf32 seed data_seed
     accelerator_config parallelism_config fsdp fsdp_config deepspeed

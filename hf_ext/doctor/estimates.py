@@ -117,11 +117,12 @@ def estimate_seconds(
     once, training, num_once = [0.0, 0.0], [0.0, 0.0], 0
     for encoder, rate in zip(work.encoders, rates):
         if cached and encoder.training == "frozen":
-            flops, target = _flops(encoder.forward_flops, encoder.distinct), once
+            flops, target = count_flops(encoder.forward_flops, encoder.distinct), once
             num_once += encoder.num_distinct
         else:
-            seen = _flops(encoder.flops, encoder.train) * schedule.epochs
-            checked = _flops(encoder.forward_flops, encoder.evaluated) * schedule.evaluations * schedule.evaluated_share
+            seen = count_flops(encoder.flops, encoder.train) * schedule.epochs
+            evaluated = schedule.evaluations * schedule.evaluated_share
+            checked = count_flops(encoder.forward_flops, encoder.evaluated) * evaluated
             flops, target = (seen + checked) / (1 - padding), training
         target[0] += flops / rate.high
         target[1] += flops / rate.low
@@ -134,7 +135,8 @@ def estimate_seconds(
     return [*lines, (f"training, {steps:,} passes", (training[0], training[1]))]
 
 
-def _flops(coefficients: tuple[float, float], tokens: Tokens) -> float:
+def count_flops(coefficients: tuple[float, float], tokens: Tokens) -> float:
+    """FLOPs of these tokens, from FLOPs per token, and per token and token attended to."""
     return coefficients[0] * tokens.total + coefficients[1] * tokens.squares
 
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from ..checkpoints.budget import Sizes
 from ..plan import Plan
-from .estimates import Schedule
+from .estimates import Rate, Schedule
 from .machine import Machine
 from .packages import Package
 from .work import Work
@@ -34,6 +34,7 @@ class Facts:
         args: `FastTrainingArguments`.
         save_full: frozen encoders are saved with the model.
         rate_basis: what the estimate of time rests on; empty where there is none, then `why_no_time` says why.
+        rates: of each encoder, as `rate_basis` says.
         seconds: (what, (least, most)).
         memory: (what, bytes) on the device while training; `static_bytes` of them do not depend on the batch.
         encoding_bytes: frozen encoders' weights while they encode.
@@ -52,6 +53,7 @@ class Facts:
     schedule: Schedule | None = None
     rate_basis: str = ""
     why_no_time: str = ""
+    rates: list[Rate] = field(default_factory=list)
     seconds: list[tuple[str, tuple[float, float]]] = field(default_factory=list)
     memory: list[tuple[str, int]] = field(default_factory=list)
     static_bytes: int = 0

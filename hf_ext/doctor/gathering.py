@@ -210,7 +210,7 @@ def _estimate_time(
             return {"why_no_time": f"no {dtype} peak of {machine.hardware.name} is published{measure}"}
         rates.append(rate)
     basis = "; ".join(dict.fromkeys(rate.basis for rate in rates))
-    return {"rate_basis": basis, "seconds": estimates.estimate_seconds(plan, work, schedule, rates)}
+    return {"rate_basis": basis, "rates": rates, "seconds": estimates.estimate_seconds(plan, work, schedule, rates)}
 
 
 def _measure(encoder: Encoder, dtype: str, machine: Machine, seconds: float) -> estimates.Rate:

@@ -58,7 +58,8 @@ def as_dict(facts: Facts, findings: list[Finding]) -> dict[str, Any]:
     }
 
 
-def _wrap(text: str, first: str = "  ", rest: str = "    ") -> list[str]:
+def wrap(text: str, first: str = "  ", rest: str = "    ") -> list[str]:
+    """`text` in lines of the page's width."""
     return textwrap.wrap(text, WIDTH, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False)
 
 
@@ -66,7 +67,7 @@ def _fold(table: str) -> str:
     """The plan's table with its last column, the reasons, folded at the page's width."""
     title, headers, rule, *rows = table.splitlines()
     column = " " * headers.index("why")
-    return "\n".join([title, headers, rule[:WIDTH], *(line for row in rows for line in _wrap(row, "", column))])
+    return "\n".join([title, headers, rule[:WIDTH], *(line for row in rows for line in wrap(row, "", column))])
 
 
 def _machine(facts: Facts) -> str:
@@ -76,7 +77,7 @@ def _machine(facts: Facts) -> str:
     where = " (described; cores, memory and disks below are this machine's)" if machine.is_described else ""
     peak_text = f"published peaks: {peaks + ' TFLOP/s' if peaks else 'none'}"
     lines = [f"Machine: {hardware.name}, {memory}{where}"]
-    lines += _wrap(f"trains in {describe_precision(hardware)}; {peak_text}")
+    lines += wrap(f"trains in {describe_precision(hardware)}; {peak_text}")
     lines += [f"  {name}: {'yes' if able else 'no'} ({why})" for name, able, why in describe_abilities(hardware)]
     shared = machine.shared_memory_bytes
     lines.append(
@@ -110,12 +111,12 @@ def _versions(facts: Facts) -> str:
 def _estimate(facts: Facts) -> str:
     total = facts.total_seconds
     lines = [f"Estimate, no measurement of this run{'' if total else ': none, ' + facts.why_no_time}"]
-    lines += [f"  {what}: {_span(span)}" for what, span in facts.seconds]
+    lines += [f"  {what}: {format_span(span)}" for what, span in facts.seconds]
     if total:
         dollars = money(total, facts.args.dollars_per_hour)
         price = f", {_dollars(dollars)}" if dollars else " (--dollars_per_hour says what that costs)"
-        lines.append(f"  in all: {_span(total)}{price}")
-        lines += _wrap(f"rests on {facts.rate_basis}")
+        lines.append(f"  in all: {format_span(total)}{price}")
+        lines += wrap(f"rests on {facts.rate_basis}")
     if facts.encoding_bytes:
         lines.append(
             f"  memory while encoding: weights {_gib(facts.encoding_bytes)}, and a batch that halves until it fits"
@@ -123,8 +124,8 @@ def _estimate(facts: Facts) -> str:
     if facts.memory:
         parts = ", ".join(f"{what} {_gib(num_bytes)}" for what, num_bytes in facts.memory if num_bytes)
         beside = f", and {PROCESS_GIB} GiB of Python and libraries" if facts.machine.hardware.kind == "cpu" else ""
-        lines += _wrap(f"memory while training: {parts}{beside}")
-    return "\n".join([*lines, *(line for note in facts.notes for line in _wrap(f"note: {note}"))])
+        lines += wrap(f"memory while training: {parts}{beside}")
+    return "\n".join([*lines, *(line for note in facts.notes for line in wrap(f"note: {note}"))])
 
 
 def _off(findings: list[Finding]) -> str:
@@ -134,12 +135,13 @@ def _off(findings: list[Finding]) -> str:
     lines = ["What is off, and the remedy:"]
     for finding in findings:
         mark = "STOPS" if finding.level == "stops" else "warns"
-        lines += _wrap(f"{mark} {finding.name}: {finding.text}")
-        lines += _wrap(f"-> {finding.remedy}", "    ", "       ")
+        lines += wrap(f"{mark} {finding.name}: {finding.text}")
+        lines += wrap(f"-> {finding.remedy}", "    ", "       ")
     return "\n".join([*lines, verdict])
 
 
-def _span(seconds: tuple[float, float]) -> str:
+def format_span(seconds: tuple[float, float]) -> str:
+    """ "5 s to 12 min"."""
     return f"{_time(seconds[0])} to {_time(seconds[1])}" if seconds[1] >= 0.1 else "less than 0.1 s"
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..checkpoints.disk import describe_failure, is_disk_failure
 from ..plan import Plan, make_plan
+from ..processes import check_fsdp
 from ..speedups import Run
 from ..training_args import FastTrainingArguments
 
@@ -39,6 +40,7 @@ class PlanMixin:
         args.accelerator_config = copy.copy(args.accelerator_config)
         self.plan = plan or make_plan(args, model, train_dataset, data_collator)
         self.plan.check()
+        check_fsdp(args)
         self._run = Run(args, model, data_collator, train_dataset)
         try:
             self.plan.apply(self._run)

@@ -15,6 +15,7 @@ from . import (
     length_grouping,
     lora,
     masked_lm_head,
+    muon,
     packing,
     precision,
     tf32,
@@ -38,6 +39,7 @@ REGISTRY: tuple[Speedup, ...] = (
     token_budget,
     data_loading,
     fused_optimizer,
+    muon,  # after LoRA and the precision, which decide what there is to step
     compile,  # last: it compiles what the others left
 )
 

@@ -40,6 +40,7 @@ class ModelFacts:
     trains_encoders: bool = True
     num_parameters: int = 0
     num_trainable: int = 0
+    num_encoder_matrices: int = 0  # that train
     classes: tuple[str, ...] = ()
 
 

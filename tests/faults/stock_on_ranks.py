@@ -21,7 +21,7 @@ RANK = int(os.environ.get("RANK", "0"))
 KIND = "ESM regression"
 
 
-def main(folder: Path) -> None:
+def main(folder: Path) -> FastTrainer:
     gc.freeze()  # Trainer collects garbage before each run: half a second over all that transformers has imported
     runs = Runs(folder / f"base-{RANK}")
     _, stock = runs.train(KIND, Trainer, folder / "stock")
@@ -46,8 +46,8 @@ def main(folder: Path) -> None:
         best, watch = runs.train(KIND, trainer_class, folder / name, **BEST)
         report[name] = len(differing(bits(best.model), watch.weights[SAVED]))
     (folder / f"stock-{RANK}.json").write_text(json.dumps(report))
-    leave(resumed)
+    return resumed
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    leave(main(Path(sys.argv[1])))  # stock trainers hold DDP models until main is over

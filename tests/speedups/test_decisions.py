@@ -48,6 +48,7 @@ def test_a_t4_gets_fp16_and_neither_tf32_nor_bf16():
         "token_budget": "off",
         "data_loading": "applied",
         "fused_optimizer": "applied",
+        "muon": "off",
         "compile": "applied",
     }
     assert decide("precision", "T4", LORA).settings == {"mixed_precision": "fp16"}

@@ -17,6 +17,7 @@ EITHER = {
     "token_budget": ("off", "not asked for"),
     "data_loading": ("applied", "7 workers (asked for), pinned memory on"),
     "fused_optimizer": ("applied", "fused AdamW is Trainer's default"),
+    "muon": ("off", "not asked for"),
     "fused_gelu": ("applied", "ESM's feed-forward layers"),
 }
 T4 = {

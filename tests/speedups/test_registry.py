@@ -16,7 +16,7 @@ NAMES = [speedup.NAME for speedup in REGISTRY]
 
 
 def test_every_module_is_registered_exactly_once_under_its_own_name():
-    assert len(MODULES) == 16
+    assert len(MODULES) == 17
     assert sorted(NAMES) == MODULES
     assert [speedup.__name__.rsplit(".", 1)[1] for speedup in REGISTRY] == NAMES
 
@@ -46,5 +46,6 @@ def test_the_order_of_application_is_the_one_whose_reasons_the_registry_states()
     for earlier in ("precision", "encoder_precision", "lora"):  # parity is proven in the dtype and on the layers to be
         assert order[earlier] < order["attention"]
     assert order["lora"] < order["fused_gelu"]
+    assert order["fused_optimizer"] < order["muon"]
     assert order["attention"] < order["packing"] < order["masked_lm_head"]
     assert order["compile"] == len(NAMES) - 1

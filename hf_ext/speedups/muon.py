@@ -1,0 +1,80 @@
+"""Muon: the weight matrices of encoder layers get orthogonalized updates, everything else AdamW.
+
+Class L: another optimizer takes another path, so it happens only with `--optim_ext muon`. Effect: all directions of a
+matrix are learned at the same pace, and optimizer state is one number per matrix weight instead of two. The learning
+rate is on AdamW's scale (`match_rms_adamw`), so `--learning_rate`, `--encoder_learning_rate`, `--weight_decay` and the
+schedule act as before; AdamW's betas and epsilon apply to the rest. The best rate is another one, so sweep it: on
+demo data a new 2-layer model ends, from AdamW's best rate of three, at the same loss; at twice that rate at half of
+it; at half that rate far behind (`benchmarks/results/muon_vs_adamw_cpu.json`). Nothing larger was measured.
+Hardware: any; the iteration is bfloat16, also where training is not, so a chip without it (T4) emulates it.
+Cost: five rounds of three matrix products per matrix and step, whatever the batch: little beside a large batch, much
+beside a small one (`benchmarks/muon_vs_adamw.py`). bfloat16 also amplifies rounding: two processes end 20
+steps of a 2-layer model 1e-5 (rate 1e-4) to 2e-4 (rate 1e-3) from the weights of one process, with AdamW within 1e-6.
+Source: torch.optim.Muon; https://kellerjordan.github.io/posts/muon; scaling of the rate: arXiv:2502.16982.
+Conflicts: optimizers other than AdamW; LoRA; DeepSpeed and FSDP 1, which hand the optimizer flat slices.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from accelerate.utils import parse_flag_from_env
+
+from ..models.muon import encoder_matrices
+from .base import Context, Decision, Kind, Run, off
+
+NAME = "muon"
+KIND: Kind = "L"
+PARTNERS = ("adamw_torch_fused", "adamw_torch")
+
+
+def decide(context: Context) -> Decision:
+    """Applies with `--optim_ext muon` where whole matrices of an encoder train; anything else is refused."""
+    args = context.args
+    if args.optim_ext is None:
+        if NAME in (args.speedups or []):
+            return Decision(NAME, KIND, "skipped", "give --optim_ext muon: it changes what is learned")
+        return off(NAME, KIND)
+    problem = _find_problem(context)
+    if problem:
+        return Decision(NAME, KIND, "refused", problem)
+    reason = f"{context.model.num_encoder_matrices} matrices of encoder layers get Muon, the rest AdamW"
+    if not context.hardware.native_bf16:
+        reason += f"; {context.hardware.name} emulates the bfloat16 that Muon computes in, which takes longer"
+    return Decision(NAME, KIND, "applied", reason)
+
+
+def _find_problem(context: Context) -> str | None:
+    args, model = context.args, context.model
+    optimizer = str(getattr(args.optim, "value", args.optim))
+    if NAME in (args.without or []):
+        return "--optim_ext muon and --without muon contradict each other: keep one"
+    if optimizer not in PARTNERS:
+        return f"the rest would need --optim {' or '.join(PARTNERS)}, and --optim {optimizer} was asked for"
+    if args.use_peft:
+        return "LoRA's factors are no matrices of the model: leave out --use_peft or --optim_ext muon"
+    if args.deepspeed_plugin is not None:
+        return "ZeRO hands the optimizer flat slices, and with offload its own Adam steps them: use DDP or FSDP2"
+    if _fsdp_version(args) == 1:
+        return "FSDP 1 hands the optimizer flat slices: use FSDP2 (fsdp_version: 2) or DDP"
+    if not model.num_parameters:
+        return "there is no model yet to find matrices in: pass the model itself instead of model_init"
+    if not model.num_encoder_matrices:
+        return "no matrix of an encoder layer trains: let encoders train (--tower_training full), or leave it out"
+    return None
+
+
+def _fsdp_version(args: Any) -> int | None:
+    """As Trainer finds it: in its own arguments, or where accelerate's launcher left it; None without FSDP."""
+    if args.fsdp_plugin_args is not None:
+        return int(args.fsdp_plugin_args["fsdp_version"])
+    return int(os.environ.get("FSDP_VERSION", "1")) if parse_flag_from_env("ACCELERATE_USE_FSDP") else None
+
+
+def apply(decision: Decision, run: Run) -> Decision:
+    """Changes nothing: the optimizer is made when training starts. Records what it will keep."""
+    trained = [p for p in run.model.parameters() if p.requires_grad]
+    in_matrices = sum(p.numel() * p.element_size() for p in encoder_matrices(run.model))
+    adamw = 2 * sum(p.numel() * p.element_size() for p in trained)
+    return decision.with_evidence(optimizer_bytes=adamw - in_matrices, adamw_bytes=adamw)

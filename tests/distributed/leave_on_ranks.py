@@ -1,0 +1,63 @@
+"""What each process of `test_two_processes_leaving.py` runs: `python leave_on_ranks.py FOLDER` under torchrun.
+
+Writes to FOLDER `leave-RANK.json`: what the launch became without `use_cpu`, and what is left of it after `end`.
+"""
+
+import json
+import os
+import sys
+import weakref
+from pathlib import Path
+
+import pytest
+from torch import distributed
+from torch.nn.parallel import DistributedDataParallel
+from train_on_ranks import RecordingCollator, make_model, make_rows, settings
+from transformers import TrainingArguments
+
+from hf_ext.errors import PlanRefused
+from hf_ext.processes import import_before_group
+from hf_ext.trainer import FastTrainer
+from hf_ext.training_args import FastTrainingArguments
+
+RANK = int(os.environ.get("RANK", "0"))
+
+
+def make_trainer(folder: Path) -> FastTrainer:
+    given = {**settings(folder, max_steps=2), "use_cpu": False, "per_device_train_batch_size": 2}
+    return FastTrainer(make_model(), FastTrainingArguments(**given), RecordingCollator(), make_rows(8))
+
+
+def count_gloo_threads() -> int:
+    """Threads of this process that work for gloo, by the name that torch gives them."""
+    return sum("gloo" in path.read_text() for path in Path("/proc/self/task").glob("*/comm"))
+
+
+def main(folder: Path) -> None:
+    import_before_group()  # as FastTrainingArguments do, where stock arguments come first
+    alone = TrainingArguments(str(folder / "stock"), report_to="none").world_size
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ACCELERATE_USE_FSDP", "true")
+        with pytest.raises(PlanRefused) as refused:
+            make_trainer(folder / "fsdp")
+    first, trainer = make_trainer(folder / "first"), make_trainer(folder / "run")
+    first.train()  # stays alive, and so would its DDP model
+    trainer.train()
+    wrapped = [weakref.ref(one.model_wrapped) for one in (first, trainer)]
+    before = [isinstance(one(), DistributedDataParallel) for one in wrapped], count_gloo_threads()
+    trainer.end()
+    report = {
+        "stock": alone,
+        "refused": str(refused.value),
+        "world": trainer.args.world_size,
+        "use_cpu": trainer.args.use_cpu,
+        "explicit": sorted(trainer.args.explicit_fields & {"use_cpu"}),
+        "wrapped": before[0],
+        "threads": [before[1], count_gloo_threads()],
+        "left": [one() is not None for one in wrapped] + [distributed.is_initialized()],
+    }
+    (folder / f"leave-{RANK}.json").write_text(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

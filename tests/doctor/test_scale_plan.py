@@ -1,0 +1,159 @@
+"""The plan of several GPUs: against the run on one, by hand, and against the files that it names."""
+
+import dataclasses
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+from accelerate.commands.launch import launch_command_parser
+from doctored import change, look
+
+from hf_ext.doctor.arguments import DoctorArguments
+from hf_ext.doctor.scale_page import format_scale
+from hf_ext.doctor.scale_plan import FILES, plan_scale
+from hf_ext.errors import ArgumentError
+from hf_ext.masked_lm.arguments import MaskedLMArguments
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def facts_of(size: str | None = "esm2_650M", device: str = "a100", **arguments):
+    """Of a new ESM-2; None is the one of 15 billion parameters."""
+    shape = {"num_hidden_layers": 48, "hidden_size": 5120, "num_attention_heads": 40}
+    model = MaskedLMArguments(model_size=size) if size else MaskedLMArguments(**shape)
+    return look(device, model=model, **{"max_steps": 1000, **arguments})
+
+
+def plan(facts, *gpus: int, **arguments):
+    return plan_scale(facts, DoctorArguments(gpus=list(gpus), **arguments))
+
+
+def by_strategy(scale) -> dict[str, object]:
+    return {row.strategy: row for row in scale.rows}
+
+
+def test_one_gpu_is_the_estimate_of_the_page():
+    facts = facts_of(dollars_per_hour=2.0)
+    (row,) = plan(facts, 1).rows
+    assert row.device_bytes == facts.step_bytes
+    assert row.seconds == pytest.approx(facts.total_seconds)
+    assert row.dollars == pytest.approx([seconds / 1800 for seconds in facts.total_seconds])
+    assert (row.sent_bytes, row.without_overlap) == (0, (1.0, 1.0))
+
+
+def test_two_gpus_take_compute_and_ring_and_twice_the_price():
+    facts = facts_of(dollars_per_hour=2.0)
+    ddp = by_strategy(plan(facts, 2))["DDP"]
+    trained = facts.work.num_trainable
+    assert ddp.sent_bytes == 4 * trained  # 2 x 1/2 x 4 bytes
+    assert ddp.device_bytes == facts.step_bytes + 4 * trained  # DDP's buckets
+    # NVLink 3: 300 GB/s, of which 82 % and half; 2.6 GB in buckets of 25 MiB, 20 to 200 us each
+    calls = -(-4 * trained // (25 * 2**20))
+    least, most = 4 * trained / 246e9 + calls * 2e-5, 4 * trained / 150e9 + calls * 2e-4
+    assert ddp.communication_s == (pytest.approx(least), pytest.approx(most))
+    low, high = (seconds / 1000 for seconds in facts.seconds[-1][1])
+    assert ddp.without_overlap == (pytest.approx(low / (low + most)), pytest.approx(high / (high + least)))
+    assert ddp.seconds[1] == pytest.approx(1000 * (high + most))  # --max_steps: as many steps, twice the rows
+    assert ddp.dollars[1] == pytest.approx(ddp.seconds[1] / 3600 * 2 * 2.0)
+
+
+def test_epochs_are_shared_and_an_effective_batch_keeps_the_steps():
+    epochs = facts_of(max_steps=-1, num_train_epochs=2.0)
+    one, four = plan(epochs, 1).rows[0], by_strategy(plan(epochs, 4))["DDP"]
+    assert four.compute_s == pytest.approx(one.compute_s)
+    assert one.seconds[0] / 4 <= four.seconds[0] < one.seconds[0] / 2
+    kept = facts_of(effective_batch_size=64, per_device_train_batch_size=16)
+    rows = {n: by_strategy(plan(kept, n))["DDP" if n > 1 else "one process"] for n in (1, 2, 8)}
+    assert rows[2].compute_s == pytest.approx([seconds / 2 for seconds in rows[1].compute_s])
+    assert rows[2].seconds[1] < rows[1].seconds[1]
+    assert "64 is no multiple" in rows[8].why_not
+    assert rows[8].seconds is None
+
+
+def test_a_cached_run_sends_its_head_alone():
+    facts = look("a100", max_steps=100)
+    ddp = by_strategy(plan(facts, 2))["DDP"]
+    assert ddp.sent_bytes == 4 * facts.work.head_parameters
+
+
+def test_what_fits_is_taken_simplest_first_and_offload_is_last():
+    small = plan(facts_of("esm2_8M"), 1, 4)
+    assert [row.strategy for row in small.taken.values()] == ["one process", "DDP"]
+    split = plan(facts_of("esm2_3B", per_device_train_batch_size=1, activation_checkpointing=True), 1, 2, 4)
+    assert split.taken[1] is None
+    assert [split.taken[n].strategy for n in (2, 4)] == ["FSDP2", "FSDP2"]
+    tight = facts_of(None, per_device_train_batch_size=1, activation_checkpointing=True)
+    huge = plan(tight, 4)
+    assert huge.taken[4].strategy == "FSDP2 + host"
+    assert huge.taken[4].host_bytes == 16 * sum(encoder.num_parameters for encoder in tight.work.encoders)
+    assert huge.taken[4].seconds is None
+    nothing = plan(dataclasses.replace(tight, step_bytes=tight.static_bytes + 10**12), 4)
+    assert nothing.taken == {4: None}
+    assert "nothing is known to fit" in format_scale(nothing, None)
+
+
+def test_where_the_network_is_slow_what_sends_less_is_taken():
+    facts = facts_of("esm2_650M")
+    near = plan(facts, 16, network="infiniband-hdr").taken[16]
+    far = plan(facts, 16, network="ethernet-10g").taken[16]
+    assert (near.strategy, far.strategy) == ("DDP", "FSDP2")
+    assert far.launch == "accelerate_configs/2node_8gpu_fsdp2.yaml"
+
+
+def test_the_files_are_what_they_are_taken_for():
+    kinds = {"NO": "one process", "MULTI_GPU": "DDP", "FSDP": "FSDP2"}
+    for file in FILES:
+        keys = yaml.safe_load((ROOT / "accelerate_configs" / f"{file.name}.yaml").read_text())
+        zero, fsdp = keys.get("deepspeed_config", {}), keys.get("fsdp_config", {})
+        assert kinds.get(keys["distributed_type"], f"ZeRO-{zero.get('zero_stage')}") == file.strategy
+        assert (keys["num_processes"], keys["num_machines"]) == (file.num_processes, file.num_machines)
+        assert keys["mixed_precision"] == file.precision
+        assert bool(fsdp.get("fsdp_offload_params") or zero.get("offload_param_device")) == file.offload
+    assert len({file.name for file in FILES}) == len(FILES) == 15
+
+
+@pytest.mark.parametrize("device", ["t4", "a100", "h100"])
+def test_accelerate_understands_every_command(device):
+    rows = plan(facts_of(None, device), 1, 2, 3, 4, 8, 16, gpus_per_machine=4).rows
+    for row in rows:
+        args = launch_command_parser().parse_args(["--config_file", *shlex.split(row.launch), "script.py"])
+        assert (ROOT / args.config_file).is_file()
+        file = next(file for file in FILES if file.name == Path(args.config_file).stem)
+        assert (args.num_processes or file.num_processes) == row.num_gpus
+        assert (args.num_machines or file.num_machines) == -(-row.num_gpus // 4)
+
+
+def test_cards_without_bf16_take_the_fp16_files_and_no_splitting():
+    scale = plan(facts_of("esm2_8M", "t4"), 1, 2, 8)
+    assert {row.strategy for row in scale.rows} == {"one process", "DDP"}
+    assert [row.launch for row in scale.rows] == [
+        "accelerate_configs/1gpu_t4_fp16.yaml",
+        "accelerate_configs/2gpu_baseline.yaml",
+        "accelerate_configs/4gpu_baseline.yaml --num_processes 8",
+    ]
+    assert any("T4 has no bf16" in line for line in scale.basis)
+
+
+def test_without_a_gpu_or_a_time_it_says_so():
+    assert plan(look("cpu"), 2).basis == ["none: cpu is no GPU that it knows: add --device a100"]
+    assert plan(change(facts_of(), work=None), 2).basis == ["none: no model was read"]
+    unmeasured = plan(facts_of("esm2_8M", "sm86"), 2)
+    assert unmeasured.rows[0].seconds is None
+    assert "published" in unmeasured.rows[0].why_not
+    assert unmeasured.rows[0].fits is None
+    assert "not estimated: 2 GPUs DDP" in format_scale(unmeasured, None)
+
+
+def test_the_page_fits_a_terminal_with_and_without_a_price():
+    scale = plan(facts_of("esm2_3B", dollars_per_hour=2.0), 1, 2, 4, 8, 16)
+    for price in (None, 2.0):
+        lines = format_scale(scale, price).splitlines()
+        assert max(map(len, lines)) <= 100
+        assert (" dollars" in lines[1]) == (price is not None)
+
+
+@pytest.mark.parametrize("arguments", [{"gpus": []}, {"gpus": [0, 2]}, {"gpus_per_machine": 0}])
+def test_numbers_of_gpus_below_one_are_refused(arguments):
+    with pytest.raises(ArgumentError, match="1"):
+        DoctorArguments(**arguments)

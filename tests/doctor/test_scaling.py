@@ -1,0 +1,106 @@
+"""Formulas of several devices against sums worked out by hand."""
+
+import dataclasses
+
+import pytest
+
+from hf_ext.doctor import scaling
+from hf_ext.doctor.links import LINKS, SHARES, ring_bandwidth, usual_link
+from hf_ext.hardware import describe_hardware, known_hardware
+
+MILLION = scaling.Shape(num_parameters=10**6, num_trainable=10**6, num_layers=10)
+ADAPTED = scaling.Shape(num_parameters=10**6, num_trainable=10**4, num_layers=10)
+
+
+def layout(strategy: str, n: int, half: bool = True, offload: bool = False, group: int | None = None):
+    return scaling.Layout(strategy, n, group or n, half, offload)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "shape", "expected"),
+    [
+        (layout("one process", 1), MILLION, 18e6),  # 4 + 4 + 8 and 2 of the cast weight
+        (layout("one process", 1, half=False), MILLION, 16e6),
+        (layout("DDP", 4), MILLION, 22e6),  # and 4 of the buckets
+        (layout("DDP", 4), ADAPTED, 4e6 + 12e4 + 2e4 + 4e4),
+        (layout("FSDP2", 4), MILLION, 4e6 + 4 * 2 * 1e5),
+        (layout("FSDP2", 4), ADAPTED, 1e6 + 3e4 + 4 * 2 * 1e5),
+        (layout("ZeRO-2", 4), MILLION, 2e6 + 18e6 / 4),
+        (layout("ZeRO-3", 4), MILLION, 18e6 / 4 + 2e6 + 2 * 2 * 1e5),
+        (layout("ZeRO-3", 4, offload=True), MILLION, 2e6 + 2 * 2 * 1e5),
+    ],
+)
+def test_bytes_of_states_are_those_worked_out_by_hand(wanted, shape, expected):
+    assert scaling.state_bytes(wanted, shape) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "shape", "passes", "expected"),
+    [
+        (layout("one process", 1), MILLION, 1, 0),
+        (layout("DDP", 2), MILLION, 1, 4e6),  # 2 x 1/2 x 4
+        (layout("DDP", 2), MILLION, 8, 4e6),  # once per optimizer step
+        (layout("DDP", 4), ADAPTED, 1, 6e4),  # 2 x 3/4 x 4, of the adapters alone
+        (layout("FSDP2", 4), MILLION, 1, 4.5e6),  # 3 x 3/4 x 2
+        (layout("FSDP2", 4), MILLION, 8, 36e6),  # with every pass
+        (layout("FSDP2", 4), ADAPTED, 1, 3e6 + 1.5e4),
+        (layout("ZeRO-2", 4), MILLION, 1, 3e6),
+        (layout("ZeRO-2", 4), MILLION, 8, 13.5e6),  # gradients with every pass, weights once: 9 x 3/4 x 2
+        (layout("ZeRO-3", 4), MILLION, 1, 4.5e6),
+        (layout("HSDP", 8, group=4), MILLION, 1, 5e6),  # 3 x 3/4 x 2 and 2 x 1/2 x 2 / 4
+    ],
+)
+def test_bytes_sent_are_those_worked_out_by_hand(wanted, shape, passes, expected):
+    assert scaling.sent_bytes(scaling.transfers(wanted, shape), passes) == pytest.approx(expected)
+
+
+def test_a_broken_ring_factor_would_be_seen():
+    class Tree(scaling.Transfer):
+        factor = 2.0
+
+    (right,) = scaling.transfers(layout("DDP", 4), MILLION)
+    assert right.sent_bytes == 6e6
+    assert Tree(**dataclasses.asdict(right)).sent_bytes == 8e6
+
+
+def test_communication_is_overhead_of_every_message_and_bytes_over_bandwidth():
+    (gradients,) = scaling.transfers(layout("DDP", 2), dataclasses.replace(MILLION, num_trainable=10**7))
+    assert gradients.messages == 2  # 40 MB in buckets of 25 MiB
+    # 2 x 1 ms, and 2 x 1/2 x 40 MB at 10 GB/s
+    assert scaling.communication_seconds([gradients], 10e9, 1e-3) == pytest.approx(0.002 + 0.004)
+    layers = scaling.transfers(layout("FSDP2", 4), MILLION)
+    assert [part.messages for part in layers] == [22, 11]  # ten layers and the rest, twice to compute, once to reduce
+    assert scaling.communication_seconds(layers, 4.5e9, 1e-3, passes=2) == pytest.approx(0.066 + 0.002)
+
+
+def test_a_step_takes_its_compute_and_what_is_not_hidden_of_its_communication():
+    assert scaling.step_seconds(3.0, 1.5) == 4.5
+    hidden = scaling.hideable_seconds("DDP", 3.0, backward_share=2 / 3)
+    assert hidden == pytest.approx(2.0)
+    assert scaling.step_seconds(3.0, 1.5, hidden) == 3.0
+    assert scaling.step_seconds(3.0, 2.5, hidden) == pytest.approx(3.5)
+    # of four micro-batches DDP sends in the last one's backward; the others send in each
+    assert scaling.hideable_seconds("DDP", 12.0, 0.5, passes=4) == 1.5
+    assert scaling.hideable_seconds("ZeRO-2", 12.0, 0.5, passes=4) == 6.0
+    assert scaling.hideable_seconds("FSDP2", 12.0, 0.5, passes=4) == 12.0
+
+
+def test_pcie_is_its_transfers_times_lanes_and_nvlink_half_of_both_directions():
+    assert LINKS["pcie4"].gb_per_second == pytest.approx(16 * 16 * 128 / 130 / 8, abs=0.01)
+    assert LINKS["nvlink3"].gb_per_second == 600 / 2
+    assert LINKS["infiniband-hdr"].gb_per_second == 200 / 8
+    assert SHARES["nvlink"][1] == pytest.approx(370 / 450, abs=0.005)
+
+
+def test_a_ring_over_machines_is_as_fast_as_their_border():
+    link, shared, own = LINKS["nvlink3"], LINKS["ethernet-100g"], LINKS["infiniband-hdr"]
+    assert ring_bandwidth(link, shared, 8, 8) == (150e9, pytest.approx(246e9))
+    assert ring_bandwidth(link, shared, 16, 8) == (3.75e9, 11.25e9)
+    assert ring_bandwidth(link, own, 16, 8) == (100e9, 180e9)  # eight cards of 25 GB/s, 0.5 to 0.9 of them
+    assert ring_bandwidth(LINKS["pcie4"], own, 16, 8) == (pytest.approx(6.3e9), pytest.approx(25.2e9))  # PCIe is slower
+
+
+def test_every_card_has_a_link():
+    links = {name: usual_link(describe_hardware(name)) for name in known_hardware()}
+    assert (links["A100-80GB"], links["T4"], links["H100-PCIe"], links["L4"]) == ("nvlink3", "pcie3", "pcie5", "pcie4")
+    assert set(links.values()) <= set(LINKS)
