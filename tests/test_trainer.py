@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+import multiprocessing
 from pathlib import Path
 
 import numpy as np
@@ -134,6 +135,7 @@ def test_saving_keeps_the_tokenizer_of_a_stock_collator(tokenizer, demo_rows, tm
 @pytest.fixture
 def fast_trainer(tmp_path, demo_rows, make_affinity):
     """A FastTrainer on the demo towers; frozen, 120 training rows in batches of 16, unless said otherwise."""
+    trainers = []
 
     def make(folder="run", towers=("frozen", "frozen"), cache="cache", train_rows=None, eval_rows=None, **given):
         model, collator = make_affinity(*towers)
@@ -147,7 +149,7 @@ def fast_trainer(tmp_path, demo_rows, make_affinity):
         args = FastTrainingArguments(
             output_dir=str(tmp_path / folder), embedding_cache_dir=str(tmp_path / cache), **{**QUIET, **settings}
         )
-        return FastTrainer(
+        trainer = FastTrainer(
             model,
             args,
             collator,
@@ -155,8 +157,12 @@ def fast_trainer(tmp_path, demo_rows, make_affinity):
             demo_rows.select(range(120, 160)) if eval_rows is None else eval_rows,
             compute_metrics=compute_metrics,
         )
+        trainers.append(trainer)
+        return trainer
 
-    return make
+    yield make
+    for trainer in trainers:
+        trainer.end()
 
 
 def test_a_head_learns_from_the_cache_what_it_learns_from_live_encoders(fast_trainer, demo_rows):
@@ -294,6 +300,15 @@ def test_persistent_workers_evaluate_the_dataset_that_is_passed(fast_trainer, de
     assert seen == [8, 40, 8, 40]
     assert trainer.get_eval_dataloader(other) is trainer.get_eval_dataloader(other)  # workers live on
     assert trainer.get_eval_dataloader(small) is not trainer.get_eval_dataloader(other)
+
+
+def test_the_end_ends_workers_that_live_on(fast_trainer):
+    trainer = fast_trainer(dataloader_num_workers=2, dataloader_persistent_workers=True)
+    before = {process.pid for process in multiprocessing.active_children()}
+    trainer.evaluate()
+    assert len({process.pid for process in multiprocessing.active_children()} - before) == 2
+    trainer.end()
+    assert {process.pid for process in multiprocessing.active_children()} <= before
 
 
 def test_several_evaluation_sets_are_kept_apart_with_persistent_workers(fast_trainer, demo_rows):

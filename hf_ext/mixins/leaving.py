@@ -27,13 +27,22 @@ class LeavingMixin:
         _trainers.add(self)
 
     def end(self) -> None:
-        """As in Trainer, for all trainers of the process: none of them can train or evaluate afterwards.
+        """As in Trainer, for all trainers of the process; ends this one's data workers that live on.
 
-        To be called by all processes, once each; `trainer.model` stays. Waits for the slowest process.
+        To be called by all processes, once each; waits for the slowest. `trainer.model` stays, but of several
+        processes none can train or evaluate afterwards.
         """
+        self._end_workers()
         if distributed.is_initialized() and distributed.get_world_size() > 1:
             self.accelerator.wait_for_everyone()  # nobody takes the group from one that still works
             for trainer in list(_trainers):
                 trainer.model_wrapped = trainer.model
                 trainer.accelerator.free_memory()
         super().end()  # type: ignore[misc]
+
+    def _end_workers(self) -> None:
+        """Lets go of persistent workers while torch can tell them to end: for each one that is left to the garbage
+        collector with its trainer, torch 2.13 waits 5 seconds (`_shutdown_workers`), since its queue went first.
+        """
+        for loader in self.accelerator._dataloaders:
+            getattr(loader, "base_dataloader", loader)._iterator = None

@@ -8,6 +8,7 @@ from itertools import islice
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback
 
 from ..errors import NotFiniteError
@@ -59,7 +60,8 @@ class NanPolicyMixin:
         return loss
 
     def _get_grad_norm(self, *args: Any, **kwargs: Any) -> Any:
-        self._grad_norm = super()._get_grad_norm(*args, **kwargs)  # type: ignore[misc]
+        norm = super()._get_grad_norm(*args, **kwargs)  # type: ignore[misc]
+        self._grad_norm = norm.full_tensor() if isinstance(norm, DTensor) else norm  # FSDP2: a part on each process
         return self._grad_norm
 
     def begin_step(self) -> None:
