@@ -215,11 +215,40 @@ def evaluation() -> str:
     return format_markdown_table(rows, ["what", "how often", "result"])
 
 
+def scaling() -> str:
+    """Two processes as measured, and ESM-2 3B on more GPUs as the doctor's model has it."""
+    rows = [_measured_scaling(f"scaling_two_processes_cpu{which}") for which in ("", "_small_batch")]
+    plan = json.loads((RESULTS / "scaling_on_paper.json").read_text())["sizes"]["esm2_3B"]["rows"]
+    for row in plan:
+        if row["strategy"] in ("DDP", "FSDP2"):
+            low, high = row["without_overlap"]
+            memory = f"{row['device_bytes'] / 2**30:.0f} GiB each"
+            what = f"ESM-2 3B on {row['num_gpus']} A100-80GB, {row['strategy']}, {memory}"
+            hidden = "; behind compute {:.0%} to {:.0%}".format(*row["with_overlap"])
+            rows.append(["model, nothing run", what, f"{low:.0%} to {high:.0%}{hidden}", "-"])
+    rows.append(["not measured", "any number of GPUs", "-", "-"])
+    return format_markdown_table(rows, ["known by", "what", "efficiency", "step time: measured / model"])
+
+
+def _measured_scaling(name: str) -> list[str]:
+    result = json.loads((RESULTS / f"{name}.json").read_text())
+    shape, settings = result["shape"]["num_trainable"], result["settings"]
+    what = (
+        f"1 -> 2 processes on two CPU cores, DDP over gloo, {shape / 1e6:.1f} M weights, "
+        f"{settings['rows']} x {settings['length']} tokens each"
+    )
+    ratio = result["measured_over_predicted_no_overlap"]
+    alone, twin = result["efficiency_measured"], result["efficiency_without_sharing_the_cpu"]
+    seen = f"{alone:.0%}; {twin:.0%} of two that share the CPU and send nothing"
+    return ["measured", what, seen, f"{ratio['median']:.2f} [{ratio['low']:.2f}, {ratio['high']:.2f}]"]
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "compare": compare,
     "embed_once": embed_once,
     "evaluation": evaluation,
     "faults": faults,
+    "scaling": scaling,
     "scores": scores,
 }
 
