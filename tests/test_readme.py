@@ -41,7 +41,7 @@ def test_tables_are_what_the_results_say() -> None:
 
 
 def test_there_are_eleven_commands_and_their_files_exist() -> None:
-    assert len(COMMANDS) == 11
+    assert len(COMMANDS) == 12
     for command in COMMANDS:
         for word in shlex.split(command):
             if word.startswith(("recipes/", "accelerate_configs/")):
@@ -86,15 +86,14 @@ def test_the_checkpoint_commands_parse() -> None:
 
 def test_the_doctor_and_report_commands_parse(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    commands = {
-        name: command for name in ("doctor", "report") for command in COMMANDS if f"recipes/{name}.py" in command
-    }
-    words = shlex.split(commands["doctor"].partition("doctor.py")[2], comments=True)
+    lines = [command.partition("doctor.py")[2] for command in COMMANDS if "recipes/doctor.py" in command]
     parser = FastArgumentParser(
         (DoctorArguments, AffinityArguments, DataArguments, FastTrainingArguments), presets=PRESETS
     )
-    assert parser.parse_args_into_dataclasses(words)[0].device == "t4"
-    assert commands["report"].endswith("--run outputs/affinity")
+    one, several = (parser.parse_args_into_dataclasses(shlex.split(line, comments=True))[0] for line in lines)
+    assert (one.device, one.plan_scale, several.device, several.plan_scale) == ("t4", False, "a100", True)
+    (report,) = [command for command in COMMANDS if "recipes/report.py" in command]
+    assert report.endswith("--run outputs/affinity")
 
 
 def test_the_loading_example_names_what_there_is() -> None:
