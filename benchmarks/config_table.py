@@ -124,7 +124,7 @@ def sent(config: Config, encoder: Encoder) -> list[tuple[float, str, float]]:
 
 
 def _per_parameter(width: float, config: Config) -> str:
-    return f"{width:g} P" if width >= 1 and width == int(width) else f"{width * config.group:g} P / {config.group}"
+    return f"{width:g} P" if width in (2, 4) else f"{width * config.group:g} P / {config.group}"
 
 
 def largest_that_fits(config: Config) -> str:

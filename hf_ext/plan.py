@@ -21,6 +21,7 @@ from .optional import installed_version
 from .reporting.tables import format_table
 from .speedups import REGISTRY, Context, DataFacts, Decision, ModelFacts, Run
 from .speedups.base import KIND_NAMES
+from .zero import num_elements
 
 _PACKAGES = ("torch", "transformers", "accelerate", "datasets", "peft", "safetensors", "numpy")
 
@@ -137,8 +138,8 @@ def describe_model(model: Any) -> ModelFacts:
         classes=tuple(dict.fromkeys([type(inner).__name__, type(model).__name__])),
         frozen_inputs=frozen,
         trains_encoders=len(frozen) < len(inputs) or not inputs,
-        num_parameters=sum(p.numel() for p in model.parameters()),
-        num_trainable=sum(p.numel() for p in model.parameters() if p.requires_grad),
+        num_parameters=sum(num_elements(p) for p in model.parameters()),
+        num_trainable=sum(num_elements(p) for p in model.parameters() if p.requires_grad),
         num_encoder_matrices=len(encoder_matrices(model)),
     )
 

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import importlib
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from accelerate.utils import DistributedType, is_deepspeed_available, parse_flag_from_env
+from accelerate.parallelism_config import ParallelismConfig
+from accelerate.utils import (
+    DistributedType,
+    FullyShardedDataParallelPlugin,
+    is_deepspeed_available,
+    parse_flag_from_env,
+)
 from transformers.utils import is_torch_xla_available
 
 from .errors import ArgumentError, PlanRefused
+
+UNSPLIT_FAMILIES = ("esm", "t5", "bert")
 
 
 def count_launched() -> int:
@@ -31,6 +40,11 @@ def need_cpu_backend() -> bool:
     return is_rank and not has_accelerator and not is_chosen
 
 
+def will_use_nccl() -> bool:
+    """Whether NCCL will connect processes that were launched, and has not yet: several, with CUDA devices."""
+    return count_launched() > 1 and torch.cuda.is_available() and not torch.distributed.is_initialized()
+
+
 def import_before_group() -> None:
     """Imports DeepSpeed, where it is installed and several processes were launched: seconds that Trainer spends later.
 
@@ -40,6 +54,23 @@ def import_before_group() -> None:
     """
     if count_launched() > 1 and is_deepspeed_available():
         importlib.import_module("deepspeed")
+
+
+def refuse_several(recipe: str) -> None:
+    """Refuses to do in several launched processes what one does alone.
+
+    Args:
+        recipe: what the user started, by name.
+
+    Raises:
+        ArgumentError: several processes were launched.
+    """
+    launched = count_launched()
+    if launched > 1:
+        raise ArgumentError(
+            f"{launched} processes were launched (WORLD_SIZE={launched}), but {recipe} is the work of one: each would "
+            f"do all of it and write the same files. Start it as python {recipe}."
+        )
 
 
 def check_together(world_size: int) -> None:
@@ -78,3 +109,47 @@ def check_fsdp(args: Any) -> None:
             "nothing: FSDP needs one GPU per process. Take accelerate_configs/2cpu_ddp.yaml for several processes on "
             "the CPU, cpu.yaml or a 1gpu file for one."
         )
+
+
+def check_parallelism(args: Any, families: Sequence[str]) -> None:
+    """Refuses ways to split a model that encoders of proteins cannot be split by; FSDP2 and HSDP are let through.
+
+    Splitting layers (tensor parallel) needs a plan that `transformers` 5 has for neither ESM nor T5 nor BERT; splitting
+    sequences needs causal attention (context parallel, `Trainer._prepare_context_parallel_inputs`) or DeepSpeed's
+    attention, which these models' padding and relative positions do not have (sequence parallel).
+
+    Args:
+        args: `TrainingArguments`; the launcher's PARALLELISM_CONFIG_* are read as accelerate reads them.
+        families: model types of the encoders; others than those above are not judged.
+
+    Raises:
+        PlanRefused: with the size that was asked for, and what to take instead.
+    """
+    config = args.parallelism_config
+    if config is None and parse_flag_from_env("ACCELERATE_USE_PARALLELISM_CONFIG"):
+        config = ParallelismConfig()
+    if config is None or not set(families) & set(UNSPLIT_FAMILIES):
+        return
+    sizes = {"tensor": config.tp_size, "context": config.cp_size, "sequence": config.sp_size}
+    asked = [f"{name} parallel over {size} processes" for name, size in sizes.items() if size > 1]
+    if asked:
+        raise PlanRefused(
+            f"{' and '.join(asked)}: {', '.join(families)} cannot be split that way (no tensor plan in transformers; "
+            "attention in both directions, over padding). Split weights instead: FSDP2 "
+            "(accelerate_configs/4gpu_fsdp2.yaml), HSDP (8gpu_hsdp.yaml: dp_replicate_size and dp_shard_size) or ZeRO "
+            "(4gpu_zero2.yaml). Long sequences: --max_tokens_per_batch, --activation_checkpointing true."
+        )
+
+
+def fsdp_version(args: Any) -> int | None:
+    """1 or 2, as Trainer finds it: in its own arguments, or where accelerate's launcher left it; None without FSDP."""
+    if args.fsdp_plugin_args is not None:
+        return int(args.fsdp_plugin_args["fsdp_version"])
+    return int(os.environ.get("FSDP_VERSION", "1")) if parse_flag_from_env("ACCELERATE_USE_FSDP") else None
+
+
+def read_fsdp2(args: Any) -> FullyShardedDataParallelPlugin | None:
+    """The FSDP2 settings that accelerate will make of `args` and the launcher's environment; None without FSDP2."""
+    if fsdp_version(args) != 2:
+        return None
+    return FullyShardedDataParallelPlugin(**(args.fsdp_plugin_args or {}))

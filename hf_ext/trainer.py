@@ -6,6 +6,7 @@ from transformers import Trainer
 
 from .mixins.checkpointing import CheckpointMixin
 from .mixins.collapse_alarm import CollapseAlarmMixin
+from .mixins.cpu_offload import CpuOffloadMixin
 from .mixins.dataloaders import DataLoaderMixin
 from .mixins.disk_budget import DiskBudgetMixin
 from .mixins.early_stopping import EarlyStoppingMixin
@@ -25,12 +26,15 @@ from .mixins.pushing import PushingMixin
 from .mixins.restoring import RestoreMixin
 from .mixins.resuming import ResumeMixin
 from .mixins.saving import SavingMixin
+from .mixins.sharding import ShardingMixin
 from .mixins.standardization import StandardizationMixin
 from .mixins.stopping import StoppingMixin
 from .mixins.throughput import ThroughputMixin
+from .mixins.zero import ZeroMixin
 
 
 class FastTrainer(
+    ZeroMixin,
     ResumeMixin,
     RestoreMixin,
     MirrorMixin,
@@ -48,11 +52,13 @@ class FastTrainer(
     EmbeddingCacheMixin,
     StandardizationMixin,
     ExactLossMixin,
+    CpuOffloadMixin,
     EncoderRateMixin,
     MuonMixin,
     MaskingEpochMixin,
     DataLoaderMixin,
     SavingMixin,
+    ShardingMixin,
     ThroughputMixin,
     LeavingMixin,
     Trainer,

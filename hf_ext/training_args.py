@@ -12,8 +12,10 @@ from transformers.trainer_utils import HubStrategy
 from transformers.utils import is_torch_bf16_gpu_available
 
 from .errors import ArgumentError
-from .processes import check_together, import_before_group, need_cpu_backend
+from .nccl import preset_variables, set_preset
+from .processes import check_together, import_before_group, need_cpu_backend, will_use_nccl
 from .speedups import REGISTRY
+from .zero import need_gloo
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +42,10 @@ class FastTrainingArguments(TrainingArguments):
     without: list[str] = field(default_factory=list, metadata={"help": "Speed-ups to leave out of --speedups all."})
     effective_batch_size: None | int = field(  # noqa: RUF036
         default=None, metadata={"help": "Rows per optimizer step over all processes; sets accumulation. Class L."}
+    )
+    max_tokens_per_step: None | int = field(  # noqa: RUF036
+        default=None,
+        metadata={"help": "With max_tokens_per_batch: tokens per optimizer step over all processes, at most. Class L."},
     )
     lr_scaling: Literal["none", "linear", "sqrt"] = field(
         default="none", metadata={"help": "How the learning rate follows the effective batch size. Class L."}
@@ -154,9 +160,18 @@ class FastTrainingArguments(TrainingArguments):
     encoder_learning_rate: None | float = field(  # noqa: RUF036
         default=None, metadata={"help": "Learning rate of encoders that train; --learning_rate is then the head's."}
     )
-    optim_ext: Literal["muon"] | None = field(
+    optim_ext: Literal["muon", "cpu_offload"] | None = field(
         default=None,
-        metadata={"help": "muon: torch's Muon for matrices of encoders, AdamW for the rest; sweep the rate. Class L."},
+        metadata={
+            "help": "muon: torch's Muon for matrices of encoders, AdamW for the rest; sweep the rate. Class L. "
+            "cpu_offload: torchao steps AdamW in host memory, on one CUDA card."
+        },
+    )
+    nccl_preset: Literal["pcie", "nvlink", "infiniband", "sockets"] | None = field(
+        default=None,
+        metadata={
+            "help": "Few NCCL variables for what connects the GPUs, set where you set none; see python -m hf_ext.nccl."
+        },
     )
     use_peft: bool = field(
         default=False, metadata={"help": "LoRA: adapters train beside frozen encoder weights. Class L."}
@@ -180,6 +195,8 @@ class FastTrainingArguments(TrainingArguments):
             self.greater_is_better = not self.metric_for_best_model.endswith(ERRORS)
         moved = not self.use_cpu and need_cpu_backend()
         self.use_cpu = self.use_cpu or moved
+        if not self.use_cpu and self.ddp_backend is None and need_gloo():
+            self.ddp_backend = "gloo"
         # The parent refuses these two by the machine it stands on, or switches TF32 on for good: the plan decides.
         tf32, bf16 = self.tf32, self.bf16
         self.tf32 = False if tf32 is False else None
@@ -187,6 +204,10 @@ class FastTrainingArguments(TrainingArguments):
         strategy = self._read_hub_strategy()
         self.hub_strategy = "end"  # the parent does not know "best"
         import_before_group()
+        if self.nccl_preset is not None:
+            preset_variables(self.nccl_preset)  # refuses an unknown one
+            if not self.use_cpu and will_use_nccl():
+                set_preset(self.nccl_preset)
         super().__post_init__()
         check_together(self.world_size)
         if moved and self.process_index == 0:
@@ -214,8 +235,10 @@ class FastTrainingArguments(TrainingArguments):
         unknown = [name for name in [*self.speedups, *self.without] if name not in [*known, "all"]]
         if unknown:
             raise ArgumentError(f"Unknown speed-up(s) {unknown}. Known: all, {', '.join(known)}.")
-        if self.optim_ext not in (None, "muon"):
-            raise ArgumentError(f"optim_ext={self.optim_ext}: allowed is muon; other optimizers are --optim.")
+        if self.optim_ext not in (None, "muon", "cpu_offload"):
+            raise ArgumentError(
+                f"optim_ext={self.optim_ext}: allowed are muon and cpu_offload; other optimizers are --optim."
+            )
         for name in (
             "per_device_train_batch_size",
             "per_device_eval_batch_size",
@@ -223,6 +246,7 @@ class FastTrainingArguments(TrainingArguments):
             "effective_batch_size",
             "cached_batch_size",
             "max_tokens_per_batch",
+            "max_tokens_per_step",
             "embedding_tokens_per_batch",
             "save_failures_allowed",
             "eval_every_epochs",

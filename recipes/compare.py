@@ -3,10 +3,12 @@
     python recipes/compare.py --baseline baseline --optimized max_speed -- --num_train_epochs 3
     python recipes/compare.py --recipe recipes/mlm.py --baseline stock stock_best.yaml --optimized max_speed \\
         --rounds 5 --min_speedup 3 --max_loss_delta 0.001 --max_memory_gib 50 --ablate -- --max_steps 200
+    python recipes/compare.py --baseline baseline --baseline_launch accelerate_configs/2gpu_baseline.yaml \\
+        --optimized max_speed --optimized_launch accelerate_configs/2gpu_ddp.yaml -- --effective_batch_size 64
 
-Every run is a fresh process with a folder of its own; sides take turns (A B A B) on the same data and seeds. What
-stands after `--` goes to all sides. Writes comparison.json, comparison.md and comparison.png. Exit status: 0 if all
-criteria hold, 3 if one does not, 1 if a run failed.
+Every run is a fresh process, or as many as its side's Accelerate config file starts, with a folder of its own; sides
+take turns (A B A B) on the same data and seeds. What stands after `--` goes to all sides. Writes comparison.json,
+comparison.md and comparison.png. Exit status: 0 if all criteria hold, 3 if one does not, 1 if a run failed.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from transformers import HfArgumentParser
 from hf_ext.comparing.arguments import CompareArguments
 from hf_ext.comparing.comparison import compare
 from hf_ext.errors import exit_on_errors
+from hf_ext.processes import refuse_several
 from hf_ext.reporting.run_log import start_run_log
 
 CRITERIA_FAILED = 3
@@ -27,6 +30,7 @@ CRITERIA_FAILED = 3
 def main(argv: list[str] | None = None) -> int:
     """Runs the comparison; returns the exit status."""
     words = sys.argv[1:] if argv is None else argv
+    refuse_several("recipes/compare.py")
     end = words.index("--") if "--" in words else len(words)
     parser = HfArgumentParser(CompareArguments, description=__doc__, allow_abbrev=False)  # type: ignore[arg-type]
     (args,) = parser.parse_args_into_dataclasses(words[:end], look_for_args_file=False)

@@ -70,6 +70,8 @@ def main(argv: list[str] | None = None) -> int:
     except ImportError as error:  # transformers looks for --deepspeed's package while it reads arguments
         raise ArgumentError(f'{str(error).strip()} With --deepspeed: pip install "deepspeed>=0.19".') from error
     args.mark_explicit(parser.explicit)
+    if args.process_index > 0:
+        return 0  # under a launcher the main process measures, with the machine to itself, and prints
     facts = gather(task, model_args, data_args, args, doctor_args)
     findings = find_problems(facts)
     print(format_page(facts, findings))

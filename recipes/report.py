@@ -14,6 +14,7 @@ import argparse
 from pathlib import Path
 
 from hf_ext.errors import exit_on_errors
+from hf_ext.processes import refuse_several
 from hf_ext.reporting.card import write_card
 from hf_ext.reporting.report import write_report
 from hf_ext.reporting.run_log import start_run_log
@@ -25,6 +26,7 @@ def main(argv: list[str] | None = None) -> list[Path]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter, allow_abbrev=False)
     parser.add_argument("--run", nargs="+", required=True, metavar="FOLDER", help="Output folders of finished runs.")
     args = parser.parse_args(argv)
+    refuse_several("recipes/report.py")
     log = start_run_log(None)
     written: list[Path] = []
     for folder in args.run:

@@ -4,10 +4,12 @@
     python recipes/resume_check.py outputs/affinity/checkpoint-400 --arguments --json report.json
     python recipes/resume_check.py --convert best_model.pth --model outputs/affinity --output_dir converted \\
         --rename regressor.=head.layers. --drop esm.
+    python recipes/resume_check.py --merge outputs/affinity/checkpoint-400 --output_dir merged
 
 Converting takes the names and sizes of the model from the config.json in --model, not its weights, and refuses an entry
-that it cannot place. Files are read as tensors and numbers only: nothing in them is run. Exit status: 0 if a run would
-continue, or the file was converted; 1 if not.
+that it cannot place. Merging makes a model folder for from_pretrained of a checkpoint that several processes wrote in
+pieces (FSDP2). Files are read as tensors and numbers only: nothing in them is run. Exit status: 0 if a run would
+continue, or the file was converted or merged; 1 if not.
 """
 
 from __future__ import annotations
@@ -19,20 +21,27 @@ from pathlib import Path
 
 from hf_ext.checkpoints.inspection import inspect_folder
 from hf_ext.checkpoints.inspection_report import format_inspection, inspection_json
+from hf_ext.checkpoints.merging import merge_checkpoint
 from hf_ext.checkpoints.migration import ConversionSettings, convert, describe_conversion
 from hf_ext.errors import ArgumentError, exit_on_errors
+from hf_ext.processes import refuse_several
 from hf_ext.reporting.run_log import start_run_log
 
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the recipe; returns the exit status."""
     args = parse_arguments(argv)
+    refuse_several("recipes/resume_check.py")
     log = start_run_log(None)
     if args.convert is not None:
         settings = ConversionSettings(args.rename, args.drop, args.weights_key, tuple(args.label_scale))
         result = convert(args.convert, args.model, args.output_dir, settings)
         log.info(describe_conversion(result, args.output_dir))
         continues = True
+    elif args.merge is not None:
+        result, continues = merge_checkpoint(args.merge, args.output_dir), True
+        size = sum(result["files"].values())
+        log.info("%s: %d tensors of step %d, %d bytes.", args.output_dir, result["num_tensors"], result["step"], size)
     else:
         inspection = inspect_folder(args.folder)
         log.info(format_inspection(inspection, args.arguments))
@@ -54,8 +63,9 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--json", type=Path, help="File to write the same into, as JSON.")
     parser.add_argument("--arguments", action="store_true", help="Also list what is recorded of the run.")
     parser.add_argument("--convert", type=Path, metavar="OLD.pth", help="File that torch.save wrote, to convert.")
+    parser.add_argument("--merge", type=Path, metavar="CHECKPOINT", help="Checkpoint in pieces, to make whole.")
     parser.add_argument("--model", type=Path, help="Folder with the config.json of the model it is for.")
-    parser.add_argument("--output_dir", type=Path, help="New folder for the converted model.")
+    parser.add_argument("--output_dir", type=Path, help="New folder for the converted or merged model.")
     parser.add_argument("--rename", nargs="+", type=as_pair, default=[], metavar="OLD=NEW", help="Prefixes of names.")
     parser.add_argument("--drop", nargs="+", default=[], metavar="PREFIX", help="Entries to leave out, as renamed.")
     parser.add_argument("--weights_key", help="Entry of the file that holds the weights, where that is not clear.")
@@ -68,8 +78,13 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         help="By which the old script standardised labels, if it did (affinity models).",
     )
     args = parser.parse_args(argv)
-    if (args.folder is None) == (args.convert is None):
-        raise ArgumentError("Give a FOLDER to look at, or --convert OLD.pth --model FOLDER --output_dir NEW.")
+    if sum(use is not None for use in (args.folder, args.convert, args.merge)) != 1:
+        raise ArgumentError(
+            "Give a FOLDER to look at, or --convert OLD.pth --model FOLDER --output_dir NEW, or --merge CHECKPOINT "
+            "--output_dir NEW."
+        )
+    if args.merge is not None and args.output_dir is None:
+        raise ArgumentError("--merge needs --output_dir, a new folder.")
     if args.convert is not None and (args.model is None or args.output_dir is None):
         raise ArgumentError("--convert needs --model, the folder with a config.json, and --output_dir, a new folder.")
     return args

@@ -1,4 +1,4 @@
-"""Runs a script in two processes that torchrun starts."""
+"""Runs a script in two processes, or more, that torchrun starts."""
 
 import contextlib
 import os
@@ -11,10 +11,15 @@ from typing import Any
 import hf_ext
 
 
-def run_on_ranks(script: Path, folder: Path, limit_s: float = 240) -> None:
-    """`python script FOLDER` on two ranks; fails with the end of what they printed."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    command = [sys.executable, *launcher, str(script), str(folder)]
+def run_on_ranks(
+    script: Path, folder: Path, *arguments: str, limit_s: float = 240, num_ranks: int = 2, is_killed: bool = False
+) -> None:
+    """`python script FOLDER ARGUMENTS` on two ranks or more; fails with the end of what they printed.
+
+    `is_killed`: the script kills itself, and fails where it does not.
+    """
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(num_ranks)]
+    command = [sys.executable, *launcher, str(script), str(folder), *arguments]
     paths = [Path(hf_ext.__file__).parents[1], Path(__file__).parent]
     with subprocess.Popen(
         command,
@@ -29,7 +34,8 @@ def run_on_ranks(script: Path, folder: Path, limit_s: float = 240) -> None:
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # the ranks too
-    assert process.returncode == 0, errors[-3000:]
+    assert (process.returncode == 0) != is_killed, errors[-3000:]
+    assert not is_killed or "SIGKILL" in errors, errors[-3000:]
 
 
 def leave(trainer: Any) -> None:

@@ -1,14 +1,11 @@
 """What the launcher files give a script: devices, precision, threads, processes. The files for CPUs really launch."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import psutil
 import pytest
 from launcher_files import FOLDER, launcher_environment
+from launches import Launch, clean_environment, run_recipe, run_together
 from transformers import TrainingArguments
 
 
@@ -50,57 +47,38 @@ def test_eight_physical_cores_are_divided_among_the_processes_on_the_cpu(name, t
     assert launcher_environment(FOLDER / f"{name}.yaml")["OMP_NUM_THREADS"] == threads
 
 
-def launch(name: str, script: Path, *arguments: str) -> list:
-    """Launches `script`; returns the JSON lines that its processes wrote to files beside it, in order of rank."""
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("ACCELERATE_", "CUDA_", "OMP_"))}
-    command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(FOLDER / f"{name}.yaml")]
-    run = subprocess.run([*command, str(script), *arguments], env=clean, capture_output=True, text=True, timeout=240)
-    assert run.returncode == 0, run.stderr[-3000:]
-    return [json.loads(path.read_text()) for path in sorted(script.parent.glob("*.json"))]
+ACCELERATOR = """
+import json, pathlib
+from accelerate import Accelerator
+
+seen = Accelerator()
+facts = [seen.num_processes, seen.device.type, seen.mixed_precision]
+pathlib.Path(__file__).with_suffix(".json").write_text(json.dumps(facts))
+"""
 
 
 def test_cpu_yaml_runs_one_process_on_the_cpu_in_fp32(tmp_path):
     script = tmp_path / "script.py"
-    script.write_text(
-        "import json, pathlib; from accelerate import Accelerator\n"
-        "a = Accelerator()\n"
-        "seen = [a.num_processes, a.device.type, a.mixed_precision]\n"
-        "pathlib.Path(__file__).with_name('0.json').write_text(json.dumps(seen))\n",
-        encoding="ascii",
-    )
-    assert launch("cpu", script) == [[1, "cpu", "no"]]
+    script.write_text(ACCELERATOR, encoding="ascii")
+    run_together(Launch("cpu", "NO", 1).commands([str(script)]), clean_environment(), tmp_path, limit_s=240)
+    assert json.loads(script.with_suffix(".json").read_text()) == [1, "cpu", "no"]
 
 
-TWO_PROCESSES = """
-import json, pathlib, torch
-from transformers import TrainingArguments
-from hf_ext.training_args import FastTrainingArguments
-
-here = pathlib.Path(__file__)
-alone = TrainingArguments(str(here.parent), report_to="none").world_size
-args = FastTrainingArguments(str(here.parent), report_to="none")
-summed = torch.tensor([1.0 + args.process_index])
-torch.distributed.all_reduce(summed)
-state = args.distributed_state
-seen = [args.world_size, state.backend, str(state.distributed_type.value), args.device.type, summed.item(), alone]
-here.with_name(f"{args.process_index}.json").write_text(json.dumps(seen))
-torch.distributed.destroy_process_group()
-"""
-
-
-def test_2cpu_ddp_yaml_runs_two_processes_that_sum_over_gloo(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(TWO_PROCESSES, encoding="ascii")
-    ranks = launch("2cpu_ddp", script)
-    # Under stock arguments each of the two processes is alone: a run of its own, twice.
-    assert ranks == [[2, "gloo", "MULTI_CPU", "cpu", 3.0, 1]] * 2
-
-
-def test_max_speed_recipe_under_2cpu_ddp_yaml_is_one_run_of_two_processes(tmp_path):
-    recipe = FOLDER.parent / "recipes" / "max_speed.py"
-    output = tmp_path / "output"
-    given = {"output_dir": output, "embedding_cache_dir": tmp_path / "cache", "max_steps": 4, "disable_tqdm": "true"}
-    launch("2cpu_ddp", recipe, *[part for name, value in given.items() for part in (f"--{name}", str(value))])
-    results = json.loads((output / "all_results.json").read_text())
+def test_max_speed_recipe_under_2cpu_ddp_yaml_is_one_run_of_two_processes_that_sum_over_gloo(tmp_path):
+    once = ("--max_steps", "2", "--eval_strategy", "no", "--save_strategy", "no", "--load_best_model_at_end", "false")
+    cache = ("--embedding_cache_dir", str(tmp_path / "cache"))
+    ranks = run_recipe(Launch("2cpu_ddp", "MULTI_CPU", 2), tmp_path, "max_speed.py", *once, *cache)
+    assert [rank["rank"] for rank in ranks] == [[0, 0], [1, 1]]
+    for rank in ranks:
+        assert (rank["kind"], rank["processes"], rank["backend"], rank["summed"]) == ("MULTI_CPU", 2, "gloo", 3.0)
+        assert (rank["device"], rank["precision"], rank["steps"]) == ("cpu", "no", 2)
+    assert ranks[0]["digest"] == ranks[1]["digest"]  # the same copy, though each read other rows
+    results = json.loads((tmp_path / "output" / "all_results.json").read_text())
     assert results["environment"]["num_processes"] == 2
     assert results["environment"]["device"].startswith("cpu")
+
+
+@pytest.mark.nightly
+def test_the_run_ends_where_fewer_processes_train_together_than_were_meant(tmp_path):
+    with pytest.raises(AssertionError, match="2 processes train together; 3 were to be launched"):
+        run_recipe(Launch("2cpu_ddp", "MULTI_CPU", 3), tmp_path, "mlm.py", "--max_steps", "1")

@@ -58,11 +58,11 @@ def test_parameters_are_counted_as_transformers_builds_the_encoders(config_table
         ("cpu", 18e6, 16e6, 0),
         ("1gpu_t4_fp16", 18e6, 16e6, 0),
         ("4gpu_ddp", 22e6, 20e6, 0),
-        ("4gpu_fsdp2", 4e6 + 0.8e6, 4e6 + 1.6e6, 0),
-        ("8gpu_fsdp2", 2e6 + 0.8e6, 2e6 + 1.6e6, 0),
-        ("8gpu_hsdp", 4e6 + 0.8e6, 4e6 + 1.6e6, 0),
-        ("4gpu_fsdp2_lora", 1e6 + 0.8e6, 1e6 + 1.6e6, 0),
-        ("4gpu_fsdp2_offload", 0.8e6, 1.6e6, 16e6),
+        ("4gpu_fsdp2", 4e6 + 1e6, 4e6 + 1.6e6, 0),
+        ("8gpu_fsdp2", 2e6 + 1e6, 2e6 + 1.6e6, 0),
+        ("8gpu_hsdp", 4e6 + 1e6, 4e6 + 1.6e6, 0),
+        ("4gpu_fsdp2_lora", 1e6 + 1e6, 1e6 + 1.6e6, 0),
+        ("4gpu_fsdp2_offload", 1e6, 1.6e6, 16e6),
         ("4gpu_zero2", 2e6 + 4.5e6, 4e6 + 5e6, 0),
         ("4gpu_zero3_offload", 2e6 + 0.4e6, 4e6 + 0.8e6, 27e6),
     ],
@@ -83,9 +83,9 @@ def test_bytes_of_a_million_parameters(config_table, name, half, full, host):
         ("1gpu_a100_bf16", 0),
         ("2gpu_ddp", 4e6),  # 2 x 1/2 x 4
         ("4gpu_ddp", 6e6),  # 2 x 3/4 x 4
-        ("4gpu_fsdp2", 4.5e6),  # 3 x 3/4 x 2
+        ("4gpu_fsdp2", 6e6),  # 2 x 3/4 x 2 and 3/4 x 4
         ("4gpu_fsdp2_lora", 3e6),  # 2 x 3/4 x 2
-        ("8gpu_hsdp", 5e6),  # 3 x 3/4 x 2 and 2 x 1/2 x 2 / 4
+        ("8gpu_hsdp", 7e6),  # 2 x 3/4 x 2, 3/4 x 4 and 2 x 1/2 x 4 / 4
         ("4gpu_zero2", 3e6),  # 2 x 3/4 x 2
         ("4gpu_zero3_offload", 4.5e6),  # 3 x 3/4 x 2
     ],

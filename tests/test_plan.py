@@ -47,6 +47,7 @@ def test_all_refusals_are_named_together_and_nothing_is_touched(tmp_path, torch_
         use_cpu=True,
         fp16=True,
         tf32=True,
+        per_device_train_batch_size=4,
         effective_batch_size=9,
     )
     with pytest.raises(PlanRefused) as refusal:
@@ -54,7 +55,7 @@ def test_all_refusals_are_named_together_and_nothing_is_touched(tmp_path, torch_
     text = str(refusal.value)
     assert "  tf32: " in text
     assert "  precision: fp16 is not native" in text
-    assert "  batch_size: --effective_batch_size 9 is not a multiple of 8 rows per pass: use 8" in text
+    assert "  batch_size: --effective_batch_size 9 is not a multiple of 4 (1 process, " in text
     assert torch_settings() == before
     assert not (tmp_path / "out").exists()
 

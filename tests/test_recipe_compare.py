@@ -96,3 +96,19 @@ def test_an_ablation_has_a_row_for_each_speedup_that_was_applied(recipe, tmp_pat
     failed = next(row for row in result["ablation"] if (row["speedup"], row["how"]) == ("fused_gelu", "without"))
     assert failed["verdict"] == "failed: no memory without fused_gelu"
     assert all(row["ratio"]["value"] > 0 for row in result["ablation"] if row["ratio"])
+
+
+@pytest.mark.nightly
+def test_one_process_is_held_against_two_by_their_launch_files(recipe, tmp_path) -> None:
+    configs = ROOT / "accelerate_configs"
+    files = ["--baseline_launch", f"{configs / 'cpu.yaml'}", "--optimized_launch", f"{configs / '2cpu_ddp.yaml'}"]
+    sides = ["--baseline", "baseline", "--optimized", "baseline", "--rounds", "1", "--logging_steps", "1"]
+    done = compare(recipe, tmp_path, *sides, *files)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    found = json.loads((tmp_path / "out" / "comparison.json").read_text())["sides"]
+    assert {name: (side["num_processes"], side["sequences_per_step"]) for name, side in found.items()} == {
+        "baseline on cpu": (1, 4),
+        "baseline on 2cpu_ddp": (2, 8),
+    }
+    report = (tmp_path / "out" / "comparison.md").read_text()
+    assert "Sequences per optimizer step DIFFER (8 against 4)" in report

@@ -135,7 +135,7 @@ def _train_one(trainer: Any, args: FastTrainingArguments, seed: int) -> dict[str
         member.accelerator.wait_for_everyone()
         return run
     finally:
-        member.end()
+        member.close()
 
 
 def _member_args(args: FastTrainingArguments, seed: int, folder: Path, num: int) -> FastTrainingArguments:

@@ -103,5 +103,5 @@ def _predict(folder: str, collator: SequenceCollator, args: FastTrainingArgument
         )
         trainer = FastTrainer(load_model(folder), own, data_collator=collator)
         predictions = np.asarray(trainer.predict(table).predictions, np.float32).reshape(-1)
-        trainer.end()
+        trainer.close()
     return predictions

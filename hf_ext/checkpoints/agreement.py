@@ -132,7 +132,8 @@ def _compare_processes(comparison: _Comparison, old: Mapping[str, Any], new: Map
     for name in before:
         one, other = before[name], now.get(name, _ABSENT)
         if one != other:
-            text = f"{name}: {_then(one)}, {_now(other)}" + (" (the same rows in every step)" if is_same else "")
+            hint = " (the same rows in every step)" if is_same else _hint(old) if name == "world_size" else ""
+            text = f"{name}: {_then(one)}, {_now(other)}{hint}"
             names = [name] if name in STEP_SIZE else [name, "world_size"]
             comparison.add(text, names, not is_same)
 
@@ -143,13 +144,22 @@ def _step_shape(facts: Mapping[str, Any]) -> tuple:
     passes, processes = arguments.get("gradient_accumulation_steps", 1), facts.get("world_size", 1)
     rows = arguments.get("per_device_train_batch_size", 1) * facts.get("devices_per_process", 1)
     budget = facts.get("speedups", {}).get("token_budget")
-    if budget is not None:  # planned for a number of processes, whatever the batch size says
-        return ("tokens", budget.get("max_batch_size"), passes, processes)
-    if arguments.get("train_sampling_strategy") == "group_by_length":  # within the rows of one process's steps
-        return ("grouped", rows * passes, processes)
+    if budget is not None:  # planned in steps of so many batches, whatever the batch size says
+        return ("tokens", budget.get("max_batch_size"), passes * processes)
     if (arguments.get("accelerator_config") or {}).get("split_batches"):
         processes = 1
     return ("rows", rows * passes * processes)
+
+
+def _hint(old: Mapping[str, Any]) -> str:
+    """How this number of processes takes the rows that the checkpoint's steps took."""
+    kind, *_, size = _step_shape(old)
+    if (old["arguments"].get("accelerator_config") or {}).get("split_batches"):
+        return ""
+    if kind == "rows":
+        return f"; --effective_batch_size {size} takes the same rows in every step on any number of processes"
+    tokens = old.get("speedups", {}).get("token_budget", {}).get("max_tokens", 0) * size
+    return f"; --max_tokens_per_step {tokens} takes the same rows in every step on any number of processes"
 
 
 def _compare_data(comparison: _Comparison, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:

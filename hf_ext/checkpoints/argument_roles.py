@@ -29,7 +29,7 @@ ANOTHER_RUN = STEP_SIZE | frozenset(
 # the plan), and the result is compared. Kernels and compilation round differently, as another machine does.
 HARMLESS = frozenset(
     """
-    preset speedups without attention effective_batch_size lr_scaling cached_batch_size
+    preset speedups without attention effective_batch_size max_tokens_per_step lr_scaling cached_batch_size
     embedding_cache_dir embedding_tokens_per_batch max_encoder_noise throughput_warmup_steps baseline_json
     auto_find_batch_size torch_empty_cache_steps
     activation_checkpointing activation_checkpointing_kwargs gradient_checkpointing gradient_checkpointing_kwargs
@@ -51,6 +51,7 @@ HARMLESS = frozenset(
     dataloader_num_workers dataloader_pin_memory dataloader_persistent_workers dataloader_prefetch_factor
     dataloader_multiprocessing_context dataloader_in_order
     ddp_find_unused_parameters ddp_bucket_cap_mb ddp_broadcast_buffers ddp_static_graph ddp_backend ddp_timeout
+    nccl_preset
     """.split()  # noqa: SIM905  readable as a paragraph
 )
 

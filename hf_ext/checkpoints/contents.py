@@ -9,10 +9,12 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from .manifest import Manifest
+from .sharded_weights import SHARDED, WEIGHTS
 from .tensor_files import read_json
 from .weights import ADAPTER_FILES, MODEL_FILES, TRAINABLE
 
 _SHARD = re.compile(r"(model|pytorch_model)-[0-9]+-of-[0-9]+\.(safetensors|bin)")
+_OF_LIBRARY = re.compile(r"zero/|global_step\d+/|pytorch_model_fsdp")  # DeepSpeed's, and Accelerate's of FSDP1
 _WEIGHTS = frozenset({TRAINABLE, *MODEL_FILES, *ADAPTER_FILES})
 
 
@@ -48,8 +50,9 @@ def read_contents(folder: Path, manifest: Manifest) -> Contents:
     stripped = facts.get("stripped") or ()
     sizes = {name: record.size for name, record in files.items()}
     restores, lacks, essential = {"weights": describe_weights(sizes)}, [], []
-    if arguments.get("fsdp") or arguments.get("deepspeed"):
-        restores["weights"] = restores["optimizer"] = "sharded over processes; Trainer reads them"
+    if SHARDED not in files and any(_OF_LIBRARY.match(name) for name in files):
+        restores["optimizer"] = "spread over processes; the library that wrote it reads it"
+        restores["weights"] = restores["weights"] or restores["optimizer"]
     else:
         essential = ["weights"] if not restores["weights"] else []
         for part in ("optimizer", "scheduler"):
@@ -106,5 +109,8 @@ def read_stock_contents(folder: Path, state: Mapping[str, Any]) -> Contents:
 
 def describe_weights(sizes: Mapping[str, int]) -> str:
     """The files that hold weights, with their bytes; "" without any."""
+    parts = [size for name, size in sizes.items() if name.startswith(f"{WEIGHTS}/")]
+    if SHARDED in sizes and parts:
+        return f"{WEIGHTS} ({sum(parts):,} bytes in {len(parts)} file(s), of any number of processes)"
     names: Iterable[str] = (n for n in sizes if PurePosixPath(n).name in _WEIGHTS or _SHARD.fullmatch(n))
     return ", ".join(f"{name} ({sizes[name]:,} bytes)" for name in names)

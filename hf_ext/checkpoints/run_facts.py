@@ -15,6 +15,7 @@ from ..data.fingerprint import fingerprint
 from ..optional import installed_version
 from .argument_roles import UNRECORDED
 from .frozen import read_base
+from .sharded_weights import unsharded_class
 
 PACKAGES = ("torch", "transformers", "accelerate", "datasets", "peft", "hf_ext")
 
@@ -81,7 +82,7 @@ def _describe_model(model: Any) -> dict[str, Any]:
     adapters = getattr(model, "peft_config", None) or {}
     training = sorted(f"{name} {tuple(p.shape)}" for name, p in model.named_parameters() if p.requires_grad)
     return {
-        "class": [type(model).__name__, type(inner).__name__],
+        "class": [unsharded_class(model).__name__, unsharded_class(inner).__name__],
         "config": _shape(config.to_dict()) if hasattr(config, "to_dict") else {},
         "adapters": {name: _shape(adapter.to_dict()) for name, adapter in adapters.items()},
         "num_trainable": sum(p.numel() for p in model.parameters() if p.requires_grad),

@@ -132,7 +132,9 @@ def _stepped_twin(optimizer: Any, device: str) -> Any:
 def _on_device(group: dict[str, Any], device: str) -> dict[str, Any]:
     parameters = []
     for parameter in group["params"]:
-        twin = torch.nn.Parameter(torch.zeros_like(parameter, device=device), requires_grad=parameter.requires_grad)
+        # Whole, also of a parameter that is spread over processes: one process steps the twin, and none waits for it.
+        values = torch.zeros(parameter.shape, dtype=parameter.dtype, device=device)
+        twin = torch.nn.Parameter(values, requires_grad=parameter.requires_grad)
         twin.grad = torch.zeros_like(twin) if parameter.requires_grad else None
         parameters.append(twin)
     plain: dict[str, Any] = {name: False for name in ("fused", "foreach", "capturable") if name in group}

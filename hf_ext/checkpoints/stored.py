@@ -14,6 +14,7 @@ from .manifest import MANIFEST, Manifest, check_files, is_plain
 CHECKPOINT_NAME = re.compile(r"checkpoint-(0|[1-9][0-9]*)")
 # What stock Trainer never writes: where the manifest was lost, one of these shows that there was one.
 _OUR_FILES = (
+    "sharded.json",
     "optimizer.safetensors",
     "optimizer.json",
     "scheduler.json",

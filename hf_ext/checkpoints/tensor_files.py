@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch.distributed.tensor import DTensor
 
 from ..errors import CheckpointError
 
@@ -147,9 +148,11 @@ def first_names(tensors: Mapping[str, Any]) -> dict[str, torch.Tensor]:
 
 
 def identity(name: str, tensor: torch.Tensor) -> Any:
-    """Equal for two names of one tensor, different for different tensors."""
+    """Equal for two names of one tensor, different for different tensors; spread ones are one if the object is."""
     if tensor.numel() == 0 or tensor.device.type == "meta":  # no address
         return name
+    if isinstance(tensor, DTensor):  # an address of a part, which is no process's own where parts are empty
+        return id(tensor)
     return tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
 
 

@@ -11,30 +11,38 @@ Frozen weights are not stored but known by their hash (`frozen.json`), those of 
 fingerprints in its configuration. `trainable.safetensors` alone is not a model: `from_pretrained` finds no weights in
 such a folder and refuses it, instead of filling the rest at random; an export is written by `Trainer.save_model`.
 
-Weights are those of one process: models sharded by FSDP or DeepSpeed ZeRO-3 are gathered by the caller.
+Of models that FSDP2 spreads over processes see `sharded_weights.py`; `load_weights` reads those too. What DeepSpeed
+spreads, it writes itself.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import re
 from collections.abc import Container, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from peft import PeftModel
-from peft.utils.save_and_load import get_peft_model_state_dict
-from torch import nn
 from transformers import PreTrainedModel
 
 from ..errors import CheckpointError
 from ..models.affinity import AffinityModel
 from ..models.configuration import AffinityConfig
-from .frozen import FROZEN, check_frozen, describe_frozen, read_base, write_frozen
+from .entries import (
+    Split,
+    adapter_entries,
+    adapter_folder,
+    has_injected_adapters,
+    ignored_entries,
+    split_entries,
+    stores_part,
+)
+from .frozen import FROZEN, check_frozen, describe_frozen, write_frozen
 from .matching import check_entries, match_names
+from .sharded_weights import SHARDED, WEIGHTS, find_unlisted, read_sharded, sharded_entries
+from .shards import is_spread, load_shards, own_part
 from .tensor_files import describe_names, find_file, first_names, read_json, read_shards, read_tensors, write_tensors
 
 logger = logging.getLogger(__name__)
@@ -47,9 +55,6 @@ MODEL_FILES = (
     "pytorch_model.bin.index.json",
 )
 ADAPTER_FILES = ("adapter_model.safetensors", "adapter_model.bin")
-# Entries that a pretrained base may lack: adapters, and modules that are made at random where it has none. Frozen or
-# not, they are small, and would hash differently under every seed; so they are stored.
-BESIDE_BASE = re.compile(r"(^|\.)(lora_\w+|contact_head|pooler|original_module)\.")
 SLACK_BYTES = 32 * 1024  # a model card, an adapter's configuration, generation settings, an index
 HEADER_BYTES = 160  # safetensors' description of one tensor, without its name
 
@@ -69,10 +74,10 @@ def save_weights(model: Any, folder: Path | str) -> None:
         # among the trainable rest; those that do not are in the hash.
         model.save_pretrained(str(folder), save_embedding_layers=False)
         _save_part(model, folder)
-    elif _is_part(model):
+    elif stores_part(model):
         model.config.save_pretrained(folder)
         _save_part(model, folder)
-    elif isinstance(model, PreTrainedModel) and not _has_injected_adapters(model):
+    elif isinstance(model, PreTrainedModel) and not has_injected_adapters(model):
         # transformers 5.23 writes ESM's LayerNorms as gamma/beta, which a raw `load_state_dict` does not know
         # (https://github.com/huggingface/transformers/issues/43701).
         model.save_pretrained(str(folder), save_original_format=False)
@@ -82,14 +87,32 @@ def save_weights(model: Any, folder: Path | str) -> None:
             model.config.save_pretrained(folder)
 
 
-def load_weights(model: Any, folder: Path | str) -> None:
+def remember_frozen(model: Any) -> None:
+    """Hashes what a checkpoint will leave out, for when the model is spread over processes (FSDP2), which cannot.
+
+    Cost: about 1 s per GB and core; nothing where nothing is left out, or the model is spread already.
+    """
+    is_whole = not any(map(is_spread, model.parameters()))
+    if is_whole and (isinstance(model, PeftModel) or stores_part(model)):
+        describe_frozen(model, split_entries(model).frozen)
+
+
+def load_weights(model: Any, folder: Path | str, checks_frozen: bool = True) -> None:
     """Gives every entry of the model's state dict the value it had when the checkpoint was saved.
 
     Reads what `save_weights` writes, and the weights of stock checkpoints: sharded ones, `pytorch_model.bin`
     (tensors only: nothing in it is run), ESM's gamma/beta, adapters. Everything is checked before the first tensor of
-    the model changes. An `AffinityModel` also gets the label scale that its head was trained with.
+    the model changes. An `AffinityModel` also gets the label scale that its head was trained with. A model that is
+    spread over processes (FSDP2) gets each process's part; a checkpoint of such a run loads anywhere.
 
-    Cost: reads the files; the first time also hashes what is frozen, about 1 s per GB and core.
+    Args:
+        model: as it trains, or will.
+        folder: of the checkpoint.
+        checks_frozen: whether to compare frozen weights with those of the checkpoint. Where they are spread, only a
+            process that hashed them while they were whole can.
+
+    Cost: reads the files, of shards only what this process needs; the first time also hashes what is frozen, about
+    1 s per GB and core.
 
     Raises:
         CheckpointError: files are missing, damaged or lead out of the folder; entries are missing, unexpected or of
@@ -97,27 +120,49 @@ def load_weights(model: Any, folder: Path | str) -> None:
     """
     folder = Path(folder)
     is_adapted = isinstance(model, PeftModel)
+    tensors, is_part = _read_entries(model, folder)
+    split = split_entries(model)
+    required = _required(model, split, folder, is_part)
+    state = model.state_dict(keep_vars=True)
+    found, unexpected = match_names(state, tensors)
+    if is_part:
+        unexpected += [name for name in found if name not in required]
+    check_entries(folder, state, found, unexpected, required)
+    if (is_part or (is_adapted and find_file(folder, FROZEN))) and checks_frozen:
+        check_frozen(model, split.frozen, folder)
+    elif is_adapted and checks_frozen:
+        logger.warning("%s has no %s: that its frozen weights are this model's is not checked.", folder, FROZEN)
+    scale = _read_scale(model, folder) if isinstance(model, AffinityModel) else {}
+    _fill(model, state, found, folder)
+    for name, value in scale.items():
+        setattr(model.config, name, value)
+
+
+def _read_entries(model: Any, folder: Path) -> tuple[dict[str, torch.Tensor], bool]:
+    """Tensors by name, those in shards without values; and whether the checkpoint leaves out what is frozen."""
+    if find_file(folder, SHARDED):
+        return sharded_entries(folder), bool(read_sharded(folder)["is_part"])
+    is_adapted = isinstance(model, PeftModel)
     tensors = _read_adapters(model, folder) if is_adapted else {}
     part = find_file(folder, TRAINABLE)
     if part:
         tensors.update(read_tensors(part))
     elif not is_adapted:
         tensors = _read_model(model, folder)
-    split = _split(model)
-    required = _required(model, split, folder, part is not None)
-    state = model.state_dict(keep_vars=True)
-    found, unexpected = match_names(state, tensors)
-    if part:
-        unexpected += [name for name in found if name not in required]
-    check_entries(folder, state, found, unexpected, required)
-    if part or (is_adapted and find_file(folder, FROZEN)):
-        check_frozen(model, split.frozen, folder)
-    elif is_adapted:
-        logger.warning("%s has no %s: that its frozen weights are this model's is not checked.", folder, FROZEN)
-    scale = _read_scale(model, folder) if isinstance(model, AffinityModel) else {}
-    model.load_state_dict(found, strict=False)
-    for name, value in scale.items():
-        setattr(model.config, name, value)
+    return tensors, part is not None
+
+
+def _fill(model: Any, state: dict[str, Any], found: dict[str, torch.Tensor], folder: Path) -> None:
+    """Gives the entries of `state` their values; where they are spread over processes, this process's part."""
+    if find_file(folder, SHARDED):
+        load_shards({name: state[name] for name in found}, folder / WEIGHTS)
+    elif any(map(is_spread, state.values())):
+        with torch.no_grad():
+            for name, tensor in found.items():
+                own = state[name].to_local() if is_spread(state[name]) else state[name]
+                own.copy_(own_part(tensor, state[name]))
+    else:
+        model.load_state_dict(found, strict=False)
 
 
 def check_listed(folder: Path, listed: Container[str]) -> None:
@@ -131,17 +176,21 @@ def check_listed(folder: Path, listed: Container[str]) -> None:
     """
     if TRAINABLE not in listed and find_file(folder, TRAINABLE):
         raise CheckpointError(f"{folder / TRAINABLE}: not in its manifest, so it was put there later. Remove it.")
+    for name in find_unlisted(folder, listed):
+        raise CheckpointError(f"{folder / name}: not in its manifest, so it was put there later. Remove it.")
 
 
 def weights_bytes(model: Any) -> int:
     """Upper bound of the bytes of the files that `save_weights` writes. Cost: none; nothing is hashed."""
-    split = _split(model)
-    is_part = isinstance(model, PeftModel) or _is_part(model)
+    split = split_entries(model)
+    is_part = isinstance(model, PeftModel) or stores_part(model)
     named = split.stored if is_part else {**split.stored, **split.frozen}
-    entries = first_names({name: tensor for name, tensor in named.items() if is_part or name not in _ignored(model)})
+    entries = first_names(
+        {name: tensor for name, tensor in named.items() if is_part or name not in ignored_entries(model)}
+    )
     if isinstance(model, PeftModel):
         for adapter in model.peft_config:
-            written = _adapter_entries(model, adapter)
+            written = adapter_entries(model, adapter)
             entries.update({f"{adapter}.{name}": tensor for name, (_, tensor) in written.items()})
     total = sum(len(name) + HEADER_BYTES + tensor.nbytes for name, tensor in entries.items())
     if is_part:
@@ -154,9 +203,9 @@ def weights_bytes(model: Any) -> int:
 
 def export_bytes(model: Any) -> int:
     """Upper bound of the bytes of the files that `Trainer.save_model` writes: frozen weights too, but for adapters."""
-    if isinstance(model, PeftModel) or not _is_part(model):
+    if isinstance(model, PeftModel) or not stores_part(model):
         return weights_bytes(model)
-    frozen = first_names(_split(model).frozen)
+    frozen = first_names(split_entries(model).frozen)
     return weights_bytes(model) + sum(tensor.nbytes for tensor in frozen.values())
 
 
@@ -165,73 +214,20 @@ def frozen_digest(model: Any) -> str:
 
     Cost: about 1 s per GB and core, once per model; a weight changed in place or moved is hashed again.
     """
-    return describe_frozen(model, _split(model).frozen)["sha256"]
-
-
-@dataclass(frozen=True)
-class _Split:
-    """A model's state dict: what an adapter file holds, the rest of what a checkpoint holds, and what it does not."""
-
-    adapted: set[str]
-    stored: dict[str, Any]
-    frozen: dict[str, torch.Tensor]
-
-
-def _split(model: Any) -> _Split:
-    adapted: set[str] = set()
-    if isinstance(model, PeftModel):
-        entries = [entry for adapter in model.peft_config for entry in _adapter_entries(model, adapter).values()]
-        adapted = {name for name, _ in entries if name is not None}
-    rest = {name: tensor for name, tensor in model.state_dict(keep_vars=True).items() if name not in adapted}
-    frozen = {name: tensor for name, tensor in rest.items() if _is_frozen(name, tensor)}
-    return _Split(adapted, {name: tensor for name, tensor in rest.items() if name not in frozen}, frozen)
-
-
-def _is_frozen(name: str, tensor: Any) -> bool:
-    never_trains = isinstance(tensor, nn.Parameter) and not tensor.requires_grad
-    return never_trains and not BESIDE_BASE.search(name)
+    return describe_frozen(model, split_entries(model).frozen)["sha256"]
 
 
 def _save_part(model: Any, folder: Path) -> None:
-    split = _split(model)
+    split = split_entries(model)
     if split.stored:
         write_tensors(split.stored, folder / TRAINABLE)
     write_frozen(model, split.frozen, folder)
 
 
-def _is_part(model: Any) -> bool:
-    """Whether only what trains is stored: there is a base to take the rest from, and the rest is most of the model."""
-    if not isinstance(model, PreTrainedModel) or (isinstance(model, AffinityModel) and not model.config.save_full):
-        return False
-    if not read_base(model)["name_or_path"] and not isinstance(model, AffinityModel):
-        return False
-    parameters = list(model.parameters())
-    frozen = sum(parameter.nbytes for parameter in parameters if not parameter.requires_grad)
-    return 0 < sum(parameter.nbytes for parameter in parameters) <= 2 * frozen
-
-
-def _adapter_entries(model: PeftModel, adapter: str) -> dict[str, tuple[str | None, torch.Tensor]]:
-    """Name in the adapter's file -> name in the state dict, None for what PEFT computes from others; and tensor."""
-    state = model.state_dict()
-    names = {id(tensor): name for name, tensor in state.items()}
-    # PEFT renames entries but hands the tensors of `state` through, which tells where each came from.
-    written = get_peft_model_state_dict(model, state_dict=state, adapter_name=adapter, save_embedding_layers=False)
-    return {name: (names.get(id(tensor)), tensor) for name, tensor in written.items()}
-
-
-def _has_injected_adapters(model: PreTrainedModel) -> bool:
-    """Whether `save_pretrained` would write adapters alone, and of those only the active one."""
-    return bool(getattr(model, "_hf_peft_config_loaded", False))
-
-
-def _ignored(model: Any) -> set[str]:
-    return set(getattr(model, "_keys_to_ignore_on_save", None) or ())
-
-
-def _required(model: Any, split: _Split, folder: Path, is_part: bool) -> set[str]:
+def _required(model: Any, split: Split, folder: Path, is_part: bool) -> set[str]:
     """Entries that the checkpoint must have."""
     if not isinstance(model, PeftModel):
-        return set(split.stored) if is_part else {*split.stored, *split.frozen} - _ignored(model)
+        return set(split.stored) if is_part else {*split.stored, *split.frozen} - ignored_entries(model)
     is_stock = not find_file(folder, FROZEN)  # adapters alone: no buffers, nor the untrained twins of trained heads
     rest = [name for name, t in split.stored.items() if not is_stock or getattr(t, "requires_grad", False)]
     return split.adapted.union(rest)
@@ -259,8 +255,8 @@ def _read_adapters(model: PeftModel, folder: Path) -> dict[str, torch.Tensor]:
         )
     tensors: dict[str, torch.Tensor] = {}
     for adapter in model.peft_config:
-        entries = _adapter_entries(model, adapter)
-        path = next(path for name in ADAPTER_FILES if (path := find_file(folder, *_below(adapter), name)))
+        entries = adapter_entries(model, adapter)
+        path = next(path for name in ADAPTER_FILES if (path := find_file(folder, *adapter_folder(adapter), name)))
         for name, tensor in read_tensors(path).items():
             own = entries[name][0] if name in entries else name
             if own is not None:  # else computed by PEFT from what is in trainable.safetensors
@@ -273,13 +269,8 @@ def _adapters_in(folder: Path) -> set[str]:
     return {
         adapter
         for adapter in ("default", *places)
-        if any(find_file(folder, *_below(adapter), name) for name in ADAPTER_FILES)
+        if any(find_file(folder, *adapter_folder(adapter), name) for name in ADAPTER_FILES)
     }
-
-
-def _below(adapter: str) -> tuple[str, ...]:
-    """The folder in which PEFT saves an adapter."""
-    return () if adapter == "default" else (adapter,)
 
 
 def _read_scale(model: AffinityModel, folder: Path) -> dict[str, Any]:

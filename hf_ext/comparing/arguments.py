@@ -34,6 +34,13 @@ class CompareArguments:
     launch: str = field(
         default="", metadata={"help": "Launcher, such as 'accelerate launch --num_processes 2'; else this Python."}
     )
+    baseline_launch: list[str] = field(
+        default_factory=list,
+        metadata={"help": "Accelerate config file(s) to launch baselines with: one for all baselines, or one each."},
+    )
+    optimized_launch: None | str = field(  # noqa: RUF036
+        default=None, metadata={"help": "Accelerate config file to launch the optimized side with."}
+    )
     metric: str = field(
         default="eval_loss", metadata={"help": "Final metric: a dotted path in all_results.json, or a logged name."}
     )
@@ -58,8 +65,15 @@ class CompareArguments:
         for name, least in (("rounds", 1), ("warmup_steps_excluded", 0), ("logging_steps", 1)):
             if getattr(self, name) < least:
                 raise ArgumentError(f"--{name} {getattr(self, name)}: must be at least {least}.")
-        if len(self.baseline_args) not in (0, 1, len(self.baseline)):
+        for name, what in (("baseline_args", "texts"), ("baseline_launch", "files")):
+            given = len(getattr(self, name))
+            if given not in (0, 1, len(self.baseline)):
+                raise ArgumentError(
+                    f"--{name} has {given} {what} for {len(self.baseline)} baselines: give one for all, or one each."
+                )
+        if bool(self.baseline_launch) != bool(self.optimized_launch):
+            raise ArgumentError("--baseline_launch and --optimized_launch go together: give a file to each side.")
+        if self.launch and self.optimized_launch:
             raise ArgumentError(
-                f"--baseline_args has {len(self.baseline_args)} texts for {len(self.baseline)} baselines: give one for "
-                "all, or one each."
+                "--launch starts all sides, --baseline_launch and --optimized_launch each its own: choose."
             )

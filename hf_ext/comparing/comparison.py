@@ -110,7 +110,9 @@ def _failed(group: Sequence[SideRun]) -> bool:
 
 def _describe(group: Sequence[SideRun], metric: str, rate: Interval) -> dict[str, Any]:
     side = group[0].side
-    settings = {"role": side.role, "config": side.config, "arguments": [*side.arguments]}
+    settings: dict[str, Any] = {"role": side.role, "config": side.config, "arguments": [*side.arguments]}
+    if side.launch is not None:
+        settings |= {"launch": side.launch.file, "num_processes": side.launch.num_processes}
     return {**settings, "rate": asdict(rate), **describe_side(group, metric)}
 
 

@@ -48,6 +48,10 @@ def _sides_table(result: dict[str, Any]) -> str:
         ]
         for name, side in result["sides"].items()
     ]
+    if any("launch" in side for side in result["sides"].values()):
+        headers += ["processes", "launched with"]
+        launches = [[str(side["num_processes"]), side["launch"]] for side in result["sides"].values()]
+        rows = [[*row, *launch] for row, launch in zip(rows, launches)]
     return format_markdown_table(rows, headers)
 
 

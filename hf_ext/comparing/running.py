@@ -92,6 +92,11 @@ def run_child(command: Sequence[str], side: Side, round_: int, folder: Path) -> 
             f"{side.name}, round {round_}: all {throughput['warmup_steps']} steps were warm-up. Train for more steps, "
             "or lower --warmup_steps_excluded."
         )
+    if side.launch is not None and throughput["num_processes"] != side.launch.num_processes:
+        raise ChildFailed(
+            f"{side.name}, round {round_}: {side.launch.file} is for {side.launch.num_processes} processes, and "
+            f"{throughput['num_processes']} trained together. A recipe's script must make FastTrainingArguments."
+        )
     results, plan = _read_json(folder / "all_results.json"), _read_json(folder / "plan.json")
     return SideRun(side, round_, seconds, throughput, results or {}, plan or {})
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,6 +14,7 @@ import yaml
 from ..errors import ArgumentError
 from ..presets import PRESETS
 from .arguments import CompareArguments
+from .launching import Launch, read_launch
 
 Role = Literal["baseline", "optimized", "without", "only"]
 STOCK = ("--preset", "baseline", "--stock_trainer", "true")
@@ -21,30 +22,46 @@ STOCK = ("--preset", "baseline", "--stock_trainer", "true")
 
 @dataclass(frozen=True)
 class Side:
-    """One way to run the recipe. `speedup` is what an ablation leaves out ("without") or runs alone ("only")."""
+    """One way to run the recipe. `speedup` is what an ablation leaves out ("without") or runs alone ("only").
+
+    `launch` is its own launch file, if it has one.
+    """
 
     name: str
     role: Role
     arguments: tuple[str, ...]
     config: str | None = None
     speedup: str | None = None
+    launch: Launch | None = None
 
 
 def make_sides(args: CompareArguments) -> list[Side]:
-    """All baselines, then the optimized side; equal names are numbered.
+    """All baselines, then the optimized side; launch files are part of names, equal names are numbered.
 
     Raises:
-        ArgumentError: a side is no preset, no YAML file that is there, and not 'stock'.
+        ArgumentError: a side is no preset, no YAML file that is there, and not 'stock'; or see `read_launch`.
     """
-    extras = args.baseline_args * len(args.baseline) if len(args.baseline_args) == 1 else args.baseline_args
-    extras = extras or [""] * len(args.baseline)
+    extras = _spread(args.baseline_args, len(args.baseline)) or [""] * len(args.baseline)
     sides = [_make_side(text, "baseline", extra) for text, extra in zip(args.baseline, extras)]
     sides.append(_make_side(args.optimized, "optimized", args.optimized_args))
+    if args.optimized_launch:
+        files = [*_spread(args.baseline_launch, len(args.baseline)), args.optimized_launch]
+        sides = [_launch_side(side, file) for side, file in zip(sides, files)]
     named: list[Side] = []
     for side in sides:
         same = sum(side.name == other.name.partition("#")[0] for other in named)
-        named.append(Side(f"{side.name}#{same + 1}" if same else side.name, side.role, side.arguments, side.config))
+        named.append(replace(side, name=f"{side.name}#{same + 1}") if same else side)
     return named
+
+
+def _spread(values: list[str], count: int) -> list[str]:
+    """One value for all, or one each."""
+    return values * count if len(values) == 1 else values
+
+
+def _launch_side(side: Side, file: str) -> Side:
+    launch = read_launch(file, f"{side.role}_launch")
+    return replace(side, name=f"{side.name} on {Path(file).stem}", launch=launch)
 
 
 def _make_side(text: str, role: Role, extra: str) -> Side:
@@ -72,14 +89,17 @@ def make_ablations(optimized: Side, plan: dict[str, Any]) -> list[Side]:
     for name in (name for name, status in decisions.items() if status == "applied"):
         all_but = (*optimized.arguments, "--without", name, *off)
         alone = (*optimized.arguments, "--speedups", name)
-        sides.append(Side(f"without {name}", "without", all_but, optimized.config, name))
-        sides.append(Side(f"only {name}", "only", alone, optimized.config, name))
+        same = replace(optimized, speedup=name)
+        sides.append(replace(same, name=f"without {name}", role="without", arguments=all_but))
+        sides.append(replace(same, name=f"only {name}", role="only", arguments=alone))
     return sides
 
 
 def make_command(args: CompareArguments, shared: Sequence[str], side: Side, folder: Path, round_: int) -> list[str]:
     """The command of one run. Later arguments win: this function's, those for all sides, the side's, the folder."""
     launcher = shlex.split(args.launch) if args.launch else [sys.executable]
+    if side.launch is not None:
+        launcher = side.launch.command()
     config = _config_of(args, side, folder)
     ours: dict[str, Any] = {
         "logging_strategy": "steps",

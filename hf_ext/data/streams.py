@@ -34,6 +34,12 @@ def is_stream(dataset: Any) -> bool:
     return is_iterable and not hasattr(dataset, "__len__")
 
 
+def is_split_by_node(stream: Any) -> bool:
+    """Whether `datasets.distributed.split_dataset_by_node` has left this process a share of the stream only."""
+    # Private: nothing public says so (datasets 5.2).
+    return isinstance(stream, datasets.IterableDataset) and stream._distributed is not None
+
+
 def can_seek(stream: Any) -> bool:
     """Whether `stream.load_state_dict` continues with the very row that comes after `stream.state_dict`.
 
@@ -203,6 +209,62 @@ class StreamBatchSampler(Sampler[list[Any]]):
                 "before: the data changed, or the stream's order is not the same whenever it is read. Use the data "
                 "that the checkpoint was written with; a shuffled torch stream needs `set_epoch`."
             )
+
+
+class CountedRows(PassedRows):
+    """As `PassedRows`, with the number of rows that will come: several processes drop what was repeated by it."""
+
+    def __init__(self, num_rows: int):
+        self.num_rows = num_rows
+
+    def __len__(self) -> int:
+        return self.num_rows
+
+
+class StreamPassSampler(Sampler[list[Any]]):
+    """Yields lists of rows of one pass over a stream, each row once; Accelerate deals them out as those of a table.
+
+    Args:
+        stream: see `is_stream`; it can be read again and gives the same rows whenever it is.
+        num_rows: of a pass, see `count_rows`.
+        batch_size: rows per process and batch; the last may be shorter.
+
+    Raises:
+        DataError: (while iterating) the pass has another number of rows.
+
+    Cost: several processes all read all of the stream; rows are collated by one of them each.
+    """
+
+    drop_last = False
+
+    def __init__(self, stream: Any, num_rows: int, batch_size: int):
+        self.stream, self.num_rows, self.batch_size = stream, num_rows, batch_size
+
+    def __len__(self) -> int:
+        return -(-self.num_rows // self.batch_size)
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        rows, num_read = iter(self.stream), 0
+        while batch := list(islice(rows, self.batch_size)):
+            num_read += len(batch)
+            if num_read <= self.num_rows:
+                yield batch
+        if num_read != self.num_rows:
+            raise DataError(
+                f"The evaluation stream gave {self.num_rows} rows when it was counted and {num_read} now: it must give "
+                "the same rows whenever it is read. Read it into memory (list(stream)) beforehand."
+            )
+
+
+def count_rows(stream: Any) -> tuple[int, str]:
+    """Number of rows of a stream, and a digest of the first and last one. Cost: one pass."""
+    number, ends = 0, []
+    row = None
+    for row in stream:
+        if number == 0:
+            ends.append(_digest(row))
+        number += 1
+    return number, " ".join([*ends, *([_digest(row)] if number else [])])
 
 
 def _digest(row: Any) -> str:

@@ -34,9 +34,11 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
     random.
 
     The number of batches is the same in every epoch: the most that four drawn plans and the tightest plan need, rounded
-    up to a multiple of `world_size`. An epoch whose plan needs fewer halves its batches with most rows; one that needs
-    more is drawn again, closer to the order by length, at last exactly in it. Rows are repeated only if there are fewer
-    rows than batches, at most `world_size - 1` of them.
+    up to whole optimizer steps of `world_size * passes_per_step` batches. So every step has as many, at most that many
+    budgets of tokens, and the plan is the same however a step is divided between processes and passes. An epoch whose
+    plan needs fewer halves its batches with most rows; one that needs more is drawn again, closer to the order by
+    length, at last exactly in it. Where there are fewer rows than that many batches, the last step has fewer passes;
+    rows are repeated only if there are fewer than processes, at most `world_size - 1` of them.
 
     Args:
         lengths: (rows,) or (rows, inputs), int: tokens of each row, special ones included. Several inputs are padded
@@ -45,6 +47,7 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         seed: not negative; the same on all processes.
         packed: whether padding is left out of the computation.
         world_size: number of processes that share the batches in turn, as Accelerate's `BatchSamplerShard` deals them.
+        passes_per_step: batches of one process in an optimizer step.
         max_batch_size: rows per batch, or None.
 
     Raises:
@@ -65,9 +68,11 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         seed: int,
         packed: bool = False,
         world_size: int = 1,
+        passes_per_step: int = 1,
         max_batch_size: int | None = None,
     ):
-        for name, value in (("max_tokens", max_tokens), ("world_size", world_size), ("max_batch_size", max_batch_size)):
+        numbers = {"max_tokens": max_tokens, "world_size": world_size, "passes_per_step": passes_per_step}
+        for name, value in {**numbers, "max_batch_size": max_batch_size}.items():
             if value is not None and value < 1:
                 raise ArgumentError(f"{name}={value}: must be at least 1.")
         self.lengths = _checked(lengths, max_tokens)
@@ -75,7 +80,9 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         self.max_tokens, self.max_batch_size = max_tokens, max_batch_size
         self.seed, self.packed, self.epoch = seed, packed, 0
         needed = [len(self._tightest()), *(len(self._draw(epoch, 0)) for epoch in range(PROBES))]
-        self.num_batches = -(-max(needed) // world_size) * world_size
+        self.num_batches = _round_up(max(needed), world_size * passes_per_step)
+        if self.num_batches > len(self.totals):
+            self.num_batches = _round_up(max(needed), world_size)
 
     def set_epoch(self, epoch: int) -> None:
         """Chooses the plan that the next iteration follows."""
@@ -123,6 +130,10 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         if self.packed:
             return pack_best_fit(self.totals, order, self.max_tokens, self.max_batch_size)
         return cut_padded(self.lengths, order, self.max_tokens, self.max_batch_size)
+
+
+def _round_up(number: int, unit: int) -> int:
+    return -(-number // unit) * unit
 
 
 def cut_padded(

@@ -38,7 +38,8 @@ def _packages(facts: Facts) -> Iterator[Finding]:
             "install", "warns", "hf_ext is not installed, so wanted versions are not known", "pip install -e ."
         )
     asked = {
-        "torchao": getattr(facts.args.optim, "value", facts.args.optim) in TORCHAO_OPTIMIZERS,
+        "torchao": getattr(facts.args.optim, "value", facts.args.optim) in TORCHAO_OPTIMIZERS
+        or facts.args.optim_ext == "cpu_offload",
         "deepspeed": bool(facts.args.deepspeed),
         "flash-attn": facts.args.attention == "flash_attention_2",
     }
@@ -85,7 +86,11 @@ def _device(facts: Facts) -> Iterator[Finding]:
         yield Finding("busy", "warns", text, "look again when they are done (top shows them)")
     if machine.num_gpus > 1 and facts.args.world_size == 1:
         text = f"{machine.num_gpus} GPUs, and one process"
-        yield Finding("processes", "warns", text, f"accelerate launch --num_processes {machine.num_gpus} ...")
+        remedy = f"accelerate launch --num_processes {machine.num_gpus} ..."
+        if machine.topology is not None:
+            text += f" ({machine.topology})"
+            remedy += f" --nccl_preset {machine.topology.suggest()}"
+        yield Finding("processes", "warns", text, remedy)
 
 
 def _memory(facts: Facts) -> Iterator[Finding]:

@@ -16,8 +16,8 @@ TRAINED_BYTES = GRADIENT_BYTES + OPTIMIZER_BYTES  # of a parameter that trains, 
 # DDP's buckets hold every gradient again, because Trainer leaves gradient_as_bucket_view off (torch's
 # DistributedDataParallel: "the saved memory size will be equal to the total gradients size").
 BUCKET_BYTES = 4
-# FSDP2 holds this layer and the next one gathered, this one's gradients, and what it sends of them.
-GATHERED_LAYERS = 4
+# FSDP2 holds this layer and the next one gathered, this one's gradients, and what it sends of them, in fp32.
+GATHERED_LAYERS = 3
 # DeepSpeed's own estimate (estimate_zero2_ and estimate_zero3_model_states_mem_needs): 2 of weights, and per process a
 # part of 18 = 2 + 4 of gradients, 4 of fp32 weights, 8 of states. In fp32 the weights and gradients are 4 instead of 2.
 ZERO_PARTS, ZERO3_HOST = 16, 27
@@ -71,7 +71,7 @@ def state_bytes(layout: Layout, shape: Shape) -> float:
     whole = WEIGHT_BYTES * total + TRAINED_BYTES * trained
     if layout.strategy in ("FSDP2", "HSDP"):
         kept = 0.0 if layout.offload else whole / layout.group
-        return kept + GATHERED_LAYERS * width * layer
+        return kept + (GATHERED_LAYERS * width + GRADIENT_BYTES) * layer
     if layout.strategy == "ZeRO-2":
         return width * total + (ZERO_PARTS + width) * trained / layout.group
     if layout.strategy == "ZeRO-3":
@@ -125,7 +125,8 @@ def transfers(layout: Layout, shape: Shape) -> list[Transfer]:
     """What is sent: gradients under DDP; weights, forward and backward, and gradients where weights are split.
 
     Source: ZeRO (arXiv:1910.02054, section 7): 2 of the parameters, 3 where weights are split. Frozen parameters have
-    no gradients, but are gathered. Gradients are fp32 under DDP with autocast, and of the computing width elsewhere.
+    no gradients, but are gathered. Gradients are fp32 under DDP with autocast and, as `speedups/sharding.py` has it,
+    under FSDP2; of the computing width under ZeRO.
     """
     total, trained, group = shape.num_parameters, shape.num_trainable, layout.group
     if layout.num_processes == 1:
@@ -135,7 +136,8 @@ def transfers(layout: Layout, shape: Shape) -> list[Transfer]:
         return [
             Transfer("all-reduce", gradients, layout.num_processes, messages=max(1, math.ceil(gradients / DDP_BUCKET)))
         ]
-    weights, gradients = layout.width * total, layout.width * trained
+    weights = layout.width * total
+    gradients = (GRADIENT_BYTES if layout.strategy in ("FSDP2", "HSDP") else layout.width) * trained
     if layout.strategy == "ZeRO-2":
         calls = max(1, math.ceil(trained / ZERO_BUCKET))
         return [

@@ -15,6 +15,8 @@ from .store import EmbeddingStore
 logger = logging.getLogger(__name__)
 
 SHARD_SEQUENCES = 1024  # what a kill can cost at most, per process
+NUM_SHARDS = 16  # at least so many, as long as that leaves SMALLEST_SHARD in each: small sets are shared out too
+SMALLEST_SHARD = 32
 _SIGNS = ("can't allocate memory", "MPS backend out of memory")  # RuntimeErrors of CPU and MPS allocators
 Encode = Callable[[Sequence[str]], torch.Tensor]
 
@@ -43,7 +45,7 @@ def fill_store(
     num_processes: int = 1,
     description: str = "Embedding",
     show_progress: bool = True,
-    shard_sequences: int = SHARD_SEQUENCES,
+    shard_sequences: int | None = None,
 ) -> EncodingReport:
     """Encodes what `store` lacks of `sequences` and writes it, shard by shard.
 
@@ -56,12 +58,15 @@ def fill_store(
         sequences: encoder inputs, repeats allowed; parts of a pair joined by `|`.
         encode: maps n inputs of similar length to (n, width).
         tokens_per_batch: bound on sequences times longest; halved whenever memory runs out.
-        shard_sequences: sequences per shard file.
+        shard_sequences: sequences per shard file; None: `SHARD_SEQUENCES`, fewer where there are few distinct ones. It
+            does not depend on the number of processes, nor on what is stored, and so neither do the files.
 
     Raises:
         MemoryError: a single sequence does not fit.
     """
     missing = store.missing(sequences)
+    if shard_sequences is None:
+        shard_sequences = min(SHARD_SEQUENCES, max(SMALLEST_SHARD, -(-len(set(sequences)) // NUM_SHARDS)))
     shards = [missing[i : i + shard_sequences] for i in range(0, len(missing), shard_sequences)]
     mine = shards[process_index::num_processes]
     report = EncodingReport(tokens_per_batch=tokens_per_batch)

@@ -6,26 +6,26 @@ import dataclasses
 import json
 import logging
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import gather_object
-from safetensors import SafetensorError
 from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
 
-from ..checkpoints.disk import describe_failure, is_disk_failure
 from ..checkpoints.finite import not_finite, optimizer_tensors
 from ..checkpoints.rng import capture_rng
+from ..checkpoints.sharded_state import take_out_spread
+from ..checkpoints.sharded_weights import OPTIMIZER, describe_sharded, save_sharded_weights
+from ..checkpoints.shards import save_shards
 from ..checkpoints.staging import Staging
 from ..checkpoints.state import optimizer_tree, scaler_tree, scheduler_tree
 from ..checkpoints.store import CheckpointStore
 from ..checkpoints.trees import save_tree
-from ..checkpoints.weights import save_weights
-from ..errors import NotFiniteError
+from ..checkpoints.weights import remember_frozen, save_weights
+from ..errors import CheckpointError, NotFiniteError
+from ..zero import own_part
 from .committing import CommitMixin
 from .mirroring import local_folder
 
@@ -97,8 +97,7 @@ class CheckpointMixin(CommitMixin):
         if step == self._saved_step or (self._commit and self._commit.step == step):
             return
         self.finish_save()
-        is_sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled  # type: ignore[attr-defined]
-        self.check_finite(with_optimizer=not is_sharded and not self.args.save_only_model)
+        self.check_finite(with_optimizer=not self.keeps_library_files and not self.args.save_only_model)
         self.store_flos()  # type: ignore[attr-defined]
         failure = self._write_checkpoint()
         if failure is not None:
@@ -112,15 +111,19 @@ class CheckpointMixin(CommitMixin):
         is_main = self.args.should_save
         moment = self._step_began or self.capture_moment()
         staging: list[Staging] = []
+        spread: dict[str, torch.Tensor] = {}
 
         def prepare() -> None:
             self.make_room(step)  # type: ignore[attr-defined]
             staging.append(self.checkpoints.stage(step))
 
         def write() -> None:
-            self._write_state(staging[0] if staging else None, self.checkpoints.staging_path(step), moment)
+            spread.update(self._write_state(self.checkpoints.staging_path(step), moment))
 
-        for action in (prepare if is_main else None, write):
+        def write_spread() -> None:
+            self._write_spread(self.checkpoints.staging_path(step), spread)
+
+        for action in (prepare if is_main else None, write, *([write_spread] if self.is_fsdp2 else [])):
             failure = self._together(action)
             if failure is not None:
                 for started in staging:
@@ -129,25 +132,18 @@ class CheckpointMixin(CommitMixin):
         self.begin_commit(step, self.state.epoch, began, staging[0] if staging else None)
         return None
 
-    def _together(self, action: Callable[[], None] | None) -> str | None:
-        """Runs `action`, if any; returns what the disk refused to any process, the same on all."""
-        failure = None
-        try:
-            if action is not None:
-                action()
-        except (OSError, SafetensorError) as error:
-            if not is_disk_failure(error):
-                raise
-            needed = self.checkpoint_sizes().full_bytes  # type: ignore[attr-defined]
-            failure = describe_failure(error, self.checkpoints.folder, needed)
-        if self.args.world_size == 1:
-            return failure
-        return next(filter(None, gather_object([failure])), None)
+    def _write_state(self, folder: Path, moment: Moment) -> dict[str, torch.Tensor]:
+        """Writes this process's part of a checkpoint; the main process's holds what all share.
 
-    def _write_state(self, staging: Staging | None, folder: Path, moment: Moment) -> None:
-        """Writes this process's part of a checkpoint; the main process's holds what all share."""
+        Returns:
+            Optimizer state that is spread over processes, which `_write_spread` writes.
+        """
         is_main, only_model = self.args.should_save, self.args.save_only_model
-        is_sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled  # type: ignore[attr-defined]
+        if not folder.is_dir():  # made by the main process
+            raise CheckpointError(
+                f"Process {self.args.process_index} does not see {folder}. Several machines need an output_dir (and "
+                "local_checkpoint_dir) on a disk that they share."
+            )
         save_tree(folder, f"rank_{self.args.process_index}", {"rng": moment.rng, "unlogged_loss": moment.unlogged_loss})
         if is_main:
             self._save_companions(folder)  # type: ignore[attr-defined]
@@ -156,16 +152,39 @@ class CheckpointMixin(CommitMixin):
             if getattr(self.accelerator, "scaler", None) is not None and not only_model:
                 save_tree(folder, "scaler", scaler_tree(self.accelerator.scaler))
             self._write_progress(folder, moment)
-        if is_sharded:
+        if self.keeps_library_files:
             self.save_model(str(folder), _internal_call=True)  # type: ignore[attr-defined]
             if not only_model:
                 self._save_optimizer_and_scheduler(str(folder))  # type: ignore[attr-defined]
-        elif is_main and staging is not None:
-            if not only_model:
-                save_tree(folder, "scheduler", scheduler_tree(self.lr_scheduler))
-                dtype = self.optimizer_state_dtype  # type: ignore[attr-defined]
-                save_tree(folder, "optimizer", optimizer_tree(self.optimizer, dtype))
-            save_weights(self.model, folder)
+            return {}
+        if is_main:
+            if self.is_fsdp2:
+                describe_sharded(self.stored_model, folder, self.args.world_size)
+            else:
+                save_weights(self.stored_model, folder)
+        return {} if only_model else self._write_steppers(folder)
+
+    def _write_steppers(self, folder: Path) -> dict[str, torch.Tensor]:
+        """Optimizer and schedule: the main process writes what all share, and what is spread is returned."""
+        if not (self.args.should_save or self.is_fsdp2):
+            return {}
+        tree = optimizer_tree(self.optimizer, self.optimizer_state_dtype)  # type: ignore[attr-defined]
+        tree, spread = take_out_spread(tree) if self.is_fsdp2 else (tree, {})
+        if self.args.should_save:
+            save_tree(folder, "scheduler", scheduler_tree(self.lr_scheduler))
+            save_tree(folder, "optimizer", tree)
+        return spread
+
+    def _write_spread(self, folder: Path, spread: dict[str, torch.Tensor]) -> None:
+        """Each process its part of what is spread; they wait for each other, so nothing else may fail here."""
+        save_sharded_weights(self.stored_model, folder)
+        if spread:
+            save_shards(spread, folder / OPTIMIZER)
+
+    def _begin_sharding(self) -> None:
+        if self.args.should_save:
+            remember_frozen(self.stored_model)  # while one process holds them whole
+        super()._begin_sharding()  # type: ignore[misc]
 
     def _write_progress(self, folder: Path, moment: Moment) -> None:
         """`trainer_state.json` as Trainer writes it, and what only we keep."""
@@ -204,10 +223,13 @@ class CheckpointMixin(CommitMixin):
 
         Cost: one pass over them and one device synchronisation.
         """
-        tensors = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
+        tensors = [(name, own_part(p)) for name, p in self.model.named_parameters() if p.requires_grad]
         if with_optimizer:
             tensors += optimizer_tensors(self.optimizer, self.model.named_parameters())
         names = not_finite(tensors)
+        if self.is_fsdp2 or self.is_deepspeed_enabled:  # each process looked at its part
+            found = torch.tensor(len(names), device=self.accelerator.device)
+            names = names or (["in another process's part"] if self.accelerator.reduce(found).item() else [])
         if not names:
             return
         raise NotFiniteError(

@@ -12,6 +12,7 @@ from transformers import TrainerCallback
 
 from ..checkpoints.staging import Staging
 from ..errors import DiskFailure
+from .together import TogetherMixin
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +27,7 @@ class Commit:
     done: Future | None = None
 
 
-class CommitMixin:
+class CommitMixin(TogetherMixin):
     """Commits a checkpoint in the background during the optimizer step after it; the end of that step waits for it.
 
     So a process that is killed loses no step more than if the save had waited, and training stops only for writing.
@@ -38,7 +39,6 @@ class CommitMixin:
     checkpoints: Any
     stop_reason: str | None
     _facts: dict[str, Any]
-    _together: Any
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)

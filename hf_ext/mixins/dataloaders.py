@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -11,23 +11,29 @@ from torch.utils.data import DataLoader, RandomSampler, Sampler, SequentialSampl
 from transformers.trainer_utils import seed_worker
 
 from ..data.columns import row_lengths
+from ..data.even_batches import EvenBatchSampler, RepeatedRows
 from ..data.length_grouping import LengthGroupedSampler
-from ..data.masking import EPOCH_COLUMN
-from ..data.streams import PassedRows, StreamBatchSampler, is_stream
+from ..data.streams import is_split_by_node, is_stream
 from ..data.token_budget import TokenBudgetBatchSampler, count_tokens
 from ..errors import ArgumentError
+from .stream_loading import StreamLoadingMixin
 
-logger = logging.getLogger(__name__)
 
-
-class DataLoaderMixin:
+class DataLoaderMixin(StreamLoadingMixin):
     """Keeps text columns for collators that read them, evaluation in the order of the data, and loaders apart.
 
-    Where the plan applied `token_budget`, training batches come from a `TokenBudgetBatchSampler`. Training streams are
-    read by a `StreamBatchSampler`, pass after pass in one long epoch; `data_position` says how far.
+    Where the plan applied `token_budget`, training batches come from a `TokenBudgetBatchSampler`; streams are read by
+    `StreamLoadingMixin`.
+
+    On several processes every training row comes once an epoch, and optimizer steps hold the rows they hold on one
+    (`EvenBatchSampler`), where the loss is a sum over items by their number, which tells a short batch from a full one.
+    Elsewhere (a mean of means, `split_batches`, `dataloader_drop_last`, `batch_rebalance`) Accelerate repeats or drops
+    rows at the end of an epoch.
 
     Raises (when training starts):
-        ArgumentError: a training stream together with Accelerate's `split_batches` or `dispatch_batches`.
+        ArgumentError: a training stream together with Accelerate's `split_batches` or `dispatch_batches`, or with a
+            share for each process (`split_dataset_by_node`); on several processes `dispatch_batches` alone, with any
+            rows.
     """
 
     args: Any
@@ -37,9 +43,7 @@ class DataLoaderMixin:
     train_dataset: Any
     eval_dataset: Any
     state: Any
-    _resume_position: dict[str, Any] | None = None  # from a checkpoint; whoever resumes sets it before training
-    _stream_sampler: StreamBatchSampler | None = None
-    _batches_before: int | None = None  # batches of the run that the stream sampler did not count
+    _even_sampler: EvenBatchSampler | None = None
 
     def _reads_text(self) -> bool:
         return hasattr(self.data_collator, "columns")
@@ -60,14 +64,15 @@ class DataLoaderMixin:
         by_length = self.args.train_sampling_strategy == "group_by_length"
         if not (by_length and hasattr(rows, "__len__")):
             return super()._get_train_sampler(train_dataset)  # type: ignore[misc]
+        # Of all processes: the order is then the same on any number that makes the same steps.
+        rows_per_step = self.args.train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
         if not self._reads_text():
             stock = super()._get_train_sampler(train_dataset)  # type: ignore[misc]
-            return LengthGroupedSampler(stock.lengths, stock.batch_size, self._data_seed)
+            return LengthGroupedSampler(stock.lengths, rows_per_step, self._data_seed)
         text = getattr(rows, "live", rows)  # of rows whose frozen inputs are cached, what is left to encode
         if text is None:
             return RandomSampler(rows)
-        batch = self.args.train_batch_size * self.args.gradient_accumulation_steps
-        return LengthGroupedSampler(row_lengths(text, self.data_collator.columns), batch, self._data_seed)
+        return LengthGroupedSampler(row_lengths(text, self.data_collator.columns), rows_per_step, self._data_seed)
 
     @property
     def _data_seed(self) -> int:
@@ -86,17 +91,69 @@ class DataLoaderMixin:
         if rows is not None:  # taken here, where frozen inputs are cached already: one table for all parts of a set
             dataset = take_rows(dataset, rows)
         if is_training:
-            self._stream_sampler = None
+            self.forget_stream()
+            self._even_sampler = None
+            self._check_dispatch(dataset)
         if is_training and is_stream(dataset):
             return self._get_stream_dataloader(dataset, description, batch_size)
         if is_training and self._has_applied("token_budget"):
             sampler = self._make_token_budget_sampler(dataset)
             return _hand_epoch_on(self._make_loader(dataset, sampler, description), sampler)
+        if is_training and self._deals_evenly():
+            return self._get_even_dataloader(dataset, description, batch_size, kwargs["sampler_fn"])
+        if self.args.world_size > 1 and is_stream(dataset):
+            return self._get_stream_eval_dataloader(dataset, description, batch_size)
         loader = super()._get_dataloader(  # type: ignore[misc]
             dataset, description, batch_size, *args, is_training=is_training, **kwargs
         )
         rows = getattr(getattr(loader.batch_sampler, "batch_sampler", None), "sampler", None)
         return _hand_epoch_on(loader, rows) if isinstance(rows, LengthGroupedSampler) else loader
+
+    def _check_dispatch(self, dataset: Any) -> None:
+        config, streams = self.args.accelerator_config, is_stream(dataset)
+        if streams and (config.split_batches or config.dispatch_batches):
+            raise ArgumentError(
+                "Every process reads a training stream itself: leave Accelerate's split_batches and dispatch_batches "
+                "out of --accelerator_config."
+            )
+        if streams and is_split_by_node(dataset):
+            raise ArgumentError(
+                "The training stream was split for processes (split_dataset_by_node): every process reads all of it "
+                "and trains on its share. Leave the split out."
+            )
+        if config.dispatch_batches and not config.split_batches and self.args.world_size > 1:
+            # It joins the batches of all processes into one: of unequal width they fail on the main process, while the
+            # others wait.
+            raise ArgumentError(
+                "Every process reads its training rows itself: leave Accelerate's dispatch_batches out of "
+                "--accelerator_config."
+            )
+
+    def _deals_evenly(self) -> bool:
+        """Whether an epoch's last rows can be shared out unevenly: only where the loss counts items."""
+        args = self.args
+        if args.world_size == 1 or args.accelerator_config.split_batches or args.dataloader_drop_last:
+            return False
+        return args.train_sampling_strategy != "batch_rebalance" and self.loss_counts_items()  # type: ignore[attr-defined]
+
+    def _get_even_dataloader(self, dataset: Any, description: str, batch_size: int, sampler_fn: Any) -> DataLoader:
+        if isinstance(dataset, datasets.Dataset):
+            dataset = self._remove_unused_columns(dataset, description)
+        rows = sampler_fn(dataset)
+        self._even_sampler = EvenBatchSampler(rows, batch_size, self.args.world_size)
+        loader = self._make_loader(dataset, self._even_sampler, description)
+        return _hand_epoch_on(loader, rows) if isinstance(rows, LengthGroupedSampler) else loader
+
+    def get_batch_samples(self, epoch_iterator: Iterator[Any], *args: Any, **kwargs: Any) -> Any:
+        """As in Trainer; a last batch of rows that another process has is marked as such."""
+        even = self._even_sampler
+        if even is not None and self.args.process_index >= even.world_size - even.num_repeated:
+            epoch_iterator = self._mark_last(epoch_iterator)
+        return super().get_batch_samples(epoch_iterator, *args, **kwargs)  # type: ignore[misc]
+
+    def _mark_last(self, batches: Iterator[Any]) -> Iterator[Any]:
+        for batch in batches:
+            yield RepeatedRows(batch) if self.accelerator.gradient_state.end_of_dataloader else batch
 
     def _make_loader(self, dataset: Any, sampler: Sampler, description: str) -> DataLoader:
         """A prepared loader of the batches of `sampler`, with Trainer's settings."""
@@ -121,50 +178,6 @@ class DataLoaderMixin:
             )
         )
 
-    def _get_stream_dataloader(self, stream: Any, description: str, batch_size: int) -> DataLoader:
-        config = self.args.accelerator_config
-        if config.split_batches or config.dispatch_batches:
-            raise ArgumentError(
-                "Every process reads a training stream itself: leave Accelerate's split_batches and dispatch_batches "
-                "out of --accelerator_config."
-            )
-        if "epoch" in (self.args.eval_strategy, self.args.save_strategy, self.args.logging_strategy):
-            logger.warning("A training stream is one epoch, however many passes: what happens per epoch, happens last.")
-        masks_by_epoch = hasattr(self.data_collator, "set_epoch")  # and loaders fetch ahead, into the next pass
-        self._stream_sampler = StreamBatchSampler(
-            stream,
-            batch_size,
-            pass_column=EPOCH_COLUMN if masks_by_epoch else None,
-            num_remembered=_num_batches_ahead(self.args),
-        )
-        self._batches_before = None
-        return self._make_loader(PassedRows(), self._stream_sampler, description)
-
-    def data_position(self) -> dict[str, Any] | None:
-        """Where the training stream stands after the last optimizer step, for JSON; None for other data.
-
-        None too where a resumed run has not begun and the checkpoint did not say: Trainer then drops batches.
-        """
-        if self._stream_sampler is None:
-            return None
-        if self._batches_before is None:
-            return self._resume_position
-        return self._stream_sampler.state_dict(self._num_batches_trained() - self._batches_before)
-
-    def _num_batches_trained(self) -> int:
-        """Batches of all processes in the optimizer steps of the run, as many as Trainer would drop."""
-        return self.state.global_step * self.args.gradient_accumulation_steps * self.args.world_size
-
-    def _run_epoch(self, **kwargs: Any) -> None:
-        """As in Trainer; a stream whose position is known is not read again for the batches that Trainer drops."""
-        if self._stream_sampler is not None:
-            resumed = kwargs["resume_from_checkpoint"] is not None and kwargs["epoch"] == kwargs["epochs_trained"]
-            dropped = kwargs["steps_trained_in_current_epoch"] * self.args.world_size if resumed else 0
-            self._batches_before = self._num_batches_trained() - dropped
-            if dropped and self._resume_position is not None:
-                self._stream_sampler.load_state_dict(self._resume_position, dropped)
-        super()._run_epoch(**kwargs)  # type: ignore[misc]
-
     def _make_token_budget_sampler(self, dataset: Any) -> TokenBudgetBatchSampler:
         text = getattr(dataset, "live", dataset)  # of rows whose frozen inputs are cached, what is left to encode
         sampler = TokenBudgetBatchSampler(
@@ -173,6 +186,7 @@ class DataLoaderMixin:
             seed=self._data_seed,
             packed=self._has_applied("packing"),
             world_size=self.args.world_size,
+            passes_per_step=self.args.gradient_accumulation_steps,
         )
         share = "budget_used" if sampler.packed else "real_tokens"
         evidence = {"batches_per_epoch": len(sampler), share: round(sampler.efficiency(), 4)}
@@ -217,9 +231,3 @@ def take_rows(dataset: Any, rows: Any) -> Any:
     if isinstance(dataset, datasets.Dataset):
         return dataset.select(rows)
     return Subset(dataset, list(map(int, rows)))
-
-
-def _num_batches_ahead(args: Any) -> int:
-    """Batches, over all processes, that loaders and Trainer may have fetched beyond the last optimizer step."""
-    loaded = args.dataloader_num_workers * (args.dataloader_prefetch_factor or 2) + 2  # Accelerate fetches one more
-    return args.world_size * (loaded + 2 * args.gradient_accumulation_steps)

@@ -15,13 +15,17 @@ from transformers import TrainerCallback
 from ..checkpoints.budget import Degradation, Sizes, check_budget, choose_degradation
 from ..checkpoints.disk import free_bytes, used_bytes
 from ..checkpoints.rotation import Entry, Policy, SavePlan, plan_cleanup, plan_save
+from ..checkpoints.sharded_weights import OPTIMIZER
 from ..checkpoints.state import expected_optimizer_bytes
+from ..checkpoints.stored import Stored
 from ..checkpoints.weights import export_bytes, weights_bytes
 from ..hub.pins import PREFIX as PIN_PREFIX
+from ..zero import STATE_FOLDER
 
 GB = 10**9
 SMALL_FILES_BYTES = 2**20  # tokenizer, configs, and what logs grow by between two checkpoints
 OPTIMIZER_FILES = ("optimizer.json", "optimizer.safetensors")
+STATE_FOLDERS = (f"{OPTIMIZER}/", f"{STATE_FOLDER}/")  # of FSDP2, of DeepSpeed
 
 logger = logging.getLogger(__name__)
 
@@ -146,7 +150,8 @@ class DiskBudgetMixin:
 
     def _carry_out(self, strip: tuple[int, ...], delete: tuple[int, ...]) -> bool:
         """Whether all of it could be done; what is being copied stays."""
-        done = [self.checkpoints.strip(step, OPTIMIZER_FILES) for step in strip]
+        files = {stored.step: _optimizer_files(stored) for stored in self.checkpoints.checkpoints()}
+        done = [self.checkpoints.strip(step, files.get(step, OPTIMIZER_FILES)) for step in strip]
         done += [self.delete_checkpoint(step) for step in delete]  # type: ignore[attr-defined]
         return all(done)
 
@@ -157,10 +162,8 @@ class DiskBudgetMixin:
                 stored.num_bytes,
                 ends_epoch=stored.ends_epoch,
                 is_pinned=self.checkpoints.is_pinned(stored.step),
-                is_resumable=OPTIMIZER_FILES[0] in stored.manifest.files,
-                optimizer_bytes=sum(
-                    stored.manifest.files[n].size for n in OPTIMIZER_FILES if n in stored.manifest.files
-                ),
+                is_resumable=bool(_optimizer_files(stored)),
+                optimizer_bytes=sum(stored.manifest.files[name].size for name in _optimizer_files(stored)),
             )
             for stored in self.checkpoints.checkpoints()
         ]
@@ -177,6 +180,10 @@ class DiskBudgetMixin:
         # Rounded up: a log that grows by a block must not make the budget that a refusal named too small.
         rounded = -(-beside // SMALL_FILES_BYTES) * SMALL_FILES_BYTES
         return rounded + export_bytes(self.model)
+
+
+def _optimizer_files(stored: Stored) -> list[str]:
+    return [n for n in stored.manifest.files if n in OPTIMIZER_FILES or n.startswith(STATE_FOLDERS)]
 
 
 class DiskBudgetCallback(TrainerCallback):

@@ -11,11 +11,13 @@ from typing import Any
 import datasets
 import numpy as np
 import torch
+from accelerate.utils import gather_object
 
 from ..data.columns import column_names, read_columns
 from ..embeddings.dataset import EmbeddedDataset, EmbeddingTable, join_parts
 from ..embeddings.encode import EncodingReport, fill_store
 from ..embeddings.store import EmbeddingStore
+from ..errors import CacheError
 from ..hardware import detect_hardware
 
 LIVE_BATCH = 8  # sequences per batch where there is no cache to size batches for
@@ -113,11 +115,13 @@ class EmbeddingCacheMixin:
             description=f"Embedding {name}",
             show_progress=not self.args.disable_tqdm and self.args.should_log,
         )
+        reports = [report]
         if self.args.world_size > 1:
-            self.accelerator.wait_for_everyone()
+            reports = gather_object(reports)  # also waits for everyone
             store.refresh()
             self.accelerator.wait_for_everyone()
-        self._report(name, store, report)
+            _check_shared(store, sequences)
+        self._report(name, store, reports)
         return store
 
     def _open_store(self, name: str, cache_dir: str) -> EmbeddingStore:
@@ -165,11 +169,12 @@ class EmbeddingCacheMixin:
             "too_long": [self.data_collator.too_long, self.data_collator.window_overlap],
         }
 
-    def _report(self, name: str, store: EmbeddingStore, report: EncodingReport) -> None:
+    def _report(self, name: str, store: EmbeddingStore, reports: list[EncodingReport]) -> None:
+        """Adds what all processes encoded to the evidence; they worked side by side."""
         counts = self.__dict__.setdefault("_encoded", {"sequences": 0, "residues": 0, "seconds": 0.0})
-        counts["sequences"] += report.num_encoded
-        counts["residues"] += report.num_residues
-        counts["seconds"] += report.seconds
+        counts["sequences"] += sum(report.num_encoded for report in reports)
+        counts["residues"] += sum(report.num_residues for report in reports)
+        counts["seconds"] += max(report.seconds for report in reports)
         self.record_evidence(  # type: ignore[attr-defined]
             "embedding_cache",
             num_encoded=counts["sequences"],
@@ -180,6 +185,16 @@ class EmbeddingCacheMixin:
 
 
 _LABELS = {"labels": ("label", np.float32), "bounds": ("bound", np.int64)}  # as `SequenceCollator` makes them
+
+
+def _check_shared(store: EmbeddingStore, sequences: Sequence[str]) -> None:
+    """Raises CacheError where other processes' embeddings do not arrive: on machines that share no drive."""
+    missing = store.missing(sequences)
+    if missing:
+        raise CacheError(
+            f"{store.folder}: {len(missing)} of {len(set(sequences))} embeddings that other processes stored are not "
+            "there. Give --embedding_cache_dir a folder on a drive that all machines share."
+        )
 
 
 def _only(dataset: Any, columns: list[str]) -> Any:

@@ -12,7 +12,6 @@ import numpy as np
 from transformers import EvalPrediction
 from transformers.trainer_utils import EvalLoopOutput
 
-from ..errors import DataError
 from ..evaluation.dataset_subset import ChosenRows, choose_rows
 from .evaluation_passes import (
     Evaluation,
@@ -55,14 +54,14 @@ class EvaluationMixin:
     of them the objective of a hyperparameter search.
 
     Metrics are computed over all rows at once. Without `max_eval_samples` all is as in Trainer. Of a stream the subset
-    is kept in memory, and a full evaluation reads all of it again, in one process only.
+    is kept in memory, and a full evaluation reads all of it again.
 
     Raises (from the constructor):
         ArgumentError: an argument that does nothing, or `max_eval_samples` with `batch_eval_metrics`,
             `dataloader_drop_last` or without `eval_do_concat_batches`, or with an evaluation set called "full".
     Raises (when training starts):
         ArgumentError: with `max_eval_samples`, an `EarlyStoppingCallback`, which would compare other rows.
-        DataError: a stream in several processes; see `choose_rows` for others.
+        DataError: see `choose_rows`.
     """
 
     args: Any
@@ -116,13 +115,7 @@ class EvaluationMixin:
     def choose_eval_rows(self) -> None:
         """Chooses the subset of every evaluation set, so that what is wrong with one is said before training."""
         for name in self.eval_dataset if isinstance(self.eval_dataset, Mapping) else [""]:
-            parts = self._parts_of(name)
-            if parts.chosen.kept is not None and self.args.world_size > 1:
-                # Accelerate 1.15 cuts batches of unequal width, or repeats rows that nobody takes out again.
-                raise DataError(
-                    f"max_eval_samples={self.args.max_eval_samples}: one process alone can look at an evaluation set "
-                    "that is a stream. Read it into memory beforehand (list(stream))."
-                )
+            self._parts_of(name)
 
     def _parts_of(self, name: str) -> EvalParts:
         dataset = self.eval_dataset[name] if name else self.eval_dataset

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from peft import PeftModel
 
-from ..models.exact_loss import LossKind, exact_loss, find_loss_kind, sum_loss_rows
+from ..data.even_batches import RepeatedRows
+from ..models.exact_loss import IGNORED, LossKind, exact_loss, find_loss_kind, sum_loss_rows
 
 logger = logging.getLogger(__name__)
 
@@ -58,8 +59,18 @@ class ExactLossMixin:
         several = self.args.gradient_accumulation_steps * self.args.world_size > 1
         return several or self.args.max_tokens_per_batch is not None
 
+    def loss_counts_items(self) -> bool:
+        """Whether the loss is a sum over items by their number in the step, so that batches may vary in size."""
+        if not self.args.average_tokens_across_devices or self.label_smoother is not None:
+            return False
+        if self.compute_loss_func is not None:
+            return bool(self.compute_loss_func == self._exact_loss)
+        return getattr(unwrap_peft(self.model), "accepts_loss_kwargs", None) is True
+
     def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """As in Trainer."""
+        """As in Trainer; rows that another process trains on count nothing."""
+        if isinstance(inputs, RepeatedRows):
+            return self.compute_loss(model, dict(inputs), *args, **kwargs) * 0.0
         # Trainer takes the labels away, from which an encoder-decoder would have made its decoder's input.
         make_decoder_ids = getattr(unwrap_peft(self.model), "prepare_decoder_input_ids_from_labels", None)
         is_exact = self.compute_loss_func == self._exact_loss
@@ -137,11 +148,19 @@ class ExactLossMixin:
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Any:
         # Trainer leaves -100 out of the count; as a measurement it is a label like any other.
+        batch_samples = [_without_labels(b) if isinstance(b, RepeatedRows) else b for b in batch_samples]
         labels = [batch.get("labels") for batch in batch_samples if isinstance(batch, Mapping)]
         measured = [label for label in labels if isinstance(label, torch.Tensor) and label.is_floating_point()]
         if measured and len(measured) == len(batch_samples):
-            batch_samples = [{"labels": torch.zeros_like(label)} for label in measured]
+            batch_samples = [
+                batch if isinstance(batch, RepeatedRows) else {"labels": torch.zeros_like(label)}
+                for batch, label in zip(batch_samples, measured)
+            ]
         return super()._get_num_items_in_batch(batch_samples, device)  # type: ignore[misc]
+
+
+def _without_labels(batch: RepeatedRows) -> RepeatedRows:
+    return RepeatedRows(labels=torch.full_like(batch["labels"], IGNORED)) if "labels" in batch else batch
 
 
 def unwrap_peft(model: Any) -> Any:

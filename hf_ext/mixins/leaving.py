@@ -40,6 +40,15 @@ class LeavingMixin:
                 trainer.accelerator.free_memory()
         super().end()  # type: ignore[misc]
 
+    def close(self) -> None:
+        """Lets go of what this trainer holds, while others of the process go on: its processes stay connected.
+
+        For a trainer inside a run, such as one head of several; `end` comes after the last of them. Never waits.
+        """
+        self._end_workers()
+        self.model_wrapped = self.model
+        self.accelerator.free_memory()
+
     def _end_workers(self) -> None:
         """Lets go of persistent workers while torch can tell them to end: for each one that is left to the garbage
         collector with its trainer, torch 2.13 waits 5 seconds (`_shutdown_workers`), since its queue went first.

@@ -36,6 +36,7 @@ class NanPolicyMixin:
     accelerator: Any
     callback_handler: Any
     model_wrapped: Any
+    is_deepspeed_enabled: bool
     _globalstep_last_logged: int
 
     def __init__(self, *args: Any, **kwargs: Any):
@@ -64,6 +65,12 @@ class NanPolicyMixin:
         self._grad_norm = norm.full_tensor() if isinstance(norm, DTensor) else norm  # FSDP2: a part on each process
         return self._grad_norm
 
+    @property
+    def _scales_loss(self) -> bool:
+        """Whether a gradient that overflows is expected now and then: a scaler leaves such steps out."""
+        is_zero = self.is_deepspeed_enabled and self.args.fp16
+        return is_zero or getattr(self.accelerator, "scaler", None) is not None
+
     def begin_step(self) -> None:
         """Forgets the step before."""
         self._losses = []
@@ -72,7 +79,7 @@ class NanPolicyMixin:
     def check_step(self) -> None:
         """Before the optimizer steps, on all processes alike: goes on, raises, or takes the gradients away."""
         is_finite = torch.isfinite(torch.stack(self._losses)).all()
-        if getattr(self.accelerator, "scaler", None) is None:
+        if not self._scales_loss:
             is_finite = is_finite & torch.isfinite(torch.as_tensor(self._grad_norm, device=is_finite.device))
         num_finite = is_finite.int()
         if self.args.world_size > 1:

@@ -7,8 +7,8 @@ import logging
 from typing import Any
 
 from ..checkpoints.disk import describe_failure, is_disk_failure
-from ..plan import Plan, make_plan
-from ..processes import check_fsdp
+from ..plan import Plan, describe_model, make_plan
+from ..processes import check_fsdp, check_parallelism
 from ..speedups import Run
 from ..training_args import FastTrainingArguments
 
@@ -41,6 +41,7 @@ class PlanMixin:
         self.plan = plan or make_plan(args, model, train_dataset, data_collator)
         self.plan.check()
         check_fsdp(args)
+        check_parallelism(args, describe_model(model).families)
         self._run = Run(args, model, data_collator, train_dataset)
         try:
             self.plan.apply(self._run)
@@ -79,3 +80,8 @@ class PlanMixin:
         """As in Trainer; also switches back what the plan switched in the process and in the model."""
         self._run.restore()
         super().end()  # type: ignore[misc]
+
+    def close(self) -> None:
+        """As `LeavingMixin`; also switches back what the plan switched in the process and in the model."""
+        self._run.restore()
+        super().close()  # type: ignore[misc]

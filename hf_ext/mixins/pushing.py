@@ -14,6 +14,10 @@ from huggingface_hub import constants
 from transformers import TrainerCallback
 
 from ..checkpoints.disk import describe_failure, is_disk_failure
+from ..checkpoints.manifest import Manifest
+from ..checkpoints.merging import check_mergeable, write_merged
+from ..checkpoints.sharded_weights import SHARDED
+from ..checkpoints.stored import Stored
 from ..errors import ArgumentError, HfExtError
 from ..hub.allowed import holds_model
 from ..hub.background import Job, PushProcess, PushQueue
@@ -52,9 +56,10 @@ class PushingMixin(ModelPushMixin):
         super().__init__(*args, **kwargs)
         if not self.args.push_to_hub:
             return
-        if self.args.hub_strategy == "checkpoint" and (self.is_fsdp_enabled or self.is_deepspeed_enabled):
+        if self.args.hub_strategy == "checkpoint" and self.keeps_library_files:  # type: ignore[attr-defined]
             raise ArgumentError(
-                "hub_strategy=checkpoint: FSDP and DeepSpeed write pickles. Use end, best or every_save."
+                "hub_strategy=checkpoint: DeepSpeed and FSDP1 write pickles. Use end, best or every_save; FSDP2 "
+                "checkpoints can be pushed."
             )
         self.add_callback(PushCallback(self._pushes))  # type: ignore[attr-defined]
         atexit.register(_wait_at_exit, self._pushes)
@@ -116,10 +121,13 @@ class PushingMixin(ModelPushMixin):
         self._pushes.add(Job(name, step, pinned, shown, start))
 
     def _pin_checkpoint(self, step: Any, folder: Path) -> Path:
-        is_model = holds_model(folder)
+        is_model, is_sharded = holds_model(folder), (folder / SHARDED).is_file()
+        if is_sharded:
+            check_mergeable(folder)
         sources = list_sources(folder, folder if self.args.hub_strategy == "checkpoint" else None, needs_model=is_model)
         sources.pop(CARD, None)  # PEFT's template
-        if not is_model and (step != self.state.global_step or self.is_fsdp_enabled or self.is_deepspeed_enabled):
+        is_spread = self.is_fsdp_enabled or self.is_deepspeed_enabled
+        if not (is_model or is_sharded) and (step != self.state.global_step or is_spread):
             raise ArgumentError(
                 f"{folder} is no whole model, but what trains of one or pieces of one, and the whole is not at hand. "
                 "The next checkpoint, or the trained model, is pushed in its place."
@@ -127,7 +135,10 @@ class PushingMixin(ModelPushMixin):
         pinned = pin_files(sources, folder.parent, folder.parent.name)
         if not is_model:
             try:
-                self._save_pretrained(self.model, pinned, None)  # type: ignore[attr-defined]
+                if is_sharded:
+                    write_merged(Stored(folder, Manifest.read(folder)), pinned)
+                else:
+                    self._save_pretrained(self.model, pinned, None)  # type: ignore[attr-defined]
                 (pinned / CARD).unlink(missing_ok=True)
             except BaseException:
                 unpin(pinned)

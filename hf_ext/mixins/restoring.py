@@ -8,23 +8,27 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from accelerate.utils import set_seed
 from transformers import TrainerCallback
 
 from ..checkpoints.agreement import refuse
 from ..checkpoints.hyperparameters import apply_changes, changed_hyperparameters, read_hyperparameters
 from ..checkpoints.rng import capture_rng, restore_rng
+from ..checkpoints.sharded_state import put_back_spread
+from ..checkpoints.sharded_weights import OPTIMIZER
 from ..checkpoints.state import load_optimizer_tree, load_scaler_tree, load_scheduler_tree
 from ..checkpoints.stored import Stored
 from ..checkpoints.trees import load_tree
 from ..checkpoints.weights import check_listed, load_weights
 from ..errors import CheckpointError
 from .checkpointing import read_progress
+from .together import TogetherMixin
 
 logger = logging.getLogger(__name__)
 
 
-class RestoreMixin:
+class RestoreMixin(TogetherMixin):
     """Loads our checkpoints where Trainer asks for what it would unpickle; those of stock Trainer are left to it.
 
     Raises (while a run is resumed):
@@ -49,16 +53,22 @@ class RestoreMixin:
         self.add_callback(RestoreCallback(self))  # type: ignore[attr-defined]
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        if self._is_sharded:
+        folder = Path(resume_from_checkpoint)
+        if self._is_of_library(folder):
             super()._load_from_checkpoint(resume_from_checkpoint, model)  # type: ignore[misc]
-        else:
-            if self._resumed is not None:
-                check_listed(self._resumed.path, self._resumed.manifest.files)
-            load_weights(self.model if model is None else model, Path(resume_from_checkpoint))
+            return
+        if self._resumed is not None:
+            check_listed(self._resumed.path, self._resumed.manifest.files)
+        self._load_weights(folder)
 
-    @property
-    def _is_sharded(self) -> bool:
-        return bool(self.is_fsdp_enabled or self.is_deepspeed_enabled)  # type: ignore[attr-defined]
+    def _load_weights(self, folder: Path) -> None:
+        """On all processes alike. What is frozen, and spread, only the main process has hashed while it was whole."""
+        checks_frozen = self.args.should_save or not self.is_fsdp2
+        self._load_together(lambda: load_weights(self.stored_model, folder, checks_frozen))
+
+    def _is_of_library(self, folder: Path) -> bool:
+        """Whether DeepSpeed or Accelerate wrote the weights and states in a checkpoint, and alone can read them."""
+        return self.keeps_library_files or any(folder.glob("pytorch_model_fsdp*"))
 
     def _init_training_state(self, max_steps: int, *args: Any) -> tuple[int, int]:
         places = super()._init_training_state(max_steps, *args)  # type: ignore[misc]
@@ -69,7 +79,7 @@ class RestoreMixin:
         return places
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        if checkpoint is None or self._is_sharded:
+        if checkpoint is None or self._is_of_library(Path(checkpoint)):
             with _tensors_only(checkpoint, "optimizer.pt or scheduler.pt"):
                 super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[misc]
             return
@@ -79,11 +89,16 @@ class RestoreMixin:
                 super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[misc]
             self._agree_with_stock(checkpoint, made)
             return
-        if "optim" not in allowed:
-            load_optimizer_tree(self.optimizer, load_tree(Path(checkpoint), "optimizer"))
-        if "lr_scheduler_type" not in allowed:
-            load_scheduler_tree(self.lr_scheduler, load_tree(Path(checkpoint), "scheduler"))
+        self._load_together(lambda: self._load_steppers(Path(checkpoint)))
         apply_changes(self.optimizer, self.lr_scheduler, made, allowed, self._resumed.step)
+
+    def _load_steppers(self, folder: Path) -> None:
+        """The states of optimizer and schedule, but for those that were allowed to change."""
+        if "optim" not in self._allowed_changes:
+            tree = put_back_spread(load_tree(folder, "optimizer"), self.optimizer, folder / OPTIMIZER)
+            load_optimizer_tree(self.optimizer, tree)
+        if "lr_scheduler_type" not in self._allowed_changes:
+            load_scheduler_tree(self.lr_scheduler, load_tree(folder, "scheduler"))
 
     def _agree_with_stock(self, checkpoint: str, made: list[dict[str, Any]]) -> None:
         """Stock Trainer goes on with the checkpoint's learning rate, whatever the arguments say now."""
@@ -113,20 +128,30 @@ class RestoreMixin:
         self._rng_between_epochs = capture_rng(self.args.device)
 
     def _own_tree(self) -> dict[str, Any] | None:
-        """What this process wrote into the checkpoint; None where there were fewer processes."""
+        return self._tree_of(self.args.process_index)
+
+    def _tree_of(self, rank: int) -> dict[str, Any] | None:
+        """What a process wrote into the checkpoint; None where there were fewer processes."""
         assert self._resumed is not None
-        name = f"rank_{self.args.process_index}"
+        name = f"rank_{rank}"
         return load_tree(self._resumed.path, name) if f"{name}.json" in self._resumed.manifest.files else None
 
     def restore_unlogged_loss(self) -> None:
-        """Puts back the loss since the last log, so that the next log is that of the uninterrupted run."""
-        own = None if self._resumed is None else self._own_tree()
-        if own is None:
+        """Puts back the loss since the last log, so that the next log is that of the uninterrupted run.
+
+        Logs show the mean over the processes: where they are more or fewer now, each goes on with that mean.
+        """
+        if self._resumed is None:
             return
-        loss = own["unlogged_loss"].to(self.args.device)
+        num_before = int(self._resumed.manifest.facts.get("world_size", 1))
+        ranks = [self.args.process_index] if num_before == self.args.world_size else range(num_before)
+        trees = [tree for rank in ranks if (tree := self._tree_of(rank)) is not None]
+        if not trees:
+            return
+        loss = torch.stack([tree["unlogged_loss"] for tree in trees]).mean(0).to(self.args.device)
         self._tr_loss = loss.clone()
         self._total_loss_scalar = -loss.item()  # `train_loss` is the mean over the steps of this call
-        self._globalstep_last_logged = read_progress(self._resumed.path)["last_logged_step"]  # type: ignore[union-attr]
+        self._globalstep_last_logged = read_progress(self._resumed.path)["last_logged_step"]
 
     def make_up_evaluation(self) -> None:
         """Runs the evaluation that a stop interrupted, from the random state it began with."""
@@ -145,19 +170,20 @@ class RestoreMixin:
     def _load_best_model(self) -> None:
         if self.stop_reason:  # type: ignore[attr-defined]
             return
-        if self._is_sharded:
+        best = Path(self.state.best_model_checkpoint)
+        if self._is_of_library(best):
             super()._load_best_model()  # type: ignore[misc]
             return
-        stored = self.checkpoints.open(Path(self.state.best_model_checkpoint))
+        stored = self._on_main(lambda: self.checkpoints.open(best))  # type: ignore[attr-defined]
         check_listed(stored.path, stored.manifest.files)
         logger.info("Loading the best model, of step %d.", stored.step)
-        load_weights(self.model, stored.path)
+        self._load_weights(stored.path)
 
     def _finalize_training(self, *args: Any) -> Any:
         self.finish_save()  # type: ignore[attr-defined]
         self.check_finite()  # type: ignore[attr-defined]
-        best = self.best_saved_step()  # type: ignore[attr-defined]
-        self.state.best_model_checkpoint = best and str(self.checkpoint_folder(best))  # type: ignore[attr-defined]
+        # The main process alone knows of copies; the others would not join it in loading the best model.
+        best, self.state.best_model_checkpoint = self._on_main(self._find_best)  # type: ignore[attr-defined]
         if self.args.load_best_model_at_end and self.state.best_global_step != best:
             logger.warning(
                 "No checkpoint of the best step, %s, was saved: %s.",
@@ -170,6 +196,10 @@ class RestoreMixin:
             return super()._finalize_training(*args)  # type: ignore[misc]
         finally:
             self.args.save_total_limit = limit
+
+    def _find_best(self) -> tuple[int | None, str | None]:
+        best = self.best_saved_step()  # type: ignore[attr-defined]
+        return best, best and str(self.checkpoint_folder(best))  # type: ignore[attr-defined]
 
 
 class RestoreCallback(TrainerCallback):

@@ -32,9 +32,12 @@ class SavingMixin:
     processing_class: Any
     is_fsdp_enabled: bool
     is_deepspeed_enabled: bool
+    is_fsdp2: bool
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """As in Trainer.
+        """As in Trainer; of weights that FSDP2 has split, whole ones, whatever checkpoints hold.
+
+        To be called by all processes; the main one writes.
 
         Raises:
             DiskFailure: the disk is full, read-only or broken; the folder's model is not complete.
@@ -42,8 +45,12 @@ class SavingMixin:
         if _internal_call:  # for a checkpoint, which has its own rules
             super().save_model(output_dir, _internal_call)  # type: ignore[misc]
             return
+        whole = self.gather_weights() if self.is_fsdp2 else None  # type: ignore[attr-defined]
         with self._named_disk_failure(output_dir, export_bytes(self.model)):
-            super().save_model(output_dir)  # type: ignore[misc]
+            if whole is None:
+                super().save_model(output_dir)  # type: ignore[misc]
+            else:
+                self._save(output_dir, whole)
 
     def save_state(self) -> None:
         """As in Trainer; raises as `save_model` does."""

@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForTextEncoding, AutoTo
 from transformers.utils import logging
 
 from ..errors import ArgumentError
+from ..zero import whole_weights
 from .configuration import EncoderSpec, Training
 from .lora import LORA_TARGETS, LoraSettings, add_adapters
 
@@ -82,7 +83,7 @@ def load_encoder(spec: EncoderSpec, dtype: torch.dtype = torch.float32) -> PreTr
     factory = AutoModelForTextEncoding if spec.config["model_type"] in _TEXT_ENCODERS else AutoModel
     settings = {"revision": spec.revision, "dtype": dtype, "trust_remote_code": False, **_no_pooler(spec)}
     try:
-        with _without_load_report():
+        with _without_load_report(), whole_weights():
             encoder, info = factory.from_pretrained(spec.name_or_path, output_loading_info=True, **settings)
     except OSError as error:
         raise ArgumentError(
@@ -112,7 +113,9 @@ def build_encoder(spec: EncoderSpec) -> PreTrainedModel:
     config = AutoConfig.for_model(settings.pop("model_type"), **settings)
     factory = AutoModelForTextEncoding if config.model_type in _TEXT_ENCODERS else AutoModel
     # Left to itself, from_config takes the dtype that the encoder was published in, such as float16.
-    return prepare_encoder(factory.from_config(config, dtype=torch.get_default_dtype(), **_no_pooler(spec)), spec)
+    with whole_weights():
+        encoder = factory.from_config(config, dtype=torch.get_default_dtype(), **_no_pooler(spec))
+    return prepare_encoder(encoder, spec)
 
 
 def prepare_encoder(encoder: PreTrainedModel, spec: EncoderSpec) -> PreTrainedModel:

@@ -7,6 +7,7 @@ from . import (
     batch_size,
     compile,
     cpu_matmul,
+    cpu_offload,
     data_loading,
     embedding_cache,
     encoder_precision,
@@ -16,8 +17,10 @@ from . import (
     lora,
     masked_lm_head,
     muon,
+    nccl,
     packing,
     precision,
+    sharding,
     tf32,
     token_budget,
 )
@@ -40,6 +43,9 @@ REGISTRY: tuple[Speedup, ...] = (
     data_loading,
     fused_optimizer,
     muon,  # after LoRA and the precision, which decide what there is to step
+    cpu_offload,
+    nccl,  # only looked at: its variables were set before the processes met
+    sharding,  # once no layer changes its class any more, and no weights are added
     compile,  # last: it compiles what the others left
 )
 

@@ -1,8 +1,14 @@
 """Effective batch size and the learning rate that goes with it.
 
 Class L: more rows per step means fewer, less noisy steps, and another learning rate. So it happens only when named:
-`--effective_batch_size`, `--lr_scaling`, or a preset's `cached_batch_size` for heads that train from cached embeddings
-(printed as such; `--per_device_train_batch_size` overrides it).
+`--effective_batch_size`, `--max_tokens_per_step`, `--lr_scaling`, or a preset's `cached_batch_size` for heads that
+train from cached embeddings (printed as such; `--per_device_train_batch_size` overrides it).
+
+Rows per step = rows per device x processes x passes, exactly, whatever the number of processes: so the steps of an
+epoch, their rows and the learning rate stay as they are when a run moves from one card to eight and back. Rows per
+device are the user's, else the most that divide, up to the default's or the preset's. With `--max_tokens_per_batch`
+rows per step vary, and `--max_tokens_per_step` bounds the tokens of a step over all processes instead.
+`--lr_scaling` compares the rows of a step with one pass of one device, which no number of processes changes either.
 Source of the scaling rules: Goyal et al., arXiv:1706.02677 (linear); Malladi et al., arXiv:2205.10287 (square root, for
 Adam).
 """
@@ -21,15 +27,16 @@ def decide(context: Context) -> Decision:
     args, world = context.args, context.world_size
     if NAME in (args.without or []):
         return off(NAME, KIND)
-    per_device = args.per_device_train_batch_size
+    if args.max_tokens_per_step:
+        return _accumulate_tokens(context)
     if args.effective_batch_size:
-        return _accumulate(context, args.effective_batch_size, per_device * world)
+        return _accumulate(context, args.effective_batch_size)
     chosen_by_hand = any(map(context.user_set, ("per_device_train_batch_size", "gradient_accumulation_steps")))
     if args.cached_batch_size and not chosen_by_hand and context.caches_all_inputs and context.data.num_rows:
-        batch = cached_batch_size(context.data.num_rows, args.cached_batch_size)
-        settings: dict[str, float] = {"per_device_train_batch_size": max(1, batch // world)}
-        settings["gradient_accumulation_steps"] = 1
-        settings |= _scaled_rate(context, batch / (per_device * world * args.gradient_accumulation_steps))
+        each = max(1, cached_batch_size(context.data.num_rows, args.cached_batch_size) // world)
+        batch = each * world  # less than that where the processes do not divide it
+        settings: dict[str, float] = {"per_device_train_batch_size": each, "gradient_accumulation_steps": 1}
+        settings |= _scaled_rate(context, batch / (args.per_device_train_batch_size * args.gradient_accumulation_steps))
         steps = context.data.num_rows // batch
         reason = f"{batch} rows per step, {steps} steps an epoch: the head trains on cached embeddings"
         return Decision(NAME, KIND, "applied", reason, settings)
@@ -49,18 +56,84 @@ def cached_batch_size(num_rows: int, largest: int) -> int:
     return batch
 
 
-def _accumulate(context: Context, effective: int, per_step: int) -> Decision:
-    if effective % per_step:
-        near = max(per_step, round(effective / per_step) * per_step)
-        reason = f"--effective_batch_size {effective} is not a multiple of {per_step} rows per pass: use {near}"
-        return Decision(NAME, KIND, "refused", reason)
-    steps = effective // per_step
-    asked = context.args.gradient_accumulation_steps
-    if context.user_set("gradient_accumulation_steps") and asked != steps:
-        reason = f"--effective_batch_size {effective} is {steps} passes of {per_step} rows, but {asked} are asked for"
-        return Decision(NAME, KIND, "refused", f"{reason}: leave --gradient_accumulation_steps out")
-    settings = {"gradient_accumulation_steps": steps, **_scaled_rate(context, steps)}
-    return Decision(NAME, KIND, "applied", f"{effective} rows per optimizer step in {steps} passes", settings)
+def split_rows(effective: int, world_size: int, largest: int) -> tuple[int, int] | None:
+    """Rows per device, at most `largest` and as many as possible, and passes, whose product with the processes is
+    `effective`; None where there are none."""
+    if effective % world_size:
+        return None
+    each = effective // world_size
+    rows = next(rows for rows in range(min(largest, each), 0, -1) if each % rows == 0)
+    return rows, each // rows
+
+
+def nearest_multiples(value: int, unit: int) -> str:
+    """The multiples of `unit` around `value`, as words."""
+    below, above = value // unit * unit, -(-value // unit) * unit
+    return " or ".join(str(near) for near in dict.fromkeys((below, above)) if near)
+
+
+def _accumulate(context: Context, effective: int) -> Decision:
+    args, asked = context.args, f"--effective_batch_size {context.args.effective_batch_size}"
+    if args.accelerator_config.split_batches and context.world_size > 1:
+        return _refuse(f"{asked}: Accelerate's split_batches divides batches among processes already; leave it out")
+    devices = context.world_size * max(1, args.n_gpu)
+    rows, passes = args.per_device_train_batch_size, args.gradient_accumulation_steps
+    has_rows, has_passes = map(context.user_set, ("per_device_train_batch_size", "gradient_accumulation_steps"))
+    unit = devices * (rows if has_rows else 1) * (passes if has_passes else 1)
+    if effective % unit:
+        given = ", ".join(
+            [f"{devices} process{'es' if devices > 1 else ''}"]
+            + [f"--per_device_train_batch_size {rows}"] * has_rows
+            + [f"--gradient_accumulation_steps {passes}"] * has_passes
+        )
+        return _refuse(f"{asked} is not a multiple of {unit} ({given}): use {nearest_multiples(effective, unit)}")
+    if has_rows:
+        found = rows, effective // (devices * rows)
+        if has_passes and found[1] != passes:
+            why = f"{asked} is {found[1]} passes of {devices * rows} rows, but {passes} are asked for"
+            return _refuse(f"{why}: leave --gradient_accumulation_steps out")
+    elif has_passes:
+        found = effective // (devices * passes), passes
+    else:
+        largest = args.cached_batch_size if args.cached_batch_size and context.caches_all_inputs else rows
+        found = split_rows(effective, devices, largest) or (1, 1)  # never None: `unit` is the devices alone
+    settings = {"gradient_accumulation_steps": found[1], **_scaled_rate(context, effective / rows)}
+    if found[0] != rows:
+        settings["per_device_train_batch_size"] = found[0]
+    reason = f"{effective} rows per optimizer step: {found[0]} x {devices} device{'s' if devices > 1 else ''}"
+    return Decision(NAME, KIND, "applied", f"{reason} x {_passes(found[1])}; {_rate(context)}", settings)
+
+
+def _accumulate_tokens(context: Context) -> Decision:
+    args = context.args
+    most, asked = args.max_tokens_per_batch, f"--max_tokens_per_step {args.max_tokens_per_step}"
+    if not most:
+        return _refuse(f"{asked} needs a budget of one pass on one device: give --max_tokens_per_batch")
+    if args.lr_scaling != "none":
+        return _refuse(f"{asked}: rows per step vary, so there is nothing for --lr_scaling to follow: leave it out")
+    unit = most * context.world_size
+    if args.max_tokens_per_step % unit:
+        near = nearest_multiples(args.max_tokens_per_step, unit)
+        return _refuse(f"{asked} is not a multiple of {unit} ({most} x {context.world_size} processes): use {near}")
+    passes = args.max_tokens_per_step // unit
+    if context.user_set("gradient_accumulation_steps") and args.gradient_accumulation_steps != passes:
+        return _refuse(f"{asked} is {_passes(passes)}: leave --gradient_accumulation_steps out")
+    reason = f"at most {args.max_tokens_per_step:,} tokens per optimizer step over all processes, in {_passes(passes)}"
+    return Decision(NAME, KIND, "applied", reason, {"gradient_accumulation_steps": passes})
+
+
+def _refuse(reason: str) -> Decision:
+    return Decision(NAME, KIND, "refused", reason)
+
+
+def _passes(number: int) -> str:
+    return f"{number} pass{'es' if number > 1 else ''}"
+
+
+def _rate(context: Context) -> str:
+    if context.args.lr_scaling == "none":
+        return "the learning rate stays as given"
+    return f"learning rate by --lr_scaling {context.args.lr_scaling}"
 
 
 def _scaled_rate(context: Context, factor: float) -> dict[str, float]:

@@ -5,8 +5,9 @@ through `Module.compile`, so names in checkpoints stay as they are; all blocks s
 one graph; packed with `padded` attention two; with `blocked`, which the compiler leaves alone, nine short ones. Lengths
 are dynamic, and packed rows are filled up to few lengths (`models/segments.py`), so new batches do not recompile.
 Hardware: CUDA from compute capability 7.0 (Triton). On CPUs only when named: no benchmark has shown a gain there yet.
+Order with FSDP2: compiled here, before blocks are split, which adds hooks around them; their graphs stay whole.
 Conflicts: activation checkpointing (the recomputed block contains the graph break, and torch then compiles nothing of
-it), Trainer's own `--torch_compile`, faesm's attention.
+it; FSDP's own was not measured), Trainer's own `--torch_compile`, faesm's attention.
 Evidence: graphs compiled by one training pass on the first real rows at the start (0 where an earlier run of this
 process had them compiled), those compiled after it while training, and the seconds that both took.
 Cost: about a minute of compilation. Where it fails, the blocks run as they were and the plan says why.
@@ -24,6 +25,7 @@ from transformers.models.esm.modeling_esm import EsmLayer
 from transformers.models.t5.modeling_t5 import T5Block
 
 from ..models.packing import find_encoders, pack_encoders
+from ..processes import read_fsdp2
 from . import attention, parity
 from .base import Context, Decision, Kind, Run, off
 
@@ -53,7 +55,8 @@ def _problem(context: Context) -> str | None:
         return "no encoder trains: blocks run once per distinct sequence"
     if args.torch_compile:
         return "--torch_compile compiles the whole model"
-    if args.activation_checkpointing or args.gradient_checkpointing:
+    fsdp2 = read_fsdp2(args)
+    if args.activation_checkpointing or args.gradient_checkpointing or (fsdp2 and fsdp2.activation_checkpointing):
         return "activation checkpointing recomputes whole blocks, which torch does not compile around attention"
     if args.attention == "faesm":
         return "faesm's attention is not compiled"

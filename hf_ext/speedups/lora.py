@@ -26,6 +26,7 @@ from transformers import set_seed
 
 from ..errors import PlanRefused
 from ..models.lora import LORA_TARGETS, LoraSettings, has_adapters, trained_in_full, wrap_with_lora
+from ..zero import splits_weights
 from .base import Context, Decision, Kind, Run, off
 
 NAME = "lora"
@@ -158,7 +159,7 @@ def _mib(num_bytes: int) -> str:
 def _batch(run: Run) -> dict[str, Any] | None:
     """Two rows as the model gets them, on the run's device; None where they cannot be had without side effects."""
     rows, collator = run.train_dataset, copy.copy(run.collator)  # a collator may count or draw numbers
-    sharded = run.args.fsdp or run.args.deepspeed  # the model is not whole on any device
+    sharded = run.args.fsdp or splits_weights(run.args)  # the model is not whole on any device
     if rows is None or collator is None or sharded or not hasattr(rows, "__len__") or len(rows) < MEASURED_ROWS:
         return None
     chosen = [rows[i] for i in range(MEASURED_ROWS)]

@@ -21,6 +21,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..models.packing import find_encoders
+from ..zero import splits_weights
 from .base import Run
 
 NUM_ROWS = 4
@@ -146,7 +147,7 @@ def find_probes(run: Run) -> list[Probe]:
     No probe for an `AffinityModel` without rows, and where FSDP or DeepSpeed will shard the model: whole, it may not
     fit a device.
     """
-    if run.args.fsdp or run.args.deepspeed:
+    if run.args.fsdp or splits_weights(run.args):
         return []
     run.model.to(run.args.device)
     if hasattr(run.model, "attach_encoders"):

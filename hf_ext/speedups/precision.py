@@ -30,6 +30,9 @@ def decide(context: Context) -> Decision:
         return _decide_asked(asked, hardware)
     if not context.wants(NAME, KIND):
         return off(NAME, KIND)
+    if context.args.deepspeed_plugin is not None:
+        reason = "DeepSpeed casts the whole model to what the launcher says: accelerate launch --mixed_precision bf16"
+        return Decision(NAME, KIND, "skipped", reason)
     if context.caches_all_inputs:
         return Decision(NAME, KIND, "skipped", "only the head trains, and heads stay in float32")
     best = best_precision(hardware)

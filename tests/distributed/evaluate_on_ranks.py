@@ -10,25 +10,34 @@ import os
 import sys
 from pathlib import Path
 
+from datasets import Dataset, IterableDataset
 from ranks import leave
 from small_evaluations import count, evaluations, make_rows, make_trainer
 from transformers import Trainer, TrainingArguments
+
+from hf_ext.errors import ArgumentError, DataError
 
 RANK = int(os.environ.get("RANK", "0"))
 BATCHES = (1, 4, 37)
 TASKS = ("regression", "masked")
 
 
-def evaluate(folder: Path, task: str, batch: int, **given) -> dict[str, float]:
+def make_evals(task: str, streams: bool, num_rows: int = 37) -> Dataset | IterableDataset:
+    """Rows, or a stream of one shard, which two processes cannot share."""
+    rows = make_rows(num_rows, task)
+    return rows.to_iterable_dataset(1) if streams else rows
+
+
+def evaluate(folder: Path, task: str, batch: int, streams: bool = False, **given) -> dict[str, float]:
     """Metrics of all 37 rows by an untrained model."""
     given = {"compute_metrics": count, "per_device_eval_batch_size": batch, **given}
-    return make_trainer(folder, make_rows(37, task), task, **given).evaluate()
+    return make_trainer(folder, make_evals(task, streams), task, **given).evaluate()
 
 
-def train(folder: Path, task: str) -> list[dict[str, float]]:
+def train(folder: Path, task: str, streams: bool = False) -> list[dict[str, float]]:
     """Logged evaluations of a run on a subset; the weights do not move, so that processes cannot differ by them."""
     given = {"eval_strategy": "steps", "eval_steps": 1, "max_steps": 2, "learning_rate": 0.0, "max_eval_samples": 5}
-    trainer = make_trainer(folder, make_rows(37, task), task, compute_metrics=count, **given)
+    trainer = make_trainer(folder, make_evals(task, streams), task, compute_metrics=count, **given)
     trainer.train()
     return evaluations(trainer)
 
@@ -45,18 +54,48 @@ def clock(folder: Path) -> list[int]:
     return [log["step"] for log in evaluations(trainer)]
 
 
+def disagree(folder: Path) -> str:
+    """What is said where each process reads a share of the stream only."""
+    try:
+        rows = make_rows(37).select(range(RANK, 37, 2)).to_iterable_dataset(1)
+        make_trainer(folder, rows).evaluate()
+    except DataError as error:
+        return str(error)
+    return ""
+
+
+def refuse_dispatch(folder: Path) -> str:
+    """What is said where the main process is to read the training rows of all."""
+    try:
+        make_trainer(folder, make_rows(4), accelerator_config={"dispatch_batches": True}).train()
+    except ArgumentError as error:
+        return str(error)
+    return ""
+
+
+def predict_stream(folder: Path, num_rows: int) -> list[float]:
+    """Labels that `predict` gives back, in its order."""
+    trainer = make_trainer(folder, None, eval_strategy="no", per_device_eval_batch_size=4)
+    return trainer.predict(make_evals("regression", True, num_rows)).label_ids.tolist()
+
+
 def measure(folder: Path) -> dict[str, object]:
+    streams = {task: {str(batch): evaluate(folder, task, batch, True) for batch in (4, 37)} for task in TASKS}
     stock = {"trainer_cls": Trainer, "args_cls": TrainingArguments}
     return {
         "whole": {task: {str(batch): evaluate(folder, task, batch) for batch in BATCHES} for task in TASKS},
+        "stream": streams,
+        "predicted": {str(num): predict_stream(folder, num) for num in (1, 16, 37)},
         "stock": {task: evaluate(folder, task, 4, **stock) for task in TASKS},
         "training": {task: train(folder, task) for task in TASKS},
+        "training stream": {task: train(folder, task, streams=True) for task in TASKS},
     }
 
 
 def main(folder: Path) -> None:
     gc.freeze()  # Trainer collects garbage before each run: half a second over all that transformers has imported
-    report = {**measure(folder), "clock": clock(folder)}
+    report = {**measure(folder), "clock": clock(folder), "dispatch": refuse_dispatch(folder)}
+    report["disagree"] = disagree(folder)
     (folder / f"metrics-{RANK}.json").write_text(json.dumps(report))
     leave(make_trainer(folder, make_rows(4)))
 

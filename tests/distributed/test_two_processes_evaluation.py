@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from evaluate_on_ranks import BATCHES, TASKS, measure
 from ranks import run_on_ranks
+from small_evaluations import make_rows
 
 COMPARED = ("loss", "rows", "error", "order")
 
@@ -41,9 +42,33 @@ def test_metrics_are_those_of_one_process_for_every_batch_size_and_stock_trainer
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_the_subset_and_the_rest_are_the_same_rows_as_in_one_process(alone, ranks, task):
+def test_a_stream_is_looked_at_row_by_row_once(alone, ranks, task):
+    reference = alone["whole"][task]["37"]
     for measured in ranks:
-        first, last = measured["training"][task]
+        assert [same(found, reference) for found in measured["stream"][task].values()] == [True, True]
+
+
+@pytest.mark.parametrize("num_rows", [1, 16, 37])
+def test_predictions_of_a_stream_stand_in_its_order(ranks, num_rows):
+    labels = make_rows(num_rows)["labels"][:]
+    for measured in ranks:
+        assert measured["predicted"][str(num_rows)] == pytest.approx(labels)
+
+
+def test_processes_that_read_different_rows_of_a_stream_are_told(ranks):
+    for measured in ranks:
+        assert "read different rows of the evaluation stream ([19, 18])" in measured["disagree"]
+
+
+def test_training_rows_are_not_dispatched_by_the_main_process(ranks):
+    assert all("leave Accelerate's dispatch_batches out" in measured["dispatch"] for measured in ranks)
+
+
+@pytest.mark.parametrize("kind", ["training", "training stream"])
+@pytest.mark.parametrize("task", TASKS)
+def test_the_subset_and_the_rest_are_the_same_rows_as_in_one_process(alone, ranks, task, kind):
+    for measured in ranks:
+        first, last = measured[kind][task]
         expected_first, expected_last = alone["training"][task]
         assert (first["eval_rows"], last["eval_rows"], last["eval_full_rows"]) == (5.0, 5.0, 37.0)
         assert same(first, expected_first)

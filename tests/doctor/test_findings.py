@@ -7,6 +7,7 @@ from hf_ext.checkpoints.budget import Sizes
 from hf_ext.doctor.findings import find_problems, would_run
 from hf_ext.doctor.packages import check_package
 from hf_ext.hardware import describe_hardware
+from hf_ext.nccl import Topology
 
 CPU = describe_hardware("cpu")
 COLAB = {"in_colab": True, "drive_is_mounted": True, "output_dir": "/content/drive/MyDrive/run"}
@@ -104,6 +105,15 @@ CALM = {
 }
 
 
+def test_several_gpus_and_one_process_names_the_nccl_preset_for_what_connects_them():
+    live = {"is_described": False, "num_gpus": 2}
+    (plain,) = find_problems(change(healthy(), {}, live))
+    assert plain.remedy == "accelerate launch --num_processes 2 ..."
+    (finding,) = find_problems(change(healthy(), {}, {**live, "topology": Topology(("NV12",))}))
+    assert finding.text == "2 GPUs, and one process (GPUs connected by NV12; RDMA devices: none)"
+    assert finding.remedy == "accelerate launch --num_processes 2 ... --nccl_preset nvlink"
+
+
 @pytest.mark.parametrize("name", CALM)
 def test_nothing_fires_where_the_situation_is_not_met(name):
     args, machine, facts = CALM[name]
@@ -130,6 +140,7 @@ def test_an_old_or_missing_package_stops_with_the_pip_command():
     ("package", "args", "level"),
     [
         ("torchao", {"optim": "adamw_torch_8bit"}, "stops"),
+        ("torchao", {"optim_ext": "cpu_offload"}, "stops"),
         ("deepspeed", {"deepspeed": "zero2.json"}, "stops"),
         ("flash-attn", {"attention": "flash_attention_2"}, "stops"),
         ("flash-attn", {"attention": "faesm"}, "warns"),

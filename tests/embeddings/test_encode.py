@@ -119,6 +119,20 @@ def test_two_processes_write_the_files_that_one_writes(tmp_path):
     assert contents(stores[0].folder) == contents(alone.folder)
 
 
+def test_small_sets_are_shared_out_in_files_that_neither_processes_nor_a_kill_change(tmp_path):
+    sequences = make_sequences(600)
+    sizes = []
+    for world_size in (1, 2, 3):
+        stores = [EmbeddingStore(tmp_path / str(world_size), KEY) for _ in range(world_size)]
+        given = {"tokens_per_batch": 60, "num_processes": world_size, "show_progress": False}
+        reports = [fill_store(store, sequences, Encoder(), process_index=i, **given) for i, store in enumerate(stores)]
+        assert sum(report.num_encoded for report in reports) == 600
+        assert min(report.num_encoded for report in reports) > 150
+        sizes.append(contents(stores[0].folder))
+    assert sizes[0] == sizes[1] == sizes[2]
+    assert len(list(stores[0].folder.glob("shard-*"))) == 16  # 38 sequences each, the last fewer
+
+
 def test_a_store_with_a_hole_is_filled_up_to_the_same_files(tmp_path):
     sequences = make_sequences(100)
     whole, _ = fill(tmp_path, sequences)

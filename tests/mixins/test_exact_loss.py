@@ -9,6 +9,7 @@ from datasets import Dataset
 from peft import LoraConfig, get_peft_model
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
+from hf_ext.data.even_batches import RepeatedRows
 from hf_ext.errors import ArgumentError, DataError
 from hf_ext.models.exact_loss import LOSS_KINDS, exact_loss, find_loss_kind
 from hf_ext.trainer import FastTrainer
@@ -312,3 +313,31 @@ def test_evaluation_reports_the_mean_over_the_labels_of_a_batch(tmp_path):
     with torch.no_grad():
         expected = model(**pad(rows)).loss.item()
     assert trainer.evaluate(Dataset.from_list(rows))["eval_loss"] == pytest.approx(expected, rel=1e-6)
+
+
+# --- rows that another process trains on -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["tokens", "sequences"])
+def test_repeated_rows_have_loss_zero_and_no_items(kind, tmp_path):
+    settings = {} if kind == "tokens" else {"num_labels": 1}
+    head = "EsmForMaskedLM" if kind == "tokens" else "EsmForSequenceClassification"
+    trainer = make_trainer(make_model(head, **settings), tmp_path)
+    assert trainer.loss_counts_items()
+    batch = pad(make_rows("masked" if kind == "tokens" else "regression")[:2])
+    repeated = trainer._prepare_inputs(RepeatedRows(batch))
+    assert trainer.compute_loss(trainer.model, dict(batch)).item() > 0
+    loss = trainer.compute_loss(trainer.model, repeated)
+    assert loss.item() == 0
+    loss.backward()
+    assert all(p.grad is None or not p.grad.any() for p in trainer.model.parameters())
+    whole = trainer._get_num_items_in_batch([dict(batch)], torch.device("cpu"))
+    assert trainer._get_num_items_in_batch([dict(batch), repeated], torch.device("cpu")) == whole > 0
+    assert trainer._get_num_items_in_batch([repeated], torch.device("cpu")) == 0
+
+
+def test_only_a_loss_over_items_lets_batches_vary_in_size(tmp_path):
+    assert not make_trainer(OwnLoss(make_model("EsmForMaskedLM").config), tmp_path).loss_counts_items()
+    model = make_model("EsmForMaskedLM")
+    assert not make_trainer(model, tmp_path, average_tokens_across_devices=False).loss_counts_items()
+    assert not make_trainer(model, tmp_path, label_smoothing_factor=0.1).loss_counts_items()

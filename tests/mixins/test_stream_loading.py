@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 from datasets import Dataset, IterableDataset
+from datasets.distributed import split_dataset_by_node
 from torch import nn
 from torch.utils.data import IterableDataset as TorchIterableDataset
 from transformers import TrainerCallback
@@ -132,6 +133,8 @@ def test_what_cannot_be_is_refused_and_what_is_surprising_is_said(tmp_path, capl
     for setting in ("split_batches", "dispatch_batches"):
         with pytest.raises(ArgumentError, match="split_batches and dispatch_batches"):
             make_trainer(tmp_path, accelerator_config={setting: True}).train()
+    with pytest.raises(ArgumentError, match="split_dataset_by_node"):
+        make_trainer(tmp_path, split_dataset_by_node(make_stream(), 0, 2)).train()
     with pytest.raises(DataError, match="no rows in pass 0"):
         make_trainer(tmp_path, make_stream().filter(lambda row: False)).train()
     make_trainer(tmp_path, logging_strategy="epoch", max_steps=1).train()

@@ -49,6 +49,9 @@ def test_a_t4_gets_fp16_and_neither_tf32_nor_bf16():
         "data_loading": "applied",
         "fused_optimizer": "applied",
         "muon": "off",
+        "cpu_offload": "off",
+        "nccl": "off",
+        "sharding": "off",
         "compile": "applied",
     }
     assert decide("precision", "T4", LORA).settings == {"mixed_precision": "fp16"}
@@ -220,21 +223,71 @@ def test_the_cached_batch_is_split_over_processes_and_given_up_for_a_size_set_by
     assert decide("batch_size", "A100", data=data, without=["embedding_cache"], **given).status == "off"
 
 
-def test_the_effective_batch_is_reached_by_accumulation():
+def test_the_effective_batch_is_reached_by_accumulation_and_the_rate_stays_on_any_number_of_processes():
     given = {"per_device_train_batch_size": 4, "effective_batch_size": 32, "learning_rate": 1e-3}
-    decision = decide("batch_size", world_size=2, **given)
-    assert (decision.status, decision.settings) == ("applied", {"gradient_accumulation_steps": 4})
-    assert decide("batch_size", **given, lr_scaling="linear").settings["learning_rate"] == pytest.approx(8e-3)
-    assert decide("batch_size", world_size=2, **given, lr_scaling="sqrt").settings["learning_rate"] == pytest.approx(
-        2e-3
-    )
+    for world_size, passes in ((1, 8), (2, 4), (8, 1)):
+        decision = decide("batch_size", world_size=world_size, **given)
+        assert (decision.status, decision.settings) == ("applied", {"gradient_accumulation_steps": passes})
+        assert "the learning rate stays as given" in decision.reason
+        for scaling, rate in (("linear", 8e-3), ("sqrt", 8**0.5 * 1e-3)):  # 32 rows against 4
+            scaled = decide("batch_size", world_size=world_size, **given, lr_scaling=scaling)
+            assert scaled.settings["learning_rate"] == pytest.approx(rate)
+            assert f"--lr_scaling {scaling}" in scaled.reason
 
 
-@pytest.mark.parametrize(("asked", "nearest"), [(30, 32), (33, 32), (1, 4), (42, 40)])
+@pytest.mark.parametrize(
+    ("effective", "world_size", "each", "passes"),
+    [(32, 1, 8, 4), (32, 2, 8, 2), (32, 8, 4, 1), (36, 2, 6, 3), (13, 1, 1, 13), (4, 4, 1, 1)],
+)
+def test_rows_per_device_that_nobody_set_are_the_most_that_divide(effective, world_size, each, passes):
+    decision = decide("batch_size", world_size=world_size, effective_batch_size=effective)
+    found = {"per_device_train_batch_size": 8, **decision.settings}  # 8 is the default, and the most
+    assert found == {"per_device_train_batch_size": each, "gradient_accumulation_steps": passes}
+    assert each * world_size * passes == effective
+
+
+def test_heads_on_cached_embeddings_take_the_effective_batch_in_one_pass():
+    given = {"cached_batch_size": 1024, "effective_batch_size": 512}
+    decision = decide("batch_size", "A100", data=ROWS, world_size=2, **given)
+    assert decision.settings == {"per_device_train_batch_size": 256, "gradient_accumulation_steps": 1}
+
+
+@pytest.mark.parametrize(("asked", "nearest"), [(30, "28 or 32"), (33, "32 or 36"), (1, "4"), (42, "40 or 44")])
 def test_an_effective_batch_that_does_not_divide_is_refused_with_the_nearest(asked, nearest):
     decision = decide("batch_size", per_device_train_batch_size=4, effective_batch_size=asked)
     assert decision.status == "refused"
-    assert decision.reason == f"--effective_batch_size {asked} is not a multiple of 4 rows per pass: use {nearest}"
+    reason = f"--effective_batch_size {asked} is not a multiple of 4 (1 process, --per_device_train_batch_size 4): use "
+    assert decision.reason == reason + nearest
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"effective_batch_size": 32, "world_size": 3}, "not a multiple of 3 (3 processes): use 30 or 33"),
+        ({"effective_batch_size": 3, "world_size": 4}, "not a multiple of 4 (4 processes): use 4"),
+        ({"effective_batch_size": 36, "gradient_accumulation_steps": 8, "world_size": 2}, "use 32 or 48"),
+        ({"effective_batch_size": 32, "world_size": 2, "accelerator_config": {"split_batches": True}}, "split_batches"),
+        ({"max_tokens_per_step": 8192}, "give --max_tokens_per_batch"),
+        ({"max_tokens_per_step": 10_000, "max_tokens_per_batch": 2048, "world_size": 2}, "use 8192 or 12288"),
+        (
+            {"max_tokens_per_step": 8192, "max_tokens_per_batch": 2048, "gradient_accumulation_steps": 2},
+            "is 4 passes: leave --gradient_accumulation_steps out",
+        ),
+        ({"max_tokens_per_step": 8192, "max_tokens_per_batch": 2048, "lr_scaling": "sqrt"}, "--lr_scaling"),
+    ],
+)
+def test_a_step_that_cannot_be_had_is_refused_with_what_can(given, reason):
+    decision = decide("batch_size", model=LORA, **given)
+    assert decision.status == "refused"
+    assert reason in decision.reason
+
+
+def test_tokens_of_a_step_are_those_of_all_processes():
+    given = {"max_tokens_per_batch": 2048, "max_tokens_per_step": 8192}
+    for world_size, passes in ((1, 4), (2, 2), (4, 1)):
+        decision = decide("batch_size", model=LORA, world_size=world_size, **given)
+        assert decision.settings == {"gradient_accumulation_steps": passes}
+    assert "at most 8,192 tokens" in decision.reason
 
 
 def test_a_rate_that_is_to_follow_no_batch_size_is_refused():

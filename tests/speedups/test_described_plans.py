@@ -18,6 +18,9 @@ EITHER = {
     "data_loading": ("applied", "7 workers (asked for), pinned memory on"),
     "fused_optimizer": ("applied", "fused AdamW is Trainer's default"),
     "muon": ("off", "not asked for"),
+    "cpu_offload": ("off", "not asked for"),
+    "nccl": ("off", "not asked for"),
+    "sharding": ("off", "one process"),
     "fused_gelu": ("applied", "ESM's feed-forward layers"),
 }
 T4 = {

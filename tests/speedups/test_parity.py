@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from accelerate.utils.deepspeed import HfDeepSpeedConfig
 from tiny_masked_lm import collate, make_model, make_rows
 from torch import nn
 from transformers import T5Config, T5EncoderModel
@@ -13,8 +14,10 @@ from hf_ext.speedups import Run, parity
 ROWS = make_rows()
 
 
-def make_run(model=None, rows=ROWS, collator=collate, bf16=False, fp16=False, fsdp=None, deepspeed=None) -> Run:
-    args = SimpleNamespace(device="cpu", bf16=bf16, fp16=fp16, fsdp=fsdp, deepspeed=deepspeed)
+def make_run(model=None, rows=ROWS, collator=collate, bf16=False, fp16=False, fsdp=None, zero=None) -> Run:
+    config = HfDeepSpeedConfig({"zero_optimization": {"stage": zero}})
+    plugin = None if zero is None else SimpleNamespace(hf_ds_config=config)
+    args = SimpleNamespace(device="cpu", bf16=bf16, fp16=fp16, fsdp=fsdp, deepspeed_plugin=plugin)
     return Run(args, make_model() if model is None else model, collator, rows)
 
 
@@ -224,9 +227,10 @@ def test_a_t5_encoder_is_proven_and_a_model_without_one_has_nothing_to_prove():
     assert parity.prove(make_run(nn.Linear(2, 2)), lambda: None) is None
 
 
-@pytest.mark.parametrize("given", [{"fsdp": True}, {"deepspeed": "zero3.json"}])
+@pytest.mark.parametrize("given", [{"fsdp": True}, {"zero": 3}])
 def test_a_model_that_will_be_sharded_is_not_put_on_one_device(given):
     assert parity.find_probes(make_run(**given)) == []
+    assert len(parity.find_probes(make_run(zero=2))) == 1  # splits gradients alone
 
 
 def test_towers_are_proven_in_the_precision_they_run_in(make_affinity, demo_rows):

@@ -10,13 +10,13 @@ import hf_ext.speedups
 from hf_ext.speedups import REGISTRY
 
 FOLDER = Path(hf_ext.speedups.__file__).parent
-SHARED = ("__init__", "base", "parity")  # what speed-ups share
+SHARED = ("__init__", "base", "parity", "zero")  # what speed-ups share
 MODULES = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem not in SHARED)
 NAMES = [speedup.NAME for speedup in REGISTRY]
 
 
 def test_every_module_is_registered_exactly_once_under_its_own_name():
-    assert len(MODULES) == 17
+    assert len(MODULES) == 20
     assert sorted(NAMES) == MODULES
     assert [speedup.__name__.rsplit(".", 1)[1] for speedup in REGISTRY] == NAMES
 
@@ -48,4 +48,5 @@ def test_the_order_of_application_is_the_one_whose_reasons_the_registry_states()
     assert order["lora"] < order["fused_gelu"]
     assert order["fused_optimizer"] < order["muon"]
     assert order["attention"] < order["packing"] < order["masked_lm_head"]
+    assert order["muon"] < order["sharding"]
     assert order["compile"] == len(NAMES) - 1

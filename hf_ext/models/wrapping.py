@@ -1,0 +1,86 @@
+"""What FSDP2 shards one at a time, what it must leave whole or in float32, and which weights never get a gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from peft import PeftModel
+from torch import nn
+from transformers import PreTrainedModel
+
+from ..errors import ArgumentError
+from .affinity import AffinityModel
+from .head import RegressionHead
+
+
+def find_blocks(model: nn.Module) -> list[nn.Module]:
+    """The repeated layers of all encoders: members of outermost `ModuleList`s, so of every family alike.
+
+    Layers of ESM, T5, BERT and what stands in for them (faesm's attention, LoRA inside, a `PeftModel` around). Not the
+    parts of a T5 block, which are a list too, and not the heads of an ensemble.
+    """
+    inner = model.get_base_model() if isinstance(model, PeftModel) else model
+    if isinstance(inner, AffinityModel):
+        roots: Iterable[nn.Module] = inner.encoders.values()
+    else:
+        roots = [inner.base_model if isinstance(inner, PreTrainedModel) else inner]
+    return [block for root in roots for blocks in _outermost_lists(root) for block in blocks]
+
+
+def _outermost_lists(module: nn.Module) -> Iterator[nn.ModuleList]:
+    for child in module.children():
+        if isinstance(child, nn.ModuleList):
+            yield child
+        else:
+            yield from _outermost_lists(child)
+
+
+def block_classes(model: nn.Module) -> list[str]:
+    """Class names of `find_blocks`, each once, in the model's order."""
+    return list(dict.fromkeys(type(block).__name__ for block in find_blocks(model)))
+
+
+def choose_classes(model: nn.Module, asked: list[str] | None) -> list[str]:
+    """The classes to shard by: those asked for, else `block_classes`.
+
+    Raises:
+        ArgumentError: the model has no module of a class that was asked for.
+    """
+    if asked is None:
+        return block_classes(model)
+    there = {type(module).__name__ for module in model.modules()}
+    if lacking := [name for name in asked if name not in there]:
+        blocks = ", ".join(block_classes(model)) or "no repeated layers"
+        raise ArgumentError(
+            f"fsdp_transformer_layer_cls_to_wrap {', '.join(lacking)}: the model has no such module. Its layers are "
+            f"{blocks}: name these, or leave the option out."
+        )
+    return list(asked)
+
+
+def unused_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Trainable weights that no loss of ours or of transformers reaches: those of ESM's contact heads."""
+    named = model.named_parameters()
+    return {name: p for name, p in named if p.requires_grad and "contact_head" in name.split(".")}
+
+
+def persistent_buffers(model: nn.Module) -> list[str]:
+    """Names of what a checkpoint holds besides parameters."""
+    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    return [name for name in model.state_dict() if name not in parameters]
+
+
+def exact_modules(model: nn.Module) -> list[nn.Module]:
+    """Modules that compute in the dtype of their weights, also where training is in half precision.
+
+    Heads of an `AffinityModel`, which round predictions otherwise, and its frozen encoders, whose live embeddings are
+    to agree with cached ones.
+    """
+    if not isinstance(model, AffinityModel):
+        return []
+    frozen = [
+        encoder
+        for encoder in model.encoders.values()
+        if not any(parameter.requires_grad for parameter in encoder.parameters())
+    ]
+    return [*frozen, *(module for module in model.modules() if isinstance(module, RegressionHead))]

@@ -1,0 +1,121 @@
+"""How the weights live on several processes: whole on each (DDP), or split layer by layer (FSDP2).
+
+Class I. The launcher's YAML chooses (`accelerate_configs/`); what stands here is what it leaves to run time. FSDP2
+splits by the classes of the encoders' repeated layers, sums gradients in float32, keeps heads and frozen encoders in
+their own precision, and counts on nothing that has no gradient: ESM's contact head is frozen, as it is under DDP where
+unused weights are an error (`--ddp_find_unused_parameters false`, activation checkpointing).
+State dicts follow the phase: split while training, as the YAML says; whole for `save_model` and pushes.
+Order of what else changes a layer: LoRA and attention, compile (`compile.py`), activation checkpointing, sharding.
+Take either `--activation_checkpointing` or `fsdp_activation_checkpointing` of the YAML; both recompute a layer inside
+its sharding, and give the same numbers.
+Conflicts: FSDP 1; `fsdp_activation_checkpointing` with a `PeftModel`, whose adapters PEFT 0.21 then leaves out when it
+saves. `fsdp_cpu_ram_efficient_loading` with models whose checkpoints hold buffers (ESM's rotation, an
+AffinityModel's scales): accelerate 1.15 takes each entry for a sharded parameter when it hands out weights.
+Cost: FSDP2 gathers each layer's weights in forward and backward; see `recipes/doctor.py --plan_scale`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from peft import PeftModel
+
+from ..errors import ArgumentError
+from ..models.wrapping import choose_classes, persistent_buffers, unused_parameters
+from ..processes import fsdp_version, read_fsdp2
+from .base import Context, Decision, Kind, Run
+from .zero import decide_zero
+
+NAME = "sharding"
+KIND: Kind = "I"
+LOSES_ADAPTERS = (
+    "fsdp_activation_checkpointing renames the layers that a PeftModel looks for its adapters in, and PEFT would save "
+    "none of them: use --activation_checkpointing true instead"
+)
+
+
+def decide(context: Context) -> Decision:
+    """Applies with FSDP2, and with DDP where weights without a gradient must be frozen; FSDP 1 is refused."""
+    args, version = context.args, fsdp_version(context.args)
+    if version == 1:
+        reason = "FSDP 1 (flat slices) is deprecated: set fsdp_version: 2 (accelerate_configs/2gpu_fsdp2.yaml)"
+        return Decision(NAME, KIND, "refused", reason)
+    if version == 2:
+        return _decide_fsdp2(context)
+    if args.deepspeed_plugin is not None:
+        return decide_zero(NAME, KIND, args)
+    if context.world_size == 1:
+        return Decision(NAME, KIND, "off", "one process")
+    why = _why_all_must_train(args)
+    if why is None:
+        return Decision(NAME, KIND, "off", "DDP: every process holds the whole model")
+    return Decision(NAME, KIND, "applied", f"DDP with {why}", {"is_sharded": False})
+
+
+def _decide_fsdp2(context: Context) -> Decision:
+    args = context.args
+    plugin = read_fsdp2(args)
+    assert plugin is not None
+    checkpoints = bool(args.activation_checkpointing or args.gradient_checkpointing)
+    if checkpoints and plugin.activation_checkpointing:
+        reason = "--activation_checkpointing and fsdp_activation_checkpointing do the same: leave one of them out"
+        return Decision(NAME, KIND, "refused", reason)
+    settings = {
+        "is_sharded": True,
+        "head_only": context.caches_all_inputs,
+        "classes": plugin.transformer_cls_names_to_wrap,
+        "wraps_layers": bool(plugin.activation_checkpointing),
+        "loads_in_one_process": bool(plugin.cpu_ram_efficient_loading),
+    }
+    return Decision(NAME, KIND, "applied", "FSDP2", settings)
+
+
+def _name_pieces(settings: dict[str, Any]) -> str:
+    if settings["head_only"]:
+        return "the head as one piece, since encoders are cached and not in the model while it trains"
+    if not settings["classes"]:
+        return "as one piece: there are no repeated layers"
+    return f"layer by layer ({', '.join(settings['classes'])})"
+
+
+def _why_all_must_train(args: Any) -> str | None:
+    """Why DDP fails on a trainable weight without a gradient; None where Trainer lets it look for such weights."""
+    if args.ddp_find_unused_parameters is False:
+        return "ddp_find_unused_parameters=False"
+    if args.activation_checkpointing or args.gradient_checkpointing:
+        return "activation checkpointing"
+    return None
+
+
+def apply(decision: Decision, run: Run) -> Decision:
+    """Freezes what never gets a gradient and names the classes to split by; `ShardingMixin` hands them to accelerate.
+
+    Refused here: a class that the model lacks, adapters that would not be saved, loading in one process in vain.
+    """
+    if run.model is None:  # made by model_init, once training starts
+        return decision
+    parts = [decision.reason]
+    settings = dict(decision.settings)
+    if settings["is_sharded"]:
+        try:
+            settings["classes"] = choose_classes(run.model, settings["classes"])
+        except ArgumentError as error:
+            return replace(decision, status="refused", reason=str(error))
+        if settings["wraps_layers"] and isinstance(run.model, PeftModel):
+            return replace(decision, status="refused", reason=LOSES_ADAPTERS)
+        buffers = persistent_buffers(run.model)
+        if settings["loads_in_one_process"] and buffers:
+            reason = f"accelerate cannot hand out this model from one process, which holds buffers ({buffers[0]})"
+            return replace(
+                decision, status="refused", reason=f"{reason}: set fsdp_cpu_ram_efficient_loading: false in the YAML"
+            )
+        parts.append(_name_pieces(settings))
+    unused = unused_parameters(run.model)
+    for parameter in unused.values():
+        parameter.requires_grad_(False)
+    if unused:
+        parts.append(f"{len(unused)} weights of ESM's contact head are frozen: they never get a gradient")
+    elif not settings["is_sharded"] and run.args.deepspeed_plugin is None:
+        return replace(decision, status="off", reason="DDP: every process holds the whole model")
+    return replace(decision, reason="; ".join(parts), settings=settings)

@@ -1,0 +1,114 @@
+"""What the plan says of several processes: FSDP2 applied, FSDP 1 refused, DDP as it is but for unused weights."""
+
+from types import SimpleNamespace
+
+import pytest
+from tiny_masked_lm import make_args, make_model
+
+from hf_ext.hardware import describe_hardware
+from hf_ext.models.lora import LoraSettings, wrap_with_lora
+from hf_ext.speedups import Context, Run, compile, sharding
+
+A100 = describe_hardware("A100")
+
+
+@pytest.fixture
+def fsdp2(monkeypatch):
+    """The launcher's environment for FSDP2; what is given goes over it."""
+
+    def launch(**given):
+        fixed = {"VERSION": "2", "AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP", "CPU_RAM_EFFICIENT_LOADING": "false"}
+        monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+        for name, value in {**fixed, **given}.items():
+            monkeypatch.setenv(f"FSDP_{name}", value)
+
+    return launch
+
+
+def decide(world_size=2, **given):
+    return sharding.decide(Context(A100, make_args(**given), world_size=world_size))
+
+
+def apply(decision, model=None):
+    return sharding.apply(decision, Run(SimpleNamespace(deepspeed_plugin=None), model or make_model()))
+
+
+def trains_contacts(model):
+    return any(p.requires_grad for name, p in model.named_parameters() if "contact_head" in name)
+
+
+def test_one_process_and_ddp_are_left_as_they_are():
+    assert (decide(world_size=1).status, decide(world_size=1).reason) == ("off", "one process")
+    assert (decide().status, decide().reason) == ("off", "DDP: every process holds the whole model")
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"ddp_find_unused_parameters": False}, "DDP with ddp_find_unused_parameters=False"),
+        ({"activation_checkpointing": True}, "DDP with activation checkpointing"),
+    ],
+)
+def test_ddp_that_fails_on_unused_weights_freezes_the_contact_head_and_says_so(given, says):
+    model = make_model()
+    model.requires_grad_(True)
+    decision = apply(decide(**given), model)
+    assert (decision.status, trains_contacts(model)) == ("applied", False)
+    assert decision.reason == f"{says}; 2 weights of ESM's contact head are frozen: they never get a gradient"
+    assert apply(decide(**given), model).status == "off"  # nothing is left to freeze
+
+
+def test_fsdp2_is_applied_with_the_classes_of_the_model(fsdp2):
+    fsdp2()
+    model = make_model()
+    model.requires_grad_(True)
+    decision = apply(decide(), model)
+    assert (decision.status, decision.settings["classes"]) == ("applied", ["EsmLayer"])
+    assert decision.reason.startswith("FSDP2; layer by layer (EsmLayer); 2 weights of ESM's contact head are frozen")
+    assert not trains_contacts(model)
+
+
+def test_a_class_that_the_user_names_is_taken_or_refused_with_those_there_are(fsdp2):
+    fsdp2(TRANSFORMER_CLS_TO_WRAP="EsmAttention")
+    assert apply(decide()).settings["classes"] == ["EsmAttention"]
+    fsdp2(TRANSFORMER_CLS_TO_WRAP="EsmLayer,T5Block")
+    refused = apply(decide())
+    assert (refused.status, "T5Block: the model has no such module" in refused.reason) == ("refused", True)
+
+
+def test_fsdp_1_is_refused_with_the_way_to_fsdp2(fsdp2):
+    fsdp2(VERSION="1")
+    assert decide().status == "refused"
+    assert "set fsdp_version: 2 (accelerate_configs/2gpu_fsdp2.yaml)" in decide().reason
+
+
+def test_loading_in_one_process_is_refused_where_the_model_holds_buffers(fsdp2):
+    fsdp2(CPU_RAM_EFFICIENT_LOADING="true")
+    refused = apply(decide())
+    assert refused.status == "refused"
+    assert "set fsdp_cpu_ram_efficient_loading: false" in refused.reason
+
+
+def test_either_way_to_recompute_activations_is_taken_and_not_both(fsdp2):
+    fsdp2(ACTIVATION_CHECKPOINTING="true")
+    assert decide().status == "applied"
+    assert decide(activation_checkpointing=True).status == "refused"
+    fsdp2(ACTIVATION_CHECKPOINTING="false")
+    assert decide(activation_checkpointing=True).status == "applied"
+
+
+def test_recomputing_by_fsdp_is_refused_for_a_peft_model_whose_adapters_would_not_be_saved(fsdp2):
+    fsdp2(ACTIVATION_CHECKPOINTING="true")
+    assert apply(decide()).status == "applied"
+    refused = apply(decide(), wrap_with_lora(make_model(), LoraSettings(r=2)))
+    assert (refused.status, "use --activation_checkpointing true" in refused.reason) == ("refused", True)
+
+
+def test_blocks_that_fsdp_recomputes_are_not_compiled(fsdp2):
+    facts = SimpleNamespace(families=("esm",), frozen_inputs=(), trains_encoders=True)
+    args = make_args(speedups=["compile"])
+    fsdp2(ACTIVATION_CHECKPOINTING="false")
+    assert compile.decide(Context(A100, args, facts, world_size=2)).status == "applied"
+    fsdp2(ACTIVATION_CHECKPOINTING="true")
+    decision = compile.decide(Context(A100, args, facts, world_size=2))
+    assert (decision.status, "activation checkpointing" in decision.reason) == ("refused", True)

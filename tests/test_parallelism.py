@@ -1,0 +1,65 @@
+"""Splitting encoders by tensor, context or sequence is refused with what to take instead; HSDP is let through."""
+
+import pytest
+from accelerate.parallelism_config import ParallelismConfig
+from launcher_files import FOLDER, launcher_environment
+from transformers import EsmConfig, EsmForMaskedLM
+
+from hf_ext.errors import PlanRefused
+from hf_ext.processes import check_parallelism
+from hf_ext.trainer import FastTrainer
+from hf_ext.training_args import FastTrainingArguments
+
+QUIET = {"use_cpu": True, "report_to": "none"}
+
+
+def check(families=("esm", "t5"), **sizes) -> None:
+    args = FastTrainingArguments("o", **QUIET)
+    args.parallelism_config = ParallelismConfig(**sizes)
+    check_parallelism(args, families)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "says"),
+    [
+        ({"tp_size": 2}, r"^tensor parallel over 2 processes: esm, t5 cannot"),
+        ({"cp_size": 4}, r"^context parallel over 4 processes: "),
+        ({"sp_size": 2}, r"^sequence parallel over 2 processes: "),
+        ({"tp_size": 2, "dp_shard_size": 2, "cp_size": 2}, r"^tensor .* 2 processes and context parallel over 2 "),
+    ],
+)
+def test_what_these_encoders_cannot_be_split_by_is_refused_with_fsdp2_hsdp_and_zero(sizes, says):
+    with pytest.raises(PlanRefused, match=says) as refusal:
+        check(**sizes)
+    for instead in ("4gpu_fsdp2.yaml", "8gpu_hsdp.yaml", "4gpu_zero2.yaml"):
+        assert instead in str(refusal.value)
+
+
+def test_sharded_and_replicated_data_parallel_passes():
+    check(dp_replicate_size=2, dp_shard_size=4)
+    check(dp_shard_size=8)
+
+
+def test_the_hsdp_file_passes_and_its_sizes_were_read(monkeypatch):
+    for name, value in launcher_environment(FOLDER / "8gpu_hsdp.yaml").items():
+        if "PARALLELISM_CONFIG" in name:
+            monkeypatch.setenv(name, value)
+    assert (ParallelismConfig().dp_replicate_size, ParallelismConfig().dp_shard_size) == (2, 4)
+    args = FastTrainingArguments("o", **QUIET)
+    check_parallelism(args, ("esm",))
+    monkeypatch.setenv("PARALLELISM_CONFIG_CP_SIZE", "2")
+    with pytest.raises(PlanRefused, match="context parallel over 2"):
+        check_parallelism(args, ("esm",))
+
+
+def test_models_of_other_families_are_not_judged():
+    check(families=("llama",), tp_size=2)
+
+
+def test_the_launchers_setting_is_refused_before_the_model_is_touched(monkeypatch, tmp_path):
+    monkeypatch.setenv("ACCELERATE_USE_PARALLELISM_CONFIG", "true")
+    monkeypatch.setenv("PARALLELISM_CONFIG_TP_SIZE", "2")
+    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    model = EsmForMaskedLM(EsmConfig(vocab_size=33, pad_token_id=1, mask_token_id=32, **shape))
+    with pytest.raises(PlanRefused, match="tensor parallel over 2 processes: esm cannot"):
+        FastTrainer(model, FastTrainingArguments(str(tmp_path), **QUIET))

@@ -1,0 +1,65 @@
+"""Recipes started in several processes: what one process does alone is refused, the rest is done once."""
+
+import json
+import runpy
+import subprocess
+
+import pytest
+import torch
+from launches import RECIPES, Launch, clean_environment, run_recipe
+
+from hf_ext.data.demo import make_demo_table
+from hf_ext.errors import ArgumentError
+
+TWO = Launch("2cpu_ddp", "MULTI_CPU", 2)
+ALONE = {
+    "report.py": ["--run", "outputs/affinity"],
+    "resume_check.py": ["outputs/affinity"],
+    "compare.py": ["--baseline", "baseline", "--optimized", "max_speed", "--", "--max_steps", "2"],
+}
+
+
+@pytest.mark.parametrize("recipe", ALONE)
+def test_what_one_process_does_alone_is_refused_in_several(recipe, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    main = runpy.run_path(str(RECIPES / recipe))["main"]
+    with pytest.raises(ArgumentError, match=f"2 processes were launched .* Start it as python recipes/{recipe}"):
+        main(ALONE[recipe])
+    assert list(tmp_path.iterdir()) == []
+
+
+def run(command: list[str], folder) -> str:
+    done = subprocess.run(command, cwd=folder, env=clean_environment(), capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="two processes on the CPU")
+def test_two_processes_predict_each_row_once_as_one_does_and_the_doctor_prints_one_page(tmp_path):
+    run_recipe(TWO, tmp_path, "max_speed.py", "--max_steps", "2", "--embedding_cache_dir", str(tmp_path / "cache"))
+    rows = make_demo_table(31).remove_columns("pKd")
+    rows.to_csv(tmp_path / "new.csv")
+    for launch, name in ((TWO, "two"), (Launch("cpu", "NO", 1), "one")):
+        words = ["--model", "output", "--dataset_name", "new.csv", "--output", f"{name}.csv"]
+        (command,) = launch.commands([str(RECIPES / "predict.py"), *words, "--embedding_cache_dir", f"{name}-cache"])
+        run(command, tmp_path)
+    two, one = ((tmp_path / f"{name}.csv").read_text() for name in ("two", "one"))
+    assert two == one
+    assert len(two.splitlines()) == 32
+    (command,) = TWO.commands([str(RECIPES / "doctor.py"), "--json", "page.json"])
+    assert run(command, tmp_path).count("Machine: ") == 1
+    assert "hardware" in json.loads((tmp_path / "page.json").read_text())["machine"]
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="two processes on the CPU")
+def test_runs_of_several_trainers_keep_their_two_processes_connected(tmp_path):
+    cache = ("--max_steps", "2", "--embedding_cache_dir", str(tmp_path / "cache"))
+    heads = run_recipe(TWO, tmp_path / "heads", "max_speed.py", *cache, "--num_seeds", "2")
+    assert [process["summed"] for process in heads] == [3.0, 3.0]
+    assert sorted(path.name for path in (tmp_path / "heads" / "output").glob("seed-*")) == ["seed-42", "seed-43"]
+    teacher = ("--distill_from", str(tmp_path / "heads" / "output"))
+    student = run_recipe(TWO, tmp_path / "student", "max_speed.py", *cache, *teacher)
+    assert [process["summed"] for process in student] == [3.0, 3.0]
