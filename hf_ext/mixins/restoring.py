@@ -68,7 +68,8 @@ class RestoreMixin(TogetherMixin):
 
     def _is_of_library(self, folder: Path) -> bool:
         """Whether DeepSpeed or Accelerate wrote the weights and states in a checkpoint, and alone can read them."""
-        return self.keeps_library_files or any(folder.glob("pytorch_model_fsdp*"))
+        is_stock = self.is_fsdp_enabled and self._resumed is None and any(folder.glob("pytorch_model_fsdp*"))
+        return self.keeps_library_files or is_stock
 
     def _init_training_state(self, max_steps: int, *args: Any) -> tuple[int, int]:
         places = super()._init_training_state(max_steps, *args)  # type: ignore[misc]

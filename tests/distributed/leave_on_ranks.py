@@ -1,6 +1,7 @@
-"""What each process of `test_two_processes_leaving.py` runs: `python leave_on_ranks.py FOLDER` under torchrun.
+"""What each process of `test_two_processes_train.py` runs: `python leave_on_ranks.py FOLDER` under torchrun.
 
-Writes to FOLDER `leave-RANK.json`: what the launch became without `use_cpu`, and what is left of it after `end`.
+Writes to FOLDER what `train_on_ranks.py` says, and `leave-RANK.json`: what the launch became without `use_cpu`, and
+what is left of it after `end`.
 """
 
 import json
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
-from train_on_ranks import RecordingCollator, make_model, make_rows, settings
+from train_on_ranks import RecordingCollator, make_model, make_rows, settings, write_report
 from transformers import TrainingArguments
 
 from hf_ext.errors import PlanRefused
@@ -38,11 +39,13 @@ def main(folder: Path) -> None:
     alone = TrainingArguments(str(folder / "stock"), report_to="none").world_size
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ACCELERATE_USE_FSDP", "true")
+        patch.setenv("FSDP_VERSION", "2")
         with pytest.raises(PlanRefused) as refused:
             make_trainer(folder / "fsdp")
     first, trainer = make_trainer(folder / "first"), make_trainer(folder / "run")
     first.train()  # stays alive, and so would its DDP model
     trainer.train()
+    write_report(folder)
     wrapped = [weakref.ref(one.model_wrapped) for one in (first, trainer)]
     before = [isinstance(one(), DistributedDataParallel) for one in wrapped], count_gloo_threads()
     trainer.end()

@@ -77,11 +77,11 @@ def test_a_run_on_a_new_machine_is_the_uninterrupted_one(make_trainer, tmp_path)
     first = make_trainer(**given)
     first.train()
     shutil.rmtree(tmp_path / "local")
-    for step in (6, 8):
-        shutil.rmtree(tmp_path / "drive" / f"checkpoint-{step}")
+    shutil.rmtree(tmp_path / "drive" / "checkpoint-8")
+    newest = max((tmp_path / "drive").glob("checkpoint-*"))  # a slow copy leaves out one that a newer follows
     resumed = make_trainer(**given)
     resumed.train()
-    assert resumed._resumed.path == tmp_path / "drive" / "checkpoint-4"
+    assert resumed._resumed.path == newest
     assert losses(resumed) == losses(whole)
     ours, theirs = (load_file(tmp_path / run / "checkpoint-8" / "model.safetensors") for run in ("drive", "whole"))
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
