@@ -243,11 +243,23 @@ def _measured_scaling(name: str) -> list[str]:
     return ["measured", what, seen, f"{ratio['median']:.2f} [{ratio['low']:.2f}, {ratio['high']:.2f}]"]
 
 
+def same_numbers() -> str:
+    """Several processes against one: the largest difference over the cases of each way to share the work."""
+    result = json.loads((RESULTS / "same_numbers.json").read_text())
+    rows = []
+    for name in dict.fromkeys(row["processes"] for row in result["rows"]):
+        cases = [row for row in result["rows"] if row["processes"] == name]
+        worst = [max(row[key] for row in cases) for key in ("loss", "weights")]
+        rows.append([name, ", ".join(row["case"] for row in cases), *(f"{value:.0e}" for value in worst)])
+    return format_markdown_table(rows, ["against one process", "cases", "largest difference of a loss", "of a weight"])
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "compare": compare,
     "embed_once": embed_once,
     "evaluation": evaluation,
     "faults": faults,
+    "same_numbers": same_numbers,
     "scaling": scaling,
     "scores": scores,
 }

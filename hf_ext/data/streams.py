@@ -71,7 +71,8 @@ class StreamBatchSampler(Sampler[list[Any]]):
 
     Batches run across the end of a pass, so all are full. `set_epoch(pass)` is called before each pass where the stream
     has it, so that what shuffles, shuffles anew. Several processes all read the stream; Accelerate's
-    `BatchSamplerShard` deals out the batches, and the rows of a step do not depend on the number of processes.
+    `BatchSamplerShard` deals out the batches, and the rows of a step do not depend on the number of processes. Where a
+    stream that can be read only once ends, processes without a last batch get the one before it.
 
     A stream that cannot seek (`can_seek`) is resumed by reading its current pass again up to the position. That is
     exact if each pass is the same whenever it is read; of the last row it is checked.
@@ -82,6 +83,7 @@ class StreamBatchSampler(Sampler[list[Any]]):
         pass_column: added to every row, with the number of its pass; for collators that mask by epoch.
         num_remembered: of how many batches, the last handed out included, positions are kept; at least as many as
             data loaders fetch ahead of training, over all processes.
+        world_size: number of processes.
 
     Raises:
         ArgumentError: a number below 1; (`state_dict`) a batch whose position is not kept.
@@ -95,11 +97,21 @@ class StreamBatchSampler(Sampler[list[Any]]):
     batch_size = None  # Accelerate: these are no row numbers that it could count or complete
     drop_last = False
 
-    def __init__(self, stream: Any, rows_per_batch: int, *, pass_column: str | None = None, num_remembered: int = 1024):
-        for name, value in (("rows_per_batch", rows_per_batch), ("num_remembered", num_remembered)):
+    def __init__(
+        self,
+        stream: Any,
+        rows_per_batch: int,
+        *,
+        pass_column: str | None = None,
+        num_remembered: int = 1024,
+        world_size: int = 1,
+    ):
+        numbers = {"rows_per_batch": rows_per_batch, "num_remembered": num_remembered, "world_size": world_size}
+        for name, value in numbers.items():
             if value < 1:
                 raise ArgumentError(f"{name}={value}: must be at least 1.")
         self.stream, self.rows_per_batch, self.pass_column = stream, rows_per_batch, pass_column
+        self.world_size = world_size
         self._can_seek = can_seek(stream)
         self._has_sought = False
         self._from: tuple[Mapping[str, Any], int] = (START, 0)
@@ -114,10 +126,15 @@ class StreamBatchSampler(Sampler[list[Any]]):
         self._num_batches = num_batches
         for _ in range(num_batches):
             yield []  # Trainer drops as many batches as it has trained on
-        rows = self._read(position)
+        rows, last = self._read(position), []
         while batch := list(islice(rows, self.rows_per_batch)):
-            self._remember(batch[-1])
-            yield batch
+            last = batch
+            self._remember(last[-1])
+            yield last
+        # Accelerate would complete the round with the first batches, which are empty in a resumed run.
+        while last and self._num_batches % self.world_size:
+            self._remember(last[-1])
+            yield last
 
     def state_dict(self, num_batches: int) -> dict[str, Any]:
         """The position after the first `num_batches` batches, over all processes; JSON can hold it.

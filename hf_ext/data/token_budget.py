@@ -38,7 +38,8 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
     budgets of tokens, and the plan is the same however a step is divided between processes and passes. An epoch whose
     plan needs fewer halves its batches with most rows; one that needs more is drawn again, closer to the order by
     length, at last exactly in it. Where there are fewer rows than that many batches, the last step has fewer passes;
-    rows are repeated only if there are fewer than processes, at most `world_size - 1` of them.
+    rows are repeated only if there are too few for a batch on every process, at most `world_size - 1` of them: the last
+    batches, which the loss has to leave out (see `RepeatedRows`).
 
     Args:
         lengths: (rows,) or (rows, inputs), int: tokens of each row, special ones included. Several inputs are padded
@@ -78,11 +79,16 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         self.lengths = _checked(lengths, max_tokens)
         self.totals = self.lengths.sum(1)
         self.max_tokens, self.max_batch_size = max_tokens, max_batch_size
-        self.seed, self.packed, self.epoch = seed, packed, 0
+        self.seed, self.packed, self.epoch, self.world_size = seed, packed, 0, world_size
         needed = [len(self._tightest()), *(len(self._draw(epoch, 0)) for epoch in range(PROBES))]
         self.num_batches = _round_up(max(needed), world_size * passes_per_step)
         if self.num_batches > len(self.totals):
             self.num_batches = _round_up(max(needed), world_size)
+
+    @property
+    def num_repeated(self) -> int:
+        """Batches at the very end, one a process, that hold a repeated row only."""
+        return max(0, self.num_batches - len(self.totals))
 
     def set_epoch(self, epoch: int) -> None:
         """Chooses the plan that the next iteration follows."""
@@ -99,8 +105,9 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         plans = (self._draw(epoch, attempt) for attempt in range(ATTEMPTS))
         plan = next((plan for plan in plans if len(plan) <= self.num_batches), None) or self._tightest()
         plan = split_batches(plan, self.num_batches)
-        order = np.random.default_rng([self.seed, epoch, ATTEMPTS]).permutation(len(plan))
-        return [plan[i] for i in order]
+        first_repeated = len(plan) - self.num_repeated
+        order = np.random.default_rng([self.seed, epoch, ATTEMPTS]).permutation(first_repeated)
+        return [plan[i] for i in order] + plan[first_repeated:]
 
     def efficiency(self, epoch: int = 0) -> float:
         """Share of an epoch's tokens that are real: of all computed ones if padded, of the whole budget if packed."""

@@ -6,6 +6,8 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..speedups import batch_size
+from ..speedups.base import Decision
 from . import scaling
 from .arguments import DoctorArguments
 from .estimates import count_flops, estimate_seconds, money
@@ -95,7 +97,7 @@ def plan_scale(facts: Facts, doctor: DoctorArguments) -> ScalePlan:
     """What the run of `facts` would take on each of `doctor.gpus`.
 
     Every GPU takes the micro-batch that the arguments ask for, so that a step reads more rows on more GPUs, unless
-    `--effective_batch_size` is given: then accumulation shrinks instead.
+    `--effective_batch_size` or `--max_tokens_per_step` is given: then passes shrink, and rows where they do not divide.
     """
     hardware = facts.machine.hardware
     if hardware.kind != "cuda" or facts.work is None or facts.plan is None:
@@ -169,7 +171,7 @@ class _Run:
     def _row(self, layout: scaling.Layout) -> ScaleRow:
         needed = scaling.state_bytes(layout, self.shape) + self.facts.step_bytes - self.facts.static_bytes
         room, parts = self.facts.device_bytes, scaling.transfers(layout, self.shape)
-        steps, passes = self._steps(layout.num_processes)
+        steps, passes, share = self._steps(layout.num_processes)
         row = ScaleRow(
             layout.num_processes,
             layout.strategy + (" + host" if layout.offload else ""),
@@ -180,26 +182,34 @@ class _Run:
             scaling.host_bytes(layout, self.shape),
         )
         if passes is None:
-            why = f"--effective_batch_size {self.facts.args.effective_batch_size} is no multiple of its rows per pass"
-            return dataclasses.replace(row, why_not=why)
+            return dataclasses.replace(row, why_not=self._batch(layout.num_processes).reason)
         if layout.offload:
             return dataclasses.replace(row, why_not="what PCIe and the CPU take is not modelled")
         if self.why_no_time:
             return dataclasses.replace(row, why_not=self.why_no_time)
-        return dataclasses.replace(row, **self._times(layout, parts, steps, passes))
+        return dataclasses.replace(row, **self._times(layout, parts, steps, passes, share))
 
-    def _steps(self, num_gpus: int) -> tuple[float, int | None]:
-        """Optimizer steps of the run, and micro-batches of one; None where the effective batch cannot be had."""
-        args = self.facts.args
-        steps = getattr(self, "num_steps", 0.0)
-        if args.effective_batch_size:
-            return steps, self.passes // num_gpus if self.passes % num_gpus == 0 else None
-        return steps if args.max_steps > 0 else steps / num_gpus, self.passes
+    def _batch(self, num_gpus: int) -> Decision:
+        """What the plan of as many processes decides about rows and passes."""
+        assert self.plan.context is not None
+        return batch_size.decide(dataclasses.replace(self.plan.context, world_size=num_gpus))
+
+    def _steps(self, num_gpus: int) -> tuple[float, int | None, float]:
+        """Optimizer steps of the run, passes of one (None where the plan refuses the batch), and what a pass computes
+        as a share of one GPU's pass."""
+        args, steps = self.facts.args, getattr(self, "num_steps", 0.0)
+        if not (args.effective_batch_size or args.max_tokens_per_step):
+            return steps if args.max_steps > 0 else steps / num_gpus, self.passes, 1.0
+        decision = self._batch(num_gpus)
+        if decision.status != "applied":
+            return steps, None, 1.0
+        passes = int(decision.settings["gradient_accumulation_steps"])
+        return steps, passes, self.passes / (num_gpus * passes)
 
     def _times(
-        self, layout: scaling.Layout, parts: list[scaling.Transfer], steps: float, passes: int
+        self, layout: scaling.Layout, parts: list[scaling.Transfer], steps: float, passes: int, share: float
     ) -> dict[str, Any]:
-        compute = (self.per_pass[0] * passes, self.per_pass[1] * passes)
+        compute = (self.per_pass[0] * passes * share, self.per_pass[1] * passes * share)
         slow, fast = ring_bandwidth(self.link, self.network, layout.num_processes, self.doctor.gpus_per_machine)
         sending = (
             scaling.communication_seconds(parts, fast, MESSAGE_SECONDS[0], passes),
@@ -260,6 +270,8 @@ class _Run:
         batch = "the same rows per GPU, so N GPUs read N times the rows in a step"
         if args.effective_batch_size:
             batch = f"{args.effective_batch_size} rows per step on any number of GPUs"
+        if args.max_tokens_per_step:
+            batch = f"at most {args.max_tokens_per_step} tokens per step on any number of GPUs"
         lines.append(batch + ("; --max_steps fixes the steps, not the rows" if args.max_steps > 0 else ""))
         lines.append("rows of unequal length, data loading, checkpoints and start-up are left out")
         if not card.native_bf16:

@@ -43,7 +43,7 @@ class DataLoaderMixin(StreamLoadingMixin):
     train_dataset: Any
     eval_dataset: Any
     state: Any
-    _even_sampler: EvenBatchSampler | None = None
+    _even_sampler: EvenBatchSampler | TokenBudgetBatchSampler | None = None
 
     def _reads_text(self) -> bool:
         return hasattr(self.data_collator, "columns")
@@ -98,6 +98,7 @@ class DataLoaderMixin(StreamLoadingMixin):
             return self._get_stream_dataloader(dataset, description, batch_size)
         if is_training and self._has_applied("token_budget"):
             sampler = self._make_token_budget_sampler(dataset)
+            self._even_sampler = sampler if self._deals_evenly() else None
             return _hand_epoch_on(self._make_loader(dataset, sampler, description), sampler)
         if is_training and self._deals_evenly():
             return self._get_even_dataloader(dataset, description, batch_size, kwargs["sampler_fn"])

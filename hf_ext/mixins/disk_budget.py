@@ -193,7 +193,9 @@ class DiskBudgetCallback(TrainerCallback):
         self.trainer = trainer
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Before the first step; a resumed run first finishes a rotation that was cut short."""
-        if args.should_save:
-            self.trainer.rotate()
-            self.trainer.check_disk_budget()
+        """Before the first step, a refusal on all processes; a resumed run first finishes a rotation cut short."""
+        self.trainer._load_together(self._begin if args.should_save else None)  # type: ignore[attr-defined]
+
+    def _begin(self) -> None:
+        self.trainer.rotate()
+        self.trainer.check_disk_budget()

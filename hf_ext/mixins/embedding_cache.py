@@ -142,7 +142,8 @@ class EmbeddingCacheMixin:
         if decision.status == "applied" and name in decision.settings["inputs"]:
             return self.fill_embedding_store(name, sequences).gather(sequences)
         batches = [sequences[i : i + LIVE_BATCH] for i in range(0, len(sequences), LIVE_BATCH)]
-        return torch.cat([self.encode_sequences(name, batch).cpu() for batch in batches])
+        with self.gathered_for_encoding():  # type: ignore[attr-defined]
+            return torch.cat([self.encode_sequences(name, batch).cpu() for batch in batches])
 
     @torch.no_grad()
     def encode_sequences(self, name: str, sequences: Sequence[str]) -> torch.Tensor:

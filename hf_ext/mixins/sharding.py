@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import torch
+from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.utils import broadcast
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from ..models.wrapping import choose_classes, exact_modules, find_blocks, unused_parameters
+from ..models.wrapping import block_classes, choose_classes, exact_modules, find_blocks, unused_parameters
+from ..processes import read_fsdp2
 
 
 class ShardingMixin:
@@ -30,6 +34,7 @@ class ShardingMixin:
     accelerator: Any
     plan: Any
     is_fsdp_enabled: bool
+    model_init: Any
     _exact: tuple[nn.Module, ...] = ()  # to be split apart from the rest
 
     @property
@@ -70,11 +75,17 @@ class ShardingMixin:
             return super()._prepare_for_training(*args, **kwargs)  # type: ignore[misc]
         # Evaluated, or trained, before. Accelerate 1.15 would pair weights and optimizer again, by address, which all
         # weights share that have no rows on this process.
-        self.accelerator.prepare = lambda *prepared: prepared
+        self.accelerator.prepare = self._keep_prepared
         try:
             return super()._prepare_for_training(*args, **kwargs)  # type: ignore[misc]
         finally:
             del self.accelerator.prepare
+
+    def _keep_prepared(self, *prepared: Any) -> tuple[Any, ...]:
+        """What `Accelerator.prepare` notes of model and optimizer; Trainer has just made it forget them."""
+        self.accelerator._models += [part for part in prepared if isinstance(part, FSDPModule)]
+        self.accelerator._optimizers += [part for part in prepared if isinstance(part, AcceleratedOptimizer)]
+        return prepared
 
     def create_scheduler(self, *args: Any, **kwargs: Any) -> Any:
         """As in Trainer, which calls it as soon as accelerate has prepared model and optimizer."""
@@ -98,6 +109,21 @@ class ShardingMixin:
                 if isinstance(module, FSDPModule):
                     module.reshard()  # what is gathered for a forward pass is given up by the backward pass alone
 
+    @contextmanager
+    def gathered_for_encoding(self) -> Iterator[None]:
+        """Encoders can be called by themselves in here, by all processes equally often.
+
+        Layers gather themselves; the rest of an encoder belongs to the model's own piece, which only `forward` gathers.
+        """
+        if not self._is_split:
+            yield
+            return
+        self.model.unshard()
+        try:
+            yield
+        finally:
+            self.model.reshard()
+
     def gather_weights(self) -> dict[str, torch.Tensor]:
         """The whole state dict, in the dtype it trains in, under the model's own names; all processes call it.
 
@@ -112,11 +138,11 @@ class ShardingMixin:
     def _begin_sharding(self) -> None:
         """Before accelerate splits the model: the same weights everywhere, and what it is to split."""
         plugin = self.accelerator.state.fsdp_plugin
-        if not plugin.cpu_ram_efficient_loading:
-            self._take_weights_of_first()
-        decided = self.plan["sharding"].settings["classes"]
-        if decided is None:  # the model came from model_init
-            decided = choose_classes(self.model, None)
+        self._take_weights_of_first()
+        given = read_fsdp2(self.args)
+        asked = given.transformer_cls_names_to_wrap if given else None
+        if self.model_init is not None:  # the plan has not seen the model
+            choose_classes(self.model, asked)
             for parameter in unused_parameters(self.model).values():
                 parameter.requires_grad_(False)
         if plugin.mixed_precision_policy is not None:
@@ -124,8 +150,12 @@ class ShardingMixin:
             plugin.ignored_modules = list(self._exact) or None
         apart = {part for module in self._exact for part in module.modules()}
         there = {type(module).__name__ for module in self.model.modules() if module not in apart}
-        # Not all that the plan named: the embedding cache may have let encoders go.
-        plugin.transformer_cls_names_to_wrap = [name for name in decided if name in there]
+        # Not those of the plan: frozen encoders were loaded since, or let go by the embedding cache.
+        names = block_classes(self.model) if asked is None else asked
+        plugin.transformer_cls_names_to_wrap = [name for name in names if name in there]
+        # Accelerate 1.15 would make a piece of the embeddings, and so part BERT's output bias from the name it is tied
+        # to, which torch refuses. Residues are few: their embeddings can stay in the model's own piece.
+        self.model.get_input_embeddings = self.model.get_output_embeddings = lambda: None
 
     @torch.no_grad()
     def _take_weights_of_first(self) -> None:
@@ -137,6 +167,8 @@ class ShardingMixin:
 
     def _end_sharding(self) -> None:
         """Splits what accelerate was told to leave out, by its own policy, and gives the optimizer the pieces."""
+        for name in ("get_input_embeddings", "get_output_embeddings"):
+            vars(self.model).pop(name, None)
         exact, self._exact = self._exact, ()
         if not exact:
             return

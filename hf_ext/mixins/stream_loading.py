@@ -46,6 +46,7 @@ class StreamLoadingMixin:
             batch_size,
             pass_column=EPOCH_COLUMN if masks_by_epoch else None,
             num_remembered=_num_batches_ahead(self.args),
+            world_size=self.args.world_size,
         )
         self._batches_before = None
         return self._make_loader(PassedRows(), self._stream_sampler, description)  # type: ignore[attr-defined]

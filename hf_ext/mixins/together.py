@@ -60,8 +60,8 @@ class TogetherMixin:
                 raise CheckpointError(f"Process {rank} failed: {other}")
         return next((text for text, _ in outcomes if text is not None), None)
 
-    def _load_together(self, action: Callable[[], None]) -> None:
-        """Runs `action` on all processes; raises on all of them if it failed on one."""
+    def _load_together(self, action: Callable[[], None] | None) -> None:
+        """As `_together`, which all processes call; raises on all of them if it failed on one."""
         failure = self._together(action)
         if failure is not None:
             raise CheckpointError(failure)

@@ -127,7 +127,7 @@ class AffinityModel(PreTrainedModel):
                 return tower
         raise ArgumentError(f"No input {name!r}; this model reads {[*self.embedding_sizes]}.")
 
-    def get_input_embeddings(self) -> None:
+    def get_input_embeddings(self) -> None:  # type: ignore[override]
         """None, since each encoder has its own; accelerate asks before it shards."""
 
     def attach_encoders(self) -> None:

@@ -64,12 +64,6 @@ def unused_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     return {name: p for name, p in named if p.requires_grad and "contact_head" in name.split(".")}
 
 
-def persistent_buffers(model: nn.Module) -> list[str]:
-    """Names of what a checkpoint holds besides parameters."""
-    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    return [name for name in model.state_dict() if name not in parameters]
-
-
 def exact_modules(model: nn.Module) -> list[nn.Module]:
     """Modules that compute in the dtype of their weights, also where training is in half precision.
 

@@ -9,8 +9,10 @@ Order of what else changes a layer: LoRA and attention, compile (`compile.py`), 
 Take either `--activation_checkpointing` or `fsdp_activation_checkpointing` of the YAML; both recompute a layer inside
 its sharding, and give the same numbers.
 Conflicts: FSDP 1; `fsdp_activation_checkpointing` with a `PeftModel`, whose adapters PEFT 0.21 then leaves out when it
-saves. `fsdp_cpu_ram_efficient_loading` with models whose checkpoints hold buffers (ESM's rotation, an
-AffinityModel's scales): accelerate 1.15 takes each entry for a sharded parameter when it hands out weights.
+saves. `fsdp_cpu_ram_efficient_loading`: accelerate 1.15 takes each entry of a checkpoint, buffers too (ESM's rotation,
+an AffinityModel's scales), for a sharded parameter when it hands out weights. Optimizers whose state is not split as
+the weights are (Adafactor), or not of plain tensors (8 bits and less). Embeddings cached of encoders that stay in the
+model (`save_full`): processes would encode unequal shares of what is new, and each batch gathers weights.
 Cost: FSDP2 gathers each layer's weights in forward and backward; see `recipes/doctor.py --plan_scale`.
 """
 
@@ -22,7 +24,7 @@ from typing import Any
 from peft import PeftModel
 
 from ..errors import ArgumentError
-from ..models.wrapping import choose_classes, persistent_buffers, unused_parameters
+from ..models.wrapping import choose_classes, unused_parameters
 from ..processes import fsdp_version, read_fsdp2
 from .base import Context, Decision, Kind, Run
 from .zero import decide_zero
@@ -32,6 +34,16 @@ KIND: Kind = "I"
 LOSES_ADAPTERS = (
     "fsdp_activation_checkpointing renames the layers that a PeftModel looks for its adapters in, and PEFT would save "
     "none of them: use --activation_checkpointing true instead"
+)
+
+LOADS_IN_ONE = (
+    "accelerate cannot hand out these models from one process, since they hold more than parameters: set "
+    "fsdp_cpu_ram_efficient_loading: false in the YAML"
+)
+SPLIT_OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "sgd", "rmsprop")  # others were not tried, or fail
+ENCODES_APART = (
+    "--save_full keeps frozen encoders in the model, so that they are split, and the embedding cache calls them by "
+    "themselves: leave --save_full out, or add --without embedding_cache"
 )
 
 
@@ -61,12 +73,21 @@ def _decide_fsdp2(context: Context) -> Decision:
     if checkpoints and plugin.activation_checkpointing:
         reason = "--activation_checkpointing and fsdp_activation_checkpointing do the same: leave one of them out"
         return Decision(NAME, KIND, "refused", reason)
+    if plugin.cpu_ram_efficient_loading:
+        return Decision(NAME, KIND, "refused", LOADS_IN_ONE)
+    optimizer = str(getattr(args.optim, "value", args.optim))
+    if optimizer not in SPLIT_OPTIMIZERS:
+        reason = (
+            f"--optim {optimizer} cannot step split weights, or its state be saved in pieces: use adamw_torch_fused"
+        )
+        return Decision(NAME, KIND, "refused", f"{reason}, {', '.join(SPLIT_OPTIMIZERS[2:])} or --optim_ext muon")
     settings = {
         "is_sharded": True,
+        "has_frozen": bool(context.model.frozen_inputs),
+        "caches": context.wants("embedding_cache", "I") and not context.data.streaming,
         "head_only": context.caches_all_inputs,
         "classes": plugin.transformer_cls_names_to_wrap,
         "wraps_layers": bool(plugin.activation_checkpointing),
-        "loads_in_one_process": bool(plugin.cpu_ram_efficient_loading),
     }
     return Decision(NAME, KIND, "applied", "FSDP2", settings)
 
@@ -75,6 +96,8 @@ def _name_pieces(settings: dict[str, Any]) -> str:
     if settings["head_only"]:
         return "the head as one piece, since encoders are cached and not in the model while it trains"
     if not settings["classes"]:
+        if settings["has_frozen"]:
+            return "layer by layer, once encoders are loaded"
         return "as one piece: there are no repeated layers"
     return f"layer by layer ({', '.join(settings['classes'])})"
 
@@ -91,7 +114,7 @@ def _why_all_must_train(args: Any) -> str | None:
 def apply(decision: Decision, run: Run) -> Decision:
     """Freezes what never gets a gradient and names the classes to split by; `ShardingMixin` hands them to accelerate.
 
-    Refused here: a class that the model lacks, adapters that would not be saved, loading in one process in vain.
+    Refused here: a class that the model lacks, adapters that would not be saved, `save_full` with cached embeddings.
     """
     if run.model is None:  # made by model_init, once training starts
         return decision
@@ -104,12 +127,8 @@ def apply(decision: Decision, run: Run) -> Decision:
             return replace(decision, status="refused", reason=str(error))
         if settings["wraps_layers"] and isinstance(run.model, PeftModel):
             return replace(decision, status="refused", reason=LOSES_ADAPTERS)
-        buffers = persistent_buffers(run.model)
-        if settings["loads_in_one_process"] and buffers:
-            reason = f"accelerate cannot hand out this model from one process, which holds buffers ({buffers[0]})"
-            return replace(
-                decision, status="refused", reason=f"{reason}: set fsdp_cpu_ram_efficient_loading: false in the YAML"
-            )
+        if settings["caches"] and settings["has_frozen"] and getattr(run.model.config, "save_full", False):
+            return replace(decision, status="refused", reason=ENCODES_APART)
         parts.append(_name_pieces(settings))
     unused = unused_parameters(run.model)
     for parameter in unused.values():

@@ -174,6 +174,17 @@ def test_a_stream_without_rows_is_an_error_and_one_that_is_used_up_ends():
         take(sampler, 1)
 
 
+def test_processes_for_which_a_used_up_stream_has_no_batch_get_the_last_one_also_after_a_resume():
+    for num_rows, num_dropped, dealt in ((3, 0, [[[0], [2]], [[1], [2]]]), (1, 2, [[[0]], [[0]]])):
+        for world_size in (2, 1):
+            sampler = StreamBatchSampler(Once(num_rows), 1, world_size=world_size)
+            sampler.load_state_dict(sampler.state_dict(0), num_dropped)
+            batches = list(sampler)
+            shards = [BatchSamplerShard(batches, 2, rank) for rank in range(2)]
+            found = [list(SkipBatchSampler(shard, num_dropped // 2)) for shard in shards]
+            assert (found == dealt) == (world_size == 2)  # told of one process, Accelerate repeats its first batch
+
+
 # --- positions -------------------------------------------------------------------------------------------------------
 
 

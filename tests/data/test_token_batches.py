@@ -149,6 +149,15 @@ def test_efficiency_is_real_tokens_over_computed_or_budgeted_ones():
     assert sampler([3, 4], 10, packed=True).efficiency() == 7 / 10
 
 
+def test_a_row_that_is_repeated_comes_last_so_that_the_loss_can_leave_it_out():
+    for epoch in range(6):
+        for num_rows, world_size, repeated in ((3, 2, 1), (3, 4, 1), (2, 4, 2), (4, 2, 0)):
+            sampler = TokenBudgetBatchSampler([9] * num_rows, 10, seed=0, world_size=world_size)
+            plan = sampler.plan_epoch(epoch)
+            assert (sampler.num_repeated, len(plan) % world_size) == (repeated, 0)
+            assert sorted(row for batch in plan[: len(plan) - repeated] for row in batch) == list(range(num_rows))
+
+
 @MODES
 def test_fewer_rows_than_processes_are_repeated_so_that_no_process_waits(packed):
     batches = list(sampler([5, 6, 7], 10, packed=packed, world_size=4))

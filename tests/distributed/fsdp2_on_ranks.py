@@ -7,11 +7,14 @@ import json
 import sys
 from pathlib import Path
 
-import cpu_as_gpus.sitecustomize  # noqa: F401  # before accelerate looks for devices
-from equal_cases import CASES, make_trainer, save_numbers
+import torch
+from equal_cases import CASES, PAD, losses, make_trainer, pad_tokens, save_numbers
 from ranks import leave
 from torch.distributed.tensor import DTensor
-from transformers import TrainerCallback
+from transformers import BertConfig, BertForMaskedLM, TrainerCallback
+
+from hf_ext.affinity.baselines import pooled_features
+from hf_ext.trainer import FastTrainer
 
 SHORT_STEPS = 3
 CHECKPOINTED = ("full", "lora")  # cases that are also trained with recomputed activations
@@ -46,6 +49,11 @@ def run(folder: Path, name: str, case: str, num_processes: int, evaluate: bool =
     return trainer
 
 
+def run_short(folder: Path, num_processes: int):
+    """The one run of every commit, in the launch of `conftest.py`."""
+    return run(folder, "short", "masked_lm", num_processes, evaluate=True, max_steps=SHORT_STEPS)
+
+
 def run_half(folder: Path, num_processes: int) -> None:
     """bfloat16: a step as hf_ext sums gradients, one as accelerate would; and a frozen tower beside one that trains."""
     shares = {}
@@ -65,14 +73,39 @@ def run_half(folder: Path, num_processes: int) -> None:
         (folder / "shares.json").write_text(json.dumps(shares))
 
 
+def make_bert() -> BertForMaskedLM:
+    """Its output bias has two names, one outside the layer that scores tokens."""
+    torch.manual_seed(0)
+    shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+    fixed = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    return BertForMaskedLM(BertConfig(vocab_size=33, pad_token_id=PAD, **shape, **fixed))
+
+
+def run_others(folder: Path, name: str, num_processes: int):
+    """A BERT that is trained twice and then evaluated; frozen encoders that are not cached, and then encode."""
+    like = make_trainer("masked_lm", folder / name, num_processes, folder / "encoders", max_steps=SHORT_STEPS)
+    bert = FastTrainer(make_bert(), like.args, pad_tokens, like.train_dataset)
+    bert.train()
+    bert.train()
+    report = {"losses": losses(bert), "eval": bert.evaluate(bert.train_dataset.select(range(10)))["eval_loss"]}
+    given = {"speedups": [], "max_steps": SHORT_STEPS}
+    trainer = make_trainer("frozen_cache", folder / f"{name}-live", num_processes, folder / "encoders", **given)
+    trainer.train()
+    features = pooled_features(trainer, trainer.train_dataset.select(range(10)))
+    report |= {"live": losses(trainer), "features": features.sum(1).tolist(), "why": trainer.plan["sharding"].reason}
+    if trainer.args.process_index == 0:
+        (folder / f"{name}.json").write_text(json.dumps(report))
+    return trainer
+
+
 def main(folder: Path, part: str, num_processes: int) -> None:
-    if part == "short":
-        trainer = run(folder, "short", "masked_lm", num_processes, evaluate=True, max_steps=SHORT_STEPS)
-    elif part == "push":
+    if part == "push":
         pushing = {"push_to_hub": True, "hub_model_id": "me/sharded", "hub_strategy": "end", "max_steps": 1}
         trainer = run(folder, "push", "masked_lm", num_processes, **pushing)
         commit = trainer.push_to_hub().commit
         (folder / f"commit-{trainer.args.process_index}.json").write_text(json.dumps(commit))
+    elif part == "others":
+        trainer = run_others(folder, "others", num_processes)
     elif part == "half":
         run_half(folder, num_processes)
         trainer = None
@@ -90,4 +123,6 @@ def main(folder: Path, part: str, num_processes: int) -> None:
 
 
 if __name__ == "__main__":
+    import cpu_as_gpus.sitecustomize  # noqa: F401  # before accelerate looks for devices
+
     main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))

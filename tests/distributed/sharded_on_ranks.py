@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 import torch
+from fsdp2_on_ranks import run_short
 from peft import LoraConfig, get_peft_model
 from ranks import leave
 from safetensors.torch import save_file
@@ -37,7 +38,7 @@ RANK = int(os.environ.get("RANK", "0"))
 
 @dataclass
 class Run:
-    """`name`: of what it writes. `kill`: where all processes die. `given`: training arguments.
+    """`name`: of what it writes. `kind`: "short" is `run_short`. `kill`: where all processes die. `given`: arguments.
 
     `source`: checkpoints that are copied into the folder first; `harm`: what is done to the last of them. `full`: whose
     disk takes nothing in the save at step 4. `record`: also write what it began with, and had after step 4.
@@ -227,6 +228,9 @@ def main(spec: Path) -> None:
     trainer = None
     for given in json.loads(spec.read_text()):
         run = Run(**given)
+        if run.kind == "short":
+            trainer = run_short(Path(run.folder), torch.distributed.get_world_size())
+            continue
         try:
             trainer = train(run)
         except HfExtError as error:

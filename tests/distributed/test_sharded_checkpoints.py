@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 from sharded_harms import HARMS
-from sharded_launch import differences, is_continued, launch, report, tensors
+from sharded_launch import differences, is_continued, report, tensors
 from sharded_on_ranks import make_model
 from transformers import EsmForTokenClassification
 
@@ -16,22 +16,6 @@ from hf_ext.checkpoints.weights import load_weights
 from hf_ext.errors import ArgumentError, CheckpointError
 
 PIECES = ["shard-00001-model-00001-of-00001.safetensors", "shard-00002-model-00001-of-00001.safetensors"]
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory) -> Path:
-    """An uninterrupted run of six steps, saved every second, one from its fourth, and one whose fourth lost a piece."""
-    place = tmp_path_factory.mktemp("sharded")
-    saved = [str(place / "whole" / f"checkpoint-{step}") for step in (2, 4)]
-    launch(
-        [
-            {"folder": str(place / "whole"), "name": "end"},
-            {"folder": str(place / "resumed"), "name": "end", "source": saved[1:]},
-            {"folder": str(place / "lost"), "name": "end", "source": saved, "harm": "drop"},
-        ],
-        place,
-    )
-    return place
 
 
 def test_a_resumed_run_ends_as_the_uninterrupted_one_to_the_bit(place):

@@ -1,4 +1,4 @@
-"""Two real processes: the gradient of one, every row once between them, and an exact resume in the second epoch."""
+"""Two real processes that a launcher started without `use_cpu`: they find each other, train as one, leave no thread."""
 
 import json
 from pathlib import Path
@@ -14,13 +14,19 @@ from train_on_ranks import BUDGET, NUM_ROWS, first_gradient, make_rows
 def run(tmp_path_factory) -> Path:
     """A folder with what two processes wrote."""
     folder = tmp_path_factory.mktemp("ranks")
-    run_on_ranks(Path(__file__).with_name("train_on_ranks.py"), folder)
+    run_on_ranks(Path(__file__).with_name("leave_on_ranks.py"), folder)
     return folder
 
 
 @pytest.fixture(scope="module")
 def reports(run) -> list[dict]:
     return [json.loads((run / f"report-{rank}.json").read_text()) for rank in range(2)]
+
+
+@pytest.fixture(scope="module")
+def left(run) -> list[dict]:
+    """What was left of each process when it ended."""
+    return [json.loads((run / f"leave-{rank}.json").read_text()) for rank in range(2)]
 
 
 def distance(ours: dict[str, torch.Tensor], reference: dict[str, torch.Tensor]) -> float:
@@ -54,3 +60,23 @@ def test_two_processes_resume_in_the_middle_of_the_second_epoch_with_what_was_le
         assert report["resumed"] == left
         assert report["same_weights"]
         assert report["lost"] != left  # when this fails, Accelerate hands the epoch on: drop our line
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="only without an accelerator do processes lose each other")
+def test_processes_without_an_accelerator_train_together_where_stock_arguments_leave_each_alone(left):
+    for report in left:
+        assert (report["stock"], report["world"]) == (1, 2)
+        assert (report["use_cpu"], report["explicit"]) == (True, [])
+
+
+def test_fsdp_that_would_silently_be_ddp_is_refused(left):
+    for report in left:
+        assert "accelerate would run DDP and say nothing" in report["refused"]
+
+
+def test_end_releases_every_wrapped_model_and_the_threads_of_the_process_group(left):
+    for report in left:
+        assert report["wrapped"] == [True, True]
+        assert report["left"] == [False, False, False]
+        assert report["threads"][0] > 0  # so that the next line can fail
+        assert report["threads"][1] == 0

@@ -1,4 +1,4 @@
-"""What each process of a two-process test runs: `python train_on_ranks.py FOLDER`, alone or under torchrun.
+"""Runs whose rows and weights two processes report: `leave_on_ranks.py` calls `write_report`.
 
 Writes to FOLDER, per rank: the gradient of one step on 16 rows, with hf_ext and without, and in `report-RANK.json` the
 rows of each batch of a run of two epochs, of one resumed in the middle of the second, and of one that resumes without
@@ -8,12 +8,10 @@ its sampler being told the epoch.
 import gc
 import json
 import os
-import sys
 from pathlib import Path
 
 import torch
 from datasets import Dataset
-from ranks import leave
 from safetensors.torch import save_file
 from transformers import EsmConfig, EsmForTokenClassification, Trainer, TrainerCallback, TrainingArguments
 
@@ -110,7 +108,7 @@ def train_two_epochs(folder: Path, resume: str | None = None, tell_epoch: bool =
     return trainer
 
 
-def main(folder: Path) -> None:
+def write_report(folder: Path) -> None:
     gc.freeze()  # Trainer collects garbage before each run: half a second over all that transformers has imported
     save_file(first_gradient(folder / "g", 2, 4), folder / f"exact-{RANK}.safetensors")
     save_file(first_gradient(folder / "s", 2, 4, stock=True), folder / f"stock-{RANK}.safetensors")
@@ -131,8 +129,3 @@ def main(folder: Path) -> None:
         "same_weights": same,
     }
     (folder / f"report-{RANK}.json").write_text(json.dumps(report))
-    leave(lost)
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

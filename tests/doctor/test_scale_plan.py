@@ -67,8 +67,15 @@ def test_epochs_are_shared_and_an_effective_batch_keeps_the_steps():
     rows = {n: by_strategy(plan(kept, n))["DDP" if n > 1 else "one process"] for n in (1, 2, 8)}
     assert rows[2].compute_s == pytest.approx([seconds / 2 for seconds in rows[1].compute_s])
     assert rows[2].seconds[1] < rows[1].seconds[1]
-    assert "64 is no multiple" in rows[8].why_not
+    assert "--effective_batch_size 64 is not a multiple of 128" in rows[8].why_not
     assert rows[8].seconds is None
+
+
+def test_rows_per_gpu_shrink_where_the_plan_of_as_many_processes_lowers_them():
+    facts = facts_of(effective_batch_size=64)  # 8 rows per GPU are the default
+    rows = {n: by_strategy(plan(facts, n))["DDP" if n > 1 else "one process"] for n in (1, 16)}
+    assert rows[16].compute_s == pytest.approx([seconds / 16 for seconds in rows[1].compute_s])
+    assert "64 is not a multiple of 3 (3 processes)" in plan(facts, 3).rows[0].why_not
 
 
 def test_a_cached_run_sends_its_head_alone():

@@ -12,7 +12,6 @@ from hf_ext.models.wrapping import (
     choose_classes,
     exact_modules,
     find_blocks,
-    persistent_buffers,
     unused_parameters,
 )
 
@@ -68,11 +67,6 @@ def test_only_the_contact_head_of_esm_is_without_a_gradient():
         parameter.requires_grad_(False)
     assert unused_parameters(model) == {}
     assert unused_parameters(tiny_bert()) == {}
-
-
-def test_what_a_checkpoint_holds_besides_parameters_is_named():
-    assert persistent_buffers(tiny_esm()) == ["esm.rotary_embeddings.inv_freq"]
-    assert persistent_buffers(tiny_bert()) == []  # the tied output embedding is a parameter
 
 
 def test_heads_and_frozen_encoders_compute_in_their_own_precision(make_affinity):

@@ -7,7 +7,7 @@ from tiny_masked_lm import make_args, make_model
 
 from hf_ext.hardware import describe_hardware
 from hf_ext.models.lora import LoraSettings, wrap_with_lora
-from hf_ext.speedups import Context, Run, compile, sharding
+from hf_ext.speedups import Context, ModelFacts, Run, compile, sharding
 
 A100 = describe_hardware("A100")
 
@@ -82,11 +82,30 @@ def test_fsdp_1_is_refused_with_the_way_to_fsdp2(fsdp2):
     assert "set fsdp_version: 2 (accelerate_configs/2gpu_fsdp2.yaml)" in decide().reason
 
 
-def test_loading_in_one_process_is_refused_where_the_model_holds_buffers(fsdp2):
+def test_loading_in_one_process_is_refused_with_the_line_to_change(fsdp2):
     fsdp2(CPU_RAM_EFFICIENT_LOADING="true")
-    refused = apply(decide())
-    assert refused.status == "refused"
-    assert "set fsdp_cpu_ram_efficient_loading: false" in refused.reason
+    refused = decide()
+    assert (refused.status, "set fsdp_cpu_ram_efficient_loading: false" in refused.reason) == ("refused", True)
+
+
+@pytest.mark.parametrize("optim", ["adafactor", "adamw_torch_8bit", "adamw_bnb_8bit", "adagrad"])
+def test_an_optimizer_that_cannot_be_split_or_saved_in_pieces_is_refused_at_the_start(fsdp2, optim):
+    fsdp2()
+    refused = decide(optim=optim)
+    assert (refused.status, f"--optim {optim} cannot step" in refused.reason) == ("refused", True)
+    assert decide(optim="sgd").status == "applied"
+
+
+def test_cached_encoders_that_stay_in_a_split_model_are_refused_and_those_that_leave_are_not(fsdp2, make_affinity):
+    fsdp2()
+    for save_full, status in ((True, "refused"), (False, "applied")):
+        model, _ = make_affinity("frozen", "frozen", save_full=save_full)
+        facts = ModelFacts(frozen_inputs=tuple(model.frozen_inputs), trains_encoders=False)
+        args = make_args(speedups=["embedding_cache"])
+        decision = apply(sharding.decide(Context(A100, args, facts, world_size=2)), model)
+        assert (decision.status, "leave --save_full out" in decision.reason) == (status, save_full)
+        live = apply(sharding.decide(Context(A100, make_args(), facts, world_size=2)), model)
+        assert live.status == "applied"
 
 
 def test_either_way_to_recompute_activations_is_taken_and_not_both(fsdp2):
