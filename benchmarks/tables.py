@@ -250,7 +250,8 @@ def same_numbers() -> str:
     for name in dict.fromkeys(row["processes"] for row in result["rows"]):
         cases = [row for row in result["rows"] if row["processes"] == name]
         worst = [max(row[key] for row in cases) for key in ("loss", "weights")]
-        rows.append([name, ", ".join(row["case"] for row in cases), *(f"{value:.0e}" for value in worst)])
+        seen = [f"{value:.0e}" if value else "0" for value in worst]
+        rows.append([name, ", ".join(row["case"] for row in cases), *seen])
     return format_markdown_table(rows, ["against one process", "cases", "largest difference of a loss", "of a weight"])
 
 
