@@ -127,9 +127,6 @@ class AffinityModel(PreTrainedModel):
                 return tower
         raise ArgumentError(f"No input {name!r}; this model reads {[*self.embedding_sizes]}.")
 
-    def get_input_embeddings(self) -> None:  # type: ignore[override]
-        """None, since each encoder has its own; accelerate asks before it shards."""
-
     def attach_encoders(self) -> None:
         """Loads referenced encoders that are not in memory. Cost: one load from disk or the Hub cache each."""
         for index, spec in enumerate(self.config.encoder_specs):
