@@ -35,9 +35,23 @@ def need_cpu_backend() -> bool:
     DeepSpeed, which `use_cpu` would silently turn into DDP, and not where ACCELERATE_TORCH_DEVICE names the device.
     """
     is_rank = count_launched() > 1 and int(os.environ.get("LOCAL_RANK", "-1")) >= 0
-    has_accelerator = torch.accelerator.is_available() or is_torch_xla_available()
     is_chosen = "ACCELERATE_TORCH_DEVICE" in os.environ or parse_flag_from_env("ACCELERATE_USE_DEEPSPEED")
-    return is_rank and not has_accelerator and not is_chosen
+    return is_rank and not _has_accelerator() and not is_chosen
+
+
+def need_gloo() -> bool:
+    """Whether DeepSpeed was launched where torch sees no accelerator, and must be told how processes connect.
+
+    DeepSpeed has an accelerator "cpu", but accelerate 1.15 finds no backend there unless it is named, and each process
+    would train alone.
+    """
+    is_rank = int(os.environ.get("LOCAL_RANK", "-1")) >= 0
+    is_launched = parse_flag_from_env("ACCELERATE_USE_DEEPSPEED") and not parse_flag_from_env("ACCELERATE_USE_CPU")
+    return is_rank and is_launched and not _has_accelerator()
+
+
+def _has_accelerator() -> bool:
+    return bool(torch.accelerator.is_available() or is_torch_xla_available())
 
 
 def will_use_nccl() -> bool:

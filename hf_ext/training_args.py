@@ -13,9 +13,8 @@ from transformers.utils import is_torch_bf16_gpu_available
 
 from .errors import ArgumentError
 from .nccl import preset_variables, set_preset
-from .processes import check_together, import_before_group, need_cpu_backend, will_use_nccl
+from .processes import check_together, import_before_group, need_cpu_backend, need_gloo, will_use_nccl
 from .speedups import REGISTRY
-from .zero import need_gloo
 
 logger = logging.getLogger(__name__)
 

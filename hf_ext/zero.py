@@ -2,29 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from accelerate.utils import parse_flag_from_env
 from transformers.integrations import deepspeed as integration
-from transformers.utils import is_torch_xla_available
 
 STATE_FOLDER, STATE_FACTS = "zero", "zero.json"  # in a checkpoint: DeepSpeed's files, and whom they fit
-
-
-def need_gloo() -> bool:
-    """Whether DeepSpeed was launched where torch sees no accelerator, and must be told how processes connect.
-
-    DeepSpeed has an accelerator "cpu", but accelerate 1.15 finds no backend there unless it is named, and each process
-    would train alone.
-    """
-    is_rank = int(os.environ.get("LOCAL_RANK", "-1")) >= 0
-    has_accelerator = torch.accelerator.is_available() or is_torch_xla_available()
-    is_launched = parse_flag_from_env("ACCELERATE_USE_DEEPSPEED") and not parse_flag_from_env("ACCELERATE_USE_CPU")
-    return is_rank and is_launched and not has_accelerator
 
 
 def zero_stage(args: Any) -> int | None:

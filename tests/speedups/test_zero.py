@@ -9,8 +9,9 @@ from tiny_masked_lm import make_args, make_model
 from transformers.integrations import deepspeed as integration
 
 from hf_ext.hardware import describe_hardware
+from hf_ext.processes import need_gloo
 from hf_ext.speedups import Context, ModelFacts, Run, precision, sharding
-from hf_ext.zero import need_gloo, num_elements, own_part, whole_weights
+from hf_ext.zero import num_elements, own_part, whole_weights
 
 A100 = describe_hardware("A100")
 OFFLOAD = {"offload_optimizer": {"device": "cpu"}}
