@@ -2,8 +2,10 @@
 
 import atexit
 import gc
+import multiprocessing
 import os
 import shutil
+import signal
 import tempfile
 from pathlib import Path
 
@@ -35,6 +37,24 @@ def pytest_collection_finish() -> None:
     """Trainer collects garbage before each run: half a second over all that is imported by now, unless it is frozen."""
     gc.collect()
     gc.freeze()
+
+
+def read_signal_handlers() -> dict:
+    return {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+
+
+HANDLERS = read_signal_handlers()  # before any test, and any fixture that lives longer than one
+
+
+@pytest.fixture(autouse=True)
+def _leaves_the_process_as_it_was():
+    """No test leaves a signal handler or a data worker behind: Ctrl-C stops the suite, and the next test has the cores."""
+    yield
+    handlers, workers = read_signal_handlers(), multiprocessing.active_children()
+    for number, handler in HANDLERS.items():
+        signal.signal(number, handler)
+    assert handlers == HANDLERS, "a signal handler stayed behind"
+    assert not workers, "data workers stayed alive: end with trainer.end() or trainer.close()"
 
 
 @pytest.fixture(scope="session")
