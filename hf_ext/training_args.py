@@ -8,9 +8,22 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from transformers import TrainingArguments
+from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from transformers.trainer_utils import HubStrategy
 from transformers.utils import is_torch_bf16_gpu_available
 
+from .argument_checks import (
+    ABOVE_ZERO,
+    COUNT,
+    COUNT_FROM_ZERO,
+    FINITE,
+    NOT_NEGATIVE,
+    SEED,
+    SHARE_BELOW_ONE,
+    Range,
+    check_choices,
+    check_ranges,
+)
 from .errors import ArgumentError
 from .nccl import preset_variables, set_preset
 from .processes import check_together, import_before_group, need_cpu_backend, need_gloo, will_use_nccl
@@ -21,6 +34,41 @@ logger = logging.getLogger(__name__)
 HUB_STRATEGIES = ("end", "best", "checkpoint", "every_save")
 
 
+RANGES = {
+    **dict.fromkeys(
+        (
+            "per_device_train_batch_size",
+            "per_device_eval_batch_size",
+            "gradient_accumulation_steps",
+            "effective_batch_size",
+            "cached_batch_size",
+            "max_tokens_per_batch",
+            "max_tokens_per_step",
+            "embedding_tokens_per_batch",
+            "save_failures_allowed",
+            "eval_every_epochs",
+            "eval_full_every",
+            "early_stopping_patience",
+        ),
+        COUNT,
+    ),
+    **dict.fromkeys(
+        ("save_minutes", "max_hours", "save_total_size_gb", "eval_minutes", "max_eval_samples", "max_encoder_noise"),
+        ABOVE_ZERO,
+    ),
+    "encoder_learning_rate": ABOVE_ZERO,
+    **dict.fromkeys(
+        ("stop_margin_minutes", "early_stopping_min_delta", "dollars_per_hour", "learning_rate", "weight_decay"),
+        NOT_NEGATIVE,
+    ),
+    **dict.fromkeys(("adam_epsilon", "warmup_steps"), NOT_NEGATIVE),
+    "max_grad_norm": Range("not negative", lambda value: value >= 0),  # inf: norms are logged, nothing is clipped
+    **dict.fromkeys(("adam_beta1", "adam_beta2"), SHARE_BELOW_ONE),
+    "label_smoothing_factor": Range("from 0 to 1", lambda value: 0 <= value <= 1),
+    **dict.fromkeys(("dataloader_num_workers", "throughput_warmup_steps"), COUNT_FROM_ZERO),
+    **dict.fromkeys(("seed", "data_seed"), SEED),
+    "num_train_epochs": FINITE,
+}
 ERRORS = ("loss", "rmse", "mse", "mae", "perplexity")  # what a metric's name ends in where less is better
 
 
@@ -234,35 +282,15 @@ class FastTrainingArguments(TrainingArguments):
         unknown = [name for name in [*self.speedups, *self.without] if name not in [*known, "all"]]
         if unknown:
             raise ArgumentError(f"Unknown speed-up(s) {unknown}. Known: all, {', '.join(known)}.")
-        if self.optim_ext not in (None, "muon", "cpu_offload"):
-            raise ArgumentError(
-                f"optim_ext={self.optim_ext}: allowed are muon and cpu_offload; other optimizers are --optim."
-            )
-        for name in (
-            "per_device_train_batch_size",
-            "per_device_eval_batch_size",
-            "gradient_accumulation_steps",
-            "effective_batch_size",
-            "cached_batch_size",
-            "max_tokens_per_batch",
-            "max_tokens_per_step",
-            "embedding_tokens_per_batch",
-            "save_failures_allowed",
-            "eval_every_epochs",
-            "eval_full_every",
-            "early_stopping_patience",
-        ):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ArgumentError(f"{name}={value}: must be at least 1.")
-        for name in ("save_minutes", "max_hours", "save_total_size_gb", "eval_minutes", "max_eval_samples"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < float("inf"):
-                raise ArgumentError(f"{name}={value}: must be above 0.")
-        for name in ("stop_margin_minutes", "early_stopping_min_delta", "dollars_per_hour"):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value < float("inf"):
-                raise ArgumentError(f"{name}={value}: must not be negative.")
+        check_choices(self)
+        check_ranges(self, RANGES)
+        self._check_report_to()
+
+    def _check_report_to(self) -> None:
+        known = [*INTEGRATION_TO_CALLBACK, "all", "none"]
+        unknown = [name for name in self.report_to or [] if isinstance(name, str) and name not in known]
+        if unknown:
+            raise ArgumentError(f"report_to={unknown[0]!r}: allowed are {', '.join(known)}.")
 
     @property
     def explicit_fields(self) -> frozenset[str]:

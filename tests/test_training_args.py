@@ -11,6 +11,7 @@ from transformers import TrainingArguments
 from hf_ext.errors import ArgumentError, HfExtError
 from hf_ext.training_args import FastTrainingArguments
 
+NAN, INF = float("nan"), float("inf")
 ADDED = {
     "preset",
     "speedups",
@@ -110,6 +111,52 @@ def test_bf16_together_with_fp16_is_still_refused():
 def test_an_unknown_speedup_is_refused_and_the_known_ones_named(field):
     with pytest.raises(ArgumentError, match=r"Unknown speed-up\(s\) \['turbo'\]\. Known: all, .*embedding_cache"):
         FastTrainingArguments(output_dir="o", **{field: ["turbo"]})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("nan_policy", "Stop"),
+        ("disk_policy", "Degrade"),
+        ("lr_scaling", "log"),
+        ("attention", "flash"),
+        ("optim_ext", "lion"),
+        ("hub_strategy", "all_checkpoints"),
+        ("report_to", "bogus"),
+    ],
+)
+def test_a_word_that_the_command_line_refuses_is_refused_from_python_too(name, value):
+    with pytest.raises(ArgumentError, match=f"{name}='?{value}'?: allowed are "):
+        FastTrainingArguments(output_dir="o", **{name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "rule"),
+    [
+        ("learning_rate", -1, "finite and not negative"),
+        ("learning_rate", NAN, "finite and not negative"),
+        ("weight_decay", INF, "finite and not negative"),
+        ("seed", -1, "from 0 to 4294967295"),
+        ("data_seed", 2**32, "from 0 to 4294967295"),
+        ("num_train_epochs", NAN, "a finite number"),
+        ("num_train_epochs", INF, "a finite number"),
+        ("adam_beta1", 2, "at least 0 and below 1"),
+        ("adam_beta2", 1.0, "at least 0 and below 1"),
+        ("max_grad_norm", NAN, "not negative"),
+        ("dataloader_num_workers", -1, "at least 0"),
+        ("save_minutes", True, "above 0 and finite"),
+        ("max_encoder_noise", NAN, "above 0 and finite"),
+        ("encoder_learning_rate", 0, "above 0 and finite"),
+    ],
+)
+def test_numbers_out_of_range_are_refused_by_name(name, value, rule):
+    with pytest.raises(ArgumentError) as error:
+        FastTrainingArguments(output_dir="o", **{name: value})
+    assert str(error.value) == f"{name}={value!r}: must be {rule}."
+
+
+def test_an_infinite_bound_of_gradients_means_that_none_is_clipped():
+    assert FastTrainingArguments(output_dir="o", max_grad_norm=INF).max_grad_norm == INF
 
 
 @pytest.mark.parametrize("name", ["effective_batch_size", "cached_batch_size", "embedding_tokens_per_batch"])

@@ -5,9 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, Optional
 
+from ..argument_checks import ABOVE_ZERO, COUNT, FINITE, SHARE_BELOW_ONE, check_choices, check_ranges
 from ..errors import ArgumentError
 
 DISTILLABLE = ("mse", "huber")
+RANGES = {
+    **dict.fromkeys(("num_seeds", "head_sizes"), COUNT),
+    **dict.fromkeys(("huber_delta", "tobit_scale"), ABOVE_ZERO),
+    "head_dropout": SHARE_BELOW_ONE,
+    "binder_threshold": FINITE,
+}
 
 
 @dataclass
@@ -92,8 +99,8 @@ class AffinityArguments:
     )
 
     def __post_init__(self) -> None:
-        if self.num_seeds < 1:
-            raise ArgumentError(f"--num_seeds {self.num_seeds}: must be at least 1.")
+        check_choices(self)
+        check_ranges(self, RANGES)
         if not 0 < self.distill_alpha <= 1:
             raise ArgumentError(f"--distill_alpha {self.distill_alpha}: must be above 0, at most 1.")
         given = [name for name in ("distill_rows", "distill_columns") if getattr(self, name)]

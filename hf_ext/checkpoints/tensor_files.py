@@ -68,8 +68,9 @@ def read_torch_file(path: Path) -> Any:
         is_damage = not isinstance(error, OSError | MemoryError) or getattr(error, "errno", None) == errno.EINVAL
         if not is_damage:  # EINVAL is a seek beyond the end of a file that was cut off
             raise
-        refused = re.search(r"GLOBAL (\S+) was not an allowed", str(error))
+        refused = re.search(r"GLOBAL (\S+) ", str(error))
         reason = f"asks for {refused[1]}" if refused else (str(error) or type(error).__name__).splitlines()[0]
+        reason = type(error).__name__ if "weights_only" in reason else reason  # torch's advice to run it anyway
         raise CheckpointError(f"{path}: damaged, or more than tensors; nothing was run ({reason}).") from error
 
 

@@ -12,9 +12,11 @@ import torch
 from transformers import AutoTokenizer
 
 from ..errors import DataError
+from ..pretrained import reading
 from .tokenization import ResidueTokenizer
 
 INPUTS_NAME = "inputs.json"
+TOO_LONG = ("error", "truncate", "window")
 
 
 class SequenceCollator:
@@ -57,18 +59,18 @@ class SequenceCollator:
         """Reads back what `save_pretrained` wrote: the same ids for the same text.
 
         Raises:
-            DataError: `inputs.json` or a tokenizer is not there.
+            DataError: `inputs.json` or a tokenizer is not there, or `inputs.json` is damaged.
+            ArgumentError: a tokenizer is damaged, or needs code of its own.
         """
         root = Path(folder)
-        if not (root / INPUTS_NAME).is_file():
-            raise DataError(f"{root}: no {INPUTS_NAME} there. Give a folder that recipes/max_speed.py wrote.")
-        settings = json.loads((root / INPUTS_NAME).read_text())
+        settings = _read_settings(root / INPUTS_NAME)
         tokenizers, columns = {}, {}
         for i, spec in enumerate(settings["inputs"]):
             name, path = "+".join(spec["columns"]), root / "tokenizers" / str(i)
             if not path.is_dir():
                 raise DataError(f"{path}: no tokenizer there for input '{name}'. Restore it, or copy the model again.")
-            tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+            with reading(f"{path}: no tokenizer there", path, "Copy the model again."):
+                tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
             columns[name] = spec["columns"]
             tokenizers[name] = ResidueTokenizer(tokenizer, len(columns[name]))
             tokenizers[name].max_residues = spec["max_residues"]
@@ -137,6 +139,33 @@ def _truncate(parts: Sequence[Sequence[str]], limit: int) -> list[list[str]]:
         first.append(a[:keep_a])
         second.append(b[:keep_b])
     return [first, second]
+
+
+def _read_settings(path: Path) -> dict[str, Any]:
+    """What `save_pretrained` wrote to `inputs.json`, checked."""
+    if not path.is_file():
+        raise DataError(f"{path.parent}: no {path.name} there. Give a folder that recipes/max_speed.py wrote.")
+    try:
+        settings = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
+        raise DataError(f"{path}: damaged, not JSON ({error}). Copy the model again.") from error
+    inputs = settings.get("inputs") if isinstance(settings, dict) else None
+    if not inputs or not isinstance(inputs, list) or not all(map(_is_input, inputs)):
+        raise DataError(f"{path}: no list of inputs, each with one or two columns and a limit. Copy the model again.")
+    overlap = settings.get("window_overlap")
+    if settings.get("too_long") not in TOO_LONG or not _is_count(overlap, 0):
+        raise DataError(f"{path}: too_long is none of {', '.join(TOO_LONG)}, or window_overlap no count.")
+    return settings
+
+
+def _is_input(spec: Any) -> bool:
+    columns = spec.get("columns") if isinstance(spec, dict) else None
+    has_columns = isinstance(columns, list) and 1 <= len(columns) <= 2 and all(isinstance(c, str) for c in columns)
+    return has_columns and (spec.get("max_residues") is None or _is_count(spec["max_residues"], 1))
+
+
+def _is_count(value: Any, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
 def _labels(features: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:

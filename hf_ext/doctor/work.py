@@ -13,9 +13,8 @@ from transformers import AutoConfig, AutoModelForMaskedLM, PreTrainedModel
 from ..affinity.arguments import AffinityArguments
 from ..affinity.building import model_settings, read_towers
 from ..data.columns import read_columns
-from ..errors import ArgumentError
 from ..masked_lm.arguments import MaskedLMArguments
-from ..masked_lm.building import build_model
+from ..masked_lm.building import build_model, reading_model
 from ..models.affinity import AffinityModel
 from ..models.configuration import EncoderSpec, build_config, input_name
 from ..models.encoders import build_encoder
@@ -134,16 +133,11 @@ def sketch_masked_lm(args: MaskedLMArguments, sequence_columns: Sequence[str]) -
 
 
 def _untrained(args: MaskedLMArguments) -> PreTrainedModel:
-    try:
+    with reading_model(args):
         config = AutoConfig.from_pretrained(
             str(args.model_name_or_path), revision=args.model_revision, trust_remote_code=False
         )
         model = AutoModelForMaskedLM.from_config(config, dtype=torch.float32)
-    except (OSError, ValueError) as error:
-        raise ArgumentError(
-            f"model_name_or_path={args.model_name_or_path!r}: no masked language model there "
-            f"({str(error).splitlines()[0]}). Give a Hub id, such as facebook/esm2_t12_35M_UR50D, or a folder."
-        ) from error
     for name, parameter in model.named_parameters():
         parameter.requires_grad_("contact_head." not in name)
     return model

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from ..data.tokenization import ResidueTokenizer
 from ..errors import ArgumentError, DataError
 from ..mixins.masking_epoch import MaskingEpochCallback
 from ..models.encoders import load_tokenizer
+from ..pretrained import reading
 from ..reporting.throughput import ThroughputCallback
 from ..trainer import FastTrainer
 from .arguments import MaskedLMArguments, stock_arguments
@@ -47,10 +49,7 @@ def build_tokenizer(args: MaskedLMArguments) -> Any:
             path = Path(folder) / "vocab.txt"
             path.write_text("\n".join(ESM_VOCABULARY) + "\n")
             return EsmTokenizer(str(path), model_max_length=ESM_MAX_TOKENS)
-    try:
-        return load_tokenizer(args.model_name_or_path, args.model_revision)
-    except (OSError, ValueError) as error:
-        raise _not_found(args, "tokenizer", error) from error
+    return load_tokenizer(args.model_name_or_path, args.model_revision)
 
 
 def build_model(args: MaskedLMArguments) -> PreTrainedModel:
@@ -86,7 +85,7 @@ def _new_esm2(args: MaskedLMArguments) -> PreTrainedModel:
 
 
 def _pretrained(args: MaskedLMArguments) -> PreTrainedModel:
-    try:
+    with reading_model(args):
         model, info = AutoModelForMaskedLM.from_pretrained(
             str(args.model_name_or_path),
             revision=args.model_revision,
@@ -94,8 +93,6 @@ def _pretrained(args: MaskedLMArguments) -> PreTrainedModel:
             trust_remote_code=False,
             output_loading_info=True,
         )
-    except (OSError, ValueError) as error:
-        raise _not_found(args, "masked language model", error) from error
     missing = sorted(name for name in info["missing_keys"] if "contact_head." not in name)
     lost = [name for name in missing if not name.startswith("lm_head.")]
     if lost:
@@ -105,11 +102,14 @@ def _pretrained(args: MaskedLMArguments) -> PreTrainedModel:
     return model
 
 
-def _not_found(args: MaskedLMArguments, what: str, error: Exception) -> ArgumentError:
-    return ArgumentError(
-        f"model_name_or_path={args.model_name_or_path!r}: no {what} there ({str(error).splitlines()[0]}). Give a Hub "
-        "id, such as facebook/esm2_t12_35M_UR50D, or a folder with config.json, model.safetensors and a tokenizer."
+def reading_model(args: MaskedLMArguments) -> AbstractContextManager[None]:
+    """Names what is wrong with the files of `model_name_or_path`, while they are read."""
+    remedy = (
+        "Give a Hub id, such as facebook/esm2_t12_35M_UR50D, or a folder with config.json, model.safetensors and a "
+        "tokenizer."
     )
+    name = str(args.model_name_or_path)
+    return reading(f"model_name_or_path={name!r}: no masked language model there", name, remedy)
 
 
 def build_collator(

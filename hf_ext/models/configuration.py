@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from transformers import PretrainedConfig
 
+from ..argument_checks import ABOVE_ZERO, COUNT, FINITE, SHARE_BELOW_ONE, check_ranges
 from ..errors import ArgumentError
 from .losses import LOSSES
 from .pooling import POOLINGS
@@ -14,6 +15,12 @@ from .pooling import POOLINGS
 Training = Literal["frozen", "lora", "full"]
 Pooling = Literal["mean", "cls", "max"]
 MAX_TOWERS = 3
+RANGES = {
+    **dict.fromkeys(("head_sizes", "ensemble_size"), COUNT),
+    **dict.fromkeys(("huber_delta", "tobit_scale", "label_std"), ABOVE_ZERO),
+    "head_dropout": SHARE_BELOW_ONE,
+    "label_mean": FINITE,
+}
 
 
 @dataclass
@@ -62,6 +69,9 @@ class AffinityConfig(PretrainedConfig):
             made from the same embeddings as training.
         is_scaled: whether label and embedding scales have been measured.
         save_full: save frozen encoders' weights too, instead of their id, revision and fingerprint.
+
+    Raises:
+        ArgumentError: more than three towers, or a number outside of its range.
     """
 
     model_type = "hf_ext_affinity"
@@ -88,6 +98,7 @@ class AffinityConfig(PretrainedConfig):
         self.head_sizes = [1024, 512, 256, 128] if self.head_sizes is None else list(self.head_sizes)
         if len(self.towers) > MAX_TOWERS:
             raise ArgumentError(f"{len(self.towers)} towers: an affinity model has one to {MAX_TOWERS}.")
+        check_ranges(self, RANGES)
         super().__post_init__(**kwargs)
 
     @property

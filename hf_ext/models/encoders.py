@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForTextEncoding, AutoTo
 from transformers.utils import logging
 
 from ..errors import ArgumentError
+from ..pretrained import reading
 from ..zero import whole_weights
 from .configuration import EncoderSpec, Training
 from .lora import LORA_TARGETS, LoraSettings, add_adapters
@@ -27,13 +28,9 @@ def read_encoder(name_or_path: str, revision: str | None, training: Training, lo
     Raises:
         ArgumentError: no configuration there, or LoRA on a family whose target modules are neither known nor named.
     """
-    try:
+    remedy = "Give a Hub id, such as facebook/esm2_t33_650M_UR50D, or a folder with config.json and model.safetensors."
+    with reading(f"Encoder {name_or_path!r}: no model configuration found", name_or_path, remedy):
         config = AutoConfig.from_pretrained(name_or_path, revision=revision, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        raise ArgumentError(
-            f"Encoder {name_or_path!r}: no model configuration found ({str(error).splitlines()[0]}). Give a Hub id, "
-            "such as facebook/esm2_t33_650M_UR50D, or a folder with config.json and model.safetensors."
-        ) from error
     if training == "lora" and not lora.target_modules and config.model_type not in LORA_TARGETS:
         raise ArgumentError(
             f"Encoder {name_or_path!r} is of type {config.model_type!r}; LoRA targets are known for "
@@ -71,7 +68,7 @@ def load_encoder(spec: EncoderSpec, dtype: torch.dtype = torch.float32) -> PreTr
     """Loads pretrained weights, without pooling layers or decoders, and adapts them for LoRA where the spec says so.
 
     Raises:
-        ArgumentError: not found, or not the weights whose fingerprint the spec carries, or some are missing.
+        ArgumentError: not found, damaged, or not the weights whose fingerprint the spec carries, or some are missing.
     """
     if spec.fingerprint and Path(spec.name_or_path).is_dir():
         found = fingerprint_weights(spec.name_or_path, None)
@@ -82,14 +79,13 @@ def load_encoder(spec: EncoderSpec, dtype: torch.dtype = torch.float32) -> PreTr
             )
     factory = AutoModelForTextEncoding if spec.config["model_type"] in _TEXT_ENCODERS else AutoModel
     settings = {"revision": spec.revision, "dtype": dtype, "trust_remote_code": False, **_no_pooler(spec)}
-    try:
-        with _without_load_report(), whole_weights():
-            encoder, info = factory.from_pretrained(spec.name_or_path, output_loading_info=True, **settings)
-    except OSError as error:
-        raise ArgumentError(
-            f"Encoder {spec.name_or_path!r} is not there ({str(error).splitlines()[0]}). Frozen encoders are saved by "
-            "reference: restore it, or train with --save_full to keep a copy in the model folder."
-        ) from error
+    remedy = "Restore it. (Frozen encoders are saved by reference; --save_full keeps a copy in the model folder.)"
+    with (
+        reading(f"Encoder {spec.name_or_path!r} cannot be loaded", spec.name_or_path, remedy),
+        _without_load_report(),
+        whole_weights(),
+    ):
+        encoder, info = factory.from_pretrained(spec.name_or_path, output_loading_info=True, **settings)
     missing = sorted(key for key in info["missing_keys"] if not key.startswith(_NOT_NEEDED))
     if missing:
         raise ArgumentError(f"Encoder {spec.name_or_path!r} lacks weights: {missing[:5]} ({len(missing)} in all).")
@@ -135,8 +131,14 @@ def set_trainable(encoder: PreTrainedModel, training: Training) -> None:
 
 
 def load_tokenizer(name_or_path: str, revision: str | None = None) -> Any:
-    """The encoder's own tokenizer."""
-    return AutoTokenizer.from_pretrained(name_or_path, revision=revision, trust_remote_code=False)
+    """The encoder's own tokenizer.
+
+    Raises:
+        ArgumentError: none there, damaged, or one that needs code of its own.
+    """
+    remedy = "Give a Hub id or a folder with the files that the tokenizer's save_pretrained wrote."
+    with reading(f"{name_or_path!r}: no tokenizer there", name_or_path, remedy):
+        return AutoTokenizer.from_pretrained(name_or_path, revision=revision, trust_remote_code=False)
 
 
 def _no_pooler(spec: EncoderSpec) -> dict[str, Any]:

@@ -76,6 +76,8 @@ def _accumulate(context: Context, effective: int) -> Decision:
     args, asked = context.args, f"--effective_batch_size {context.args.effective_batch_size}"
     if args.accelerator_config.split_batches and context.world_size > 1:
         return _refuse(f"{asked}: Accelerate's split_batches divides batches among processes already; leave it out")
+    if context.data.num_rows and effective > context.data.num_rows:
+        return _refuse(f"{asked} is more than the {context.data.num_rows:,} training rows: use at most as many")
     devices = context.world_size * max(1, args.n_gpu)
     rows, passes = args.per_device_train_batch_size, args.gradient_accumulation_steps
     has_rows, has_passes = map(context.user_set, ("per_device_train_batch_size", "gradient_accumulation_steps"))

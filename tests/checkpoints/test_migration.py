@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import shutil
 from collections import OrderedDict
 from pathlib import Path
@@ -182,6 +183,7 @@ def cut_off(path: Path) -> None:
 @pytest.mark.parametrize(
     ("write", "words"),
     [
+        (lambda p: torch.save({"fn": os.mkdir}, p), "asks for posix.mkdir"),  # torch's text advises weights_only=False
         (lambda p: torch.save({"model": small_esm()}, p), "asks for transformers."),
         (lambda p: torch.save({"args": argparse.Namespace(lr=1)}, p), "asks for argparse.Namespace"),
         (lambda p: torch.save({"epoch": 1, "best": 0.5}, p), "no entry is a dictionary of names and tensors"),

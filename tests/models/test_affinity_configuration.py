@@ -42,6 +42,25 @@ def test_a_configuration_read_from_a_file_is_checked_for_its_number_of_towers(tm
         AffinityConfig.from_pretrained(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "rule"),
+    [
+        ("head_sizes", [-5], "head_sizes=[-5]: must be at least 1"),
+        ("head_dropout", 2, "head_dropout=2: must be at least 0 and below 1"),
+        ("label_std", "x", "label_std='x': must be above 0 and finite"),
+        ("label_mean", float("nan"), "label_mean=nan: must be a finite number"),
+        ("huber_delta", -1, "huber_delta=-1: must be above 0 and finite"),
+    ],
+)
+def test_a_configuration_read_from_a_file_is_checked_for_its_numbers(tmp_path, name, value, rule):
+    build_config([ENCODER], towers([["a"]])).save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), name: value}))
+    with pytest.raises(ArgumentError) as error:
+        AffinityConfig.from_pretrained(tmp_path)
+    assert rule in str(error.value)
+
+
 def test_a_configuration_reads_back_equal(tmp_path):
     lora = EncoderSpec("other", {"model_type": "t5", "d_model": 4}, "main", "sha256:1", "lora", {"r": 2})
     config = build_config(

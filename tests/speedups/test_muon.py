@@ -70,7 +70,7 @@ def test_frozen_towers_are_refused_before_anything_starts(make_affinity, tmp_pat
 
 
 def test_another_name_is_refused_and_the_command_line_takes_the_right_one(tmp_path):
-    with pytest.raises(ArgumentError, match="optim_ext=dion: allowed are muon and cpu_offload"):
+    with pytest.raises(ArgumentError, match="optim_ext='dion': allowed are muon, cpu_offload"):
         make_args(optim_ext="dion")
     command = ["--optim_ext", "muon", "--output_dir", str(tmp_path), "--use_cpu", "true"]
     (args,) = FastArgumentParser(FastTrainingArguments).parse_args_into_dataclasses(command)

@@ -1,0 +1,69 @@
+"""Which values an argument may have: choices by its type, numbers by a table of ranges.
+
+The command line refuses a word that a field's `Literal` does not list; code that builds the dataclass itself would not.
+So the dataclasses ask here, and a wrong word is an error from Python, YAML and the command line alike.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from numbers import Real
+from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+
+from .errors import ArgumentError
+
+LARGEST_SEED = 2**32 - 1  # NumPy takes no larger one
+
+
+class Range(NamedTuple):
+    """Numbers that are allowed, and the words that complete "must be"."""
+
+    words: str
+    holds: Callable[[float], bool]
+
+
+FINITE = Range("a finite number", math.isfinite)
+COUNT = Range("at least 1", lambda value: 1 <= value < math.inf)
+COUNT_FROM_ZERO = Range("at least 0", lambda value: 0 <= value < math.inf)
+ABOVE_ZERO = Range("above 0 and finite", lambda value: 0 < value < math.inf)
+NOT_NEGATIVE = Range("finite and not negative", lambda value: 0 <= value < math.inf)
+SHARE_BELOW_ONE = Range("at least 0 and below 1", lambda value: 0 <= value < 1)
+SEED = Range(f"from 0 to {LARGEST_SEED}", lambda value: 0 <= value <= LARGEST_SEED)
+
+
+def check_choices(arguments: Any) -> None:
+    """Refuses a word that the `Literal` of a dataclass field does not list.
+
+    Raises:
+        ArgumentError: names field, value and what is allowed.
+    """
+    for name, hint in get_type_hints(type(arguments)).items():
+        choices = _choices(hint)
+        value = getattr(arguments, name, None)
+        if (
+            choices and value is not None and getattr(value, "value", value) not in choices
+        ):  # an enum counts as its word
+            raise ArgumentError(f"{name}={value!r}: allowed are {', '.join(map(str, choices))}.")
+
+
+def _choices(hint: Any) -> tuple[Any, ...]:
+    """The words of `Literal[...]`, also inside `| None`; () of any other type."""
+    if get_origin(hint) is Literal:
+        return get_args(hint)
+    return next((get_args(part) for part in get_args(hint) if get_origin(part) is Literal), ())
+
+
+def check_ranges(arguments: Any, ranges: Mapping[str, Range]) -> None:
+    """Refuses numbers outside of their ranges; of a list, each number. None, "not given", is always allowed.
+
+    Raises:
+        ArgumentError: names field, value and what is allowed.
+    """
+    for name, allowed in ranges.items():
+        value = getattr(arguments, name)
+        for number in value if isinstance(value, list | tuple) else [value]:
+            if number is None:
+                continue
+            if isinstance(number, bool) or not isinstance(number, Real) or not allowed.holds(float(number)):
+                raise ArgumentError(f"{name}={value!r}: must be {allowed.words}.")
