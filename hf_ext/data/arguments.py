@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, Optional
 
+from ..argument_checks import COUNT, SEED, check_choices, check_ranges
 from ..errors import ArgumentError
 from .filters import parse_filter
 from .proteins import ResiduePolicy
@@ -100,10 +101,8 @@ class DataArguments:
     )
 
     def __post_init__(self) -> None:
-        if self.bad_rows not in ("error", "drop"):
-            raise ArgumentError(f"bad_rows={self.bad_rows!r}: use error or drop.")
-        if self.max_train_samples is not None and self.max_train_samples < 1:
-            raise ArgumentError(f"max_train_samples={self.max_train_samples}: use at least 1, or leave it out.")
+        check_choices(self)
+        check_ranges(self, {"max_train_samples": COUNT, "max_residues": COUNT, "split_seed": SEED})
         if not self.sequence_columns or len(set(self.sequence_columns)) < len(self.sequence_columns):
             raise ArgumentError(f"sequence_columns={self.sequence_columns}: name at least one column, each once.")
         if self.split and self.split_column:

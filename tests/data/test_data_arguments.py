@@ -37,7 +37,10 @@ def test_defaults_name_one_sequence_column_and_a_fixed_split_seed():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"bad_rows": "ignore"}, "use error or drop"),
+        ({"bad_rows": "ignore"}, "bad_rows='ignore': allowed are error, drop"),
+        ({"too_long": "cut"}, "too_long='cut': allowed are error, truncate, window"),
+        ({"max_residues": 0}, "max_residues=0: must be at least 1"),
+        ({"split_seed": -1}, "split_seed=-1: must be from 0"),
         ({"max_train_samples": 0}, "max_train_samples=0"),
         ({"sequence_columns": []}, "at least one column"),
         ({"sequence_columns": ["a", "a"]}, "each once"),
