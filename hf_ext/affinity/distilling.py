@@ -183,6 +183,8 @@ def _further_rows(
         split_column=None,
         split=None,
         cluster_column=None,
+        cluster_identity=None,
+        cluster_file=None,
         filter=None,
     )
     table: Any = load_sequences(source, output_dir=args.output_dir).table

@@ -13,6 +13,7 @@ from ..errors import DataError
 from ..evaluation import label_audit
 from ..models.configuration import AffinityConfig
 from ..parser import FastArgumentParser
+from ..reporting.near_copies import describe_near_copies
 from ..reporting.plots import plot_loss, plot_scatter
 from ..reporting.run_record import absolute_if_local, record_evaluations, record_run, write_json
 from .scoring import SplitScores
@@ -31,18 +32,16 @@ def summarize_data(report: dict[str, Any]) -> str:
     ]
     leaks = report.get("leaks") or {"columns": {}}
     rows = {**leaks["columns"], **({"whole row": leaks["row"]} if len(leaks["columns"]) > 1 else {})}
-    lines += [f"  test sequences in train too, {name}: {_leak_text(leak)}" for name, leak in rows.items()]
+    lines += [
+        f"  test sequences in train too, {name}: {leak['num_test_sequences_in_train']:,} of "
+        f"{leak['num_test_sequences']:,}"
+        for name, leak in rows.items()
+    ]
+    lines += [f"  {line}" for line in describe_near_copies(leaks)]
     for name, facts in report.get("inputs", {}).items():
         cut = f", {facts['num_above_limit']} above the encoder's limit" if facts["num_above_limit"] else ""
         lines.append(f"  input {name}: longest {facts['longest']} residues{cut}, {facts['unknown_share']:.2%} unknown")
     return "\n".join(lines)
-
-
-def _leak_text(leak: dict[str, Any]) -> str:
-    text = f"{leak['num_test_sequences_in_train']:,} of {leak['num_test_sequences']:,}"
-    if leak["num_checked"]:
-        text += f"; near-duplicates of train among {leak['num_checked']:,} others: {leak['num_near_duplicates']:,}"
-    return text
 
 
 def save_results(

@@ -13,11 +13,12 @@ from ..data.columns import column_names, read_columns
 from ..evaluation import collapse_report, score_predictions
 from ..evaluation.scores import PLAIN_METRICS
 from ..evaluation.verdict import CONSTANT, MODEL, Verdict, judge
+from ..reporting.near_copies import describe_near_copies
 from ..reporting.report import values
 from ..reporting.report.scores import fit_notes
 from ..reporting.tables import format_table
 from .baselines import fit_baselines, sequence_columns
-from .slices import Slice, describe_near_duplicates, find_slices
+from .slices import Slice, find_slices
 
 RANKING_NOTE = "The loss ranks rows: predictions have no unit, so RMSE, MAE, R2 and any threshold say nothing here."
 
@@ -101,7 +102,7 @@ def score_split(
         splits: train, validation and test; the baselines are fitted on train, ridge's penalty on validation.
         threshold: label units; None leaves recall, precision and F1 out.
         group_column: column for per-group Spearman and means by group, or None; streams go without.
-        leaks: `leak_report` of the splits, for a note about near-duplicates.
+        leaks: `leak_report` of the splits, for notes about near copies in train.
 
     Returns:
         `SplitScores`; streams have no slices, and no baseline but the mean of the labels that scaled the model.
@@ -140,7 +141,7 @@ def score_split(
             *([RANKING_NOTE] if is_scale_free else []),
             *(_compare_slice(one, scores) for one in slices),
             *notes,
-            *describe_near_duplicates(leaks),
+            *describe_near_copies(leaks),
         ],
     )
 

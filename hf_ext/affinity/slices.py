@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,16 +66,3 @@ def _parts(columns: Sequence[str]) -> list[tuple[list[int], str]]:
     alone = [([i], column) for i, column in enumerate(columns)]
     together = [([*range(len(columns))], f"{' + '.join(columns)} together")] if len(columns) > 1 else []
     return [*alone, *together]
-
-
-def describe_near_duplicates(leaks: Mapping[str, Any] | None) -> list[str]:
-    """A sentence where new sequences are mostly near-duplicates of training sequences; `leaks` as `leak_report`."""
-    notes = []
-    for column, found in (leaks or {}).get("columns", {}).items():
-        share = found["num_near_duplicates"] / found["num_checked"] if found["num_checked"] else 0.0
-        if share >= 0.5:
-            notes.append(
-                f"Of the sequences that are new in {column}, {share:.0%} share {leaks['threshold']:.0%} of their "  # type: ignore[index]
-                f"{leaks['k']}-mers with one of training: new means slightly changed here."  # type: ignore[index]
-            )
-    return notes

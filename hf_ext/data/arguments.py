@@ -7,8 +7,11 @@ from typing import Literal, Optional
 
 from ..argument_checks import COUNT, SEED, check_choices, check_ranges
 from ..errors import ArgumentError
+from .clusters import CLUSTER_IDENTITY, check_identity
 from .filters import parse_filter
+from .leaks import LEAK_IDENTITY
 from .proteins import ResiduePolicy
+from .similarity import MIN_IDENTITY
 from .splits import check_rule, check_sizes
 
 RESERVED = ("label", "bound", "source_row")  # columns that loading writes
@@ -61,7 +64,7 @@ class DataArguments:
         default=None,
         metadata={
             "help": "How to split where neither a column nor files say it: random (the default), group:COLUMN (whole "
-            "groups on one side) or cluster (near-duplicate sequences on one side)."
+            "groups on one side) or cluster (sequences alike by --cluster_identity on one side)."
         },
     )
     split_sizes: list[float] = field(
@@ -73,6 +76,26 @@ class DataArguments:
     )
     cluster_column: Optional[str] = field(  # noqa: UP045
         default=None, metadata={"help": "Sequence column that --split cluster compares, instead of all together."}
+    )
+    cluster_identity: Optional[float] = field(  # noqa: UP045
+        default=None,
+        metadata={
+            "help": f"With --split cluster: sequences at least this identical, {MIN_IDENTITY:g} to 1, stand on one "
+            f"side; left out: {CLUSTER_IDENTITY:g}."
+        },
+    )
+    cluster_file: Optional[str] = field(  # noqa: UP045
+        default=None,
+        metadata={
+            "help": "With --split cluster: clusters made by another program, two columns, representative and member, "
+            "separated by a tab, as MMseqs2 writes; members are named as in --id_column."
+        },
+    )
+    leak_identity: list[float] = field(
+        default_factory=lambda: [*LEAK_IDENTITY],
+        metadata={
+            "help": f"Test rows with a training row of at least these identities, {MIN_IDENTITY:g} to 1, are counted."
+        },
     )
     max_train_samples: Optional[int] = field(  # noqa: UP045
         default=None, metadata={"help": "Train on a random subset of this many rows (the first ones of a stream)."}
@@ -107,14 +130,7 @@ class DataArguments:
             raise ArgumentError(f"sequence_columns={self.sequence_columns}: name at least one column, each once.")
         if self.split and self.split_column:
             raise ArgumentError(f"split={self.split!r} and split_column={self.split_column!r}: give one of them.")
-        kind = check_rule(self.split or "random")[0]
-        if self.cluster_column and kind != "cluster":
-            raise ArgumentError(f"cluster_column={self.cluster_column!r} only acts with --split cluster.")
-        if self.cluster_column and self.cluster_column not in self.sequence_columns:
-            allowed = ", ".join(self.sequence_columns)
-            raise ArgumentError(f"cluster_column={self.cluster_column!r}: use a sequence column, one of {allowed}.")
-        if kind == "cluster" and self.streaming:
-            raise ArgumentError("split=cluster needs all rows at once; drop --streaming, or use random or group.")
+        self._check_clusters()
         check_sizes(self.split_sizes)
         if self.filter is not None:
             parse_filter(self.filter)
@@ -130,6 +146,26 @@ class DataArguments:
     def split_group_column(self) -> str | None:
         """COLUMN of `--split group:COLUMN`, otherwise None."""
         return check_rule(self.split or "random")[1] or None
+
+    def _check_clusters(self) -> None:
+        kind = check_rule(self.split or "random")[0]
+        for name in ("cluster_column", "cluster_identity", "cluster_file"):
+            value = getattr(self, name)
+            if value is not None and kind != "cluster":
+                raise ArgumentError(f"{name}={value!r} only acts with --split cluster.")
+        if self.cluster_file and not self.id_column:
+            raise ArgumentError(f"cluster_file={self.cluster_file!r} names rows; say with --id_column where they are.")
+        if self.cluster_file and (self.cluster_column or self.cluster_identity is not None):
+            raise ArgumentError("cluster_file holds finished clusters; drop --cluster_column and --cluster_identity.")
+        if self.cluster_column and self.cluster_column not in self.sequence_columns:
+            allowed = ", ".join(self.sequence_columns)
+            raise ArgumentError(f"cluster_column={self.cluster_column!r}: use a sequence column, one of {allowed}.")
+        if kind == "cluster" and self.streaming:
+            raise ArgumentError("split=cluster needs all rows at once; drop --streaming, or use random or group.")
+        if self.cluster_identity is not None:
+            check_identity("cluster_identity", self.cluster_identity)
+        for identity in self.leak_identity:
+            check_identity("leak_identity", identity)
 
     def _check_reserved(self) -> None:
         kept = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from scipy.sparse import coo_matrix, csr_matrix
@@ -15,7 +15,12 @@ from .similarity import Work, order_kmers, read_sequences
 LINKING_ROUNDS = 12
 
 
-def find_families(sequences: Sequence[str], identity: float, work: Work) -> np.ndarray:
+def find_families(
+    sequences: Sequence[str],
+    identity: float,
+    work: Work,
+    check: Callable[[np.ndarray], None] | None = None,
+) -> np.ndarray:
     """Groups sequences so that any two of at least `identity`, and any chain of such pairs, share a family.
 
     Neighbours by random k-mers are linked first, which joins most of a family; then every pair of different families
@@ -25,6 +30,7 @@ def find_families(sequences: Sequence[str], identity: float, work: Work) -> np.n
         sequences: distinct ones.
         identity: `similarity.MIN_IDENTITY` to 1.
         work: what may be spent.
+        check: is shown the families whenever some were joined (they only grow), and may raise to end the search.
 
     Returns:
         int64 [n], family numbers.
@@ -32,12 +38,14 @@ def find_families(sequences: Sequence[str], identity: float, work: Work) -> np.n
     Raises:
         TooMuchWorkError: where `work` ran out.
     """
-    return _Families(read_sequences(sequences), identity, work).link()
+    return _Families(read_sequences(sequences), identity, work, check).link()
 
 
 class _Families:
-    def __init__(self, sequences: SequenceSet, identity: float, work: Work) -> None:
-        self.sequences, self.identity, self.work = sequences, identity, work
+    def __init__(
+        self, sequences: SequenceSet, identity: float, work: Work, check: Callable[[np.ndarray], None] | None
+    ) -> None:
+        self.sequences, self.identity, self.work, self.check = sequences, identity, work, check
         self.family = np.arange(len(sequences))
 
     def link(self) -> np.ndarray:
@@ -103,3 +111,5 @@ class _Families:
         num = len(self.family)
         links = (np.ones(len(left), dtype=np.int8), (self.family[left], self.family[right]))
         self.family = connected_components(coo_matrix(links, shape=(num, num)), directed=False)[1][self.family]
+        if self.check:
+            self.check(self.family)

@@ -146,7 +146,7 @@ def reach_identity(
     """Returns bool [p]: whether sequences `left[i]` and `right[i]` are at least `identity` (0 to 1) identical.
 
     Cheap bounds first: letter counts (so lengths, too) that differ by more than the allowed edits say no, few enough
-    substitutions at equal length say yes. Only the rest is aligned, once `spend` has been told its residues times words.
+    substitutions at equal length say yes. Only the rest is aligned, after `spend` was told its residues times words.
     """
     reached = np.zeros(len(left), dtype=bool)
     for start in range(0, len(left), 16 * PAIRS_PER_CHUNK):

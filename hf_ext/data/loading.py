@@ -23,10 +23,12 @@ from datasets import (
 
 from ..errors import ArgumentError, DataError
 from .arguments import DataArguments
+from .clusters import CLUSTER_IDENTITY
+from .columns import column_values
 from .leaks import leak_report
 from .rows import Located, RowRules, StreamRows, count_rules, refuse_or_drop
 from .sources import SOURCE_ROW, Part, read_parts, text_array
-from .splits import SPLITS, column_values, split_by_column, split_rows, split_stream
+from .splits import SPLITS, split_by_column, split_rows, split_stream
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +100,8 @@ def load_data(
         if needs_labels:
             _check_labels(splits["train"], args.label_column)
     report["sizes"] = {name: len(split) for name, split in splits.items()}
-    report["leaks"] = leak_report(splits, args.sequence_columns) if looks_for_leaks else {}
+    leaks = leak_report(splits, args.sequence_columns, identities=args.leak_identity) if looks_for_leaks else {}
+    report["leaks"] = leaks
     return LoadedData(splits, report)
 
 
@@ -214,6 +217,9 @@ def _split(args: DataArguments, data: Dataset, has_parts: bool) -> tuple[Dataset
         seed=args.split_seed,
         sequence_columns=args.sequence_columns,
         cluster_column=args.cluster_column,
+        cluster_identity=CLUSTER_IDENTITY if args.cluster_identity is None else args.cluster_identity,
+        cluster_file=args.cluster_file,
+        id_column=args.id_column,
     )
 
 

@@ -1,16 +1,17 @@
 """A filter with a guarantee: which pairs can be as identical as asked, by the k-mers that they must share.
 
-An edit changes at most k of a sequence's k-mers. So two sequences of which the longer has M residues and that are D edits
-apart share at least M - k + 1 - k D k-mers, repeats counted (the q-gram lemma: Jokinen and Ukkonen, MFCS 1991). k follows
-from M and the identity so that this number is at least 1 at every length. Counting starts with each sequence's rarest
-k-mers: of `need` shared ones, the rarest (number - need + s) of each side hold at least s (the prefix filter: Bayardo et
-al., Scaling up all pairs similarity search, WWW 2007).
+An edit changes at most k of a sequence's k-mers. So two sequences of which the longer has M residues and that are D
+edits apart share at least M - k + 1 - k D k-mers, repeats counted (the q-gram lemma: Jokinen and Ukkonen, MFCS 1991). k
+follows from M and the identity so that this number is at least 1 at every length. Counting starts with each sequence's
+rarest k-mers: of `need` shared ones, the rarest (number - need + s) of each side hold at least s (the prefix filter:
+Bayardo et al., Scaling up all pairs similarity search, WWW 2007).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from scipy.sparse import coo_matrix, csr_matrix
@@ -141,16 +142,18 @@ def pair_batches(queries: csr_matrix, holders: csr_matrix, spend: Callable[[int]
         stop = max(start + 1, int(np.searchsorted(work, work[start] + ADDITIONS_PER_BATCH, "right")) - 1)
         spend(int(work[stop] - work[start]))
         shared = (queries[start:stop] @ holders).tocoo()
-        yield coo_matrix((shared.data, (shared.row.astype(np.int64) + start, shared.col)), shape=(stop, shared.shape[1]))
+        yield coo_matrix(
+            (shared.data, (shared.row.astype(np.int64) + start, shared.col)), shape=(stop, shared.shape[1])
+        )
         start = stop
 
 
 def best_first(group: np.ndarray, shared: np.ndarray) -> Iterator[np.ndarray]:
-    """Yields indices of pairs in rounds that grow: the pair of each group that shares most, the next seven, and so on."""
+    """Yields indices of pairs in growing rounds: of each group the pair that shares most, the next seven, and so on."""
     order = np.lexsort((-shared, group))
     firsts = np.flatnonzero(np.concatenate([[True], group[order][1:] != group[order][:-1]])) if len(order) else order
     rank = np.arange(len(order)) - np.repeat(firsts, np.diff(np.append(firsts, len(order))))
-    for least, most in zip(_ROUNDS, _ROUNDS[1:]):
+    for least, most in pairwise(_ROUNDS):
         chosen = order[(rank >= least) & (rank < most)]
         if not len(chosen):
             return

@@ -1,22 +1,21 @@
-"""Train, validation and test: from a column, at random, by group, or with near-duplicates kept on one side."""
+"""Train, validation and test: from a column, at random, by group, or with near copies kept on one side."""
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict
 
 from ..errors import ArgumentError, DataError
-from .similarity import KmerSets, cluster_rows
+from .clusters import CLUSTER_IDENTITY, cluster_numbers, read_cluster_file, refuse_giant
+from .columns import column_values, number_values
 
 SPLITS = ("train", "validation", "test")
 ALIASES = {name: name for name in SPLITS} | {"valid": "validation", "val": "validation", "dev": "validation"}
-CLUSTER_THRESHOLD = 0.6
-CLUSTER_K = 5
 
 
 def check_sizes(sizes: Sequence[float]) -> tuple[float, float, float]:
@@ -44,12 +43,6 @@ def canonical_split(value: object) -> str | None:
     return ALIASES.get(str(value).strip().lower()) if value is not None else None
 
 
-def column_values(data: Dataset, column: str) -> list[Any]:
-    """Returns one column as Python values, through Arrow: 50 times faster than iterating over `data[column]`."""
-    values: list[Any] = data.select_columns([column]).with_format("arrow")[:].column(column).to_pylist()
-    return values
-
-
 def split_rows(
     data: Dataset,
     *,
@@ -58,26 +51,33 @@ def split_rows(
     seed: int = 42,
     sequence_columns: Sequence[str] = ("sequence",),
     cluster_column: str | None = None,
+    cluster_identity: float = CLUSTER_IDENTITY,
+    cluster_file: str | None = None,
+    id_column: str | None = None,
 ) -> tuple[DatasetDict, dict[str, Any]]:
     """Divides rows into train, validation and test; the same seed gives the same split on every machine.
 
     Args:
         data: the rows.
         rule: "random"; "group:COLUMN" (all rows of a group on one side, sizes met as closely as whole groups allow); or
-            "cluster" (rows linked by near-duplicates, similarity >= 0.6 of 5-mers, on one side).
+            "cluster" (similar rows on one side, see `clusters.cluster_numbers`).
         sizes: shares of train, validation and test, summing to 1; a share of 0 leaves that split out.
         seed: any integer.
         sequence_columns: the columns whose sequences "cluster" compares together.
         cluster_column: one column to compare instead.
+        cluster_identity: no two rows at least this identical in all compared columns stand in different splits.
+        cluster_file: clusters that another program made, instead; see `clusters.read_cluster_file`.
+        id_column: names the rows as that file does.
 
     Returns:
         The splits (each in file order) and what was done: rule, seed, sizes, notes.
 
     Raises:
         ArgumentError: a malformed rule or sizes.
-        DataError: fewer rows, groups or clusters than splits, or one cluster larger than the train share.
+        DataError: fewer rows, groups or clusters than splits, one cluster larger than the train share, or see
+            `clusters`.
 
-    Cost: random and group take milliseconds; see `similarity.cluster_rows` for cluster.
+    Cost: random and group take milliseconds; see `clusters.cluster_numbers` for cluster.
     """
     kind, column = check_rule(rule)
     shares = check_sizes(sizes)
@@ -85,13 +85,16 @@ def split_rows(
     if kind == "random":
         side = _random_sides(len(data), shares, seed)
     else:
-        names = [cluster_column] if cluster_column else list(sequence_columns)
-        if kind == "cluster":
-            groups, complete = cluster_numbers(data, names, seed)
-            report |= {"k": CLUSTER_K, "threshold": CLUSTER_THRESHOLD, "columns": names, "is_exhaustive": complete}
-            _refuse_giant(groups, shares[0])
+        if kind == "cluster" and cluster_file:
+            groups = read_cluster_file(cluster_file, column_values(data, str(id_column)), str(id_column))
+            report |= {"file": cluster_file, "id_column": id_column}
+            refuse_giant(groups, shares[0])
+        elif kind == "cluster":
+            names = [cluster_column] if cluster_column else list(sequence_columns)
+            groups = cluster_numbers(data, names, cluster_identity, shares[0])
+            report |= {"identity": cluster_identity, "columns": names}
         else:
-            groups = _numbers(column_values(data, column))
+            groups = number_values(column_values(data, column))
         report[f"num_{kind}s"] = int(groups.max()) + 1
         side = _group_sides(groups, shares, seed, kind, column)
     return _divide(data, side, shares, report)
@@ -205,30 +208,6 @@ class _StreamSide:
                 f"dev) and test. Rename the value, or leave such rows out with --filter."
             )
         return SPLITS.index(name)
-
-
-def cluster_numbers(data: Dataset, columns: Sequence[str], seed: int = 42) -> tuple[np.ndarray, bool]:
-    """Returns int64 [n] cluster numbers of the rows, compared over `columns`, and whether the search was complete."""
-    cells = [column_values(data, column) for column in columns]
-    unique: dict[tuple[str, ...], int] = {}
-    index = np.array([unique.setdefault(row, len(unique)) for row in zip(*cells)], dtype=np.int64)
-    sets = KmerSets(list(zip(*unique)), CLUSTER_K)
-    cluster, complete = cluster_rows(sets, CLUSTER_THRESHOLD, seed)
-    return _numbers(cluster[index].tolist()), complete
-
-
-def _numbers(values: Iterable[Any]) -> np.ndarray:
-    unique: dict[Any, int] = {}
-    return np.array([unique.setdefault(value, len(unique)) for value in values], dtype=np.int64)
-
-
-def _refuse_giant(groups: np.ndarray, share: float) -> None:
-    largest = int(np.bincount(groups).max())
-    if largest > share * len(groups):
-        raise DataError(
-            f"split=cluster: the largest cluster of near-duplicates holds {largest} of {len(groups)} rows, more than "
-            f"the train share {share:g}. The rows are variants of one protein; use --split group:COLUMN or random."
-        )
 
 
 def _random_sides(num: int, shares: Sequence[float], seed: int) -> np.ndarray:

@@ -3,7 +3,7 @@
 import numpy as np
 from datasets import Dataset
 
-from hf_ext.affinity.slices import describe_near_duplicates, find_slices
+from hf_ext.affinity.slices import find_slices
 
 
 def table(heavy, antigen):
@@ -47,13 +47,3 @@ def test_fewer_than_30_on_either_side_are_too_few():
         assert slices == []
         assert notes == [f"{new} of 69 rows are new to training in heavy: too few to be scored apart."]
     assert len(find_slices(train, table(["A"] * 30 + ["C"] * 30, ["X"] * 60), ["heavy"])[0]) == 1
-
-
-def test_new_sequences_that_are_nearly_old_ones_are_said_to_be():
-    leaks = {"threshold": 0.9, "k": 5, "columns": {"heavy": {"num_checked": 200, "num_near_duplicates": 150}}}
-    assert describe_near_duplicates(leaks) == [
-        "Of the sequences that are new in heavy, 75% share 90% of their 5-mers with one of training: new means "
-        "slightly changed here."
-    ]
-    leaks["columns"]["heavy"]["num_near_duplicates"] = 99
-    assert describe_near_duplicates(leaks) == describe_near_duplicates(None) == describe_near_duplicates({}) == []

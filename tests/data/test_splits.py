@@ -1,3 +1,4 @@
+import random
 from collections import Counter
 
 import numpy as np
@@ -83,14 +84,13 @@ def test_cluster_split_keeps_near_duplicates_together_and_a_random_split_does_no
     splits, report = split_rows(data, rule="cluster", sizes=SIZES)
     assert crossing(splits, "family") == 0
     assert report["num_clusters"] == 20
-    assert report["is_exhaustive"] is True
+    assert (report["identity"], report["columns"]) == (0.8, ["sequence"])
     assert report["sizes"] == {"train": 60, "validation": 20, "test": 20}
     assert crossing(split_rows(data, sizes=SIZES)[0], "family") > 0
 
 
-def test_cluster_split_with_a_threshold_nothing_reaches_divides_families(monkeypatch):
-    monkeypatch.setattr("hf_ext.data.splits.CLUSTER_THRESHOLD", 1.0)
-    splits, report = split_rows(families(), rule="cluster", sizes=SIZES)
+def test_cluster_split_at_an_identity_that_nothing_reaches_divides_families():
+    splits, report = split_rows(families(), rule="cluster", sizes=SIZES, cluster_identity=0.99)
     assert report["num_clusters"] == 100
     assert crossing(splits, "family") > 0
 
@@ -107,8 +107,67 @@ def test_cluster_split_compares_the_chosen_column():
 def test_one_giant_cluster_is_an_error_that_says_so():
     base = random_sequences(1)[0]
     variants = [base[:at] + "W" + base[at + 1 :] for at in range(20)] + random_sequences(2, seed=5)
-    with pytest.raises(DataError, match="largest cluster of near-duplicates holds 20 of 22 rows, more than the train"):
+    with pytest.raises(
+        DataError,
+        match=r"one cluster of near copies at identity 0\.8 holds at least \d+ of 22 rows, more than the train share",
+    ):
         split_rows(Dataset.from_dict({"sequence": variants}), rule="cluster")
+
+
+@pytest.mark.parametrize(("length", "num"), [(9, 1), (15, 2), (46, 9), (120, 12), (120, 24), (250, 25), (250, 50)])
+def test_no_pair_at_the_cluster_identity_is_divided_and_a_random_split_divides_many(length, num):
+    rng = random.Random(length + num)
+    bases = random_sequences(60, length)
+    data = Dataset.from_dict(
+        {"sequence": [*bases, *(substitute(rng, one, num) for one in bases)], "pair": [*range(60)] * 2}
+    )
+    splits, report = split_rows(data, rule="cluster", sizes=SIZES)
+    assert (crossing(splits, "pair"), report["num_clusters"]) == (0, 60)
+    assert crossing(split_rows(data, sizes=SIZES)[0], "pair") > 10
+
+
+def substitute(rng, sequence, num):
+    places = rng.sample(range(len(sequence)), num)
+    return "".join("A" if i in places and x == "C" else "C" if i in places else x for i, x in enumerate(sequence))
+
+
+def test_rows_stand_together_where_every_column_is_alike():
+    heavy, light = random_sequences(60, 50), random_sequences(60, 30, seed=1)
+    rng = random.Random(0)
+    alike = [substitute(rng, one, 5) for one in heavy]
+    data = Dataset.from_dict({"heavy": heavy + alike, "light": light + light, "pair": [*range(60)] * 2})
+    splits, report = split_rows(data, rule="cluster", sizes=SIZES, sequence_columns=["heavy", "light"])
+    assert (crossing(splits, "pair"), report["num_clusters"]) == (0, 60)
+    data = Dataset.from_dict({"heavy": heavy + alike, "light": light + light[1:] + light[:1], "pair": [*range(60)] * 2})
+    report = split_rows(data, rule="cluster", sizes=SIZES, sequence_columns=["heavy", "light"])[1]
+    assert report["num_clusters"] == 120  # alike in one chain only
+    assert split_rows(data, rule="cluster", sizes=SIZES, sequence_columns=["heavy"])[1]["num_clusters"] == 60
+
+
+def test_more_pairs_than_can_be_aligned_are_an_error_with_a_way_out(monkeypatch):
+    monkeypatch.setattr("hf_ext.data.clusters.MAX_WORK", 100)
+    with pytest.raises(DataError, match=r"100 sequences with too many pairs just below identity 0\.8.*cluster_file"):
+        split_rows(families(), rule="cluster", sizes=SIZES)
+
+
+def test_clusters_of_another_program_are_kept_together(tmp_path):
+    path = tmp_path / "x_cluster.tsv"
+    path.write_text("".join(f"p{i // 4 * 4}\tp{i}\n" for i in range(40)))
+    data = table(20, name=[f"p{2 * i}" for i in range(20)], family=[i // 2 for i in range(20)])
+    options = {"rule": "cluster", "sizes": SIZES, "cluster_file": str(path), "id_column": "name"}
+    splits, report = split_rows(data, **options)
+    assert (crossing(splits, "family"), report["num_clusters"], report["file"]) == (0, 10, str(path))
+    path.write_text("p0\tp0\n")
+    with pytest.raises(DataError, match="19 of 20 rows are in no cluster, for example 'p2'"):
+        split_rows(data, **options)
+    path.write_text("p0\tp0\np2\tp0\n")
+    with pytest.raises(DataError, match="row 2: 'p0' is in the cluster of 'p0' too"):
+        split_rows(data, **options)
+    path.write_text("p0 p0\n")
+    with pytest.raises(DataError, match="row 1: 'p0 p0' is not representative, tab, member"):
+        split_rows(data, **options)
+    with pytest.raises(DataError, match="No such file"):
+        split_rows(data, **options | {"cluster_file": str(tmp_path / "none.tsv")})
 
 
 def test_split_column_accepts_every_spelling_and_is_dropped():

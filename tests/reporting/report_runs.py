@@ -40,8 +40,10 @@ def affinity_results(**changes: Any) -> dict[str, Any]:
         "num_test_rows_in_train": 299,
         "num_test_sequences_in_train": 39,
         "num_checked": 1,
-        "num_near_duplicates": 1,
-        "is_lower_bound": True,
+        "near": [
+            {"identity": 0.9, "num_rows": 0, "is_lower_bound": False},
+            {"identity": 0.7, "num_rows": 1, "is_lower_bound": True},
+        ],
     }
     comparison = {"improvement": 0.011, "low": 0.002, "high": 0.02, "metric": "spearman"}
     decisions = [
@@ -109,8 +111,6 @@ def affinity_results(**changes: Any) -> dict[str, Any]:
             "sizes": {"train": 2400, "validation": 300, "test": 300},
             "leaks": {
                 "compared": "test",
-                "threshold": 0.9,
-                "k": 5,
                 "columns": {"heavy": leak, "antigen": leak},
                 "row": leak,
             },

@@ -37,7 +37,15 @@ def score(value: float | None, spread: float = 0.05, **more: Any) -> dict[str, A
     }
 
 
-LEAK = {"num_test_rows": 120, "num_test_sequences": 90, "num_checked": 120, "num_near_duplicates": 30}
+LEAK = {
+    "num_test_rows": 120,
+    "num_test_sequences": 90,
+    "num_checked": 100,
+    "near": [
+        {"identity": 0.9, "num_rows": 30, "is_lower_bound": False},
+        {"identity": 0.7, "num_rows": 60, "is_lower_bound": True},
+    ],
+}
 RECORD: dict[str, Any] = {
     "format": 1,
     "task": "affinity",
@@ -95,8 +103,6 @@ RECORD: dict[str, Any] = {
         "sizes": {"train": 960, "validation": 120, "test": 120},
         "leaks": {
             "compared": "test",
-            "threshold": 0.9,
-            "k": 5,
             "columns": {
                 "heavy": {**LEAK, "num_test_sequences_in_train": 80},
                 "light": {**LEAK, "num_test_sequences_in_train": 0},
@@ -297,7 +303,11 @@ def test_a_limitation_stands_there_when_the_run_recorded_it_and_only_then(
 def test_limitations_tell_leaks_lengths_and_range(card: ModelCard) -> None:
     found = section(card, "Limitations")
     assert "5 of 120 test rows repeat the sequences of a training row" in found
-    assert "30 of 120 checked test rows share at least 90 % of their 5-residue pieces" in found
+    assert (
+        "30 of 100 checked test rows (of 120) have a training row at >= 90% identity in every sequence; at least 60 of "
+        "100 at >= 70%." in found
+    )
+    assert "30 of 100 checked test rows (of 120) have a `heavy` of training at >= 90% identity;" in found
     assert "80 of the 90 `heavy` sequences of test are in training too." in found
     assert "`light` sequences of test" not in found
     assert "`antigen`: the longest input seen has 600 residues; longer ones are untested." in found

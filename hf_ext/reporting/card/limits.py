@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..near_copies import describe_near_copies
 from ..report.run_files import RunFiles
 from ..report.scores import undefined_notes
 from ..report.values import as_dict, is_finite, number, share
@@ -14,8 +15,8 @@ _SPLITS = {
     "random": "The split is random over rows: the scores say how the model does on rows like those of training, not on "
     "new antibodies, antigens or families.",
     "group": "Whole groups were held out ({rule}): the scores are about new groups, of this kind of data.",
-    "cluster": "Similar sequences were kept on one side of the split: the scores are about sequences unlike those of "
-    "training, of this kind of data.",
+    "cluster": "Similar sequences were kept on one side of the split{limit}: the scores are about sequences unlike "
+    "those of training by that measure, of this kind of data.",
     "column": "The split came with the data ({rule}): what the scores say about new sequences depends on how it was "
     "made.",
     "files": "The split came with the data, as files: what the scores say about new sequences depends on how it was "
@@ -65,9 +66,11 @@ def _alarms(run: RunFiles) -> list[str]:
 
 
 def _split(data: dict[str, Any]) -> list[str]:
-    rule = str(as_dict(data.get("split")).get("rule") or "")
+    split = as_dict(data.get("split"))
+    rule, identity = str(split.get("rule") or ""), split.get("identity")
     text = _SPLITS.get(rule.partition(":")[0])
-    return [text.format(rule=f"`{rule}`")] if text else []
+    limit = f", down to {share(identity)} identity" if is_finite(identity) else ""
+    return [text.format(rule=f"`{rule}`", limit=limit)] if text else []
 
 
 def _leaks(data: dict[str, Any]) -> list[str]:
@@ -81,11 +84,7 @@ def _leaks(data: dict[str, Any]) -> list[str]:
             f"{row['num_test_rows_in_train']:,} of {row['num_test_rows']:,} {compared} rows repeat the sequences of a "
             "training row: the scores are partly memory."
         )
-    if row.get("num_near_duplicates"):
-        lines.append(
-            f"{row['num_near_duplicates']:,} of {row['num_checked']:,} checked {compared} rows share at least "
-            f"{share(leaks.get('threshold'))} of their {leaks.get('k')}-residue pieces with a training row."
-        )
+    lines += describe_near_copies(leaks)
     columns = as_dict(leaks.get("columns"))
     for name, leak in columns.items() if len(columns) > 1 else ():
         if leak.get("num_test_sequences_in_train"):

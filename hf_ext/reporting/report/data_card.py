@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ..near_copies import count_near
 from . import values
 from .blocks import Block, Bullets, Code, Paragraph, Section, Table
 from .figures import length_figure
@@ -93,12 +94,13 @@ def _leak_blocks(data: Mapping[str, Any]) -> list[Block]:
     parts = dict(as_dict(leaks.get("columns")))
     if len(parts) > 1:
         parts["all columns together"] = as_dict(leaks.get("row"))
+    identities = [near["identity"] for near in as_dict(leaks.get("row")).get("near") or []]
     rows = [
         [
             name,
             _of(leak, "num_test_rows_in_train", "num_test_rows"),
             _of(leak, "num_test_sequences_in_train", "num_test_sequences"),
-            "at least " * bool(leak.get("is_lower_bound")) + _of(leak, "num_near_duplicates", "num_checked"),
+            *(count_near(near, leak["num_checked"]) for near in leak.get("near") or []),
         ]
         for name, leak in ((name, as_dict(leak)) for name, leak in parts.items())
     ]
@@ -106,11 +108,10 @@ def _leak_blocks(data: Mapping[str, Any]) -> list[Block]:
         "sequence",
         f"{compared} rows seen in training",
         "distinct sequences seen",
-        "near-duplicates among checked others",
+        *(f"checked rows at >= {100 * identity:.3g}% identity to training" for identity in identities),
     ]
-    threshold = values.share(leaks.get("threshold"))
-    near = f"Near-duplicates share {threshold} of their {leaks.get('k')}-mers with a row of training."
-    return [Table(headers, rows, f"What of {compared} is in training, too. {near}")]
+    meaning = "Identity: 1 - edit distance / length of the longer sequence; of rows, that of their least alike column."
+    return [Table(headers, rows, f"What of {compared} is in training, too. {meaning if identities else ''}".strip())]
 
 
 def _of(leak: Mapping[str, Any], part: str, whole: str) -> str:
