@@ -9,14 +9,16 @@ from typing import Any
 def describe_near_copies(leaks: Mapping[str, Any] | None) -> list[str]:
     """Sentences for the highest and the other identities, of rows and of each column; `leaks` as `leak_report` gives.
 
-    Only what was found is told; where there is nothing to tell, the list is empty.
+    Only what was found is told, and what was not searched to the end; where there is neither, the list is empty.
     """
     if not leaks or not leaks.get("row"):
         return []
     compared, columns = leaks.get("compared", "test"), leaks.get("columns", {})
-    lines = [_sentence(leaks["row"], compared, "a training row", "" if len(columns) < 2 else " in every sequence")]
-    if len(columns) > 1:
-        lines += [_sentence(leak, compared, f"a `{name}` of training", "") for name, leak in columns.items()]
+    if len(columns) < 2:
+        lines = [_sentence(leaks["row"], compared, "sequence", "")]
+    else:
+        lines = [_sentence(leaks["row"], compared, "row", " in every sequence")]
+        lines += [_sentence(leak, compared, "sequence", f" in `{name}`") for name, leak in columns.items()]
     return [line for line in lines if line]
 
 
@@ -26,12 +28,12 @@ def count_near(near: Mapping[str, Any], num_checked: int) -> str:
 
 
 def _sentence(leak: Mapping[str, Any], compared: str, what: str, where: str) -> str:
-    told = [near for near in leak.get("near") or [] if near["num_rows"]]
+    told = [near for near in leak.get("near") or [] if near["num_rows"] or near["is_lower_bound"]]
     if not told:
         return ""
     num_checked, num_rows = leak["num_checked"], leak["num_test_rows"]
     of = f" (of {num_rows:,})" if num_checked < num_rows else ""
-    identity = f"{what} at >= {100 * told[0]['identity']:.3g}% identity{where}"
+    identity = f"a training {what} at >= {100 * told[0]['identity']:.3g}% identity{where}"
     if told[0]["num_rows"] == num_checked:
         return f"Every one of {num_checked:,} checked {compared} rows{of} has {identity}."
     others = "".join(f"; {count_near(near, num_checked)} at >= {100 * near['identity']:.3g}%" for near in told[1:])

@@ -307,7 +307,7 @@ def test_limitations_tell_leaks_lengths_and_range(card: ModelCard) -> None:
         "30 of 100 checked test rows (of 120) have a training row at >= 90% identity in every sequence; at least 60 of "
         "100 at >= 70%." in found
     )
-    assert "30 of 100 checked test rows (of 120) have a `heavy` of training at >= 90% identity;" in found
+    assert "30 of 100 checked test rows (of 120) have a training sequence at >= 90% identity in `heavy`;" in found
     assert "80 of the 90 `heavy` sequences of test are in training too." in found
     assert "`light` sequences of test" not in found
     assert "`antigen`: the longest input seen has 600 residues; longer ones are untested." in found

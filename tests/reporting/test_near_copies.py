@@ -14,8 +14,8 @@ def leak(*counts, num_checked=2000, num_test_rows=26212):
 def test_a_share_of_the_checked_rows_at_each_identity():
     some = leak(near(0.9, 1234), near(0.7, 1500, True))
     assert describe_near_copies({"compared": "test", "columns": {"sequence": some}, "row": some}) == [
-        "1,234 of 2,000 checked test rows (of 26,212) have a training row at >= 90% identity; at least 1,500 of 2,000 "
-        "at >= 70%."
+        "1,234 of 2,000 checked test rows (of 26,212) have a training sequence at >= 90% identity; at least 1,500 of "
+        "2,000 at >= 70%."
     ]
 
 
@@ -25,12 +25,16 @@ def test_every_row_is_said_first_and_columns_follow_the_row():
     report = {"compared": "validation", "columns": {"heavy": none, "light": every}, "row": none}
     assert describe_near_copies(report) == [
         "3 of 78 checked validation rows have a training row at >= 70% identity in every sequence.",
-        "3 of 78 checked validation rows have a `heavy` of training at >= 70% identity.",
-        "Every one of 78 checked validation rows has a `light` of training at >= 90% identity.",
+        "3 of 78 checked validation rows have a training sequence at >= 70% identity in `heavy`.",
+        "Every one of 78 checked validation rows has a training sequence at >= 90% identity in `light`.",
     ]
 
 
 def test_nothing_near_and_nothing_looked_for_say_nothing():
     none = leak(near(0.9, 0), near(0.7, 0))
     assert describe_near_copies({"compared": "test", "columns": {"s": none}, "row": none}) == []
+    cut = leak(near(0.9, 0), near(0.7, 0, True))
+    assert describe_near_copies({"compared": "test", "columns": {"s": cut}, "row": cut}) == [
+        "At least 0 of 2,000 checked test rows (of 26,212) have a training sequence at >= 70% identity."
+    ]
     assert describe_near_copies({}) == describe_near_copies(None) == []

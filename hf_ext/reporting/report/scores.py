@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ..near_copies import describe_near_copies
 from . import values
 from .blocks import Block, Bullets, Figure, Fold, Paragraph, Section, Table
 from .figures import group_figure, prediction_figures
@@ -135,4 +136,6 @@ def _token_blocks(run: RunFiles) -> list[Block]:
         "Loss in nats per masked residue, perplexity is its exponential. The unigram predicts from how often residues "
         "occur in training, whatever stands around them; a model that is no better has learned nothing about order."
     )
-    return [Table(["split, predictor", *map(metric_name, metrics[:3]), "masked residues"], rows), Paragraph(note)]
+    near = describe_near_copies(as_dict(as_dict(run.results.get("data")).get("leaks")))
+    table = Table(["split, predictor", *map(metric_name, metrics[:3]), "masked residues"], rows)
+    return [table, *([Bullets(near)] if near else []), Paragraph(note)]
