@@ -6,12 +6,13 @@ import ast
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
 
 from ..errors import ArgumentError, DataError
+from .names import missing_column
+from .numbers import parse_number
 from .proteins import is_missing, shorten
 
 MAX_FILTER_CHARACTERS = 2000
@@ -89,9 +90,7 @@ def check_names(names: Iterable[str], columns: Sequence[str], where: str) -> Non
     """Raises ArgumentError for the first of `names` that is not in `columns`, with the nearest one."""
     for name in names:
         if name not in columns:
-            near = get_close_matches(name, columns, n=1, cutoff=0.5)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise ArgumentError(f"{where}: there is no column {name!r}.{hint} Columns: {', '.join(columns[:30])}.")
+            raise ArgumentError(f"{where}: {missing_column(name, columns)}")
 
 
 def _check_condition(node: ast.expr, text: str, names: list[str]) -> None:
@@ -154,6 +153,16 @@ def _as_float(value: object, text: str) -> float:
 
 def _disallowed(node: ast.AST, text: str) -> ArgumentError:
     return ArgumentError(f"filter {text!r}: {type(node).__name__} is not allowed. {_SHAPE}")
+
+
+def _number(value: object) -> float:
+    """The number in a cell; raises TypeError, ValueError or OverflowError where there is none."""
+    if not isinstance(value, str):
+        return float(value)  # type: ignore[arg-type]
+    number = parse_number(value.strip())
+    if number is None:
+        raise ValueError("not a number")
+    return number
 
 
 class _Evaluation:
@@ -219,8 +228,8 @@ class _Evaluation:
         if name not in self.numbers:
             values = self.columns[name]
             try:
-                numbers = [np.nan if value is None or value == "" else float(value) for value in values]  # type: ignore[arg-type]
-            except (TypeError, ValueError):
+                numbers = [np.nan if value is None or value == "" else _number(value) for value in values]
+            except (TypeError, ValueError, OverflowError):
                 numbers = [self.as_number(index, name) for index in range(len(values))]
             self.numbers[name] = np.array(numbers, dtype=np.float64)
         return self.numbers[name]
@@ -230,8 +239,8 @@ class _Evaluation:
         if is_missing(value):
             return float("nan")
         try:
-            return float(value)  # type: ignore[arg-type]
-        except (TypeError, ValueError) as error:
+            return _number(value)
+        except (TypeError, ValueError, OverflowError) as error:
             where = f", row {self.rows[index]}" if self.rows is not None else ""
             raise DataError(
                 f"{self.path}{where}, column {name!r}, value '{shorten(value)}': the filter compares this column with "

@@ -17,7 +17,8 @@ from ..errors import ArgumentError, DataError
 from .arguments import DataArguments
 from .filters import Predicate, check_names, parse_filter
 from .labels import parse_labels
-from .proteins import Problem, ResiduePolicy, clean_sequences, format_located
+from .names import missing_column
+from .proteins import Problem, ResiduePolicy, clean_sequences, format_located, shorten
 from .sources import SOURCE_ROW
 
 REJECTED_FILE = "rejected_rows.csv"
@@ -90,7 +91,7 @@ class RowRules:
         """
         missing = [name for name in self.needed if name not in columns]
         if missing:
-            raise DataError(f"{path}: there is no column {missing[0]!r}. Columns: {', '.join(list(columns)[:30])}.")
+            raise DataError(f"{path}: {missing_column(missing[0], list(columns))}")
         num_read = len(columns[SOURCE_ROW])
         if self.predicate is not None and num_read:
             check_names(self.predicate.names, list(columns), f"filter {self.predicate.text!r}")
@@ -104,6 +105,7 @@ class RowRules:
             problems += self._add_labels(columns, result)
         for name in self.text_columns:
             result[name] = [None if value is None else str(value) for value in columns[name]]
+            problems += _find_line_ends(result[name], name, columns[SOURCE_ROW])
         problems += self._find_empty(columns)
         result[SOURCE_ROW] = rows
         problems.sort(key=lambda problem: problem.row)
@@ -133,6 +135,16 @@ class RowRules:
             for row, value in zip(columns[SOURCE_ROW], columns[name])
             if value is None or not str(value).strip()
         ]
+
+
+def _find_line_ends(texts: Sequence[str | None], name: str, rows: Sequence[int]) -> list[Problem]:
+    """Names are one line each: in a CSV, a line end is mostly what stray quotes made of several rows."""
+    remedy = "Write it on one line; look for stray quotes, too."
+    return [
+        Problem(row, name, shorten(text), "a line end inside the text", remedy)
+        for row, text in zip(rows, texts)
+        if text and ("\n" in text or "\r" in text)
+    ]
 
 
 def refuse_or_drop(

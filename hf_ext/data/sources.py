@@ -25,7 +25,8 @@ from datasets import (
 from datasets.exceptions import DatasetNotFoundError
 
 from ..errors import DataError
-from .formats import DELIMITERS, FASTA_SUFFIXES, SUFFIXES, check_columns, file_format, iter_records
+from .formats import DELIMITERS, FASTA_SUFFIXES, SUFFIXES, file_format, iter_records
+from .names import check_columns, show_name
 from .splits import canonical_split
 
 SOURCE_ROW = "source_row"
@@ -70,9 +71,10 @@ def read_table(
         `Dataset` in memory (about the file's size), or `IterableDataset`.
 
     Raises:
-        DataError: not found (nearest names given), unknown format, empty, header only, missing or duplicated column,
-            ragged row, wrong separator, damaged gzip, not UTF-8, invalid JSON. A stream raises what lies behind its
-            first record while iterating.
+        DataError: not found (nearest names given), not a regular file, unknown format or another than the name says,
+            empty, header only, missing or duplicated column, ragged row, rows that stray quotes join, wrong separator,
+            a record above 64 MiB, damaged gzip or Parquet, not UTF-8, invalid JSON. A stream raises what lies behind
+            its first record while iterating.
 
     Cost: 1.5 s for 131,072 rows of 430 residues.
     """
@@ -89,7 +91,7 @@ def read_parts(
     streaming: bool = False,
 ) -> list[Part]:
     """Like `read_table`, but keeps the tables of a folder or of a Hub dataset with several splits apart."""
-    path = Path(name).expanduser()
+    path = _local_path(name)
     if path.is_dir():
         files = _split_files(path)
         return [_read_file(file, columns, streaming, split) for split, file in files.items()]
@@ -98,6 +100,18 @@ def read_parts(
     if file_format(path) or not _HUB_ID(name):
         raise DataError(_not_found(path))
     return _read_hub(name, columns, config_name, revision, streaming)
+
+
+def _local_path(name: str) -> Path:
+    try:
+        path = Path(name).expanduser()
+        path.exists()
+        name.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise DataError(f"{name!r}: the path is not UTF-8. Rename the file.") from error
+    except (OSError, RuntimeError) as error:  # too long, a folder that may not be entered, an unknown ~user
+        raise DataError(f"{show_name(name)}: cannot be looked up ({error}).") from error
+    return path
 
 
 def text_array(values: Sequence[Any]) -> pa.Array:
@@ -177,11 +191,14 @@ def _collect(records: Iterator[tuple[int, dict[str, Any]]], is_text: bool) -> pa
 
 
 def typed_array(values: Sequence[Any]) -> pa.Array:
-    """Returns values as whole numbers, numbers or, where they are anything else or mixed, text."""
+    """Returns values as whole numbers, numbers or, where they are anything else or mixed, text.
+
+    Whole numbers that float64 would round (an id of 20 digits) are kept as text, too.
+    """
     kinds = {type(value) for value in values} - {type(None)}
     if kinds == {int} and all(value is None or abs(value) < 2**63 for value in values):
         return pa.array(values, type=pa.int64())
-    if kinds and kinds <= {int, float}:
+    if kinds == {float} or (kinds == {int, float} and all(abs(v) <= 2**53 for v in values if type(v) is int)):
         return pa.array([None if v is None else float(v) for v in values], type=pa.float64(), from_pandas=False)
     return text_array(values)
 

@@ -1,0 +1,74 @@
+"""Lines of a text file, plain or gzip: UTF-8, and never more of one record in memory than a bound."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from ..errors import DataError
+from .contents import other_content
+
+# The longest protein known has 35,000 residues: what is longer has lost its line ends, or was made to fill the memory.
+MAX_RECORD_BYTES = 64 * 2**20
+
+
+class Lines:
+    """Iterates over the lines of a file as text, line ends kept.
+
+    Readers of records that run over several lines call `begin_record` after each, so that the bound is on a record.
+
+    Attributes:
+        number: how many lines were read, which is the last one's number.
+
+    Raises:
+        DataError: (while iterating) not UTF-8, damaged or cut gzip data, unreadable, another kind of file, or a record
+            of more than `MAX_RECORD_BYTES`; with file and row.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.number = path, 0
+        self._record_bytes = 0
+
+    def begin_record(self) -> None:
+        """The line that comes next is the first of a record."""
+        self._record_bytes = 0
+
+    def __iter__(self) -> Iterator[str]:
+        try:
+            with _open(self.path) as file:
+                if wrong := other_content(file.peek()):  # type: ignore[attr-defined]
+                    raise DataError(f"{self.path}, row 1: {wrong}")
+                while raw := file.readline(MAX_RECORD_BYTES - self._record_bytes + 1):
+                    self.number += 1
+                    self._record_bytes += len(raw)
+                    if self._record_bytes > MAX_RECORD_BYTES:
+                        raise DataError(self._too_long())
+                    yield (raw.removeprefix(b"\xef\xbb\xbf") if self.number == 1 else raw).decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise DataError(
+                f"{self.path}, row {self.number}: not UTF-8 (byte 0x{error.object[error.start]:02x} at byte "
+                f"{error.start + 1} of the line). Save the file as UTF-8."
+            ) from error
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise DataError(
+                f"{self.path}: the gzip data is damaged or cut off after row {self.number} ({error}). Copy or download "
+                f"it again."
+            ) from error
+        except OSError as error:
+            raise DataError(f"{self.path}: cannot be read after row {self.number} ({error.strerror}).") from error
+
+    def _too_long(self) -> str:
+        return (
+            f"{self.path}, row {self.number}: a record of more than {MAX_RECORD_BYTES // 2**20} MiB. Look for missing "
+            f"line ends, or a quote that is opened and never closed."
+        )
+
+
+def _open(path: Path) -> IO[bytes]:
+    if path.suffix.lower() == ".gz":
+        return io.BufferedReader(gzip.open(path, "rb"), 1 << 20)  # type: ignore[arg-type]
+    return open(path, "rb")

@@ -1,0 +1,82 @@
+"""Parquet: damage is a DataError with file, row group and row, never an exception of Arrow's, and loses no row."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ..errors import DataError
+from .contents import NUM_FIRST_BYTES, other_content
+from .names import check_columns, show_name
+
+BATCH_ROWS = 4096
+# What pyarrow 26 raises for damaged files; ValueError is also that of Python for text and dates that are none.
+_DAMAGE = (pa.ArrowException, OSError, ValueError, OverflowError)
+
+
+def iter_parquet(path: Path, columns: Collection[str] | None) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yields (row, {column: value}), rows counted from 1.
+
+    Page checksums are verified where the file has them (`pyarrow.parquet.write_table(..., write_page_checksum=True)`).
+    Without them a flipped bit of a stored number is another number, which nobody can see.
+
+    Raises:
+        DataError: damaged, encrypted, no Parquet at all, fewer or more rows than its footer says, text that is not
+            UTF-8, or a wanted column that is missing or holds bytes.
+    """
+    with open(path, "rb") as file:
+        if wrong := other_content(file.read(NUM_FIRST_BYTES), is_parquet=True):
+            raise DataError(f"{path}: {wrong}")
+    row, place = 0, ""
+    try:
+        with pq.ParquetFile(path, page_checksum_verification=True) as table:
+            names = table.schema_arrow.names
+            check_columns(names, columns, str(path))
+            wanted = [name for name in names if columns is None or name in columns]
+            _check_types(table.schema_arrow, wanted, path)
+            _check_counts(table)
+            for group in range(table.num_row_groups):
+                place, end = f", row group {group + 1}", row + table.metadata.row_group(group).num_rows
+                for batch in table.iter_batches(BATCH_ROWS, row_groups=[group], columns=wanted):
+                    batch.validate(full=True)
+                    for record in batch.to_pylist():
+                        row += 1
+                        yield row, record
+                if row != end:
+                    raise ValueError(f"it ends after row {row}, the footer says {end}")
+    except DataError:
+        raise
+    except _DAMAGE as error:
+        after = f" after row {row}" if row else ""
+        raise DataError(
+            f"{path}{place}: not a readable Parquet file{after} ({_one_line(error)}). Write or copy it again."
+        ) from error
+
+
+def _check_types(schema: pa.Schema, wanted: list[str], path: Path) -> None:
+    for name in wanted:
+        kind = schema.field(name).type
+        kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+        if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind):
+            raise DataError(f"{path}: column '{show_name(name)}' holds bytes ({kind}). Store it as text (string).")
+
+
+def _check_counts(table: pq.ParquetFile) -> None:
+    """Raises ValueError where the counts of the footer contradict each other: pyarrow believes whichever it reads."""
+    metadata, schema = table.metadata, table.schema
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    if sum(group.num_rows for group in groups) != metadata.num_rows:
+        raise ValueError(f"its row groups do not add up to {metadata.num_rows} rows")
+    for group in groups:
+        for number in range(group.num_columns):
+            is_flat = schema.column(number).max_repetition_level == 0
+            if is_flat and group.column(number).num_values != group.num_rows:
+                raise ValueError(f"{group.column(number).num_values} values for {group.num_rows} rows")
+
+
+def _one_line(error: BaseException) -> str:
+    return ascii(" ".join(str(error).split())[:200])[1:-1]
