@@ -49,9 +49,10 @@ def iter_delimited(path: Path, delimiter: str, columns: Collection[str] | None) 
             record_lines.clear()
             lines.begin_record()
     except csv.Error as error:
+        message = str(error).replace("\t", "\\t")  # the separator of a TSV
         raise DataError(
-            f"{path}, row {row}: {error}. Look for a quote that is opened and never closed, or for line ends that are "
-            f"neither LF nor CRLF."
+            f"{path}, row {row}: {message}. Look for a quote that is opened and never closed, or for line ends that "
+            f"are neither LF nor CRLF."
         ) from error
     finally:
         if joined:

@@ -38,9 +38,12 @@ def iter_parquet(path: Path, columns: Collection[str] | None) -> Iterator[tuple[
             check_columns(names, columns, str(path))
             wanted = [name for name in names if columns is None or name in columns]
             _check_types(table.schema_arrow, wanted, path)
-            _check_counts(table)
-            for group in range(table.num_row_groups):
-                place, end = f", row group {group + 1}", row + table.metadata.row_group(group).num_rows
+            # `metadata.row_group(n).column(m)` is not looked at: of a damaged footer pyarrow 26 aborts the process.
+            sizes = [table.metadata.row_group(group).num_rows for group in range(table.num_row_groups)]
+            if sum(sizes) != table.metadata.num_rows:
+                raise ValueError(f"row groups of {sizes} rows for {table.metadata.num_rows} rows")
+            for group, size in enumerate(sizes):
+                place, end = f", row group {group + 1}", row + size
                 for batch in table.iter_batches(BATCH_ROWS, row_groups=[group], columns=wanted):
                     batch.validate(full=True)
                     for record in batch.to_pylist():
@@ -63,19 +66,6 @@ def _check_types(schema: pa.Schema, wanted: list[str], path: Path) -> None:
         kind = kind.value_type if pa.types.is_dictionary(kind) else kind
         if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind):
             raise DataError(f"{path}: column '{show_name(name)}' holds bytes ({kind}). Store it as text (string).")
-
-
-def _check_counts(table: pq.ParquetFile) -> None:
-    """Raises ValueError where the counts of the footer contradict each other: pyarrow believes whichever it reads."""
-    metadata, schema = table.metadata, table.schema
-    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
-    if sum(group.num_rows for group in groups) != metadata.num_rows:
-        raise ValueError(f"its row groups do not add up to {metadata.num_rows} rows")
-    for group in groups:
-        for number in range(group.num_columns):
-            is_flat = schema.column(number).max_repetition_level == 0
-            if is_flat and group.column(number).num_values != group.num_rows:
-                raise ValueError(f"{group.column(number).num_values} values for {group.num_rows} rows")
 
 
 def _one_line(error: BaseException) -> str:

@@ -1,0 +1,248 @@
+"""Files that are not what they are called, that never end, or hold what no table can: named, and never waited for."""
+
+import gzip
+import io
+import json
+import logging
+import os
+import socket
+import tarfile
+import zipfile
+
+import pytest
+
+from hf_ext.data import lines
+from hf_ext.data.arguments import DataArguments
+from hf_ext.data.loading import load_data, load_sequences
+from hf_ext.data.sources import read_table
+from hf_ext.errors import DataError
+
+CSV = "sequence,label\nMKTVL,1.5\nMKTAA,2\n"
+
+
+def fault(path, columns=None, **kwargs):
+    with pytest.raises(DataError) as error:
+        list(read_table(str(path), columns, **kwargs))
+    assert str(error.value).startswith(str(path))
+    assert str(error.value).isprintable()
+    return str(error.value)
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.csv.gz", "a.jsonl", "a.fasta", "a.parquet"])
+@pytest.mark.parametrize("streaming", [False, True])
+def test_pipes_and_devices_are_refused_at_once(tmp_path, name, streaming):
+    os.mkfifo(tmp_path / name)
+    assert "is a named pipe, not a regular file" in fault(tmp_path / name, streaming=streaming)
+    (tmp_path / name).unlink()
+    (tmp_path / name).symlink_to("/dev/zero")
+    assert "is a device, not a regular file" in fault(tmp_path / name, streaming=streaming)
+    (tmp_path / name).unlink()
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / name))
+        assert "is a socket, not a regular file" in fault(tmp_path / name, streaming=streaming)
+
+
+def test_a_link_to_a_regular_file_is_read(tmp_path):
+    (tmp_path / "real.csv").write_text(CSV)
+    (tmp_path / "a.csv").symlink_to(tmp_path / "real.csv")
+    assert read_table(str(tmp_path / "a.csv"))["sequence"][:] == ["MKTVL", "MKTAA"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "row"),
+    [
+        ("a.csv", "sequence,label\nMKTVL,1\n" + "A" * 5000, 3),
+        ("a.csv", "A" * 5000, 1),
+        ("a.csv", "sequence,label\n" + '"a\n",' * 5000, 602),
+        ("a.jsonl", '{"sequence": "MK"}\n{"sequence": "' + "A" * 5000, 2),
+        ("a.fasta", ">s1\nMKTVL\n>s2\n" + "MKTVLMKTVL\n" * 500, 276),
+        ("a.fasta", ">s1 " + "x" * 5000, 1),
+    ],
+)
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_a_record_without_end_is_refused_at_the_bound(tmp_path, monkeypatch, name, content, row, is_packed):
+    monkeypatch.setattr(lines, "MAX_RECORD_BYTES", 3000)
+    path = tmp_path / (name + ".gz" * is_packed)
+    path.write_bytes(gzip.compress(content.encode()) if is_packed else content.encode())
+    assert f"row {row}: a record of more than 0 MiB. Look for missing line ends" in fault(path)
+
+
+def test_many_short_records_are_no_record_without_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(lines, "MAX_RECORD_BYTES", 100)
+    (tmp_path / "a.csv").write_text("sequence\n" + "MKTVLMKTVL\n" * 100 + "\n" * 500)
+    (tmp_path / "b.jsonl").write_text('{"sequence": "MKTVL"}\n' * 100)
+    (tmp_path / "c.fasta").write_text(">s\nMKTVL\n" * 100)
+    assert [len(read_table(str(tmp_path / name))) for name in ("a.csv", "b.jsonl", "c.fasta")] == [100, 100, 100]
+
+
+def test_the_bound_is_64_mib_and_a_packed_line_above_it_is_never_held_whole(tmp_path):
+    with gzip.open(tmp_path / "a.csv.gz", "wb", compresslevel=1) as file:
+        file.write(b"sequence\n")
+        for _ in range(65):
+            file.write(b"A" * 2**20)
+    assert "row 2: a record of more than 64 MiB" in fault(tmp_path / "a.csv.gz")
+
+
+def packed(kind: str) -> bytes:
+    sink = io.BytesIO()
+    if kind == "zip":
+        with zipfile.ZipFile(sink, "w") as archive:
+            archive.writestr("xl/workbook.xml", "<workbook/>")
+    else:
+        with tarfile.open(fileobj=sink, mode="w") as archive:
+            archive.addfile(tarfile.TarInfo("data.csv"))
+    return sink.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (packed("zip"), "a zip archive or an Excel workbook"),
+        (packed("tar"), "a tar archive"),
+        (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + b"\0" * 600, "an old Excel workbook"),
+        (b"PAR1" + b"\x15\x04" * 50 + b"PAR1", "is Parquet. Name it .parquet"),
+        (b"%PDF-1.7\n", "a PDF"),
+        (b"BZh91AY&SY", "bzip2-compressed. Unpack it"),
+        (b"\xfd7zXZ\x00\x00", "xz-compressed"),
+        (b"(\xb5/\xfd\x04", "zstd-compressed"),
+        (b"\n<!DOCTYPE html><html><body>403 Forbidden</body>", "a web page or XML, as a failed download leaves it"),
+        (b"\xef\xbb\xbf<html>", "a web page"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\n", "a pointer of Git LFS"),
+        (CSV.encode("utf-16-le"), "not UTF-8 but UTF-16"),
+        (CSV.encode("utf-16-be"), "not UTF-8 but UTF-16"),
+        (CSV.encode("utf-32"), "not UTF-8 but UTF-16"),
+        (b"\0" * 4096, "begins with zero bytes"),
+    ],
+)
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv.gz", "a.jsonl", "a.fasta"])
+def test_another_kind_of_file_is_named(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    assert message in fault(tmp_path / name)
+    assert "row 1: " in fault(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (packed("zip"), "a zip archive"),
+        (b"<html><body>404</body></html>", "a web page"),
+        (gzip.compress(b"PAR1"), "gzip-compressed"),
+        (CSV.encode(), "not a readable Parquet file"),
+        (b"", "not a readable Parquet file"),
+    ],
+)
+def test_another_kind_of_file_named_parquet_is_named(tmp_path, content, message):
+    (tmp_path / "a.parquet").write_bytes(content)
+    assert message in fault(tmp_path / "a.parquet")
+
+
+@pytest.mark.parametrize("name", ["~nobody-of-this-name/a.csv", "x" * 300 + ".csv", "\udcff.csv"])
+def test_a_path_that_cannot_be_looked_up_is_named(name):
+    with pytest.raises(DataError, match=r"cannot be looked up|not UTF-8"):
+        read_table(name)
+
+
+@pytest.mark.parametrize("end", [b"rubbish", b"\x1f\x8b\x08\x00rubbish"])
+def test_rubbish_behind_gzip_data_is_named(tmp_path, end):
+    (tmp_path / "a.csv.gz").write_bytes(gzip.compress(CSV.encode()) + end)
+    assert "the gzip data is damaged or cut off after row" in fault(tmp_path / "a.csv.gz")
+
+
+def test_half_a_character_in_json_is_refused_by_row(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"sequence": "MKTVL", "id": "r1"}\n{"sequence": "MKTVL", "id": "\\ud800"}\n')
+    assert "row 2, column 'id', value '\\ud800': holds half of a character" in fault(path)
+    assert "row 2, column 'id'" in fault(path, ["sequence", "id"], streaming=True)
+    assert len(read_table(str(path), ["sequence"])) == 2
+    path.write_text('{"sequence": "MKTVL", "id": "\\ud83e\\uddec"}\n')
+    assert read_table(str(path))["id"][:] == ["\U0001f9ec"]
+
+
+def test_names_in_messages_stand_on_one_printable_line(tmp_path):
+    (tmp_path / "a.csv").write_text('sequence,"a\tb\0c\x1b[31m\u202e","' + "x" * 200 + '"\nM,1,2\n')
+    message = fault(tmp_path / "a.csv", ["label"])
+    assert "Columns: sequence, a\\tb\\x00c\\x1b[31m\\u202e, " + "x" * 57 + "..." in message
+    (tmp_path / "b.jsonl").write_text('{"a\\ud800\\n": 1}\n')
+    assert "column 'a\\ud800\\n'" in fault(tmp_path / "b.jsonl")
+
+
+def test_a_hundred_thousand_columns_of_one_name_are_refused_in_time(tmp_path):
+    (tmp_path / "a.csv").write_text(",".join(["a"] * 100_000) + "\n")
+    assert "row 1: column 'a' occurs more than once" in fault(tmp_path / "a.csv")
+
+
+def test_a_json_number_that_float64_cannot_hold_stays_as_it_is_written(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"id": 12345678901234567891, "x": 1e-400}\n{"id": 2, "x": 0.5}\n')
+    assert read_table(str(path))["id"][:] == ["12345678901234567891", "2"]
+    assert read_table(str(path))["x"][:] == ["1e-400", "0.5"]
+    path.write_text('{"id": 9007199254740993}\n{"id": 0.5}\n')
+    assert read_table(str(path))["id"][:] == ["9007199254740993", "0.5"]
+    path.write_text('{"id": 1' + "0" * 400 + '}\n{"id": 0.5}\n')
+    assert read_table(str(path))["id"][:] == ["1" + "0" * 400, "0.5"]
+
+
+def test_fasta_headers_with_cr_line_ends_swallow_no_sequence(tmp_path):
+    (tmp_path / "a.fasta").write_bytes(b">s1 pKd=1\rMKTVL\r>s2\rMKTVL\n")
+    assert "row 1: the line ends are CR" in fault(tmp_path / "a.fasta")
+
+
+STRAY = 'id,sequence,note,label\nr1,MKTVL,"x,1\nr2,MKTAA,y,2\nr3,MKTCC,z",3\nr4,MKTDD,x,4\n'
+
+
+def test_rows_that_stray_quotes_join_are_refused_even_in_a_column_that_is_not_read(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text(STRAY)
+    expected = "rows 2 to 4: two quotes make one record of these 3 lines, each of which has the 4 fields of a row"
+    assert expected in fault(path, ["sequence", "label"])
+    assert expected in fault(path, ["sequence"], streaming=True)
+
+
+def test_a_text_over_several_lines_is_read_and_announced(tmp_path, caplog):
+    path = tmp_path / "a.csv"
+    path.write_text('id,note,sequence\nr1,"binds, and\nfolds",MKTVL\nr2,x,MKTAA\nr3,"a\n\nb",MKTCC\n')
+    with caplog.at_level(logging.WARNING):
+        data = read_table(str(path), ["sequence"])
+    assert data["source_row"][:] == [2, 4, 5]
+    assert (
+        "2 records run over several lines, because a quoted field holds a line end: rows 2 to 3, 5 to 7." in caplog.text
+    )
+
+
+def test_a_line_end_in_an_id_is_refused_or_dropped_by_row(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text('id,sequence\nr1,MKTVL\n"r2\nr3",MKTAA\nr4,MKTCC\n')
+    args = DataArguments(dataset_name=str(path), id_column="id")
+    with pytest.raises(DataError, match=r"row 3, column 'id', value 'r2\\nr3': a line end inside the text"):
+        load_sequences(args)
+    args = DataArguments(dataset_name=str(path), id_column="id", bad_rows="drop")
+    assert load_sequences(args, output_dir=tmp_path).table["id"][:] == ["r1", "r4"]
+
+
+NOT_NUMBERS = ["\u0663", "1\u0663.5", "\uff17.3", "1_000", "1e-400", "0x10", "\u2212" + "1"]
+
+
+@pytest.mark.parametrize("value", NOT_NUMBERS)
+@pytest.mark.parametrize("streaming", [False, True])
+def test_labels_in_other_digits_are_refused_with_row_and_value(tmp_path, value, streaming):
+    path = tmp_path / "a.csv"
+    path.write_text(
+        "sequence,label\n" + "".join(f"MKTV{x},1.{i}\n" for i, x in enumerate("ACDEFGHIKL")) + f"MK,{value}\n"
+    )
+    args = DataArguments(dataset_name=str(path), streaming=streaming)
+    shown = value if value.isascii() else ascii(value)[1:-1]
+    with pytest.raises(DataError) as error:
+        list(load_data(args, output_dir=None, seed=0).splits["train"])
+    assert f"{path}, row 12, column 'label', value '{shown}': the label is " in str(error.value)
+    args = DataArguments(dataset_name=str(path), filter="label > 0", label_column="sequence")
+    with pytest.raises(DataError) as error:
+        load_data(args, output_dir=None, seed=0)
+    assert f"{path}, row 12, column 'label', value '{shown}': the filter compares" in str(error.value)
+
+
+@pytest.mark.parametrize("cell", ["1" * 100_000 + "x", " " * 100_000 + "x" + " " * 20_000 + "y"])
+def test_a_long_cell_that_is_no_number_is_refused_in_time(tmp_path, cell):
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n".join(json.dumps({"sequence": "MKTVL", "label": label}) for label in ("1", "2", cell)))
+    with pytest.raises(DataError, match="row 3, column 'label'"):
+        load_data(DataArguments(dataset_name=str(path)), output_dir=None, seed=0)
