@@ -5,7 +5,9 @@
     python recipes/predict.py --model USER/NAME --dataset_name new.csv
 
 Columns are those the model was trained on. Embeddings of frozen encoders are read from the cache where it has them.
-For an ensemble (`max_speed.py --num_seeds`) the column `prediction_std` holds the spread of its heads.
+For an ensemble (`max_speed.py --num_seeds`) the column `prediction_std` holds the spread of its heads. A text that a
+spreadsheet would run as a formula (`=...`, `@...`, `-x`) gets a `'` in front; to join with your table use `source_row`,
+the row's line in it, or take that `'` off (`hf_ext.csv_cells.read_cell`).
 """
 
 from __future__ import annotations

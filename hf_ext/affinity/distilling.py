@@ -16,6 +16,7 @@ import torch
 from datasets import Dataset, concatenate_datasets
 from transformers import set_seed
 
+from ..csv_cells import read_cell
 from ..data.arguments import DataArguments
 from ..data.collators import SequenceCollator
 from ..data.columns import read_columns
@@ -229,6 +230,7 @@ def _own_test_rows(path: Path, names: Sequence[str]) -> set[Row] | None:
         return None
     with path.open(newline="", encoding="utf-8") as file:
         reader = csv.DictReader(file)
-        if not set(names) <= set(reader.fieldnames or ()):
+        reader.fieldnames = [read_cell(name) for name in reader.fieldnames or ()]
+        if not set(names) <= set(reader.fieldnames):
             return None
-        return {tuple(line[name] for name in names) for line in reader}
+        return {tuple(read_cell(line[name] or "") for name in names) for line in reader}

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ..csv_cells import write_cell
 from ..data.columns import column_names
 from ..errors import DataError
 from ..evaluation import label_audit
@@ -139,10 +140,13 @@ def _plot(log_history: list[dict[str, Any]], test: SplitScores, folder: Path, la
 
 
 def write_predictions(path: Path, rows: Any, predictions: Any, labels: Any = None, spread: Any = None) -> None:
-    """One line per row: its file row and identifying columns, the label where there is one, prediction and spread."""
+    """One line per row: its file row and identifying columns, the label where there is one, prediction and spread.
+
+    Text that a spreadsheet would take for a formula has a `'` in front (`csv_cells`); `source_row` joins without it.
+    """
     kept = [name for name in column_names(rows) if name not in ("label", "bound")] if _sized(rows) else []
-    columns = [rows[name][:] for name in kept]
-    header = [*kept, *([] if labels is None else ["label"]), "prediction"]
+    columns = [map(write_cell, rows[name][:]) for name in kept]
+    header = [*map(write_cell, kept), *([] if labels is None else ["label"]), "prediction"]
     values = [*columns, *([] if labels is None else [labels]), predictions]
     if spread is not None:
         header, values = [*header, "prediction_std"], [*values, spread]

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from ..csv_cells import write_cell
 from ..errors import ArgumentError, DataError
 from .arguments import DataArguments
 from .filters import Predicate, check_names, parse_filter
@@ -213,7 +214,8 @@ def _write_rejected(path: Path, located: Sequence[Located], mode: str) -> None:
         writer = csv.writer(handle)
         if handle.tell() == 0:
             writer.writerow(["row", "column", "value", "rule", "remedy", "file"])
-        writer.writerows([p.row, p.column, p.value, p.rule, p.remedy, file] for file, p in located)
+        rows = ([p.row, p.column, p.value, p.rule, p.remedy, file] for file, p in located)
+        writer.writerows(map(write_cell, row) for row in rows)
 
 
 def _keep(columns: Mapping[str, Sequence[Any]], mask: np.ndarray) -> Columns:

@@ -245,6 +245,25 @@ def push_all(hub: HubServer, folder: Path, encoders: tuple[str, ...], tmp_path: 
     push_folder(pushed, "me/affinity", token=TOKEN, endpoint=hub.url)
 
 
+def test_the_recipe_writes_ids_that_are_formulas_as_text(
+    frozen: Any, demo_rows: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = ["=cmd|'/C calc'!A0", "-1.5", "@x", "r4"]
+    with (tmp_path / "new.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, ["+id", *COLUMNS])
+        writer.writeheader()
+        writer.writerows({"+id": name, **{c: demo_rows[i][c] for c in COLUMNS}} for i, name in enumerate(ids))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(ROOT / "recipes")
+    words = "--preset baseline --dataset_name new.csv --id_column=+id --disable_tqdm true --use_cpu true"
+    importlib.import_module("predict").main(["--model", str(frozen[0]), *words.split()])
+    with (tmp_path / "predictions.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["'+id"] for row in rows] == ["'=cmd|'/C calc'!A0", "-1.5", "'@x", "r4"]
+    assert [row["source_row"] for row in rows] == ["2", "3", "4", "5"]
+    assert all(float(row["prediction"]) == float(row["prediction"]) for row in rows)
+
+
 def test_the_recipe_predicts_by_hub_id_and_afterwards_without_network(
     frozen: Any, demo_encoders: Any, demo_rows: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

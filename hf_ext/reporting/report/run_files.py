@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ...csv_cells import read_cell
 from ...errors import DataError
 
 FORMAT = 1  # of all_results.json
@@ -107,7 +108,7 @@ def _read_predictions(path: Path) -> Predictions | None:
             raise DataError(f"{path}, line {line}: {len(row)} cells for {len(header)} columns. Predict again.")
     if not rows or not {"label", "prediction"} <= set(header):
         return None
-    columns = dict(zip(header, map(list, zip(*rows))))
+    columns = {read_cell(name): list(map(read_cell, cells)) for name, cells in zip(header, zip(*rows))}
     labels, predictions = (_as_floats(path, name, columns.pop(name)) for name in ("label", "prediction"))
     return Predictions(labels, predictions, columns)
 
