@@ -252,7 +252,7 @@ def test_markdown_has_tables_folds_and_commands() -> None:
         "",
         "</details>",
         "",
-        "````",
+        "```",
         "do it",
-        "````",
+        "```",
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..markdown import code, plain
 from ..near_copies import describe_near_copies
 from ..report.run_files import RunFiles
 from ..report.scores import undefined_notes
@@ -38,7 +39,7 @@ def limits_section(run: RunFiles) -> list[str]:
 def _task(run: RunFiles) -> str:
     if run.is_masked_lm:
         return "filling in masked residues"
-    return f"predicting `{run.settings.get('label_column', 'label')}` as it was measured in the training data"
+    return f"predicting {code(run.settings.get('label_column', 'label'))} as it was measured in the training data"
 
 
 def _basic(run: RunFiles) -> list[str]:
@@ -46,7 +47,7 @@ def _basic(run: RunFiles) -> list[str]:
     if is_demo(run):
         lines.append("Trained on generated demo data: it shows that the code works and predicts nothing real.")
     verdict = as_dict(run.results.get("verdict"))
-    better, baseline = verdict.get("is_better"), verdict.get("baseline") or "a trivial predictor"
+    better, baseline = verdict.get("is_better"), plain(verdict.get("baseline") or "a trivial predictor")
     if better is False:
         lines.append(f"It is not better than {baseline}: prefer that to its predictions.")
     if better is None:
@@ -57,7 +58,7 @@ def _basic(run: RunFiles) -> list[str]:
 def _alarms(run: RunFiles) -> list[str]:
     split, _ = scored_split(run)
     collapse = as_dict(as_dict(run.results.get(split)).get("collapse"))
-    lines = [f"Predictions on the {split} split: {alarm}" for alarm in collapse.get("alarms") or []]
+    lines = [f"Predictions on the {split} split: {plain(alarm)}" for alarm in collapse.get("alarms") or []]
     during = [entry for entry in run.results.get("alarms") or [] if entry.get("alarms")]
     if during:
         steps = ", ".join(str(entry.get("step")) for entry in during[:10])
@@ -70,7 +71,7 @@ def _split(data: dict[str, Any]) -> list[str]:
     rule, identity = str(split.get("rule") or ""), split.get("identity")
     text = _SPLITS.get(rule.partition(":")[0])
     limit = f", down to {share(identity)} identity" if is_finite(identity) else ""
-    return [text.format(rule=f"`{rule}`", limit=limit)] if text else []
+    return [text.format(rule=code(rule), limit=limit)] if text else []
 
 
 def _leaks(data: dict[str, Any]) -> list[str]:
@@ -89,8 +90,8 @@ def _leaks(data: dict[str, Any]) -> list[str]:
     for name, leak in columns.items() if len(columns) > 1 else ():
         if leak.get("num_test_sequences_in_train"):
             lines.append(
-                f"{leak['num_test_sequences_in_train']:,} of the {leak['num_test_sequences']:,} `{name}` sequences of "
-                f"{compared} are in training too."
+                f"{leak['num_test_sequences_in_train']:,} of the {leak['num_test_sequences']:,} {code(name)} sequences "
+                f"of {compared} are in training too."
             )
     return lines
 
@@ -103,7 +104,7 @@ def _labels(run: RunFiles) -> list[str]:
         if censored:
             read = "which its loss reads as bounds" if loss in ("tobit", "ranking") else "taken as exact"
             lines.append(f"{share(censored)} of the {split} labels are bounds, {read}.")
-        lines += [f"Labels of {split}: {alarm}" for alarm in audit.get("alarms") or []]
+        lines += [f"Labels of {split}: {plain(alarm)}" for alarm in audit.get("alarms") or []]
     train = as_dict(as_dict(run.results.get("labels")).get("train"))
     if is_finite(train.get("min")) and is_finite(train.get("max")):
         lines.append(
@@ -118,11 +119,12 @@ def _lengths(run: RunFiles, data: dict[str, Any]) -> list[str]:
     for name, facts in as_dict(data.get("inputs")).items():
         if facts.get("longest"):
             lines.append(
-                f"`{name}`: the longest input seen has {number(facts['longest'])} residues; longer ones are untested."
+                f"{code(name)}: the longest input seen has {number(facts['longest'])} residues; longer ones are "
+                "untested."
             )
         if facts.get("num_above_limit"):
             how = {"truncate": "cut", "window": "read in windows"}.get(run.settings.get("too_long", ""), "changed")
-            lines.append(f"`{name}`: {facts['num_above_limit']:,} sequences above the encoder's limit were {how}.")
+            lines.append(f"{code(name)}: {facts['num_above_limit']:,} sequences above the encoder's limit were {how}.")
     return lines
 
 

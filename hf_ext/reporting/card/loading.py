@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+
+from ..markdown import code, code_block
 from ..report.run_files import RunFiles
 from ..report.values import as_dict
 from .metadata import is_adapter
@@ -13,14 +16,14 @@ EXAMPLES = ("EVQLVESGGGLVQPGGSLRLSCAAS", "DIQMTQSPSSLSASVGDRVTITCRAS", "MKTAYIAK
 
 def loading_section(run: RunFiles, repo: str) -> list[str]:
     """Markdown: what to install, the code, what it returns, what else must be there."""
-    code = _masked_lm_code(run, repo) if run.is_masked_lm else _affinity_code(run, repo)
+    shown = _masked_lm_code(run, repo) if run.is_masked_lm else _affinity_code(run, repo)
     package = "`peft`" if is_adapter(run) else "`transformers`" if run.is_masked_lm else "`hf_ext`"
-    lines = ["## How to load it", "", f"With {package} installed:", "", "```python", *code, "```", ""]
+    lines = ["## How to load it", "", f"With {package} installed:", "", code_block("\n".join(shown), "python"), ""]
     if repo == PLACEHOLDER:
         lines += [f"`{PLACEHOLDER}` is the model's id on the Hub, or the path of its folder.", ""]
     if not run.is_masked_lm:
-        label = run.settings.get("label_column", "label")
-        unit = f"higher for a higher `{label}`" if ranks(run) else f"in the unit of `{label}`"
+        label = code(run.settings.get("label_column", "label"))
+        unit = f"higher for a higher {label}" if ranks(run) else f"in the unit of {label}"
         lines += [
             f"`predict` takes a list of dicts, a dict of lists, a `datasets.Dataset` or a pandas DataFrame with "
             f"{_columns_text(run)}, and returns one number per row (float32, {unit}). It refuses sequences that "
@@ -29,7 +32,7 @@ def loading_section(run: RunFiles, repo: str) -> list[str]:
         ]
     missing = missing_bases(run)
     if missing:
-        names = " and ".join(f"`{name}`" for name in missing)
+        names = " and ".join(map(code, missing))
         lines += [
             f"**This repository lacks weights that it needs:** those of {names}, which came from a local folder and "
             "not from the Hub. It loads only where that folder is.",
@@ -63,11 +66,11 @@ def sequence_columns(run: RunFiles) -> list[str]:
 
 def _columns_text(run: RunFiles) -> str:
     columns = sequence_columns(run)
-    return f"the column{'s' if len(columns) > 1 else ''} " + ", ".join(f"`{name}`" for name in columns)
+    return f"the column{'s' if len(columns) > 1 else ''} " + ", ".join(map(code, columns))
 
 
 def _affinity_code(run: RunFiles, repo: str) -> list[str]:
-    cells = [f'"{name}": "{EXAMPLES[i % len(EXAMPLES)]}"' for i, name in enumerate(sequence_columns(run))]
+    cells = [f'{json.dumps(name)}: "{EXAMPLES[i % len(EXAMPLES)]}"' for i, name in enumerate(sequence_columns(run))]
     return [
         "from hf_ext import AffinityPredictor",
         "",

@@ -6,7 +6,9 @@ import re
 import shlex
 from pathlib import Path, PurePath, PureWindowsPath
 from typing import Any
+from urllib.parse import quote
 
+from ..markdown import code, plain
 from ..report.run_files import RunFiles
 from ..report.values import as_dict, setting
 
@@ -36,9 +38,9 @@ def last_part(path: str) -> str:
 def show_name(name: str, revision: Any = None) -> str:
     """A Hub id as a link to it, with its revision; of anything local the last part of its path."""
     if not is_hub_id(name, revision):
-        return f"`{last_part(name)}` (local)"
-    at = f" at `{revision[:12]}`" if revision else ""
-    return f"[{name}](https://huggingface.co/{name}){at}"
+        return f"{code(last_part(name))} (local)"
+    at = f" at {code(revision[:12])}" if revision else ""
+    return f"[{plain(name)}](https://huggingface.co/{quote(name)}){at}"
 
 
 def show_argument(name: str, value: Any) -> str:

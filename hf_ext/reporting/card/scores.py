@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..markdown import plain, plain_line
 from ..report import values
 from ..report.run_files import RunFiles
 from ..report.scores import undefined_notes
@@ -25,11 +26,14 @@ def scores_section(run: RunFiles) -> list[str]:
     lines += _undefined(scores)
     lines += _groups(scores)
     notes = as_dict(run.results.get(split)).get("notes") or []
-    lines += [*(f"- {note}" for note in notes), ""] if notes else []
+    lines += [*(f"- {plain_line(note)}" for note in notes), ""] if notes else []
     lines += _seeds(as_dict(run.results.get("seeds")))
     for part in as_dict(run.results.get(split)).get("slices") or []:
         found = {name: _only(metrics) for name, metrics in as_dict(part.get("scores")).items()}
-        lines += [f"### {values.capitalize(str(part.get('name')))} ({values.number(part.get('num_rows'))} rows)", ""]
+        lines += [
+            f"### {plain(values.capitalize(str(part.get('name'))))} ({values.number(part.get('num_rows'))} rows)",
+            "",
+        ]
         lines += [score_table(found), "", *_undefined(found)]
     return lines
 
@@ -41,7 +45,7 @@ def score_table(scores: dict[str, Any]) -> str:
         [_row_name(metric, score), *(_cell(found.get(metric)) for found in scores.values())]
         for metric, score in metrics.items()
     ]
-    return format_markdown_table(rows, ["", *scores])
+    return format_markdown_table(rows, ["", *map(plain, scores)])
 
 
 def _row_name(metric: str, score: Any) -> str:
@@ -62,7 +66,7 @@ def _interval_text(scores: dict[str, Any]) -> str:
 
 
 def _undefined(scores: dict[str, Any]) -> list[str]:
-    lines = [f"- {note}" for note in undefined_notes(scores, metric_name)]
+    lines = [f"- {plain_line(note)}" for note in undefined_notes(scores, metric_name)]
     return [*lines, ""] if lines else []
 
 
@@ -96,7 +100,7 @@ def _seeds(seeds: dict[str, Any]) -> list[str]:
             f"the error of {values.share(fit.get('coverage_1'))} of the test rows (an error bar: 68 %); rank "
             f"correlation of spread and error: {values.score(fit.get('spearman_of_error'))}."
         )
-    return [" ".join([*lines, str(seeds.get("meaning") or "")]).strip(), ""]
+    return [" ".join([*lines, plain(seeds.get("meaning") or "")]).strip(), ""]
 
 
 def _only(metrics: Any) -> dict[str, Any]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import quote
 
+from ..markdown import code, code_block, plain
 from ..report import values
 from ..report.run_files import RunFiles
 from ..report.values import as_dict
@@ -26,21 +28,19 @@ _CLASSES = {"I": "same mathematics", "N": "other numerics", "L": "changes learni
 def model_section(run: RunFiles) -> list[str]:
     """Markdown: what it predicts from what, and what it is made of."""
     model = as_dict(run.results.get("model"))
-    columns = ", ".join(f"`{name}`" for name in sequence_columns(run))
+    columns = ", ".join(map(code, sequence_columns(run)))
     if run.is_masked_lm:
         lines = [
-            f"A masked protein language model ({model.get('class', 'class not recorded')}): it predicts masked "
+            f"A masked protein language model ({plain(model.get('class', 'class not recorded'))}): it predicts masked "
             f"residues of amino-acid sequences. Trained on {columns}."
         ]
     else:
-        label = run.settings.get("label_column", "label")
-        what = (
-            f"the order of rows by `{label}`, not its values," if ranks(run) else f"`{label}`, in that column's unit,"
-        )
-        lines = [f"Predicts {what} from amino-acid sequences in {columns}. Loss: {model.get('loss', 'not recorded')}."]
+        label, loss = code(run.settings.get("label_column", "label")), plain(model.get("loss", "not recorded"))
+        what = f"the order of rows by {label}, not its values," if ranks(run) else f"{label}, in that column's unit,"
+        lines = [f"Predicts {what} from amino-acid sequences in {columns}. Loss: {loss}."]
     size = _size(model)
     rows = [
-        [_inputs(base), show_name(base["encoder"], base.get("revision")), base.get("training"), base.get("pooling")]
+        [plain(_inputs(base)), show_name(base["encoder"], base.get("revision")), *map(_word, _how(base))]
         for base in bases(run)
     ]
     table = [format_markdown_table(rows, ["reads", "pretrained model", "training", "pooling"]), ""] if rows else []
@@ -51,6 +51,14 @@ def _size(model: dict[str, Any]) -> str:
     total, trained = model.get("num_parameters"), model.get("num_trainable")
     of = "" if total == trained else f" of {values.number(total)}"
     return f"{values.number(trained)}{of} parameters were trained."
+
+
+def _how(base: dict[str, Any]) -> tuple[Any, Any]:
+    return base.get("training"), base.get("pooling")
+
+
+def _word(value: Any) -> str | None:
+    return None if value is None else plain(value)
 
 
 def _inputs(base: dict[str, Any]) -> str:
@@ -71,9 +79,9 @@ def data_section(run: RunFiles) -> list[str]:
         f"out, {values.number(data.get('rows_rejected'))} rejected as unusable; {sizes} rows."
     )
     if data.get("filter"):
-        lines.append(f"Filter: `{data['filter']}`.")
+        lines.append(f"Filter: {code(data['filter'])}.")
     rule = as_dict(data.get("split")).get("rule")
-    lines += [f"Split: {rule}, seed {as_dict(data.get('split')).get('seed', 'not recorded')}."] if rule else []
+    lines += [f"Split: {plain(rule)}, seed {as_dict(data.get('split')).get('seed', 'not recorded')}."] if rule else []
     subset = as_dict(data.get("train_subset"))
     lines += (
         [f"Trained on a random subset of {subset['num_rows']:,} of its {subset['of']:,} rows."]
@@ -88,10 +96,10 @@ def _source(run: RunFiles) -> str:
     if is_demo(run):
         return "generated demo data"
     if not is_hub_id(name):
-        return f"`{last_part(name)}`, a local file or folder"
+        return f"{code(last_part(name))}, a local file or folder"
     revision = run.settings.get("dataset_revision")
-    link = f"[{name}](https://huggingface.co/datasets/{name})"
-    return link + (f" at `{revision}`" if revision else ", without a fixed revision")
+    link = f"[{plain(name)}](https://huggingface.co/datasets/{quote(name)})"
+    return link + (f" at {code(revision)}" if revision else ", without a fixed revision")
 
 
 def training_section(run: RunFiles) -> list[str]:
@@ -100,10 +108,10 @@ def training_section(run: RunFiles) -> list[str]:
     lines = ["## Training", "", *_course(record), *_teacher(record), *_cost(record)]
     applied = [d for d in run.plan.get("decisions") or [] if d.get("status") == "applied"]
     if applied:
-        names = [f"{d['name']} ({_CLASSES.get(d.get('kind'), 'unknown class')})" for d in applied]
+        names = [f"{plain(d['name'])} ({_CLASSES.get(d.get('kind'), 'unknown class')})" for d in applied]
         lines.append(f"Speed-ups in use: {', '.join(names)}.")
     if record.get("command"):
-        lines += ["", "```bash", show_command(record["command"]), "```"]
+        lines += ["", code_block(show_command(record["command"]), "bash")]
     return [*lines, "", *_arguments(run), *_versions(record)]
 
 
@@ -132,9 +140,10 @@ def _cost(record: dict[str, Any]) -> list[str]:
     costs, machine = as_dict(record.get("costs")), as_dict(record.get("environment"))
     if not costs:
         return []
+    device = plain(machine.get("device", "a device that was not recorded"))
     lines = (
         f"Training took {values.seconds(costs.get('train_s'))} ({values.seconds(costs.get('wall_s'))} with loading and "
-        f"scoring) on {machine.get('num_processes') or 1} x {machine.get('device', 'a device that was not recorded')}; "
+        f"scoring) on {machine.get('num_processes') or 1} x {device}; "
         f"peak memory of the {costs.get('memory_of', 'process')} {values.gib(costs.get('peak_memory_gib'))}"
     )
     money = costs.get("dollars")
@@ -143,7 +152,7 @@ def _cost(record: dict[str, Any]) -> list[str]:
 
 def _arguments(run: RunFiles) -> list[str]:
     rows = [
-        [f"`{name}`", show_argument(name, run.settings.get(name)), origin]
+        [code(name), plain(show_argument(name, run.settings.get(name))), plain(origin)]
         for name, origin in as_dict(run.results.get("settings_from")).items()
         if not is_secret(name)
     ]
@@ -156,7 +165,7 @@ def _arguments(run: RunFiles) -> list[str]:
 def _versions(record: dict[str, Any]) -> list[str]:
     machine = as_dict(record.get("environment"))
     versions = {"python": machine.get("python"), **as_dict(machine.get("versions"))}
-    found = [f"{name} {version}" for name, version in versions.items() if version]
+    found = [f"{plain(name)} {plain(version)}" for name, version in versions.items() if version]
     return [f"Versions: {', '.join(found)}.", ""] if found else []
 
 

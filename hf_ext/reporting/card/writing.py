@@ -8,6 +8,7 @@ from pathlib import Path
 
 from huggingface_hub import ModelCard
 
+from ..markdown import plain, plain_line
 from ..report.run_files import RunFiles, read_run
 from ..report.values import as_dict
 from .limits import limits_section
@@ -69,9 +70,9 @@ def render_card(run: RunFiles, repo_id: str | None = None) -> str:
         card_data(run, title).to_yaml(),
         "---",
         "",
-        f"# {title}",
+        f"# {plain(title)}",
         "",
-        verdict,
+        plain_line(verdict),
         "",
         *model_section(run),
         *scores_section(run),
