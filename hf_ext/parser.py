@@ -13,28 +13,19 @@ import copy
 import dataclasses
 import difflib
 import enum
-import re
 import sys
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, Union, get_args, get_origin, get_type_hints
+from typing import Any, NoReturn, Union, get_args, get_origin, get_type_hints
 
-import yaml
 from transformers import HfArgumentParser
 
+from hf_ext.config_file import Given, read_config
 from hf_ext.errors import ArgumentError, HfExtError
 
 _UNSET: Any = object()
 _NO_PRESET = "none"
-
-
-class _Given(NamedTuple):
-    """One value of a layer: `text` as a user would type it on the command line, `plain` as YAML or Python has it."""
-
-    text: Any
-    plain: Any
-    where: str
 
 
 class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
@@ -119,10 +110,10 @@ class FastArgumentParser(HfArgumentParser):
         namespace = self._parse_command_line(self.arguments)
         typed = {name: vars(namespace)[name] for name in self._hints if vars(namespace)[name] is not _UNSET}
         config = typed.get("config") if "config" in self._hints else namespace.config
-        from_yaml = _read_yaml(config) if config else {}
+        from_yaml = read_config(config) if config else {}
         if "config" in from_yaml:
             raise ArgumentError(f"{from_yaml['config'].where}: config files do not nest; remove 'config'.")
-        recipe = {key: _Given(value, value, "recipe default") for key, value in self.recipe_defaults.items()}
+        recipe = {key: Given(value, value, "recipe default") for key, value in self.recipe_defaults.items()}
         preset = self._choose_preset(typed.get("preset", getattr(namespace, "preset", None)), from_yaml, recipe)
         names = self._split_preset(preset)
 
@@ -160,7 +151,7 @@ class FastArgumentParser(HfArgumentParser):
             self.error(hints)
         return namespace
 
-    def _merge(self, layers: list[tuple[str, dict[str, _Given]]]) -> tuple[dict[str, Any], dict[str, str]]:
+    def _merge(self, layers: list[tuple[str, dict[str, Given]]]) -> tuple[dict[str, Any], dict[str, str]]:
         """The converted value of each field and who set it; later layers win."""
         values: dict[str, Any] = {}
         origins = dict.fromkeys(self._hints, "default")
@@ -172,7 +163,7 @@ class FastArgumentParser(HfArgumentParser):
                 origins[key] = origin
         return values, origins
 
-    def _choose_preset(self, typed: Any, from_yaml: dict[str, _Given], recipe: dict[str, _Given]) -> str | None:
+    def _choose_preset(self, typed: Any, from_yaml: dict[str, Given], recipe: dict[str, Given]) -> str | None:
         """The preset in effect: typed, else from YAML, else the recipe's, else the default of a field `preset`."""
         if typed is not None and typed is not _UNSET:
             return str(typed)
@@ -198,10 +189,10 @@ class FastArgumentParser(HfArgumentParser):
                 )
         return names
 
-    def _preset_layer(self, name: str) -> dict[str, _Given]:
+    def _preset_layer(self, name: str) -> dict[str, Given]:
         if nested := {"preset", "config"} & self.presets[name].keys():
             raise ArgumentError(f"preset {name}: presets do not nest; remove {sorted(nested)}.")
-        return {key: _Given(value, value, f"preset {name}") for key, value in self.presets[name].items()}
+        return {key: Given(value, value, f"preset {name}") for key, value in self.presets[name].items()}
 
     def _preset_list(self) -> str:
         if not self.presets:
@@ -212,7 +203,7 @@ class FastArgumentParser(HfArgumentParser):
         ]
         return "\n".join(["presets (--preset NAME[+NAME], later ones win):", *lines])
 
-    def _convert(self, key: str, given: _Given) -> Any:
+    def _convert(self, key: str, given: Given) -> Any:
         """A layer's value as the command line would have made it, or ArgumentError with key, value and type."""
         if key not in self._hints:
             raise ArgumentError(f"{given.where}: unknown key {key!r}{_nearest(key, self._hints)}.")
@@ -221,7 +212,7 @@ class FastArgumentParser(HfArgumentParser):
         action, members = self._field_actions[key], _members(self._hints[key])
         if action.nargs in ("+", "*"):
             texts, plains = (v if isinstance(v, (list, tuple)) else [v] for v in (given.text, given.plain))
-            each = [_Given(text, plain, given.where) for text, plain in zip(texts, plains)]
+            each = [Given(text, plain, given.where) for text, plain in zip(texts, plains)]
             inner = tuple(
                 part for hint in members for part in (get_args(hint) if get_origin(hint) is list else (hint,))
             )
@@ -256,7 +247,7 @@ class FastArgumentParser(HfArgumentParser):
             raise ArgumentError(str(error)) from error
 
 
-def _convert_scalar(key: str, given: _Given, action: argparse.Action, members: tuple[Any, ...]) -> Any:
+def _convert_scalar(key: str, given: Given, action: argparse.Action, members: tuple[Any, ...]) -> Any:
     plain = given.plain
     wrong = ArgumentError(f"{given.where}: {key}: {plain!r} is not {_expected(action, members)}.")
     if plain is None or isinstance(plain, (list, tuple, dict)):
@@ -292,65 +283,3 @@ def _expected(action: argparse.Action, members: tuple[Any, ...]) -> str:
 def _nearest(name: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(name, list(known), n=1)
     return f", did you mean {close[0]!r}?" if close else ""
-
-
-class _Loader(yaml.SafeLoader):
-    """SafeLoader that also reads 1e-3 as a number inside nested mappings; PyYAML's YAML 1.1 takes it for text."""
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
-)
-
-
-def _read_yaml(path: str) -> dict[str, _Given]:
-    """Field name -> value with its line; `output-dir` is read as `output_dir`."""
-    try:
-        loader = _Loader(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ArgumentError(f"--config {path}: cannot be read from {Path.cwd()}: {error}") from error
-    try:
-        root = loader.get_single_node()
-        if root is None:
-            return {}
-        if not isinstance(root, yaml.MappingNode):
-            raise ArgumentError(f"{path}: the top level must be lines of 'field: value'.")
-        _refuse_duplicates(root, path, _key)
-        return {
-            _key(key): _Given(_text(value), loader.construct_object(value, deep=True), _line(path, key))
-            for key, value in root.value
-        }
-    except yaml.YAMLError as error:
-        raise ArgumentError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
-    finally:
-        loader.dispose()
-
-
-def _key(node: yaml.Node) -> str:
-    return str(node.value).replace("-", "_")
-
-
-def _line(path: str, node: yaml.Node) -> str:
-    return f"{path} line {node.start_mark.line + 1}"
-
-
-def _text(node: yaml.Node) -> Any:
-    """Scalars as they are written (`no` stays "no"), sequences as lists of them; a mapping has no such form."""
-    if isinstance(node, yaml.SequenceNode):
-        return [_text(item) for item in node.value]
-    return None if node.tag == "tag:yaml.org,2002:null" else node.value
-
-
-def _refuse_duplicates(node: yaml.Node, path: str, spell: Callable[[yaml.Node], str]) -> None:
-    """PyYAML keeps the last of two equal keys without a word; `spell` says when two keys are equal."""
-    if isinstance(node, yaml.MappingNode):
-        lines: dict[str, int] = {}
-        for key, value in node.value:
-            name = spell(key)
-            if name in lines:
-                raise ArgumentError(f"{_line(path, key)}: {name!r} is already given on line {lines[name]}; keep one.")
-            lines[name] = key.start_mark.line + 1
-            _refuse_duplicates(value, path, lambda inner: str(inner.value))
-    elif isinstance(node, yaml.SequenceNode):
-        for item in node.value:
-            _refuse_duplicates(item, path, lambda inner: str(inner.value))

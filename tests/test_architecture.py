@@ -13,7 +13,7 @@ FLOORS = (
     {"data", "reporting"},
     {"models"},
     {"embeddings", "evaluation", "checkpoints"},
-    {"speedups", "hub"},
+    {"speedups", "hub", "config_file"},
     {"plan", "training_args", "presets", "parser"},
     {"mixins"},
     {"trainer"},

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import yaml
 
+from ..config_file import read_mapping
 from ..errors import ArgumentError
 from ..presets import PRESETS
 from .arguments import CompareArguments
@@ -133,7 +134,7 @@ def merge_yaml(below: str, above: str) -> str:
     Raises:
         ArgumentError: a file cannot be read, or is no mapping.
     """
-    first, second = _read_mapping(below), _read_mapping(above)
+    first, second = read_mapping(below), read_mapping(above)
     taken = {_key(key) for key, _ in second.value}
     first.value = [pair for pair in first.value if _key(pair[0]) not in taken] + second.value
     return yaml.serialize(first, Dumper=yaml.SafeDumper)
@@ -141,13 +142,3 @@ def merge_yaml(below: str, above: str) -> str:
 
 def _key(node: yaml.Node) -> str:
     return str(node.value).replace("-", "_")
-
-
-def _read_mapping(path: str) -> yaml.MappingNode:
-    try:
-        root = yaml.compose(Path(path).read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
-    except (OSError, yaml.YAMLError) as error:
-        raise ArgumentError(f"{path}: cannot be read as YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(root, yaml.MappingNode):
-        raise ArgumentError(f"{path}: the top level must be lines of 'field: value'.")
-    return root

@@ -33,16 +33,21 @@ _ENCRYPTED_PARQUET = (b"PARE", "the file is Parquet with an encrypted footer", "
 _PAGES = ("<!doctype html", "<html", "<head", "<body", "<?xml")
 
 
+def irregular_kind(path: Path) -> str:
+    """Returns what `path` is, or links to, if not a regular file, else "": a pipe or a device may never end."""
+    kind = stat.S_IFMT(path.stat().st_mode)
+    names = {stat.S_IFREG: "", stat.S_IFDIR: "a folder", stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket"}
+    return names.get(kind, "a device")
+
+
 def check_regular(path: Path) -> None:
-    """Raises DataError unless `path` is, or links to, a regular file: reading a pipe or a device may never end."""
+    """Raises DataError unless `path` is, or links to, a regular file."""
     try:
-        mode = path.stat().st_mode
+        kind = irregular_kind(path)
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror}).") from error
-    if not stat.S_ISREG(mode):
-        kinds = {stat.S_IFIFO: "a named pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
-        what = kinds.get(stat.S_IFMT(mode), "a socket" if stat.S_ISSOCK(mode) else "a folder")
-        raise DataError(f"{path}: is {what}, not a regular file. Save the rows in a file, and name that.")
+    if kind:
+        raise DataError(f"{path}: is {kind}, not a regular file. Save the rows in a file, and name that.")
 
 
 def other_content(start: bytes, is_parquet: bool = False) -> str:
