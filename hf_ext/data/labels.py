@@ -103,7 +103,7 @@ def _censor_rule(key: str, flag: int | None, bound: int | None) -> str:
 def _parse_number(value: object) -> _Label:
     if value is None:
         return _Label(math.nan, rule="the label is missing", remedy="Fill it in, or leave the row out.")
-    if not isinstance(value, (int, float, np.number, np.bool_)):
+    if not isinstance(value, (int, float, np.number)) or isinstance(value, bool):
         return _Label(math.nan, rule=f"the label is {type(value).__name__}, not a number", remedy="Store a number.")
     try:
         return _check_range(float(value), None)

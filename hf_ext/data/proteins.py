@@ -19,6 +19,7 @@ STOP = "*"
 ESM_VOCABULARY = ("<cls>", "<pad>", "<eos>", "<unk>", *"LAGVSERTIDPKQNFYMHWCXBUZO.-", "<null_1>", "<mask>")
 # Each spells a short peptide, but in a table it is what another program wrote for "no value".
 MISSING_MARKERS = frozenset({"NA", "N/A", "#N/A", "<NA>", "NULL", "NAN", "NONE"})
+TRUTH_VALUES = frozenset({"TRUE", "FALSE"})  # these spell peptides, too
 MAX_LISTED = 20
 
 _ALL_RESIDUES = re.compile(f"[{STANDARD}{UNKNOWN}{RARE}]+").fullmatch
@@ -112,8 +113,8 @@ def clean_sequences(values: Sequence[object], column: str, policy: ResiduePolicy
         rows: the 1-based file row of each value, same length as `values`.
 
     Returns:
-        `CleanedColumn`; problems are in row order. Refused: missing or empty cells, missing-value markers, non-text,
-        non-ASCII, digits, white space inside, `*`, gaps, any other character, too long.
+        `CleanedColumn`; problems are in row order. Refused: missing or empty cells, missing-value markers, truth
+        values, non-text, non-ASCII, digits, white space inside, `*`, gaps, any other character, too long.
 
     Raises:
         ValueError: `values` and `rows` differ in length.
@@ -170,8 +171,8 @@ def _judge_other(value: object) -> _Verdict:
 
 
 def _judge(value: str, policy: ResiduePolicy) -> _Verdict:
-    if _ALL_RESIDUES(value) and len(value) > 4 and (policy.max_residues is None or len(value) <= policy.max_residues):
-        return _Verdict(value)  # longer than every missing-value marker, so nothing else can be wrong with it
+    if _ALL_RESIDUES(value) and len(value) > 5 and (policy.max_residues is None or len(value) <= policy.max_residues):
+        return _Verdict(value)  # longer than every marker and truth value, so nothing else can be wrong with it
     text = value.strip()
     changes = ["whitespace_stripped"] if text != value else []
     if not text:
@@ -180,6 +181,8 @@ def _judge(value: str, policy: ResiduePolicy) -> _Verdict:
         return _Verdict(
             "", f"{shorten(text)!r} reads as a missing value", "Fill in the sequence, or leave the row out."
         )
+    if text.upper() in TRUTH_VALUES:
+        return _Verdict("", f"{text!r} reads as a truth value", "Fill in the sequence, or leave the row out.")
     # Before upper(): some non-ASCII letters upper-case into valid residues (the sharp s into SS).
     if not text.isascii():
         position = next(index for index, letter in enumerate(text) if not letter.isascii())

@@ -120,7 +120,7 @@ def text_array(values: Sequence[Any]) -> pa.Array:
 
 
 def _as_text(value: Any) -> str:
-    return json.dumps(value) if isinstance(value, (list, dict)) else str(value)
+    return json.dumps(value, default=str) if isinstance(value, (list, dict)) else str(value)
 
 
 def _not_found(path: Path) -> str:
@@ -191,11 +191,13 @@ def _collect(records: Iterator[tuple[int, dict[str, Any]]], is_text: bool) -> pa
 
 
 def typed_array(values: Sequence[Any]) -> pa.Array:
-    """Returns values as whole numbers, numbers or, where they are anything else or mixed, text.
+    """Returns values as truth values, whole numbers, numbers or, where they are anything else or mixed, text.
 
     Whole numbers that float64 would round (an id of 20 digits) are kept as text, too.
     """
     kinds = {type(value) for value in values} - {type(None)}
+    if kinds == {bool}:
+        return pa.array(values, type=pa.bool_())
     if kinds == {int} and all(value is None or abs(value) < 2**63 for value in values):
         return pa.array(values, type=pa.int64())
     if kinds == {float} or (kinds == {int, float} and all(abs(v) <= 2**53 for v in values if type(v) is int)):

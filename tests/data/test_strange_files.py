@@ -1,5 +1,7 @@
 """Files that are not what they are called, that never end, or hold what no table can: named, and never waited for."""
 
+import datetime
+import decimal
 import gzip
 import io
 import json
@@ -9,6 +11,8 @@ import socket
 import tarfile
 import zipfile
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from hf_ext.data import lines
@@ -246,3 +250,29 @@ def test_a_long_cell_that_is_no_number_is_refused_in_time(tmp_path, cell):
     path.write_text("\n".join(json.dumps({"sequence": "MKTVL", "label": label}) for label in ("1", "2", cell)))
     with pytest.raises(DataError, match="row 3, column 'label'"):
         load_data(DataArguments(dataset_name=str(path)), output_dir=None, seed=0)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_truth_values_are_neither_sequences_nor_labels(tmp_path, streaming):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"sequence": true, "label": 1}\n' * 3)
+    with pytest.raises(DataError, match="row 1, column 'sequence', value 'True': a sequence must be text, not bool"):
+        list(load_sequences(DataArguments(dataset_name=str(path), streaming=streaming)).table)
+    path.write_text('{"sequence": "MKTVL", "label": true}\n' * 3)
+    with pytest.raises(DataError, match="row 1, column 'label', value 'True': the label is bool, not a number"):
+        list(
+            load_data(DataArguments(dataset_name=str(path), streaming=streaming), output_dir=None, seed=0).splits[
+                "train"
+            ]
+        )
+    path.with_suffix(".csv").write_text("sequence\nMKTVL\nFALSE\nTrue\n")
+    with pytest.raises(DataError, match=r"2 values cannot be used:\n.*row 3, .*'FALSE' reads as a truth value"):
+        list(load_sequences(DataArguments(dataset_name=str(path.with_suffix(".csv")), streaming=streaming)).table)
+
+
+def test_nested_values_of_any_type_become_text(tmp_path):
+    kind = pa.struct({"day": pa.date32(), "raw": pa.binary(), "price": pa.decimal128(4, 2)})
+    cells = [{"day": datetime.date(2026, 1, 2), "raw": b"x", "price": decimal.Decimal("1.50")}]
+    pq.write_table(pa.table({"sequence": ["MKTVL"], "x": pa.array(cells, kind)}), tmp_path / "a.parquet")
+    (text,) = read_table(str(tmp_path / "a.parquet"))["x"][:]
+    assert json.loads(text) == {"day": "2026-01-02", "raw": "b'x'", "price": "1.50"}
