@@ -49,7 +49,8 @@ def read_mapping(path: str) -> yaml.MappingNode:
 
 
 def _refusal(problem: str, event: yaml.Event) -> yaml.MarkedYAMLError:
-    return yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
+    mark: Any = event.start_mark  # of one of two classes, says types-PyYAML
+    return yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
 
 
 class _PlainLoader(yaml.SafeLoader):

@@ -70,5 +70,5 @@ class Lines:
 
 def _open(path: Path) -> IO[bytes]:
     if path.suffix.lower() == ".gz":
-        return io.BufferedReader(gzip.open(path, "rb"), 1 << 20)  # type: ignore[arg-type]
+        return io.BufferedReader(gzip.open(path, "rb"), 1 << 20)
     return open(path, "rb")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import importlib
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -262,6 +263,29 @@ def test_the_recipe_writes_ids_that_are_formulas_as_text(
     assert [row["'+id"] for row in rows] == ["'=cmd|'/C calc'!A0", "-1.5", "'@x", "r4"]
     assert [row["source_row"] for row in rows] == ["2", "3", "4", "5"]
     assert all(float(row["prediction"]) == float(row["prediction"]) for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.csv", None, "is a named pipe, not a regular file"),
+        ("a.parquet", b"PAR1rubbishPAR1", "not a readable Parquet file"),
+        ("a.csv", b"PK\x03\x04", "an Excel workbook"),
+    ],
+)
+def test_the_recipe_refuses_what_is_no_table(
+    frozen: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: bytes | None, message: str
+) -> None:
+    if content is None:
+        os.mkfifo(tmp_path / name)
+    else:
+        (tmp_path / name).write_bytes(content)
+    monkeypatch.syspath_prepend(ROOT / "recipes")
+    words = f"--model {frozen[0]} --preset baseline --dataset_name {tmp_path / name} --output {tmp_path / 'out.csv'}"
+    with pytest.raises(DataError, match=message) as error:
+        importlib.import_module("predict").main([*words.split(), "--use_cpu", "true"])
+    assert str(tmp_path / name) in str(error.value)
+    assert not (tmp_path / "out.csv").exists()
 
 
 def test_the_recipe_predicts_by_hub_id_and_afterwards_without_network(
