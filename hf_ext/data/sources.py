@@ -27,6 +27,7 @@ from datasets.exceptions import DatasetNotFoundError
 from ..errors import DataError
 from .formats import DELIMITERS, FASTA_SUFFIXES, SUFFIXES, file_format, iter_records
 from .names import check_columns, show_name
+from .parquet import parquet_columns
 from .splits import canonical_split
 
 SOURCE_ROW = "source_row"
@@ -167,6 +168,8 @@ def _read_file(path: Path, columns: Collection[str] | None, streaming: bool, spl
 
 def _peek_names(path: Path) -> list[str]:
     """The columns that the first records have; only JSON Lines and FASTA records can differ."""
+    if file_format(path) == ".parquet":
+        return parquet_columns(path)
     return list(dict.fromkeys(name for _, record in islice(iter_records(path, None), PEEK_RECORDS) for name in record))
 
 

@@ -223,7 +223,18 @@ def test_a_line_end_in_an_id_is_refused_or_dropped_by_row(tmp_path):
     assert load_sequences(args, output_dir=tmp_path).table["id"][:] == ["r1", "r4"]
 
 
-NOT_NUMBERS = ["\u0663", "1\u0663.5", "\uff17.3", "1_000", "1e-400", "0x10", "\u2212" + "1"]
+NOT_NUMBERS = [
+    "\u0663",
+    "1\u0663.5",
+    "\uff17.3",
+    "1_000",
+    "1e-400",
+    "0x10",
+    "\u2212" + "1",
+    "<=\u0663",
+    "> 1_000",
+    "<1e-400",
+]
 
 
 @pytest.mark.parametrize("value", NOT_NUMBERS)
@@ -242,6 +253,15 @@ def test_labels_in_other_digits_are_refused_with_row_and_value(tmp_path, value, 
     with pytest.raises(DataError) as error:
         load_data(args, output_dir=None, seed=0)
     assert f"{path}, row 12, column 'label', value '{shown}': the filter compares" in str(error.value)
+
+
+@pytest.mark.parametrize("mark", ["\u0661", "\uff1c", "1_0", "\uff11"])
+def test_censoring_marks_in_other_digits_are_refused(tmp_path, mark):
+    path = tmp_path / "a.csv"
+    path.write_text(f"sequence,label,censored\nMKTVL,1,0\nMKTAA,2,{mark}\nMKTCC,3,1\n")
+    args = DataArguments(dataset_name=str(path), censor_column="censored")
+    with pytest.raises(DataError, match=r"row 3, column 'censored', value '.*': not a censoring mark"):
+        load_data(args, output_dir=None, seed=0)
 
 
 @pytest.mark.parametrize("cell", ["1" * 100_000 + "x", " " * 100_000 + "x" + " " * 20_000 + "y"])
