@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from .markdown import code
+
 
 def describe_near_copies(leaks: Mapping[str, Any] | None) -> list[str]:
     """Sentences for the highest and the other identities, of rows and of each column; `leaks` as `leak_report` gives.
@@ -18,7 +20,7 @@ def describe_near_copies(leaks: Mapping[str, Any] | None) -> list[str]:
         lines = [_sentence(leaks["row"], compared, "sequence", "")]
     else:
         lines = [_sentence(leaks["row"], compared, "row", " in every sequence")]
-        lines += [_sentence(leak, compared, "sequence", f" in `{name}`") for name, leak in columns.items()]
+        lines += [_sentence(leak, compared, "sequence", f" in {code(name)}") for name, leak in columns.items()]
     return [line for line in lines if line]
 
 
