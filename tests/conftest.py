@@ -48,7 +48,7 @@ HANDLERS = read_signal_handlers()  # before any test, and any fixture that lives
 
 @pytest.fixture(autouse=True)
 def _leaves_the_process_as_it_was():
-    """No test leaves a signal handler or a data worker behind: Ctrl-C stops the suite, and the next test has the cores."""
+    """No test leaves a signal handler or data worker behind: Ctrl-C stops the suite, the next test has the cores."""
     yield
     handlers, workers = read_signal_handlers(), multiprocessing.active_children()
     for number, handler in HANDLERS.items():
