@@ -12,52 +12,80 @@ from peft import PeftModel
 
 from ..data.even_batches import RepeatedRows
 from ..models.exact_loss import IGNORED, LossKind, exact_loss, find_loss_kind, sum_loss_rows
+from ..overrides import EVALUATION_LOSS, TRAINING_LOSS, find_override
 
 logger = logging.getLogger(__name__)
 
 
 class ExactLossMixin:
-    """Sets Trainer's `compute_loss_func` for the models of `LOSS_KINDS`, in a PEFT wrapper too.
+    """Makes a loss of its own Trainer's `compute_loss_func` for the models of `LOSS_KINDS`, in a PEFT wrapper too.
 
-    Left alone: a `compute_loss_func` of the user's; label smoothing, whose loss is Trainer's own; `DataParallel`, under
-    which Trainer scales such a loss by the number of devices once too often; all other models, with a warning where
-    it matters and the model does not say itself that it divides by `num_items_in_batch`.
+    Left alone: a `compute_loss_func` of the user's, whenever it is set; every trainer in which somebody overrides a
+    method of `TRAINING_LOSS`, which Trainer's own arithmetic has to fit; label smoothing, whose loss is Trainer's own;
+    `DataParallel`, under which Trainer scales such a loss by the number of devices once too often; all other models.
+    There is a warning where that matters and the model does not say itself that it divides by `num_items_in_batch`.
 
     The loss of an evaluation is the sum over its items by their number: for the models of `LOSS_KINDS`, and for those
-    with `row_losses` (AffinityModel, but for its ranking loss), unless the loss is the user's or smoothed. For all
-    others it is Trainer's, a mean of batch means, which depends on the eval batch size and on the number of processes.
-    Cost: the loss once more, and 8 bytes a row.
+    with `row_losses` (AffinityModel, but for its ranking loss), unless the loss is the user's or smoothed, or somebody
+    overrides a method of `EVALUATION_LOSS`. For all others it is Trainer's, a mean of batch means, which depends on the
+    eval batch size and on the number of processes. Cost: the loss once more, and 8 bytes a row.
     """
 
     args: Any
     model: Any
     accelerator: Any
-    compute_loss_func: Any
     label_smoother: Any
+    model_accepts_loss_kwargs: bool
+    loss_is_scaled_for_ga: bool | None
     num_loss_items: float | None = None  # in the evaluation before; None where its loss is Trainer's
     _loss_rows: list[torch.Tensor] | None = None  # per batch of the evaluation at hand: (n, 2), loss and items
+    _given_loss: Any = None
+    _is_loss_given = True  # until Trainer is made: what it reads meanwhile is what it was given
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        if self.compute_loss_func is not None or self.label_smoother is not None or self.args.n_gpu > 1:
-            return
+        self._is_loss_given = self._given_loss is not None
+        if self.compute_loss_func is None and self.label_smoother is None and self.args.n_gpu <= 1:
+            self._warn_of_means()
+
+    @property
+    def compute_loss_func(self) -> Any:
+        """What was given or assigned; else the exact loss where it is used; else None, as in Trainer."""
+        return self._exact_loss if not self._is_loss_given and self._uses_exact_loss() else self._given_loss
+
+    @compute_loss_func.setter
+    def compute_loss_func(self, function: Any) -> None:
+        self._given_loss, self._is_loss_given = function, True
+
+    def _uses_exact_loss(self) -> bool:
+        """Asked for every batch, since a method can be assigned at any time. Cost: 10 microseconds."""
+        if self.label_smoother is not None or self.args.n_gpu > 1:
+            return False
         model = unwrap_peft(self.model)
-        if getattr(model, "accepts_loss_kwargs", None) is True:  # divides by num_items_in_batch itself
+        divides = getattr(model, "accepts_loss_kwargs", None) is True  # by num_items_in_batch, itself
+        return not divides and find_loss_kind(model) is not None and find_override(self, *TRAINING_LOSS) is None
+
+    def _warn_of_means(self) -> None:
+        """Where an optimizer step sees several batches, or batches of any size, and the loss may not count that."""
+        several = self.args.gradient_accumulation_steps * self.args.world_size > 1
+        if self.loss_is_scaled_for_ga is not None or not (several or self.args.max_tokens_per_batch is not None):
             return
-        if find_loss_kind(model) is not None:
-            self.compute_loss_func = self._exact_loss
-        elif self._splits_batches():
+        model, override = unwrap_peft(self.model), find_override(self, *TRAINING_LOSS)
+        if override is None and getattr(model, "accepts_loss_kwargs", None) is not True:
             logger.warning(
                 "The loss of %s may be averaged over each micro-batch instead of the effective batch: give a "
                 "compute_loss_func(outputs, labels, num_items_in_batch), or have its forward divide by "
                 "num_items_in_batch and set accepts_loss_kwargs = True.",
                 type(model).__name__,
             )
-
-    def _splits_batches(self) -> bool:
-        """Whether an optimizer step sees more than one batch, or batches vary in size."""
-        several = self.args.gradient_accumulation_steps * self.args.world_size > 1
-        return several or self.args.max_tokens_per_batch is not None
+        elif override is not None:
+            logger.warning(
+                "%s decides the loss, so it is taken as Trainer takes it: %s over the batches of a step. Set "
+                "loss_is_scaled_for_ga in the class: False if it returns the mean of a batch, True if it divides by "
+                "num_items_in_batch.",
+                override,
+                "summed" if self.model_accepts_loss_kwargs else "averaged",
+            )
 
     def loss_counts_items(self) -> bool:
         """Whether the loss is a sum over items by their number in the step, so that batches may vary in size."""
@@ -65,7 +93,8 @@ class ExactLossMixin:
             return False
         if self.compute_loss_func is not None:
             return bool(self.compute_loss_func == self._exact_loss)
-        return getattr(unwrap_peft(self.model), "accepts_loss_kwargs", None) is True
+        divides = getattr(unwrap_peft(self.model), "accepts_loss_kwargs", None) is True
+        return divides and find_override(self, *TRAINING_LOSS) is None
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """As in Trainer; rows that another process trains on count nothing."""
@@ -131,6 +160,8 @@ class ExactLossMixin:
             return False
         if self.args.use_liger_kernel or self.label_names != ["labels"]:  # type: ignore[attr-defined]
             return False
+        if find_override(self, *EVALUATION_LOSS) is not None:
+            return False
         model = unwrap_peft(self.model)
         return hasattr(model, "row_losses") or find_loss_kind(model) is not None
 
@@ -146,12 +177,17 @@ class ExactLossMixin:
 
     # --- training ---------------------------------------------------------------------------------------------------
 
+    def _counts_measurements(self) -> bool:
+        """Whether the loss is ours, for which -100 is a measurement like any other."""
+        if self.compute_loss_func is not None:
+            return bool(self.compute_loss_func == self._exact_loss)
+        return hasattr(unwrap_peft(self.model), "row_losses") and find_override(self, *TRAINING_LOSS) is None
+
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Any:
-        # Trainer leaves -100 out of the count; as a measurement it is a label like any other.
         batch_samples = [_without_labels(b) if isinstance(b, RepeatedRows) else b for b in batch_samples]
         labels = [batch.get("labels") for batch in batch_samples if isinstance(batch, Mapping)]
         measured = [label for label in labels if isinstance(label, torch.Tensor) and label.is_floating_point()]
-        if measured and len(measured) == len(batch_samples):
+        if measured and len(measured) == len(batch_samples) and self._counts_measurements():
             batch_samples = [
                 batch if isinstance(batch, RepeatedRows) else {"labels": torch.zeros_like(label)}
                 for batch, label in zip(batch_samples, measured)

@@ -1,0 +1,45 @@
+"""Which of Trainer's methods somebody else has overridden: in a subclass, in a mixin, or on one trainer.
+
+hf_ext computes some things otherwise than Trainer (see `mixins/exact_loss.py`), and can do so only where the methods
+that they go through are its own or Trainer's. Where one is not, the trainer has to be what Trainer is.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+# Trainer's own: a class of these is no override, nor is one whose methods hand on what these return.
+OWN_CLASSES = ("hf_ext", "transformers.trainer", "transformers.trainer_seq2seq")
+OWN_CODE = ("hf_ext", "transformers")
+
+TRAINING_LOSS = ("compute_loss", "training_step", "get_batch_samples", "_get_num_items_in_batch", "_prepare_inputs")
+EVALUATION_LOSS = ("compute_loss", "prediction_step", "evaluation_loop", "_prepare_inputs")
+
+
+def find_override(trainer: Any, *names: str) -> str | None:
+    """Who has overridden the first of these methods that somebody has, as "Class.method"; None where nobody has.
+
+    It does not matter where in the order of the classes the override stands, nor whether it calls `super()`: what it
+    makes of the result is not known. An assignment to a class of transformers, or to the trainer, is an override too.
+    """
+    for name in names:
+        if name in vars(trainer) and not _is_in(_module_of(vars(trainer)[name]), OWN_CODE):
+            return f"{name}, assigned to the trainer"
+        for base in type(trainer).__mro__:
+            if name in vars(base) and not _is_own(base, vars(base)[name]):
+                return f"{base.__name__}.{name}"
+    return None
+
+
+def _is_own(base: type, method: Any) -> bool:
+    return _is_in(base.__module__, OWN_CLASSES) and _is_in(_module_of(method), OWN_CODE)
+
+
+def _module_of(method: Any) -> str:
+    """Where a function was written, which `functools.wraps` does not change as it does `__module__`."""
+    function = getattr(method, "__func__", method)
+    return getattr(function, "__globals__", {}).get("__name__", type(function).__module__)
+
+
+def _is_in(module: str, packages: tuple[str, ...]) -> bool:
+    return any(module == package or module.startswith(f"{package}.") for package in packages)
