@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import datasets
 import torch
 from peft import PeftModel
 
-from .data.columns import column_names, read_columns, row_lengths
+from .data.columns import column_names, has_numbered_rows, read_columns, row_lengths
 from .errors import PlanRefused
 from .hardware import Hardware, count_cpu_cores, detect_hardware
 from .models.muon import encoder_matrices
@@ -148,7 +149,9 @@ def describe_data(dataset: Any, collator: Any, args: Any) -> DataFacts:
     """Row count, distinct inputs, and the padding that random batches would have."""
     if dataset is None:
         return DataFacts()
-    if not hasattr(dataset, "__len__"):
+    if isinstance(dataset, Mapping):  # several, for a data loader of the user's
+        return DataFacts()
+    if not has_numbered_rows(dataset):
         return DataFacts(streaming=True)
     names = column_names(dataset)
     inputs = getattr(collator, "columns", {})

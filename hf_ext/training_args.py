@@ -266,6 +266,18 @@ class FastTrainingArguments(TrainingArguments):
         self._built = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         self._check_values()
 
+    def adopt_values(self) -> None:
+        """Completes arguments whose values came from plain `TrainingArguments`: our fields get their defaults."""
+        for spec in dataclasses.fields(FastTrainingArguments):
+            if spec.name not in self.__dict__:
+                setattr(self, spec.name, _default(spec))
+        if self.push_to_hub:
+            self._read_hub_strategy()
+        self._explicit = None
+        self._given = frozenset(f.name for f in dataclasses.fields(self) if getattr(self, f.name) != _default(f))
+        self._built = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        self._check_values()
+
     def _read_hub_strategy(self) -> str:
         strategy = str(getattr(self.hub_strategy, "value", self.hub_strategy))
         if strategy not in HUB_STRATEGIES:

@@ -15,6 +15,7 @@ FLOORS = (
     {"embeddings", "evaluation", "checkpoints"},
     {"speedups", "hub", "config_file"},
     {"plan", "training_args", "presets", "parser"},
+    {"plain_arguments"},
     {"mixins"},
     {"trainer"},
     {"affinity", "comparing", "masked_lm"},

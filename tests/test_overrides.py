@@ -1,19 +1,14 @@
 """Whoever overrides a method of Trainer, or gives a loss or an optimizer, gets the numbers of stock Trainer."""
 
-import functools
 import types
 
 import pytest
 import torch
-from stock_twins import Numbers, make_model, make_rows, pad, run_both, settings
+from stock_twins import Numbers, run_both
 from torch.nn.functional import cross_entropy
-from transformers import Seq2SeqTrainer, Trainer, TrainingArguments
+from transformers import Trainer
 
-from hf_ext import overrides
 from hf_ext.mixins import exact_loss
-from hf_ext.overrides import EVALUATION_LOSS, TRAINING_LOSS, find_override
-from hf_ext.trainer import FastTrainer
-from hf_ext.training_args import FastTrainingArguments
 
 WEIGHT = torch.tensor([1.0, 9.0, 2.0])
 MODELS = ("EsmForSequenceClassification", "EsmForTokenClassification", "BertForSequenceClassification")

@@ -7,6 +7,13 @@ from typing import Any
 
 import datasets
 import numpy as np
+from torch.utils.data import IterableDataset as TorchIterableDataset
+
+
+def has_numbered_rows(dataset: Any) -> bool:
+    """Whether rows can be had by number: not of streams, which may have a length, nor of a dictionary of datasets."""
+    has_both = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+    return has_both and not isinstance(dataset, Mapping | TorchIterableDataset)
 
 
 def read_columns(dataset: Any, columns: Sequence[str]) -> list[tuple[str, ...]]:

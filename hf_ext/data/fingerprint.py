@@ -13,7 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import torch
-from torch.utils.data import IterableDataset as TorchIterableDataset
+
+from .columns import has_numbered_rows
 
 BLOCK_ROWS = 1000  # hashed together; part of the definition of the hash
 GATHER_BYTES = 64 * 2**20  # memory for the rows that an indices mapping brings together
@@ -30,13 +31,14 @@ def fingerprint(dataset: Any) -> dict[str, Any]:
 
     Args:
         dataset: a `datasets.Dataset` (its table in the order of its rows; a transform set on it is not seen), a list or
-            tuple of rows, any other dataset with a length (`SAMPLE_ROWS` rows spread over it are read, twice), a stream
-            (nothing is read), or None.
+            tuple of rows, any other dataset with rows by number (`SAMPLE_ROWS` spread over it are read, twice), a
+            stream (nothing is read), a dictionary of these, or None.
 
     Returns:
-        JSON-able: `kind` ("table", "rows", "sample", "stream" or "none"), `num_rows`, and `columns`, name -> hash over
-        type, values and their order. None stands for what cannot be told: values without a content of their own, rows
-        that differ from one reading to the next. For a stream: `source`, what it says of where it comes from.
+        JSON-able: `kind` ("table", "rows", "sample", "stream", "sets" or "none"), `num_rows`, and `columns`, name ->
+        hash over type, values and their order (of sets, name -> what is said of each). None stands for what cannot be
+        told: values without a content of their own, rows that differ from one reading to the next. For a stream:
+        `source`, what it says of where it comes from.
 
     Cost: a table about 1 s per GB; a list about 2 microseconds per value. Random states are left as they were.
     """
@@ -44,7 +46,10 @@ def fingerprint(dataset: Any) -> dict[str, Any]:
         return {"kind": "none"}
     if isinstance(dataset, datasets.Dataset):
         return {"kind": "table", "num_rows": len(dataset), "columns": _hash_table(dataset)}
-    if isinstance(dataset, TorchIterableDataset) or not hasattr(dataset, "__len__"):
+    if isinstance(dataset, Mapping):
+        sets = {str(name): fingerprint(one) for name, one in dataset.items()}
+        return {"kind": "sets", "num_rows": sum(one.get("num_rows") or 0 for one in sets.values()), "columns": sets}
+    if not has_numbered_rows(dataset):
         return _describe_stream(getattr(dataset, "stream", dataset))
     if isinstance(dataset, list | tuple):
         return {"kind": "rows", "num_rows": len(dataset), "columns": _hash_rows(enumerate(dataset))}

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..data.columns import column_names, read_columns
-from ..data.streams import is_stream
+from ..data.columns import column_names, has_numbered_rows, read_columns
 from ..errors import DataError
 from ._arrays import to_numpy
 from .subset import IntArray, choose_subset
@@ -66,14 +65,14 @@ def choose_rows(dataset: Any, *, size: int | float, group_column: str | None = N
     Cost: one pass over two columns; a stream is read twice, and its chosen rows are kept in memory.
     """
     labels, groups, num_rows = (
-        _read_stream(dataset, group_column) if is_stream(dataset) else _read(dataset, group_column)
+        _read(dataset, group_column) if has_numbered_rows(dataset) else _read_stream(dataset, group_column)
     )
     if num_rows == 0:
         raise DataError("The evaluation set has no rows: give it some, or --eval_strategy no.")
     if labels is None:
         labels = np.zeros(num_rows)
     rows = choose_subset(labels, groups, size=size, seed=seed)
-    return ChosenRows(rows, num_rows, _keep(dataset, rows) if is_stream(dataset) else None)
+    return ChosenRows(rows, num_rows, None if has_numbered_rows(dataset) else _keep(dataset, rows))
 
 
 def _read(dataset: Any, group_column: str | None) -> tuple[Any, Any, int]:

@@ -22,10 +22,10 @@ class CpuOffloadMixin:
     optimizer: Any
     plan: Plan
 
-    def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
+    def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
         """As in Trainer; where torchao was decided, its optimizer takes over the groups of AdamW."""
         is_new = self.optimizer is None
-        optimizer = super().create_optimizer(model)  # type: ignore[misc]
+        optimizer = super().create_optimizer(*args, **kwargs)  # type: ignore[misc]
         decision = self.plan["cpu_offload"]
         if decision.status != "applied" or decision.settings["by"] != "torchao":
             return optimizer

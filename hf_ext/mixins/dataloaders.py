@@ -10,7 +10,7 @@ import datasets
 from torch.utils.data import DataLoader, RandomSampler, Sampler, SequentialSampler, Subset
 from transformers.trainer_utils import seed_worker
 
-from ..data.columns import row_lengths
+from ..data.columns import has_numbered_rows, row_lengths
 from ..data.even_batches import EvenBatchSampler, RepeatedRows
 from ..data.length_grouping import LengthGroupedSampler
 from ..data.streams import is_split_by_node, is_stream
@@ -100,7 +100,7 @@ class DataLoaderMixin(StreamLoadingMixin):
             sampler = self._make_token_budget_sampler(dataset)
             self._even_sampler = sampler if self._deals_evenly() else None
             return _hand_epoch_on(self._make_loader(dataset, sampler, description), sampler)
-        if is_training and self._deals_evenly():
+        if is_training and has_numbered_rows(dataset) and self._deals_evenly():
             return self._get_even_dataloader(dataset, description, batch_size, kwargs["sampler_fn"])
         if self.args.world_size > 1 and is_stream(dataset):
             return self._get_stream_eval_dataloader(dataset, description, batch_size)

@@ -53,10 +53,9 @@ class EmbeddingCacheMixin:
 
     def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """As in Trainer; positions become rows of their tables, gathered on the device where the tables are there."""
-        positions = inputs.pop("positions", None)
-        tables = inputs.pop("tables", None)
-        if positions is not None:
-            chosen = self._tables[tables]
+        if self.plan.applied("embedding_cache") and "positions" in inputs:  # else they are the user's, of any type
+            positions = inputs.pop("positions")
+            chosen = self._tables[inputs.pop("tables")]
             device = self.args.device
             inputs["embeddings"] = {name: chosen[name].rows(index, device) for name, index in positions.items()}
         return super()._prepare_inputs(inputs)  # type: ignore[misc]

@@ -22,10 +22,10 @@ class EncoderRateMixin:
     model: Any
     optimizer: Any
 
-    def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
+    def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
         """As in Trainer; every group keeps its settings, and encoder parameters move to one with their own rate."""
         is_new = self.optimizer is None
-        optimizer = super().create_optimizer(model)  # type: ignore[misc]
+        optimizer = super().create_optimizer(*args, **kwargs)  # type: ignore[misc]
         rate = self.args.encoder_learning_rate
         if is_new and rate is not None:
             encoder = {id(p) for p in encoder_parameters(self.model)}

@@ -153,9 +153,7 @@ class EvaluationMixin:
 
     # --- an evaluation ----------------------------------------------------------------------------------------------
 
-    def evaluate(
-        self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
-    ) -> dict[str, float]:
+    def evaluate(self, eval_dataset: Any = None, *args: Any, **kwargs: Any) -> dict[str, float]:
         """As in Trainer; see the class. Other rows than the run's own are looked at in full."""
         sets = self.eval_dataset if eval_dataset is None else eval_dataset
         self.compared_evaluation = None
@@ -163,7 +161,7 @@ class EvaluationMixin:
             own = "" if eval_dataset is None else eval_dataset
             self._set_name = own if isinstance(own, str) else None
         try:
-            return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)  # type: ignore[misc]
+            return super().evaluate(eval_dataset, *args, **kwargs)  # type: ignore[misc]
         finally:
             self._set_name = None
 

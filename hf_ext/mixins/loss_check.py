@@ -14,8 +14,10 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Subset
 
+from ..data.columns import has_numbered_rows
 from ..data.streams import is_stream
-from ..errors import ArgumentError
+from ..errors import ArgumentError, HfExtError
+from ..overrides import find_override
 from .exact_loss import unwrap_peft
 
 NUM_ROWS = 8
@@ -33,13 +35,15 @@ class LossCheckMixin:
     rows (8, or a batch where that is smaller) are spread evenly over the training data. Nothing that training depends
     on changes: gradients are not accumulated, modes and random states are put back, the data loader is not read.
     Resumed runs were checked when they began. Left out, with a line in the log: streams, FSDP and DeepSpeed, whose
-    passes cannot be repeated outside a step, and reentrant activation checkpointing, which lacks `autograd.grad`.
+    passes cannot be repeated outside a step, reentrant activation checkpointing, which lacks `autograd.grad`, data
+    loaders that do not read rows by number, and a `training_step` of the user's. So is, with a warning, a loss that
+    needs more than a step has made of the trainer; on several processes, which must not part ways, that is an error.
 
     Warns of trainable parameters that get no gradient, or zero only.
 
     Raises (when training starts):
         ArgumentError: the loss is no scalar, not finite (a warning with `nan_policy="skip"`), detached from the model,
-            or does not change with any trainable parameter.
+            or, where speed-ups are asked for, does not change with any trainable parameter (else a warning).
 
     Cost: once, one step of 8 rows without an optimizer.
     """
@@ -56,11 +60,21 @@ class LossCheckMixin:
         # The model is on its device and wrapped, callbacks have not begun to count.
         prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)  # type: ignore[misc]
         if resume_from_checkpoint is None and self._has_foreign_loss():
-            if reason := self._why_not_checked():
+            if reason := self._why_not_checked(prepared[1]):
                 logger.info("The loss is not checked before training: %s.", reason)
             else:
-                self.check_loss(prepared[1])
+                self._try_loss(prepared[1])
         return prepared
+
+    def _try_loss(self, loader: DataLoader) -> None:
+        try:
+            self.check_loss(loader)
+        except HfExtError:
+            raise
+        except Exception as error:  # whatever the user's code lacks outside a step: what is wrong in one, shows there
+            if self.args.world_size > 1:
+                raise
+            logger.warning("The loss is not checked before training: %s: %s", type(error).__name__, error)
 
     def check_loss(self, loader: DataLoader) -> None:
         """Checks the loss on rows of `loader`'s dataset; see the class."""
@@ -75,10 +89,14 @@ class LossCheckMixin:
         missing = [name for name, gradient in zip(named, gradients) if gradient is None]
         zero = [name for name, gradient in zip(named, gradients) if gradient is not None and not gradient.any()]
         if len(missing) + len(zero) == len(named):
-            raise ArgumentError(
+            text = (
                 f"{self._loss_name()} does not change with any of the {len(named)} trainable parameters: all gradients "
                 f"are {'zero' if zero else 'missing'}, so that training would change nothing. {_CURES}"
             )
+            if self.args.speedups:
+                raise ArgumentError(text)
+            logger.warning("On the first rows: %s", text)  # on others it may, and Trainer would train
+            return
         # LoRA's first matrix is multiplied by a second one that begins at zero.
         zero = [name for name in zero if "lora_A" not in name]
         for names, what in ((missing, "no gradient"), (zero, "a gradient of zero")):
@@ -106,22 +124,27 @@ class LossCheckMixin:
     def _loss_name(self) -> str:
         if self._has_loss_function():
             return f"compute_loss_func ({getattr(self.compute_loss_func, '__qualname__', self.compute_loss_func)})"
-        if not _is_own(_definer(type(self), "compute_loss")):
-            return f"The loss of {type(self).__name__}.compute_loss"
+        if override := find_override(self, "compute_loss"):
+            return f"The loss of {override}"
         return f"The loss of {type(unwrap_peft(self.model)).__name__}"
 
     def _has_loss_function(self) -> bool:
         return self.compute_loss_func is not None and self.compute_loss_func != self._exact_loss  # type: ignore[attr-defined]
 
     def _has_foreign_loss(self) -> bool:
-        owners = (_definer(type(self), "compute_loss"), _definer(type(unwrap_peft(self.model)), "forward"))
-        return self._has_loss_function() or not all(map(_is_own, owners))
+        if self._has_loss_function() or find_override(self, "compute_loss"):
+            return True
+        return _definer(type(unwrap_peft(self.model)), "forward").__module__.split(".")[0] not in _OWN
 
-    def _why_not_checked(self) -> str | None:
+    def _why_not_checked(self, loader: Any) -> str | None:
+        if override := find_override(self, "training_step"):
+            return f"{override} may do other things with it than it is checked for"
         if self.is_fsdp_enabled or self.is_deepspeed_enabled:
             return "FSDP and DeepSpeed hold the weights in parts"
         if is_stream(self.train_dataset):
             return "the training data is a stream"
+        if not isinstance(loader, DataLoader) or loader.batch_sampler is None or not has_numbered_rows(loader.dataset):
+            return "the data loader does not read rows by their number"
         if self.args.activation_checkpointing and (self.args.activation_checkpointing_kwargs or {}).get(
             "use_reentrant"
         ):
@@ -132,10 +155,6 @@ class LossCheckMixin:
 def _definer(cls: type, name: str) -> type:
     """The class that `cls` has the method from."""
     return next(base for base in cls.__mro__ if name in vars(base))
-
-
-def _is_own(cls: type) -> bool:
-    return cls.__module__.split(".")[0] in _OWN
 
 
 def _draw_batch(loader: Any, batch_size: int) -> Any:

@@ -23,10 +23,10 @@ class MuonMixin:
     optimizer: Any
     plan: Plan
 
-    def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
+    def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
         """As in Trainer; where Muon was decided, AdamW keeps its groups and settings, but for the matrices."""
         is_new = self.optimizer is None
-        optimizer = super().create_optimizer(model)  # type: ignore[misc]
+        optimizer = super().create_optimizer(*args, **kwargs)  # type: ignore[misc]
         if not self.plan.applied("muon") or (not is_new and _is_ours(optimizer)):
             return optimizer
         if not is_new or not isinstance(optimizer, AdamW):

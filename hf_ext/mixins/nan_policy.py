@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
@@ -11,7 +13,9 @@ import torch
 from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback
 
+from ..data.columns import has_numbered_rows
 from ..errors import NotFiniteError
+from ..overrides import find_override
 
 MAX_SKIPPED_IN_A_ROW = 10  # then it is not a matter of some rows
 
@@ -37,18 +41,38 @@ class NanPolicyMixin:
     callback_handler: Any
     model_wrapped: Any
     is_deepspeed_enabled: bool
+    current_gradient_accumulation_steps: int
     _globalstep_last_logged: int
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        # Trainer's filter shows the mean of other steps in place of such a loss, and waits for the device every batch.
-        self.args.logging_nan_inf_filter = False
         self._losses: list[torch.Tensor] = []
         self._loss_before: torch.Tensor | None = None
         self._grad_norm: Any = None
         self._num_skipped_in_a_row = 0
         self._epoch, self._steps_per_epoch = 0, 1
         self.add_callback(NanPolicyCallback(self))  # type: ignore[attr-defined]
+
+    def _inner_training_loop(self, *args: Any, **kwargs: Any) -> Any:
+        with self._unfiltered():
+            return super()._inner_training_loop(*args, **kwargs)  # type: ignore[misc]
+
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
+        """As in Trainer; a loss that is not finite is not left out of the mean."""
+        with self._unfiltered():
+            return super().evaluation_loop(*args, **kwargs)  # type: ignore[misc]
+
+    @contextmanager
+    def _unfiltered(self) -> Iterator[None]:
+        """Trainer's filter shows the mean of other steps in place of such a loss, and waits for the device every batch.
+
+        The arguments may be the caller's, who finds them as they were.
+        """
+        given, self.args.logging_nan_inf_filter = self.args.logging_nan_inf_filter, False
+        try:
+            yield
+        finally:
+            self.args.logging_nan_inf_filter = given
 
     def _run_epoch(self, **kwargs: Any) -> None:
         self._epoch, self._steps_per_epoch = kwargs["epoch"], kwargs["num_update_steps_per_epoch"]
@@ -78,7 +102,8 @@ class NanPolicyMixin:
 
     def check_step(self) -> None:
         """Before the optimizer steps, on all processes alike: goes on, raises, or takes the gradients away."""
-        is_finite = torch.isfinite(torch.stack(self._losses)).all()
+        # A subclass with a `training_step` of its own shows no more of its losses than their sum.
+        is_finite = torch.isfinite(torch.stack(self._losses or [self._tr_loss])).all()  # type: ignore[attr-defined]
         if not self._scales_loss:
             is_finite = is_finite & torch.isfinite(torch.as_tensor(self._grad_norm, device=is_finite.device))
         num_finite = is_finite.int()
@@ -97,9 +122,13 @@ class NanPolicyMixin:
 
     def _description(self) -> str:
         norm = float(self._grad_norm)
+        num_batches = self.current_gradient_accumulation_steps
         losses = [float(loss) for loss in self._losses]
         bad = [i for i, loss in enumerate(losses) if not math.isfinite(loss)] or [*range(len(losses))]
         values = ", ".join(str(losses[i]) for i in bad)
+        if len(losses) != num_batches:  # not one per call of `training_step`
+            bad = [*range(num_batches)]
+            values = str(float(self._tr_loss - self._loss_before))  # type: ignore[attr-defined]
         return (
             f"step {self.state.global_step + 1}: loss {values}, gradient norm {norm}; {self._name_rows(bad)} "
             f"(process {self.args.process_index})."
@@ -124,8 +153,10 @@ class NanPolicyMixin:
             starts = [((first + i) * world + self.args.process_index) * size for i in batches]
             return "rows " + ", ".join(f"{start} to {start + size - 1}" for start in starts) + " since the stream began"
         loader = self.callback_handler.train_dataloader
+        if find_override(self, "get_train_dataloader") or not has_numbered_rows(loader.dataset):
+            return f"micro-batches {', '.join(str(first + i) for i in batches)} of the epoch"
         loader.set_epoch(self._epoch)
-        drawn = [*islice(loader.batch_sampler, first, first + len(self._losses))]
+        drawn = [*islice(loader.batch_sampler, first, first + batches[-1] + 1)]
         return "rows " + "; ".join(", ".join(map(str, drawn[i])) for i in batches) + " of the training data"
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:

@@ -3,50 +3,53 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import logging
 from typing import Any
 
+from transformers import Trainer
+
 from ..checkpoints.disk import describe_failure, is_disk_failure
+from ..overrides import TRAINING_LOSS, find_override
+from ..plain_arguments import as_fast_arguments
 from ..plan import Plan, describe_model, make_plan
 from ..processes import check_fsdp, check_parallelism
 from ..speedups import Run
-from ..training_args import FastTrainingArguments
 
 logger = logging.getLogger(__name__)
+
+
+PARAMETERS = tuple(inspect.signature(Trainer.__init__).parameters)[1:]
 
 
 class PlanMixin:
     """Decides and applies the speed-ups of `args` before Trainer reads its arguments.
 
-    `trainer.args` is a copy with what the plan set; the caller's `args` stay as they are, so that a second trainer
-    made from them does not scale a learning rate that is scaled already.
+    Takes what Trainer takes, by position too, and `plan`. Where a speed-up is applied, `trainer.args` is a copy with
+    what the plan set: a second trainer made from the caller's `args` does not scale a learning rate that is scaled
+    already. Without, it is the caller's; of plain `TrainingArguments`, `as_fast_arguments` of them.
 
     Raises (from the constructor):
         PlanRefused: a request would do something else than asked on this machine, model or data.
     """
 
-    def __init__(
-        self,
-        model: Any = None,
-        args: FastTrainingArguments | None = None,
-        data_collator: Any = None,
-        train_dataset: Any = None,
-        eval_dataset: Any = None,
-        *,
-        plan: Plan | None = None,
-        **kwargs: Any,
-    ):
-        args = copy.copy(FastTrainingArguments(output_dir="trainer_output") if args is None else args)
-        args.accelerator_config = copy.copy(args.accelerator_config)
-        self.plan = plan or make_plan(args, model, train_dataset, data_collator)
+    def __init__(self, *args: Any, plan: Plan | None = None, **kwargs: Any):
+        given = _by_name(args, kwargs)
+        arguments = as_fast_arguments(given.get("args"))
+        model, collator, dataset = (given.get(name) for name in ("model", "data_collator", "train_dataset"))
+        self.plan = plan or make_plan(arguments, model, dataset, collator)
         self.plan.check()
-        check_fsdp(args)
-        check_parallelism(args, describe_model(model).families)
-        self._run = Run(args, model, data_collator, train_dataset)
+        if any(decision.status == "applied" for decision in self.plan.decisions):
+            arguments = copy.copy(arguments)
+            arguments.accelerator_config = copy.copy(arguments.accelerator_config)
+        check_fsdp(arguments)
+        check_parallelism(arguments, describe_model(model).families)
+        own_loss = "compute_loss_func" if given.get("compute_loss_func") else find_override(self, *TRAINING_LOSS)
+        self._run = Run(arguments, model, collator, dataset, own_loss=own_loss)
         try:
             self.plan.apply(self._run)
-            model = self._run.model  # a speed-up may have wrapped it
-            super().__init__(model, args, data_collator, train_dataset, eval_dataset, **kwargs)  # type: ignore[call-arg]
+            given |= {"args": arguments, "model": self._run.model}  # a speed-up may have wrapped it
+            super().__init__(**given)
         except BaseException:
             self._run.restore()
             raise
@@ -85,3 +88,16 @@ class PlanMixin:
         """As `LeavingMixin`; also switches back what the plan switched in the process and in the model."""
         self._run.restore()
         super().close()  # type: ignore[misc]
+
+
+def _by_name(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of a constructor by their names, those without one in the order of Trainer's.
+
+    By name, because a class between this one and Trainer may have another order.
+    """
+    if len(args) > len(PARAMETERS):
+        raise TypeError(f"{len(args)} arguments by position: Trainer takes {', '.join(PARAMETERS)}.")
+    named = dict(zip(PARAMETERS, args))
+    if twice := named.keys() & kwargs.keys():
+        raise TypeError(f"Given twice, by position and by name: {', '.join(sorted(twice))}.")
+    return {**named, **kwargs}

@@ -108,7 +108,9 @@ def describe_training(numbers: Logs, args: Any, state: Any) -> str:
     parts += [f"{_short(numbers[name])} {unit}" for name, unit in SPEED_UNITS.items() if name in numbers]
     best = state.best_metric
     if best is not None and math.isfinite(best):
-        parts.append(f"best {args.metric_for_best_model.removeprefix('eval_')} {best:.4g}")
+        # Of a checkpoint, where the arguments name no metric any more.
+        name = (args.metric_for_best_model or "").removeprefix("eval_")
+        parts.append(f"best {name} {best:.4g}" if name else f"best {best:.4g}")
     parts += [f"{_time(numbers['hours_left'])} left"] if "hours_left" in numbers else []
     return ", ".join(parts)
 

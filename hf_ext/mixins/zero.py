@@ -97,9 +97,9 @@ class ZeroMixin:
             return found
         return found * torch.where(found.detach().isfinite(), 1.0, torch.nan)
 
-    def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
+    def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
         """As in Trainer; refuses one that accelerate would silently replace: see `speedups/zero.py`."""
-        optimizer = super().create_optimizer(model)  # type: ignore[misc]
+        optimizer = super().create_optimizer(*args, **kwargs)  # type: ignore[misc]
         if replaces_optimizer(self.args) and type(optimizer) is not AdamW and not _is_prepared(optimizer):
             raise ArgumentError(
                 f"ZeRO with its optimizer on the {offload_device(self.args)} would step DeepSpeed's CPU Adam, not the "

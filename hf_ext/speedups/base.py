@@ -105,7 +105,10 @@ class Context:
 
 @dataclass
 class Run:
-    """What decisions are applied to: the arguments of the run, its model, and how to build inputs for it."""
+    """What decisions are applied to: the arguments of the run, its model, and how to build inputs for it.
+
+    `own_loss` says where a loss of the user's comes from, which may read all that the model returns; None without one.
+    """
 
     args: Any
     model: Any
@@ -113,6 +116,7 @@ class Run:
     train_dataset: Any = None
     undo: list[Callable[[], None]] = field(default_factory=list)
     measurements: dict[str, Callable[[], Callable[[], dict[str, Any]]]] = field(default_factory=dict)
+    own_loss: str | None = None
 
     def on_end(self, action: Callable[[], None]) -> None:
         """Registers what switches a setting, of the process or of the model, back when the run is over."""

@@ -75,7 +75,6 @@ def make_trainer(folder, loss=mse, model=None, cls=FastTrainer, data=None, **arg
     ("loss", "words"),
     [
         (detached, r"compute_loss_func \(detached\) is detached from the model.*\.item\(\)"),
-        (indifferent, "does not change with any of the 2 trainable parameters: all gradients are zero"),
         (not_finite, "is inf on the first batch"),
         (per_row, r"returned shape \(8,\): one number"),
     ],
@@ -85,6 +84,29 @@ def test_a_loss_that_cannot_train_is_refused_before_the_first_step(tmp_path, los
     with pytest.raises(ArgumentError, match=words):
         trainer.train()
     assert trainer.state.global_step == 0
+
+
+def test_a_loss_that_changes_with_no_weight_is_refused_where_speedups_are_asked_for_and_else_named(tmp_path, caplog):
+    words = "does not change with any of the 2 trainable parameters: all gradients are zero"
+    with pytest.raises(ArgumentError, match=words):
+        make_trainer(tmp_path, indifferent, speedups=["data_loading"]).train()
+    trainer = make_trainer(tmp_path, indifferent)
+    with caplog.at_level(logging.WARNING):
+        trainer.train()
+    assert words in caplog.text
+    assert trainer.state.global_step == 3
+
+
+def test_a_loss_that_needs_what_a_step_makes_of_the_trainer_is_not_checked_and_trains(tmp_path, caplog):
+    class Counting(FastTrainer):
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            return mse(model(inputs["x"]), inputs["labels"]) / self.current_gradient_accumulation_steps
+
+    with caplog.at_level(logging.WARNING):
+        trainer = make_trainer(tmp_path, None, cls=Counting)
+        trainer.train()
+    assert "The loss is not checked before training: AttributeError" in caplog.text
+    assert trainer.state.global_step == 3
 
 
 def test_a_loss_that_is_not_finite_is_left_to_nan_policy_skip(tmp_path, caplog):

@@ -1,0 +1,65 @@
+"""Plain `TrainingArguments` where `FastTrainingArguments` are needed: the same values, and ours as they are by default.
+
+What somebody gives who has changed the trainer's class alone, or whose library has arguments of its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import cache
+from typing import Any
+
+from transformers import TrainingArguments
+
+from .errors import ArgumentError
+from .processes import check_together
+from .training_args import FastTrainingArguments
+
+OUTPUT_DIR = "tmp_trainer"  # as Trainer's, of a run without arguments
+
+
+def as_fast_arguments(args: Any) -> FastTrainingArguments:
+    """`args` themselves, if they are FastTrainingArguments; else arguments of that class with the values of `args`.
+
+    Nothing is computed anew: what `TrainingArguments` made of the values when it was built stays, such as
+    `greater_is_better`. Both share their values from here on, so that a later change of `args` counts, as in Trainer.
+    A subclass keeps its own fields and methods. None gives the defaults.
+
+    Raises:
+        ArgumentError: no training arguments at all; a hub strategy that hf_ext does not have; processes that were
+            launched together and would train alone.
+    """
+    if args is None:
+        return FastTrainingArguments(output_dir=OUTPUT_DIR)
+    if isinstance(args, FastTrainingArguments):
+        return args
+    if not isinstance(args, TrainingArguments):
+        raise ArgumentError(
+            f"args is a {type(args).__name__}: give hf_ext's FastTrainingArguments, or transformers' TrainingArguments."
+        )
+    check_together(args.world_size)
+    fast = object.__new__(_fast_class(type(args)))
+    fast.__dict__ = args.__dict__
+    fast.adopt_values()
+    return fast
+
+
+@cache
+def _fast_class(plain: type[TrainingArguments]) -> type[FastTrainingArguments]:
+    if plain is TrainingArguments:
+        return FastTrainingArguments
+    # The `__repr__` of a subclass that is a dataclass again would show tokens, which that of TrainingArguments hides.
+    made = {"__reduce__": _reduce, "__repr__": TrainingArguments.__repr__, "_plain": plain}
+    both = type(f"Fast{plain.__name__}", (FastTrainingArguments, plain), made)
+    return dataclasses.dataclass(init=False, repr=False)(both)
+
+
+def _reduce(args: Any) -> tuple[Any, ...]:
+    """A class that was made here cannot be found by its name; Trainer stores arguments while it pushes."""
+    return _rebuild, (args._plain, args.__getstate__())
+
+
+def _rebuild(plain: type[TrainingArguments], state: dict[str, Any]) -> FastTrainingArguments:
+    fast = object.__new__(_fast_class(plain))
+    fast.__dict__.update(state)
+    return fast
