@@ -37,7 +37,7 @@ def decide(context: Context) -> Decision:
 
 
 def apply(decision: Decision, run: Run) -> Decision:
-    """Changes every such model in the run's, until the run ends; none where a loss of the user's may need the logits."""
+    """Changes every such model in the run's, until the run ends; none where a user's loss may need the logits."""
     if run.own_loss is not None:
         return Decision(NAME, KIND, "skipped", f"the loss is the user's own ({run.own_loss}) and may need all logits")
     run.on_end(partial(all_tokens, run.model))

@@ -1,0 +1,399 @@
+"""What works with stock Trainer works with FastTrainer in its place: arguments, data, loaders, methods overridden."""
+
+import copy
+import logging
+import pickle
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from datasets import DatasetDict
+from stock_twins import PlainClassifier, make_model, make_rows, pad, run, run_both, settings
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset
+from transformers import (
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+    Trainer,
+    TrainingArguments,
+)
+
+from hf_ext.errors import ArgumentError, NotFiniteError
+from hf_ext.plain_arguments import as_fast_arguments
+from hf_ext.trainer import FastTrainer
+from hf_ext.training_args import FastTrainingArguments
+
+QUIET = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "save_strategy": "no", "logging_steps": 1}
+
+
+def fast(folder, **given):
+    return FastTrainingArguments(str(folder), **{**QUIET, "max_steps": 2, **given})
+
+
+def plain(folder, cls=TrainingArguments, **given):
+    return cls(str(folder), **{**QUIET, "max_steps": 2, **given})
+
+
+def losses(trainer):
+    return [log["loss"] for log in trainer.state.log_history if "loss" in log]
+
+
+# --- arguments -------------------------------------------------------------------------------------------------------
+
+
+def test_plain_training_arguments_train_as_in_stock_trainer(tmp_path):
+    ours, stock = run_both(tmp_path, "Plain", args_cls=TrainingArguments, gradient_accumulation_steps=2)
+    assert ours.differences(stock) == []
+
+
+def test_of_plain_arguments_nothing_is_computed_anew_and_a_later_change_counts(tmp_path):
+    args = plain(tmp_path, metric_for_best_model="rmse", max_steps=5)
+    before = args.to_dict()
+    trainer = FastTrainer(PlainClassifier(), args, pad, make_rows("Plain", 8))
+    assert trainer.args.greater_is_better is True  # as stock arguments have it, other than ours
+    assert (trainer.args.speedups, trainer.args.nan_policy) == ([], "stop")
+    assert args.to_dict() == before
+    args.max_steps = 1
+    trainer.train()
+    assert trainer.state.global_step == 1
+    assert copy.copy(trainer.args).max_steps == 1
+
+
+@dataclass
+class OthersArguments(TrainingArguments):
+    """As a library has them that brings a trainer of its own."""
+
+    penalty: float = field(default=0.5)
+    names: list[str] = field(default_factory=list)
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.names = [*self.names, "made"]
+
+    @property
+    def doubled(self):
+        return 2 * self.penalty
+
+
+class OthersTrainer(Trainer):
+    """Another order of its parameters, and one more."""
+
+    def __init__(self, model=None, args=None, train_dataset=None, factor=1.0, **kwargs):
+        super().__init__(model=model, args=args, train_dataset=train_dataset, **kwargs)
+        self.scale = factor * self.args.doubled
+
+    def compute_loss(self, model, inputs, *args, **kwargs):
+        return super().compute_loss(model, inputs, *args, **kwargs) * self.scale
+
+
+@pytest.mark.parametrize(
+    "bases", [(OthersTrainer, FastTrainer), (FastTrainer, OthersTrainer)], ids=["before", "behind"]
+)
+def test_a_trainer_and_arguments_of_another_library_keep_what_is_theirs(bases, tmp_path):
+    args = plain(tmp_path, OthersArguments, penalty=2.0)
+    mixed = type("Mixed", bases, {})
+    given = {"train_dataset": make_rows("Plain", 8), "data_collator": pad, "factor": 3.0}
+    torch.manual_seed(0)
+    trainer = mixed(model=PlainClassifier(), args=args, **given)
+    assert isinstance(trainer.args, FastTrainingArguments)
+    assert isinstance(trainer.args, OthersArguments)
+    assert (trainer.args.penalty, trainer.args.names, trainer.scale) == (2.0, ["made"], 12.0)
+    assert {"penalty", "speedups"} <= trainer.args.to_dict().keys()
+    trainer.train()
+    torch.manual_seed(0)
+    stock = OthersTrainer(PlainClassifier(), plain(tmp_path, OthersArguments, penalty=2.0), **given)
+    stock.train()
+    assert losses(trainer) == losses(stock)
+
+
+def test_arguments_of_a_class_that_is_made_can_be_stored_without_tokens(tmp_path):
+    made = as_fast_arguments(plain(tmp_path, OthersArguments, hub_token="hf_secret"))
+    assert "hf_secret" not in repr(made) + str(made)
+    stored = pickle.dumps(made)
+    assert b"hf_secret" not in stored
+    assert pickle.loads(stored).doubled == 1.0
+    assert type(pickle.loads(stored)) is type(made)
+
+
+def test_seq2seq_arguments_generate_as_in_stock_trainer(tmp_path):
+    mixed = type("Mixed", (Seq2SeqTrainer, FastTrainer), {})
+    args = plain(tmp_path, Seq2SeqTrainingArguments, predict_with_generate=True, generation_max_length=6)
+    rows = make_rows("T5ForTokenClassification", 4).map(lambda row: {"labels": row["input_ids"]})
+    found = []
+    for cls in (mixed, Seq2SeqTrainer):
+        trainer = cls(make_model("T5ForConditionalGeneration"), args, data_collator=pad, eval_dataset=rows)
+        assert trainer.args.generation_max_length == 6
+        found.append(trainer.predict(rows, max_length=4))
+    assert (found[0].predictions == found[1].predictions).all()
+    assert found[0].metrics["test_loss"] == found[1].metrics["test_loss"]
+
+
+def test_without_arguments_there_are_those_of_stock_trainer(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    ours, stock = (cls(PlainClassifier(), train_dataset=make_rows("Plain", 4)).args for cls in (FastTrainer, Trainer))
+    theirs = stock.to_dict()
+    assert {name: ours.to_dict()[name] for name in theirs} == theirs
+
+
+def test_what_is_no_training_arguments_is_said(tmp_path):
+    with pytest.raises(ArgumentError, match="args is a dict: give hf_ext's FastTrainingArguments"):
+        FastTrainer(PlainClassifier(), {"output_dir": str(tmp_path)})
+
+
+def test_without_speedups_the_arguments_are_the_callers_and_stay_as_they_are(tmp_path):
+    args = fast(tmp_path, max_steps=5)
+    before = args.to_dict()
+    trainer = FastTrainer(PlainClassifier(), args, pad, make_rows("Plain", 8), make_rows("Plain", 4))
+    assert trainer.args is args
+    args.max_steps = 1
+    trainer.train()
+    trainer.evaluate()
+    assert trainer.state.global_step == 1
+    assert args.to_dict() == {**before, "max_steps": 1}
+
+
+def test_what_a_plan_sets_it_sets_in_a_copy(tmp_path):
+    args = fast(tmp_path, effective_batch_size=4, lr_scaling="linear", per_device_train_batch_size=2)
+    trainers = [FastTrainer(PlainClassifier(), args, pad, make_rows("Plain", 8)) for _ in range(2)]
+    assert (args.learning_rate, args.gradient_accumulation_steps) == (5e-5, 1)
+    for trainer in trainers:
+        assert trainer.args is not args
+        assert (trainer.args.learning_rate, trainer.args.gradient_accumulation_steps) == (1e-4, 2)
+
+
+def test_arguments_by_position_have_the_order_of_stock_trainer(tmp_path):
+    def metrics(prediction):
+        return {}
+
+    def loss(outputs, labels, num_items_in_batch=None):
+        return outputs["logits"].mean()
+
+    rows, model = make_rows("Plain", 4), PlainClassifier()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    given = (pad, rows, rows, None, None, loss, metrics, [], (optimizer, None), None, None)
+    trainer = FastTrainer(model, fast(tmp_path), *given)
+    assert trainer.eval_dataset is rows
+    assert (trainer.compute_loss_func, trainer.compute_metrics, trainer.optimizer) == (loss, metrics, optimizer)
+    with pytest.raises(TypeError, match="Given twice, by position and by name: args"):
+        FastTrainer(model, fast(tmp_path), args=fast(tmp_path))
+    with pytest.raises(TypeError, match="14 arguments by position: Trainer takes model, args,"):
+        FastTrainer(model, fast(tmp_path), *given, None)
+
+
+# --- methods ---------------------------------------------------------------------------------------------------------
+
+
+def everything(base):
+    """Overrides of what does not decide the loss, as old subclasses have them."""
+
+    class Everything(base):
+        def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix="eval"):
+            metrics = super().evaluate(eval_dataset, ignore_keys, metric_key_prefix=metric_key_prefix)
+            return {**metrics, "eval_loss": metrics["eval_loss"] + 1}
+
+        def predict(self, *args, **kwargs):
+            output = super().predict(*args, **kwargs)
+            return output._replace(metrics={**output.metrics, "test_loss": output.metrics["test_loss"] + 1})
+
+        def log(self, logs, start_time=None):
+            super().log({**logs, "mine": 1.0}, start_time)
+
+        def create_optimizer(self):
+            self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.5, momentum=0.9)
+            return self.optimizer
+
+        def get_train_dataloader(self):
+            rows = self.train_dataset.select(range(len(self.train_dataset))[::-1])
+            return DataLoader(rows, 2, collate_fn=self.data_collator)
+
+    return Everything
+
+
+@pytest.mark.parametrize("is_behind", [False, True])
+def test_other_methods_that_are_overridden_count_as_in_stock_trainer(is_behind, tmp_path):
+    def override(base):
+        return (
+            type("Behind", (base, everything(Trainer)), {}) if is_behind and base is FastTrainer else everything(base)
+        )
+
+    ours, stock = run_both(tmp_path, "Plain", override, gradient_accumulation_steps=2)
+    assert ours.differences(stock) == []
+
+
+def test_optimizers_of_the_users_are_stepped_as_in_stock_trainer(tmp_path):
+    def give(model):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+        return {"optimizers": (optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5))}
+
+    ours, stock = run_both(tmp_path, "Plain", extra=give, gradient_accumulation_steps=2)
+    assert ours.differences(stock) == []
+
+
+class Squares(nn.Module):
+    """A model whose inputs have names of ours."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+
+    def forward(self, positions, labels=None):
+        return {"loss": ((positions * self.weight).sum(1) - labels).square().mean()}
+
+
+def test_inputs_may_have_names_of_ours_or_none(tmp_path):
+    rows = [{"positions": torch.tensor([1.0, i]), "labels": torch.tensor(2.0)} for i in range(4)]
+    trainer = FastTrainer(Squares(), fast(tmp_path), train_dataset=rows)
+    trainer.train()
+    assert len(losses(trainer)) == 2
+
+    class Pairs(FastTrainer):
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            return model(*inputs)["loss"]
+
+    data = torch.utils.data.TensorDataset(torch.ones(4, 2), torch.zeros(4))
+    trainer = Pairs(Squares(), fast(tmp_path), torch.utils.data.default_collate, data)
+    trainer.train()
+    assert losses(trainer)[0] == pytest.approx(4.0)
+
+
+class OwnStep(FastTrainer):
+    """As many trainers that are older than `num_items_in_batch`."""
+
+    def training_step(self, model, inputs, num_items_in_batch=None):
+        model.train()
+        loss = self.compute_loss(model, self._prepare_inputs(inputs)) / self.args.gradient_accumulation_steps
+        self.accelerator.backward(loss)
+        return loss.detach()
+
+
+@pytest.mark.parametrize("policy", ["stop", "skip"])
+def test_a_step_of_the_users_is_watched_for_what_is_not_finite(policy, tmp_path):
+    rows = [{"positions": torch.ones(2), "labels": torch.tensor(float("nan") if i == 6 else 0.0)} for i in range(8)]
+    given = {"max_steps": 4, "per_device_train_batch_size": 1, "gradient_accumulation_steps": 2, "nan_policy": policy}
+    args = fast(tmp_path, train_sampling_strategy="sequential", learning_rate=0.1, **given)
+    trainer = OwnStep(Squares(), args, train_dataset=rows)
+    if policy == "skip":
+        trainer.train()
+        assert trainer.model.weight.isfinite().all()
+        return
+    with pytest.raises(NotFiniteError, match=r"in step 4: loss nan, gradient norm nan; rows 6; 7 of the training data"):
+        trainer.train()
+
+
+def test_speedups_leave_the_logits_to_a_loss_of_the_users(tmp_path):
+    class Reading(FastTrainer):
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            outputs = model(**inputs)
+            loss = outputs.logits.square().mean()
+            return (loss, outputs) if return_outputs else loss
+
+    def loss(outputs, labels, num_items_in_batch=None):
+        return outputs.logits.square().mean()
+
+    rows = make_rows("Token", 8)
+    for cls, given, says in (
+        (Reading, {}, "Reading.compute_loss"),
+        (FastTrainer, {"compute_loss_func": loss}, "_func"),
+    ):
+        args = fast(tmp_path, speedups=["masked_lm_head"])
+        trainer = cls(make_model("EsmForMaskedLM"), args, pad, rows, **given)
+        assert trainer.plan["masked_lm_head"].status == "skipped"
+        assert says in trainer.plan["masked_lm_head"].reason
+        trainer.train()
+    assert FastTrainer(make_model("EsmForMaskedLM"), args, pad, rows).plan.applied("masked_lm_head")
+
+
+# --- data ------------------------------------------------------------------------------------------------------------
+
+
+class Counted(IterableDataset):
+    """A stream that knows its length."""
+
+    def __len__(self):
+        return 8
+
+    def __iter__(self):
+        return iter(make_rows("Plain", 8))
+
+
+class Endless:
+    """A loader that is none of torch's, and has no `dataset`."""
+
+    def __init__(self, batches):
+        self.batches = batches
+
+    def __len__(self):
+        return len(self.batches)
+
+    def __iter__(self):
+        return iter(self.batches)
+
+
+def several_sets(base):
+    class Several(base):
+        def get_train_dataloader(self):
+            rows = [row for name in sorted(self.train_dataset) for row in self.train_dataset[name]]
+            return self.accelerator.prepare(DataLoader(rows, 2, collate_fn=self.data_collator))
+
+    return Several
+
+
+def bare_loader(base):
+    class Bare(base):
+        def get_train_dataloader(self):
+            rows = list(self.train_dataset)
+            return Endless([pad(rows[i : i + 2]) for i in range(0, len(rows), 2)])
+
+    return Bare
+
+
+def same(cls):
+    return cls
+
+
+DATA = {
+    "stream with a length": (same, Counted),
+    "dictionary": (several_sets, lambda: DatasetDict(a=make_rows("Plain", 4), b=make_rows("Plain", 4, seed=1))),
+    "plain dictionary": (several_sets, lambda: {"a": list(make_rows("Plain", 4)), "b": list(make_rows("Plain", 4))}),
+    "loader without a dataset": (bare_loader, lambda: make_rows("Plain", 8)),
+}
+
+
+@pytest.mark.parametrize("kind", DATA)
+def test_data_that_stock_trainer_takes_trains_the_same(kind, tmp_path, caplog):
+    override, make = DATA[kind]
+    found = []
+    for cls, arguments in ((FastTrainer, FastTrainingArguments), (Trainer, TrainingArguments)):
+        given = settings(tmp_path / cls.__name__, max_steps=6, save_steps=3)  # two epochs of four, half a third
+        data = make()
+        with caplog.at_level(logging.WARNING):
+            trainer = override(cls)(
+                make_model("Plain"), arguments(**given), pad, data, eval_dataset=make_rows("Plain", 4)
+            )
+            found.append(run(trainer))
+        assert trainer.state.epoch == 1.5
+    assert found[0].differences(found[1]) == []
+    assert len(found[0].losses) == 6
+
+
+def test_a_run_on_a_stream_with_a_length_resumes_with_the_rows_that_were_left(tmp_path):
+    def train(**given):
+        args = fast(tmp_path, max_steps=6, save_strategy="steps", save_steps=3, per_device_train_batch_size=2, **given)
+        trainer = FastTrainer(make_model("Plain"), args, pad, Counted())
+        trainer.train()
+        return losses(trainer)
+
+    whole = train()
+    assert train(resume=str(tmp_path / "checkpoint-3"))[-3:] == whole[-3:]
+
+
+def test_a_bar_shows_the_best_of_a_checkpoint_where_the_metric_is_no_longer_named(tmp_path, capsys):
+    given = settings(tmp_path, metric_for_best_model=None)
+    rows = make_rows("Plain", 8)
+    watched = FastTrainingArguments(**{**given, "metric_for_best_model": "eval_loss"})
+    FastTrainer(make_model("Plain"), watched, pad, rows, rows).train()
+    args = FastTrainingArguments(**{**given, "disable_tqdm": False})
+    trainer = FastTrainer(make_model("Plain"), args, pad, rows, rows)
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert trainer.state.global_step == 3
+    assert "3/3 [" in capsys.readouterr().err
