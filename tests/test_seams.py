@@ -1,0 +1,202 @@
+"""Every method of Trainer that hf_ext overrides, and every private one that it calls, has the signature we know.
+
+A release of transformers that changes one is named here, method by method, before it shows as a wrong number. Each
+override is held against what Trainer hands it, and a new one has to be written down.
+"""
+
+import ast
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+import transformers
+from transformers import Trainer
+
+import hf_ext
+from hf_ext.overrides import EVALUATION_LOSS, TRAINING_LOSS, find_override
+from hf_ext.trainer import FastTrainer
+
+# As Trainer has them in transformers 5.23; what is indented goes on.
+SIGNATURES = """
+__init__(model=None, args=None, data_collator=None, train_dataset=None, eval_dataset=None, processing_class=None,
+    model_init=None, compute_loss_func=None, compute_metrics=None, callbacks=None, optimizers=(None, None),
+    optimizer_cls_and_kwargs=None, preprocess_logits_for_metrics=None)
+_determine_best_metric(metrics, trial)
+_evaluate(trial, ignore_keys_for_eval, skip_scheduler=False)
+_finalize_training(trial, num_train_samples, start_time)
+_finish_current_push()
+_get_collator_with_removed_columns(data_collator, description=None)
+_get_dataloader(dataset, description, batch_size, sampler_fn=None, is_training=False, dataloader_key=None)
+_get_eval_sampler(eval_dataset)
+_get_grad_norm(model, grad_norm=None)
+_get_num_items_in_batch(batch_samples, device)
+_get_train_sampler(train_dataset=None)
+_init_training_state(max_steps, num_update_steps_per_epoch, num_train_epochs, resume_from_checkpoint, trial)
+_inner_training_loop(batch_size=None, args=None, resume_from_checkpoint=None, trial=None, ignore_keys_for_eval=None)
+_load_best_model()
+_load_from_checkpoint(resume_from_checkpoint, model=None)
+_load_optimizer_and_scheduler(checkpoint)
+_load_rng_state(checkpoint)
+_load_scaler(checkpoint)
+_maybe_log_save_evaluate(tr_loss, grad_norm, model, trial, epoch, ignore_keys_for_eval, start_time,
+    learning_rate=None)
+_prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
+_prepare_inputs(inputs)
+_push_from_checkpoint(checkpoint_folder)
+_remove_unused_columns(dataset, description=None)
+_report_to_hp_search(trial, step, metrics)
+_run_epoch(model, epoch, train_dataloader, steps_in_epoch, num_update_steps_per_epoch, trial, ignore_keys_for_eval,
+    start_time, resume_from_checkpoint, epochs_trained, steps_trained_in_current_epoch)
+_save(output_dir=None, state_dict=None)
+_save_checkpoint(model, trial)
+_save_optimizer_and_scheduler(output_dir)
+autocast_smart_context_manager(cache_enabled=True)
+compute_loss(model, inputs, return_outputs=False, num_items_in_batch=None)
+create_accelerator_and_postprocess()
+create_optimizer(model=None)
+create_scheduler(num_training_steps, optimizer=None)
+end()
+evaluate(eval_dataset=None, ignore_keys=None, metric_key_prefix='eval')
+evaluation_loop(dataloader, description, prediction_loss_only=None, ignore_keys=None, metric_key_prefix='eval')
+get_batch_samples(epoch_iterator, num_batches, device)
+get_eval_dataloader(eval_dataset=None)
+init_hf_repo(token=None, private=None)
+log(logs, start_time=None)
+prediction_step(model, inputs, prediction_loss_only, ignore_keys=None)
+push_to_hub(commit_message='End of training', blocking=True, token=None, revision=None, private=None, **kwargs)
+save_model(output_dir=None, _internal_call=False)
+save_state()
+train(resume_from_checkpoint=None, trial=None, ignore_keys_for_eval=None)
+training_step(model, inputs, num_items_in_batch=None)
+"""
+OVERRIDDEN = dict(
+    re.fullmatch(r"(\w+)(.*)", " ".join(entry.split())).groups() for entry in re.split(r"\n(?! )", SIGNATURES.strip())
+)
+CALLED: dict[str, str] = {}  # private ones that hf_ext calls and does not override
+ATTRIBUTES = {
+    "_globalstep_last_logged",
+    "_total_loss_scalar",
+    "_tr_loss",
+    "_trial",
+}  # that Trainer sets and hf_ext uses
+
+
+def overridden(cls: type) -> set[str]:
+    """Methods of Trainer that a class of hf_ext defines anew."""
+    own = [base for base in cls.__mro__ if base.__module__.split(".")[0] == "hf_ext"]
+    names = {name for base in own for name in vars(base) if name == "__init__" or not name.startswith("__")}
+    return {name for name in names if inspect.isroutine(getattr(Trainer, name, None))}
+
+
+def private_names(folder: Path) -> set[str]:
+    """Private names that code in `folder` reads or sets of an object."""
+    trees = [ast.parse(path.read_text()) for path in folder.rglob("*.py")]
+    nodes = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+    return {node.attr for node in nodes if node.attr.startswith("_") and not node.attr.startswith("__")}
+
+
+def assigned_by_trainer() -> set[str]:
+    """Private attributes that Trainer gives itself."""
+    nodes = [node for node in ast.walk(ast.parse(inspect.getsource(Trainer))) if isinstance(node, ast.Attribute)]
+    stored = [node for node in nodes if isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self"]
+    return {node.attr for node in stored if node.attr.startswith("_")}
+
+
+def describe(method: object) -> str:
+    """A signature without annotations, which say nothing of how to call it."""
+    signature = inspect.signature(method)
+    bare = [p.replace(annotation=inspect.Parameter.empty) for p in signature.parameters.values()]
+    return str(signature.replace(parameters=bare[1:], return_annotation=inspect.Signature.empty))
+
+
+def compare(found: set[str], pinned: dict[str, str], owner: type = Trainer) -> list[str]:
+    """What is not as it is written down here, a line each."""
+    new = [f"{name} is not written down: {describe(getattr(owner, name))}" for name in sorted(found - pinned.keys())]
+    gone = [f"{name}: no longer needed here" for name in sorted(pinned.keys() - found)]
+    now = {name: describe(getattr(owner, name)) for name in sorted(found & pinned.keys())}
+    changed = [f"{name}: {pinned[name]} is now {text}" for name, text in now.items() if text != pinned[name]]
+    return [*changed, *new, *gone]
+
+
+def test_the_methods_that_hf_ext_overrides_have_the_signatures_that_it_knows():
+    changes = compare(overridden(FastTrainer), OVERRIDDEN)
+    assert changes == [], f"transformers {transformers.__version__}: look at each in hf_ext, then write it down"
+
+
+def test_the_private_methods_that_hf_ext_calls_have_the_signatures_that_it_knows():
+    names = private_names(Path(hf_ext.__file__).parent)
+    called = {name for name in names if inspect.isroutine(getattr(Trainer, name, None))} - OVERRIDDEN.keys()
+    assert compare(called, CALLED) == [], f"transformers {transformers.__version__}: look at each in hf_ext"
+
+
+def test_the_private_attributes_that_hf_ext_uses_are_still_trainers():
+    used = private_names(Path(hf_ext.__file__).parent / "mixins") & assigned_by_trainer()
+    assert used == ATTRIBUTES, f"transformers {transformers.__version__}: look at each in hf_ext"
+
+
+def trainers_calls(name: str) -> list[ast.Call]:
+    """How Trainer itself calls a method."""
+    nodes = [node for node in ast.walk(ast.parse(inspect.getsource(Trainer))) if isinstance(node, ast.Call)]
+    return [node for node in nodes if ast.unparse(node.func) in (f"self.{name}", f"super().{name}")]
+
+
+@pytest.mark.parametrize("name", OVERRIDDEN)
+def test_every_override_takes_what_trainer_hands_it_and_what_is_public_all_that_trainer_takes(name):
+    known = list(inspect.signature(getattr(Trainer, name)).parameters.values())
+    names = [p.name for p in known if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+    for base in FastTrainer.__mro__:
+        if name in vars(base) and base.__module__.startswith("hf_ext"):
+            signature = inspect.signature(vars(base)[name])
+            for call in trainers_calls(name):
+                signature.bind("self", *call.args, **{keyword.arg: 0 for keyword in call.keywords})
+            if not name.startswith("_"):
+                signature.bind(*names)
+                signature.bind("self", **dict.fromkeys(names[1:]))
+
+
+def test_the_scan_sees_an_override_that_is_not_written_down_and_a_signature_that_changed():
+    new = type("New", (FastTrainer,), {"__module__": "hf_ext.new", "_clip_grad_norm": lambda self, model: None})
+    assert compare(overridden(new), OVERRIDDEN) == ["_clip_grad_norm is not written down: (model)"]
+
+    class Other(Trainer):
+        def training_step(self, model, inputs):
+            """Without the number of items."""
+
+    (line,) = compare(overridden(FastTrainer), OVERRIDDEN, Other)
+    assert line == "training_step: (model, inputs, num_items_in_batch=None) is now (model, inputs)"
+
+
+def test_nothing_of_hf_ext_or_transformers_is_taken_for_an_override():
+    both = type("Both", (transformers.Seq2SeqTrainer, FastTrainer), {"__module__": "hf_ext.both"})
+    for cls in (Trainer, FastTrainer, both):
+        trainer = cls.__new__(cls)
+        names = {*OVERRIDDEN, *TRAINING_LOSS, *EVALUATION_LOSS} - {"__init__", "train"}
+        assert [name for name in names if find_override(trainer, name)] == []
+
+
+def test_overrides_are_found_wherever_they_stand():
+    def mine(self, *args):
+        """Somebody's."""
+
+    above = type("Above", (FastTrainer,), {"compute_loss": mine})
+    below = type("Below", (FastTrainer, type("Other", (Trainer,), {"compute_loss": mine})), {})
+    stock = type("Stock", (FastTrainer,), {"compute_loss": Trainer.compute_loss})
+    for cls, found in ((above, "Above"), (type("Child", (above,), {}), "Above"), (below, "Other"), (stock, "Stock")):
+        assert find_override(cls.__new__(cls), *TRAINING_LOSS) == f"{found}.compute_loss"
+    trainer = FastTrainer.__new__(FastTrainer)
+    trainer.compute_loss = trainer.compute_loss  # what was there
+    assert find_override(trainer, *TRAINING_LOSS) is None
+    trainer.compute_loss = mine
+    assert find_override(trainer, *TRAINING_LOSS) == "compute_loss, assigned to the trainer"
+
+
+def test_a_patched_class_of_transformers_is_an_override_though_it_bears_the_name(monkeypatch):
+    before = Trainer.compute_loss
+
+    def patched(self, *args, **kwargs):
+        return before(self, *args, **kwargs)
+
+    patched.__module__ = before.__module__  # as `functools.wraps` makes it
+    monkeypatch.setattr(Trainer, "compute_loss", patched)
+    assert find_override(FastTrainer.__new__(FastTrainer), "compute_loss") == "Trainer.compute_loss"
