@@ -142,6 +142,7 @@ def run_both(
     after: Callable[[Any], None] = lambda trainer: None,
     args_cls: type = FastTrainingArguments,
     extra: Callable[[nn.Module], dict[str, Any]] = lambda model: {},
+    num_rows: int = 24,
     **given: Any,
 ) -> tuple[Numbers, Numbers]:
     """Numbers of FastTrainer and of stock Trainer.
@@ -152,13 +153,14 @@ def run_both(
         after: is called with the trainer that was made.
         args_cls: of the arguments that FastTrainer gets.
         extra: more arguments of the constructor, from the model.
+        num_rows: of training.
         given: training arguments.
     """
     numbers = []
     for cls, arguments in ((FastTrainer, args_cls), (Trainer, TrainingArguments)):
         model = make_model(name)
         args = arguments(**settings(folder / cls.__name__, **given))
-        rows, evals = make_rows(name, 24), make_rows(name, 11, seed=1)
+        rows, evals = make_rows(name, num_rows), make_rows(name, 11, seed=1)
         trainer = override(cls)(model, args, data_collator=pad, train_dataset=rows, eval_dataset=evals, **extra(model))
         after(trainer)
         numbers.append(run(trainer))

@@ -1,7 +1,7 @@
 """What each process of a two-process test runs: `python evaluate_on_ranks.py FOLDER`, alone or under torchrun.
 
 Writes to FOLDER the metrics of evaluations of 37 rows, of regression and of masked tokens, while training on a subset
-and after it, and those of stock Trainer: `metrics-RANK.json`.
+and after it, those of stock Trainer, and what differs from it where a subclass computes the loss: `metrics-RANK.json`.
 """
 
 import gc
@@ -10,12 +10,16 @@ import os
 import sys
 from pathlib import Path
 
+import torch
 from datasets import Dataset, IterableDataset
 from ranks import leave
 from small_evaluations import count, evaluations, make_rows, make_trainer
+from stock_twins import run_both
+from torch.nn.functional import cross_entropy
 from transformers import Trainer, TrainingArguments
 
 from hf_ext.errors import ArgumentError, DataError
+from hf_ext.mixins import exact_loss
 
 RANK = int(os.environ.get("RANK", "0"))
 BATCHES = (1, 4, 37)
@@ -92,10 +96,41 @@ def measure(folder: Path) -> dict[str, object]:
     }
 
 
+def weigh(base: type) -> type:
+    """A subclass whose loss counts no items: three classes of unequal weight."""
+
+    class Weighted(base):
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            labels = inputs.pop("labels")
+            outputs = model(**inputs)
+            weight = torch.tensor([1.0, 9.0, 2.0])
+            loss = cross_entropy(outputs["logits"].reshape(-1, 3), labels.reshape(-1), weight=weight)
+            return (loss, outputs) if return_outputs else loss
+
+    return Weighted
+
+
+def override_loss(folder: Path, is_seen: bool = True) -> list[str]:
+    """What is not as in stock Trainer where a subclass computes the loss: 23 rows, two epochs, evaluation, prediction.
+
+    Where the override is not seen, rows are dealt out unevenly for it.
+    """
+    find = exact_loss.find_override
+    exact_loss.find_override = find if is_seen else lambda trainer, *names: None
+    given = {"num_rows": 23, "gradient_accumulation_steps": 2, "max_steps": 5}
+    try:
+        ours, stock = run_both(folder, "EsmForTokenClassification", weigh, **given)
+    finally:
+        exact_loss.find_override = find
+    assert len(ours.losses) == 5
+    return ours.differences(stock)
+
+
 def main(folder: Path) -> None:
     gc.freeze()  # Trainer collects garbage before each run: half a second over all that transformers has imported
     report = {**measure(folder), "clock": clock(folder), "dispatch": refuse_dispatch(folder)}
     report["disagree"] = disagree(folder)
+    report["overridden"] = {seen: override_loss(folder / seen, seen == "seen") for seen in ("seen", "unseen")}
     (folder / f"metrics-{RANK}.json").write_text(json.dumps(report))
     leave(make_trainer(folder, make_rows(4)))
 

@@ -76,5 +76,11 @@ def test_the_subset_and_the_rest_are_the_same_rows_as_in_one_process(alone, rank
         assert not same(last, {key.replace("full_", ""): value for key, value in last.items() if "full_" in key})
 
 
+def test_a_loss_that_a_subclass_computes_trains_evaluates_and_predicts_as_in_stock_trainer(ranks):
+    for measured in ranks:
+        assert measured["overridden"]["seen"] == []
+        assert {"losses", "grad_norms", "eval_losses", "test_loss", "weights"} <= set(measured["overridden"]["unseen"])
+
+
 def test_both_evaluate_when_the_clock_of_one_says_so(ranks):
     assert [measured["clock"] for measured in ranks] == [[2, 3], [2, 3]]
