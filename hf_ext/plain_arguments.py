@@ -45,7 +45,7 @@ def as_fast_arguments(args: Any) -> FastTrainingArguments:
 
 
 @cache
-def _fast_class(plain: type[TrainingArguments]) -> type[FastTrainingArguments]:
+def _fast_class(plain: Any) -> type[FastTrainingArguments]:
     if plain is TrainingArguments:
         return FastTrainingArguments
     # The `__repr__` of a subclass that is a dataclass again would show tokens, which that of TrainingArguments hides.

@@ -15,6 +15,7 @@ import torch
 from peft import PeftModel
 
 from .data.columns import column_names, has_numbered_rows, read_columns, row_lengths
+from .data.random_states import kept_random_states
 from .errors import PlanRefused
 from .hardware import Hardware, count_cpu_cores, detect_hardware
 from .models.muon import encoder_matrices
@@ -153,7 +154,8 @@ def describe_data(dataset: Any, collator: Any, args: Any) -> DataFacts:
         return DataFacts()
     if not has_numbered_rows(dataset):
         return DataFacts(streaming=True)
-    names = column_names(dataset)
+    with kept_random_states(dataset):  # of some, the first row is read
+        names = column_names(dataset)
     inputs = getattr(collator, "columns", {})
     distinct = {
         name: len(set(read_columns(dataset, columns))) for name, columns in inputs.items() if set(columns) <= set(names)

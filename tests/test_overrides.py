@@ -1,14 +1,18 @@
 """Whoever overrides a method of Trainer, or gives a loss or an optimizer, gets the numbers of stock Trainer."""
 
+import random
 import types
 
+import numpy as np
 import pytest
 import torch
-from stock_twins import Numbers, run_both
+from stock_twins import Numbers, make_model, make_rows, pad, run, run_both, settings
 from torch.nn.functional import cross_entropy
-from transformers import Trainer
+from transformers import Trainer, TrainingArguments
 
 from hf_ext.mixins import exact_loss
+from hf_ext.trainer import FastTrainer
+from hf_ext.training_args import FastTrainingArguments
 
 WEIGHT = torch.tensor([1.0, 9.0, 2.0])
 MODELS = ("EsmForSequenceClassification", "EsmForTokenClassification", "BertForSequenceClassification")
@@ -227,3 +231,70 @@ def test_a_loss_function_and_its_removal_are_stock(tmp_path):
 def test_label_smoothing_is_stock(tmp_path):
     given = {"label_smoothing_factor": 0.2, "gradient_accumulation_steps": 2}
     assert same(run_both(tmp_path, "EsmForTokenClassification", **given))
+
+
+class Noisy:
+    """Data whose rows are another every time that they are read."""
+
+    def __init__(self, rows):
+        self.rows, self.generator = list(rows), np.random.default_rng(0)
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, i):
+        row = self.rows[i]
+        return {**row, "input_ids": self.generator.permutation(row["input_ids"]).tolist()}
+
+
+class NoisyCollator:
+    def __init__(self):
+        self.generator = random.Random(0)
+
+    def __call__(self, rows):
+        batch = pad(rows)
+        return {**batch, "labels": (batch["labels"] + self.generator.randrange(3)) % 3}
+
+
+def drawing(base):
+    class Drawing(base):
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            vars(self).setdefault("generator", torch.Generator().manual_seed(self.args.seed))
+            loss, outputs = super().compute_loss(model, inputs, return_outputs=True)
+            loss = loss * torch.rand((), generator=self.generator)
+            return (loss, outputs) if return_outputs else loss
+
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            self.generator = torch.Generator().manual_seed(self.args.seed)
+
+    return Drawing
+
+
+def test_generators_of_the_users_are_where_they_would_be_in_stock_trainer(tmp_path):
+    numbers = []
+    for cls, arguments in ((FastTrainer, FastTrainingArguments), (Trainer, TrainingArguments)):
+        args = arguments(**settings(tmp_path / cls.__name__))
+        rows, evals = Noisy(make_rows("Plain", 12)), make_rows("Plain", 8)
+        trainer = drawing(cls)(make_model("Plain"), args, NoisyCollator(), rows, evals)
+        numbers.append(run(trainer))
+    assert numbers[0].differences(numbers[1]) == []
+
+
+@pytest.mark.parametrize("override", [lambda base: base, term_added, term_added_without_items])
+def test_an_affinity_model_is_stock_where_its_loss_is_overridden(override, make_affinity, demo_rows, tmp_path):
+    rows = demo_rows.select(range(24)).map(
+        lambda row, i: {"label": -100.0 if i % 3 == 0 else row["label"]}, with_indices=1
+    )
+    numbers = []
+    for cls, arguments in ((FastTrainer, FastTrainingArguments), (Trainer, TrainingArguments)):
+        model, collator = make_affinity("full", "frozen")
+        model.fit_scaling(0.0, 30.0, {name: torch.randn(20, size) for name, size in model.embedding_sizes.items()})
+        given = settings(tmp_path / cls.__name__, gradient_accumulation_steps=4, remove_unused_columns=False)
+        trainer = override(cls)(model, arguments(**given), collator, rows, rows.select(range(11)))
+        numbers.append(run(trainer))
+    differences = numbers[0].differences(numbers[1])
+    if override in (term_added, term_added_without_items):
+        assert differences == []
+    else:  # ours: a label of -100 is a measurement
+        assert set(differences) >= TRAINED

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import datasets
@@ -15,6 +13,7 @@ import pyarrow.compute as pc
 import torch
 
 from .columns import has_numbered_rows
+from .random_states import kept_random_states
 
 BLOCK_ROWS = 1000  # hashed together; part of the definition of the hash
 GATHER_BYTES = 64 * 2**20  # memory for the rows that an indices mapping brings together
@@ -53,7 +52,7 @@ def fingerprint(dataset: Any) -> dict[str, Any]:
         return _describe_stream(getattr(dataset, "stream", dataset))
     if isinstance(dataset, list | tuple):
         return {"kind": "rows", "num_rows": len(dataset), "columns": _hash_rows(enumerate(dataset))}
-    with _kept_random_states():
+    with kept_random_states(dataset):
         places = np.linspace(0, len(dataset) - 1, min(SAMPLE_ROWS, len(dataset))).astype(int).tolist()
         columns = _hash_rows((i, dataset[i]) for i in places)
         again = _hash_rows((i, dataset[i]) for i in places)
@@ -189,15 +188,3 @@ def _feed_value(sink: Any, value: Any) -> None:
             _feed_value(sink, part)
     else:
         raise _Untold
-
-
-@contextmanager
-def _kept_random_states() -> Iterator[None]:
-    """Reading rows that are augmented at random must not move the run's random states."""
-    python, legacy = random.getstate(), np.random.get_state()  # noqa: NPY002  what datasets draw from
-    with torch.random.fork_rng(devices=[]):
-        try:
-            yield
-        finally:
-            random.setstate(python)
-            np.random.set_state(legacy)  # noqa: NPY002

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import random
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -15,6 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Subset
 
 from ..data.columns import has_numbered_rows
+from ..data.random_states import kept_random_states
 from ..data.streams import is_stream
 from ..errors import ArgumentError, HfExtError
 from ..overrides import find_override
@@ -79,7 +79,11 @@ class LossCheckMixin:
     def check_loss(self, loader: DataLoader) -> None:
         """Checks the loss on rows of `loader`'s dataset; see the class."""
         named = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
-        with _left_as_it_was(self.model, bool(self.args.activation_checkpointing), self._compiles()):
+        draws = (self, *self.model.modules(), self.compute_loss_func, loader.dataset, loader.collate_fn)
+        with (
+            kept_random_states(*draws, getattr(loader.collate_fn, "data_collator", None)),
+            _left_as_it_was(self.model, bool(self.args.activation_checkpointing), self._compiles()),
+        ):
             inputs = self._prepare_inputs(_draw_batch(loader, self.args.train_batch_size))  # type: ignore[attr-defined]
             num_items = self._get_num_items_in_batch([inputs], self.args.device)  # type: ignore[attr-defined]
             with self.compute_loss_context_manager():  # type: ignore[attr-defined]
@@ -167,11 +171,9 @@ def _draw_batch(loader: Any, batch_size: int) -> Any:
 
 @contextmanager
 def _left_as_it_was(model: nn.Module, checkpoints_activations: bool, compiles: bool) -> Iterator[None]:
-    """Evaluation mode (training mode where activations must be recomputed to fit); modes and random states restored."""
+    """Evaluation mode (training mode where activations must be recomputed to fit); modes restored."""
     modes = {module: module.training for module in model.modules()}
-    states = random.getstate(), np.random.get_state()  # noqa: NPY002  # a collator may draw from it
     with ExitStack() as stack:
-        stack.enter_context(torch.random.fork_rng([torch.cuda.current_device()] if torch.cuda.is_initialized() else []))
         if compiles:  # a graph for this one pass would take longer than all of it
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         try:
@@ -180,8 +182,6 @@ def _left_as_it_was(model: nn.Module, checkpoints_activations: bool, compiles: b
         finally:
             for module, mode in modes.items():
                 module.training = mode
-            random.setstate(states[0])
-            np.random.set_state(states[1])  # noqa: NPY002
 
 
 def _shorten(names: list[str]) -> str:
