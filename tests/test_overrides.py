@@ -10,6 +10,7 @@ from stock_twins import Numbers, make_model, make_rows, pad, run, run_both, sett
 from torch.nn.functional import cross_entropy
 from transformers import Trainer, TrainingArguments
 
+from hf_ext.data import random_states
 from hf_ext.mixins import exact_loss
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
@@ -258,34 +259,36 @@ class NoisyCollator:
 
 def drawing(base):
     class Drawing(base):
-        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-            vars(self).setdefault("generator", torch.Generator().manual_seed(self.args.seed))
-            loss, outputs = super().compute_loss(model, inputs, return_outputs=True)
-            loss = loss * torch.rand((), generator=self.generator)
-            return (loss, outputs) if return_outputs else loss
-
         def __init__(self, *args, **kwargs):
             super().__init__(*args, **kwargs)
             self.generator = torch.Generator().manual_seed(self.args.seed)
 
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            loss, outputs = super().compute_loss(model, inputs, return_outputs=True)
+            loss = loss * torch.rand((), generator=self.generator)
+            return (loss, outputs) if return_outputs else loss
+
     return Drawing
 
 
-def test_generators_of_the_users_are_where_they_would_be_in_stock_trainer(tmp_path):
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_generators_of_the_users_are_where_they_would_be_in_stock_trainer(is_broken, tmp_path, monkeypatch):
+    if is_broken:
+        monkeypatch.setattr(random_states, "_state_of", lambda value: None)
     numbers = []
     for cls, arguments in ((FastTrainer, FastTrainingArguments), (Trainer, TrainingArguments)):
         args = arguments(**settings(tmp_path / cls.__name__))
         rows, evals = Noisy(make_rows("Plain", 12)), make_rows("Plain", 8)
         trainer = drawing(cls)(make_model("Plain"), args, NoisyCollator(), rows, evals)
         numbers.append(run(trainer))
-    assert numbers[0].differences(numbers[1]) == []
+    assert ("weights" in numbers[0].differences(numbers[1])) is is_broken
+    assert is_broken or numbers[0].differences(numbers[1]) == []
 
 
 @pytest.mark.parametrize("override", [lambda base: base, term_added, term_added_without_items])
 def test_an_affinity_model_is_stock_where_its_loss_is_overridden(override, make_affinity, demo_rows, tmp_path):
-    rows = demo_rows.select(range(24)).map(
-        lambda row, i: {"label": -100.0 if i % 3 == 0 else row["label"]}, with_indices=1
-    )
+    rows = demo_rows.select(range(24))
+    rows = rows.map(lambda row, i: {"label": -100.0 if i % 3 == 0 else row["label"]}, with_indices=True)
     numbers = []
     for cls, arguments in ((FastTrainer, FastTrainingArguments), (Trainer, TrainingArguments)):
         model, collator = make_affinity("full", "frozen")
