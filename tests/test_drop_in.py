@@ -364,7 +364,9 @@ def test_data_that_stock_trainer_takes_trains_the_same(kind, tmp_path, caplog):
     override, make = DATA[kind]
     found = []
     for cls, arguments in ((FastTrainer, FastTrainingArguments), (Trainer, TrainingArguments)):
-        given = settings(tmp_path / cls.__name__, max_steps=6, save_steps=3)  # two epochs of four, half a third
+        given = settings(
+            tmp_path / cls.__name__, max_steps=6, save_strategy="steps", save_steps=3
+        )  # two epochs of four, half a third
         data = make()
         with caplog.at_level(logging.WARNING):
             trainer = override(cls)(
@@ -388,7 +390,7 @@ def test_a_run_on_a_stream_with_a_length_resumes_with_the_rows_that_were_left(tm
 
 
 def test_a_bar_shows_the_best_of_a_checkpoint_where_the_metric_is_no_longer_named(tmp_path, capsys):
-    given = settings(tmp_path, metric_for_best_model=None)
+    given = settings(tmp_path, metric_for_best_model=None, save_strategy="steps", save_steps=1)
     rows = make_rows("Plain", 8)
     watched = FastTrainingArguments(**{**given, "metric_for_best_model": "eval_loss"})
     FastTrainer(make_model("Plain"), watched, pad, rows, rows).train()
