@@ -38,7 +38,8 @@ def as_fast_arguments(args: Any) -> FastTrainingArguments:
             f"args is a {type(args).__name__}: give hf_ext's FastTrainingArguments, or transformers' TrainingArguments."
         )
     check_together(args.world_size)
-    fast = object.__new__(_fast_class(type(args)))
+    plain: Any = type(args)
+    fast = object.__new__(_fast_class(plain))
     fast.__dict__ = args.__dict__
     fast.adopt_values()
     return fast
@@ -59,7 +60,7 @@ def _reduce(args: Any) -> tuple[Any, ...]:
     return _rebuild, (args._plain, args.__getstate__())
 
 
-def _rebuild(plain: type[TrainingArguments], state: dict[str, Any]) -> FastTrainingArguments:
+def _rebuild(plain: Any, state: dict[str, Any]) -> FastTrainingArguments:
     fast = object.__new__(_fast_class(plain))
     fast.__dict__.update(state)
     return fast

@@ -364,9 +364,8 @@ def test_data_that_stock_trainer_takes_trains_the_same(kind, tmp_path, caplog):
     override, make = DATA[kind]
     found = []
     for cls, arguments in ((FastTrainer, FastTrainingArguments), (Trainer, TrainingArguments)):
-        given = settings(
-            tmp_path / cls.__name__, max_steps=6, save_strategy="steps", save_steps=3
-        )  # two epochs of four, half a third
+        # Six of four batches an epoch: half of the second.
+        given = settings(tmp_path / cls.__name__, max_steps=6, save_strategy="steps", save_steps=3)
         data = make()
         with caplog.at_level(logging.WARNING):
             trainer = override(cls)(
