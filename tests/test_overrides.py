@@ -304,3 +304,20 @@ def test_an_affinity_model_is_stock_where_its_loss_is_overridden(override, make_
         assert differences == []
     else:  # ours: a label of -100 is a measurement
         assert set(differences) >= TRAINED
+
+
+def test_whoever_overrides_the_loss_is_told_how_trainer_scales_it(tmp_path, caplog):
+    def told(name, cls, **given):
+        caplog.clear()
+        args = FastTrainingArguments(**settings(tmp_path, **given))
+        cls(make_model(name), args, pad, make_rows(name, 4), make_rows(name, 4))
+        return [record.getMessage() for record in caplog.records if record.name.startswith("hf_ext")]
+
+    several = {"gradient_accumulation_steps": 2}
+    (averaged,) = told("EsmForTokenClassification", weighted(FastTrainer), **several)
+    assert averaged.startswith("Weighted.compute_loss decides the loss, so it is taken as Trainer takes it: averaged")
+    (summed,) = told("BertForTokenClassification", weighted(FastTrainer), **several)
+    assert "as Trainer takes it: summed over the batches of a step. Set loss_is_scaled_for_ga" in summed
+    assert told("EsmForTokenClassification", scaled_by_itself(FastTrainer), **several) == []
+    assert told("EsmForTokenClassification", weighted(FastTrainer)) == []
+    assert told("EsmForTokenClassification", FastTrainer, **several) == []
