@@ -15,6 +15,7 @@ from transformers import TrainerCallback
 
 from ..data.columns import has_numbered_rows
 from ..errors import NotFiniteError
+from ..loss_scale import OverflowWatch
 from ..overrides import find_override
 
 MAX_SKIPPED_IN_A_ROW = 10  # then it is not a matter of some rows
@@ -26,13 +27,13 @@ class NanPolicyMixin:
     """Carries out `nan_policy`: "stop" raises before the optimizer steps, "skip" goes on without the step.
 
     A skipped step leaves weights, optimizer state and the logged loss as if its rows had not been there; the schedule
-    moves on. A gradient that overflows under a `GradScaler` is the scaler's affair; a loss that does is not. A metric
-    that is no number is never the best one.
+    moves on. A gradient that is not finite under a `GradScaler` is the scaler's affair until `OverflowWatch` says that
+    it cannot be the scale; a loss that is not finite never is. A metric that is no number is never the best one.
 
     Raises (while training):
         NotFiniteError: with the step, the rows of the batches concerned, and the last checkpoint.
 
-    Cost: one number read from the device per optimizer step, none per micro-batch.
+    Cost: one read from the device per optimizer step, none per micro-batch.
     """
 
     args: Any
@@ -50,6 +51,8 @@ class NanPolicyMixin:
         self._loss_before: torch.Tensor | None = None
         self._grad_norm: Any = None
         self._num_skipped_in_a_row = 0
+        self._overflows: OverflowWatch | None = None
+        self._scale_before: float | None = None
         self._epoch, self._steps_per_epoch = 0, 1
         self.add_callback(NanPolicyCallback(self))  # type: ignore[attr-defined]
 
@@ -89,12 +92,6 @@ class NanPolicyMixin:
         self._grad_norm = norm.full_tensor() if isinstance(norm, DTensor) else norm  # FSDP2: a part on each process
         return self._grad_norm
 
-    @property
-    def _scales_loss(self) -> bool:
-        """Whether a gradient that overflows is expected now and then: a scaler leaves such steps out."""
-        is_zero = self.is_deepspeed_enabled and self.args.fp16
-        return is_zero or getattr(self.accelerator, "scaler", None) is not None
-
     def begin_step(self) -> None:
         """Forgets the step before."""
         self._losses = []
@@ -102,16 +99,35 @@ class NanPolicyMixin:
 
     def check_step(self) -> None:
         """Before the optimizer steps, on all processes alike: goes on, raises, or takes the gradients away."""
+        finite_loss, finite_gradient = self._read_finite()
+        scaler = getattr(self.accelerator, "scaler", None)
+        if not finite_loss or (scaler is None and not finite_gradient):
+            self._leave_out(scaler)
+            return
+        self._num_skipped_in_a_row = 0
+        if scaler is not None:
+            self._watch_scale(scaler, finite_gradient)
+
+    def restore_scale(self) -> None:
+        """After the optimizer stepped: a loss that was not finite is no reason for a lower loss scale."""
+        if self._scale_before is not None:
+            self.accelerator.scaler.update(new_scale=self._scale_before)
+            self._scale_before = None
+
+    def _read_finite(self) -> tuple[bool, bool]:
+        """Whether the losses of this step, and its gradients, are finite, on all processes. Cost: the one read."""
         # A subclass with a `training_step` of its own shows no more of its losses than their sum.
-        is_finite = torch.isfinite(torch.stack(self._losses or [self._tr_loss])).all()  # type: ignore[attr-defined]
-        if not self._scales_loss:
-            is_finite = is_finite & torch.isfinite(torch.as_tensor(self._grad_norm, device=is_finite.device))
-        num_finite = is_finite.int()
+        losses = torch.isfinite(torch.stack(self._losses or [self._tr_loss])).all()  # type: ignore[attr-defined]
+        norm = torch.as_tensor(self._grad_norm, device=losses.device)
+        has_own_scale = self.is_deepspeed_enabled and self.args.fp16  # DeepSpeed ends a run at its lowest scale itself
+        gradients = torch.ones_like(losses) if has_own_scale else torch.isfinite(norm)
+        num_finite = torch.stack([losses, gradients]).int()
         if self.args.world_size > 1:
             num_finite = self.accelerator.reduce(num_finite)
-        if num_finite.item() == self.args.world_size:
-            self._num_skipped_in_a_row = 0
-            return
+        finite_loss, finite_gradient = (number == self.args.world_size for number in num_finite.tolist())
+        return finite_loss, finite_gradient
+
+    def _leave_out(self, scaler: Any) -> None:
         self._num_skipped_in_a_row += 1
         if self.args.nan_policy == "stop" or self._num_skipped_in_a_row > MAX_SKIPPED_IN_A_ROW:
             raise NotFiniteError(self._refusal())
@@ -119,6 +135,20 @@ class NanPolicyMixin:
         self.model_wrapped.zero_grad()  # an optimizer leaves parameters without gradient alone, their decay too
         self._tr_loss.copy_(self._loss_before)  # type: ignore[attr-defined]
         self._globalstep_last_logged += 1  # Trainer divides by the steps since the last log
+        self._scale_before = None if scaler is None else scaler.get_scale()
+
+    def _watch_scale(self, scaler: Any, finite_gradient: bool) -> None:
+        """Lets the scaler leave a step out and lower its scale, until that cannot be the cause any more."""
+        if self._overflows is None or self._overflows.scaler is not scaler:
+            self._overflows = OverflowWatch(scaler)
+        if finite_gradient:
+            self._overflows.note_finite()
+            return
+        too_many = self._overflows.note_overflow((self.state.global_step, self._epoch))
+        if too_many:
+            raise NotFiniteError(self._scale_refusal(too_many))
+        if self.args.nan_policy == "skip":
+            logger.warning("Left out by the loss scale, which is halved: %s", self._description())
 
     def _description(self) -> str:
         norm = float(self._grad_norm)
@@ -145,9 +175,30 @@ class NanPolicyMixin:
             "with a lower one."
         )
 
-    def _name_rows(self, batches: list[int]) -> str:
-        """Which rows of the training data micro-batches of this step hold. Cost: draws the epoch's order again."""
-        first = (self.state.global_step - self._epoch * self._steps_per_epoch) * self.args.gradient_accumulation_steps
+    def _scale_refusal(self, too_many: str) -> str:
+        watch = self._overflows
+        assert watch is not None
+        batches = [*range(self.current_gradient_accumulation_steps)]
+        last = ", ".join(f"{step + 1} ({self._name_rows(batches, step, epoch)})" for step, epoch in watch.steps)
+        return (
+            f"Gradients are not finite in {self._description()} The loss is, and it is not the loss scale either: "
+            f"{too_many}. There were {watch.num_in_all} such steps, the last of them {last}; none touched the weights; "
+            f"{self.name_last_good()}. Nothing was overwritten. Usual causes: a row that these steps share, weights or "  # type: ignore[attr-defined]
+            "activations too large for float16, a learning rate that is too high. Look at these rows; --bf16, where "
+            "the device has it, and float32 (--without precision) have no such limit; --resume auto --allow_changed "
+            "learning_rate goes on with a lower one."
+        )
+
+    def _name_rows(self, batches: list[int], global_step: int | None = None, epoch: int | None = None) -> str:
+        """Which rows of the training data micro-batches of a step hold. Cost: draws the epoch's order again.
+
+        Args:
+            batches: micro-batches of the step, from 0.
+            global_step, epoch: number of steps before it and the epoch it belongs to; None: those of now.
+        """
+        global_step = self.state.global_step if global_step is None else global_step
+        epoch = self._epoch if epoch is None else epoch
+        first = (global_step - epoch * self._steps_per_epoch) * self.args.gradient_accumulation_steps
         if getattr(self, "_stream_sampler", None) is not None:
             world, size = self.args.world_size, self.args.per_device_train_batch_size
             starts = [((first + i) * world + self.args.process_index) * size for i in batches]
@@ -155,7 +206,7 @@ class NanPolicyMixin:
         loader = self.callback_handler.train_dataloader
         if find_override(self, "get_train_dataloader") or not has_numbered_rows(loader.dataset):
             return f"micro-batches {', '.join(str(first + i) for i in batches)} of the epoch"
-        loader.set_epoch(self._epoch)
+        loader.set_epoch(epoch)
         drawn = [*islice(loader.batch_sampler, first, first + batches[-1] + 1)]
         return "rows " + "; ".join(", ".join(map(str, drawn[i])) for i in batches) + " of the training data"
 
@@ -181,3 +232,7 @@ class NanPolicyCallback(TrainerCallback):
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Gradients are complete and clipped."""
         self.trainer.check_step()
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """The step was made, or left out."""
+        self.trainer.restore_scale()

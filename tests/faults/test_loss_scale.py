@@ -1,0 +1,150 @@
+"""Under a loss scale: steps left out while it is sought are normal; gradients that stay NaN end the run."""
+
+import math
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate import Accelerator
+from faulty_runs import NUM_STEPS, Maker, bits, make_esm, make_rows, messages, names
+
+from hf_ext.errors import NotFiniteError
+from hf_ext.loss_scale import OverflowWatch
+
+START = 65536.0
+
+
+def spoil_gradients(model, rows):
+    """Makes every gradient behind the embeddings NaN in batches that hold one of `rows`; the loss stays finite."""
+    ids = torch.tensor(make_rows()["input_ids"])[rows]
+
+    def hook(module, inputs, output):
+        if (inputs[0][:, None] == ids).all(-1).any() and output.requires_grad:
+            output.register_hook(lambda gradient: gradient * math.nan)
+
+    model.esm.embeddings.word_embeddings.register_forward_hook(hook)
+
+
+def round_to_half(model, factor=1.0):
+    """The head's output goes through float16, so that its gradient, times the scale and `factor`, may overflow."""
+    model.classifier.register_forward_hook(lambda module, inputs, output: (output * factor).half().float() / factor)
+
+
+@pytest.fixture
+def make(tmp_path, monkeypatch):
+    """A trainer that scales its loss on the CPU, set up as accelerate does it for fp16 on a GPU."""
+    monkeypatch.setattr(Accelerator, "mixed_precision", property(lambda self: "fp16"))
+
+    def scaled(change=lambda model: None, scale=START, **given):
+        model = make_esm()
+        change(model)
+        given = {"max_steps": 60, "save_strategy": "no", "lr_scheduler_type": "constant", **given}
+        trainer = maker(tmp_path, model=model, **given)
+        trainer.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+        trainer.accelerator.native_amp = True  # gradients are unscaled before they are clipped
+        return trainer
+
+    maker = Maker(None)
+    scaled.watch = lambda: maker.watch
+    return scaled
+
+
+@pytest.mark.parametrize("optim", ["adamw_torch", "adamw_torch_fused"])
+@pytest.mark.parametrize("policy", ["stop", "skip"])
+def test_gradients_that_stay_nan_end_the_run_with_the_weights_untouched_and_the_rows_named(optim, policy, make):
+    trainer = make(lambda model: spoil_gradients(model, range(12)), optim=optim, nan_policy=policy)
+    before = bits(trainer.model)
+    with pytest.raises(NotFiniteError) as end:
+        trainer.train()
+    assert end.value.exit_code == 65
+    assert trainer.state.global_step == 16  # at 2^16, 2^15, ... 2^1 a step was left out; at 2^0 it is the gradients
+    assert bits(trainer.model) == before
+    message = str(end.value)
+    assert re.search(r"in step 17: loss \d\.\d+, gradient norm nan; rows \d+, \d+ of the training data", message)
+    assert "a loss scale of 1 " in message
+    assert "There were 17 such steps, the last of them 14 (rows " in message
+    assert message.count("(rows ") == 4
+
+
+def test_a_high_scale_ends_the_run_by_the_number_of_steps(make):
+    trainer = make(lambda model: spoil_gradients(model, range(12)), scale=2.0**40)
+    with pytest.raises(NotFiniteError, match="20 steps in a row, at a loss scale of 2097152 by now"):
+        trainer.train()
+    assert trainer.state.global_step == 19
+
+
+@pytest.mark.parametrize("policy", ["stop", "skip"])
+def test_the_search_for_a_scale_ends_no_run(policy, make):
+    trainer = make(lambda model: round_to_half(model, 2.0**-9), nan_policy=policy, max_steps=20)
+    trainer.train()
+    assert trainer.state.global_step == 20
+    weights = make.watch().weights
+    taken = [step for step in range(1, 21) if weights[step] != weights[step - 1]]
+    assert taken[0] > 8  # the steps before were left out
+    assert len(taken) > 8
+    assert trainer.accelerator.scaler.get_scale() == START / 2 ** (20 - len(taken))
+
+
+def test_a_row_with_nan_gradients_now_and_then_ends_the_run_too_before_the_scale_is_gone(make):
+    trainer = make(lambda model: spoil_gradients(model, [7]), max_steps=200, nan_policy="skip")
+    with messages() as said, pytest.raises(NotFiniteError) as end:
+        trainer.train()
+    assert trainer.state.global_step == pytest.approx(17 * NUM_STEPS, abs=NUM_STEPS)  # once an epoch
+    left_out = [text for text in said if text.startswith("Left out by the loss scale")]
+    assert len(left_out) == 16
+    assert all(re.search(r"rows (7, \d+|\d+, 7) of the training data", text) for text in left_out)
+    assert len(re.findall(r"\(rows (?:7, \d+|\d+, 7) of the training data\)", str(end.value))) == 4
+    assert trainer.accelerator.scaler.get_scale() == 1.0
+
+
+def test_a_loss_that_is_not_finite_costs_no_scale_where_such_steps_are_left_out(make):
+    trainer = make(rows=make_rows(row7=math.nan), max_steps=40 * NUM_STEPS, nan_policy="skip")
+    trainer.train()
+    assert trainer.state.global_step == 40 * NUM_STEPS
+    assert trainer.accelerator.scaler.get_scale() == START
+
+
+def test_the_device_is_waited_for_as_often_as_without_a_scale(make, monkeypatch):
+    reads = []
+    for name in ("item", "tolist"):
+        real = getattr(torch.Tensor, name)
+        monkeypatch.setattr(torch.Tensor, name, lambda self, real=real: reads.append(self) or real(self))
+    counts = {}
+    for kind in ("scaled", "plain"):
+        trainer = make(max_steps=NUM_STEPS, logging_strategy="no", optim="adamw_torch_fused")
+        if kind == "plain":
+            trainer.accelerator.scaler, trainer.accelerator.native_amp = None, False
+        reads.clear()
+        trainer.train()
+        counts[kind] = len(reads)
+    assert counts["scaled"] == counts["plain"]
+
+
+def test_a_resumed_run_whose_scale_is_gone_ends_at_once(make):
+    trainer = make(lambda model: spoil_gradients(model, range(12)), scale=0.0)
+    with pytest.raises(NotFiniteError, match="a loss scale of 0 "):
+        trainer.train()
+    assert trainer.state.global_step == 0
+    assert names(Path(trainer.args.output_dir)) == []
+
+
+class Scale:
+    """A scale that is halved at each question, as `GradScaler` does at each step that it leaves out."""
+
+    def __init__(self, scale):
+        self.scale = scale * 2
+
+    def get_scale(self):
+        self.scale /= 2
+        return self.scale
+
+
+def test_finite_steps_between_start_the_count_again_but_not_the_scale():
+    watch = OverflowWatch(Scale(2.0**30))
+    assert [watch.note_overflow(step) for step in range(19)] == [None] * 19
+    watch.note_finite()
+    assert [watch.note_overflow(step) for step in range(19, 30)] == [None] * 11  # down to 2
+    watch.note_finite()
+    assert "a loss scale of 1 " in watch.note_overflow(30)
+    assert (watch.num_in_all, list(watch.steps)) == (31, [27, 28, 29, 30])
