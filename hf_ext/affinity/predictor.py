@@ -24,8 +24,11 @@ from safetensors import SafetensorError
 
 from ..data.collators import INPUTS_NAME, SequenceCollator
 from ..data.proteins import ResiduePolicy, clean_sequences, format_located
+from ..embeddings.dataset import join_parts
+from ..embeddings.finite import encode_finite
 from ..errors import ArgumentError, DataError
 from ..models.affinity import AffinityModel
+from ..models.exact_encoding import exact_encoding
 
 TOKENS_PER_BATCH = 8192  # sequences times their longest; what an encoder needs of memory beside its weights
 ROWS_PER_BATCH = 4096  # of pooled embeddings, through the head
@@ -136,11 +139,18 @@ class AffinityPredictor:
         start = 0
         while start < len(order):
             chosen = order[start : start + max(1, TOKENS_PER_BATCH // int(lengths[order[start]]))]
-            batch = self.collator.encode(name, *zip(*(inputs[i] for i in chosen)))
-            pooled = self.model.encode(name, {key: value.to(self.device) for key, value in batch.items()})
-            table[torch.from_numpy(chosen)] = pooled.float().cpu()
+            table[torch.from_numpy(chosen)] = self._encode(name, [join_parts(inputs[i]) for i in chosen])
             start += len(chosen)
         return table
+
+    def _encode(self, name: str, sequences: list[str]) -> torch.Tensor:
+        """Pooled embeddings of one batch, (n, width); as in training, in float32 where half precision overflows."""
+
+        def encode(batch: Sequence[str]) -> torch.Tensor:
+            tensors = self.collator.encode(name, *zip(*(sequence.split("|") for sequence in batch)))
+            return self.model.encode(name, {key: value.to(self.device) for key, value in tensors.items()}).float()
+
+        return encode_finite(encode, exact_encoding(self.model, name, encode), sequences)[0]
 
     def _check(self, name: str, inputs: Sequence[tuple[str, ...]]) -> None:
         """Refuses letters and lengths that the encoder cannot take; the lengths with row numbers."""

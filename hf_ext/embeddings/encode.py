@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from tqdm.auto import tqdm
 
+from .finite import Encode, encode_finite, name_sequences
 from .store import EmbeddingStore
 
 logger = logging.getLogger(__name__)
@@ -18,7 +19,6 @@ SHARD_SEQUENCES = 1024  # what a kill can cost at most, per process
 NUM_SHARDS = 16  # at least so many, as long as that leaves SMALLEST_SHARD in each: small sets are shared out too
 SMALLEST_SHARD = 32
 _SIGNS = ("can't allocate memory", "MPS backend out of memory")  # RuntimeErrors of CPU and MPS allocators
-Encode = Callable[[Sequence[str]], torch.Tensor]
 
 
 @dataclass
@@ -29,6 +29,7 @@ class EncodingReport:
     num_residues: int = 0
     seconds: float = 0.0
     tokens_per_batch: int = 0
+    overflowed: list[str] = field(default_factory=list)  # sequences that took float32
 
     @property
     def residues_per_second(self) -> float:
@@ -40,6 +41,7 @@ def fill_store(
     sequences: Sequence[str],
     encode: Encode,
     *,
+    encode_exactly: Encode | None = None,
     tokens_per_batch: int,
     process_index: int = 0,
     num_processes: int = 1,
@@ -57,12 +59,14 @@ def fill_store(
         store: where embeddings go.
         sequences: encoder inputs, repeats allowed; parts of a pair joined by `|`.
         encode: maps n inputs of similar length to (n, width).
+        encode_exactly: the same in float32, for inputs that overflow; None where `encode` already is.
         tokens_per_batch: bound on sequences times longest; halved whenever memory runs out.
         shard_sequences: sequences per shard file; None: `SHARD_SEQUENCES`, fewer where there are few distinct ones. It
             does not depend on the number of processes, nor on what is stored, and so neither do the files.
 
     Raises:
         MemoryError: a single sequence does not fit.
+        NotFiniteError: the embedding of a sequence is NaN or infinite in float32 too; its shard is not written.
     """
     missing = store.missing(sequences)
     if shard_sequences is None:
@@ -78,11 +82,16 @@ def fill_store(
         for shard in mine:
             blocks = []
             for batch in _batches(shard, report):
-                blocks.append(_encode_fitting(encode, batch, report))
+                blocks.append(_encode_fitting(encode, encode_exactly, batch, report))
                 progress.update(sum(map(len, batch)))
             store.add(shard, torch.cat(blocks))
             report.num_encoded += len(shard)
     report.num_residues, report.seconds = total, time.perf_counter() - start
+    if report.overflowed:
+        logger.warning(
+            "%s: %d of %d sequences overflow in half precision and were encoded in float32: %s.",
+            *(description, len(report.overflowed), report.num_encoded, name_sequences(report.overflowed)),
+        )
     return report
 
 
@@ -95,10 +104,14 @@ def _batches(shard: Sequence[str], report: EncodingReport) -> Iterator[Sequence[
         start += size
 
 
-def _encode_fitting(encode: Encode, batch: Sequence[str], report: EncodingReport) -> torch.Tensor:
-    """Encodes a batch, in halves where memory does not suffice; remembers the size that fitted."""
+def _encode_fitting(
+    encode: Encode, encode_exactly: Encode | None, batch: Sequence[str], report: EncodingReport
+) -> torch.Tensor:
+    """Encodes a batch, in halves where memory does not suffice; remembers the size that fitted and what overflowed."""
     try:
-        return encode(batch).cpu()
+        embeddings, overflowed = encode_finite(encode, encode_exactly, batch)
+        report.overflowed += overflowed
+        return embeddings
     except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
         if not _is_out_of_memory(error):
             raise
@@ -113,7 +126,8 @@ def _encode_fitting(encode: Encode, batch: Sequence[str], report: EncodingReport
     half = len(batch) // 2
     report.tokens_per_batch = max(half * len(batch[0]), len(batch[0]))
     logger.warning("Out of memory with %d sequences per batch; going on with %d.", len(batch), half)
-    return torch.cat([_encode_fitting(encode, part, report) for part in (batch[:half], batch[half:])])
+    halves = (batch[:half], batch[half:])
+    return torch.cat([_encode_fitting(encode, encode_exactly, part, report) for part in halves])
 
 
 def _is_out_of_memory(error: BaseException) -> bool:

@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from ..errors import CacheError
+from .finite import refuse_not_finite
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +35,8 @@ class EmbeddingStore:
 
     A shard is written beside its final name, fsynced, and renamed; its name is the hash of the sequences it holds and
     its header carries the sha256 of its content. Opening verifies every shard and drops, with a warning, what does not
-    verify, so that it is encoded again. Files do not depend on when or how often a run was interrupted.
+    verify, so that it is encoded again; so are rows that are NaN or infinite, which `add` refuses. Files do not depend
+    on when or how often a run was interrupted.
 
     Args:
         cache_dir: folder shared by all keys.
@@ -54,7 +56,7 @@ class EmbeddingStore:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._check_key(text)
         self._index: dict[bytes, tuple[Path, int]] = {}
-        self.num_corrupt = 0
+        self.num_corrupt = self.num_not_finite = 0
         self.refresh()
 
     def __len__(self) -> int:
@@ -71,19 +73,23 @@ class EmbeddingStore:
             )
 
     def refresh(self) -> None:
-        """Reads the index of all shards that verify; removes leftovers of writers that are gone."""
+        """Reads the index of all shards that verify, drops rows not finite, removes leftovers of writers long gone."""
         self._index.clear()
         for path in self.folder.glob("*.tmp-*"):
             if not _writer_lives(path):
                 path.unlink(missing_ok=True)
         for path in sorted(self.folder.glob(_SHARD_GLOB)):
-            hashes = _verified_hashes(path)
-            if hashes is None:
+            shard = _read_verified(path)
+            if shard is None:
                 self.num_corrupt += 1
                 logger.warning("Embedding shard %s is corrupt; removed, its sequences are encoded again.", path)
                 path.unlink(missing_ok=True)
                 continue
-            for row, digest in enumerate(hashes):
+            finite = torch.isfinite(shard["embeddings"]).all(1)
+            if not finite.all():
+                self._drop_rows(path, shard, finite)
+                continue
+            for row, digest in enumerate(shard["hashes"].numpy()):
                 self._index[digest.tobytes()] = (path, row)
 
     def missing(self, sequences: Iterable[str]) -> list[str]:
@@ -92,14 +98,32 @@ class EmbeddingStore:
         return sorted(absent, key=lambda sequence: (-len(sequence), sequence))
 
     def add(self, sequences: Sequence[str], embeddings: torch.Tensor) -> Path:
-        """Writes one shard; returns its path. `embeddings`: (len(sequences), width)."""
+        """Writes one shard; returns its path. `embeddings`: (len(sequences), width).
+
+        Raises:
+            NotFiniteError: an embedding is NaN or infinite, with its sequence; nothing is written.
+        """
+        refuse_not_finite(sequences, embeddings, "to be stored")
         digests = np.frombuffer(b"".join(map(hash_sequence, sequences)), np.uint8).reshape(-1, HASH_BYTES)
+        return self._write(digests, embeddings)
+
+    def _write(self, digests: np.ndarray, embeddings: torch.Tensor) -> Path:
+        """Writes one shard and adds it to the index. `digests`: (rows, HASH_BYTES) uint8."""
         tensors = {"hashes": torch.from_numpy(digests.copy()), "embeddings": embeddings.cpu().contiguous()}
         path = self.folder / f"shard-{hashlib.sha256(digests.tobytes()).hexdigest()[:20]}.safetensors"
         _write_atomically(path, save(tensors, metadata={"sha256": _content_hash(tensors)}))
         for row, digest in enumerate(digests):
             self._index[digest.tobytes()] = (path, row)
         return path
+
+    def _drop_rows(self, path: Path, shard: dict[str, torch.Tensor], finite: torch.Tensor) -> None:
+        """Writes a shard anew without the rows that are not finite; they are missing from then on."""
+        num_dropped = int((~finite).sum())
+        logger.warning("Embedding shard %s: %d NaN or infinite; dropped, to be encoded again.", path, num_dropped)
+        self.num_not_finite += num_dropped
+        if finite.any():
+            self._write(shard["hashes"][finite].numpy(), shard["embeddings"][finite])
+        path.unlink(missing_ok=True)
 
     def gather(self, sequences: Sequence[str], out: torch.Tensor | None = None) -> torch.Tensor:
         """Embeddings of stored sequences, in order: (len(sequences), width), float32, into `out` if given.
@@ -135,15 +159,15 @@ def _content_hash(tensors: dict[str, torch.Tensor]) -> str:
     return digest.hexdigest()
 
 
-def _verified_hashes(path: Path) -> np.ndarray | None:
-    """(rows, HASH_BYTES) uint8, or None where the file does not hold what its header promises."""
+def _read_verified(path: Path) -> dict[str, torch.Tensor] | None:
+    """`hashes`, (rows, HASH_BYTES) uint8, and `embeddings`; None where the file does not hold what it promises."""
     try:
         with safe_open(path, framework="pt") as shard:
             tensors = {name: shard.get_tensor(name) for name in ("hashes", "embeddings")}
             promised = (shard.metadata() or {}).get("sha256")
     except (SafetensorError, OSError, ValueError):
         return None
-    return tensors["hashes"].numpy().copy() if _content_hash(tensors) == promised else None
+    return tensors if _content_hash(tensors) == promised else None
 
 
 def _write_atomically(path: Path, content: bytes) -> None:

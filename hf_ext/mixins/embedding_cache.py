@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,11 @@ from accelerate.utils import gather_object
 from ..data.columns import column_names, read_columns
 from ..embeddings.dataset import EmbeddedDataset, EmbeddingTable, join_parts
 from ..embeddings.encode import EncodingReport, fill_store
+from ..embeddings.finite import encode_finite
 from ..embeddings.store import EmbeddingStore
 from ..errors import CacheError
 from ..hardware import detect_hardware
+from ..models.exact_encoding import exact_encoding
 
 LIVE_BATCH = 8  # sequences per batch where there is no cache to size batches for
 DEVICE_SHARE = 0.3  # of free device memory that embedding tables may take
@@ -104,10 +107,12 @@ class EmbeddingCacheMixin:
         """The store of input `name` with all `sequences` (pairs joined by `|`) in it; all processes share the work."""
         settings = self.plan["embedding_cache"].settings
         store = self._open_store(name, settings["cache_dir"])
+        encode = partial(self.encode_sequences, name)
         report = fill_store(
             store,
             sequences,
-            lambda batch: self.encode_sequences(name, batch),
+            encode,
+            encode_exactly=exact_encoding(self.model, name, encode),
             tokens_per_batch=settings["tokens_per_batch"],
             process_index=self.args.process_index,
             num_processes=self.args.world_size,
@@ -141,8 +146,11 @@ class EmbeddingCacheMixin:
         if decision.status == "applied" and name in decision.settings["inputs"]:
             return self.fill_embedding_store(name, sequences).gather(sequences)
         batches = [sequences[i : i + LIVE_BATCH] for i in range(0, len(sequences), LIVE_BATCH)]
+        encode = partial(self.encode_sequences, name)
+        exactly = exact_encoding(self.model, name, encode)
         with self.gathered_for_encoding():  # type: ignore[attr-defined]
-            return torch.cat([self.encode_sequences(name, batch).cpu() for batch in batches])
+            found = [encode_finite(encode, exactly, batch) for batch in batches]
+        return torch.cat([embeddings for embeddings, _ in found])
 
     @torch.no_grad()
     def encode_sequences(self, name: str, sequences: Sequence[str]) -> torch.Tensor:
@@ -171,15 +179,18 @@ class EmbeddingCacheMixin:
 
     def _report(self, name: str, store: EmbeddingStore, reports: list[EncodingReport]) -> None:
         """Adds what all processes encoded to the evidence; they worked side by side."""
-        counts = self.__dict__.setdefault("_encoded", {"sequences": 0, "residues": 0, "seconds": 0.0})
+        counts = self.__dict__.setdefault("_encoded", {"sequences": 0, "residues": 0, "seconds": 0.0, "in_float32": 0})
         counts["sequences"] += sum(report.num_encoded for report in reports)
         counts["residues"] += sum(report.num_residues for report in reports)
         counts["seconds"] += max(report.seconds for report in reports)
+        counts["in_float32"] += sum(len(report.overflowed) for report in reports)
         self.record_evidence(  # type: ignore[attr-defined]
             "embedding_cache",
             num_encoded=counts["sequences"],
             encoding_seconds=round(counts["seconds"], 2),
             residues_per_second=round(counts["residues"] / counts["seconds"]) if counts["sequences"] else None,
+            **({"encoded_in_float32": counts["in_float32"]} if counts["in_float32"] else {}),
+            **({"not_finite_on_disk": store.num_not_finite} if store.num_not_finite else {}),
             stores={**self.plan["embedding_cache"].evidence.get("stores", {}), name: str(store.folder)},
         )
 

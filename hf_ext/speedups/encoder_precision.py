@@ -4,12 +4,14 @@ Class N. Effect: frozen encoders run in bf16 (fp16 before compute capability 8.0
 it too and take half the memory; on a CPU the products run under autocast, where the residual stream stays float32.
 Evidence: up to 32 distinct training sequences are encoded both ways; the rounding noise is reported as a share of the
 spread between sequences (both centred), per input. Variants of one protein differ little, so the same rounding that is
-harmless for a varied set can drown them: above `max_encoder_noise` the encoders stay in float32.
+harmless for a varied set can drown them: above `max_encoder_noise`, or where a probe overflows, the encoders stay in
+float32. A single sequence that overflows later is encoded in float32; the plan counts them (`embedding_cache`).
 Cost: the probe, 32 sequences twice.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -53,13 +55,21 @@ def apply(decision: Decision, run: Run) -> Decision:
     reference = {name: _encode(run.model, name, sample) for name, sample in samples.items()}
     set_encoder_dtype(run.model, dtype, mode)
     noise = {name: relative_noise(_encode(run.model, name, samples[name]), reference[name]) for name in samples}
-    evidence = {"noise_share": {name: round(value, 4) for name, value in noise.items()}, "bound": bound}
-    if max(noise.values()) <= bound:
+    shown = {name: round(value, 4) if math.isfinite(value) else "not finite" for name, value in noise.items()}
+    evidence = {"noise_share": shown, "bound": bound}
+    beyond = {name: value for name, value in noise.items() if not value <= bound}  # a NaN is beyond every bound
+    if not beyond:
         return decision.with_evidence(**evidence)
     set_encoder_dtype(run.model, None, mode)
-    worst = max(noise, key=lambda name: noise[name])
-    reason = f"{dtype} noise on '{worst}' is {noise[worst]:.0%} of the spread between sequences (bound {bound:.0%})"
-    return Decision(NAME, KIND, "skipped", reason, {}, evidence)
+    return Decision(NAME, KIND, "skipped", _explain(beyond, dtype, bound), {}, evidence)
+
+
+def _explain(beyond: dict[str, float], dtype: str, bound: float) -> str:
+    overflown = [name for name, value in beyond.items() if not math.isfinite(value)]
+    if overflown:
+        return f"in {dtype} '{overflown[0]}' has embeddings that are NaN or infinite"
+    worst = max(beyond, key=lambda name: beyond[name])
+    return f"{dtype} noise on '{worst}' is {beyond[worst]:.0%} of the spread between sequences (bound {bound:.0%})"
 
 
 def set_encoder_dtype(model: Any, dtype: str | None, mode: str) -> None:

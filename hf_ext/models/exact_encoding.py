@@ -1,0 +1,49 @@
+"""A frozen encoder that computes in half precision, in float32 for a moment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from .affinity import AffinityModel
+
+Encode = Callable[[Sequence[str]], torch.Tensor]
+
+
+@contextmanager
+def encoding_in_float32(model: AffinityModel, name: str) -> Iterator[None]:
+    """Within it, the encoder of input `name` computes in float32, from its weights as they are stored.
+
+    Weights in half precision are widened in place and narrowed afterwards, which loses nothing: no second copy, and
+    nothing is read from disk.
+
+    Cost: one pass over the weights each way, and memory for them in float32.
+    """
+    model.attach_encoders()
+    encoder = model.encoders[str(model.tower_of(name).encoder)]
+    autocast = model.config.encoder_autocast
+    halves = [(p, p.dtype) for p in encoder.parameters() if p.dtype in (torch.bfloat16, torch.float16)]
+    model.config.encoder_autocast = None
+    for parameter, _ in halves:
+        parameter.data = parameter.data.float()
+    try:
+        yield
+    finally:
+        model.config.encoder_autocast = autocast
+        for parameter, dtype in halves:
+            parameter.data = parameter.data.to(dtype)
+
+
+def exact_encoding(model: AffinityModel, name: str, encode: Encode) -> Encode | None:
+    """`encode`, which runs the encoder of input `name`, in float32; None where that is what it computes in already."""
+    in_half = model.encoder_autocast is not None or model.encoder_dtype != torch.float32
+    if not in_half or name not in model.frozen_inputs:
+        return None
+
+    def exactly(sequences: Sequence[str]) -> torch.Tensor:
+        with encoding_in_float32(model, name):
+            return encode(sequences)
+
+    return exactly
