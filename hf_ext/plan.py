@@ -18,6 +18,7 @@ from .data.columns import column_names, has_numbered_rows, read_columns, row_len
 from .data.random_states import kept_random_states
 from .errors import PlanRefused
 from .hardware import Hardware, count_cpu_cores, detect_hardware
+from .models.lora import has_adapters
 from .models.muon import encoder_matrices
 from .optional import installed_version
 from .reporting.tables import format_table
@@ -143,6 +144,7 @@ def describe_model(model: Any) -> ModelFacts:
         num_parameters=sum(num_elements(p) for p in model.parameters()),
         num_trainable=sum(num_elements(p) for p in model.parameters() if p.requires_grad),
         num_encoder_matrices=len(encoder_matrices(model)),
+        has_adapters=has_adapters(model),
     )
 
 

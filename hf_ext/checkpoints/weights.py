@@ -97,6 +97,14 @@ def remember_frozen(model: Any) -> None:
         describe_frozen(model, split_entries(model).frozen)
 
 
+def keep_source_digests(model: Any) -> None:
+    """Hashes frozen weights before they are rounded, so that checkpoints know them by what they were made from.
+
+    Cost: as `remember_frozen`.
+    """
+    model._source_digests = describe_frozen(model, split_entries(model).frozen)["tensors"]
+
+
 def load_weights(model: Any, folder: Path | str, checks_frozen: bool = True) -> None:
     """Gives every entry of the model's state dict the value it had when the checkpoint was saved.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -154,11 +155,16 @@ class EmbeddingCacheMixin:
 
     @torch.no_grad()
     def encode_sequences(self, name: str, sequences: Sequence[str]) -> torch.Tensor:
-        """Embeddings of input `name`, computed here and now: (n, width), float32. Parts of a pair are joined by `|`."""
+        """Embeddings of input `name`, computed here and now: (n, width), float32. Parts of a pair are joined by `|`.
+
+        Encoders that train compute as they do in training: under its autocast.
+        """
         parts = list(zip(*(sequence.split("|") for sequence in sequences)))
         batch = self.data_collator.encode(name, *parts)
         self.model.eval()
-        return self.model.encode(name, {key: value.to(self.args.device) for key, value in batch.items()})
+        own = nullcontext() if name in self.model.frozen_inputs else self.accelerator.autocast()
+        with own:
+            return self.model.encode(name, {key: value.to(self.args.device) for key, value in batch.items()})
 
     def embedding_key(self, name: str) -> dict[str, Any]:
         """Everything that decides the value of an embedding of input `name`."""

@@ -16,6 +16,7 @@ from transformers.utils import ModelOutput
 from ..errors import ArgumentError
 from .configuration import AffinityConfig, EncoderSpec, TowerSpec, build_config, input_name
 from .encoders import build_encoder, load_encoder, set_trainable
+from .half_linear import widen
 from .head import HeadEnsemble, RegressionHead
 from .lora import merge_layers
 from .losses import regression_loss
@@ -235,7 +236,8 @@ class AffinityModel(PreTrainedModel):
         """Adds LoRA adapters into the weights beside them, in place; returns how many.
 
         The towers are ordinary ones afterwards that train in full, so that their weights are saved with the model and
-        are never taken for those of the encoder they came from. Predictions are the same up to rounding.
+        are never taken for those of the encoder they came from. Predictions are the same up to rounding. A base in half
+        precision is read again first.
 
         Raises:
             ArgumentError: no tower has adapters.
@@ -243,6 +245,8 @@ class AffinityModel(PreTrainedModel):
         adapted = [i for i, spec in enumerate(self.config.encoder_specs) if spec.training == "lora"]
         if not adapted:
             raise ArgumentError("No tower of this model has adapters to merge; it was not trained with LoRA.")
+        if widen(self):  # never add to what was rounded
+            self._load_base_weights()
         num_layers = 0
         for index in adapted:
             encoder: Any = self.encoders[str(index)]

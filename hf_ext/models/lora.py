@@ -7,6 +7,7 @@ Source: Hu et al., arXiv:2106.09685; rsLoRA: Kalajdzievski, arXiv:2312.03732; Do
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +18,9 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 
 from ..errors import ArgumentError
+from .half_linear import stores_half, widen
+
+logger = logging.getLogger(__name__)
 
 _BERT_LINEAR = ["query", "key", "value", "dense"]
 _T5_LINEAR = ["q", "k", "v", "o", "wi", "wo", "wi_0", "wi_1"]  # wi_0 and wi_1 where the feed-forward layer is gated
@@ -151,7 +155,9 @@ def merge_layers(model: nn.Module) -> int:
 def merged_copy(model: Any) -> Any:
     """A copy of a `PeftModel`, or of a model with `merge_adapters`, with adapters merged into the weights.
 
-    Predictions are the same up to rounding (1e-5 in float32). Cost: memory for a second copy of the model.
+    Predictions are the same up to rounding (1e-5 in float32). A base that `lora_base` stored in half precision is
+    merged in float32, on the CPU: that of an `AffinityModel` read again from its encoder, of others as it was rounded.
+    Cost: memory for a second copy of the model.
 
     Raises:
         ArgumentError: there are no adapters to merge.
@@ -159,7 +165,11 @@ def merged_copy(model: Any) -> Any:
     if not has_adapters(model):
         raise ArgumentError(f"{type(model).__name__} has no adapters to merge: train with --use_peft.")
     twin = copy.deepcopy(model)
+    if stores_half(twin):  # float32 may not fit beside the model on its device
+        twin.cpu()
     if isinstance(twin, PeftModel):
+        if widen(twin):
+            logger.warning("The frozen weights were rounded to half precision to train; they are merged as rounded.")
         return twin.merge_and_unload(safe_merge=True)
     twin.merge_adapters()
     return twin

@@ -15,6 +15,7 @@ from . import (
     fused_optimizer,
     length_grouping,
     lora,
+    lora_base,
     masked_lm_head,
     muon,
     nccl,
@@ -31,6 +32,7 @@ REGISTRY: tuple[Speedup, ...] = (
     tf32,
     precision,  # before parity is proven, which is in the training dtype
     lora,  # before anything that replaces a forward function: the layers stand where they will stay
+    lora_base,  # before parity is proven, on the weights as they will be
     fused_gelu,
     encoder_precision,  # before the cache, whose key holds the precision
     attention,

@@ -42,6 +42,7 @@ class ModelFacts:
     num_trainable: int = 0
     num_encoder_matrices: int = 0  # that train
     classes: tuple[str, ...] = ()
+    has_adapters: bool = False
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from hf_ext.training_args import FastTrainingArguments
 # What a plan says of both cards.
 EITHER = {
     "lora": ("off", "not asked for"),
+    "lora_base": ("skipped", "no LoRA"),
     "encoder_precision": ("skipped", "no frozen encoder"),
     "packing": ("applied", "no layer of esm encoders computes on padding"),
     "embedding_cache": ("skipped", "no frozen encoder"),

@@ -1,0 +1,98 @@
+"""Frozen weights beside LoRA adapters in half precision: 2 bytes each instead of 6.
+
+Class I. Effect: under autocast (`precision`) a float32 weight that does not train is rounded at every use, and the
+rounded copy kept for the backward pass. Here it is stored rounded: 4 bytes less per weight (2 of storage, 2 of copies),
+no cast per pass, and the same numbers. Adapters, heads, norms, embeddings and losses stay in float32.
+Evidence: one layer of each shape is run both ways under autocast, forward and backward; a difference keeps float32.
+Cost: that, and for a `PeftModel` hashing its frozen weights before instead of at the first save.
+Conflicts: FSDP and DeepSpeed gather what they have split in half precision themselves; `--save_full` keeps weights that
+are saved in float32; DoRA's norms are taken from the weights. The base stays in half precision after the run;
+`merged_copy` and `trainer.save_merged` merge in float32, from the encoder read again (`AffinityModel`) or the rounded
+weights (others).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from peft import PeftModel
+from peft.tuners.tuners_utils import BaseTunerLayer
+from torch import nn
+
+from ..checkpoints.weights import keep_source_digests
+from ..models.half_linear import difference, narrow
+from ..models.wrapping import find_blocks
+from ..zero import splits_weights
+from . import precision
+from .base import Context, Decision, Kind, Run, off
+
+NAME = "lora_base"
+KIND: Kind = "I"
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def decide(context: Context) -> Decision:
+    """Applies to LoRA where training runs under autocast and the model is whole on each device."""
+    if not context.wants(NAME, KIND):
+        return off(NAME, KIND)
+    problem = None
+    trains_in = precision.decide(context)
+    if not (context.args.use_peft or context.model.has_adapters):
+        problem = "no LoRA"
+    elif context.args.use_dora:
+        problem = "DoRA takes norms of the frozen weights: they stay in float32"
+    elif trains_in.status != "applied":
+        problem = "nothing is computed in half precision, so that float32 is what the weights are used in"
+    elif context.args.fsdp or splits_weights(context.args) or context.args.deepspeed_plugin is not None:
+        problem = "the weights are spread over processes, which send them in half precision as it is"
+    if problem:
+        return Decision(NAME, KIND, "skipped", problem)
+    dtype = trains_in.settings["mixed_precision"]
+    return Decision(NAME, KIND, "applied", f"{dtype}, as autocast rounds them", {"dtype": dtype})
+
+
+def apply(decision: Decision, run: Run) -> Decision:
+    """Narrows the frozen linear layers of `run.model` if that changes no number."""
+    if getattr(run.model.config, "save_full", False):
+        return Decision(NAME, KIND, "skipped", "--save_full keeps the weights that are saved in float32")
+    layers = find_base_layers(run.model)
+    if not layers:
+        return Decision(NAME, KIND, "skipped", "no frozen float32 layer beside an adapter")
+    dtype = _DTYPES[decision.settings["dtype"]]
+    one_of_each = {tuple(layer.weight.shape): layer for layer in layers}
+    for shape, layer in one_of_each.items():
+        found = difference(layer, dtype)
+        if found != 0:  # a NaN too
+            reason = f"a layer of {shape[0]} x {shape[1]} differs by {found:.1e} from what autocast computes"
+            return Decision(NAME, KIND, "skipped", reason)
+    if isinstance(run.model, PeftModel):
+        keep_source_digests(run.model)
+    saved = narrow(layers, dtype)
+    reason = f"{decision.reason}: {saved / 2**20:.1f} MiB less of weights, and as much of copies"
+    evidence = {"layers": len(layers), "bytes_saved": saved, "copies_saved": saved, "largest_difference": 0.0}
+    return replace(decision, reason=reason).with_evidence(**evidence)
+
+
+def find_base_layers(model: nn.Module) -> list[nn.Linear]:
+    """Frozen float32 linear layers of encoders that have adapters, in their repeated layers.
+
+    Without those of DoRA, whose norms are taken from the weights themselves, and quantised ones, which are no plain
+    `nn.Linear`.
+    """
+    dora = {id(m.get_base_layer()) for m in model.modules() if isinstance(m, BaseTunerLayer) and _uses_dora(m)}
+    return [
+        module
+        for block in find_blocks(model)
+        if any(isinstance(module, BaseTunerLayer) for module in block.modules())
+        for module in block.modules()
+        if type(module) is nn.Linear
+        and id(module) not in dora
+        and not module.weight.requires_grad
+        and module.weight.dtype == torch.float32
+    ]
+
+
+def _uses_dora(layer: Any) -> bool:
+    return bool(getattr(layer, "lora_magnitude_vector", None))
