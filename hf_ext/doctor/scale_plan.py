@@ -130,6 +130,7 @@ class _Run:
             sum(encoder.num_parameters for encoder in self.present) + self.work.head_parameters,
             self.work.num_trainable,
             max(1, sum(encoder.num_layers for encoder in self.present)),
+            sum(encoder.num_base for encoder in self.present) if self.plan.applied("lora_base") else 0,
         )
         self.half = self.plan.applied("precision")
         changed = self.plan["batch_size"].settings if self.plan.applied("batch_size") else {}

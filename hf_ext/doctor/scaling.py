@@ -35,6 +35,7 @@ class Shape:
     num_parameters: int
     num_trainable: int
     num_layers: int
+    num_base: int = 0  # of them, frozen beside adapters and in half precision where no process splits them
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,7 @@ def state_bytes(layout: Layout, shape: Shape) -> float:
     if layout.strategy == "ZeRO-3":
         kept = 0.0 if layout.offload else (width * total + ZERO_PARTS * trained) / layout.group
         return kept + width * min(total, ZERO3_LIVE) + 2 * width * layer
+    whole -= shape.num_base * (WEIGHT_BYTES - HALF_BYTES) * layout.half
     return whole + trained * (HALF_BYTES * layout.half + BUCKET_BYTES * (layout.strategy == "DDP"))
 
 

@@ -43,10 +43,15 @@ def estimate_memory(args: Any, plan: Plan, work: Work, batch_rows: float) -> tup
     cached = plan.applied("embedding_cache")
     present = [encoder for encoder in work.encoders if not (cached and encoder.training == "frozen")]
     is_half = plan.applied("precision")
-    weights = work.head_parameters * WEIGHT_BYTES
+    narrows_base = plan.applied("lora_base")
+    weights, copied = work.head_parameters * WEIGHT_BYTES, work.num_trainable
     for encoder in present:
         stored_half = encoder.training == "frozen" and plan["encoder_precision"].settings.get("mode") == "weights"
         weights += encoder.num_parameters * (HALF_BYTES if stored_half else WEIGHT_BYTES)
+        if narrows_base:
+            weights -= encoder.num_base * (WEIGHT_BYTES - HALF_BYTES)
+        else:  # autocast keeps a rounded copy for the gradients that pass through a frozen layer to the adapters before
+            copied += encoder.num_base
     trainable = work.num_trainable
     lines = [
         ("weights", weights),
@@ -54,7 +59,7 @@ def estimate_memory(args: Any, plan: Plan, work: Work, batch_rows: float) -> tup
         (f"optimizer ({getattr(args.optim, 'value', args.optim)}, at most)", trainable * OPTIMIZER_BYTES),
     ]
     if is_half:
-        lines.append(("half-precision copies", trainable * HALF_BYTES))
+        lines.append(("half-precision copies", copied * HALF_BYTES))
     static = sum(num_bytes for _, num_bytes in lines)
     per_device = batch_rows / args.world_size
     checkpointed = bool(args.activation_checkpointing or args.gradient_checkpointing)

@@ -20,6 +20,7 @@ from ..models.configuration import EncoderSpec, build_config, input_name
 from ..models.encoders import build_encoder
 from ..models.lora import LoraSettings
 from ..reporting.flops import flops_coefficients
+from ..speedups.lora_base import find_base_layers
 
 SPECIAL_TOKENS = 2  # <cls> and <eos>
 STREAM_ROWS = 1000  # rows of a stream whose lengths stand for all
@@ -57,6 +58,7 @@ class Encoder:
         forward_flops: the same, forward only.
         distinct: tokens of each distinct sequence of all splits, once.
         train, evaluated: tokens of all rows of train, and of validation.
+        num_base: weights of frozen linear layers beside adapters.
     """
 
     name: str
@@ -71,6 +73,7 @@ class Encoder:
     train: Tokens = Tokens()
     evaluated: Tokens = Tokens()
     num_distinct: int = 0
+    num_base: int = 0
 
     @property
     def width(self) -> int:
@@ -166,6 +169,7 @@ def _count(name: str, source: str | None, training: str, model: PreTrainedModel)
         num_trainable=sum(count for count, trains in parameters if trains),
         flops=forward if training == "frozen" else as_it_trains,
         forward_flops=forward,
+        num_base=sum(layer.weight.numel() for layer in find_base_layers(model)),
     )
 
 

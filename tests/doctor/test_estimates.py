@@ -126,6 +126,23 @@ def test_memory_is_weights_gradients_two_optimizer_states_and_half_copies():
     assert facts.static_bytes == 4 * total + 14 * trained
 
 
+def test_a_lora_base_takes_two_bytes_a_weight_in_half_precision_and_six_otherwise():
+    linear = 2 * 2 * (4 * 64 * 64 + 2 * 64 * 128)  # of two encoders, in two layers: attention, feed-forward
+    facts = look("t4", use_peft=True)
+    half, work = dict(facts.memory), facts.work
+    assert facts.plan.applied("lora_base")
+    assert sum(encoder.num_base for encoder in work.encoders) == linear
+    everything = sum(encoder.num_parameters for encoder in work.encoders) + work.head_parameters
+    assert half["weights"] == 4 * everything - 2 * linear
+    assert half["half-precision copies"] == 2 * work.num_trainable
+    full = dict(look("t4", use_peft=True, without=["lora_base"]).memory)
+    assert full["weights"] == 4 * everything
+    assert full["half-precision copies"] == 2 * (work.num_trainable + linear)
+    exact = dict(look("t4", use_peft=True, without=["precision"]).memory)
+    assert exact["weights"] == 4 * everything
+    assert "half-precision copies" not in exact
+
+
 def kept_bytes(config: EsmConfig, tokens: tuple[int, int], *, is_half: bool) -> int:
     """What autograd keeps of one pass in training, without weights and their copies."""
     torch.manual_seed(0)

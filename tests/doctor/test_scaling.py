@@ -23,6 +23,7 @@ def layout(strategy: str, n: int, half: bool = True, offload: bool = False, grou
         (layout("one process", 1, half=False), MILLION, 16e6),
         (layout("DDP", 4), MILLION, 22e6),  # and 4 of the buckets
         (layout("DDP", 4), ADAPTED, 4e6 + 12e4 + 2e4 + 4e4),
+        (layout("DDP", 4), dataclasses.replace(ADAPTED, num_base=900_000), 4e6 - 2 * 9e5 + 12e4 + 2e4 + 4e4),
         (layout("FSDP2", 4), MILLION, 4e6 + (3 * 2 + 4) * 1e5),
         (layout("FSDP2", 4), ADAPTED, 1e6 + 3e4 + (3 * 2 + 4) * 1e5),
         (layout("ZeRO-2", 4), MILLION, 2e6 + 18e6 / 4),

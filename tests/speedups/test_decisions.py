@@ -36,6 +36,7 @@ def test_a_t4_gets_fp16_and_neither_tf32_nor_bf16():
         "cpu_matmul": "skipped",
         "tf32": "skipped",
         "lora": "off",
+        "lora_base": "skipped",
         "fused_gelu": "applied",
         "encoder_precision": "skipped",
         "embedding_cache": "skipped",

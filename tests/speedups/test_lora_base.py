@@ -1,4 +1,4 @@
-"""LoRA's frozen base in half precision: the numbers of autocast, 2 bytes a weight, and float32 again where it counts."""
+"""LoRA's frozen base in half precision: the numbers of autocast, 2 bytes a weight, and merged in float32."""
 
 import copy
 
@@ -123,9 +123,9 @@ def test_a_base_that_was_rounded_further_is_seen(trainer_for):
 
 def saved_for_backward(model, batch) -> list[torch.Tensor]:
     found = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: found.append(t) or t, lambda t: t):
-        with torch.autocast("cpu", torch.bfloat16):
-            output = model(**batch)
+    hooks = torch.autograd.graph.saved_tensors_hooks(lambda t: found.append(t) or t, lambda t: t)
+    with hooks, torch.autocast("cpu", torch.bfloat16):
+        output = model(**batch)
     del output
     return found
 
