@@ -107,18 +107,22 @@ def blocked_in_float32(monkeypatch):
 @pytest.fixture
 def torch_settings():
     """The process-wide torch settings that speed-ups may switch, as a function; put back after the test."""
+    from hf_ext.matmul import set_matmul_precision
+
     before = read_torch_settings()
     yield read_torch_settings
-    torch.set_float32_matmul_precision(before["matmul"])
-    torch.backends.mkldnn.matmul.fp32_precision = before["mkldnn_matmul"]
+    torch.backends.fp32_precision = before["general"]
+    set_matmul_precision(before["matmul"])
     torch.use_deterministic_algorithms(before["deterministic"])
     torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = before["cudnn"]
 
 
 def read_torch_settings() -> dict:
+    from hf_ext.matmul import read_matmul_precision
+
     return {
-        "matmul": torch.get_float32_matmul_precision(),
-        "mkldnn_matmul": torch.backends.mkldnn.matmul.fp32_precision,
+        "matmul": read_matmul_precision(),
+        "general": torch.backends.fp32_precision,
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "cudnn": (torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark),
         "default_dtype": torch.get_default_dtype(),

@@ -7,8 +7,7 @@ Source: NVIDIA A100 white paper (2020), "TF32 tensor cores".
 
 from __future__ import annotations
 
-import torch
-
+from ..matmul import FAST_GPU, read_matmul_precision, set_matmul_precision
 from .base import Context, Decision, Kind, Run, off
 
 NAME = "tf32"
@@ -30,7 +29,7 @@ def decide(context: Context) -> Decision:
 
 def apply(decision: Decision, run: Run) -> Decision:
     """Sets torch's float32 matmul precision to "high" for this run."""
-    before = torch.get_float32_matmul_precision()
-    run.on_end(lambda: torch.set_float32_matmul_precision(before))
-    torch.set_float32_matmul_precision("high")
+    before = read_matmul_precision()
+    run.on_end(lambda: set_matmul_precision(before))
+    set_matmul_precision(FAST_GPU)
     return decision

@@ -29,7 +29,7 @@ def test_cpu_matmul_reports_its_error_and_gain_and_puts_the_setting_back(torch_s
     assert decision.status == "applied"
     assert decision.evidence["relative_error"] < 1e-2
     assert decision.evidence["speedup"] > 0
-    assert torch_settings()["mkldnn_matmul"] == "bf16"  # and the general query, inside it, does not raise
+    assert torch_settings()["matmul"].on_cpu == "bf16"  # and the general query, inside it, does not raise
     run.restore()
     assert torch_settings() == before
     run.restore()
@@ -69,8 +69,31 @@ def test_tf32_is_on_during_the_run_and_off_afterwards(torch_settings):
     decision = Decision("tf32", "N", "applied", "A100 has TF32", {"enabled": True})
     assert tf32.apply(decision, run) == decision
     assert torch.get_float32_matmul_precision() == "high"
+    assert torch.backends.cuda.matmul.fp32_precision == "tf32"
     run.restore()
     assert torch.get_float32_matmul_precision() == "highest"
+
+
+def test_tf32_is_switched_where_transformers_has_used_torchs_other_setting(torch_settings, monkeypatch):
+    monkeypatch.setattr("transformers.training_args.is_torch_tf32_available", lambda: True)
+    args = make_args(torch_compile=True)  # sets torch.backends.fp32_precision, as it would on an A100
+    before = torch_settings()
+    assert before["general"] == "tf32"
+    with pytest.raises(RuntimeError):
+        torch.get_float32_matmul_precision()
+    run = Run(args, None)
+    tf32.apply(Decision("tf32", "N", "applied", "A100 has TF32", {"enabled": True}), run)
+    assert torch.backends.cuda.matmul.fp32_precision == "tf32"
+    assert torch.get_float32_matmul_precision() == "high"  # others may read it, torch's compiler does
+    run.restore()
+    assert torch_settings() == before
+
+
+def test_a_cpu_beside_such_a_card_measures_its_products_too(torch_settings, monkeypatch):
+    monkeypatch.setattr("transformers.training_args.is_torch_tf32_available", lambda: True)
+    make_args(torch_compile=True)
+    _, run = apply_cpu_matmul()
+    run.restore()
 
 
 # --- Trainer's own fields --------------------------------------------------------------------------------------------
