@@ -7,12 +7,12 @@ import os
 from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import datasets
 import numpy as np
 import torch
+import transformers
 from accelerate.utils import gather_object
 
 from ..data.columns import column_names, read_columns
@@ -22,6 +22,8 @@ from ..embeddings.finite import encode_finite
 from ..embeddings.store import EmbeddingStore
 from ..errors import CacheError
 from ..hardware import detect_hardware
+from ..matmul import read_matmul_precision
+from ..models.encoders import identify_encoder
 from ..models.exact_encoding import exact_encoding
 
 LIVE_BATCH = 8  # sequences per batch where there is no cache to size batches for
@@ -171,17 +173,25 @@ class EmbeddingCacheMixin:
         tower = self.model.tower_of(name)
         encoder = self.model.config.encoder_specs[tower.encoder]
         tokenizer = self.data_collator.tokenizers[name]
-        local = Path(encoder.name_or_path).is_dir()
+        computes_float32 = self.model.encoder_dtype == torch.float32 and self.model.encoder_autocast is None
         return {
-            "format": 1,
-            "encoder": encoder.fingerprint if local else f"{encoder.name_or_path}@{encoder.revision}",
+            "format": 2,
+            "encoder": identify_encoder(encoder),
+            "transformers": ".".join(transformers.__version__.split(".")[:2]),  # whose models may have been mended
             "tokenizer": tokenizer.fingerprint(),
             "pooling": tower.pooling,
             "dtype": str(self.model.encoder_dtype),
             "autocast": str(self.model.encoder_autocast),
+            "products": self._float32_products() if computes_float32 else "half",
             "max_residues": tokenizer.max_residues,
             "too_long": [self.data_collator.too_long, self.data_collator.window_overlap],
         }
+
+    def _float32_products(self) -> str:
+        """What products of float32 are computed in."""
+        if self.plan.applied("cpu_matmul"):  # kept where it measured exact; whether it pays differs from run to run
+            return "float32"
+        return read_matmul_precision().name(torch.device(self.args.device).type)
 
     def _report(self, name: str, store: EmbeddingStore, reports: list[EncodingReport]) -> None:
         """Adds what all processes encoded to the evidence; they worked side by side."""

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import try_to_load_from_cache
 from transformers import AutoConfig, AutoModel, AutoModelForTextEncoding, AutoTokenizer, PreTrainedModel
-from transformers.utils import logging
+from transformers.utils import CONFIG_NAME, extract_commit_hash, logging
 
 from ..errors import ArgumentError
 from ..pretrained import reading
@@ -37,14 +38,26 @@ def read_encoder(name_or_path: str, revision: str | None, training: Training, lo
             f"{', '.join(LORA_TARGETS)}. Name its linear layers with --lora_target_modules, or use --tower_training "
             "frozen or full."
         )
+    commit = find_commit(name_or_path, revision)
     return EncoderSpec(
         name_or_path=str(Path(name_or_path).resolve() if Path(name_or_path).is_dir() else name_or_path),
         config=config.to_dict(),
-        revision=revision or getattr(config, "_commit_hash", None),
-        fingerprint=fingerprint_weights(name_or_path, getattr(config, "_commit_hash", None)),
+        revision=revision or commit,
+        fingerprint=fingerprint_weights(name_or_path, commit),
         training=training,
         lora=vars(lora) if training == "lora" else {},
     )
+
+
+def find_commit(name_or_path: str, revision: str | None) -> str | None:
+    """The commit that a Hub id and a branch, tag or nothing stand for, once its configuration is in the cache.
+
+    transformers 5 does not keep it in the configuration any more. None for a folder, and where the cache has no commit.
+    """
+    if Path(name_or_path).is_dir():
+        return None
+    file = try_to_load_from_cache(name_or_path, CONFIG_NAME, revision=revision)
+    return extract_commit_hash(file, None) if isinstance(file, str) else None
 
 
 def fingerprint_weights(name_or_path: str, commit: str | None) -> str:
@@ -64,6 +77,23 @@ def fingerprint_weights(name_or_path: str, commit: str | None) -> str:
     return f"sha256:{digest.hexdigest()}"
 
 
+def identify_encoder(spec: EncoderSpec) -> str:
+    """What an encoder's embeddings depend on, of its weights: their hash, or Hub id and commit.
+
+    A branch or tag says it only where no commit is known.
+    """
+    fingerprint = str(spec.fingerprint or "")
+    if fingerprint.startswith("sha256:"):
+        return fingerprint
+    return f"{spec.name_or_path}@{_commit(spec) or spec.revision}"
+
+
+def _commit(spec: EncoderSpec) -> str | None:
+    """The Hub commit whose configuration the spec was read from, if it is known."""
+    kind, _, commit = str(spec.fingerprint or "").partition(":")
+    return commit if kind == "commit" and commit not in ("", "None") else None
+
+
 def load_encoder(spec: EncoderSpec, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     """Loads pretrained weights, without pooling layers or decoders, and adapts them for LoRA where the spec says so.
 
@@ -78,7 +108,9 @@ def load_encoder(spec: EncoderSpec, dtype: torch.dtype = torch.float32) -> PreTr
                 f"{spec.fingerprint}. Restore the folder, or train again."
             )
     factory = AutoModelForTextEncoding if spec.config["model_type"] in _TEXT_ENCODERS else AutoModel
-    settings = {"revision": spec.revision, "dtype": dtype, "trust_remote_code": False, **_no_pooler(spec)}
+    # A branch may have moved since the spec was read: its commit is loaded, not what the branch is by now.
+    revision = _commit(spec) or spec.revision
+    settings = {"revision": revision, "dtype": dtype, "trust_remote_code": False, **_no_pooler(spec)}
     remedy = "Restore it. (Frozen encoders are saved by reference; --save_full keeps a copy in the model folder.)"
     with (
         reading(f"Encoder {spec.name_or_path!r} cannot be loaded", spec.name_or_path, remedy),

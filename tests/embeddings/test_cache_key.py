@@ -1,0 +1,113 @@
+"""What a cached embedding is known by: the encoder's commit, what products are computed in, the library's version."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from huggingface_hub import constants
+from safetensors.torch import load_file, save_file
+
+from hf_ext.affinity.arguments import AffinityArguments
+from hf_ext.affinity.building import build_collator, build_model
+from hf_ext.data.arguments import DataArguments
+from hf_ext.errors import ArgumentError
+from hf_ext.models.encoders import identify_encoder, load_encoder, read_encoder
+from hf_ext.models.lora import LoraSettings
+from hf_ext.presets import PRESETS
+from hf_ext.trainer import FastTrainer
+from hf_ext.training_args import FastTrainingArguments
+
+NAME = "me/encoder"
+FIRST, SECOND = "a" * 40, "b" * 40
+COLUMNS = ["heavy", "light", "antigen"]
+
+
+@pytest.fixture
+def repository(demo_encoders):
+    """A Hub encoder in the local cache with two commits of other weights; `main` names the first until it is moved."""
+    folder = Path(constants.HF_HUB_CACHE) / "models--me--encoder"
+    for scale, commit in enumerate((FIRST, SECOND), 1):
+        snapshot = folder / "snapshots" / commit
+        shutil.copytree(demo_encoders[1], snapshot)
+        tensors = load_file(snapshot / "model.safetensors")
+        changed = {k: v * scale if "word_embeddings" in k else v for k, v in tensors.items()}
+        save_file(changed, snapshot / "model.safetensors", metadata={"format": "pt"})
+
+    def move(commit: str) -> None:
+        (folder / "refs").mkdir(exist_ok=True)
+        (folder / "refs" / "main").write_text(commit)
+
+    move(FIRST)
+    yield move
+    shutil.rmtree(folder)
+
+
+def make_trainer(folder, rows, **given) -> FastTrainer:
+    encoders = AffinityArguments(
+        encoders=[NAME], encoder_revisions=["main"], tower_inputs=["heavy,light,antigen"], head_sizes=[8]
+    )
+    model = build_model(encoders, COLUMNS)
+    given = {"speedups": ["embedding_cache"], "embedding_cache_dir": str(folder / "cache"), **given}
+    args = FastTrainingArguments(output_dir=str(folder), use_cpu=True, report_to="none", disable_tqdm=True, **given)
+    return FastTrainer(model, args, build_collator(model, DataArguments(sequence_columns=COLUMNS)), rows)
+
+
+def encode(trainer, sequence: str) -> torch.Tensor:
+    return trainer.encode_distinct("heavy", [sequence])
+
+
+def test_a_branch_that_moved_gives_no_stale_embeddings(repository, demo_rows, tmp_path):
+    sequence = demo_rows["heavy"][0]
+    before = make_trainer(tmp_path, demo_rows)
+    first = encode(before, sequence)
+    assert before.embedding_key("heavy")["encoder"] == f"{NAME}@{FIRST}"
+    repository(SECOND)
+    after = make_trainer(tmp_path, demo_rows)
+    second = encode(after, sequence)
+    assert after.embedding_key("heavy")["encoder"] == f"{NAME}@{SECOND}"
+    assert (first - second).abs().max() > 0.01
+    assert after.plan["embedding_cache"].evidence["num_encoded"] == 1
+    repository(FIRST)
+    again = make_trainer(tmp_path, demo_rows)
+    assert torch.equal(encode(again, sequence), first)
+    assert again.plan["embedding_cache"].evidence["num_encoded"] == 0
+
+
+def test_weights_are_those_of_the_commit_the_model_was_made_with(repository):
+    spec = read_encoder(NAME, "main", "frozen", LoraSettings())
+    assert (spec.revision, spec.fingerprint) == ("main", f"commit:{FIRST}")
+    before = load_encoder(spec).get_input_embeddings().weight
+    repository(SECOND)
+    assert torch.equal(load_encoder(spec).get_input_embeddings().weight, before)
+    moved = load_encoder(read_encoder(NAME, "main", "frozen", LoraSettings())).get_input_embeddings().weight
+    assert torch.equal(moved, 2 * before)
+    spec.fingerprint = "commit:" + "c" * 40
+    with pytest.raises(ArgumentError, match="is not there"):
+        load_encoder(spec)
+
+
+def test_without_a_commit_an_encoder_is_known_by_what_the_user_calls_it():
+    spec = type("Spec", (), {"name_or_path": NAME, "revision": "v2", "fingerprint": "commit:None"})()
+    assert identify_encoder(spec) == f"{NAME}@v2"
+
+
+def test_tf32_embeddings_are_not_those_of_float32(repository, demo_rows, tmp_path, torch_settings):
+    reproducible = {name: PRESETS["reproducible"][name] for name in ("tf32", "without")}
+    trainer = make_trainer(tmp_path, demo_rows, **{**reproducible, "tf32": None})
+    exact = trainer.embedding_key("heavy")
+    assert exact["products"] == "float32"
+    torch.backends.mkldnn.matmul.fp32_precision = "tf32"
+    rounded = trainer.embedding_key("heavy")
+    assert rounded["products"] == "tf32"
+    assert {name for name in exact if exact[name] != rounded[name]} == {"products"}
+    trainer.model.config.encoder_dtype = "bfloat16"  # no product of float32 is left
+    assert trainer.embedding_key("heavy")["products"] == "half"
+
+
+def test_the_key_names_the_librarys_version_and_its_own(repository, demo_rows, tmp_path, monkeypatch):
+    trainer = make_trainer(tmp_path, demo_rows)
+    key = trainer.embedding_key("heavy")
+    assert key["format"] == 2
+    monkeypatch.setattr("transformers.__version__", "5.99.1")
+    assert trainer.embedding_key("heavy")["transformers"] == "5.99" != key["transformers"]
