@@ -1,12 +1,6 @@
 """Says what a device can do: one table, device -> abilities, with a source per row.
 
 Nothing here touches a device when it is imported; torch is imported inside the functions that need it.
-
-Reading the table:
-- TFLOPS are the vendor's dense peaks (no 2:4 sparsity; data sheets since Hopper print only the sparse ones, which are
-  halved here) with FP32 accumulation, the mode that torch's matmul runs in. GeForce cards run FP32 accumulation at half
-  the rate that their boxes print. What no vendor paper states is left out.
-- `memory_gib` of a described device is the vendor's nominal size; the driver of a live one reports 1-9 % less.
 """
 
 from __future__ import annotations
@@ -18,163 +12,16 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_ext.errors import ArgumentError
+from .errors import ArgumentError
+from .hardware_table import ALIASES, CUDA_GUIDE, ROWS, Hardware, cuda_card, plain_device
 
 if TYPE_CHECKING:
     import torch
 
-_CUDA_GUIDE = "NVIDIA CUDA C++ Programming Guide, compute capabilities"
-_T4 = "NVIDIA T4 Tensor Core GPU datasheet (2019)"
-_V100 = "NVIDIA V100 Tensor Core GPU datasheet (2020)"
-_A100 = "NVIDIA A100 Tensor Core GPU datasheet (2021)"
-_A10 = "NVIDIA A10 Tensor Core GPU datasheet (2021)"
-_A10G = "AWS/NVIDIA A10G datasheet (2022)"
-_L4 = "NVIDIA L4 Tensor Core GPU datasheet (2023), sparse peaks halved"
-_H100 = "NVIDIA H100 Tensor Core GPU datasheet (2023), sparse peaks halved"
-_H200 = "NVIDIA H200 Tensor Core GPU datasheet (2024), sparse peaks halved"
-_B200 = "NVIDIA Blackwell datasheet, HGX B200 column (2025), sparse peaks halved"
-_GA102 = "NVIDIA Ampere GA102 GPU Architecture white paper V2 (2021)"
-_ADA = "NVIDIA Ada GPU Architecture white paper V2 (2023)"
-_GB202 = "NVIDIA RTX Blackwell GPU Architecture white paper V1 (2025)"
-# FP32 = 2 x CUDA cores x boost clock; the white papers print no tensor peaks for these.
-_PRODUCT = "NVIDIA GeForce {} product page: FP32 from CUDA cores x boost clock"
-
-
-@dataclasses.dataclass(frozen=True)
-class Hardware:
-    """What one device can do; every flag means natively, never by emulation.
-
-    Attributes:
-        name: the table's name ("T4", "A100-80GB", "cpu-avx512-bf16"), or the driver's where the table has no row.
-        kind: "cuda", "rocm", "mps" or "cpu".
-        compute_capability: (major, minor) of a CUDA device, else None.
-        native_bf16: bf16 arithmetic in hardware. A T4 that torch lets run bf16 by emulation is False.
-        native_fp16: fp16 matrix units (CUDA sm70+); False on CPU, where loss-scaled fp16 training has no gain.
-        tf32: TF32 matrix units (sm80+).
-        flash_attention_2: FlashAttention-2 kernels run (sm80+); whether the package imports is `optional`'s question.
-        flash_attention_3: FlashAttention-3 kernels run (sm90 exactly).
-        sdpa_memory_efficient: torch SDPA has a fused kernel that never holds the length x length scores.
-        fp8: fp8 matrix units (sm89+).
-        memory_gib: device memory (host memory on CPU); None where not known.
-        peak_tflops: dense peaks by "fp32", "tf32", "fp16", "bf16", "fp8"; a missing key is a number nobody published.
-        num_cores: streaming multiprocessors on CUDA, usable cores on CPU; 1, the least, where not known.
-        source: who says so.
-        device_name: the driver's name of a live device; empty for a described one.
-    """
-
-    name: str
-    kind: str
-    compute_capability: tuple[int, int] | None
-    native_bf16: bool
-    native_fp16: bool
-    tf32: bool
-    flash_attention_2: bool
-    flash_attention_3: bool
-    sdpa_memory_efficient: bool
-    fp8: bool
-    memory_gib: float | None
-    num_cores: int
-    source: str
-    peak_tflops: dict[str, float] = dataclasses.field(default_factory=dict)
-    device_name: str = ""
-
-
-def _cuda(
-    name: str, sm: tuple[int, int], num_sms: int, memory_gib: float | None, source: str, **peak: float
-) -> Hardware:
-    """A CUDA device; all flags follow from the compute capability.
-
-    Sources: fp16/bf16/tf32/fp8 units, CUDA guide and Transformer Engine support matrix; FlashAttention README;
-    memory-efficient SDPA, torch aten/native/transformers/cuda/sdp_utils.cpp (sm50+).
-    """
-    return Hardware(
-        name=name,
-        kind="cuda",
-        compute_capability=sm,
-        native_bf16=sm >= (8, 0),
-        native_fp16=sm >= (7, 0),
-        tf32=sm >= (8, 0),
-        flash_attention_2=sm >= (8, 0),
-        flash_attention_3=sm == (9, 0),
-        sdpa_memory_efficient=sm >= (5, 0),
-        fp8=sm >= (8, 9),
-        memory_gib=memory_gib,
-        num_cores=num_sms,
-        source=source,
-        peak_tflops=peak,
-    )
-
-
-def _plain(name: str, kind: str, source: str, *, bf16: bool = False, fp16: bool = False, fused_sdpa: bool) -> Hardware:
-    """A device without CUDA: everything that is not stated is a conservative no."""
-    return Hardware(name, kind, None, bf16, fp16, False, False, False, fused_sdpa, False, None, 1, source)
-
-
-# Row, and the names by which drivers know it (regular expression, whole name, "NVIDIA "/"Tesla " stripped, any case).
-_ROWS: tuple[tuple[Hardware, str], ...] = (
-    (_plain("cpu", "cpu", "torch CPU build; no bf16 instructions assumed", fused_sdpa=True), ""),
-    (_plain("cpu-avx512-bf16", "cpu", "Intel SDM: AVX512_BF16 (VDPBF16PS)", bf16=True, fused_sdpa=True), ""),
-    (_plain("cpu-amx-bf16", "cpu", "Intel SDM: AMX-BF16 (TDPBF16PS)", bf16=True, fused_sdpa=True), ""),
-    (_plain("mps", "mps", "Apple Metal Performance Shaders; conservative", fp16=True, fused_sdpa=False), ""),
-    (_cuda("T4", (7, 5), 40, 16, _T4, fp32=8.1, fp16=65), "T4"),
-    (_cuda("V100-16GB", (7, 0), 80, 16, _V100, fp32=15.7, fp16=125), "V100-SXM2-16GB"),
-    (_cuda("V100-32GB", (7, 0), 80, 32, _V100, fp32=15.7, fp16=125), "V100-SXM[23]-32GB"),
-    (_cuda("V100-PCIe-16GB", (7, 0), 80, 16, _V100, fp32=14, fp16=112), "V100-PCIE-16GB"),
-    (_cuda("V100-PCIe-32GB", (7, 0), 80, 32, _V100, fp32=14, fp16=112), "V100-PCIE-32GB"),
-    (
-        _cuda("A100-40GB", (8, 0), 108, 40, _A100, fp32=19.5, tf32=156, fp16=312, bf16=312),
-        "A100-(SXM4|PCIE)-40GB",
-    ),
-    (
-        _cuda("A100-80GB", (8, 0), 108, 80, _A100, fp32=19.5, tf32=156, fp16=312, bf16=312),
-        "A100-SXM4?-80GB|A100[ -]80GB[ -]PCIe",
-    ),
-    (_cuda("A10", (8, 6), 72, 24, _A10, fp32=31.2, tf32=62.5, fp16=125, bf16=125), "A10"),
-    (_cuda("A10G", (8, 6), 80, 24, _A10G, fp32=35, tf32=35, fp16=70, bf16=70), "A10G"),
-    (_cuda("L4", (8, 9), 58, 24, _L4, fp32=30.3, tf32=60, fp16=121, bf16=121, fp8=242.5), "L4"),
-    (
-        _cuda("H100-SXM", (9, 0), 132, 80, _H100, fp32=67, tf32=494.5, fp16=989.5, bf16=989.5, fp8=1979),
-        "H100 80GB HBM3|H100-SXM5-80GB",
-    ),
-    (
-        _cuda("H100-PCIe", (9, 0), 114, 80, _H100, fp32=51, tf32=378, fp16=756.5, bf16=756.5, fp8=1513),
-        "H100[ -]PCIe",
-    ),
-    (_cuda("H200", (9, 0), 132, 141, _H200, fp32=67, tf32=494.5, fp16=989.5, bf16=989.5, fp8=1979), "H200"),
-    (_cuda("B200", (10, 0), 148, 180, _B200, fp32=75, tf32=1100, fp16=2250, bf16=2250, fp8=4500), "B200"),
-    (_cuda("RTX-3060", (8, 6), 28, 12, _PRODUCT.format("RTX 3060"), fp32=12.8), "(GeForce )?RTX 3060"),
-    (_cuda("RTX-3070", (8, 6), 46, 8, _GA102, fp32=20.3, tf32=20.3, fp16=40.6, bf16=40.6), "(GeForce )?RTX 3070"),
-    (_cuda("RTX-3080", (8, 6), 68, 10, _GA102, fp32=29.8, tf32=29.8, fp16=59.5, bf16=59.5), "(GeForce )?RTX 3080"),
-    (_cuda("RTX-3090", (8, 6), 82, 24, _GA102, fp32=35.6, tf32=35.6, fp16=71, bf16=71), "(GeForce )?RTX 3090"),
-    (_cuda("RTX-4060", (8, 9), 24, 8, _PRODUCT.format("RTX 4060"), fp32=15.1), "(GeForce )?RTX 4060"),
-    (_cuda("RTX-4070", (8, 9), 46, 12, _PRODUCT.format("RTX 4070"), fp32=29.2), "(GeForce )?RTX 4070"),
-    (
-        _cuda("RTX-4080", (8, 9), 76, 16, _ADA, fp32=48.7, tf32=48.7, fp16=97.5, bf16=97.5, fp8=194.9),
-        "(GeForce )?RTX 4080",
-    ),
-    (
-        _cuda("RTX-4090", (8, 9), 128, 24, _ADA, fp32=82.6, tf32=82.6, fp16=165.2, bf16=165.2, fp8=330.3),
-        "(GeForce )?RTX 4090",
-    ),
-    (_cuda("RTX-5070", (12, 0), 48, 12, _PRODUCT.format("RTX 5070"), fp32=30.8), "(GeForce )?RTX 5070"),
-    (
-        _cuda("RTX-5080", (12, 0), 84, 16, _GB202, fp32=56.3, tf32=56.3, fp16=112.6, bf16=112.6, fp8=225.1),
-        "(GeForce )?RTX 5080",
-    ),
-    (
-        _cuda("RTX-5090", (12, 0), 170, 32, _GB202, fp32=104.8, tf32=104.8, fp16=209.5, bf16=209.5, fp8=419),
-        "(GeForce )?RTX 5090",
-    ),
-)
-
-# A bare family name means the member with less memory, so that a plan made for it also fits the other; both H100 have
-# the same memory and abilities, so there it is the common one.
-_ALIASES = {"a100": "A100-40GB", "v100": "V100-16GB", "h100": "H100-SXM", "h100-80gb": "H100-SXM"}
-
 
 def known_hardware() -> tuple[str, ...]:
     """Every name that `describe_hardware` knows, in table order."""
-    return tuple(row.name for row, _ in _ROWS)
+    return tuple(row.name for row, _ in ROWS)
 
 
 def describe_hardware(name: str) -> Hardware:
@@ -192,12 +39,12 @@ def describe_hardware(name: str) -> Hardware:
         ArgumentError: the name is none of these; names the nearest and all known ones.
     """
     key = re.sub(r"[ _-]+", "-", name.strip()).lower()
-    key = _ALIASES.get(key, key).lower()
-    for row, _ in _ROWS:
+    key = ALIASES.get(key, key).lower()
+    for row, _ in ROWS:
         if key in (row.name.lower(), row.name.lower().replace("-", "")):
             return _fresh(row)
     if match := re.fullmatch(r"sm-?(\d{1,2})(\d)", key):
-        return _cuda(f"sm{match[1]}{match[2]}", (int(match[1]), int(match[2])), 1, None, _CUDA_GUIDE)
+        return cuda_card(f"sm{match[1]}{match[2]}", (int(match[1]), int(match[2])), 1, None, CUDA_GUIDE)
     if (row_by_driver := _find_row(name, None)) is not None:
         return _fresh(row_by_driver)
     spelled = {known.lower(): known for known in known_hardware()}
@@ -248,7 +95,7 @@ def _fresh(row: Hardware, **changes: Any) -> Hardware:
 def _find_row(device_name: str, memory_gib: float | None) -> Hardware | None:
     """The row of a driver's device name, or None; with memory, only if the size fits the row's nominal one."""
     bare = re.sub(r"^(NVIDIA|Tesla)\s+", "", re.sub(r"^NVIDIA\s+", "", device_name.strip()), flags=re.IGNORECASE)
-    for row, pattern in _ROWS:
+    for row, pattern in ROWS:
         if not pattern or not re.fullmatch(pattern, bare, flags=re.IGNORECASE):
             continue
         # Same name, other size is another card: the RTX 3080 with 12 GB has 70 SMs, the 3060 with 8 GB a narrower bus,
@@ -268,13 +115,13 @@ def _detect_cuda(index: int) -> Hardware:
     with torch.cuda.device(index):  # is_bf16_supported asks about the current device only
         live["native_bf16"] = torch.cuda.is_bf16_supported(including_emulation=False)
     if torch.version.hip is not None:  # AMD: capabilities are gfx numbers, so none of the sm rules hold
-        row = _plain(name, "rocm", "torch ROCm build; conservative", fp16=True, fused_sdpa=False)
+        row = plain_device(name, "rocm", "torch ROCm build; conservative", fp16=True, fused_sdpa=False)
         return _fresh(row, **live)
     sm = torch.cuda.get_device_capability(index)
     known = _find_row(name, memory_gib)
     if known is not None and known.compute_capability == sm:
         return _fresh(known, **live)
-    return _fresh(_cuda(name, sm, 1, None, f"{_CUDA_GUIDE}: sm{sm[0]}{sm[1]}, not in the table"), **live)
+    return _fresh(cuda_card(name, sm, 1, None, f"{CUDA_GUIDE}: sm{sm[0]}{sm[1]}, not in the table"), **live)
 
 
 def _detect_cpu() -> Hardware:

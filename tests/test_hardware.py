@@ -36,10 +36,10 @@ def card(monkeypatch):
     return plug_in
 
 
-def test_the_table_has_29_rows_with_unique_names_and_a_source_each():
+def test_the_table_has_44_rows_with_unique_names_and_a_source_each():
     rows = [describe_hardware(name) for name in known_hardware()]
-    assert len(rows) == 29
-    assert len({row.name for row in rows}) == 29
+    assert len(rows) == 44
+    assert len({row.name for row in rows}) == 44
     assert all(row.source for row in rows)
     assert {row.kind for row in rows} == {"cpu", "mps", "cuda"}
 
@@ -89,6 +89,14 @@ def test_what_each_device_can_do(name, bf16, fp16, tf32, flash2, flash3, fp8):
         ("L4", "bf16", 121),  # 242 with sparsity
         ("RTX-4090", "bf16", 165.2),  # 330.3 is with fp16 accumulation
         ("B200", "fp8", 4500),
+        ("A30", "bf16", 165),  # 330 with sparsity
+        ("A40", "bf16", 149.7),  # 299.4 with sparsity
+        ("RTX-A6000", "bf16", 154.8),
+        ("RTX-6000-Ada", "bf16", 364.2),
+        ("L40S", "bf16", 362.05),  # 733 with sparsity
+        ("H100-NVL", "bf16", 835.5),  # 1671 with sparsity
+        ("GH200-96GB", "bf16", 989.5),
+        ("RTX-2080-Ti", "fp16", 53.8),  # 107.6 is with fp16 accumulation
     ],
 )
 def test_peaks_are_dense_with_fp32_accumulation(name, precision, tflops):
@@ -107,6 +115,9 @@ def test_peaks_are_dense_with_fp32_accumulation(name, precision, tflops):
         ("RTX4090", "RTX-4090"),
         ("CPU", "cpu"),
         ("NVIDIA H100 80GB HBM3", "H100-SXM"),
+        ("GH200", "GH200-96GB"),
+        ("a6000", "RTX-A6000"),
+        ("rtx 2080 ti", "RTX-2080-Ti"),
     ],
 )
 def test_names_are_found_in_any_spelling(spelled, name):
@@ -152,6 +163,21 @@ def test_a_row_can_be_written_as_json():
         ("NVIDIA H100 PCIe", (9, 0), 79.2, "H100-PCIe"),
         ("NVIDIA H200", (9, 0), 139.8, "H200"),
         ("NVIDIA B200", (10, 0), 178.4, "B200"),
+        ("NVIDIA A30", (8, 0), 23.5, "A30"),
+        ("NVIDIA A40", (8, 6), 44.43, "A40"),
+        ("NVIDIA RTX A6000", (8, 6), 47.43, "RTX-A6000"),
+        ("NVIDIA RTX 6000 Ada Generation", (8, 9), 47.38, "RTX-6000-Ada"),
+        ("NVIDIA L40S", (8, 9), 44.39, "L40S"),
+        ("NVIDIA H100 NVL", (9, 0), 93.11, "H100-NVL"),
+        ("NVIDIA GH200 480GB", (9, 0), 94.5, "GH200-96GB"),
+        ("NVIDIA GH200 144G HBM3e", (9, 0), 139.8, "GH200-144GB"),
+        ("NVIDIA GeForce RTX 2060", (7, 5), 5.79, "RTX-2060"),
+        ("NVIDIA GeForce RTX 2070", (7, 5), 7.79, "RTX-2070"),
+        ("NVIDIA GeForce RTX 2070 SUPER", (7, 5), 7.79, "RTX-2070-SUPER"),
+        ("NVIDIA GeForce RTX 2080", (7, 5), 7.79, "RTX-2080"),
+        ("NVIDIA GeForce RTX 2080 SUPER", (7, 5), 7.79, "RTX-2080-SUPER"),
+        ("NVIDIA GeForce RTX 2080 Ti", (7, 5), 10.75, "RTX-2080-Ti"),
+        ("GeForce RTX 2080 Ti", (7, 5), 10.75, "RTX-2080-Ti"),
         ("NVIDIA GeForce RTX 3090", (8, 6), 23.69, "RTX-3090"),
         ("NVIDIA GeForce RTX 4090", (8, 9), 23.53, "RTX-4090"),
         ("NVIDIA GeForce RTX 5090", (12, 0), 31.35, "RTX-5090"),
@@ -176,7 +202,20 @@ def test_a_live_card_is_recognised_by_its_driver_name(card, driver, sm, memory_g
         ("NVIDIA GeForce RTX 3080", (8, 6), 12.0),  # the 12 GB card has more SMs than the table's 10 GB one
         ("NVIDIA GeForce RTX 3060", (8, 6), 7.66),  # the 8 GB card has a narrower bus than the table's 12 GB one
         ("NVIDIA A100-SXM4-80GB MIG 1g.10gb", (8, 0), 9.5),
-        ("NVIDIA H100 NVL", (9, 0), 93.1),
+        ("NVIDIA RTX A4000", (8, 6), 15.7),
+        ("NVIDIA RTX A400", (8, 6), 3.7),
+        ("NVIDIA A40-24Q", (8, 6), 24.0),
+        ("NVIDIA A40-48Q", (8, 6), 47.5),
+        ("Quadro RTX 6000", (7, 5), 23.6),
+        ("NVIDIA RTX 6000", (7, 5), 23.6),
+        ("NVIDIA RTX 5000 Ada Generation", (8, 9), 31.5),
+        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", (12, 0), 94.9),
+        ("NVIDIA L40", (8, 9), 44.4),
+        ("NVIDIA L4", (8, 9), 44.4),
+        ("NVIDIA A30 MIG 2g.12gb", (8, 0), 11.9),
+        ("NVIDIA GH200 480GB MIG 1g.12gb", (9, 0), 10.9),
+        ("NVIDIA GeForce RTX 2080 Super with Max-Q Design", (7, 5), 7.6),
+        ("NVIDIA GeForce RTX 2060", (7, 5), 11.8),  # the 12 GB card has more SMs than the table's 6 GB one
         ("NVIDIA H200 NVL", (9, 0), 139.8),
         ("NVIDIA T400", (7, 5), 3.8),
         ("NVIDIA A100X", (8, 0), 79.0),

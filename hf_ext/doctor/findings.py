@@ -11,6 +11,7 @@ from ..errors import ArgumentError
 from . import sizes
 from .facts import Facts, Finding
 from .machine import COLAB_DRIVE
+from .wheels import advise, lacks_kernels
 
 MIN_SHARED_BYTES = 2**30  # Docker's default of 64 MiB ends workers with "bus error"
 COLAB_HOURS = 12.0  # free sessions end then at the latest
@@ -22,7 +23,7 @@ TRACKERS = ("wandb", "tensorboard", "mlflow", "comet_ml", "trackio")
 
 def find_problems(facts: Facts) -> list[Finding]:
     """Everything that is off, what stops the run first."""
-    checks = (_packages, _plan, _device, _memory, _disk, _colab, _hub, _workers)
+    checks = (_packages, _plan, _kernels, _device, _memory, _disk, _colab, _hub, _workers)
     found = [*facts.problems, *(finding for check in checks for finding in check(facts))]
     return sorted(found, key=lambda finding: finding.level != "stops")
 
@@ -65,6 +66,19 @@ def _plan(facts: Facts) -> Iterator[Finding]:
         if decision.status == "refused":
             reason, _, remedy = decision.reason.rpartition(": ")
             yield Finding("plan", "stops", f"{decision.name}: {reason or remedy}", remedy if reason else "leave it out")
+
+
+def _kernels(facts: Facts) -> Iterator[Finding]:
+    hardware, built = facts.machine.hardware, facts.machine.cuda_architectures
+    if not lacks_kernels(hardware, built):
+        return
+    installed = next((p.installed for p in facts.packages if p.name == "torch"), "")
+    major, minor = hardware.compute_capability or (0, 0)
+    text = (
+        f"torch {installed} has no kernels for {hardware.name} (sm_{major}{minor}; it has {', '.join(built)}): the "
+        'first operation there would fail with "no kernel image is available"'
+    ).replace("  ", " ")
+    yield Finding("kernels", "warns" if facts.machine.is_described else "stops", text, advise(hardware, built))
 
 
 def _device(facts: Facts) -> Iterator[Finding]:

@@ -41,6 +41,7 @@ class Machine:
         in_colab, drive_is_mounted: Google Colab, and its Drive under /content/drive.
         hub_is_offline, has_token: HF_HUB_OFFLINE, and a Hugging Face token here.
         topology: how several GPUs are connected; None where there are not several, or it cannot be read.
+        cuda_architectures: what the installed torch has kernels for ("sm_80", "compute_90"); none where it sees no GPU.
     """
 
     hardware: Hardware
@@ -62,6 +63,7 @@ class Machine:
     hub_is_offline: bool
     has_token: bool
     topology: Topology | None = None
+    cuda_architectures: tuple[str, ...] = ()
 
 
 def read_machine(args: Any, device: str | None = None) -> Machine:
@@ -100,6 +102,7 @@ def read_machine(args: Any, device: str | None = None) -> Machine:
         hub_is_offline=bool(constants.HF_HUB_OFFLINE),
         has_token=bool(args.hub_token or huggingface_hub.get_token()),
         topology=read_topology() if torch.cuda.device_count() > 1 else None,
+        cuda_architectures=tuple(torch.cuda.get_arch_list()),
     )
 
 

@@ -42,7 +42,7 @@ def widen(model: nn.Module) -> int:
     layers = _half_layers(model)
     for layer in layers:
         layer.weight.data = layer.weight.data.float()
-        layer.__class__ = nn.Linear
+        layer.__class__ = nn.Linear  # type: ignore[assignment]
     return len(layers)
 
 

@@ -161,6 +161,45 @@ def test_faesm_on_a_t4_does_not_miss_flash_attention():
     assert names(swap_package(t4, "flash-attn", **missing)) == []
 
 
+CUDA_13 = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120")
+
+
+def without_kernels(card: str, built: tuple[str, ...], is_described: bool = True) -> list:
+    machine = {"hardware": describe_hardware(card), "cuda_architectures": built, "is_described": is_described}
+    return [finding for finding in find_problems(change(healthy(), None, machine)) if finding.name == "kernels"]
+
+
+def test_wheels_without_kernels_for_the_card_are_named_with_what_to_install():
+    (finding,) = without_kernels("V100-16GB", CUDA_13)
+    assert finding.level == "warns"  # here it is described
+    assert "has no kernels for V100-16GB (sm_70; it has sm_75, sm_80, sm_86, " in finding.text
+    assert "whl/cu126" in finding.remedy
+    assert without_kernels("V100-16GB", CUDA_13, is_described=False)[0].level == "stops"
+    (finding,) = without_kernels("RTX-5090", ("sm_80", "sm_86", "sm_90"))
+    assert finding.remedy.startswith("pip install --upgrade torch")
+
+
+@pytest.mark.parametrize(
+    "card", ["T4", "RTX-2080-Ti", "A100", "A10", "L4", "RTX-4090", "H100", "B200", "RTX-5090", "cpu"]
+)
+def test_wheels_that_run_on_the_card_are_no_finding(card):
+    assert without_kernels(card, CUDA_13) == []  # sm_86 runs on 8.9
+    assert without_kernels(card, ()) == []  # a build without CUDA
+
+
+@pytest.mark.parametrize(
+    ("card", "built"),
+    [("H100", "sm_100"), ("A100", "sm_86"), ("RTX-5090", "sm_90a"), ("A100", "compute_86"), ("L4", "odd")],
+)
+def test_kernels_of_another_card_do_not_count(card, built):
+    assert len(without_kernels(card, (built,))) == 1
+
+
+@pytest.mark.parametrize(("card", "built"), [("H100", "sm_90a"), ("RTX-5090", "compute_90"), ("L4", "sm_86")])
+def test_kernels_that_run_count(card, built):
+    assert without_kernels(card, (built,)) == []
+
+
 def test_what_stops_the_run_is_named_first():
     both = change(healthy(), {"push_to_hub": True}, {**COLAB, "output_dir": "/content/x", "has_token": False})
     assert names(both) == [("push", "stops"), ("drive", "warns")]
