@@ -9,6 +9,7 @@ Remove when `EsmIntermediate` calls `torch.nn.functional.gelu` (modeling_esm.py,
 
 from __future__ import annotations
 
+from functools import partial
 from types import MethodType
 
 import torch
@@ -26,6 +27,18 @@ def fuse_gelu(model: nn.Module) -> int:
     layers = [module for module in model.modules() if isinstance(module, EsmIntermediate)]
     for layer in layers:
         layer.__dict__["forward"] = MethodType(_forward, layer)
+    return len(layers)
+
+
+def unfuse_gelu(model: nn.Module) -> int:
+    """Gives the layers that `fuse_gelu` changed their own forward functions back; returns how many."""
+    layers = [
+        module
+        for module in model.modules()
+        if isinstance(module, EsmIntermediate) and getattr(module.__dict__.get("forward"), "__func__", None) is _forward
+    ]
+    for layer in layers:
+        del layer.__dict__["forward"]
     return len(layers)
 
 
@@ -50,4 +63,5 @@ def apply(decision: Decision, run: Run) -> Decision:
         run.model.transform_encoders(fuse_gelu)
     else:
         fuse_gelu(run.model)
+    run.on_end(partial(unfuse_gelu, run.model))
     return decision

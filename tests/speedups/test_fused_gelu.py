@@ -11,7 +11,7 @@ from transformers.models.esm.modeling_esm import EsmIntermediate
 from hf_ext.hardware import describe_hardware
 from hf_ext.plan import make_plan
 from hf_ext.speedups import Run
-from hf_ext.speedups.fused_gelu import fuse_gelu
+from hf_ext.speedups.fused_gelu import fuse_gelu, unfuse_gelu
 from hf_ext.training_args import FastTrainingArguments
 
 IDS = torch.tensor([[0, 5, 6, 7, 8, 2], [0, 9, 10, 2, 1, 1]])
@@ -115,6 +115,19 @@ def test_it_works_in_training_under_lora(make_affinity):
     assert (a - b).abs().max() < 1e-5
     layers = [m for m in model.encoders["1"].modules() if isinstance(m, EsmIntermediate)]
     assert [("forward" in m.__dict__) for m in layers] == [True, True]
+
+
+@pytest.mark.parametrize("training", ["plain", "towers"])
+def test_the_users_model_is_as_it_was_after_the_run(stock, make_affinity, training):
+    model = copy.deepcopy(stock) if training == "plain" else make_affinity("frozen", "full")[0]
+    layers = [m for m in model.modules() if isinstance(m, EsmIntermediate)]
+    run = Run(FastTrainingArguments(output_dir="o", speedups=["fused_gelu"]), model)
+    make_plan(run.args, model, hardware=describe_hardware("cpu")).apply(run)
+    assert [("forward" in m.__dict__) for m in layers] == [True, True]
+    run.restore()
+    assert [("forward" in m.__dict__) for m in layers] == [False, False]
+    layers[0].forward = layers[0].forward  # somebody else's
+    assert unfuse_gelu(model) == 0
 
 
 def test_encoders_that_are_loaded_later_are_fused_too(make_affinity):
