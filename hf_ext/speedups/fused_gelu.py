@@ -9,7 +9,6 @@ Remove when `EsmIntermediate` calls `torch.nn.functional.gelu` (modeling_esm.py,
 
 from __future__ import annotations
 
-from functools import partial
 from types import MethodType
 
 import torch
@@ -30,8 +29,8 @@ def fuse_gelu(model: nn.Module) -> int:
     return len(layers)
 
 
-def unfuse_gelu(model: nn.Module) -> int:
-    """Gives the layers that `fuse_gelu` changed their own forward functions back; returns how many."""
+def unfuse_gelu(model: nn.Module) -> None:
+    """Gives the layers that `fuse_gelu` changed their own forward functions back."""
     layers = [
         module
         for module in model.modules()
@@ -39,7 +38,6 @@ def unfuse_gelu(model: nn.Module) -> int:
     ]
     for layer in layers:
         del layer.__dict__["forward"]
-    return len(layers)
 
 
 def _forward(layer: EsmIntermediate, hidden_states: torch.Tensor) -> torch.Tensor:
@@ -63,5 +61,6 @@ def apply(decision: Decision, run: Run) -> Decision:
         run.model.transform_encoders(fuse_gelu)
     else:
         fuse_gelu(run.model)
-    run.on_end(partial(unfuse_gelu, run.model))
+    model = run.model
+    run.on_end(lambda: unfuse_gelu(model))
     return decision

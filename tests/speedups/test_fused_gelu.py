@@ -127,7 +127,8 @@ def test_the_users_model_is_as_it_was_after_the_run(stock, make_affinity, traini
     run.restore()
     assert [("forward" in m.__dict__) for m in layers] == [False, False]
     layers[0].forward = layers[0].forward  # somebody else's
-    assert unfuse_gelu(model) == 0
+    unfuse_gelu(model)
+    assert "forward" in layers[0].__dict__
 
 
 def test_encoders_that_are_loaded_later_are_fused_too(make_affinity):
