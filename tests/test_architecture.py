@@ -9,7 +9,19 @@ ROOT = Path(__file__).resolve().parent.parent
 # Bottom first. A module imports from its own unit (its folder or file) and from the floors below.
 FLOORS = (
     {"errors", "hardware_table"},
-    {"argument_checks", "pretrained", "optional", "hardware", "processes", "zero", "nccl", "csv_cells", "overrides", "loss_scale", "matmul"},
+    {
+        "argument_checks",
+        "pretrained",
+        "optional",
+        "hardware",
+        "processes",
+        "zero",
+        "nccl",
+        "csv_cells",
+        "overrides",
+        "loss_scale",
+        "matmul",
+    },
     {"data", "reporting"},
     {"models"},
     {"embeddings", "evaluation", "checkpoints"},
