@@ -40,7 +40,8 @@ class TrainedSeeds:
     def metrics(self) -> dict[str, Any]:
         """Training metrics of the first seed; runtime, of all sessions, summed and loss averaged over all seeds."""
         every = [run["metrics"] for run in self.runs]
-        loss = sum(metrics["train_loss"] for metrics in every) / len(every)
+        losses = [metrics["train_loss"] for metrics in every]
+        loss = None if None in losses else sum(losses) / len(losses)
         return {**every[0], "train_runtime": sum(run["train_s"] for run in self.runs), "train_loss": loss}
 
 

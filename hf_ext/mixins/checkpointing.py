@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -197,8 +198,10 @@ class CheckpointMixin(CommitMixin):
         best, self.state.best_model_checkpoint = self.state.best_model_checkpoint, None  # found by step: folders move
         self.state.save_to_json(str(folder / "trainer_state.json"))
         self.state.num_input_tokens_seen, self.state.best_model_checkpoint = tokens, best
+        logged = self._total_loss_scalar  # type: ignore[attr-defined]
         progress = {
             "format": 1,
+            "logged_loss": logged if math.isfinite(logged) and self.knows_whole_loss else None,  # type: ignore[attr-defined]
             "last_logged_step": self._globalstep_last_logged,  # type: ignore[attr-defined]
             "evaluation_pending": self.evaluation_pending,  # type: ignore[attr-defined]
             "data_position": self.data_position(),  # type: ignore[attr-defined]

@@ -50,6 +50,7 @@ class RestoreMixin(TogetherMixin):
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self._rng_after_evaluation: dict[str, Any] | None = None
+        self.knows_whole_loss = True
         self.add_callback(RestoreCallback(self))  # type: ignore[attr-defined]
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
@@ -137,11 +138,12 @@ class RestoreMixin(TogetherMixin):
         name = f"rank_{rank}"
         return load_tree(self._resumed.path, name) if f"{name}.json" in self._resumed.manifest.files else None
 
-    def restore_unlogged_loss(self) -> None:
-        """Puts back the loss since the last log, so that the next log is that of the uninterrupted run.
+    def restore_losses(self) -> None:
+        """Puts back the losses, logged and since the last log, so that what is logged is as in the uninterrupted run.
 
         Logs show the mean over the processes: where they are more or fewer now, each goes on with that mean.
         """
+        self.knows_whole_loss = self.state.global_step == 0
         if self._resumed is None:
             return
         num_before = int(self._resumed.manifest.facts.get("world_size", 1))
@@ -151,8 +153,21 @@ class RestoreMixin(TogetherMixin):
             return
         loss = torch.stack([tree["unlogged_loss"] for tree in trees]).mean(0).to(self.args.device)
         self._tr_loss = loss.clone()
-        self._total_loss_scalar = -loss.item()  # `train_loss` is the mean over the steps of this call
-        self._globalstep_last_logged = read_progress(self._resumed.path)["last_logged_step"]
+        progress = read_progress(self._resumed.path)
+        self._globalstep_last_logged = progress["last_logged_step"]
+        logged = progress.get("logged_loss")  # of a checkpoint that does not say, the sum over its steps is lost
+        self.knows_whole_loss, self._total_loss_scalar = logged is not None, logged or 0.0
+
+    def log(self, logs: dict[str, Any], start_time: float | None = None) -> None:
+        """As in Trainer; `train_loss` is the mean over all steps of a continued run, or None if that is not known."""
+        if "train_loss" in logs:
+            logs["train_loss"] = self._whole_loss()
+        super().log(logs, start_time)  # type: ignore[misc]
+
+    def _whole_loss(self) -> float | None:
+        # Trainer 5.23 divides the losses of this call by the steps of this call.
+        steps = self.state.global_step
+        return self._total_loss_scalar / steps if steps and self.knows_whole_loss else None
 
     def make_up_evaluation(self) -> None:
         """Runs the evaluation that a stop interrupted, from the random state it began with."""
@@ -194,7 +209,8 @@ class RestoreMixin(TogetherMixin):
         # With a limit of 1, Trainer now deletes every other `checkpoint-*` folder, foreign ones too.
         limit, self.args.save_total_limit = self.args.save_total_limit, None
         try:
-            return super()._finalize_training(*args)  # type: ignore[misc]
+            output = super()._finalize_training(*args)  # type: ignore[misc]
+            return output._replace(training_loss=self._whole_loss())
         finally:
             self.args.save_total_limit = limit
 
@@ -211,7 +227,7 @@ class RestoreCallback(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The loss since the last log; an evaluation that a stop interrupted."""
-        self.trainer.restore_unlogged_loss()
+        self.trainer.restore_losses()
         self.trainer.make_up_evaluation()
 
 

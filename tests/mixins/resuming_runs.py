@@ -28,7 +28,15 @@ BATCH = 2  # 7 batches an epoch: accumulated over 2 or 5, the last step of an ep
 NUM_PASSES = 3
 STREAMS = ("stream", "shuffled stream")
 SHAPE = MaskedLMArguments(num_hidden_layers=1, hidden_size=16, num_attention_heads=2)
-COMPARED = ("loss", "grad_norm", "learning_rate", "epoch", "step")  # the others are rates, and evaluation results
+COMPARED = (
+    "loss",
+    "train_loss",
+    "total_flos",
+    "grad_norm",
+    "learning_rate",
+    "epoch",
+    "step",
+)  # the others are rates, and evaluation results
 IDS = "row_ids"
 
 
@@ -143,6 +151,7 @@ class Runs:
         if case.kind not in self._whole:
             trainer = self.make(Case(case.data, case.task, 0, case.accumulation, case.save_step, case.given))
             trainer.train()
+            trainer.close()
             self._whole[case.kind] = trainer
         return self._whole[case.kind]
 
@@ -152,6 +161,7 @@ class Runs:
         try:
             trainer.train()
         except Killed:
+            trainer.close()
             return trainer
         raise AssertionError("the run was not killed")
 
@@ -160,6 +170,7 @@ class Runs:
         folder = interrupted.args.output_dir
         trainer = self.make(case, output_dir=folder, **given)
         trainer.train(resume_from_checkpoint=str(Path(folder) / f"checkpoint-{case.step}"))
+        trainer.close()
         return trainer
 
     def make(self, case: Case, callbacks: list | None = None, **given: Any) -> SeenRows:
@@ -249,8 +260,8 @@ def differences(ours: SeenRows, whole: SeenRows) -> list[str]:
 
 
 def history(trainer: SeenRows) -> list[dict[str, float]]:
-    """The log without times and rates, and without the summary of one call of `train`."""
-    entries = [entry for entry in trainer.state.log_history if "train_loss" not in entry]
+    """The log without times and rates."""
+    entries = trainer.state.log_history
     return [{name: value for name, value in entry.items() if is_result(name)} for entry in entries]
 
 

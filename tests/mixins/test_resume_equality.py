@@ -16,10 +16,14 @@ STOPPING = (
 )
 LOGGING = (("logging_steps", 3),)  # the step saved falls between two logs
 WORKERS, ACCUMULATION = (0, 2), (1, 2, 5)
+LIVING_ON = (("speedups", ("data_loading",)), *EVALUATING)  # persistent workers, where there are any
+CACHED = (("speedups", ("data_loading", "embedding_cache")), *EVALUATING)
 
 
-def over(data: str, task: str = "masked", accumulation=ACCUMULATION, save_step: int = 0, given=()) -> list[Case]:
-    return [Case(data, task, workers, steps, save_step, given) for steps in accumulation for workers in WORKERS]
+def over(
+    data: str, task: str = "masked", accumulation=ACCUMULATION, save_step: int = 0, given=(), workers=WORKERS
+) -> list[Case]:
+    return [Case(data, task, number, steps, save_step, given) for steps in accumulation for number in workers]
 
 
 CASES = [
@@ -40,6 +44,12 @@ CASES = [
     *over("cached", "regression", (1,), 6, STOPPING),
     *over("map", given=LOGGING, accumulation=(2,)),
     *over("stream", given=LOGGING, accumulation=(1,)),
+    *over("map", "lora", (1,), given=LIVING_ON, workers=(1, 2)),
+    *over("map", "lora", (2,), save_step=4, given=LIVING_ON, workers=(2,)),  # the last step of the first epoch
+    *over("grouped", "lora", (2,), given=LIVING_ON, workers=(2,)),
+    *over("stream", "lora", (1,), given=LIVING_ON, workers=(2,)),
+    *over("cached", "regression", (1,), given=CACHED, workers=(1, 2)),
+    *over("token budget", given=LIVING_ON, accumulation=(2,), workers=(2,)),
 ]
 
 

@@ -118,11 +118,7 @@ def training_section(run: RunFiles) -> list[str]:
 def _course(record: dict[str, Any]) -> list[str]:
     train, best = as_dict(record.get("train")), as_dict(record.get("best"))
     parts = [f"{train['epoch']:g} epochs"] if "epoch" in train else []
-    parts += (
-        [f"training loss{values.of_last_session(record)} {values.number(train['train_loss'])}"]
-        if "train_loss" in train
-        else []
-    )
+    parts += [f"training loss {values.number(train['train_loss'])}"] if train.get("train_loss") is not None else []
     parts += [f"best evaluation at step {best['step']}"] if best.get("step") else []
     parts += [f"seed {record['seed']}"] if record.get("seed") is not None else []
     return [f"{', '.join(parts)}."] if parts else []

@@ -83,7 +83,7 @@ def _facts(run: RunFiles) -> list[Block]:
     evaluation = as_dict(results.get("evaluation"))
     rows: list[list[object]] = [
         ["loss", as_dict(results.get("model")).get("loss") or settings.get("loss")],
-        [f"mean training loss{values.of_last_session(results)}", values.number(train.get("train_loss"))],
+        ["mean training loss", values.number(train.get("train_loss"))],
         ["epochs", values.number(train.get("epoch"))],
         ["steps", values.number(run.state.get("global_step"))],
         ["rows per step and process", values.number(settings.get("per_device_train_batch_size"))],
