@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import errno
+import os
+import signal
 import sys
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from types import FrameType
 
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
@@ -58,6 +62,12 @@ class NotFiniteError(RunEnded):
     exit_code = 65  # EX_DATAERR
 
 
+class DataWorkerDied(RunEnded):
+    """A process that prepares batches was killed or ended; the last checkpoint was written before that."""
+
+    exit_code = 71  # EX_OSERR
+
+
 class MissingDependencyError(ImportError):
     """An optional package is needed for what was asked; the message names the extra that brings it."""
 
@@ -67,10 +77,21 @@ def exit_on_errors() -> Iterator[None]:
     """Ends the process as a recipe should: the message without a traceback, and a status that scripts can tell apart.
 
     1 for the user's mistakes (`HfExtError`), `exit_code` for other ends of a run (`RunEnded`), that of `DiskFailure`
-    also where a disk that is full, over quota, read-only or broken stops anything else.
+    also where a disk that is full, over quota, read-only or broken stops anything else; that of `TrainingStopped`
+    where SIGINT or SIGHUP comes before or after training, which has its own answer to them.
     """
     try:
-        yield
+        with _interrupting():
+            yield
+    except KeyboardInterrupt as interrupt:
+        name = interrupt.args[0] if interrupt.args else "SIGINT"
+        with suppress(OSError):  # a terminal that is closed
+            print(
+                f"Interrupted by {name}. Files that were saved are whole; the same command goes on from the newest "
+                "checkpoint, or repeats what was interrupted.",
+                file=sys.stderr,
+            )
+        sys.exit(TrainingStopped.exit_code)
     except HfExtError as error:
         sys.exit(f"{type(error).__name__}: {error}")
     except RunEnded as end:
@@ -81,3 +102,28 @@ def exit_on_errors() -> Iterator[None]:
             raise
         print(f"DiskFailure: {error}. Free space there, or choose another --output_dir.", file=sys.stderr)
         sys.exit(DiskFailure.exit_code)
+
+
+@contextmanager
+def _interrupting() -> Iterator[None]:
+    """SIGHUP raises KeyboardInterrupt, as SIGINT does, where nobody handles or ignores it.
+
+    Not SIGTERM: a process that waits for others in native code must die of it.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    if not (is_main and hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) == signal.SIG_DFL):
+        yield
+        return
+    pid = os.getpid()
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        if os.getpid() == pid:
+            raise KeyboardInterrupt(signal.Signals(number).name)
+        signal.signal(number, signal.SIG_DFL)  # a process forked from this one: as if this handler were not there
+        signal.raise_signal(number)
+
+    signal.signal(signal.SIGHUP, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)

@@ -7,6 +7,7 @@ from transformers import Trainer
 from .mixins.checkpointing import CheckpointMixin
 from .mixins.collapse_alarm import CollapseAlarmMixin
 from .mixins.cpu_offload import CpuOffloadMixin
+from .mixins.data_workers import DataWorkersMixin
 from .mixins.dataloaders import DataLoaderMixin
 from .mixins.disk_budget import DiskBudgetMixin
 from .mixins.early_stopping import EarlyStoppingMixin
@@ -23,6 +24,7 @@ from .mixins.nan_policy import NanPolicyMixin
 from .mixins.planning import PlanMixin
 from .mixins.progress import ProgressMixin
 from .mixins.pushing import PushingMixin
+from .mixins.repeatable_loading import RepeatableLoadingMixin
 from .mixins.restoring import RestoreMixin
 from .mixins.resuming import ResumeMixin
 from .mixins.saving import SavingMixin
@@ -30,10 +32,13 @@ from .mixins.sharding import ShardingMixin
 from .mixins.standardization import StandardizationMixin
 from .mixins.stopping import StoppingMixin
 from .mixins.throughput import ThroughputMixin
+from .mixins.training_length import TrainingLengthMixin
 from .mixins.zero import ZeroMixin
 
 
 class FastTrainer(
+    TrainingLengthMixin,
+    DataWorkersMixin,
     ZeroMixin,
     ResumeMixin,
     RestoreMixin,
@@ -56,6 +61,7 @@ class FastTrainer(
     EncoderRateMixin,
     MuonMixin,
     MaskingEpochMixin,
+    RepeatableLoadingMixin,
     DataLoaderMixin,
     SavingMixin,
     ShardingMixin,

@@ -32,7 +32,7 @@ class LeavingMixin:
         To be called by all processes, once each; waits for the slowest. `trainer.model` stays, but of several
         processes none can train or evaluate afterwards.
         """
-        self._end_workers()
+        self._end_workers()  # type: ignore[attr-defined]
         if distributed.is_initialized() and distributed.get_world_size() > 1:
             self.accelerator.wait_for_everyone()  # nobody takes the group from one that still works
             for trainer in list(_trainers):
@@ -45,13 +45,6 @@ class LeavingMixin:
 
         For a trainer inside a run, such as one head of several; `end` comes after the last of them. Never waits.
         """
-        self._end_workers()
+        self._end_workers()  # type: ignore[attr-defined]
         self.model_wrapped = self.model
         self.accelerator.free_memory()
-
-    def _end_workers(self) -> None:
-        """Lets go of persistent workers while torch can tell them to end: for each one that is left to the garbage
-        collector with its trainer, torch 2.13 waits 5 seconds (`_shutdown_workers`), since its queue went first.
-        """
-        for loader in self.accelerator._dataloaders:
-            getattr(loader, "base_dataloader", loader)._iterator = None

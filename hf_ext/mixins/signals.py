@@ -13,8 +13,13 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 
+STOPPING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name))
+
+
 class SignalWatch:
-    """Notes SIGTERM and SIGINT instead of dying of them, while entered; a third one raises KeyboardInterrupt.
+    """Notes SIGTERM, SIGINT and SIGHUP instead of dying of them, while entered; a third one raises KeyboardInterrupt.
+
+    SIGHUP comes when a terminal is closed: what is written to it from then on is dropped instead of being an error.
 
     Signals that the process ignores (SIGINT under nohup, or after `&` in a script) stay ignored. Only the main thread
     can handle signals; elsewhere this does nothing.
@@ -29,9 +34,9 @@ class SignalWatch:
     def __enter__(self) -> SignalWatch:
         self.received, self._count, self._pid = None, 0, os.getpid()
         if threading.current_thread() is not threading.main_thread():
-            logger.info("Training runs in a thread: SIGTERM and SIGINT will not save a checkpoint.")
+            logger.info("Training runs in a thread: signals will not save a checkpoint.")
             return self
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in STOPPING:
             previous = signal.getsignal(number)
             if previous not in (signal.SIG_IGN, None):
                 self._previous[number] = previous
@@ -50,14 +55,16 @@ class SignalWatch:
             signal.raise_signal(number)
             return
         self._count += 1
+        if name == "SIGHUP":
+            _leave_terminal()
         if self._count == 1:
             self.received = signal.Signals(number)
             _say(f"{name}: training stops after this batch and saves a checkpoint.")
         elif self._count == 2:
             _say(f"{name}: the stop is under way; a third signal ends the process at once, unsaved.")
         else:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+            for other in STOPPING:
+                signal.signal(other, signal.default_int_handler if other == signal.SIGINT else signal.SIG_DFL)
             raise KeyboardInterrupt
 
 
@@ -65,6 +72,17 @@ def _say(text: str) -> None:
     # Logging from a signal handler fails where the signal interrupted a write to the same stream.
     with contextlib.suppress(OSError):
         os.write(2, f"\n{text}\n".encode())
+
+
+def _leave_terminal() -> None:
+    """Sends output to nowhere where its terminal is gone: a progress bar would end the run with an OSError."""
+    for descriptor in (1, 2):
+        try:
+            os.write(descriptor, b"\n")
+        except OSError:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, descriptor)
+            os.close(nowhere)
 
 
 def leave_group(init: Any, worker_id: int) -> None:

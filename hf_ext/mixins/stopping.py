@@ -15,7 +15,7 @@ from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
 from ..errors import ArgumentError
-from .signals import SignalWatch, leave_group
+from .signals import STOPPING, SignalWatch, leave_group
 
 logger = logging.getLogger(__name__)
 
@@ -25,10 +25,10 @@ class EvaluationGivenUp(BaseException):
 
 
 class StoppingMixin:
-    """Stops and saves on SIGTERM, SIGINT and before `max_hours`; also saves every `save_minutes`.
+    """Stops and saves on SIGTERM, SIGINT, SIGHUP and before `max_hours`; also saves every `save_minutes`.
 
     One process stops after the micro-batch at hand, several after the optimizer step at hand, on which they agree by
-    one reduction of four numbers per step and per evaluation batch. An evaluation is given up: it is as if it had not
+    one reduction of a few numbers per step and per evaluation batch. An evaluation is given up: it is as if it had not
     begun, and `evaluation_pending` says so. After the loop `stop_reason` says why training stopped, or None.
 
     Raises (from the constructor):
@@ -100,10 +100,10 @@ class StoppingMixin:
         """
         if self.stop_reason is not None:
             return False
-        term, interrupt, time_up, save = self._agree(self._wishes())
-        if term or interrupt or time_up:
-            near = f"max_hours={self.args.max_hours} is near"
-            self.stop_reason = "received SIGTERM" if term else "received SIGINT" if interrupt else near
+        *signalled, time_up, save = self._agree(self._wishes())
+        if any(signalled) or time_up:
+            names = [f"received {number.name}" for number, came in zip(STOPPING, signalled, strict=True) if came]
+            self.stop_reason = names[0] if names else f"max_hours={self.args.max_hours} is near"
             self._epoch_was_over = not in_cycle and (self._at_epoch_end or self._epoch_is_over())
             self.control.should_training_stop = True
             logger.warning("Stopping at step %d: %s.", self.state.global_step, self.stop_reason)
@@ -115,7 +115,7 @@ class StoppingMixin:
         margin_s = max(self.args.stop_margin_minutes * 60, 2 * self.longest_save_s)
         is_time_up = hours is not None and now - self._process_began >= hours * 3600 - margin_s
         is_save_due = minutes is not None and now - self._last_save >= minutes * 60
-        return [received == signal.SIGTERM, received == signal.SIGINT, is_time_up, is_save_due]
+        return [*(received == number for number in STOPPING), is_time_up, is_save_due]
 
     def _agree(self, wishes: list[bool]) -> list[bool]:
         """Which wishes any process has. The same on all of them, which is what keeps them in step."""

@@ -22,6 +22,7 @@ EVALS = {"eval_strategy": "steps", "eval_steps": 2}
 BEST = {"metric_for_best_model": "set0_loss", "greater_is_better": True}  # falls: the first is best, then it stops
 STEPS = {"eval_steps": 3, "save_steps": 3}
 SUBSET = {**CYCLES, **EVALS, "max_eval_samples": 3, "metric_for_best_model": "loss"}  # 2 batches, and 2 of the rest
+LIVING_ON = {**CYCLES, **EVALS, "dataloader_num_workers": 1, "dataloader_persistent_workers": True}
 
 # What is interrupted, and the step of the checkpoint that it leaves; `True`: an evaluation is left to be made up.
 INTERRUPTED = {
@@ -32,10 +33,23 @@ INTERRUPTED = {
     "after a saved step": (Case({}, ("on_step_end", 6), ("SIGINT",)), 6, False),
     "while saving": (Case({}, ("save", 2)), 6, False),
     "before a step": (Case({}, ("on_step_begin", 4)), 5, False),
+    "after a step, by SIGHUP": (Case({}, ("on_step_end", 7), ("SIGHUP",)), 7, False),
+    "when its terminal is closed": (
+        Case({"disable_tqdm": False}, ("on_step_end", 4), ("close",), terminal=True),
+        4,
+        False,
+    ),
     "without checkpoints": (Case({"save_strategy": "no"}, ("on_step_end", 5)), 5, False),
     "where an evaluation is due": (Case({**CYCLES, **EVALS}, ("on_step_end", 2)), 2, True),
     "in an evaluation": (Case({**CYCLES, **EVALS}, ("on_prediction_step", 2)), 2, True),
     "in an evaluation's subset": (Case(SUBSET, ("on_prediction_step", 2)), 2, True),
+    "in an evaluation, with workers that live on": (Case(LIVING_ON, ("on_prediction_step", 2)), 2, True),
+    "in the second evaluation, with workers that live on": (Case(LIVING_ON, ("on_prediction_step", 6)), 4, True),
+    "in the second evaluation, with workers of the plan": (
+        Case({**LIVING_ON, "speedups": ["data_loading"]}, ("on_prediction_step", 6)),
+        4,
+        True,
+    ),
     "in what follows the subset": (Case(SUBSET, ("on_prediction_step", 3)), 2, True),
     "at the end of an epoch": (Case({**CYCLES, **EACH_EPOCH}, ("on_step_end", 4)), 4, True),
     "in the evaluation of an epoch": (Case({**CYCLES, **EACH_EPOCH}, ("on_prediction_step", 3)), 4, True),
@@ -121,7 +135,7 @@ def test_a_run_signalled_anywhere_saves_and_continues_identically(tmp_path, whol
     case, step, is_pending = INTERRUPTED[name]
     stopped = finish(tmp_path, case, "stopped", code=STOPPED)
     assert (stopped["step"], stopped["pending"]) == (step, is_pending)
-    assert stopped["reason"] == f"received {case.signals[0]}"
+    assert stopped["reason"] == f"received {case.signals[0].replace('close', 'SIGHUP')}"
     assert stopped["handlers_back"]
     assert (tmp_path / "run" / f"checkpoint-{step}").is_dir()
     reference = whole(case)

@@ -3,6 +3,7 @@
 Runs in a process that the tests fork from one with everything imported, so that a case costs no imports.
 """
 
+import fcntl
 import gc
 import hashlib
 import json
@@ -10,6 +11,7 @@ import os
 import signal
 import socket
 import sys
+import termios
 import threading
 import time
 from dataclasses import dataclass, field
@@ -27,6 +29,8 @@ from hf_ext.errors import TrainingStopped
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
+NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+TERMINAL: list[int] = []  # the end of a process's terminal at which a person would sit
 NUM_ROWS = 22  # 11 batches: with 3 micro-batches a step, the fourth and last step of an epoch has 2
 
 
@@ -43,6 +47,7 @@ class Case:
     crash: bool = False  # instead of a signal, end without a word
     new_group: bool = False  # so that a signal can be sent to the process and all it started
     in_thread: bool = False
+    terminal: bool = False  # of its own, which the signal "close" closes
     rank: int | None = None  # the rank that is signalled
     step_s: float = 0.0
 
@@ -73,6 +78,9 @@ def send(case: Case) -> None:
         os._exit(9)
     for name in case.signals:
         time.sleep(0.02)  # so that each is handled by itself
+        if name == "close":
+            os.close(TERMINAL.pop())
+            continue
         os.kill(os.getpid(), getattr(signal, name))
 
 
@@ -132,9 +140,12 @@ def run(folder: Path, case: Case, name: str, ranks: int, rank: int, port: int) -
     set_start_method("fork", force=True)  # of data workers, as in a process that nobody forked
     if case.new_group:
         os.setpgrp()
+    if case.terminal:
+        open_terminal()
     output = os.open(folder / f"{name}-{rank}.txt", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
+    if not case.terminal:
+        os.dup2(output, 1)
+        os.dup2(output, 2)
     if ranks > 1:
         where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
         os.environ.update(where, RANK=str(rank), LOCAL_RANK=str(rank))
@@ -147,8 +158,19 @@ def run(folder: Path, case: Case, name: str, ranks: int, rank: int, port: int) -
         train(folder, case, name, rank)
 
 
+def open_terminal() -> None:
+    """Gives this process a terminal; closing its other end sends SIGHUP, and what is written to it fails."""
+    os.setsid()
+    ours, terminal = os.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
+    for descriptor in (1, 2):
+        os.dup2(terminal, descriptor)
+    os.close(terminal)
+    TERMINAL.append(ours)
+
+
 def train(folder: Path, case: Case, name: str, rank: int) -> None:
-    handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    handlers = [signal.getsignal(number) for number in NUMBERS]
     trainer = make_trainer(folder / "run", case, rank)
     code = 0
     try:
@@ -165,7 +187,7 @@ def train(folder: Path, case: Case, name: str, rank: int) -> None:
         "weights": hashlib.sha256(save(tensors)).hexdigest(),
         "history": [log for log in map(numbers, trainer.state.log_history) if log.keys() - {"step", "epoch"}],
         "best": [trainer.state.best_global_step, trainer.state.best_metric],
-        "handlers_back": handlers == [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)],
+        "handlers_back": handlers == [signal.getsignal(number) for number in NUMBERS],
     }
     (folder / f"{name}-{rank}.json").write_text(json.dumps(report))
     sys.exit(code)

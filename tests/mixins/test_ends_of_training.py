@@ -1,0 +1,191 @@
+"""However training ends: the signal handlers from before are back, no data worker is left, and the end has a name."""
+
+import json
+import multiprocessing
+import os
+import re
+import signal
+from dataclasses import replace
+
+import numpy as np
+import psutil
+import pytest
+from datasets import Dataset
+from resuming_runs import Killed
+from test_repeatable_loading import EVALUATING, SETTINGS, same, train
+from train_until_stopped import Case, Collator, make_model, make_rows
+from transformers import TrainerCallback
+
+from hf_ext.checkpoints.manifest import Manifest, hash_file
+from hf_ext.errors import ArgumentError, DataWorkerDied, NotFiniteError, TrainingStopped, exit_on_errors
+from hf_ext.mixins.checkpointing import read_progress
+from hf_ext.trainer import FastTrainer
+from hf_ext.training_args import FastTrainingArguments
+
+ALONE = {"dataloader_persistent_workers": False, "dataloader_num_workers": 0}
+NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+class At(TrainerCallback):
+    """Does something at an event of a step."""
+
+    def __init__(self, event, step, act):
+        self.step, self.act = step, act
+        setattr(self, event, self.see)
+
+    def see(self, args, state, control, **kwargs):
+        if state.global_step == self.step:
+            self.act()
+
+
+def raise_(error):
+    raise error
+
+
+def send(number):
+    os.kill(os.getpid(), number)
+
+
+def kill_a_worker():
+    os.kill(workers()[0], signal.SIGKILL)
+
+
+def workers():
+    return [child.pid for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+
+
+def make(folder, act=None, event="on_step_end", step=3, rows=None, **given):
+    args = FastTrainingArguments(output_dir=str(folder), **{**SETTINGS, **given})
+    callbacks = [At(event, step, act)] if act else []
+    sets = rows or make_rows(8, 1), make_rows(4, 2) if "eval_strategy" in given else None
+    return FastTrainer(make_model(), args, Collator(Case()), *sets, callbacks=callbacks)
+
+
+def nan_rows():
+    rows = make_rows(8, 1)
+    return Dataset.from_dict({"input_ids": rows["input_ids"], "labels": [np.nan] * 8})
+
+
+ENDS = {
+    "finished": (None, {}, None),
+    "SIGTERM": (lambda: send(signal.SIGTERM), {}, TrainingStopped),
+    "SIGINT": (lambda: send(signal.SIGINT), {}, TrainingStopped),
+    "SIGHUP": (lambda: send(signal.SIGHUP), {}, TrainingStopped),
+    "an exception": (lambda: raise_(Killed()), {}, Killed),
+    "KeyboardInterrupt": (lambda: raise_(KeyboardInterrupt()), {}, KeyboardInterrupt),
+    "a third signal": (lambda: [send(signal.SIGINT) for _ in range(3)], {}, KeyboardInterrupt),
+    "NaN": (None, {"rows": nan_rows(), "logging_nan_inf_filter": False}, NotFiniteError),
+    "an evaluation given up": (
+        lambda: send(signal.SIGTERM),
+        {**EVALUATING, "event": "on_prediction_step", "step": 4},
+        TrainingStopped,
+    ),
+    "a dead worker": (kill_a_worker, {}, DataWorkerDied),
+}
+
+
+@pytest.mark.parametrize("persistent", [True, False], ids=["persistent", "of an epoch"])
+@pytest.mark.parametrize("end", ENDS)
+def test_after_any_end_handlers_are_back_and_no_worker_is_left(tmp_path, end, persistent):
+    act, given, error = ENDS[end]
+    handlers = [signal.getsignal(number) for number in NUMBERS]
+    trainer = make(tmp_path, act, **{"dataloader_persistent_workers": persistent, **given})
+    caught = None
+    try:
+        trainer.train()
+    except BaseException as raised:  # held on to, as a notebook does
+        caught = raised
+    assert type(caught) is (error or type(None)), caught
+    assert [signal.getsignal(number) for number in NUMBERS] == handlers
+    trainer.end()
+    assert multiprocessing.active_children() == []
+    assert workers() == []
+
+
+def test_a_resumed_runs_first_epoch_that_breaks_off_leaves_no_worker(tmp_path):
+    train(tmp_path, kill_at=3)
+    trainer = make(tmp_path, lambda: raise_(Killed()))
+    try:
+        trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    except Killed as raised:
+        caught = raised
+    assert workers() != []  # the exception's frames hold on to the loader
+    trainer.close()
+    assert workers() == []
+    assert caught
+
+
+def test_a_killed_worker_is_named_with_the_checkpoint_from_which_the_same_command_goes_on(tmp_path):
+    whole = train(tmp_path / "whole")
+    trainer = make(tmp_path / "killed", kill_a_worker)
+    with pytest.raises(DataWorkerDied) as died:
+        trainer.train()
+    trainer.end()
+    text = str(died.value)
+    assert re.match(r"DataLoader worker \(pid.* checkpoint-2 is the last one saved, and valid\. .*--resume", text)
+    assert "fewer than dataloader_num_workers=1" in text
+    assert same(train(tmp_path / "killed", resume=True), whole)
+
+
+def test_other_runtime_errors_stay_what_they_are(tmp_path):
+    trainer = make(tmp_path, lambda: raise_(RuntimeError("DataLoader workers, said a user's code")))
+    with pytest.raises(RuntimeError, match="said a user's code"):
+        trainer.train()
+    trainer.end()
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "text"),
+    [
+        ({"num_train_epochs": 0}, ArgumentError, "num_train_epochs=0: must be a number above 0"),
+        ({"num_train_epochs": -1}, ArgumentError, "num_train_epochs=-1"),
+        ({"num_train_epochs": float("nan")}, ArgumentError, "num_train_epochs=nan"),
+        ({"num_train_epochs": float("inf")}, ArgumentError, "num_train_epochs=inf"),
+        ({"max_steps": 0}, ArgumentError, "max_steps=0 trains nothing"),
+        ({"dataloader_drop_last": True, "per_device_train_batch_size": 9}, ArgumentError, "8 training rows are fewer"),
+        (
+            {"dataloader_drop_last": True, "per_device_train_batch_size": 9, "max_steps": 4},
+            ArgumentError,
+            "8 training rows are fewer than the 9 of one batch",
+        ),
+    ],
+)
+def test_a_run_that_would_train_nothing_is_refused_and_can_still_evaluate(tmp_path, given, error, text):
+    trainer = make(tmp_path, **{**EVALUATING, **ALONE, "per_device_eval_batch_size": 2, **given})
+    with pytest.raises(error, match=re.escape(text)):
+        trainer.train()
+    assert trainer.state.global_step == 0
+    assert trainer.evaluate()["eval_loss"] > 0
+
+
+def test_a_run_that_had_come_to_its_end_ends_well_again_with_its_loss(tmp_path):
+    whole = train(tmp_path, **ALONE)
+    again = train(tmp_path, resume=True, **ALONE)
+    assert same(again, whole, ("loss", "grad_norm", "train_loss"))
+    assert whole.state.log_history[-1]["train_loss"] > 0
+
+
+@pytest.mark.parametrize(("number", "name"), [(signal.SIGINT, "SIGINT"), (signal.SIGHUP, "SIGHUP")])
+def test_a_recipe_that_is_interrupted_after_training_says_so_and_ends_as_if_stopped(number, name, capsys):
+    before = signal.getsignal(signal.SIGHUP)
+    with pytest.raises(SystemExit) as end, exit_on_errors():
+        send(number)
+    assert end.value.code == TrainingStopped.exit_code == 75
+    assert f"Interrupted by {name}." in capsys.readouterr().err
+    assert signal.getsignal(signal.SIGHUP) == before
+
+
+def test_a_checkpoint_that_did_not_keep_the_sum_of_losses_gives_null_and_not_a_wrong_mean(tmp_path):
+    train(tmp_path, kill_at=4, **ALONE)
+    checkpoint = tmp_path / "checkpoint-2"
+    progress = json.loads((checkpoint / "progress.json").read_text())
+    assert progress.pop("logged_loss") > 0
+    (checkpoint / "progress.json").write_text(json.dumps(progress))
+    manifest = Manifest.read(checkpoint)
+    files = {**manifest.files, "progress.json": hash_file(checkpoint / "progress.json")}
+    replace(manifest, files=files).write(checkpoint)
+    trainer = make(tmp_path, **ALONE)
+    output = trainer.train(resume_from_checkpoint=str(checkpoint))
+    assert output.training_loss is None is output.metrics["train_loss"]
+    assert trainer.state.log_history[-1]["train_loss"] is None
+    assert read_progress(tmp_path / "checkpoint-4")["logged_loss"] is None  # nor does one after it know
