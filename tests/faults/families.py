@@ -1,8 +1,8 @@
-"""Five kinds of tiny runs: ESM regression, T5 tower, LoRA, frozen and cached, two processes; and stock Trainer's."""
+"""Five kinds of tiny runs, and with data workers: ESM regression, T5, LoRA, cached, two processes; stock Trainer's."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,20 @@ FAMILIES = {
     "frozen and cached": Family(("bert", "esm"), settings={"speedups": ["embedding_cache"]}),
     "two processes": Family(settings=BEST, num_ranks=2),
 }
+# The same with data workers that live on: asked for as of stock Trainer, or chosen by the plan.
+LIVING_ON: dict[str, Any] = {"dataloader_num_workers": 1, "dataloader_persistent_workers": True}
+PLANNED: dict[str, Any] = {"dataloader_num_workers": 2, "speedups": ["data_loading"]}
+WORKERS: dict[str, dict[str, Any]] = {
+    "ESM regression": LIVING_ON,
+    "T5 tower": PLANNED,
+    "LoRA": PLANNED,
+    "frozen and cached": {**PLANNED, "speedups": ["data_loading", "embedding_cache"]},
+    "two processes": {**LIVING_ON, "gradient_accumulation_steps": 2},
+}
+WITH_WORKERS = {
+    f"{name}, workers": replace(FAMILIES[name], settings={**FAMILIES[name].settings, **given})
+    for name, given in WORKERS.items()
+}
 
 
 def write_encoders(folder: Path) -> None:
@@ -73,7 +87,7 @@ def write_encoders(folder: Path) -> None:
 
 def make_trainer(name: str, encoders: Path, output_dir: Path, **given: Any) -> FastTrainer:
     """The trainer of a family; `given` are further arguments."""
-    family = FAMILIES[name]
+    family = {**FAMILIES, **WITH_WORKERS}[name]
     settings = {**SETTINGS, **family.settings, "embedding_cache_dir": str(output_dir.parent / "cache"), **given}
     args = FastTrainingArguments(output_dir=str(output_dir), **settings)
     if not family.towers:

@@ -13,18 +13,19 @@ import socket
 import sys
 import time
 from dataclasses import dataclass
-from multiprocessing import forkserver, get_context
+from multiprocessing import forkserver, get_context, set_start_method
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from families import FAMILIES, make_stock_trainer, make_trainer
+from families import FAMILIES, WITH_WORKERS, make_stock_trainer, make_trainer
 from transformers import TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 
 import hf_ext
+from hf_ext.mixins import repeatable_loading
 
 STOCK = "stock Trainer"
 OPERATIONS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate", "os.link", "os.symlink"}
@@ -62,6 +63,7 @@ class Job:
     folder: Path  # of the case; `folder / "run"` is the output folder
     resume: str = "auto"
     seed: int = 3
+    is_broken: bool = False  # loaders draw as torch's do: with workers that live on, wherever a process makes them
 
     @property
     def output_dir(self) -> Path:
@@ -69,7 +71,7 @@ class Job:
 
     @property
     def num_ranks(self) -> int:
-        return 1 if self.family == STOCK else FAMILIES[self.family].num_ranks
+        return 1 if self.family == STOCK else {**FAMILIES, **WITH_WORKERS}[self.family].num_ranks
 
 
 @dataclass(frozen=True)
@@ -138,6 +140,9 @@ def train(job: Job, kill: Kill | None, rank: int, port: int) -> None:
     """Body of a process: as a recipe's, with the model saved at the end."""
     gc.freeze()  # Trainer collects garbage before each run: half a second over all that transformers has imported
     torch.set_num_threads(1)
+    set_start_method("fork", force=True)  # of data workers, as in a process that nobody forked
+    if job.is_broken:
+        repeatable_loading.make_repeatable = lambda loader, *_: loader
     if job.num_ranks > 1:
         where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(job.num_ranks)}
         os.environ.update(where, RANK=str(rank), LOCAL_RANK=str(rank))
@@ -156,6 +161,8 @@ def train(job: Job, kill: Kill | None, rank: int, port: int) -> None:
     trainer.add_callback(observer)
     trainer.train(resume_from_checkpoint=resume)
     trainer.save_model()
+    for loader in trainer.accelerator._dataloaders:  # torch waits 5 s for each worker that is left to it
+        getattr(loader, "base_dataloader", loader)._iterator = None
     observer.note("operations", observer.num_operations)
 
 
