@@ -49,8 +49,9 @@ HANDLERS = read_signal_handlers()  # before any test, and any fixture that lives
 @pytest.fixture(autouse=True)
 def _leaves_the_process_as_it_was():
     """No test leaves a signal handler or data worker behind: Ctrl-C stops the suite, the next test has the cores."""
+    before = set(multiprocessing.active_children())
     yield
-    handlers, workers = read_signal_handlers(), multiprocessing.active_children()
+    handlers, workers = read_signal_handlers(), set(multiprocessing.active_children()) - before
     for number, handler in HANDLERS.items():
         signal.signal(number, handler)
     assert handlers == HANDLERS, "a signal handler stayed behind"

@@ -52,7 +52,9 @@ def train(folder, trainer=FastTrainer, kill_at=None, resume=None, collator=Colla
         made.train(resume_from_checkpoint=resume)
     except Killed:
         assert kill_at is not None
-    for loader in made.accelerator._dataloaders:  # of stock Trainer too: torch waits 5 s for workers left to it
+    if isinstance(made, FastTrainer):
+        made.end()
+    for loader in made.accelerator._dataloaders:  # of stock Trainer: torch waits 5 s for workers left to it
         getattr(loader, "base_dataloader", loader)._iterator = None
     return made
 
