@@ -38,6 +38,10 @@ class CheckpointError(HfExtError):
     """A checkpoint is damaged, belongs to another run, or does not fit the model, data or arguments."""
 
 
+class FolderError(HfExtError):
+    """The output folder is in use by another run, holds what is not a run's, or cannot be written to."""
+
+
 class RunEnded(Exception):
     """Base of all ends of a run that are not the user's mistake; a recipe exits with `exit_code`."""
 

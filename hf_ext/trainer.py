@@ -27,6 +27,7 @@ from .mixins.pushing import PushingMixin
 from .mixins.repeatable_loading import RepeatableLoadingMixin
 from .mixins.restoring import RestoreMixin
 from .mixins.resuming import ResumeMixin
+from .mixins.run_folder import RunFolderMixin
 from .mixins.saving import SavingMixin
 from .mixins.sharding import ShardingMixin
 from .mixins.standardization import StandardizationMixin
@@ -39,6 +40,7 @@ from .mixins.zero import ZeroMixin
 class FastTrainer(
     TrainingLengthMixin,
     DataWorkersMixin,
+    RunFolderMixin,
     ZeroMixin,
     ResumeMixin,
     RestoreMixin,

@@ -24,6 +24,7 @@ from hf_ext.affinity.ensemble import train_seeds
 from hf_ext.affinity.results import save_results, summarize_data
 from hf_ext.affinity.scoring import compute_metrics, score_split
 from hf_ext.affinity.seed_scores import score_seeds
+from hf_ext.checkpoints.run_folder import run_folder
 from hf_ext.data.arguments import DataArguments
 from hf_ext.data.demo import make_demo_encoders, make_demo_table
 from hf_ext.data.loading import LoadedData, load_data
@@ -73,6 +74,14 @@ def main(argv: list[str] | None = None) -> dict:
     args.mark_explicit(parser.explicit)
     if args.max_eval_samples is not None:
         args.eval_group_column = args.eval_group_column or data_args.group_column
+    with run_folder(args):
+        return run(model_args, data_args, args, parser)
+
+
+def run(
+    model_args: AffinityArguments, data_args: DataArguments, args: FastTrainingArguments, parser: FastArgumentParser
+) -> dict:
+    """Trains, scores and reports, in an output folder that is this run's alone."""
     log = start_run_log(args.output_dir, args.process_index == 0)
     set_seed(args.seed)
 

@@ -19,6 +19,7 @@ from transformers import set_seed
 
 from hf_ext.affinity.building import check_inputs
 from hf_ext.affinity.results import summarize_data
+from hf_ext.checkpoints.run_folder import run_folder
 from hf_ext.data.arguments import DataArguments
 from hf_ext.data.loading import load_data
 from hf_ext.errors import exit_on_errors
@@ -79,6 +80,14 @@ def main(argv: list[str] | None = None) -> dict:
     )
     model_args, data_args, args = parser.parse_args_into_dataclasses(argv)
     args.mark_explicit(parser.explicit)
+    with run_folder(args):
+        return run(model_args, data_args, args, parser)
+
+
+def run(
+    model_args: MaskedLMArguments, data_args: DataArguments, args: FastTrainingArguments, parser: FastArgumentParser
+) -> dict:
+    """Trains, scores and reports, in an output folder that is this run's alone."""
     log = start_run_log(args.output_dir, args.process_index == 0)
     set_seed(args.seed)
 

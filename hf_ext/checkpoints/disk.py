@@ -107,20 +107,21 @@ def sync(path: str | os.PathLike[str]) -> None:
         os.close(descriptor)
 
 
-def remove_folder(folder: str | os.PathLike[str], last: str) -> None:
+def remove_folder(folder: str | os.PathLike[str], last: str | None = None) -> None:
     """Deletes a folder, its file `last` after all others, so that an interrupted deletion can be recognised.
 
     Raises:
         OSError: something in it could not be deleted; what is gone already is no error.
     """
-    keep = os.path.join(folder, last)
+    keep = os.path.join(folder, last) if last else None
     for place, folders, files in os.walk(folder, topdown=False):
         for name in files:
             if os.path.join(place, name) != keep:
                 remove(os.path.join(place, name))
         for name in folders:
             remove(os.path.join(place, name))
-    remove(keep)
+    if keep:
+        remove(keep)
     remove(folder)
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from .disk import remove, remove_folder
 from .manifest import MANIFEST, MANIFEST_DRAFT
-from .staging import MARKER
 from .stored import is_folder, read_stored
 
 logger = logging.getLogger(__name__)
@@ -16,7 +15,7 @@ logger = logging.getLogger(__name__)
 def clear_staging(path: Path) -> None:
     """Removes a staging folder, or whatever has its name. Raises OSError where the disk refuses."""
     if is_folder(path):
-        remove_folder(path, last=MARKER)
+        remove_folder(path)
     else:
         remove(path)
 
@@ -45,7 +44,6 @@ def tidy(folder: Path, step: int) -> None:
     stored = read_stored(folder, step)
     if stored is None:
         return
-    remove(folder / MARKER)
     remove(folder / MANIFEST_DRAFT)
     for name in stored.stripped:
         inside = (folder / name).parent.resolve() == (folder.resolve() / name).parent

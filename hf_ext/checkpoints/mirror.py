@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
-from ..errors import CheckpointError
+from ..errors import CheckpointError, FolderError
 from .disk import describe_failure, is_disk_failure, sync
 from .manifest import Manifest, check_files
 from .store import CheckpointStore, Stored
@@ -216,7 +216,7 @@ class Mirror:
         self._num_copied = self._num_to_copy = 0
         try:
             self._copy(step)
-        except (OSError, CheckpointError) as error:
+        except (OSError, CheckpointError, FolderError) as error:
             self._note_failure(f"checkpoint-{step} was not copied to {self.target.folder}", error, self._num_to_copy)
             return False
         return True
@@ -288,7 +288,7 @@ class Mirror:
             self._deletions -= gone | absent
         return bool(gone)
 
-    def _note_failure(self, what: str, error: OSError | CheckpointError, needed_bytes: int | None = None) -> None:
+    def _note_failure(self, what: str, error: Exception, needed_bytes: int | None = None) -> None:
         is_disk = is_disk_failure(error)
         reason = describe_failure(error, self.target.folder, needed_bytes) if is_disk else f"{error}."
         self.num_failures += 1

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .disk import used_bytes
-from .staging import find_writer
+from .folder_lock import find_other_run
 from .stored import is_folder, read_stored, verify
 
 _NAME = re.compile(r"(\.staging|\.trash|damaged|previous)-checkpoint-(0|[1-9][0-9]*)(-[0-9]+)?")
@@ -51,8 +51,8 @@ def _describe(path: Path, kind: str, step: int) -> Remains:
 
 def _describe_staging(path: Path, step: int) -> tuple[bool, str]:
     """As `CheckpointStore.sweep` judges it."""
-    if writer := find_writer(path):
-        return False, f"process {writer['pid']} is writing it now"
+    if find_other_run(path.parent):
+        return False, "a run that goes on now is writing it"
     is_free = not os.path.lexists(path.parent / f"checkpoint-{step}")
     if is_folder(path) and is_free and verify(path, step)[0]:
         return True, f"complete but for its name; the next run makes it checkpoint-{step}"

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
-import socket
 import stat
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
-
-import psutil
 
 from ..errors import CheckpointError
 from .disk import remove_folder, sync
@@ -21,9 +17,7 @@ from .stored import Stored
 
 logger = logging.getLogger(__name__)
 
-MARKER = ".writer.json"  # who writes here; gone once the checkpoint is committed
-_NOT_LISTED = (MARKER, MANIFEST, MANIFEST_DRAFT)
-_SAME_START_S = 2.0  # a process's start time is told with the precision of the system clock
+_NOT_LISTED = (MANIFEST, MANIFEST_DRAFT)
 
 
 class Staging:
@@ -70,7 +64,7 @@ class Staging:
         """Removes what was written; does nothing after `commit`. What cannot be removed is warned of."""
         self.is_open = False
         try:
-            remove_folder(self.path, MARKER)
+            remove_folder(self.path)
         except OSError as error:
             logger.warning("%s could not be removed: %s. The next start removes it.", self.path, error.strerror)
 
@@ -92,25 +86,3 @@ def _list_files(folder: Path) -> dict[str, os.stat_result]:
                 raise CheckpointError(f"{path}: a checkpoint holds files and folders only, no links or devices.")
             found[relative] = status
     return found
-
-
-def write_marker(folder: Path, run_id: str) -> None:
-    """Says in `folder` which process of which run writes there."""
-    started = psutil.Process().create_time()
-    owner = {"run_id": run_id, "host": socket.gethostname(), "pid": os.getpid(), "started": started}
-    (folder / MARKER).write_text(json.dumps(owner))
-
-
-def find_writer(folder: Path) -> dict[str, Any] | None:
-    """The other process on this machine that is writing in `folder` now: run_id, host, pid, started; else None.
-
-    A process of another machine counts as gone: a run moves between machines, and two of them cannot share a folder.
-    """
-    try:
-        owner = json.loads((folder / MARKER).read_text())
-        if owner["host"] != socket.gethostname() or owner["pid"] == os.getpid():
-            return None
-        started = psutil.Process(owner["pid"]).create_time()
-        return owner if abs(started - owner["started"]) < _SAME_START_S else None  # else the number was given out anew
-    except (OSError, ValueError, KeyError, TypeError, psutil.Error):
-        return None

@@ -14,10 +14,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from ..errors import CheckpointError
-from .disk import remove, sync
+from ..errors import CheckpointError, FolderError
+from .disk import sync
+from .folder_lock import find_other_run
 from .leftovers import clear_staging, remove_trash, sweep_trash, tidy
-from .staging import MARKER, Staging, find_writer, write_marker
+from .staging import Staging
 from .stored import CHECKPOINT_NAME, Stored, is_folder, is_ours, read_stored, verify
 
 __all__ = ["CheckpointStore", "Staging", "Stored"]
@@ -126,24 +127,16 @@ class CheckpointStore:
         """An empty folder to write checkpoint `step` into.
 
         Raises:
-            CheckpointError: another process is writing it now.
+            FolderError: another process's run holds the folder.
             OSError: the folder cannot be made.
         """
         path = self.staging_path(step)
         self.folder.mkdir(parents=True, exist_ok=True)
-        if writer := find_writer(path):
-            raise CheckpointError(
-                f"{path}: process {writer['pid']} of run {writer['run_id']} is writing it; this is run {self.run_id}. "
-                "Two runs cannot save into one folder: give one of them another --output_dir."
-            )
+        if other := find_other_run(self.folder):
+            raise FolderError(other)
         clear_staging(path)
         path.mkdir()
         self._staging = Staging(path, step, self.run_id, self._publish)
-        try:
-            write_marker(path, self.run_id)
-        except OSError:
-            self._staging.abandon()
-            raise
         return self._staging
 
     def _publish(self, staged: Path, step: int) -> Path:
@@ -161,7 +154,6 @@ class CheckpointStore:
                     os.rename(replaced, target)
                 raise
             sync(self.folder)
-        remove(target / MARKER)
         if replaced:
             remove_trash(replaced)
         return target
@@ -271,8 +263,8 @@ class CheckpointStore:
     def sweep(self) -> None:
         """Finishes what a killed process left half done; at start, before the first `stage`.
 
-        A staged checkpoint that is complete is committed, any other is removed, but for one that another process of
-        this machine is writing now. Deletions go on. What the disk refuses is warned of.
+        A staged checkpoint that is complete is committed, any other is removed, unless another run holds the folder.
+        Deletions go on. What the disk refuses is warned of.
         """
         kinds = ((_STAGING_NAME, self._sweep_staging), (_TRASH_NAME, sweep_trash), (CHECKPOINT_NAME, tidy))
         for pattern, clear in kinds:
@@ -284,7 +276,7 @@ class CheckpointStore:
 
     def _sweep_staging(self, path: Path, step: int) -> None:
         is_mine = self._staging is not None and self._staging.is_open and self._staging.path == path
-        if is_mine or find_writer(path):
+        if is_mine or find_other_run(self.folder):
             return
         target = self.path(step)
         # The manifest is written last, so with one the killed process had finished but for the rename.

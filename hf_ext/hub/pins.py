@@ -5,18 +5,16 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
+from ..checkpoints.owners import describe_process, is_alive
 
 PREFIX = ".push-"
 _MARKER = ".pushed.json"  # who made the copy, and of which folder
 _FILES = "files"
-_SAME_START_S = 2.0  # a process's start time is told with the precision of the system clock
 
 
 def pin_files(files: Mapping[str, Path], place: Path, owner: str) -> Path:
@@ -33,9 +31,7 @@ def pin_files(files: Mapping[str, Path], place: Path, owner: str) -> Path:
     sweep_pins(place, owner)
     scratch = Path(tempfile.mkdtemp(prefix=PREFIX, dir=place))
     try:
-        started = psutil.Process().create_time()
-        maker = {"owner": owner, "host": socket.gethostname(), "pid": os.getpid(), "started": started}
-        (scratch / _MARKER).write_text(json.dumps(maker))
+        (scratch / _MARKER).write_text(json.dumps({"owner": owner, **describe_process()}))
         for name, source in files.items():
             target = scratch / _FILES / name
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -77,12 +73,9 @@ def sweep_pins(place: Path, owner: str) -> None:
 def _is_left(pin: Path, owner: str) -> bool:
     try:
         maker = json.loads((pin / _MARKER).read_text())
-        if maker["host"] != socket.gethostname():
-            return bool(maker["owner"] == owner)
-        return abs(psutil.Process(maker["pid"]).create_time() - maker["started"]) > _SAME_START_S
-    except psutil.NoSuchProcess:
-        return True
-    except (OSError, ValueError, KeyError, TypeError, psutil.Error):
+        alive = is_alive(maker)
+        return bool(maker["owner"] == owner) if alive is None else not alive
+    except (OSError, ValueError, KeyError, TypeError):
         return False  # not ours, or being made at this moment
 
 

@@ -17,6 +17,7 @@ from transformers.trainer_callback import ExportableState
 
 from ..checkpoints.finite import not_finite, optimizer_tensors
 from ..checkpoints.rng import capture_rng
+from ..checkpoints.run_folder import local_folder
 from ..checkpoints.sharded_state import take_out_spread
 from ..checkpoints.sharded_weights import OPTIMIZER, describe_sharded, save_sharded_weights
 from ..checkpoints.shards import save_shards
@@ -28,7 +29,6 @@ from ..checkpoints.weights import remember_frozen, save_weights
 from ..errors import CheckpointError, NotFiniteError
 from ..zero import own_part
 from .committing import CommitMixin
-from .mirroring import local_folder
 
 PROGRESS = "progress.json"
 

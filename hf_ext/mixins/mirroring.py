@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import Any
 
 from ..checkpoints.mirror import Mirror
 from ..checkpoints.stored import Stored
 from ..errors import DiskFailure, RunEnded
-
-
-def local_folder(local_checkpoint_dir: str, output_dir: str) -> Path:
-    """Where the checkpoints of `output_dir` are kept locally: a folder of its own, so that runs can share the disk."""
-    place = Path(output_dir).absolute()
-    return Path(local_checkpoint_dir).expanduser() / f"{place.name}-{hashlib.sha256(bytes(place)).hexdigest()[:8]}"
 
 
 class MirrorMixin:

@@ -12,6 +12,7 @@ from transformers import Trainer
 from ..checkpoints.disk import describe_failure, is_disk_failure
 from ..overrides import TRAINING_LOSS, find_override
 from ..plain_arguments import as_fast_arguments
+from ..checkpoints.folder_lock import find_other_run
 from ..plan import Plan, describe_model, make_plan
 from ..processes import check_fsdp, check_parallelism
 from ..speedups import Run
@@ -62,6 +63,9 @@ class PlanMixin:
 
     def _save_plan(self) -> None:
         if not self.is_world_process_zero():  # type: ignore[attr-defined]
+            return
+        if other := find_other_run(self.args.output_dir):  # type: ignore[attr-defined]
+            logger.warning("plan.json is not written: %s", other)
             return
         try:
             self.plan.save(self.args.output_dir)  # type: ignore[attr-defined]

@@ -103,6 +103,11 @@ def absolute_if_local(name: Any) -> Any:
 def _command(arguments: Sequence[str]) -> str:
     """The command line without tokens; those come from `hf auth login` or the environment when it is repeated."""
     script = Path(sys.argv[0])
+    return shlex.join(["accelerate", "launch", f"{script.parent.name}/{script.name}", *without_tokens(arguments)])
+
+
+def without_tokens(arguments: Sequence[str]) -> list[str]:
+    """Command-line words without arguments that may hold a token."""
     kept: list[str] = []
     words = iter(arguments)
     for word in words:
@@ -111,7 +116,7 @@ def _command(arguments: Sequence[str]) -> str:
             kept.append(word)
         elif not is_joined:
             next(words, None)
-    return shlex.join(["accelerate", "launch", f"{script.parent.name}/{script.name}", *kept])
+    return kept
 
 
 def _environment(trainer: Any) -> dict[str, Any]:

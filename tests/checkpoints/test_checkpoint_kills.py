@@ -1,19 +1,18 @@
 """kill -9 before every single file operation of a run that saves, saves again, strips and deletes."""
 
 import itertools
-import json
 import os
 import signal
 import sys
-import time
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from other_runs import kill, other_run
 
+from hf_ext.checkpoints.folder_lock import LOCK, Hold, hold_folder
 from hf_ext.checkpoints.manifest import Manifest, check_files, hash_file
 from hf_ext.checkpoints.store import CheckpointStore
-from hf_ext.errors import CheckpointError
+from hf_ext.errors import FolderError
 
 LAST_STEP = 40
 OPERATIONS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir"}
@@ -148,49 +147,24 @@ def test_the_same_kills_find_that_saving_in_place_loses_checkpoints(tmp_path, no
     assert different > 5
 
 
-@contextmanager
-def writer(folder: Path):
-    """Another process that is staging checkpoint 20 there; its id."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            staging = CheckpointStore(folder, "other").stage(20)
-            (staging.path / "model.safetensors").write_bytes(b"half")
-            os.write(writing, b"!")
-            time.sleep(60)
-        finally:
-            os._exit(1)
-    os.read(reading, 1)
-    try:
-        yield child
-    finally:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        os.close(reading)
-        os.close(writing)
+def stage_a_half(folder: Path) -> Hold:
+    hold = hold_folder(folder)
+    staging = CheckpointStore(folder, "other").stage(20)
+    (staging.path / "model.safetensors").write_bytes(b"half")
+    return hold
 
 
 @pytest.mark.parametrize("run_id", ["other", "mine"])
 def test_what_another_process_is_writing_is_left_until_that_process_is_dead(tmp_path, run_id):
     store = CheckpointStore(tmp_path, run_id)
-    with writer(tmp_path) as pid:
+    with other_run(tmp_path, stage_a_half) as pid:
         store.sweep()
-        assert os.listdir(tmp_path) == [".staging-checkpoint-20"]
-        with pytest.raises(CheckpointError, match=f"process {pid} of run other .* another --output_dir"):
+        assert sorted(os.listdir(tmp_path)) == [LOCK, ".staging-checkpoint-20"]
+        with pytest.raises(FolderError, match=f"process {pid} on .* another folder"):
             store.stage(20)
-    store.sweep()
-    assert os.listdir(tmp_path) == []
-
-
-@pytest.mark.parametrize("change", [{"started": 1.0}, {"host": "elsewhere"}, {"pid": "x"}, {"started": None}])
-def test_a_process_number_given_out_anew_does_not_keep_what_a_dead_one_left(tmp_path, change):
-    store = CheckpointStore(tmp_path)
-    with writer(tmp_path):
-        marker = store.staging_path(20) / ".writer.json"
-        marker.write_text(json.dumps({**json.loads(marker.read_text()), **change}))
+        kill(pid)
         store.sweep()
-        assert os.listdir(tmp_path) == []
+        assert os.listdir(tmp_path) == [LOCK]
 
 
 def test_a_staging_folder_of_nobody_is_removed(tmp_path):
@@ -198,6 +172,5 @@ def test_a_staging_folder_of_nobody_is_removed(tmp_path):
     store.staging_path(20).mkdir()
     store.staging_path(30).mkdir()
     (store.staging_path(30) / "model.safetensors").write_bytes(b"half")
-    (store.staging_path(30) / ".writer.json").write_bytes(b"")
     store.sweep()
     assert os.listdir(tmp_path) == []

@@ -6,13 +6,13 @@ import shutil
 from pathlib import Path
 
 import pytest
+from other_runs import plant_lock
 from small_runs import SAVED, contents, make_trainer
 from transformers import Trainer
 
 from hf_ext.checkpoints.inspection import Inspection, inspect_folder
 from hf_ext.checkpoints.inspection_report import format_inspection, inspection_json
 from hf_ext.checkpoints.manifest import Manifest
-from hf_ext.checkpoints.staging import write_marker
 from hf_ext.checkpoints.store import CheckpointStore
 from hf_ext.errors import CheckpointError
 
@@ -212,19 +212,11 @@ def test_what_stands_beside_checkpoints_is_listed_with_what_becomes_of_it(runs, 
 
 def test_a_staged_checkpoint_of_a_living_process_is_not_counted(runs, tmp_path):
     folder = copy(runs, tmp_path / "run")
-    path = stage(folder, 8)
-    write_marker(path, "other")
-    marker = path / ".writer.json"
-    marker.write_text(json.dumps({**json.loads(marker.read_text()), "pid": 1, "started": _start_of(1)}))
+    stage(folder, 8)
+    plant_lock(folder)
     inspection = inspect_folder(folder)
     assert inspection.continues_from == "checkpoint-6"
-    assert inspection.remains[0].fate == "process 1 is writing it now"
-
-
-def _start_of(pid: int) -> float:
-    import psutil
-
-    return psutil.Process(pid).create_time()
+    assert inspection.remains[0].fate == "a run that goes on now is writing it"
 
 
 def test_the_report_has_every_name_and_the_json_is_the_same(runs, tmp_path):

@@ -1,20 +1,18 @@
 """What else may lie in an output folder: the right checkpoint is taken, and what is not the run's stays as it is."""
 
 import errno
-import json
 import os
 import shutil
-import socket
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 from closing_line import tally
 from faulty_runs import Maker, contents, make_esm, make_rows, messages, names
+from other_runs import plant_lock
 from transformers import Trainer
 
-from hf_ext.errors import CheckpointError
+from hf_ext.errors import CheckpointError, FolderError
 
 YEAR_S = 365 * 86_400
 
@@ -224,15 +222,11 @@ def test_a_folder_that_was_moved_keeps_its_best_checkpoint(runs, tmp_path):
 # --- what dead and living processes left ------------------------------------------------------------------------------
 
 
-def owner(pid: int, started: float) -> str:
-    return json.dumps({"run_id": "x", "host": socket.gethostname(), "pid": pid, "started": started})
-
-
 def test_what_a_dead_process_left_is_cleared(runs, tmp_path):
     folder = runs.copy(tmp_path / "run")
     staged = Path(shutil.copytree(folder / "checkpoint-4", folder / ".staging-checkpoint-6"))
     (staged / "manifest.json").unlink()
-    (staged / ".writer.json").write_text(owner(2**22 + 1, 0.0))
+    plant_lock(folder, pid=2**22 + 1)
     shutil.copytree(folder / "checkpoint-2", folder / ".trash-checkpoint-2")
     (folder / ".trash-checkpoint-3").mkdir()
     assert runs.problems(folder) == []
@@ -242,22 +236,29 @@ def test_what_a_dead_process_left_is_cleared(runs, tmp_path):
 def test_a_checkpoint_that_lacked_only_its_rename_is_taken(runs, tmp_path):
     folder = runs.copy(tmp_path / "run")
     runs.make(tmp_path / "other").train()
-    staged = Path(shutil.copytree(tmp_path / "other" / "checkpoint-6", folder / ".staging-checkpoint-6"))
-    (staged / ".writer.json").write_text(owner(2**22 + 1, 0.0))
+    shutil.copytree(tmp_path / "other" / "checkpoint-6", folder / ".staging-checkpoint-6")
+    plant_lock(folder, pid=2**22 + 1)
     assert runs.problems(folder, began_at=6) == []
     assert names(folder) == ["checkpoint-2", "checkpoint-4", "checkpoint-6"]
 
 
-def test_what_a_living_process_writes_and_unknown_trash_are_left_alone(runs, tmp_path):
+def test_unknown_trash_is_left_alone(runs, tmp_path):
     folder = runs.copy(tmp_path / "run")
-    (folder / ".staging-checkpoint-8").mkdir()
-    parent = psutil.Process(os.getppid())
-    (folder / ".staging-checkpoint-8" / ".writer.json").write_text(owner(parent.pid, parent.create_time()))
     (folder / ".trash-checkpoint-3").mkdir()
     (folder / ".trash-checkpoint-3" / "thesis.txt").write_text("mine")
-    before = {name: contents(folder / name) for name in (".staging-checkpoint-8", ".trash-checkpoint-3")}
     assert runs.problems(folder) == []
-    assert {name: contents(folder / name) for name in before} == before
+    assert contents(folder / ".trash-checkpoint-3") == {"thesis.txt": b"mine"}
+
+
+def test_what_a_living_run_writes_is_left_alone(runs, tmp_path):
+    folder = runs.copy(tmp_path / "run")
+    (folder / ".staging-checkpoint-8").mkdir()
+    plant_lock(folder)
+    before = contents(folder)
+    with pytest.raises(FolderError, match=f"process {os.getppid()} on .* --seed 1"):
+        runs.problems(folder)
+    assert contents(folder) == before
+    assert (folder / ".staging-checkpoint-8").is_dir()
 
 
 # --- checkpoints of other runs ----------------------------------------------------------------------------------------

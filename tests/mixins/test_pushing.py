@@ -21,6 +21,7 @@ from huggingface_hub import HfApi
 from peft import LoraConfig, get_peft_model
 from transformers import EsmConfig, EsmForSequenceClassification, TrainerCallback
 
+from hf_ext.checkpoints.owners import describe_process
 from hf_ext.errors import ArgumentError, TrainingStopped
 from hf_ext.hub import HubError
 from hf_ext.trainer import FastTrainer
@@ -461,14 +462,15 @@ def test_the_next_push_removes_what_a_dead_process_left_and_nothing_else(
     make_trainer: Callable, hub: HubServer, tmp_path: Path
 ) -> None:
     trainer = make_trainer(max_steps=1)
-    host = os.uname().nodename
+    here = describe_process()
+    parent = psutil.Process().create_time() - psutil.Process(os.getppid()).create_time()
     left = {
-        ".push-dead": {"owner": "other", "host": host, "pid": 2**22 + 1, "started": 0.0},
-        ".push-moved": {"owner": "run", "host": "another-machine", "pid": 1, "started": 0.0},
-        ".push-elsewhere": {"owner": "other", "host": "another-machine", "pid": 1, "started": 0.0},
-        ".push-alive": {"owner": "run", "host": host, "pid": os.getppid(), "started": None},
+        ".push-dead": {**here, "owner": "other", "pid": 2**22 + 1},
+        ".push-again": {**here, "owner": "other", "pid": os.getppid(), "started": here["started"] - parent - 60},
+        ".push-moved": {**here, "owner": "run", "place": "another-machine", "pid": 1},
+        ".push-elsewhere": {**here, "owner": "other", "place": "another-machine", "pid": 1},
+        ".push-alive": {**here, "owner": "run", "pid": os.getppid(), "started": here["started"] - parent},
     }
-    left[".push-alive"]["started"] = psutil.Process(os.getppid()).create_time()
     for name, maker in left.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / ".pushed.json").write_text(json.dumps(maker))
