@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType
+from typing import NoReturn
 
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
@@ -89,23 +93,20 @@ def exit_on_errors() -> Iterator[None]:
             yield
     except KeyboardInterrupt as interrupt:
         name = interrupt.args[0] if interrupt.args else "SIGINT"
-        with suppress(OSError):  # a terminal that is closed
-            print(
-                f"Interrupted by {name}. Files that were saved are whole; the same command goes on from the newest "
-                "checkpoint, or repeats what was interrupted.",
-                file=sys.stderr,
-            )
-        sys.exit(TrainingStopped.exit_code)
+        text = (
+            f"Interrupted by {name}. Files that were saved are whole; the same command goes on from the newest "
+            "checkpoint, or repeats what was interrupted."
+        )
+        _end(text, TrainingStopped.exit_code)
     except HfExtError as error:
-        sys.exit(f"{type(error).__name__}: {error}")
+        _end(f"{type(error).__name__}: {error}", 1)
     except RunEnded as end:
-        print(f"{type(end).__name__}: {end}", file=sys.stderr)
-        sys.exit(end.exit_code)
+        _end(f"{type(end).__name__}: {end}", end.exit_code)
     except OSError as error:
         if error.errno not in _DISK_ERRORS:
             raise
-        print(f"DiskFailure: {error}. Free space there, or choose another --output_dir.", file=sys.stderr)
-        sys.exit(DiskFailure.exit_code)
+        text = f"DiskFailure: {error}. Free space there, or choose another --output_dir."
+        _end(text, DiskFailure.exit_code)
 
 
 @contextmanager
@@ -131,3 +132,22 @@ def _interrupting() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+def _end(text: str, status: int) -> NoReturn:
+    with suppress(OSError):  # a terminal that is closed
+        sys.stdout.flush()  # else what was printed before could come after
+        print(text, file=sys.stderr, flush=True)
+    tell_launcher(text)
+    sys.exit(status)
+
+
+def tell_launcher(text: str) -> None:
+    """Hands an error to the launcher of several processes, whose own report, the last on the screen, then ends in it.
+
+    As torch.distributed.elastic reads it (`ProcessFailure._get_error_data`, torch 2.13); does nothing without it.
+    """
+    file = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if file:
+        with suppress(OSError):
+            Path(file).write_text(json.dumps({"message": text, "timestamp": int(time.time())}))

@@ -10,9 +10,9 @@ from typing import Any
 from transformers import Trainer
 
 from ..checkpoints.disk import describe_failure, is_disk_failure
+from ..checkpoints.folder_lock import find_other_run
 from ..overrides import TRAINING_LOSS, find_override
 from ..plain_arguments import as_fast_arguments
-from ..checkpoints.folder_lock import find_other_run
 from ..plan import Plan, describe_model, make_plan
 from ..processes import check_fsdp, check_parallelism
 from ..speedups import Run

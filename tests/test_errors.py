@@ -1,0 +1,68 @@
+"""How a recipe ends: its message last, in a launcher's report too."""
+
+import subprocess
+import time
+
+import pytest
+import torch
+from launches import RECIPES, Launch, clean_environment
+from other_runs import plant_lock
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+
+from hf_ext.errors import ArgumentError, TrainingStopped, exit_on_errors
+
+
+@pytest.mark.parametrize(("error", "status"), [(ArgumentError("no\nsuch"), 1), (TrainingStopped("stopped"), 75)])
+def test_an_error_ends_the_process_with_its_message_and_status(error, status, capsys, monkeypatch):
+    monkeypatch.delenv("TORCHELASTIC_ERROR_FILE", raising=False)
+    print("before")
+    with pytest.raises(SystemExit) as end, exit_on_errors():
+        raise error
+    assert end.value.code == status
+    assert capsys.readouterr() == ("before\n", f"{type(error).__name__}: {error}\n")
+
+
+def test_the_report_of_torchs_launcher_shows_the_message(tmp_path, monkeypatch, capsys):
+    file = tmp_path / "error.json"
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(file))
+    with pytest.raises(SystemExit), exit_on_errors():
+        raise ArgumentError("seed=-1: must not be negative.")
+    failure = ProcessFailure(local_rank=0, pid=1, exitcode=1, error_file=str(file))
+    assert time.time() - failure.timestamp < 60
+    report = str(ChildFailedError("max_speed.py", {0: failure}))
+    assert "traceback : ArgumentError: seed=-1: must not be negative." in report
+    file.unlink()  # and what it says without
+    assert "To enable traceback see" in str(
+        ChildFailedError("max_speed.py", {0: ProcessFailure(local_rank=0, pid=1, exitcode=1, error_file=str(file))})
+    )
+
+
+def test_a_launcher_that_takes_no_message_changes_nothing(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "missing" / "error.json"))
+    with pytest.raises(SystemExit) as end, exit_on_errors():
+        raise ArgumentError("x")
+    assert end.value.code == 1
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="two processes on the CPU")
+@pytest.mark.parametrize(("name", "num", "flags"), [("cpu", 1, ("--quiet",)), ("2cpu_ddp", 2, ())])
+def test_a_refusal_is_the_last_word_through_the_launcher(name, num, flags, tmp_path):
+    """All processes of a run that is refused end, and the launcher's last block holds the reason."""
+    plant_lock(tmp_path / "run", pid=1)
+    before = (tmp_path / "run" / ".run.lock").read_bytes()
+    script = [str(RECIPES / "max_speed.py"), "--output_dir", str(tmp_path / "run"), "--disable_tqdm", "true"]
+    (command,) = Launch(name, "MULTI_CPU", num, flags).commands(script)
+    done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, timeout=300)
+    lines = done.stderr.rstrip().splitlines()
+    reason = f"FolderError: {tmp_path / 'run'} is in use by another run: process 1 on "
+    assert done.returncode == 1
+    assert sum(line.startswith(reason) for line in lines) == num, done.stderr
+    if num == 1:
+        assert lines[-1].startswith(reason)
+    else:  # the report's last block: the first process to fail, then a line of signs
+        last = done.stderr[done.stderr.rindex("Root Cause") :]
+        assert f"traceback : {reason}" in last
+        assert set(lines[-1]) == {"="}
+    assert (tmp_path / "run" / ".run.lock").read_bytes() == before
+    assert [path.name for path in (tmp_path / "run").iterdir()] == [".run.lock"]
