@@ -53,12 +53,12 @@ def run_folder(args: Any) -> Iterator[None]:
 
     def enter() -> None:
         make_folder(args.output_dir)
+        check_content(Path(args.output_dir))
         try:
             holds.extend(hold_run_folders(args))
         except OSError as error:
             _refuse_name(error.filename or args.output_dir, error)
             raise
-        check_content(Path(args.output_dir))
 
     try:
         do_on_main(args, enter)
@@ -179,4 +179,5 @@ def _unfitness(path: Path, status: os.stat_result) -> str | None:
         return f"{path.name} is a link to {os.readlink(path)}"
     if not stat.S_ISREG(status.st_mode):
         return f"{path.name} is {'a folder' if stat.S_ISDIR(status.st_mode) else 'no regular file'}"
-    return None if os.access(path, os.W_OK) else f"{path.name} cannot be written to"
+    may_write = os.access(path, os.W_OK, effective_ids=os.access in os.supports_effective_ids)
+    return None if may_write else f"{path.name} cannot be written to"
