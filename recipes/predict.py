@@ -21,7 +21,7 @@ import numpy as np
 
 from hf_ext.affinity.building import check_inputs
 from hf_ext.affinity.ensemble import predict_members
-from hf_ext.affinity.predictor import columns_of, find_model, load_model
+from hf_ext.affinity.predictor import check_predictions, columns_of, find_model, load_model
 from hf_ext.affinity.results import write_predictions
 from hf_ext.affinity.teacher import SPEEDUPS
 from hf_ext.data.arguments import DataArguments
@@ -78,6 +78,7 @@ def main(argv: list[str] | None = None) -> Path:
         args.output_dir = scratch
         trainer = FastTrainer(model, args, data_collator=collator)
         predictions, spread = _predict(trainer, rows)
+        check_predictions(predictions)
         if trainer.is_world_process_zero():
             output.parent.mkdir(parents=True, exist_ok=True)
             write_predictions(output, rows, predictions, spread=spread)

@@ -8,6 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
+from ..checkpoints.finished import check_model
 from ..data.arguments import DataArguments
 from ..data.collators import SequenceCollator
 from ..data.columns import read_columns
@@ -18,6 +19,7 @@ from ..models.configuration import AffinityConfig, EncoderSpec, Pooling, TowerSp
 from ..models.encoders import load_tokenizer, read_encoder
 from ..models.lora import LoraSettings
 from .arguments import AffinityArguments
+from .predictor import load_model
 
 TRAININGS = ("frozen", "lora", "full")
 STREAM_CHECK_ROWS = 1000
@@ -127,7 +129,8 @@ def carry_head(model: AffinityModel, folder: str) -> None:
     file = Path(folder) / "config.json"
     if not file.is_file() or json.loads(file.read_text()).get("model_type") != AffinityConfig.model_type:
         raise ArgumentError(f"--init_head_from {folder}: no model of recipes/max_speed.py there (config.json).")
-    source = AffinityModel.from_pretrained(folder)
+    check_model(folder)
+    source = load_model(folder)
     if not source.config.is_scaled:
         raise ArgumentError(f"--init_head_from {folder}: that model has never been trained.")
     trained = sorted({spec.training for spec in source.config.encoder_specs} - {"frozen"})

@@ -16,6 +16,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.utils import SAFE_WEIGHTS_NAME
 
 from ..checkpoints.agreement import compare_runs, refuse
+from ..checkpoints.finished import check_model
 from ..checkpoints.run_facts import describe_run
 from ..checkpoints.store import CheckpointStore
 from ..errors import ArgumentError
@@ -168,6 +169,7 @@ def _gather(trainer: Any, folders: list[Path]) -> None:
     """Puts the saved heads, and the scales they share, into `trainer.model`; the first seed's log into the state."""
     model = trainer.model
     for member, folder in zip(model.head.members, folders):
+        check_model(folder)  # it may be of an earlier process
         weights = load_file(folder / SAFE_WEIGHTS_NAME)
         prefix = "head."
         head = {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}

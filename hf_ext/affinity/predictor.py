@@ -22,6 +22,7 @@ from huggingface_hub.errors import (
 )
 from safetensors import SafetensorError
 
+from ..checkpoints.finished import MODEL_MANIFEST, check_finite, check_index, check_model
 from ..data.collators import INPUTS_NAME, SequenceCollator
 from ..data.proteins import ResiduePolicy, clean_sequences, format_located
 from ..embeddings.dataset import join_parts
@@ -34,7 +35,10 @@ TOKENS_PER_BATCH = 8192  # sequences times their longest; what an encoder needs 
 ROWS_PER_BATCH = 4096  # of pooled embeddings, through the head
 _WHERE = "rows (the first is 1)"
 # What a model needs; never pickled weights, whatever else lies in a repository.
-_FILES = ["config.json", INPUTS_NAME, "model*.safetensors", "model.safetensors.index.json", "tokenizers/*"]
+_FILES = [
+    *("config.json", INPUTS_NAME, "model*.safetensors", "model.safetensors.index.json", "tokenizers/*"),
+    MODEL_MANIFEST,
+]
 
 
 class AffinityPredictor:
@@ -93,7 +97,7 @@ class AffinityPredictor:
 
         Raises:
             DataError: a column is missing; a sequence is missing, empty, too long for its encoder or holds what is no
-                residue; all refused rows are named, counted from 1.
+                residue; a prediction is not finite; all refused rows are named, counted from 1.
 
         Cost: each distinct input runs through its encoder once, in batches of 8,192 residues, sorted by length.
         `recipes/predict.py` is faster for many rows: it uses the speed-ups of training and keeps embeddings.
@@ -129,7 +133,7 @@ class AffinityPredictor:
             chosen = slice(start, start + ROWS_PER_BATCH)
             pooled = {name: table[positions[name][chosen]].to(self.device) for name, table in tables.items()}
             found.append(self.model(embeddings=pooled)[wanted].float().cpu())
-        return torch.cat(found).numpy()
+        return check_predictions(torch.cat(found).numpy())
 
     def _embed(self, name: str, inputs: Sequence[tuple[str, ...]]) -> torch.Tensor:
         """Pooled embeddings of distinct inputs: (n, width), float32, on the CPU."""
@@ -172,9 +176,11 @@ def find_model(name_or_path: str | Path, revision: str | None = None) -> Path:
     """The folder of a trained affinity model: a local one as it is, or a Hub model's snapshot.
 
     Raises:
-        ArgumentError: neither a folder nor a model that the Hub hands out, or no model of `recipes/max_speed.py`.
+        ArgumentError: neither a folder nor a model that the Hub hands out, or no model of `recipes/max_speed.py`, or
+            its files are not those of its manifest.
 
-    Cost: of a Hub model one download, of the files that loading needs; the Hub's cache keeps them.
+    Cost: one read of the files to verify them; of a Hub model one download, of the files that loading needs; the Hub's
+    cache keeps them.
     """
     folder = Path(name_or_path)
     if not folder.is_dir():
@@ -186,6 +192,7 @@ def find_model(name_or_path: str | Path, revision: str | None = None) -> Path:
             f"Model {name_or_path}: no {INPUTS_NAME} there. Give the output folder of recipes/max_speed.py, or the Hub "
             "id it was pushed to."
         )
+    check_model(folder)
     return folder
 
 
@@ -193,12 +200,33 @@ def load_model(folder: str | Path) -> AffinityModel:
     """The model in `folder`, from safetensors alone; encoders that it refers to are loaded when first needed.
 
     Raises:
-        ArgumentError: files are missing or damaged.
+        ArgumentError: files are missing or damaged, or hold what is not finite.
     """
     try:
-        return AffinityModel.from_pretrained(folder, use_safetensors=True)
-    except (OSError, SafetensorError) as error:
+        check_index(folder)
+        model = AffinityModel.from_pretrained(folder, use_safetensors=True)
+        numbers = {name: getattr(model.config, name) for name in ("label_mean", "label_std")}
+        check_finite(folder, model.state_dict(), numbers)
+    except ArgumentError:
+        raise
+    except (OSError, SafetensorError, RuntimeError, ValueError, TypeError, KeyError) as error:
         raise ArgumentError(f"Model {folder} cannot be loaded: {error} Copy it, or download it, again.") from error
+    return model
+
+
+def check_predictions(predictions: np.ndarray) -> np.ndarray:
+    """`predictions` (n,) or (n, heads), where all are numbers.
+
+    Raises:
+        DataError: some are NaN or infinite; with their rows, counted from 1.
+    """
+    wrong = np.flatnonzero(~np.isfinite(predictions).reshape(len(predictions), -1).all(1)) + 1
+    if len(wrong):
+        raise DataError(
+            f"Predictions of {len(wrong)} {_WHERE} are NaN or infinite: {', '.join(map(str, wrong[:20]))}. The model's "
+            "weights are finite, so the numbers overflow: predict in float32 (no --fp16), or take another model."
+        )
+    return predictions
 
 
 def _download(name: str, revision: str | None) -> Path:

@@ -17,12 +17,13 @@ from datasets import Dataset
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from ..checkpoints.disk import follow_umask
 from ..data.collators import INPUTS_NAME, SequenceCollator
 from ..models.encoders import fingerprint_weights
 from ..trainer import FastTrainer
 from ..training_args import FastTrainingArguments
 from .building import check_inputs
-from .predictor import columns_of, load_model
+from .predictor import check_predictions, columns_of, load_model
 
 TEACHER_FILE = "teacher_predictions.safetensors"
 SPEEDUPS = ["cpu_matmul", "tf32", "fused_gelu", "embedding_cache", "data_loading"]  # those that predictions gain from
@@ -67,6 +68,7 @@ def predict_once(
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_name(f".{path.name}.tmp")
         save_file({"predictions": torch.from_numpy(predictions)}, draft, metadata={"key": identity})
+        follow_umask(draft)
         os.replace(draft, path)
     return predictions
 
@@ -104,4 +106,4 @@ def _predict(folder: str, collator: SequenceCollator, args: FastTrainingArgument
         trainer = FastTrainer(load_model(folder), own, data_collator=collator)
         predictions = np.asarray(trainer.predict(table).predictions, np.float32).reshape(-1)
         trainer.close()
-    return predictions
+    return check_predictions(predictions)

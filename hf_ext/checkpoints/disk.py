@@ -107,6 +107,20 @@ def sync(path: str | os.PathLike[str]) -> None:
         os.close(descriptor)
 
 
+def follow_umask(path: str | os.PathLike[str]) -> None:
+    """Gives a file the mode of any new file of this process: safetensors (0.6 and later) lets its owner alone read it.
+
+    A file system without modes is left as it is.
+    """
+    try:  # os.umask tells only what it replaces, for all threads
+        umask = int(re.findall(r"^Umask:\s*([0-7]+)", Path("/proc/self/status").read_text(), re.M)[0], 8)
+    except (OSError, IndexError):
+        umask = os.umask(0)
+        os.umask(umask)
+    with suppress(OSError):
+        os.chmod(path, 0o666 & ~umask)
+
+
 def remove_folder(folder: str | os.PathLike[str], last: str | None = None) -> None:
     """Deletes a folder, its file `last` after all others, so that an interrupted deletion can be recognised.
 

@@ -15,7 +15,7 @@ from ..errors import CheckpointError
 from .disk import sync
 
 MANIFEST = "manifest.json"
-MANIFEST_DRAFT = "manifest.json.tmp"
+MANIFEST_DRAFT = f"{MANIFEST}.tmp"
 FORMAT = 1
 _CHUNK = 1 << 20
 
@@ -70,31 +70,29 @@ class Manifest:
                     f"File name {name!r}: expected a plain path inside the checkpoint, such as 'a/b.json'."
                 )
 
-    def write(self, folder: str | os.PathLike[str]) -> None:
-        """Puts `manifest.json` into `folder`, whole or not at all, and waits until it is on the disk.
+    def write(self, folder: str | os.PathLike[str], name: str = MANIFEST) -> None:
+        """Puts `manifest.json`, or `name`, into `folder`, whole or not at all, and waits until it is on the disk.
 
         Raises:
             OSError: the disk failed; a manifest that stood there still does.
         """
-        draft = Path(folder) / MANIFEST_DRAFT
+        draft = Path(folder) / f"{name}.tmp"
         with draft.open("w", encoding="ascii") as file:
             file.write(self._text())
         sync(draft)
-        os.replace(draft, Path(folder) / MANIFEST)
+        os.replace(draft, Path(folder) / name)
         sync(folder)
 
     @classmethod
-    def read(cls, folder: str | os.PathLike[str]) -> Manifest:
+    def read(cls, folder: str | os.PathLike[str], name: str = MANIFEST, may_link: bool = False) -> Manifest:
         """The manifest of `folder`.
 
         Raises:
             CheckpointError: it is missing, unreadable, not byte for byte what was written, or of another format.
         """
-        path = Path(folder) / MANIFEST
+        path = Path(folder) / name
         try:
-            if path.is_symlink():
-                raise CheckpointError(f"{path}: expected a file, found a symlink.")
-            raw = path.read_bytes()
+            raw = read_regular(path.resolve() if may_link else path)
             content = json.loads(raw.decode("ascii"))
         except FileNotFoundError:
             raise CheckpointError(f"{path}: expected a manifest, found nothing.") from None
@@ -152,7 +150,21 @@ def is_plain(name: str) -> bool:
     return not {"", ".", ".."} & set(name.split("/")) and not {"\\", "\0"} & set(name)
 
 
-def check_files(folder: str | os.PathLike[str], manifest: Manifest) -> list[str]:
+def read_regular(path: Path) -> bytes:
+    """A file's content; never that of a link, nor of a pipe or device, which could make the reader wait for ever.
+
+    Raises:
+        CheckpointError: it is no regular file.
+        OSError: it cannot be read.
+    """
+    kind = path.lstat().st_mode
+    if not stat.S_ISREG(kind):
+        found = "a symlink" if stat.S_ISLNK(kind) else "a folder" if stat.S_ISDIR(kind) else "a pipe or device"
+        raise CheckpointError(f"{path}: expected a file, found {found}.")
+    return path.read_bytes()
+
+
+def check_files(folder: str | os.PathLike[str], manifest: Manifest, may_link: bool = False) -> list[str]:
     """What in `folder` is not as the manifest says, one line per file: "NAME: expected ..., found ...".
 
     Files that the manifest does not name are not looked at. Cost: reads every file of the right size, see `hash_file`.
@@ -160,7 +172,7 @@ def check_files(folder: str | os.PathLike[str], manifest: Manifest) -> list[str]
     problems = []
     for name, record in sorted(manifest.files.items()):
         try:
-            found = _difference(Path(folder), name, record)
+            found = _difference(Path(folder), name, record, may_link)
         except FileNotFoundError:
             found = (f"{record.size} bytes", "nothing")
         except OSError as error:
@@ -170,12 +182,12 @@ def check_files(folder: str | os.PathLike[str], manifest: Manifest) -> list[str]
     return problems
 
 
-def _difference(folder: Path, name: str, record: FileRecord) -> tuple[str, str] | None:
+def _difference(folder: Path, name: str, record: FileRecord, may_link: bool) -> tuple[str, str] | None:
     """What is expected of a file and what is found instead; None where it is as recorded."""
     place = folder
     for part in PurePosixPath(name).parts:
         place = place / part
-        if place.is_symlink():
+        if place.is_symlink() and not may_link:
             return "a file", f"a symlink to {os.readlink(place)}"
     status = place.stat()
     if not stat.S_ISREG(status.st_mode):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError
-from .disk import remove_folder, sync
+from .disk import follow_umask, remove_folder, sync
 from .manifest import MANIFEST, MANIFEST_DRAFT, Manifest, hash_file
 from .stored import Stored
 
@@ -47,6 +47,8 @@ class Staging:
             CheckpointError: a link, or a pinned checkpoint of the same step.
         """
         names = sorted(_list_files(self.path))
+        for name in names:
+            follow_umask(self.path / name)
         # Four, so that two large files, weights and optimizer, are hashed while files wait for the disk.
         with ThreadPoolExecutor(4, thread_name_prefix="checkpoint-hash") as pool:
             synced = pool.map(sync, [self.path / name for name in names])

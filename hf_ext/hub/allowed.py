@@ -8,22 +8,19 @@ import os
 import re
 from pathlib import Path
 
+from ..checkpoints.finished import CONFIG, MODEL_MANIFEST, TOKENIZER, WEIGHTS
 from ..checkpoints.manifest import MANIFEST, Manifest
 from ..errors import ArgumentError
 from .attempts import HubError
 
-_WEIGHTS = r"model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json|adapter_model\.safetensors"
-_TOKENIZER = (
-    r"tokenizer\.json|tokenizer_config\.json|special_tokens_map\.json|added_tokens\.json|vocab\.(txt|json)|"
-    r"merges\.txt|spiece\.model|tokenizer\.model|sentencepiece\.bpe\.model|chat_template\.jinja"
-)
-_CONFIG = r"(generation_|adapter_)?config\.json|inputs\.json"
 _ABOUT = r"README\.md|LICENSE|report\.(html|md)|(loss|scatter)\.png"
-_ALLOWED = re.compile(rf"{_WEIGHTS}|{_CONFIG}|{_ABOUT}|(tokenizers/\d+/)?({_TOKENIZER})")
-IS_WEIGHTS = re.compile(_WEIGHTS)
+_ALLOWED = re.compile(rf"{WEIGHTS}|{CONFIG}|{_ABOUT}|{re.escape(MODEL_MANIFEST)}|(tokenizers/\d+/)?({TOKENIZER})")
+IS_WEIGHTS = re.compile(WEIGHTS)
 # What decides which weights `from_pretrained` reads. A leftover of an earlier push would be read beside or instead of
-# the new model: model.safetensors before an index, adapters on top of a full model.
-DECIDES_LOADING = re.compile(rf"{_WEIGHTS}|adapter_config\.json|(pytorch|adapter)_model.*\.bin(\.index\.json)?")
+# the new model: model.safetensors before an index, adapters on top of a full model; or would vouch for another model.
+DECIDES_LOADING = re.compile(
+    rf"{WEIGHTS}|{re.escape(MODEL_MANIFEST)}|adapter_config\.json|(pytorch|adapter)_model.*\.bin(\.index\.json)?"
+)
 _OF_CHECKPOINT = (".json", ".safetensors", ".txt", ".md", ".model", ".jinja")  # no pickle, nothing that can be run
 _ANY_TOKEN = re.compile(rb"hf_[A-Za-z0-9]{34}")  # the form of the Hub's access tokens
 
@@ -36,8 +33,9 @@ def holds_model(folder: str | os.PathLike[str]) -> bool:
 def allow_list(folder: str | os.PathLike[str], needs_weights: bool = True) -> list[str]:
     """Names the files of a model folder that may leave this machine: those known to be needed, and no others.
 
-    Weights as safetensors (whole, sharded, adapters), configuration, tokenizers, `inputs.json`, the card and the report
-    with its two figures. So never pickles, arguments, optimizer, random states, logs, the plan, predictions or data.
+    Weights as safetensors (whole, sharded, adapters), configuration, tokenizers, `inputs.json`, the manifest of these,
+    the card and the report with its two figures. So never pickles, arguments, optimizer, random states, logs, the plan,
+    predictions or data.
     Symbolic links are left out: a link may have an allowed name and lead to anything.
 
     Returns:

@@ -19,6 +19,7 @@ from huggingface_hub import (
     get_token,
 )
 
+from ..checkpoints.finished import MODEL_MANIFEST, check_model, describe_model
 from ..checkpoints.manifest import hash_file
 from ..errors import ArgumentError
 from .allowed import DECIDES_LOADING, allow_list, checkpoint_files, refuse_tokens, shorten_paths
@@ -88,7 +89,7 @@ def push_folder(
         The commit and the sha256 of every file, for `verify_push`.
 
     Raises:
-        ArgumentError: as `allow_list` and `checkpoint_files`.
+        ArgumentError: as `allow_list` and `checkpoint_files`; the files are not those of the model's manifest.
         HubError: the Hub cannot be reached or refuses; there is no token; a file contains a token (nothing is then
             sent); the repository is public; the weights were written to while they were sent.
         OSError: the disk is full, or the folder vanished before it was pinned.
@@ -105,7 +106,11 @@ def push_folder(
     with pinned_files(sources, root.resolve().parent, root.resolve().name) as pinned:
         names = [*sources]
         refuse_tokens(pinned, names, token)
+        if MODEL_MANIFEST in names:
+            check_model(pinned)
         shorten_paths(pinned)
+        if MODEL_MANIFEST in names:
+            describe_model(pinned)  # of the paths as they are sent
         files = {name: hash_file(pinned / name).sha256 for name in names}
         before = _modified(pinned, names)
         owned = attempt(lambda: _create(api, repo_id, private, revision))

@@ -11,6 +11,7 @@ from datasets import Dataset
 from transformers import AutoModelForMaskedLM, EsmConfig, EsmForMaskedLM, EsmTokenizer, PreTrainedModel, Trainer
 from transformers.utils import logging
 
+from ..checkpoints.finished import check_finite, check_index, check_model
 from ..data.arguments import DataArguments
 from ..data.columns import row_lengths
 from ..data.demo import make_demo_table
@@ -58,7 +59,8 @@ def build_model(args: MaskedLMArguments) -> PreTrainedModel:
     ESM's contact head is frozen: masked-language-model training gives it no gradient, which stops DDP.
 
     Raises:
-        ArgumentError: no masked language model at `model_name_or_path`, or a shape that cannot be built.
+        ArgumentError: no masked language model at `model_name_or_path`, one whose files are not those of its manifest
+            or hold what is not finite, or a shape that cannot be built.
     """
     model = _new_esm2(args) if args.model_name_or_path is None else _pretrained(args)
     for name, parameter in model.named_parameters():
@@ -85,6 +87,9 @@ def _new_esm2(args: MaskedLMArguments) -> PreTrainedModel:
 
 
 def _pretrained(args: MaskedLMArguments) -> PreTrainedModel:
+    if Path(str(args.model_name_or_path)).is_dir():
+        check_model(str(args.model_name_or_path))
+        check_index(str(args.model_name_or_path))
     with reading_model(args):
         model, info = AutoModelForMaskedLM.from_pretrained(
             str(args.model_name_or_path),
@@ -99,6 +104,7 @@ def _pretrained(args: MaskedLMArguments) -> PreTrainedModel:
         raise ArgumentError(f"{args.model_name_or_path!r} lacks weights: {lost[:5]} ({len(lost)} in all).")
     if missing:
         logger.warning("%s has no language-model head: it starts from random weights", args.model_name_or_path)
+    check_finite(str(args.model_name_or_path), model.state_dict())
     return model
 
 

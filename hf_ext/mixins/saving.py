@@ -15,7 +15,8 @@ from safetensors import SafetensorError
 from transformers import PreTrainedModel
 from transformers.trainer import TRAINING_ARGS_NAME
 
-from ..checkpoints.disk import describe_failure, is_disk_failure
+from ..checkpoints.disk import describe_failure, follow_umask, is_disk_failure
+from ..checkpoints.finished import describe_model
 from ..checkpoints.weights import export_bytes
 from ..errors import ArgumentError, DiskFailure
 from ..models.lora import merged_copy
@@ -27,6 +28,7 @@ class SavingMixin:
     """Writes `training_args.json` instead of the pickled `training_args.bin`, which would hold `hub_token` in clear."""
 
     args: Any
+    state: Any
     model: Any
     data_collator: Any
     processing_class: Any
@@ -51,6 +53,11 @@ class SavingMixin:
                 super().save_model(output_dir)  # type: ignore[misc]
             else:
                 self._save(output_dir, whole)
+            self._describe(output_dir or self.args.output_dir)
+
+    def _describe(self, folder: str | os.PathLike[str]) -> None:
+        if self.args.should_save:
+            describe_model(folder, self.state.global_step, float(self.state.epoch or 0))
 
     def save_state(self) -> None:
         """As in Trainer; raises as `save_model` does."""
@@ -99,6 +106,7 @@ class SavingMixin:
             with self._named_disk_failure(folder, export_bytes(merged)):
                 self._save_pretrained(merged, Path(folder), None)
                 self._save_companions(Path(folder))
+                self._describe(folder)
 
     def _save_pretrained(self, model: Any, folder: Path, state_dict: dict | None) -> None:
         """As the model does, but whole files replace those of before; what a killed export left goes with the next."""
@@ -112,6 +120,7 @@ class SavingMixin:
             for path in [path for path in staging.rglob("*") if path.is_file()]:
                 target = folder / path.relative_to(staging)
                 target.parent.mkdir(parents=True, exist_ok=True)
+                follow_umask(path)
                 os.replace(path, target)
         finally:
             shutil.rmtree(staging, ignore_errors=True)

@@ -1,0 +1,108 @@
+"""The folder of a finished model: a manifest says what its files are, and whoever loads the model checks them."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..errors import ArgumentError, CheckpointError
+from .finite import not_finite
+from .manifest import Manifest, check_files, hash_file, is_plain
+
+MODEL_MANIFEST = "model_manifest.json"
+WEIGHTS = r"model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json|adapter_model\.safetensors"
+TOKENIZER = (
+    r"tokenizer\.json|tokenizer_config\.json|special_tokens_map\.json|added_tokens\.json|vocab\.(txt|json)|"
+    r"merges\.txt|spiece\.model|tokenizer\.model|sentencepiece\.bpe\.model|chat_template\.jinja"
+)
+INDEX = "model.safetensors.index.json"
+CONFIG = r"(generation_|adapter_)?config\.json|inputs\.json"
+_PART = re.compile(rf"{WEIGHTS}|{CONFIG}|(tokenizers/\d+/)?({TOKENIZER})")
+
+logger = logging.getLogger(__name__)
+
+
+def describe_model(folder: str | os.PathLike[str], step: int = 0, epoch: float = 0.0) -> None:
+    """Writes `model_manifest.json`: size and sha256 of what loading reads, not of card, report or records.
+
+    Raises:
+        OSError: the disk failed.
+
+    Cost: reads the files once, see `hash_file`.
+    """
+    files = {name: hash_file(Path(folder) / name) for name in _list_parts(Path(folder))}
+    Manifest("", step, epoch, {}, files).write(folder, MODEL_MANIFEST)
+
+
+def check_model(folder: str | os.PathLike[str]) -> None:
+    """Refuses a folder whose files are not those of its manifest; one without a manifest is named in the log.
+
+    Raises:
+        ArgumentError: with every file that differs, or the manifest itself.
+
+    Cost: reads the files once, see `hash_file`.
+    """
+    if not os.path.lexists(Path(folder) / MODEL_MANIFEST):
+        logger.info("%s has no %s: its files cannot be verified.", folder, MODEL_MANIFEST)
+        return
+    try:
+        manifest = Manifest.read(folder, MODEL_MANIFEST, may_link=True)  # the Hub's cache is made of links
+        problems = check_files(folder, manifest, may_link=True)
+    except CheckpointError as error:
+        problems = [str(error).rstrip(".")]
+    if problems:
+        raise ArgumentError(
+            f"Model {folder} is not what was saved: {'; '.join(problems)}. Copy it, or download it, again; if you "
+            f"changed it on purpose, delete its {MODEL_MANIFEST}."
+        )
+
+
+def check_index(folder: str | os.PathLike[str]) -> None:
+    """Refuses an index of weights that names files elsewhere, which transformers would read.
+
+    Raises:
+        ArgumentError: with the first such name; or the index is damaged.
+    """
+    index = Path(folder) / INDEX
+    if not os.path.lexists(index):
+        return
+    try:
+        names = {str(name) for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()}
+    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+        raise ArgumentError(f"{index}: damaged, no weight_map ({error}). Copy it, or download it, again.") from error
+    outside = sorted(name for name in names if "/" in name or not is_plain(name))
+    if outside:
+        raise ArgumentError(f"{index} names {outside[0]!r}, which is not a file of this folder. Do not use this model.")
+
+
+def check_finite(folder: str | os.PathLike[str], tensors: Mapping[str, torch.Tensor], numbers: Any = None) -> None:
+    """Refuses a loaded model that would answer every question with NaN.
+
+    Args:
+        folder: where it came from, for the message.
+        tensors: its state dict.
+        numbers: name -> number, out of its configuration.
+
+    Raises:
+        ArgumentError: with the first names that are NaN or infinite.
+    """
+    wrong = not_finite((name, tensor) for name, tensor in tensors.items() if tensor.device.type != "meta")
+    wrong += not_finite((name, torch.tensor(float(number))) for name, number in (numbers or {}).items())
+    if wrong:
+        raise ArgumentError(
+            f"Model {folder}: {', '.join(wrong[:5])} ({len(wrong)} in all) hold NaN or infinity, so that it can "
+            "predict nothing. Take another model, or train it again."
+        )
+
+
+def _list_parts(root: Path) -> list[str]:
+    paths = [*root.glob("*"), *root.glob("tokenizers/*/*")]
+    names = [path.relative_to(root).as_posix() for path in paths if path.is_file() and not path.is_symlink()]
+    return sorted(name for name in names if _PART.fullmatch(name))
