@@ -30,6 +30,7 @@ OUTPUTS = {
     "inputs.json",
     "loss.png",
     "model.safetensors",
+    "model_manifest.json",
     "plan.json",
     "predictions.csv",
     "report.html",

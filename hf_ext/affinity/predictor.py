@@ -220,7 +220,8 @@ def check_predictions(predictions: np.ndarray) -> np.ndarray:
     Raises:
         DataError: some are NaN or infinite; with their rows, counted from 1.
     """
-    wrong = np.flatnonzero(~np.isfinite(predictions).reshape(len(predictions), -1).all(1)) + 1
+    finite = np.isfinite(predictions).all(tuple(range(1, predictions.ndim)))
+    wrong = np.flatnonzero(~finite) + 1
     if len(wrong):
         raise DataError(
             f"Predictions of {len(wrong)} {_WHERE} are NaN or infinite: {', '.join(map(str, wrong[:20]))}. The model's "

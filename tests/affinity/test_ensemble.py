@@ -13,6 +13,7 @@ from hf_ext.affinity.building import build_collator, build_model
 from hf_ext.affinity.ensemble import predict_members, train_seeds
 from hf_ext.affinity.scoring import SplitScores, compute_metrics
 from hf_ext.affinity.seed_scores import judge_spread, score_seeds
+from hf_ext.checkpoints.finished import describe_model
 from hf_ext.data.arguments import DataArguments
 from hf_ext.data.collators import SequenceCollator
 from hf_ext.errors import ArgumentError, CheckpointError, TrainingStopped
@@ -184,6 +185,9 @@ def test_finished_seeds_are_read_from_where_the_folder_is_now(ensemble, make_tra
     name, zeros = "model.safetensors", torch.zeros(1)
     weights = load_file(tmp_path / "moved" / "seed-43" / name)
     save_file({**weights, "head.layers.3.bias": zeros}, tmp_path / "moved" / "seed-43" / name)
+    with pytest.raises(ArgumentError, match=r"seed-43 is not what was saved: model\.safetensors: expected sha256"):
+        train_seeds(trainer, args)
+    describe_model(tmp_path / "moved" / "seed-43")
     trained = train_seeds(trainer, args)
     assert [run["folder"] for run in trained.runs] == [str(tmp_path / "moved" / f"seed-{s}") for s in (42, 43, 44)]
     assert torch.equal(trainer.model.head.members[1].layers[-1].bias, zeros)
