@@ -80,13 +80,17 @@ def nearest_existing(path: str | os.PathLike[str]) -> Path:
 def used_bytes(folder: str | os.PathLike[str]) -> int:
     """Bytes allocated for `folder` and everything in it, folders too; 0 if it does not exist.
 
-    Links are not followed; what vanishes meanwhile is not counted. Cost: one stat per file.
+    Links are not followed; what vanishes meanwhile, or stands in a folder that this user may not read, is not counted.
+    Cost: one stat per file.
     """
     try:
         status = os.lstat(folder)
-        children = os.listdir(folder) if stat.S_ISDIR(status.st_mode) else []
     except FileNotFoundError:
         return 0
+    children = []
+    if stat.S_ISDIR(status.st_mode):
+        with suppress(FileNotFoundError, PermissionError):
+            children = os.listdir(folder)
     own = status.st_blocks * 512  # POSIX: blocks of 512 bytes, whatever the file system's own
     return own + sum(used_bytes(os.path.join(folder, child)) for child in children)
 

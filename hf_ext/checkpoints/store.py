@@ -80,8 +80,8 @@ class CheckpointStore:
         foreign = [path for _, path in numbered if not is_folder(path) or not is_ours(path)]
         if foreign:
             logger.warning(
-                "Not written by hf_ext, or links, and left alone: %s. To continue from one of them, name it: "
-                "--resume_from_checkpoint PATH.",
+                "Not written by hf_ext, links, or not readable, and left alone: %s. To continue from one of them, name "
+                "it: --resume_from_checkpoint PATH.",
                 ", ".join(str(path) for path in foreign),
             )
         for step, path in reversed(numbered):

@@ -18,6 +18,7 @@ from transformers.trainer_callback import ExportableState
 from ..checkpoints.finite import not_finite, optimizer_tensors
 from ..checkpoints.rng import capture_rng
 from ..checkpoints.run_folder import local_folder
+from ..checkpoints.run_state import PROGRESS
 from ..checkpoints.sharded_state import take_out_spread
 from ..checkpoints.sharded_weights import OPTIMIZER, describe_sharded, save_sharded_weights
 from ..checkpoints.shards import save_shards
@@ -29,8 +30,6 @@ from ..checkpoints.weights import remember_frozen, save_weights
 from ..errors import CheckpointError, NotFiniteError
 from ..zero import own_part
 from .committing import CommitMixin
-
-PROGRESS = "progress.json"
 
 logger = logging.getLogger(__name__)
 
@@ -241,11 +240,6 @@ class CheckpointMixin(CommitMixin):
             "Nothing was overwritten. Usual causes: a learning rate that is too high, labels that are not finite, "
             "float16 without loss scaling. Continue with --resume auto --allow_changed learning_rate and a lower rate."
         )
-
-
-def read_progress(folder: str | Path) -> dict[str, Any]:
-    """What `_write_progress` wrote beside `trainer_state.json`."""
-    return json.loads((Path(folder) / PROGRESS).read_text())
 
 
 class StepMomentCallback(TrainerCallback):

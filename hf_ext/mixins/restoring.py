@@ -15,6 +15,7 @@ from transformers import TrainerCallback
 from ..checkpoints.agreement import refuse
 from ..checkpoints.hyperparameters import apply_changes, changed_hyperparameters, read_hyperparameters
 from ..checkpoints.rng import capture_rng, restore_rng
+from ..checkpoints.run_state import read_progress
 from ..checkpoints.sharded_state import put_back_spread
 from ..checkpoints.sharded_weights import OPTIMIZER
 from ..checkpoints.state import load_optimizer_tree, load_scaler_tree, load_scheduler_tree
@@ -22,7 +23,6 @@ from ..checkpoints.stored import Stored
 from ..checkpoints.trees import load_tree
 from ..checkpoints.weights import check_listed, load_weights
 from ..errors import CheckpointError
-from .checkpointing import read_progress
 from .together import TogetherMixin
 
 logger = logging.getLogger(__name__)

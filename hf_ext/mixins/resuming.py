@@ -12,9 +12,9 @@ from accelerate.utils import broadcast_object_list
 from ..checkpoints.agreement import compare_runs, refuse
 from ..checkpoints.argument_roles import STEP_SIZE
 from ..checkpoints.run_facts import describe_run
+from ..checkpoints.run_state import check_trainer_state, read_progress
 from ..checkpoints.stored import Stored
 from ..errors import CheckpointError, TrainingStopped
-from .checkpointing import read_progress
 
 # Allowed to change, these move the place in the data that a number of optimizer steps stands for.
 ORDER = frozenset({"data", "world_size", "seed", "data_seed", *STEP_SIZE})
@@ -119,6 +119,7 @@ class ResumeMixin:
         if self._allowed_changes & ORDER:
             logger.warning("Rows come in another order from here on: some may be seen twice in this epoch, others not.")
         progress = read_progress(stored.path)
+        check_trainer_state(stored.path, stored.step)
         if progress["only_model"]:
             raise CheckpointError(
                 f"{stored.path} holds weights alone (save_only_model), from which training cannot be continued: load "
