@@ -112,8 +112,12 @@ class _Lock:
             if refusal:
                 raise FolderError(refusal)
             text = json.dumps(self._owner).encode()
-            os.pwrite(descriptor, text, 0)
-            os.ftruncate(descriptor, len(text))
+            try:
+                os.pwrite(descriptor, text, 0)
+                os.ftruncate(descriptor, len(text))
+            except OSError:  # a full disk
+                os.unlink(self._path)
+                raise
 
     def leave(self) -> None:
         if os.getpid() != self._pid:

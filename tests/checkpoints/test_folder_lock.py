@@ -191,3 +191,13 @@ def test_a_token_on_the_command_line_is_not_written(tmp_path, monkeypatch):
         text = (tmp_path / LOCK).read_text()
     assert "SECRET" not in text
     assert json.loads(text)["command"] == "max_speed.py --seed '2 3'"
+
+
+def test_a_full_disk_leaves_no_empty_lock(tmp_path, monkeypatch):
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", fail)
+    with pytest.raises(OSError, match="No space"):
+        hold_folder(tmp_path)
+    assert os.listdir(tmp_path) == []

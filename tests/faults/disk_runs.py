@@ -15,6 +15,7 @@ from datasets import Dataset
 from peft import LoraConfig, get_peft_model
 from transformers import EsmConfig, EsmForSequenceClassification, Trainer, TrainerCallback, TrainingArguments
 
+from hf_ext.checkpoints.folder_lock import LOCK
 from hf_ext.reporting.run_log import LOGGER, RunLog
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
@@ -78,7 +79,7 @@ def digest(model: Any) -> str:
 def hidden(folder: Path) -> list[str]:
     """Staging, trash and other half-done things that a run left in its folder and its checkpoints."""
     names = [name for _, folders, files in os.walk(folder) for name in [*folders, *files]]  # it may vanish meanwhile
-    return [name for name in names if name.startswith(".") or name.endswith(".tmp")]
+    return [name for name in names if name != LOCK and (name.startswith(".") or name.endswith(".tmp"))]
 
 
 class Digests(TrainerCallback):
