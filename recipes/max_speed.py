@@ -116,7 +116,7 @@ def run(
     trainer.save_model()
     trainer.save_state()
     if model_args.merge_lora:
-        trainer.save_merged(Path(args.output_dir) / "merged")
+        trainer.save_merged(Path(str(args.output_dir)) / "merged")
 
     results = report(trainer, trained, data, distillation, model_args, data_args, parser)
     if args.push_to_hub:

@@ -118,8 +118,8 @@ def run(
     results = save_results(trainer, trained, scores, data.report, settings, parser)
     log.info("\nOver all masked residues; unigram: training frequencies alone:\n%s", format_scores(scores))
     if trainer.is_world_process_zero():
-        write_report(args.output_dir)
-        write_card(args.output_dir, repo_id=trainer.hub_model_id)
+        write_report(str(args.output_dir))
+        write_card(str(args.output_dir), repo_id=trainer.hub_model_id)
     log.info("Everything is in %s; report.html is the place to begin.", args.output_dir)
     if args.push_to_hub:
         trainer.push_to_hub()

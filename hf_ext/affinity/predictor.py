@@ -22,7 +22,8 @@ from huggingface_hub.errors import (
 )
 from safetensors import SafetensorError
 
-from ..checkpoints.finished import MODEL_MANIFEST, check_finite, check_index, check_model
+from ..checkpoints.finished import MODEL_MANIFEST, check_index, check_model
+from ..checkpoints.finite import check_finite
 from ..data.collators import INPUTS_NAME, SequenceCollator
 from ..data.proteins import ResiduePolicy, clean_sequences, format_located
 from ..embeddings.dataset import join_parts

@@ -6,14 +6,9 @@ import json
 import logging
 import os
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-import torch
 
 from ..errors import ArgumentError, CheckpointError
-from .finite import not_finite
 from .manifest import Manifest, check_files, hash_file, is_plain
 
 MODEL_MANIFEST = "model_manifest.json"
@@ -80,26 +75,6 @@ def check_index(folder: str | os.PathLike[str]) -> None:
     outside = sorted(name for name in names if "/" in name or not is_plain(name))
     if outside:
         raise ArgumentError(f"{index} names {outside[0]!r}, which is not a file of this folder. Do not use this model.")
-
-
-def check_finite(folder: str | os.PathLike[str], tensors: Mapping[str, torch.Tensor], numbers: Any = None) -> None:
-    """Refuses a loaded model that would answer every question with NaN.
-
-    Args:
-        folder: where it came from, for the message.
-        tensors: its state dict.
-        numbers: name -> number, out of its configuration.
-
-    Raises:
-        ArgumentError: with the first names that are NaN or infinite.
-    """
-    wrong = not_finite((name, tensor) for name, tensor in tensors.items() if tensor.device.type != "meta")
-    wrong += not_finite((name, torch.tensor(float(number))) for name, number in (numbers or {}).items())
-    if wrong:
-        raise ArgumentError(
-            f"Model {folder}: {', '.join(wrong[:5])} ({len(wrong)} in all) hold NaN or infinity, so that it can "
-            "predict nothing. Take another model, or train it again."
-        )
 
 
 def _list_parts(root: Path) -> list[str]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import os
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 
+from ..errors import ArgumentError
 from .state import optimizer_tree
 
 
@@ -46,6 +48,26 @@ def optimizer_tensors(
         owner = known.get(id(parameters[key]), key) if is_index else key
         for path, tensor in _leaves(value, ()):
             yield f"{'.'.join(map(str, path)) or 'state'} of {owner}", tensor
+
+
+def check_finite(folder: str | os.PathLike[str], tensors: Mapping[str, torch.Tensor], numbers: Any = None) -> None:
+    """Refuses a loaded model that would answer every question with NaN.
+
+    Args:
+        folder: where it came from, for the message.
+        tensors: its state dict.
+        numbers: name -> number, out of its configuration.
+
+    Raises:
+        ArgumentError: with the first names that are NaN or infinite.
+    """
+    wrong = not_finite((name, tensor) for name, tensor in tensors.items() if tensor.device.type != "meta")
+    wrong += not_finite((name, torch.tensor(float(number))) for name, number in (numbers or {}).items())
+    if wrong:
+        raise ArgumentError(
+            f"Model {folder}: {', '.join(wrong[:5])} ({len(wrong)} in all) hold NaN or infinity, so that it can "
+            "predict nothing. Take another model, or train it again."
+        )
 
 
 def _leaves(value: Any, path: tuple) -> Iterator[tuple[tuple, torch.Tensor]]:

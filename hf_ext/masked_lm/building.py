@@ -11,7 +11,8 @@ from datasets import Dataset
 from transformers import AutoModelForMaskedLM, EsmConfig, EsmForMaskedLM, EsmTokenizer, PreTrainedModel, Trainer
 from transformers.utils import logging
 
-from ..checkpoints.finished import check_finite, check_index, check_model
+from ..checkpoints.finished import check_index, check_model
+from ..checkpoints.finite import check_finite
 from ..data.arguments import DataArguments
 from ..data.columns import row_lengths
 from ..data.demo import make_demo_table
