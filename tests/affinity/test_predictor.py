@@ -20,6 +20,7 @@ from hub_server import HubServer, serve_hub
 import hf_ext
 from hf_ext.affinity import predictor as predictor_module
 from hf_ext.affinity.predictor import AffinityPredictor, find_model
+from hf_ext.checkpoints.finished import MODEL_MANIFEST, describe_model
 from hf_ext.errors import ArgumentError, DataError
 from hf_ext.hub import push_folder
 from hf_ext.models.affinity import AffinityModel
@@ -226,6 +227,27 @@ def test_what_the_hub_does_not_hand_out_is_said(
         monkeypatch.setenv("HF_TOKEN", token)
         with pytest.raises(ArgumentError, match=message):
             find_model(name, revision)
+
+
+def test_a_pushed_model_is_verified_where_it_is_loaded_and_a_damaged_one_is_not_sent(
+    frozen: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Path(shutil.copytree(frozen[0], tmp_path / "model"))
+    describe_model(folder)
+    with HubServer(TOKEN) as hub:
+        go_online(monkeypatch)
+        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", hub.url)
+        monkeypatch.setenv("HF_TOKEN", TOKEN)
+        push = push_folder(folder, "me/verified", token=TOKEN, endpoint=hub.url)
+        loaded = find_model("me/verified", push.commit)
+        assert (loaded / "config.json").read_bytes() != (folder / "config.json").read_bytes()  # paths are shortened
+        assert (loaded / MODEL_MANIFEST).is_file()
+        (loaded / "inputs.json").resolve().write_text("{}")
+        with pytest.raises(ArgumentError, match=r"not what was saved: inputs\.json"):
+            find_model("me/verified", push.commit)
+        (folder / "inputs.json").write_text("{}")
+        with pytest.raises(ArgumentError, match=r"not what was saved: inputs\.json"):
+            push_folder(folder, "me/verified", token=TOKEN, endpoint=hub.url)
 
 
 def push_all(hub: HubServer, folder: Path, encoders: tuple[str, ...], tmp_path: Path) -> None:

@@ -388,7 +388,7 @@ def test_failure_7_rotation_during_a_slow_upload_takes_nothing_away(
 
 
 @pytest.mark.parametrize(
-    "fault", [Fault("PUT", "lfs/objects", damaged=True), Fault("GET", "resolve/.*/model", damaged=True)]
+    "fault", [Fault("PUT", "lfs/objects", damaged=True), Fault("GET", r"resolve/.*/model\.safetensors", damaged=True)]
 )
 def test_failure_8_bytes_that_change_on_the_way_are_an_error(
     make_trainer: Callable, hub: HubServer, fault: Fault
