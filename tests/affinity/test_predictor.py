@@ -234,10 +234,9 @@ def test_a_pushed_model_is_verified_where_it_is_loaded_and_a_damaged_one_is_not_
 ) -> None:
     folder = Path(shutil.copytree(frozen[0], tmp_path / "model"))
     describe_model(folder)
-    with HubServer(TOKEN) as hub:
-        go_online(monkeypatch)
-        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", hub.url)
-        monkeypatch.setenv("HF_TOKEN", TOKEN)
+    with monkeypatch.context() as patch, serve_hub(patch, TOKEN) as hub:
+        go_online(patch)
+        patch.setenv("HF_TOKEN", TOKEN)
         push = push_folder(folder, "me/verified", token=TOKEN, endpoint=hub.url)
         loaded = find_model("me/verified", push.commit)
         assert (loaded / "config.json").read_bytes() != (folder / "config.json").read_bytes()  # paths are shortened
