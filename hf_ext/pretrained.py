@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
-from .errors import ArgumentError, HfExtError
+from .errors import ArgumentError
 
 
 @contextmanager
@@ -27,7 +27,7 @@ def reading(what: str, source: str | Path, remedy: str) -> Iterator[None]:
     """
     try:
         yield
-    except (HfExtError, MemoryError, torch.OutOfMemoryError):
+    except (MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # what a damaged or hostile folder sets off has no common class
         raise ArgumentError(f"{what} ({_explain(error, Path(source))}). {remedy}") from error

@@ -67,6 +67,7 @@ prediction_step(model, inputs, prediction_loss_only, ignore_keys=None)
 push_to_hub(commit_message='End of training', blocking=True, token=None, revision=None, private=None, **kwargs)
 save_model(output_dir=None, _internal_call=False)
 save_state()
+set_initial_training_values(args, dataloader)
 train(resume_from_checkpoint=None, trial=None, ignore_keys_for_eval=None)
 training_step(model, inputs, num_items_in_batch=None)
 """

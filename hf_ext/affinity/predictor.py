@@ -20,7 +20,6 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
-from safetensors import SafetensorError
 
 from ..checkpoints.finished import MODEL_MANIFEST, check_index, check_model
 from ..checkpoints.finite import check_finite
@@ -31,6 +30,7 @@ from ..embeddings.finite import encode_finite
 from ..errors import ArgumentError, DataError
 from ..models.affinity import AffinityModel
 from ..models.exact_encoding import exact_encoding
+from ..pretrained import reading
 
 TOKENS_PER_BATCH = 8192  # sequences times their longest; what an encoder needs of memory beside its weights
 ROWS_PER_BATCH = 4096  # of pooled embeddings, through the head
@@ -203,15 +203,10 @@ def load_model(folder: str | Path) -> AffinityModel:
     Raises:
         ArgumentError: files are missing or damaged, or hold what is not finite.
     """
-    try:
-        check_index(folder)
+    check_index(folder)
+    with reading(f"Model {folder} cannot be loaded", folder, "Copy it, or download it, again."):
         model = AffinityModel.from_pretrained(folder, use_safetensors=True)
-        numbers = {name: getattr(model.config, name) for name in ("label_mean", "label_std")}
-        check_finite(folder, model.state_dict(), numbers)
-    except ArgumentError:
-        raise
-    except (OSError, SafetensorError, RuntimeError, ValueError, TypeError, KeyError) as error:
-        raise ArgumentError(f"Model {folder} cannot be loaded: {error} Copy it, or download it, again.") from error
+    check_finite(folder, model.state_dict())
     return model
 
 

@@ -50,19 +50,17 @@ def optimizer_tensors(
             yield f"{'.'.join(map(str, path)) or 'state'} of {owner}", tensor
 
 
-def check_finite(folder: str | os.PathLike[str], tensors: Mapping[str, torch.Tensor], numbers: Any = None) -> None:
+def check_finite(folder: str | os.PathLike[str], tensors: Mapping[str, torch.Tensor]) -> None:
     """Refuses a loaded model that would answer every question with NaN.
 
     Args:
         folder: where it came from, for the message.
         tensors: its state dict.
-        numbers: name -> number, out of its configuration.
 
     Raises:
         ArgumentError: with the first names that are NaN or infinite.
     """
     wrong = not_finite((name, tensor) for name, tensor in tensors.items() if tensor.device.type != "meta")
-    wrong += not_finite((name, torch.tensor(float(number))) for name, number in (numbers or {}).items())
     if wrong:
         raise ArgumentError(
             f"Model {folder}: {', '.join(wrong[:5])} ({len(wrong)} in all) hold NaN or infinity, so that it can "

@@ -188,7 +188,7 @@ def test_weights_that_are_lost_or_damaged_are_an_error_of_ours(frozen: Any, tmp_
     (folder / "model.safetensors").unlink()
     if weights:
         (folder / "model.safetensors").write_bytes(weights)
-    with pytest.raises(ArgumentError, match=r"copy cannot be loaded: .* Copy it, or download it, again"):
+    with pytest.raises(ArgumentError, match=r"copy cannot be loaded \(.*\)\. Copy it, or download it, again"):
         AffinityPredictor.from_pretrained(folder)
 
 

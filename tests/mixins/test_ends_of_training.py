@@ -17,8 +17,8 @@ from train_until_stopped import Case, Collator, make_model, make_rows
 from transformers import TrainerCallback
 
 from hf_ext.checkpoints.manifest import Manifest, hash_file
+from hf_ext.checkpoints.run_state import read_progress
 from hf_ext.errors import ArgumentError, DataWorkerDied, NotFiniteError, TrainingStopped, exit_on_errors
-from hf_ext.mixins.checkpointing import read_progress
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
