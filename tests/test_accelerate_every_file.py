@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from closeness import largest
 from launcher_files import FOLDER
 from launches import Launch, run_recipe
 from safetensors.torch import load_file
@@ -171,7 +172,7 @@ def weights(folder) -> dict[str, torch.Tensor]:
 
 def largest_difference(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> float:
     assert ours.keys() == theirs.keys()
-    return max((ours[name].float() - theirs[name].float()).abs().max().item() for name in ours)
+    return largest((ours[name].float() - theirs[name].float()).abs().max() for name in ours)
 
 
 @pytest.mark.parametrize("launch", PARAMETERS)

@@ -73,8 +73,8 @@ def compare_losses(runs: Sequence[SideRun], baseline: Sequence[SideRun]) -> dict
         a, b = (smooth([curve[step] for step in steps]) for curve in (mine, theirs))
         finals.append(a[-1] - b[-1])
         means.append(statistics.fmean(mine[step] - theirs[step] for step in steps))
-        gaps.append(max(abs(x - y) for x, y in zip(a, b)))
-    return {"final": statistics.fmean(finals), "mean": statistics.fmean(means), "largest_gap": max(gaps)}
+        gaps.append(np.abs(np.subtract(a, b)).max())  # NaN if one is, which Python's max would drop
+    return {"final": statistics.fmean(finals), "mean": statistics.fmean(means), "largest_gap": float(np.max(gaps))}
 
 
 def loss_curve(run: SideRun) -> dict[int, float]:
@@ -109,4 +109,6 @@ def _median(values: Iterable[float | None]) -> float | None:
 
 
 def _spread(values: Sequence[float]) -> dict[str, float] | None:
-    return {"mean": statistics.fmean(values), "smallest": min(values), "largest": max(values)} if values else None
+    if not values:
+        return None
+    return {"mean": statistics.fmean(values), "smallest": float(np.min(values)), "largest": float(np.max(values))}

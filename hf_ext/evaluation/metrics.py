@@ -211,7 +211,7 @@ def _correlation(left: FloatArray, right: FloatArray) -> MetricValue:
     left, right = left - left.mean(), right - right.mean()
     # Largest deviation 1 on both sides: squares of very small or large labels would leave the range of float64.
     largest = float(np.abs(left).max()), float(np.abs(right).max())
-    if min(largest) == 0.0 or not math.isfinite(max(largest)):
+    if min(largest) == 0.0 or not all(map(math.isfinite, largest)):
         return _undefined("the values' spread is beyond what float64 can hold")
     left, right = left / largest[0], right / largest[1]
     covariance = np.dot(left, right) / np.sqrt(np.dot(left, left) * np.dot(right, right))

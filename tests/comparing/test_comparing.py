@@ -245,6 +245,16 @@ def test_loss_differences_by_hand() -> None:
     runs = [make_run(FAST, 0, 1.0, (3.0, 2.5)), make_run(FAST, 1, 1.0, (3.5, 2.0))]
     other = [make_run(BASE, 0, 1.0, (3.0, 2.0)), make_run(BASE, 1, 1.0, (3.0, 2.0))]
     assert compare_losses(runs, other) == {"final": 0.25, "mean": 0.25, "largest_gap": 0.5}
+
+
+@pytest.mark.parametrize("losses", [(3.0, 2.0, math.nan), (3.0, math.nan, 2.0), (math.nan, 3.0, 2.0)])
+def test_a_loss_that_is_no_number_is_not_a_small_gap(losses) -> None:
+    other = [make_run(BASE, i, 1.0, (3.0, 2.0, 1.0)) for i in range(2)]
+    for runs in (
+        [make_run(FAST, 0, 1.0, losses), make_run(FAST, 1, 1.0)],
+        [make_run(FAST, i, 1.0, losses) for i in (0, 1)],
+    ):
+        assert math.isnan(compare_losses(runs, other)["largest_gap"])
     assert compare_losses(runs, [_without_losses()]) is None
 
 

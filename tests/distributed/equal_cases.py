@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import torch
+from closeness import largest
 from datasets import Dataset
 from safetensors.torch import load_file, save_file
 from tiny_t5 import write_t5_encoder
@@ -171,5 +172,5 @@ def differences(ours: tuple, theirs: tuple, num_steps: int = NUM_STEPS) -> tuple
     """The largest difference between losses, and between weights, of two runs: pairs as `load_numbers` gives."""
     assert len(ours[0]) == len(theirs[0]) == num_steps
     assert ours[1].keys() == theirs[1].keys()
-    loss = max(abs(a - b) for a, b in zip(ours[0], theirs[0]))
-    return loss, max((ours[1][name] - theirs[1][name]).abs().max().item() for name in ours[1])
+    loss = largest(abs(a - b) for a, b in zip(ours[0], theirs[0]))
+    return loss, largest((ours[1][name] - theirs[1][name]).abs().max() for name in ours[1])

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from closeness import largest
 from equal_cases import CASES, TOWERS, differences, load_numbers, make_esm, make_trainer, save_numbers, write_encoders
 from fsdp2_on_ranks import CHECKPOINTED, SHORT_STEPS, WITHOUT_PEFT, run_others
 from hub_server import serve_hub
@@ -71,7 +72,7 @@ def test_three_steps_of_fsdp2_are_those_of_one_process(short):
     alone.train()
     save_numbers(short, "alone", alone)
     ours, theirs = load_numbers(short, "short"), load_numbers(short, "alone")
-    assert max(differences(ours, theirs, SHORT_STEPS)) < CLOSE
+    assert largest(differences(ours, theirs, SHORT_STEPS)) < CLOSE
     assert about(short, "short")["before"] == pytest.approx(before, abs=1e-5)  # evaluated before training
     untrained = dict(make_esm().named_parameters())
     assert max((ours[1][name] - untrained[name]).abs().max().item() for name in ours[1]) > 10 * CLOSE
@@ -130,7 +131,7 @@ def test_losses_and_weights_are_those_of_one_process(request, case, kind, record
     found = differences(load_numbers(folder, f"{kind}-{case}"), expected)
     name = {"fsdp2": "FSDP2, 2 processes", "hsdp": "HSDP, 2 x 2 processes"}[kind]
     record_property("same_numbers", (name, case, *found))
-    assert max(found) < CLOSE
+    assert largest(found) < CLOSE
     broken = differences(load_numbers(folder, f"{kind}-louder-{case}"), expected)  # one process's gradients twice
     assert min(broken) > 3 * CLOSE
 
@@ -179,7 +180,7 @@ def test_recomputing_by_fsdp_itself_changes_nothing_either(alone, fsdp2, tmp_pat
     launch(tmp_path, "own", limit_s=900, FSDP_ACTIVATION_CHECKPOINTING="true")
     for case in WITHOUT_PEFT:
         ours = load_numbers(tmp_path, f"own-{case}")
-        assert max(differences(ours, load_numbers(fsdp2, f"fsdp2-{case}"))) < 1e-6
+        assert largest(differences(ours, load_numbers(fsdp2, f"fsdp2-{case}"))) < 1e-6
         assert differing(tmp_path, f"own-{case}", case) == []
 
 

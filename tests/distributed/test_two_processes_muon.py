@@ -6,6 +6,7 @@ from pathlib import Path
 import muon_sharded_on_ranks
 import pytest
 import torch
+from closeness import largest
 from muon_on_ranks import losses, make_model, train, weights
 from ranks import run_on_ranks
 from safetensors.torch import load_file
@@ -13,7 +14,7 @@ from safetensors.torch import load_file
 
 def largest_difference(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> float:
     assert ours.keys() == theirs.keys()
-    return max((ours[name] - theirs[name]).abs().max().item() for name in ours)
+    return largest((ours[name] - theirs[name]).abs().max() for name in ours)
 
 
 @pytest.mark.nightly
@@ -27,10 +28,10 @@ def test_two_processes_train_with_muon_as_one_does_and_resume_bit_for_bit(tmp_pa
 
     alone = train(tmp_path / "alone", 4)
     assert len(losses(alone)) == len(reports[0]["losses"]) == 20
-    assert max(abs(a - b) for a, b in zip(losses(alone), reports[0]["losses"])) < 1e-4
+    assert largest(abs(a - b) for a, b in zip(losses(alone), reports[0]["losses"])) < 1e-4
     assert largest_difference(whole[0], weights(alone)) < 1e-4
     adamw = train(tmp_path / "adamw", 4, optim_ext=None)  # what the two comparisons can tell apart
-    assert max(abs(a - b) for a, b in zip(losses(adamw), losses(alone))) > 1e-4
+    assert largest(abs(a - b) for a, b in zip(losses(adamw), losses(alone))) > 1e-4
     assert largest_difference(weights(adamw), weights(alone)) > 5e-4
 
 
@@ -44,6 +45,6 @@ def test_matrices_that_fsdp2_shards_are_stepped_as_whole_ones_and_resume_bit_for
 
     alone = muon_sharded_on_ranks.train(tmp_path / "alone", 8)
     assert len(report["losses"]) == 20
-    assert max(abs(a - b) for a, b in zip(losses(alone), report["losses"])) < 1e-4
+    assert largest(abs(a - b) for a, b in zip(losses(alone), report["losses"])) < 1e-4
     assert largest_difference(whole, weights(alone)) < 1e-4
     assert largest_difference(whole, dict(make_model().named_parameters())) > 5e-4

@@ -1,9 +1,11 @@
 """Each attention kernel against softmax(q k^T) v of one sequence at a time, and what transformers gets to see of it."""
 
 import copy
+import math
 
 import pytest
 import torch
+from closeness import relative_error
 from tiny_encoders import esm_encoder, largest_error, make_batch, tiny_esm, tiny_t5, use_kernel
 from torch import nn
 from transformers import EsmModel, T5Config, T5ForConditionalGeneration
@@ -52,7 +54,7 @@ def whole_row(query, key, value, segments, scaling, dropout, bias):
 
 
 def error_of(kernel, dtype=torch.float32, **settings):
-    """Largest relative error of real tokens' outputs and of the gradients of queries, keys, values and bias."""
+    """Relative error of real tokens' outputs and of the gradients of queries, keys, values and bias."""
     segments, *tensors = make_inputs(dtype=dtype, **settings)
     wanted = [x for x in tensors if x is not None]
     found = []
@@ -62,8 +64,9 @@ def error_of(kernel, dtype=torch.float32, **settings):
         output = output[: len(segments.indices)]
         weights = torch.arange(1.0, output.numel() + 1).sin().view_as(output).to(output.dtype)
         found.append([output.detach(), *torch.autograd.grad((output * weights).sum(), wanted, allow_unused=True)])
-    pairs = [(torch.zeros_like(b) if a is None else a, b) for a, b in zip(*found)]
-    return max(((a.double() - b).abs().max() / b.abs().max()).item() for a, b in pairs)
+    ours, expected = (dict(zip(("output", "query", "key", "value", "bias"), tensors)) for tensors in found)
+    ours = {name: torch.zeros_like(expected[name]) if x is None else x for name, x in ours.items()}
+    return relative_error(ours, expected, bound=2e-6)
 
 
 def count_calls(function, name):
@@ -88,6 +91,18 @@ def test_the_comparison_tells_a_leak_apart(bias):
 def test_the_comparison_tells_a_wrong_scale_and_a_lost_bias_apart(kernel):
     assert error_of(lambda q, k, v, s, scaling, d, b: kernel(q, k, v, s, 1.1 * scaling, d, b)) > 1e-2
     assert error_of(lambda q, k, v, s, scaling, d, b: kernel(q, k, v, s, scaling, d, None), bias=True) > 1e-2
+
+
+@pytest.mark.parametrize("wrong", [0, 1, 2])
+def test_the_comparison_tells_gradients_that_are_no_numbers_apart(wrong):
+    def with_one_bad_gradient(*given):
+        rows = list(given[:3])
+        rows[wrong] = rows[wrong].clone()
+        rows[wrong].register_hook(lambda grad: grad.index_fill(0, torch.tensor([0]), math.nan))
+        return blocked_attention(*rows, *given[3:])
+
+    assert math.isnan(error_of(with_one_bad_gradient))
+    assert not error_of(with_one_bad_gradient) < 2e-6
 
 
 @pytest.mark.parametrize("kernel", CPU_KERNELS)

@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from closeness import largest
 from torch import nn
 from transformers import BertConfig, BertModel, EsmConfig, EsmForMaskedLM, EsmForSequenceClassification
 
@@ -71,7 +72,7 @@ def take_steps(net: nn.Module, optimizers: list, first: int = 0, last: int = 5) 
 
 
 def distance(net: nn.Module, other: nn.Module) -> float:
-    return max((a - b).abs().max().item() for a, b in zip(net.parameters(), other.parameters()))
+    return largest((a - b).abs().max() for a, b in zip(net.parameters(), other.parameters()))
 
 
 def test_steps_are_those_of_the_two_optimizers_of_torch_side_by_side():

@@ -5,13 +5,13 @@ import inspect
 
 import pytest
 import torch
+from closeness import relative_error
 from tiny_encoders import (
     esm_encoder,
     largest_error,
     make_batch,
     packed,
     real_outputs,
-    relative_error,
     tiny_esm,
     tiny_t5,
     use_kernel,

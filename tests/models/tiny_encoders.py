@@ -1,8 +1,7 @@
 """Small ESM and T5 models with random weights, padded batches, and what is compared between two ways to compute."""
 
-import math
-
 import torch
+from closeness import largest, relative_error
 from transformers import EsmConfig, EsmForMaskedLM, EsmModel, T5Config, T5EncoderModel
 
 from hf_ext.models.attention import PREFIX, register_attention
@@ -100,6 +99,12 @@ def one_by_one(model, batch):
     return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
 
 
+def without_empty_rows(model, batch):
+    """As `real_outputs`, without rows that have no token: transformers' token dropout divides by their zero tokens."""
+    keep = batch["attention_mask"].any(1)
+    return real_outputs(model, {name: x[keep] for name, x in batch.items()})
+
+
 def states_and_gradients(model, batch, compute=real_outputs):
     """Outputs, and the gradient of a loss on all of them for every parameter that has one."""
     model.zero_grad()
@@ -110,27 +115,13 @@ def states_and_gradients(model, batch, compute=real_outputs):
     return {name: x.detach() for name, x in outputs.items()}, gradients
 
 
-def relative_error(found, expected):
-    """The largest over tensors of max |found - expected| / max |expected|; infinite if one has a tensor more.
-
-    Rounding is all that is left of a gradient that is zero in exact arithmetic, such as that of a key's bias where
-    positions do not rotate: a tensor below 1e-6 of the largest one is measured against that.
-    """
-    if found.keys() != expected.keys():
-        return math.inf
-    scales = {name: x.abs().max().item() for name, x in expected.items()}
-    largest = max(scales.values())
-    scales = {name: scale if scale > 1e-6 * largest else largest for name, scale in scales.items()}
-    return max((found[name] - expected[name]).abs().max().item() / scales[name] for name in expected)
-
-
 def largest_error(model, twin, batch, compute=real_outputs):
     """How far `model` is from `twin`, which computes as `compute` says, in outputs and in gradients."""
     (outputs, gradients), (expected, expected_gradients) = (
         states_and_gradients(model, batch),
         states_and_gradients(twin, batch, compute),
     )
-    return max(relative_error(outputs, expected), relative_error(gradients, expected_gradients))
+    return largest([relative_error(outputs, expected), relative_error(gradients, expected_gradients)])
 
 
 def esm_encoder(**settings):

@@ -3,6 +3,7 @@
 import copy
 
 import torch
+from closeness import largest
 from torch import nn
 from transformers import EsmConfig, EsmForMaskedLM, PreTrainedModel
 
@@ -55,9 +56,9 @@ def largest_difference(model: nn.Module, other: nn.Module, batch: dict[str, torc
     (values, grads), (other_values, other_grads) = run_esm(model, batch), run_esm(other, batch)
     assert grads.keys() == other_grads.keys()
     assert len(grads) >= 34  # 2 layers x 16 parameters and the final LayerNorm's 2
-    largest = max(grad.abs().max() for grad in other_grads.values())
-    worst = max((grads[name] - other_grads[name]).abs().max() for name in grads)
-    return max((worst / largest).item(), ((values - other_values).abs().max() / other_values.abs().max()).item())
+    scale = largest(grad.abs().max() for grad in other_grads.values())
+    worst = largest((grads[name] - other_grads[name]).abs().max() for name in grads)
+    return largest([worst / scale, (values - other_values).abs().max() / other_values.abs().max()])
 
 
 def twins(model: nn.Module) -> tuple[nn.Module, nn.Module]:

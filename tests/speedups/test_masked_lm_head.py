@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from closeness import largest
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
 from tiny_masked_lm import (
@@ -38,9 +39,9 @@ def largest_error(model, stock, **given) -> float:
     """Of the loss and of each gradient, relative to stock's largest one."""
     (loss, grads), (stock_loss, stock_grads) = loss_and_gradients(model, **given), loss_and_gradients(stock)
     assert grads.keys() == stock_grads.keys()
-    largest = max(grad.abs().max().item() for grad in stock_grads.values())
-    errors = [(grads[name] - stock_grads[name]).abs().max().item() / largest for name in grads]
-    return max(abs(loss - stock_loss) / stock_loss, *errors)
+    scale = largest(grad.abs().max() for grad in stock_grads.values())
+    errors = [(grads[name] - stock_grads[name]).abs().max().item() / scale for name in grads]
+    return largest([abs(loss - stock_loss) / stock_loss, *errors])
 
 
 @pytest.fixture

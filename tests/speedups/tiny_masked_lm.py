@@ -1,6 +1,7 @@
 """A tiny ESM-2 masked language model, rows with labels, and trainers that differ in nothing but the arguments."""
 
 import torch
+from closeness import largest
 from datasets import Dataset
 from transformers import EsmConfig, EsmForMaskedLM
 
@@ -60,7 +61,7 @@ def largest_weight_difference(model: torch.nn.Module, other: torch.nn.Module) ->
     """Between two models with the same parameters."""
     theirs = dict(other.named_parameters())
     assert dict(model.named_parameters()).keys() == theirs.keys()
-    return max((weight - theirs[name]).abs().max().item() for name, weight in model.named_parameters())
+    return largest((weight - theirs[name]).abs().max() for name, weight in model.named_parameters())
 
 
 def resumed_difference(folder, seed: int = 3, **given) -> float:
