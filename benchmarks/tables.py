@@ -255,7 +255,19 @@ def same_numbers() -> str:
     return format_markdown_table(rows, ["against one process", "cases", "largest difference of a loss", "of a weight"])
 
 
+def attention_backward() -> str:
+    """Time of attention's ways through its backward pass, over that of the first; medians and quartiles."""
+    result = json.loads((RESULTS / "attention_backward_cpu.json").read_text())
+    rows = []
+    for row in result["rows"]:
+        seen = ["{1:.2f} [{0:.2f}, {2:.2f}]".format(*row[f"{side}_over_slices"]) for side in ("split", "kept")]
+        rows.append([row["what"], row["sequences"], f"{row['slices_ms'][1]:,.0f} ms", *seen, str(row["rounds"])])
+    headers = ["ESM-2 8M's shape, bf16", "tokens", "a slice per length", "cut once", "and weights kept", "rounds"]
+    return format_markdown_table(rows, headers)
+
+
 TABLES: dict[str, Callable[[], str]] = {
+    "attention_backward": attention_backward,
     "compare": compare,
     "embed_once": embed_once,
     "evaluation": evaluation,

@@ -25,6 +25,9 @@ PREFIX = "hf_ext_"
 # and takes twice as long.
 BLOCK_BYTES = 2 << 20
 MAX_HEAD_BYTES = 3 << 20  # of one head's scores: 886 tokens in float32, 1,254 in half precision
+# Weights that one layer keeps for its backward pass, the shortest sequences' first; it computes the others again. They
+# are what backward would compute: 33 layers keep 2 GiB at most, where a model of as many has 10 GiB of AdamW states.
+KEPT_BYTES = 64 << 20
 
 
 def register_attention() -> None:
@@ -47,10 +50,11 @@ def blocked_attention(
 ) -> torch.Tensor:
     """Attention on a CPU: equally long sequences together, in blocks whose scores stay in the cache.
 
-    Effect: scores are recomputed in the backward pass instead of kept, so memory grows with the length, not with its
-    square. In bfloat16, where scores are rounded too, torch's CPU kernel took 5.6 times as long forward and backward at
-    50 tokens, 3.1 at 122, 2.1 at 267 and 632, 1.3 at 1,022 (two AVX-512 cores, 20 heads of 16;
-    `benchmarks/results/attention_kernels_cpu.json`). Where torch's kernel is the faster one it is used.
+    Effect: weights above `KEPT_BYTES` are computed again in the backward pass instead of kept, so memory grows with the
+    length, not with its square. In bfloat16, where scores are rounded too, torch's CPU kernel took 5.6 times as long
+    forward and backward at 50 tokens, 3.1 at 122, 2.1 at 267 and 632, 1.3 at 1,022 (two AVX-512 cores, 20 heads of 16,
+    no weights kept; `benchmarks/results/attention_kernels_cpu.json`; what keeping them brings:
+    `benchmarks/attention_backward.py`). Where torch's kernel is the faster one it is used.
 
     Args:
         query, key, value: (T, heads, head size).
@@ -62,11 +66,14 @@ def blocked_attention(
     Returns:
         (T, heads, head size).
     """
-    outputs = []
-    for start, count, length in segments.groups():
-        shape = (count, length, *query.shape[1:])
-        q, k, v = (x[start : start + count * length].reshape(shape).transpose(1, 2) for x in (query, key, value))
-        part = _attend(q, k, v, scaling, dropout, None if bias is None else bias[..., :length, :length])
+    groups = [(count, length) for _, count, length in segments.groups()]
+    sizes = [*(count * length for count, length in groups), segments.num_filled]
+    outputs, room = [], KEPT_BYTES
+    # Not slices: the gradient of each is a row of zeros with one part filled in, and all of them are then added up.
+    for (count, length), *parts in zip(groups, *(x.split(sizes) for x in (query, key, value))):
+        q, k, v = (x.unflatten(0, (count, length)).transpose(1, 2) for x in parts)
+        room -= q.shape[0] * q.shape[1] * length**2 * q.element_size()
+        part = _attend(q, k, v, scaling, dropout, None if bias is None else bias[..., :length, :length], room >= 0)
         outputs.append(part.transpose(1, 2).flatten(0, 1))
     return pad(torch.cat(outputs), (0, 0, 0, 0, 0, segments.num_filled))
 
@@ -157,7 +164,8 @@ def _as_backend(kernel: Callable[..., torch.Tensor]) -> Callable[..., tuple[torc
         factor = query.shape[-1] ** -0.5 if scaling is None else scaling
         rows = [x.transpose(1, 2) for x in (query, key, value)]
         if segments is not None:
-            return kernel(*(x[0] for x in rows), segments, factor, dropout, position_bias)[None], None
+            # Not x[0], whose gradient is a row of zeros that is filled in.
+            return kernel(*(x.squeeze(0) for x in rows), segments, factor, dropout, position_bias)[None], None
         asked = kwargs.get("is_causal")
         is_causal = getattr(module, "is_causal", True) if asked is None else asked
         if is_causal or position_bias is not None or not _is_key_mask(query, key, attention_mask):
@@ -192,8 +200,9 @@ def _attend(
     scaling: float,
     dropout: float,
     bias: torch.Tensor | None,
+    keep: bool = False,
 ) -> torch.Tensor:
-    """Attention of (sequences, heads, length, head size) without a mask."""
+    """Attention of (sequences, heads, length, head size) without a mask; `keep`: weights, for the backward pass."""
     if bias is not None or dropout:
         scores = query @ key.transpose(2, 3) * scaling
         weights = torch.softmax(scores if bias is None else scores + bias, -1).to(value.dtype)
@@ -201,7 +210,7 @@ def _attend(
     if _prefers_sdpa(query):
         return scaled_dot_product_attention(query, key, value, scale=scaling)
     flat = (x.flatten(0, 1).contiguous() for x in (query * scaling, key, value))
-    return _BlockedAttention.apply(*flat).unflatten(0, query.shape[:2])
+    return _BlockedAttention.apply(*flat, keep).unflatten(0, query.shape[:2])
 
 
 def _prefers_sdpa(query: torch.Tensor) -> bool:
@@ -212,31 +221,34 @@ def _prefers_sdpa(query: torch.Tensor) -> bool:
 
 
 class _BlockedAttention(torch.autograd.Function):
-    """softmax(q k^T) v for (sequences * heads, length, head size), a block of them at a time."""
+    """softmax(q k^T) v for (sequences * heads, length, head size), a block of them at a time; `keep`: the softmax."""
 
     @staticmethod
-    def forward(ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        output = torch.empty_like(query)
-        with torch.autocast(query.device.type, enabled=False):
-            for block in _blocks(query):
-                torch.bmm(_weights(query[block], key[block]), value[block], out=output[block])
-        ctx.save_for_backward(query, key, value)
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        query, key, value = ctx.saved_tensors
-        grad = grad.contiguous()
-        grad_query, grad_key, grad_value = map(torch.empty_like, (query, key, value))
+    def forward(ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, keep: bool) -> torch.Tensor:
+        output, kept = torch.empty_like(query), []
+        keep = keep and any(ctx.needs_input_grad)
         with torch.autocast(query.device.type, enabled=False):
             for block in _blocks(query):
                 weights = _weights(query[block], key[block])
+                torch.bmm(weights, value[block], out=output[block])
+                kept += [weights] if keep else []
+        ctx.save_for_backward(query, key, value, *kept)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        query, key, value, *kept = ctx.saved_tensors
+        grad = grad.contiguous()
+        grad_query, grad_key, grad_value = map(torch.empty_like, (query, key, value))
+        with torch.autocast(query.device.type, enabled=False):
+            for i, block in enumerate(_blocks(query)):
+                weights = kept[i] if kept else _weights(query[block], key[block])
                 torch.bmm(weights.transpose(1, 2), grad[block], out=grad_value[block])
                 grad_weights = torch.bmm(grad[block], value[block].transpose(1, 2))
                 grad_scores = torch._softmax_backward_data(grad_weights, weights, -1, weights.dtype)
                 torch.bmm(grad_scores, key[block], out=grad_query[block])
                 torch.bmm(grad_scores.transpose(1, 2), query[block], out=grad_key[block])
-        return grad_query, grad_key, grad_value
+        return grad_query, grad_key, grad_value, None
 
 
 def _blocks(query: torch.Tensor) -> list[slice]:

@@ -8,6 +8,7 @@ import torch
 from closeness import relative_error
 from tiny_encoders import esm_encoder, largest_error, make_batch, tiny_esm, tiny_t5, use_kernel
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import EsmModel, T5Config, T5ForConditionalGeneration
 
 from hf_ext.models import attention
@@ -69,6 +70,46 @@ def error_of(kernel, dtype=torch.float32, **settings):
     return relative_error(ours, expected, bound=2e-6)
 
 
+def sliced_attention(query, key, value, segments, scaling, dropout, bias):
+    """`blocked_attention` with a slice of the row for each group, whose gradient is as large as the whole row."""
+    outputs = []
+    for start, count, length in segments.groups():
+        shape = (count, length, *query.shape[1:])
+        q, k, v = (x[start : start + count * length].reshape(shape).transpose(1, 2) for x in (query, key, value))
+        part = attention._attend(q, k, v, scaling, dropout, None if bias is None else bias[..., :length, :length])
+        outputs.append(part.transpose(1, 2).flatten(0, 1))
+    return nn.functional.pad(torch.cat(outputs), (0, 0, 0, 0, 0, segments.num_filled))
+
+
+class CountFills(TorchDispatchMode):
+    """Counts tensors of at least `size` elements that are made of zeros."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.size, self.fills = size, 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        # slice_backward, select_backward and narrow_backward fill a whole tensor and copy a part into it.
+        if function.overloadpacket.__name__ in (
+            "zeros",
+            "zeros_like",
+            "new_zeros",
+            "slice_backward",
+            "select_backward",
+        ):
+            self.fills += result.numel() >= self.size
+        return result
+
+
+def fills_in_backward(kernel, lengths):
+    segments, *rows, _ = make_inputs(lengths)
+    output = kernel(*rows, segments, SCALING, 0.0, None)
+    with CountFills(rows[0].numel()) as counted:
+        output.sum().backward()
+    return counted.fills
+
+
 def count_calls(function, name):
     with torch.profiler.profile() as profile:
         function()
@@ -116,6 +157,59 @@ def test_equally_long_sequences_and_a_single_one_are_covered(kernel):
     assert error_of(kernel, lengths=(5, 5, 5)) < 2e-6
     assert error_of(kernel, lengths=(6,)) < 2e-6
     assert error_of(kernel, lengths=(1, 1)) < 2e-6
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("round_up", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+def test_blocks_give_bit_for_bit_what_slices_of_the_row_give(dtype, round_up, bias):
+    results = []
+    for kernel in (blocked_attention, sliced_attention):
+        segments, *rows, scores = make_inputs(LENGTHS, bias, round_up, dtype)
+        output = kernel(*rows, segments, SCALING, 0.0, scores)
+        weights = torch.arange(1.0, output.numel() + 1).sin().view_as(output).to(dtype)
+        (output * weights).sum().backward()
+        results.append([output, *(x.grad for x in rows), *([scores.grad] if bias else [])])
+    assert len(results[0]) == 4 + bias
+    assert all(torch.equal(a, b) for a, b in zip(*results))
+
+
+def test_backward_fills_no_row_with_zeros_however_many_lengths_there_are():
+    assert [fills_in_backward(blocked_attention, lengths) for lengths in ((4, 4), (3, 5, 7), range(2, 12))] == [0] * 3
+    assert [fills_in_backward(sliced_attention, lengths) for lengths in ((3, 5, 7), range(2, 12))] == [9, 30]
+
+
+def test_backward_of_the_backend_fills_no_row_with_zeros():
+    segments, *rows, _ = make_inputs((3, 5, 7))
+    backend = attention._as_backend(blocked_attention)
+    inputs = [x.detach()[None].transpose(1, 2).requires_grad_() for x in rows]
+    output, _ = backend(nn.Module(), *inputs, None, SCALING, segments=segments)
+    assert output.shape == (1, 15, HEADS, SIZE)
+    with CountFills(rows[0].numel()) as counted:
+        output.sum().backward()
+    assert counted.fills == 0
+
+
+@pytest.mark.parametrize(
+    ("kept_bytes", "softmaxes", "kept"), [(0, 3, 0), (3 * 4 * 9, 2, 27), (3 * 4 * (9 + 25), 1, 102), (1 << 20, 0, 249)]
+)
+def test_weights_are_kept_for_backward_up_to_a_bound_and_change_no_bit(monkeypatch, kept_bytes, softmaxes, kept):
+    def run():
+        segments, *rows, _ = make_inputs((3, 5, 7))  # three heads of 9, 25 and 49 scores
+        saved = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):
+            output = blocked_attention(*rows, segments, SCALING, 0.0, None)
+        name = "aten::_softmax"
+        count = count_calls(lambda: output.backward(torch.ones_like(output)), name)
+        # Queries, keys and values are 8 wide, which no sequence is long.
+        return count, sum(x.numel() for x in saved if x.shape[-1] != SIZE), [x.grad for x in rows]
+
+    monkeypatch.setattr(attention, "KEPT_BYTES", 0)
+    expected = run()[2]
+    monkeypatch.setattr(attention, "KEPT_BYTES", kept_bytes)
+    found = run()
+    assert found[:2] == (softmaxes, kept)
+    assert all(torch.equal(a, b) for a, b in zip(found[2], expected))
 
 
 @pytest.mark.parametrize(("block_bytes", "blocks"), [(100, 12), (500, 3), (1200, 1)])
