@@ -25,10 +25,10 @@ from torch.nn.functional import pad
 from transformers import AttentionInterface, EsmConfig, EsmForMaskedLM
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
+from hf_ext.data.segments import Segments
 from hf_ext.hardware import detect_hardware
 from hf_ext.models import attention
 from hf_ext.models.packing import pack_encoders
-from hf_ext.models.segments import Segments
 from hf_ext.speedups.attention import set_attention
 from hf_ext.speedups.fused_gelu import fuse_gelu
 from hf_ext.speedups.masked_lm_head import label_only

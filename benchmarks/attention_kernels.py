@@ -19,9 +19,9 @@ from pathlib import Path
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from hf_ext.data.segments import Segments
 from hf_ext.hardware import detect_hardware
 from hf_ext.models.attention import KERNELS
-from hf_ext.models.segments import Segments
 
 HEADS, HEAD_SIZE = 20, 16
 # Token counts per sequence, with the two framing tokens.

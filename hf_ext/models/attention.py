@@ -18,7 +18,7 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, bidirectional_mask_function, sdpa_mask
 
-from .segments import Segments
+from ..data.segments import Segments
 
 PREFIX = "hf_ext_"
 # Scores of one block, in bytes. Measured on two cores with 20 heads of 16: 1 to 4 MiB are alike, 8 MiB leaves the cache
@@ -91,24 +91,24 @@ def padded_attention(
 
     For GPUs without a kernel for unpadded sequences (before compute capability 8.0) and for scores with a bias.
     """
-    starts, lengths = segments.cu_seqlens[:-1].long(), segments.cu_seqlens.diff().long()
-    rows, width = len(lengths), segments.max_length
-    column = torch.arange(len(query), device=query.device) - starts.repeat_interleave(lengths, output_size=len(query))
-    row = torch.arange(rows, device=query.device).repeat_interleave(lengths, output_size=len(query))
-    slots = row * width + column
+    rows, width = segments.is_token.shape
+    num_slots = rows * width
+    # Filling needs no attention: it shares one slot behind the others, which is then left out.
+    fills = segments.rounds_up
 
     def spread(x: torch.Tensor) -> torch.Tensor:
-        padded = x.new_zeros(rows * width, *x.shape[1:]).index_copy(0, slots, x)
+        padded = x.new_zeros(num_slots + fills, *x.shape[1:]).index_copy(0, segments.slots, x)
+        padded = padded[:num_slots] if fills else padded
         return padded.unflatten(0, (rows, width)).transpose(1, 2)
 
-    is_token = torch.arange(width, device=query.device) < lengths[:, None]
-    mask = is_token[:, None, None, :]
+    mask = segments.is_token[:, None, None, :]
     if bias is not None:
         mask = torch.where(mask, bias.to(query.dtype), torch.finfo(query.dtype).min)
     output = scaled_dot_product_attention(
         spread(query), spread(key), spread(value), attn_mask=mask, dropout_p=dropout, scale=scaling
     )
-    return output.transpose(1, 2).flatten(0, 1).index_select(0, slots)
+    output = output.transpose(1, 2).flatten(0, 1)
+    return (pad(output, (0, 0, 0, 0, 0, 1)) if fills else output).index_select(0, segments.slots)
 
 
 def varlen_attention(

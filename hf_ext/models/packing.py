@@ -21,8 +21,8 @@ from transformers.modeling_outputs import (
 from transformers.models.esm.modeling_esm import EsmModel
 from transformers.models.t5.modeling_t5 import T5Stack
 
+from ..data.segments import Segments
 from ..errors import ArgumentError
-from .segments import Segments
 
 # Inputs and outputs that have no packed form: the encoder's own forward answers for them.
 _PLAIN = (
@@ -99,7 +99,7 @@ def _t5_forward(
     encoder: Any, input_ids: Any = None, attention_mask: Any = None, *others: Any, **kwargs: Any
 ) -> BaseModelOutputWithPastAndCrossAttentions:
     segments = _layout(encoder, input_ids, attention_mask, others, kwargs)
-    if segments is None or _has_holes(attention_mask):
+    if segments is None or segments.has_holes:  # relative distances would then not be those of the padded row
         return type(encoder).forward(encoder, input_ids, attention_mask, *others, **kwargs)
     hidden = encoder.dropout(segments.pack(encoder.embed_tokens(input_ids)))
     longest = segments.max_length
@@ -143,11 +143,3 @@ def _for_layers(kwargs: dict[str, Any], segments: Segments) -> dict[str, Any]:
     names = {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": longest, "max_length_k": longest}
     own = {name: value for name, value in kwargs.items() if name not in (*_PLAIN, "return_dict")}
     return {**own, **names, "segments": segments}
-
-
-def _has_holes(mask: torch.Tensor | None) -> bool:
-    """Whether some row's tokens do not stand side by side; relative distances would then not be those of the row."""
-    if mask is None:
-        return False
-    edges = nn.functional.pad(mask.bool().int(), (1, 1)).diff(dim=1)
-    return bool(((edges == 1).sum(1) > 1).any())

@@ -3,7 +3,7 @@
 Class N. Effect: inductor fuses the element-wise work of a block (norms, rotation, GELU, residuals). Blocks are compiled
 through `Module.compile`, so names in checkpoints stay as they are; all blocks share their graphs. A block with SDPA is
 one graph; packed with `padded` attention two; with `blocked`, which the compiler leaves alone, nine short ones. Lengths
-are dynamic, and packed rows are filled up to few lengths (`models/segments.py`), so new batches do not recompile.
+are dynamic, and packed rows are filled up to few lengths (`data/segments.py`), so new batches do not recompile.
 Hardware: CUDA from compute capability 7.0 (Triton). On CPUs only when named: no benchmark has shown a gain there yet.
 Order with FSDP2: compiled here, before blocks are split, which adds hooks around them; their graphs stay whole.
 Conflicts: activation checkpointing (the recomputed block contains the graph break, and torch then compiles nothing of

@@ -8,12 +8,13 @@ import torch
 from closeness import relative_error
 from tiny_encoders import esm_encoder, largest_error, make_batch, tiny_esm, tiny_t5, use_kernel
 from torch import nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import EsmModel, T5Config, T5ForConditionalGeneration
 
+from hf_ext.data.segments import Segments
 from hf_ext.models import attention
 from hf_ext.models.attention import KERNELS, PREFIX, blocked_attention, padded_attention, register_attention
-from hf_ext.models.segments import Segments
 
 pytestmark = pytest.mark.usefixtures("blocked_in_float32")
 
@@ -38,7 +39,7 @@ def one_at_a_time(query, key, value, segments, scaling, dropout, bias):
     """The definition, in float64: every sequence alone."""
     query, key, value = (x.double() for x in (query, key, value))
     outputs, start = [], 0
-    for length in segments.lengths:
+    for length in segments.cu_seqlens.diff().tolist():
         q, k, v = (x[start : start + length].transpose(0, 1) for x in (query, key, value))
         scores = q @ k.transpose(1, 2) * scaling
         if bias is not None:
@@ -121,6 +122,35 @@ def count_calls(function, name):
 @pytest.mark.parametrize("round_up", [False, True])
 def test_outputs_and_gradients_equal_one_sequence_at_a_time(kernel, bias, round_up):
     assert error_of(kernel, bias=bias, round_up=round_up) < 2e-6
+
+
+def count_padded_slots(kernel, lengths, round_up):
+    """Slots that torch's attention computes on, of one head; and how long the packed row is."""
+    segments, *rows, _ = make_inputs(tuple(lengths), round_up=round_up)
+    found = []
+
+    class Watch(TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            if function is nn.functional.scaled_dot_product_attention:
+                found.append(args[0].shape[0] * args[0].shape[2])
+            return function(*args, **(kwargs or {}))
+
+    with Watch():
+        kernel(*rows, segments, SCALING, 0.0, None)
+    return found[0], len(rows[0])
+
+
+@pytest.mark.parametrize(("num", "shortest", "longest"), [(64, 30, 60), (128, 10, 20), (256, 20, 40), (32, 100, 150)])
+def test_filling_a_row_up_adds_no_slot_to_a_padded_copy(num, shortest, longest):
+    generator, sizes = torch.Generator().manual_seed(0), set()
+    for _ in range(10):
+        lengths = torch.randint(shortest, longest + 1, (num,), generator=generator).tolist()
+        plain, filled = (count_padded_slots(padded_attention, lengths, round_up) for round_up in (False, True))
+        assert plain == (num * max(lengths), sum(lengths))
+        assert filled[0] == plain[0]
+        sizes.add(filled[1])
+    # All of these batches lie within one doubling, of which there are eight lengths.
+    assert len(sizes) <= 4
 
 
 @pytest.mark.parametrize("bias", [False, True])

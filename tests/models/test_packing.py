@@ -31,7 +31,7 @@ from transformers import (
 from transformers.models.esm.modeling_esm import EsmEmbeddings, EsmSelfAttention
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from hf_ext.models.segments import Segments
+from hf_ext.data.segments import Segments
 
 pytestmark = pytest.mark.usefixtures("blocked_in_float32")
 

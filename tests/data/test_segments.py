@@ -1,9 +1,11 @@
 """Where tokens stand once padding is gone, worked out by hand."""
 
+import pickle
+
 import pytest
 import torch
 
-from hf_ext.models.segments import Segments, bounded_length
+from hf_ext.data.segments import Segments, bounded_length
 
 MASK = torch.tensor([[1, 1, 1, 0], [1, 0, 0, 0], [0, 0, 0, 0], [0, 1, 1, 0]])
 
@@ -55,10 +57,10 @@ def test_gradients_reach_real_tokens_only():
     assert padded.grad.tolist() == [[4, 5, 6, 0], [1, 0, 0, 0], [0, 0, 0, 0], [0, 2, 3, 0]]
 
 
-def test_filling_is_a_sequence_of_its_own_at_the_end_that_holds_zeros():
+def test_filling_is_at_the_end_and_holds_zeros():
     mask = (torch.arange(10) < torch.tensor([[10], [7]])).long()  # 17 tokens: the next bounded length is 18
     segments = Segments.from_mask(mask, round_up=True)
-    assert (segments.lengths, segments.num_filled, segments.max_length) == ((7, 10, 1), 1, 10)
+    assert (segments.lengths, segments.num_filled, segments.max_length) == ((7, 10), 1, 10)
     assert segments.cu_seqlens.tolist() == [0, 7, 17, 18]
     assert [*segments.groups()] == [(0, 1, 7), (7, 1, 10)]
     assert segments.columns.shape == (1, 18)
@@ -72,9 +74,35 @@ def test_nothing_is_filled_where_the_length_is_bounded_already():
     assert (segments.lengths, segments.num_filled) == ((8, 8), 0)
 
 
-def test_filling_may_be_the_longest_sequence():
-    segments = Segments.from_mask(torch.ones(65, 1), round_up=True)  # 65 tokens become 72
-    assert (segments.num_filled, segments.max_length) == (7, 7)
+def test_filling_is_cut_into_pieces_no_longer_than_the_longest_sequence():
+    mask = torch.arange(3) < torch.tensor([3] * 21 + [2])[:, None]  # 65 tokens become 72
+    segments = Segments.from_mask(mask, round_up=True)
+    assert (segments.num_filled, segments.max_length, len(segments.lengths)) == (7, 3, 22)
+    assert segments.cu_seqlens.tolist()[-4:] == [65, 68, 71, 72]
+    assert segments.cu_seqlens[:4].tolist() == [0, 2, 5, 8]
+
+
+def test_slots_are_those_of_a_padded_copy_in_the_order_of_the_row():
+    segments = Segments.from_mask(MASK)
+    assert segments.slots.tolist() == [3, 6, 7, 9, 10, 11]  # a row of none, then 1, 2 and 3 tokens, 3 slots each
+    assert segments.is_token.int().tolist() == [[0, 0, 0], [1, 0, 0], [1, 1, 0], [1, 1, 1]]
+    filled = Segments.from_mask(torch.arange(10) < torch.tensor([[10], [7]]), round_up=True)
+    assert filled.slots.tolist() == [*range(7), *range(10, 20), 20]
+
+
+def test_holes_are_seen():
+    assert not Segments.from_mask(MASK).has_holes
+    assert Segments.from_mask(torch.tensor([[1, 1, 0], [1, 0, 1]])).has_holes
+
+
+def test_it_moves_whole_and_survives_pickling():
+    segments = Segments.from_mask(MASK, round_up=True)
+    moved = segments.to("meta", non_blocking=True)
+    names = ("indices", "cu_seqlens", "slots", "is_token")
+    assert {getattr(moved, name).device.type for name in names} == {"meta"}
+    assert (moved.lengths, moved.shape, moved.rounds_up) == (segments.lengths, segments.shape, True)
+    copied = pickle.loads(pickle.dumps(segments))
+    assert all(torch.equal(getattr(copied, name), getattr(segments, name)) for name in names)
 
 
 def test_a_batch_without_tokens_has_no_length():
