@@ -8,13 +8,14 @@ Class N. Choices of `--attention`:
 - `faesm`: the faesm library's ESM (`models/faesm_bridge.py`); its gain is flash attention, so from 8.0 with flash-attn.
 - `sdpa`, `eager`: transformers' own, for padded batches.
 Evidence: parity on the first real rows in the training dtype (`speedups/parity.py`). Above the bound, a choice is
-refused and `auto` goes back to the old attention.
-Cost: two or three forward passes over four rows.
+refused; `auto` tries `padded` instead of `varlen`, which keeps packing, and otherwise goes back to the old attention.
+Cost: two or three forward passes over four rows, and backward passes where encoders train.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -34,6 +35,7 @@ from .base import Context, Decision, Kind, Run, Status, off
 NAME = "attention"
 KIND: Kind = "N"
 FAMILIES = ("esm", "t5")
+FALLBACKS = {"varlen": ("padded",)}  # what `auto` tries where its choice does not hold
 PACKED = ("blocked", "padded", "varlen", "flash_attention_2")  # kernels that take unpadded sequences
 
 
@@ -117,18 +119,25 @@ def apply(decision: Decision, run: Run) -> Decision:
     Raises:
         PlanRefused: an explicit choice is above the bound, or does not run here.
     """
-    kernel = decision.settings["kernel"]
-    swap, undo = swaps(run.model, kernel)
-    found = parity.prove(run, partial(swap, run.model))
-    if found and found.problem:
+    chosen, asked = decision.settings["kernel"], decision.settings["asked"]
+    failed: list[str] = []
+    for kernel in (chosen,) if asked else (chosen, *FALLBACKS.get(chosen, ())):
+        swap, undo = swaps(run.model, kernel)
+        found = parity.prove(run, partial(swap, run.model))
+        if not (found and found.problem):
+            break
         undo()
-        reason = f"{kernel} against the old attention: {found.problem}"
-        if decision.settings["asked"]:
-            raise PlanRefused(f"--attention {reason}. Use --attention auto.")
-        return Decision(NAME, KIND, "skipped", reason, {}, found.evidence())
+        failed.append(f"{kernel} against the old attention: {found.problem}")
+    else:
+        if asked:
+            raise PlanRefused(f"--attention {failed[0]}. Use --attention auto.")
+        return Decision(NAME, KIND, "skipped", "; ".join(failed), {}, found.evidence())
     if hasattr(run.model, "transform_encoders"):
         run.model.transform_encoders(swap)
     run.on_end(undo)  # the choice stands in the model's configuration, which other models may share
+    if failed:
+        reason = f"SDPA, with padding around attention only: {failed[0]}"
+        decision = replace(decision, reason=reason, settings={**decision.settings, "kernel": kernel})
     return decision.with_evidence(kernel=kernel, **(found.evidence() if found else parity.NOT_MEASURED))
 
 

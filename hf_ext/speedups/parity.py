@@ -1,10 +1,19 @@
 """Proof that a changed encoder still computes what it did: the first real rows through the old and the new one.
 
+Of encoders that train, gradients are compared too: those of the embedded tokens, which come through the backward pass
+of every layer, of two rows cut to 160 and 100 tokens. Memory for them: about 1 GiB at 650M parameters.
+
 Bounds, on the last hidden states of real tokens, in evaluation mode:
 - float32: the largest difference is at most 1e-4, relative to the largest state where that is above 1;
 - autocast to bf16 or fp16: the new states are at most twice as far from the float32 result as the old ones were
   (L2; a distance of 0.1 % of that result counts as none);
 - weights stored in half precision: new and old states differ by at most 5 % (relative L2).
+Bounds on gradients:
+- float32: relative L2 of at most 1 %. TF32, where it is on, rounds factors to 2^-11 of them; the roundings of 400
+  products one after the other add up to their root, 20 x 2^-11 = 1 %. A lost or wrong term is far above it;
+- autocast: at most twice as far from the float32 gradients as the old ones, as states are;
+- weights stored in half precision: 5 %, as states.
+Gradients that are not finite are only allowed where the old ones are not.
 No weight may be replaced or re-initialised, and no dropout changed.
 """
 
@@ -12,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -28,6 +37,8 @@ NUM_ROWS = 4
 MAX_DIFFERENCE = 1e-4
 MAX_NOISE_RATIO = 2.0  # rounding scores too, as eager attention does, makes about 1.3
 MAX_HALF_DISTANCE = 0.05
+MAX_GRADIENT_DISTANCE = 0.01
+GRADIENT_LENGTHS = (160, 100)  # tokens: more than a block of 128 and less, and padding
 NOT_MEASURED = {"parity": "not measured: no whole encoder and rows at hand"}
 
 
@@ -47,6 +58,40 @@ class Probe:
             output = self.encoder(input_ids=self.input_ids, attention_mask=self.attention_mask)
         return output.last_hidden_state[self.attention_mask.bool()].float()
 
+    @property
+    def trains(self) -> bool:
+        """Whether backward passes go through the encoder."""
+        return any(parameter.requires_grad for parameter in self.encoder.parameters())
+
+    def gradients(self, autocast: torch.dtype | None) -> torch.Tensor:
+        """Of a fixed sum of states with respect to embedded tokens, (tokens, width), float32; none stays on weights."""
+        embedded: list[torch.Tensor] = []
+
+        def keep(module: nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
+            embedded.append(output.detach().requires_grad_())
+            return embedded[-1]
+
+        short = self._shortened()
+        handle = self.encoder.get_input_embeddings().register_forward_hook(keep)
+        try:
+            with torch.enable_grad():
+                states = short.states(autocast)
+                # After a LayerNorm, a plain sum is constant: every value gets a weight of its own.
+                weights = torch.arange(1.0, states.numel() + 1, device=states.device).sin().view_as(states)
+                (found,) = torch.autograd.grad((states * weights).sum(), embedded)
+        finally:
+            handle.remove()
+        return found[short.attention_mask.bool()].float()
+
+    def _shortened(self) -> Probe:
+        """Two rows cut to the lengths that gradients are compared at, padded right."""
+        rows = [ids[mask.bool()] for ids, mask in zip(self.input_ids, self.attention_mask)]
+        cut = [row[:length] for row, length in zip(rows, GRADIENT_LENGTHS)]
+        ids = nn.utils.rnn.pad_sequence(cut, batch_first=True, padding_value=_pad_id(self.encoder))
+        lengths = torch.tensor([len(row) for row in cut], device=ids.device)
+        mask = torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]
+        return replace(self, input_ids=ids, attention_mask=mask.long())
+
 
 @dataclass(frozen=True)
 class Parity:
@@ -54,6 +99,7 @@ class Parity:
 
     `max_difference` and `mean_difference`: absolute, in units of the states. `cosine`: the smallest over tokens.
     `noise_ratio`: distance to the float32 result, new over old, where the encoder runs under autocast.
+    `gradient_distance`: new to old gradients, relative (L2); `gradient_noise_ratio`: as of states, under autocast.
     `problem`: what is above its bound, or None.
     """
 
@@ -62,6 +108,8 @@ class Parity:
     cosine: float | None = None
     noise_ratio: float | None = None
     problem: str | None = None
+    gradient_distance: float | None = None
+    gradient_noise_ratio: float | None = None
 
     def evidence(self) -> dict[str, float]:
         """The numbers, with three digits; the cosine, which is close to 1, with six decimals."""
@@ -74,22 +122,37 @@ def prove(run: Run, change: Callable[[], Any]) -> Parity | None:
     """Makes `change` and compares; None where there is nothing to compare (`find_probes`).
 
     Returns the comparison of the encoder that is furthest off. Undoing a change that has a `problem` is the caller's.
-    Cost: two (float32) or three (autocast) forward passes over four rows. The model is moved to the run's device.
+    Cost: two (float32) or three (autocast) forward passes over four rows, and as many backward passes over two where
+    encoders train. The model is moved to the run's device.
     """
     probes = find_probes(run)
     with _evaluating(probes):
-        exact = [probe.states(None) for probe in probes]
-        before = [probe.states(probe.autocast) if probe.autocast else states for probe, states in zip(probes, exact)]
+        exact = [_measure(probe, None) for probe in probes]
+        before = [_measure(probe, probe.autocast) if probe.autocast else found for probe, found in zip(probes, exact)]
         identity = [identify(probe.encoder) for probe in probes]
         try:
             change()
-            after = [probe.states(probe.autocast) for probe in probes]
+            after = [_measure(probe, probe.autocast) for probe in probes]
         except (RuntimeError, ValueError, TypeError, ImportError) as error:  # what kernels raise where they cannot run
             return Parity(problem=f"it does not run here ({one_line(error)})")
     if [identify(probe.encoder) for probe in probes] != identity:
         return Parity(problem="a weight was replaced or re-initialised, or a dropout changed")
-    found = [compare(*states) for states in zip(exact, before, after, probes)]
+    found = [_compare_both(*measured) for measured in zip(exact, before, after, probes)]
     return max(found, key=lambda parity: (parity.problem is not None, parity.max_difference), default=None)
+
+
+def _measure(probe: Probe, autocast: torch.dtype | None) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """States, and gradients where the encoder trains."""
+    return probe.states(autocast), probe.gradients(autocast) if probe.trains else None
+
+
+def _compare_both(exact: Any, before: Any, after: Any, probe: Probe) -> Parity:
+    states = compare(exact[0], before[0], after[0], probe)
+    if before[1] is None:
+        return states
+    gradients = compare_gradients(exact[1], before[1], after[1], probe)
+    numbers = {name: getattr(gradients, name) for name in ("gradient_distance", "gradient_noise_ratio")}
+    return replace(states, **numbers, problem=states.problem or gradients.problem)
 
 
 @contextmanager
@@ -117,11 +180,9 @@ def compare(exact: torch.Tensor, before: torch.Tensor, after: torch.Tensor, prob
     cosine = nn.functional.cosine_similarity(after, before, dim=1).min().item()
     ratio, problem = None, None
     if probe.autocast:
-        noise, allowed = (states.sub(exact).norm().item() for states in (after, before))
-        allowed = max(allowed, 1e-3 * exact.norm().item())
-        ratio = noise / allowed
+        ratio = _noise_ratio(exact, before, after)
         if not ratio <= MAX_NOISE_RATIO:
-            problem = f"{ratio:.3g} times the rounding noise of the old one (bound {MAX_NOISE_RATIO})"
+            problem = _too_noisy(ratio)
     elif before.numel() and probe.encoder.dtype != torch.float32:
         distance = (difference.norm() / before.norm()).item()
         if not distance <= MAX_HALF_DISTANCE:
@@ -129,6 +190,30 @@ def compare(exact: torch.Tensor, before: torch.Tensor, after: torch.Tensor, prob
     elif not difference.max().item() <= MAX_DIFFERENCE * max(1.0, before.abs().max().item()):
         problem = f"states differ by {difference.max().item():.3g} (bound {MAX_DIFFERENCE})"
     return Parity(difference.max().item(), difference.mean().item(), cosine, ratio, problem)
+
+
+def compare_gradients(exact: torch.Tensor, before: torch.Tensor, after: torch.Tensor, probe: Probe) -> Parity:
+    """Judges gradients `after` against `before`; `exact` are those in float32 where `probe` runs under autocast."""
+    if not before.isfinite().all():  # they overflow in the training dtype: no kernel's doing
+        return Parity()
+    distance = ((after - before).norm() / before.norm().clamp(min=torch.finfo(before.dtype).tiny)).item()
+    if not probe.autocast:
+        bound = MAX_GRADIENT_DISTANCE if probe.encoder.dtype == torch.float32 else MAX_HALF_DISTANCE
+        problem = None if distance <= bound else f"gradients differ by {distance:.3g} (bound {bound})"
+        return Parity(gradient_distance=distance, problem=problem)
+    ratio = _noise_ratio(exact, before, after)
+    problem = None if ratio <= MAX_NOISE_RATIO else _too_noisy(ratio) + ", in gradients"
+    return Parity(gradient_distance=distance, gradient_noise_ratio=ratio, problem=problem)
+
+
+def _noise_ratio(exact: torch.Tensor, before: torch.Tensor, after: torch.Tensor) -> float:
+    """How much further from `exact` than `before` `after` is; 0.1 % of `exact` counts as no distance."""
+    noise, allowed = (found.sub(exact).norm().item() for found in (after, before))
+    return noise / max(allowed, 1e-3 * exact.norm().item())
+
+
+def _too_noisy(ratio: float) -> str:
+    return f"{ratio:.3g} times the rounding noise of the old one (bound {MAX_NOISE_RATIO})"
 
 
 def identify(encoder: nn.Module) -> dict[str, Any]:
@@ -195,9 +280,12 @@ def _first_tokens(run: Run, encoder: PreTrainedModel) -> tuple[torch.Tensor, tor
     made_up = [torch.randint(4, 24, (length,), generator=generator) for length in (17, 33, 50, 64)]
     sequences = [torch.as_tensor(ids).clamp(max=encoder.config.vocab_size - 1) for ids in known or made_up]
     lengths = torch.tensor([len(ids) for ids in sequences])
-    pad = getattr(encoder.config, "pad_token_id", None) or 0
-    padded = nn.utils.rnn.pad_sequence(sequences, batch_first=True, padding_value=pad)
+    padded = nn.utils.rnn.pad_sequence(sequences, batch_first=True, padding_value=_pad_id(encoder))
     return padded.to(device), (torch.arange(padded.shape[1]) < lengths[:, None]).long().to(device)
+
+
+def _pad_id(encoder: PreTrainedModel) -> int:
+    return getattr(encoder.config, "pad_token_id", None) or 0
 
 
 def _training_dtype(run: Run) -> torch.dtype | None:

@@ -223,9 +223,8 @@ def flash_plan(model, rows, args):
     return make_plan(args, model, rows, collate, describe_hardware("A100"))
 
 
-def test_a_kernel_that_does_not_run_here_leaves_the_model_exactly_as_it_was_and_training_goes_on(tmp_path):
+def test_a_flash_kernel_that_does_not_run_here_gives_way_to_padded_and_packing_stays(tmp_path):
     model, rows = make_model(), make_rows()
-    logits, settings = states_and_settings(model)
     others = ["cpu_matmul", "tf32", "fused_gelu", "masked_lm_head", "data_loading", "compile"]
     args = make_args(tmp_path, speedups=["all"], without=others, bf16=True)
     plan = flash_plan(model, rows, args)
@@ -233,14 +232,33 @@ def test_a_kernel_that_does_not_run_here_leaves_the_model_exactly_as_it_was_and_
     assert plan["packing"].status == "applied"
     trainer = FastTrainer(model, args, collate, rows, plan=plan)
     written = {line["name"]: line for line in json.loads((tmp_path / "plan.json").read_text())["decisions"]}
-    reasons = {
-        "attention": "varlen against the old attention: it does not run here (NotImplementedError: ",
-        "packing": "the model's own attention takes no packed sequences",
-    }
-    for name, reason in reasons.items():
-        assert written[name]["status"] == "skipped"
-        assert written[name]["reason"].startswith(reason)
-        assert written[name]["evidence"] == {}  # nothing was compared, so there are no numbers
+    assert [written[name]["status"] for name in ("attention", "packing")] == ["applied", "applied"]
+    assert written["attention"]["reason"].startswith(
+        "SDPA, with padding around attention only: varlen against the old attention: it does not run here"
+    )
+    assert written["attention"]["settings"] == {"kernel": "padded", "asked": False}
+    assert written["attention"]["evidence"]["kernel"] == "padded"
+    assert implementations(model) == ["hf_ext_padded"]
+    trainer.train()
+    assert trainer.state.global_step == 4
+    trainer.end()
+    assert implementations(model) == ["sdpa"]
+
+
+def test_kernels_of_which_none_holds_leave_the_model_exactly_as_it_was_and_training_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setitem(kernels.KERNELS, "padded", lambda *args: kernels.padded_attention(*args) + 1.0)
+    model, rows = make_model(), make_rows()
+    logits, settings = states_and_settings(model)
+    others = ["cpu_matmul", "tf32", "fused_gelu", "masked_lm_head", "data_loading", "compile"]
+    args = make_args(tmp_path, speedups=["all"], without=others, bf16=True)
+    trainer = FastTrainer(model, args, collate, rows, plan=flash_plan(model, rows, args))
+    monkeypatch.undo()
+    kernels.register_attention()
+    attended, packed = (trainer.plan[name] for name in ("attention", "packing"))
+    assert (attended.status, packed.status) == ("skipped", "skipped")
+    assert attended.reason.startswith("varlen against the old attention: it does not run here (NotImplementedError: ")
+    assert "; padded against the old attention: " in attended.reason
+    assert packed.reason == "the model's own attention takes no packed sequences: add attention to --speedups"
     found, after = states_and_settings(model)
     assert torch.equal(found, logits)
     assert after == settings
@@ -252,7 +270,6 @@ def test_a_kernel_that_does_not_run_here_leaves_the_model_exactly_as_it_was_and_
     ("given", "message"),
     [
         ({"attention": "varlen"}, "--attention varlen against the old attention: it does not run here"),
-        ({"speedups": ["attention", "packing"]}, r"packing: the model's own attention takes no packed sequences"),
     ],
 )
 def test_what_was_asked_for_and_does_not_run_here_is_refused_and_leaves_the_model_as_it_was(tmp_path, given, message):
@@ -293,6 +310,46 @@ def test_a_kernel_that_is_off_by_a_hundredth_is_not_used(tmp_path):
     with pytest.raises(PlanRefused, match=r"--attention blocked against the old.*states differ by .*--attention auto"):
         make_trainer(tmp_path, model, attention="blocked")
     assert states_and_settings(model)[1] == settings
+
+
+def with_gradients(kernel, change):
+    """`kernel`, right going forward, with `change` made to the gradient of its queries."""
+
+    def broken(query, *others):
+        changed = query.clone()
+        if changed.requires_grad:
+            changed.register_hook(change)
+        return kernel(changed, *others)
+
+    return broken
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda grad: grad * float("nan"),
+        lambda grad: -grad,
+        lambda grad: grad.index_fill(0, torch.tensor([3]), torch.nan),
+    ],
+    ids=["nan", "wrong sign", "one token of nan"],
+)
+def test_a_kernel_that_is_right_forward_and_wrong_backward_is_not_used(tmp_path, monkeypatch, change, bf16):
+    with monkeypatch.context() as patch:
+        patch.setitem(kernels.KERNELS, "blocked", with_gradients(kernels.KERNELS["blocked"], change))
+        trainer = make_trainer(tmp_path, speedups=["attention"], bf16=bf16)
+    kernels.register_attention()
+    decision = trainer.plan["attention"]
+    assert decision.status == "skipped"
+    assert "gradients" in decision.reason
+    assert implementations(trainer.model) == ["sdpa"]
+
+
+def test_gradients_of_the_kernel_that_is_used_are_proven(tmp_path):
+    exact = make_trainer(tmp_path / "float32", speedups=["attention"]).plan["attention"].evidence
+    assert exact["gradient_distance"] < 1e-5
+    rounded = make_trainer(tmp_path / "bf16", speedups=["attention"], bf16=True).plan["attention"].evidence
+    assert 0.5 < rounded["gradient_noise_ratio"] < 1.5
 
 
 @pytest.mark.usefixtures("broken_blocked")

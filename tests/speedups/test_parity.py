@@ -73,6 +73,48 @@ def test_the_bound_for_weights_in_half_precision():
     )
 
 
+def compare_gradients(exact, before, after, autocast=None, dtype=torch.float32) -> parity.Parity:
+    gradients = [torch.tensor([values], dtype=torch.float32) for values in (exact, before, after)]
+    return parity.compare_gradients(*gradients, parity.Probe(SimpleNamespace(dtype=dtype), None, None, autocast))
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "problem"),
+    [
+        ([3.0, 4.0], [3.0, 4.049], None),  # 0.049 of 5
+        ([3.0, 4.0], [3.0, 4.1], "gradients differ by 0.02 (bound 0.01)"),
+        ([3e-9, 4e-9], [3e-9, 4.1e-9], "gradients differ by 0.02 (bound 0.01)"),  # however small they are
+        ([3.0, 4.0], [3.0, NAN], "gradients differ by nan (bound 0.01)"),
+        ([0.0, 0.0], [0.0, 0.0], None),
+        ([3.0, NAN], [3.0, NAN], None),  # the old ones overflow too
+    ],
+)
+def test_the_bound_on_gradients_in_float32_is_relative(before, after, problem):
+    assert compare_gradients(before, before, after).problem == problem
+
+
+def test_the_bound_on_gradients_under_autocast_and_in_half_precision():
+    ends = "times the rounding noise of the old one (bound 2.0), in gradients"
+    for after, problem in (([1.0, -0.0199], None), ([1.0, 0.021], f"2.1 {ends}"), ([1.0, NAN], f"nan {ends}")):
+        assert compare_gradients([1.0, 0.0], [1.0, 0.01], after, torch.bfloat16).problem == problem
+    assert compare_gradients([3.0, 4.0], [3.0, 4.0], [3.0, 4.24], dtype=torch.float16).problem is None
+    problem = compare_gradients([3.0, 4.0], [3.0, 4.0], [3.0, 4.3], dtype=torch.float16).problem
+    assert problem == "gradients differ by 0.06 (bound 0.05)"
+
+
+def test_gradients_are_proven_of_encoders_that_train_on_two_rows_cut_short():
+    assert parity.prove(make_run(), lambda: None).gradient_distance == 0.0
+    frozen = make_model()
+    frozen.requires_grad_(False)
+    assert parity.prove(make_run(frozen), lambda: None).gradient_distance is None
+    rows = [{"input_ids": [4] * length, "labels": [4] * length} for length in (50, 300, 300)]
+    (probe,) = parity.find_probes(make_run(rows=rows))
+    assert probe.gradients(None).shape == (50 + 100, probe.encoder.config.hidden_size)
+
+
 def test_the_numbers_are_the_largest_and_mean_difference_and_the_smallest_cosine():
     before, after = torch.tensor([[1.0, 0.0], [0.0, 2.0]]), torch.tensor([[1.0, 0.0], [2.0, 2.0]])
     found = parity.compare(before, before, after, parity.Probe(SimpleNamespace(dtype=torch.float32), None, None, None))
