@@ -27,6 +27,7 @@ from .speedups.base import KIND_NAMES
 from .zero import num_elements
 
 _PACKAGES = ("torch", "transformers", "accelerate", "datasets", "peft", "safetensors", "numpy")
+PADDING_SAMPLE = 20_000  # rows that the share of padding is estimated from
 
 
 @dataclass
@@ -172,10 +173,9 @@ def describe_data(dataset: Any, collator: Any, args: Any) -> DataFacts:
 
 
 def padding_share(lengths: list[int], batch_size: int) -> float:
-    """Share of padding in random batches of `batch_size`, from the first 20,000 lengths in a seeded order."""
-    generator = torch.Generator().manual_seed(0)
-    values = torch.tensor(lengths[:20_000])
-    shuffled = values[torch.randperm(len(values), generator=generator)]
+    """Share of padding in random batches of `batch_size`, of 20,000 lengths drawn with a seed: files may be sorted."""
+    values = torch.tensor(lengths)
+    shuffled = values[torch.randperm(len(values), generator=torch.Generator().manual_seed(0))[:PADDING_SAMPLE]]
     batches = shuffled.split(batch_size)
     padded = sum(int(batch.max()) * len(batch) for batch in batches)
     return 1 - int(shuffled.sum()) / max(1, padded)
