@@ -18,12 +18,12 @@ import numpy as np
 import torch
 
 from ..errors import ArgumentError, DataError
+from .batch_layout import IGNORED, LayoutMaker
 from .proteins import STANDARD
 from .tokenization import ResidueTokenizer
 
 EPOCH_COLUMN = "mask_epoch"
 EVALUATION_EPOCH = -1  # which no training epoch has
-IGNORED = -100  # labels that transformers' losses leave out
 MASK_SHARE, RANDOM_SHARE = 0.8, 0.1  # of chosen residues; the rest stay as they are
 
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
@@ -105,6 +105,7 @@ class MaskedLMCollator:
         self.id_column = id_column
         self._residues = tokenizer
         self._standard = tokenizer.table[[*STANDARD.encode()]]
+        self.layout: LayoutMaker | None = None  # speed-ups ask for one
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # workers that live for long see it change
 
     @property
@@ -123,7 +124,8 @@ class MaskedLMCollator:
 
         Returns:
             `input_ids`, `attention_mask` and `labels` (n, longest row), int64; `labels` hold the true id where a
-            residue was chosen and -100 elsewhere. `token_type_ids` too where the tokenizer makes them for pairs.
+            residue was chosen and -100 elsewhere. `token_type_ids` too where the tokenizer makes them for pairs, and
+            `layout` (`BatchLayout`) where a speed-up reads it.
         """
         (columns,) = self.columns.values()
         parts = [[row[column] for row in features] for column in columns]
@@ -138,7 +140,7 @@ class MaskedLMCollator:
         random = self._standard[(_uniform(keys[:, 3], ids.shape[1]) * len(self._standard)).astype(np.int64)]
         ids = np.where(chosen & (treatment < MASK_SHARE), self.tokenizer.mask_token_id, ids)
         batch["input_ids"] = torch.from_numpy(np.where(replaced, random, ids))
-        return batch
+        return batch if self.layout is None else self.layout.add_to(batch)
 
     def encode(self, name: str, *parts: Sequence[str]) -> dict[str, torch.Tensor]:
         """`ResidueTokenizer`'s tensors of input `name`, neither cropped nor masked."""

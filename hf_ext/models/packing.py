@@ -117,7 +117,11 @@ _t5_forward.__signature__ = signature(T5Stack.forward)  # type: ignore[attr-defi
 
 
 def _layout(encoder: Any, ids: Any, mask: Any, others: tuple[Any, ...], kwargs: dict[str, Any]) -> Segments | None:
-    """Where each sequence stands in the packed row; None where the plain forward must answer."""
+    """Where each sequence stands in the packed row; None where the plain forward must answer.
+
+    A batch of `MaskedLMCollator` brings it along as `layout`; else it is read from the mask, and a device waited for.
+    """
+    layout = kwargs.pop("layout", None)
     if others or _needs_plain_forward(encoder, ids, mask, kwargs):
         return None
     if not keeps_sequences_apart(encoder):
@@ -125,7 +129,10 @@ def _layout(encoder: Any, ids: Any, mask: Any, others: tuple[Any, ...], kwargs: 
             f"The attention {encoder.config._attn_implementation!r} would let packed sequences attend to each other: "
             "choose one of hf_ext's or flash_attention_2 (set_attn_implementation), or undo packing (unpack_encoders)."
         )
-    segments = Segments.from_mask(torch.ones_like(ids) if mask is None else mask, encoder.packed_round_up)
+    segments = layout and layout.segments
+    if segments is None or segments.shape != tuple(ids.shape) or segments.rounds_up != encoder.packed_round_up:
+        segments = Segments.from_mask(torch.ones_like(ids) if mask is None else mask, encoder.packed_round_up)
+    segments = segments.to(ids.device)
     return segments if segments.max_length else None
 
 

@@ -24,6 +24,7 @@ from torch import nn
 from transformers.models.esm.modeling_esm import EsmLayer
 from transformers.models.t5.modeling_t5 import T5Block
 
+from ..data.batch_layout import change_layout
 from ..models.packing import find_encoders, pack_encoders
 from ..processes import read_fsdp2
 from . import attention, parity
@@ -98,7 +99,7 @@ def apply(decision: Decision, run: Run) -> Decision:
     except Exception as error:
         # Whatever a compiler backend raises, training goes on with what worked before it.
         uncompile_blocks(run.model)
-        _pack_without_filling(run.model)
+        _pack_without_filling(run)
         return Decision(NAME, KIND, "skipped", f"compilation failed: {parity.one_line(error)}")
     run.on_end(partial(uncompile_blocks, run.model))
     run.measure_training(NAME, lambda: count_graphs("recompilations", "recompile_s"))
@@ -123,9 +124,10 @@ def _train_once(run: Run) -> None:
         run.model.zero_grad(set_to_none=True)
 
 
-def _pack_without_filling(model: nn.Module) -> None:
+def _pack_without_filling(run: Run) -> None:
     """Packed rows are filled up for compiled blocks only."""
-    for encoder in find_encoders(model):
+    change_layout(run.collator, round_up=False)
+    for encoder in find_encoders(run.model):
         if "packed_round_up" in vars(encoder):
             pack_encoders(encoder)
 

@@ -3,7 +3,8 @@
 Class I. Effect: with 15 % of the tokens masked, ESM's head (a hidden layer, a norm, the vocabulary) computes 15 % of
 its rows in training; logits at other tokens never enter the loss. In evaluation, and without labels, the model is as it
 was. The loss is the sum over labelled tokens / `num_items_in_batch`, so it stays exact under accumulation.
-Cost: training outputs carry no `logits`; on a GPU one read from the device per pass.
+Where labels stand comes with the batches of `MaskedLMCollator`; from those of other collators it is read.
+Cost: training outputs carry no `logits`; on a GPU one read from the device per pass where it is read.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from torch import nn
 from transformers import EsmForMaskedLM
 from transformers.modeling_outputs import MaskedLMOutput
 
-from ..models.exact_loss import IGNORED, exact_loss
+from ..data.batch_layout import change_layout, locate_labels
+from ..models.exact_loss import exact_loss
 from .base import Context, Decision, Kind, Run, off
 
 NAME = "masked_lm_head"
@@ -41,6 +43,8 @@ def apply(decision: Decision, run: Run) -> Decision:
     if run.own_loss is not None:
         return Decision(NAME, KIND, "skipped", f"the loss is the user's own ({run.own_loss}) and may need all logits")
     run.on_end(partial(all_tokens, run.model))
+    run.on_end(partial(change_layout, run.collator, locates_labels=False))
+    change_layout(run.collator, locates_labels=True)
     return decision.with_evidence(heads=label_only(run.model))
 
 
@@ -88,7 +92,9 @@ def _forward(
     if labels is None or not model.training:
         return type(model).forward(model, input_ids, labels=labels, **inputs)
     outputs = model.esm(input_ids, **{**inputs, "return_dict": True})
-    is_labelled = labels.ne(IGNORED)
-    logits = model.lm_head(outputs.last_hidden_state[is_labelled])
-    loss = exact_loss("tokens", model.config, logits, labels[is_labelled], num_items)
+    layout = kwargs.get("layout")
+    known = None if layout is None or layout.shape != tuple(labels.shape) else layout.labelled
+    labelled = locate_labels(labels) if known is None else known.to(labels.device)
+    logits = model.lm_head(outputs.last_hidden_state.flatten(0, 1).index_select(0, labelled))
+    loss = exact_loss("tokens", model.config, logits, labels.flatten().index_select(0, labelled), num_items)
     return MaskedLMOutput(loss=loss, hidden_states=outputs.hidden_states, attentions=outputs.attentions)

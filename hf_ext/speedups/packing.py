@@ -7,7 +7,8 @@ Attention inside the packed row is the kernel that `attention` chose. On CPUs th
 109 to 632 tokens in bf16, SDPA took 2.2 times as long one by one and 6.3 times with padding around attention
 (`benchmarks/results/attention_kernels_cpu.json`).
 Families: ESM and T5 encoders. Evidence: parity with the padded encoder on the first real rows.
-Cost: one gather and one scatter per encoder; on a GPU two reads from the device per batch.
+Where sequences begin comes with the batches of `MaskedLMCollator`; elsewhere it is read from the mask.
+Cost: one gather and one scatter per encoder; on a GPU two reads from the device per batch where it is read.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+from ..data.batch_layout import change_layout
 from ..errors import PlanRefused
 from ..models.packing import pack_encoders, unpack_encoders
 from . import attention, compile, parity
@@ -69,4 +71,6 @@ def apply(decision: Decision, run: Run) -> Decision:
     if hasattr(run.model, "transform_encoders"):
         run.model.transform_encoders(pack)
     run.on_end(partial(unpack_encoders, run.model))
+    run.on_end(partial(change_layout, run.collator, packs=False))
+    change_layout(run.collator, packs=True, round_up=decision.settings["round_up"])
     return decision.with_evidence(**(found.evidence() if found else parity.NOT_MEASURED))
