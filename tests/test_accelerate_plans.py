@@ -98,7 +98,12 @@ def test_the_smallest_hardware_of_the_file_gets_this_plan(name, plan_of):
     plan = plan_of(name, card, processes)
     plan.check()
     applied = {decision.name for decision in plan.decisions if decision.status == "applied"}
-    also = {"tf32": card != "T4", "sharding": sharding not in (OFF, DDP), "cpu_offload": name == "4gpu_fsdp2_offload"}
+    also = {
+        "tf32": card != "T4",
+        "sharding": sharding not in (OFF, DDP),
+        "ddp": sharding == DDP,
+        "cpu_offload": name == "4gpu_fsdp2_offload",
+    }
     assert applied == APPLIED | {name for name, is_applied in also.items() if is_applied}
     assert plan["precision"].settings == {"mixed_precision": precision}
     assert plan["attention"].settings["kernel"] == attention

@@ -36,8 +36,9 @@ class BatchLayout:
         return self._map(lambda part: part.pin_memory())
 
     def _map(self, function: Callable[[Any], Any]) -> BatchLayout:
-        parts = {"segments": self.segments, "labelled": self.labelled}
-        return replace(self, **{name: None if part is None else function(part) for name, part in parts.items()})
+        parts: dict[str, Any] = {"segments": self.segments, "labelled": self.labelled}
+        changed = {name: function(part) for name, part in parts.items() if part is not None}
+        return replace(self, **changed)
 
 
 @dataclass

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby
+from typing import Any
 
 import torch
 from torch.nn.functional import pad
@@ -85,8 +86,9 @@ class Segments:
         return self._map(torch.Tensor.pin_memory)
 
     def _map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Segments:
-        tensors = {"indices", "cu_seqlens", "slots", "is_token"}
-        return replace(self, **{name: function(getattr(self, name)) for name in tensors})
+        names = ("indices", "cu_seqlens", "slots", "is_token")
+        changed: dict[str, Any] = {name: function(getattr(self, name)) for name in names}
+        return replace(self, **changed)
 
     @property
     def columns(self) -> torch.Tensor:

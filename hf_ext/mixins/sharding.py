@@ -47,8 +47,10 @@ class ShardingMixin:
         return isinstance(self.model, FSDPModule)
 
     def create_accelerator_and_postprocess(self) -> None:
-        """As in Trainer; then sets in which precision FSDP2 computes and sums."""
+        """As in Trainer; then sets where DDP keeps gradients, and in which precision FSDP2 computes and sums."""
         super().create_accelerator_and_postprocess()  # type: ignore[misc]
+        if any(d.name == "ddp" and d.status == "applied" for d in self.plan.decisions):
+            self.accelerator.ddp_handler.gradient_as_bucket_view = True  # which Trainer has no argument for
         if not self.is_fsdp2:
             return
         plugin = self.accelerator.state.fsdp_plugin

@@ -9,6 +9,7 @@ from . import (
     cpu_matmul,
     cpu_offload,
     data_loading,
+    ddp,
     embedding_cache,
     encoder_precision,
     fused_gelu,
@@ -48,6 +49,7 @@ REGISTRY: tuple[Speedup, ...] = (
     cpu_offload,
     nccl,  # only looked at: its variables were set before the processes met
     sharding,  # once no layer changes its class any more, and no weights are added
+    ddp,  # after sharding, which freezes what gets no gradient
     compile,  # last: it compiles what the others left
 )
 

@@ -243,7 +243,7 @@ def find_probes(run: Run) -> list[Probe]:
 
 
 def _tower_probes(run: Run) -> list[Probe]:
-    rows = _first_rows(run.train_dataset)
+    rows = first_rows(run.train_dataset)
     if not rows or not hasattr(run.collator, "encode_rows"):
         return []
     run.model.attach_encoders()
@@ -261,7 +261,7 @@ def _tower_probes(run: Run) -> list[Probe]:
     return list(probes.values())
 
 
-def _first_rows(dataset: Any) -> list[Any]:
+def first_rows(dataset: Any) -> list[Any]:
     """Up to four rows; none of an iterator, which would lack them afterwards."""
     if dataset is None or isinstance(dataset, Iterator):
         return []
@@ -271,7 +271,7 @@ def _first_rows(dataset: Any) -> list[Any]:
 
 def _first_tokens(run: Run, encoder: PreTrainedModel) -> tuple[torch.Tensor, torch.Tensor]:
     """The first real rows as padded ids and mask; made-up ones where the data does not say how to make them."""
-    rows, device = _first_rows(run.train_dataset), run.args.device
+    rows, device = first_rows(run.train_dataset), run.args.device
     if rows and hasattr(run.collator, "columns"):
         batch = run.collator(rows)
         return batch["input_ids"].to(device), batch["attention_mask"].to(device)

@@ -53,6 +53,7 @@ def test_a_t4_gets_fp16_and_neither_tf32_nor_bf16():
         "cpu_offload": "off",
         "nccl": "off",
         "sharding": "off",
+        "ddp": "off",
         "compile": "applied",
     }
     assert decide("precision", "T4", LORA).settings == {"mixed_precision": "fp16"}

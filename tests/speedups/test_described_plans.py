@@ -22,6 +22,7 @@ EITHER = {
     "cpu_offload": ("off", "not asked for"),
     "nccl": ("off", "not asked for"),
     "sharding": ("off", "one process"),
+    "ddp": ("off", "one process"),
     "fused_gelu": ("applied", "ESM's feed-forward layers"),
 }
 T4 = {
