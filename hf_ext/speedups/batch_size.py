@@ -76,8 +76,6 @@ def _accumulate(context: Context, effective: int) -> Decision:
     args, asked = context.args, f"--effective_batch_size {context.args.effective_batch_size}"
     if args.accelerator_config.split_batches and context.world_size > 1:
         return _refuse(f"{asked}: Accelerate's split_batches divides batches among processes already; leave it out")
-    if context.data.num_rows and effective > context.data.num_rows:
-        return _refuse(f"{asked} is more than the {context.data.num_rows:,} training rows: use at most as many")
     devices = context.world_size * max(1, args.n_gpu)
     rows, passes = args.per_device_train_batch_size, args.gradient_accumulation_steps
     has_rows, has_passes = map(context.user_set, ("per_device_train_batch_size", "gradient_accumulation_steps"))
@@ -103,7 +101,8 @@ def _accumulate(context: Context, effective: int) -> Decision:
     if found[0] != rows:
         settings["per_device_train_batch_size"] = found[0]
     reason = f"{effective} rows per optimizer step: {found[0]} x {devices} device{'s' if devices > 1 else ''}"
-    return Decision(NAME, KIND, "applied", f"{reason} x {_passes(found[1])}; {_rate(context)}", settings)
+    reason = f"{reason} x {_passes(found[1])}; {_rate(context)}{_shortage(effective, context.data.num_rows)}"
+    return Decision(NAME, KIND, "applied", reason, settings)
 
 
 def _accumulate_tokens(context: Context) -> Decision:
@@ -122,6 +121,10 @@ def _accumulate_tokens(context: Context) -> Decision:
         return _refuse(f"{asked} is {_passes(passes)}: leave --gradient_accumulation_steps out")
     reason = f"at most {args.max_tokens_per_step:,} tokens per optimizer step over all processes, in {_passes(passes)}"
     return Decision(NAME, KIND, "applied", reason, {"gradient_accumulation_steps": passes})
+
+
+def _shortage(effective: int, num_rows: int | None) -> str:
+    return f"; there are {num_rows:,} rows, so an epoch is one step" if num_rows and effective > num_rows else ""
 
 
 def _refuse(reason: str) -> Decision:
