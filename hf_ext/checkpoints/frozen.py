@@ -72,9 +72,9 @@ def read_base(model: Any) -> dict[str, Any]:
     }
 
 
-def write_frozen(model: Any, tensors: dict[str, torch.Tensor], folder: Path) -> None:
-    """Writes `frozen.json`: base, revision, hashes."""
-    content = {"format": 1, **read_base(model), **describe_frozen(model, tensors)}
+def write_frozen(model: Any, tensors: dict[str, torch.Tensor], folder: Path, **facts: Any) -> None:
+    """Writes `frozen.json`: base, revision, hashes, and `facts`."""
+    content = {"format": 1, **read_base(model), **facts, **describe_frozen(model, tensors)}
     (folder / FROZEN).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 

@@ -46,7 +46,7 @@ class Staging:
             OSError: hashing, syncing or renaming failed; `abandon` then, the checkpoints that stand are untouched.
             CheckpointError: a link, or a pinned checkpoint of the same step.
         """
-        names = sorted(_list_files(self.path))
+        names = sorted(list_files(self.path))
         for name in names:
             follow_umask(self.path / name)
         # Four, so that two large files, weights and optimizer, are hashed while files wait for the disk.
@@ -71,8 +71,12 @@ class Staging:
             logger.warning("%s could not be removed: %s. The next start removes it.", self.path, error.strerror)
 
 
-def _list_files(folder: Path) -> dict[str, os.stat_result]:
-    """Files below `folder` by relative name, without what this package itself writes there."""
+def list_files(folder: Path, skips_links: bool = False) -> dict[str, os.stat_result]:
+    """Files below `folder` by relative name, without what this package itself writes there.
+
+    Raises:
+        CheckpointError: there are links or devices, unless `skips_links`.
+    """
     found = {}
     for place, folders, files in os.walk(folder):
         for name in [*folders, *files]:
@@ -85,6 +89,8 @@ def _list_files(folder: Path) -> dict[str, os.stat_result]:
             if relative in _NOT_LISTED or stat.S_ISDIR(status.st_mode):
                 continue
             if not stat.S_ISREG(status.st_mode):
+                if skips_links:
+                    continue
                 raise CheckpointError(f"{path}: a checkpoint holds files and folders only, no links or devices.")
             found[relative] = status
     return found

@@ -15,7 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ..errors import CheckpointError, FolderError
-from .disk import sync
+from .additions import Look, add_files
+from .disk import remove, sync
 from .folder_lock import find_other_run
 from .leftovers import clear_staging, remove_trash, sweep_trash, tidy
 from .staging import Staging
@@ -157,6 +158,17 @@ class CheckpointStore:
         if replaced:
             remove_trash(replaced)
         return target
+
+    def take_in(self, step: int, before: Look) -> None:
+        """Makes what others wrote into this run's checkpoint `step` part of it, see `add_files`.
+
+        Raises:
+            OSError: the disk refuses; the checkpoint is as it was committed.
+        """
+        with self._lock:
+            stored = self._find(step)
+            if stored is not None:
+                add_files(stored, before)
 
     # --- moving out of the way ----------------------------------------------------------------------------------------
 

@@ -11,6 +11,8 @@ Frozen weights are not stored but known by their hash (`frozen.json`), those of 
 fingerprints in its configuration. `trainable.safetensors` alone is not a model: `from_pretrained` finds no weights in
 such a folder and refuses it, instead of filling the rest at random; an export is written by `Trainer.save_model`.
 
+Where the user's class writes weights of its own choice into a checkpoint, these files lie in `trainer_weights/`.
+
 Of models that FSDP2 spreads over processes see `sharded_weights.py`; `load_weights` reads those too. What DeepSpeed
 spreads, it writes itself.
 """
@@ -48,6 +50,7 @@ from .tensor_files import describe_names, find_file, first_names, read_json, rea
 logger = logging.getLogger(__name__)
 
 TRAINABLE = "trainable.safetensors"
+TRAINER_WEIGHTS = "trainer_weights"  # folder, where the user's class fills the checkpoint's own with other weights
 MODEL_FILES = (
     "model.safetensors",
     "model.safetensors.index.json",
@@ -73,7 +76,7 @@ def save_weights(model: Any, folder: Path | str) -> None:
         # PEFT's own "auto" asks the Hub on every save whether the vocabulary has grown. Embeddings that train are
         # among the trainable rest; those that do not are in the hash.
         model.save_pretrained(str(folder), save_embedding_layers=False)
-        _save_part(model, folder)
+        _save_part(model, folder, adapters=[*model.peft_config])
     elif stores_part(model):
         model.config.save_pretrained(folder)
         _save_part(model, folder)
@@ -225,11 +228,11 @@ def frozen_digest(model: Any) -> str:
     return describe_frozen(model, split_entries(model).frozen)["sha256"]
 
 
-def _save_part(model: Any, folder: Path) -> None:
+def _save_part(model: Any, folder: Path, **facts: Any) -> None:
     split = split_entries(model)
     if split.stored:
         write_tensors(split.stored, folder / TRAINABLE)
-    write_frozen(model, split.frozen, folder)
+    write_frozen(model, split.frozen, folder, **facts)
 
 
 def _required(model: Any, split: Split, folder: Path, is_part: bool) -> set[str]:
@@ -273,6 +276,10 @@ def _read_adapters(model: PeftModel, folder: Path) -> dict[str, torch.Tensor]:
 
 
 def _adapters_in(folder: Path) -> set[str]:
+    frozen = find_file(folder, FROZEN)
+    named = read_json(frozen).get("adapters") if frozen else None
+    if isinstance(named, list):  # there may be more that a callback of the user's put there
+        return {*named}
     places: Iterable[str] = [path.name for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else ()
     return {
         adapter

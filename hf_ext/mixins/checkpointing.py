@@ -26,10 +26,11 @@ from ..checkpoints.staging import Staging
 from ..checkpoints.state import optimizer_tree, scaler_tree, scheduler_tree
 from ..checkpoints.store import CheckpointStore
 from ..checkpoints.trees import save_tree
-from ..checkpoints.weights import remember_frozen, save_weights
+from ..checkpoints.weights import TRAINER_WEIGHTS, remember_frozen, save_weights
 from ..errors import CheckpointError, NotFiniteError
 from ..zero import own_part
 from .committing import CommitMixin
+from .overrides import is_overridden
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +42,25 @@ class Moment:
     rng: dict[str, Any]
     unlogged_loss: torch.Tensor
     num_input_tokens_seen: int
+
+
+@dataclass
+class ModelPart:
+    """A model that is being written into a checkpoint, by this class or by the user's.
+
+    Attributes:
+        folder: of the checkpoint, staged.
+        gathered: the whole state dict that `_save` was given, under FSDP2.
+        is_written: whether this class has written its weights.
+    """
+
+    folder: Path
+    gathered: dict[str, torch.Tensor] | None = None
+    is_written: bool = False
+
+    def is_in(self, output_dir: str | None) -> bool:
+        """Whether `output_dir` is the checkpoint's folder."""
+        return output_dir is not None and Path(output_dir) == self.folder
 
 
 class CheckpointMixin(CommitMixin):
@@ -70,6 +90,7 @@ class CheckpointMixin(CommitMixin):
         self.checkpoints = CheckpointStore(folder)
         self._rng_between_epochs: dict[str, Any] = {}
         self._step_began: Moment | None = None
+        self._part: ModelPart | None = None
         self.add_callback(StepMomentCallback(self))  # type: ignore[attr-defined]
 
     # --- what a checkpoint is written from --------------------------------------------------------------------------
@@ -103,7 +124,7 @@ class CheckpointMixin(CommitMixin):
         if failure is not None:
             self.note_failed_save(step, failure)
         elif self.is_commit_awaited():
-            self.finish_save()
+            self.place_save()
 
     def _write_checkpoint(self) -> str | None:
         """Writes the last optimizer step's checkpoint and begins its commit; why that failed, the same on all."""
@@ -146,23 +167,55 @@ class CheckpointMixin(CommitMixin):
             )
         save_tree(folder, f"rank_{self.args.process_index}", {"rng": moment.rng, "unlogged_loss": moment.unlogged_loss})
         if is_main:
-            self._save_companions(folder)  # type: ignore[attr-defined]
             if not only_model:
                 self.save_watching(folder)  # type: ignore[attr-defined]
             if getattr(self.accelerator, "scaler", None) is not None and not only_model:
                 save_tree(folder, "scaler", scaler_tree(self.accelerator.scaler))
             self._write_progress(folder, moment)
+        self._write_model(folder)
         if self.keeps_library_files:
-            self.save_model(str(folder), _internal_call=True)  # type: ignore[attr-defined]
             if not only_model:
                 self._save_optimizer_and_scheduler(str(folder))  # type: ignore[attr-defined]
             return {}
-        if is_main:
-            if self.is_fsdp2:
-                describe_sharded(self.stored_model, folder, self.args.world_size)
-            else:
-                save_weights(self.stored_model, folder)
         return {} if only_model else self._write_steppers(folder)
+
+    # Trainer's own chain of calls, which users' classes override: `save_model` -> `_save`.
+
+    def _write_model(self, folder: Path) -> None:
+        """Weights, configuration, tokenizer, and whatever the user's class adds to them or writes instead.
+
+        Where it writes other weights, and has no loader of its own for them, ours are beside them, in a folder.
+        """
+        if self.is_fsdp2 and self.args.should_save:
+            describe_sharded(self.stored_model, folder, self.args.world_size)
+        self._part = ModelPart(folder)
+        try:
+            self.save_model(str(folder), _internal_call=True)
+            has_weights = self._part.is_written or self.is_fsdp2 or self.keeps_library_files
+        finally:
+            self._part = None
+        if self.args.should_save and not has_weights and not is_overridden(self, "_load_from_checkpoint"):
+            save_weights(self.stored_model, folder / TRAINER_WEIGHTS)
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """As in Trainer."""
+        if self._part is None or not self._part.is_in(output_dir) or self.keeps_library_files:
+            super().save_model(output_dir, _internal_call)  # type: ignore[misc]
+            return
+        # Of weights that FSDP2 has split, only an override has a use for whole ones here.
+        self._part.gathered = self.gather_weights() if self.is_fsdp2 and is_overridden(self, "_save") else None  # type: ignore[attr-defined]
+        self._save(output_dir, self._part.gathered)
+
+    def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
+        part = self._part
+        if part is None or not part.is_in(output_dir) or self.keeps_library_files or state_dict is not part.gathered:
+            super()._save(output_dir, state_dict)  # type: ignore[misc]
+            return
+        part.is_written = True
+        if self.args.should_save:
+            self._save_companions(part.folder)  # type: ignore[attr-defined]
+            if not self.is_fsdp2:
+                save_weights(self.stored_model, part.folder)
 
     def _write_steppers(self, folder: Path) -> dict[str, torch.Tensor]:
         """Optimizer and schedule: the main process writes what all share, and what is spread is returned."""

@@ -10,8 +10,10 @@ from typing import Any
 
 from transformers import TrainerCallback
 
+from ..checkpoints.additions import Look, look
 from ..checkpoints.staging import Staging
 from ..errors import DiskFailure
+from .overrides import is_overridden
 from .together import TogetherMixin
 
 logger = logging.getLogger(__name__)
@@ -31,7 +33,8 @@ class CommitMixin(TogetherMixin):
     """Commits a checkpoint in the background during the optimizer step after it; the end of that step waits for it.
 
     So a process that is killed loses no step more than if the save had waited, and training stops only for writing.
-    A save is waited for at once where something reads it: a callback of the user's with `on_save`, an upload, a stop.
+    A save is waited for at once where something reads it: a `_save_checkpoint` or a callback with `on_save` of the
+    user's, an upload, a stop. What those write into the checkpoint becomes part of it before it is copied or pushed.
     """
 
     args: Any
@@ -46,6 +49,7 @@ class CommitMixin(TogetherMixin):
         self._saved_step: int | None = None
         self._num_save_failures = 0
         self._commit: Commit | None = None
+        self._placed: tuple[int, Look] | None = None  # the step whose folder others may be writing into
         self._committer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint-commit")
         self.add_callback(CommitCallback(self))  # type: ignore[attr-defined]
 
@@ -58,11 +62,37 @@ class CommitMixin(TogetherMixin):
         """Whether something reads the checkpoint as soon as it is saved."""
         if (self.args.push_to_hub and self.args.hub_strategy != "end") or self.stop_reason:
             return True
+        if is_overridden(self, "_save_checkpoint"):
+            return True
         hooks = [type(callback).on_save for callback in self.callback_handler.callbacks]
         return any(h is not TrainerCallback.on_save and not h.__module__.startswith("hf_ext.") for h in hooks)
 
     def finish_save(self) -> None:
-        """Waits until the last checkpoint is in place, and rotates. All processes call it.
+        """Waits until the last checkpoint is in place, with what others wrote into it; copies and pushes it.
+
+        All processes call it.
+
+        Raises:
+            DiskFailure: too many checkpoints in a row could not be written.
+        """
+        self.place_save()
+        placed, self._placed = self._placed, None
+        if placed is None:
+            return
+        step, before = placed
+
+        def conclude() -> None:
+            self.checkpoints.take_in(step, before)
+            self.copy_checkpoints()  # type: ignore[attr-defined]
+
+        failure = self._together(conclude if self.args.should_save else None)
+        if failure is not None:
+            logger.error("checkpoint-%d may lack what others wrote into it, or its copy: %s", step, failure)
+        if self.args.push_to_hub:
+            self._push_checkpoint(step)  # type: ignore[attr-defined]
+
+    def place_save(self) -> None:
+        """Waits until the last checkpoint has its name, and rotates. All processes call it.
 
         Raises:
             DiskFailure: too many checkpoints in a row could not be written.
@@ -82,8 +112,12 @@ class CommitMixin(TogetherMixin):
         failure = self._together(self.rotate if self.args.should_save else None)  # type: ignore[attr-defined]
         if failure is not None:
             logger.error("Older checkpoints could not be deleted: %s", failure)
-        if self.args.push_to_hub:
-            self._push_checkpoint(commit.step)  # type: ignore[attr-defined]
+        self._placed = (commit.step, look(self.checkpoints.path(commit.step)) if self.args.should_save else {})
+
+    def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
+        super()._maybe_log_save_evaluate(*args, **kwargs)  # type: ignore[misc]
+        if self._placed is not None:  # a save that was waited for, and that `on_save` has seen
+            self.finish_save()
 
     def name_last_good(self) -> str:
         """What is left to continue from, for messages; waits until it is in place."""

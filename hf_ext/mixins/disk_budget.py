@@ -198,4 +198,5 @@ class DiskBudgetCallback(TrainerCallback):
 
     def _begin(self) -> None:
         self.trainer.rotate()
+        self.trainer.copy_checkpoints()  # type: ignore[attr-defined]
         self.trainer.check_disk_budget()

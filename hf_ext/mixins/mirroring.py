@@ -56,9 +56,8 @@ class MirrorMixin:
             self.mirror.delete(step)
         return self.checkpoints.delete(step)
 
-    def rotate(self) -> None:
-        """As without a mirror; then asks for the copy of the newest, and drops what only the target still has."""
-        super().rotate()  # type: ignore[misc]
+    def copy_checkpoints(self) -> None:
+        """With a mirror, asks for the copy of the newest, and drops what only the target still has. After `rotate`."""
         if self.mirror is None:
             return
         steps = {stored.step for stored in self.checkpoints.checkpoints()}
@@ -91,5 +90,6 @@ class MirrorMixin:
         """Whether the newest checkpoint is at the target; rotates once more, now that no copy holds an older one."""
         if self.mirror is None or not self.mirror.wait():
             return False
-        self.rotate()
+        self.rotate()  # type: ignore[attr-defined]
+        self.copy_checkpoints()
         return self.mirror.wait()

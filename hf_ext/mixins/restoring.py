@@ -12,6 +12,7 @@ import torch
 from accelerate.utils import set_seed
 from transformers import TrainerCallback
 
+from ..checkpoints.additions import own_place
 from ..checkpoints.agreement import refuse
 from ..checkpoints.hyperparameters import apply_changes, changed_hyperparameters, read_hyperparameters
 from ..checkpoints.rng import capture_rng, restore_rng
@@ -23,6 +24,7 @@ from ..checkpoints.stored import Stored
 from ..checkpoints.trees import load_tree
 from ..checkpoints.weights import check_listed, load_weights
 from ..errors import CheckpointError
+from .overrides import is_overridden
 from .together import TogetherMixin
 
 logger = logging.getLogger(__name__)
@@ -59,7 +61,7 @@ class RestoreMixin(TogetherMixin):
             super()._load_from_checkpoint(resume_from_checkpoint, model)  # type: ignore[misc]
             return
         if self._resumed is not None:
-            check_listed(self._resumed.path, self._resumed.manifest.files)
+            folder = _find_weights(self._resumed)
         self._load_weights(folder)
 
     def _load_weights(self, folder: Path) -> None:
@@ -191,9 +193,11 @@ class RestoreMixin(TogetherMixin):
             super()._load_best_model()  # type: ignore[misc]
             return
         stored = self._on_main(lambda: self.checkpoints.open(best))  # type: ignore[attr-defined]
-        check_listed(stored.path, stored.manifest.files)
         logger.info("Loading the best model, of step %d.", stored.step)
-        self._load_weights(stored.path)
+        if is_overridden(self, "_load_from_checkpoint"):
+            self._load_from_checkpoint(str(stored.path))
+        else:
+            self._load_weights(_find_weights(stored))
 
     def _finalize_training(self, *args: Any) -> Any:
         self.finish_save()  # type: ignore[attr-defined]
@@ -229,6 +233,13 @@ class RestoreCallback(TrainerCallback):
         """The loss since the last log; an evaluation that a stop interrupted."""
         self.trainer.restore_losses()
         self.trainer.make_up_evaluation()
+
+
+def _find_weights(stored: Stored) -> Path:
+    """The folder of a checkpoint's weights, once it is sure that none were put before them."""
+    place, listed = own_place(stored.path, frozenset(stored.manifest.files))
+    check_listed(place, listed)
+    return place
 
 
 @contextmanager

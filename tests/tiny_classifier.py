@@ -1,0 +1,44 @@
+"""A classifier of 16 rows that trains in milliseconds, as a user of Trainer would build it."""
+
+from typing import Any
+
+import torch
+from transformers import EsmConfig, EsmForSequenceClassification
+
+from hf_ext.training_args import FastTrainingArguments
+
+ROWS = [{"input_ids": [0, 4 + i % 20, 5 + i % 7, 2], "labels": i % 2} for i in range(16)]
+
+
+def make_model() -> EsmForSequenceClassification:
+    """The same weights every time."""
+    torch.manual_seed(0)
+    return EsmForSequenceClassification(
+        EsmConfig(
+            vocab_size=33,
+            pad_token_id=1,
+            mask_token_id=32,
+            hidden_size=16,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            intermediate_size=16,
+            position_embedding_type="rotary",
+            num_labels=2,
+        )
+    )
+
+
+def make_args(folder: Any, cls: type = FastTrainingArguments, **given: Any) -> Any:
+    """Arguments of 4 steps of 4 rows, saved after each second one."""
+    settings = {
+        "max_steps": 4,
+        "per_device_train_batch_size": 4,
+        "learning_rate": 1e-2,
+        "logging_steps": 1,
+        "save_steps": 2,
+        "use_cpu": True,
+        "report_to": "none",
+        "disable_tqdm": True,
+        "seed": 3,
+    }
+    return cls(output_dir=str(folder), **{**settings, **given})
