@@ -21,6 +21,7 @@ from typing import Any, NoReturn, Union, get_args, get_origin, get_type_hints
 
 from transformers import HfArgumentParser
 
+from hf_ext.argument_names import with_short_name
 from hf_ext.config_file import Given, read_config
 from hf_ext.errors import ArgumentError, HfExtError
 
@@ -62,6 +63,8 @@ class FastArgumentParser(HfArgumentParser):
     ) -> None:
         kwargs.setdefault("formatter_class", _HelpFormatter)
         kwargs["allow_abbrev"] = False
+        given = [dataclass_types] if dataclasses.is_dataclass(dataclass_types) else [*(dataclass_types or ())]
+        self._taken = frozenset(field.name for dtype in given for field in dataclasses.fields(dtype))
         super().__init__(dataclass_types, **kwargs)
         self.presets = dict(presets or {})
         self.recipe_defaults = dict(defaults or {})
@@ -73,7 +76,8 @@ class FastArgumentParser(HfArgumentParser):
         self._hints: dict[str, Any] = {}
         for dtype in self.dataclass_types:
             hints = get_type_hints(dtype)
-            self._hints.update({field.name: hints[field.name] for field in dataclasses.fields(dtype) if field.init})
+            fields = [field for field in dataclasses.fields(dtype) if field.init]
+            self._hints.update({self._named(field).name: hints[field.name] for field in fields})
         self._field_actions: dict[str, argparse.Action] = {}
         for action in self._actions:  # the first of a destination; `--no_x` shares its own with `--x`
             if action.dest in self._hints:
@@ -132,6 +136,12 @@ class FastArgumentParser(HfArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raises ArgumentError where argparse would print and exit, so that all mistakes read and test alike."""
         raise ArgumentError(f"Command line: {message}. Run with --help for all flags.")
+
+    def _named(self, field: dataclasses.Field) -> dataclasses.Field:
+        return with_short_name(field, self._taken)
+
+    def _parse_dataclass_field(self, parser: Any, field: dataclasses.Field) -> None:  # type: ignore[override]
+        HfArgumentParser._parse_dataclass_field(parser, self._named(field))
 
     def _parse_command_line(self, args: list[str] | None) -> argparse.Namespace:
         """What was typed; fields that were not typed stay _UNSET, so that a typed default is still seen as typed."""
@@ -227,7 +237,7 @@ class FastArgumentParser(HfArgumentParser):
     def _build(self, dtype: Any, values: Mapping[str, Any]) -> Any:
         """One dataclass; what no layer set is left to the dataclass's own defaults."""
         chosen = {}
-        for field in dataclasses.fields(dtype):
+        for field in map(self._named, dataclasses.fields(dtype)):
             if not field.init:
                 continue
             if field.name in values:

@@ -24,6 +24,7 @@ from .argument_checks import (
     check_choices,
     check_ranges,
 )
+from .argument_names import ShortName, TakesShortNames, short_name
 from .errors import ArgumentError
 from .nccl import preset_variables, set_preset
 from .processes import check_together, import_before_group, need_cpu_backend, need_gloo, will_use_nccl
@@ -73,10 +74,11 @@ ERRORS = ("loss", "rmse", "mse", "mae", "perplexity")  # what a metric's name en
 
 
 @dataclass(repr=False)  # the parent's hides tokens
-class FastTrainingArguments(TrainingArguments):
+class FastTrainingArguments(TrainingArguments, metaclass=TakesShortNames):
     """As `transformers.TrainingArguments`, plus the speed-ups and what they need.
 
     Constructs on CPU, T4 and A100 alike: whether a request fits the machine is the plan's decision, not this class's.
+    Of fields that end in `_ext` the name without is a keyword and attribute too: see `argument_names.py`.
     """
 
     preset: None | str = field(  # noqa: RUF036
@@ -157,7 +159,7 @@ class FastTrainingArguments(TrainingArguments):
         default="stop",
         metadata={"help": "A step whose loss or gradient is NaN or infinite: end the run, or go on without that step."},
     )
-    max_eval_samples: None | float = field(  # noqa: RUF036
+    max_eval_samples_ext: None | float = field(  # noqa: RUF036
         default=None,
         metadata={
             "help": "Rows of each evaluation during training: a count above 1, or a share up to 1.0 (0.05). The same "
@@ -220,23 +222,27 @@ class FastTrainingArguments(TrainingArguments):
             "help": "Few NCCL variables for what connects the GPUs, set where you set none; see python -m hf_ext.nccl."
         },
     )
-    use_peft: bool = field(
+    use_peft_ext: bool = field(
         default=False, metadata={"help": "LoRA: adapters train beside frozen encoder weights. Class L."}
     )
-    lora_r: int = field(default=8, metadata={"help": "LoRA rank."})
-    lora_alpha: int = field(default=16, metadata={"help": "LoRA scale: updates are multiplied by alpha / r."})
-    lora_dropout: float = field(
+    lora_r_ext: int = field(default=8, metadata={"help": "LoRA rank."})
+    lora_alpha_ext: int = field(default=16, metadata={"help": "LoRA scale: updates are multiplied by alpha / r."})
+    lora_dropout_ext: float = field(
         default=0.0, metadata={"help": "Dropout before LoRA's first matrix; above 0 it keeps a copy of every input."}
     )
-    lora_target_modules: list[str] | None = field(
+    lora_target_modules_ext: list[str] | None = field(
         default=None, metadata={"help": "Linear layers to adapt, by the end of their names; None: all of the family's."}
     )
-    use_rslora: bool = field(default=False, metadata={"help": "Scale by alpha / sqrt(r) (rsLoRA)."})
-    use_dora: bool = field(default=False, metadata={"help": "Weight-decomposed LoRA (DoRA)."})
+    use_rslora_ext: bool = field(default=False, metadata={"help": "Scale by alpha / sqrt(r) (rsLoRA)."})
+    use_dora_ext: bool = field(default=False, metadata={"help": "Weight-decomposed LoRA (DoRA)."})
+
+    max_eval_samples, use_peft = ShortName(), ShortName()
+    lora_r, lora_alpha, lora_dropout, lora_target_modules = ShortName(), ShortName(), ShortName(), ShortName()
+    use_rslora, use_dora = ShortName(), ShortName()
 
     def __post_init__(self) -> None:
         self._explicit: frozenset[str] | None = None
-        self._given = frozenset(f.name for f in dataclasses.fields(self) if getattr(self, f.name) != _default(f))
+        self._given = self._changed()
         if self.metric_for_best_model and self.greater_is_better is None:
             # The parent takes everything but a loss for a score, and would keep the model with the largest RMSE.
             self.greater_is_better = not self.metric_for_best_model.endswith(ERRORS)
@@ -263,7 +269,7 @@ class FastTrainingArguments(TrainingArguments):
         self.hub_strategy = strategy if strategy == "best" else HubStrategy(strategy)  # type: ignore[assignment]
         if self.bf16:
             self.mixed_precision = "bf16"
-        self._built = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        self._built = {short_name(f.name): getattr(self, f.name) for f in dataclasses.fields(self)}
         self._check_values()
 
     def adopt_values(self) -> None:
@@ -274,9 +280,13 @@ class FastTrainingArguments(TrainingArguments):
         if self.push_to_hub:
             self._read_hub_strategy()
         self._explicit = None
-        self._given = frozenset(f.name for f in dataclasses.fields(self) if getattr(self, f.name) != _default(f))
-        self._built = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        self._given = self._changed()
+        self._built = {short_name(f.name): getattr(self, f.name) for f in dataclasses.fields(self)}
         self._check_values()
+
+    def _changed(self) -> frozenset[str]:
+        """Names of the fields that do not have their default."""
+        return frozenset(short_name(f.name) for f in dataclasses.fields(self) if getattr(self, f.name) != _default(f))
 
     def _read_hub_strategy(self) -> str:
         strategy = str(getattr(self.hub_strategy, "value", self.hub_strategy))
@@ -313,7 +323,11 @@ class FastTrainingArguments(TrainingArguments):
 
     def mark_explicit(self, names: frozenset[str]) -> None:
         """Records which fields came from the command line or YAML; others may be set by the plan."""
-        self._explicit = names
+        self._explicit = frozenset(map(short_name, names))
+
+    def to_dict(self) -> dict[str, Any]:
+        """As in the parent class, under the short names."""
+        return {short_name(name): value for name, value in super().to_dict().items()}
 
     def __copy__(self) -> FastTrainingArguments:
         new = object.__new__(type(self))

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from hf_ext.argument_names import short_name
 from hf_ext.errors import ArgumentError
 from hf_ext.parser import FastArgumentParser
 from hf_ext.presets import PRESETS
@@ -63,7 +64,7 @@ def test_every_value_of_a_preset_gives_way_to_the_command_line(preset, name):
 
 
 def test_presets_name_only_fields_and_speedups_that_exist():
-    fields = {field.name for field in dataclasses.fields(FastTrainingArguments)}
+    fields = {short_name(field.name) for field in dataclasses.fields(FastTrainingArguments)}
     names = {speedup.NAME for speedup in REGISTRY} | {"all"}
     for values in PRESETS.values():
         assert set(values) <= fields

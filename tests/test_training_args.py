@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import TrainingArguments
 
+from hf_ext.argument_names import short_name
 from hf_ext.errors import ArgumentError, HfExtError
 from hf_ext.training_args import FastTrainingArguments
 
@@ -75,7 +76,8 @@ def test_inherited_fields_keep_the_values_of_stock_trainer(given):
 
 def test_the_added_fields_are_these_and_off_by_default():
     inherited = {field.name for field in dataclasses.fields(TrainingArguments)}
-    assert {field.name for field in dataclasses.fields(FastTrainingArguments)} - inherited == ADDED
+    names = {field.name for field in dataclasses.fields(FastTrainingArguments)}
+    assert {short_name(name) for name in names - inherited} == ADDED
     args = FastTrainingArguments(output_dir="o")
     assert (args.preset, args.speedups, args.without, args.effective_batch_size) == (None, [], [], None)
     assert (args.lr_scaling, args.cached_batch_size, args.embedding_tokens_per_batch) == ("none", None, None)

@@ -11,6 +11,7 @@ from typing import Any
 
 from peft import PeftModel
 
+from ..argument_names import short_name
 from ..data.fingerprint import fingerprint
 from ..optional import installed_version
 from .argument_roles import UNRECORDED
@@ -65,7 +66,7 @@ def describe_run(
 
 
 def _describe_arguments(args: Any) -> dict[str, Any]:
-    names = [spec.name for spec in dataclasses.fields(args)]
+    names = [short_name(spec.name) for spec in dataclasses.fields(args)]
     recorded = [name for name in names if name not in UNRECORDED and not name.endswith("_token")]
     values = {name: _plain(getattr(args, name)) for name in recorded}
     accelerator = values.get("accelerator_config")
