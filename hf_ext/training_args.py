@@ -321,6 +321,13 @@ class FastTrainingArguments(TrainingArguments, metaclass=TakesShortNames):
             return self._explicit
         return self._given | {name for name, value in self._built.items() if getattr(self, name) != value}
 
+    @property
+    def asks_for_more(self) -> bool:
+        """Whether an argument that `TrainingArguments` does not have has another value than its default."""
+        stock = {f.name for f in dataclasses.fields(TrainingArguments)}
+        own = [f for f in dataclasses.fields(self) if f.name not in stock]
+        return any(getattr(self, f.name) != _default(f) for f in own)
+
     def mark_explicit(self, names: frozenset[str]) -> None:
         """Records which fields came from the command line or YAML; others may be set by the plan."""
         self._explicit = frozenset(map(short_name, names))

@@ -64,7 +64,8 @@ def refuse(checkpoint: str | os.PathLike[str], contradictions: Sequence[str]) ->
         listed = "\n  ".join(contradictions)
         raise CheckpointError(
             f"{checkpoint} was written by a run that differs:\n  {listed}\nUse the old values, "
-            "--allow_changed NAME [NAME ...] to continue with the new ones, another --output_dir, or --resume no."
+            'allow_changed=["NAME", ...] (--allow_changed NAME [NAME ...]) to continue with the new ones, another '
+            "--output_dir, or --resume no."
         )
 
 

@@ -32,6 +32,7 @@ def read_progress(folder: str | Path) -> dict[str, Any]:
         *(["last_logged_step"] if not _is_count(content.get("last_logged_step")) else []),
         *(["best_saved_step"] if not _is_count(content.get("best_saved_step", ""), or_none=True) else []),
         *(["logged_loss"] if content.get("logged_loss") is not None and not _is_number(content["logged_loss"]) else []),
+        *(name for name in ("run_clock", "evaluation_seconds") if not isinstance(content.get(name, {}), dict)),
         *(["data_position"] if not isinstance(content.get("data_position", ""), dict | None) else []),
     ]
     _refuse(path, content, wrong)

@@ -43,6 +43,7 @@ from .entries import (
 )
 from .frozen import FROZEN, check_frozen, describe_frozen, write_frozen
 from .matching import check_entries, match_names
+from .own_loader import has_own_loader, load_by_own
 from .sharded_weights import SHARDED, WEIGHTS, find_unlisted, read_sharded, sharded_entries
 from .shards import is_spread, load_shards, own_part
 from .tensor_files import describe_names, find_file, first_names, read_json, read_shards, read_tensors, write_tensors
@@ -132,6 +133,9 @@ def load_weights(model: Any, folder: Path | str, checks_frozen: bool = True) -> 
     folder = Path(folder)
     is_adapted = isinstance(model, PeftModel)
     tensors, is_part = _read_entries(model, folder)
+    if has_own_loader(model) and not is_part and not find_file(folder, SHARDED):
+        load_by_own(model, tensors, folder)
+        return
     split = split_entries(model)
     required = _required(model, split, folder, is_part)
     state = model.state_dict(keep_vars=True)

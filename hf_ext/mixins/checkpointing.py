@@ -259,6 +259,8 @@ class CheckpointMixin(CommitMixin):
             "data_position": self.data_position(),  # type: ignore[attr-defined]
             "best_saved_step": self.best_saved_step(),  # type: ignore[attr-defined]
             "only_model": self.args.save_only_model,
+            "run_clock": self.run_clock.state(),  # type: ignore[attr-defined]
+            "evaluation_seconds": self.evaluation_record.seconds,  # type: ignore[attr-defined]
         }
         (folder / PROGRESS).write_text(json.dumps(progress, indent=2) + "\n")
 

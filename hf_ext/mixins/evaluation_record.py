@@ -1,4 +1,4 @@
-"""What a run remembers of its evaluations, in every checkpoint: counts, seconds, the score that a best must beat."""
+"""What a run remembers of its evaluations, in every checkpoint: counts, seconds, the score of the best."""
 
 from __future__ import annotations
 
@@ -34,10 +34,11 @@ class SetRecord:
 
 
 class EvaluationRecord(TrainerCallback, ExportableState):
-    """Goes into `trainer_state.json` with the other callbacks; Trainer makes a new one from there.
+    """Goes into `trainer_state.json` with the other callbacks; Trainer makes a new one from there. Seconds do not.
 
     Attributes:
-        sets: `SetRecord` fields by name of the evaluation set ("" where there is but one).
+        sets: `SetRecord` fields by name of the evaluation set ("" where there is but one), without the seconds.
+        seconds: `seconds` and `rest_s` of each set.
         best_on_subset: what the best model so far scored on the subset, or None.
         best_is_of: which subset and metric that was, as text.
     """
@@ -47,17 +48,24 @@ class EvaluationRecord(TrainerCallback, ExportableState):
 
     def clear(self) -> None:
         """As before the first evaluation."""
-        self.sets: dict[str, dict[str, Any]] = {}
+        self.sets: dict[str, dict[str, int]] = {}
+        self.seconds: dict[str, dict[str, float]] = {}
         self.best_on_subset: float | None = None
         self.best_is_of: str | None = None
 
     def state(self) -> dict[str, Any]:
         """For the checkpoint, and for taking back an evaluation that was given up: a copy."""
-        return {"args": {}, "attributes": copy.deepcopy(vars(self))}
+        stored = {name: value for name, value in vars(self).items() if name != "seconds"}
+        return {"args": {}, "attributes": copy.deepcopy(stored)}
 
     def of(self, name: str) -> SetRecord:
         """The record of a set."""
-        return SetRecord(**self.sets.get(name, {}))
+        return SetRecord(**self.sets.get(name, {}), **self.seconds.get(name, {}))
+
+    def _keep(self, name: str, record: SetRecord) -> None:
+        fields = asdict(record)
+        self.seconds[name] = {part: fields.pop(part) for part in ("seconds", "rest_s")}
+        self.sets[name] = fields
 
     def add_pass(self, name: str, subset_rows: int, full_rows: int, is_full: bool, seconds: float) -> None:
         """Notes an evaluation of a set: of its subset, or (`is_full`) of all rows in one pass."""
@@ -65,18 +73,18 @@ class EvaluationRecord(TrainerCallback, ExportableState):
         record.subset_rows, record.full_rows = subset_rows, full_rows
         record.num_evaluations, record.num_full = record.num_evaluations + 1, record.num_full + is_full
         record.seconds += seconds
-        self.sets[name] = asdict(record)
+        self._keep(name, record)
 
     def add_rest(self, name: str, seconds: float) -> None:
         """Notes that the rest followed, which made the evaluation one of all rows."""
         record = self.of(name)
         record.num_full, record.num_rest = record.num_full + 1, record.num_rest + 1
         record.seconds, record.rest_s = record.seconds + seconds, record.rest_s + seconds
-        self.sets[name] = asdict(record)
+        self._keep(name, record)
 
     def facts(self) -> dict[str, Any]:
         """Sums over the sets, for `EvaluationMixin.evaluation_facts`."""
-        records = [SetRecord(**fields) for fields in self.sets.values()]
+        records = [self.of(name) for name in self.sets]
         if not records:
             return {}
         saved = [record.seconds_saved() for record in records]

@@ -79,7 +79,25 @@ class NanPolicyMixin:
 
     def _run_epoch(self, **kwargs: Any) -> None:
         self._epoch, self._steps_per_epoch = kwargs["epoch"], kwargs["num_update_steps_per_epoch"]
-        super()._run_epoch(**kwargs)  # type: ignore[misc]
+        with self._unfiltered():
+            super()._run_epoch(**kwargs)  # type: ignore[misc]
+
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
+        """As in Trainer; the loss is that of all batches."""
+        with self._unfiltered():
+            return super().evaluation_loop(*args, **kwargs)  # type: ignore[misc]
+
+    @contextmanager
+    def _unfiltered(self) -> Iterator[None]:
+        """Without Trainer's filter, which shows the mean of other steps in place of a loss that is not finite.
+
+        It also waits for the device every batch. The argument says afterwards what the user had set.
+        """
+        before, self.args.logging_nan_inf_filter = self.args.logging_nan_inf_filter, False
+        try:
+            yield
+        finally:
+            self.args.logging_nan_inf_filter = before
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """As in Trainer; keeps the loss of each micro-batch, on the device, until the step is over."""

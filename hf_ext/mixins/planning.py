@@ -30,6 +30,9 @@ class PlanMixin:
     what the plan set: a second trainer made from the caller's `args` does not scale a learning rate that is scaled
     already. Without, it is the caller's; of plain `TrainingArguments`, `as_fast_arguments` of them.
 
+    `keeps_records`: whether anything was asked for that Trainer does not have. Without, a run leaves in its output
+    folder what Trainer's leaves, and neither `plan.json` nor `throughput.json`.
+
     Raises (from the constructor):
         PlanRefused: a request would do something else than asked on this machine, model or data.
     """
@@ -38,6 +41,7 @@ class PlanMixin:
         given = _by_name(args, kwargs)
         arguments = as_fast_arguments(given.get("args"))
         model, collator, dataset = (given.get(name) for name in ("model", "data_collator", "train_dataset"))
+        self.keeps_records = plan is not None or arguments.asks_for_more
         self.plan = plan or make_plan(arguments, model, dataset, collator)
         self.plan.check()
         if any(decision.status == "applied" for decision in self.plan.decisions):
@@ -62,7 +66,7 @@ class PlanMixin:
         self._save_plan()
 
     def _save_plan(self) -> None:
-        if not self.is_world_process_zero():  # type: ignore[attr-defined]
+        if not (self.keeps_records and self.is_world_process_zero()):  # type: ignore[attr-defined]
             return
         if other := find_other_run(self.args.output_dir):  # type: ignore[attr-defined]
             logger.warning("plan.json is not written: %s", other)

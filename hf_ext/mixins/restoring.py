@@ -171,6 +171,14 @@ class RestoreMixin(TogetherMixin):
         steps = self.state.global_step
         return self._total_loss_scalar / steps if steps and self.knows_whole_loss else None
 
+    def restore_clocks(self) -> None:
+        """Goes on counting the seconds of the run, and of its evaluations."""
+        if self._resumed is None:
+            return
+        progress = read_progress(self._resumed.path)
+        self.run_clock.count_on(progress.get("run_clock", {}))  # type: ignore[attr-defined]
+        self.evaluation_record.seconds = progress.get("evaluation_seconds", {})  # type: ignore[attr-defined]
+
     def make_up_evaluation(self) -> None:
         """Runs the evaluation that a stop interrupted, from the random state it began with."""
         self._rng_after_evaluation = None
@@ -230,8 +238,9 @@ class RestoreCallback(TrainerCallback):
         self.trainer = trainer
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """The loss since the last log; an evaluation that a stop interrupted."""
+        """The loss since the last log; times; an evaluation that a stop interrupted."""
         self.trainer.restore_losses()
+        self.trainer.restore_clocks()
         self.trainer.make_up_evaluation()
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from accelerate.utils import broadcast_object_list
+from transformers.trainer_utils import get_last_checkpoint
 
 from ..checkpoints.agreement import compare_runs, refuse
 from ..checkpoints.argument_roles import STEP_SIZE
@@ -101,13 +102,24 @@ class ResumeMixin:
         if resume is True or resume == "auto":
             stored = self.find_newest_checkpoint()  # type: ignore[attr-defined]
             if stored is None and resume is True:
-                raise CheckpointError(f"{self.checkpoints.folder}: no checkpoint there that could be continued.")
+                raise CheckpointError(
+                    f"{self.checkpoints.folder}: no checkpoint there that could be continued.{self._name_stock()}"
+                )
             if stored is None:
                 self.set_checkpoints_aside_after(-1)  # type: ignore[attr-defined]
                 logger.info("No checkpoint in %s: training starts at step 0.", self.checkpoints.folder)
             return stored
         folder = Path(str(resume))
         return self.checkpoints.open(folder) or _check_stock(folder)
+
+    def _name_stock(self) -> str:
+        last = get_last_checkpoint(self.args.output_dir)
+        if last is None:
+            return ""
+        return (
+            f" One that hf_ext did not write cannot be verified, and is continued by its name alone: "
+            f"resume_from_checkpoint={last!r}."
+        )
 
     def _agree_with(self, stored: Stored) -> None:
         """Compares this run with the checkpoint's, and takes over its identity and its place in the data."""

@@ -14,15 +14,18 @@ class ThroughputMixin:
     args: Any
     plan: Any
     state: Any
+    keeps_records: bool  # of PlanMixin
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.throughput = ThroughputCallback()
         super().__init__(*args, **kwargs)
+        self.throughput.writes_file = self.keeps_records
         # MLM collators hold a tokenizer that nobody passed to the Trainer.
         self.throughput.tokenizer = getattr(self.data_collator, "tokenizer", None)  # type: ignore[attr-defined]
         self.throughput.packs = self.plan.applied("packing")
         self.add_callback(self.throughput)  # type: ignore[attr-defined]
-        self.add_callback(RunClockCallback())  # type: ignore[attr-defined]
+        self.run_clock = RunClockCallback()
+        self.add_callback(self.run_clock)  # type: ignore[attr-defined]
 
     def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
         # The model of this run: with `model_init`, callbacks are handed the one before it (transformers 5.23).

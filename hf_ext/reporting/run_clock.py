@@ -6,14 +6,13 @@ import time
 from typing import Any
 
 from transformers import TrainerCallback
-from transformers.trainer_callback import ExportableState
 
 
-class RunClockCallback(TrainerCallback, ExportableState):
+class RunClockCallback(TrainerCallback):
     """Counts seconds of training and sessions (calls of `train`); a resumed run counts on.
 
-    Both are in every checkpoint. What a kill cost after the last checkpoint is not counted: that session could not
-    write it down any more.
+    Both are in every checkpoint, but not in `trainer_state.json`, which is the same for two runs that learn the same.
+    What a kill cost after the last checkpoint is not counted: that session could not write it down any more.
     """
 
     def __init__(self) -> None:
@@ -36,5 +35,10 @@ class RunClockCallback(TrainerCallback, ExportableState):
         self.seconds_before, self._began = self.seconds, None
 
     def state(self) -> dict[str, Any]:
-        """As Trainer stores callbacks."""
-        return {"args": {}, "attributes": {"seconds_before": self.seconds, "num_sessions": self.num_sessions}}
+        """For a checkpoint; JSON-able."""
+        return {"seconds": self.seconds, "num_sessions": self.num_sessions}
+
+    def count_on(self, state: dict[str, Any]) -> None:
+        """Goes on from the `state` of a checkpoint, in the session that has begun; {} is that of a new run."""
+        self.seconds_before = float(state.get("seconds", 0.0))
+        self.num_sessions = int(state.get("num_sessions", 0)) + 1

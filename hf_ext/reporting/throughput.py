@@ -69,6 +69,7 @@ class ThroughputCallback(TrainerCallback):
         self.model = model
         self.tokenizer = tokenizer
         self.packs = False  # whether the model leaves out the padding of its batches
+        self.writes_file = True
         self.warmup_steps = warmup_steps
         self._clock = clock
         self._counter: BatchCounter | None = None
@@ -121,7 +122,7 @@ class ThroughputCallback(TrainerCallback):
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Writes `throughput.json` and stops watching the model."""
-        if state.is_world_process_zero:
+        if self.writes_file and state.is_world_process_zero:
             path = Path(args.output_dir) / FILE_NAME
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)

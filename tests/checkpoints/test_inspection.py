@@ -123,7 +123,7 @@ def test_a_whole_checkpoint_is_described_with_its_roles_and_everything_a_resume_
         "loss since the last log": "since step 0",
         "place in the data": "by number of steps",
         "interrupted evaluation": "none",
-        "callbacks": "EvaluationRecord, RunClockCallback, TrainerControl",
+        "callbacks": "EvaluationRecord, TrainerControl",
     }
     assert first.contents.lacks == ()
 
