@@ -325,7 +325,7 @@ class FastTrainingArguments(TrainingArguments, metaclass=TakesShortNames):
     def asks_for_more(self) -> bool:
         """Whether an argument that `TrainingArguments` does not have has another value than its default."""
         stock = {f.name for f in dataclasses.fields(TrainingArguments)}
-        own = [f for f in dataclasses.fields(self) if f.name not in stock]
+        own = [f for f in dataclasses.fields(FastTrainingArguments) if f.name not in stock]
         return any(getattr(self, f.name) != _default(f) for f in own)
 
     def mark_explicit(self, names: frozenset[str]) -> None:
