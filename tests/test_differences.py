@@ -64,7 +64,7 @@ def test_the_loader_of_a_stream_is_ours(tmp_path):
 @pytest.mark.parametrize(("cls", "kept"), [(Trainer, {2}), (FastTrainer, {2, 4})])
 def test_a_limit_of_one_keeps_the_best_and_the_newest(cls, kept, tmp_path):
     given = {"eval_strategy": "steps", "eval_steps": 2, "load_best_model_at_end": True, "save_total_limit": 1}
-    trainer = make(tmp_path, cls, metric_for_best_model="loss", greater_is_better=True, **given)
+    trainer = make(tmp_path, cls, metric_for_best_model="loss", greater_is_better=False, **given)
     trainer.train()
     assert trainer.state.best_global_step == 2
     assert {int(path.name.split("-")[1]) for path in tmp_path.glob("checkpoint-*")} == kept
