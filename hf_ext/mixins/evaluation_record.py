@@ -60,7 +60,8 @@ class EvaluationRecord(TrainerCallback, ExportableState):
 
     def of(self, name: str) -> SetRecord:
         """The record of a set."""
-        return SetRecord(**self.sets.get(name, {}), **self.seconds.get(name, {}))
+        fields: dict[str, Any] = {**self.sets.get(name, {}), **self.seconds.get(name, {})}
+        return SetRecord(**fields)
 
     def _keep(self, name: str, record: SetRecord) -> None:
         fields = asdict(record)

@@ -23,5 +23,5 @@ def is_overridden(trainer: Any, name: str) -> bool:
 
 def _module_of(found: Any) -> str:
     """Where a function was written, whatever binds it."""
-    code = found.fget if isinstance(found, property) else getattr(found, "__func__", found)
+    code: Any = found.fget if isinstance(found, property) else getattr(found, "__func__", found)
     return str(getattr(inspect.unwrap(code), "__module__", None))
