@@ -188,6 +188,8 @@ class CheckpointMixin(CommitMixin):
         """
         if self.is_fsdp2 and self.args.should_save:
             describe_sharded(self.stored_model, folder, self.args.world_size)
+        if self.keeps_library_files and self.args.should_save:  # FSDP 1 with sharded states calls no `_save`
+            self._save_companions(folder)  # type: ignore[attr-defined]
         self._part = ModelPart(folder)
         try:
             self.save_model(str(folder), _internal_call=True)
