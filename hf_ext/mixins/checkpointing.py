@@ -20,17 +20,17 @@ from ..checkpoints.rng import capture_rng
 from ..checkpoints.run_folder import local_folder
 from ..checkpoints.run_state import PROGRESS
 from ..checkpoints.sharded_state import take_out_spread
-from ..checkpoints.sharded_weights import OPTIMIZER, describe_sharded, save_sharded_weights
+from ..checkpoints.sharded_weights import OPTIMIZER, save_sharded_weights
 from ..checkpoints.shards import save_shards
 from ..checkpoints.staging import Staging
 from ..checkpoints.state import optimizer_tree, scaler_tree, scheduler_tree
 from ..checkpoints.store import CheckpointStore
 from ..checkpoints.trees import save_tree
-from ..checkpoints.weights import TRAINER_WEIGHTS, remember_frozen, save_weights
+from ..checkpoints.weights import remember_frozen
 from ..errors import CheckpointError, NotFiniteError
 from ..zero import own_part
+from .checkpoint_model import CheckpointModelMixin
 from .committing import CommitMixin
-from .overrides import is_overridden
 
 logger = logging.getLogger(__name__)
 
@@ -44,26 +44,7 @@ class Moment:
     num_input_tokens_seen: int
 
 
-@dataclass
-class ModelPart:
-    """A model that is being written into a checkpoint, by this class or by the user's.
-
-    Attributes:
-        folder: of the checkpoint, staged.
-        gathered: the whole state dict that `_save` was given, under FSDP2.
-        is_written: whether this class has written its weights.
-    """
-
-    folder: Path
-    gathered: dict[str, torch.Tensor] | None = None
-    is_written: bool = False
-
-    def is_in(self, output_dir: str | None) -> bool:
-        """Whether `output_dir` is the checkpoint's folder."""
-        return output_dir is not None and Path(output_dir) == self.folder
-
-
-class CheckpointMixin(CommitMixin):
+class CheckpointMixin(CheckpointModelMixin, CommitMixin):
     """Replaces Trainer's in-place checkpoints: staged beside the target, hashed, renamed, then rotated.
 
     `trainer.checkpoints` is the store. A checkpoint that cannot be written leaves the one before it valid; training
@@ -90,7 +71,6 @@ class CheckpointMixin(CommitMixin):
         self.checkpoints = CheckpointStore(folder)
         self._rng_between_epochs: dict[str, Any] = {}
         self._step_began: Moment | None = None
-        self._part: ModelPart | None = None
         self.add_callback(StepMomentCallback(self))  # type: ignore[attr-defined]
 
     # --- what a checkpoint is written from --------------------------------------------------------------------------
@@ -178,46 +158,6 @@ class CheckpointMixin(CommitMixin):
                 self._save_optimizer_and_scheduler(str(folder))  # type: ignore[attr-defined]
             return {}
         return {} if only_model else self._write_steppers(folder)
-
-    # Trainer's own chain of calls, which users' classes override: `save_model` -> `_save`.
-
-    def _write_model(self, folder: Path) -> None:
-        """Weights, configuration, tokenizer, and whatever the user's class adds to them or writes instead.
-
-        Where it writes other weights, and has no loader of its own for them, ours are beside them, in a folder.
-        """
-        if self.is_fsdp2 and self.args.should_save:
-            describe_sharded(self.stored_model, folder, self.args.world_size)
-        if self.keeps_library_files and self.args.should_save:  # FSDP 1 with sharded states calls no `_save`
-            self._save_companions(folder)  # type: ignore[attr-defined]
-        self._part = ModelPart(folder)
-        try:
-            self.save_model(str(folder), _internal_call=True)
-            has_weights = self._part.is_written or self.is_fsdp2 or self.keeps_library_files
-        finally:
-            self._part = None
-        if self.args.should_save and not has_weights and not is_overridden(self, "_load_from_checkpoint"):
-            save_weights(self.stored_model, folder / TRAINER_WEIGHTS)
-
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """As in Trainer."""
-        if self._part is None or not self._part.is_in(output_dir) or self.keeps_library_files:
-            super().save_model(output_dir, _internal_call)  # type: ignore[misc]
-            return
-        # Of weights that FSDP2 has split, only an override has a use for whole ones here.
-        self._part.gathered = self.gather_weights() if self.is_fsdp2 and is_overridden(self, "_save") else None  # type: ignore[attr-defined]
-        self._save(output_dir, self._part.gathered)
-
-    def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
-        part = self._part
-        if part is None or not part.is_in(output_dir) or self.keeps_library_files or state_dict is not part.gathered:
-            super()._save(output_dir, state_dict)  # type: ignore[misc]
-            return
-        part.is_written = True
-        if self.args.should_save:
-            self._save_companions(part.folder)  # type: ignore[attr-defined]
-            if not self.is_fsdp2:
-                save_weights(self.stored_model, part.folder)
 
     def _write_steppers(self, folder: Path) -> dict[str, torch.Tensor]:
         """Optimizer and schedule: the main process writes what all share, and what is spread is returned."""
