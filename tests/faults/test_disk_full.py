@@ -314,7 +314,7 @@ def test_reports_that_find_no_room_cost_no_training_and_no_traceback(full_at_the
     _, disk = full_at_the_end
     with counted(tally, "others"):
         start_run_log(disk.folder / "other")
-        weights, code, _ = run(disk.folder / "other", save_strategy="no")
+        weights, code, _ = run(disk.folder / "other", save_strategy="no", preset="baseline")
         assert (code, weights) == (0, whole[0])
     printed = capsys.readouterr()
     assert "plan.json was not written: " in printed.out

@@ -339,7 +339,8 @@ def run_trainer(cls, args_cls, folder: Path, tokenizer: EsmTokenizer, **settings
     sequences = ["ACDEFGHIKL"[: 2 + i % 7] for i in range(24)]
     rows = Dataset.from_dict(dict(tokenizer(sequences)))
     common = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "save_strategy": "no", "logging_steps": 2}
-    args = args_cls(str(folder), per_device_train_batch_size=4, num_train_epochs=1, **{**common, **settings})
+    asked = {"preset": "baseline"} if cls is FastTrainer else {}  # else a FastTrainer leaves no file
+    args = args_cls(str(folder), per_device_train_batch_size=4, num_train_epochs=1, **{**common, **asked, **settings})
     model = make_esm()
     callbacks = [] if cls is FastTrainer else [ThroughputCallback(model, tokenizer)]
     collator = DataCollatorForLanguageModeling(tokenizer)
