@@ -31,6 +31,17 @@ def find_override(trainer: Any, *names: str) -> str | None:
     return None
 
 
+def is_overridden(trainer: Any, name: str) -> bool:
+    """Whether a call of `trainer.name` runs somebody else's code first, such as that of trl's SFTTrainer.
+
+    What is behind FastTrainer in the order of classes, as in `class X(FastTrainer, SFTTrainer)`, comes later and is not
+    seen.
+    """
+    places = [vars(trainer), *(vars(cls) for cls in type(trainer).__mro__)]
+    found = next((place[name] for place in places if name in place), None)
+    return found is not None and not _is_in(_module_of(getattr(found, "fget", found)), OWN_CLASSES)
+
+
 def _is_own(base: type, method: Any) -> bool:
     return _is_in(base.__module__, OWN_CLASSES) and _is_in(_module_of(method), OWN_CODE)
 

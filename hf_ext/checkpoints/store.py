@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ..errors import CheckpointError, FolderError
 from .additions import Look, add_files
-from .disk import remove, sync
+from .disk import sync
 from .folder_lock import find_other_run
 from .leftovers import clear_staging, remove_trash, sweep_trash, tidy
 from .staging import Staging

@@ -9,7 +9,7 @@ import torch
 
 from ..checkpoints.sharded_weights import describe_sharded
 from ..checkpoints.weights import TRAINER_WEIGHTS, save_weights
-from .overrides import is_overridden
+from ..overrides import is_overridden
 from .together import TogetherMixin
 
 

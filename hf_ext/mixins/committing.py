@@ -13,7 +13,7 @@ from transformers import TrainerCallback
 from ..checkpoints.additions import Look, look
 from ..checkpoints.staging import Staging
 from ..errors import DiskFailure
-from .overrides import is_overridden
+from ..overrides import is_overridden
 from .together import TogetherMixin
 
 logger = logging.getLogger(__name__)

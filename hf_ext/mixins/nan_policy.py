@@ -56,27 +56,6 @@ class NanPolicyMixin:
         self._epoch, self._steps_per_epoch = 0, 1
         self.add_callback(NanPolicyCallback(self))  # type: ignore[attr-defined]
 
-    def _inner_training_loop(self, *args: Any, **kwargs: Any) -> Any:
-        with self._unfiltered():
-            return super()._inner_training_loop(*args, **kwargs)  # type: ignore[misc]
-
-    def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
-        """As in Trainer; a loss that is not finite is not left out of the mean."""
-        with self._unfiltered():
-            return super().evaluation_loop(*args, **kwargs)  # type: ignore[misc]
-
-    @contextmanager
-    def _unfiltered(self) -> Iterator[None]:
-        """Trainer's filter shows the mean of other steps in place of such a loss, and waits for the device every batch.
-
-        The arguments may be the caller's, who finds them as they were.
-        """
-        given, self.args.logging_nan_inf_filter = self.args.logging_nan_inf_filter, False
-        try:
-            yield
-        finally:
-            self.args.logging_nan_inf_filter = given
-
     def _run_epoch(self, **kwargs: Any) -> None:
         self._epoch, self._steps_per_epoch = kwargs["epoch"], kwargs["num_update_steps_per_epoch"]
         with self._unfiltered():
@@ -91,7 +70,7 @@ class NanPolicyMixin:
     def _unfiltered(self) -> Iterator[None]:
         """Without Trainer's filter, which shows the mean of other steps in place of a loss that is not finite.
 
-        It also waits for the device every batch. The argument says afterwards what the user had set.
+        It also waits for the device every batch. The arguments may be the caller's, who finds them as they were.
         """
         before, self.args.logging_nan_inf_filter = self.args.logging_nan_inf_filter, False
         try:

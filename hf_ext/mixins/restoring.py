@@ -24,7 +24,7 @@ from ..checkpoints.stored import Stored
 from ..checkpoints.trees import load_tree
 from ..checkpoints.weights import check_listed, load_weights
 from ..errors import CheckpointError
-from .overrides import is_overridden
+from ..overrides import is_overridden
 from .together import TogetherMixin
 
 logger = logging.getLogger(__name__)

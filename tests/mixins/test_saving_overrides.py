@@ -16,7 +16,7 @@ from transformers import EsmForSequenceClassification, Trainer, TrainerCallback,
 from hf_ext.checkpoints.manifest import Manifest
 from hf_ext.checkpoints.stored import verify
 from hf_ext.errors import CheckpointError
-from hf_ext.mixins.overrides import is_overridden
+from hf_ext.overrides import is_overridden
 from hf_ext.trainer import FastTrainer
 
 
