@@ -127,6 +127,9 @@ def faults() -> str:
     errors = full["tmpfs sizes"] + full["file size limits"] + full["injected errors"] + full["others"]
     stops, equal = suites["stops_by_signal_and_time"], suites["resume_equality"]
     bad, stale, hostile = (suites[n] for n in ("numbers_that_are_not_finite", "stale_folders", "hostile_files"))
+    pairs, tables, parquet = (
+        suites[n] for n in ("two_runs_in_one_folder", "mutated_tables", "damaged_Parquet_files")
+    )
     rows = [
         [
             "kill -9 in a save, a rotation, a re-save; at every file operation",
@@ -162,6 +165,22 @@ def faults() -> str:
         ],
         ["NaN and infinity", f"{bad['cases']} cases", f"{bad['right']} stopped or left out, none saved"],
         ["foreign, stale, linked folders", f"{stale['cases']} cases", f"{stale['right']} right, none touched"],
+        [
+            "two runs given one folder, 0 to 3 s apart",
+            f"{pairs['pairs']} pairs",
+            f"{pairs['one_refused']} times one refused, {pairs['other_unharmed']} times the other unharmed",
+        ],
+        [
+            "mutated CSV and TSV files, against a second reader",
+            f"{tables['files']:,} files",
+            f"{tables['refused']} refused, the others read line by line; {tables['silent_differences']} silent differences",
+        ],
+        [
+            "damaged Parquet files",
+            f"{parquet['files']} files",
+            f"{parquet['named']} named, {parquet['read right']} read right; "
+            f"{parquet['changed values that only checksums show']} held other values, which only page checksums show",
+        ],
         [
             "hostile files",
             f"{hostile['probes']} probes",

@@ -18,7 +18,7 @@ from hf_ext.errors import CheckpointError
 from hf_ext.trainer import FastTrainer
 
 ROOT = Path(__file__).resolve().parent.parent
-NUM_ROWS = 32
+NUM_ROWS = 37
 
 
 def read_rows(text: str) -> list[list[str]]:
