@@ -48,9 +48,14 @@ HANDLERS = read_signal_handlers()  # before any test, and any fixture that lives
 
 @pytest.fixture(autouse=True)
 def _leaves_the_process_as_it_was():
-    """No test leaves a signal handler or data worker behind: Ctrl-C stops the suite, the next test has the cores."""
+    """No test leaves a signal handler behind, nor a data worker that its trainer, once ended, does not take along."""
     before = set(multiprocessing.active_children())
     yield
+    if set(multiprocessing.active_children()) - before:
+        from hf_ext.mixins.leaving import _trainers
+
+        for trainer in list(_trainers):
+            trainer._end_workers()
     handlers, workers = read_signal_handlers(), set(multiprocessing.active_children()) - before
     for number, handler in HANDLERS.items():
         signal.signal(number, handler)

@@ -48,6 +48,9 @@ def make_args(folder, **given) -> FastTrainingArguments:
 def train_and_close(trainer, resume=None) -> None:
     """Trains, and ends workers that live on: left to garbage collection, each takes torch 5 s to end."""
     trainer.train(resume_from_checkpoint=resume)
+    if isinstance(trainer, FastTrainer):
+        trainer.end()
+        return
     for loader in (trainer.callback_handler.train_dataloader, trainer.callback_handler.eval_dataloader):
         if loader is not None:
             loader.base_dataloader._iterator = None
