@@ -127,9 +127,7 @@ def faults() -> str:
     errors = full["tmpfs sizes"] + full["file size limits"] + full["injected errors"] + full["others"]
     stops, equal = suites["stops_by_signal_and_time"], suites["resume_equality"]
     bad, stale, hostile = (suites[n] for n in ("numbers_that_are_not_finite", "stale_folders", "hostile_files"))
-    pairs, tables, parquet = (
-        suites[n] for n in ("two_runs_in_one_folder", "mutated_tables", "damaged_Parquet_files")
-    )
+    pairs, tables, parquet = (suites[n] for n in ("two_runs_in_one_folder", "mutated_tables", "damaged_Parquet_files"))
     rows = [
         [
             "kill -9 in a save, a rotation, a re-save; at every file operation",
@@ -173,7 +171,8 @@ def faults() -> str:
         [
             "mutated CSV and TSV files, against a second reader",
             f"{tables['files']:,} files",
-            f"{tables['refused']} refused, the others read line by line; {tables['silent_differences']} silent differences",
+            f"{tables['refused']} refused, the others read line by line; "
+            f"{tables['silent_differences']} silent differences",
         ],
         [
             "damaged Parquet files",

@@ -225,7 +225,12 @@ def test_every_file_follows_the_umask(umask, make_affinity, demo_rows, tmp_path)
     try:
         model, collator = make_affinity()
         args = FastTrainingArguments(
-            output_dir=str(tmp_path / "run"), use_cpu=True, report_to="none", max_steps=1, save_steps=1, speedups=["all"]
+            output_dir=str(tmp_path / "run"),
+            use_cpu=True,
+            report_to="none",
+            max_steps=1,
+            save_steps=1,
+            speedups=["all"],
         )
         args.embedding_cache_dir = str(tmp_path / "cache")
         trainer = FastTrainer(model, args, data_collator=collator, train_dataset=demo_rows.select(range(8)))
