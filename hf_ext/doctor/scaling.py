@@ -25,7 +25,6 @@ ZERO_PARTS, ZERO3_HOST = 16, 27
 ZERO3_LIVE = 10**9
 # What is sent at once: DDP's bucket_cap_mb; DeepSpeed's reduce_bucket_size and allgather_bucket_size (elements).
 DDP_BUCKET, ZERO_BUCKET = 25 * 2**20, 5 * 10**8
-SPLITTING = ("FSDP2", "HSDP", "ZeRO-2", "ZeRO-3")
 
 
 @dataclass(frozen=True)
