@@ -145,7 +145,7 @@ def test_parquet_faults_are_data_errors(tmp_path):
         ("a.csv", "sequence,label\rMKTVL,1\r", "Look for a quote that is opened and never closed, or for line ends"),
         ("a.csv", b"sequence,label\nMKTVL,1\nMK\xd1VL,2\n", "row 3: not UTF-8 (byte 0xd1 at byte 3 of the line)"),
         ("a.csv", CSV.encode("utf-16"), "not UTF-8 but UTF-16"),
-        ("a.csv", gzip.compress(CSV.encode()), "the file is gzip-compressed; add .gz to its name"),
+        ("a.csv", gzip.compress(CSV.encode(), mtime=0), "the file is gzip-compressed; add .gz to its name"),
     ],
 )
 def test_structural_fault_names_file_and_row(tmp_path, name, content, message):

@@ -23,6 +23,7 @@ from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
 ALONE = {"dataloader_persistent_workers": False, "dataloader_num_workers": 0}
+OTHERS: set[int] = set()
 NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -50,8 +51,15 @@ def kill_a_worker():
     os.kill(workers()[0], signal.SIGKILL)
 
 
+@pytest.fixture(autouse=True)
+def _only_own_children(monkeypatch):
+    """Other tests of this process may have left helpers of torch's compiler, which live as long as the process."""
+    monkeypatch.setattr(f"{__name__}.OTHERS", {child.pid for child in psutil.Process().children()})
+
+
 def workers():
-    return [child.pid for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+    living = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+    return [child.pid for child in living if child.pid not in OTHERS]
 
 
 def make(folder, act=None, event="on_step_end", step=3, rows=None, **given):
