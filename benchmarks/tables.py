@@ -134,6 +134,7 @@ def faults() -> str:
             f"{kills} kills of {len({row['family'] for row in ours})} kinds of run",
             f"{resumed} continued, {identical} ended bit-identical; at most one save interval lost",
         ],
+        _worker_kills(suites["kill_with_workers"]["rows"]),
         *(_stock_kills(row) for row in suites["kill_training"]["rows"] if row["family"].startswith("stock")),
         [
             "a file of a checkpoint missing, cut, flipped, swapped",
@@ -193,6 +194,15 @@ def faults() -> str:
         ],
     ]
     return format_markdown_table(rows, ["what", "how often", "what became of it"])
+
+
+def _worker_kills(rows: list[dict[str, Any]]) -> list[str]:
+    kills, resumed, identical = (sum(row[key] for row in rows) for key in ("kills", "resumed", "identical"))
+    return [
+        "kill -9 of runs with data workers, at any moment",
+        f"{kills} kills of {len({row['family'] for row in rows})} kinds of run",
+        f"{resumed} continued, {identical} ended bit-identical",
+    ]
 
 
 def _stock_kills(row: dict[str, Any]) -> list[str]:
