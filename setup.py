@@ -46,7 +46,7 @@ setup(
         "deepspeed": ["deepspeed>=0.19"],
         "torchao": ["torchao>=0.18"],
         "dev": [
-            *("pytest>=8", "pytest-timeout>=2.3", "ruff>=0.14", "mypy>=1.18", "types-PyYAML"),
+            *("pytest>=8", "pytest-timeout>=2.3", "pytest-xdist>=3.6", "ruff>=0.14", "mypy>=1.18", "types-PyYAML"),
             *("nbclient>=0.10", "nbformat>=5.10", "ipykernel>=6.29"),  # the notebook is executed by a test
             "tensorboard>=2.18",  # what report_to writes is read back by a test
         ],

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import tempfile
+from collections import Counter
 from pathlib import Path
 
 SCRATCH = Path(tempfile.mkdtemp(prefix="hf_ext-tests-"))
@@ -31,6 +32,19 @@ import pytest  # noqa: E402
 import torch  # noqa: E402
 
 torch.set_num_threads(1)
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` chooses
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of the cases of a test with the mark `sampled(n)`, every n-th stays; the others become nightly."""
+    numbers: Counter = Counter()
+    for item in items:
+        mark = item.get_closest_marker("sampled")
+        if mark is not None:
+            name = item.nodeid.partition("[")[0]
+            if numbers[name] % mark.args[0]:
+                item.add_marker("nightly")
+            numbers[name] += 1
 
 
 def pytest_collection_finish() -> None:

@@ -5,6 +5,7 @@ override is held against what Trainer hands it, and a new one has to be written 
 """
 
 import ast
+import functools
 import inspect
 import re
 from pathlib import Path
@@ -136,10 +137,15 @@ def test_the_private_attributes_that_hf_ext_uses_are_still_trainers():
     assert used == ATTRIBUTES, f"transformers {transformers.__version__}: look at each in hf_ext"
 
 
+@functools.cache
+def all_calls() -> list[ast.Call]:
+    """Every call in the code of Trainer."""
+    return [node for node in ast.walk(ast.parse(inspect.getsource(Trainer))) if isinstance(node, ast.Call)]
+
+
 def trainers_calls(name: str) -> list[ast.Call]:
     """How Trainer itself calls a method."""
-    nodes = [node for node in ast.walk(ast.parse(inspect.getsource(Trainer))) if isinstance(node, ast.Call)]
-    return [node for node in nodes if ast.unparse(node.func) in (f"self.{name}", f"super().{name}")]
+    return [node for node in all_calls() if ast.unparse(node.func) in (f"self.{name}", f"super().{name}")]
 
 
 @pytest.mark.parametrize("name", OVERRIDDEN)

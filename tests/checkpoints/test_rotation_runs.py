@@ -43,6 +43,7 @@ def run_to_the_end(policy: Policy, other_bytes: int, counts: Counter, kill_at: i
     return disk
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("policy", COMBINATIONS, ids=name_policy)
 def test_the_needed_budget_is_the_peak_and_survives_a_kill_after_every_operation(policy):
     needed = needed_bytes(SIZES, policy, other_bytes=7)
@@ -59,6 +60,7 @@ def test_the_needed_budget_is_the_peak_and_survives_a_kill_after_every_operation
         assert after_kill.entries == finished.entries
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("policy", COMBINATIONS, ids=name_policy)
 def test_one_byte_less_than_needed_gives_up_something_asked_for(policy):
     less = dataclasses.replace(policy, budget_bytes=needed_bytes(SIZES, policy, 7) - 1)

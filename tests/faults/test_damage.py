@@ -137,6 +137,7 @@ def in_ci(family: str, name: str, damage: str) -> bool:
     return family == "esm" or name not in COMMON or name == "manifest.json"
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("family", "name", "damage"),
     [pytest.param(*case, marks=[] if in_ci(*case) else [pytest.mark.nightly]) for case in CASES],
@@ -196,6 +197,7 @@ def test_of_several_damaged_ones_the_newest_whole_one_is_taken(family, families,
     counts["found_and_passed_over"] += 1
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("family", list(FILES))
 @pytest.mark.parametrize("name", ["manifest.json", "optimizer.json", "trainer_state.json"])
 @pytest.mark.parametrize("damage", ["deleted", "half", "bit flipped at the end"])

@@ -129,6 +129,7 @@ def check_resumes(folder, whole, tally):
 # --- sizes ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("room", ROOM)
 def test_a_small_disk_costs_checkpoints_but_no_training_and_not_the_one_before(
     room, tmp_path, whole, may_mount, tally, caplog
@@ -156,6 +157,7 @@ def test_a_small_disk_costs_checkpoints_but_no_training_and_not_the_one_before(
         check_resumes(folder, whole, tally)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("limit", [5_000, 500_000, 1_000_000])
 def test_a_limit_on_file_sizes_is_a_disk_that_is_full(limit, tmp_path, whole, tally):
     check_file_limit(limit, tmp_path, whole, tally)

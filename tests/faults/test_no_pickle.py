@@ -128,6 +128,7 @@ def probed(request, counts, runs):
 # --- pickles ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("is_zip", [True, False], ids=["zip", "bare"])
 @pytest.mark.parametrize("name", BESIDE)
 def test_a_pickle_beside_our_files_is_not_read(name, is_zip, runs, tmp_path):
@@ -139,6 +140,7 @@ def test_a_pickle_beside_our_files_is_not_read(name, is_zip, runs, tmp_path):
     assert runs.make["esm"].watch.weights[NUM_STEPS] == runs.whole["esm"][NUM_STEPS]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("is_zip", [True, False], ids=["zip", "bare"])
 @pytest.mark.parametrize("place", ["manifest.json", "optimizer.json", "rank_0.safetensors", "model.safetensors"])
 def test_a_pickle_in_the_place_of_our_files_is_damage(place, is_zip, runs, tmp_path):
@@ -150,6 +152,7 @@ def test_a_pickle_in_the_place_of_our_files_is_damage(place, is_zip, runs, tmp_p
     assert runs.make["esm"].watch.began_at == 2
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("is_zip", [True, False], ids=["zip", "bare"])
 @pytest.mark.parametrize(
     ("kind", "name"),
@@ -200,6 +203,7 @@ def outside_names(folder: Path, outside: Path) -> list[str]:
     return [relative, str(outside / "model.safetensors"), f"./{relative}", f"x/../{relative}", "..", ""]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("which", range(6))
 @pytest.mark.parametrize("index", ["model.safetensors.index.json", "pytorch_model.bin.index.json"])
 def test_a_shard_index_that_leads_out_is_refused(index, which, runs, tmp_path):
@@ -233,6 +237,7 @@ def record(path: Path) -> dict:
     return {"size": path.stat().st_size, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("which", range(6))
 def test_a_manifest_that_names_what_is_outside_is_refused(which, runs, tmp_path):
     folder = runs.copy("esm", tmp_path / "run") / "checkpoint-4"

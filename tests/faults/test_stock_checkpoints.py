@@ -127,6 +127,7 @@ def test_a_key_that_is_missing_would_be_seen(bench, tmp_path):
     assert read(tmp_path / "less", trainer.model, bench.base)[1] == {"classifier.dense.weight"}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_best_model_comes_back_whole(bench, counts, kind, tmp_path):
     counts["cases"] += 1
