@@ -128,6 +128,7 @@ def check_combination(folder, combination, base, num_saves, tally):
     assert trainer.checkpoints.checkpoints()[-1].step == num_saves
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("combination", SAMPLE, ids=str)
 def test_a_run_never_holds_more_than_its_budget(combination, tmp_path, base, tally):
     check_combination(tmp_path, combination, base, 12, tally)

@@ -207,6 +207,7 @@ def check_injected(place, number, once, folder, whole, tally, caplog, monkeypatc
         check_resumes(folder, whole, tally)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("place", "number", "once"), SAMPLE)
 def test_an_error_anywhere_in_a_save_costs_that_checkpoint_alone(
     place, number, once, tmp_path, whole, tally, caplog, monkeypatch
