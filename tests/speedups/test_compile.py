@@ -152,6 +152,7 @@ def count_recompilations(folder, dynamic) -> int:
     return evidence(trainer)["recompilations"]
 
 
+@pytest.mark.nightly
 def test_packed_blocks_of_many_lengths_use_the_graphs_of_the_first_batch(tmp_path):
     assert count_recompilations(tmp_path / "dynamic", dynamic=True) <= 2
     assert count_recompilations(tmp_path / "static", dynamic=False) >= 4  # what the count would see

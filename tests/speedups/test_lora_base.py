@@ -234,6 +234,7 @@ def test_a_killed_run_goes_on_bit_for_bit(trainer_for):
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
+@pytest.mark.sampled(2)
 def test_a_run_goes_on_where_the_base_is_stored_in_another_precision(trainer_for):
     saving = {"save_strategy": "steps", "save_steps": 2}
     trainer_for("run", **{**saving, "max_steps": 2}).train()
