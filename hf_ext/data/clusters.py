@@ -10,7 +10,9 @@ from datasets import Dataset
 
 from ..errors import ArgumentError, DataError
 from .columns import column_values, number_values
+from .contents import check_regular
 from .families import find_families
+from .lines import Lines
 from .similarity import MIN_IDENTITY, TooMuchWorkError, Work
 
 CLUSTER_IDENTITY = 0.8
@@ -75,22 +77,24 @@ def cluster_numbers(data: Dataset, columns: Sequence[str], identity: float, max_
 def read_cluster_file(path: str, ids: Sequence[str], column: str) -> np.ndarray:
     """Returns int64 [n] cluster numbers of rows named `ids`, from two columns: representative, tab, member.
 
-    That is what `mmseqs easy-cluster` writes as `..._cluster.tsv`.
+    That is what `mmseqs easy-cluster` writes as `..._cluster.tsv`; it may be packed with gzip, as `.gz`.
 
     Raises:
-        DataError: no such file, a line without two fields, a member of two clusters, or rows that are in none.
+        DataError: no such file, not a file of UTF-8 text, a line without two fields, a member of two clusters, or rows
+            that are in none.
     """
+    file = Path(path).expanduser()
+    check_regular(file)
     cluster_of: dict[str, str] = {}
-    try:
-        lines = Path(path).expanduser().read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise DataError(f"cluster_file={path!r}: {error.strerror}; give the _cluster.tsv of MMseqs2.") from error
-    for line_number, line in enumerate(lines, 1):
+    lines = Lines(file)
+    for ended in lines:
+        lines.begin_record()
+        line = ended.rstrip("\r\n")
         representative, tab, member = line.partition("\t")
         if not tab or not member or "\t" in member:
-            raise DataError(f"{path}, row {line_number}: {line[:60]!r} is not representative, tab, member.")
+            raise DataError(f"{path}, row {lines.number}: {line[:60]!r} is not representative, tab, member.")
         if cluster_of.setdefault(member, representative) != representative:
-            raise DataError(f"{path}, row {line_number}: {member!r} is in the cluster of {cluster_of[member]!r} too.")
+            raise DataError(f"{path}, row {lines.number}: {member!r} is in the cluster of {cluster_of[member]!r} too.")
     missing = [one for one in ids if one not in cluster_of]
     if missing:
         raise DataError(

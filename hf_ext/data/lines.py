@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO
 
 from ..errors import DataError
-from .contents import other_content
+from .contents import NUM_FIRST_BYTES, other_content
 
 # The longest protein known has 35,000 residues: what is longer has lost its line ends, or was made to fill the memory.
 MAX_RECORD_BYTES = 64 * 2**20
@@ -69,6 +69,11 @@ class Lines:
 
 
 def _open(path: Path) -> IO[bytes]:
-    if path.suffix.lower() == ".gz":
-        return io.BufferedReader(gzip.open(path, "rb"), 1 << 20)
-    return open(path, "rb")
+    if path.suffix.lower() != ".gz":
+        return open(path, "rb")
+    with open(path, "rb") as file:
+        start = file.read(NUM_FIRST_BYTES)
+    if start and not start.startswith(b"\x1f\x8b"):
+        wrong = other_content(start) or "its name ends in .gz, but it is not gzip-compressed. Remove .gz from its name."
+        raise DataError(f"{path}, row 1: {wrong}")
+    return io.BufferedReader(gzip.open(path, "rb"), 1 << 20)

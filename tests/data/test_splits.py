@@ -1,5 +1,8 @@
+import gzip
+import os
 import random
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -168,6 +171,69 @@ def test_clusters_of_another_program_are_kept_together(tmp_path):
         split_rows(data, **options)
     with pytest.raises(DataError, match="No such file"):
         split_rows(data, **options | {"cluster_file": str(tmp_path / "none.tsv")})
+
+
+def cluster_options(path, content):
+    path.write_bytes(content)
+    return {"rule": "cluster", "sizes": SIZES, "cluster_file": str(path), "id_column": "name"}
+
+
+CLUSTERS = "".join(f"p{i // 2 * 2}\tp{i}\n" for i in range(20))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        CLUSTERS.encode("utf-8-sig"),  # with the mark, p0 once was in a cluster of its own
+        CLUSTERS.replace("\n", "\r\n").encode(),
+        gzip.compress(CLUSTERS.encode()),
+    ],
+    ids=["utf-8-sig", "crlf", "gzip"],
+)
+def test_every_way_to_save_a_cluster_file_gives_the_same_clusters(tmp_path, content):
+    data = table(20, name=[f"p{i}" for i in range(20)], family=[i // 2 for i in range(20)])
+    name = "x.tsv.gz" if content.startswith(b"\x1f\x8b") else "x.tsv"
+    splits, report = split_rows(data, **cluster_options(tmp_path / name, content))
+    assert (crossing(splits, "family"), report["num_clusters"]) == (0, 10)
+
+
+@pytest.mark.parametrize("sign", ["\u2028", "\x85", "\x0b", "\x0c", "\x1e"])
+def test_ids_in_a_cluster_file_end_at_line_ends_only(tmp_path, sign):
+    names = [f"p{sign}{i}" for i in range(20)]
+    content = "".join(f"{names[i // 2 * 2]}\t{names[i]}\n" for i in range(20)).encode()
+    _, report = split_rows(table(20, name=names), **cluster_options(tmp_path / "x.tsv", content))
+    assert report["num_clusters"] == 10
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("x.tsv", "p\xe9\tp0\n".encode("latin-1"), r"x\.tsv, row 1: not UTF-8 \(byte 0xe9"),
+        ("x.tsv", CLUSTERS.encode("utf-16"), r"x\.tsv, row 1: not UTF-8 but UTF-16"),
+        ("x.tsv", gzip.compress(CLUSTERS.encode()), r"x\.tsv, row 1: the file is gzip-compressed; add \.gz"),
+        ("x.tsv.gz", gzip.compress(CLUSTERS.encode())[:-12], r"x\.tsv\.gz: the gzip data is damaged or cut off"),
+        ("x.tsv", b"p" * 200, r"x\.tsv, row 1: a record of more than 0 MiB"),
+    ],
+    ids=["latin-1", "utf-16", "gzip without .gz", "cut gzip", "an endless line"],
+)
+def test_a_cluster_file_that_is_no_table_of_text_is_named(tmp_path, monkeypatch, name, content, message):
+    if len(content) == 200:
+        monkeypatch.setattr("hf_ext.data.lines.MAX_RECORD_BYTES", 100)
+    with pytest.raises(DataError, match=message):
+        split_rows(table(20, name=[f"p{i}" for i in range(20)]), **cluster_options(tmp_path / name, content))
+
+
+def test_a_cluster_file_that_may_never_end_is_refused_at_once(tmp_path):
+    os.mkfifo(tmp_path / "pipe.tsv")
+    options = {"rule": "cluster", "sizes": SIZES, "id_column": "name"}
+    data = table(20, name=[f"p{i}" for i in range(20)])
+    for path, kind in (
+        (tmp_path / "pipe.tsv", "a named pipe"),
+        (Path("/dev/zero"), "a device"),
+        (tmp_path, "a folder"),
+    ):
+        with pytest.raises(DataError, match=f"{path}: is {kind}, not a regular file"):
+            split_rows(data, **options, cluster_file=str(path))
 
 
 def test_split_column_accepts_every_spelling_and_is_dropped():

@@ -296,3 +296,17 @@ def test_nested_values_of_any_type_become_text(tmp_path):
     pq.write_table(pa.table({"sequence": ["MKTVL"], "x": pa.array(cells, kind)}), tmp_path / "a.parquet")
     (text,) = read_table(str(tmp_path / "a.parquet"))["x"][:]
     assert json.loads(text) == {"day": "2026-01-02", "raw": "b'x'", "price": "1.50"}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (CSV.encode(), "its name ends in .gz, but it is not gzip-compressed. Remove .gz from its name."),
+        (b"<html><body>Please log in", "the file is a web page"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "the file is a pointer of Git LFS"),
+        (b"\0" * 100, "the file begins with zero bytes"),
+    ],
+)
+def test_a_file_that_only_its_name_calls_gzip_is_said_to_be_what_it_is(tmp_path, content, message):
+    (tmp_path / "a.csv.gz").write_bytes(content)
+    assert f"a.csv.gz, row 1: {message}" in fault(tmp_path / "a.csv.gz")
