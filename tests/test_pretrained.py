@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from hf_ext.data.collators import SequenceCollator
 from hf_ext.errors import HfExtError
@@ -143,3 +143,90 @@ def test_damaged_inputs_of_a_model_folder_are_named(tmp_path, settings):
     (tmp_path / "inputs.json").write_text(text)
     with pytest.raises(HfExtError, match=r"inputs\.json"):
         SequenceCollator.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("load", [load_frozen, load_masked])
+@pytest.mark.parametrize("kind", ["safetensors", "pytorch"])
+def test_an_index_that_names_files_of_another_folder_is_refused(folder, load, kind, tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(folder, other)
+    tensors = load_file(folder / "model.safetensors")
+    name, index = "model.safetensors", "model.safetensors.index.json"
+    if kind == "pytorch":
+        torch.save(tensors, other / "pytorch_model.bin")
+        name, index = "pytorch_model.bin", "pytorch_model.bin.index.json"
+    (folder / "model.safetensors").unlink()
+    for file, begin in ((name, "missing"), (f"../other/{name}", "outside")):
+        text = json.dumps({"metadata": {"total_size": 1}, "weight_map": dict.fromkeys(tensors, file)})
+        (folder / index).write_text(text)
+        with pytest.raises(HfExtError) as error:
+            load(folder)
+        assert (f"names {file!r}, which is not a file of this folder" in str(error.value)) == (begin == "outside")
+
+
+def test_weights_that_are_no_regular_file_are_refused_at_once(folder, tmp_path):
+    weights = folder / "model.safetensors"
+    for make, kind in (
+        (lambda: weights.mkdir(), "a folder"),
+        (lambda: os.mkfifo(weights), "a named pipe"),
+        (lambda: weights.symlink_to("/dev/zero"), "a device"),
+    ):
+        weights.rmdir() if weights.is_dir() else weights.unlink()
+        make()
+        with pytest.raises(HfExtError, match=rf"model\.safetensors: is {kind}, not a regular file"):
+            load_frozen(folder)
+
+
+def change(folder, **settings):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **settings}))
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"hidden_size": -5}, "negative dimension -5"),
+        ({"hidden_size": 10**12}, "1000000000000 wide; allowed are up to 65536"),
+        ({"hidden_size": 10**6, "num_attention_heads": 1}, "1000000 wide"),
+        ({"num_attention_heads": 7}, "not a multiple of the number of attention heads (7)"),
+        ({"model_type": "gpt2"}, "no width as hidden_size or d_model"),
+        ({"pad_token_id": None}, "no pad_token_id"),
+        ({"num_hidden_layers": "x"}, "Validation error for field 'num_hidden_layers': "),
+    ],
+)
+def test_an_encoder_that_cannot_be_built_is_refused_before_any_work(folder, settings, reason):
+    change(folder, **settings)
+    with pytest.raises(HfExtError) as error:
+        read_encoder(str(folder), None, "frozen", LoraSettings())
+    assert str(folder) in str(error.value)
+    assert reason in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_masked_training_refuses_an_esm_without_a_padding_token(folder):
+    change(folder, pad_token_id=None)
+    with pytest.raises(HfExtError, match="no pad_token_id"):
+        load_masked(folder)
+
+
+@pytest.mark.parametrize("load", [load_frozen, load_masked])
+def test_weights_of_other_shapes_than_the_configuration_says_are_called_that(folder, load):
+    change(folder, vocab_size=40)
+    with pytest.raises(HfExtError, match=r"its weights have other shapes than its config\.json says") as error:
+        load(folder)
+    assert "Restore" not in str(error.value)  # nothing has changed since it was named
+
+
+def test_a_tokenizer_without_its_vocabulary_is_said_to_lack_it(folder):
+    (folder / "vocab.txt").unlink()
+    (folder / "tokenizer.json").unlink(missing_ok=True)
+    with pytest.raises(HfExtError, match=r"no tokenizer there \(a file that it needs is missing, such as vocab\.txt"):
+        load_tokenizer(str(folder))
+
+
+def test_a_tokenizer_with_code_of_its_own_beside_a_known_model_is_refused_for_that(folder):
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings.update(auto_map={"AutoTokenizer": ["mine.Mine", None]}, tokenizer_class="Mine")
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    with pytest.raises(HfExtError, match="needs code of its own, which is never run here"):
+        load_tokenizer(str(folder))

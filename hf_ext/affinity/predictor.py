@@ -21,7 +21,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from ..checkpoints.finished import MODEL_MANIFEST, check_index, check_model
+from ..checkpoints.finished import MODEL_MANIFEST, check_model
 from ..checkpoints.finite import check_finite
 from ..data.collators import INPUTS_NAME, SequenceCollator
 from ..data.proteins import ResiduePolicy, clean_sequences, format_located
@@ -30,7 +30,7 @@ from ..embeddings.finite import encode_finite
 from ..errors import ArgumentError, DataError
 from ..models.affinity import AffinityModel
 from ..models.exact_encoding import exact_encoding
-from ..pretrained import reading
+from ..pretrained import check_index, reading
 
 TOKENS_PER_BATCH = 8192  # sequences times their longest; what an encoder needs of memory beside its weights
 ROWS_PER_BATCH = 4096  # of pooled embeddings, through the head

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import re
 from pathlib import Path
 
 from ..errors import ArgumentError, CheckpointError
-from .manifest import Manifest, check_files, hash_file, is_plain
+from .manifest import Manifest, check_files, hash_file
 
 MODEL_MANIFEST = "model_manifest.json"
 WEIGHTS = r"model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json|adapter_model\.safetensors"
@@ -17,7 +16,6 @@ TOKENIZER = (
     r"tokenizer\.json|tokenizer_config\.json|special_tokens_map\.json|added_tokens\.json|vocab\.(txt|json)|"
     r"merges\.txt|spiece\.model|tokenizer\.model|sentencepiece\.bpe\.model|chat_template\.jinja"
 )
-INDEX = "model.safetensors.index.json"
 CONFIG = r"(generation_|adapter_)?config\.json|inputs\.json"
 _PART = re.compile(rf"{WEIGHTS}|{CONFIG}|(tokenizers/\d+/)?({TOKENIZER})")
 
@@ -57,24 +55,6 @@ def check_model(folder: str | os.PathLike[str]) -> None:
             f"Model {folder} is not what was saved: {'; '.join(problems)}. Copy it, or download it, again; if you "
             f"changed it on purpose, delete its {MODEL_MANIFEST}."
         )
-
-
-def check_index(folder: str | os.PathLike[str]) -> None:
-    """Refuses an index of weights that names files elsewhere, which transformers would read.
-
-    Raises:
-        ArgumentError: with the first such name; or the index is damaged.
-    """
-    index = Path(folder) / INDEX
-    if not os.path.lexists(index):
-        return
-    try:
-        names = {str(name) for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()}
-    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
-        raise ArgumentError(f"{index}: damaged, no weight_map ({error}). Copy it, or download it, again.") from error
-    outside = sorted(name for name in names if "/" in name or not is_plain(name))
-    if outside:
-        raise ArgumentError(f"{index} names {outside[0]!r}, which is not a file of this folder. Do not use this model.")
 
 
 def _list_parts(root: Path) -> list[str]:

@@ -11,7 +11,7 @@ from datasets import Dataset
 from transformers import AutoModelForMaskedLM, EsmConfig, EsmForMaskedLM, EsmTokenizer, PreTrainedModel, Trainer
 from transformers.utils import logging
 
-from ..checkpoints.finished import check_index, check_model
+from ..checkpoints.finished import check_model
 from ..checkpoints.finite import check_finite
 from ..data.arguments import DataArguments
 from ..data.columns import row_lengths
@@ -21,8 +21,8 @@ from ..data.proteins import ESM_VOCABULARY
 from ..data.tokenization import ResidueTokenizer
 from ..errors import ArgumentError, DataError
 from ..mixins.masking_epoch import MaskingEpochCallback
-from ..models.encoders import load_tokenizer
-from ..pretrained import reading
+from ..models.encoders import check_configuration, load_tokenizer
+from ..pretrained import check_index, reading
 from ..reporting.throughput import ThroughputCallback
 from ..trainer import FastTrainer
 from .arguments import MaskedLMArguments, stock_arguments
@@ -99,6 +99,7 @@ def _pretrained(args: MaskedLMArguments) -> PreTrainedModel:
             trust_remote_code=False,
             output_loading_info=True,
         )
+    check_configuration(str(args.model_name_or_path), model.config.to_dict())
     missing = sorted(name for name in info["missing_keys"] if "contact_head." not in name)
     lost = [name for name in missing if not name.startswith("lm_head.")]
     if lost:

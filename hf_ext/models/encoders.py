@@ -13,13 +13,15 @@ from huggingface_hub import try_to_load_from_cache
 from transformers import AutoConfig, AutoModel, AutoModelForTextEncoding, AutoTokenizer, PreTrainedModel
 from transformers.utils import CONFIG_NAME, extract_commit_hash, logging
 
+from ..data.contents import irregular_kind
 from ..errors import ArgumentError
-from ..pretrained import reading
+from ..pretrained import check_index, reading
 from ..zero import whole_weights
 from .configuration import EncoderSpec, Training
 from .lora import LORA_TARGETS, LoraSettings, add_adapters
 
 _TEXT_ENCODERS = ("t5", "mt5", "umt5")  # AutoModel would build their decoder too
+_WIDEST = 2**16  # a dozen times the widest known; numbers beyond are damage, and would take all memory
 _NOT_NEEDED = ("contact_head.", "pooler.")  # never used for embeddings
 
 
@@ -27,11 +29,14 @@ def read_encoder(name_or_path: str, revision: str | None, training: Training, lo
     """Reads an encoder's configuration and identity; downloads no weights.
 
     Raises:
-        ArgumentError: no configuration there, or LoRA on a family whose target modules are neither known nor named.
+        ArgumentError: no configuration there, or of nothing that can be built here; an index of weights that names
+            files elsewhere; LoRA on a family whose target modules are neither known nor named.
     """
+    check_index(name_or_path)
     remedy = "Give a Hub id, such as facebook/esm2_t33_650M_UR50D, or a folder with config.json and model.safetensors."
     with reading(f"Encoder {name_or_path!r}: no model configuration found", name_or_path, remedy):
         config = AutoConfig.from_pretrained(name_or_path, revision=revision, trust_remote_code=False)
+    check_configuration(name_or_path, config.to_dict())
     if training == "lora" and not lora.target_modules and config.model_type not in LORA_TARGETS:
         raise ArgumentError(
             f"Encoder {name_or_path!r} is of type {config.model_type!r}; LoRA targets are known for "
@@ -39,7 +44,7 @@ def read_encoder(name_or_path: str, revision: str | None, training: Training, lo
             "frozen or full."
         )
     commit = find_commit(name_or_path, revision)
-    return EncoderSpec(
+    spec = EncoderSpec(
         name_or_path=str(Path(name_or_path).resolve() if Path(name_or_path).is_dir() else name_or_path),
         config=config.to_dict(),
         revision=revision or commit,
@@ -47,6 +52,27 @@ def read_encoder(name_or_path: str, revision: str | None, training: Training, lo
         training=training,
         lora=vars(lora) if training == "lora" else {},
     )
+    with reading(f"Encoder {name_or_path!r} cannot be built", name_or_path, remedy), torch.device("meta"):
+        _architecture(spec)  # no memory, no numbers: says now what would else end the run after the data was read
+    return spec
+
+
+def check_configuration(name_or_path: str, config: dict[str, Any]) -> None:
+    """Refuses what transformers takes without a word, and fails at when the first batch comes.
+
+    Raises:
+        ArgumentError: no width, one that nothing has, or an ESM without a padding token.
+    """
+    width = config.get("hidden_size") or config.get("d_model")
+    if not isinstance(width, int) or not width:
+        raise ArgumentError(
+            f"{name_or_path!r} is of type {config['model_type']!r}, whose config.json gives no width as hidden_size or "
+            f"d_model: give an encoder of proteins, of type {', '.join(LORA_TARGETS)} for example."
+        )
+    if width > _WIDEST:
+        raise ArgumentError(f"{name_or_path!r}: its config.json says {width} wide; allowed are up to {_WIDEST}.")
+    if config["model_type"] == "esm" and config.get("pad_token_id") is None:
+        raise ArgumentError(f"{name_or_path!r}: its config.json has no pad_token_id, which ESM counts positions from.")
 
 
 def find_commit(name_or_path: str, revision: str | None) -> str | None:
@@ -70,6 +96,8 @@ def fingerprint_weights(name_or_path: str, commit: str | None) -> str:
         return f"commit:{commit}"
     digest = hashlib.sha256()
     for path in sorted([*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin"), folder / "config.json"]):
+        if kind := irregular_kind(path):
+            raise ArgumentError(f"{path}: is {kind}, not a regular file. Copy the encoder, or download it, again.")
         digest.update(path.name.encode())
         with path.open("rb") as file:
             while block := file.read(1 << 20):
@@ -107,11 +135,14 @@ def load_encoder(spec: EncoderSpec, dtype: torch.dtype = torch.float32) -> PreTr
                 f"Encoder {spec.name_or_path!r} has changed: its weights hash to {found}, this model was made with "
                 f"{spec.fingerprint}. Restore the folder, or train again."
             )
+    check_index(spec.name_or_path)
     factory = AutoModelForTextEncoding if spec.config["model_type"] in _TEXT_ENCODERS else AutoModel
     # A branch may have moved since the spec was read: its commit is loaded, not what the branch is by now.
     revision = _commit(spec) or spec.revision
     settings = {"revision": revision, "dtype": dtype, "trust_remote_code": False, **_no_pooler(spec)}
-    remedy = "Restore it. (Frozen encoders are saved by reference; --save_full keeps a copy in the model folder.)"
+    remedy = "Copy it, or download it, again."
+    if not Path(spec.name_or_path).is_dir():  # a folder that is here is as it was when it was named, see above
+        remedy = "Restore it. (Frozen encoders are saved by reference; --save_full keeps a copy in the model folder.)"
     with (
         reading(f"Encoder {spec.name_or_path!r} cannot be loaded", spec.name_or_path, remedy),
         _without_load_report(),
@@ -137,13 +168,16 @@ def _without_load_report() -> Iterator[None]:
 
 def build_encoder(spec: EncoderSpec) -> PreTrainedModel:
     """The encoder's architecture with weights yet to be loaded, in torch's default dtype."""
+    return prepare_encoder(_architecture(spec), spec)
+
+
+def _architecture(spec: EncoderSpec) -> PreTrainedModel:
     settings = dict(spec.config)
     config = AutoConfig.for_model(settings.pop("model_type"), **settings)
     factory = AutoModelForTextEncoding if config.model_type in _TEXT_ENCODERS else AutoModel
     # Left to itself, from_config takes the dtype that the encoder was published in, such as float16.
     with whole_weights():
-        encoder = factory.from_config(config, dtype=torch.get_default_dtype(), **_no_pooler(spec))
-    return prepare_encoder(encoder, spec)
+        return factory.from_config(config, dtype=torch.get_default_dtype(), **_no_pooler(spec))
 
 
 def prepare_encoder(encoder: PreTrainedModel, spec: EncoderSpec) -> PreTrainedModel:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tiny_t5 import write_t5_encoder
-from transformers import GPT2Config, T5EncoderModel
+from transformers import RobertaConfig, T5EncoderModel
 from transformers.utils import logging
 
 from hf_ext.errors import ArgumentError
@@ -21,8 +21,9 @@ def test_a_folder_without_a_configuration_is_refused_by_name(tmp_path):
 
 
 def test_lora_on_a_family_without_known_targets_is_refused(tmp_path):
-    GPT2Config().save_pretrained(tmp_path)
-    with pytest.raises(ArgumentError, match="is of type 'gpt2'; LoRA targets are known for esm, bert, t5"):
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    RobertaConfig(vocab_size=32, **sizes).save_pretrained(tmp_path)
+    with pytest.raises(ArgumentError, match="is of type 'roberta'; LoRA targets are known for esm, bert, t5"):
         read_encoder(str(tmp_path), None, "lora", LoraSettings())
     assert read_encoder(str(tmp_path), None, "frozen", LoraSettings()).lora == {}
 
