@@ -16,6 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
+from ..data.contents import irregular_kind
 from ..errors import CacheError
 from .finite import refuse_not_finite
 
@@ -44,7 +45,8 @@ class EmbeddingStore:
             JSON-able.
 
     Raises:
-        CacheError: the folder holds another key (a hash collision or an edited `key.json`).
+        CacheError: the folder holds another key (a hash collision or an edited `key.json`), cannot be made, or holds
+            a folder, pipe or device where a file belongs, which is left as it is.
 
     Cost: opening reads and hashes every shard once, about 1 s per GB.
     """
@@ -53,7 +55,7 @@ class EmbeddingStore:
         self.key = key
         text = json.dumps(key, sort_keys=True, indent=1)
         self.folder = Path(cache_dir) / hashlib.sha256(text.encode()).hexdigest()[:20]
-        self.folder.mkdir(parents=True, exist_ok=True)
+        _make_folder(self.folder)
         self._check_key(text)
         self._index: dict[bytes, tuple[Path, int]] = {}
         self.num_corrupt = self.num_not_finite = 0
@@ -66,9 +68,12 @@ class EmbeddingStore:
         path = self.folder / "key.json"
         if not path.exists():
             _write_atomically(path, text.encode())
-        elif path.read_text() != text:
+            return
+        _check_regular(path)
+        found = path.read_bytes()
+        if found != text.encode():
             raise CacheError(
-                f"{path} describes other embeddings than this run needs:\n{path.read_text()}\nneeded:\n{text}\n"
+                f"{path} describes other embeddings than this run needs:\n{found.decode(errors='replace')}\nneeded:\n{text}\n"
                 "Give another --embedding_cache_dir or delete this folder."
             )
 
@@ -76,9 +81,10 @@ class EmbeddingStore:
         """Reads the index of all shards that verify, drops rows not finite, removes leftovers of writers long gone."""
         self._index.clear()
         for path in self.folder.glob("*.tmp-*"):
-            if not _writer_lives(path):
+            if path.is_file() and not _writer_lives(path):
                 path.unlink(missing_ok=True)
         for path in sorted(self.folder.glob(_SHARD_GLOB)):
+            _check_regular(path)
             shard = _read_verified(path)
             if shard is None:
                 self.num_corrupt += 1
@@ -148,6 +154,28 @@ class EmbeddingStore:
     def num_bytes(self) -> int:
         """Bytes on disk, shards only."""
         return sum(path.stat().st_size for path in self.folder.glob(_SHARD_GLOB))
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        os.fspath(folder).encode()  # safetensors opens no other names, and a shard would count as corrupt
+        folder.mkdir(parents=True, exist_ok=True)
+    except UnicodeEncodeError as error:
+        raise CacheError(f"embedding_cache_dir={str(folder.parent)!r}: not UTF-8; give another folder.") from error
+    except (FileNotFoundError, FileExistsError, NotADirectoryError, PermissionError) as error:
+        raise CacheError(
+            f"embedding_cache_dir={str(folder.parent)!r}: the folder {folder} cannot be made ({error.strerror}). Give "
+            "one that can be written to."
+        ) from error
+
+
+def _check_regular(path: Path) -> None:
+    """Raises CacheError for a folder, or for a pipe or device, which may never end; passes what is not there."""
+    kind = irregular_kind(path) if path.exists() else ""
+    if kind:
+        raise CacheError(
+            f"{path}: is {kind}, not a regular file. Give another --embedding_cache_dir, or move it out of the way."
+        )
 
 
 def _content_hash(tensors: dict[str, torch.Tensor]) -> str:

@@ -156,3 +156,47 @@ def test_a_store_without_content_hash_would_hand_out_a_flipped_bit(store, monkey
     shard.write_bytes(data)
     store.refresh()
     assert not torch.equal(store.gather(SEQUENCES), VALUES)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("taken", "Not a directory"), ("/proc/none/cache", "No such file"), ("\udcff", "not UTF-8")],
+)
+def test_a_folder_that_cannot_be_made_is_named(tmp_path, name, reason):
+    (tmp_path / "taken").write_text("a,b\n")
+    with pytest.raises(CacheError, match=f"embedding_cache_dir.*{reason}"):
+        EmbeddingStore(tmp_path / name, KEY)
+    assert (tmp_path / "taken").read_text() == "a,b\n"
+
+
+def test_an_entry_that_is_a_file_is_named_and_kept(store, tmp_path):
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / store.folder.name).write_text("mine")
+    with pytest.raises(CacheError, match="File exists"):
+        EmbeddingStore(other, KEY)
+    assert (other / store.folder.name).read_text() == "mine"
+
+
+@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo, lambda path: os.symlink("/dev/zero", path)])
+@pytest.mark.parametrize("name", ["key.json", "shard-0.safetensors"])
+def test_what_is_no_regular_file_is_refused_at_once_and_kept(store, tmp_path, make, name):
+    path = store.folder / name
+    path.unlink(missing_ok=True)
+    make(path)
+    with pytest.raises(CacheError, match=rf"{path}: is a (folder|named pipe|device), not a regular file"):
+        EmbeddingStore(tmp_path, KEY)
+    assert os.path.lexists(path)
+
+
+def test_a_key_that_is_no_text_is_another_key(store, tmp_path):
+    (store.folder / "key.json").write_bytes(b"\xff\xfe")
+    with pytest.raises(CacheError, match="describes other embeddings"):
+        EmbeddingStore(tmp_path, KEY)
+
+
+def test_a_folder_named_like_a_leftover_stays(store, tmp_path):
+    (store.folder / "x.tmp-elsewhere-1").mkdir()
+    (store.folder / f"x.tmp-{socket.gethostname()}-999999999").mkdir()
+    assert len(EmbeddingStore(tmp_path, KEY)) == 3
+    assert len([*store.folder.glob("x.tmp-*")]) == 2
