@@ -7,9 +7,11 @@ So the dataclasses ask here, and a wrong word is an error from Python, YAML and 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
 from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+
+from accelerate.utils import DynamoBackend
 
 from .errors import ArgumentError
 
@@ -28,6 +30,8 @@ COUNT = Range("at least 1", lambda value: 1 <= value < math.inf)
 COUNT_FROM_ZERO = Range("at least 0", lambda value: 0 <= value < math.inf)
 ABOVE_ZERO = Range("above 0 and finite", lambda value: 0 < value < math.inf)
 NOT_NEGATIVE = Range("finite and not negative", lambda value: 0 <= value < math.inf)
+NUM_WORKERS = Range("from 0 to 1024, a process each", lambda value: 0 <= value <= 1024)
+WIDTH = Range("from 1 to 65536", lambda value: 1 <= value <= 2**16)
 SHARE_BELOW_ONE = Range("at least 0 and below 1", lambda value: 0 <= value < 1)
 SEED = Range(f"from 0 to {LARGEST_SEED}", lambda value: 0 <= value <= LARGEST_SEED)
 
@@ -67,3 +71,33 @@ def check_ranges(arguments: Any, ranges: Mapping[str, Range]) -> None:
                 continue
             if isinstance(number, bool) or not isinstance(number, Real) or not allowed.holds(float(number)):
                 raise ArgumentError(f"{name}={value!r}: must be {allowed.words}.")
+
+
+def check_forms(arguments: Any) -> None:
+    """Refuses texts that Trainer would take apart, or look up, only after the data was read and the model built.
+
+    Raises:
+        ArgumentError: names field, value and what is allowed.
+    """
+    for name in ("lr_scheduler_kwargs", "gradient_checkpointing_kwargs"):
+        value = getattr(arguments, name)
+        if value is not None and not isinstance(value, Mapping):
+            raise ArgumentError(f'{name}={value!r}: must be a mapping, such as {{"name": 1}}.')
+    for part in arguments.optim_args.replace(" ", "").split(",") if arguments.optim_args else ():
+        if part.count("=") != 1:
+            raise ArgumentError(f"optim_args={arguments.optim_args!r}: write name=value, with commas between several.")
+    backends = [backend.value.lower() for backend in DynamoBackend]
+    if arguments.torch_compile_backend and str(arguments.torch_compile_backend).lower() not in backends:
+        raise ArgumentError(
+            f"torch_compile_backend={arguments.torch_compile_backend!r}: allowed are {', '.join(backends)}."
+        )
+
+
+def check_metric_name(given: str | None, known: Sequence[str]) -> None:
+    """Refuses a `metric_for_best_model` that no evaluation will compute; stock Trainer does after the first one.
+
+    Raises:
+        ArgumentError: names it and what is allowed.
+    """
+    if given is not None and given.removeprefix("eval_").removeprefix("full_") not in known:
+        raise ArgumentError(f"metric_for_best_model={given!r}: allowed are {', '.join(known)}.")

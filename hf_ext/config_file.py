@@ -16,6 +16,7 @@ import yaml
 from hf_ext.data.contents import irregular_kind
 from hf_ext.errors import ArgumentError
 
+_INT, _FLOAT = _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 MAX_BYTES = 64 * 1024  # twenty times the largest in recipes/configs; PyYAML reads about 100 KB a second
 
 
@@ -54,7 +55,15 @@ def _refusal(problem: str, event: yaml.Event) -> yaml.MarkedYAMLError:
 
 
 class _PlainLoader(yaml.SafeLoader):
-    """SafeLoader without aliases and tags."""
+    """SafeLoader without aliases and tags, whose numbers are those of the command line.
+
+    To YAML 1.1, which PyYAML reads, 010 is eight, 1:30 is ninety, and 1_0 is ten.
+    """
+
+    yaml_implicit_resolvers = {
+        first: [one for one in known if one[0] not in _NUMBERS]
+        for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         event = self.peek_event()
@@ -65,13 +74,20 @@ class _PlainLoader(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
 
+# Only what PyYAML, too, takes for numbers: what it writes in another way than it was read, it would tag.
+_PlainLoader.add_implicit_resolver(_INT, re.compile(r"^[-+]?(0|[1-9][0-9]*)$"), list("-+0123456789"))
+_PlainLoader.add_implicit_resolver(
+    _FLOAT,
+    re.compile(r"^([-+]?[0-9]+\.[0-9]*([eE][-+][0-9]+)?|\.[0-9]+([eE][-+][0-9]+)?|[-+]?\.inf|\.nan)$"),
+    list("-+.0123456789"),
+)
+
+
 class _Loader(_PlainLoader):
     """Also reads 1e-3 as a number inside nested mappings; PyYAML's YAML 1.1 takes it for text."""
 
 
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
-)
+_Loader.add_implicit_resolver(_FLOAT, re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789"))
 
 
 def _compose(path: str, kind: type[_PlainLoader]) -> tuple[_PlainLoader, yaml.MappingNode | None]:

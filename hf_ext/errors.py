@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -84,9 +85,10 @@ class MissingDependencyError(ImportError):
 def exit_on_errors() -> Iterator[None]:
     """Ends the process as a recipe should: the message without a traceback, and a status that scripts can tell apart.
 
-    1 for the user's mistakes (`HfExtError`), `exit_code` for other ends of a run (`RunEnded`), that of `DiskFailure`
-    also where a disk that is full, over quota, read-only or broken stops anything else; that of `TrainingStopped`
-    where SIGINT or SIGHUP comes before or after training, which has its own answer to them.
+    1 for the user's mistakes (`HfExtError`) and for packages that are missing, `exit_code` for other ends of a run
+    (`RunEnded`), that of `DiskFailure` also where a disk that is full, over quota, read-only or broken stops anything
+    else; that of `TrainingStopped` where SIGINT or SIGHUP comes before or after training, which has its own answer to
+    them.
     """
     try:
         with _interrupting():
@@ -102,11 +104,22 @@ def exit_on_errors() -> Iterator[None]:
         _end(f"{type(error).__name__}: {error}", 1)
     except RunEnded as end:
         _end(f"{type(end).__name__}: {end}", end.exit_code)
+    except (ImportError, RuntimeError) as error:  # of an optimizer, a tracker, a kernel: libraries have no common class
+        if not _is_missing_package(error):
+            raise
+        _end(f"{MissingDependencyError.__name__}: {error}", 1)
     except OSError as error:
         if error.errno not in _DISK_ERRORS:
             raise
         text = f"DiskFailure: {error}. Free space there, or choose another --output_dir."
         _end(text, DiskFailure.exit_code)
+
+
+def _is_missing_package(error: ImportError | RuntimeError) -> bool:
+    """Whether the message alone says what to do: a package is to be installed."""
+    text = str(error)
+    named = "pip install" in text or "to be installed" in text or "need to install" in text
+    return named or isinstance(error, PackageNotFoundError | MissingDependencyError)
 
 
 @contextmanager

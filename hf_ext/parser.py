@@ -82,6 +82,8 @@ class FastArgumentParser(HfArgumentParser):
         for action in self._actions:  # the first of a destination; `--no_x` shares its own with `--x`
             if action.dest in self._hints:
                 self._field_actions.setdefault(action.dest, action)
+        for action in self._actions:
+            action.type = {int: _read_int, float: _read_float}.get(action.type, action.type)  # type: ignore[call-overload]
         if "config" not in self._hints:
             self.add_argument("--config", metavar="FILE.yaml", help="YAML file under the command line")
         if "preset" not in self._hints:
@@ -253,7 +255,7 @@ class FastArgumentParser(HfArgumentParser):
             return dtype(**chosen)
         except HfExtError:
             raise
-        except ValueError as error:  # what Trainer's own arguments refuse
+        except (ValueError, FileNotFoundError, IsADirectoryError) as error:  # what Trainer's own arguments refuse
             raise ArgumentError(str(error)) from error
 
 
@@ -274,6 +276,24 @@ def _convert_scalar(key: str, given: Given, action: argparse.Action, members: tu
     if action.choices is not None and value not in action.choices:
         raise wrong
     return value
+
+
+def _ascii(text: str) -> str:
+    """Python's numbers may also have underscores and the digits of every script."""
+    if not text.isascii() or "_" in text:
+        raise ValueError(text)
+    return text
+
+
+def _read_int(text: str) -> int:
+    return int(_ascii(text))
+
+
+def _read_float(text: str) -> float:
+    return float(_ascii(text))
+
+
+_read_int.__name__, _read_float.__name__ = "int", "float"  # as argparse names the type in its errors
 
 
 def _members(hint: Any) -> tuple[Any, ...]:

@@ -18,10 +18,12 @@ from .argument_checks import (
     COUNT_FROM_ZERO,
     FINITE,
     NOT_NEGATIVE,
+    NUM_WORKERS,
     SEED,
     SHARE_BELOW_ONE,
     Range,
     check_choices,
+    check_forms,
     check_ranges,
 )
 from .argument_names import ShortName, TakesShortNames, short_name
@@ -62,11 +64,14 @@ RANGES = {
         ("stop_margin_minutes", "early_stopping_min_delta", "dollars_per_hour", "learning_rate", "weight_decay"),
         NOT_NEGATIVE,
     ),
-    **dict.fromkeys(("adam_epsilon", "warmup_steps"), NOT_NEGATIVE),
+    **dict.fromkeys(("adam_epsilon", "warmup_steps", "neftune_noise_alpha"), NOT_NEGATIVE),
+    **dict.fromkeys(("logging_steps", "eval_steps"), NOT_NEGATIVE),  # save_steps -1: stock Trainer saves by no steps
+    "ddp_timeout": ABOVE_ZERO,
     "max_grad_norm": Range("not negative", lambda value: value >= 0),  # inf: norms are logged, nothing is clipped
     **dict.fromkeys(("adam_beta1", "adam_beta2"), SHARE_BELOW_ONE),
     "label_smoothing_factor": Range("from 0 to 1", lambda value: 0 <= value <= 1),
-    **dict.fromkeys(("dataloader_num_workers", "throughput_warmup_steps"), COUNT_FROM_ZERO),
+    "dataloader_num_workers": NUM_WORKERS,
+    "throughput_warmup_steps": COUNT_FROM_ZERO,
     **dict.fromkeys(("seed", "data_seed"), SEED),
     "num_train_epochs": FINITE,
 }
@@ -306,6 +311,9 @@ class FastTrainingArguments(TrainingArguments, metaclass=TakesShortNames):
             raise ArgumentError(f"Unknown speed-up(s) {unknown}. Known: all, {', '.join(known)}.")
         check_choices(self)
         check_ranges(self, RANGES)
+        check_forms(self)
+        if not self.embedding_cache_dir:
+            raise ArgumentError(f"embedding_cache_dir={self.embedding_cache_dir!r}: name a folder.")
         self._check_report_to()
 
     def _check_report_to(self) -> None:

@@ -22,8 +22,9 @@ from hf_ext.affinity.building import build_collator, build_model, check_inputs, 
 from hf_ext.affinity.distilling import Distillation, compare_with_teacher, distill, format_distillation
 from hf_ext.affinity.ensemble import train_seeds
 from hf_ext.affinity.results import save_results, summarize_data
-from hf_ext.affinity.scoring import compute_metrics, score_split
+from hf_ext.affinity.scoring import METRIC_NAMES, compute_metrics, score_split
 from hf_ext.affinity.seed_scores import score_seeds
+from hf_ext.argument_checks import check_metric_name
 from hf_ext.checkpoints.run_folder import run_folder
 from hf_ext.data.arguments import DataArguments
 from hf_ext.data.demo import make_demo_encoders, make_demo_table
@@ -72,6 +73,7 @@ def main(argv: list[str] | None = None) -> dict:
     )
     model_args, data_args, args = parser.parse_args_into_dataclasses(argv)
     args.mark_explicit(parser.explicit)
+    check_metric_name(args.metric_for_best_model, METRIC_NAMES)
     if args.max_eval_samples is not None:
         args.eval_group_column = args.eval_group_column or data_args.group_column
     with run_folder(args):

@@ -19,6 +19,7 @@ from transformers import set_seed
 
 from hf_ext.affinity.building import check_inputs
 from hf_ext.affinity.results import summarize_data
+from hf_ext.argument_checks import check_metric_name
 from hf_ext.checkpoints.run_folder import run_folder
 from hf_ext.data.arguments import DataArguments
 from hf_ext.data.loading import load_data
@@ -32,7 +33,7 @@ from hf_ext.masked_lm.building import (
     make_demo_sequences,
     prepare_splits,
 )
-from hf_ext.masked_lm.results import UnigramBaseline, format_scores, save_results, score_splits
+from hf_ext.masked_lm.results import METRIC_NAMES, UnigramBaseline, format_scores, save_results, score_splits
 from hf_ext.parser import FastArgumentParser
 from hf_ext.presets import PRESETS
 from hf_ext.reporting.card import write_card
@@ -80,6 +81,7 @@ def main(argv: list[str] | None = None) -> dict:
     )
     model_args, data_args, args = parser.parse_args_into_dataclasses(argv)
     args.mark_explicit(parser.explicit)
+    check_metric_name(args.metric_for_best_model, METRIC_NAMES)
     with run_folder(args):
         return run(model_args, data_args, args, parser)
 

@@ -42,7 +42,13 @@ def refusal(path: Path) -> str:
         ("seed: !!int ''\n", "tags (tag:yaml.org,2002:int) are not read"),
         ("seed: !!bool maybe\n", "tags (tag:yaml.org,2002:bool) are not read"),
         ("seed: !!python/object/apply:os.system ['true']\n", "tags (tag:yaml.org,2002:python/object/apply:os.system)"),
-        ("seed: 0x_\n", "line 1: seed: the value cannot be read"),
+        ("seed: 0x_\n", "line 1: seed: '0x_' is not int"),
+        ("seed: 1:30\n", "line 1: seed: '1:30' is not int"),
+        ("seed: 1_0\n", "line 1: seed: '1_0' is not int"),
+        ("seed: 0b11\n", "line 1: seed: '0b11' is not int"),
+        ("seed: \u0663\n", "line 1: seed: '\u0663' is not int"),
+        ("learning_rate: 1:30.5\n", "line 1: learning_rate: '1:30.5' is not float"),
+        ("learning_rate: \u0663\n", "line 1: learning_rate: '\u0663' is not float"),
         ("seed:\t1\n\tfp16: true\n", "found character '\\t'"),
         ("[" * 5000, "nested too deeply"),
         ("seed: " + "[" * 5000, "nested too deeply"),
@@ -88,3 +94,30 @@ def test_anchors_without_an_alias_and_a_byte_order_mark_do_no_harm(tmp_path):
     parser = FastArgumentParser((DataArguments, FastTrainingArguments))
     args = parser.parse_args_into_dataclasses(["--config", str(tmp_path / "run.yaml"), "--output_dir", "x"])[1]
     assert args.seed == 7
+
+
+def test_numbers_mean_in_yaml_what_they_mean_on_the_command_line(tmp_path):
+    """010 is ten, as there; YAML 1.1 reads it as eight."""
+    text = "seed: 010\nlearning_rate: 1e-3\nweight_decay: .5\nmax_grad_norm: .inf\nadam_beta1: 0\nnum_train_epochs: 2\n"
+    (tmp_path / "run.yaml").write_text(text)
+    parser = FastArgumentParser((DataArguments, FastTrainingArguments))
+    args = parser.parse_args_into_dataclasses(["--config", str(tmp_path / "run.yaml"), "--output_dir", "x"])[1]
+    assert (args.seed, args.learning_rate, args.weight_decay, args.num_train_epochs) == (10, 0.001, 0.5, 2)
+    assert args.max_grad_norm == float("inf")
+
+
+@pytest.mark.parametrize("words", ["--seed \u0663", "--seed 1_0", "--learning_rate \u0663", "--learning_rate 1_0.5"])
+def test_numbers_on_the_command_line_are_ascii(words):
+    with pytest.raises(ArgumentError, match=r"invalid (int|float) value"):
+        FastArgumentParser((DataArguments, FastTrainingArguments)).parse_args_into_dataclasses(
+            ["--output_dir", "x", *words.split()]
+        )
+
+
+def test_files_of_settings_that_are_not_there_are_errors_of_ours():
+    for words in ("--accelerator_config nope.json", "--deepspeed nope.json"):
+        with pytest.raises((ArgumentError, ImportError)) as error:
+            FastArgumentParser((DataArguments, FastTrainingArguments)).parse_args_into_dataclasses(
+                ["--output_dir", "x", *words.split()]
+            )
+        assert "nope.json" in str(error.value) or isinstance(error.value, ImportError)

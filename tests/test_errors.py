@@ -1,7 +1,9 @@
 """How a recipe ends: its message last, in a launcher's report too."""
 
+import importlib
 import subprocess
 import time
+from importlib.metadata import PackageNotFoundError
 
 import pytest
 import torch
@@ -9,7 +11,7 @@ from launches import RECIPES, Launch, clean_environment
 from other_runs import plant_lock
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
-from hf_ext.errors import ArgumentError, TrainingStopped, exit_on_errors
+from hf_ext.errors import ArgumentError, MissingDependencyError, TrainingStopped, exit_on_errors
 
 
 @pytest.mark.parametrize(("error", "status"), [(ArgumentError("no\nsuch"), 1), (TrainingStopped("stopped"), 75)])
@@ -20,6 +22,39 @@ def test_an_error_ends_the_process_with_its_message_and_status(error, status, ca
         raise error
     assert end.value.code == status
     assert capsys.readouterr() == ("before\n", f"{type(error).__name__}: {error}\n")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ImportError("You need to install `lomo_optim` in order to use LOMO optimizers."),
+        PackageNotFoundError("deepspeed"),
+        MissingDependencyError("peft is needed for --use_peft and is not installed."),
+        RuntimeError("WandbCallback requires wandb to be installed. Run `pip install wandb`."),
+    ],
+)
+def test_a_package_that_is_missing_is_the_message_alone(error, capsys, monkeypatch):
+    monkeypatch.delenv("TORCHELASTIC_ERROR_FILE", raising=False)
+    with pytest.raises(SystemExit) as end, exit_on_errors():
+        raise error
+    assert end.value.code == 1
+    assert capsys.readouterr().err == f"MissingDependencyError: {error}\n"
+
+
+@pytest.mark.parametrize("error", [ImportError("cannot import name 'x' from 'y'"), RuntimeError("shapes differ")])
+def test_errors_that_nobody_expected_keep_their_traceback(error):
+    with pytest.raises(type(error)) as kept, exit_on_errors():
+        raise error
+    assert kept.value is error
+
+
+def test_an_unknown_metric_is_refused_before_training(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(RECIPES)
+    for recipe, known in (("max_speed", "loss, spearman, pearson"), ("mlm", "loss, token_loss, perplexity")):
+        words = ["--output_dir", str(tmp_path / recipe), "--metric_for_best_model", "bogus", "--use_cpu", "true"]
+        with pytest.raises(ArgumentError, match=f"metric_for_best_model='bogus': allowed are {known}"):
+            importlib.import_module(recipe).main(words)
+        assert not (tmp_path / recipe).exists()
 
 
 def test_the_report_of_torchs_launcher_shows_the_message(tmp_path, monkeypatch, capsys):

@@ -145,7 +145,13 @@ def test_a_word_that_the_command_line_refuses_is_refused_from_python_too(name, v
         ("adam_beta1", 2, "at least 0 and below 1"),
         ("adam_beta2", 1.0, "at least 0 and below 1"),
         ("max_grad_norm", NAN, "not negative"),
-        ("dataloader_num_workers", -1, "at least 0"),
+        ("dataloader_num_workers", -1, "from 0 to 1024, a process each"),
+        ("dataloader_num_workers", 100_000, "from 0 to 1024, a process each"),
+        ("neftune_noise_alpha", NAN, "finite and not negative"),
+        ("ddp_timeout", -1, "above 0 and finite"),
+        ("logging_steps", -1, "finite and not negative"),
+        ("logging_steps", NAN, "finite and not negative"),
+        ("eval_steps", -1, "finite and not negative"),
         ("save_minutes", True, "above 0 and finite"),
         ("max_encoder_noise", NAN, "above 0 and finite"),
         ("encoder_learning_rate", 0, "above 0 and finite"),
@@ -155,6 +161,34 @@ def test_numbers_out_of_range_are_refused_by_name(name, value, rule):
     with pytest.raises(ArgumentError) as error:
         FastTrainingArguments(output_dir="o", **{name: value})
     assert str(error.value) == f"{name}={value!r}: must be {rule}."
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("optim_args", "bogus", "optim_args='bogus': write name=value"),
+        ("optim_args", "a=1,b", "optim_args='a=1,b': write name=value"),
+        ("lr_scheduler_kwargs", "__import__('os')", "must be a mapping"),
+        ("gradient_checkpointing_kwargs", "yes", "must be a mapping"),
+        ("torch_compile_backend", "bogus", "torch_compile_backend='bogus': allowed are .*inductor"),
+        ("embedding_cache_dir", "", "embedding_cache_dir='': name a folder"),
+    ],
+)
+def test_what_no_run_could_use_is_refused_before_it_starts(name, value, message):
+    with pytest.raises(ArgumentError, match=message):
+        FastTrainingArguments(output_dir="o", **{name: value})
+
+
+def test_what_stock_trainer_has_a_use_for_stays_allowed():
+    """No limit, no end by steps, never saved by steps; words of another optimizer, and scheduler settings as JSON."""
+    given = {"save_total_limit": 0, "max_steps": -1, "save_steps": -1, "logging_steps": 0, "eval_steps": None}
+    args = FastTrainingArguments(
+        output_dir="o", **given, logging_strategy="no", optim_args="a=1, b=2", lr_scheduler_kwargs='{"num_cycles": 2}'
+    )
+    assert {name: getattr(args, name) for name in given} == given
+    assert args.lr_scheduler_kwargs == {"num_cycles": 2}
+    for backend in ("inductor", "aot_eager", "EAGER"):
+        assert FastTrainingArguments(output_dir="o", torch_compile_backend=backend).torch_compile
 
 
 def test_an_infinite_bound_of_gradients_means_that_none_is_clipped():

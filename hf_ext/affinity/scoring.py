@@ -20,6 +20,7 @@ from ..reporting.tables import format_table
 from .baselines import fit_baselines, sequence_columns
 from .slices import Slice, find_slices
 
+METRIC_NAMES = ("loss", *PLAIN_METRICS, "num_distinct")  # what an evaluation computes
 RANKING_NOTE = "The loss ranks rows: predictions have no unit, so RMSE, MAE, R2 and any threshold say nothing here."
 
 

@@ -73,8 +73,8 @@ class EmbeddingStore:
         found = path.read_bytes()
         if found != text.encode():
             raise CacheError(
-                f"{path} describes other embeddings than this run needs:\n{found.decode(errors='replace')}\nneeded:\n{text}\n"
-                "Give another --embedding_cache_dir or delete this folder."
+                f"{path} describes other embeddings than this run needs:\n{found.decode(errors='replace')}\n"
+                f"needed:\n{text}\nGive another --embedding_cache_dir or delete this folder."
             )
 
     def refresh(self) -> None:

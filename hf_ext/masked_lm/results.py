@@ -23,6 +23,7 @@ from ..reporting.run_record import absolute_if_local, record_evaluations, record
 from ..reporting.tables import format_table
 from ..trainer import FastTrainer
 
+METRIC_NAMES = ("loss", "token_loss", "perplexity", "accuracy", "num_tokens")  # what an evaluation computes
 STREAM_ROWS = 10_000  # of a training stream, for the unigram baseline
 
 logger = logging.getLogger(__name__)

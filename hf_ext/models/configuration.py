@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from transformers import PretrainedConfig
 
-from ..argument_checks import ABOVE_ZERO, COUNT, FINITE, SHARE_BELOW_ONE, check_ranges
+from ..argument_checks import ABOVE_ZERO, COUNT, FINITE, SHARE_BELOW_ONE, WIDTH, check_ranges
 from ..errors import ArgumentError
 from .losses import LOSSES
 from .pooling import POOLINGS
@@ -16,7 +16,8 @@ Training = Literal["frozen", "lora", "full"]
 Pooling = Literal["mean", "cls", "max"]
 MAX_TOWERS = 3
 RANGES = {
-    **dict.fromkeys(("head_sizes", "ensemble_size"), COUNT),
+    "head_sizes": WIDTH,
+    "ensemble_size": COUNT,
     **dict.fromkeys(("huber_delta", "tobit_scale", "label_std"), ABOVE_ZERO),
     "head_dropout": SHARE_BELOW_ONE,
     "label_mean": FINITE,
