@@ -137,7 +137,7 @@ class FastArgumentParser(HfArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raises ArgumentError where argparse would print and exit, so that all mistakes read and test alike."""
-        raise ArgumentError(f"Command line: {message}. Run with --help for all flags.")
+        raise command_line_error(message)
 
     def _named(self, field: dataclasses.Field) -> dataclasses.Field:
         return with_short_name(field, self._taken)
@@ -156,11 +156,7 @@ class FastArgumentParser(HfArgumentParser):
         finally:
             for action in required:
                 action.required = True
-        if unknown:
-            flags = [option for action in self._actions for option in action.option_strings]
-            wrong = [part.partition("=")[0] for part in unknown if part.startswith("-")] or unknown
-            hints = "; ".join(f"unknown argument {part!r}{_nearest(part, flags)}" for part in wrong)
-            self.error(hints)
+        refuse_unknown(self, unknown)
         return namespace
 
     def _merge(self, layers: list[tuple[str, dict[str, Given]]]) -> tuple[dict[str, Any], dict[str, str]]:
@@ -257,6 +253,19 @@ class FastArgumentParser(HfArgumentParser):
             raise
         except (ValueError, FileNotFoundError, IsADirectoryError) as error:  # what Trainer's own arguments refuse
             raise ArgumentError(str(error)) from error
+
+
+def command_line_error(message: str) -> ArgumentError:
+    """What is raised for a mistake in the words of the command line."""
+    return ArgumentError(f"Command line: {message}. Run with --help for all flags.")
+
+
+def refuse_unknown(parser: argparse.ArgumentParser, unknown: list[str]) -> None:
+    """Raises ArgumentError for words that `parser.parse_known_args` left over, with the nearest flag of each."""
+    flags = [option for action in parser._actions for option in action.option_strings]
+    wrong = [part.partition("=")[0] for part in unknown if part.startswith("-")] or unknown
+    if wrong:
+        raise command_line_error("; ".join(f"unknown argument {part!r}{_nearest(part, flags)}" for part in wrong))
 
 
 def _convert_scalar(key: str, given: Given, action: argparse.Action, members: tuple[Any, ...]) -> Any:

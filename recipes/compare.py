@@ -21,6 +21,7 @@ from transformers import HfArgumentParser
 from hf_ext.comparing.arguments import CompareArguments
 from hf_ext.comparing.comparison import compare
 from hf_ext.errors import exit_on_errors
+from hf_ext.parser import refuse_unknown
 from hf_ext.processes import refuse_several
 from hf_ext.reporting.run_log import start_run_log
 
@@ -33,6 +34,7 @@ def main(argv: list[str] | None = None) -> int:
     refuse_several("recipes/compare.py")
     end = words.index("--") if "--" in words else len(words)
     parser = HfArgumentParser(CompareArguments, description=__doc__, allow_abbrev=False)  # type: ignore[arg-type]
+    refuse_unknown(parser, parser.parse_known_args(words[:end])[1])
     (args,) = parser.parse_args_into_dataclasses(words[:end], look_for_args_file=False)
     log = start_run_log(args.output_dir)
     result = compare(args, words[end + 1 :])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -9,6 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from hf_ext.errors import ArgumentError
 
 ROOT = Path(__file__).resolve().parent.parent
 RECIPE = """
@@ -96,6 +99,23 @@ def test_an_ablation_has_a_row_for_each_speedup_that_was_applied(recipe, tmp_pat
     failed = next(row for row in result["ablation"] if (row["speedup"], row["how"]) == ("fused_gelu", "without"))
     assert failed["verdict"] == "failed: no memory without fused_gelu"
     assert all(row["ratio"]["value"] > 0 for row in result["ablation"] if row["ratio"])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--bogus", "unknown argument '--bogus'"),
+        ("--round 3", "unknown argument '--round', did you mean '--rounds'?"),
+        ("--rounds x", "--rounds: invalid int value: 'x'"),
+        ("--rounds 0", "--rounds 0: must be at least 1"),
+    ],
+)
+def test_a_wrong_argument_is_named_with_the_nearest(words, message, tmp_path, monkeypatch, capfd) -> None:
+    monkeypatch.syspath_prepend(ROOT / "recipes")
+    with pytest.raises((ArgumentError, SystemExit)) as error:
+        importlib.import_module("compare").main(["--output_dir", str(tmp_path / "out"), *words.split(), "--", "--x"])
+    assert message in str(error.value) + capfd.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.nightly

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, Optional
 
-from ..argument_checks import ABOVE_ZERO, COUNT, FINITE, SHARE_BELOW_ONE, check_choices, check_ranges
+from ..argument_checks import ABOVE_ZERO, COUNT, FINITE, SHARE_BELOW_ONE, WIDTH, check_choices, check_ranges
 from ..errors import ArgumentError
 
 DISTILLABLE = ("mse", "huber")
 RANGES = {
-    **dict.fromkeys(("num_seeds", "head_sizes"), COUNT),
+    "num_seeds": COUNT,
+    "head_sizes": WIDTH,
     **dict.fromkeys(("huber_delta", "tobit_scale"), ABOVE_ZERO),
     "head_dropout": SHARE_BELOW_ONE,
     "binder_threshold": FINITE,

@@ -314,7 +314,10 @@ def _clean(columns: Mapping[str, list[Any]]) -> dict[str, list[str]]:
     problems = sorted((p for column in cleaned.values() for p in column.problems), key=lambda problem: problem.row)
     if problems:
         refused = format_located((_WHERE, problem) for problem in problems)
-        raise DataError(f"{refused}\nOptions that begin with -- are those of recipes/predict.py.")
+        raise DataError(
+            f"{refused}\nMend these rows, or leave them out. Options that begin with -- are those of "
+            "recipes/predict.py."
+        )
     return {name: column.sequences for name, column in cleaned.items()}
 
 

@@ -166,7 +166,7 @@ def format_located(located: Iterable[tuple[str, Problem]]) -> str:
 
 def _judge_other(value: object) -> _Verdict:
     if is_missing(value):
-        return _Verdict("", "the sequence is missing", "Fill it in, or leave the row out with --bad_rows drop.")
+        return _Verdict("", "the sequence is missing", "Fill it in, or leave the row out.")
     return _Verdict("", f"a sequence must be text, not {type(value).__name__}", "Store the column as text.")
 
 
@@ -176,7 +176,7 @@ def _judge(value: str, policy: ResiduePolicy) -> _Verdict:
     text = value.strip()
     changes = ["whitespace_stripped"] if text != value else []
     if not text:
-        return _Verdict("", "the sequence is empty", "Fill it in, or leave the row out with --bad_rows drop.")
+        return _Verdict("", "the sequence is empty", "Fill it in, or leave the row out.")
     if text.upper() in MISSING_MARKERS:
         return _Verdict(
             "", f"{shorten(text)!r} reads as a missing value", "Fill in the sequence, or leave the row out."

@@ -120,7 +120,7 @@ class ResidueTokenizer:
                 f"Column '{column}': {share:.1%} of the residues become the unknown token of "
                 f"{type(self.tokenizer).__name__} (allowed: {MAX_UNKNOWN_SHARE:.0%}; unknown letters: "
                 f"{' '.join(map(chr, unknown))}). Use an encoder whose vocabulary has these letters, or "
-                "remove the rows with --filter or --bad_rows drop."
+                "leave out the rows that have them."
             )
         return share
 

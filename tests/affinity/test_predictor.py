@@ -130,7 +130,15 @@ GOOD = {"heavy": "EVQL", "light": "DIQM", "antigen": "MKTA"}
         ({**GOOD}, r"rows\['heavy'\] is one text, not a list of them: for a single row give \[\{\.\.\.\}\]"),
         ({"heavy": ["E"], "light": ["D", "D"], "antigen": ["M"]}, r"unequal length: \{'heavy': 1, 'light': 2"),
         ([GOOD, None], r"row 2: a NoneType, not a dict with 'heavy'"),
-        ([{**GOOD, "heavy": "EV-L"}], r"pass --gaps remove\.\nOptions that begin with -- are those of recipes/predict"),
+        (
+            [{**GOOD, "heavy": ""}],
+            r"the sequence is empty\. Fill it in, or leave the row out\.\nMend",
+        ),
+        ([{**GOOD, "heavy": None}], r"the sequence is missing\. Fill it in, or leave the row out\.\nMend"),
+        (
+            [{**GOOD, "heavy": "EV-L"}],
+            r"--gaps remove\.\nMend these rows, or leave them out\. Options that begin with -- ",
+        ),
         ("EVQL", r"rows are a str: give a list of dicts, .* with heavy, light, antigen"),
         ([GOOD, {**GOOD, "heavy": "E" * 511}], r"'heavy' is longer than the 510 residues .* 1 rows .*: 2\. Shorten"),
     ],

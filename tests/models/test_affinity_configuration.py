@@ -45,7 +45,7 @@ def test_a_configuration_read_from_a_file_is_checked_for_its_number_of_towers(tm
 @pytest.mark.parametrize(
     ("name", "value", "rule"),
     [
-        ("head_sizes", [-5], "head_sizes=[-5]: must be at least 1"),
+        ("head_sizes", [-5], "head_sizes=[-5]: must be from 1 to 65536"),
         ("head_dropout", 2, "head_dropout=2: must be at least 0 and below 1"),
         ("label_std", "x", "label_std='x': must be above 0 and finite"),
         ("label_mean", float("nan"), "label_mean=nan: must be a finite number"),
