@@ -76,8 +76,15 @@ def main(argv: list[str] | None = None) -> dict:
     check_metric_name(args.metric_for_best_model, METRIC_NAMES)
     if args.max_eval_samples is not None:
         args.eval_group_column = args.eval_group_column or data_args.group_column
-    with run_folder(args):
+    with run_folder(args, subfolders(model_args, data_args, args)):
         return run(model_args, data_args, args, parser)
+
+
+def subfolders(model_args: AffinityArguments, data_args: DataArguments, args: FastTrainingArguments) -> list[str]:
+    """Folders with models that this command writes in the output folder."""
+    seeds = range(args.seed, args.seed + model_args.num_seeds) if model_args.num_seeds > 1 else ()
+    merged = ["merged"] if model_args.merge_lora else []
+    return [*merged, *(f"seed-{seed}" for seed in seeds), *([] if data_args.dataset_name else ["demo_encoders"])]
 
 
 def run(

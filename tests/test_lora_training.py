@@ -1,5 +1,6 @@
 """LoRA inside FastTrainer: adapters and heads are optimised and saved, nothing else; a resumed run is the whole one."""
 
+import errno
 from pathlib import Path
 
 import numpy as np
@@ -144,6 +145,29 @@ def test_saved_and_merged_folders_predict_what_the_trained_model_predicts(make_t
         args = FastTrainingArguments(output_dir=str(tmp_path / "again"), **QUIET)
         again = FastTrainer(model, args, collator).predict(trainer.eval_dataset).predictions
         np.testing.assert_allclose(again, expected, rtol=0, atol=tolerance)
+
+
+def test_a_merged_folder_appears_whole_or_not_at_all(make_trainer, tmp_path, monkeypatch):
+    trainer, target = make_trainer("a", save_strategy="no"), tmp_path / "merged"
+    seen: list[list[str]] = []
+
+    def fail(folder):
+        seen.append(sorted(path.name for path in tmp_path.iterdir()))
+        raise OSError(errno.EINTR, "killed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer, "_save_companions", fail)  # the weights are written then
+        with pytest.raises(OSError, match="killed"):
+            trainer.save_merged(target)
+    assert seen == [[".staging-merged", "a"]]
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+    target.mkdir()
+    trainer.save_merged(target)
+    assert {"config.json", "model_manifest.json", "model.safetensors"} < {path.name for path in target.iterdir()}
+    (target / "notes.txt").write_text("mine")
+    trainer.save_merged(target)
+    assert (target / "notes.txt").read_text() == "mine"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "merged"]
 
 
 def test_the_best_checkpoint_is_taken_back_with_its_adapters(make_trainer):

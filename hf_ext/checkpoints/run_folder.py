@@ -6,9 +6,7 @@ import errno
 import hashlib
 import logging
 import os
-import re
-import stat
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,33 +14,22 @@ from typing import Any
 from ..errors import FolderError
 from .folder_lock import Hold, hold_folder
 from .main_process import do_on_main
+from .run_content import check_content
 
-# What a run or its model consists of in the output folder: files that are opened there, or replaced.
-_MODEL = (
-    r"(generation_|adapter_|tokenizer_)?config\.json|(adapter_)?model(-\d{5}-of-\d{5})?\.safetensors|inputs\.json|"
-    r"model\.safetensors\.index\.json|tokenizer\.(json|model)|special_tokens_map\.json|added_tokens\.json|"
-    r"vocab\.(txt|json)|merges\.txt|spiece\.model|model_manifest\.json"
-)
-_RESULTS = r"predictions\.csv|rejected_rows\.csv|report\.(html|md)|(loss|scatter)\.png|finished\.json"
-_RECORDS = r"run\.log|plan\.json|all_results\.json|trainer_state\.json|training_args\.(json|bin)|throughput\.json"
-_ABOUT = r"README(\.hf_ext)?\.md|teacher_predictions\.safetensors"
-_OVERWRITTEN = re.compile(rf"{_MODEL}|{_RESULTS}")
-_WRITTEN = re.compile(rf"{_MODEL}|{_RESULTS}|{_RECORDS}|{_ABOUT}")
-_SIGNS = re.compile(rf"{_RECORDS}|((damaged|previous)-|\.staging-|\.trash-)?checkpoint-\d+.*")
-_DRAFT = re.compile(r"\.(?P<name>.+?)(\.\d+)?\.tmp")
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)  # the disk's, not the name's
 
 logger = logging.getLogger(__name__)
 
 
 @contextmanager
-def run_folder(args: Any) -> Iterator[None]:
+def run_folder(args: Any, subfolders: Collection[str] = ()) -> Iterator[None]:
     """Makes `output_dir` and keeps it, and the folder of local checkpoints, for this run until the block ends.
 
     To be entered by all processes of a recipe before anything is written. Where it refuses, nothing was touched.
 
     Args:
         args: `FastTrainingArguments`.
+        subfolders: of those that `check_content` knows, the ones that this command writes to.
 
     Raises:
         FolderError: on all processes: the path cannot be a folder or cannot be written to; another run is in it; what
@@ -53,8 +40,8 @@ def run_folder(args: Any) -> Iterator[None]:
 
     def enter() -> None:
         make_folder(args.output_dir)
-        check_content(Path(args.output_dir))
         try:
+            check_content(Path(args.output_dir), subfolders)
             holds.extend(hold_run_folders(args))
         except OSError as error:
             _refuse_name(error.filename or args.output_dir, error)
@@ -138,46 +125,3 @@ def _refuse_name(path: str | os.PathLike[str], error: OSError) -> None:
     raise FolderError(
         f"{os.fspath(path)!r} cannot be the output folder: {reason}. Choose another --output_dir."
     ) from error
-
-
-def check_content(folder: Path) -> None:
-    """Refuses a folder in which a run would write through links, fail at its end, or overwrite what is not a run's.
-
-    A README.md counts only if it is a link: one that somebody wrote stays.
-
-    Raises:
-        FolderError: with the names; or the folder cannot be read.
-    """
-    try:
-        entries = {entry.name: entry.stat(follow_symlinks=False) for entry in os.scandir(folder)}
-    except OSError as error:
-        _refuse_name(folder, error)
-        raise
-    named = {name: status for name, status in entries.items() if _WRITTEN.fullmatch(_final_name(name))}
-    unfit = [text for name, status in sorted(named.items()) if (text := _unfitness(folder / name, status))]
-    if unfit:
-        raise FolderError(
-            f"{folder}: a run writes files of these names: {'; '.join(unfit)}. Move them away, or choose another "
-            "--output_dir. Nothing was touched."
-        )
-    overwritten = sorted(name for name in named if _OVERWRITTEN.fullmatch(name))
-    if overwritten and not any(_SIGNS.fullmatch(name) for name in entries):
-        raise FolderError(
-            f"{folder} holds {', '.join(overwritten)}, which a run would overwrite, and nothing that says a run wrote "
-            "them (run.log, plan.json, trainer_state.json, checkpoints). Choose another --output_dir, or move them "
-            "away. Nothing was touched."
-        )
-
-
-def _final_name(name: str) -> str:
-    draft = _DRAFT.fullmatch(name)
-    return draft["name"] if draft else name
-
-
-def _unfitness(path: Path, status: os.stat_result) -> str | None:
-    if stat.S_ISLNK(status.st_mode):
-        return f"{path.name} is a link to {os.readlink(path)}"
-    if not stat.S_ISREG(status.st_mode):
-        return f"{path.name} is {'a folder' if stat.S_ISDIR(status.st_mode) else 'no regular file'}"
-    may_write = os.access(path, os.W_OK, effective_ids=os.access in os.supports_effective_ids)
-    return None if may_write else f"{path.name} cannot be written to"

@@ -103,10 +103,10 @@ class SavingMixin:
             )
         merged = merged_copy(self.model)
         if self.args.should_save:
-            with self._named_disk_failure(folder, export_bytes(merged)):
-                self._save_pretrained(merged, Path(folder), None)
-                self._save_companions(Path(folder))
-                self._describe(folder)
+            with self._named_disk_failure(folder, export_bytes(merged)), _made_whole(Path(folder)) as place:
+                self._save_pretrained(merged, place, None)
+                self._save_companions(place)
+                self._describe(place)
 
     def _save_pretrained(self, model: Any, folder: Path, state_dict: dict | None) -> None:
         """As the model does, but whole files replace those of before; what a killed export left goes with the next."""
@@ -135,6 +135,25 @@ class SavingMixin:
         # to_dict masks every field whose name ends in _token.
         text = json.dumps(self.args.to_dict(), indent=2, default=str)
         (folder / "training_args.json").write_text(text + "\n")
+
+
+@contextmanager
+def _made_whole(folder: Path) -> Iterator[Path]:
+    """Where to write what is to be in `folder`: one without files appears with its manifest, which says whose it is."""
+    if folder.is_dir() and any(folder.iterdir()):
+        yield folder
+        return
+    folder = folder.resolve()
+    draft = folder.with_name(f".staging-{folder.name}")
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir(parents=True)
+    try:
+        yield draft
+        if folder.is_dir():
+            folder.rmdir()  # systems differ on renaming over an empty one
+        os.rename(draft, folder)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
 
 
 def _own_names(model: Any) -> dict[str, Any]:

@@ -7,18 +7,33 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from tiny_classifier import ROWS, make_args, make_model
+from transformers import Trainer, TrainingArguments
 
+from hf_ext.checkpoints.finished import MODEL_MANIFEST, describe_model
 from hf_ext.checkpoints.folder_lock import LOCK
-from hf_ext.checkpoints.run_folder import check_content, run_folder
+from hf_ext.checkpoints.manifest import Manifest
+from hf_ext.checkpoints.run_content import check_content
+from hf_ext.checkpoints.run_folder import run_folder
 from hf_ext.errors import FolderError
+from hf_ext.hardware import detect_hardware
+from hf_ext.plan import Plan
+from hf_ext.reporting.run_record import write_json
+from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 
 
+SUBFOLDERS = ["merged", "demo_encoders", "seed-42"]
+
+
+def arguments(folder: Path, **given) -> FastTrainingArguments:
+    return FastTrainingArguments(output_dir=str(folder), use_cpu=True, report_to="none", **given)
+
+
 def enter(folder: Path, **given) -> None:
-    args = FastTrainingArguments(output_dir=str(folder), use_cpu=True, report_to="none", **given)
-    with run_folder(args):
+    with run_folder(arguments(folder, **given)):
         assert (folder / LOCK).is_file()
 
 
@@ -106,14 +121,175 @@ def test_files_that_no_run_wrote_are_not_overwritten(tmp_path, names):
     assert tree(tmp_path) == before
 
 
+def sign(folder: Path, kind: str) -> None:
+    """Leaves in `folder` what a run of ours leaves in its course."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if kind == "run.log":
+        (folder / kind).write_text("2026-01-02 03:04:05,678 INFO hf_ext: Data: 12 rows read\n")
+    elif kind == "plan.json":
+        Plan(detect_hardware("cpu"), []).save(folder)
+    elif kind == "all_results.json":
+        record = {"format": 1, "task": "affinity", "trainer": "hf_ext.trainer.FastTrainer", "settings": {}}
+        write_json(folder / kind, {**record, "environment": {}, "costs": {}})
+    elif kind == MODEL_MANIFEST:
+        describe_model(folder)
+    else:
+        (folder / kind).mkdir()
+        Manifest("a run", 4, 1.0).write(folder / kind)
+
+
 @pytest.mark.parametrize(
-    "sign", ["run.log", "plan.json", "trainer_state.json", "training_args.bin", "checkpoint-4", "previous-checkpoint-4"]
+    "kind",
+    [
+        "run.log",
+        "plan.json",
+        "all_results.json",
+        MODEL_MANIFEST,
+        "checkpoint-4",
+        "previous-checkpoint-4",
+        "damaged-checkpoint-4-2",
+    ],
 )
-def test_a_folder_that_a_run_wrote_is_gone_on_in(tmp_path, sign):
-    for name in ("config.json", "report.md", sign):
+def test_a_folder_that_a_run_wrote_is_gone_on_in(tmp_path, kind):
+    for name in ("config.json", "report.md", "trainer_state.json"):
         (tmp_path / name).write_text("")
+    sign(tmp_path, kind)
     enter(tmp_path)
     enter(tmp_path)
+
+
+def train_stock(folder: Path) -> None:
+    """A finished run of stock Trainer: checkpoints, model, states and results."""
+    args = make_args(folder, TrainingArguments)
+    trainer = Trainer(make_model(), args, train_dataset=ROWS)
+    trained = trainer.train()
+    trainer.save_model()
+    trainer.save_state()
+    trainer.save_metrics("train", trained.metrics)
+
+
+@pytest.mark.parametrize("recipe", ["max_speed.py", "mlm.py"])
+def test_what_stock_trainer_finished_is_not_overwritten(recipe, tmp_path):
+    train_stock(tmp_path / "st")
+    before = tree(tmp_path)
+    assert {"st/checkpoint-2/trainer_state.json", "st/model.safetensors", "st/training_args.bin"} < before.keys()
+    main = runpy.run_path(str(RECIPES / recipe))["main"]
+    with pytest.raises(FolderError, match=r"holds all_results\.json, config\.json, model\.safetensors, train"):
+        main(["--output_dir", str(tmp_path / "st")])
+    assert tree(tmp_path) == before
+
+
+def test_checkpoints_of_stock_trainer_alone_are_gone_on_in(tmp_path):
+    train_stock(tmp_path)
+    for path in tmp_path.iterdir():
+        path.unlink() if path.is_file() else None
+    enter(tmp_path)
+
+
+def test_a_folder_that_fast_trainer_wrote_from_python_is_gone_on_in(tmp_path):
+    trainer = FastTrainer(make_model(), arguments(tmp_path, save_strategy="no"))
+    trainer.save_model()
+    trainer.save_state()
+    assert not {"plan.json", "run.log"} & set(os.listdir(tmp_path))
+    enter(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("run.log", "epoch 1: loss 2.0\n"),
+        ("run.log", "2026-01-02 03:04:05,678 INFO mine: about hf_ext: nothing\n"),
+        ("plan.json", '{"monday": "rest"}'),
+        ("plan.json", "["),
+        ("all_results.json", '{"task": "affinity", "f1": 0.5}'),
+        ("model_manifest.json", '{"format": 1}'),
+        ("trainer_state.json", "{}"),
+        ("training_args.bin", "x"),
+        ("checkpoint-4/manifest.json", "{}"),
+        ("checkpoint-4/trainer_state.json", "{}"),
+    ],
+)
+def test_a_name_alone_says_nothing_about_who_wrote_a_model(tmp_path, name, content):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text(content)
+    (tmp_path / "model.safetensors").write_text("mine")
+    before = tree(tmp_path)
+    with pytest.raises(FolderError, match=r"model\.safetensors.*, which a run would overwrite"):
+        enter(tmp_path)
+    assert tree(tmp_path) == before
+
+
+@pytest.mark.parametrize("name", ["all_results.json", "plan.json", "throughput.json", "tokenizers/0/vocab.txt"])
+def test_records_that_no_run_wrote_are_not_overwritten(tmp_path, name):
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / name).write_text("mine")
+    before = tree(tmp_path)
+    with pytest.raises(FolderError, match=f"holds {name}, which a run would overwrite"):
+        enter(tmp_path)
+    assert tree(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("link", "shown"),
+    [
+        ("tokenizers/0/vocab.txt", "tokenizers/0/vocab.txt"),
+        ("tokenizers/0/.inputs.json.tmp", "tokenizers/0/.inputs.json.tmp"),
+        ("tokenizers/0", "tokenizers/0"),
+        ("tokenizers", "tokenizers"),
+        ("merged", "merged"),
+        ("merged/tokenizers", "merged/tokenizers"),
+        ("demo_encoders/esm/config.json", "demo_encoders/esm/config.json"),
+        ("demo_encoders/bert", "demo_encoders/bert"),
+        ("seed-42", "seed-42"),
+    ],
+)
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_links_below_the_folder_are_refused_by_name(tmp_path, link, shown, is_ours):
+    folder, target = tmp_path / "run", tmp_path / "target"
+    target.mkdir()
+    (target / "model.safetensors").write_text("mine")
+    sign(folder, "plan.json") if is_ours else folder.mkdir()
+    (folder / link).parent.mkdir(parents=True, exist_ok=True)
+    (folder / link).symlink_to(target)
+    before = tree(tmp_path)
+    with pytest.raises(FolderError, match=f"{shown} is a link to {target}"), run_folder(arguments(folder), SUBFOLDERS):
+        pass
+    assert tree(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("given", "below"),
+    [([], "demo_encoders"), (["--merge_lora", "true"], "merged"), (["--num_seeds", "3", "--seed", "7"], "seed-9")],
+)
+def test_the_recipe_looks_into_the_folders_that_its_command_writes(given, below, tmp_path):
+    sign(tmp_path / "run", "plan.json")
+    (tmp_path / "run" / below).symlink_to(tmp_path)
+    main = runpy.run_path(str(RECIPES / "max_speed.py"))["main"]
+    with pytest.raises(FolderError, match=f"{below} is a link to {tmp_path}"):
+        main(["--output_dir", str(tmp_path / "run"), *given])
+
+
+def test_folders_that_this_command_does_not_write_are_nobodys_business(tmp_path):
+    for name in ("merged", "demo_encoders", "seed-42"):
+        (tmp_path / name).symlink_to(tmp_path)
+    enter(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["merged", "seed-42"])
+def test_a_model_of_the_users_own_in_a_folder_below_is_not_overwritten(tmp_path, name):
+    sign(tmp_path, "plan.json")
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "model.safetensors").write_text("mine")
+    before = tree(tmp_path)
+    with (
+        pytest.raises(FolderError, match=f"{name} holds model.safetensors"),
+        run_folder(arguments(tmp_path), SUBFOLDERS),
+    ):
+        pass
+    assert tree(tmp_path) == before
+    sign(tmp_path / name, MODEL_MANIFEST)
+    with run_folder(arguments(tmp_path), SUBFOLDERS):
+        pass
 
 
 def test_a_folder_with_a_readme_and_data_is_taken(tmp_path):
