@@ -24,6 +24,7 @@ from .optional import installed_version
 from .reporting.tables import format_table
 from .speedups import REGISTRY, Context, DataFacts, Decision, ModelFacts, Run
 from .speedups.base import KIND_NAMES
+from .whole_files import write_text
 from .zero import num_elements
 
 _PACKAGES = ("torch", "transformers", "accelerate", "datasets", "peft", "safetensors", "numpy")
@@ -89,7 +90,7 @@ class Plan:
         """Writes `plan.json` into `folder`."""
         path = Path(folder) / "plan.json"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(self.to_dict(), indent=2, default=str) + "\n")
+        write_text(path, json.dumps(self.to_dict(), indent=2, default=str) + "\n")
         return path
 
     def table(self) -> str:

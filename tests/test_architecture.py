@@ -21,6 +21,7 @@ FLOORS = (
         "overrides",
         "loss_scale",
         "matmul",
+        "whole_files",
     },
     {"data", "reporting"},
     {"models"},

@@ -17,6 +17,7 @@ from ..parser import FastArgumentParser
 from ..reporting.near_copies import describe_near_copies
 from ..reporting.plots import plot_loss, plot_scatter
 from ..reporting.run_record import absolute_if_local, record_evaluations, record_run, write_json
+from ..whole_files import replacing
 from .scoring import SplitScores
 from .seed_scores import SeedScores
 
@@ -150,7 +151,7 @@ def write_predictions(path: Path, rows: Any, predictions: Any, labels: Any = Non
     values = [*columns, *([] if labels is None else [labels]), predictions]
     if spread is not None:
         header, values = [*header, "prediction_std"], [*values, spread]
-    with path.open("w", newline="", encoding="utf-8") as file:
+    with replacing(path) as draft, draft.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(header)
         writer.writerows(zip(*values))

@@ -50,13 +50,14 @@ def check_content(folder: Path, subfolders: Collection[str] = ()) -> None:
         _refuse_others(folder / below, (name.removeprefix(start) for name in written if name.startswith(start)))
 
 
-def list_files(folder: Path, subfolders: Collection[str] = ()) -> list[Path]:
-    """The regular files in `folder`, and in folders below as for `check_content`, of names that a run writes.
+def list_files(folder: Path) -> list[Path]:
+    """The regular files in `folder`, and in all folders below that a run may write to, of names that a run writes.
 
     Raises:
         OSError: the folder, or one below, cannot be read.
     """
-    return [folder / name for name, status in _list_written(folder, subfolders) if stat.S_ISREG(status.st_mode)]
+    written = _list_written(folder, os.listdir(folder))
+    return [folder / name for name, status in written if stat.S_ISREG(status.st_mode)]
 
 
 def _refuse_others(folder: Path, names: Iterator[str]) -> None:

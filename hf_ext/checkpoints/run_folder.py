@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import FolderError
+from ..whole_files import part_from_links
 from .folder_lock import Hold, hold_folder
 from .main_process import do_on_main
-from .run_content import check_content
+from .run_content import check_content, list_files
 
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)  # the disk's, not the name's
 
@@ -72,11 +73,19 @@ def hold_run_folders(args: Any) -> list[Hold]:
         for folder in folders:
             hold = _try_hold(folder)
             holds += [] if hold is None else [hold]
+        _part_from_links(folders[0])
     except BaseException:
         for hold in holds:
             hold.release()
         raise
     return holds
+
+
+def _part_from_links(folder: Path) -> None:
+    """Libraries write in place all but weights; a backup made with `cp -al` is to stay what it was."""
+    for path in list_files(folder):
+        if path.suffix != ".safetensors":
+            part_from_links(path)
 
 
 def _try_hold(folder: Path) -> Hold | None:

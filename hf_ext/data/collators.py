@@ -13,6 +13,7 @@ from transformers import AutoTokenizer
 
 from ..errors import DataError
 from ..pretrained import reading
+from ..whole_files import write_text
 from .tokenization import ResidueTokenizer
 
 INPUTS_NAME = "inputs.json"
@@ -52,7 +53,7 @@ class SequenceCollator:
             tokenizer.tokenizer.save_pretrained(root / "tokenizers" / str(i))
             inputs.append({"columns": self.columns[name], "max_residues": tokenizer.max_residues})
         settings = {"inputs": inputs, "too_long": self.too_long, "window_overlap": self.window_overlap}
-        (root / INPUTS_NAME).write_text(json.dumps(settings, indent=2) + "\n")
+        write_text(root / INPUTS_NAME, json.dumps(settings, indent=2) + "\n")
 
     @classmethod
     def from_pretrained(cls, folder: str | os.PathLike[str]) -> SequenceCollator:

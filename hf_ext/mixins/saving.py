@@ -20,6 +20,7 @@ from ..checkpoints.finished import describe_model
 from ..checkpoints.weights import export_bytes
 from ..errors import ArgumentError, DiskFailure
 from ..models.lora import merged_copy
+from ..whole_files import write_text
 
 EXPORT_STAGING = ".staging-model"  # safetensors would leave files of random names
 
@@ -134,7 +135,7 @@ class SavingMixin:
                 part.save_pretrained(folder)
         # to_dict masks every field whose name ends in _token.
         text = json.dumps(self.args.to_dict(), indent=2, default=str)
-        (folder / "training_args.json").write_text(text + "\n")
+        write_text(folder / "training_args.json", text + "\n")
 
 
 @contextmanager

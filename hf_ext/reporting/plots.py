@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ArgumentError, DataError
+from ..whole_files import replacing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -213,5 +214,6 @@ def _new_figure(width: float, height: float) -> tuple[Figure, Axes]:
 def _save(figure: Figure, path: str | os.PathLike[str]) -> Path:
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(target, format="png")
+    with replacing(target) as draft:
+        figure.savefig(draft, format="png")
     return target

@@ -19,6 +19,7 @@ import psutil
 from ..hardware import count_cpu_cores, detect_hardware
 from ..nccl import known_variables
 from ..optional import installed_version
+from ..whole_files import write_text
 from .run_clock import RunClockCallback
 
 FORMAT = 1
@@ -156,9 +157,7 @@ def _costs(trainer: Any, metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 def write_json(path: Path, record: Any) -> None:
     """Writes `record` whole or not at all, as strict JSON, which has no NaN and no infinity: those become null."""
-    draft = path.with_name(f".{path.name}.tmp")
-    draft.write_text(json.dumps(_strict(record), indent=2, default=str) + "\n", encoding="utf-8")
-    os.replace(draft, path)
+    write_text(path, json.dumps(_strict(record), indent=2, default=str) + "\n")
 
 
 def _strict(value: Any) -> Any:

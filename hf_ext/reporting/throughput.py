@@ -26,6 +26,7 @@ from transformers import TrainerCallback
 
 from ..errors import ArgumentError
 from ..hardware import detect_hardware
+from ..whole_files import write_text
 from .batch_counts import COUNTS, BatchCounter
 from .rates import Device, mean_rates, read_baseline, speed_against
 from .step_timer import StepTimer
@@ -126,7 +127,7 @@ class ThroughputCallback(TrainerCallback):
             path = Path(args.output_dir) / FILE_NAME
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(json.dumps(self.summarize(state.log_history), indent=1) + "\n")
+                write_text(path, json.dumps(self.summarize(state.log_history), indent=1) + "\n")
             except OSError as error:  # a full disk must not cost the model that was just trained
                 logger.error("%s was not written: %s.", path, error.strerror)
         self._require_counter().detach()

@@ -326,3 +326,30 @@ def test_what_this_user_may_not_write_is_refused_by_name(modes, reason):
         assert LOCK not in os.listdir(top / "run")
     finally:
         shutil.rmtree(top)
+
+
+@pytest.mark.parametrize(
+    "enter_folder", [enter, lambda folder: FastTrainer(make_model(), arguments(folder)).save_model()]
+)
+def test_a_backup_made_of_hard_links_stays_what_it_was(tmp_path, enter_folder):
+    folder, backup = tmp_path / "run", tmp_path / "backup"
+    names = [
+        "run.log",
+        "trainer_state.json",
+        "tokenizers/0/vocab.txt",
+        "demo_encoders/esm/vocab.txt",
+        "merged/inputs.json",
+    ]
+    sign(folder, "plan.json")
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("before")
+    shutil.copytree(folder, backup, copy_function=os.link)
+    before = tree(backup)
+    enter_folder(folder)
+    for name in names:
+        with (folder / name).open("a") as file:  # as a library writes
+            file.write(", and after")
+    assert {(folder / name).read_text() for name in names} == {"before, and after"}
+    assert tree(backup) == before
+    assert not list(tmp_path.rglob("*.tmp"))

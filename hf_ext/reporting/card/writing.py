@@ -8,6 +8,7 @@ from pathlib import Path
 
 from huggingface_hub import ModelCard
 
+from ...whole_files import replacing
 from ..markdown import plain, plain_line
 from ..report.run_files import RunFiles, read_run
 from ..report.values import as_dict
@@ -54,9 +55,8 @@ def write_card(folder: str | os.PathLike[str], *, repo_id: str | None = None) ->
     if not _may_replace(path):
         path = path.with_name(OTHER_NAME)
         logger.warning("README.md in %s was not written by hf_ext and stays; the card is %s.", folder, OTHER_NAME)
-    draft = path.with_name(f".{path.name}.tmp")
-    card.save(draft)
-    os.replace(draft, path)
+    with replacing(path) as draft:
+        card.save(draft)
     return path
 
 

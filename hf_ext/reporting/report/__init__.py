@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from ...whole_files import write_text
 from .blocks import Report
 from .data_card import data_section
 from .html import render_html
@@ -68,5 +69,5 @@ def build_report(run: RunFiles) -> Report:
 
 
 def _write(path: Path, text: str) -> Path:
-    path.write_text(text, encoding="utf-8")
+    write_text(path, text)
     return path

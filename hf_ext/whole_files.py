@@ -1,0 +1,47 @@
+"""Files that appear whole or not at all, and never inside another folder that shares them by hard links."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Gives the path of a draft, `.NAME.tmp` beside `path`, that takes the place of `path` if the block ends well.
+
+    Raises:
+        OSError: the draft cannot be moved there; it is then removed, as after any error of the block.
+    """
+    target = Path(path)
+    draft = target.with_name(f".{target.name}.tmp")
+    draft.unlink(missing_ok=True)  # a killed process left it, perhaps as a link
+    try:
+        yield draft
+        os.replace(draft, target)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def write_text(path: str | os.PathLike[str], text: str) -> None:
+    """Writes UTF-8, whole or not at all.
+
+    Raises:
+        OSError: as `replacing`, or the disk refuses; what stood there still does.
+    """
+    with replacing(path) as draft:
+        draft.write_text(text, encoding="utf-8")
+
+
+def part_from_links(path: str | os.PathLike[str]) -> None:
+    """Makes a file that has other names too (hard links, as of `cp -al`) a copy, so that writing changes no other.
+
+    Raises:
+        OSError: there is no room for the copy.
+    """
+    if os.lstat(path).st_nlink > 1:
+        with replacing(path) as draft:
+            shutil.copy2(path, draft, follow_symlinks=False)
