@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Iterator
@@ -16,14 +17,31 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     Raises:
         OSError: the draft cannot be moved there; it is then removed, as after any error of the block.
     """
-    target = Path(path)
-    draft = target.with_name(f".{target.name}.tmp")
+    target, draft = Path(path), _draft_of(Path(path))
     draft.unlink(missing_ok=True)  # a killed process left it, perhaps as a link
     try:
         yield draft
         os.replace(draft, target)
     finally:
         draft.unlink(missing_ok=True)
+
+
+def try_replacing(path: str | os.PathLike[str]) -> None:
+    """Finds out, before there is anything to write, whether `replacing` could begin; changes nothing.
+
+    Raises:
+        OSError: the draft cannot be made, or the file that is there may not be written to.
+    """
+    if os.path.exists(path) and not os.access(path, os.W_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), os.fspath(path))
+    draft = _draft_of(Path(path))
+    draft.unlink(missing_ok=True)
+    draft.touch()
+    draft.unlink(missing_ok=True)
+
+
+def _draft_of(path: Path) -> Path:
+    return path.with_name(f".{path.name}.tmp")
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:

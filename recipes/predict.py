@@ -21,6 +21,7 @@ import numpy as np
 
 from hf_ext.affinity.building import check_inputs
 from hf_ext.affinity.ensemble import predict_members
+from hf_ext.affinity.prediction_file import find_output, find_rejected
 from hf_ext.affinity.predictor import check_predictions, columns_of, find_model, load_model
 from hf_ext.affinity.results import write_predictions
 from hf_ext.affinity.teacher import SPEEDUPS
@@ -46,7 +47,12 @@ class PredictArguments:
     """Which model, and where predictions go."""
 
     model: str = field(metadata={"help": "Folder that max_speed.py wrote, or Hub id."})
-    output: str = field(default="predictions.csv", metadata={"help": "CSV to write."})
+    output: str = field(
+        default="predictions.csv",
+        metadata={
+            "help": "CSV to write. Rows that --bad_rows drop leaves out are listed beside, in NAME.rejected_rows.csv."
+        },
+    )
     revision: str | None = field(default=None, metadata={"help": "Commit, tag or branch of a Hub model."})
 
 
@@ -61,6 +67,8 @@ def main(argv: list[str] | None = None) -> Path:
     predict_args, data_args, args = parser.parse_args_into_dataclasses(argv)
     args.mark_explicit(parser.explicit)
     log = start_run_log(None, args.process_index == 0)
+    output = find_output(predict_args.output, data_args.dataset_name)
+    rejected = find_rejected(output, data_args.bad_rows)
     folder = find_model(predict_args.model, predict_args.revision)
     model = load_model(folder)
     collator = SequenceCollator.from_pretrained(folder)
@@ -71,8 +79,7 @@ def main(argv: list[str] | None = None) -> Path:
         raise ArgumentError(f"--sequence_columns: this model reads {columns}; leave it out.")
     data_args.sequence_columns = columns
 
-    output = Path(predict_args.output)
-    rows = load_sequences(data_args, output_dir=output.parent).table
+    rows = load_sequences(data_args, output_dir=rejected.parent, rejected_name=rejected.name).table
     check_inputs(collator, {"rows": rows})
     with tempfile.TemporaryDirectory() as scratch:
         args.output_dir = scratch
@@ -80,7 +87,6 @@ def main(argv: list[str] | None = None) -> Path:
         predictions, spread = _predict(trainer, rows)
         check_predictions(predictions)
         if trainer.is_world_process_zero():
-            output.parent.mkdir(parents=True, exist_ok=True)
             write_predictions(output, rows, predictions, spread=spread)
         log.info("%d predictions in %s", len(predictions), output)
         trainer.end()

@@ -38,7 +38,10 @@ BEAT_S = 15.0
 STALE_S = 120.0
 _TURN_S = 10.0  # to wait for a process that takes or leaves the lock, which is the work of a moment
 _COMMAND_CHARS = 300
+_MAX_BYTES = 1 << 16  # a file above it is no lock
 _UNKNOWN = {"host": "an unknown machine", "place": "", "pid": "unknown", "started": 0.0, "since": "", "command": ""}
+_OPTIONS = "(--output_dir, --local_checkpoint_dir)"
+_FOREIGN = {**_UNKNOWN, "host": "none: the file is no lock"}
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +92,7 @@ def find_other_run(folder: str | os.PathLike[str]) -> str | None:
         if not stat.S_ISREG(path.lstat().st_mode):
             return None
         with path.open("rb") as file:
-            return _refusal(_parse(file.read()), path, Path(folder))
+            return _refusal(_parse(file.read(_MAX_BYTES + 1)), path, Path(folder))
     except FileNotFoundError:
         return None
 
@@ -108,7 +111,7 @@ class _Lock:
 
     def _take(self) -> None:
         with _turn(self._path) as descriptor:
-            refusal = _refusal(_parse(os.pread(descriptor, 1 << 16, 0)), self._path, self._named)
+            refusal = _refusal(_parse(os.pread(descriptor, _MAX_BYTES + 1, 0)), self._path, self._named)
             if refusal:
                 raise FolderError(refusal)
             text = json.dumps(self._owner).encode()
@@ -131,14 +134,14 @@ class _Lock:
         with suppress(OSError, FolderError):  # a folder that is gone; a disk that refuses: nobody lives behind it
             if self._path.is_file():
                 with _turn(self._path) as descriptor:
-                    if _parse(os.pread(descriptor, 1 << 16, 0)) == self._owner:
+                    if _parse(os.pread(descriptor, _MAX_BYTES + 1, 0)) == self._owner:
                         os.unlink(self._path)
 
     def _beat(self) -> None:
         while not self._ended.wait(BEAT_S):
             try:
                 with self._path.open("rb") as file:
-                    owner = _parse(file.read())
+                    owner = _parse(file.read(_MAX_BYTES + 1))
                 if owner not in (None, self._owner):
                     logger.error("%s", find_other_run(self._named) or f"{self._path} was taken over by another run.")
                     return
@@ -159,11 +162,17 @@ def _describe_run() -> dict[str, Any]:
 
 
 def _parse(content: bytes) -> dict[str, Any] | None:
-    """The owner that a lock names; None where it names none, as one whose process was killed in taking it."""
+    """The owner that a lock names; None where it names none, as one whose process was killed in taking it.
+
+    `_UNKNOWN` of a damaged lock, as a power cut leaves it: in part, or zero bytes. `_FOREIGN` of any other file.
+    """
     if not content:
         return None
+    written = content.strip(b"\0")
+    if len(content) > _MAX_BYTES or (written and not written.startswith(b"{")):
+        return dict(_FOREIGN)
     try:
-        owner = json.loads(content)
+        owner, _ = json.JSONDecoder().raw_decode(content.decode())  # the end of a longer one may stand behind it
         is_alive(owner)
         return {**_UNKNOWN, **owner}
     except (ValueError, KeyError, TypeError):
@@ -174,17 +183,23 @@ def _refusal(owner: Mapping[str, Any] | None, path: Path, folder: Path) -> str |
     """Why the folder cannot be had; None where nobody holds it but, perhaps, this process."""
     if owner is None or (owner["pid"] == os.getpid() and is_alive(owner)):
         return None
+    if owner == _FOREIGN:
+        return f"{path} is no lock of a run. Move it away, or give this run another folder {_OPTIONS}."
     alive = is_alive(owner)
     silent_s = _silence_s(path) if alive is None else 0.0
     if alive is False or silent_s >= STALE_S:
         return None
-    remote = (
-        f" It was last heard of {silent_s:.0f} s ago; if it is gone, the folder is free in {STALE_S - silent_s:.0f} s."
-    )
+    free_s = STALE_S - silent_s
+    if owner == _UNKNOWN:
+        return (
+            f"{path} is damaged and names no run. It was changed {silent_s:.0f} s ago and the folder is free in "
+            f"{free_s:.0f} s; delete it if no run is there, or give this run another folder {_OPTIONS}."
+        )
+    remote = f" It was last heard of {silent_s:.0f} s ago; if it is gone, the folder is free in {free_s:.0f} s."
     return (
         f"{folder} is in use by another run: process {owner['pid']} on {owner['host']}, since {owner['since']} "
         f"({owner['command']}).{remote if alive is None else ''} Wait for it, end it, or give this run another folder "
-        "(--output_dir, --local_checkpoint_dir)."
+        f"{_OPTIONS}."
     )
 
 

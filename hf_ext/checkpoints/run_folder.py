@@ -40,6 +40,7 @@ def run_folder(args: Any, subfolders: Collection[str] = ()) -> Iterator[None]:
     holds: list[Hold] = []
 
     def enter() -> None:
+        _refuse_place(args.output_dir)
         make_folder(args.output_dir)
         try:
             check_content(Path(args.output_dir), subfolders)
@@ -105,8 +106,8 @@ def local_folder(local_checkpoint_dir: str, output_dir: str) -> Path:
     return Path(local_checkpoint_dir).expanduser() / f"{place.name}-{hashlib.sha256(bytes(place)).hexdigest()[:8]}"
 
 
-def make_folder(path: str | os.PathLike[str]) -> None:
-    """Makes a folder where there is none.
+def make_folder(path: str | os.PathLike[str], option: str = "--output_dir") -> None:
+    """Makes a folder where there is none; `option` is what a user changes to have another.
 
     Raises:
         FolderError: there is a file, it is not this user's to make, or its name is no name for a folder.
@@ -118,19 +119,31 @@ def make_folder(path: str | os.PathLike[str]) -> None:
     except UnicodeEncodeError as error:
         raise FolderError(
             f"{os.fspath(path)!r} cannot be the output folder: its name is not UTF-8, so no report could name it. "
-            "Choose another --output_dir."
+            f"Choose another {option}."
         ) from error
     except ValueError as error:  # a zero byte
         raise FolderError(f"{os.fspath(path)!r} cannot be the output folder: {error}.") from error
     except OSError as error:
-        _refuse_name(path, error)
+        _refuse_name(path, error, option)
         raise
 
 
-def _refuse_name(path: str | os.PathLike[str], error: OSError) -> None:
+def _refuse_place(path: str | os.PathLike[str]) -> None:
+    """A run fills its folder, and counts all that is in it; so it must be one that was made for such things."""
+    try:
+        place, home = Path(path).resolve(), Path.home().resolve()
+    except (OSError, ValueError, RuntimeError):  # `make_folder` says what is wrong with it
+        return
+    if place in (Path(place.anchor), home):
+        name = "home folder" if place == home else "top of the disk"
+        raise FolderError(
+            f"{os.fspath(path)!r} cannot be the output folder: it is the {name}. Give a folder below it, such as "
+            f"--output_dir {place / 'outputs'}."
+        )
+
+
+def _refuse_name(path: str | os.PathLike[str], error: OSError, option: str = "--output_dir") -> None:
     if error.errno in _DISK:
         return
     reason = "there is a file of that name" if isinstance(error, FileExistsError) else error.strerror
-    raise FolderError(
-        f"{os.fspath(path)!r} cannot be the output folder: {reason}. Choose another --output_dir."
-    ) from error
+    raise FolderError(f"{os.fspath(path)!r} cannot be the output folder: {reason}. Choose another {option}.") from error

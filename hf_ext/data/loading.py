@@ -7,6 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from .arguments import DataArguments
 from .clusters import CLUSTER_IDENTITY
 from .columns import column_values
 from .leaks import leak_report
-from .rows import Located, RowRules, StreamRows, count_rules, refuse_or_drop
+from .rows import REJECTED_FILE, Located, RowRules, StreamRows, count_rules, refuse_or_drop
 from .sources import SOURCE_ROW, Part, read_parts, text_array
 from .splits import SPLITS, split_by_column, split_rows, split_stream
 
@@ -83,11 +84,12 @@ def load_data(
     memory at the peak. Streams read only the first record here.
     """
     rules = RowRules.from_arguments(args, needs_labels)
+    rejected = Path(output_dir) / REJECTED_FILE if output_dir is not None else None
     parts = _open(args, rules, table)
     report: dict[str, Any] = {"source": args.dataset_name, "filter": args.filter, "streaming": args.streaming}
     if any(isinstance(part.data, IterableDataset) for part in parts):
-        return _load_stream(args, rules, parts, output_dir, report)
-    data = _prepare(args, rules, parts, output_dir, report)
+        return _load_stream(args, rules, parts, rejected, report)
+    data = _prepare(args, rules, parts, rejected, report)
     if len(data) < 2:
         raise DataError(f"{parts[0].path}: one row is left, which cannot be split into train, validation and test.")
     splits, report["split"] = _split(args, data, len(parts) > 1)
@@ -109,20 +111,22 @@ def load_sequences(
     args: DataArguments,
     *,
     output_dir: str | os.PathLike[str] | None = None,
+    rejected_name: str = REJECTED_FILE,
     table: Dataset | None = None,
 ) -> LoadedSequences:
     """Reads, filters and cleans one table for prediction: no labels, no splits, rows in file order.
 
     A folder's train, validation and test files follow each other. Arguments and errors as in `load_data`; a single row
-    is fine here.
+    is fine here, and `rejected_name` is that of the file in `output_dir`.
     """
     rules = RowRules.from_arguments(args, needs_labels=False, needs_splits=False)
+    rejected = Path(output_dir) / rejected_name if output_dir is not None else None
     parts = _open(args, rules, table)
     report: dict[str, Any] = {"source": args.dataset_name, "filter": args.filter, "streaming": args.streaming}
     if any(isinstance(part.data, IterableDataset) for part in parts):
-        streams = [_map_stream(args, rules, part, output_dir) for part in parts]
+        streams = [_map_stream(args, rules, part, rejected) for part in parts]
         return LoadedSequences(streams[0] if len(streams) == 1 else concatenate_datasets(streams), report)
-    return LoadedSequences(_prepare(args, rules, parts, output_dir, report), report)
+    return LoadedSequences(_prepare(args, rules, parts, rejected, report), report)
 
 
 def _open(args: DataArguments, rules: RowRules, table: Dataset | None) -> list[Part]:
@@ -145,7 +149,7 @@ def _prepare(
     args: DataArguments,
     rules: RowRules,
     parts: Sequence[Part],
-    output_dir: str | os.PathLike[str] | None,
+    rejected: Path | None,
     report: dict[str, Any],
 ) -> Dataset:
     """Applies the row rules to every part, refuses or drops once for all of them, and fills the report."""
@@ -163,7 +167,7 @@ def _prepare(
             changes.setdefault(column, Counter()).update(kinds)
         tables.append(_to_table(prepared.columns, part.split))
     num_left = sum(len(one) for one in tables)
-    rejected_file = refuse_or_drop(located, args.bad_rows, output_dir, num_left)
+    rejected_file = refuse_or_drop(located, args.bad_rows, rejected, num_left)
     if num_left == 0:
         raise DataError(f"filter {args.filter!r} leaves none of {counts['read']} rows of {parts[0].path}.")
     report |= {
@@ -237,15 +241,13 @@ def _check_labels(train: Dataset, column: str) -> dict[str, Any]:
     return report
 
 
-def _map_stream(
-    args: DataArguments, rules: RowRules, part: Part, output_dir: str | os.PathLike[str] | None
-) -> IterableDataset:
+def _map_stream(args: DataArguments, rules: RowRules, part: Part, rejected: Path | None) -> IterableDataset:
     types = {name: Value("string") for name in rules.sequence_columns}
     if rules.label_column is not None:
         types |= {"label": Value("float64"), "bound": Value("int8")}
     types |= {name: Value("string") for name in rules.text_columns}
     types[SOURCE_ROW] = Value("int64")
-    function = StreamRows(rules, part.path, args.bad_rows, output_dir)
+    function = StreamRows(rules, part.path, args.bad_rows, rejected)
     return part.data.map(function, batched=True, remove_columns=[*rules.needed, SOURCE_ROW], features=Features(types))
 
 
@@ -253,10 +255,10 @@ def _load_stream(
     args: DataArguments,
     rules: RowRules,
     parts: Sequence[Part],
-    output_dir: str | os.PathLike[str] | None,
+    rejected: Path | None,
     report: dict[str, Any],
 ) -> LoadedData:
-    streams = {part.split: _map_stream(args, rules, part, output_dir) for part in parts}
+    streams = {part.split: _map_stream(args, rules, part, rejected) for part in parts}
     if None not in streams and not (args.split or args.split_column):
         splits = IterableDatasetDict({name: streams[name] for name in SPLITS if name in streams})
         report["split"] = {"rule": "files", "notes": []}

@@ -23,6 +23,7 @@ from .proteins import Problem, ResiduePolicy, clean_sequences, format_located, s
 from .sources import SOURCE_ROW
 
 REJECTED_FILE = "rejected_rows.csv"
+REJECTED_HEADER = ["row", "column", "value", "rule", "remedy", "file"]
 Columns = dict[str, Sequence[Any]]
 Located = tuple[str, Problem]  # (file, problem)
 
@@ -148,10 +149,8 @@ def _find_line_ends(texts: Sequence[str | None], name: str, rows: Sequence[int])
     ]
 
 
-def refuse_or_drop(
-    located: Sequence[Located], bad_rows: str, output_dir: str | os.PathLike[str] | None, num_left: int
-) -> Path | None:
-    """Raises for refused rows, or writes `rejected_rows.csv` and returns its path (None where there are no problems).
+def refuse_or_drop(located: Sequence[Located], bad_rows: str, rejected: Path | None, num_left: int) -> Path | None:
+    """Raises for refused rows, or lists them in the file `rejected` and returns it (None where there are no problems).
 
     Raises:
         DataError: `bad_rows` is "error" (nothing is written), or dropping leaves no row.
@@ -164,14 +163,13 @@ def refuse_or_drop(
         raise DataError(f"{format_located(located)}\nMend these rows, or leave them out with --bad_rows drop.")
     if num_left == 0:
         raise DataError(f"--bad_rows drop would leave no row.\n{format_located(located)}")
-    if output_dir is None:
+    if rejected is None:
         raise ArgumentError(f"bad_rows='drop' needs an output folder for {REJECTED_FILE}.")
-    path = Path(output_dir) / REJECTED_FILE
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    rejected.parent.mkdir(parents=True, exist_ok=True)
+    temporary = rejected.with_name(f".{rejected.name}.{os.getpid()}.tmp")
     _write_rejected(temporary, located, "w")
-    os.replace(temporary, path)
-    return path
+    os.replace(temporary, rejected)
+    return rejected
 
 
 def count_rules(problems: Iterable[Problem]) -> dict[str, int]:
@@ -186,15 +184,15 @@ def count_rules(problems: Iterable[Problem]) -> dict[str, int]:
 class StreamRows:
     """`RowRules` as the batched map function of a stream: raises at the first refused batch, or drops and records.
 
-    With "drop", refused values are appended to `rejected_rows.csv` in the output folder as they are met, each once per
-    process (with several data-loader workers a row can be listed once per worker).
+    With "drop", refused values are appended to the file `rejected` as they are met, each once per process
+    (with several data-loader workers a row can be listed once per worker).
     """
 
-    def __init__(self, rules: RowRules, path: str, bad_rows: str, output_dir: str | os.PathLike[str] | None) -> None:
-        if bad_rows == "drop" and output_dir is None:
+    def __init__(self, rules: RowRules, path: str, bad_rows: str, rejected: Path | None) -> None:
+        if bad_rows == "drop" and rejected is None:
             raise ArgumentError(f"bad_rows='drop' needs an output folder for {REJECTED_FILE}.")
         self.rules, self.path, self.bad_rows = rules, path, bad_rows
-        self.rejected = str(Path(output_dir) / REJECTED_FILE) if output_dir is not None else ""
+        self.rejected = str(rejected or "")
         self.seen: set[tuple[int, str]] = set()
 
     def __call__(self, batch: Mapping[str, Sequence[Any]]) -> Columns:
@@ -213,7 +211,7 @@ def _write_rejected(path: Path, located: Sequence[Located], mode: str) -> None:
     with open(path, mode, encoding="utf-8", newline="") as handle:
         writer = csv.writer(handle)
         if handle.tell() == 0:
-            writer.writerow(["row", "column", "value", "rule", "remedy", "file"])
+            writer.writerow(REJECTED_HEADER)
         rows = ([p.row, p.column, p.value, p.rule, p.remedy, file] for file, p in located)
         writer.writerows(map(write_cell, row) for row in rows)
 

@@ -103,6 +103,18 @@ def read_parts(
     return _read_hub(name, columns, config_name, revision, streaming)
 
 
+def local_files(name: str | None) -> list[Path]:
+    """The files on this machine that `read_parts` would read; none of a Hub dataset, or of what is not there.
+
+    Raises:
+        DataError: as `read_parts` of a path that cannot be looked up, or of a folder.
+    """
+    path = _local_path(name) if name is not None else None
+    if path is None or not path.exists():
+        return []
+    return list(_split_files(path).values()) if path.is_dir() else [path]
+
+
 def _local_path(name: str) -> Path:
     try:
         path = Path(name).expanduser()

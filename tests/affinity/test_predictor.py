@@ -294,6 +294,27 @@ def test_the_recipe_writes_ids_that_are_formulas_as_text(
     assert all(float(row["prediction"]) == float(row["prediction"]) for row in rows)
 
 
+def test_the_recipe_lists_dropped_rows_under_the_name_of_its_output(
+    frozen: Any, demo_rows: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (tmp_path / "new.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS)
+        writer.writeheader()
+        writer.writerows([{c: demo_rows[0][c] for c in COLUMNS}, {**GOOD, "heavy": "EV1L"}])
+    (tmp_path / "rejected_rows.csv").write_text("mine")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(ROOT / "recipes")
+    words = (
+        "--preset baseline --dataset_name new.csv --bad_rows drop --output out.csv --disable_tqdm true --use_cpu true"
+    )
+    for _ in range(2):  # over its own files too
+        importlib.import_module("predict").main(["--model", str(frozen[0]), *words.split()])
+    assert sorted(os.listdir(tmp_path)) == ["new.csv", "out.csv", "out.rejected_rows.csv", "rejected_rows.csv"]
+    assert (tmp_path / "rejected_rows.csv").read_text() == "mine"
+    assert len((tmp_path / "out.csv").read_text().splitlines()) == 2
+    assert (tmp_path / "out.rejected_rows.csv").read_text().splitlines()[1].startswith("3,heavy,EV1L,")
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [

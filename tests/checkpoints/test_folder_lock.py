@@ -6,6 +6,7 @@ import signal
 import socket
 import threading
 import time
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -69,14 +70,45 @@ def test_a_stale_lock_is_taken_over(tmp_path, change, age_s):
         assert json.loads((tmp_path / LOCK).read_text())["pid"] == os.getpid()
 
 
-@pytest.mark.parametrize("content", [b"", b"{}", b"not json", b"[1]", b'{"pid": null}'])
+@pytest.mark.parametrize("content", [b"", b"{}", b'{"pid": null}', b'{"pid": 12, "pla', b"\0" * 300])
 def test_a_lock_that_names_nobody_is_free_after_two_minutes_at_the_latest(tmp_path, content):
     path = plant_lock(tmp_path)
     path.write_bytes(content)
     if content:
-        with pytest.raises(FolderError, match="unknown machine"):
+        with pytest.raises(FolderError, match=r"\.run\.lock is damaged and names no run\. It was .* free in 120 s"):
             hold_folder(tmp_path)
         os.utime(path, (time.time() - 121, time.time() - 121))
+    hold_folder(tmp_path).release()
+
+
+@pytest.mark.parametrize("content", [b"not json", b"[1]", b"\x80\x81", b'"text"', b"1"])
+def test_a_file_that_is_no_lock_is_named_and_stays(tmp_path, content):
+    path = plant_lock(tmp_path)
+    path.write_bytes(content)
+    os.utime(path, (time.time() - 500, time.time() - 500))
+    with pytest.raises(FolderError, match=r"\.run\.lock is no lock of a run\. Move it away") as refused:
+        hold_folder(tmp_path)
+    assert "unknown" not in str(refused.value)
+    assert find_other_run(tmp_path) == str(refused.value)
+    assert path.read_bytes() == content
+
+
+def test_a_file_of_any_size_is_read_in_part(tmp_path):
+    path = plant_lock(tmp_path)
+    os.truncate(path, 1 << 33)
+    tracemalloc.start()
+    try:
+        with pytest.raises(FolderError, match="is no lock of a run"):
+            hold_folder(tmp_path)
+        assert find_other_run(tmp_path)
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_process_that_was_killed_in_writing_over_a_longer_lock_holds_nothing(tmp_path):
+    path = plant_lock(tmp_path, pid=2**22 + 1)
+    path.write_bytes(path.read_bytes() + b'the end of a longer one"}')
     hold_folder(tmp_path).release()
 
 

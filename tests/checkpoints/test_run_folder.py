@@ -32,7 +32,7 @@ def arguments(folder: Path, **given) -> FastTrainingArguments:
     return FastTrainingArguments(output_dir=str(folder), use_cpu=True, report_to="none", **given)
 
 
-def enter(folder: Path, **given) -> None:
+def enter(folder: Path | str, **given) -> None:
     with run_folder(arguments(folder, **given)):
         assert (folder / LOCK).is_file()
 
@@ -74,6 +74,20 @@ def test_a_path_that_cannot_be_a_folder_is_refused_by_name(tmp_path, name, reaso
         enter(tmp_path / name)
     assert "--output_dir" in str(refused.value) or "null byte" in reason
     assert os.listdir(tmp_path) == ["file"]
+
+
+@pytest.mark.parametrize("name", ["/", "/..", "//", "{home}", "~", ".", "{home}/", "{home}/x/..", "link"])
+def test_the_top_of_the_disk_and_the_home_folder_are_no_output_folders(tmp_path, name, monkeypatch):
+    home = tmp_path / "home"
+    home.mkdir()
+    (tmp_path / "link").symlink_to(home)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.chdir(tmp_path if name == "link" else home)
+    with pytest.raises(FolderError, match=r"cannot be the output folder: it is the (top of the disk|home folder)"):
+        enter(name.format(home=home))
+    assert os.listdir(home) == []
+    assert LOCK not in os.listdir("/")
+    enter(home / "run")
 
 
 @pytest.mark.parametrize("name", ["with space", "q'\"", "\u00e9\u4e2d", "%s {0} $HOME", "a\nb", "x" * 255, "a/b/c"])

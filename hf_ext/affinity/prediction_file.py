@@ -1,0 +1,94 @@
+"""Where predictions go: checked before a model is loaded, and never over what is not a table of predictions."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from ..checkpoints.run_folder import make_folder
+from ..data.contents import irregular_kind
+from ..data.rows import REJECTED_FILE, REJECTED_HEADER
+from ..data.sources import local_files
+from ..errors import ArgumentError
+from ..whole_files import try_replacing
+
+_REMEDY = "Name another CSV to write."
+_FIRST_CHARS = 1 << 20  # a header is shorter
+
+
+def find_output(name: str, dataset_name: str | None) -> Path:
+    """The CSV to write predictions to, found fit for that; its folder is made.
+
+    Args:
+        name: as given; `~` is the home folder, and a link means the file that it leads to.
+        dataset_name: where rows are read from.
+
+    Raises:
+        ArgumentError: no file can have that name or be written there; or what is there is what rows are read from, is
+            no file, or holds no predictions.
+        DataError: the folder that rows are read from holds none.
+        FolderError: its folder cannot be made.
+    """
+    try:
+        path = _look_up(name)
+        if any(path.exists() and path.samefile(source) for source in local_files(dataset_name)):
+            raise ArgumentError(f"--output {name!r} is what --dataset_name reads, and would be replaced. {_REMEDY}")
+        if path.exists() and not _begins(path, _is_of_predictions):
+            raise ArgumentError(f"--output {name!r} is there and was not written by predict.py. {_REMEDY}")
+        make_folder(path.parent, "--output")
+        try_replacing(path)
+    except (OSError, RuntimeError) as error:  # RuntimeError: an unknown ~user
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise ArgumentError(f"--output {name!r} cannot be written: {reason}. {_REMEDY}") from error
+    return path
+
+
+def find_rejected(output: Path, bad_rows: str) -> Path:
+    """Where `--bad_rows drop` lists the rows that it leaves out: beside `output`, under a name made from its own.
+
+    Raises:
+        ArgumentError: they are to be dropped, and what is there is no list of rejected rows.
+    """
+    path = output.with_name(f"{output.stem}.{REJECTED_FILE}")
+    is_free = bad_rows != "drop" or not os.path.lexists(path)
+    if not is_free and (path.is_symlink() or irregular_kind(path) or not _begins(path, _is_of_rejected)):
+        raise ArgumentError(
+            f"{path} is where --bad_rows drop lists rows, and what is there is no such list. Move it away, or give "
+            "another --output."
+        )
+    return path
+
+
+def _look_up(name: str) -> Path:
+    if name in ("", "-") or "\0" in name or name.endswith(os.sep):
+        raise ArgumentError(f"--output {name!r} names no file. {_REMEDY}")
+    try:
+        name.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ArgumentError(f"--output {name!r} is not UTF-8. {_REMEDY}") from error
+    path = Path(name).expanduser()
+    if path.exists() and (kind := irregular_kind(path)):
+        raise ArgumentError(f"--output {name!r} is {kind}, not a file. {_REMEDY}")
+    return path.resolve()
+
+
+def _begins(path: Path, is_header: Callable[[list[str]], bool]) -> bool:
+    """Whether a file is empty or its first row is as expected."""
+    with path.open(encoding="utf-8", errors="replace", newline="") as file:
+        start = file.read(_FIRST_CHARS)
+    try:
+        return not start or is_header(next(csv.reader(io.StringIO(start))))
+    except csv.Error:
+        return False
+
+
+def _is_of_predictions(header: list[str]) -> bool:
+    """Those that a run leaves in its folder have labels too."""
+    return header[-1:] in (["prediction"], ["prediction_std"]) and "label" not in header
+
+
+def _is_of_rejected(header: list[str]) -> bool:
+    return header == REJECTED_HEADER
