@@ -24,9 +24,9 @@ from transformers import HfArgumentParser
 from hf_ext.argument_names import with_short_name
 from hf_ext.config_file import Given, read_config
 from hf_ext.errors import ArgumentError, HfExtError
+from hf_ext.presets import NO_PRESET, Merged, TakesPresets, find_preset
 
 _UNSET: Any = object()
-_NO_PRESET = "none"
 
 
 class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
@@ -87,7 +87,7 @@ class FastArgumentParser(HfArgumentParser):
         if "config" not in self._hints:
             self.add_argument("--config", metavar="FILE.yaml", help="YAML file under the command line")
         if "preset" not in self._hints:
-            self.add_argument("--preset", metavar="NAME[+NAME]", help=f"presets under YAML; {_NO_PRESET!r} for none")
+            self.add_argument("--preset", metavar="NAME[+NAME]", help=f"presets under YAML; {NO_PRESET!r} for none")
         self.epilog = "\n\n".join(filter(None, [kwargs.get("epilog"), self._preset_list()])) or None
 
     def parse_args_into_dataclasses(
@@ -186,15 +186,11 @@ class FastArgumentParser(HfArgumentParser):
         return default if isinstance(default, str) else None
 
     def _split_preset(self, written: str | None) -> list[str]:
-        if written is None or (written.strip() in ("", _NO_PRESET) and written not in self.presets):
+        if written is None or (written.strip() in ("", NO_PRESET) and written not in self.presets):
             return []
         names = [name.strip() for name in written.split("+")]
         for name in names:
-            if name not in self.presets:
-                known = ", ".join(sorted(self.presets)) or "(there are none)"
-                raise ArgumentError(
-                    f"Unknown preset {name!r} in {written!r}{_nearest(name, self.presets)}. Known: {known}."
-                )
+            find_preset(name, written, self.presets)
         return names
 
     def _preset_layer(self, name: str) -> dict[str, Given]:
@@ -247,6 +243,8 @@ class FastArgumentParser(HfArgumentParser):
                         f"{field.name} is required: give --{field.name} or put {field.name!r} into the YAML file."
                     )
                 chosen[field.name] = action.default  # HfArgumentParser: a bool without default is False
+        if isinstance(dtype, TakesPresets) and isinstance(chosen.get("preset"), str):
+            chosen["preset"] = Merged(chosen["preset"])  # of this parser's presets, under YAML and command line
         try:
             return dtype(**chosen)
         except HfExtError:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+import difflib
 from collections.abc import Mapping
 from typing import Any
 
+from .argument_names import TakesShortNames, short_name
+from .errors import ArgumentError
+
+NO_PRESET = "none"
 PRESETS: Mapping[str, Mapping[str, Any]] = {
     # What stock Trainer does: the control of every comparison.
     "baseline": {"speedups": [], "cached_batch_size": None},
@@ -35,3 +41,47 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "without": ["precision", "encoder_precision", "tf32", "cpu_matmul", "attention", "compile"],
     },
 }
+
+
+class Merged(str):
+    """Names of presets whose values whoever gives them has put in already."""
+
+
+class TakesPresets(TakesShortNames):
+    """Of dataclasses whose keyword `preset` sets what else is not given by keyword; see `FastTrainingArguments`."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Raises ArgumentError for a preset that there is not."""
+        written = kwargs.get("preset")
+        if isinstance(written, Merged):
+            return super().__call__(*args, **{**kwargs, "preset": str(written)})
+        given = set(map(short_name, kwargs))
+        added = {name: value for name, value in preset_values(written).items() if name not in given}
+        arguments = super().__call__(*args, **added, **kwargs)
+        if added:
+            arguments.leave_to_plan(frozenset(added))
+        return arguments
+
+
+def preset_values(written: Any) -> dict[str, Any]:
+    """Values of "a+b", those of the later name winning; {} of what is no text.
+
+    Raises:
+        ArgumentError: an unknown name.
+    """
+    if not isinstance(written, str) or written.strip() in ("", NO_PRESET):
+        return {}
+    values: dict[str, Any] = {}
+    for name in map(str.strip, written.split("+")):
+        values |= copy.deepcopy(dict(find_preset(name, written, PRESETS)))
+    return values
+
+
+def find_preset(name: str, written: str, presets: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Raises ArgumentError, with the nearest known name, where `presets` has no `name`."""
+    if name in presets:
+        return presets[name]
+    close = difflib.get_close_matches(name, list(presets), n=1)
+    nearest = f", did you mean {close[0]!r}?" if close else ""
+    known = ", ".join(sorted(presets)) or "(there are none)"
+    raise ArgumentError(f"Unknown preset {name!r} in {written!r}{nearest}. Known: {known}.")

@@ -26,9 +26,11 @@ from .argument_checks import (
     check_forms,
     check_ranges,
 )
-from .argument_names import ShortName, TakesShortNames, short_name
+from .argument_names import ShortName, short_name
+from .argument_types import check_resume, check_types, wrap_single_words
 from .errors import ArgumentError
 from .nccl import preset_variables, set_preset
+from .presets import TakesPresets
 from .processes import check_together, import_before_group, need_cpu_backend, need_gloo, will_use_nccl
 from .speedups import REGISTRY
 
@@ -79,11 +81,12 @@ ERRORS = ("loss", "rmse", "mse", "mae", "perplexity")  # what a metric's name en
 
 
 @dataclass(repr=False)  # the parent's hides tokens
-class FastTrainingArguments(TrainingArguments, metaclass=TakesShortNames):
+class FastTrainingArguments(TrainingArguments, metaclass=TakesPresets):
     """As `transformers.TrainingArguments`, plus the speed-ups and what they need.
 
     Constructs on CPU, T4 and A100 alike: whether a request fits the machine is the plan's decision, not this class's.
-    Of fields that end in `_ext` the name without is a keyword and attribute too: see `argument_names.py`.
+    Of fields that end in `_ext` the name without is a keyword and attribute too: see `argument_names.py`. `preset` sets
+    what else is not given, as on the command line.
     """
 
     preset: None | str = field(  # noqa: RUF036
@@ -246,6 +249,7 @@ class FastTrainingArguments(TrainingArguments, metaclass=TakesShortNames):
     use_rslora, use_dora = ShortName(), ShortName()
 
     def __post_init__(self) -> None:
+        self._check_types()
         self._explicit: frozenset[str] | None = None
         self._given = self._changed()
         if self.metric_for_best_model and self.greater_is_better is None:
@@ -282,6 +286,7 @@ class FastTrainingArguments(TrainingArguments, metaclass=TakesShortNames):
         for spec in dataclasses.fields(FastTrainingArguments):
             if spec.name not in self.__dict__:
                 setattr(self, spec.name, _default(spec))
+        self._check_types()
         if self.push_to_hub:
             self._read_hub_strategy()
         self._explicit = None
@@ -303,6 +308,11 @@ class FastTrainingArguments(TrainingArguments, metaclass=TakesShortNames):
         if strategy == "best" and self.push_to_hub and not (self.metric_for_best_model or self.load_best_model_at_end):
             raise ArgumentError("hub_strategy=best: no checkpoint is the best one without --metric_for_best_model.")
         return strategy
+
+    def _check_types(self) -> None:
+        wrap_single_words(self, FastTrainingArguments, TrainingArguments)
+        check_types(self, FastTrainingArguments, TrainingArguments)
+        check_resume(self.resume)
 
     def _check_values(self) -> None:
         known = [speedup.NAME for speedup in REGISTRY]
@@ -339,6 +349,10 @@ class FastTrainingArguments(TrainingArguments, metaclass=TakesShortNames):
     def mark_explicit(self, names: frozenset[str]) -> None:
         """Records which fields came from the command line or YAML; others may be set by the plan."""
         self._explicit = frozenset(map(short_name, names))
+
+    def leave_to_plan(self, names: frozenset[str]) -> None:
+        """Records which values are a preset's and not the user's."""
+        self._given -= names
 
     def to_dict(self) -> dict[str, Any]:
         """As in the parent class, under the short names."""

@@ -11,6 +11,8 @@ FLOORS = (
     {"errors", "hardware_table", "argument_names"},
     {
         "argument_checks",
+        "argument_types",
+        "presets",
         "pretrained",
         "optional",
         "hardware",
@@ -27,7 +29,7 @@ FLOORS = (
     {"models"},
     {"embeddings", "evaluation", "checkpoints"},
     {"speedups", "hub", "config_file"},
-    {"plan", "training_args", "presets", "parser"},
+    {"plan", "training_args", "parser"},
     {"plain_arguments"},
     {"mixins"},
     {"trainer"},

@@ -90,3 +90,48 @@ def test_max_speed_with_reproducible_leaves_every_rounding_speedup_out():
 def test_an_unknown_preset_is_refused_with_the_nearest_name():
     with pytest.raises(ArgumentError, match=r"max_sped.*max_speed"):
         parse("--preset", "max_sped")
+
+
+def make(**given) -> FastTrainingArguments:
+    return FastTrainingArguments("out", use_cpu=True, **given)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_from_python_a_preset_sets_what_it_sets_on_the_command_line(preset):
+    ours, typed = make(preset=preset), parse("--preset", preset, "--use_cpu")
+    differing = {
+        name for name, value in typed.to_dict().items() if name != "logging_dir" and ours.to_dict()[name] != value
+    }
+    assert differing == set()
+    assert ours.explicit_fields == {"output_dir", "preset", "use_cpu"}
+
+
+def test_from_python_presets_compose_and_give_way():
+    args = make(preset="low_memory+quick_eval", per_device_train_batch_size=4, max_eval_samples_ext=0.5)
+    assert (args.per_device_train_batch_size, args.gradient_accumulation_steps) == (4, 8)
+    assert (args.max_eval_samples, args.eval_every_epochs) == (0.5, 2)
+    assert args.explicit_fields >= {"per_device_train_batch_size", "max_eval_samples"}
+    assert "gradient_accumulation_steps" not in args.explicit_fields
+    args.speedups.append("ddp")
+    assert PRESETS["low_memory"]["speedups"] == ["all"]
+    assert dataclasses.replace(args, seed=1).speedups == ["all", "ddp"]
+
+
+@pytest.mark.parametrize("preset", ["none", "", None])
+def test_from_python_no_preset_changes_nothing(preset):
+    assert make(preset=preset).speedups == []
+
+
+def test_from_python_an_unknown_preset_is_refused():
+    with pytest.raises(
+        ArgumentError, match=r"'max_sped' in 'low_disk\+max_sped', did you mean 'max_speed'\?\. Known: "
+    ):
+        make(preset="low_disk+max_sped")
+    with pytest.raises(ArgumentError, match=r"preset=\['max_speed'\]: must be text"):
+        make(preset=["max_speed"])
+
+
+def test_presets_of_a_parser_of_its_own_stay_its_own():
+    parser = FastArgumentParser(FastTrainingArguments, presets={"max_speed": {"seed": 7}})
+    (args,) = parser.parse_args_into_dataclasses(["--output_dir", "out", "--preset", "max_speed"])
+    assert (args.preset, type(args.preset), args.seed, args.speedups) == ("max_speed", str, 7, [])
