@@ -31,6 +31,13 @@ def find_override(trainer: Any, *names: str) -> str | None:
     return None
 
 
+def find_own_loss(trainer: Any, compute_loss_func: Any) -> str | None:
+    """Where a loss of the user's comes from, which need not be what the model returns as its loss; None without one."""
+    if compute_loss_func is not None and not _is_in(_module_of(compute_loss_func), ("hf_ext",)):
+        return "compute_loss_func"
+    return find_override(trainer, *TRAINING_LOSS)
+
+
 def is_overridden(trainer: Any, name: str) -> bool:
     """Whether a call of `trainer.name` runs somebody else's code first, such as that of trl's SFTTrainer.
 

@@ -11,7 +11,7 @@ from transformers import Trainer
 
 from ..checkpoints.disk import describe_failure, is_disk_failure
 from ..checkpoints.folder_lock import find_other_run
-from ..overrides import TRAINING_LOSS, find_override
+from ..overrides import find_own_loss
 from ..plain_arguments import as_fast_arguments
 from ..plan import Plan, describe_model, make_plan
 from ..processes import check_fsdp, check_parallelism
@@ -49,7 +49,7 @@ class PlanMixin:
             arguments.accelerator_config = copy.copy(arguments.accelerator_config)
         check_fsdp(arguments)
         check_parallelism(arguments, describe_model(model).families)
-        own_loss = "compute_loss_func" if given.get("compute_loss_func") else find_override(self, *TRAINING_LOSS)
+        own_loss = find_own_loss(self, given.get("compute_loss_func"))
         self._run = Run(arguments, model, collator, dataset, own_loss=own_loss)
         try:
             self.plan.apply(self._run)

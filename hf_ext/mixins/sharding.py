@@ -14,7 +14,9 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from ..models.wrapping import block_classes, choose_classes, exact_modules, find_blocks, unused_parameters
+from ..overrides import find_own_loss
 from ..processes import read_fsdp2
+from ..speedups.ddp import search_again
 
 
 class ShardingMixin:
@@ -35,6 +37,7 @@ class ShardingMixin:
     plan: Any
     is_fsdp_enabled: bool
     model_init: Any
+    compute_loss_func: Any  # of ExactLossMixin
     _exact: tuple[nn.Module, ...] = ()  # to be split apart from the rest
 
     @property
@@ -71,6 +74,7 @@ class ShardingMixin:
 
     def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
         if not self.is_fsdp2:
+            self._search_for_own_loss()
             return super()._prepare_for_training(*args, **kwargs)  # type: ignore[misc]
         if not self._is_split:
             self._begin_sharding()
@@ -82,6 +86,14 @@ class ShardingMixin:
             return super()._prepare_for_training(*args, **kwargs)  # type: ignore[misc]
         finally:
             del self.accelerator.prepare
+
+    def _search_for_own_loss(self) -> None:
+        """Where DDP was not to look for unused weights, and a loss of the user's was assigned after the plan."""
+        own_loss = find_own_loss(self, self.compute_loss_func)
+        if own_loss is None or not any(d.name == "ddp" and "watched" in d.evidence for d in self.plan.decisions):
+            return
+        search_again(self.model, self.accelerator.ddp_handler)
+        self.plan.record("ddp", searches_again_for=own_loss)
 
     def _keep_prepared(self, *prepared: Any) -> tuple[Any, ...]:
         """What `Accelerator.prepare` notes of model and optimizer; Trainer has just made it forget them."""

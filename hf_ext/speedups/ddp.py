@@ -4,8 +4,9 @@ Class I. Effect: Trainer lets DDP walk the graph of every forward pass for weigh
 trained weights get one, that is for nothing (`find_unused_parameters`). Gradients are views of the buckets that
 processes exchange, not copies: 4 bytes per trained weight less, and one copy of each (`gradient_as_bucket_view`).
 Which weights get a gradient is found in the graph of one pass over the first rows, as DDP finds it, and only for models
-whose passes are all alike; elsewhere, and where a weight gets none, DDP goes on looking. ESM's contact head, which no
-loss reaches, is left out of what DDP watches; it stays as trainable, and in checkpoints, as it is on one process.
+whose passes are all alike, under their own loss; elsewhere, and where a weight gets none, DDP goes on looking. ESM's
+contact head, which no loss reaches, is left out of what DDP watches; it stays as trainable, and in checkpoints, as it
+is on one process.
 Hardware: any, with more than one process. What the user sets (`--ddp_find_unused_parameters`) is kept.
 Evidence: how many weights DDP watches. Cost: one forward pass over two rows.
 """
@@ -15,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from accelerate.utils import send_to_device
@@ -57,6 +59,8 @@ def apply(decision: Decision, run: Run) -> Decision:
     """Ends the search where one pass reaches every weight; `ShardingMixin` tells accelerate about the views."""
     if not decision.settings["looks_once"] or run.model is None:
         return decision
+    if run.own_loss is not None:
+        return _goes_on(decision, f"the loss is the user's own ({run.own_loss})")
     ignored = unused_parameters(run.model)
     trained = {name: p for name, p in run.model.named_parameters() if p.requires_grad and name not in ignored}
     try:
@@ -72,6 +76,12 @@ def apply(decision: Decision, run: Run) -> Decision:
     run.args.ddp_find_unused_parameters = False
     reason = f"{decision.reason}; no search for unused weights: one pass reached all that train"
     return replace(decision, reason=reason).with_evidence(watched=len(trained), left_out=len(ignored))
+
+
+def search_again(model: nn.Module, handler: Any) -> None:
+    """Takes the end of the search back, before accelerate wraps the model as `handler`, its DDP settings, says."""
+    handler.find_unused_parameters = True
+    _forget(model)
 
 
 def _goes_on(decision: Decision, why: str) -> Decision:

@@ -9,6 +9,8 @@ from ranks import run_on_ranks
 
 pytestmark = pytest.mark.nightly
 
+OWN = ["own", "function", "later"]  # losses of the user's
+TWINS = [("not", "searching"), ("asked", "searching")] + [(n, f"{n}-searching") for n in ("spare", *OWN)]
 SCRIPT = Path(__file__).with_name("unused_on_ranks.py")
 
 
@@ -19,7 +21,7 @@ def folder(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("name", "twin"), [("not", "searching"), ("asked", "searching"), ("spare", "spare-searching")])
+@pytest.mark.parametrize(("name", "twin"), TWINS)
 def test_losses_and_weights_are_equal_bit_for_bit(folder, name, twin):
     ours, theirs = load_numbers(folder, name), load_numbers(folder, twin)
     assert len(ours[0]) == 4
@@ -37,6 +39,7 @@ def test_losses_and_weights_are_equal_bit_for_bit(folder, name, twin):
         ("asked", True, True),
         ("spare", True, True),
         ("spare-searching", True, False),
+        *((name, True, True) for name in OWN),
     ],
 )
 def test_the_search_ends_where_every_weight_gets_a_gradient_and_only_there(folder, name, searches, views):
@@ -44,3 +47,5 @@ def test_the_search_ends_where_every_weight_gets_a_gradient_and_only_there(folde
         found = json.loads((folder / f"report-{rank}.json").read_text())[name]
         assert found[:2] == [searches, views]
         assert ("spare.weight and 1 more got no gradient" in found[2]) is (name == "spare")
+        assert ("unused weights are looked for: the loss is the user's own" in found[2]) is (name in OWN[:2])
+        assert found[3] == ("compute_loss_func" if name == "later" else None)

@@ -105,3 +105,13 @@ def test_towers_are_looked_through_too(make_affinity, demo_rows, towers):
     model, collator = make_affinity(*towers)
     decision, run = apply(model, collator, demo_rows)
     assert run.args.ddp_find_unused_parameters is False, decision.reason
+
+
+@pytest.mark.parametrize("own_loss", ["Mine.training_step", "Mine.compute_loss", "compute_loss_func"])
+def test_a_loss_of_the_users_which_may_leave_weights_out_keeps_the_search_on(own_loss):
+    model = trainable_esm()
+    run = Run(make_args(**ALL), model, collate, make_rows(), own_loss=own_loss)
+    decision = ddp.apply(decide(model), run)
+    assert decision.reason == f"{VIEWS}; unused weights are looked for: the loss is the user's own ({own_loss})"
+    assert run.args.ddp_find_unused_parameters is None
+    assert not hasattr(model, "_ddp_params_and_buffers_to_ignore")
