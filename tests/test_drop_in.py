@@ -398,3 +398,80 @@ def test_a_bar_shows_the_best_of_a_checkpoint_where_the_metric_is_no_longer_name
     trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
     assert trainer.state.global_step == 3
     assert "3/3 [" in capsys.readouterr().err
+
+
+# --- optimizers --------------------------------------------------------------------------------------------------------
+
+
+class Lookahead(torch.optim.Optimizer):
+    """As several libraries have it: wraps another optimizer and is never initialised as one itself."""
+
+    def __init__(self, inner, every=2):
+        self.optimizer, self.every, self.num_steps, self.slow = inner, every, 0, {}
+        self.param_groups, self.state, self.defaults = inner.param_groups, inner.state, inner.defaults
+
+    def zero_grad(self, set_to_none=True):
+        self.optimizer.zero_grad(set_to_none)
+
+    def step(self, closure=None):
+        loss = self.optimizer.step(closure)
+        self.num_steps += 1
+        for parameter in [p for group in self.param_groups for p in group["params"]]:
+            slow = self.slow.setdefault(parameter, parameter.detach().clone())
+            if self.num_steps % self.every == 0:
+                parameter.data.copy_(slow.lerp_(parameter.detach(), 0.5))
+        return loss
+
+    def state_dict(self):
+        return self.optimizer.state_dict()
+
+    def load_state_dict(self, state_dict):
+        self.optimizer.load_state_dict(state_dict)
+
+
+class Initialised(Lookahead):
+    def __init__(self, inner):
+        torch.optim.Optimizer.__init__(self, inner.param_groups, inner.defaults)
+        Lookahead.__init__(self, inner)
+
+    def __getstate__(self):
+        return vars(self)
+
+
+@pytest.mark.parametrize("wrapper", [Lookahead, Initialised])
+def test_an_optimizer_that_wraps_another_trains_as_in_stock_trainer_and_stays_as_it_is(wrapper, tmp_path):
+    wrapper = type("Mine", (wrapper,), {"step": lambda self, closure=None: Lookahead.step(self, closure)})
+    numbers = []
+    for cls, made in ((FastTrainer, fast), (Trainer, plain)):
+        torch.manual_seed(0)
+        model = PlainClassifier()
+        optimizer = wrapper(torch.optim.AdamW(model.parameters(), lr=1e-2))
+        before = vars(wrapper)["step"], vars(torch.optim.AdamW)["step"]
+        args = made(tmp_path / cls.__name__, max_steps=4, save_strategy="steps", save_steps=2)
+        trainer = cls(model, args, pad, make_rows("Plain", 16), optimizers=(optimizer, None))
+        trainer.train()
+        assert (vars(wrapper)["step"], vars(torch.optim.AdamW)["step"]) == before
+        assert (optimizer.num_steps, len(optimizer.slow)) == (4, 3)
+        numbers.append((losses(trainer), trainer.state.global_step))
+    assert numbers[0] == numbers[1]
+
+
+class Notes(torch.optim.SGD):
+    """Says to others whenever it steps."""
+
+    def __init__(self, parameters, **given):
+        super().__init__(parameters, **given)
+        self.heard = []
+        self.register_step_post_hook(lambda *_: self.heard.append("hook"))
+
+    def step(self, closure=None):
+        self.heard.append("step")
+        return super().step(closure)
+
+
+def test_an_optimizer_is_stepped_by_training_alone(tmp_path):
+    model = PlainClassifier()
+    optimizer = Notes(model.parameters(), lr=0.1, momentum=0.9)
+    args = fast(tmp_path, save_strategy="steps", save_steps=1)
+    FastTrainer(model, args, pad, make_rows("Plain", 8), optimizers=(optimizer, None)).train()
+    assert optimizer.heard == ["step", "hook", "hook"] * 2  # torch calls hooks for the step of SGD as well

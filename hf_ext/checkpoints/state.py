@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
@@ -121,11 +120,21 @@ def expected_optimizer_bytes(optimizer: Any, dtype: torch.dtype | None = None) -
 
 
 def _stepped_twin(optimizer: Any, device: str) -> Any:
-    twin = copy.copy(optimizer)
-    twin.state = defaultdict(dict)
-    twin.param_groups = [_on_device(group, device) for group in optimizer.param_groups]
+    """Another optimizer of the class, after a step, with nothing of this one's but its groups.
+
+    Not a copy: `Optimizer.__setstate__`, which copying calls, patches `step` of a class that was never initialised for
+    the whole process, and the copy of a wrapper would step the optimizer that both wrap.
+    """
+    cls = type(optimizer)
+    if not getattr(cls.step, "hooked", False):
+        raise TypeError("not initialised as a torch.optim.Optimizer")
+    twin = object.__new__(cls)
+    if cls.__module__.startswith("hf_ext."):  # whose parts are handed all they hold anew in each step
+        vars(twin).update(optimizer.__getstate__())
+    groups = [_on_device(group, device) for group in optimizer.param_groups]
+    torch.optim.Optimizer.__init__(twin, groups, dict(optimizer.defaults))
     with torch.random.fork_rng(devices=[]):  # some optimizers round at random
-        type(twin).step(twin)  # of the class: schedulers replace the instance's
+        cls.step.__wrapped__(twin)  # of the class: schedulers replace the instance's; without anybody's hooks
     return twin
 
 
