@@ -4,6 +4,7 @@ import ast
 import json
 import os
 import re
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from hf_ext.errors import CheckpointError
 from hf_ext.trainer import FastTrainer
 
 ROOT = Path(__file__).resolve().parent.parent
-NUM_ROWS = 37
+NUM_ROWS = 38
 
 
 def read_rows(text: str) -> list[list[str]]:
@@ -52,7 +53,9 @@ def test_every_row_has_its_tests():
 
 def make(folder: Any, cls: type = FastTrainer, rows: Any = ROWS, model: Any = None, **given: Any) -> Any:
     args_cls = {} if issubclass(cls, FastTrainer) else {"cls": TrainingArguments}
-    return cls(model or make_model(), make_args(folder, **args_cls, **given), train_dataset=rows, eval_dataset=ROWS)
+    optimizers = given.pop("optimizers", (None, None))
+    args = make_args(folder, **args_cls, **given)
+    return cls(model or make_model(), args, train_dataset=rows, eval_dataset=ROWS, optimizers=optimizers)
 
 
 def test_the_loader_of_a_stream_is_ours(tmp_path):
@@ -174,3 +177,34 @@ def test_a_run_that_had_ended_is_not_trained_on(cls, num_trained, tmp_path):
     step, again.training_step = again.training_step, lambda *args, **kwargs: trained.append(1) or step(*args, **kwargs)
     again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
     assert len(trained) == num_trained
+
+
+class KeepsHistory(torch.optim.SGD):
+    """Keeps its last losses in a container that JSON and safetensors have no word for."""
+
+    def step(self, closure=None):
+        for parameter in self.param_groups[0]["params"]:
+            self.state[parameter].setdefault("history", deque(maxlen=3)).append(1.0)
+        return super().step(closure)
+
+
+def history_of(model: Any) -> Any:
+    return KeepsHistory(model.parameters(), lr=0.01), None
+
+
+@pytest.mark.parametrize("saving", [{}, {"save_strategy": "epoch"}, {"save_strategy": "no", "save_minutes": 5.0}])
+def test_optimizer_state_that_cannot_be_stored_is_refused_after_one_step(saving, tmp_path):
+    model = make_model()
+    trainer = make(tmp_path, model=model, optimizers=history_of(model), **saving)
+    with pytest.raises(CheckpointError, match=r"(?s)KeepsHistory.*history.*collections\.deque.*save_only_model"):
+        trainer.train()
+    assert trainer.state.global_step == 1
+    assert not [*tmp_path.glob("checkpoint-*")]
+
+
+@pytest.mark.parametrize("saving", [{"save_strategy": "no"}, {"save_only_model": True}])
+def test_where_no_optimizer_is_saved_its_state_may_be_anything(saving, tmp_path):
+    model = make_model()
+    trainer = make(tmp_path, model=model, optimizers=history_of(model), **saving)
+    trainer.train()
+    assert trainer.state.global_step == 4

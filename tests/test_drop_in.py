@@ -400,7 +400,7 @@ def test_a_bar_shows_the_best_of_a_checkpoint_where_the_metric_is_no_longer_name
     assert "3/3 [" in capsys.readouterr().err
 
 
-# --- optimizers --------------------------------------------------------------------------------------------------------
+# --- optimizers ------------------------------------------------------------------------------------------------------
 
 
 class Lookahead(torch.optim.Optimizer):

@@ -25,7 +25,7 @@ from ..checkpoints.shards import save_shards
 from ..checkpoints.staging import Staging
 from ..checkpoints.state import optimizer_tree, scaler_tree, scheduler_tree
 from ..checkpoints.store import CheckpointStore
-from ..checkpoints.trees import save_tree
+from ..checkpoints.trees import save_tree, tree_bytes
 from ..checkpoints.weights import remember_frozen
 from ..errors import CheckpointError, NotFiniteError
 from ..zero import own_part
@@ -51,6 +51,7 @@ class CheckpointMixin(CheckpointModelMixin, CommitMixin):
     goes on without, until `save_failures_allowed` in a row have failed.
 
     Raises (while training):
+        CheckpointError: the optimizer or the schedule holds what no checkpoint can.
         DiskFailure: too many checkpoints in a row could not be written.
         NotFiniteError: the loss or the weights are NaN or infinite; such weights are never saved.
     """
@@ -170,6 +171,27 @@ class CheckpointMixin(CheckpointModelMixin, CommitMixin):
             save_tree(folder, "optimizer", tree)
         return spread
 
+    def check_storable(self) -> None:
+        """Raises CheckpointError where a save would fail, whatever the disk: known after a step, not after hours.
+
+        Cost: no tensor is copied.
+        """
+        is_saved = str(self.args.save_strategy.value) != "no" or self.args.save_minutes or self.args.max_hours
+        is_ours = not (self.args.save_only_model or self.keeps_library_files or self.state.is_hyper_param_search)
+        if not (is_saved and is_ours):
+            return
+        optimizer = optimizer_tree(self.optimizer, self.optimizer_state_dtype)  # type: ignore[attr-defined]
+        scheduler = scheduler_tree(self.lr_scheduler)
+        try:
+            tree_bytes(take_out_spread(optimizer)[0] if self.is_fsdp2 else optimizer)
+            tree_bytes(scheduler)
+        except CheckpointError as error:
+            names = f"{optimizer['class']} and {scheduler['class']}"
+            raise CheckpointError(
+                f"No checkpoint can hold the state of {names}: {error} Keep it as one of these, or "
+                'give save_only_model=True (weights alone, with which no run can be continued) or save_strategy="no".'
+            ) from error
+
     def _write_spread(self, folder: Path, spread: dict[str, torch.Tensor]) -> None:
         """Each process its part of what is spread; they wait for each other, so nothing else may fail here."""
         save_sharded_weights(self.stored_model, folder)
@@ -244,9 +266,11 @@ class StepMomentCallback(TrainerCallback):
 
     def __init__(self, trainer: CheckpointMixin):
         self.trainer = trainer
+        self._is_checked = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Weights that are not finite would make all others so."""
+        self._is_checked = False
         self.trainer.check_finite()
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -263,5 +287,8 @@ class StepMomentCallback(TrainerCallback):
         self.trainer._step_began = moment
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """The cycle is complete."""
+        """The cycle is complete; after the first, the optimizer has state."""
         self.trainer._step_began = None
+        if not (self._is_checked or self.trainer.accelerator.optimizer_step_was_skipped):
+            self._is_checked = True
+            self.trainer.check_storable()
