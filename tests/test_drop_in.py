@@ -4,6 +4,7 @@ import copy
 import logging
 import pickle
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -475,3 +476,110 @@ def test_an_optimizer_is_stepped_by_training_alone(tmp_path):
     args = fast(tmp_path, save_strategy="steps", save_steps=1)
     FastTrainer(model, args, pad, make_rows("Plain", 8), optimizers=(optimizer, None)).train()
     assert optimizer.heard == ["step", "hook", "hook"] * 2  # torch calls hooks for the step of SGD as well
+
+
+# --- evaluation ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("more", [False, True], ids=["logits-alone", "hidden-states-too"])
+@pytest.mark.parametrize("by_config", [False, True])
+@pytest.mark.parametrize("name", ["EsmForTokenClassification", "BertForSequenceClassification"])
+def test_where_logits_are_ignored_the_loss_is_trainers(name, by_config, more, tmp_path):
+    numbers = []
+    for cls, made in ((FastTrainer, fast), (Trainer, plain)):
+        model = make_model(name)
+        model.config.output_hidden_states = more
+        model.config.keys_to_ignore_at_inference = ["logits"] if by_config else []
+        ignored = None if by_config else ["logits"]
+        rows = make_rows(name, 7)
+        trainer = cls(model, made(tmp_path, per_device_eval_batch_size=4), pad, eval_dataset=rows)
+        loss = trainer.evaluate(ignore_keys=ignored)["eval_loss"]
+        output = trainer.predict(rows, ignore_keys=ignored)
+        kept = [] if output.predictions is None else [part.shape for part in output.predictions]
+        numbers.append((loss, output.metrics["test_loss"], kept))
+    assert numbers[0] == numbers[1]
+
+
+def test_compute_metrics_is_the_users_own_object_while_training_evaluates(tmp_path):
+    class Counts:
+        seen = 0
+
+        def __call__(self, prediction):
+            return {"seen": self.seen, "rows": len(prediction.predictions)}
+
+    def override(base):
+        class Mine(base):
+            def prediction_step(self, *args, **kwargs):
+                self.compute_metrics.seen += 1
+                self.looked_at = self.compute_metrics
+                return super().prediction_step(*args, **kwargs)
+
+        return Mine
+
+    found = []
+    for cls, made in ((FastTrainer, fast), (Trainer, plain)):
+        metrics = Counts()
+        args = made(tmp_path, eval_strategy="steps", eval_steps=1, per_device_eval_batch_size=4)
+        torch.manual_seed(0)
+        rows = make_rows("Plain", 8)
+        trainer = override(cls)(PlainClassifier(), args, pad, rows, rows, compute_metrics=metrics)
+        trainer.train()
+        assert trainer.looked_at is metrics
+        logs = [log for log in trainer.state.log_history if "eval_seen" in log]
+        found.append([(log["eval_seen"], log["eval_rows"], log["eval_loss"]) for log in logs])
+    assert found[0] == found[1]
+    assert [seen for seen, *_ in found[0]] == [2, 4]
+
+
+def test_of_a_subset_too_what_is_written_to_compute_metrics_stays(tmp_path):
+    def score(prediction):
+        return {"rows": len(prediction.predictions), "note": score.note}
+
+    class Mine(FastTrainer):
+        def prediction_step(self, *args, **kwargs):
+            self.compute_metrics.note += 1
+            return super().prediction_step(*args, **kwargs)
+
+    score.note = 0
+    args = fast(tmp_path, eval_strategy="steps", eval_steps=1, max_eval_samples=6, per_device_eval_batch_size=4)
+    rows = make_rows("Plain", 10)
+    trainer = Mine(PlainClassifier(), args, pad, rows, rows, compute_metrics=score)
+    trainer.train()
+    logs = [log for log in trainer.state.log_history if "eval_rows" in log]
+    assert [(log["eval_rows"], log["eval_note"]) for log in logs] == [(6, 2), (6, 4)]
+    assert (logs[-1]["eval_full_rows"], logs[-1]["eval_full_note"]) == (10, 5)
+    assert trainer.compute_metrics is score
+
+
+# --- rows ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Row:
+    input_ids: list[int]
+    labels: int
+
+
+def make_batch(rows):
+    table = make_rows("Plain", 24)
+    return pad([table[int(i)] for i in rows])
+
+
+@pytest.mark.parametrize("speedups", [[], ["all"]], ids=["stock", "all"])
+@pytest.mark.parametrize("kind", ["range", "tensor", "dataclass", "namespace", "text"])
+def test_rows_that_are_no_mappings_train_as_in_stock_trainer(kind, speedups, tmp_path):
+    rows, collator = {
+        "range": (range(24), make_batch),
+        "tensor": (torch.arange(24), make_batch),
+        "text": ([str(i) for i in range(24)], make_batch),
+        "dataclass": ([Row([4 + i % 15] * 5, i % 3) for i in range(24)], None),
+        "namespace": ([SimpleNamespace(input_ids=[4 + i % 15] * 5, labels=i % 3) for i in range(24)], None),
+    }[kind]
+    numbers, ours = [], {"speedups": speedups, "without": ["precision", "tf32", "cpu_matmul"]}
+    for cls, args in ((FastTrainer, fast(tmp_path / "f", **ours)), (Trainer, plain(tmp_path / "s"))):
+        given = {"data_collator": collator, "train_dataset": rows, "eval_dataset": rows}
+        trainer = cls(make_model("BertForSequenceClassification"), args, **given)
+        trainer.train()
+        numbers.append(losses(trainer))
+        assert trainer.evaluate()["eval_loss"] > 0
+    assert numbers[0] == pytest.approx(numbers[1], rel=1e-5)

@@ -36,9 +36,14 @@ def number_values(values: Iterable[Any]) -> np.ndarray:
 
 
 def column_names(dataset: Any) -> list[str]:
-    """Names of a dataset's columns; of a plain map-style dataset, the keys of its first row."""
+    """Names of a dataset's columns; of a plain map-style dataset, the keys of its first row; [] of any other row."""
     names = getattr(dataset, "column_names", None)
-    return list(names) if names else list(dataset[0])
+    return list(names) if names else _keys(dataset[0])
+
+
+def _keys(row: Any) -> list[str]:
+    """Of a number, say, from which a collator of the user's makes a batch: none."""
+    return list(row) if isinstance(row, Mapping) else []
 
 
 def row_lengths(dataset: Any, inputs: Mapping[str, Sequence[str]]) -> list[int]:

@@ -9,18 +9,20 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from transformers import EvalPrediction
 from transformers.trainer_utils import EvalLoopOutput
 
 from ..evaluation.dataset_subset import ChosenRows, choose_rows
 from .evaluation_passes import (
     Evaluation,
+    NotingMetrics,
     Pass,
     check_number,
     choose_metrics,
     full_key,
     join_passes,
+    last_prediction,
     make_comparable,
+    predictions_of,
     prefix_metrics,
 )
 from .evaluation_record import EvaluationRecord
@@ -197,23 +199,21 @@ class EvaluationMixin:
         return self._look_at_rest(name, first, given)
 
     def _run_pass(self, loader: Any, given: tuple[Any, ...], with_metrics: bool = True) -> Pass:
-        """One pass by Trainer's loop, which hands the predictions to nobody but `compute_metrics`."""
+        """One pass by Trainer's loop; of a part of the rows, what `compute_metrics` gets is kept to be joined."""
         compute: Any = self.compute_metrics
-        seen: list[EvalPrediction] = []
-
-        def note(prediction: EvalPrediction, **kwargs: Any) -> dict[str, float]:
-            seen.append(prediction)
-            return compute(prediction, **kwargs) if with_metrics else {}
-
+        is_called = compute is not None and not self.args.batch_eval_metrics
+        noting = NotingMetrics(compute, with_metrics) if is_called and self.args.max_eval_samples is not None else None
         began = time.perf_counter()
-        if compute is not None and not self.args.batch_eval_metrics:
-            self.compute_metrics = note
+        if noting is not None:
+            self.compute_metrics = noting
         try:
             output = super().evaluation_loop(loader, *given)  # type: ignore[misc]
         finally:
-            self.compute_metrics = compute
+            if noting is not None:
+                self.compute_metrics = compute
+        prediction = predictions_of(output) if is_called and noting is None else last_prediction(noting)
         weight = output.num_samples if self.num_loss_items is None else self.num_loss_items
-        return Pass(output, seen[-1] if seen else None, weight, time.perf_counter() - began)
+        return Pass(output, prediction, weight, time.perf_counter() - began)
 
     def _needs_all_rows(self, name: str, metrics: dict[str, float]) -> bool:
         record, every = self.evaluation_record, self.args.eval_full_every

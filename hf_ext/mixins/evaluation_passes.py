@@ -47,6 +47,39 @@ class Pass:
     seconds: float = 0.0
 
 
+class NotingMetrics:
+    """In the place of `compute_metrics` during a pass: keeps what it is called with. All else of it is the original's.
+
+    Args:
+        with_metrics: whether the original is called; of a part of the rows, it is not.
+    """
+
+    def __init__(self, compute: Any, with_metrics: bool):
+        vars(self).update(_compute=compute, _with_metrics=with_metrics, _seen=[])
+
+    def __call__(self, prediction: EvalPrediction, **kwargs: Any) -> dict[str, float]:
+        self._seen.append(prediction)
+        return self._compute(prediction, **kwargs) if self._with_metrics else {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(vars(self).get("_compute"), name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._compute, name, value)
+
+
+def last_prediction(noting: NotingMetrics | None) -> EvalPrediction | None:
+    """What `compute_metrics` was called with, if it was."""
+    return None if noting is None or not noting._seen else noting._seen[-1]
+
+
+def predictions_of(output: EvalLoopOutput) -> EvalPrediction | None:
+    """What `compute_metrics` got of predictions and labels, if both are there, as Trainer asks before it calls it."""
+    if output.predictions is None or output.label_ids is None:
+        return None
+    return EvalPrediction(output.predictions, output.label_ids)
+
+
 def make_comparable(prediction: EvalPrediction | None, name: str, is_full: bool) -> Evaluation | None:
     """The predictions, for comparison with those of another step; None where there are none, or some for every token.
 

@@ -26,9 +26,10 @@ class ExactLossMixin:
     There is a warning where that matters and the model does not say itself that it divides by `num_items_in_batch`.
 
     The loss of an evaluation is the sum over its items by their number: for the models of `LOSS_KINDS`, and for those
-    with `row_losses` (AffinityModel, but for its ranking loss), unless the loss is the user's or smoothed, or somebody
-    overrides a method of `EVALUATION_LOSS`. For all others it is Trainer's, a mean of batch means, which depends on the
-    eval batch size and on the number of processes. Cost: the loss once more, and 8 bytes a row.
+    with `row_losses` (AffinityModel, but for its ranking loss), unless the loss is the user's or smoothed, logits are
+    to be ignored, or somebody overrides a method of `EVALUATION_LOSS`. For all others it is Trainer's, a mean of batch
+    means, which depends on the eval batch size and on the number of processes. Cost: the loss once more, and 8 bytes a
+    row.
     """
 
     args: Any
@@ -145,7 +146,7 @@ class ExactLossMixin:
         self, model: Any, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: list[str] | None = None
     ) -> tuple[Any, Any, Any]:
         """As in Trainer."""
-        if self._loss_rows is None or not self._knows_rows():
+        if self._loss_rows is None or not self._knows_rows() or self._ignores_logits(ignore_keys):
             return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)  # type: ignore[misc]
         loss, logits, labels = super().prediction_step(model, inputs, False, ignore_keys)  # type: ignore[misc]
         rows = None if loss is None else self._sum_rows(logits, labels, inputs.get("bounds"))
@@ -164,6 +165,12 @@ class ExactLossMixin:
             return False
         model = unwrap_peft(self.model)
         return hasattr(model, "row_losses") or find_loss_kind(model) is not None
+
+    def _ignores_logits(self, ignore_keys: list[str] | None) -> bool:
+        """Whether Trainer hands on other outputs alone: the first of them would be taken for the logits."""
+        if ignore_keys is None:
+            ignore_keys = getattr(getattr(self.model, "config", None), "keys_to_ignore_at_inference", None)
+        return "logits" in (ignore_keys or ())
 
     def _sum_rows(self, logits: Any, labels: torch.Tensor, bounds: torch.Tensor | None) -> torch.Tensor | None:
         """Loss and number of items per row, (n, 2); None where a row has no loss of its own."""
