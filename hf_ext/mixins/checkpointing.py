@@ -176,7 +176,7 @@ class CheckpointMixin(CheckpointModelMixin, CommitMixin):
 
         Cost: no tensor is copied.
         """
-        is_saved = str(self.args.save_strategy.value) != "no" or self.args.save_minutes or self.args.max_hours
+        is_saved = self.args.save_strategy != "no" or self.args.save_minutes or self.args.max_hours
         is_ours = not (self.args.save_only_model or self.keeps_library_files or self.state.is_hyper_param_search)
         if not (is_saved and is_ours):
             return
