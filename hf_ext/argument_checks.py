@@ -6,10 +6,12 @@ So the dataclasses ask here, and a wrong word is an error from Python, YAML and 
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
-from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from types import NoneType, UnionType
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from accelerate.utils import DynamoBackend
 
@@ -37,25 +39,29 @@ SEED = Range(f"from 0 to {LARGEST_SEED}", lambda value: 0 <= value <= LARGEST_SE
 
 
 def check_choices(arguments: Any) -> None:
-    """Refuses a word that the `Literal` of a dataclass field does not list.
+    """Refuses a word that the `Literal` of a dataclass field does not list, and None where its type has none.
+
+    None is also allowed where it is the field's default, as other libraries' dataclasses have it.
 
     Raises:
         ArgumentError: names field, value and what is allowed.
     """
+    defaults = {field.name: field.default for field in dataclasses.fields(arguments)}
     for name, hint in get_type_hints(type(arguments)).items():
         choices = _choices(hint)
         value = getattr(arguments, name, None)
-        if (
-            choices and value is not None and getattr(value, "value", value) not in choices
-        ):  # an enum counts as its word
-            raise ArgumentError(f"{name}={value!r}: allowed are {', '.join(map(str, choices))}.")
+        word = getattr(value, "value", value)  # an enum counts as its word
+        if not choices or word in choices or (value is None and defaults.get(name) is None):
+            continue
+        raise ArgumentError(f"{name}={value!r}: allowed are {', '.join(map(str, choices))}.")
 
 
 def _choices(hint: Any) -> tuple[Any, ...]:
-    """The words of `Literal[...]`, also inside `| None`; () of any other type."""
-    if get_origin(hint) is Literal:
-        return get_args(hint)
-    return next((get_args(part) for part in get_args(hint) if get_origin(part) is Literal), ())
+    """What `Literal[...]` lists, and None, if it is beside it; () of any other type, and where that is beside it."""
+    parts = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    if all(part is NoneType or get_origin(part) is Literal for part in parts) and set(parts) != {NoneType}:
+        return tuple(word for part in parts for word in (get_args(part) or (None,)))
+    return ()
 
 
 def check_ranges(arguments: Any, ranges: Mapping[str, Range]) -> None:

@@ -3,6 +3,8 @@
 import copy
 import dataclasses
 import io
+from dataclasses import dataclass
+from typing import Literal
 
 import pytest
 import torch
@@ -130,6 +132,25 @@ def test_an_unknown_speedup_is_refused_and_the_known_ones_named(field):
 def test_a_word_that_the_command_line_refuses_is_refused_from_python_too(name, value):
     with pytest.raises(ArgumentError, match=f"{name}='?{value}'?: allowed are "):
         FastTrainingArguments(output_dir="o", **{name: value})
+
+
+@pytest.mark.parametrize("name", ["nan_policy", "disk_policy", "lr_scaling", "attention"])
+def test_none_is_refused_where_the_type_has_no_none(name):
+    with pytest.raises(ArgumentError, match=f"{name}=None: allowed are "):
+        FastTrainingArguments(output_dir="o", **{name: None})
+
+
+def test_none_and_words_beside_a_choice_are_taken_where_the_type_or_the_default_has_them():
+    @dataclass
+    class Theirs(FastTrainingArguments):
+        flavour: Literal["a", "b"] = None  # as libraries write it
+        parts: list[Literal["a", "b"]] | None = None
+        place: str | Literal[False] | None = None
+
+    args = Theirs(output_dir="o", optim_ext=None, nccl_preset=None, parts=["a"], place="here")
+    assert (args.optim_ext, args.flavour, args.parts, args.place) == (None, None, ["a"], "here")
+    with pytest.raises(ArgumentError, match="flavour='c': allowed are a, b"):
+        Theirs(output_dir="o", flavour="c")
 
 
 @pytest.mark.parametrize(

@@ -126,7 +126,7 @@ class NanPolicyMixin:
 
     def _leave_out(self, scaler: Any) -> None:
         self._num_skipped_in_a_row += 1
-        if self.args.nan_policy == "stop" or self._num_skipped_in_a_row > MAX_SKIPPED_IN_A_ROW:
+        if self.args.nan_policy != "skip" or self._num_skipped_in_a_row > MAX_SKIPPED_IN_A_ROW:
             raise NotFiniteError(self._refusal())
         logger.warning("Left out: %s", self._description())
         self.model_wrapped.zero_grad()  # an optimizer leaves parameters without gradient alone, their decay too

@@ -1,4 +1,4 @@
-"""A run that would train nothing is refused, by the name of what leaves it nothing."""
+"""A run that would train nothing is refused by the name of what leaves it nothing; so is a word that means nothing."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 from transformers.trainer_utils import has_length
 
+from ..argument_checks import check_choices
 from ..errors import ArgumentError, DataError
 
 
@@ -14,7 +15,8 @@ class TrainingLengthMixin:
     """Trainer 5.23 reports success for runs of no step, and trains one where `max_steps` is 0.
 
     Raises (from `train`):
-        ArgumentError: the arguments ask for no step, or `dataloader_drop_last` leaves no batch.
+        ArgumentError: the arguments ask for no step, or `dataloader_drop_last` leaves no batch; a word that is no
+            choice was assigned to an argument after they were built.
         DataError: the training set has no rows.
     """
 
@@ -22,6 +24,7 @@ class TrainingLengthMixin:
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """As in Trainer. Evaluation and prediction need no steps and are not asked."""
+        check_choices(self.args)
         check_length(self.args.num_train_epochs, self.args.max_steps)
         return super().train(*args, **kwargs)  # type: ignore[misc]
 

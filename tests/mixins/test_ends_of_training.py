@@ -164,6 +164,26 @@ def test_a_run_that_would_train_nothing_is_refused_and_can_still_evaluate(tmp_pa
     assert trainer.evaluate()["eval_loss"] > 0
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("nan_policy", "Stop"), ("nan_policy", None), ("disk_policy", "none"), ("attention", "flash")]
+)
+def test_a_word_that_was_assigned_later_is_refused_when_training_begins(tmp_path, name, value):
+    trainer = make(tmp_path, **ALONE)
+    setattr(trainer.args, name, value)
+    with pytest.raises(ArgumentError, match=f"{name}={value!r}: allowed are "):
+        trainer.train()
+    assert trainer.state.global_step == 0
+
+
+@pytest.mark.parametrize("value", ["Stop", None])
+def test_only_skip_leaves_steps_out(tmp_path, value):
+    rows = Dataset.from_dict({**make_rows(8, 1).to_dict(), "labels": [*range(7), np.nan]})
+    trainer = make(tmp_path, rows=rows, **ALONE)
+    trainer.add_callback(At("on_step_begin", 0, lambda: setattr(trainer.args, "nan_policy", value)))
+    with pytest.raises(NotFiniteError):
+        trainer.train()
+
+
 def test_a_run_that_had_come_to_its_end_ends_well_again_with_its_loss(tmp_path):
     whole = train(tmp_path, **ALONE)
     again = train(tmp_path, resume=True, **ALONE)
