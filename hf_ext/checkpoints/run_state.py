@@ -30,6 +30,7 @@ def read_progress(folder: str | Path) -> dict[str, Any]:
     wrong = [
         *(name for name in ("evaluation_pending", "only_model") if not isinstance(content.get(name), bool)),
         *(["last_logged_step"] if not _is_count(content.get("last_logged_step")) else []),
+        *(["num_left_out"] if not _is_count(content.get("num_left_out", 0)) else []),
         *(["best_saved_step"] if not _is_count(content.get("best_saved_step", ""), or_none=True) else []),
         *(["logged_loss"] if content.get("logged_loss") is not None and not _is_number(content["logged_loss"]) else []),
         *(name for name in ("run_clock", "evaluation_seconds") if not isinstance(content.get(name, {}), dict)),

@@ -218,6 +218,7 @@ class CheckpointMixin(CheckpointModelMixin, CommitMixin):
         progress = {
             "format": 1,
             "logged_loss": logged if math.isfinite(logged) and self.knows_whole_loss else None,  # type: ignore[attr-defined]
+            "num_left_out": self.num_left_out,  # type: ignore[attr-defined]
             "last_logged_step": self._globalstep_last_logged,  # type: ignore[attr-defined]
             "evaluation_pending": self.evaluation_pending,  # type: ignore[attr-defined]
             "data_position": self.data_position(),  # type: ignore[attr-defined]

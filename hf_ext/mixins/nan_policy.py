@@ -51,6 +51,7 @@ class NanPolicyMixin:
         self._loss_before: torch.Tensor | None = None
         self._grad_norm: Any = None
         self._num_skipped_in_a_row = 0
+        self.num_left_out = 0  # of the run's steps, also before it was resumed
         self._overflows: OverflowWatch | None = None
         self._scale_before: float | None = None
         self._epoch, self._steps_per_epoch = 0, 1
@@ -126,6 +127,7 @@ class NanPolicyMixin:
 
     def _leave_out(self, scaler: Any) -> None:
         self._num_skipped_in_a_row += 1
+        self.num_left_out += 1
         if self.args.nan_policy != "skip" or self._num_skipped_in_a_row > MAX_SKIPPED_IN_A_ROW:
             raise NotFiniteError(self._refusal())
         logger.warning("Left out: %s", self._description())

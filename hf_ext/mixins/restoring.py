@@ -47,6 +47,7 @@ class RestoreMixin(TogetherMixin):
     _resumed: Stored | None
     _allowed_changes: frozenset[str]
     _best_step_saved: int | None
+    num_left_out: int  # of NanPolicyMixin
     _rng_between_epochs: dict[str, Any]
 
     def __init__(self, *args: Any, **kwargs: Any):
@@ -145,7 +146,7 @@ class RestoreMixin(TogetherMixin):
 
         Logs show the mean over the processes: where they are more or fewer now, each goes on with that mean.
         """
-        self.knows_whole_loss = self.state.global_step == 0
+        self.knows_whole_loss, self.num_left_out = self.state.global_step == 0, 0
         if self._resumed is None:
             return
         num_before = int(self._resumed.manifest.facts.get("world_size", 1))
@@ -157,19 +158,21 @@ class RestoreMixin(TogetherMixin):
         self._tr_loss = loss.clone()
         progress = read_progress(self._resumed.path)
         self._globalstep_last_logged = progress["last_logged_step"]
-        logged = progress.get("logged_loss")  # of a checkpoint that does not say, the sum over its steps is lost
-        self.knows_whole_loss, self._total_loss_scalar = logged is not None, logged or 0.0
+        # Of a checkpoint that does not say, the sum over its steps is lost, or of how many it is.
+        logged, left_out = progress.get("logged_loss"), progress.get("num_left_out")
+        self.knows_whole_loss = logged is not None and (left_out is not None or self.args.nan_policy != "skip")
+        self._total_loss_scalar, self.num_left_out = logged or 0.0, left_out or 0
 
     def log(self, logs: dict[str, Any], start_time: float | None = None) -> None:
-        """As in Trainer; `train_loss` is the mean over all steps of a continued run, or None if that is not known."""
+        """As in Trainer; `train_loss` is the mean over all steps taken of a continued run, or None if it is not known."""
         if "train_loss" in logs:
             logs["train_loss"] = self._whole_loss()
         super().log(logs, start_time)  # type: ignore[misc]
 
     def _whole_loss(self) -> float | None:
-        # Trainer 5.23 divides the losses of this call by the steps of this call.
-        steps = self.state.global_step
-        return self._total_loss_scalar / steps if steps and self.knows_whole_loss else None
+        # Trainer 5.23 divides the losses of this call by the steps of this call, those left out among them.
+        steps = self.state.global_step - self.num_left_out
+        return self._total_loss_scalar / steps if steps > 0 and self.knows_whole_loss else None
 
     def restore_clocks(self) -> None:
         """Goes on counting the seconds of the run, and of its evaluations."""
