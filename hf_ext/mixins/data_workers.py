@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from ..data.worker_deaths import BROKEN, find_death
 from ..errors import DataWorkerDied
-
-# torch 2.13 has no class for it: "DataLoader worker (pid 7) is killed by signal: Killed.", "... (pid(s) 7) exited ...".
-DEATH = re.compile(r"DataLoader worker \(pid(\(s\))? [\d, ]+\).*")
 
 
 class DataWorkersMixin:
@@ -39,14 +36,13 @@ class DataWorkersMixin:
     def _naming_deaths(self) -> Iterator[None]:
         try:
             yield
-        except RuntimeError as error:
-            death = DEATH.match(str(error))
+        except BROKEN as error:
+            death = find_death(error, self.args.dataloader_num_workers)
             if death is None:
                 raise
             raise DataWorkerDied(
-                f"{death[0].strip()} {self._name_newest()} The same command with --resume auto (the recipes' default) "
-                "goes on. Workers are killed mostly where memory, or shared memory (/dev/shm), runs out: give fewer "
-                f"than dataloader_num_workers={self.args.dataloader_num_workers}, or 0."
+                f"{death.text} {self._name_newest()} The same command with --resume auto (the recipes' default) goes "
+                f"on. {death.advice}"
             ) from error
 
     def _name_newest(self) -> str:

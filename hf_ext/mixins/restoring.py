@@ -164,7 +164,7 @@ class RestoreMixin(TogetherMixin):
         self._total_loss_scalar, self.num_left_out = logged or 0.0, left_out or 0
 
     def log(self, logs: dict[str, Any], start_time: float | None = None) -> None:
-        """As in Trainer; `train_loss` is the mean over all steps taken of a continued run, or None if it is not known."""
+        """As in Trainer; `train_loss` is the mean over all steps taken, or None if that is not known."""
         if "train_loss" in logs:
             logs["train_loss"] = self._whole_loss()
         super().log(logs, start_time)  # type: ignore[misc]

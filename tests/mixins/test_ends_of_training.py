@@ -5,7 +5,10 @@ import multiprocessing
 import os
 import re
 import signal
+import sys
+import threading
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import psutil
@@ -13,6 +16,7 @@ import pytest
 from datasets import Dataset
 from resuming_runs import Killed
 from test_repeatable_loading import EVALUATING, SETTINGS, same, train
+from torch.utils.data import dataloader
 from train_until_stopped import Case, Collator, make_model, make_rows
 from transformers import TrainerCallback
 
@@ -133,6 +137,110 @@ def test_a_killed_worker_is_named_with_the_checkpoint_from_which_the_same_comman
     assert re.match(r"DataLoader worker \(pid.* checkpoint-2 is the last one saved, and valid\. .*--resume", text)
     assert "fewer than dataloader_num_workers=1" in text
     assert same(train(tmp_path / "killed", resume=True), whole)
+
+
+class Fatal(Collator):
+    """In a worker, `at_batch` is handed over by `last_words` of the worker's process number."""
+
+    def __init__(self, last_words, at_batch=5):
+        super().__init__(Case())
+        self.last_words, self.at_batch, self.num = last_words, at_batch, 0
+
+    def __call__(self, rows):
+        self.num += 1
+        batch = super().__call__(rows)
+        return {"last": HandedOver(self.last_words), **batch} if self.num == self.at_batch else batch
+
+
+class HandedOver:
+    """Calls a function with its sender's process number where it is received."""
+
+    def __init__(self, receive):
+        self.receive = receive
+
+    def __reduce__(self):
+        return self.receive, (os.getpid(),)
+
+
+def receive_nothing(error, with_handler, kills, pid):
+    """The worker's connection is gone; its process follows a moment later, as torch looks whether it is alive."""
+    if not with_handler:  # of torch, which raises where the main thread is when it hears of it
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    if kills:
+        threading.Timer(0.2, os.kill, (pid, signal.SIGKILL)).start()
+    raise error
+
+
+def train_with(tmp_path, collator):
+    args = FastTrainingArguments(output_dir=str(tmp_path), **{**SETTINGS, "dataloader_persistent_workers": False})
+    trainer = FastTrainer(make_model(), args, collator, make_rows(16, 1))
+    before = signal.getsignal(signal.SIGCHLD)
+    try:
+        trainer.train()
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+        trainer.end()
+
+
+BROKEN = {
+    "reset": ConnectionResetError(104, "Connection reset by peer"),
+    "refused": ConnectionRefusedError(111, "Connection refused"),
+    "end": EOFError(),
+    "no file": FileNotFoundError(2, "No such file or directory"),
+}
+
+
+@pytest.mark.parametrize("with_handler", [True, False], ids=["torch hears of it", "nobody hears of it"])
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_worker_that_is_killed_while_it_hands_over_a_batch_is_named(tmp_path, name, with_handler):
+    last_words = partial(receive_nothing, BROKEN[name], with_handler, True)
+    with pytest.raises(DataWorkerDied) as died:
+        train_with(tmp_path, Fatal(last_words))
+    text = str(died.value)
+    assert re.match(r"DataLoader worker \(pid \d+.*\. checkpoint-\d is the last one saved, and valid\. ", text)
+    assert "mostly where memory" in text
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_the_same_error_with_the_workers_alive_stays_what_it_is(tmp_path, name):
+    with pytest.raises(type(BROKEN[name])):
+        train_with(tmp_path, Fatal(partial(receive_nothing, BROKEN[name], True, False)))
+
+
+class Ending(Collator):
+    """Ends its worker's process in the second batch."""
+
+    def __init__(self, end):
+        super().__init__(Case())
+        self.end, self.num = end, 0
+
+    def __call__(self, rows):
+        self.num += 1
+        if self.num == 2:
+            self.end()
+        return super().__call__(rows)
+
+
+@pytest.mark.parametrize(
+    ("end", "is_killed"),
+    [
+        (partial(sys.exit, 3), False),
+        (partial(raise_, SystemExit(0)), False),
+        (partial(raise_, KeyboardInterrupt()), False),
+        (partial(os._exit, 7), False),
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), True),
+    ],
+    ids=["exit 3", "exit 0", "KeyboardInterrupt", "_exit", "killed"],
+)
+def test_memory_is_suggested_only_where_a_worker_was_killed(tmp_path, end, is_killed, monkeypatch):
+    monkeypatch.setattr(dataloader._MultiProcessingDataLoaderIter._try_get_data, "__defaults__", (0.3,))  # not 5 s
+    with pytest.raises(DataWorkerDied) as died:
+        train_with(tmp_path, Ending(end))
+    text = str(died.value)
+    assert re.match(r"DataLoader worker \(pid.*[^.]\. No checkpoint was saved yet\. The same command ", text)
+    assert ("mostly where memory" in text) == is_killed
+    assert ("sys.exit, KeyboardInterrupt" in text) != is_killed
+    assert "dataloader_num_workers=" in text
 
 
 def test_other_runtime_errors_stay_what_they_are(tmp_path):
