@@ -158,6 +158,8 @@ def describe_data(dataset: Any, collator: Any, args: Any) -> DataFacts:
         return DataFacts()
     if not has_numbered_rows(dataset):
         return DataFacts(streaming=True)
+    if len(dataset) == 0:  # refused where training begins; such a trainer may evaluate
+        return DataFacts()
     with kept_random_states(dataset):  # of some, the first row is read
         names = column_names(dataset)
     inputs = getattr(collator, "columns", {})

@@ -36,9 +36,11 @@ def number_values(values: Iterable[Any]) -> np.ndarray:
 
 
 def column_names(dataset: Any) -> list[str]:
-    """Names of a dataset's columns; of a plain map-style dataset, the keys of its first row; [] of any other row."""
+    """Names of a dataset's columns; of a plain map-style dataset, the keys of its first row, if it has any."""
     names = getattr(dataset, "column_names", None)
-    return list(names) if names else _keys(dataset[0])
+    if names or len(dataset) == 0:
+        return list(names or [])
+    return _keys(dataset[0])
 
 
 def _keys(row: Any) -> list[str]:

@@ -8,7 +8,9 @@ from typing import Any
 from transformers.trainer_utils import has_length
 
 from ..argument_checks import check_choices
+from ..data.columns import has_numbered_rows
 from ..errors import ArgumentError, DataError
+from ..overrides import find_override
 
 
 class TrainingLengthMixin:
@@ -25,6 +27,9 @@ class TrainingLengthMixin:
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """As in Trainer. Evaluation and prediction need no steps and are not asked."""
         check_choices(self.args)
+        rows = getattr(self, "train_dataset", None)
+        if not find_override(self, "get_train_dataloader") and has_numbered_rows(rows) and len(rows) == 0:  # type: ignore[arg-type]
+            refuse_empty(self.args, 0)  # torch's sampler would speak of num_samples
         check_length(self.args.num_train_epochs, self.args.max_steps)
         return super().train(*args, **kwargs)  # type: ignore[misc]
 

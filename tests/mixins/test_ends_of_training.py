@@ -16,13 +16,14 @@ import pytest
 from datasets import Dataset
 from resuming_runs import Killed
 from test_repeatable_loading import EVALUATING, SETTINGS, same, train
+from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import dataloader
 from train_until_stopped import Case, Collator, make_model, make_rows
 from transformers import TrainerCallback
 
 from hf_ext.checkpoints.manifest import Manifest, hash_file
 from hf_ext.checkpoints.run_state import read_progress
-from hf_ext.errors import ArgumentError, DataWorkerDied, NotFiniteError, TrainingStopped, exit_on_errors
+from hf_ext.errors import ArgumentError, DataError, DataWorkerDied, NotFiniteError, TrainingStopped, exit_on_errors
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
@@ -290,6 +291,32 @@ def test_only_skip_leaves_steps_out(tmp_path, value):
     trainer.add_callback(At("on_step_begin", 0, lambda: setattr(trainer.args, "nan_policy", value)))
     with pytest.raises(NotFiniteError):
         trainer.train()
+
+
+class Rows(TorchDataset):
+    """A map-style dataset that is no `datasets.Dataset`."""
+
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, index):
+        return self.rows[index]
+
+
+EMPTY = {"list": [], "torch": Rows([]), "datasets": Dataset.from_dict({}), "with columns": make_rows(8, 1).select([])}
+
+
+@pytest.mark.parametrize("name", EMPTY)
+@pytest.mark.parametrize("speedups", [[], ["all"]])
+def test_training_rows_that_are_none_are_refused_when_training_begins_and_evaluation_works(tmp_path, name, speedups):
+    args = FastTrainingArguments(output_dir=str(tmp_path), speedups=speedups, **{**SETTINGS, **ALONE})
+    trainer = FastTrainer(make_model(), args, Collator(Case()), EMPTY[name], make_rows(4, 2))
+    with pytest.raises(DataError, match="The training set has no rows"):
+        trainer.train()
+    assert trainer.evaluate()["eval_loss"] > 0
 
 
 def test_a_run_that_had_come_to_its_end_ends_well_again_with_its_loss(tmp_path):
