@@ -59,7 +59,13 @@ class CommitMixin(TogetherMixin):
         self._commit = Commit(step, began, staging, done)
 
     def is_commit_awaited(self) -> bool:
-        """Whether something reads the checkpoint as soon as it is saved."""
+        """Whether something reads the checkpoint as soon as it is saved, on any process; all of them call it.
+
+        A callback may be one process's alone. Who then waited for a commit would wait for the others, who train on.
+        """
+        return bool(self._agree([self._is_read_at_once()])[0])  # type: ignore[attr-defined]  # of StoppingMixin
+
+    def _is_read_at_once(self) -> bool:
         if (self.args.push_to_hub and self.args.hub_strategy != "end") or self.stop_reason:
             return True
         if is_overridden(self, "_save_checkpoint"):

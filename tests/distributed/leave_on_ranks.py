@@ -14,7 +14,7 @@ import pytest
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 from train_on_ranks import RecordingCollator, make_model, make_rows, settings, write_report
-from transformers import TrainingArguments
+from transformers import TrainerCallback, TrainingArguments
 
 from hf_ext.errors import PlanRefused
 from hf_ext.processes import import_before_group
@@ -27,6 +27,27 @@ RANK = int(os.environ.get("RANK", "0"))
 def make_trainer(folder: Path) -> FastTrainer:
     given = {**settings(folder, max_steps=2), "use_cpu": False, "per_device_train_batch_size": 2}
     return FastTrainer(make_model(), FastTrainingArguments(**given), RecordingCollator(), make_rows(8))
+
+
+class Saves(TrainerCallback):
+    """Notes what is in place when a save is over."""
+
+    def __init__(self):
+        self.found = []
+
+    def on_save(self, args, state, control, **kwargs):
+        self.found.append((Path(args.output_dir) / f"checkpoint-{state.global_step}" / "manifest.json").is_file())
+
+
+def train_with_callback_of_one_rank(folder: Path) -> list[bool] | None:
+    """A run in which the second process alone has a callback that reads checkpoints."""
+    saves = Saves() if RANK == 1 else None
+    given = settings(folder, max_steps=3, save_strategy="steps", save_steps=1, per_device_train_batch_size=2)
+    callbacks = [saves] if saves else []
+    FastTrainer(
+        make_model(), FastTrainingArguments(**given), RecordingCollator(), make_rows(12), callbacks=callbacks
+    ).train()
+    return saves and saves.found
 
 
 def count_gloo_threads() -> int:
@@ -42,6 +63,7 @@ def main(folder: Path) -> None:
         patch.setenv("FSDP_VERSION", "2")
         with pytest.raises(PlanRefused) as refused:
             make_trainer(folder / "fsdp")
+    seen = train_with_callback_of_one_rank(folder / "seen")
     first, trainer = make_trainer(folder / "first"), make_trainer(folder / "run")
     first.train()  # stays alive, and so would its DDP model
     trainer.train()
@@ -50,6 +72,7 @@ def main(folder: Path) -> None:
     before = [isinstance(one(), DistributedDataParallel) for one in wrapped], count_gloo_threads()
     trainer.end()
     report = {
+        "seen": seen,
         "stock": alone,
         "refused": str(refused.value),
         "world": trainer.args.world_size,

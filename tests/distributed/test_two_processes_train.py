@@ -80,3 +80,7 @@ def test_end_releases_every_wrapped_model_and_the_threads_of_the_process_group(l
         assert report["left"] == [False, False, False]
         assert report["threads"][0] > 0  # so that the next line can fail
         assert report["threads"][1] == 0
+
+
+def test_a_callback_of_one_process_reads_whole_checkpoints_and_the_others_wait_with_it(left):
+    assert [own["seen"] for own in left] == [None, [True] * 3]
