@@ -26,6 +26,7 @@ from typing import Any
 
 from ..errors import FolderError
 from ..reporting.run_record import without_tokens
+from .copied_lock import is_copied
 from .owners import describe_process, is_alive
 
 try:
@@ -103,7 +104,7 @@ class _Lock:
     def __init__(self, folder: Path, named: Path):
         self._path, self._named = folder / LOCK, named
         self._pid = os.getpid()
-        self._owner = _describe_run()
+        self._owner = {**_describe_run(), "held": str(folder)}
         self._ended = threading.Event()
         self.num_holds = 0
         self._take()
@@ -187,7 +188,7 @@ def _refusal(owner: Mapping[str, Any] | None, path: Path, folder: Path) -> str |
         return f"{path} is no lock of a run. Move it away, or give this run another folder {_OPTIONS}."
     alive = is_alive(owner)
     silent_s = _silence_s(path) if alive is None else 0.0
-    if alive is False or silent_s >= STALE_S:
+    if alive is False or silent_s >= STALE_S or (alive and is_copied(path, owner)):
         return None
     free_s = STALE_S - silent_s
     if owner == _UNKNOWN:

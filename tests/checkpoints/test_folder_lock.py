@@ -2,12 +2,14 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import threading
 import time
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 from other_runs import kill, other_run, plant_lock
@@ -36,6 +38,40 @@ def test_the_lock_is_gone_when_the_last_hold_of_the_process_is_released(tmp_path
     with hold_folder(tmp_path), other_run(tmp_path / "..", hold=lambda folder: [folder]):
         assert (tmp_path / LOCK).is_file()
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("how", [shutil.copytree, partial(shutil.copytree, copy_function=shutil.copy)])
+def test_a_copy_of_a_folder_that_a_living_process_holds_is_free_and_the_folder_stays_held(tmp_path, how):
+    folder, copied = tmp_path / "run", tmp_path / "copy"
+    folder.mkdir()
+    with other_run(folder):
+        before = (folder / LOCK).read_bytes()
+        how(folder, copied)
+        assert find_other_run(copied) is None
+        with hold_folder(copied):
+            assert json.loads((copied / LOCK).read_text())["pid"] == os.getpid()
+            assert find_other_run(folder) is not None
+        assert (folder / LOCK).read_bytes() == before
+        assert os.listdir(folder) == [LOCK]  # nothing is left of looking
+
+
+def test_a_folder_that_is_no_copy_for_certain_stays_held(tmp_path):
+    folder, link, moved = tmp_path / "run", tmp_path / "link", tmp_path / "moved"
+    folder.mkdir()
+    link.symlink_to(folder)
+    with other_run(folder):
+        for other_name in (folder, link):
+            assert find_other_run(other_name) is not None
+        folder.rename(moved)  # with the run in it
+        assert find_other_run(moved) is not None
+        plant_lock(folder)  # of another run, where the first one began
+        assert find_other_run(moved) is not None
+
+
+def test_a_copy_of_another_machines_lock_is_no_reason_to_take_the_folder(tmp_path):
+    plant_lock(tmp_path / "run", place="another machine", held=str(tmp_path / "run"))
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    assert find_other_run(tmp_path / "copy") is not None
 
 
 def test_a_killed_process_leaves_nothing_that_holds_the_next_run_back(tmp_path):
