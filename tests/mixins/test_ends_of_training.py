@@ -29,6 +29,7 @@ from hf_ext.training_args import FastTrainingArguments
 
 ALONE = {"dataloader_persistent_workers": False, "dataloader_num_workers": 0}
 OTHERS: set[int] = set()
+HANDLERS: list = []
 NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -166,7 +167,7 @@ class HandedOver:
 def receive_nothing(error, with_handler, kills, pid):
     """The worker's connection is gone; its process follows a moment later, as torch looks whether it is alive."""
     if not with_handler:  # of torch, which raises where the main thread is when it hears of it
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        HANDLERS.append(signal.signal(signal.SIGCHLD, signal.SIG_DFL))
     if kills:
         threading.Timer(0.2, os.kill, (pid, signal.SIGKILL)).start()
     raise error
@@ -175,11 +176,11 @@ def receive_nothing(error, with_handler, kills, pid):
 def train_with(tmp_path, collator):
     args = FastTrainingArguments(output_dir=str(tmp_path), **{**SETTINGS, "dataloader_persistent_workers": False})
     trainer = FastTrainer(make_model(), args, collator, make_rows(16, 1))
-    before = signal.getsignal(signal.SIGCHLD)
     try:
         trainer.train()
     finally:
-        signal.signal(signal.SIGCHLD, before)
+        if HANDLERS:  # torch sets its own once in a process
+            signal.signal(signal.SIGCHLD, HANDLERS.pop())
         trainer.end()
 
 
