@@ -27,6 +27,7 @@ from .mixins.pushing import PushingMixin
 from .mixins.repeatable_loading import RepeatableLoadingMixin
 from .mixins.restoring import RestoreMixin
 from .mixins.resuming import ResumeMixin
+from .mixins.row_order import RowOrderMixin
 from .mixins.run_folder import RunFolderMixin
 from .mixins.saving import SavingMixin
 from .mixins.sharding import ShardingMixin
@@ -63,6 +64,7 @@ class FastTrainer(
     EncoderRateMixin,
     MuonMixin,
     MaskingEpochMixin,
+    RowOrderMixin,
     RepeatableLoadingMixin,
     DataLoaderMixin,
     SavingMixin,

@@ -34,6 +34,7 @@ def read_progress(folder: str | Path) -> dict[str, Any]:
         *(["best_saved_step"] if not _is_count(content.get("best_saved_step", ""), or_none=True) else []),
         *(["logged_loss"] if content.get("logged_loss") is not None and not _is_number(content["logged_loss"]) else []),
         *(name for name in ("run_clock", "evaluation_seconds") if not isinstance(content.get(name, {}), dict)),
+        *(["begun_loaders"] if not _are_names(content.get("begun_loaders", [])) else []),
         *(["data_position"] if not isinstance(content.get("data_position", ""), dict | None) else []),
     ]
     _refuse(path, content, wrong)
@@ -78,6 +79,10 @@ def _is_number(value: Any) -> bool:
 
 def _is_count(value: Any, or_none: bool = False) -> bool:
     return (or_none and value is None) or (type(value) is int and value >= 0)
+
+
+def _are_names(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)
 
 
 def _are_callbacks(states: Any) -> bool:

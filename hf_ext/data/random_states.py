@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
+KINDS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+
 
 @contextmanager
 def kept_random_states(*holders: Any) -> Iterator[None]:
@@ -20,7 +22,7 @@ def kept_random_states(*holders: Any) -> Iterator[None]:
     """
     python, legacy = random.getstate(), np.random.get_state()  # noqa: NPY002  what datasets draw from
     devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
-    held = [(value, _state_of(value)) for holder in holders for value in getattr(holder, "__dict__", {}).values()]
+    held = [(generator, state_of(generator)) for generator in generators_of(*holders)]
     with torch.random.fork_rng(devices):
         try:
             yield
@@ -28,22 +30,42 @@ def kept_random_states(*holders: Any) -> Iterator[None]:
             random.setstate(python)
             np.random.set_state(legacy)  # noqa: NPY002
             for generator, state in held:
-                if state is not None:
-                    _put_back(generator, state)
+                put_back(generator, state)
 
 
-def _state_of(value: Any) -> Any:
-    if isinstance(value, torch.Generator):
-        return value.get_state()
-    if isinstance(value, np.random.Generator):
-        return value.bit_generator.state
-    return value.getstate() if isinstance(value, random.Random) else None
+def generators_of(*holders: Any) -> list[Any]:
+    """The generators (of torch, NumPy or Python) that `holders` have as attributes, each once, in a fixed order."""
+    values = [value for holder in holders for value in getattr(holder, "__dict__", {}).values()]
+    found = {id(value): value for value in values if isinstance(value, KINDS)}
+    return list(found.values())
 
 
-def _put_back(generator: Any, state: Any) -> None:
+def state_of(generator: Any) -> Any:
+    """A copy of a generator's state, of plain values, tensors and arrays."""
     if isinstance(generator, torch.Generator):
+        return generator.get_state()
+    if isinstance(generator, np.random.Generator):
+        return generator.bit_generator.state
+    return generator.get_state(legacy=False) if isinstance(generator, np.random.RandomState) else generator.getstate()
+
+
+def put_back(generator: Any, state: Any) -> None:
+    """Sets a generator to what `state_of` said of one of its kind."""
+    if isinstance(generator, torch.Generator | np.random.RandomState):
         generator.set_state(state)
     elif isinstance(generator, np.random.Generator):
         generator.bit_generator.state = state
     else:
         generator.setstate(state)
+
+
+def seed_generator(generator: Any, entropy: list[int]) -> None:
+    """Sets a generator to a state that numbers of 0 or more decide alone, whatever was drawn from it before."""
+    mixed = np.random.SeedSequence(entropy)
+    low, high = (int(word) for word in mixed.generate_state(2))
+    if isinstance(generator, torch.Generator):
+        generator.manual_seed(high << 32 | low)
+    elif isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = type(generator.bit_generator)(mixed).state
+    else:
+        generator.seed(low)

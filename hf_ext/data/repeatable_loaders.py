@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 from weakref import WeakSet
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Sampler
+
+from .random_states import generators_of
+
+INNER = ("sampler", "batch_sampler", "batches")  # by which samplers name the one they pass on
 
 
 class RepeatableLoader(DataLoader):
@@ -19,31 +24,60 @@ class RepeatableLoader(DataLoader):
     Args (attributes, because `make_repeatable` turns loaders into this class that are made already):
         draws_once: as torch with persistent workers, the first iteration of a run alone takes a number.
         has_begun: there was an iteration before, in this process or in the one that the run was begun in.
+        source: the generator that the user gave the loader, to take the number from; None is the global one.
+        when_begun: called after the number was taken, and before a sampler draws an order.
         iterators: those that are still in use; whoever ends a run early can end their workers.
     """
 
     draws_once: bool
     has_begun: bool
+    source: torch.Generator | None
+    when_begun: Callable[[], None] | None
     iterators: WeakSet[Any]
 
     def __iter__(self) -> Any:
         """As in torch, with workers seeded as there; torch itself then draws from a generator of the loader's own."""
         assert self.generator is not None
-        self.generator.set_state(torch.get_rng_state())
+        self.generator.set_state(torch.get_rng_state() if self.source is None else self.source.get_state())
         if not (self.draws_once and self.has_begun):
-            torch.empty((), dtype=torch.int64).random_()
+            torch.empty((), dtype=torch.int64).random_(generator=self.source)
         self.has_begun = True
+        if self.when_begun is not None:
+            self.when_begun()
         iterator = super().__iter__()
         self.iterators.add(iterator)
         return iterator
 
 
 def make_repeatable(loader: Any, draws_once: bool = False, has_begun: bool = False) -> Any:
-    """`loader`, of torch or as Accelerate prepared it, as a `RepeatableLoader`; of other classes it is left alone."""
-    base = getattr(loader, "base_dataloader", loader)
-    if type(base) is DataLoader:
-        base.__class__ = RepeatableLoader
-        base.generator = torch.Generator()
-        base.iterators = WeakSet()
+    """`loader`, of torch or as Accelerate prepared it, as a `RepeatableLoader`.
+
+    Left alone: one that is none of torch's, that has an `__iter__` of its own, or that is a `RepeatableLoader` already.
+    """
+    base = base_of(loader)
+    kind = type(base)
+    if not issubclass(kind, RepeatableLoader) and getattr(kind, "__iter__", None) is DataLoader.__iter__:
+        # A class of the user's keeps its name, and what else it overrides.
+        base.__class__ = RepeatableLoader if kind is DataLoader else type(kind.__name__, (RepeatableLoader, kind), {})
+        base.source, base.generator = base.generator, torch.Generator()
+        base.when_begun, base.iterators = None, WeakSet()
         base.draws_once, base.has_begun = draws_once, has_begun
     return loader
+
+
+def base_of(loader: Any) -> Any:
+    """The loader that iterates: the one inside of Accelerate's, or `loader` itself."""
+    return getattr(loader, "base_dataloader", loader)
+
+
+def generators_behind(loader: Any) -> list[Any]:
+    """The generators that a loader and its samplers draw an order from, each once, in a fixed order."""
+    base = base_of(loader)
+    found = [] if getattr(base, "source", None) is None else [base.source]
+    holders, waiting = [], [getattr(base, "batch_sampler", None), getattr(base, "sampler", None)]
+    while waiting:
+        holder = waiting.pop()
+        if hasattr(holder, "__dict__") and not any(holder is known for known in holders):
+            holders.append(holder)
+            waiting += [value for name, value in vars(holder).items() if name in INNER or isinstance(value, Sampler)]
+    return [*found, *(generator for generator in generators_of(*holders) if generator not in found)]

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from functools import partial
+from types import MethodType
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, get_worker_info
+
+from .random_states import generators_of, seed_generator
+
+MAX_WRAPPED = 5  # objects around one another that are looked at for generators
 
 
 class NumberedBatch(list):
@@ -52,11 +58,12 @@ class SeededRows(Dataset):
 
     What rows and collator draw in a worker is then a function of seed, process, epoch and batch: the same with any
     number of workers, however long they live, and after a resume in the middle of an epoch. (torch seeds a worker once;
-    from there its draws depend on the batches it happened to make.)
+    from there its draws depend on the batches it happened to make.) So are generators that rows and collator have as
+    attributes.
     """
 
-    def __init__(self, rows: Any, seed: int, rank: int):
-        self.rows, self.seed, self.rank = rows, seed, rank
+    def __init__(self, rows: Any, seed: int, rank: int, collator: Any = None):
+        self.rows, self.seed, self.rank, self.collator = rows, seed, rank, collator
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -72,9 +79,33 @@ class SeededRows(Dataset):
     def __getitems__(self, batch: NumberedBatch) -> Any:
         """The rows of a batch, to be collated next. Cost: about 20 us."""
         if get_worker_info() is not None:
-            seed_all([self.seed, self.rank, *batch.place])
+            entropy = [self.seed, self.rank, *batch.place]
+            seed_all(entropy)
+            for number, generator in enumerate(generators_of(*_insides(self.rows), *_insides(self.collator))):
+                seed_generator(generator, [*entropy, number + 1])
         fetch = getattr(self.rows, "__getitems__", None)
         return fetch(batch) if fetch else [self.rows[index] for index in batch]
+
+
+def _insides(outer: Any) -> list[Any]:
+    """`outer` and what it wraps, outermost first: a collator without its columns, a bound method, part of a data set."""
+    insides: list[Any] = []
+    while outer is not None and len(insides) < MAX_WRAPPED:
+        insides.append(outer)
+        # transformers 5.23 makes the generator of a collator that has a seed with its first batch, hence unseeded.
+        if getattr(outer, "seed", None) is not None and vars(outer).get("generator", outer) is None:
+            getattr(outer, "create_rng", lambda: None)()
+        outer = _unwrap(outer)
+    return insides
+
+
+def _unwrap(outer: Any) -> Any:
+    if isinstance(outer, partial):
+        return outer.func
+    if isinstance(outer, MethodType):
+        return outer.__self__
+    held = getattr(outer, "__dict__", {})
+    return held.get("data_collator", held.get("dataset"))
 
 
 def seed_all(entropy: list[int]) -> None:
@@ -88,9 +119,10 @@ def seed_all(entropy: list[int]) -> None:
 def seed_batches(loader: Any, seed: int, rank: int, is_training: bool) -> Any:
     """`loader`, of batches of a table or of passed rows, with workers that draw by place; without workers, as it is."""
     base = getattr(loader, "base_dataloader", loader)
-    has_places = isinstance(base, DataLoader) and not isinstance(base.dataset, IterableDataset)
-    if has_places and base.num_workers and base.batch_sampler is not None:
+    has_places = isinstance(base, DataLoader) and not isinstance(base.dataset, IterableDataset | SeededRows)
+    # Workers that live already, of a loader of the user's, have the rows as they were.
+    if has_places and base.num_workers and base.batch_sampler is not None and base._iterator is None:
         batches = NumberedBatches(base.batch_sampler, is_training)
         # torch allows no such change by assignment; nothing was read yet.
-        vars(base).update(dataset=SeededRows(base.dataset, seed, rank), batch_sampler=batches)
+        vars(base).update(dataset=SeededRows(base.dataset, seed, rank, base.collate_fn), batch_sampler=batches)
     return loader

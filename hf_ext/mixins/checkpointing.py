@@ -42,6 +42,7 @@ class Moment:
     rng: dict[str, Any]
     unlogged_loss: torch.Tensor
     num_input_tokens_seen: int
+    begun_loaders: list[str]
 
 
 class CheckpointMixin(CheckpointModelMixin, CommitMixin):
@@ -82,6 +83,7 @@ class CheckpointMixin(CheckpointModelMixin, CommitMixin):
             capture_rng(self.args.device),
             self._tr_loss.detach().clone(),  # type: ignore[attr-defined]
             int(self.state.num_input_tokens_seen),
+            self.begun_loaders(),  # type: ignore[attr-defined]
         )
 
     def _evaluate(self, *args: Any, **kwargs: Any) -> Any:
@@ -146,7 +148,8 @@ class CheckpointMixin(CheckpointModelMixin, CommitMixin):
                 f"Process {self.args.process_index} does not see {folder}. Several machines need an output_dir (and "
                 "local_checkpoint_dir) on a disk that they share."
             )
-        save_tree(folder, f"rank_{self.args.process_index}", {"rng": moment.rng, "unlogged_loss": moment.unlogged_loss})
+        own = {"rng": moment.rng, "unlogged_loss": moment.unlogged_loss, "row_order": self.row_order()}  # type: ignore[attr-defined]
+        save_tree(folder, f"rank_{self.args.process_index}", own)
         if is_main:
             if not only_model:
                 self.save_watching(folder)  # type: ignore[attr-defined]
@@ -221,6 +224,7 @@ class CheckpointMixin(CheckpointModelMixin, CommitMixin):
             "num_left_out": self.num_left_out,  # type: ignore[attr-defined]
             "last_logged_step": self._globalstep_last_logged,  # type: ignore[attr-defined]
             "evaluation_pending": self.evaluation_pending,  # type: ignore[attr-defined]
+            "begun_loaders": moment.begun_loaders,
             "data_position": self.data_position(),  # type: ignore[attr-defined]
             "best_saved_step": self.best_saved_step(),  # type: ignore[attr-defined]
             "only_model": self.args.save_only_model,

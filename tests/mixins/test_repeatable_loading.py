@@ -1,36 +1,18 @@
 """Persistent workers, evaluations and continuing: dropout is that of the uninterrupted run, and stock Trainer's."""
 
-import copy
 import random
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from resuming_runs import Killed
+from continued_runs import EVALUATING, interrupt, same, train
+from datasets import Dataset
 from torch.utils.data import DataLoader
-from train_until_stopped import Case, Collator, make_model, make_rows
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from train_until_stopped import Collator, make_rows
+from transformers import DataCollatorForLanguageModeling, Trainer, TrainerCallback
 
 from hf_ext.data.repeatable_loaders import make_repeatable
-from hf_ext.trainer import FastTrainer
-from hf_ext.training_args import FastTrainingArguments
-
-SETTINGS = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "remove_unused_columns": False, "seed": 3}
-SETTINGS |= {"per_device_train_batch_size": 2, "num_train_epochs": 2, "learning_rate": 1e-2, "logging_steps": 1}
-SETTINGS |= {"dataloader_num_workers": 1, "dataloader_persistent_workers": True, "save_steps": 2}
-EVALUATING = {"eval_strategy": "steps", "eval_steps": 2}
-MODEL = make_model()  # with dropout
-
-
-class Kill(TrainerCallback):
-    """Ends a run after an optimizer step."""
-
-    def __init__(self, step):
-        self.step = step
-
-    def on_step_end(self, args, state, control, **kwargs):
-        if state.global_step == self.step:
-            raise Killed
 
 
 class Drawing(Collator):
@@ -40,35 +22,6 @@ class Drawing(Collator):
         batch = super().__call__(rows)
         noise = torch.rand(len(rows)) + float(np.random.rand()) + random.random()  # noqa: NPY002
         return {**batch, "labels": batch["labels"] + noise}
-
-
-def train(folder, trainer=FastTrainer, kill_at=None, resume=None, collator=Collator, **given):
-    arguments = FastTrainingArguments if trainer is FastTrainer else TrainingArguments
-    args = arguments(output_dir=str(folder), **{**SETTINGS, **given})
-    rows = make_rows(8, 1), make_rows(4, 2) if "eval_strategy" in given else None
-    callbacks = [] if kill_at is None else [Kill(kill_at)]
-    made = trainer(copy.deepcopy(MODEL), args, collator(Case()), *rows, callbacks=callbacks)
-    try:
-        made.train(resume_from_checkpoint=resume)
-    except Killed:
-        assert kill_at is not None
-    if isinstance(made, FastTrainer):
-        made.end()
-    for loader in made.accelerator._dataloaders:  # of stock Trainer: torch waits 5 s for workers left to it
-        getattr(loader, "base_dataloader", loader)._iterator = None
-    return made
-
-
-def interrupt(folder, **given):
-    """A run killed in the second step after its checkpoint, and continued."""
-    train(folder, kill_at=4, **given)
-    return train(folder, resume=str(folder / "checkpoint-2"), **given)
-
-
-def same(ours, theirs, names=("loss", "grad_norm", "eval_loss")):
-    logged = [[e[n] for e in trainer.state.log_history for n in names if n in e] for trainer in (ours, theirs)]
-    weights = zip(ours.model.state_dict().values(), theirs.model.state_dict().values(), strict=True)
-    return logged[0] == logged[1] and all(torch.equal(a, b) for a, b in weights)
 
 
 @pytest.mark.parametrize("evaluating", [{}, EVALUATING], ids=["training", "evaluating"])
@@ -100,6 +53,108 @@ def test_what_a_collator_draws_in_workers_depends_on_seed_epoch_and_batch_alone(
     passing = {**asked, "dataloader_persistent_workers": False}
     assert same(interrupt(tmp_path / "passing", **passing), whole)
     assert not same(train(tmp_path / "other", **asked, seed=4), whole)
+
+
+class OwnGenerators(Collator):
+    """Adds noise to the labels, from generators of its own."""
+
+    def __init__(self, case):
+        super().__init__(case)
+        self.torch, self.numpy = torch.Generator().manual_seed(1), np.random.default_rng(1)
+        self.python, self.legacy = random.Random(1), np.random.RandomState(1)
+
+    def __call__(self, rows):
+        batch = super().__call__(rows)
+        noise = torch.rand(len(rows), generator=self.torch) + self.numpy.random()
+        return {**batch, "labels": batch["labels"] + noise + self.python.random() + self.legacy.rand()}
+
+
+class Masking(DataCollatorForLanguageModeling):
+    """Of transformers: it makes its generator with its first batch. Here of numbers alone, without a tokenizer."""
+
+    def __init__(self, case):
+        self.case, self.seed, self.generator, self.return_tensors = case, 42, None, "pt"
+
+    def torch_call(self, examples):
+        if self.generator is None:
+            self.create_rng()
+        batch = Collator.__call__(self, examples)
+        return {**batch, "labels": batch["labels"] + torch.rand(len(examples), generator=self.generator)}
+
+
+class Noisy:
+    """Rows with noise from a generator of the data set."""
+
+    def __init__(self, rows):
+        self.rows, self.generator = rows, torch.Generator().manual_seed(1)
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, index):
+        row = self.rows[index]
+        return {**row, "labels": row["labels"] + float(torch.rand((), generator=self.generator))}
+
+
+@pytest.mark.parametrize("collator", [OwnGenerators, Masking, lambda case: partial(OwnGenerators(case))])
+def test_what_a_collators_own_generators_draw_in_workers_depends_on_seed_epoch_and_batch_alone(tmp_path, collator):
+    asked = {"dataloader_num_workers": 2, "dataloader_persistent_workers": False, "collator": collator}
+    whole = train(tmp_path / "whole", **asked)
+    assert same(interrupt(tmp_path / "killed", **asked, step=6), whole)
+    if collator is Masking:
+        assert not same(train(tmp_path / "plain", **{**asked, "collator": Collator}), whole)
+
+
+def test_what_a_data_sets_own_generator_draws_in_workers_depends_on_seed_epoch_and_batch_alone(tmp_path):
+    asked = {"dataloader_num_workers": 2, "dataloader_persistent_workers": False, "rows": Noisy}
+    assert same(interrupt(tmp_path / "killed", **asked), train(tmp_path / "whole", **asked))
+
+
+class Validating(TrainerCallback):
+    """Evaluates after some steps, under a name of its own."""
+
+    def __init__(self, first):
+        self.first = first
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step >= self.first:
+            self.trainer.evaluate(metric_key_prefix="valid")
+
+
+class Calling(FastTrainer):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        for callback in self.callback_handler.callbacks:
+            if isinstance(callback, Validating):
+                callback.trainer = self
+
+
+@pytest.mark.parametrize("first", [1, 4], ids=["before the checkpoint", "after it"])
+def test_an_evaluation_of_another_name_takes_its_number_once(tmp_path, first):
+    asked = {"trainer": Calling, "callbacks": [Validating(first)], "held_out": True}
+    whole = train(tmp_path / "whole", **asked)
+    assert same(interrupt(tmp_path / "killed", **asked), whole)
+
+
+def test_an_evaluation_set_that_is_used_after_the_resume_alone_takes_its_number(tmp_path):
+    class Later(Calling):
+        def evaluate(self, eval_dataset=None, *args, **kwargs):
+            if isinstance(self.eval_dataset, Dataset):
+                self.eval_dataset = {"early": self.eval_dataset, "late": make_rows(4, 3)}
+            return super().evaluate("late" if self.state.global_step > 3 else "early", *args, **kwargs)
+
+    asked = {"trainer": Later, "callbacks": [Validating(1)], "held_out": True}
+    whole = train(tmp_path / "whole", **asked)
+    assert same(interrupt(tmp_path / "killed", **asked), whole)
+
+
+def test_the_evaluation_on_start_is_not_repeated_when_a_run_is_continued(tmp_path):
+    asked = {**EVALUATING, "eval_on_start": True}
+    whole = train(tmp_path / "whole", **asked)
+    resumed = interrupt(tmp_path / "killed", **asked)
+    evaluated = [[e["step"] for e in run.state.log_history if "eval_loss" in e] for run in (whole, resumed)]
+    assert evaluated == [[0, 2, 4, 6, 8]] * 2
+    assert same(resumed, whole)
 
 
 def numbers_taken(loader, passes):
