@@ -74,7 +74,8 @@ def generators_behind(loader: Any) -> list[Any]:
     """The generators that a loader and its samplers draw an order from, each once, in a fixed order."""
     base = base_of(loader)
     found = [] if getattr(base, "source", None) is None else [base.source]
-    holders, waiting = [], [getattr(base, "batch_sampler", None), getattr(base, "sampler", None)]
+    holders: list[Any] = []
+    waiting = [getattr(base, "batch_sampler", None), getattr(base, "sampler", None)]
     while waiting:
         holder = waiting.pop()
         if hasattr(holder, "__dict__") and not any(holder is known for known in holders):

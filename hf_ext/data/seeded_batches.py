@@ -88,7 +88,7 @@ class SeededRows(Dataset):
 
 
 def _insides(outer: Any) -> list[Any]:
-    """`outer` and what it wraps, outermost first: a collator without its columns, a bound method, part of a data set."""
+    """`outer` and what it wraps, outermost first: a collator without its columns, a method, part of a data set."""
     insides: list[Any] = []
     while outer is not None and len(insides) < MAX_WRAPPED:
         insides.append(outer)

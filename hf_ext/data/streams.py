@@ -223,8 +223,10 @@ class StreamBatchSampler(Sampler[list[Any]]):
         if last is None or position["last_row"] not in (None, _digest(self._mark(last))):
             raise CheckpointError(
                 f"Row {self._num_rows} of pass {self._pass} of the training stream is missing or another one than "
-                "before: the data changed, or the stream's order is not the same whenever it is read. Use the data "
-                "that the checkpoint was written with; a shuffled torch stream needs `set_epoch`."
+                "before: the data changed, a `map` changes rows at random, or the stream's order is not the same "
+                "whenever it is read. Use the data that the checkpoint was written with; draw what is random in "
+                "the data collator; a shuffled torch stream needs `set_epoch`. --allow_changed data (in Python "
+                "allow_changed=['data']) goes on from the same number of rows, with what the rows are now."
             )
 
 

@@ -60,7 +60,7 @@ class RepeatableLoadingMixin:
 
     def _get_dataloader(self, *args: Any, is_training: bool = False, **kwargs: Any) -> Any:
         loader = super()._get_dataloader(*args, is_training=is_training, **kwargs)  # type: ignore[misc]
-        key = TRAIN if is_training else kwargs.get("dataloader_key")
+        key: Any = TRAIN if is_training else kwargs.get("dataloader_key")
         is_kept = key is not None and kwargs.get("rows") is None and self.args.dataloader_persistent_workers
         if not is_kept or self._has_applied("data_loading"):  # type: ignore[attr-defined]
             return self._make_repeatable(loader, is_training)

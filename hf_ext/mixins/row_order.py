@@ -10,6 +10,7 @@ from ..checkpoints.stored import Stored
 from ..data.random_states import put_back, state_of
 from ..data.repeatable_loaders import RepeatableLoader, base_of, generators_behind
 from ..data.seeded_batches import NumberedBatches
+from ..data.streams import PassedRows
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +54,9 @@ class RowOrderMixin:
     def _restore_order(self, is_within_epoch: bool) -> None:
         tree = None if self._resumed is None else self._own_tree()  # type: ignore[attr-defined]
         order = (tree or {}).get("row_order")
-        if order is None or (is_within_epoch and order["began"] is None):
+        is_stream = isinstance(getattr(self._train_loader, "dataset", None), PassedRows)
+        # A stream is read on from its position: what its rows draw at random would be half repeated, and unnoticed.
+        if order is None or is_stream or (is_within_epoch and order["began"] is None):
             return
         if is_within_epoch:
             self._epoch_began = order["began"]

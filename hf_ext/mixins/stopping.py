@@ -174,6 +174,8 @@ class StoppingMixin:
     # --- evaluation -------------------------------------------------------------------------------------------------
 
     def _evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        if self._is_resumed and kwargs.get("skip_scheduler"):
+            return {}  # of `eval_on_start`, which transformers 5.23 would do, and log, once more in a continued run
         num_logs = len(self.state.log_history)
         callbacks = [c for c in self.callback_handler.callbacks if isinstance(c, ExportableState)]
         before = [(callback, callback.state()["attributes"]) for callback in callbacks]

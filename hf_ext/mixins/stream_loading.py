@@ -90,7 +90,8 @@ class StreamLoadingMixin:
             dropped = kwargs["steps_trained_in_current_epoch"] * self.args.world_size if resumed else 0
             self._batches_before = self._num_batches_trained() - dropped
             if dropped and self._resume_position is not None:
-                self._stream_sampler.load_state_dict(self._resume_position, dropped)
+                known = {} if {"data", "all"}.isdisjoint(self.args.allow_changed) else {"last_row": None}
+                self._stream_sampler.load_state_dict({**self._resume_position, **known}, dropped)
         super()._run_epoch(**kwargs)  # type: ignore[misc]
 
 

@@ -13,6 +13,7 @@ from train_until_stopped import Collator, make_rows
 from transformers import DataCollatorForLanguageModeling, Trainer, TrainerCallback
 
 from hf_ext.data.repeatable_loaders import make_repeatable
+from hf_ext.trainer import FastTrainer
 
 
 class Drawing(Collator):

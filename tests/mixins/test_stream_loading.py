@@ -1,6 +1,7 @@
 """Training streams inside FastTrainer: one reader, a position that is saved, and a resume that reads what was left."""
 
 import json
+import random
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch import nn
 from torch.utils.data import IterableDataset as TorchIterableDataset
 from transformers import TrainerCallback
 
-from hf_ext.errors import ArgumentError, DataError
+from hf_ext.errors import ArgumentError, CheckpointError, DataError
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
@@ -127,6 +128,18 @@ def test_ignore_data_skip_begins_with_the_first_row_and_keeps_its_own_position(t
     resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-5"))
     assert resumed.model.seen == [[0, 1], [2, 3], [4, 5]]
     assert [found["rows"] for found in callback.found] == [2, 4, 6]
+
+
+def test_rows_that_a_map_changes_at_random_are_refused_with_the_argument_that_goes_on(tmp_path):
+    stream = make_stream().shuffle(seed=0, buffer_size=5).map(lambda row: {**row, "labels": random.gauss(0, 1)})
+    make_trainer(tmp_path, stream, save_strategy="steps", save_steps=12, max_steps=14).train()  # in the second pass
+    folder = str(tmp_path / "checkpoint-12")
+    with pytest.raises(CheckpointError, match=r"a `map` changes rows at random.*--allow_changed data") as refusal:
+        make_trainer(tmp_path, stream, max_steps=14).train(resume_from_checkpoint=folder)
+    assert "Row 4 of pass 1" in str(refusal.value)
+    goes_on = make_trainer(tmp_path, stream, max_steps=14, allow_changed=["data"])
+    goes_on.train(resume_from_checkpoint=folder)
+    assert (goes_on.state.global_step, len(goes_on.model.seen)) == (14, 2)
 
 
 def test_what_cannot_be_is_refused_and_what_is_surprising_is_said(tmp_path, caplog):
