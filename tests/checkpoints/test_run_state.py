@@ -55,6 +55,7 @@ WRONG = [
     (PROGRESS, {"evaluation_pending": 0}, r"evaluation_pending = 0"),
     (PROGRESS, {"only_model": "no"}, r"only_model = 'no'"),
     (PROGRESS, {"data_position": 7}, r"data_position = 7"),
+    (PROGRESS, {"begun_loaders": "train"}, r"begun_loaders = 'train'"),
     (PROGRESS, {"best_saved_step": -1}, r"best_saved_step = -1"),
 ]
 
