@@ -13,9 +13,9 @@ from functools import partial
 import numpy as np
 import psutil
 import pytest
+from continued_runs import EVALUATING, SETTINGS, same, train
 from datasets import Dataset
 from resuming_runs import Killed
-from test_repeatable_loading import EVALUATING, SETTINGS, same, train
 from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import dataloader
 from train_until_stopped import Case, Collator, make_model, make_rows
@@ -94,7 +94,7 @@ ENDS = {
         {**EVALUATING, "event": "on_prediction_step", "step": 4},
         TrainingStopped,
     ),
-    "a dead worker": (kill_a_worker, {}, DataWorkerDied),
+    "a dead worker": (kill_a_worker, {"rows": make_rows(40, 1)}, DataWorkerDied),  # more than workers hand over ahead
 }
 
 
