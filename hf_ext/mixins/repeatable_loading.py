@@ -39,6 +39,8 @@ class RepeatableLoadingMixin:
 
     def __init__(self, *args: Any, **kwargs: Any):
         self._kept_loaders: dict[str, Any] = {}
+        self._read_of: Stored | None = None
+        self._known: list[str] | None = None  # from `_read_of`
         super().__init__(*args, **kwargs)
 
     def begun_loaders(self) -> list[str]:
@@ -50,9 +52,11 @@ class RepeatableLoadingMixin:
     def _begun_before(self) -> list[str]:
         if not self._is_resumed:
             return []
-        known = None if self._resumed is None else read_progress(self._resumed.path).get("begun_loaders")
-        if known is not None:
-            return known
+        if self._resumed is not self._read_of:  # once: later saves of the run may delete the checkpoint
+            self._read_of = self._resumed
+            self._known = None if self._resumed is None else read_progress(self._resumed.path).get("begun_loaders")
+        if self._known is not None:
+            return self._known
         # Checkpoints of stock Trainer, and older ones, do not say.
         has_evaluated = any(name.startswith("eval_") for entry in self.state.log_history for name in entry)
         sets = self.eval_dataset if isinstance(self.eval_dataset, Mapping) else ["eval"]

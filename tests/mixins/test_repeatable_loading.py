@@ -192,3 +192,10 @@ def test_what_torch_itself_takes_depends_on_workers():
     assert numbers_taken(loader, 3) == 1
     loader._iterator = None
     assert numbers_taken(DataLoader([0, 1, 2, 3], batch_size=2), 3) == 3
+
+
+def test_a_continued_run_needs_the_checkpoint_it_began_with_no_more(tmp_path):
+    asked = {"save_total_limit": 1, **EVALUATING}
+    whole = train(tmp_path / "whole", **asked)
+    assert same(interrupt(tmp_path / "killed", **asked), whole)
+    assert [folder.name for folder in (tmp_path / "killed").glob("checkpoint-*")] == ["checkpoint-8"]
