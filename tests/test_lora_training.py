@@ -9,7 +9,8 @@ import torch
 from datasets import Dataset
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
-from transformers import EsmConfig, EsmForSequenceClassification, default_data_collator
+from tiny_esm import make_esm
+from transformers import EsmForSequenceClassification, default_data_collator
 
 from hf_ext.affinity.arguments import AffinityArguments
 from hf_ext.affinity.building import settle_training
@@ -28,23 +29,6 @@ PLAIN_TRAINABLE = 754
 # The head: 192 -> 8 -> 1 with biases (1,553); the mean and scale of 192 features (384) are saved and not trained.
 TOWER_TRAINABLE = 14_336 + 1_553
 TOWER_SAVED = TOWER_TRAINABLE + 384
-
-
-def make_esm() -> EsmForSequenceClassification:
-    torch.manual_seed(0)
-    return EsmForSequenceClassification(
-        EsmConfig(
-            vocab_size=33,
-            pad_token_id=1,
-            mask_token_id=32,
-            hidden_size=16,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            intermediate_size=32,
-            position_embedding_type="rotary",
-            num_labels=2,
-        )
-    )
 
 
 def make_rows() -> Dataset:

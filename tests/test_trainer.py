@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
+from tiny_esm import make_esm
 from transformers import (
     DataCollatorForLanguageModeling,
     DataCollatorWithPadding,
-    EsmConfig,
     EsmForMaskedLM,
     EsmForSequenceClassification,
     EsmTokenizer,
@@ -53,23 +53,6 @@ def same_weights(model: torch.nn.Module, other: torch.nn.Module) -> bool:
 @pytest.fixture(scope="module")
 def tokenizer(demo_encoders) -> EsmTokenizer:
     return EsmTokenizer.from_pretrained(demo_encoders[1])
-
-
-def make_esm(cls):
-    torch.manual_seed(0)
-    return cls(
-        EsmConfig(
-            vocab_size=33,
-            pad_token_id=1,
-            mask_token_id=32,
-            hidden_size=16,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            intermediate_size=32,
-            position_embedding_type="rotary",
-            num_labels=2,
-        )
-    )
 
 
 def plain_case(kind: str, tokenizer, rows: Dataset):

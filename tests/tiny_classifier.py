@@ -2,8 +2,8 @@
 
 from typing import Any
 
-import torch
-from transformers import EsmConfig, EsmForSequenceClassification
+from tiny_esm import make_esm
+from transformers import EsmForSequenceClassification
 
 from hf_ext.training_args import FastTrainingArguments
 
@@ -12,20 +12,7 @@ ROWS = [{"input_ids": [0, 4 + i % 20, 5 + i % 7, 2], "labels": i % 2} for i in r
 
 def make_model() -> EsmForSequenceClassification:
     """The same weights every time."""
-    torch.manual_seed(0)
-    return EsmForSequenceClassification(
-        EsmConfig(
-            vocab_size=33,
-            pad_token_id=1,
-            mask_token_id=32,
-            hidden_size=16,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            intermediate_size=16,
-            position_embedding_type="rotary",
-            num_labels=2,
-        )
-    )
+    return make_esm(intermediate_size=16)
 
 
 def make_args(folder: Any, cls: type = FastTrainingArguments, **given: Any) -> Any:

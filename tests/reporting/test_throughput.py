@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 from datasets import Dataset
+from tiny_esm import make_esm
 from transformers import (
     DataCollatorForLanguageModeling,
-    EsmConfig,
     EsmForMaskedLM,
     EsmTokenizer,
     Trainer,
@@ -32,22 +32,6 @@ IDS = torch.tensor([[0, 5, 23, 13, 2], [0, 5, 2, 1, 1]])
 MASK = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
 
 
-def make_esm() -> EsmForMaskedLM:
-    torch.manual_seed(0)
-    return EsmForMaskedLM(
-        EsmConfig(
-            vocab_size=33,
-            pad_token_id=1,
-            mask_token_id=32,
-            hidden_size=16,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            intermediate_size=32,
-            position_embedding_type="rotary",
-        )
-    )
-
-
 @pytest.fixture(scope="module")
 def tokenizer(demo_encoders) -> EsmTokenizer:
     return EsmTokenizer.from_pretrained(demo_encoders[1])
@@ -58,7 +42,7 @@ class Loop:
 
     def __init__(self, folder: Path, tokenizer: EsmTokenizer | None, warmup: int = 1, **settings: object) -> None:
         self.now = 100.0
-        self.model = make_esm().train()
+        self.model = make_esm(EsmForMaskedLM).train()
         self.callback = ThroughputCallback(self.model, tokenizer, clock=lambda: self.now)
         self.args = TrainingArguments(str(folder), use_cpu=True, report_to="none")
         self.args.throughput_warmup_steps = warmup
@@ -202,7 +186,7 @@ def test_a_negative_warmup_is_refused(tmp_path, tokenizer) -> None:
 
 
 def count(tokenizer: EsmTokenizer | None, **batch: torch.Tensor) -> list[float]:
-    model = make_esm().train()
+    model = make_esm(EsmForMaskedLM).train()
     counter = BatchCounter(model, tokenizer)
     model(**batch)
     counter.detach()
@@ -231,7 +215,7 @@ def test_residues_under_masks_and_random_tokens_count(tokenizer) -> None:
 def test_labels_that_the_model_does_not_see_are_used_once(tokenizer) -> None:
     ids, labels = IDS.clone(), torch.full_like(IDS, -100)
     ids[0, 2], labels[0, 2] = 2, 23
-    model = make_esm().train()
+    model = make_esm(EsmForMaskedLM).train()
     counter = BatchCounter(model, tokenizer)
     for expected in (4, 3):  # the second batch has no labels: its random <eos> cannot be told
         if expected == 4:
@@ -241,7 +225,7 @@ def test_labels_that_the_model_does_not_see_are_used_once(tokenizer) -> None:
 
 
 def test_flops_of_unequal_lengths_are_exact() -> None:
-    model = make_esm().train()
+    model = make_esm(EsmForMaskedLM).train()
     counter = BatchCounter(model)
     model(input_ids=IDS, attention_mask=MASK)
     # Weights: 4 x 16 x 16 + 2 x 16 x 32 per layer, head 16 x 16 + 16 x 33, contacts 2; 5 x 5 + 3 x 3 pairs.
@@ -272,7 +256,7 @@ def test_cached_embeddings_count_rows_only(make_affinity) -> None:
 
 def test_packed_rows_count_their_sequences(tokenizer) -> None:
     ids, positions = torch.tensor([[0, 5, 2, 0, 5, 23, 2]]), torch.tensor([[0, 1, 2, 0, 1, 2, 3]])
-    model = make_esm().train()
+    model = make_esm(EsmForMaskedLM).train()
     counter = BatchCounter(model, tokenizer)
     model(input_ids=ids, position_ids=positions)
     residues, tokens, padded, flops, sequences = counter.take().tolist()
@@ -341,7 +325,7 @@ def run_trainer(cls, args_cls, folder: Path, tokenizer: EsmTokenizer, **settings
     common = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "save_strategy": "no", "logging_steps": 2}
     asked = {"preset": "baseline"} if cls is FastTrainer else {}  # else a FastTrainer leaves no file
     args = args_cls(str(folder), per_device_train_batch_size=4, num_train_epochs=1, **{**common, **asked, **settings})
-    model = make_esm()
+    model = make_esm(EsmForMaskedLM)
     callbacks = [] if cls is FastTrainer else [ThroughputCallback(model, tokenizer)]
     collator = DataCollatorForLanguageModeling(tokenizer)
     trainer = cls(model, args, data_collator=collator, train_dataset=rows, eval_dataset=rows, callbacks=callbacks)

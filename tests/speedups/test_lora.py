@@ -6,8 +6,9 @@ import pytest
 import torch
 from datasets import Dataset
 from peft import PeftModel
+from tiny_esm import make_esm
 from torch import nn
-from transformers import EsmConfig, EsmForSequenceClassification, default_data_collator
+from transformers import default_data_collator
 
 from hf_ext.errors import ArgumentError, PlanRefused
 from hf_ext.hardware import describe_hardware
@@ -76,23 +77,6 @@ def test_options_out_of_range_are_refused():
 
 
 # --- what is done to a model -----------------------------------------------------------------------------------------
-
-
-def make_esm() -> EsmForSequenceClassification:
-    torch.manual_seed(0)
-    return EsmForSequenceClassification(
-        EsmConfig(
-            vocab_size=33,
-            pad_token_id=1,
-            mask_token_id=32,
-            hidden_size=16,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            intermediate_size=32,
-            position_embedding_type="rotary",
-            num_labels=2,
-        )
-    )
 
 
 def make_rows(num_rows=8) -> Dataset:
