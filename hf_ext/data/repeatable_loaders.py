@@ -7,6 +7,7 @@ from typing import Any
 from weakref import WeakSet
 
 import torch
+from accelerate.data_loader import SeedableRandomSampler
 from torch.utils.data import DataLoader, Sampler
 
 from .random_states import generators_of
@@ -71,14 +72,19 @@ def base_of(loader: Any) -> Any:
 
 
 def generators_behind(loader: Any) -> list[Any]:
-    """The generators that a loader and its samplers draw an order from, each once, in a fixed order."""
+    """The generators that a loader and its samplers draw an order from, each once, in a fixed order.
+
+    Without those of Accelerate's samplers, which make theirs with the first epoch and seed it in each.
+    """
     base = base_of(loader)
     found = [] if getattr(base, "source", None) is None else [base.source]
     holders: list[Any] = []
     waiting = [getattr(base, "batch_sampler", None), getattr(base, "sampler", None)]
     while waiting:
         holder = waiting.pop()
-        if hasattr(holder, "__dict__") and not any(holder is known for known in holders):
+        if isinstance(holder, SeedableRandomSampler) or not hasattr(holder, "__dict__"):
+            continue
+        if not any(holder is known for known in holders):
             holders.append(holder)
             waiting += [value for name, value in vars(holder).items() if name in INNER or isinstance(value, Sampler)]
     return [*found, *(generator for generator in generators_of(*holders) if generator not in found)]

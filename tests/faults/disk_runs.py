@@ -12,6 +12,7 @@ from typing import Any
 import safetensors.torch
 import torch
 from datasets import Dataset
+from faulty_runs import WORKERS
 from peft import LoraConfig, get_peft_model
 from transformers import EsmConfig, EsmForSequenceClassification, Trainer, TrainerCallback, TrainingArguments
 
@@ -24,7 +25,7 @@ NUM_STEPS, SAVE_STEPS = 8, 2
 KINDS = ("full", "lora", "frozen")
 SETTINGS = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "remove_unused_columns": False, "seed": 3}
 SETTINGS |= {"per_device_train_batch_size": 2, "per_device_eval_batch_size": 8, "learning_rate": 1e-2}
-SETTINGS |= {"logging_steps": 1, "max_steps": NUM_STEPS, "save_steps": SAVE_STEPS}
+SETTINGS |= {"logging_steps": 1, "max_steps": NUM_STEPS, "save_steps": SAVE_STEPS, **WORKERS}
 
 
 def collate(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
