@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
+from one_layer_esm import make_esm
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
-from tiny_esm import make_esm
 from transformers import EsmForSequenceClassification, default_data_collator
 
 from hf_ext.affinity.arguments import AffinityArguments

@@ -277,7 +277,7 @@ def drawing(base):
 @pytest.mark.parametrize("is_broken", [False, True])
 def test_generators_of_the_users_are_where_they_would_be_in_stock_trainer(is_broken, tmp_path, monkeypatch):
     if is_broken:
-        monkeypatch.setattr(random_states, "_state_of", lambda value: None)
+        monkeypatch.setattr(random_states, "put_back", lambda generator, state: None)
     numbers = []
     for cls, arguments in ((FastTrainer, FastTrainingArguments), (Trainer, TrainingArguments)):
         args = arguments(**settings(tmp_path / cls.__name__))

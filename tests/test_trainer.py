@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
-from tiny_esm import make_esm
+from one_layer_esm import make_esm
 from transformers import (
     DataCollatorForLanguageModeling,
     DataCollatorWithPadding,

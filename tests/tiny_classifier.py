@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tiny_esm import make_esm
+from one_layer_esm import make_esm
 from transformers import EsmForSequenceClassification
 
 from hf_ext.training_args import FastTrainingArguments

@@ -171,7 +171,7 @@ def test_truncated_gzip_is_named(tmp_path, cut):
     (tmp_path / "a.csv.gz").write_bytes(data[:cut])
     assert "the gzip data is damaged or cut off after row" in fault(str(tmp_path / "a.csv.gz"))
     (tmp_path / "b.csv.gz").write_text(CSV)
-    assert "the gzip data is damaged" in fault(str(tmp_path / "b.csv.gz"))
+    assert "Remove .gz from its name." in fault(str(tmp_path / "b.csv.gz"))
 
 
 def test_file_not_found_names_the_nearest_files(tmp_path):

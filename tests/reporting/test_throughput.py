@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from datasets import Dataset
-from tiny_esm import make_esm
+from one_layer_esm import make_esm
 from transformers import (
     DataCollatorForLanguageModeling,
     EsmForMaskedLM,

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 from datasets import Dataset
+from one_layer_esm import make_esm
 from peft import PeftModel
-from tiny_esm import make_esm
 from torch import nn
 from transformers import default_data_collator
 
