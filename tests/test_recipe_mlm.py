@@ -72,6 +72,7 @@ def test_demo_learns_more_than_residue_frequencies(demo: dict) -> None:
         assert 15 < unigram["perplexity"] < 20
 
 
+@pytest.mark.nightly
 def test_training_continues_on_a_stream_with_its_own_tokenizer(demo: dict, tmp_path: Path) -> None:
     fasta = "".join(f">{i}\n{row['sequence']}\n" for i, row in enumerate(make_demo_sequences().select(range(60))))
     (tmp_path / "proteins.fasta").write_text(fasta)

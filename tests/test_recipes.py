@@ -186,15 +186,9 @@ def test_baseline_and_max_speed_agree_on_the_demo(tmp_path: Path) -> None:
         assert second["low"] <= first["value"] <= second["high"], metric
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
-    "preset",
-    [
-        "low_disk+reproducible",
-        *(
-            pytest.param(name, marks=pytest.mark.nightly)
-            for name in ("low_memory", "low_disk", "reproducible", "max_speed+quick_eval")
-        ),
-    ],
+    "preset", ["low_memory", "low_disk", "reproducible", "low_disk+reproducible", "max_speed+quick_eval"]
 )
 def test_every_other_preset_trains_the_demo(tmp_path: Path, preset: str) -> None:
     outcome = train(tmp_path, "--preset", preset, "--max_steps", "4")

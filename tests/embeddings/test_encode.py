@@ -169,6 +169,7 @@ def start_slow_fill(folder: Path) -> subprocess.Popen:
     return process
 
 
+@pytest.mark.nightly
 def test_a_filling_that_was_killed_twice_ends_in_the_same_files_and_repeats_at_most_one_shard_each(tmp_path):
     reference, _ = fill(tmp_path / "reference", make_sequences(300))
     rng = random.Random(1)

@@ -158,6 +158,7 @@ def test_packed_blocks_of_many_lengths_use_the_graphs_of_the_first_batch(tmp_pat
     assert count_recompilations(tmp_path / "static", dynamic=False) >= 4  # what the count would see
 
 
+@pytest.mark.nightly
 def test_counting_goes_on_past_the_64_that_torch_lists():
     measure = compile.count_graphs()
     for width in range(70):
