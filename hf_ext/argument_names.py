@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Container
+import difflib
+from collections.abc import Container, Iterable
 from typing import Any
 
 SHORT_NAMES = (
@@ -58,3 +59,9 @@ class TakesShortNames(type):
                 raise TypeError(f"{name} and {_FIELD_OF[name]} are one argument: give {_FIELD_OF[name]} alone.")
             kwargs[_FIELD_OF[name]] = kwargs.pop(name)
         return super().__call__(*args, **kwargs)
+
+
+def name_nearest(name: str, known: Iterable[str]) -> str:
+    """What a message about an unknown name goes on with: the known one that it may be; "" where none is near."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f", did you mean {close[0]!r}?" if close else ""

@@ -11,17 +11,16 @@ from __future__ import annotations
 import argparse
 import copy
 import dataclasses
-import difflib
 import enum
 import sys
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn, Union, get_args, get_origin, get_type_hints
 
 from transformers import HfArgumentParser
 
-from hf_ext.argument_names import with_short_name
+from hf_ext.argument_names import name_nearest, with_short_name
 from hf_ext.config_file import Given, read_config
 from hf_ext.errors import ArgumentError, HfExtError
 from hf_ext.presets import NO_PRESET, Merged, TakesPresets, find_preset
@@ -210,7 +209,7 @@ class FastArgumentParser(HfArgumentParser):
     def _convert(self, key: str, given: Given) -> Any:
         """A layer's value as the command line would have made it, or ArgumentError with key, value and type."""
         if key not in self._hints:
-            raise ArgumentError(f"{given.where}: unknown key {key!r}{_nearest(key, self._hints)}.")
+            raise ArgumentError(f"{given.where}: unknown key {key!r}{name_nearest(key, self._hints)}.")
         if given.plain is None and type(None) in get_args(self._hints[key]):
             return None
         action, members = self._field_actions[key], _members(self._hints[key])
@@ -263,7 +262,7 @@ def refuse_unknown(parser: argparse.ArgumentParser, unknown: list[str]) -> None:
     flags = [option for action in parser._actions for option in action.option_strings]
     wrong = [part.partition("=")[0] for part in unknown if part.startswith("-")] or unknown
     if wrong:
-        raise command_line_error("; ".join(f"unknown argument {part!r}{_nearest(part, flags)}" for part in wrong))
+        raise command_line_error("; ".join(f"unknown argument {part!r}{name_nearest(part, flags)}" for part in wrong))
 
 
 def _convert_scalar(key: str, given: Given, action: argparse.Action, members: tuple[Any, ...]) -> Any:
@@ -315,8 +314,3 @@ def _expected(action: argparse.Action, members: tuple[Any, ...]) -> str:
         return f"one of {', '.join(str(choice) for choice in action.choices)}"
     names = [member.__name__ if isinstance(member, type) else str(member) for member in members]
     return " or ".join(name.replace("typing.", "") for name in names)
-
-
-def _nearest(name: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f", did you mean {close[0]!r}?" if close else ""

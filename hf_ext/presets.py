@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import copy
-import difflib
 from collections.abc import Mapping
 from typing import Any
 
-from .argument_names import TakesShortNames, short_name
+from .argument_names import TakesShortNames, name_nearest, short_name
 from .errors import ArgumentError
 
 NO_PRESET = "none"
@@ -81,7 +80,5 @@ def find_preset(name: str, written: str, presets: Mapping[str, Mapping[str, Any]
     """Raises ArgumentError, with the nearest known name, where `presets` has no `name`."""
     if name in presets:
         return presets[name]
-    close = difflib.get_close_matches(name, list(presets), n=1)
-    nearest = f", did you mean {close[0]!r}?" if close else ""
     known = ", ".join(sorted(presets)) or "(there are none)"
-    raise ArgumentError(f"Unknown preset {name!r} in {written!r}{nearest}. Known: {known}.")
+    raise ArgumentError(f"Unknown preset {name!r} in {written!r}{name_nearest(name, presets)}. Known: {known}.")

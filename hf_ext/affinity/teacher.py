@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +21,7 @@ from ..data.collators import INPUTS_NAME, SequenceCollator
 from ..models.encoders import fingerprint_weights
 from ..trainer import FastTrainer
 from ..training_args import FastTrainingArguments
+from ..whole_files import replacing
 from .building import check_inputs
 from .predictor import check_predictions, columns_of, load_model
 
@@ -66,10 +66,9 @@ def predict_once(
     predictions = _predict(folder, collator, args, rows)
     if args.process_index == 0:
         path.parent.mkdir(parents=True, exist_ok=True)
-        draft = path.with_name(f".{path.name}.tmp")
-        save_file({"predictions": torch.from_numpy(predictions)}, draft, metadata={"key": identity})
-        follow_umask(draft)
-        os.replace(draft, path)
+        with replacing(path) as draft:
+            save_file({"predictions": torch.from_numpy(predictions)}, draft, metadata={"key": identity})
+            follow_umask(draft)
     return predictions
 
 

@@ -13,6 +13,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, get_worker_info
 
 from .random_states import generators_of, seed_generator
+from .repeatable_loaders import base_of
 
 MAX_WRAPPED = 5  # objects around one another that are looked at for generators
 
@@ -118,7 +119,7 @@ def seed_all(entropy: list[int]) -> None:
 
 def seed_batches(loader: Any, seed: int, rank: int, is_training: bool) -> Any:
     """`loader`, of batches of a table or of passed rows, with workers that draw by place; without workers, as it is."""
-    base = getattr(loader, "base_dataloader", loader)
+    base = base_of(loader)
     has_places = isinstance(base, DataLoader) and not isinstance(base.dataset, IterableDataset | SeededRows)
     # Workers that live already, of a loader of the user's, have the rows as they were.
     if has_places and base.num_workers and base.batch_sampler is not None and base._iterator is None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from ..data.repeatable_loaders import base_of
 from ..data.worker_deaths import BROKEN, find_death
 from ..errors import DataWorkerDied
 
@@ -62,7 +63,7 @@ class DataWorkersMixin:
         """
         iterators = []
         for loader in self.accelerator._dataloaders:
-            base = getattr(loader, "base_dataloader", loader)
+            base = base_of(loader)
             iterators += [base._iterator, *getattr(base, "iterators", ())]
             base._iterator = None
         if inspect.isgenerator(self._epoch_iterator) and self._epoch_iterator.gi_frame is not None:

@@ -14,6 +14,7 @@ from transformers import EarlyStoppingCallback, TrainerCallback
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
+from ..data.repeatable_loaders import base_of
 from ..errors import ArgumentError
 from .signals import STOPPING, SignalWatch, leave_group
 
@@ -87,7 +88,7 @@ class StoppingMixin:
         if getattr(loader, "num_workers", 0):
             init = partial(leave_group, loader.worker_init_fn)
             loader.worker_init_fn = init  # of loaders made from it, where a resumed run drops batches
-            getattr(loader, "base_dataloader", loader).worker_init_fn = init  # of Accelerate's, which iterates
+            base_of(loader).worker_init_fn = init  # of Accelerate's, which iterates
         return loader
 
     # --- noticing ---------------------------------------------------------------------------------------------------
