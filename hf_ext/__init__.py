@@ -16,6 +16,7 @@ _HOMES = {
     "AffinityPredictor": "affinity.predictor",
     "EmbeddingStore": "embeddings.store",
     "FastArgumentParser": "parser",
+    "FastSeq2SeqTrainer": "trainer",
     "FastTrainer": "trainer",
     "FastTrainingArguments": "training_args",
     "PRESETS": "presets",

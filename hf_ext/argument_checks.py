@@ -38,6 +38,47 @@ SHARE_BELOW_ONE = Range("at least 0 and below 1", lambda value: 0 <= value < 1)
 SEED = Range(f"from 0 to {LARGEST_SEED}", lambda value: 0 <= value <= LARGEST_SEED)
 
 
+TRAINING_RANGES = {
+    **dict.fromkeys(
+        (
+            "per_device_train_batch_size",
+            "per_device_eval_batch_size",
+            "gradient_accumulation_steps",
+            "effective_batch_size",
+            "cached_batch_size",
+            "max_tokens_per_batch",
+            "max_tokens_per_step",
+            "embedding_tokens_per_batch",
+            "save_failures_allowed",
+            "eval_every_epochs",
+            "eval_full_every",
+            "early_stopping_patience",
+        ),
+        COUNT,
+    ),
+    **dict.fromkeys(
+        ("save_minutes", "max_hours", "save_total_size_gb", "eval_minutes", "max_eval_samples", "max_encoder_noise"),
+        ABOVE_ZERO,
+    ),
+    "encoder_learning_rate": ABOVE_ZERO,
+    **dict.fromkeys(
+        ("stop_margin_minutes", "early_stopping_min_delta", "dollars_per_hour", "learning_rate", "weight_decay"),
+        NOT_NEGATIVE,
+    ),
+    **dict.fromkeys(("adam_epsilon", "warmup_steps", "neftune_noise_alpha"), NOT_NEGATIVE),
+    **dict.fromkeys(("logging_steps", "eval_steps"), NOT_NEGATIVE),  # save_steps -1: stock Trainer saves by no steps
+    "ddp_timeout": ABOVE_ZERO,
+    "max_grad_norm": Range("not negative", lambda value: value >= 0),  # inf: norms are logged, nothing is clipped
+    **dict.fromkeys(("adam_beta1", "adam_beta2"), SHARE_BELOW_ONE),
+    "label_smoothing_factor": Range("from 0 to 1", lambda value: 0 <= value <= 1),
+    "dataloader_num_workers": NUM_WORKERS,
+    "throughput_warmup_steps": COUNT_FROM_ZERO,
+    **dict.fromkeys(("seed", "data_seed"), SEED),
+    "num_train_epochs": FINITE,
+}
+HUB_STRATEGIES = ("end", "best", "checkpoint", "every_save")
+
+
 def check_choices(arguments: Any) -> None:
     """Refuses a word that the `Literal` of a dataclass field does not list, and None where its type has none.
 
@@ -97,6 +138,38 @@ def check_forms(arguments: Any) -> None:
         raise ArgumentError(
             f"torch_compile_backend={arguments.torch_compile_backend!r}: allowed are {', '.join(backends)}."
         )
+
+
+def read_hub_strategy(arguments: Any) -> str:
+    """The word of `hub_strategy`, which stock Trainer knows but for "best".
+
+    Raises:
+        ArgumentError: another word, or "best" where nothing says which checkpoint is.
+    """
+    strategy = str(getattr(arguments.hub_strategy, "value", arguments.hub_strategy))
+    if strategy not in HUB_STRATEGIES:
+        raise ArgumentError(
+            f"hub_strategy={strategy}: allowed are {', '.join(HUB_STRATEGIES)}. (all_checkpoints of stock Trainer "
+            "would fill the repository with optimizers: checkpoint keeps the newest, from which a run continues.)"
+        )
+    knows_best = arguments.metric_for_best_model or arguments.load_best_model_at_end
+    if strategy == "best" and arguments.push_to_hub and not knows_best:
+        raise ArgumentError("hub_strategy=best: no checkpoint is the best one without --metric_for_best_model.")
+    return strategy
+
+
+def check_training_values(arguments: Any, trackers: Sequence[str]) -> None:
+    """Refuses values that Trainer's arguments, or ours beside them, cannot have; of `report_to` all but `trackers`.
+
+    Raises:
+        ArgumentError: names field, value and what is allowed.
+    """
+    check_choices(arguments)
+    check_ranges(arguments, TRAINING_RANGES)
+    check_forms(arguments)
+    unknown = [name for name in arguments.report_to or [] if isinstance(name, str) and name not in trackers]
+    if unknown:
+        raise ArgumentError(f"report_to={unknown[0]!r}: allowed are {', '.join(trackers)}.")
 
 
 def check_metric_name(given: str | None, known: Sequence[str]) -> None:

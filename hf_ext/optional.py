@@ -51,14 +51,6 @@ def import_problem(package: str) -> str | None:
     return None
 
 
-def is_available(package: str) -> bool:
-    """True only if the package imports in this process; `import_problem` says why it does not.
-
-    Cost: the package's import time, once.
-    """
-    return import_problem(package) is None
-
-
 def require(package: str, extra: str, purpose: str) -> ModuleType:
     """Imports a package that was asked for, or stops with the command that brings it.
 

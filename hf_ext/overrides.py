@@ -1,6 +1,6 @@
 """Which of Trainer's methods somebody else has overridden: in a subclass, in a mixin, or on one trainer.
 
-hf_ext computes some things otherwise than Trainer (see `mixins/exact_loss.py`), and can do so only where the methods
+hf_ext computes some things otherwise than Trainer (see `training/losses.py`), and can do so only where the methods
 that they go through are its own or Trainer's. Where one is not, the trainer has to be what Trainer is.
 """
 
@@ -32,7 +32,7 @@ def find_override(trainer: Any, *names: str) -> str | None:
 
 
 def find_own_loss(trainer: Any, compute_loss_func: Any) -> str | None:
-    """Where a loss of the user's comes from, which need not be what the model returns as its loss; None without one."""
+    """Where the user's own loss comes from, which need not be what the model returns as its loss; None without one."""
     if compute_loss_func is not None and not _is_in(_module_of(compute_loss_func), ("hf_ext",)):
         return "compute_loss_func"
     return find_override(trainer, *TRAINING_LOSS)

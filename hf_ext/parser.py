@@ -11,17 +11,16 @@ from __future__ import annotations
 import argparse
 import copy
 import dataclasses
-import enum
 import sys
-import types
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn, Union, get_args, get_origin, get_type_hints
+from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 
 from transformers import HfArgumentParser
 
 from hf_ext.argument_names import name_nearest, with_short_name
 from hf_ext.config_file import Given, read_config
+from hf_ext.conversion import NUMBER_READERS, convert_value, type_members
 from hf_ext.errors import ArgumentError, HfExtError
 from hf_ext.presets import NO_PRESET, Merged, TakesPresets, find_preset
 
@@ -82,7 +81,7 @@ class FastArgumentParser(HfArgumentParser):
             if action.dest in self._hints:
                 self._field_actions.setdefault(action.dest, action)
         for action in self._actions:
-            action.type = {int: _read_int, float: _read_float}.get(action.type, action.type)  # type: ignore[call-overload]
+            action.type = NUMBER_READERS.get(action.type, action.type)
         if "config" not in self._hints:
             self.add_argument("--config", metavar="FILE.yaml", help="YAML file under the command line")
         if "preset" not in self._hints:
@@ -212,20 +211,20 @@ class FastArgumentParser(HfArgumentParser):
             raise ArgumentError(f"{given.where}: unknown key {key!r}{name_nearest(key, self._hints)}.")
         if given.plain is None and type(None) in get_args(self._hints[key]):
             return None
-        action, members = self._field_actions[key], _members(self._hints[key])
+        action, members = self._field_actions[key], type_members(self._hints[key])
         if action.nargs in ("+", "*"):
             texts, plains = (v if isinstance(v, (list, tuple)) else [v] for v in (given.text, given.plain))
             each = [Given(text, plain, given.where) for text, plain in zip(texts, plains)]
             inner = tuple(
                 part for hint in members for part in (get_args(hint) if get_origin(hint) is list else (hint,))
             )
-            return [_convert_scalar(key, one, action, inner) for one in each]
+            return [convert_value(key, one, action, inner) for one in each]
         for member in members:
             if isinstance(given.plain, list) and get_origin(member) is list and get_args(member)[0] is str:
                 return [str(item) for item in given.text]
             if type(given.plain) is (get_origin(member) or member) and member is not str:
                 return copy.deepcopy(given.plain)
-        return _convert_scalar(key, given, action, members)
+        return convert_value(key, given, action, members)
 
     def _build(self, dtype: Any, values: Mapping[str, Any]) -> Any:
         """One dataclass; what no layer set is left to the dataclass's own defaults."""
@@ -263,54 +262,3 @@ def refuse_unknown(parser: argparse.ArgumentParser, unknown: list[str]) -> None:
     wrong = [part.partition("=")[0] for part in unknown if part.startswith("-")] or unknown
     if wrong:
         raise command_line_error("; ".join(f"unknown argument {part!r}{name_nearest(part, flags)}" for part in wrong))
-
-
-def _convert_scalar(key: str, given: Given, action: argparse.Action, members: tuple[Any, ...]) -> Any:
-    plain = given.plain
-    wrong = ArgumentError(f"{given.where}: {key}: {plain!r} is not {_expected(action, members)}.")
-    if plain is None or isinstance(plain, (list, tuple, dict)):
-        raise wrong
-    text = str(given.text.value if isinstance(given.text, enum.Enum) else given.text)
-    if bool in members and isinstance(plain, bool):
-        return plain  # YAML's on/off, which the command line does not know
-    try:
-        value = action.type(text) if callable(action.type) else text
-    except (ValueError, TypeError, argparse.ArgumentTypeError):
-        if str in members and action.choices is None:
-            return text  # `str | bool`: HfArgumentParser only tries the bool
-        raise wrong from None
-    if action.choices is not None and value not in action.choices:
-        raise wrong
-    return value
-
-
-def _ascii(text: str) -> str:
-    """Python's numbers may also have underscores and the digits of every script."""
-    if not text.isascii() or "_" in text:
-        raise ValueError(text)
-    return text
-
-
-def _read_int(text: str) -> int:
-    return int(_ascii(text))
-
-
-def _read_float(text: str) -> float:
-    return float(_ascii(text))
-
-
-_read_int.__name__, _read_float.__name__ = "int", "float"  # as argparse names the type in its errors
-
-
-def _members(hint: Any) -> tuple[Any, ...]:
-    """The types that a hint allows, without None."""
-    if get_origin(hint) in (Union, types.UnionType):
-        return tuple(member for member in get_args(hint) if member is not type(None))
-    return (hint,)
-
-
-def _expected(action: argparse.Action, members: tuple[Any, ...]) -> str:
-    if action.choices is not None:
-        return f"one of {', '.join(str(choice) for choice in action.choices)}"
-    names = [member.__name__ if isinstance(member, type) else str(member) for member in members]
-    return " or ".join(name.replace("typing.", "") for name in names)

@@ -45,6 +45,13 @@ def as_fast_arguments(args: Any) -> FastTrainingArguments:
     return fast
 
 
+def with_values_of(args: FastTrainingArguments) -> FastTrainingArguments:
+    """Another object with the same values, from here on too: what is changed in one, is in both."""
+    shared = object.__new__(type(args))
+    shared.__dict__ = args.__dict__
+    return shared
+
+
 @cache
 def _fast_class(plain: Any) -> type[FastTrainingArguments]:
     if plain is TrainingArguments:

@@ -12,15 +12,15 @@ from typing import Any
 
 import datasets
 import torch
-from peft import PeftModel
 
 from .data.columns import column_names, has_numbered_rows, read_columns, row_lengths
 from .data.random_states import kept_random_states
 from .errors import PlanRefused
 from .hardware import Hardware, count_cpu_cores, detect_hardware
-from .models.lora import has_adapters
+from .models.lora import has_adapters, unwrap_peft
 from .models.muon import encoder_matrices
 from .optional import installed_version
+from .processes import import_deepspeed
 from .reporting.tables import format_table
 from .speedups import REGISTRY, Context, DataFacts, Decision, ModelFacts, Run
 from .speedups.base import KIND_NAMES
@@ -61,6 +61,7 @@ class Plan:
         Raises:
             PlanRefused: a decision taken again is refused.
         """
+        import_deepspeed()  # seconds, which nobody pays who only makes arguments or a plan
         by_name = {speedup.NAME: speedup for speedup in REGISTRY}
         rejected: list[str] = []
         for i, decision in enumerate(self.decisions):
@@ -137,7 +138,7 @@ def describe_model(model: Any) -> ModelFacts:
     config = getattr(model, "config", None)
     specs = getattr(config, "encoder_specs", None)
     families = {spec.config["model_type"] for spec in specs} if specs else {getattr(config, "model_type", None)}
-    inner = model.get_base_model() if isinstance(model, PeftModel) else model
+    inner = unwrap_peft(model)
     return ModelFacts(
         families=tuple(sorted(filter(None, families))),
         classes=tuple(dict.fromkeys([type(inner).__name__, type(model).__name__])),

@@ -54,20 +54,19 @@ def _has_accelerator() -> bool:
     return bool(torch.accelerator.is_available() or is_torch_xla_available())
 
 
-def will_use_nccl() -> bool:
-    """Whether NCCL will connect processes that were launched, and has not yet: several, with CUDA devices."""
-    return count_launched() > 1 and torch.cuda.is_available() and not torch.distributed.is_initialized()
+def import_deepspeed() -> None:
+    """Imports DeepSpeed, where it is installed and several processes were launched, without the group it would keep.
 
-
-def import_before_group() -> None:
-    """Imports DeepSpeed, where it is installed and several processes were launched: seconds that Trainer spends later.
-
-    DeepSpeed 0.19 keeps the process group that exists when it is imported as a default argument
+    Accelerate imports it later. DeepSpeed 0.19 keeps the process group that exists by then as a default argument
     (`deepspeed/comm/torch.py`, `barrier`), and gloo's threads with it, which can abort the interpreter at its end
-    (see `mixins/leaving.py`). To go when its default is None.
+    (see `training/leaving.py`). None means the same group there. To go when DeepSpeed's own default is None.
     """
     if count_launched() > 1 and is_deepspeed_available():
-        importlib.import_module("deepspeed")
+        backend = importlib.import_module("deepspeed.comm.torch").TorchBackend
+        for method in (backend.barrier, backend.monitored_barrier):
+            method.__defaults__ = tuple(
+                None if isinstance(value, torch.distributed.ProcessGroup) else value for value in method.__defaults__
+            )
 
 
 def refuse_several(recipe: str) -> None:

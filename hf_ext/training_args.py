@@ -12,72 +12,16 @@ from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from transformers.trainer_utils import HubStrategy
 from transformers.utils import is_torch_bf16_gpu_available
 
-from .argument_checks import (
-    ABOVE_ZERO,
-    COUNT,
-    COUNT_FROM_ZERO,
-    FINITE,
-    NOT_NEGATIVE,
-    NUM_WORKERS,
-    SEED,
-    SHARE_BELOW_ONE,
-    Range,
-    check_choices,
-    check_forms,
-    check_ranges,
-)
+from .argument_checks import check_training_values, read_hub_strategy
 from .argument_names import ShortName, short_name
 from .argument_types import check_resume, check_types, wrap_single_words
 from .errors import ArgumentError
-from .nccl import preset_variables, set_preset
 from .presets import TakesPresets
-from .processes import check_together, import_before_group, need_cpu_backend, need_gloo, will_use_nccl
+from .processes import check_together, need_cpu_backend, need_gloo
 from .speedups import REGISTRY
+from .units import less_is_better
 
 logger = logging.getLogger(__name__)
-
-HUB_STRATEGIES = ("end", "best", "checkpoint", "every_save")
-
-
-RANGES = {
-    **dict.fromkeys(
-        (
-            "per_device_train_batch_size",
-            "per_device_eval_batch_size",
-            "gradient_accumulation_steps",
-            "effective_batch_size",
-            "cached_batch_size",
-            "max_tokens_per_batch",
-            "max_tokens_per_step",
-            "embedding_tokens_per_batch",
-            "save_failures_allowed",
-            "eval_every_epochs",
-            "eval_full_every",
-            "early_stopping_patience",
-        ),
-        COUNT,
-    ),
-    **dict.fromkeys(
-        ("save_minutes", "max_hours", "save_total_size_gb", "eval_minutes", "max_eval_samples", "max_encoder_noise"),
-        ABOVE_ZERO,
-    ),
-    "encoder_learning_rate": ABOVE_ZERO,
-    **dict.fromkeys(
-        ("stop_margin_minutes", "early_stopping_min_delta", "dollars_per_hour", "learning_rate", "weight_decay"),
-        NOT_NEGATIVE,
-    ),
-    **dict.fromkeys(("adam_epsilon", "warmup_steps", "neftune_noise_alpha"), NOT_NEGATIVE),
-    **dict.fromkeys(("logging_steps", "eval_steps"), NOT_NEGATIVE),  # save_steps -1: stock Trainer saves by no steps
-    "ddp_timeout": ABOVE_ZERO,
-    "max_grad_norm": Range("not negative", lambda value: value >= 0),  # inf: norms are logged, nothing is clipped
-    **dict.fromkeys(("adam_beta1", "adam_beta2"), SHARE_BELOW_ONE),
-    "label_smoothing_factor": Range("from 0 to 1", lambda value: 0 <= value <= 1),
-    "dataloader_num_workers": NUM_WORKERS,
-    "throughput_warmup_steps": COUNT_FROM_ZERO,
-    **dict.fromkeys(("seed", "data_seed"), SEED),
-    "num_train_epochs": FINITE,
-}
-ERRORS = ("loss", "rmse", "mse", "mae", "perplexity")  # what a metric's name ends in where less is better
 
 
 @dataclass(repr=False)  # the parent's hides tokens
@@ -226,9 +170,7 @@ class FastTrainingArguments(TrainingArguments, metaclass=TakesPresets):
     )
     nccl_preset: Literal["pcie", "nvlink", "infiniband", "sockets"] | None = field(
         default=None,
-        metadata={
-            "help": "Few NCCL variables for what connects the GPUs, set where you set none; see python -m hf_ext.nccl."
-        },
+        metadata={"help": "Few NCCL variables for what connects the GPUs, set where you set none; see hf_ext/nccl.py."},
     )
     use_peft_ext: bool = field(
         default=False, metadata={"help": "LoRA: adapters train beside frozen encoder weights. Class L."}
@@ -254,7 +196,7 @@ class FastTrainingArguments(TrainingArguments, metaclass=TakesPresets):
         self._given = self._changed()
         if self.metric_for_best_model and self.greater_is_better is None:
             # The parent takes everything but a loss for a score, and would keep the model with the largest RMSE.
-            self.greater_is_better = not self.metric_for_best_model.endswith(ERRORS)
+            self.greater_is_better = not less_is_better(self.metric_for_best_model)
         moved = not self.use_cpu and need_cpu_backend()
         self.use_cpu = self.use_cpu or moved
         if not self.use_cpu and self.ddp_backend is None and need_gloo():
@@ -263,13 +205,8 @@ class FastTrainingArguments(TrainingArguments, metaclass=TakesPresets):
         tf32, bf16 = self.tf32, self.bf16
         self.tf32 = False if tf32 is False else None
         self.bf16 = bool(bf16 and (self.fp16 or self.use_cpu or is_torch_bf16_gpu_available()))
-        strategy = self._read_hub_strategy()
+        strategy = read_hub_strategy(self)
         self.hub_strategy = "end"  # the parent does not know "best"
-        import_before_group()
-        if self.nccl_preset is not None:
-            preset_variables(self.nccl_preset)  # refuses an unknown one
-            if not self.use_cpu and will_use_nccl():
-                set_preset(self.nccl_preset)
         super().__post_init__()
         check_together(self.world_size)
         if moved and self.process_index == 0:
@@ -288,7 +225,7 @@ class FastTrainingArguments(TrainingArguments, metaclass=TakesPresets):
                 setattr(self, spec.name, _default(spec))
         self._check_types()
         if self.push_to_hub:
-            self._read_hub_strategy()
+            read_hub_strategy(self)
         self._explicit = None
         self._given = self._changed()
         self._built = {short_name(f.name): getattr(self, f.name) for f in dataclasses.fields(self)}
@@ -297,17 +234,6 @@ class FastTrainingArguments(TrainingArguments, metaclass=TakesPresets):
     def _changed(self) -> frozenset[str]:
         """Names of the fields that do not have their default."""
         return frozenset(short_name(f.name) for f in dataclasses.fields(self) if getattr(self, f.name) != _default(f))
-
-    def _read_hub_strategy(self) -> str:
-        strategy = str(getattr(self.hub_strategy, "value", self.hub_strategy))
-        if strategy not in HUB_STRATEGIES:
-            raise ArgumentError(
-                f"hub_strategy={strategy}: allowed are {', '.join(HUB_STRATEGIES)}. (all_checkpoints of stock Trainer "
-                "would fill the repository with optimizers: checkpoint keeps the newest, from which a run continues.)"
-            )
-        if strategy == "best" and self.push_to_hub and not (self.metric_for_best_model or self.load_best_model_at_end):
-            raise ArgumentError("hub_strategy=best: no checkpoint is the best one without --metric_for_best_model.")
-        return strategy
 
     def _check_types(self) -> None:
         wrap_single_words(self, FastTrainingArguments, TrainingArguments)
@@ -319,18 +245,9 @@ class FastTrainingArguments(TrainingArguments, metaclass=TakesPresets):
         unknown = [name for name in [*self.speedups, *self.without] if name not in [*known, "all"]]
         if unknown:
             raise ArgumentError(f"Unknown speed-up(s) {unknown}. Known: all, {', '.join(known)}.")
-        check_choices(self)
-        check_ranges(self, RANGES)
-        check_forms(self)
+        check_training_values(self, [*INTEGRATION_TO_CALLBACK, "all", "none"])
         if not self.embedding_cache_dir:
             raise ArgumentError(f"embedding_cache_dir={self.embedding_cache_dir!r}: name a folder.")
-        self._check_report_to()
-
-    def _check_report_to(self) -> None:
-        known = [*INTEGRATION_TO_CALLBACK, "all", "none"]
-        unknown = [name for name in self.report_to or [] if isinstance(name, str) and name not in known]
-        if unknown:
-            raise ArgumentError(f"report_to={unknown[0]!r}: allowed are {', '.join(known)}.")
 
     @property
     def explicit_fields(self) -> frozenset[str]:

@@ -8,7 +8,7 @@
 Takes every argument of recipes/max_speed.py, or, where one of them belongs to recipes/mlm.py, of that. Prints a page:
 machine, versions, plan, an estimate of time, memory and money, and what is off. Trains, downloads and writes nothing
 (but --json FILE; of a model on the Hub its config.json is read). Exit status: 0 if the command would run, 1 if
-something would stop it. --plan_scale adds several GPUs on paper; --dollars_per_hour is then the price of one GPU.
+something would stop it. --plan_scale adds several GPUs on paper.
 """
 
 from __future__ import annotations
@@ -30,13 +30,12 @@ from hf_ext.data.arguments import DataArguments
 from hf_ext.doctor.arguments import DoctorArguments
 from hf_ext.doctor.findings import find_problems, would_run
 from hf_ext.doctor.gathering import gather
-from hf_ext.doctor.page import as_dict, format_page
+from hf_ext.doctor.page import format_page, page_values
 from hf_ext.doctor.scale_page import format_scale
 from hf_ext.doctor.scale_plan import plan_scale
 from hf_ext.errors import ArgumentError, exit_on_errors
 from hf_ext.masked_lm.arguments import MaskedLMArguments
-from hf_ext.parser import FastArgumentParser
-from hf_ext.presets import PRESETS
+from hf_ext.tasks import parse_command
 from hf_ext.training_args import FastTrainingArguments
 
 SHARED = (DataArguments, FastTrainingArguments, DoctorArguments)
@@ -64,21 +63,19 @@ def main(argv: list[str] | None = None) -> int:
     arguments, defaults = (
         (MaskedLMArguments, mlm.DEFAULTS) if task == "masked_lm" else (AffinityArguments, max_speed.DEFAULTS)
     )
-    parser = FastArgumentParser((arguments, *SHARED), presets=PRESETS, defaults=defaults, description=__doc__)
     try:
-        model_args, data_args, args, doctor_args = parser.parse_args_into_dataclasses(argv)
+        _, (model_args, data_args, args, doctor_args) = parse_command((arguments, *SHARED), defaults, __doc__, argv)
     except ImportError as error:  # transformers looks for --deepspeed's package while it reads arguments
         raise ArgumentError(f'{str(error).strip()} With --deepspeed: pip install "deepspeed>=0.19".') from error
-    args.mark_explicit(parser.explicit)
     if args.process_index > 0:
         return 0  # under a launcher the main process measures, with the machine to itself, and prints
     facts = gather(task, model_args, data_args, args, doctor_args)
     findings = find_problems(facts)
     print(format_page(facts, findings))
-    written = as_dict(facts, findings)
+    written = page_values(facts, findings)
     if doctor_args.plan_scale:
         scale = plan_scale(facts, doctor_args)
-        print(f"\n{format_scale(scale, args.dollars_per_hour)}")
+        print(f"\n{format_scale(scale)}")
         written["scale"] = dataclasses.asdict(scale)
     if doctor_args.json:
         try:

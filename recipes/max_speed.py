@@ -18,26 +18,24 @@ from datasets import Dataset
 from transformers import set_seed
 
 from hf_ext.affinity.arguments import AffinityArguments
-from hf_ext.affinity.building import build_collator, build_model, check_inputs, check_splits, settle_training
+from hf_ext.affinity.building import build_collator, build_model, check_splits, fill_in_demo, settle_training
 from hf_ext.affinity.distilling import Distillation, compare_with_teacher, distill, format_distillation
 from hf_ext.affinity.ensemble import train_seeds
-from hf_ext.affinity.results import save_results, summarize_data
-from hf_ext.affinity.scoring import METRIC_NAMES, compute_metrics, score_split
+from hf_ext.affinity.results import save_results
+from hf_ext.affinity.scoring import EVALUATION_METRICS, compute_metrics, score_split
 from hf_ext.affinity.seed_scores import score_seeds
 from hf_ext.argument_checks import check_metric_name
-from hf_ext.checkpoints.run_folder import run_folder
+from hf_ext.checkpoints.run_folder.holding import run_folder
 from hf_ext.data.arguments import DataArguments
-from hf_ext.data.demo import make_demo_encoders, make_demo_table
+from hf_ext.data.demo import make_demo_encoders
 from hf_ext.data.loading import LoadedData, load_data
 from hf_ext.errors import exit_on_errors
 from hf_ext.evaluation import label_audit
 from hf_ext.evaluation.guards import format_report
 from hf_ext.parser import FastArgumentParser
-from hf_ext.presets import PRESETS
-from hf_ext.reporting.card import write_card
-from hf_ext.reporting.report import write_report
 from hf_ext.reporting.run_log import LOGGER, start_run_log
 from hf_ext.speedups.lora import lora_settings
+from hf_ext.tasks import check_inputs, finish_run, parse_command, summarize_data
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
@@ -65,15 +63,10 @@ DEFAULTS = {
 
 def main(argv: list[str] | None = None) -> dict:
     """Runs the recipe; returns what `all_results.json` holds."""
-    parser = FastArgumentParser(
-        (AffinityArguments, DataArguments, FastTrainingArguments),
-        presets=PRESETS,
-        defaults=DEFAULTS,
-        description=__doc__,
+    parser, (model_args, data_args, args) = parse_command(
+        (AffinityArguments, DataArguments, FastTrainingArguments), DEFAULTS, __doc__, argv
     )
-    model_args, data_args, args = parser.parse_args_into_dataclasses(argv)
-    args.mark_explicit(parser.explicit)
-    check_metric_name(args.metric_for_best_model, METRIC_NAMES)
+    check_metric_name(args.metric_for_best_model, EVALUATION_METRICS)
     if args.max_eval_samples is not None:
         args.eval_group_column = args.eval_group_column or data_args.group_column
     with run_folder(args, subfolders(model_args, data_args, args)):
@@ -128,20 +121,16 @@ def run(
         trainer.save_merged(Path(str(args.output_dir)) / "merged")
 
     results = report(trainer, trained, data, distillation, model_args, data_args, parser)
-    if args.push_to_hub:
-        trainer.push_to_hub()
-    trainer.end()
+    finish_run(trainer, log)
     return results
 
 
 def use_demo(model_args: AffinityArguments, data_args: DataArguments, args: FastTrainingArguments) -> Dataset:
     """Generates a table and two encoders, and makes the arguments name them."""
     LOGGER.info("No --dataset_name: generated demo data and two small untrained encoders.")
-    data_args.sequence_columns, data_args.label_column = ["heavy", "light", "antigen"], "pKd"
     with args.main_process_first(desc="demo encoders"):
-        model_args.encoders = [*make_demo_encoders(Path(str(args.output_dir)) / "demo_encoders")]
-    model_args.tower_inputs = ["heavy,light", "antigen"]
-    return make_demo_table()
+        encoders = make_demo_encoders(Path(str(args.output_dir)) / "demo_encoders")
+    return fill_in_demo(model_args, data_args, encoders)
 
 
 def report(
@@ -153,7 +142,7 @@ def report(
     data_args: DataArguments,
     parser: FastArgumentParser,
 ) -> dict[str, Any]:
-    """Scores the test split and writes results, report and card; returns what `all_results.json` holds."""
+    """Scores the test split and writes the results; returns what `all_results.json` holds."""
     splits, folder = data.splits, trainer.args.output_dir
     scored: dict[str, Any] = {"threshold": model_args.binder_threshold, "group_column": data_args.group_column}
     test = score_split(trainer, splits, "test", **scored, leaks=data.report.get("leaks"))
@@ -169,10 +158,6 @@ def report(
     if comparison:
         LOGGER.info(format_distillation(comparison))
     LOGGER.info("\n".join(results["advice"]))
-    if trainer.is_world_process_zero():
-        write_report(folder)
-        write_card(folder, repo_id=trainer.hub_model_id)
-    LOGGER.info("Everything is in %s; report.html is the place to begin.", folder)
     return results
 
 

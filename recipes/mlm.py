@@ -17,10 +17,8 @@ from typing import Any
 
 from transformers import set_seed
 
-from hf_ext.affinity.building import check_inputs
-from hf_ext.affinity.results import summarize_data
 from hf_ext.argument_checks import check_metric_name
-from hf_ext.checkpoints.run_folder import run_folder
+from hf_ext.checkpoints.run_folder.holding import run_folder
 from hf_ext.data.arguments import DataArguments
 from hf_ext.data.loading import load_data
 from hf_ext.errors import exit_on_errors
@@ -30,15 +28,14 @@ from hf_ext.masked_lm.building import (
     build_model,
     build_tokenizer,
     build_trainer,
+    fill_in_demo,
     make_demo_sequences,
     prepare_splits,
 )
-from hf_ext.masked_lm.results import METRIC_NAMES, UnigramBaseline, format_scores, save_results, score_splits
+from hf_ext.masked_lm.results import EVALUATION_METRICS, UnigramBaseline, format_scores, save_results, score_splits
 from hf_ext.parser import FastArgumentParser
-from hf_ext.presets import PRESETS
-from hf_ext.reporting.card import write_card
-from hf_ext.reporting.report import write_report
 from hf_ext.reporting.run_log import start_run_log
+from hf_ext.tasks import check_inputs, finish_run, parse_command, summarize_data
 from hf_ext.training_args import FastTrainingArguments
 
 DEFAULTS = {
@@ -67,21 +64,15 @@ DEFAULTS = {
     "report_to": "none",
     "hub_strategy": "end",
 }
-DEMO_SHAPE = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4}
 DEMO_LEARNING_RATE = 2e-3  # small models take larger steps
 
 
 def main(argv: list[str] | None = None) -> dict:
     """Runs the recipe; returns what `all_results.json` holds."""
-    parser = FastArgumentParser(
-        (MaskedLMArguments, DataArguments, FastTrainingArguments),
-        presets=PRESETS,
-        defaults=DEFAULTS,
-        description=__doc__,
+    parser, (model_args, data_args, args) = parse_command(
+        (MaskedLMArguments, DataArguments, FastTrainingArguments), DEFAULTS, __doc__, argv
     )
-    model_args, data_args, args = parser.parse_args_into_dataclasses(argv)
-    args.mark_explicit(parser.explicit)
-    check_metric_name(args.metric_for_best_model, METRIC_NAMES)
+    check_metric_name(args.metric_for_best_model, EVALUATION_METRICS)
     with run_folder(args):
         return run(model_args, data_args, args, parser)
 
@@ -97,9 +88,8 @@ def run(
     if data_args.dataset_name is None:
         log.info("No --dataset_name: generated demo data.")
         table = make_demo_sequences()
-        if not (model_args.model_name_or_path or model_args.model_size or model_args.hidden_size):
+        if fill_in_demo(model_args):
             log.info("No model or --model_size either: a new ESM-2 with 2 layers, 64 wide.")
-            vars(model_args).update(DEMO_SHAPE)
             if "learning_rate" not in parser.explicit:
                 args.learning_rate = DEMO_LEARNING_RATE
     model = build_model(model_args)
@@ -119,13 +109,7 @@ def run(
     settings = {**vars(model_args), **vars(data_args)}
     results = save_results(trainer, trained, scores, data.report, settings, parser)
     log.info("\nOver all masked residues; unigram: training frequencies alone:\n%s", format_scores(scores))
-    if trainer.is_world_process_zero():
-        write_report(str(args.output_dir))
-        write_card(str(args.output_dir), repo_id=trainer.hub_model_id)
-    log.info("Everything is in %s; report.html is the place to begin.", args.output_dir)
-    if args.push_to_hub:
-        trainer.push_to_hub()
-    trainer.end()
+    finish_run(trainer, log)
     return results
 
 

@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 
-from hf_ext.affinity.building import check_inputs
 from hf_ext.affinity.ensemble import predict_members
 from hf_ext.affinity.prediction_file import find_output, find_rejected
 from hf_ext.affinity.predictor import check_predictions, columns_of, find_model, load_model
@@ -29,9 +28,8 @@ from hf_ext.data.arguments import DataArguments
 from hf_ext.data.collators import SequenceCollator
 from hf_ext.data.loading import load_sequences
 from hf_ext.errors import ArgumentError, exit_on_errors
-from hf_ext.parser import FastArgumentParser
-from hf_ext.presets import PRESETS
 from hf_ext.reporting.run_log import start_run_log
+from hf_ext.tasks import check_inputs, parse_command
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
@@ -58,14 +56,9 @@ class PredictArguments:
 
 def main(argv: list[str] | None = None) -> Path:
     """Runs the recipe; returns the path of the CSV."""
-    parser = FastArgumentParser(
-        (PredictArguments, DataArguments, FastTrainingArguments),
-        presets=PRESETS,
-        defaults=DEFAULTS,
-        description=__doc__,
+    parser, (predict_args, data_args, args) = parse_command(
+        (PredictArguments, DataArguments, FastTrainingArguments), DEFAULTS, __doc__, argv
     )
-    predict_args, data_args, args = parser.parse_args_into_dataclasses(argv)
-    args.mark_explicit(parser.explicit)
     log = start_run_log(None, args.process_index == 0)
     output = find_output(predict_args.output, data_args.dataset_name)
     rejected = find_rejected(output, data_args.bad_rows)

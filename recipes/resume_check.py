@@ -19,10 +19,10 @@ import json
 import sys
 from pathlib import Path
 
-from hf_ext.checkpoints.inspection import inspect_folder
-from hf_ext.checkpoints.inspection_report import format_inspection, inspection_json
-from hf_ext.checkpoints.merging import merge_checkpoint
-from hf_ext.checkpoints.migration import ConversionSettings, convert, describe_conversion
+from hf_ext.checkpoints.tools.inspection import inspect_folder
+from hf_ext.checkpoints.tools.inspection_report import format_inspection, inspection_json
+from hf_ext.checkpoints.tools.merging import merge_checkpoint
+from hf_ext.checkpoints.tools.migration import ConversionSettings, convert, describe_conversion
 from hf_ext.errors import ArgumentError, exit_on_errors
 from hf_ext.processes import refuse_several
 from hf_ext.reporting.run_log import start_run_log

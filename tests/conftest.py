@@ -66,10 +66,10 @@ def _leaves_the_process_as_it_was():
     before = set(multiprocessing.active_children())
     yield
     if set(multiprocessing.active_children()) - before:
-        from hf_ext.mixins.leaving import _trainers
+        from hf_ext.trainer import FastTrainer
 
-        for trainer in list(_trainers):
-            trainer._end_workers()
+        for trainer in [one for one in gc.get_objects() if issubclass(type(one), FastTrainer)]:
+            trainer._parts.workers.end(trainer.accelerator._dataloaders)
     handlers, workers = read_signal_handlers(), set(multiprocessing.active_children()) - before
     for number, handler in HANDLERS.items():
         signal.signal(number, handler)

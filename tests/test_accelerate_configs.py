@@ -13,9 +13,10 @@ from accelerate.utils import DeepSpeedPlugin, FullyShardedDataParallelPlugin
 from accelerate.utils.fsdp_utils import fsdp2_prepare_auto_wrap_policy
 from accelerate.utils.launch import prepare_multi_gpu_env
 from launcher_files import FOLDER, launcher_arguments, launcher_environment
+from miniature_esm import esm_config
 from torch.distributed.fsdp import CPUOffloadPolicy
 from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
-from transformers import EsmConfig, EsmForMaskedLM
+from transformers import EsmForMaskedLM
 
 FILES = sorted(FOLDER.glob("*.yaml"))
 PROCESSES = {
@@ -230,16 +231,7 @@ def test_deepspeed_takes_precision_from_the_launcher_and_leaves_the_rest_to_trai
     assert [plugin.deepspeed_config[key] for key in from_trainer] == ["auto"] * 3
 
 
-TINY_ESM = EsmConfig(
-    vocab_size=33,
-    hidden_size=16,
-    num_hidden_layers=2,
-    num_attention_heads=2,
-    intermediate_size=32,
-    position_embedding_type="rotary",
-    pad_token_id=1,
-    mask_token_id=32,
-)
+TINY_ESM = esm_config(num_hidden_layers=2)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from datasets import Dataset
 from launcher_files import FOLDER, launcher_environment
-from transformers import EsmConfig, EsmForMaskedLM
+from miniature_esm import make_esm
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from hf_ext.hardware import describe_hardware
@@ -56,16 +56,10 @@ def rows() -> Dataset:
     return Dataset.from_dict({"input_ids": [[5] * length for length in lengths], "length": lengths})
 
 
-def model() -> EsmForMaskedLM:
-    shape = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
-    special = {"vocab_size": 33, "pad_token_id": 1, "mask_token_id": 32, "position_embedding_type": "rotary"}
-    return EsmForMaskedLM(EsmConfig(**shape, **special))
-
-
 @pytest.fixture
 def plan_of(monkeypatch, tmp_path):
     """Makes the plan that the file's launch would have on a card: what the launcher says, and the processes."""
-    built = model()  # before DeepSpeed's settings exist, which change how models are built
+    built = make_esm(num_hidden_layers=2)  # before DeepSpeed's settings exist, which change how models are built
 
     def make(name: str, card: str, processes: int, **given) -> Plan:
         for variable, value in launcher_environment(FOLDER / f"{name}.yaml").items():

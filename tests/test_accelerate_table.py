@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import EsmConfig, EsmForMaskedLM
+from miniature_esm import esm_config
+from transformers import EsmForMaskedLM
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "accelerate_configs"
@@ -36,15 +37,11 @@ def test_parameters_are_counted_as_transformers_builds_the_encoders(config_table
     assert counted["650M"] == 651_043_254
     assert counted["3B"] == 2_839_005_634
     for encoder in config_table.ENCODERS[:4]:
-        config = EsmConfig(
-            vocab_size=33,
+        config = esm_config(
             hidden_size=encoder.width,
             num_hidden_layers=encoder.num_layers,
             num_attention_heads=encoder.num_heads,
             intermediate_size=4 * encoder.width,
-            position_embedding_type="rotary",
-            pad_token_id=1,
-            mask_token_id=32,
         )
         with torch.device("meta"):
             model = EsmForMaskedLM(config)

@@ -1,14 +1,19 @@
 """Imports go down the floors, in no circle; and nothing unpickles, evaluates or downloads code."""
 
 import ast
+import inspect
+import re
 from pathlib import Path
 
 import pytest
+from transformers import Trainer
+
+from hf_ext.trainer import FastTrainer
 
 ROOT = Path(__file__).resolve().parent.parent
 # Bottom first. A module imports from its own unit (its folder or file) and from the floors below.
 FLOORS = (
-    {"errors", "hardware_table", "argument_names"},
+    {"errors", "hardware_table", "argument_names", "units"},
     {
         "argument_checks",
         "argument_types",
@@ -24,17 +29,30 @@ FLOORS = (
         "loss_scale",
         "matmul",
         "whole_files",
+        "disk",
+        "owners",
     },
+    {"main_process"},
     {"data", "reporting"},
     {"models"},
     {"embeddings", "evaluation", "checkpoints"},
     {"speedups", "hub", "config_file"},
-    {"plan", "training_args", "parser"},
-    {"plain_arguments"},
-    {"mixins"},
+    {"plan", "training_args", "conversion"},
+    {"parser"},
+    {"plain_arguments", "tasks"},
+    {"training"},
     {"trainer"},
     {"affinity", "comparing", "masked_lm"},
     {"doctor"},
+)
+
+# Inside `checkpoints` too: what one is; its folder, and what it holds; where it stands, and what is decided of it.
+ROOMS = (
+    {"format"},
+    {"run_folder", "state"},
+    {"storage", "retention"},
+    {"agreement"},
+    {"tools"},
 )
 
 
@@ -132,6 +150,17 @@ def test_imports_of_hf_ext_go_down_the_floors(imports):
     assert upward_imports(imports, FLOORS) == []
 
 
+def test_imports_inside_checkpoints_go_from_room_to_room_one_way(imports):
+    package = "hf_ext.checkpoints"
+    inside = {
+        name.removeprefix("hf_ext."): {t.removeprefix("hf_ext.") for t in targets if t.startswith(f"{package}.")}
+        for name, targets in imports.items()
+        if name.startswith(f"{package}.")
+    }
+    assert len(inside) > 30
+    assert upward_imports(inside, ROOMS) == []
+
+
 def test_every_floor_unit_exists(imports):
     units = {name.split(".")[1] for name in imports if "." in name}
     assert set().union(*FLOORS) == units
@@ -152,51 +181,6 @@ def test_hf_ext_never_imports_recipes(imports):
 def test_hf_ext_and_recipes_run_no_foreign_code():
     files = [*(ROOT / "hf_ext").rglob("*.py"), *(ROOT / "recipes").rglob("*.py")]
     assert [line for path in files for line in unsafe_lines(path)] == []
-
-
-def shared_privates(root: Path) -> list[str]:
-    """Private names that two mixin classes in `root` define, as 'name: One, Two'.
-
-    Not those of methods that call the same method of `super()`, nor of attributes that a class says are another's, by
-    an annotation without a value.
-    """
-    owners: dict[str, list[str]] = {}
-    for path in sorted(root.rglob("*.py")):
-        for node in ast.parse(path.read_text()).body:
-            if isinstance(node, ast.ClassDef) and node.name.endswith("Mixin"):
-                for name in own_privates(node):
-                    owners.setdefault(name, []).append(node.name)
-    return [f"{name}: {', '.join(classes)}" for name, classes in owners.items() if len(classes) > 1]
-
-
-def own_privates(owner: ast.ClassDef) -> set[str]:
-    defined, declared = set(), set()
-    for node in ast.walk(owner):
-        if isinstance(node, ast.FunctionDef) and f"super().{node.name}" not in ast.unparse(node):
-            defined.add(node.name)
-        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self":
-            defined.add(node.attr)
-    for node in owner.body:
-        if isinstance(node, ast.AnnAssign):
-            (declared if node.value is None else defined).add(ast.unparse(node.target))
-        elif isinstance(node, ast.Assign):
-            defined.update(map(ast.unparse, node.targets))
-    return {name for name in defined - declared if name.startswith("_") and not name.startswith("__")}
-
-
-def test_no_two_mixins_of_the_trainer_define_the_same_private_name():
-    assert shared_privates(ROOT / "hf_ext" / "mixins") == []
-
-
-def test_the_scan_sees_a_name_that_two_mixins_share(tmp_path):
-    one = "class OneMixin:\n    _place: int\n    def _look(self):\n        self._place = 1\n"
-    (tmp_path / "one.py").write_text(one)
-    (tmp_path / "two.py").write_text("class TwoMixin:\n    def f(self):\n        self._look = self._place = 2\n")
-    assert shared_privates(tmp_path) == ["_look: OneMixin, TwoMixin"]
-    (tmp_path / "one.py").write_text(
-        one.replace("    _place: int\n", "").replace("self._place", "super()._look()._place")
-    )
-    assert shared_privates(tmp_path) == []
 
 
 def write_package(root: Path, **files: str) -> dict[str, set[str]]:
@@ -244,3 +228,69 @@ def test_the_scan_leaves_safe_code_alone(tmp_path):
     path = tmp_path / "good.py"
     path.write_text("model.eval()\nf(trust_remote_code=False)\ntorch.load(p, weights_only=True)\nimport json\n")
     assert unsafe_lines(path) == []
+
+
+TRAINING = ROOT / "hf_ext" / "training"
+
+
+def class_definitions(root: Path) -> dict[str, ast.ClassDef]:
+    """Classes of the files in `root`, by name."""
+    trees = [ast.parse(path.read_text()) for path in sorted(root.rglob("*.py"))]
+    return {node.name: node for tree in trees for node in tree.body if isinstance(node, ast.ClassDef)}
+
+
+def sights_of_the_trainer(root: Path) -> list[str]:
+    """Where code in `root` names or imports a trainer, or takes one, as 'file:line what'."""
+    found = []
+    for path in sorted(root.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            name = node.arg if isinstance(node, ast.arg) else node.attr if isinstance(node, ast.Attribute) else None
+            name = node.id if isinstance(node, ast.Name) else name
+            if isinstance(node, ast.alias):
+                name = node.name.rpartition(".")[2]
+            if name in ("trainer", "_trainer", "Trainer", "FastTrainer"):
+                found.append(f"{path.name}:{getattr(node, 'lineno', 0)} {name}")
+    return found
+
+
+def constructor_graph(root: Path) -> dict[str, set[str]]:
+    """Part -> parts that its constructor, or a base class's, takes."""
+    classes = class_definitions(root)
+    graph = {}
+    for name, node in classes.items():
+        inits = [n for n in node.body if isinstance(n, ast.FunctionDef) and n.name == "__init__"]
+        texts = [ast.unparse(a.annotation) for n in inits for a in n.args.args + n.args.kwonlyargs if a.annotation]
+        fields = [ast.unparse(n.annotation) for n in node.body if isinstance(n, ast.AnnAssign)]
+        words = {word for text in [*texts, *fields] for word in re.findall(r"\w+", text)}
+        graph[name] = (words & classes.keys()) - {name}
+    return graph
+
+
+def test_no_part_sees_the_trainer():
+    assert len(class_definitions(TRAINING)) > 20  # the scan found the parts
+    assert sights_of_the_trainer(TRAINING) == []
+
+
+def test_parts_that_take_each_other_form_no_circle():
+    graph = constructor_graph(TRAINING)
+    assert sum(map(len, graph.values())) > 15
+    assert find_cycle(graph) == []
+
+
+def test_each_seam_of_trainer_is_overridden_in_one_place():
+    own = [base for base in FastTrainer.__mro__ if base.__module__.split(".")[0] == "hf_ext"]
+    assert own == [FastTrainer]
+    assert sum(inspect.isroutine(getattr(Trainer, name, None)) for name in vars(FastTrainer)) > 40
+
+
+def test_types_are_ignored_in_few_places():
+    lines = [line for path in (ROOT / "hf_ext").rglob("*.py") for line in path.read_text().splitlines()]
+    assert sum("type: ignore" in line for line in lines) <= 30
+
+
+def test_the_scan_sees_a_part_that_holds_the_trainer_and_two_that_take_each_other(tmp_path):
+    (tmp_path / "bad.py").write_text("class Bad:\n    def __init__(self, trainer):\n        self.it = trainer\n")
+    assert sights_of_the_trainer(tmp_path) == ["bad.py:2 trainer", "bad.py:3 trainer"]
+    one = "class One:\n    def __init__(self, two: Two | None): ...\n"
+    (tmp_path / "bad.py").write_text(one + "class Two:\n    one: One\n")
+    assert find_cycle(constructor_graph(tmp_path)) == ["One", "Two"]

@@ -10,7 +10,7 @@ import pytest
 from transformers import HfArgumentParser, TrainingArguments
 
 from hf_ext.argument_names import SHORT_NAMES
-from hf_ext.checkpoints.run_facts import describe_run
+from hf_ext.checkpoints.agreement.run_facts import describe_run
 from hf_ext.errors import ArgumentError
 from hf_ext.parser import FastArgumentParser
 from hf_ext.training_args import FastTrainingArguments

@@ -11,7 +11,8 @@ import sys
 import pytest
 import torch
 from launcher_files import FOLDER
-from launches import TESTS, clean_environment
+from launches import clean_environment
+from locations import CPU_AS_GPUS
 
 SCRIPT = FOLDER.parent / "benchmarks" / "distributed_smoke.py"
 
@@ -94,7 +95,7 @@ def assert_passed(row, kind):
 @pytest.mark.nightly
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="the script itself runs here")
 def test_fsdp2_on_two_cpu_processes_ends_at_the_weights_of_one_process(tmp_path):
-    code, rows = run_smoke(tmp_path / "result.json", ["2gpu_fsdp2"], TESTS / "cpu_as_gpus")
+    code, rows = run_smoke(tmp_path / "result.json", ["2gpu_fsdp2"], CPU_AS_GPUS)
     assert code == 0, rows
     assert rows.keys() == {"cpu", "2gpu_fsdp2"}
     assert_passed(rows["2gpu_fsdp2"], "FSDP")

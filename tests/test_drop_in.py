@@ -9,7 +9,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 from datasets import DatasetDict
-from stock_twins import PlainClassifier, make_model, make_rows, pad, run, run_both, settings
+from run_outcomes import losses
+from stock_twins import PlainClassifier, make_model, make_rows, run, run_both, settings
+from token_rows import pad_rows
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 from transformers import (
@@ -35,10 +37,6 @@ def plain(folder, cls=TrainingArguments, **given):
     return cls(str(folder), **{**QUIET, "max_steps": 2, **given})
 
 
-def losses(trainer):
-    return [log["loss"] for log in trainer.state.log_history if "loss" in log]
-
-
 # --- arguments -------------------------------------------------------------------------------------------------------
 
 
@@ -50,7 +48,7 @@ def test_plain_training_arguments_train_as_in_stock_trainer(tmp_path):
 def test_of_plain_arguments_nothing_is_computed_anew_and_a_later_change_counts(tmp_path):
     args = plain(tmp_path, metric_for_best_model="rmse", max_steps=5)
     before = args.to_dict()
-    trainer = FastTrainer(PlainClassifier(), args, pad, make_rows("Plain", 8))
+    trainer = FastTrainer(PlainClassifier(), args, pad_rows, make_rows("Plain", 8))
     assert trainer.args.greater_is_better is True  # as stock arguments have it, other than ours
     assert (trainer.args.speedups, trainer.args.nan_policy) == ([], "stop")
     assert args.to_dict() == before
@@ -93,7 +91,7 @@ class OthersTrainer(Trainer):
 def test_a_trainer_and_arguments_of_another_library_keep_what_is_theirs(bases, tmp_path):
     args = plain(tmp_path, OthersArguments, penalty=2.0)
     mixed = type("Mixed", bases, {})
-    given = {"train_dataset": make_rows("Plain", 8), "data_collator": pad, "factor": 3.0}
+    given = {"train_dataset": make_rows("Plain", 8), "data_collator": pad_rows, "factor": 3.0}
     torch.manual_seed(0)
     trainer = mixed(model=PlainClassifier(), args=args, **given)
     assert isinstance(trainer.args, FastTrainingArguments)
@@ -122,7 +120,7 @@ def test_seq2seq_arguments_generate_as_in_stock_trainer(tmp_path):
     rows = make_rows("T5ForTokenClassification", 4).map(lambda row: {"labels": row["input_ids"]})
     found = []
     for cls in (mixed, Seq2SeqTrainer):
-        trainer = cls(make_model("T5ForConditionalGeneration"), args, data_collator=pad, eval_dataset=rows)
+        trainer = cls(make_model("T5ForConditionalGeneration"), args, data_collator=pad_rows, eval_dataset=rows)
         assert trainer.args.generation_max_length == 6
         found.append(trainer.predict(rows, max_length=4))
     assert (found[0].predictions == found[1].predictions).all()
@@ -144,7 +142,7 @@ def test_what_is_no_training_arguments_is_said(tmp_path):
 def test_without_speedups_the_arguments_are_the_callers_and_stay_as_they_are(tmp_path):
     args = fast(tmp_path, max_steps=5)
     before = args.to_dict()
-    trainer = FastTrainer(PlainClassifier(), args, pad, make_rows("Plain", 8), make_rows("Plain", 4))
+    trainer = FastTrainer(PlainClassifier(), args, pad_rows, make_rows("Plain", 8), make_rows("Plain", 4))
     assert trainer.args is args
     args.max_steps = 1
     trainer.train()
@@ -155,7 +153,7 @@ def test_without_speedups_the_arguments_are_the_callers_and_stay_as_they_are(tmp
 
 def test_what_a_plan_sets_it_sets_in_a_copy(tmp_path):
     args = fast(tmp_path, effective_batch_size=4, lr_scaling="linear", per_device_train_batch_size=2)
-    trainers = [FastTrainer(PlainClassifier(), args, pad, make_rows("Plain", 8)) for _ in range(2)]
+    trainers = [FastTrainer(PlainClassifier(), args, pad_rows, make_rows("Plain", 8)) for _ in range(2)]
     assert (args.learning_rate, args.gradient_accumulation_steps) == (5e-5, 1)
     for trainer in trainers:
         assert trainer.args is not args
@@ -171,7 +169,7 @@ def test_arguments_by_position_have_the_order_of_stock_trainer(tmp_path):
 
     rows, model = make_rows("Plain", 4), PlainClassifier()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    given = (pad, rows, rows, None, None, loss, metrics, [], (optimizer, None), None, None)
+    given = (pad_rows, rows, rows, None, None, loss, metrics, [], (optimizer, None), None, None)
     trainer = FastTrainer(model, fast(tmp_path), *given)
     assert trainer.eval_dataset is rows
     assert (trainer.compute_loss_func, trainer.compute_metrics, trainer.optimizer) == (loss, metrics, optimizer)
@@ -297,11 +295,11 @@ def test_speedups_leave_the_logits_to_a_loss_of_the_users(tmp_path):
         (FastTrainer, {"compute_loss_func": loss}, "_func"),
     ):
         args = fast(tmp_path, speedups=["masked_lm_head"])
-        trainer = cls(make_model("EsmForMaskedLM"), args, pad, rows, **given)
+        trainer = cls(make_model("EsmForMaskedLM"), args, pad_rows, rows, **given)
         assert trainer.plan["masked_lm_head"].status == "skipped"
         assert says in trainer.plan["masked_lm_head"].reason
         trainer.train()
-    assert FastTrainer(make_model("EsmForMaskedLM"), args, pad, rows).plan.applied("masked_lm_head")
+    assert FastTrainer(make_model("EsmForMaskedLM"), args, pad_rows, rows).plan.applied("masked_lm_head")
 
 
 # --- data ------------------------------------------------------------------------------------------------------------
@@ -343,7 +341,7 @@ def bare_loader(base):
     class Bare(base):
         def get_train_dataloader(self):
             rows = list(self.train_dataset)
-            return Endless([pad(rows[i : i + 2]) for i in range(0, len(rows), 2)])
+            return Endless([pad_rows(rows[i : i + 2]) for i in range(0, len(rows), 2)])
 
     return Bare
 
@@ -370,7 +368,7 @@ def test_data_that_stock_trainer_takes_trains_the_same(kind, tmp_path, caplog):
         data = make()
         with caplog.at_level(logging.WARNING):
             trainer = override(cls)(
-                make_model("Plain"), arguments(**given), pad, data, eval_dataset=make_rows("Plain", 4)
+                make_model("Plain"), arguments(**given), pad_rows, data, eval_dataset=make_rows("Plain", 4)
             )
             found.append(run(trainer))
         assert trainer.state.epoch == 1.5
@@ -381,7 +379,7 @@ def test_data_that_stock_trainer_takes_trains_the_same(kind, tmp_path, caplog):
 def test_a_run_on_a_stream_with_a_length_resumes_with_the_rows_that_were_left(tmp_path):
     def train(**given):
         args = fast(tmp_path, max_steps=6, save_strategy="steps", save_steps=3, per_device_train_batch_size=2, **given)
-        trainer = FastTrainer(make_model("Plain"), args, pad, Counted())
+        trainer = FastTrainer(make_model("Plain"), args, pad_rows, Counted())
         trainer.train()
         return losses(trainer)
 
@@ -393,9 +391,9 @@ def test_a_bar_shows_the_best_of_a_checkpoint_where_the_metric_is_no_longer_name
     given = settings(tmp_path, metric_for_best_model=None, save_strategy="steps", save_steps=1)
     rows = make_rows("Plain", 8)
     watched = FastTrainingArguments(**{**given, "metric_for_best_model": "eval_loss"})
-    FastTrainer(make_model("Plain"), watched, pad, rows, rows).train()
+    FastTrainer(make_model("Plain"), watched, pad_rows, rows, rows).train()
     args = FastTrainingArguments(**{**given, "disable_tqdm": False})
-    trainer = FastTrainer(make_model("Plain"), args, pad, rows, rows)
+    trainer = FastTrainer(make_model("Plain"), args, pad_rows, rows, rows)
     trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
     assert trainer.state.global_step == 3
     assert "3/3 [" in capsys.readouterr().err
@@ -449,7 +447,7 @@ def test_an_optimizer_that_wraps_another_trains_as_in_stock_trainer_and_stays_as
         optimizer = wrapper(torch.optim.AdamW(model.parameters(), lr=1e-2))
         before = vars(wrapper)["step"], vars(torch.optim.AdamW)["step"]
         args = made(tmp_path / cls.__name__, max_steps=4, save_strategy="steps", save_steps=2)
-        trainer = cls(model, args, pad, make_rows("Plain", 16), optimizers=(optimizer, None))
+        trainer = cls(model, args, pad_rows, make_rows("Plain", 16), optimizers=(optimizer, None))
         trainer.train()
         assert (vars(wrapper)["step"], vars(torch.optim.AdamW)["step"]) == before
         assert (optimizer.num_steps, len(optimizer.slow)) == (4, 3)
@@ -474,7 +472,7 @@ def test_an_optimizer_is_stepped_by_training_alone(tmp_path):
     model = PlainClassifier()
     optimizer = Notes(model.parameters(), lr=0.1, momentum=0.9)
     args = fast(tmp_path, save_strategy="steps", save_steps=1)
-    FastTrainer(model, args, pad, make_rows("Plain", 8), optimizers=(optimizer, None)).train()
+    FastTrainer(model, args, pad_rows, make_rows("Plain", 8), optimizers=(optimizer, None)).train()
     assert optimizer.heard == ["step", "hook", "hook"] * 2  # torch calls hooks for the step of SGD as well
 
 
@@ -492,7 +490,7 @@ def test_where_logits_are_ignored_the_loss_is_trainers(name, by_config, more, tm
         model.config.keys_to_ignore_at_inference = ["logits"] if by_config else []
         ignored = None if by_config else ["logits"]
         rows = make_rows(name, 7)
-        trainer = cls(model, made(tmp_path, per_device_eval_batch_size=4), pad, eval_dataset=rows)
+        trainer = cls(model, made(tmp_path, per_device_eval_batch_size=4), pad_rows, eval_dataset=rows)
         loss = trainer.evaluate(ignore_keys=ignored)["eval_loss"]
         output = trainer.predict(rows, ignore_keys=ignored)
         kept = [] if output.predictions is None else [part.shape for part in output.predictions]
@@ -522,7 +520,7 @@ def test_compute_metrics_is_the_users_own_object_while_training_evaluates(tmp_pa
         args = made(tmp_path, eval_strategy="steps", eval_steps=1, per_device_eval_batch_size=4)
         torch.manual_seed(0)
         rows = make_rows("Plain", 8)
-        trainer = override(cls)(PlainClassifier(), args, pad, rows, rows, compute_metrics=metrics)
+        trainer = override(cls)(PlainClassifier(), args, pad_rows, rows, rows, compute_metrics=metrics)
         trainer.train()
         assert trainer.looked_at is metrics
         logs = [log for log in trainer.state.log_history if "eval_seen" in log]
@@ -543,7 +541,7 @@ def test_of_a_subset_too_what_is_written_to_compute_metrics_stays(tmp_path):
     score.note = 0
     args = fast(tmp_path, eval_strategy="steps", eval_steps=1, max_eval_samples=6, per_device_eval_batch_size=4)
     rows = make_rows("Plain", 10)
-    trainer = Mine(PlainClassifier(), args, pad, rows, rows, compute_metrics=score)
+    trainer = Mine(PlainClassifier(), args, pad_rows, rows, rows, compute_metrics=score)
     trainer.train()
     logs = [log for log in trainer.state.log_history if "eval_rows" in log]
     assert [(log["eval_rows"], log["eval_note"]) for log in logs] == [(6, 2), (6, 4)]
@@ -562,7 +560,7 @@ class Row:
 
 def make_batch(rows):
     table = make_rows("Plain", 24)
-    return pad([table[int(i)] for i in rows])
+    return pad_rows([table[int(i)] for i in rows])
 
 
 @pytest.mark.parametrize("speedups", [[], ["all"]], ids=["stock", "all"])

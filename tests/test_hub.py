@@ -18,9 +18,10 @@ import huggingface_hub.constants
 import pytest
 import torch
 from hub_server import Fault, HubServer
+from miniature_esm import make_esm
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForMaskedLM, EsmConfig, EsmForMaskedLM
+from transformers import AutoModelForMaskedLM
 
 from hf_ext.errors import ArgumentError
 from hf_ext.hub import HubError, allow_list, push_folder, verify_push
@@ -84,14 +85,6 @@ def assert_token_stayed_here(hub: HubServer) -> None:
 
 
 # End to end
-
-
-def make_esm() -> EsmForMaskedLM:
-    torch.manual_seed(0)
-    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
-    return EsmForMaskedLM(
-        EsmConfig(vocab_size=33, pad_token_id=1, mask_token_id=32, max_position_embeddings=64, **shape)
-    )
 
 
 @torch.no_grad()

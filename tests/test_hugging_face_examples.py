@@ -14,11 +14,12 @@ from typing import Any
 
 import pytest
 import torch
+from locations import HELPERS
 from transformers import BertConfig, BertForMaskedLM, BertTokenizerFast, GPT2Config, GPT2LMHeadModel
 
 pytestmark = pytest.mark.nightly
 EXAMPLES = os.environ.get("HF_EXT_EXAMPLES")
-DRIVER = Path(__file__).with_name("example_driver.py")
+DRIVER = HELPERS / "example_driver.py"
 LETTERS = "abcdefghijklmnopqrst"
 NUM_STEPS = 6
 

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
-from one_layer_esm import make_esm
+from miniature_esm import make_esm
 from peft import PeftModel
+from run_outcomes import losses, same_tensors, trained_weights
 from safetensors.torch import load_file, save_file
 from transformers import EsmForSequenceClassification, default_data_collator
 
@@ -45,24 +46,14 @@ def make_trainer(request, tmp_path, demo_rows, make_affinity):
         args = FastTrainingArguments(output_dir=str(tmp_path / folder), use_peft=True, **{**QUIET, **settings})
         if request.param == "plain":
             args.lora_r = 2
-            return FastTrainer(make_esm(), args, default_data_collator, make_rows(), make_rows())
+            return FastTrainer(
+                make_esm(EsmForSequenceClassification), args, default_data_collator, make_rows(), make_rows()
+            )
         model, collator = make_affinity("frozen", "lora")
         return FastTrainer(model, args, collator, demo_rows.select(range(60)), demo_rows.select(range(60, 80)))
 
     make.kind = request.param
     return make
-
-
-def losses(trainer):
-    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-
-
-def trained_weights(trainer):
-    return {name: p.detach().clone() for name, p in trainer.model.named_parameters() if p.requires_grad}
-
-
-def same(ours, theirs):
-    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
 def weights_file(folder, kind):
@@ -97,7 +88,7 @@ def test_a_checkpoint_holds_adapters_and_head_only_and_resuming_is_bit_for_bit_t
     resumed.train(resume_from_checkpoint=str(checkpoint))
     assert len(losses(whole)) == 6
     assert losses(resumed) == losses(whole)
-    assert same(trained_weights(resumed), trained_weights(whole))
+    assert same_tensors(trained_weights(resumed.model), trained_weights(whole.model))
 
     name = next(name for name in tensors if "value.lora_B" in name)
     uneven = torch.linspace(0, 0.1, tensors[name].numel()).view_as(tensors[name])  # LayerNorm undoes an even shift
@@ -117,7 +108,7 @@ def test_saved_and_merged_folders_predict_what_the_trained_model_predicts(make_t
     assert has_adapters(trainer.model)
     assert not list((tmp_path / "merged").glob("adapter*"))
     if make_trainer.kind == "plain":
-        saved = PeftModel.from_pretrained(make_esm(), tmp_path / "saved")
+        saved = PeftModel.from_pretrained(make_esm(EsmForSequenceClassification), tmp_path / "saved")
         merged = EsmForSequenceClassification.from_pretrained(tmp_path / "merged")
         collator = default_data_collator
     else:
@@ -135,12 +126,12 @@ def test_a_merged_folder_appears_whole_or_not_at_all(make_trainer, tmp_path, mon
     trainer, target = make_trainer("a", save_strategy="no"), tmp_path / "merged"
     seen: list[list[str]] = []
 
-    def fail(folder):
+    def fail(*_):
         seen.append(sorted(path.name for path in tmp_path.iterdir()))
         raise OSError(errno.EINTR, "killed")
 
     with monkeypatch.context() as patch:
-        patch.setattr(trainer, "_save_companions", fail)  # the weights are written then
+        patch.setattr(trainer._parts.exporter, "save_companions", fail)  # the weights are written then
         with pytest.raises(OSError, match="killed"):
             trainer.save_merged(target)
     assert seen == [[".staging-merged", "a"]]

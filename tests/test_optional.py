@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hf_ext.errors import MissingDependencyError
-from hf_ext.optional import import_problem, is_available, require
+from hf_ext.optional import import_problem, require
 
 REPOSITORY = Path(__file__).parents[1]
 
@@ -26,12 +26,10 @@ def package(tmp_path, monkeypatch):
 
 
 def test_an_installed_package_that_imports_is_available():
-    assert is_available("json")
     assert import_problem("json") is None
 
 
 def test_a_package_that_is_not_installed_says_so():
-    assert not is_available("hf_ext_no_such_package")
     assert import_problem("hf_ext_no_such_package") == "is not installed"
     assert import_problem("hf_ext_no_such_package.inner") == "is not installed"
 
@@ -51,13 +49,12 @@ def test_an_installed_package_that_does_not_import_is_not_available_and_keeps_th
     package, name, source, problem
 ):
     package(name, source)
-    assert not is_available(name)
     assert str(import_problem(name)).startswith(problem)
 
 
 def test_a_package_is_imported_once_however_often_it_is_asked_about(package, tmp_path):
     name = package("counted", f"open({str(tmp_path / 'count')!r}, 'a').write('x')\nraise ImportError('no')")
-    assert [is_available(name), is_available(name), import_problem(name)] == [False, False, "ImportError: no"]
+    assert [import_problem(name), import_problem(name)] == ["ImportError: no"] * 2
     assert (tmp_path / "count").read_text() == "x"
 
 
@@ -66,7 +63,7 @@ def test_after_a_shim_the_answer_can_be_asked_for_again(package, monkeypatch):
     assert import_problem(name) == "AssertionError: no shim"
     monkeypatch.setattr("json.shim", 1, raising=False)
     import_problem.cache_clear()
-    assert is_available(name)
+    assert import_problem(name) is None
 
 
 def test_require_returns_the_module():

@@ -6,12 +6,13 @@ import types
 import numpy as np
 import pytest
 import torch
-from stock_twins import Numbers, make_model, make_rows, pad, run, run_both, settings
+from stock_twins import Numbers, make_model, make_rows, run, run_both, settings
+from token_rows import pad_rows
 from torch.nn.functional import cross_entropy
 from transformers import Trainer, TrainingArguments
 
+import hf_ext.trainer
 from hf_ext.data import random_states
-from hf_ext.mixins import exact_loss
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
@@ -186,7 +187,7 @@ def test_every_way_to_override_compute_loss_is_stock(override, tmp_path):
 def test_where_the_override_is_not_seen_gradients_are_as_many_times_too_large_as_there_are_batches(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(exact_loss, "find_override", lambda trainer, *names: None)
+    monkeypatch.setattr(hf_ext.trainer, "find_override", lambda trainer, *names: None)
     ours, stock = run_both(tmp_path, "EsmForSequenceClassification", weighted, gradient_accumulation_steps=8)
     assert "weights" in ours.differences(stock)
     assert ours.grad_norms[0] == pytest.approx(8 * stock.grad_norms[0], rel=1e-5)
@@ -256,7 +257,7 @@ class NoisyCollator:
         self.generator = random.Random(0)
 
     def __call__(self, rows):
-        batch = pad(rows)
+        batch = pad_rows(rows)
         return {**batch, "labels": (batch["labels"] + self.generator.randrange(3)) % 3}
 
 
@@ -310,7 +311,7 @@ def test_whoever_overrides_the_loss_is_told_how_trainer_scales_it(tmp_path, capl
     def told(name, cls, **given):
         caplog.clear()
         args = FastTrainingArguments(**settings(tmp_path, **given))
-        cls(make_model(name), args, pad, make_rows(name, 4), make_rows(name, 4))
+        cls(make_model(name), args, pad_rows, make_rows(name, 4), make_rows(name, 4))
         return [record.getMessage() for record in caplog.records if record.name.startswith("hf_ext")]
 
     several = {"gradient_accumulation_steps": 2}

@@ -3,7 +3,7 @@
 import pytest
 from accelerate.parallelism_config import ParallelismConfig
 from launcher_files import FOLDER, launcher_environment
-from transformers import EsmConfig, EsmForMaskedLM
+from miniature_esm import make_esm
 
 from hf_ext.errors import PlanRefused
 from hf_ext.processes import check_parallelism
@@ -59,7 +59,6 @@ def test_models_of_other_families_are_not_judged():
 def test_the_launchers_setting_is_refused_before_the_model_is_touched(monkeypatch, tmp_path):
     monkeypatch.setenv("ACCELERATE_USE_PARALLELISM_CONFIG", "true")
     monkeypatch.setenv("PARALLELISM_CONFIG_TP_SIZE", "2")
-    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-    model = EsmForMaskedLM(EsmConfig(vocab_size=33, pad_token_id=1, mask_token_id=32, **shape))
+    model = make_esm()
     with pytest.raises(PlanRefused, match="tensor parallel over 2 processes: esm cannot"):
         FastTrainer(model, FastTrainingArguments(str(tmp_path), **QUIET))

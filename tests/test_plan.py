@@ -5,8 +5,9 @@ import json
 import datasets
 import pytest
 import torch
+from miniature_esm import make_esm
 from torch import nn
-from transformers import EsmConfig, EsmForSequenceClassification
+from transformers import EsmForSequenceClassification
 
 from hf_ext.errors import PlanRefused
 from hf_ext.hardware import describe_hardware
@@ -141,9 +142,7 @@ def test_facts_of_models_of_every_kind(make_affinity):
     assert facts.trains_encoders
     assert 0 < facts.num_trainable < facts.num_parameters
     assert not describe_model(make_affinity()[0]).trains_encoders
-    config = EsmConfig(vocab_size=5, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8)
-    config.pad_token_id = 1
-    plain = describe_model(EsmForSequenceClassification(config))
+    plain = describe_model(make_esm(EsmForSequenceClassification))
     assert (plain.families, plain.frozen_inputs, plain.trains_encoders) == (("esm",), (), True)
     module = describe_model(nn.Linear(2, 3))
     assert (module.families, module.num_parameters) == ((), 9)

@@ -21,7 +21,7 @@ SETTINGS = [
     *("--push_to_hub", "true", "--hub_model_id", "me/x"),
 ]
 
-pytestmark = pytest.mark.nightly  # `mixins/test_pushing.py` has the same for the Trainer, in less time
+pytestmark = pytest.mark.nightly  # `training/test_pushing.py` has the same for the Trainer, in less time
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The README says what is true: its tables come from the results, its commands name real files and flags."""
+"""The README and CONTRIBUTING.md say what is true: tables come from results, and what they name is there."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from hf_ext.training_args import FastTrainingArguments
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 COMMANDS = [
     line
     for block in re.findall(r"```bash\n(.*?)```", README, re.DOTALL)
@@ -40,7 +41,7 @@ def test_tables_are_what_the_results_say() -> None:
     assert render(README.replace("x |", "y |")) == README  # a table edited by hand would be put right
 
 
-def test_there_are_eleven_commands_and_their_files_exist() -> None:
+def test_there_are_twelve_commands_and_their_files_exist() -> None:
     assert len(COMMANDS) == 12
     for command in COMMANDS:
         for word in shlex.split(command):
@@ -107,3 +108,34 @@ def test_the_loading_example_names_what_there_is() -> None:
 
 def test_every_preset_is_in_the_table() -> None:
     assert all(f"| `{name}` |" in README for name in PRESETS)
+
+
+def named_paths(text: str) -> list[str]:
+    """Files and folders of the project that a text names, in code or in a link; placeholders in capitals left out."""
+    top = "|".join(sorted(path.name for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith(".")))
+    found = re.findall(rf"(?:^|[\s`(])((?:{top})/[\w./-]*|[A-Z]+\.md)(?=[\s`),:;]|$)", text, re.MULTILINE)
+    return [path for path in dict.fromkeys(found) if not re.search(r"\b[A-Z]+\.(py|yaml)$", path)]
+
+
+def missing(paths: list[str]) -> list[str]:
+    return [path for path in paths if not (ROOT / path).exists()]
+
+
+@pytest.mark.parametrize("text", [README, CONTRIBUTING], ids=["README", "CONTRIBUTING"])
+def test_every_path_that_is_named_exists(text: str) -> None:
+    assert len(named_paths(text)) > 40
+    assert missing(named_paths(text)) == []
+
+
+def test_a_path_that_is_not_there_is_seen() -> None:
+    text = "See `hf_ext/plan.py`, hf_ext/nowhere.py and [this](NOTHING.md); `hf_ext/speedups/NAME.py` is yours."
+    assert named_paths(text) == ["hf_ext/plan.py", "hf_ext/nowhere.py", "NOTHING.md"]
+    assert missing(named_paths(text)) == ["hf_ext/nowhere.py", "NOTHING.md"]
+
+
+def test_the_marks_that_contributing_tells_to_run_are_those_of_pytest() -> None:
+    settings = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    marks = set(re.findall(r'^    "(\w+)[:(]', settings, re.MULTILINE))
+    assert marks == {"nightly", "sampled", "gpu"}
+    assert all(f"`{mark}" in CONTRIBUTING for mark in marks)
+    assert "(CONTRIBUTING.md)" in README

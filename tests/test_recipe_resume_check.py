@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import EsmConfig, EsmForMaskedLM
+from miniature_esm import make_esm
 
 from hf_ext.errors import ArgumentError
 
@@ -34,9 +34,7 @@ def run(cwd: Path, *arguments: str) -> subprocess.CompletedProcess:
 def folder(tmp_path_factory) -> Path:
     """With `base`, a small model, and `best_model.pth`, what a script of one's own saved of it."""
     folder = tmp_path_factory.mktemp("old")
-    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-    torch.manual_seed(0)
-    model = EsmForMaskedLM(EsmConfig(vocab_size=33, pad_token_id=1, mask_token_id=32, **shape))
+    model = make_esm()
     model.save_pretrained(folder / "base")
     optimizer = torch.optim.AdamW([p for n, p in model.named_parameters() if "contact_head" not in n], lr=1e-4)
     ids = torch.arange(4, 12)[None]

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
-from one_layer_esm import make_esm
+from miniature_esm import make_esm
+from run_outcomes import losses, same_weights
 from transformers import (
     DataCollatorForLanguageModeling,
     DataCollatorWithPadding,
@@ -36,15 +37,6 @@ QUIET = {
     "seed": 3,
 }
 EXACT = ["cpu_matmul", "encoder_precision", "precision", "tf32"]  # left out where float32 is compared
-
-
-def losses(trainer: Trainer) -> list[float]:
-    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-
-
-def same_weights(model: torch.nn.Module, other: torch.nn.Module) -> bool:
-    ours, theirs = model.state_dict(), other.state_dict()
-    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
 # --- a plain ESM, no preset ------------------------------------------------------------------------------------------
@@ -209,11 +201,11 @@ def test_columns_that_share_an_encoder_share_its_embeddings(fast_trainer, demo_r
 def test_tables_that_do_not_fit_memory_give_the_same_learning(fast_trainer, monkeypatch):
     in_memory = fast_trainer("a", speedups=["embedding_cache"])
     in_memory.train()
-    monkeypatch.setattr("hf_ext.mixins.embedding_cache.DEVICE_SHARE", 0.0)
+    monkeypatch.setattr("hf_ext.training.embedder.DEVICE_SHARE", 0.0)
     on_disk = fast_trainer("b", speedups=["embedding_cache"])
     on_disk.train()
-    assert [table.on_device for table in on_disk._tables[0].values()] == [False] * 3
-    assert [table.on_device for table in in_memory._tables[0].values()] == [True] * 3
+    assert [table.on_device for table in on_disk._parts.embedder.tables[0].values()] == [False] * 3
+    assert [table.on_device for table in in_memory._parts.embedder.tables[0].values()] == [True] * 3
     assert losses(on_disk) == losses(in_memory)
 
 

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import islice
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from ..checkpoints.finished import check_model
+from datasets import Dataset
+
+from ..checkpoints.run_folder.finished_model import check_model
 from ..data.arguments import DataArguments
 from ..data.collators import SequenceCollator
-from ..data.columns import read_columns
+from ..data.demo import make_demo_table
 from ..data.tokenization import ResidueTokenizer
 from ..errors import ArgumentError
 from ..models.affinity import AffinityModel
 from ..models.configuration import AffinityConfig, EncoderSpec, Pooling, TowerSpec, Training
 from ..models.encoders import load_tokenizer, read_encoder
 from ..models.lora import LoraSettings
+from ..tasks import learned_positions
 from .arguments import AffinityArguments
 from .predictor import load_model
 
 TRAININGS = ("frozen", "lora", "full")
-STREAM_CHECK_ROWS = 1000
 HEAD_SETTINGS = (
     "head_sizes",
     "head_dropout",
@@ -57,6 +58,14 @@ def settle_training(args: AffinityArguments, use_peft: bool) -> tuple[list[str],
     if args.merge_lora and "lora" not in trainings:
         raise ArgumentError(f"--merge_lora: no tower trains with LoRA ({' '.join(trainings)}). Give --use_peft.")
     return trainings, "lora" in trainings
+
+
+def fill_in_demo(args: AffinityArguments, data_args: DataArguments, encoders: Sequence[str]) -> Dataset:
+    """Makes the arguments name the generated demo data and two encoders from `make_demo_encoders`; its table."""
+    data_args.sequence_columns, data_args.label_column = ["heavy", "light", "antigen"], "pKd"
+    args.encoders = [*encoders]
+    args.tower_inputs = ["heavy,light", "antigen"]
+    return make_demo_table()
 
 
 def build_model(
@@ -212,54 +221,18 @@ def tower_inputs(args: AffinityArguments, sequence_columns: Sequence[str]) -> li
 
 def build_collator(model: AffinityModel, data_args: DataArguments) -> SequenceCollator:
     """The collator for a model's inputs, with each encoder's own tokenizer and length limit."""
+    specs = model.config.encoder_specs
     loaded: dict[int, Any] = {}
     tokenizers = {}
     for name, columns in model.config.input_columns.items():
         index = model.tower_of(name).encoder
         if index not in loaded:
-            spec = model.config.encoder_specs[index]
-            loaded[index] = load_tokenizer(spec.name_or_path, spec.revision)
-        tokenizers[name] = ResidueTokenizer(loaded[index], len(columns), _max_tokens(model, index))
+            loaded[index] = load_tokenizer(specs[index].name_or_path, specs[index].revision)
+        # Of other families the tokenizer decides.
+        is_known = specs[index].config["model_type"] in ("bert", "esm")
+        limit = learned_positions(specs[index].config) if is_known else None
+        tokenizers[name] = ResidueTokenizer(loaded[index], len(columns), limit)
         if data_args.max_residues and data_args.too_long != "error":
-            limit = tokenizers[name].max_residues or data_args.max_residues
-            tokenizers[name].max_residues = min(limit, data_args.max_residues)
+            residues = tokenizers[name].max_residues or data_args.max_residues
+            tokenizers[name].max_residues = min(residues, data_args.max_residues)
     return SequenceCollator(tokenizers, model.config.input_columns, data_args.too_long)
-
-
-def _max_tokens(model: AffinityModel, index: int) -> int | None:
-    """Tokens that learned positions allow; None where positions are relative or rotary and the tokenizer decides."""
-    config = model.config.encoder_specs[index].config
-    if config["model_type"] == "bert":
-        return int(config["max_position_embeddings"])
-    if config["model_type"] == "esm" and config.get("position_embedding_type") == "absolute":
-        return int(config["max_position_embeddings"]) - int(config["pad_token_id"]) - 1  # ESM-1b counts from there
-    return None
-
-
-def check_inputs(collator: SequenceCollator, splits: Any) -> dict[str, dict[str, float]]:
-    """Checks that the vocabulary and the length limit of each encoder fit the data, before anything is computed.
-
-    Returns:
-        Per input: share of unknown residues, longest row in residues, number of rows above the limit.
-
-    Raises:
-        DataError: more than 1 % unknown residues, or rows above the limit with `too_long="error"`.
-    """
-    report = {}
-    for name, columns in collator.columns.items():
-        rows = [row for split in splits.values() for row in _distinct(split, columns)]
-        tokenizer = collator.tokenizers[name]
-        unknown = tokenizer.check_contract([part for row in rows for part in row], name)
-        lengths = [sum(map(len, row)) for row in rows]
-        limit = tokenizer.max_residues
-        above = [row for row, length in zip(rows, lengths) if limit is not None and length > limit]
-        if above:
-            collator.encode(name, *zip(max(above, key=lambda row: sum(map(len, row)))))  # raises unless allowed
-        report[name] = {"unknown_share": unknown, "longest": max(lengths), "num_above_limit": len(above)}
-    return report
-
-
-def _distinct(split: Any, columns: Sequence[str]) -> Iterable[tuple[str, ...]]:
-    if hasattr(split, "__len__"):
-        return dict.fromkeys(read_columns(split, columns))
-    return dict.fromkeys(tuple(row[column] for column in columns) for row in islice(split, STREAM_CHECK_ROWS))

@@ -15,10 +15,10 @@ from transformers import TrainerState, set_seed
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.utils import SAFE_WEIGHTS_NAME
 
-from ..checkpoints.agreement import compare_runs, refuse
-from ..checkpoints.finished import check_model
-from ..checkpoints.run_facts import describe_run
-from ..checkpoints.store import CheckpointStore
+from ..checkpoints.agreement.comparing import compare_runs, refuse
+from ..checkpoints.agreement.run_facts import describe_run
+from ..checkpoints.run_folder.finished_model import check_model
+from ..checkpoints.storage.store import CheckpointStore
 from ..errors import ArgumentError
 from ..models.affinity import AffinityModel
 from ..reporting.run_clock import RunClockCallback
@@ -74,7 +74,7 @@ def train_seeds(trainer: Any, args: FastTrainingArguments) -> TrainedSeeds:
         logger.info("Head %d of %d, seed %d.", i + 1, len(seeds), seed)
         runs.append(_train_one(trainer, args, seed))
     _gather(trainer, [Path(run["folder"]) for run in runs])
-    trainer.collapse_alarms += [{**alarm, "seed": run["seed"]} for run in runs for alarm in run["alarms"]]
+    trainer.collapse_alarms.extend({**alarm, "seed": run["seed"]} for run in runs for alarm in run["alarms"])
     return TrainedSeeds(seeds, runs)
 
 

@@ -21,8 +21,8 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from ..checkpoints.finished import MODEL_MANIFEST, check_model
-from ..checkpoints.finite import check_finite
+from ..checkpoints.run_folder.finished_model import MODEL_MANIFEST, check_model
+from ..checkpoints.state.finite import check_finite
 from ..data.collators import INPUTS_NAME, SequenceCollator
 from ..data.proteins import ResiduePolicy, clean_sequences, format_located
 from ..embeddings.dataset import join_parts

@@ -3,47 +3,21 @@
 from __future__ import annotations
 
 import csv
-import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ..csv_cells import write_cell
 from ..data.columns import column_names
-from ..errors import DataError
 from ..evaluation import label_audit
 from ..models.configuration import AffinityConfig
 from ..parser import FastArgumentParser
-from ..reporting.near_copies import describe_near_copies
 from ..reporting.plots import plot_loss, plot_scatter
-from ..reporting.run_record import absolute_if_local, record_evaluations, record_run, write_json
+from ..reporting.run_record import record_evaluations, record_run, write_json
+from ..tasks import plots_if_possible, with_absolute_path
 from ..whole_files import replacing
 from .scoring import SplitScores
 from .seed_scores import SeedScores
-
-logger = logging.getLogger(__name__)
-
-
-def summarize_data(report: dict[str, Any]) -> str:
-    """A data report in a few lines: rows, changes, split sizes, leaks, inputs."""
-    if report.get("streaming"):
-        return "Data: streaming, so rows are not counted and leaks between splits are not looked for."
-    lines = [
-        f"Data: {report['rows_read']:,} rows read, {report['rows_filtered_out']:,} filtered out, "
-        f"{report['rows_rejected']:,} rejected; " + ", ".join(f"{n} {size:,}" for n, size in report["sizes"].items())
-    ]
-    leaks = report.get("leaks") or {"columns": {}}
-    rows = {**leaks["columns"], **({"whole row": leaks["row"]} if len(leaks["columns"]) > 1 else {})}
-    lines += [
-        f"  test sequences in train too, {name}: {leak['num_test_sequences_in_train']:,} of "
-        f"{leak['num_test_sequences']:,}"
-        for name, leak in rows.items()
-    ]
-    lines += [f"  {line}" for line in describe_near_copies(leaks)]
-    for name, facts in report.get("inputs", {}).items():
-        cut = f", {facts['num_above_limit']} above the encoder's limit" if facts["num_above_limit"] else ""
-        lines.append(f"  input {name}: longest {facts['longest']} residues{cut}, {facts['unknown_share']:.2%} unknown")
-    return "\n".join(lines)
 
 
 def save_results(
@@ -84,9 +58,9 @@ def save_results(
         **(_first_of(seeds) if seeds else {}),
         "test": scores,
         "labels": {name: _audit(splits[name]) for name in ("train", "test") if hasattr(splits[name], "__len__")},
-        "data": _with_path(data_report, "source"),
+        "data": with_absolute_path(data_report, "source"),
         **({"seeds": seeds.facts} if seeds else {}),
-        **({"distillation": _with_path(distillation, "teacher")} if distillation else {}),
+        **({"distillation": with_absolute_path(distillation, "teacher")} if distillation else {}),
         "advice": make_advice(data_report, settings, folder / f"seed-{trainer.args.seed}" if seeds else folder),
     }
     if trainer.is_world_process_zero():
@@ -117,10 +91,6 @@ def _describe_model(config: AffinityConfig) -> dict[str, Any]:
     }
 
 
-def _with_path(facts: dict[str, Any], name: str) -> dict[str, Any]:
-    return {**facts, name: absolute_if_local(facts[name])}
-
-
 def _first_of(seeds: SeedScores) -> dict[str, Any]:
     """As the log: of the first head, since the trainer of all heads evaluated nothing."""
     return {name: seeds.facts["runs"][0][name] for name in ("evaluation", "early_stopping")}
@@ -133,11 +103,9 @@ def _audit(rows: Any) -> dict[str, Any]:
 def _plot(log_history: list[dict[str, Any]], test: SplitScores, folder: Path, label: str) -> None:
     score = test.scores["model"]["spearman"]["value"]
     text = "Spearman undefined" if score is None else f"Spearman {score:.3f}"
-    try:
+    with plots_if_possible():
         plot_scatter(test.predictions, test.labels, folder / "scatter.png", "Test set", text, axis_label=label)
         plot_loss(log_history, folder / "loss.png")
-    except DataError as error:  # a run too short to log, or one that diverged, still has its results
-        logger.warning("Not plotted: %s", error)
 
 
 def write_predictions(path: Path, rows: Any, predictions: Any, labels: Any = None, spread: Any = None) -> None:

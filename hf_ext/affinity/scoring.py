@@ -9,18 +9,18 @@ from typing import Any
 import numpy as np
 from transformers import EvalPrediction
 
+from .. import units
 from ..data.columns import column_names, read_columns
 from ..evaluation import collapse_report, score_predictions
 from ..evaluation.scores import PLAIN_METRICS
 from ..evaluation.verdict import CONSTANT, MODEL, Verdict, judge
 from ..reporting.near_copies import describe_near_copies
-from ..reporting.report import values
 from ..reporting.report.scores import fit_notes
 from ..reporting.tables import format_table
 from .baselines import fit_baselines, sequence_columns
 from .slices import Slice, find_slices
 
-METRIC_NAMES = ("loss", *PLAIN_METRICS, "num_distinct")  # what an evaluation computes
+EVALUATION_METRICS = ("loss", *PLAIN_METRICS, "num_distinct")  # what an evaluation computes
 RANKING_NOTE = "The loss ranks rows: predictions have no unit, so RMSE, MAE, R2 and any threshold say nothing here."
 
 
@@ -77,13 +77,13 @@ class SplitScores:
         parts = [self.verdict.text, *alarms, *self.notes, "", self._table_of(self.scores)]
         parts += fit_notes(self.baselines)
         for one in self.slices:
-            parts += ["", f"{values.capitalize(one['name'])} ({one['num_rows']:,}):", self._table_of(one["scores"])]
+            parts += ["", f"{units.capitalize(one['name'])} ({one['num_rows']:,}):", self._table_of(one["scores"])]
         return "\n".join(parts)
 
     def _table_of(self, scores: dict[str, dict[str, Any]]) -> str:
         extra = ("recall", "precision", "per_group_spearman")
         shown = [*PLAIN_METRICS, *(name for name in extra if name in scores[MODEL])]
-        rows = [[name, *(values.score(both.get(metric)) for metric in shown)] for name, both in scores.items()]
+        rows = [[name, *(units.score(both.get(metric)) for metric in shown)] for name, both in scores.items()]
         return format_table(rows, ["", *shown])
 
 
@@ -150,7 +150,7 @@ def score_split(
 def _compare_slice(chosen: Mapping[str, Any], scores: Mapping[str, Any]) -> str:
     """The sentence with which a random split and new antibodies are told apart."""
     everywhere, there = scores[MODEL]["spearman"], chosen["scores"][MODEL]["spearman"]
-    whole, part = (values.score({"value": one["value"]}) for one in (everywhere, there))
+    whole, part = (units.score({"value": one["value"]}) for one in (everywhere, there))
     return f"Spearman {whole} on all {everywhere['n']:,} rows, {part} on the {there['n']:,} {chosen['name']}."
 
 

@@ -16,13 +16,13 @@ from datasets import Dataset
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from ..checkpoints.disk import follow_umask
 from ..data.collators import INPUTS_NAME, SequenceCollator
+from ..disk import follow_umask
 from ..models.encoders import fingerprint_weights
+from ..tasks import check_inputs
 from ..trainer import FastTrainer
 from ..training_args import FastTrainingArguments
 from ..whole_files import replacing
-from .building import check_inputs
 from .predictor import check_predictions, columns_of, load_model
 
 TEACHER_FILE = "teacher_predictions.safetensors"

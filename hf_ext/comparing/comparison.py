@@ -14,7 +14,7 @@ from .criteria import check_criteria
 from .intervals import Interval, rate_interval, ratio_interval
 from .measures import common_unit, compare_losses, describe_side, metric_drop, round_rates
 from .plot import plot_comparison
-from .report import format_report
+from .report import format_comparison
 from .running import SideRun, run_all, run_child
 from .sides import Side, make_ablations, make_command, make_sides
 
@@ -52,7 +52,7 @@ def compare(args: CompareArguments, shared: Sequence[str] = ()) -> dict[str, Any
     result = {"recipe": args.recipe, "arguments": [*shared], "rounds": args.rounds, **analyze(args, runs)}
     root.mkdir(parents=True, exist_ok=True)
     (root / "comparison.json").write_text(json.dumps(result, indent=2) + "\n")
-    (root / "comparison.md").write_text(format_report(result) + "\n")
+    (root / "comparison.md").write_text(format_comparison(result) + "\n")
     plot_comparison(result, runs, root / "comparison.png")
     return result
 

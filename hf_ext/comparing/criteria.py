@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ..units import NOT_MEASURED
 from .arguments import CompareArguments
 
 
@@ -17,7 +18,7 @@ class Criterion:
     passed: bool
 
     def __str__(self) -> str:
-        found = "not measured" if self.measured is None else f"{self.measured:.4g}"
+        found = NOT_MEASURED if self.measured is None else f"{self.measured:.4g}"
         return f"{'PASS' if self.passed else 'FAIL'}  {self.text}: {found}"
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from ..reporting.tables import format_markdown_table
+from ..units import NOT_MEASURED, rounded, share
 
 
-def format_report(result: dict[str, Any]) -> str:
+def format_comparison(result: dict[str, Any]) -> str:
     """The whole report; sections that have nothing to say are left out."""
     lines = [f"# {result['optimized']} against {', '.join(result['against'])}", ""]
     lines += [
@@ -35,13 +36,13 @@ def _sides_table(result: dict[str, Any]) -> str:
         [
             name,
             _interval_text(side["rate"]),
-            _number(side.get("padded_tokens_per_s")),
+            rounded(side.get("padded_tokens_per_s")),
             "{median:.1f} [{q1:.1f}, {q3:.1f}]".format(**{k: 1000 * v for k, v in side["step_seconds"].items()}),
-            f"{side['data_wait_share']:.1%}",
-            _percent(side.get("mfu")),
+            share(side["data_wait_share"]),
+            share(side.get("mfu")),
             f"{side['peak_memory_gib']:.3f}",
             f"{side['warmup_seconds']:.2f}",
-            _number(side["embedding_seconds"]),
+            rounded(side["embedding_seconds"]),
             f"{side['wall_seconds']:.1f}",
             f"{side['sequences_per_step']:g}",
             _metric_text(side["metric"]),
@@ -80,18 +81,10 @@ def _ablation_text(row: dict[str, Any]) -> str:
 
 
 def _interval_text(rate: dict[str, float]) -> str:
-    return f"{_number(rate['value'])} [{_number(rate['low'])}, {_number(rate['high'])}]"
-
-
-def _number(value: float | None) -> str:
-    return "not measured" if value is None else f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
-
-
-def _percent(value: float | None) -> str:
-    return "not measured" if value is None else f"{value:.1%}"
+    return f"{rounded(rate['value'])} [{rounded(rate['low'])}, {rounded(rate['high'])}]"
 
 
 def _metric_text(metric: dict[str, float] | None) -> str:
     if metric is None:
-        return "not measured"
+        return NOT_MEASURED
     return f"{metric['mean']:.4g} ({metric['smallest']:.4g}-{metric['largest']:.4g})"

@@ -101,7 +101,8 @@ class DataArguments:
         default=None, metadata={"help": "Train on a random subset of this many rows (the first ones of a stream)."}
     )
     filter: Optional[str] = field(  # noqa: UP045
-        default=None, metadata={"help": "Rows to keep, for example: pKd > 7 and antibody in ['S309', 'CB6']."}
+        default=None,
+        metadata={"help": "Rows to keep: COLUMN OP VALUE, joined by 'and', as in pKd > 7 and antibody == 'S309'."},
     )
     bad_rows: Literal["error", "drop"] = field(
         default="error",

@@ -13,7 +13,7 @@ from .columns import column_values, number_values
 from .contents import check_regular
 from .families import find_families
 from .lines import Lines
-from .similarity import MIN_IDENTITY, TooMuchWorkError, Work
+from .similarity import MIN_IDENTITY, TooMuchWorkError, WorkLimit
 
 CLUSTER_IDENTITY = 0.8
 MAX_WORK = 20_000_000_000  # minutes to tens of minutes
@@ -63,7 +63,7 @@ def cluster_numbers(data: Dataset, columns: Sequence[str], identity: float, max_
 
         check: Callable[[np.ndarray], None] | None = check_size if len(columns) == 1 else None
         try:
-            family = find_families(sequences, identity, Work(MAX_WORK), check)
+            family = find_families(sequences, identity, WorkLimit(MAX_WORK), check)
         except TooMuchWorkError as error:
             raise DataError(
                 f"split=cluster, column {column!r}: {len(sequences)} sequences with too many pairs just below "

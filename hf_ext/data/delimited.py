@@ -25,7 +25,7 @@ def iter_delimited(path: Path, delimiter: str, columns: Collection[str] | None) 
     several lines are announced in one warning; where each of their lines could be a row, they are refused.
 
     Raises:
-        DataError: see `sources.read_table`.
+        DataError: see `sources.read_parts`.
     """
     lines, record_lines, joined = Lines(path), [], []  # type: Lines, list[str], list[tuple[int, int]]
     reader = csv.reader(_kept(lines, record_lines), delimiter=delimiter, strict=True)

@@ -10,7 +10,7 @@ from scipy.sparse.csgraph import connected_components
 
 from .identity import SequenceSet, reach_identity
 from .shared_kmers import SharedKmers, best_first, kmer_matrix, pair_batches
-from .similarity import Work, order_kmers, read_sequences
+from .similarity import WorkLimit, order_kmers, read_sequences
 
 LINKING_ROUNDS = 12
 
@@ -18,7 +18,7 @@ LINKING_ROUNDS = 12
 def find_families(
     sequences: Sequence[str],
     identity: float,
-    work: Work,
+    work: WorkLimit,
     check: Callable[[np.ndarray], None] | None = None,
 ) -> np.ndarray:
     """Groups sequences so that any two of at least `identity`, and any chain of such pairs, share a family.
@@ -43,7 +43,7 @@ def find_families(
 
 class _Families:
     def __init__(
-        self, sequences: SequenceSet, identity: float, work: Work, check: Callable[[np.ndarray], None] | None
+        self, sequences: SequenceSet, identity: float, work: WorkLimit, check: Callable[[np.ndarray], None] | None
     ) -> None:
         self.sequences, self.identity, self.work, self.check = sequences, identity, work, check
         self.family = np.arange(len(sequences))

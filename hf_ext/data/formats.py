@@ -42,7 +42,7 @@ def iter_records(path: Path, columns: Collection[str] | None) -> Iterator[Record
             FASTA leave it out of the record.
 
     Raises:
-        DataError: see `sources.read_table`.
+        DataError: see `sources.read_parts`.
     """
     check_regular(path)
     kind = file_format(path)

@@ -23,7 +23,7 @@ def iter_jsonl(path: Path, columns: Collection[str] | None) -> Iterator[tuple[in
     A number nearer to 0 than float64 can hold stays text, as it is written.
 
     Raises:
-        DataError: see `sources.read_table`.
+        DataError: see `sources.read_parts`.
     """
     decoder = json.JSONDecoder(object_pairs_hook=_unique, parse_float=_parse_float)
     lines = Lines(path)

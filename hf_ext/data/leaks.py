@@ -9,7 +9,7 @@ import numpy as np
 from datasets import DatasetDict
 
 from .columns import column_values
-from .similarity import Work, find_near
+from .similarity import WorkLimit, find_near
 
 LEAK_IDENTITY = (0.9, 0.7)
 MAX_CHECKED = 2000
@@ -34,7 +34,7 @@ def leak_report(
             row is as identical to another as the least alike of its columns.
         max_checked: near copies are looked for among at most this many test rows, a seeded sample.
         seed: of that sample.
-        max_work: per column and identity, see `similarity.Work`.
+        max_work: per column and identity, see `similarity.WorkLimit`.
 
     Returns:
         {"compared": "test" or "validation", "columns": {column: counts}, "row": counts}, or {} where there is nothing
@@ -81,7 +81,7 @@ def _compare(
         new = [row for row in dict.fromkeys(asked) if row not in near]
         is_complete = True
         if new:
-            found, is_complete = find_near([list(c) for c in zip(*new)], references, identity, Work(max_work))
+            found, is_complete = find_near([list(c) for c in zip(*new)], references, identity, WorkLimit(max_work))
             near.update(row for row, is_near in zip(new, found) if is_near)
         num_near = sum(row in near for row in asked)
         counts["near"].append({"identity": identity, "num_rows": num_near, "is_lower_bound": not is_complete})

@@ -78,7 +78,7 @@ def load_data(
 
     Raises:
         ArgumentError: no source, or arguments that contradict the data (an unknown column in the filter).
-        DataError: see `sources.read_table`, `RowRules`, `split_rows`; also all labels of train equal, or a single row.
+        DataError: see `sources.read_parts`, `RowRules`, `split_rows`; also all labels of train equal, or a single row.
 
     Cost: 131,072 rows with three sequence columns (56 MB) in about 6 s, of which 4 s are the leak report; about 1 GB of
     memory at the peak. Streams read only the first record here.

@@ -16,6 +16,7 @@ from typing import Any
 import datasets
 import numpy as np
 import torch
+from transformers import TrainerCallback
 
 from ..errors import ArgumentError, DataError
 from .batch_layout import IGNORED, LayoutMaker
@@ -198,3 +199,24 @@ def mark_evaluation(dataset: Any) -> Any:
 
 def _mark(row: dict[str, Any]) -> dict[str, Any]:
     return {**row, EPOCH_COLUMN: EVALUATION_EPOCH}
+
+
+class MaskingEpochCallback(TrainerCallback):
+    """Calls `collator.set_epoch` before each epoch's first batch is made; for `Trainer` and `FastTrainer` alike.
+
+    Counts passes from the one that the run starts or resumes in: `state.epoch` alone is not enough, because a stream
+    that ends before `max_steps` begins its second pass while `state.epoch` is still below 1.
+    """
+
+    def __init__(self, collator: Any):
+        self.collator = collator
+        self._next = 0
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Begins to count; a resumed run has its `state.epoch` by now."""
+        self._next = int(state.epoch)
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Trainer calls this before it asks its data loader for an iterator."""
+        self.collator.set_epoch(self._next)
+        self._next += 1

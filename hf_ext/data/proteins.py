@@ -145,13 +145,12 @@ def clean_sequences(values: Sequence[object], column: str, policy: ResiduePolicy
     return result
 
 
-def format_problems(problems: Sequence[Problem], path: str) -> str:
-    """Returns the error text: a count, then the first 20 problems with file, row, column, value, rule and remedy."""
-    return format_located((path, problem) for problem in problems)
-
-
 def format_located(located: Iterable[tuple[str, Problem]]) -> str:
-    """Like `format_problems`, for problems that come from several files, as (path, problem) pairs."""
+    """Returns the error text: a count, then the first 20 problems with file, row, column, value, rule and remedy.
+
+    Args:
+        located: (path, problem) pairs.
+    """
     pairs = list(located)
     lines = [f"{len(pairs)} value{'s' if len(pairs) != 1 else ''} cannot be used:"]
     for path, problem in pairs[:MAX_LISTED]:

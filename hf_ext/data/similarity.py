@@ -26,7 +26,7 @@ class TooMuchWorkError(Exception):
 
 
 @dataclass
-class Work:
+class WorkLimit:
     """Counts additions of shared k-mers and, as two each, residues aligned to up to 64 others: about 10 ns apiece."""
 
     limit: int
@@ -59,7 +59,7 @@ def find_near(
     queries: Sequence[Sequence[str]],
     references: Sequence[Sequence[str]],
     identity: float,
-    work: Work,
+    work: WorkLimit,
     seed: int = 0,
 ) -> tuple[np.ndarray, bool]:
     """Says for each query row whether a reference row is at least `identity` identical to it in every column.
@@ -94,7 +94,7 @@ class _Rows:
     """Query rows (first) and reference rows (after them), each a sequence number per column."""
 
     def __init__(
-        self, queries: Sequence[Sequence[str]], references: Sequence[Sequence[str]], identity: float, work: Work
+        self, queries: Sequence[Sequence[str]], references: Sequence[Sequence[str]], identity: float, work: WorkLimit
     ) -> None:
         self.identity, self.work, self.num_queries = identity, work, len(queries[0])
         self.columns: list[tuple[SequenceSet, np.ndarray]] = []

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
-from ..checkpoints.budget import GB, check_budget, choose_degradation
+from ..checkpoints.retention.budget import GB, check_budget, choose_degradation
 from ..errors import ArgumentError
 from . import sizes
 from .facts import Facts, Finding
@@ -101,9 +101,6 @@ def _device(facts: Facts) -> Iterator[Finding]:
     if machine.num_gpus > 1 and facts.args.world_size == 1:
         text = f"{machine.num_gpus} GPUs, and one process"
         remedy = f"accelerate launch --num_processes {machine.num_gpus} ..."
-        if machine.topology is not None:
-            text += f" ({machine.topology})"
-            remedy += f" --nccl_preset {machine.topology.suggest()}"
         yield Finding("processes", "warns", text, remedy)
 
 

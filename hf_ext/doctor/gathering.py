@@ -14,7 +14,7 @@ from huggingface_hub import try_to_load_from_cache
 
 from ..affinity import building as affinity
 from ..data.arguments import DataArguments
-from ..data.demo import make_demo_encoders, make_demo_table
+from ..data.demo import make_demo_encoders
 from ..data.formats import file_format
 from ..data.loading import load_data
 from ..errors import HfExtError
@@ -22,6 +22,7 @@ from ..masked_lm import building as masked_lm
 from ..plan import Plan, make_plan
 from ..speedups.embedding_cache import CPU_TOKENS_PER_BATCH, GPU_TOKENS_PER_BATCH
 from ..speedups.lora import lora_settings
+from ..tasks import check_inputs
 from . import estimates, sizes
 from .arguments import DoctorArguments
 from .facts import Facts, Finding
@@ -30,8 +31,6 @@ from .measuring import measure_rate
 from .packages import read_packages
 from .work import Encoder, Work, add_data, sketch_affinity, sketch_masked_lm
 
-DEMO_SHAPE = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4}
-DEMO_COLUMNS = ["heavy", "light", "antigen"]
 # The messages themselves say what is allowed; these name the flags.
 REMEDIES = {
     "model": "a Hub id or a folder; without a network: HF_HUB_OFFLINE=1 after `hf download` of each encoder",
@@ -112,14 +111,10 @@ class _Reader:
     def _fill_in_demo(self) -> Any:
         self.notes.append("No --dataset_name: generated demo data and small untrained encoders.")
         if self.task == "masked_lm":
-            given = self.model_args
-            if not (given.model_name_or_path or given.model_size or given.hidden_size):
-                vars(given).update(DEMO_SHAPE)
+            masked_lm.fill_in_demo(self.model_args)
             return masked_lm.make_demo_sequences()
-        self.data_args.sequence_columns, self.data_args.label_column = DEMO_COLUMNS, "pKd"
-        self.model_args.encoders = [*make_demo_encoders(self.scratch / "demo_encoders")]
-        self.model_args.tower_inputs = ["heavy,light", "antigen"]
-        return make_demo_table()
+        encoders = make_demo_encoders(self.scratch / "demo_encoders")
+        return affinity.fill_in_demo(self.model_args, self.data_args, encoders)
 
     def _sketch(self) -> Work:
         columns = self.data_args.sequence_columns
@@ -159,7 +154,7 @@ class _Reader:
             tokenizer = masked_lm.build_tokenizer(self.model_args)
             collator = masked_lm.build_collator(tokenizer, work.model, self.model_args, self.data_args, self.args.seed)
             limits = dict.fromkeys(work.columns, collator.max_residues)
-        affinity.check_inputs(collator, splits)
+        check_inputs(collator, splits)
         return limits
 
 

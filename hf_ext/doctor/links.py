@@ -1,4 +1,4 @@
-"""What connects GPUs: published bandwidth in one direction, and how much of it collectives reach."""
+"""What connects GPUs: published bandwidth in one direction."""
 
 from __future__ import annotations
 
@@ -39,12 +39,6 @@ LINKS = {
     )
 }
 
-# Share of the published bandwidth that large collectives reach: assumed, but the upper one of NVLink, of which NCCL's
-# protocol leaves about 82 % (370 of 450 GB/s, NVIDIA/nccl-tests issue 212). Cards that cannot write to each other's
-# memory (most GeForce) copy through the host, hence PCIe's lower one.
-SHARES = {"nvlink": (0.5, 0.82), "pcie": (0.2, 0.8), "infiniband": (0.5, 0.9), "ethernet": (0.3, 0.9)}
-MESSAGE_SECONDS = (2e-5, 2e-4)  # a collective call that sends little; assumed
-
 _NVLINK_CARDS = {
     "V100-16GB": "nvlink2",
     "V100-32GB": "nvlink2",
@@ -71,19 +65,12 @@ def usual_link(hardware: Hardware) -> str:
     return {**_PCIE_CARDS, **_NVLINK_CARDS}.get(hardware.name, "pcie4")
 
 
-def ring_bandwidth(link: Link, network: Link, num_gpus: int, gpus_per_machine: int) -> tuple[float, float]:
-    """Bytes per second of a ring's slowest link, in one direction: least and most.
+def ring_bandwidth(link: Link, network: Link, num_gpus: int, gpus_per_machine: int) -> float:
+    """Bytes per second of a ring's slowest link, in one direction, as published: no collective reaches more in a ring.
 
     A ring over several machines crosses each machine's border once; NCCL lays one ring per network card, so cards add.
     """
-    inside = _reached(link, 1)
+    inside = link.gb_per_second * 1e9
     if num_gpus <= gpus_per_machine:
         return inside
-    across = _reached(network, gpus_per_machine if network.per_gpu else 1)
-    return min(inside[0], across[0]), min(inside[1], across[1])
-
-
-def _reached(link: Link, count: int) -> tuple[float, float]:
-    kind = next(name for name in SHARES if link.name.startswith(name))
-    low, high = SHARES[kind]
-    return low * link.gb_per_second * 1e9 * count, high * link.gb_per_second * 1e9 * count
+    return min(inside, network.gb_per_second * 1e9 * (gpus_per_machine if network.per_gpu else 1))

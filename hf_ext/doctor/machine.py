@@ -14,9 +14,8 @@ import psutil
 import torch
 from huggingface_hub import constants
 
-from ..checkpoints.disk import free_bytes, nearest_existing
+from ..disk import free_bytes, nearest_existing
 from ..hardware import Hardware, count_cpu_cores, describe_hardware, detect_hardware
-from ..nccl import Topology, read_topology
 from ..speedups.precision import best_precision
 
 COLAB_DRIVE = "/content/drive"
@@ -40,7 +39,6 @@ class Machine:
         free_bytes, is_writable: free where each of them is or will be, and whether this user may write there.
         in_colab, drive_is_mounted: Google Colab, and its Drive under /content/drive.
         hub_is_offline, has_token: HF_HUB_OFFLINE, and a Hugging Face token here.
-        topology: how several GPUs are connected; None where there are not several, or it cannot be read.
         cuda_architectures: what the installed torch has kernels for ("sm_80", "compute_90"); none where it sees no GPU.
     """
 
@@ -62,7 +60,6 @@ class Machine:
     drive_is_mounted: bool
     hub_is_offline: bool
     has_token: bool
-    topology: Topology | None = None
     cuda_architectures: tuple[str, ...] = ()
 
 
@@ -101,7 +98,6 @@ def read_machine(args: Any, device: str | None = None) -> Machine:
         drive_is_mounted=os.path.ismount(COLAB_DRIVE),
         hub_is_offline=bool(constants.HF_HUB_OFFLINE),
         has_token=bool(args.hub_token or huggingface_hub.get_token()),
-        topology=read_topology() if torch.cuda.device_count() > 1 else None,
         cuda_architectures=tuple(torch.cuda.get_arch_list()),
     )
 

@@ -6,7 +6,8 @@ import dataclasses
 import textwrap
 from typing import Any
 
-from ..checkpoints.budget import GB
+from .. import units
+from ..checkpoints.retention.budget import GB
 from ..reporting.tables import format_table
 from .estimates import money
 from .facts import Facts, Finding
@@ -31,7 +32,7 @@ def format_page(facts: Facts, findings: list[Finding]) -> str:
     return "\n\n".join(sections)
 
 
-def as_dict(facts: Facts, findings: list[Finding]) -> dict[str, Any]:
+def page_values(facts: Facts, findings: list[Finding]) -> dict[str, Any]:
     """The page as JSON-able values."""
     total, hardware = facts.total_seconds, facts.machine.hardware
     dollars = money(total, facts.args.dollars_per_hour)
@@ -87,7 +88,7 @@ def _machine(facts: Facts) -> str:
     names = {"output_dir": "output", "cache_dir": "embeddings", "hub_cache": "downloads"}
     for name, needed in facts.needed_bytes.items():
         free = machine.free_bytes[name] / GB
-        need = f"{_gb(needed)} needed at most" if facts.work else "need not known"
+        need = f"{units.storage(needed)} needed at most" if facts.work else "need not known"
         lines.append(f"  {names[name]}: {getattr(machine, name)}, {free:.1f} GB free, {need}")
     return "\n".join(lines)
 
@@ -111,18 +112,18 @@ def _versions(facts: Facts) -> str:
 def _estimate(facts: Facts) -> str:
     total = facts.total_seconds
     lines = [f"Estimate, no measurement of this run{'' if total else ': none, ' + facts.why_no_time}"]
-    lines += [f"  {what}: {format_span(span)}" for what, span in facts.seconds]
+    lines += [f"  {what}: {units.seconds_span(span)}" for what, span in facts.seconds]
     if total:
         dollars = money(total, facts.args.dollars_per_hour)
-        price = f", {_dollars(dollars)}" if dollars else " (--dollars_per_hour says what that costs)"
-        lines.append(f"  in all: {format_span(total)}{price}")
+        cost = dollars and f", {dollars[0]:.2f} to {dollars[1]:.2f} dollars"
+        price = cost or " (--dollars_per_hour says what that costs)"
+        lines.append(f"  in all: {units.seconds_span(total)}{price}")
         lines += wrap(f"rests on {facts.rate_basis}")
     if facts.encoding_bytes:
-        lines.append(
-            f"  memory while encoding: weights {_gib(facts.encoding_bytes)}, and a batch that halves until it fits"
-        )
+        weights = units.memory(facts.encoding_bytes)
+        lines.append(f"  memory while encoding: weights {weights}, and a batch that halves until it fits")
     if facts.memory:
-        parts = ", ".join(f"{what} {_gib(num_bytes)}" for what, num_bytes in facts.memory if num_bytes)
+        parts = ", ".join(f"{what} {units.memory(num_bytes)}" for what, num_bytes in facts.memory if num_bytes)
         beside = f", and {PROCESS_GIB} GiB of Python and libraries" if facts.machine.hardware.kind == "cpu" else ""
         lines += wrap(f"memory while training: {parts}{beside}")
     return "\n".join([*lines, *(line for note in facts.notes for line in wrap(f"note: {note}"))])
@@ -138,26 +139,3 @@ def _off(findings: list[Finding]) -> str:
         lines += wrap(f"{mark} {finding.name}: {finding.text}")
         lines += wrap(f"-> {finding.remedy}", "    ", "       ")
     return "\n".join([*lines, verdict])
-
-
-def format_span(seconds: tuple[float, float]) -> str:
-    """ "5 s to 12 min"."""
-    return f"{_time(seconds[0])} to {_time(seconds[1])}" if seconds[1] >= 0.1 else "less than 0.1 s"
-
-
-def _time(seconds: float) -> str:
-    if seconds < 60:
-        return f"{seconds:.0f} s" if seconds >= 1 else f"{seconds:.1f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
-
-
-def _dollars(dollars: tuple[float, float]) -> str:
-    return f"{dollars[0]:.2f} to {dollars[1]:.2f} dollars"
-
-
-def _gb(num_bytes: int) -> str:
-    return f"{num_bytes / GB:.2f} GB" if num_bytes >= 10**7 else f"{num_bytes / 10**6:.2f} MB"
-
-
-def _gib(num_bytes: int) -> str:
-    return f"{num_bytes / 2**30:.2f} GiB" if num_bytes >= 2**27 else f"{num_bytes / 2**20:.1f} MiB"

@@ -1,20 +1,15 @@
-"""What a run would take on 1, 2, 4, ... GPUs: memory, communication, efficiency, time, money, and the launcher file."""
+"""What a run would take on 1, 2, 4, ... GPUs: memory, communication, and the launcher file."""
 
 from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Any
 
 from ..speedups import batch_size
-from ..speedups.base import Decision
 from . import scaling
 from .arguments import DoctorArguments
-from .estimates import count_flops, estimate_seconds, money
 from .facts import Facts
-from .links import LINKS, MESSAGE_SECONDS, Link, ring_bandwidth, usual_link
-
-Span = tuple[float, float]
+from .links import LINKS, Link, ring_bandwidth, usual_link
 
 
 @dataclass(frozen=True)
@@ -48,24 +43,21 @@ FILES = (
 )
 
 
-# Recommended is the first of these that fits and whose worst case is not much slower than the best one's.
-TAKEN = ("one process", "DDP", "FSDP2", "FSDP2 + host")
-NOT_MUCH_SLOWER = 1.15
+TAKEN = ("one process", "DDP", "FSDP2", "FSDP2 + host")  # recommended is the first of these that fits
 
 
 @dataclass(frozen=True)
 class ScaleRow:
-    """One strategy on one number of GPUs. None where it is not known; `why_not` says why, if the row has no times.
+    """One strategy on one number of GPUs.
 
     Attributes:
         launch: file and flags for `accelerate launch`.
         device_bytes: on each GPU, with activations.
-        fits: in the GPU's memory.
+        fits: in the GPU's memory; None where that is not known.
         sent_bytes: by each GPU in an optimizer step.
-        communication_s, compute_s: of an optimizer step, (least, most).
-        without_overlap, with_overlap: share of a step that is compute, (least, most); 1 is N times as fast as one GPU.
-        seconds: of the run, between all that goes well and all that does not.
-        dollars: of all GPUs together.
+        sending_s: what sending them takes at least, over the slowest link at its published bandwidth.
+        host_bytes: of one machine's memory, where what is split lies there.
+        why_not: why the plan of so many processes refuses the batch.
     """
 
     num_gpus: int
@@ -74,13 +66,8 @@ class ScaleRow:
     device_bytes: float
     fits: bool | None
     sent_bytes: float
+    sending_s: float = 0.0
     host_bytes: float = 0.0
-    communication_s: Span | None = None
-    compute_s: Span | None = None
-    without_overlap: Span | None = None
-    with_overlap: Span | None = None
-    seconds: Span | None = None
-    dollars: Span | None = None
     why_not: str = ""
 
 
@@ -111,9 +98,8 @@ def plan_scale(facts: Facts, doctor: DoctorArguments) -> ScalePlan:
 
 
 def _choose(rows: list[ScaleRow]) -> ScaleRow | None:
-    fitting = [row for row in rows if row.fits and row.strategy in TAKEN]
-    best = min((row.seconds[1] for row in fitting if row.seconds), default=0.0)
-    return next((row for row in fitting if not row.seconds or row.seconds[1] <= NOT_MUCH_SLOWER * best), None)
+    fitting = {row.strategy: row for row in rows if row.fits}
+    return next((fitting[strategy] for strategy in TAKEN if strategy in fitting), None)
 
 
 class _Run:
@@ -135,29 +121,6 @@ class _Run:
         self.half = self.plan.applied("precision")
         changed = self.plan["batch_size"].settings if self.plan.applied("batch_size") else {}
         self.passes = int(changed.get("gradient_accumulation_steps", facts.args.gradient_accumulation_steps))
-        self.why_no_time = facts.why_no_time
-        if not self.why_no_time:
-            self._split_time()
-
-    def _split_time(self) -> None:
-        """Seconds of one GPU, apart: encoding once, one micro-batch, all evaluations."""
-        schedule, facts = self.facts.schedule, self.facts
-        assert schedule is not None
-        unevaluated = dataclasses.replace(schedule, evaluations=0)
-        training = estimate_seconds(self.plan, self.work, unevaluated, facts.rates)[-1][1]
-        *encoding, (_, whole) = facts.seconds
-        self.once = encoding[0][1] if encoding else (0.0, 0.0)
-        self.evaluating = (whole[0] - training[0], whole[1] - training[1])
-        num_passes = schedule.steps * self.work.num_heads
-        self.per_pass = (training[0] / num_passes, training[1] / num_passes)
-        self.num_steps = num_passes / self.passes
-
-    @property
-    def backward_share(self) -> float:
-        """Of the FLOPs of training; 2/3 where all trains."""
-        head = 2.0 * self.work.head_parameters * self.work.num_rows["train"]
-        forward = sum(count_flops(encoder.forward_flops, encoder.train) for encoder in self.present) + head
-        return 1 - forward / (sum(count_flops(encoder.flops, encoder.train) for encoder in self.present) + 3 * head)
 
     def rows(self, num_gpus: int) -> list[ScaleRow]:
         """One row per strategy; those that offload only where no other fits."""
@@ -171,65 +134,31 @@ class _Run:
 
     def _row(self, layout: scaling.Layout) -> ScaleRow:
         needed = scaling.state_bytes(layout, self.shape) + self.facts.step_bytes - self.facts.static_bytes
-        room, parts = self.facts.device_bytes, scaling.transfers(layout, self.shape)
-        steps, passes, share = self._steps(layout.num_processes)
-        row = ScaleRow(
-            layout.num_processes,
+        room, num_gpus = self.facts.device_bytes, layout.num_processes
+        passes, why_not = self._passes(num_gpus)
+        sent = scaling.sent_bytes(scaling.transfers(layout, self.shape), passes)
+        return ScaleRow(
+            num_gpus,
             layout.strategy + (" + host" if layout.offload else ""),
             self._launch(layout),
             needed,
             None if room is None else needed <= room,
-            scaling.sent_bytes(parts, passes or 1),
+            sent,
+            sent / ring_bandwidth(self.link, self.network, num_gpus, self.doctor.gpus_per_machine),
             scaling.host_bytes(layout, self.shape),
+            why_not,
         )
-        if passes is None:
-            return dataclasses.replace(row, why_not=self._batch(layout.num_processes).reason)
-        if layout.offload:
-            return dataclasses.replace(row, why_not="what PCIe and the CPU take is not modelled")
-        if self.why_no_time:
-            return dataclasses.replace(row, why_not=self.why_no_time)
-        return dataclasses.replace(row, **self._times(layout, parts, steps, passes, share))
 
-    def _batch(self, num_gpus: int) -> Decision:
-        """What the plan of as many processes decides about rows and passes."""
-        assert self.plan.context is not None
-        return batch_size.decide(dataclasses.replace(self.plan.context, world_size=num_gpus))
-
-    def _steps(self, num_gpus: int) -> tuple[float, int | None, float]:
-        """Optimizer steps of the run, passes of one (None where the plan refuses the batch), and what a pass computes
-        as a share of one GPU's pass."""
-        args, steps = self.facts.args, getattr(self, "num_steps", 0.0)
+    def _passes(self, num_gpus: int) -> tuple[int, str]:
+        """Micro-batches of an optimizer step, and why the plan of as many processes refuses the batch, if it does."""
+        args = self.facts.args
         if not (args.effective_batch_size or args.max_tokens_per_step):
-            return steps if args.max_steps > 0 else steps / num_gpus, self.passes, 1.0
-        decision = self._batch(num_gpus)
+            return self.passes, ""
+        assert self.plan.context is not None
+        decision = batch_size.decide(dataclasses.replace(self.plan.context, world_size=num_gpus))
         if decision.status != "applied":
-            return steps, None, 1.0
-        passes = int(decision.settings["gradient_accumulation_steps"])
-        return steps, passes, self.passes / (num_gpus * passes)
-
-    def _times(
-        self, layout: scaling.Layout, parts: list[scaling.Transfer], steps: float, passes: int, share: float
-    ) -> dict[str, Any]:
-        compute = (self.per_pass[0] * passes * share, self.per_pass[1] * passes * share)
-        slow, fast = ring_bandwidth(self.link, self.network, layout.num_processes, self.doctor.gpus_per_machine)
-        sending = (
-            scaling.communication_seconds(parts, fast, MESSAGE_SECONDS[0], passes),
-            scaling.communication_seconds(parts, slow, MESSAGE_SECONDS[1], passes),
-        )
-        hidden = [scaling.hideable_seconds(layout.strategy, value, self.backward_share, passes) for value in compute]
-        bare, (_, slowest) = _combine(compute, sending)
-        overlapped, (fastest, _) = _combine(compute, sending, (hidden[0], hidden[1]))
-        rest = [(self.once[i] + self.evaluating[i]) / layout.num_processes for i in (0, 1)]
-        seconds = (rest[0] + steps * fastest, rest[1] + steps * slowest)
-        price = self.facts.args.dollars_per_hour
-        return {
-            "communication_s": sending,
-            "compute_s": compute,
-            "without_overlap": bare,
-            "with_overlap": overlapped,
-            "seconds": seconds,
-            "dollars": money(seconds, None if price is None else price * layout.num_processes),
-        }
+            return 1, decision.reason
+        return int(decision.settings["gradient_accumulation_steps"]), ""
 
     def _launch(self, layout: scaling.Layout) -> str:
         """The nearest file, and the flags that make it this layout."""
@@ -256,32 +185,20 @@ class _Run:
     def basis(self) -> list[str]:
         """What the numbers rest on, and what they leave out."""
         args, card, machine = self.facts.args, self.facts.machine.hardware, self.doctor.gpus_per_machine
-        slow, fast = (value / 1e9 for value in ring_bandwidth(self.link, self.network, 1, machine))
-        lines = [
-            f"compute: {self.facts.rate_basis or self.why_no_time}",
-            f"between GPUs: {self.link.name}, {self.link.gb_per_second:g} GB/s ({self.link.source}), of which "
-            f"{slow:.3g} to {fast:.3g} are assumed to be reached; --gpu_link",
-        ]
+        lines = [f"between GPUs: {_describe(self.link)}; --gpu_link"]
         if max(self.doctor.gpus) > machine:
-            slow, fast = (value / 1e9 for value in ring_bandwidth(self.link, self.network, machine + 1, machine))
-            lines.append(
-                f"between machines of {machine} GPUs: {self.network.name}, {self.network.gb_per_second:g} GB/s "
-                f"({self.network.source}), a ring reaches {slow:.3g} to {fast:.3g} GB/s (assumed); --network"
-            )
+            lines.append(f"between machines of {machine} GPUs: {_describe(self.network)}; --network")
         batch = "the same rows per GPU, so N GPUs read N times the rows in a step"
         if args.effective_batch_size:
             batch = f"{args.effective_batch_size} rows per step on any number of GPUs"
         if args.max_tokens_per_step:
             batch = f"at most {args.max_tokens_per_step} tokens per step on any number of GPUs"
         lines.append(batch + ("; --max_steps fixes the steps, not the rows" if args.max_steps > 0 else ""))
-        lines.append("rows of unequal length, data loading, checkpoints and start-up are left out")
+        lines.append("how long a step takes on several GPUs is not estimated: measure it with recipes/compare.py")
         if not card.native_bf16:
             lines.append(f"FSDP2 and ZeRO are left out: {card.name} has no bf16, in which their files compute")
         return lines
 
 
-def _combine(compute: Span, sending: Span, hideable: Span = (0.0, 0.0)) -> tuple[Span, Span]:
-    """Share of a step that is compute, and seconds of a step, over every pair of the two spans: (least, most) each."""
-    pairs = [(c, scaling.step_seconds(c, s, hidden)) for c, hidden in zip(compute, hideable) for s in sending]
-    shares, seconds = [c / step for c, step in pairs], [step for _, step in pairs]
-    return (min(shares), max(shares)), (min(seconds), max(seconds))
+def _describe(link: Link) -> str:
+    return f"{link.name}, {link.gb_per_second:g} GB/s ({link.source})"

@@ -1,4 +1,4 @@
-"""Several devices on paper: what each holds, what each sends in a step, and how long that takes.
+"""Several devices on paper: what each holds, and what each sends in a step.
 
 Used by the doctor's `--plan_scale`, by the table of accelerate_configs/README.md and by
 benchmarks/scaling_two_processes.py. Nothing here is measured; GB are 10^9 bytes.
@@ -6,7 +6,6 @@ benchmarks/scaling_two_processes.py. Nothing here is measured; GB are 10^9 bytes
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -23,8 +22,6 @@ GATHERED_LAYERS = 3
 ZERO_PARTS, ZERO3_HOST = 16, 27
 # ZeRO-3 lets this many gathered parameters live (DeepSpeed's default of stage3_max_live_parameters).
 ZERO3_LIVE = 10**9
-# What is sent at once: DDP's bucket_cap_mb; DeepSpeed's reduce_bucket_size and allgather_bucket_size (elements).
-DDP_BUCKET, ZERO_BUCKET = 25 * 2**20, 5 * 10**8
 
 
 @dataclass(frozen=True)
@@ -96,7 +93,6 @@ class Transfer:
         num_bytes: of all that is reduced or gathered.
         num_ranks: processes that take part.
         times: how often.
-        messages: collective calls that it is cut into, over all `times`.
         every_pass: with every micro-batch; else once per optimizer step.
     """
 
@@ -104,7 +100,6 @@ class Transfer:
     num_bytes: float
     num_ranks: int
     times: int = 1
-    messages: int = 1
     every_pass: bool = False
 
     @property
@@ -133,59 +128,23 @@ def transfers(layout: Layout, shape: Shape) -> list[Transfer]:
     if layout.num_processes == 1:
         return []
     if layout.strategy == "DDP":
-        gradients = GRADIENT_BYTES * trained
-        return [
-            Transfer("all-reduce", gradients, layout.num_processes, messages=max(1, math.ceil(gradients / DDP_BUCKET)))
-        ]
+        return [Transfer("all-reduce", GRADIENT_BYTES * trained, layout.num_processes)]
     weights = layout.width * total
     gradients = (GRADIENT_BYTES if layout.strategy in ("FSDP2", "HSDP") else layout.width) * trained
     if layout.strategy == "ZeRO-2":
-        calls = max(1, math.ceil(trained / ZERO_BUCKET))
         return [
-            Transfer("reduce-scatter", gradients, group, messages=calls, every_pass=True),
-            Transfer("all-gather", gradients, group, messages=calls),
+            Transfer("reduce-scatter", gradients, group, every_pass=True),
+            Transfer("all-gather", gradients, group),
         ]
-    calls = shape.num_layers + 1  # a layer is a message; what is outside the layers is one more
     parts = [
-        Transfer("all-gather", weights, group, times=2, messages=2 * calls, every_pass=True),
-        Transfer("reduce-scatter", gradients, group, messages=calls, every_pass=True),
+        Transfer("all-gather", weights, group, times=2, every_pass=True),
+        Transfer("reduce-scatter", gradients, group, every_pass=True),
     ]
     if layout.strategy == "HSDP":
-        parts.append(Transfer("all-reduce", gradients / group, layout.num_processes // group, messages=calls))
+        parts.append(Transfer("all-reduce", gradients / group, layout.num_processes // group))
     return parts
 
 
 def sent_bytes(parts: Sequence[Transfer], passes: int = 1) -> float:
     """What one process sends in an optimizer step of `passes` micro-batches."""
     return sum(part.sent_bytes * (passes if part.every_pass else 1) for part in parts)
-
-
-def communication_seconds(
-    parts: Sequence[Transfer], bytes_per_second: float, message_seconds: float, passes: int = 1
-) -> float:
-    """Overhead of each message, and bytes sent / bandwidth (nccl-tests, doc/PERFORMANCE.md: "overhead + size / bw").
-
-    Args:
-        bytes_per_second: of the slowest link of the ring, in one direction.
-        message_seconds: what a collective call takes however little it sends.
-        passes: micro-batches of the step.
-    """
-    calls = sum(part.messages * (passes if part.every_pass else 1) for part in parts)
-    return calls * message_seconds + sent_bytes(parts, passes) / bytes_per_second
-
-
-def hideable_seconds(strategy: str, compute_s: float, backward_share: float, passes: int = 1) -> float:
-    """Compute of a step beside which its communication can run.
-
-    DDP sends gradients while backward of the last micro-batch still runs (Li et al., arXiv:2006.15704, section 3.2.3);
-    ZeRO-2 in every backward; FSDP2 and ZeRO-3 gather the next layer while one computes (Zhao et al., arXiv:2304.11277,
-    section 3.3).
-    """
-    if strategy == "DDP":
-        return compute_s * backward_share / passes
-    return compute_s * (backward_share if strategy == "ZeRO-2" else 1.0)
-
-
-def step_seconds(compute_s: float, communication_s: float, hideable_s: float = 0.0) -> float:
-    """Compute, and the communication that is not hidden behind it."""
-    return compute_s + max(0.0, communication_s - hideable_s)

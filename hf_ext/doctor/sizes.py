@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..checkpoints.budget import GB, Sizes, needed_bytes
-from ..checkpoints.rotation import Policy
+from ..checkpoints.retention.budget import GB, SMALL_FILES_BYTES, Sizes, needed_bytes
+from ..checkpoints.retention.rotation import Policy
 from ..plan import Plan
 from .estimates import Schedule
 from .work import Encoder, Work
@@ -18,7 +18,6 @@ SCORE_BYTES = 12.0  # per head, query and key, where attention is not fused
 CHECKPOINTED_BYTES = 4.0  # per token and unit of width: the layer's input
 WEIGHT_BYTES, GRADIENT_BYTES, OPTIMIZER_BYTES, HALF_BYTES = 4, 4, 8, 2  # AdamW has two float32 states
 EMBEDDING_BYTES = 4
-SMALL_FILES_BYTES = 2**20
 
 
 def activation_bytes(encoder: Encoder, tokens: int, *, is_half: bool, checkpointed: bool, fused: bool = True) -> int:

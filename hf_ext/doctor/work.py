@@ -14,7 +14,7 @@ from ..affinity.arguments import AffinityArguments
 from ..affinity.building import model_settings, read_towers
 from ..data.columns import read_columns
 from ..masked_lm.arguments import MaskedLMArguments
-from ..masked_lm.building import build_model, reading_model
+from ..masked_lm.building import build_model, freeze_contact_head, reading_model
 from ..models.affinity import AffinityModel
 from ..models.configuration import EncoderSpec, build_config, input_name
 from ..models.encoders import build_encoder
@@ -141,8 +141,7 @@ def _untrained(args: MaskedLMArguments) -> PreTrainedModel:
             str(args.model_name_or_path), revision=args.model_revision, trust_remote_code=False
         )
         model = AutoModelForMaskedLM.from_config(config, dtype=torch.float32)
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_("contact_head." not in name)
+    freeze_contact_head(model)
     return model
 
 

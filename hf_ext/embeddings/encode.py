@@ -31,10 +31,6 @@ class EncodingReport:
     tokens_per_batch: int = 0
     overflowed: list[str] = field(default_factory=list)  # sequences that took float32
 
-    @property
-    def residues_per_second(self) -> float:
-        return self.num_residues / self.seconds if self.seconds else 0.0
-
 
 def fill_store(
     store: EmbeddingStore,

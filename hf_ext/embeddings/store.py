@@ -6,7 +6,6 @@ import hashlib
 import json
 import logging
 import os
-import socket
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from safetensors.torch import save
 
 from ..data.contents import irregular_kind
 from ..errors import CacheError
+from ..owners import is_named_alive, name_process
 from .finite import refuse_not_finite
 
 logger = logging.getLogger(__name__)
@@ -199,7 +199,7 @@ def _read_verified(path: Path) -> dict[str, torch.Tensor] | None:
 
 
 def _write_atomically(path: Path, content: bytes) -> None:
-    temporary = path.with_name(f"{path.name}.tmp-{socket.gethostname()}-{os.getpid()}")
+    temporary = path.with_name(f"{path.name}.tmp-{name_process()}")
     with temporary.open("wb") as file:
         file.write(content)
         file.flush()
@@ -213,14 +213,6 @@ def _write_atomically(path: Path, content: bytes) -> None:
 
 
 def _writer_lives(temporary: Path) -> bool:
-    """Whether the process that writes this file still runs, as far as this host can tell."""
-    host, _, pid = temporary.name.rpartition(".tmp-")[2].rpartition("-")
-    if host != socket.gethostname():
-        return True
-    try:
-        os.kill(int(pid), 0)
-    except (ProcessLookupError, ValueError):
-        return False
-    except PermissionError:
-        return True
-    return int(pid) != os.getpid()
+    """Whether the process that writes this file still runs, as far as can be told from here; this one writes none."""
+    writer = temporary.name.rpartition(".tmp-")[2]
+    return writer != name_process() and is_named_alive(writer) is not False

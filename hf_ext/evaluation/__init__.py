@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from .baselines import ConstantBaseline, GroupMeanBaseline, RidgeBaseline
 from .guards import collapse_report, format_report, label_audit
 from .metrics import DEFAULT_THRESHOLD, MetricValue
-from .modules import METRIC_NAMES, load_metric, metric_path
 from .scores import GroupScore, Score, intervals_overlap, score_predictions
 from .verdict import Verdict, judge
+
+if TYPE_CHECKING:
+    from .modules import METRIC_NAMES, load_metric, metric_path
 
 __all__ = [
     "DEFAULT_THRESHOLD",
@@ -28,3 +32,11 @@ __all__ = [
     "metric_path",
     "score_predictions",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("METRIC_NAMES", "load_metric", "metric_path"):
+        from . import modules
+
+        return getattr(modules, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -22,7 +22,7 @@ def to_numpy(values: Any) -> NDArray[Any]:
 
 
 def as_column(values: Any, name: str) -> FloatArray:
-    """Return `values` as a float64 column.
+    """Returns `values` as a float64 column.
 
     Args:
         values: (n,) or (n, 1), numbers; None becomes NaN.
@@ -46,7 +46,7 @@ def as_column(values: Any, name: str) -> FloatArray:
 
 
 def as_pair(predictions: Any, references: Any) -> tuple[FloatArray, FloatArray]:
-    """Return both as float64 columns of one length; raises `DataError` where the lengths differ."""
+    """Returns both as float64 columns of one length; raises `DataError` where the lengths differ."""
     predicted, measured = as_column(predictions, "predictions"), as_column(references, "references")
     if len(predicted) != len(measured):
         raise DataError(f"{len(predicted)} predictions for {len(measured)} references: one per row is needed.")
@@ -54,7 +54,7 @@ def as_pair(predictions: Any, references: Any) -> tuple[FloatArray, FloatArray]:
 
 
 def as_groups(groups: Sequence[Any] | NDArray[Any], num_rows: int) -> NDArray[np.str_]:
-    """Return one group name per row, as text, so that 7 and "7" are the same group.
+    """Returns one group name per row, as text, so that 7 and "7" are the same group.
 
     Raises:
         DataError: another number of groups than rows, or a row without one (None or NaN).

@@ -24,18 +24,18 @@ class ConstantBaseline:
     mean: float | None = None
 
     def fit(self, targets: Any) -> ConstantBaseline:
-        """Take the mean of `targets`, (n,) numbers. Raises `DataError` where there are none or one is not finite."""
+        """Takes the mean of `targets`, (n,) numbers. Raises `DataError` where there are none or one is not finite."""
         self.mean = float(_finite_targets(targets, "targets").mean())
         return self
 
     def predict(self, num_rows: int) -> FloatArray:
-        """Return the mean `num_rows` times, (num_rows,) float64. Raises `ArgumentError` before `fit`."""
+        """Returns the mean `num_rows` times, (num_rows,) float64. Raises `ArgumentError` before `fit`."""
         if self.mean is None:
             raise ArgumentError("ConstantBaseline.predict before fit: call fit(train_targets) first.")
         return np.full(num_rows, self.mean)
 
     def summary(self) -> dict[str, Any]:
-        """Return what was fitted, JSON-able."""
+        """Returns what was fitted, JSON-able."""
         return {"kind": "constant", "mean": self.mean}
 
 
@@ -46,7 +46,7 @@ class GroupMeanBaseline:
     means: dict[str, float]
 
     def fit(self, targets: Any, groups: Sequence[Any] | NDArray[Any]) -> GroupMeanBaseline:
-        """Take the means of `targets`, (n,) numbers, within `groups`, (n,) names; raises `DataError` as they do."""
+        """Takes the means of `targets`, (n,) numbers, within `groups`, (n,) names; raises `DataError` as they do."""
         column = _finite_targets(targets, "targets")
         names, index, counts = np.unique(as_groups(groups, len(column)), return_inverse=True, return_counts=True)
         self.mean = float(column.mean())
@@ -54,13 +54,13 @@ class GroupMeanBaseline:
         return self
 
     def predict(self, groups: Sequence[Any] | NDArray[Any]) -> FloatArray:
-        """Return the means of the rows' groups, (n,) float64. Raises `ArgumentError` before `fit`."""
+        """Returns the means of the rows' groups, (n,) float64. Raises `ArgumentError` before `fit`."""
         if self.mean is None:
             raise ArgumentError("GroupMeanBaseline.predict before fit: call fit(train_targets, train_groups) first.")
         return np.array([self.means.get(name, self.mean) for name in as_groups(groups, len(groups)).tolist()])
 
     def summary(self) -> dict[str, Any]:
-        """Return what was fitted, JSON-able."""
+        """Returns what was fitted, JSON-able."""
         return {"kind": "group means", "mean": self.mean, "num_groups": len(self.means)}
 
 
@@ -146,7 +146,7 @@ class RidgeBaseline:
         return self
 
     def predict(self, features: Any) -> FloatArray:
-        """Return predictions, (n,) float64, for (n, d) features in the unit of the training targets.
+        """Returns predictions, (n,) float64, for (n, d) features in the unit of the training targets.
 
         Raises:
             ArgumentError: before `fit`.
@@ -162,7 +162,7 @@ class RidgeBaseline:
         return predicted + self.intercept
 
     def summary(self) -> dict[str, Any]:
-        """Return what was fitted, JSON-able, without the weights."""
+        """Returns what was fitted, JSON-able, without the weights."""
         rmse = None if self.best_lambda is None else self.validation_rmse[self.best_lambda]
         return {
             "kind": "ridge",
@@ -194,7 +194,7 @@ def _fit_standardizer(features: Any, each_by_its_own: bool) -> _Standardizer:
 
 
 def _solve_primal(features: Any, targets: FloatArray, scale: _Standardizer, lambdas: FloatArray) -> FloatArray:
-    """Return weights on standardised features, (d, number of lambdas), from the d x d correlation matrix."""
+    """Returns weights on standardised features, (d, number of lambdas), from the d x d correlation matrix."""
     num_rows, num_features = features.shape
     gram, moment = np.zeros((num_features, num_features)), np.zeros(num_features)
     for start, chunk in _chunks(features):
@@ -208,7 +208,7 @@ def _solve_primal(features: Any, targets: FloatArray, scale: _Standardizer, lamb
 
 
 def _solve_dual(features: Any, targets: FloatArray, scale: _Standardizer, lambdas: FloatArray) -> FloatArray:
-    """Return the same weights from the n x n inner products of the rows; holds all rows, fewer than features."""
+    """Returns the same weights from the n x n inner products of the rows; holds all rows, fewer than features."""
     scaled = scale.apply(features)
     num_rows = scaled.shape[0]
     eigenvalues, vectors = np.linalg.eigh(scaled @ scaled.T / num_rows)
@@ -228,7 +228,7 @@ def _squared_errors(features: Any, targets: FloatArray, scale: _Standardizer, ca
 
 
 def _chunks(features: Any) -> Iterator[tuple[int, Any]]:
-    """Yield (first row, rows) pieces that take `CHUNK_BYTES` as float64."""
+    """Yields (first row, rows) pieces that take `CHUNK_BYTES` as float64."""
     size = max(1, CHUNK_BYTES // (8 * max(features.shape[1], 1)))
     for start in range(0, features.shape[0], size):
         yield start, np.asarray(features[start : start + size])

@@ -19,14 +19,14 @@ RELATIVE_ZERO = 1e-12  # a variance this far below its own terms is rounding: th
 
 
 def affordable_resamples(num_rows: int, num_resamples: int) -> int:
-    """Return how many of `num_resamples` are drawn for `num_rows` rows: all of them up to 50,000 rows at 1,000."""
+    """Returns how many of `num_resamples` are drawn for `num_rows` rows: all of them up to 50,000 rows at 1,000."""
     return min(num_resamples, max(MIN_RESAMPLES, MAX_DRAWS // max(num_rows, 1)))
 
 
 def bootstrap_metrics(
     predicted: FloatArray, measured: FloatArray, *, threshold: float, num_resamples: int, seed: int
 ) -> dict[str, FloatArray]:
-    """Return every metric on every resample of the rows.
+    """Returns every metric on every resample of the rows.
 
     Args:
         predicted, measured: (n,) float64, finite, n >= 1.
@@ -53,7 +53,7 @@ def bootstrap_metrics(
 
 
 def bootstrap_mean(values: FloatArray, *, num_resamples: int, seed: int) -> FloatArray:
-    """Return the mean of `values`, (n,), on every resample of them, as (num_resamples,) float64."""
+    """Returns the mean of `values`, (n,), on every resample of them, as (num_resamples,) float64."""
     generator = np.random.default_rng(seed)
     chunk = max(1, CHUNK_DRAWS // len(values))
     sizes = [min(chunk, num_resamples - start) for start in range(0, num_resamples, chunk)]
@@ -61,7 +61,7 @@ def bootstrap_mean(values: FloatArray, *, num_resamples: int, seed: int) -> Floa
 
 
 def percentile_interval(samples: FloatArray, confidence: float) -> tuple[float | None, float | None]:
-    """Return the two percentiles that leave out (1 - confidence) / 2 each; None, None with fewer than 2 values."""
+    """Returns the two percentiles that leave out (1 - confidence) / 2 each; None, None with fewer than 2 values."""
     defined = samples[np.isfinite(samples)]
     if len(defined) < 2:
         return None, None
@@ -83,7 +83,7 @@ class RankedColumn:
         return cls(np.argsort(inverse, kind="stable"), np.cumsum(counts) - 1, inverse)
 
     def deviations(self, counts: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Return each row's average rank in each resample less the mean rank, and the sum of their squares."""
+        """Returns each row's average rank in each resample less the mean rank, and the sum of their squares."""
         num_rows = counts.shape[1]
         below_or_equal = np.cumsum(np.take(counts, self.order, axis=1), axis=1)
         if len(self.ends) < num_rows:
@@ -94,7 +94,7 @@ class RankedColumn:
 
 
 def draw_counts(generator: np.random.Generator, num_rows: int, num_resamples: int) -> FloatArray:
-    """Draw `num_rows` rows with replacement, `num_resamples` times; return how often each came, (resamples, n)."""
+    """Draws `num_rows` rows with replacement, `num_resamples` times; returns how often each came, (resamples, n)."""
     drawn = generator.integers(0, num_rows, size=(num_resamples, num_rows))
     drawn += np.arange(num_resamples)[:, None] * num_rows
     counts = np.bincount(drawn.reshape(-1), minlength=num_resamples * num_rows)
@@ -109,7 +109,7 @@ def _spearman_from_counts(counts: FloatArray, left: RankedColumn, right: RankedC
 
 
 def moment_terms(predicted: FloatArray, measured: FloatArray, threshold: float) -> FloatArray:
-    """Return what each row adds to the sums below, (n, 10)."""
+    """Returns what each row adds to the sums below, (n, 10)."""
     left, right = predicted - predicted.mean(), measured - measured.mean()
     error = predicted - measured
     called, true = predicted >= threshold, measured >= threshold

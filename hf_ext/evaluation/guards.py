@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,27 @@ FEW_DISTINCT_OF_REFERENCES = 0.1
 MIN_SPREAD_RATIO = 0.1
 BLOCK_SHARE = 0.05  # of rows that share one value: a detection limit or a default rather than a measurement
 SIMPLE_STEP = 0.25  # multiples of it are bfloat16 numbers anyway, so they say nothing about rounding
+
+
+class AlarmKind(Enum):
+    """What is wrong with predictions."""
+
+    NOT_FINITE = "NaN or infinite"
+    UNDEFINED = "a metric has no value"
+    CONSTANT = "one value"
+    FEW_VALUES = "few values"
+    BLOCK = "many times the same value"
+    LITTLE_SPREAD = "little spread"
+    NO_BETTER = "no better than the mean"
+    BFLOAT16 = "rounded to bfloat16"
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """What is wrong, and a sentence with the numbers that show it."""
+
+    kind: AlarmKind
+    text: str
 
 
 def collapse_report(predictions: Any, references: Any) -> dict[str, Any]:
@@ -34,6 +57,12 @@ def collapse_report(predictions: Any, references: Any) -> dict[str, Any]:
     Raises:
         DataError: shapes or lengths do not fit.
     """
+    report, alarms = examine_predictions(predictions, references)
+    return {**report, "alarms": [alarm.text for alarm in alarms]}
+
+
+def examine_predictions(predictions: Any, references: Any) -> tuple[dict[str, Any], list[Alarm]]:
+    """Returns what `collapse_report` does, without the alarms, and these with their kinds."""
     predicted, measured = as_pair(predictions, references)
     problems = [count_not_finite(predicted, "predictions"), count_not_finite(measured, "references")]
     finite = np.isfinite(predicted) & np.isfinite(measured)
@@ -46,8 +75,8 @@ def collapse_report(predictions: Any, references: Any) -> dict[str, Any]:
     report["rmse"] = float(np.sqrt(np.mean((predicted - measured) ** 2))) if len(measured) else None
     report["constant_rmse"] = reference_std
     report["looks_bfloat16"] = looks_bfloat16(predicted)
-    report["alarms"] = [f"{problem}." for problem in problems if problem] + _collapse_alarms(report, measured)
-    return report
+    alarms = [Alarm(AlarmKind.NOT_FINITE, f"{problem}.") for problem in problems if problem]
+    return report, alarms + [Alarm(kind, text) for kind, text in _collapse_alarms(report, measured)]
 
 
 def label_audit(labels: Any, bounds: Sequence[int] | Any | None = None) -> dict[str, Any]:
@@ -88,7 +117,7 @@ def label_audit(labels: Any, bounds: Sequence[int] | Any | None = None) -> dict[
 
 
 def format_report(report: Mapping[str, Any], title: str = "") -> list[str]:
-    """Return the lines that print a `collapse_report` or a `label_audit`: one per number, then one per alarm."""
+    """Returns the lines that print a `collapse_report` or a `label_audit`: one per number, then one per alarm."""
     lines = [title] if title else []
     width = max(len(key) for key in report)
     for key, value in report.items():
@@ -110,31 +139,37 @@ def looks_bfloat16(values: FloatArray) -> bool | None:
     return bool(np.all(as_float32 == values) and np.all(as_float32.view(np.uint32) & 0xFFFF == 0))
 
 
-def _collapse_alarms(report: Mapping[str, Any], measured: FloatArray) -> list[str]:
+def _collapse_alarms(report: Mapping[str, Any], measured: FloatArray) -> list[tuple[AlarmKind, str]]:
     num_rows, distinct = len(measured), report["num_distinct"]
     value, share = report["most_frequent_value"], report["most_frequent_share"]
     alarms = []
     if num_rows < MIN_ROWS:
-        return [f"All {num_rows} predictions are {value:g}."] if distinct == 1 < num_rows else []
+        is_constant = distinct == 1 < num_rows
+        return [(AlarmKind.CONSTANT, f"All {num_rows} predictions are {value:g}.")] if is_constant else []
     distinct_references = len(np.unique(measured))
     if distinct == 1:
-        alarms.append(f"All {num_rows:,} predictions are {value:g}: the model is a constant.")
+        text = f"All {num_rows:,} predictions are {value:g}: the model is a constant."
+        alarms.append((AlarmKind.CONSTANT, text))
     elif distinct <= max(FEW_DISTINCT_SHARE * num_rows, FEW_DISTINCT_OF_REFERENCES * distinct_references):
-        alarms.append(
+        text = (
             f"{distinct:,} distinct values in {num_rows:,} predictions (the references have {distinct_references:,})."
         )
+        alarms.append((AlarmKind.FEW_VALUES, text))
     if share >= BLOCK_SHARE and distinct > 1:
-        alarms.append(f"{share:.1%} of the predictions are exactly {value:g}.")
+        alarms.append((AlarmKind.BLOCK, f"{share:.1%} of the predictions are exactly {value:g}."))
     ratio = report["spread_ratio"]
     if ratio is not None and ratio < MIN_SPREAD_RATIO and distinct > 1:
-        alarms.append(f"The predictions spread {ratio:.3f} times as far as the references: close to a constant.")
+        text = f"The predictions spread {ratio:.3f} times as far as the references: close to a constant."
+        alarms.append((AlarmKind.LITTLE_SPREAD, text))
     if report["reference_std"] and report["rmse"] >= report["constant_rmse"]:
-        alarms.append(
+        text = (
             f"RMSE {report['rmse']:.4f} is no better than the {report['constant_rmse']:.4f} of predicting the mean of "
             "these references everywhere."
         )
+        alarms.append((AlarmKind.NO_BETTER, text))
     if report["looks_bfloat16"]:
-        alarms.append("Every prediction is a bfloat16 number: the head ran, or its output was kept, in bfloat16.")
+        text = "Every prediction is a bfloat16 number: the head ran, or its output was kept, in bfloat16."
+        alarms.append((AlarmKind.BFLOAT16, text))
     return alarms
 
 
@@ -165,7 +200,7 @@ def _label_alarms(report: Mapping[str, Any], values: FloatArray, sides: FloatArr
 
 
 def _distinct(values: FloatArray) -> dict[str, Any]:
-    """Count distinct values; the most frequent one is the smallest of equals."""
+    """Counts distinct values; the most frequent one is the smallest of equals."""
     if len(values) == 0:
         empty = ("distinct_share", "tied_share", "most_frequent_value", "most_frequent_share")
         return {"num_distinct": 0, **dict.fromkeys(empty)}

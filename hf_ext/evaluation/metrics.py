@@ -22,7 +22,7 @@ class MetricValue(NamedTuple):
 
 
 def average_ranks(values: FloatArray) -> FloatArray:
-    """Return ranks from 1 to n, (n,) float64; tied values share the mean of their ranks. One sort."""
+    """Returns ranks from 1 to n, (n,) float64; tied values share the mean of their ranks. One sort."""
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     last = np.cumsum(counts)
     return (last - (counts - 1) / 2)[inverse]
@@ -121,7 +121,7 @@ class ThresholdCounts:
 
 
 def threshold_counts(predictions: Any, references: Any, threshold: float = DEFAULT_THRESHOLD) -> ThresholdCounts:
-    """Count the rows at or above `threshold` (in the unit of the labels; `pKd >= 9` by default).
+    """Counts the rows at or above `threshold` (in the unit of the labels; `pKd >= 9` by default).
 
     Returns:
         Counts whose `recall()`, `precision()` and `f1()` give the metrics, and the rates to read them beside.

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import ArgumentError
+from ..units import less_is_better
 from . import metrics
 from ._arrays import FloatArray, as_column, as_pair, count_not_finite
 from .bootstrap import (
@@ -25,7 +26,6 @@ from .bootstrap import (
 from .metrics import DEFAULT_THRESHOLD, MetricValue
 from .scores import PLAIN_METRICS, THRESHOLD_METRICS
 
-LOWER_IS_BETTER = frozenset({"rmse", "mae", "token_loss", "perplexity"})
 PAIRED_METRICS = (*PLAIN_METRICS, *THRESHOLD_METRICS)
 # Of rows that each hold many predictions: the sum over all rows divided by their number.
 RATIO_METRICS = ("token_loss", "perplexity", "accuracy")
@@ -145,7 +145,7 @@ def paired_samples(
     num_resamples: int,
     seed: int,
 ) -> FloatArray:
-    """Return the improvement on every resample, (num_resamples,) float64, NaN where either score has no value.
+    """Returns the improvement on every resample, (num_resamples,) float64, NaN where either score has no value.
 
     The draws are those of `bootstrap_metrics` with the same seed.
 
@@ -224,7 +224,7 @@ def _point_value(metric: str, predicted: FloatArray, measured: FloatArray, thres
 
 
 def _sign(metric: str) -> int:
-    return -1 if metric in LOWER_IS_BETTER else 1
+    return -1 if less_is_better(metric) else 1
 
 
 def _number_or_none(value: MetricValue) -> float | None:

@@ -66,7 +66,7 @@ class SequenceFeatures:
         self.name = " and ".join(sorted(kinds, reverse=True))
 
     def transform(self, columns: Sequence[Sequence[str]]) -> NDArray[np.float16]:
-        """Return the features of rows, (n, num_features); arguments and `DataError` as above."""
+        """Returns the features of rows, (n, num_features); arguments and `DataError` as above."""
         _check_columns(columns)
         blocks = [_select(columns[i], column) for i, column in self._columns.items()]
         return np.concatenate(blocks, axis=1)
@@ -101,7 +101,7 @@ def _distinct(sequences: Sequence[str]) -> tuple[list[str], IntArray, NDArray[np
 
 
 def _count(sequences: list[str], length: int | None) -> Iterator[tuple[int, csr_matrix]]:
-    """Yield (first sequence, counts): (sequences, codes) float64, in pieces of about `CHUNK_RESIDUES`."""
+    """Yields (first sequence, counts): (sequences, codes) float64, in pieces of about `CHUNK_RESIDUES`."""
     size = max(1, CHUNK_RESIDUES // max(1, max(map(len, sequences), default=1)))
     for start in range(0, len(sequences), size):
         yield start, _count_chunk(sequences[start : start + size], length)

@@ -18,7 +18,7 @@ IntArray = NDArray[np.int64]
 
 
 def choose_subset(labels: Any, groups: Sequence[Any] | None = None, *, size: int | float, seed: int = 42) -> IntArray:
-    """Choose rows that stand for all of them; the same labels, groups, size and seed give the same rows.
+    """Chooses rows that stand for all of them; the same labels, groups, size and seed give the same rows.
 
     Numbers are cut into ten quantiles. Equal numbers stay together, and a number that a tenth of the rows share (a
     floor, a detection limit) is a stratum of its own. Labels of at most ten distinct values, text and booleans are
@@ -74,7 +74,7 @@ def _num_wanted(size: int | float, num_rows: int) -> int:
 
 
 def _label_strata(labels: Any) -> IntArray:
-    """Return the number of each row's stratum, (n,)."""
+    """Returns the number of each row's stratum, (n,)."""
     values = to_numpy(labels)
     are_numbers = _are_numbers(values)
     if are_numbers:
@@ -119,7 +119,7 @@ def _cell_quotas(
     num_wanted: int,
     generator: np.random.Generator,
 ) -> IntArray:
-    """Return how many rows each cell (stratum and group) gives, (cells,): its share, rounded down or up."""
+    """Returns how many rows each cell (stratum and group) gives, (cells,): its share, rounded down or up."""
     num_rows = int(cell_sizes.sum())
     shares, remainders = np.divmod(cell_sizes * num_wanted, num_rows)  # whole numbers: no rounding error decides
     strata, position = np.unique(stratum_of_cell, return_inverse=True)
@@ -149,7 +149,7 @@ def _largest_remainders(sizes: IntArray, num_wanted: int, generator: np.random.G
 def _draw_rows(
     cell_of_row: IntArray, cell_sizes: IntArray, quotas: IntArray, generator: np.random.Generator
 ) -> IntArray:
-    """Draw `quotas` rows of each cell, without replacement."""
+    """Draws `quotas` rows of each cell, without replacement."""
     order = np.lexsort((generator.random(len(cell_of_row)), cell_of_row))
     place_in_cell = np.arange(len(order)) - np.repeat(np.cumsum(cell_sizes) - cell_sizes, cell_sizes)
     return np.sort(order[place_in_cell < quotas[cell_of_row[order]]]).astype(np.int64)

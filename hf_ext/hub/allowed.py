@@ -8,8 +8,8 @@ import os
 import re
 from pathlib import Path
 
-from ..checkpoints.finished import CONFIG, MODEL_MANIFEST, TOKENIZER, WEIGHTS
-from ..checkpoints.manifest import MANIFEST, Manifest
+from ..checkpoints.format.manifest import MANIFEST, Manifest
+from ..checkpoints.run_folder.finished_model import CONFIG, MODEL_MANIFEST, TOKENIZER, WEIGHTS
 from ..errors import ArgumentError
 from .attempts import HubError
 
@@ -94,7 +94,7 @@ def refuse_tokens(folder: Path, names: list[str], token: str) -> None:
                 )
 
 
-def shorten_paths(folder: Path) -> None:
+def shorten_encoder_paths(folder: Path) -> None:
     """Leaves of the encoders' absolute paths in `config.json` the last part: they name people and machines.
 
     Only of encoders whose weights are in the folder; other paths stay, since loading reads them.

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from huggingface_hub.errors import HfHubHTTPError, HTTPError, OfflineModeIsEnabled
 
-from ..checkpoints.disk import is_disk_failure
+from ..disk import is_disk_failure
 from ..errors import RunEnded
 
 logger = logging.getLogger(__name__)

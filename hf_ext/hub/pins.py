@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from ..checkpoints.owners import describe_process, is_alive
+from ..owners import describe_process, is_alive
 
 PREFIX = ".push-"
 _MARKER = ".pushed.json"  # who made the copy, and of which folder

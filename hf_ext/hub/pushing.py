@@ -19,10 +19,10 @@ from huggingface_hub import (
     get_token,
 )
 
-from ..checkpoints.finished import MODEL_MANIFEST, check_model, describe_model
-from ..checkpoints.manifest import hash_file
+from ..checkpoints.format.manifest import hash_file
+from ..checkpoints.run_folder.finished_model import MODEL_MANIFEST, check_model, write_model_manifest
 from ..errors import ArgumentError
-from .allowed import DECIDES_LOADING, allow_list, checkpoint_files, refuse_tokens, shorten_paths
+from .allowed import DECIDES_LOADING, allow_list, checkpoint_files, refuse_tokens, shorten_encoder_paths
 from .attempts import Attempts, HubError
 from .pins import pinned_files
 
@@ -108,9 +108,9 @@ def push_folder(
         refuse_tokens(pinned, names, token)
         if MODEL_MANIFEST in names:
             check_model(pinned)
-        shorten_paths(pinned)
+        shorten_encoder_paths(pinned)
         if MODEL_MANIFEST in names:
-            describe_model(pinned)  # of the paths as they are sent
+            write_model_manifest(pinned)  # of the paths as they are sent
         files = {name: hash_file(pinned / name).sha256 for name in names}
         before = _modified(pinned, names)
         owned = attempt(lambda: _create(api, repo_id, private, revision))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -15,8 +14,6 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..models.affinity import AffinityModel
 from .attempts import HubError
-
-logger = logging.getLogger(__name__)
 
 # Share of the predictions' spread that rounding may take. The same kernels in float32 give the same bits; faster
 # kernels add in another order (1e-6 and below), and bfloat16 keeps 8 bits.

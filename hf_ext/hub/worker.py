@@ -8,7 +8,7 @@ import logging
 import sys
 from typing import Any
 
-from ..checkpoints.disk import describe_failure, is_disk_failure
+from ..disk import describe_failure, is_disk_failure
 from ..errors import HfExtError, RunEnded
 from .pushing import push_folder, verify_push
 

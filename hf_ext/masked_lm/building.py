@@ -11,23 +11,24 @@ from datasets import Dataset
 from transformers import AutoModelForMaskedLM, EsmConfig, EsmForMaskedLM, EsmTokenizer, PreTrainedModel, Trainer
 from transformers.utils import logging
 
-from ..checkpoints.finished import check_model
-from ..checkpoints.finite import check_finite
+from ..checkpoints.run_folder.finished_model import check_model
+from ..checkpoints.state.finite import check_finite
 from ..data.arguments import DataArguments
 from ..data.columns import row_lengths
 from ..data.demo import make_demo_table
-from ..data.masking import MaskedLMCollator, mark_evaluation
+from ..data.masking import MaskedLMCollator, MaskingEpochCallback, mark_evaluation
 from ..data.proteins import ESM_VOCABULARY
 from ..data.tokenization import ResidueTokenizer
 from ..errors import ArgumentError, DataError
-from ..mixins.masking_epoch import MaskingEpochCallback
 from ..models.encoders import check_configuration, load_tokenizer
 from ..pretrained import check_index, reading
 from ..reporting.throughput import ThroughputCallback
+from ..tasks import learned_positions
 from ..trainer import FastTrainer
 from .arguments import MaskedLMArguments, stock_arguments
 from .results import compute_metrics, sum_rows
 
+DEMO_SHAPE = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4}
 ESM_MAX_TOKENS = 1024  # what ESM-2 was trained on, with <cls> and <eos>
 
 logger = logging.get_logger(__name__)
@@ -38,6 +39,14 @@ def make_demo_sequences() -> Dataset:
     table = make_demo_table()
     chains = dict.fromkeys(chain for column in ("heavy", "light", "antigen") for chain in table[column][:])
     return Dataset.from_dict({"sequence": list(chains)})
+
+
+def fill_in_demo(args: MaskedLMArguments) -> bool:
+    """Gives a small shape to a command that names no model at all; whether it did."""
+    names_none = not (args.model_name_or_path or args.model_size or args.hidden_size)
+    if names_none:
+        vars(args).update(DEMO_SHAPE)
+    return names_none
 
 
 def build_tokenizer(args: MaskedLMArguments) -> Any:
@@ -57,17 +66,22 @@ def build_tokenizer(args: MaskedLMArguments) -> Any:
 def build_model(args: MaskedLMArguments) -> PreTrainedModel:
     """The pretrained model, or a new ESM-2 with random weights (seed torch first), in float32.
 
-    ESM's contact head is frozen: masked-language-model training gives it no gradient, which stops DDP.
+    ESM's contact head is frozen.
 
     Raises:
         ArgumentError: no masked language model at `model_name_or_path`, one whose files are not those of its manifest
             or hold what is not finite, or a shape that cannot be built.
     """
     model = _new_esm2(args) if args.model_name_or_path is None else _pretrained(args)
+    freeze_contact_head(model)
+    return model
+
+
+def freeze_contact_head(model: PreTrainedModel) -> None:
+    """Freezes ESM's contact head: masked-language-model training gives it no gradient, which stops DDP."""
     for name, parameter in model.named_parameters():
         if "contact_head." in name:
             parameter.requires_grad_(False)
-    return model
 
 
 def _new_esm2(args: MaskedLMArguments) -> PreTrainedModel:
@@ -134,9 +148,7 @@ def build_collator(
         raise ArgumentError(f"sequence_columns={data_args.sequence_columns}: name one column, or two that form a pair.")
     if data_args.too_long == "window":
         raise ArgumentError("too_long='window': masked training crops at random (truncate) or refuses (error).")
-    absolute = getattr(model.config, "position_embedding_type", "absolute") == "absolute"
-    offset = model.config.pad_token_id + 1 if model.config.model_type == "esm" else 0  # ESM-1b counts from there
-    limit = model.config.max_position_embeddings - offset if absolute else None
+    limit = learned_positions(model.config.to_dict())
     residues = ResidueTokenizer(tokenizer, len(data_args.sequence_columns), limit)
     collator = MaskedLMCollator(
         residues,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -15,18 +14,16 @@ from transformers import EvalPrediction
 from ..data.columns import read_columns
 from ..data.masking import IGNORED, MaskedLMCollator
 from ..data.proteins import RARE, STANDARD, UNKNOWN
-from ..errors import DataError
 from ..evaluation.verdict import judge_tokens
 from ..parser import FastArgumentParser
 from ..reporting.plots import plot_loss
-from ..reporting.run_record import absolute_if_local, record_evaluations, record_run, write_json
+from ..reporting.run_record import record_evaluations, record_run, write_json
 from ..reporting.tables import format_table
+from ..tasks import plots_if_possible, with_absolute_path
 from ..trainer import FastTrainer
 
-METRIC_NAMES = ("loss", "token_loss", "perplexity", "accuracy", "num_tokens")  # what an evaluation computes
+EVALUATION_METRICS = ("loss", "token_loss", "perplexity", "accuracy", "num_tokens")  # what an evaluation computes
 STREAM_ROWS = 10_000  # of a training stream, for the unigram baseline
-
-logger = logging.getLogger(__name__)
 
 
 def sum_rows(logits: torch.Tensor | tuple[torch.Tensor, ...], labels: torch.Tensor) -> torch.Tensor:
@@ -154,13 +151,11 @@ def save_results(
         **record_run(trainer, trained, settings, parser.origins, parser.arguments),
         **(record_evaluations(trainer) if isinstance(trainer, FastTrainer) else {}),
         "task": "masked_lm",
-        "data": {**data_report, "source": absolute_if_local(data_report["source"])},
+        "data": with_absolute_path(data_report, "source"),
         **scores,
     }
     if trainer.is_world_process_zero():
         write_json(folder / "all_results.json", results)
-        try:
+        with plots_if_possible():
             plot_loss(trainer.state.log_history, folder / "loss.png")
-        except DataError as error:  # a run too short to log still has its results
-            logger.warning("Not plotted: %s", error)
     return results

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
@@ -21,8 +20,6 @@ from .head import HeadEnsemble, RegressionHead
 from .lora import merge_layers
 from .losses import regression_loss
 from .pooling import merge_windows, pool
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -144,6 +141,10 @@ class AffinityModel(PreTrainedModel):
         self._encoder_transforms.append(transform)
         for encoder in self.encoders.values():
             transform(encoder)
+
+    def forget_transform(self, transform: Callable[[nn.Module], Any]) -> None:
+        """Leaves encoders that are loaded from now on as they are; those in memory stay changed."""
+        self._encoder_transforms.remove(transform)
 
     def release_encoders(self) -> None:
         """Lets go of frozen, referenced encoders: no memory, no entry in the state dict, no work for DDP."""

@@ -129,6 +129,11 @@ def find_heads(model: nn.Module) -> list[str]:
     return heads
 
 
+def unwrap_peft(model: Any) -> Any:
+    """The model under PEFT's wrapper, or the model itself."""
+    return model.get_base_model() if isinstance(model, PeftModel) else model
+
+
 def has_adapters(model: nn.Module | None) -> bool:
     """Whether PEFT layers are in the model, wherever they are."""
     return model is not None and any(isinstance(module, BaseTunerLayer) for module in model.modules())

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from peft import PeftModel
 from torch import nn
 from torch.optim import AdamW, Muon, Optimizer
 from transformers import PreTrainedModel
 
 from .affinity import AffinityModel
+from .lora import unwrap_peft
 
 ADJUST_LR = "match_rms_adamw"
 
@@ -65,6 +65,16 @@ class MuonAdamW(Optimizer):
             inner.step()
         return loss
 
+    def unstepped_twin(self, groups: list[dict[str, Any]]) -> MuonAdamW:
+        """Another one that has not stepped, over `groups` like this one's; this one's state and groups stay its own.
+
+        For whoever has to know what a step adds, such as the size of a checkpoint.
+        """
+        twin = object.__new__(type(self))
+        twin._muon, twin._adamw = self._muon, self._adamw  # handed all that they hold anew in each step
+        Optimizer.__init__(twin, groups, {})
+        return twin
+
     def __getstate__(self) -> dict[str, Any]:
         """With the two that step, which torch's own leaves out of copies."""
         return {**super().__getstate__(), "_muon": self._muon, "_adamw": self._adamw}
@@ -76,7 +86,7 @@ def encoder_matrices(model: nn.Module | None) -> list[nn.Parameter]:
     Not embeddings, poolers, ESM's contact head, heads, norms and biases. Not adapters either: LoRA's two factors are no
     matrix of the model, and orthogonalizing each by itself is not what Muon does to their product.
     """
-    inner = model.get_base_model() if isinstance(model, PeftModel) else model
+    inner = unwrap_peft(model)
     if not isinstance(inner, PreTrainedModel):
         return []
     encoder = inner.encoders if isinstance(inner, AffinityModel) else inner.base_model

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from peft import PeftModel
 from torch import nn
 from transformers import PreTrainedModel
 
 from ..errors import ArgumentError
 from .affinity import AffinityModel
 from .head import RegressionHead
+from .lora import unwrap_peft
 
 
 def find_blocks(model: nn.Module) -> list[nn.Module]:
@@ -19,7 +19,7 @@ def find_blocks(model: nn.Module) -> list[nn.Module]:
     Layers of ESM, T5, BERT and what stands in for them (faesm's attention, LoRA inside, a `PeftModel` around). Not the
     parts of a T5 block, which are a list too, and not the heads of an ensemble.
     """
-    inner = model.get_base_model() if isinstance(model, PeftModel) else model
+    inner = unwrap_peft(model)
     if isinstance(inner, AffinityModel):
         roots: Iterable[nn.Module] = inner.encoders.values()
     else:

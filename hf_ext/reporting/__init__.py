@@ -1,4 +1,4 @@
-"""Tables and plots of a run. Imports nothing but the standard library; matplotlib waits for the first plot."""
+"""Tables and plots of a run. Imports no more than numpy; matplotlib waits for the first plot."""
 
 from __future__ import annotations
 

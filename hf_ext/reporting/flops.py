@@ -18,14 +18,14 @@ from ..errors import ArgumentError
 _LAYER = re.compile(r"\.(?:layers?|blocks?|h)\.(\d+)\.")
 
 
-def training_flops_per_token(model: nn.Module, sequence_length: float) -> float:
-    """FLOPs of one training step per token: forward, backward, no optimizer.
+def flops_coefficients(model: nn.Module) -> tuple[float, float]:
+    """FLOPs of one training step: per token for the linear layers, and per token and per token attended to.
+
+    A token of a sequence of L costs the first and L times the second: forward, backward, no optimizer.
 
     Args:
         model: a transformer whose `config` names its layers and heads, such as ESM, BERT or a T5 encoder, with or
             without a head and PEFT adapters; `requires_grad` says what trains.
-        sequence_length: tokens per sequence. For unequal lengths L, sum(L^2) / sum(L), the length a token sees on
-            average.
 
     Raises:
         ArgumentError: the configuration does not say how many layers and heads there are, or the model is an
@@ -34,12 +34,6 @@ def training_flops_per_token(model: nn.Module, sequence_length: float) -> float:
     Linear layers that run once per sequence (a pooler, a classification head) are counted as if they ran per token.
     Cost: one pass over the modules; nothing is computed.
     """
-    per_token, per_token_pair = flops_coefficients(model)
-    return per_token + per_token_pair * sequence_length
-
-
-def flops_coefficients(model: nn.Module) -> tuple[float, float]:
-    """FLOPs per token of the linear layers, and FLOPs per token and per token attended to; see above."""
     config: Any = getattr(model, "config", None)
     if getattr(config, "is_encoder_decoder", False):
         raise ArgumentError(f"{type(model).__name__} is an encoder-decoder: FLOPs per token are not defined for it.")

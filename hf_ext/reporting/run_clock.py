@@ -15,6 +15,8 @@ class RunClockCallback(TrainerCallback):
     What a kill cost after the last checkpoint is not counted: that session could not write it down any more.
     """
 
+    name = "run_clock"
+
     def __init__(self) -> None:
         self.seconds_before = 0.0
         self.num_sessions = 0
@@ -38,7 +40,8 @@ class RunClockCallback(TrainerCallback):
         """For a checkpoint; JSON-able."""
         return {"seconds": self.seconds, "num_sessions": self.num_sessions}
 
-    def count_on(self, state: dict[str, Any]) -> None:
-        """Goes on from the `state` of a checkpoint, in the session that has begun; {} is that of a new run."""
-        self.seconds_before = float(state.get("seconds", 0.0))
-        self.num_sessions = int(state.get("num_sessions", 0)) + 1
+    def load(self, tree: dict[str, Any] | None) -> None:
+        """Goes on from the `state` of a checkpoint, in the session that has begun; None where it does not say."""
+        before = tree or {}
+        self.seconds_before = float(before.get("seconds", 0.0))
+        self.num_sessions = int(before.get("num_sessions", 0)) + 1

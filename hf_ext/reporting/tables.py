@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
 
 from ..errors import ArgumentError
+from ..units import MISSING, format_cell
 
-MISSING = "-"
 # A number, with a percent sign or an x at most: "12.3 %", "1.7x", "-4". An identifier such as "1A2Y" is text.
 _NUMERIC_TEXT = re.compile(r"[+-]?[\d,]*\.?\d+([eE][+-]?\d+)?( ?[%x])?")
 
 
 def format_table(rows: Sequence[Sequence[object]], headers: Sequence[str]) -> str:
-    """Return a table with aligned columns, numbers to the right and text to the left.
+    """Returns a table with aligned columns, numbers to the right and text to the left.
 
     Args:
         rows: cells of any type; None prints as "-", floats with 3 decimals (2 in scientific notation below 0.001).
@@ -34,7 +33,7 @@ def format_table(rows: Sequence[Sequence[object]], headers: Sequence[str]) -> st
 
 
 def format_markdown_table(rows: Sequence[Sequence[object]], headers: Sequence[str]) -> str:
-    """Return the same table as GitHub Markdown, its source aligned too; arguments and errors as in `format_table`."""
+    """Returns the same table as GitHub Markdown, its source aligned too; arguments and errors as in `format_table`."""
     cells, right = _prepare(rows, headers)
     lines = [[cell.replace("|", "\\|") for cell in line] for line in (list(headers), *cells)]
     widths = [max(3, *(len(line[column]) for line in lines)) for column in range(len(headers))]
@@ -43,31 +42,8 @@ def format_markdown_table(rows: Sequence[Sequence[object]], headers: Sequence[st
     return "\n".join("| " + " | ".join(line) + " |" for line in [padded[0], rule, *padded[1:]])
 
 
-def format_cell(value: object) -> str:
-    """Return one cell's text: 26,000; 0.819; 1.20e-05; yes; "-" for None. Numpy scalars read as Python's."""
-    if hasattr(value, "item") and getattr(value, "ndim", 1) == 0:
-        value = value.item()
-    if value is None:
-        return MISSING
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int):
-        return f"{value:,}"
-    if isinstance(value, float):
-        return _format_float(float(value))
-    return " ".join(str(value).split())
-
-
-def _format_float(value: float) -> str:
-    if not math.isfinite(value):
-        return str(value)
-    if value == 0 or 0.001 <= abs(value) < 1000:
-        return f"{value:.3f}"
-    return f"{value:,.0f}" if 1000 <= abs(value) < 1e9 else f"{value:.2e}"
-
-
 def _prepare(rows: Sequence[Sequence[object]], headers: Sequence[str]) -> tuple[list[list[str]], list[bool]]:
-    """Turn cells into text, and say for each column whether it holds numbers only (and at least one)."""
+    """Turns cells into text, and says for each column whether it holds numbers only (and at least one)."""
     if not headers:
         raise ArgumentError("headers is empty: one header per column is needed.")
     for number, row in enumerate(rows):

@@ -47,7 +47,7 @@ REGISTRY: tuple[Speedup, ...] = (
     fused_optimizer,
     muon,  # after LoRA and the precision, which decide what there is to step
     cpu_offload,
-    nccl,  # only looked at: its variables were set before the processes met
+    nccl,  # no speed-up sends anything, so NCCL has not read its variables
     sharding,  # once no layer changes its class any more, and no weights are added
     ddp,  # after sharding, which freezes what gets no gradient
     compile,  # last: it compiles what the others left

@@ -132,8 +132,7 @@ def apply(decision: Decision, run: Run) -> Decision:
         if asked:
             raise PlanRefused(f"--attention {failed[0]}. Use --attention auto.")
         return Decision(NAME, KIND, "skipped", "; ".join(failed), {}, found.evidence() if found else {})
-    if hasattr(run.model, "transform_encoders"):
-        run.model.transform_encoders(swap)
+    run.change_encoders(swap)
     run.on_end(undo)  # the choice stands in the model's configuration, which other models may share
     if failed:
         reason = f"SDPA, with padding around attention only: {failed[0]}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal, Protocol
 
 from ..hardware import Hardware
@@ -108,7 +109,7 @@ class Context:
 class Run:
     """What decisions are applied to: the arguments of the run, its model, and how to build inputs for it.
 
-    `own_loss` says where a loss of the user's comes from, which may read all that the model returns; None without one.
+    `own_loss` says where the user's own loss comes from, which may read all that the model returns; None without one.
     """
 
     args: Any
@@ -122,6 +123,14 @@ class Run:
     def on_end(self, action: Callable[[], None]) -> None:
         """Registers what switches a setting, of the process or of the model, back when the run is over."""
         self.undo.append(action)
+
+    def change_encoders(self, change: Callable[[Any], Any]) -> None:
+        """Changes the model's encoders in place, and those that an `AffinityModel` loads before the run is over."""
+        if hasattr(self.model, "transform_encoders"):
+            self.model.transform_encoders(change)
+            self.on_end(partial(self.model.forget_transform, change))
+        else:
+            change(self.model)
 
     def measure_training(self, name: str, start: Callable[[], Callable[[], dict[str, Any]]]) -> None:
         """Registers a measurement of training: `start` is called before it, what that returns after it.

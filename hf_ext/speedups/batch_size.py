@@ -56,7 +56,7 @@ def cached_batch_size(num_rows: int, largest: int) -> int:
     return batch
 
 
-def split_rows(effective: int, world_size: int, largest: int) -> tuple[int, int] | None:
+def split_batch(effective: int, world_size: int, largest: int) -> tuple[int, int] | None:
     """Rows per device, at most `largest` and as many as possible, and passes, whose product with the processes is
     `effective`; None where there are none."""
     if effective % world_size:
@@ -96,7 +96,7 @@ def _accumulate(context: Context, effective: int) -> Decision:
         found = effective // (devices * passes), passes
     else:
         largest = args.cached_batch_size if args.cached_batch_size and context.caches_all_inputs else rows
-        found = split_rows(effective, devices, largest) or (1, 1)  # never None: `unit` is the devices alone
+        found = split_batch(effective, devices, largest) or (1, 1)  # never None: `unit` is the devices alone
     settings = {"gradient_accumulation_steps": found[1], **_scaled_rate(context, effective / rows)}
     if found[0] != rows:
         settings["per_device_train_batch_size"] = found[0]

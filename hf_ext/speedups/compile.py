@@ -70,7 +70,7 @@ def _problem(context: Context) -> str | None:
 
 def compile_blocks(model: nn.Module, **options: Any) -> int:
     """Compiles every encoder block of `model` in place; returns how many. `options` go to `torch.compile`."""
-    blocks = find_blocks(model)
+    blocks = compilable_layers(model)
     for block in blocks:
         block.compile(**options)
     return len(blocks)
@@ -78,11 +78,11 @@ def compile_blocks(model: nn.Module, **options: Any) -> int:
 
 def uncompile_blocks(model: nn.Module) -> None:
     """Lets every encoder block of `model` run as written."""
-    for block in find_blocks(model):
+    for block in compilable_layers(model):
         block._compiled_call_impl = None  # Module.compile has no counterpart
 
 
-def find_blocks(model: nn.Module) -> list[nn.Module]:
+def compilable_layers(model: nn.Module) -> list[nn.Module]:
     """ESM layers and T5 blocks."""
     return [module for module in model.modules() if isinstance(module, EsmLayer | T5Block)]
 

@@ -56,7 +56,7 @@ def decide(context: Context) -> Decision:
 
 
 def apply(decision: Decision, run: Run) -> Decision:
-    """Ends the search where one pass reaches every weight; `ShardingMixin` tells accelerate about the views."""
+    """Ends the search where one pass reaches every weight; `Replicated` tells accelerate about the views."""
     if not decision.settings["looks_once"] or run.model is None:
         return decision
     if run.own_loss is not None:

@@ -36,5 +36,5 @@ def decide(context: Context) -> Decision:
 
 
 def apply(decision: Decision, run: Run) -> Decision:
-    """Nothing yet: `EmbeddingCacheMixin` encodes when a dataset is first used."""
+    """Nothing yet: `Embedder` encodes when a dataset is first used."""
     return decision

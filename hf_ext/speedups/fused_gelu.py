@@ -9,6 +9,7 @@ Remove when `EsmIntermediate` calls `torch.nn.functional.gelu` (modeling_esm.py,
 
 from __future__ import annotations
 
+from functools import partial
 from types import MethodType
 
 import torch
@@ -57,10 +58,6 @@ def decide(context: Context) -> Decision:
 
 def apply(decision: Decision, run: Run) -> Decision:
     """Fuses now, and in encoders that the model loads later."""
-    if hasattr(run.model, "transform_encoders"):
-        run.model.transform_encoders(fuse_gelu)
-    else:
-        fuse_gelu(run.model)
-    model = run.model
-    run.on_end(lambda: unfuse_gelu(model))
+    run.change_encoders(fuse_gelu)
+    run.on_end(partial(unfuse_gelu, run.model))
     return decision

@@ -107,7 +107,7 @@ def measure_savings(run: Run) -> dict[str, Any]:
     return {"with_lora": here, "full_fine_tuning": full}
 
 
-def activation_bytes(model: nn.Module, batch: dict[str, Any]) -> int:
+def measure_activations(model: nn.Module, batch: dict[str, Any]) -> int:
     """Bytes that autograd keeps between a training forward pass over `batch` and its backward pass.
 
     Each storage counts once; parameters and buffers do not count. Leaves the model in the mode it was in; draws random
@@ -136,7 +136,7 @@ def _measure(model: nn.Module, batch: dict[str, Any] | None) -> dict[str, int | 
     return {
         "trainable_parameters": sum(parameter.numel() for parameter in trained),
         "adamw_bytes": sum(2 * parameter.numel() * parameter.element_size() for parameter in trained),
-        "activation_bytes": None if batch is None else activation_bytes(model, batch),
+        "activation_bytes": None if batch is None else measure_activations(model, batch),
     }
 
 

@@ -21,7 +21,7 @@ from peft import PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 
-from ..checkpoints.weights import keep_source_digests
+from ..checkpoints.state.weights import keep_source_digests
 from ..models.half_linear import difference, narrow
 from ..models.wrapping import find_blocks
 from ..zero import splits_weights

@@ -16,12 +16,8 @@ Conflicts: optimizers other than AdamW; LoRA; DeepSpeed and FSDP 1, which hand t
 
 from __future__ import annotations
 
-import os
-from typing import Any
-
-from accelerate.utils import parse_flag_from_env
-
 from ..models.muon import encoder_matrices
+from ..processes import fsdp_version
 from .base import Context, Decision, Kind, Run, off
 
 NAME = "muon"
@@ -56,20 +52,13 @@ def _find_problem(context: Context) -> str | None:
         return "LoRA's factors are no matrices of the model: leave out --use_peft or --optim_ext muon"
     if args.deepspeed_plugin is not None:
         return "ZeRO hands the optimizer flat slices, and with offload its own Adam steps them: use DDP or FSDP2"
-    if _fsdp_version(args) == 1:
+    if fsdp_version(args) == 1:
         return "FSDP 1 hands the optimizer flat slices: use FSDP2 (fsdp_version: 2) or DDP"
     if not model.num_parameters:
         return "there is no model yet to find matrices in: pass the model itself instead of model_init"
     if not model.num_encoder_matrices:
         return "no matrix of an encoder layer trains: let encoders train (--tower_training full), or leave it out"
     return None
-
-
-def _fsdp_version(args: Any) -> int | None:
-    """As Trainer finds it: in its own arguments, or where accelerate's launcher left it; None without FSDP."""
-    if args.fsdp_plugin_args is not None:
-        return int(args.fsdp_plugin_args["fsdp_version"])
-    return int(os.environ.get("FSDP_VERSION", "1")) if parse_flag_from_env("ACCELERATE_USE_FSDP") else None
 
 
 def apply(decision: Decision, run: Run) -> Decision:

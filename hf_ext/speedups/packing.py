@@ -68,8 +68,7 @@ def apply(decision: Decision, run: Run) -> Decision:
         if decision.settings["named"]:
             raise PlanRefused(f"packing, against padded encoders: {found.problem}. Leave packing out.")
         return Decision(NAME, KIND, "skipped", f"against padded encoders: {found.problem}", {}, found.evidence())
-    if hasattr(run.model, "transform_encoders"):
-        run.model.transform_encoders(pack)
+    run.change_encoders(pack)
     run.on_end(partial(unpack_encoders, run.model))
     run.on_end(partial(change_layout, run.collator, packs=False))
     change_layout(run.collator, packs=True, round_up=decision.settings["round_up"])

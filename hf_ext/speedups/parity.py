@@ -147,7 +147,7 @@ def _measure(probe: Probe, autocast: torch.dtype | None) -> tuple[torch.Tensor, 
 
 
 def _compare_both(exact: Any, before: Any, after: Any, probe: Probe) -> Parity:
-    states = compare(exact[0], before[0], after[0], probe)
+    states = judge_states(exact[0], before[0], after[0], probe)
     if before[1] is None:
         return states
     gradients = compare_gradients(exact[1], before[1], after[1], probe)
@@ -174,7 +174,7 @@ def one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[:200]}" if lines else type(error).__name__
 
 
-def compare(exact: torch.Tensor, before: torch.Tensor, after: torch.Tensor, probe: Probe) -> Parity:
+def judge_states(exact: torch.Tensor, before: torch.Tensor, after: torch.Tensor, probe: Probe) -> Parity:
     """Judges `after` against `before`; `exact` is the float32 result where `probe` runs under autocast."""
     difference = (after - before).abs()
     cosine = nn.functional.cosine_similarity(after, before, dim=1).min().item()

@@ -64,5 +64,5 @@ def _missing_lengths(context: Context) -> str | None:
 
 
 def apply(decision: Decision, run: Run) -> Decision:
-    """Nothing yet: `DataLoaderMixin` plans the batches when training starts and records how full they are."""
+    """Nothing yet: `Loaders` plans the batches when training starts and records how full they are."""
     return decision

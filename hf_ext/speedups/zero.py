@@ -1,6 +1,7 @@
 """What DeepSpeed's ZeRO leaves to decide; part of `sharding`.
 
-ZeRO-2 splits gradients and optimizer, ZeRO-3 the weights too; its own files are the checkpoints' (`mixins/zero.py`).
+ZeRO-2 splits gradients and optimizer, ZeRO-3 the weights too; its own files are the checkpoints'
+(`training/backends/deepspeed.py`).
 With `offload_optimizer`, accelerate hands DeepSpeed a DeepSpeedCPUAdam in place of the optimizer, whatever that was (a
 CPU Adagrad for Adagrad), and says nothing: from AdamW it takes over rate, betas, epsilon and decay, and makes the same
 steps up to rounding; anything else would be trained by another optimizer than asked for, and is refused.

@@ -6,6 +6,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from run_outcomes import same_tensors
 from safetensors.torch import load_file, save_file
 
 from hf_ext.affinity.arguments import AffinityArguments
@@ -13,7 +14,7 @@ from hf_ext.affinity.building import build_collator, build_model
 from hf_ext.affinity.ensemble import predict_members, train_seeds
 from hf_ext.affinity.scoring import SplitScores, compute_metrics
 from hf_ext.affinity.seed_scores import judge_spread, score_seeds
-from hf_ext.checkpoints.finished import describe_model
+from hf_ext.checkpoints.run_folder.finished_model import write_model_manifest
 from hf_ext.data.arguments import DataArguments
 from hf_ext.data.collators import SequenceCollator
 from hf_ext.errors import ArgumentError, CheckpointError, TrainingStopped
@@ -21,6 +22,7 @@ from hf_ext.evaluation import score_predictions
 from hf_ext.evaluation.verdict import judge
 from hf_ext.models.affinity import AffinityModel
 from hf_ext.trainer import FastTrainer
+from hf_ext.training.stopper import StopCause, StopReason
 from hf_ext.training_args import FastTrainingArguments
 
 COLUMNS = ["heavy", "light", "antigen"]
@@ -86,18 +88,14 @@ def head_of(folder):
     return {name: value for name, value in load_file(folder / "model.safetensors").items() if name.startswith("head.")}
 
 
-def same(one, other):
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
-
-
 def test_every_member_is_the_single_run_with_its_seed_bit_by_bit(ensemble, make_trainer, tmp_path):
     trainer, trained, folder = ensemble
     assert trained.seeds == [42, 43, 44]
     alone, _ = make_trainer(tmp_path, seed=44)
     alone.train()
     alone.save_model()
-    assert same(head_of(tmp_path), head_of(folder / "seed-44"))
-    assert not same(head_of(tmp_path), head_of(folder / "seed-43"))  # seeds differ, and the comparison sees it
+    assert same_tensors(head_of(tmp_path), head_of(folder / "seed-44"))
+    assert not same_tensors(head_of(tmp_path), head_of(folder / "seed-43"))  # seeds differ, and the comparison sees it
     assert trained.runs[2]["best"]["value"] == alone.state.best_metric
     assert trained.runs[2]["alarms"] == alone.collapse_alarms
     assert [alarm for alarm in trainer.collapse_alarms if alarm["seed"] == 44] == [
@@ -154,7 +152,7 @@ class StoppedTrainer(FastTrainer):
     def training_step(self, *args, **kwargs):
         if self.args.seed == 43 and self.state.global_step == 12:
             self.control.should_training_stop = self.control.should_save = True
-            self.stop_reason = "test"
+            self._stopper.reason = StopReason(StopCause.SIGNAL, "test")
         return super().training_step(*args, **kwargs)
 
 
@@ -176,7 +174,9 @@ def test_a_stopped_command_continues_where_it_was_and_trains_no_finished_seed_ag
     assert (first / "model.safetensors").stat().st_mtime_ns == written
     assert len(trained.runs) == 3
     _, _, whole = ensemble
-    assert all(same(head_of(tmp_path / name), head_of(whole / name)) for name in ("seed-42", "seed-43", "seed-44"))
+    assert all(
+        same_tensors(head_of(tmp_path / name), head_of(whole / name)) for name in ("seed-42", "seed-43", "seed-44")
+    )
 
 
 def test_finished_seeds_are_read_from_where_the_folder_is_now(ensemble, make_trainer, tmp_path):
@@ -187,7 +187,7 @@ def test_finished_seeds_are_read_from_where_the_folder_is_now(ensemble, make_tra
     save_file({**weights, "head.layers.3.bias": zeros}, tmp_path / "moved" / "seed-43" / name)
     with pytest.raises(ArgumentError, match=r"seed-43 is not what was saved: model\.safetensors: expected"):
         train_seeds(trainer, args)
-    describe_model(tmp_path / "moved" / "seed-43")
+    write_model_manifest(tmp_path / "moved" / "seed-43")
     trained = train_seeds(trainer, args)
     assert [run["folder"] for run in trained.runs] == [str(tmp_path / "moved" / f"seed-{s}") for s in (42, 43, 44)]
     assert torch.equal(trainer.model.head.members[1].layers[-1].bias, zeros)
@@ -201,7 +201,7 @@ def test_finished_seeds_of_another_run_are_refused_and_resume_no_trains_them_aga
         train_seeds(trainer, args)
     trainer, args = make_trainer(tmp_path, 2, learning_rate=5e-3, resume="no", num_train_epochs=1)
     train_seeds(trainer, args)
-    assert not same(before, head_of(tmp_path / "seed-42"))
+    assert not same_tensors(before, head_of(tmp_path / "seed-42"))
 
 
 def test_what_several_seeds_cannot_share_is_refused_with_the_way_out(make_trainer, demo_encoders, tmp_path):

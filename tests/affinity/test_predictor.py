@@ -20,7 +20,7 @@ from hub_server import HubServer, serve_hub
 import hf_ext
 from hf_ext.affinity import predictor as predictor_module
 from hf_ext.affinity.predictor import AffinityPredictor, find_model
-from hf_ext.checkpoints.finished import MODEL_MANIFEST, describe_model
+from hf_ext.checkpoints.run_folder.finished_model import MODEL_MANIFEST, write_model_manifest
 from hf_ext.errors import ArgumentError, DataError
 from hf_ext.hub import push_folder
 from hf_ext.models.affinity import AffinityModel
@@ -241,7 +241,7 @@ def test_a_pushed_model_is_verified_where_it_is_loaded_and_a_damaged_one_is_not_
     frozen: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = Path(shutil.copytree(frozen[0], tmp_path / "model"))
-    describe_model(folder)
+    write_model_manifest(folder)
     with monkeypatch.context() as patch, serve_hub(patch, TOKEN) as hub:
         go_online(patch)
         patch.setenv("HF_TOKEN", TOKEN)

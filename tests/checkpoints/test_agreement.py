@@ -7,14 +7,15 @@ import json
 import pytest
 import torch
 from datasets import Dataset
+from miniature_esm import make_esm
 from peft import LoraConfig, get_peft_model
-from transformers import DataCollatorForLanguageModeling, EsmConfig, EsmForMaskedLM, default_data_collator
+from transformers import DataCollatorForLanguageModeling, EsmForMaskedLM, default_data_collator
 
 from hf_ext import FastTrainer, FastTrainingArguments, make_plan
 from hf_ext.argument_names import short_name
-from hf_ext.checkpoints.agreement import GROUPS, compare_runs
-from hf_ext.checkpoints.argument_roles import ANOTHER_RUN, HARMLESS, STEP_SIZE, UNRECORDED
-from hf_ext.checkpoints.run_facts import describe_run
+from hf_ext.checkpoints.agreement.argument_roles import ANOTHER_RUN, HARMLESS, STEP_SIZE, UNRECORDED
+from hf_ext.checkpoints.agreement.comparing import GROUPS, compare_runs
+from hf_ext.checkpoints.agreement.run_facts import describe_run
 from hf_ext.errors import ArgumentError
 
 TABLE = {"label": [0.0, 1.0]}
@@ -22,7 +23,7 @@ TABLE = {"label": [0.0, 1.0]}
 
 def build_model(**settings) -> EsmForMaskedLM:
     sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-    return EsmForMaskedLM(EsmConfig(vocab_size=33, pad_token_id=1, mask_token_id=32, **{**sizes, **settings}))
+    return make_esm(**sizes | settings)
 
 
 def describe(folder, model=None, rows=TABLE, collator=default_data_collator, world_size=1, **settings) -> dict:

@@ -9,7 +9,7 @@ from file_limit import file_limit
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
-from hf_ext.checkpoints.disk import describe_failure, free_bytes, is_disk_failure, remove_folder, sync, used_bytes
+from hf_ext.disk import describe_failure, free_bytes, is_disk_failure, remove_folder, sync, used_bytes
 
 
 @pytest.mark.parametrize("name", ["ENOSPC", "EDQUOT", "EROFS", "EIO", "EFBIG", "EACCES", "EPERM", "ESTALE", "ENOTCONN"])

@@ -15,7 +15,7 @@ from hf_ext.affinity.arguments import AffinityArguments
 from hf_ext.affinity.building import build_model as build_affinity
 from hf_ext.affinity.predictor import AffinityPredictor, check_predictions, find_model, load_model
 from hf_ext.affinity.teacher import predict_once
-from hf_ext.checkpoints.finished import MODEL_MANIFEST, check_model, describe_model
+from hf_ext.checkpoints.run_folder.finished_model import MODEL_MANIFEST, check_model, write_model_manifest
 from hf_ext.errors import ArgumentError, DataError
 from hf_ext.masked_lm.arguments import MaskedLMArguments
 from hf_ext.masked_lm.building import build_model as build_masked_lm
@@ -58,13 +58,13 @@ def change(folder: Path, name: str, value: float) -> None:
     tensors = load_file(file)
     tensors[name].view(-1)[-1] = value
     save_file(tensors, file, metadata={"format": "pt"})
-    describe_model(folder)
+    write_model_manifest(folder)
 
 
 def set_config(folder: Path, **values) -> None:
     file = folder / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
-    describe_model(folder)
+    write_model_manifest(folder)
 
 
 def test_a_saved_model_says_what_it_is_and_nothing_of_records(saved):
@@ -177,7 +177,7 @@ SHAPE = {"num_hidden_layers": 1, "hidden_size": 8, "num_attention_heads": 2}
 def masked(tmp_path) -> Path:
     torch.manual_seed(0)
     build_masked_lm(MaskedLMArguments(**SHAPE)).save_pretrained(tmp_path / "mlm")
-    describe_model(tmp_path / "mlm")
+    write_model_manifest(tmp_path / "mlm")
     return tmp_path / "mlm"
 
 

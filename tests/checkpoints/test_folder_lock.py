@@ -14,8 +14,8 @@ from functools import partial
 import pytest
 from other_runs import kill, other_run, plant_lock
 
-from hf_ext.checkpoints import folder_lock
-from hf_ext.checkpoints.folder_lock import LOCK, find_other_run, hold_folder
+from hf_ext.checkpoints.run_folder import folder_lock
+from hf_ext.checkpoints.run_folder.folder_lock import LOCK, find_other_run, hold_folder
 from hf_ext.errors import FolderError
 
 

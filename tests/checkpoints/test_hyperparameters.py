@@ -8,7 +8,7 @@ from accelerate import Accelerator
 from torch.optim.lr_scheduler import ExponentialLR
 from transformers import get_scheduler
 
-from hf_ext.checkpoints.hyperparameters import apply_changes, read_hyperparameters
+from hf_ext.checkpoints.agreement.hyperparameters import apply_changes, read_hyperparameters
 from hf_ext.errors import CheckpointError
 
 SCHEDULES = {

@@ -10,10 +10,10 @@ from other_runs import plant_lock
 from small_runs import SAVED, contents, make_trainer
 from transformers import Trainer
 
-from hf_ext.checkpoints.inspection import Inspection, inspect_folder
-from hf_ext.checkpoints.inspection_report import format_inspection, inspection_json
-from hf_ext.checkpoints.manifest import Manifest
-from hf_ext.checkpoints.store import CheckpointStore
+from hf_ext.checkpoints.format.manifest import Manifest
+from hf_ext.checkpoints.storage.store import CheckpointStore
+from hf_ext.checkpoints.tools.inspection import Inspection, inspect_folder
+from hf_ext.checkpoints.tools.inspection_report import format_inspection, inspection_json
 from hf_ext.errors import CheckpointError
 
 

@@ -17,7 +17,7 @@ from torch import nn
 from transformers import BertForMaskedLM, EsmForSequenceClassification
 from weight_models import bert, different, esm
 
-from hf_ext.checkpoints.migration import ConversionSettings, convert
+from hf_ext.checkpoints.tools.migration import ConversionSettings, convert
 from hf_ext.errors import ArgumentError, CheckpointError
 
 

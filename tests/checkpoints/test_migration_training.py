@@ -7,16 +7,17 @@ import pytest
 import torch
 from old_scripts import NUM_STEPS, save_old, train_by_hand, write_config
 from safetensors.torch import load_file
-from small_runs import collate, make_rows, make_trainer, small_esm
+from small_runs import make_rows, make_trainer, small_esm
+from token_rows import stack_rows
 from torch import nn
 from transformers import EsmForSequenceClassification, EsmModel
 from weight_models import affinity, bits, different, esm, write_bases
 
 from hf_ext.affinity.arguments import AffinityArguments
 from hf_ext.affinity.building import build_model as build_affinity
-from hf_ext.checkpoints.inspection import inspect_folder
-from hf_ext.checkpoints.migration import ConversionSettings, convert
-from hf_ext.checkpoints.trees import load_tree
+from hf_ext.checkpoints.format.trees import load_tree
+from hf_ext.checkpoints.tools.inspection import inspect_folder
+from hf_ext.checkpoints.tools.migration import ConversionSettings, convert
 from hf_ext.errors import CheckpointError
 from hf_ext.models.affinity import AffinityModel
 from hf_ext.trainer import FastTrainer
@@ -118,14 +119,14 @@ def only_head(model):
 
 def with_momentum(model):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    model(**collate([make_rows(1)[0]])).loss.backward()
+    model(**stack_rows([make_rows(1)[0]])).loss.backward()
     optimizer.step()
     return optimizer
 
 
 def coupled(model):
     optimizer = torch.optim.Adam(model.parameters(), weight_decay=0.1)
-    model(**collate([make_rows(1)[0]])).loss.backward()
+    model(**stack_rows([make_rows(1)[0]])).loss.backward()
     optimizer.step()
     return optimizer
 

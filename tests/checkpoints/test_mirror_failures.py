@@ -13,9 +13,9 @@ import pytest
 from file_limit import file_limit
 from mirror_targets import Failing, names, save, steps, wait_for_failure
 
-from hf_ext.checkpoints.disk import used_bytes
-from hf_ext.checkpoints.mirror import Mirror, copy_file
-from hf_ext.checkpoints.store import CheckpointStore
+from hf_ext.checkpoints.storage.mirror import Mirror, copy_file
+from hf_ext.checkpoints.storage.store import CheckpointStore
+from hf_ext.disk import used_bytes
 
 
 @pytest.fixture

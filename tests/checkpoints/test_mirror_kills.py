@@ -6,10 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from locations import HELPERS
 
 
 def run_kills(folder: Path, every: int, kind: str) -> subprocess.CompletedProcess:
-    script = Path(__file__).with_name("mirror_run.py")
+    script = HELPERS / "mirror_run.py"
     command = [sys.executable, str(script), str(folder), str(every), kind]
     return subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
 

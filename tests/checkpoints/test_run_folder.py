@@ -10,11 +10,11 @@ import pytest
 from tiny_classifier import ROWS, make_args, make_model
 from transformers import Trainer, TrainingArguments
 
-from hf_ext.checkpoints.finished import MODEL_MANIFEST, describe_model
-from hf_ext.checkpoints.folder_lock import LOCK
-from hf_ext.checkpoints.manifest import Manifest
-from hf_ext.checkpoints.run_content import check_content
-from hf_ext.checkpoints.run_folder import run_folder
+from hf_ext.checkpoints.format.manifest import Manifest
+from hf_ext.checkpoints.run_folder.finished_model import MODEL_MANIFEST, write_model_manifest
+from hf_ext.checkpoints.run_folder.folder_lock import LOCK
+from hf_ext.checkpoints.run_folder.holding import run_folder
+from hf_ext.checkpoints.run_folder.run_content import check_content
 from hf_ext.errors import FolderError
 from hf_ext.hardware import detect_hardware
 from hf_ext.plan import Plan
@@ -146,7 +146,7 @@ def sign(folder: Path, kind: str) -> None:
         record = {"format": 1, "task": "affinity", "trainer": "hf_ext.trainer.FastTrainer", "settings": {}}
         write_json(folder / kind, {**record, "environment": {}, "costs": {}})
     elif kind == MODEL_MANIFEST:
-        describe_model(folder)
+        write_model_manifest(folder)
     else:
         (folder / kind).mkdir()
         Manifest("a run", 4, 1.0).write(folder / kind)

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from small_runs import make_trainer
 
-from hf_ext.checkpoints.disk import used_bytes
-from hf_ext.checkpoints.manifest import MANIFEST, Manifest, hash_file
-from hf_ext.checkpoints.run_state import PROGRESS, STATE, check_trainer_state, read_progress
-from hf_ext.checkpoints.store import CheckpointStore
+from hf_ext.checkpoints.format.manifest import MANIFEST, Manifest, hash_file
+from hf_ext.checkpoints.state.progress import PROGRESS, STATE, check_trainer_state, read_progress
+from hf_ext.checkpoints.storage.store import CheckpointStore
+from hf_ext.disk import used_bytes
 from hf_ext.errors import CheckpointError
 
 

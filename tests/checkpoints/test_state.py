@@ -13,9 +13,10 @@ from transformers import SchedulerType, get_scheduler, set_seed
 from transformers.optimization import Adafactor as TransformersAdafactor
 from transformers.optimization import get_reduce_on_plateau_schedule
 
-from hf_ext.checkpoints.finite import not_finite
-from hf_ext.checkpoints.rng import capture_rng, restore_rng
-from hf_ext.checkpoints.state import (
+from hf_ext.checkpoints.format.trees import load_tree, save_tree, tree_bytes
+from hf_ext.checkpoints.state.finite import not_finite
+from hf_ext.checkpoints.state.rng import capture_rng, restore_rng
+from hf_ext.checkpoints.state.steppers import (
     expected_optimizer_bytes,
     load_optimizer_tree,
     load_scaler_tree,
@@ -24,7 +25,6 @@ from hf_ext.checkpoints.state import (
     scaler_tree,
     scheduler_tree,
 )
-from hf_ext.checkpoints.trees import load_tree, save_tree, tree_bytes
 from hf_ext.errors import ArgumentError, CheckpointError
 
 BEFORE, AFTER = 4, 3

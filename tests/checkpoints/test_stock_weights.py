@@ -13,7 +13,7 @@ from transformers import (
 )
 from weight_models import affinity, different, esm, make, refused, rewrite, save_bin, trained, write_bases
 
-from hf_ext.checkpoints.weights import load_weights, save_weights
+from hf_ext.checkpoints.state.weights import load_weights, save_weights
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import torch
 from exact_trees import differences
 from torch import nn
 
-from hf_ext.checkpoints.trees import TENSOR_DTYPES, load_tree, save_tree, tree_bytes
+from hf_ext.checkpoints.format.trees import TENSOR_DTYPES, load_tree, save_tree, tree_bytes
 from hf_ext.errors import CheckpointError
 
 

@@ -9,7 +9,6 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
 from transformers import (
-    EsmConfig,
     EsmForMaskedLM,
 )
 from weight_models import (
@@ -29,7 +28,9 @@ from weight_models import (
     write_bases,
 )
 
-from hf_ext.checkpoints.weights import frozen_digest, load_weights, save_weights, weights_bytes
+from hf_ext.checkpoints.state.frozen_weights import describe_frozen
+from hf_ext.checkpoints.state.weight_entries import split_entries
+from hf_ext.checkpoints.state.weights import load_weights, save_weights, weights_bytes
 from hf_ext.errors import CheckpointError
 from hf_ext.models.lora import wrap_with_lora
 
@@ -37,6 +38,10 @@ from hf_ext.models.lora import wrap_with_lora
 @pytest.fixture(scope="module")
 def bases(tmp_path_factory):
     return write_bases(tmp_path_factory.mktemp("bases"))
+
+
+def frozen_digest(model):
+    return describe_frozen(model, split_entries(model).frozen)["sha256"]
 
 
 # --- the same bits ---------------------------------------------------------------------------------------------------
@@ -163,7 +168,7 @@ def test_frozen_weights_without_a_base_to_take_them_from_are_stored(tmp_path):
 
 
 def test_what_is_announced_for_adapters_is_far_below_the_model(bases):
-    model = wrap_with_lora(EsmForMaskedLM(EsmConfig(vocab_size=33, hidden_size=240, num_hidden_layers=4)), LORA)
+    model = wrap_with_lora(esm(hidden_size=240, num_hidden_layers=4), LORA)
     assert weights_bytes(model) < sum(parameter.nbytes for parameter in model.parameters()) / 20
 
 

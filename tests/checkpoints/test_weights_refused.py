@@ -22,7 +22,7 @@ from weight_models import (
     write_bases,
 )
 
-from hf_ext.checkpoints.weights import load_weights, save_weights
+from hf_ext.checkpoints.state.weights import load_weights, save_weights
 from hf_ext.models.lora import wrap_with_lora
 
 

@@ -16,7 +16,7 @@ from hf_ext.comparing.comparison import analyze
 from hf_ext.comparing.intervals import rate_interval, ratio_interval, resample_rates
 from hf_ext.comparing.measures import compare_losses, find_metric, smooth
 from hf_ext.comparing.plot import plot_comparison
-from hf_ext.comparing.report import format_report
+from hf_ext.comparing.report import format_comparison
 from hf_ext.comparing.running import ChildFailed, SideRun, run_all, run_child
 from hf_ext.comparing.sides import Side, make_ablations, make_command, make_sides, merge_yaml
 from hf_ext.errors import ArgumentError
@@ -326,11 +326,11 @@ def test_sides_counted_in_different_units_are_compared_by_sequences() -> None:
 def test_other_batches_are_pointed_out() -> None:
     runs = three_rounds()
     assert runs[0].throughput["steps"]["sequences"] == [4.0] * 20
-    report = format_report({**analyze(CompareArguments(), runs), "recipe": "r.py", "rounds": 3})
+    report = format_comparison({**analyze(CompareArguments(), runs), "recipe": "r.py", "rounds": 3})
     assert "Sequences per optimizer step are the same." in report
     for run in runs[1::2]:
         run.throughput["steps"]["sequences"] = [8.0] * 20
-    report = format_report({**analyze(CompareArguments(), runs), "recipe": "r.py", "rounds": 3})
+    report = format_comparison({**analyze(CompareArguments(), runs), "recipe": "r.py", "rounds": 3})
     assert "Sequences per optimizer step DIFFER (8 against 4)" in report
 
 
@@ -346,7 +346,7 @@ def test_speedups_that_do_not_pay_are_named() -> None:
     assert rows["slow"]["verdict"] == "does not pay here"
     assert (rows["useful"]["ratio"]["value"], rows["useful"]["verdict"]) == (2.0, "pays here")
     assert rows["big"] == {"speedup": "big", "how": "only", "ratio": None, "verdict": "failed: CUDA out of memory"}
-    report = format_report({**result, "recipe": "r.py", "rounds": 3})
+    report = format_comparison({**result, "recipe": "r.py", "rounds": 3})
     assert "- slow (leaving it out): 0.80x [0.80, 0.80], does not pay here" in report
     assert "- big (alone): failed: CUDA out of memory" in report
 
@@ -364,7 +364,7 @@ def test_the_baseline_of_a_comparison_is_what_a_run_reads(tmp_path) -> None:
 def test_the_report_and_the_plot_show_every_side(tmp_path) -> None:
     runs = three_rounds()
     result = {**analyze(CompareArguments(), runs), "recipe": "r.py", "rounds": 3}
-    report = format_report(result)
+    report = format_comparison(result)
     assert "**max_speed / stock: 4.00x** [2.00, 4.00] in residues per second (rounds 2.00-4.00)" in report
     assert all(f"| {name} " in report for name in ("stock", "max_speed"))
     path = plot_comparison(result, runs, tmp_path / "comparison.png")

@@ -11,7 +11,7 @@ import torch
 from hf_ext.comparing.arguments import CompareArguments
 from hf_ext.comparing.comparison import analyze
 from hf_ext.comparing.launching import Launch, read_launch
-from hf_ext.comparing.report import format_report
+from hf_ext.comparing.report import format_comparison
 from hf_ext.comparing.running import ChildFailed, SideRun, run_child
 from hf_ext.comparing.sides import Side, make_ablations, make_command, make_sides
 from hf_ext.errors import ArgumentError
@@ -134,7 +134,7 @@ def test_the_report_says_processes_and_files_of_each_side():
     }
     rows = [
         line
-        for line in format_report({"recipe": "r.py", "arguments": [], "rounds": 1, **result}).splitlines()
+        for line in format_comparison({"recipe": "r.py", "arguments": [], "rounds": 1, **result}).splitlines()
         if line.startswith("| ")
     ]
     assert [[cell.strip() for cell in row.split("|")[-3:-1]] for row in (rows[0], *rows[2:])] == [
@@ -143,7 +143,7 @@ def test_the_report_says_processes_and_files_of_each_side():
         ["2", "2cpu_ddp.yaml"],
     ]
     plain = [make_run(replace(side, launch=None)) for side in (slow, fast)]
-    report = format_report(
+    report = format_comparison(
         {"recipe": "r.py", "arguments": [], "rounds": 1, **analyze(CompareArguments(rounds=1), plain)}
     )
     assert "launched with" not in report

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from closing_line import tally
+from one_table import read_table
 
-from hf_ext.data.sources import read_table
 from hf_ext.errors import DataError
 
 NUM_ROWS, GROUP_ROWS = 240, 80

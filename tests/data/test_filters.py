@@ -20,16 +20,15 @@ def kept(text):
     [
         ("pKd > 7", [0, 3]),
         ("pKd >= 7 and antibody == 'CB6'", [4]),
-        ("6 < pKd <= 7.5", [0, 4]),
-        ("not pKd > 7", [1, 2, 4]),
-        ("antibody in ['S309', 'REGN']", [0, 2]),
-        ("antibody not in ('S309',)", [1, 3, 4]),
+        ("pKd > 6 and pKd <= 7.5", [0, 4]),
+        ("antibody != 'S309'", [1, 3, 4]),
+        ('antibody == "S\\x33\\u00309"', [0, 2]),
+        ("antibody == 'S309 and CB6'", []),
         ("antibody == ''", [3]),
         ("pKd != ''", [0, 1, 3, 4]),
-        ("year in [2019, 2022] or pKd == 6", [0, 1, 3]),
         ("pKd > -1", [0, 1, 3, 4]),
+        ("pKd<=+.75e1", [0, 1, 4]),
         ("year != 2019", [1, 2, 3, 4]),
-        ("year > pKd", [0, 1, 3]),
     ],
 )
 def test_filter_keeps_the_rows_worked_out_by_hand(text, rows):
@@ -46,44 +45,66 @@ def test_filter_gives_the_same_answer_row_by_row_and_on_columns():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("__import__('os')", "Call is not allowed"),
-        ("__import__('os').system('id') == 0", "Call is not allowed"),
-        ("pKd.__class__ == 1", "Attribute is not allowed"),
-        ("[x for x in pKd] == 1", "ListComp is not allowed"),
-        ("(lambda: 1) == pKd", "Lambda is not allowed"),
-        ("pKd[0] > 1", "Subscript is not allowed"),
-        ("pKd + 1 > 7", "BinOp is not allowed"),
-        ("9 ** 9 ** 9 > pKd", "BinOp is not allowed"),
-        ("f'{pKd}' == 'x'", "JoinedStr is not allowed"),
-        ("(pKd := 3) > 1", "NamedExpr is not allowed"),
-        ("pKd is None", "is not allowed"),
-        ("pKd == None", "Constant is not allowed"),
-        ("pKd == True", "Constant is not allowed"),
-        ("pKd > ~1", "UnaryOp is not allowed"),
-        ("pKd", "for example pKd == 1"),
-        ("pKd >", "is not an expression"),
-        ("import os", "is not an expression"),
-        ("", "is not an expression"),
-        ("antibody == S309", "there is no column 'S309'"),
+        ("__import__('os')", "'(' is not allowed"),
+        ("__import__('os').system('id') == 0", "'(' is not allowed"),
+        ("pKd.__class__ == 1", "'.' is not allowed"),
+        ("[x for x in pKd] == 1", "'[' is not allowed"),
+        ("(lambda: 1) == pKd", "'(' is not allowed"),
+        ("pKd[0] > 1", "'[' is not allowed"),
+        ("pKd + 1 > 7", "'+' is not allowed"),
+        ("9 ** 9 ** 9 > pKd", "'*' is not allowed"),
+        ("f'{pKd}' == 'x'", "is not a comparison"),
+        ("(pKd := 3) > 1", "'(' is not allowed"),
+        ("pKd is None", "'is' is not allowed"),
+        ("pKd == None", "'None' is neither a number nor quoted text"),
+        ("pKd == True", "'True' is neither a number nor quoted text"),
+        ("pKd > ~1", "'~' is not allowed"),
+        ("pKd", "'pKd' is not a comparison"),
+        ("pKd >", "'pKd >' is not a comparison"),
+        ("pKd > 7 and", "'nothing' is not a comparison"),
+        ("import os", "'import os' is not a comparison"),
+        ("", "'nothing' is not a comparison"),
+        ("antibody == S309", "neither a number nor quoted text such as 'S309'"),
+        ("antibody == 'S309", '"\'" is not allowed'),
         ("pkd > 7", "Did you mean 'pKd'?"),
-        ("1 < 2", "names no column"),
-        ("'a' < 2 < pKd", "names no column"),
+        ("1 < 2", "'1 < 2' is not a comparison"),
+        ("'a' < 2 < pKd", "is not a comparison"),
+        ("7 < pKd", "'7 < pKd' is not a comparison"),
+        ("pKd = 7", "'=' is not allowed"),
+        ("pKd > 1_000", "is not allowed"),
         ("pKd > '7'", "leave out the quotes to compare numbers"),
-        ("antibody in 'S309'", "needs a list"),
-        ("antibody in ['S309', 3]", "only numbers or only quoted text"),
-        ("antibody in []", "only numbers or only quoted text"),
-        ("3 in [3, 4]", "must be a column"),
-        ("pKd > -'a'", "minus before text"),
+        ("pKd > -'a'", "'-' is not allowed"),
         ("pKd > 1" + "0" * 400, "too large"),
-        ("not " * 400 + "pKd > 1" + " " * 2000, "at most 2000"),
-        ("pKd > " + "-" * 1900 + "1", "cannot be read"),
-        ("pKd > 1\x00", "filter"),
+        ("antibody == '\\x'", "cannot be read"),
+        ("pKd > 1 and " * 200, "at most 2000"),
+        ("pKd > " + "-" * 1900 + "1", "'-' is not allowed"),
+        ("pKd > 1\x00", "is not allowed"),
     ],
 )
 def test_anything_but_comparisons_is_refused_by_name(text, message):
     with pytest.raises(ArgumentError) as error:
         parse_filter(text, TABLE)
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("year == 2019 or pKd == 6", "'or'"),
+        ("not pKd > 7", "'not'"),
+        ("antibody in ['S309', 'CB6']", "'in'"),
+        ("antibody not in ('S309',)", "'not'"),
+        ("(pKd > 7) and year > 2019", "'('"),
+        ("6 < pKd <= 7.5", "'6 < pKd <= 7.5'"),
+        ("year > pKd", "'pKd'"),
+    ],
+)
+def test_what_was_allowed_once_says_what_to_do_instead(text, word):
+    with pytest.raises(ArgumentError) as error:
+        parse_filter(text, TABLE)
+    assert word in str(error.value)
+    assert "Write COLUMN OP VALUE" in str(error.value)
+    assert "filter the file beforehand, or make a run for each part" in str(error.value)
 
 
 def test_text_in_a_column_compared_with_a_number_names_file_row_and_value():

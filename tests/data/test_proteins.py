@@ -1,6 +1,6 @@
 import pytest
 
-from hf_ext.data.proteins import RARE, STANDARD, Problem, ResiduePolicy, clean_sequences, format_problems, shorten
+from hf_ext.data.proteins import RARE, STANDARD, Problem, ResiduePolicy, clean_sequences, format_located, shorten
 from hf_ext.errors import ArgumentError
 
 REFUSE = ResiduePolicy()
@@ -100,7 +100,7 @@ def test_length_limit_counts_residues_after_cleaning():
 
 def test_problem_list_names_everything_and_stops_after_twenty():
     problems = [Problem(row, "heavy", "MK7", "digit '7' at position 3 of 3", "Remove it.") for row in range(2, 25)]
-    lines = format_problems(problems, "a.csv").splitlines()
+    lines = format_located(("a.csv", problem) for problem in problems).splitlines()
     assert lines[0] == "23 values cannot be used:"
     assert lines[1] == "  a.csv, row 2, column 'heavy', value 'MK7': digit '7' at position 3 of 3. Remove it."
     assert len(lines) == 22

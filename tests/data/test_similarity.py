@@ -8,7 +8,7 @@ from mutants import RESIDUES, make_families, mutate, random_sequence, textbook_d
 
 from hf_ext.data import shared_kmers, similarity
 from hf_ext.data.shared_kmers import choose_kmers
-from hf_ext.data.similarity import Work, find_near
+from hf_ext.data.similarity import WorkLimit, find_near
 
 SHORT, LONG = (9, 10, 12, 15, 20, 30), (46, 60, 75)
 IDENTITIES = (0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 0.99, 1.0)
@@ -42,7 +42,7 @@ def num_missed_and_wrong(search):
 
 
 def search(queries, references, wanted):
-    found, is_complete = find_near([queries], [references], wanted, Work(PLENTY))
+    found, is_complete = find_near([queries], [references], wanted, WorkLimit(PLENTY))
     assert is_complete
     return found
 
@@ -95,9 +95,9 @@ def test_rows_are_near_only_where_every_column_is():
     near_a, near_x = mutate(rng, a, 2), mutate(rng, x, 2)
     references = [[a, b], [x, y]]
     queries = [[near_a, near_a, a, b, ""], [near_x, y, y, y, x]]
-    found, is_complete = find_near(queries, references, 0.9, Work(PLENTY))
+    found, is_complete = find_near(queries, references, 0.9, WorkLimit(PLENTY))
     assert (found.tolist(), is_complete) == ([True, False, False, True, False], True)
-    assert find_near([["", "A"], [x, x]], [["", ""], [near_x, y]], 0.9, Work(PLENTY))[0].tolist() == [True, False]
+    assert find_near([["", "A"], [x, x]], [["", ""], [near_x, y]], 0.9, WorkLimit(PLENTY))[0].tolist() == [True, False]
 
 
 def test_variants_of_one_protein_cost_little_however_many_there_are():
@@ -106,7 +106,7 @@ def test_variants_of_one_protein_cost_little_however_many_there_are():
     variants = list(dict.fromkeys(mutate(rng, base, 4) for _ in range(4000)))
     costs = []
     for num in (1000, 3000):
-        work = Work(PLENTY)
+        work = WorkLimit(PLENTY)
         found, _ = find_near([variants[:200]], [variants[200 : 200 + num]], 0.9, work)
         assert found.all()
         costs.append(work.done)
@@ -116,7 +116,7 @@ def test_variants_of_one_protein_cost_little_however_many_there_are():
 def test_unrelated_sequences_are_hardly_compared():
     rng = random.Random(7)
     sequences = [random_sequence(rng, 100) for _ in range(4000)]
-    work = Work(PLENTY)
+    work = WorkLimit(PLENTY)
     found, _ = find_near([sequences[:500]], [sequences[500:]], 0.9, work)
     assert not found.any()
     assert work.done < 500 * 3500 * 0.01  # of a hundred thousand cells an alignment each
@@ -127,9 +127,9 @@ def test_a_search_that_is_cut_short_says_so_and_what_it_found_is_right():
     queries, references = sequences[::3], sequences[1::3]
     whole = search(queries, references, 0.7)
     assert any(
-        0 < find_near([queries], [references], 0.7, Work(limit))[0].sum() < whole.sum() for limit in (3000, 30000)
+        0 < find_near([queries], [references], 0.7, WorkLimit(limit))[0].sum() < whole.sum() for limit in (3000, 30000)
     )
     for limit in (0, 3000, 30000):
-        found, is_complete = find_near([queries], [references], 0.7, Work(limit))
+        found, is_complete = find_near([queries], [references], 0.7, WorkLimit(limit))
         assert not is_complete
         assert not (found & ~whole).any()

@@ -6,8 +6,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from datasets import Dataset, IterableDataset
+from one_table import read_table
 
-from hf_ext.data.sources import read_parts, read_table
+from hf_ext.data.sources import read_parts
 from hf_ext.errors import DataError
 
 CSV = "sequence,label\nMKTVL,1.5\nNA,2\n"

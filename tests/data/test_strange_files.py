@@ -14,11 +14,11 @@ import zipfile
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from one_table import read_table
 
 from hf_ext.data import lines
 from hf_ext.data.arguments import DataArguments
 from hf_ext.data.loading import load_data, load_sequences
-from hf_ext.data.sources import read_table
 from hf_ext.errors import DataError
 
 CSV = "sequence,label\nMKTVL,1.5\nMKTAA,2\n"

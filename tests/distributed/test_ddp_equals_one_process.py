@@ -7,11 +7,12 @@ import pytest
 from closeness import largest
 from ddp_on_ranks import ALL_CASES, SAVED, SAVING, train
 from equal_cases import NUM_STEPS, differences, load_numbers, write_encoders
+from locations import HELPERS
 from ranks import run_on_ranks
 
 pytestmark = pytest.mark.nightly
 
-SCRIPT = Path(__file__).with_name("ddp_on_ranks.py")
+SCRIPT = HELPERS / "ddp_on_ranks.py"
 CLOSE = 1e-4
 
 

@@ -5,13 +5,14 @@ from pathlib import Path
 
 import pytest
 from equal_cases import load_numbers
+from locations import HELPERS
 from ranks import run_on_ranks
 
 pytestmark = pytest.mark.nightly
 
 OWN = ["own", "function", "later"]  # losses of the user's
 TWINS = [("not", "searching"), ("asked", "searching")] + [(n, f"{n}-searching") for n in ("spare", *OWN)]
-SCRIPT = Path(__file__).with_name("unused_on_ranks.py")
+SCRIPT = HELPERS / "unused_on_ranks.py"
 
 
 @pytest.fixture(scope="module")

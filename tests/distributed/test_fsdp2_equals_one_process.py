@@ -9,6 +9,7 @@ from closeness import largest
 from equal_cases import CASES, TOWERS, differences, load_numbers, make_esm, make_trainer, save_numbers, write_encoders
 from fsdp2_on_ranks import CHECKPOINTED, SHORT_STEPS, WITHOUT_PEFT, run_others
 from hub_server import serve_hub
+from locations import HELPERS
 from peft import PeftModel
 from ranks import run_on_ranks
 from sharded_launch import FSDP2
@@ -16,7 +17,7 @@ from transformers import EsmForMaskedLM, EsmForSequenceClassification
 
 from hf_ext.models.affinity import AffinityModel
 
-SCRIPT = Path(__file__).with_name("fsdp2_on_ranks.py")
+SCRIPT = HELPERS / "fsdp2_on_ranks.py"
 HSDP = {  # two copies, each split over two processes
     "ACCELERATE_USE_PARALLELISM_CONFIG": "true",
     "PARALLELISM_CONFIG_DP_REPLICATE_SIZE": "2",

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from hub_server import Fault, serve_hub
+from locations import HELPERS
 from ranks import run_on_ranks
 
 TOKEN = "hf_" + "canary" * 5 + "bird"
@@ -15,7 +16,7 @@ def test_both_processes_hear_how_a_push_went(tmp_path: Path, monkeypatch: pytest
     with serve_hub(monkeypatch, TOKEN) as hub:
         monkeypatch.setenv("HF_TOKEN", TOKEN)
         hub.faults.append(Fault("POST", "me/broken/commit", 99, status=403))
-        run_on_ranks(Path(__file__).with_name("push_on_ranks.py"), tmp_path)
+        run_on_ranks(HELPERS / "push_on_ranks.py", tmp_path)
         first, second = (json.loads((tmp_path / f"push-{rank}.json").read_text()) for rank in (0, 1))
     assert first == second
     assert first["good"] == hub.repositories["me/good"].branches["main"]

@@ -10,9 +10,9 @@ from sharded_launch import differences, is_continued, report, tensors
 from sharded_on_ranks import make_model
 from transformers import EsmForTokenClassification
 
-from hf_ext.checkpoints.inspection import inspect_folder
-from hf_ext.checkpoints.merging import merge_checkpoint
-from hf_ext.checkpoints.weights import load_weights
+from hf_ext.checkpoints.state.weights import load_weights
+from hf_ext.checkpoints.tools.inspection import inspect_folder
+from hf_ext.checkpoints.tools.merging import merge_checkpoint
 from hf_ext.errors import ArgumentError, CheckpointError
 
 PIECES = ["shard-00001-model-00001-of-00001.safetensors", "shard-00002-model-00001-of-00001.safetensors"]

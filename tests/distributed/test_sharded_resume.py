@@ -12,9 +12,9 @@ from sharded_launch import differences, is_continued, launch, report, tensors
 from sharded_on_ranks import make_model
 from transformers import EsmForTokenClassification
 
-from hf_ext.checkpoints.inspection import inspect_folder
-from hf_ext.checkpoints.merging import merge_checkpoint
-from hf_ext.checkpoints.tensor_files import read_tensors
+from hf_ext.checkpoints.format.tensor_files import read_tensors
+from hf_ext.checkpoints.tools.inspection import inspect_folder
+from hf_ext.checkpoints.tools.merging import merge_checkpoint
 
 pytestmark = pytest.mark.nightly
 TOKEN = "hf_" + "canary" * 5 + "bird"

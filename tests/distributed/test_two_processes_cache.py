@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 from cache_on_ranks import make_few_antigens
 from equal_cases import COLUMNS, write_encoders
+from locations import HELPERS
 from ranks import run_on_ranks
 
 pytestmark = pytest.mark.nightly
 
-SCRIPT = Path(__file__).with_name("cache_on_ranks.py")
+SCRIPT = HELPERS / "cache_on_ranks.py"
 
 
 def fill(folder: Path) -> list[dict]:

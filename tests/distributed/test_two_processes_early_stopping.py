@@ -1,9 +1,9 @@
 """Two real processes compare the rows of both, decide the same and stop at the same step."""
 
 import json
-from pathlib import Path
 
 import pytest
+from locations import HELPERS
 from ranks import run_on_ranks
 from stop_early_on_ranks import train
 
@@ -11,7 +11,7 @@ from stop_early_on_ranks import train
 @pytest.mark.nightly
 def test_two_processes_decide_and_stop_as_one_does(tmp_path):
     alone = train(tmp_path / "alone")
-    run_on_ranks(Path(__file__).with_name("stop_early_on_ranks.py"), tmp_path)
+    run_on_ranks(HELPERS / "stop_early_on_ranks.py", tmp_path)
     assert alone.state.global_step == 3
     for rank in range(2):
         report = json.loads((tmp_path / f"report-{rank}.json").read_text())

@@ -1,10 +1,10 @@
 """Two real processes evaluate as one does: the same rows, the same metrics, whatever the batch size."""
 
 import json
-from pathlib import Path
 
 import pytest
 from evaluate_on_ranks import BATCHES, TASKS, measure
+from locations import HELPERS
 from ranks import run_on_ranks
 from small_evaluations import make_rows
 
@@ -21,7 +21,7 @@ def alone(tmp_path_factory) -> dict:
 def ranks(tmp_path_factory) -> list[dict]:
     """What each of two processes measured."""
     folder = tmp_path_factory.mktemp("ranks")
-    run_on_ranks(Path(__file__).with_name("evaluate_on_ranks.py"), folder)
+    run_on_ranks(HELPERS / "evaluate_on_ranks.py", folder)
     return [json.loads((folder / f"metrics-{rank}.json").read_text()) for rank in range(2)]
 
 

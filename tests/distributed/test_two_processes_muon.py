@@ -1,14 +1,15 @@
 """Muon on two real processes, DDP and FSDP2: the losses and weights of one, and an exact resume."""
 
 import json
-from pathlib import Path
 
 import muon_sharded_on_ranks
 import pytest
 import torch
 from closeness import largest
-from muon_on_ranks import losses, make_model, train, weights
+from locations import HELPERS
+from muon_on_ranks import make_model, train, weights
 from ranks import run_on_ranks
+from run_outcomes import losses
 from safetensors.torch import load_file
 
 
@@ -19,7 +20,7 @@ def largest_difference(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Te
 
 @pytest.mark.nightly
 def test_two_processes_train_with_muon_as_one_does_and_resume_bit_for_bit(tmp_path):
-    run_on_ranks(Path(__file__).with_name("muon_on_ranks.py"), tmp_path)
+    run_on_ranks(HELPERS / "muon_on_ranks.py", tmp_path)
     reports = [json.loads((tmp_path / f"report-{rank}.json").read_text()) for rank in range(2)]
     assert [report["world_size"] for report in reports] == [2, 2]
     whole = [load_file(tmp_path / f"whole-{rank}.safetensors") for rank in range(2)]
@@ -37,7 +38,7 @@ def test_two_processes_train_with_muon_as_one_does_and_resume_bit_for_bit(tmp_pa
 
 @pytest.mark.nightly
 def test_matrices_that_fsdp2_shards_are_stepped_as_whole_ones_and_resume_bit_for_bit(tmp_path):
-    run_on_ranks(Path(__file__).with_name("muon_sharded_on_ranks.py"), tmp_path)
+    run_on_ranks(HELPERS / "muon_sharded_on_ranks.py", tmp_path)
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["kind"] == "DistributedType.FSDP"
     whole = load_file(tmp_path / "whole.safetensors")

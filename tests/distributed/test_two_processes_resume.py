@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from closeness import largest
+from locations import HELPERS
 from ranks import run_on_ranks
 from resume_on_ranks import BUDGET, KINDS, NUM_ROWS, SAVED, STEPS, losses, rows_of_steps, train
 from safetensors.torch import load_file
@@ -32,7 +33,7 @@ def alone(tmp_path_factory) -> dict:
 @pytest.fixture(scope="module")
 def folder(alone) -> Path:
     """Where two processes trained."""
-    run_on_ranks(Path(__file__).with_name("resume_on_ranks.py"), alone["folder"])
+    run_on_ranks(HELPERS / "resume_on_ranks.py", alone["folder"])
     return alone["folder"]
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from locations import HELPERS
 from ranks import run_on_ranks
 from safetensors.torch import load_file
 from train_on_ranks import BUDGET, NUM_ROWS, first_gradient, make_rows
@@ -14,7 +15,7 @@ from train_on_ranks import BUDGET, NUM_ROWS, first_gradient, make_rows
 def run(tmp_path_factory) -> Path:
     """A folder with what two processes wrote."""
     folder = tmp_path_factory.mktemp("ranks")
-    run_on_ranks(Path(__file__).with_name("leave_on_ranks.py"), folder)
+    run_on_ranks(HELPERS / "leave_on_ranks.py", folder)
     return folder
 
 

@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 from closeness import largest
-from equal_cases import differences, load_numbers, losses, make_esm, make_trainer, train, write_encoders
+from equal_cases import differences, load_numbers, make_esm, make_trainer, train, write_encoders
 from launcher_files import FOLDER
+from locations import HELPERS, ROOT
 from peft import PeftModel
+from run_outcomes import losses
 from safetensors.torch import load_file
 from transformers import EsmForMaskedLM, EsmForSequenceClassification
 
@@ -26,14 +28,13 @@ pytestmark = [
 ]
 CASES = ("full", "lora", "frozen_cache", "masked_lm")
 FILES = {2: "4gpu_zero2.yaml", 3: "4gpu_zero3_offload.yaml"}
-TESTS = Path(__file__).parents[1]
 
 
 def launch(stage: int, folder: Path, mode: str, processes: int = 2, is_killed: bool = False) -> None:
     launcher = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(FOLDER / FILES[stage])]
-    script = [str(TESTS / "distributed" / "zero_on_ranks.py"), str(folder), mode]
+    script = [str(HELPERS / "zero_on_ranks.py"), str(folder), mode]
     command = [*launcher, "--num_processes", str(processes), "--mixed_precision", "no", *script]
-    paths = os.pathsep.join([str(TESTS.parent), str(TESTS), str(TESTS / "distributed")])
+    paths = os.pathsep.join([str(ROOT), str(HELPERS)])
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("ACCELERATE_", "CUDA_", "FSDP_"))}
     done = subprocess.run(command, env={**clean, "PYTHONPATH": paths}, capture_output=True, text=True, timeout=580)
     assert (done.returncode != 0) == is_killed, done.stderr[-4000:]

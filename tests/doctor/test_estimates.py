@@ -6,6 +6,7 @@ import dataclasses
 import pytest
 import torch
 from doctored import look
+from miniature_esm import NO_DROPOUT, esm_config
 from transformers import EsmConfig, EsmModel
 
 from hf_ext.doctor import estimates, sizes
@@ -165,11 +166,8 @@ def kept_bytes(config: EsmConfig, tokens: tuple[int, int], *, is_half: bool) -> 
 
 @pytest.mark.parametrize("is_half", [False, True])
 def test_the_bound_on_activations_holds_for_esm_and_a_halved_one_would_not(is_half):
-    config = EsmConfig(
-        vocab_size=33, pad_token_id=1, mask_token_id=32, hidden_size=128, num_hidden_layers=4, num_attention_heads=4,
-        intermediate_size=512, position_embedding_type="rotary", token_dropout=True, hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-    )  # fmt: skip
+    layers = {"hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 512}
+    config = esm_config(**layers, **NO_DROPOUT, token_dropout=True)
     shape = (4, 128)
     encoder = Encoder("esm", None, "full", config.to_dict(), 0, 0, (0, 0), (0, 0), train=Tokens(0, 0, 128))
     bound = sizes.activation_bytes(encoder, 4 * 128, is_half=is_half, checkpointed=False)

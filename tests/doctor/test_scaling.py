@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from hf_ext.doctor import scaling
-from hf_ext.doctor.links import LINKS, SHARES, ring_bandwidth, usual_link
+from hf_ext.doctor.links import LINKS, ring_bandwidth, usual_link
 from hf_ext.hardware import describe_hardware, known_hardware
 
 MILLION = scaling.Shape(num_parameters=10**6, num_trainable=10**6, num_layers=10)
@@ -64,41 +64,18 @@ def test_a_broken_ring_factor_would_be_seen():
     assert Tree(**dataclasses.asdict(right)).sent_bytes == 8e6
 
 
-def test_communication_is_overhead_of_every_message_and_bytes_over_bandwidth():
-    (gradients,) = scaling.transfers(layout("DDP", 2), dataclasses.replace(MILLION, num_trainable=10**7))
-    assert gradients.messages == 2  # 40 MB in buckets of 25 MiB
-    # 2 x 1 ms, and 2 x 1/2 x 40 MB at 10 GB/s
-    assert scaling.communication_seconds([gradients], 10e9, 1e-3) == pytest.approx(0.002 + 0.004)
-    layers = scaling.transfers(layout("FSDP2", 4), MILLION)
-    assert [part.messages for part in layers] == [22, 11]  # ten layers and the rest, twice to compute, once to reduce
-    assert scaling.communication_seconds(layers, 6e9, 1e-3, passes=2) == pytest.approx(0.066 + 0.002)
-
-
-def test_a_step_takes_its_compute_and_what_is_not_hidden_of_its_communication():
-    assert scaling.step_seconds(3.0, 1.5) == 4.5
-    hidden = scaling.hideable_seconds("DDP", 3.0, backward_share=2 / 3)
-    assert hidden == pytest.approx(2.0)
-    assert scaling.step_seconds(3.0, 1.5, hidden) == 3.0
-    assert scaling.step_seconds(3.0, 2.5, hidden) == pytest.approx(3.5)
-    # of four micro-batches DDP sends in the last one's backward; the others send in each
-    assert scaling.hideable_seconds("DDP", 12.0, 0.5, passes=4) == 1.5
-    assert scaling.hideable_seconds("ZeRO-2", 12.0, 0.5, passes=4) == 6.0
-    assert scaling.hideable_seconds("FSDP2", 12.0, 0.5, passes=4) == 12.0
-
-
 def test_pcie_is_its_transfers_times_lanes_and_nvlink_half_of_both_directions():
     assert LINKS["pcie4"].gb_per_second == pytest.approx(16 * 16 * 128 / 130 / 8, abs=0.01)
     assert LINKS["nvlink3"].gb_per_second == 600 / 2
     assert LINKS["infiniband-hdr"].gb_per_second == 200 / 8
-    assert SHARES["nvlink"][1] == pytest.approx(370 / 450, abs=0.005)
 
 
 def test_a_ring_over_machines_is_as_fast_as_their_border():
     link, shared, own = LINKS["nvlink3"], LINKS["ethernet-100g"], LINKS["infiniband-hdr"]
-    assert ring_bandwidth(link, shared, 8, 8) == (150e9, pytest.approx(246e9))
-    assert ring_bandwidth(link, shared, 16, 8) == (3.75e9, 11.25e9)
-    assert ring_bandwidth(link, own, 16, 8) == (100e9, 180e9)  # eight cards of 25 GB/s, 0.5 to 0.9 of them
-    assert ring_bandwidth(LINKS["pcie4"], own, 16, 8) == (pytest.approx(6.3e9), pytest.approx(25.2e9))  # PCIe is slower
+    assert ring_bandwidth(link, shared, 8, 8) == 300e9
+    assert ring_bandwidth(link, shared, 16, 8) == 12.5e9
+    assert ring_bandwidth(link, own, 16, 8) == 200e9  # eight cards of 25 GB/s
+    assert ring_bandwidth(LINKS["pcie4"], own, 16, 8) == 31.5e9  # PCIe is slower
 
 
 def test_every_card_has_a_link():

@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 
@@ -11,6 +10,7 @@ import torch
 
 from hf_ext.embeddings.store import EmbeddingStore, hash_sequence
 from hf_ext.errors import CacheError
+from hf_ext.owners import name_process
 
 KEY = {"encoder": "sha256:1", "dtype": "torch.float32"}
 SEQUENCES = ["MKV", "AC", "G|W"]
@@ -83,23 +83,33 @@ def test_a_folder_whose_key_file_says_something_else_is_refused(store, tmp_path,
         EmbeddingStore(tmp_path, KEY)
 
 
-def temporary_of(store: EmbeddingStore, host: str, pid: int):
-    path = store.folder / f"shard-00.safetensors.tmp-{host}-{pid}"
-    path.write_bytes(b"half")
-    return path
+def name_of(process: subprocess.Popen) -> str:
+    """What a child of this process calls itself in the names of its files."""
+    return process.stdout.readline().decode().strip()
+
+
+def start_writer() -> subprocess.Popen:
+    code = "from hf_ext.owners import name_process; print(name_process(), flush=True); input()"
+    return subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
 
 def test_leftovers_of_dead_writers_go_and_those_of_living_ones_stay(store, tmp_path):
-    dead = subprocess.Popen([sys.executable, "-c", ""])
-    dead.wait()
-    living = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    host = socket.gethostname()
+    dead, living = start_writer(), start_writer()
+    dead_name, living_name = name_of(dead), name_of(living)
+    dead.communicate(b"\n")
+    place, pid, started = living_name.split("-")
     try:
-        gone = [temporary_of(store, host, dead.pid), temporary_of(store, host, os.getpid())]
-        kept = [temporary_of(store, host, living.pid), temporary_of(store, "other-host-3", dead.pid)]
+        gone = [
+            dead_name,
+            name_process(),
+            f"{place}-{pid}-{float(started) - 60}",  # its number was another one's, who wrote this a minute before
+        ]
+        kept = [living_name, f"elsewhere-{dead_name.partition('-')[2]}", "other-host-3"]
+        for name in (*gone, *kept):
+            (store.folder / f"shard-00.safetensors.tmp-{name}").write_bytes(b"half")
         EmbeddingStore(tmp_path, KEY)
-        assert [path.exists() for path in gone] == [False, False]
-        assert [path.exists() for path in kept] == [True, True]
+        left = {path.name.partition(".tmp-")[2] for path in store.folder.glob("*.tmp-*")}
+        assert left == set(kept)
     finally:
         living.communicate(b"\n")
 
@@ -197,6 +207,6 @@ def test_a_key_that_is_no_text_is_another_key(store, tmp_path):
 
 def test_a_folder_named_like_a_leftover_stays(store, tmp_path):
     (store.folder / "x.tmp-elsewhere-1").mkdir()
-    (store.folder / f"x.tmp-{socket.gethostname()}-999999999").mkdir()
+    (store.folder / f"x.tmp-{name_process()}").mkdir()
     assert len(EmbeddingStore(tmp_path, KEY)) == 3
     assert len([*store.folder.glob("x.tmp-*")]) == 2

@@ -11,7 +11,8 @@ import pytest
 from hf_ext.errors import ArgumentError, DataError
 from hf_ext.evaluation import intervals_overlap, score_predictions
 from hf_ext.evaluation.bootstrap import bootstrap_metrics
-from hf_ext.evaluation.paired import LOWER_IS_BETTER, PAIRED_METRICS, compare_paired, paired_samples
+from hf_ext.evaluation.paired import PAIRED_METRICS, compare_paired, paired_samples
+from hf_ext.units import less_is_better
 
 
 def rows(num_rows: int = 80, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -88,7 +89,7 @@ def differences_of_plain_bootstrap(metric: str, second_seed: int) -> tuple[np.nd
     settings = {"threshold": 9.0, "num_resamples": 300}
     earlier = bootstrap_metrics(before, labels, seed=5, **settings)[metric]
     later = bootstrap_metrics(after, labels, seed=second_seed, **settings)[metric]
-    plain = earlier - later if metric in LOWER_IS_BETTER else later - earlier
+    plain = earlier - later if less_is_better(metric) else later - earlier
     return plain, paired_samples(labels, before, after, metric, seed=5, **settings)
 
 

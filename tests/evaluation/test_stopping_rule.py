@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hf_ext.checkpoints.trees import load_tree, save_tree
+from hf_ext.checkpoints.format.trees import load_tree, save_tree
 from hf_ext.errors import ArgumentError, CheckpointError, DataError
 from hf_ext.evaluation.stopping_rule import StoppingDecision, StoppingRule
 

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 from closing_line import tally
-from faulty_runs import make_esm, make_rows
+from faulty_runs import make_rows
+from miniature_esm import make_narrow_esm
 from stock_runs import KINDS, NUM_STEPS, SAVED, Runs, differing
-from transformers import EsmConfig, EsmForSequenceClassification, Trainer
+from transformers import Trainer
 
 from hf_ext.errors import ArgumentError, CheckpointError
 from hf_ext.trainer import FastTrainer
@@ -73,9 +74,8 @@ class Bench(Runs):
 
 
 def make_wider():
-    """As `make_esm`, with a wider layer."""
-    config = make_esm().config.to_dict()
-    return EsmForSequenceClassification(EsmConfig(**{**config, "intermediate_size": 16}))
+    """As `make_narrow_esm`, with a wider layer."""
+    return make_narrow_esm(intermediate_size=16)
 
 
 @pytest.fixture(scope="module")

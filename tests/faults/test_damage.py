@@ -12,17 +12,17 @@ from faulty_runs import (
     bits,
     contents,
     flip,
-    make_esm,
     make_lora,
     make_rows,
     messages,
     names,
     zero_block,
 )
+from miniature_esm import make_narrow_esm
 from transformers import Trainer, TrainerCallback
 
-from hf_ext.checkpoints.store import CheckpointStore
-from hf_ext.checkpoints.stored import read_stored
+from hf_ext.checkpoints.format.stored import read_stored
+from hf_ext.checkpoints.storage.store import CheckpointStore
 from hf_ext.errors import CheckpointError
 
 NEWEST, BEFORE = "checkpoint-4", "checkpoint-2"
@@ -116,7 +116,7 @@ def missing_words(message: str, name: str) -> list[str]:
 @pytest.fixture(scope="module")
 def families(tmp_path_factory):
     folder = tmp_path_factory.mktemp("damage")
-    templates = {"esm": make_esm(), "lora": make_lora(folder / "base")}
+    templates = {"esm": make_narrow_esm(), "lora": make_lora(folder / "base")}
     return {name: Family(folder / name, template) for name, template in templates.items()}
 
 

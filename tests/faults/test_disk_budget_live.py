@@ -16,7 +16,7 @@ from disk_runs import KINDS, Digests, digest, hidden, make_esm, make_model, make
 from disk_samples import allocated, sampled
 from transformers import EsmForSequenceClassification, TrainerCallback
 
-from hf_ext.checkpoints.budget import needed_bytes
+from hf_ext.checkpoints.retention.budget import needed_bytes
 from hf_ext.errors import ArgumentError
 from hf_ext.reporting.run_log import start_run_log
 from hf_ext.trainer import FastTrainer
@@ -168,8 +168,9 @@ def test_a_disk_of_the_size_of_the_budget_has_room_for_50_saves(combination, tmp
 class NoRoom(FastTrainer):
     """Rotates only after a save, as stock Trainer."""
 
-    def make_room(self, step):
-        self.checkpoints.make_way(step)
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self._parts.disk_space.make_room = lambda now, sizes: self.checkpoints.make_way(now.state.global_step)
 
 
 def test_the_samples_see_a_trainer_that_rotates_after_saving(tmp_path, base, tally):
@@ -280,7 +281,7 @@ def budgets_of_the_steps(folder, base):
     trainer = degraded(folder, base)
     plain = find_smallest(trainer)
     sizes, trainer.args.save_total_size_gb = trainer.checkpoint_sizes(), None
-    policy = trainer.rotation_policy()
+    policy = trainer._parts.disk_space.policy()
     best = dataclasses.replace(policy, best_weights_only=True)
     newest = dataclasses.replace(best, optimizer_in_newest_only=True)
     half = dataclasses.replace(sizes, optimizer=sizes.optimizer_bf16)

@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from transformers import EsmForSequenceClassification, Trainer, TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 
-from hf_ext.checkpoints.store import CheckpointStore
+from hf_ext.checkpoints.storage.store import CheckpointStore
 from hf_ext.errors import DiskFailure, TrainingStopped, exit_on_errors
 from hf_ext.reporting.run_log import start_run_log
 from hf_ext.trainer import FastTrainer
@@ -369,17 +369,29 @@ class Untidy(FastTrainer):
 class Careless(FastTrainer):
     """Draws a random number where a save fails."""
 
-    def _write_checkpoint(self):
-        failure = super()._write_checkpoint()
-        torch.rand(1 if failure else 0)
-        return failure
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        write = self._checkpointer.write
+
+        def write_and_draw(*given):
+            failure = write(*given)
+            torch.rand(1 if failure else 0)
+            return failure
+
+        self._checkpointer.write = write_and_draw
 
 
 class Patient(FastTrainer):
     """Never ends."""
 
-    def _write_checkpoint(self):
-        super()._write_checkpoint()
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        write = self._checkpointer.write
+
+        def write_and_hide(*given):
+            write(*given)
+
+        self._checkpointer.write = write_and_hide
 
 
 @pytest.mark.parametrize("twin", [Untidy, Careless, Patient])

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 from accelerate import Accelerator
-from faulty_runs import NUM_STEPS, Maker, bits, make_esm, make_rows, messages, names
+from faulty_runs import NUM_STEPS, Maker, bits, make_rows, messages, names
+from miniature_esm import make_narrow_esm
 
 from hf_ext.errors import NotFiniteError
 from hf_ext.loss_scale import OverflowWatch
@@ -37,7 +38,7 @@ def make(tmp_path, monkeypatch):
     monkeypatch.setattr(Accelerator, "mixed_precision", property(lambda self: "fp16"))
 
     def scaled(change=lambda model: None, scale=START, **given):
-        model = make_esm()
+        model = make_narrow_esm()
         change(model)
         given = {"max_steps": 60, "save_strategy": "no", "lr_scheduler_type": "constant", **given}
         trainer = maker(tmp_path, model=model, **given)

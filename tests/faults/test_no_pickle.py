@@ -15,11 +15,12 @@ from pathlib import Path
 import pytest
 import torch
 from closing_line import tally
-from faulty_runs import NUM_STEPS, Maker, contents, make_esm, make_lora, messages, names
+from faulty_runs import NUM_STEPS, Maker, contents, make_lora, messages, names
+from miniature_esm import make_narrow_esm
 from safetensors.torch import save_file
 from transformers import Trainer, TrainerCallback
 
-from hf_ext.checkpoints.frozen import write_frozen
+from hf_ext.checkpoints.state.frozen_weights import write_frozen
 from hf_ext.errors import CheckpointError, TrainingStopped
 
 SECRET = "hf_CANARYcanaryCANARYcanaryCANARY1234"
@@ -73,7 +74,7 @@ class Runs:
 
     def __init__(self, folder: Path):
         self.folder, self.canary = folder, folder / "canary"
-        self.make = {"esm": Maker(make_esm()), "lora": Maker(make_lora(folder / "base"))}
+        self.make = {"esm": Maker(make_narrow_esm()), "lora": Maker(make_lora(folder / "base"))}
         self.whole = {}
         for name, make in self.make.items():
             make(folder / f"{name} whole").train()
@@ -289,7 +290,7 @@ def test_the_best_checkpoint_is_not_sought_where_a_checkpoint_says(runs, tmp_pat
 
 def test_weights_put_beside_those_of_the_manifest_are_refused(runs, tmp_path):
     folder = runs.copy("esm", tmp_path / "run") / "checkpoint-4"
-    model = make_esm(seed=1)
+    model = make_narrow_esm(seed=1)
     save_file(model.state_dict(), folder / "trainable.safetensors")
     write_frozen(model, {}, folder)
     runs.refused(folder, "trainable.safetensors: not in its manifest")

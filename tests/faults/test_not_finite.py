@@ -8,11 +8,12 @@ from dataclasses import replace
 import pytest
 import torch
 from closing_line import tally
-from faulty_runs import NUM_STEPS, Maker, make_esm, make_rows, names
+from faulty_runs import NUM_STEPS, Maker, make_rows, names
+from miniature_esm import make_narrow_esm
 from safetensors.torch import load_file
 from transformers import Trainer, TrainerCallback
 
-from hf_ext.checkpoints.manifest import Manifest, hash_file
+from hf_ext.checkpoints.format.manifest import Manifest, hash_file
 from hf_ext.errors import CheckpointError, NotFiniteError, exit_on_errors
 
 NAN, INF = math.nan, math.inf
@@ -21,7 +22,7 @@ WEIGHT = "classifier.dense.weight"
 
 @pytest.fixture(scope="module")
 def make():
-    return Maker(make_esm())
+    return Maker(make_narrow_esm())
 
 
 @pytest.fixture(scope="module")

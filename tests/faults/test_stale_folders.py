@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 from closing_line import tally
-from faulty_runs import Maker, contents, make_esm, make_rows, messages, names
+from faulty_runs import Maker, contents, make_rows, messages, names
+from miniature_esm import make_narrow_esm
 from other_runs import plant_lock
 from transformers import Trainer
 
@@ -21,7 +22,7 @@ class Runs:
     """One run that was killed after step 5, copied for each case, and the run that nobody interrupted."""
 
     def __init__(self, folder: Path):
-        self.folder, self.make = folder, Maker(make_esm())
+        self.folder, self.make = folder, Maker(make_narrow_esm())
         self.make(folder / "whole").train()
         self.whole = self.make.watch.weights
         self.make.killed(folder / "killed", at=5)

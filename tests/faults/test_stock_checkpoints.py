@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from closing_line import tally
 from faulty_runs import bits
+from locations import HELPERS
 from peft import PeftModel
 from ranks import run_on_ranks
 from safetensors.torch import load_file, save_file
@@ -220,7 +221,7 @@ def test_stock_trainer_goes_on_with_the_old_learning_rate_and_says_nothing(bench
 
 
 def test_two_processes_keep_the_layer_norms_too(counts, tmp_path):
-    run_on_ranks(Path(__file__).with_name("stock_on_ranks.py"), tmp_path)
+    run_on_ranks(HELPERS / "stock_on_ranks.py", tmp_path)
     reports = [json.loads((tmp_path / f"stock-{rank}.json").read_text()) for rank in range(2)]
     for report in reports:
         counts["cases"] += 1

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 from closing_line import tally
-from faulty_runs import Maker, bits, contents, make_esm, names
+from faulty_runs import Maker, bits, contents, names
+from miniature_esm import make_narrow_esm
 from other_runs import other_run, plant_lock
 from transformers import TrainerCallback
 
-from hf_ext.checkpoints.folder_lock import LOCK
-from hf_ext.checkpoints.run_folder import local_folder, run_folder
+from hf_ext.checkpoints.run_folder.folder_lock import LOCK
+from hf_ext.checkpoints.run_folder.holding import local_folder, run_folder
 from hf_ext.errors import FolderError
 
 LIMIT_S = 60
@@ -41,7 +42,7 @@ class WaitForTheOther(TrainerCallback):
 
 def train(folder: Path, seed: int, flag: Path, at: int | str) -> dict[str, bytes]:
     """What a recipe does: the folder is the run's from before the trainer is made until the model is saved."""
-    trainer = Maker(make_esm())(folder, seed=seed, resume="auto", callbacks=[WaitForTheOther(flag, at)])
+    trainer = Maker(make_narrow_esm())(folder, seed=seed, resume="auto", callbacks=[WaitForTheOther(flag, at)])
     with run_folder(trainer.args):
         trainer.train()
         trainer.save_model()
@@ -138,7 +139,7 @@ class LookAt(TrainerCallback):
 
 @pytest.mark.parametrize("given", [{}, {"dataloader_num_workers": 1}])
 def test_trainers_one_after_the_other_share_a_folder_and_none_leaves_a_lock(tmp_path, given):
-    make, look = Maker(make_esm()), LookAt(tmp_path / "run")
+    make, look = Maker(make_narrow_esm()), LookAt(tmp_path / "run")
     first = make(tmp_path / "run", callbacks=[look], **given)
     first.train()
     first.train()
@@ -152,7 +153,7 @@ def test_trainers_one_after_the_other_share_a_folder_and_none_leaves_a_lock(tmp_
 
 
 def test_a_trainer_that_only_evaluates_needs_no_folder_and_writes_none_of_anothers(tmp_path):
-    make = Maker(make_esm())
+    make = Maker(make_narrow_esm())
     make(tmp_path / "run").train()
     with other_run(tmp_path / "run"):
         before = contents(tmp_path / "run")
@@ -172,7 +173,7 @@ def test_a_run_that_was_taken_over_saves_no_more(tmp_path):
                 plant_lock(tmp_path / "run")
 
     with pytest.raises(FolderError, match="in use by another run"):
-        Maker(make_esm())(tmp_path / "run", callbacks=[TakeOver()]).train()
+        Maker(make_narrow_esm())(tmp_path / "run", callbacks=[TakeOver()]).train()
     assert "checkpoint-4" not in names(tmp_path / "run")
     assert (tmp_path / "run" / LOCK).is_file()
 
@@ -181,7 +182,7 @@ def test_the_local_folder_of_checkpoints_is_held_too_and_shared_by_other_folders
     local = str(tmp_path / "local")
     own = local_folder(local, str(tmp_path / "run"))
     plant_lock(own)
-    make = Maker(make_esm())
+    make = Maker(make_narrow_esm())
     with pytest.raises(FolderError, match=f"{own} is in use"):
         make(tmp_path / "run", local_checkpoint_dir=local).train()
     assert LOCK not in names(tmp_path / "run")
@@ -190,8 +191,8 @@ def test_the_local_folder_of_checkpoints_is_held_too_and_shared_by_other_folders
 
 
 def test_a_lock_counts_as_a_small_file_in_a_budget(tmp_path):
-    trainer = Maker(make_esm())(tmp_path / "run", save_total_limit=1)
+    trainer = Maker(make_narrow_esm())(tmp_path / "run", save_total_limit=1)
     trainer.train()
-    free = trainer._other_bytes()
+    free = trainer._parts.disk_space.other_bytes(trainer.model)
     with other_run(tmp_path / "run"):
-        assert trainer._other_bytes() == free
+        assert trainer._parts.disk_space.other_bytes(trainer.model) == free

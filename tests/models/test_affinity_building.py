@@ -9,16 +9,15 @@ from tiny_t5 import write_t5_encoder
 
 from hf_ext.affinity.arguments import AffinityArguments
 from hf_ext.affinity.building import (
-    STREAM_CHECK_ROWS,
     build_collator,
     build_model,
-    check_inputs,
     check_splits,
     tower_inputs,
 )
 from hf_ext.data.arguments import DataArguments
 from hf_ext.errors import ArgumentError, DataError
 from hf_ext.models.lora import LoraSettings
+from hf_ext.tasks import STREAM_CHECK_ROWS, check_inputs
 
 THREE = ["heavy", "light", "antigen"]
 

@@ -8,9 +8,9 @@ import sys
 import pytest
 import torch
 from closeness import largest
+from esm_batches import BATCHES, IDS, MASKED_IDS, PADDING_MASK, largest_difference, make_esm, twins
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import save_file
-from tiny_esm import BATCHES, IDS, MASKED_IDS, PADDING_MASK, largest_difference, make_esm, twins
 from transformers import (
     BertConfig,
     BertModel,

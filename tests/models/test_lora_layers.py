@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from miniature_esm import NO_DROPOUT, make_esm
 from peft import PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
 from safetensors.torch import load_file
@@ -9,7 +10,6 @@ from tiny_affinity import make_batch, make_model, predict, shift
 from tiny_t5 import write_t5_encoder
 from torch import nn
 from transformers import (
-    EsmConfig,
     EsmForMaskedLM,
     EsmForSequenceClassification,
     EsmForTokenClassification,
@@ -36,23 +36,9 @@ IDS = {"input_ids": torch.tensor([[0, 5, 6, 7, 9, 2], [0, 8, 8, 4, 5, 2]])}
 EXACT = LoraSettings(r=2, dropout=0.0)
 
 
-def make_esm(cls, layers=1):
+def make_still_esm(cls, layers=1):
     """16 wide, 32 in the feed-forward layer; no dropout."""
-    torch.manual_seed(0)
-    config = EsmConfig(
-        vocab_size=33,
-        pad_token_id=1,
-        mask_token_id=32,
-        hidden_size=16,
-        num_hidden_layers=layers,
-        num_attention_heads=2,
-        intermediate_size=32,
-        position_embedding_type="rotary",
-        num_labels=2,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-    )
-    return cls(config).eval()
+    return make_esm(cls, num_hidden_layers=layers, **NO_DROPOUT).eval()
 
 
 def make_t5(cls, gated):
@@ -86,7 +72,7 @@ ESM_LAYER = {
     ],
 )
 def test_esm_gets_adapters_in_its_encoder_and_new_heads_train_in_full(cls, prefix, heads):
-    model = make_esm(cls)
+    model = make_still_esm(cls)
     assert set(find_targets(model, EXACT)) == {f"{prefix}encoder.layer.0.{name}" for name in ESM_LAYER}
     assert find_heads(model) == heads
     trainable = {name for name, parameter in wrap_with_lora(model, EXACT).named_parameters() if parameter.requires_grad}
@@ -110,13 +96,13 @@ def test_t5_gets_adapters_in_attention_and_in_both_kinds_of_feed_forward_layer(c
 
 def test_named_targets_replace_those_of_the_family():
     settings = LoraSettings(target_modules=["query", "output.dense"])
-    found = [name.removeprefix("encoder.layer.0.") for name in find_targets(make_esm(EsmModel), settings)]
+    found = [name.removeprefix("encoder.layer.0.") for name in find_targets(make_still_esm(EsmModel), settings)]
     assert sorted(found) == ["attention.output.dense", "attention.self.query", "output.dense"]
 
 
 def test_a_named_target_that_matches_nothing_is_refused_with_what_there_is():
     with pytest.raises(ArgumentError) as error:
-        find_targets(make_esm(EsmModel), LoraSettings(target_modules=["query", "q_proj"]))
+        find_targets(make_still_esm(EsmModel), LoraSettings(target_modules=["query", "q_proj"]))
     assert "--lora_target_modules ['q_proj']: no such linear layer; there are " in str(error.value)
     assert "dense, key, query, " in str(error.value)
 
@@ -135,7 +121,7 @@ class EsmWithHead(EsmPreTrainedModel):
 
 def test_a_head_whose_name_ends_that_of_another_module_is_refused():
     with pytest.raises(ArgumentError, match=r"Head 'head' would also select \['esm.contact_head'\]: rename it"):
-        wrap_with_lora(make_esm(EsmWithHead), EXACT)
+        wrap_with_lora(make_still_esm(EsmWithHead), EXACT)
 
 
 @pytest.mark.parametrize(
@@ -159,7 +145,7 @@ KINDS = [EXACT, LoraSettings(2, 16, 0.0, use_rslora=True), LoraSettings(2, 16, 0
 
 @pytest.mark.parametrize("settings", KINDS, ids=["lora", "rslora", "dora"])
 def test_a_merged_peft_model_predicts_the_same_and_loads_without_peft(tmp_path, settings):
-    model = wrap_with_lora(make_esm(EsmForSequenceClassification), settings).eval()
+    model = wrap_with_lora(make_still_esm(EsmForSequenceClassification), settings).eval()
     before = model(**IDS).logits
     assert shift(model, "lora_B") == 6
     adapted = model(**IDS).logits
@@ -209,15 +195,15 @@ def test_there_is_nothing_to_merge_without_adapters(make_affinity):
     with pytest.raises(ArgumentError, match="No tower of this model has adapters"):
         make_affinity("frozen", "full")[0].merge_adapters()
     with pytest.raises(ArgumentError, match="EsmModel has no adapters to merge: train with --use_peft"):
-        merged_copy(make_esm(EsmModel))
+        merged_copy(make_still_esm(EsmModel))
 
 
 # --- the full fine-tuning twin ---------------------------------------------------------------------------------------
 
 
 def test_the_full_twin_is_the_plain_model_and_everything_is_put_back():
-    plain = make_esm(EsmForSequenceClassification)
-    model = wrap_with_lora(make_esm(EsmForSequenceClassification), LoraSettings(r=2)).eval()
+    plain = make_still_esm(EsmForSequenceClassification)
+    model = wrap_with_lora(make_still_esm(EsmForSequenceClassification), LoraSettings(r=2)).eval()
     shift(model, "lora_B")
     adapted, flags = model(**IDS).logits, [parameter.requires_grad for parameter in model.parameters()]
     with trained_in_full(model):
@@ -254,7 +240,7 @@ def same(ours, theirs):
 def test_recomputed_activations_give_a_wrapped_model_the_same_gradients(kind):
     def make():
         torch.manual_seed(1)
-        return wrap_with_lora(make_esm(EsmForSequenceClassification, 2), EXACT)
+        return wrap_with_lora(make_still_esm(EsmForSequenceClassification, 2), EXACT)
 
     batch = {**IDS, "labels": torch.tensor([0, 1])}
     stored = gradients(make(), batch)

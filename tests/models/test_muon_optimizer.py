@@ -6,17 +6,18 @@ import math
 import pytest
 import torch
 from closeness import largest
+from miniature_esm import esm_config
 from torch import nn
-from transformers import BertConfig, BertModel, EsmConfig, EsmForMaskedLM, EsmForSequenceClassification
+from transformers import BertConfig, BertModel, EsmForMaskedLM, EsmForSequenceClassification
 
-from hf_ext.checkpoints.state import expected_optimizer_bytes, load_optimizer_tree, optimizer_tree
-from hf_ext.checkpoints.trees import load_tree, save_tree, tree_bytes
+from hf_ext.checkpoints.format.trees import load_tree, save_tree, tree_bytes
+from hf_ext.checkpoints.state.steppers import expected_optimizer_bytes, load_optimizer_tree, optimizer_tree
 from hf_ext.errors import CheckpointError
 from hf_ext.models.lora import LoraSettings, wrap_with_lora
 from hf_ext.models.muon import MuonAdamW, encoder_matrices
 
 SHAPE = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
-ESM = EsmConfig(**SHAPE, vocab_size=24, pad_token_id=1, mask_token_id=23, position_embedding_type="rotary")
+ESM = esm_config(vocab_size=24, mask_token_id=23)
 
 
 def names_of(model: nn.Module) -> set[str]:

@@ -4,7 +4,8 @@ import datasets
 import pytest
 import torch
 from accelerate.utils import send_to_device
-from tiny_encoders import MASK_TOKEN, packed, tiny_esm
+from miniature_esm import MASK
+from tiny_encoders import packed, tiny_esm
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import EsmTokenizer
 
@@ -79,7 +80,7 @@ def test_a_layout_changes_no_bit(collator, round_up, training):
     change_layout(collator, packs=True, round_up=round_up, locates_labels=True)
     with_layout = collator(ROWS)
     assert set(with_layout) == {*plain, "layout"}
-    assert (plain["input_ids"] == MASK_TOKEN).any()
+    assert (plain["input_ids"] == MASK).any()
     found = []
     for batch in (plain, with_layout):
         model = make_model(round_up).train(training)

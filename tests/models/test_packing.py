@@ -3,12 +3,12 @@
 import pytest
 import torch
 from closeness import relative_error
+from miniature_esm import MASK
 from peft import LoraConfig, get_peft_model
 from tiny_affinity import ROWS
 from tiny_affinity import make_batch as make_affinity_batch
 from tiny_affinity import make_model as make_affinity_model
 from tiny_encoders import (
-    MASK_TOKEN,
     esm_encoder,
     largest_error,
     make_batch,
@@ -60,7 +60,7 @@ def make(request):
 @pytest.mark.parametrize(("kernel", "round_up"), [("blocked", False), ("blocked", True), ("padded", True)])
 def test_packed_equals_padded_equals_one_at_a_time(make, kernel, round_up):
     stock, batch = make(), make_batch()
-    assert (batch["input_ids"] == MASK_TOKEN).sum() == 4
+    assert (batch["input_ids"] == MASK).sum() == 4
     model = packed(make(), kernel, round_up)
     assert largest_error(model, stock, batch) < BOUND
     assert largest_error(model, stock, batch, one_by_one) < BOUND

@@ -2,33 +2,22 @@
 
 import pytest
 import torch
+from miniature_esm import NO_DROPOUT, make_esm
 from peft import LoraConfig, get_peft_model
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import EsmConfig, EsmForMaskedLM, EsmModel, T5Config, T5EncoderModel, T5ForConditionalGeneration
+from transformers import EsmForMaskedLM, EsmModel, T5Config, T5EncoderModel, T5ForConditionalGeneration
 
 from hf_ext.errors import ArgumentError
-from hf_ext.reporting.flops import flops_coefficients, training_flops_per_token
+from hf_ext.reporting.flops import flops_coefficients
 
 BATCH, LENGTH = 3, 24
 
 
-def make_esm(cls=EsmForMaskedLM):
-    torch.manual_seed(0)
-    config = EsmConfig(
-        vocab_size=33,
-        pad_token_id=1,
-        mask_token_id=32,
-        hidden_size=64,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        intermediate_size=256,
-        position_embedding_type="rotary",
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-    )
-    config._attn_implementation = "eager"  # torch's counter does not see SDPA on a CPU
-    return cls(config)
+def make_large_esm(cls=EsmForMaskedLM):
+    """Four layers, 64 wide, with an attention that torch's counter sees on a CPU: it does not see SDPA there."""
+    sizes = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 256}
+    return make_esm(cls, **sizes, **NO_DROPOUT, attn_implementation="eager")
 
 
 def counted_per_token(model: nn.Module) -> float:
@@ -40,28 +29,33 @@ def counted_per_token(model: nn.Module) -> float:
     return counter.get_total_flops() / (BATCH * LENGTH)
 
 
+def flops_per_token(model: nn.Module, sequence_length: float) -> float:
+    per_token, per_pair = flops_coefficients(model)
+    return per_token + per_pair * sequence_length
+
+
 def assert_close_to_counted(model: nn.Module, tolerance: float) -> None:
-    assert training_flops_per_token(model, LENGTH) == pytest.approx(counted_per_token(model), rel=tolerance)
+    assert flops_per_token(model, LENGTH) == pytest.approx(counted_per_token(model), rel=tolerance)
 
 
 def test_flops_of_an_esm_that_trains_are_six_per_weight_and_twelve_per_pair() -> None:
     # Per layer 4 x 64 x 64 + 2 x 64 x 256 = 49,152 weights; head 64 x 64 + 64 x 33; contacts 16.
-    per_token, per_pair = flops_coefficients(make_esm())
+    per_token, per_pair = flops_coefficients(make_large_esm())
     assert per_token == 6 * (4 * 49_152 + 4_096 + 2_112 + 16)
     assert per_pair == 12 * 4 * 64
 
 
 def test_flops_agree_with_torchs_counter_when_all_trains() -> None:
-    assert_close_to_counted(make_esm(), 0.02)
+    assert_close_to_counted(make_large_esm(), 0.02)
 
 
 def test_flops_agree_with_torchs_counter_with_lora() -> None:
     lora = LoraConfig(r=4, target_modules=["query", "value"], lora_dropout=0.0)
-    assert_close_to_counted(get_peft_model(make_esm(), lora), 0.05)
+    assert_close_to_counted(get_peft_model(make_large_esm(), lora), 0.05)
 
 
 def test_flops_agree_with_torchs_counter_with_a_frozen_lower_half() -> None:
-    model = make_esm()
+    model = make_large_esm()
     frozen = [model.esm.embeddings, model.esm.encoder.layer[:2], model.esm.contact_head]
     for module in frozen:
         module.requires_grad_(False)
@@ -70,7 +64,7 @@ def test_flops_agree_with_torchs_counter_with_a_frozen_lower_half() -> None:
 
 
 def test_flops_of_a_frozen_encoder_are_two_per_weight_and_four_per_pair() -> None:
-    model = make_esm(EsmModel).requires_grad_(False)
+    model = make_large_esm(EsmModel).requires_grad_(False)
     per_token, per_pair = flops_coefficients(model)
     pooler = 64 * 64
     assert per_token == 2 * (4 * 49_152 + pooler + 16)
@@ -87,14 +81,14 @@ def test_flops_agree_with_torchs_counter_for_a_t5_encoder_with_narrow_heads() ->
 
 
 def test_the_comparison_with_torchs_counter_can_fail() -> None:
-    model = make_esm()
+    model = make_large_esm()
     with pytest.raises(AssertionError):
-        assert training_flops_per_token(model, 2 * LENGTH) == pytest.approx(counted_per_token(model), rel=0.02)
+        assert flops_per_token(model, 2 * LENGTH) == pytest.approx(counted_per_token(model), rel=0.02)
 
 
 def test_models_whose_flops_are_not_defined_are_refused_by_name() -> None:
     with pytest.raises(ArgumentError, match="Linear: its configuration lacks num_hidden_layers"):
-        training_flops_per_token(nn.Linear(2, 2), 8)
+        flops_coefficients(nn.Linear(2, 2))
     config = T5Config(vocab_size=30, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2)
     with pytest.raises(ArgumentError, match="T5ForConditionalGeneration is an encoder-decoder"):
-        training_flops_per_token(T5ForConditionalGeneration(config), 8)
+        flops_coefficients(T5ForConditionalGeneration(config))

@@ -15,7 +15,8 @@ from matplotlib.figure import Figure
 
 from hf_ext.errors import ArgumentError, DataError
 from hf_ext.reporting import plot_loss, plot_scatter
-from hf_ext.reporting.plots import collect_losses
+from hf_ext.reporting.charts.curves import collect_curves
+from hf_ext.reporting.charts.look import MAX_DOTS
 
 LOG = [
     {"loss": 3.0, "step": 10, "epoch": 0.5, "grad_norm": 1.0},
@@ -46,10 +47,10 @@ def is_png(path: Path) -> bool:
 
 
 def test_losses_are_collected_by_name_with_one_point_per_step() -> None:
-    assert collect_losses(LOG) == {
-        "train": [(10, 3.0), (20, 1.5)],  # step 20 was logged twice; the later one counts
-        "eval": [(20, 2.5)],
-        "eval new_antigens": [(20, 4.0)],
+    assert {curve.name: curve.points for curve in collect_curves(LOG, "loss")} == {
+        "training": {10: 3.0, 20: 1.5},  # step 20 was logged twice; the later one counts
+        "new_antigens, validation": {20: 4.0},
+        "validation": {20: 2.5},
     }
 
 
@@ -58,7 +59,7 @@ def test_loss_plot_draws_every_curve_and_epochs_along_the_top(tmp_path: Path, fi
     assert is_png(path)
     axes = figures[0].axes[0]
     lines = {str(line.get_label()).split(" (")[0]: list(line.get_ydata()) for line in axes.lines}
-    assert lines == {"train": [3.0, 1.5], "eval": [2.5], "eval new_antigens": [4.0]}
+    assert lines == {"training": [3.0, 1.5], "validation": [2.5], "new_antigens, validation": [4.0]}
     assert axes.get_title(loc="left") == "A run"
     assert [child.get_xlabel() for child in axes.child_axes] == ["epoch"]
     assert axes.child_axes[0].get_xlim()[1] == pytest.approx(axes.get_xlim()[1] / 20)
@@ -67,7 +68,9 @@ def test_loss_plot_draws_every_curve_and_epochs_along_the_top(tmp_path: Path, fi
 def test_the_lowest_evaluation_loss_is_named(tmp_path: Path, figures: list[Figure]) -> None:
     log = [{"eval_loss": value, "step": step} for step, value in ((100, 0.9), (1200, 0.7146), (2000, 0.8))]
     plot_loss(log, tmp_path / "loss.png")
-    assert figures[0].axes[0].lines[0].get_label() == "eval (lowest: 0.7146 at step 1,200)"
+    assert [text.get_text() for text in figures[0].legends[0].get_texts()] == [
+        "validation (lowest: 0.7146 at step 1,200)"
+    ]
 
 
 def test_a_wide_range_of_losses_is_drawn_on_a_log_scale_and_a_narrow_one_is_not(
@@ -108,13 +111,13 @@ def test_scatter_draws_measured_across_and_predicted_up_on_equal_axes(tmp_path: 
     assert axes.texts[0].get_text() == "RMSE 4.0\nn = 2 (1 not finite, not drawn)"
 
 
-def test_more_than_5000_rows_are_drawn_as_density_that_holds_every_row(tmp_path: Path, figures: list[Figure]) -> None:
-    values = np.random.default_rng(0).normal(8, 1, size=(2, 5001))
+def test_more_than_1500_rows_are_drawn_as_density_that_holds_every_row(tmp_path: Path, figures: list[Figure]) -> None:
+    values = np.random.default_rng(0).normal(8, 1, size=(2, 1501))
     plot_scatter(values[0], values[1], tmp_path / "dense.png")
-    plot_scatter(values[0, :5000], values[1, :5000], tmp_path / "dots.png")
-    assert figures[0].axes[0].collections[0].get_array().sum() == 5001
+    plot_scatter(values[0, :1500], values[1, :1500], tmp_path / "dots.png")
+    assert figures[0].axes[0].collections[0].get_array().sum() == MAX_DOTS + 1 == 1501
     assert len(figures[0].axes) == 2  # the colour bar
-    assert len(figures[1].axes[0].collections[0].get_offsets()) == 5000
+    assert len(figures[1].axes[0].collections[0].get_offsets()) == 1500
 
 
 def test_constant_values_still_get_a_range(tmp_path: Path, figures: list[Figure]) -> None:

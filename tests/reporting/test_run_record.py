@@ -104,7 +104,7 @@ def test_a_resumed_clock_counts_on():
     time.sleep(0.05)  # after the last checkpoint, lost with the process
     second = RunClockCallback()
     second.on_train_begin(None, TrainerState(), TrainerControl())
-    second.count_on(stored)
+    second.load(stored)
     time.sleep(0.02)
     second.on_train_end(None, TrainerState(), TrainerControl())
     assert 0.07 <= second.seconds < 0.1 + first.seconds

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from datasets import Dataset
-from one_layer_esm import make_esm
+from miniature_esm import make_esm
 from transformers import (
     DataCollatorForLanguageModeling,
     EsmForMaskedLM,

@@ -7,7 +7,9 @@ import weakref
 
 import pytest
 import torch
-from tiny_masked_lm import collate, largest_weight_difference, make_args, make_model, make_rows, make_trainer
+from miniature_esm import make_wide_esm
+from tiny_masked_lm import largest_weight_difference, make_args, make_rows, make_trainer
+from token_rows import pad_rows
 from transformers import EsmForMaskedLM
 
 from hf_ext.errors import PlanRefused
@@ -149,7 +151,7 @@ def test_attention_is_off_where_it_is_not_asked_for_or_left_out():
 
 def count_sdpa(model) -> int:
     with torch.profiler.profile() as profile, torch.no_grad():
-        model(**collate(make_rows(4)))
+        model(**pad_rows(make_rows(4)))
     return {event.key: event.count for event in profile.key_averages()}.get("aten::scaled_dot_product_attention", 0)
 
 
@@ -184,7 +186,7 @@ def test_training_with_it_ends_in_the_weights_of_stock_training(tmp_path):
 
 
 def test_off_means_untouched(tmp_path):
-    model = make_model()
+    model = make_wide_esm()
     before = {name: dict(vars(module)) for name, module in model.named_modules()}
     make_trainer(tmp_path, model)
     assert {name: dict(vars(module)) for name, module in model.named_modules()} == before
@@ -193,7 +195,7 @@ def test_off_means_untouched(tmp_path):
 
 @pytest.mark.parametrize("asked", ["faesm", "padded", "eager"])
 def test_every_kernel_that_runs_on_a_cpu_can_be_asked_for_and_is_taken_back(tmp_path, asked):
-    model = make_model()
+    model = make_wide_esm()
     modules = [type(module) for module in model.modules()]
     trainer = make_trainer(tmp_path, model, attention=asked)
     assert trainer.plan["attention"].evidence["kernel"] == asked
@@ -211,7 +213,7 @@ def test_every_kernel_that_runs_on_a_cpu_can_be_asked_for_and_is_taken_back(tmp_
 def states_and_settings(model):
     """What a model computes, and all that is written in its modules but the objects that torch keeps there."""
     with torch.no_grad():
-        logits = model.eval()(**collate(make_rows(4))).logits
+        logits = model.eval()(**pad_rows(make_rows(4))).logits
     model.train()
     own = [(name, type(module), "forward" in vars(module)) for name, module in model.named_modules()]
     settings = {name: value for name, value in model.config.to_dict().items() if name != "use_cache"}  # Trainer's
@@ -220,17 +222,17 @@ def states_and_settings(model):
 
 def flash_plan(model, rows, args):
     """A plan made for an A100: its kernel has no CPU version, so that it cannot run here."""
-    return make_plan(args, model, rows, collate, describe_hardware("A100"))
+    return make_plan(args, model, rows, pad_rows, describe_hardware("A100"))
 
 
 def test_a_flash_kernel_that_does_not_run_here_gives_way_to_padded_and_packing_stays(tmp_path):
-    model, rows = make_model(), make_rows()
+    model, rows = make_wide_esm(), make_rows()
     others = ["cpu_matmul", "tf32", "fused_gelu", "masked_lm_head", "data_loading", "compile"]
     args = make_args(tmp_path, speedups=["all"], without=others, bf16=True)
     plan = flash_plan(model, rows, args)
     assert (plan["attention"].status, plan["attention"].settings["kernel"]) == ("applied", "varlen")
     assert plan["packing"].status == "applied"
-    trainer = FastTrainer(model, args, collate, rows, plan=plan)
+    trainer = FastTrainer(model, args, pad_rows, rows, plan=plan)
     written = {line["name"]: line for line in json.loads((tmp_path / "plan.json").read_text())["decisions"]}
     assert [written[name]["status"] for name in ("attention", "packing")] == ["applied", "applied"]
     assert written["attention"]["reason"].startswith(
@@ -247,11 +249,11 @@ def test_a_flash_kernel_that_does_not_run_here_gives_way_to_padded_and_packing_s
 
 def test_kernels_of_which_none_holds_leave_the_model_exactly_as_it_was_and_training_goes_on(tmp_path, monkeypatch):
     monkeypatch.setitem(kernels.KERNELS, "padded", lambda *args: kernels.padded_attention(*args) + 1.0)
-    model, rows = make_model(), make_rows()
+    model, rows = make_wide_esm(), make_rows()
     logits, settings = states_and_settings(model)
     others = ["cpu_matmul", "tf32", "fused_gelu", "masked_lm_head", "data_loading", "compile"]
     args = make_args(tmp_path, speedups=["all"], without=others, bf16=True)
-    trainer = FastTrainer(model, args, collate, rows, plan=flash_plan(model, rows, args))
+    trainer = FastTrainer(model, args, pad_rows, rows, plan=flash_plan(model, rows, args))
     monkeypatch.undo()
     kernels.register_attention()
     attended, packed = (trainer.plan[name] for name in ("attention", "packing"))
@@ -273,11 +275,11 @@ def test_kernels_of_which_none_holds_leave_the_model_exactly_as_it_was_and_train
     ],
 )
 def test_what_was_asked_for_and_does_not_run_here_is_refused_and_leaves_the_model_as_it_was(tmp_path, given, message):
-    model, rows = make_model(), make_rows()
+    model, rows = make_wide_esm(), make_rows()
     logits, settings = states_and_settings(model)
     args = make_args(tmp_path / "run", bf16=True, **given)
     with pytest.raises(PlanRefused, match=message):
-        FastTrainer(model, args, collate, rows, plan=flash_plan(model, rows, args))
+        FastTrainer(model, args, pad_rows, rows, plan=flash_plan(model, rows, args))
     found, after = states_and_settings(model)
     assert torch.equal(found, logits)
     assert after == settings
@@ -296,7 +298,7 @@ def broken_blocked(monkeypatch):
 
 @pytest.mark.usefixtures("broken_blocked")
 def test_a_kernel_that_is_off_by_a_hundredth_is_not_used(tmp_path):
-    model = make_model()
+    model = make_wide_esm()
     logits, settings = states_and_settings(model)
     trainer = make_trainer(tmp_path, model, speedups=["attention"])
     decision = trainer.plan["attention"]

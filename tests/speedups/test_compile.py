@@ -7,22 +7,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from miniature_esm import make_wide_esm
 from safetensors.torch import load_file
-from tiny_masked_lm import (
-    collate,
-    largest_weight_difference,
-    make_args,
-    make_model,
-    make_rows,
-    make_trainer,
-    resumed_difference,
-)
+from tiny_masked_lm import largest_weight_difference, make_args, make_rows, make_trainer, resumed_difference
+from token_rows import pad_rows
 
 from hf_ext.errors import PlanRefused
 from hf_ext.hardware import describe_hardware
 from hf_ext.plan import make_plan
 from hf_ext.speedups import Context, ModelFacts, Run, compile
-from hf_ext.speedups.compile import compile_blocks, find_blocks, uncompile_blocks
+from hf_ext.speedups.compile import compilable_layers, compile_blocks, uncompile_blocks
 
 BLOCKS = {"speedups": ["compile"]}
 PACKED_BLOCKS = {"speedups": ["attention", "packing", "compile"]}
@@ -93,8 +87,8 @@ def test_compile_is_off_where_it_is_not_asked_for():
 
 def compiled_trainer(folder, backend="eager", model=None, given=BLOCKS, dynamic=True, **others):
     """A trainer whose plan names another compiler than inductor: `eager` runs the same graphs as they are."""
-    model, rows = make_model() if model is None else model, make_rows()
-    plan = make_plan(make_args(folder, **given, **others), model, rows, collate)
+    model, rows = make_wide_esm() if model is None else model, make_rows()
+    plan = make_plan(make_args(folder, **given, **others), model, rows, pad_rows)
     found = plan["compile"]
     assert found.settings == {"dynamic": True}
     named = replace(found, settings={"dynamic": dynamic, "backend": backend})
@@ -109,7 +103,7 @@ def evidence(trainer) -> dict:
 
 def test_compiled_training_ends_in_the_weights_of_stock_training(tmp_path):
     stock, compiled = make_trainer(tmp_path / "stock"), compiled_trainer(tmp_path / "compiled", "aot_eager")
-    assert [block._compiled_call_impl is None for block in find_blocks(compiled.model)] == [False, False]
+    assert [block._compiled_call_impl is None for block in compilable_layers(compiled.model)] == [False, False]
     start = evidence(compiled)
     assert start["blocks"] == 2
     assert start["graphs"] >= 1
@@ -178,7 +172,7 @@ def test_a_second_run_counts_its_own_graphs(tmp_path):
 
 
 def test_names_in_the_state_dict_and_in_checkpoints_stay_as_they_are(tmp_path):
-    names = set(make_model().state_dict())
+    names = set(make_wide_esm().state_dict())
     trainer = compiled_trainer(tmp_path, save_strategy="steps", save_steps=4)
     trainer.train()
     assert set(trainer.model.state_dict()) == names
@@ -193,28 +187,28 @@ def test_a_run_that_was_stopped_goes_on_exactly(tmp_path, monkeypatch):
 
 
 def test_the_first_pass_leaves_no_gradient_and_draws_no_number(tmp_path):
-    model = make_model(hidden_dropout_prob=0.1)
+    model = make_wide_esm(hidden_dropout_prob=0.1)
     state = torch.get_rng_state()
     args = make_args(tmp_path, **BLOCKS)
-    plan = make_plan(args, model, make_rows(), collate)
+    plan = make_plan(args, model, make_rows(), pad_rows)
     named = replace(plan["compile"], settings={"dynamic": True, "backend": "eager"})
-    assert compile.apply(named, Run(args, model, collate, make_rows())).status == "applied"
+    assert compile.apply(named, Run(args, model, pad_rows, make_rows())).status == "applied"
     assert torch.equal(torch.get_rng_state(), state)
     assert all(weight.grad is None for weight in model.parameters())
     assert model.training
 
 
 def test_copies_run_uncompiled_on_their_own_weights():
-    model = make_model()
+    model = make_wide_esm()
     assert compile_blocks(model, backend="eager") == 2
-    twin, stock = copy.deepcopy(model), make_model()
+    twin, stock = copy.deepcopy(model), make_wide_esm()
     with torch.no_grad():
         for weight in model.parameters():
             weight.zero_()
-        batch = collate(make_rows(3))
+        batch = pad_rows(make_rows(3))
         assert torch.allclose(twin(**batch).logits, stock(**batch).logits, atol=1e-6)
     uncompile_blocks(model)
-    assert [block._compiled_call_impl for block in find_blocks(model)] == [None, None]
+    assert [block._compiled_call_impl for block in compilable_layers(model)] == [None, None]
 
 
 # --- compilers that fail ---------------------------------------------------------------------------------------------
@@ -232,7 +226,7 @@ def test_a_compiler_that_fails_is_left_out_with_the_reason_and_training_works(tm
     assert decision.reason.startswith("compilation failed: BackendCompilerFailed: ")
     assert "no compiler here" in decision.reason
     assert "\n" not in decision.reason
-    assert [block._compiled_call_impl for block in find_blocks(trainer.model)] == [None, None]
+    assert [block._compiled_call_impl for block in compilable_layers(trainer.model)] == [None, None]
     assert trainer.model.esm.packed_round_up is False  # rows are filled up for compiled blocks only
     assert all(weight.grad is None for weight in trainer.model.parameters())
     for each in (stock, trainer):
@@ -242,10 +236,10 @@ def test_a_compiler_that_fails_is_left_out_with_the_reason_and_training_works(tm
 
 
 def test_off_and_end_leave_blocks_uncompiled(tmp_path):
-    assert [block._compiled_call_impl for block in find_blocks(make_trainer(tmp_path).model)] == [None, None]
+    assert [block._compiled_call_impl for block in compilable_layers(make_trainer(tmp_path).model)] == [None, None]
     trainer = compiled_trainer(tmp_path, "eager")
     trainer.end()
-    assert [block._compiled_call_impl for block in find_blocks(trainer.model)] == [None, None]
+    assert [block._compiled_call_impl for block in compilable_layers(trainer.model)] == [None, None]
 
 
 @pytest.mark.nightly

@@ -10,18 +10,20 @@ from types import SimpleNamespace
 import pytest
 import torch
 from launcher_files import FOLDER, launcher_environment
-from tiny_masked_lm import collate, largest_weight_difference, make_args, make_model, make_rows, make_trainer
+from miniature_esm import make_wide_esm
+from tiny_masked_lm import largest_weight_difference, make_args, make_rows, make_trainer
+from token_rows import pad_rows
 
 from hf_ext.errors import ArgumentError, MissingDependencyError, PlanRefused
 from hf_ext.hardware import describe_hardware
-from hf_ext.optional import is_available
+from hf_ext.optional import import_problem
 from hf_ext.plan import make_plan
 from hf_ext.speedups import Context, ModelFacts, Run, cpu_offload
 
 A100, T4 = describe_hardware("A100"), describe_hardware("T4")
 MODEL = ModelFacts(("esm",), num_parameters=100, num_trainable=100, num_encoder_matrices=6)
 OFFLOAD = {"optim": "adamw_torch_fused", "optim_ext": "cpu_offload", "max_grad_norm": 0.0}
-needs_torchao = pytest.mark.skipif(not is_available("torchao"), reason="needs pip install -e .[torchao]")
+needs_torchao = pytest.mark.skipif(import_problem("torchao") is not None, reason="needs pip install -e .[torchao]")
 
 
 def decide(hardware=A100, world_size=1, **given):
@@ -69,15 +71,15 @@ def test_sharding_offloads_by_its_own_switch(monkeypatch):
 
 def test_the_defaults_of_a_run_are_refused_before_anything_starts(tmp_path):
     args = {**OFFLOAD, "max_grad_norm": 1.0}
-    plan = make_plan(make_args(tmp_path, **args), make_model(), hardware=A100)
+    plan = make_plan(make_args(tmp_path, **args), make_wide_esm(), hardware=A100)
     with pytest.raises(PlanRefused, match="cpu_offload: gradients reach the host before they are clipped"):
         make_trainer(tmp_path, plan=plan, **args)
 
 
-@pytest.mark.skipif(is_available("torchao"), reason="torchao is installed")
+@pytest.mark.skipif(import_problem("torchao") is None, reason="torchao is installed")
 def test_without_torchao_the_run_stops_with_the_command_that_brings_it():
     with pytest.raises(MissingDependencyError, match=r"optim_ext cpu_offload.*hf_ext\[torchao\]"):
-        cpu_offload.apply(decide(), Run(make_args(**OFFLOAD), make_model()))
+        cpu_offload.apply(decide(), Run(make_args(**OFFLOAD), make_wide_esm()))
 
 
 # --- FSDP2's own ------------------------------------------------------------------------------------------------------
@@ -98,7 +100,7 @@ def launched(monkeypatch):
 def test_the_offload_file_is_in_the_plan_and_fused_adamw_with_it(launched):
     launched("4gpu_fsdp2_offload")
     given = {"speedups": ["all"], "optim": "adamw_torch_fused"}
-    plan = make_plan(make_args(**given), make_model(), make_rows(), collate, hardware=A100)
+    plan = make_plan(make_args(**given), make_wide_esm(), make_rows(), pad_rows, hardware=A100)
     assert plan["cpu_offload"].status == "applied"
     assert plan["cpu_offload"].settings == {"by": "fsdp"}
     assert (
@@ -161,8 +163,8 @@ def make_pair_member(folder, **given):
     """A trainer whose matrices (128 wide) move to the host and whose vectors stay."""
     cuda = {"use_cpu": not torch.cuda.is_available()}
     given = {**OFFLOAD, "learning_rate": 1e-3, "weight_decay": 0.1, **cuda, **given}
-    model = make_model(hidden_size=128, intermediate_size=128)
-    plan = make_plan(make_args(folder, **given), model, make_rows(), collate, hardware=A100)
+    model = make_wide_esm(hidden_size=128, intermediate_size=128)
+    plan = make_plan(make_args(folder, **given), model, make_rows(), pad_rows, hardware=A100)
     return make_trainer(folder, model, plan=plan, **given)
 
 

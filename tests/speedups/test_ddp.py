@@ -4,7 +4,9 @@ import copy
 
 import pytest
 import torch
-from tiny_masked_lm import collate, make_args, make_model, make_rows
+from miniature_esm import make_wide_esm
+from tiny_masked_lm import make_args, make_rows
+from token_rows import pad_rows
 from torch import nn
 
 from hf_ext.hardware import describe_hardware
@@ -18,17 +20,17 @@ VIEWS = "gradients are views of what is exchanged"
 def decide(model=None, world_size=2, **given):
     args = make_args(**{**ALL, **given})
     return ddp.decide(
-        Context(describe_hardware("T4"), args, describe_model(model or make_model()), world_size=world_size)
+        Context(describe_hardware("T4"), args, describe_model(model or make_wide_esm()), world_size=world_size)
     )
 
 
-def apply(model, collator=collate, rows=None, **given):
+def apply(model, collator=pad_rows, rows=None, **given):
     run = Run(make_args(**ALL, **given), model, collator, make_rows() if rows is None else rows)
     return ddp.apply(decide(model, **given), run), run
 
 
 def trainable_esm():
-    model = make_model()
+    model = make_wide_esm()
     model.requires_grad_(True)
     return model
 
@@ -83,7 +85,7 @@ def test_a_weight_that_no_pass_uses_keeps_the_search_on():
 
 
 def test_models_whose_passes_may_differ_keep_the_search_on():
-    class Own(type(make_model())):
+    class Own(type(make_wide_esm())):
         pass
 
     model = copy.deepcopy(trainable_esm())
@@ -93,7 +95,7 @@ def test_models_whose_passes_may_differ_keep_the_search_on():
     assert run.args.ddp_find_unused_parameters is None
 
 
-@pytest.mark.parametrize(("collator", "rows"), [(None, None), (collate, []), (lambda rows: {"wrong": 1}, None)])
+@pytest.mark.parametrize(("collator", "rows"), [(None, None), (pad_rows, []), (lambda rows: {"wrong": 1}, None)])
 def test_where_no_pass_can_be_made_the_search_stays_on(collator, rows):
     decision, run = apply(trainable_esm(), collator, rows)
     assert "unused weights are looked for: no pass over the first rows (" in decision.reason
@@ -110,7 +112,7 @@ def test_towers_are_looked_through_too(make_affinity, demo_rows, towers):
 @pytest.mark.parametrize("own_loss", ["Mine.training_step", "Mine.compute_loss", "compute_loss_func"])
 def test_a_loss_of_the_users_which_may_leave_weights_out_keeps_the_search_on(own_loss):
     model = trainable_esm()
-    run = Run(make_args(**ALL), model, collate, make_rows(), own_loss=own_loss)
+    run = Run(make_args(**ALL), model, pad_rows, make_rows(), own_loss=own_loss)
     decision = ddp.apply(decide(model), run)
     assert decision.reason == f"{VIEWS}; unused weights are looked for: the loss is the user's own ({own_loss})"
     assert run.args.ddp_find_unused_parameters is None

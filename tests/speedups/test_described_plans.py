@@ -1,7 +1,9 @@
 """The whole plan of fine-tuning on a T4 and on an A100, line by line, made on a machine that is neither."""
 
 import pytest
-from tiny_masked_lm import collate, make_model, make_rows
+from miniature_esm import make_wide_esm
+from tiny_masked_lm import make_rows
+from token_rows import pad_rows
 
 from hf_ext.hardware import describe_hardware
 from hf_ext.plan import make_plan
@@ -67,7 +69,7 @@ def plan_for(request, make_affinity, demo_rows):
         settings = {"output_dir": "o", "speedups": ["all"], "dataloader_num_workers": 7}
         args = FastTrainingArguments(**{**settings, **given})
         if request.param == "masked lm":
-            return make_plan(args, make_model(), make_rows(), collate, describe_hardware(hardware))
+            return make_plan(args, make_wide_esm(), make_rows(), pad_rows, describe_hardware(hardware))
         model, collator = make_affinity("full", "full")
         rows = demo_rows.map(lambda row, i: {"antigen": row["antigen"][: 10 + i]}, with_indices=True)
         return make_plan(args, model, rows, collator, describe_hardware(hardware))

@@ -1,18 +1,21 @@
 """torch's GELU in ESM's feed-forward layers gives what transformers' own formula gives."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
 from closeness import largest
+from miniature_esm import make_wide_esm
 from torch import nn
-from transformers import BertConfig, BertModel, EsmConfig, EsmModel
+from transformers import BertConfig, BertModel, EsmModel
 from transformers.models.esm.modeling_esm import EsmIntermediate
 
 from hf_ext.hardware import describe_hardware
 from hf_ext.plan import make_plan
 from hf_ext.speedups import Run
 from hf_ext.speedups.fused_gelu import fuse_gelu, unfuse_gelu
+from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
 IDS = torch.tensor([[0, 5, 6, 7, 8, 2], [0, 9, 10, 2, 1, 1]])
@@ -21,21 +24,7 @@ MASK = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0]])
 
 @pytest.fixture(scope="module")
 def stock() -> EsmModel:
-    torch.manual_seed(0)
-    config = EsmConfig(
-        vocab_size=33,
-        pad_token_id=1,
-        mask_token_id=32,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=64,
-        position_embedding_type="rotary",
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-        initializer_range=0.2,
-    )
-    return EsmModel(config, add_pooling_layer=False).eval()
+    return make_wide_esm(partial(EsmModel, add_pooling_layer=False), token_dropout=False).eval()
 
 
 def run_model(model: nn.Module) -> tuple[torch.Tensor, list[torch.Tensor]]:
@@ -130,6 +119,28 @@ def test_the_users_model_is_as_it_was_after_the_run(stock, make_affinity, traini
     layers[0].forward = layers[0].forward  # somebody else's
     unfuse_gelu(model)
     assert "forward" in layers[0].__dict__
+
+
+def test_after_end_the_users_model_computes_as_before_and_loads_encoders_as_they_are(tmp_path, make_affinity):
+    model, collator = make_affinity()
+    args = FastTrainingArguments(str(tmp_path), speedups=["fused_gelu"], use_cpu=True, report_to="none")
+    trainer = FastTrainer(model, args, data_collator=collator)
+    assert trainer.plan.applied("fused_gelu")
+
+    def fused():
+        model.attach_encoders()
+        found = ["forward" in m.__dict__ for m in model.modules() if isinstance(m, EsmIntermediate)]
+        model.release_encoders()
+        return found
+
+    assert fused() == [True, True]
+    trainer.end()
+    assert fused() == [False, False]
+    model.attach_encoders()
+    again = FastTrainer(model, args, data_collator=collator)
+    assert [("forward" in m.__dict__) for m in model.modules() if isinstance(m, EsmIntermediate)] == [True, True]
+    again.end()
+    assert [("forward" in m.__dict__) for m in model.modules() if isinstance(m, EsmIntermediate)] == [False, False]
 
 
 def test_encoders_that_are_loaded_later_are_fused_too(make_affinity):

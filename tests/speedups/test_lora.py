@@ -5,17 +5,17 @@ from dataclasses import replace
 import pytest
 import torch
 from datasets import Dataset
-from one_layer_esm import make_esm
+from miniature_esm import make_esm
 from peft import PeftModel
 from torch import nn
-from transformers import default_data_collator
+from transformers import EsmForSequenceClassification, default_data_collator
 
 from hf_ext.errors import ArgumentError, PlanRefused
 from hf_ext.hardware import describe_hardware
 from hf_ext.models.lora import LoraSettings, wrap_with_lora
 from hf_ext.plan import make_plan
 from hf_ext.speedups import Context, ModelFacts, Run, lora
-from hf_ext.speedups.lora import activation_bytes
+from hf_ext.speedups.lora import measure_activations
 from hf_ext.training_args import FastTrainingArguments
 
 PLAIN = ModelFacts(("esm",), num_parameters=100, num_trainable=100)
@@ -103,7 +103,7 @@ TRAINABLE = 448 + 306
 
 
 def test_a_plain_model_is_wrapped_and_the_plan_counts_what_trains():
-    plain = make_esm()
+    plain = make_esm(EsmForSequenceClassification)
     num_plain = sum(p.numel() for name, p in plain.named_parameters() if "contact_head" not in name)
     run, decision = applied(plain, make_rows())
     assert isinstance(run.model, PeftModel)
@@ -117,20 +117,20 @@ def test_a_plain_model_is_wrapped_and_the_plan_counts_what_trains():
 
 def test_full_fine_tuning_is_measured_as_the_plain_model_would_be():
     rows = make_rows()
-    _, decision = applied(make_esm(), rows, lora_dropout=0.0)
+    _, decision = applied(make_esm(EsmForSequenceClassification), rows, lora_dropout=0.0)
     batch = default_data_collator([{k: row[k] for k in ("input_ids", "labels")} for row in rows.select(range(2))])
-    plain = activation_bytes(make_esm(), batch)
+    plain = measure_activations(make_esm(EsmForSequenceClassification), batch)
     assert decision.evidence["full_fine_tuning"]["activation_bytes"] == plain
     # Every layer's input is kept either way; dropout before the adapters keeps another copy of each.
     assert decision.evidence["with_lora"]["activation_bytes"] == pytest.approx(plain, rel=0.05)
-    _, dropped = applied(make_esm(), rows, lora_dropout=0.1)
+    _, dropped = applied(make_esm(EsmForSequenceClassification), rows, lora_dropout=0.1)
     assert dropped.evidence["with_lora"]["activation_bytes"] > 1.2 * plain
 
 
 def test_adapters_follow_the_seed_of_the_arguments_and_not_what_ran_before():
     def weights(seed, before):
         torch.manual_seed(before)
-        state = applied(make_esm(), make_rows(), seed=seed)[0].model.state_dict()
+        state = applied(make_esm(EsmForSequenceClassification), make_rows(), seed=seed)[0].model.state_dict()
         return torch.cat([value.flatten() for name, value in state.items() if "lora_A" in name])
 
     assert torch.equal(weights(3, before=1), weights(3, before=2))
@@ -138,7 +138,7 @@ def test_adapters_follow_the_seed_of_the_arguments_and_not_what_ran_before():
 
 
 def test_without_the_flag_the_model_is_the_same_object_with_the_same_modules():
-    plain = make_esm()
+    plain = make_esm(EsmForSequenceClassification)
     names = [name for name, _ in plain.named_modules()]
     run, decision = applied(plain, make_rows(), use_peft=False)
     assert decision.status == "off"
@@ -147,7 +147,7 @@ def test_without_the_flag_the_model_is_the_same_object_with_the_same_modules():
 
 
 def test_a_model_that_brings_its_adapters_is_not_wrapped_again(make_affinity, demo_rows):
-    own = wrap_with_lora(make_esm(), LoraSettings(r=3))
+    own = wrap_with_lora(make_esm(EsmForSequenceClassification), LoraSettings(r=3))
     run, decision = applied(own, make_rows())
     assert run.model is own
     assert decision.evidence["rank"] == 3  # the model's, not that of the arguments
@@ -173,7 +173,7 @@ def test_towers_that_train_in_full_are_refused(make_affinity, demo_rows):
 def test_where_there_are_no_rows_at_hand_activations_are_said_to_be_unmeasured(case):
     rows = {"no dataset": None, "stream": make_rows().to_iterable_dataset(), "one row": make_rows(1)}
     collator = None if case == "no collator" else default_data_collator
-    _, decision = applied(make_esm(), rows.get(case, make_rows()), collator)
+    _, decision = applied(make_esm(EsmForSequenceClassification), rows.get(case, make_rows()), collator)
     assert decision.evidence["with_lora"]["activation_bytes"] is None
     assert decision.evidence["with_lora"]["trainable_parameters"] == TRAINABLE
     assert "activations not measured (no map-style dataset and collator at hand)" in decision.reason
@@ -191,7 +191,7 @@ class TwoLayers(nn.Module):
 def test_activation_bytes_are_what_autograd_keeps():
     model, batch = TwoLayers().eval(), {"x": torch.ones(2, 3)}
     # The input (2 x 3 floats) for the first weight; the hidden layer (2 x 4) for the ReLU and the second weight, once.
-    assert activation_bytes(model, batch) == 2 * 3 * 4 + 2 * 4 * 4 == 56
+    assert measure_activations(model, batch) == 2 * 3 * 4 + 2 * 4 * 4 == 56
     model.first.requires_grad_(False)
-    assert activation_bytes(model, batch) == 32  # the hidden layer only
+    assert measure_activations(model, batch) == 32  # the hidden layer only
     assert not model.training

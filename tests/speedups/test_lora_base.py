@@ -4,8 +4,11 @@ import copy
 
 import pytest
 import torch
+from miniature_esm import make_wide_esm
+from run_outcomes import losses, trained_weights
 from safetensors.torch import load_file
-from tiny_masked_lm import collate, make_model, make_rows
+from tiny_masked_lm import make_rows
+from token_rows import pad_rows
 from torch import nn
 
 from hf_ext.affinity.predictor import load_model
@@ -38,18 +41,10 @@ def trainer_for(request, make_affinity, demo_rows, tmp_path):
     def make(folder="run", **given):
         if request.param == "towers":
             return make_trainer(tmp_path / folder, *make_affinity("lora", "lora"), demo_rows, **given)
-        return make_trainer(tmp_path / folder, make_model(), collate, make_rows(), **given)
+        return make_trainer(tmp_path / folder, make_wide_esm(), pad_rows, make_rows(), **given)
 
     make.kind = request.param
     return make
-
-
-def losses(trainer) -> list[float]:
-    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-
-
-def trained(model) -> dict[str, torch.Tensor]:
-    return {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
 
 
 # --- decisions --------------------------------------------------------------------------------------------------------
@@ -101,7 +96,7 @@ def test_losses_and_adapters_are_those_of_a_float32_base_bit_for_bit(trainer_for
     half.train()
     assert losses(half) == losses(plain)
     assert len(losses(half)) == 3
-    ours, theirs = trained(half.model), trained(plain.model)
+    ours, theirs = trained_weights(half.model), trained_weights(plain.model)
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
     assert {tensor.dtype for tensor in ours.values()} == {torch.float32}
@@ -210,13 +205,13 @@ def test_towers_are_merged_in_float32_into_the_weights_read_again(make_affinity,
 
 
 def test_a_wrapped_model_is_merged_in_float32_as_it_was_rounded_and_says_so(tmp_path, caplog):
-    trainer = make_trainer(tmp_path, make_model(), collate, make_rows())
+    trainer = make_trainer(tmp_path, make_wide_esm(), pad_rows, make_rows())
     trainer.train()
     merged = merged_copy(trainer.model)
     assert {p.dtype for p in merged.parameters()} == {torch.float32}
     assert not any(isinstance(module, HalfLinear) for module in merged.modules())
     assert "they are merged as rounded" in caplog.text
-    batch = collate([make_rows()[i] for i in range(4)])
+    batch = pad_rows([make_rows()[i] for i in range(4)])
     with torch.no_grad():
         ours, theirs = merged.eval()(**batch).logits, trainer.model.eval()(**batch).logits
     assert (ours - theirs).abs().max() < 0.1 * theirs.std()  # the trained model computes under autocast
@@ -230,7 +225,7 @@ def test_a_killed_run_goes_on_bit_for_bit(trainer_for):
     resumed = trainer_for("run", resume="auto", allow_changed=["max_steps"], **saving)
     resumed.train()
     assert losses(resumed) == losses(whole)
-    ours, theirs = trained(resumed.model), trained(whole.model)
+    ours, theirs = trained_weights(resumed.model), trained_weights(whole.model)
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
@@ -245,9 +240,9 @@ def test_a_run_goes_on_where_the_base_is_stored_in_another_precision(trainer_for
 
 def test_another_base_is_still_refused(tmp_path):
     saving = {"save_strategy": "steps", "save_steps": 2, "max_steps": 2}
-    make_trainer(tmp_path, make_model(), collate, make_rows(), **saving).train()
-    other = make_model()
+    make_trainer(tmp_path, make_wide_esm(), pad_rows, make_rows(), **saving).train()
+    other = make_wide_esm()
     other.esm.encoder.layer[0].output.dense.weight.data[0, 0] += 1e-6  # below what half precision can tell
-    trainer = make_trainer(tmp_path, other, collate, make_rows(), resume="auto", **saving)
+    trainer = make_trainer(tmp_path, other, pad_rows, make_rows(), resume="auto", **saving)
     with pytest.raises(CheckpointError, match="was trained on frozen weights"):
         trainer.train()

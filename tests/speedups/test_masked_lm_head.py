@@ -6,24 +6,17 @@ import pytest
 import torch
 from closeness import largest
 from datasets import Dataset
+from miniature_esm import make_wide_esm
 from peft import LoraConfig, get_peft_model
-from tiny_masked_lm import (
-    IGNORED,
-    collate,
-    largest_weight_difference,
-    make_args,
-    make_model,
-    make_rows,
-    make_trainer,
-    resumed_difference,
-)
+from tiny_masked_lm import IGNORED, largest_weight_difference, make_args, make_rows, make_trainer, resumed_difference
+from token_rows import pad_rows
 from transformers import EsmForMaskedLM, EsmForTokenClassification, Trainer
 
 from hf_ext.hardware import describe_hardware
 from hf_ext.plan import make_plan
 from hf_ext.speedups.masked_lm_head import all_tokens, label_only
 
-BATCH = collate(make_rows(4))
+BATCH = pad_rows(make_rows(4))
 NUM_LABELS = int(BATCH["labels"].ne(IGNORED).sum())
 HEAD = {"speedups": ["masked_lm_head"]}
 
@@ -46,7 +39,7 @@ def largest_error(model, stock, **given) -> float:
 
 @pytest.fixture
 def stock() -> EsmForMaskedLM:
-    return make_model()
+    return make_wide_esm()
 
 
 @pytest.fixture
@@ -145,7 +138,7 @@ def test_undoing_it_leaves_the_model_as_it_was(model, stock):
         name: set(vars(m)) for name, m in stock.named_modules()
     }
     assert model.accepts_loss_kwargs is False
-    assert label_only(EsmForTokenClassification(make_model().config)) == 0
+    assert label_only(EsmForTokenClassification(make_wide_esm().config)) == 0
 
 
 # --- the plan --------------------------------------------------------------------------------------------------------
@@ -162,12 +155,12 @@ def test_undoing_it_leaves_the_model_as_it_was(model, stock):
     ],
 )
 def test_it_is_for_esms_masked_language_model_and_its_own_loss(model_class, given, status, reason):
-    plan = make_plan(make_args(**{"speedups": ["all"], **given}), make_model(head=model_class))
+    plan = make_plan(make_args(**{"speedups": ["all"], **given}), make_wide_esm(model_class))
     assert (plan["masked_lm_head"].status, plan["masked_lm_head"].reason) == (status, reason)
 
 
 def test_it_applies_under_lora_on_any_hardware():
-    wrapped = get_peft_model(make_model(), LoraConfig(r=2, target_modules=["query"]))
+    wrapped = get_peft_model(make_wide_esm(), LoraConfig(r=2, target_modules=["query"]))
     for hardware in ("cpu", "T4", "A100"):
         plan = make_plan(make_args(**HEAD), wrapped, hardware=describe_hardware(hardware))
         assert plan.applied("masked_lm_head")
@@ -184,7 +177,7 @@ def test_training_ends_in_the_weights_of_the_exact_loss(tmp_path, given):
     ours.train()
     assert largest_weight_difference(ours.model, plain.model) < 1e-6
     if given:  # micro-batches with their own means, as transformers 5.23 trains ESM
-        stock = Trainer(make_model(), make_args(tmp_path / "stock", **given), collate, make_rows())
+        stock = Trainer(make_wide_esm(), make_args(tmp_path / "stock", **given), pad_rows, make_rows())
         stock.train()
         assert largest_weight_difference(stock.model, plain.model) > 1e-5
 
@@ -212,7 +205,7 @@ def test_a_run_that_was_stopped_goes_on_exactly(tmp_path):
 
 
 def test_end_and_off_leave_the_model_alone(tmp_path):
-    model = make_model()
+    model = make_wide_esm()
     trainer = make_trainer(tmp_path, model, **HEAD)
     assert "forward" in vars(model)
     trainer.end()

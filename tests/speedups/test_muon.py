@@ -4,7 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tiny_masked_lm import largest_weight_difference, make_args, make_model, make_trainer, resumed_difference
+from miniature_esm import make_wide_esm
+from tiny_masked_lm import largest_weight_difference, make_args, make_trainer, resumed_difference
 
 from hf_ext.errors import ArgumentError, PlanRefused
 from hf_ext.hardware import describe_hardware
@@ -88,7 +89,7 @@ def rates(optimizer) -> dict[str, set[float]]:
 
 
 def test_the_optimizer_holds_every_parameter_once_with_trainers_weight_decay(tmp_path):
-    model = make_model()
+    model = make_wide_esm()
     plain = make_trainer(tmp_path / "a", model, **{**MUON, "optim_ext": None}).create_optimizer()
     assert type(plain) is torch.optim.AdamW  # off means untouched
     ours = make_trainer(tmp_path / "m", model, **MUON).create_optimizer()

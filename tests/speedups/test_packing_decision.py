@@ -2,15 +2,9 @@
 
 import pytest
 import torch
-from tiny_masked_lm import (
-    collate,
-    largest_weight_difference,
-    make_args,
-    make_model,
-    make_rows,
-    make_trainer,
-    resumed_difference,
-)
+from miniature_esm import make_wide_esm
+from tiny_masked_lm import largest_weight_difference, make_args, make_rows, make_trainer, resumed_difference
+from token_rows import pad_rows
 from transformers.models.esm.modeling_esm import EsmIntermediate
 
 from hf_ext.errors import PlanRefused
@@ -162,7 +156,7 @@ def test_with_a_token_budget_a_packed_run_that_was_stopped_goes_on_exactly(tmp_p
 
 
 def test_end_gives_the_encoder_its_own_forward_back(tmp_path):
-    model = make_model()
+    model = make_wide_esm()
     before = {name: set(vars(module)) for name, module in model.named_modules()}
     trainer = make_trainer(tmp_path, model, speedups=PACKED)
     assert "forward" in vars(model.esm)
@@ -172,7 +166,7 @@ def test_end_gives_the_encoder_its_own_forward_back(tmp_path):
 
 
 def test_off_means_untouched(tmp_path):
-    model = make_model()
+    model = make_wide_esm()
     make_trainer(tmp_path, model, speedups=["attention"])
     assert "forward" not in vars(model.esm)
 
@@ -181,16 +175,16 @@ def test_packed_encoders_that_differ_are_not_used(tmp_path, monkeypatch):
     # Packing that forgets where each sequence begins, as transformers' own packed inputs do for ESM.
     monkeypatch.setattr("hf_ext.models.packing._for_layers", lambda kwargs, segments: {})
     monkeypatch.setattr("hf_ext.models.packing.keeps_sequences_apart", lambda encoder: True)
-    model = make_model()
+    model = make_wide_esm()
     args = make_args(tmp_path, speedups=["all"], without=["cpu_matmul", "precision", "fused_gelu", "masked_lm_head"])
-    trainer = FastTrainer(model, args, collate, make_rows())
+    trainer = FastTrainer(model, args, pad_rows, make_rows())
     decision = trainer.plan["packing"]
     assert decision.status == "skipped"
     assert decision.reason.startswith("against padded encoders: states differ by ")
     assert decision.evidence["max_difference"] > 1e-2
     assert "forward" not in vars(model.esm)
     with pytest.raises(PlanRefused, match=r"packing, against padded encoders: states differ .* Leave packing out"):
-        make_trainer(tmp_path, make_model(), speedups=PACKED)
+        make_trainer(tmp_path, make_wide_esm(), speedups=PACKED)
 
 
 def test_towers_loaded_later_are_packed_too(tmp_path, make_affinity, demo_rows):

@@ -5,7 +5,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 from accelerate.utils.deepspeed import HfDeepSpeedConfig
-from tiny_masked_lm import collate, make_model, make_rows
+from miniature_esm import make_wide_esm
+from tiny_masked_lm import make_rows
+from token_rows import pad_rows
 from torch import nn
 from transformers import T5Config, T5EncoderModel
 
@@ -14,11 +16,11 @@ from hf_ext.speedups import Run, parity
 ROWS = make_rows()
 
 
-def make_run(model=None, rows=ROWS, collator=collate, bf16=False, fp16=False, fsdp=None, zero=None) -> Run:
+def make_run(model=None, rows=ROWS, collator=pad_rows, bf16=False, fp16=False, fsdp=None, zero=None) -> Run:
     config = HfDeepSpeedConfig({"zero_optimization": {"stage": zero}})
     plugin = None if zero is None else SimpleNamespace(hf_ds_config=config)
     args = SimpleNamespace(device="cpu", bf16=bf16, fp16=fp16, fsdp=fsdp, deepspeed_plugin=plugin)
-    return Run(args, make_model() if model is None else model, collator, rows)
+    return Run(args, make_wide_esm() if model is None else model, collator, rows)
 
 
 # --- bounds ----------------------------------------------------------------------------------------------------------
@@ -27,7 +29,7 @@ def make_run(model=None, rows=ROWS, collator=collate, bf16=False, fp16=False, fs
 def compare(exact, before, after, autocast=None, dtype=torch.float32) -> parity.Parity:
     states = [torch.tensor([values], dtype=torch.float32) for values in (exact, before, after)]
     probe = parity.Probe(SimpleNamespace(dtype=dtype), None, None, autocast)
-    return parity.compare(*states, probe)
+    return parity.judge_states(*states, probe)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +109,7 @@ def test_the_bound_on_gradients_under_autocast_and_in_half_precision():
 
 def test_gradients_are_proven_of_encoders_that_train_on_two_rows_cut_short():
     assert parity.prove(make_run(), lambda: None).gradient_distance == 0.0
-    frozen = make_model()
+    frozen = make_wide_esm()
     frozen.requires_grad_(False)
     assert parity.prove(make_run(frozen), lambda: None).gradient_distance is None
     rows = [{"input_ids": [4] * length, "labels": [4] * length} for length in (50, 300, 300)]
@@ -117,7 +119,9 @@ def test_gradients_are_proven_of_encoders_that_train_on_two_rows_cut_short():
 
 def test_the_numbers_are_the_largest_and_mean_difference_and_the_smallest_cosine():
     before, after = torch.tensor([[1.0, 0.0], [0.0, 2.0]]), torch.tensor([[1.0, 0.0], [2.0, 2.0]])
-    found = parity.compare(before, before, after, parity.Probe(SimpleNamespace(dtype=torch.float32), None, None, None))
+    found = parity.judge_states(
+        before, before, after, parity.Probe(SimpleNamespace(dtype=torch.float32), None, None, None)
+    )
     assert found.evidence() == {"max_difference": 2.0, "mean_difference": 0.5, "cosine": 0.707107}
     assert parity.Parity(problem="it does not run here").evidence() == {}
 
@@ -201,7 +205,7 @@ def test_an_error_that_no_kernel_raises_is_not_hidden():
 
 
 def test_the_proof_leaves_mode_gradients_and_random_numbers_as_they_were():
-    run = make_run(make_model(hidden_dropout_prob=0.5))
+    run = make_run(make_wide_esm(hidden_dropout_prob=0.5))
     state = torch.get_rng_state()
     for mode in (True, False):
         run.model.train(mode)
@@ -234,7 +238,7 @@ def test_it_runs_on_made_up_tokens_where_the_data_does_not_say_how_to_make_them(
 
 
 def test_tokens_that_the_encoder_does_not_know_are_left_out():
-    assert max(map(max, tokens(make_run(make_model(vocab_size=10, mask_token_id=9))))) == 9
+    assert max(map(max, tokens(make_run(make_wide_esm(vocab_size=10, mask_token_id=9))))) == 9
 
 
 def test_an_iterator_keeps_all_its_rows():
@@ -248,7 +252,7 @@ def test_a_collator_of_text_makes_the_tokens():
         columns = {"sequence": ["sequence"]}
 
         def __call__(self, rows):
-            return collate(
+            return pad_rows(
                 [{"input_ids": [4] * len(row["sequence"]), "labels": [4] * len(row["sequence"])} for row in rows]
             )
 
@@ -257,7 +261,7 @@ def test_a_collator_of_text_makes_the_tokens():
 
 
 def test_every_encoder_of_a_model_is_proven():
-    pair = nn.ModuleDict({"first": make_model(0).esm, "second": make_model(1).esm})
+    pair = nn.ModuleDict({"first": make_wide_esm(seed=0).esm, "second": make_wide_esm(seed=1).esm})
     run = make_run(pair)
     assert [probe.encoder for probe in parity.find_probes(run)] == [pair["first"], pair["second"]]
     assert "states differ" in parity.prove(run, lambda: scale_values(pair["second"].encoder.layer[0], 1.2)).problem

@@ -3,7 +3,8 @@
 from types import SimpleNamespace
 
 import pytest
-from tiny_masked_lm import make_args, make_model
+from miniature_esm import make_wide_esm
+from tiny_masked_lm import make_args
 
 from hf_ext.hardware import describe_hardware
 from hf_ext.models.lora import LoraSettings, wrap_with_lora
@@ -30,7 +31,7 @@ def decide(world_size=2, **given):
 
 
 def apply(decision, model=None):
-    return sharding.apply(decision, Run(SimpleNamespace(deepspeed_plugin=None), model or make_model()))
+    return sharding.apply(decision, Run(SimpleNamespace(deepspeed_plugin=None), model or make_wide_esm()))
 
 
 def trains_contacts(model):
@@ -50,7 +51,7 @@ def test_one_process_and_ddp_are_left_as_they_are():
     ],
 )
 def test_ddp_that_fails_on_unused_weights_freezes_the_contact_head_and_says_so(given, says):
-    model = make_model()
+    model = make_wide_esm()
     model.requires_grad_(True)
     decision = apply(decide(**given), model)
     assert (decision.status, trains_contacts(model)) == ("applied", False)
@@ -60,7 +61,7 @@ def test_ddp_that_fails_on_unused_weights_freezes_the_contact_head_and_says_so(g
 
 def test_fsdp2_is_applied_with_the_classes_of_the_model(fsdp2):
     fsdp2()
-    model = make_model()
+    model = make_wide_esm()
     model.requires_grad_(True)
     decision = apply(decide(), model)
     assert (decision.status, decision.settings["classes"]) == ("applied", ["EsmLayer"])
@@ -119,7 +120,7 @@ def test_either_way_to_recompute_activations_is_taken_and_not_both(fsdp2):
 def test_recomputing_by_fsdp_is_refused_for_a_peft_model_whose_adapters_would_not_be_saved(fsdp2):
     fsdp2(ACTIVATION_CHECKPOINTING="true")
     assert apply(decide()).status == "applied"
-    refused = apply(decide(), wrap_with_lora(make_model(), LoraSettings(r=2)))
+    refused = apply(decide(), wrap_with_lora(make_wide_esm(), LoraSettings(r=2)))
     assert (refused.status, "use --activation_checkpointing true" in refused.reason) == ("refused", True)
 
 

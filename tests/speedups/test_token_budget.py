@@ -6,7 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 from datasets import Dataset
-from transformers import EsmConfig, EsmForTokenClassification, TrainerCallback
+from miniature_esm import NO_DROPOUT, make_esm
+from run_outcomes import same_weights
+from token_rows import RecordingCollator
+from transformers import EsmForTokenClassification, TrainerCallback
 
 from hf_ext.data.token_budget import TokenBudgetBatchSampler
 from hf_ext.errors import DataError, PlanRefused
@@ -94,20 +97,6 @@ def make_rows(num: int = 40) -> Dataset:
     return Dataset.from_dict({"row": list(range(num)), "input_ids": ids, "labels": labels, "length": sizes})
 
 
-class RecordingCollator:
-    """Pads, and notes which rows came in which batch."""
-
-    def __init__(self):
-        self.batches = []
-
-    def __call__(self, rows):
-        self.batches.append([row["row"] for row in rows])
-        width = max(len(row["input_ids"]) for row in rows)
-        pad = {"input_ids": 1, "labels": -100}
-        batch = {k: torch.tensor([row[k] + [v] * (width - len(row[k])) for row in rows]) for k, v in pad.items()}
-        return {**batch, "attention_mask": batch["input_ids"].ne(1).long()}
-
-
 class Kill(TrainerCallback):
     """Ends the process's work right after the checkpoint of `step`."""
 
@@ -122,25 +111,12 @@ class Kill(TrainerCallback):
 @pytest.fixture
 def token_trainer(tmp_path):
     def make(folder="run", rows=None, callbacks=None, **given):
-        torch.manual_seed(0)
-        config = EsmConfig(
-            vocab_size=24,
-            pad_token_id=1,
-            mask_token_id=23,
-            hidden_size=16,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            intermediate_size=32,
-            position_embedding_type="rotary",
-            num_labels=3,
-            hidden_dropout_prob=0.0,
-            attention_probs_dropout_prob=0.0,
-        )
+        tokens = {"vocab_size": 24, "mask_token_id": 23, "num_labels": 3}
+        model = make_esm(EsmForTokenClassification, **tokens, **NO_DROPOUT)
         settings = {"max_tokens_per_batch": 100, "num_train_epochs": 3, "learning_rate": 1e-2, **given}
         args = FastTrainingArguments(
             output_dir=str(tmp_path / folder), remove_unused_columns=False, **{**QUIET, **settings}
         )
-        model = EsmForTokenClassification(config)
         return FastTrainer(model, args, RecordingCollator(), make_rows() if rows is None else rows, callbacks=callbacks)
 
     return make
@@ -176,12 +152,12 @@ def test_a_run_killed_in_its_third_epoch_goes_on_with_the_very_batches_that_were
     seen = whole.data_collator.batches
     assert resumed.data_collator.batches == seen[step:]
     assert seen[step:] != seen[3:per_epoch]  # the first epoch's batches would be other ones
-    assert all(torch.equal(a, b) for a, b in zip(resumed.model.parameters(), whole.model.parameters()))
+    assert same_weights(resumed.model, whole.model)
 
     other = token_trainer("other", **saving, save_steps=step, data_seed=4, allow_changed=["data_seed"])
     other.train(resume_from_checkpoint=checkpoint)
     assert other.data_collator.batches != seen[step:]
-    assert not all(torch.equal(a, b) for a, b in zip(other.model.parameters(), whole.model.parameters()))
+    assert not same_weights(other.model, whole.model)
 
 
 def test_without_a_budget_batches_are_stock(token_trainer):

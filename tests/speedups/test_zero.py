@@ -5,7 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 from accelerate.utils.deepspeed import HfDeepSpeedConfig
-from tiny_masked_lm import make_args, make_model
+from miniature_esm import make_wide_esm
+from tiny_masked_lm import make_args
 from transformers.integrations import deepspeed as integration
 
 from hf_ext.hardware import describe_hardware
@@ -46,7 +47,7 @@ def test_an_optimizer_that_offloading_would_replace_is_refused_with_the_alternat
 
 
 def test_a_weight_that_gets_no_gradient_is_frozen_as_decay_would_move_it():
-    args, model = zero_args(), make_model()
+    args, model = zero_args(), make_wide_esm()
     decision = sharding.apply(decide(), Run(args, model))
     assert "contact head are frozen" in decision.reason
     assert not any(p.requires_grad for name, p in model.named_parameters() if "contact_head" in name)

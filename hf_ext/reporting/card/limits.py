@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from ...units import is_finite, metric_title, number, share
 from ..markdown import code, plain
 from ..near_copies import describe_near_copies
 from ..report.run_files import RunFiles
 from ..report.scores import undefined_notes
-from ..report.values import as_dict, is_finite, number, share
+from ..report.summary import label_name
+from ..report.values import as_dict
 from .loading import missing_bases
-from .metadata import is_demo, metric_name, scored_split
+from .metadata import is_demo, scored_split
 
 _SPLITS = {
     "random": "The split is random over rows: the scores say how the model does on rows like those of training, not on "
@@ -39,7 +41,7 @@ def limits_section(run: RunFiles) -> list[str]:
 def _task(run: RunFiles) -> str:
     if run.is_masked_lm:
         return "filling in masked residues"
-    return f"predicting {code(run.settings.get('label_column', 'label'))} as it was measured in the training data"
+    return f"predicting {code(label_name(run))} as it was measured in the training data"
 
 
 def _basic(run: RunFiles) -> list[str]:
@@ -130,7 +132,7 @@ def _lengths(run: RunFiles, data: dict[str, Any]) -> list[str]:
 
 def _scores(run: RunFiles) -> list[str]:
     _, scores = scored_split(run)
-    return undefined_notes({"the model": scores.get("model")}, metric_name)
+    return undefined_notes({"the model": scores.get("model")}, metric_title)
 
 
 def _reference(run: RunFiles) -> list[str]:

@@ -6,6 +6,7 @@ import json
 
 from ..markdown import code, code_block
 from ..report.run_files import RunFiles
+from ..report.summary import label_name, list_columns
 from ..report.values import as_dict
 from .metadata import is_adapter
 from .names import PLACEHOLDER, bases, is_hub_id, last_part
@@ -22,7 +23,7 @@ def loading_section(run: RunFiles, repo: str) -> list[str]:
     if repo == PLACEHOLDER:
         lines += [f"`{PLACEHOLDER}` is the model's id on the Hub, or the path of its folder.", ""]
     if not run.is_masked_lm:
-        label = code(run.settings.get("label_column", "label"))
+        label = code(label_name(run))
         unit = f"higher for a higher {label}" if ranks(run) else f"in the unit of {label}"
         lines += [
             f"`predict` takes a list of dicts, a dict of lists, a `datasets.Dataset` or a pandas DataFrame with "
@@ -59,9 +60,7 @@ def missing_bases(run: RunFiles) -> list[str]:
 
 def sequence_columns(run: RunFiles) -> list[str]:
     """The columns that the model reads, in its order."""
-    towers = as_dict(run.results.get("model")).get("towers") or []
-    found = [column for tower in towers for columns in tower.get("inputs") or [] for column in columns]
-    return found or list(run.settings.get("sequence_columns") or ["sequence"])
+    return list_columns(run) or ["sequence"]
 
 
 def _columns_text(run: RunFiles) -> str:

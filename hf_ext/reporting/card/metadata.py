@@ -6,23 +6,13 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCardData
 
+from ...units import is_finite, metric_title
 from ..report.run_files import RunFiles
-from ..report.values import as_dict, is_finite
+from ..report.values import as_dict
 from .names import bases, is_hub_id, last_part
 
 # Ids of https://huggingface.co/metrics where there is one.
 _METRIC_IDS = {"spearman": "spearmanr", "pearson": "pearsonr", "r2": "r_squared"}
-_METRIC_NAMES = {
-    "spearman": "Spearman's rho",
-    "pearson": "Pearson's r",
-    "rmse": "RMSE",
-    "mae": "MAE",
-    "r2": "R2",
-    "f1": "F1",
-    "per_group_spearman": "Mean Spearman's rho per group",
-    "token_loss": "Cross-entropy per masked residue",
-    "num_tokens": "Masked residues",
-}
 _NOT_METRICS = ("num_tokens",)
 
 
@@ -118,7 +108,7 @@ def eval_results(run: RunFiles) -> list[EvalResult]:
                 dataset_config=run.settings.get("dataset_config_name") if on_hub else None,
                 dataset_revision=run.settings.get("dataset_revision") if on_hub else None,
                 metric_type=_METRIC_IDS.get(metric, metric),
-                metric_name=metric_name(metric),
+                metric_name=metric_title(metric),
                 metric_value=value,
                 verified=False,
             )
@@ -134,8 +124,3 @@ def scored_split(run: RunFiles) -> tuple[str, dict[str, Any]]:
         if scores:
             return split, scores
     return "test", {}
-
-
-def metric_name(metric: str) -> str:
-    """A metric as people write it."""
-    return _METRIC_NAMES.get(metric, metric.replace("_", " ").capitalize())

@@ -35,7 +35,7 @@ def last_part(path: str) -> str:
     return PureWindowsPath(path).name if "\\" in path else PurePath(path).name or path
 
 
-def show_name(name: str, revision: Any = None) -> str:
+def link_name(name: str, revision: Any = None) -> str:
     """A Hub id as a link to it, with its revision; of anything local the last part of its path."""
     if not is_hub_id(name, revision):
         return f"{code(last_part(name))} (local)"

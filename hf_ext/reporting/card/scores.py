@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from ... import units
+from ...units import metric_title
 from ..markdown import plain, plain_line
-from ..report import values
+from ..report.markdown import render_table
 from ..report.run_files import RunFiles
-from ..report.scores import undefined_notes
+from ..report.scores import score_table, undefined_notes
 from ..report.values import as_dict
-from ..tables import format_markdown_table
-from .metadata import metric_name, scored_split
+from .metadata import scored_split
 
 _OF_SLICES = ("spearman", "rmse")
 
@@ -22,7 +23,7 @@ def scores_section(run: RunFiles) -> list[str]:
         return ["## Scores", "", "This run left no scores.", ""]
     num_rows = as_dict(run.results.get(split)).get("num_rows")
     where = f"Scores on the {split} split" + (f", {num_rows:,} rows" if num_rows else "")
-    lines = ["## Scores", "", f"{where}{_interval_text(scores)}.", "", score_table(scores), ""]
+    lines = ["## Scores", "", f"{where}{_interval_text(scores)}.", "", _table(scores), ""]
     lines += _undefined(scores)
     lines += _groups(scores)
     notes = as_dict(run.results.get(split)).get("notes") or []
@@ -31,30 +32,19 @@ def scores_section(run: RunFiles) -> list[str]:
     for part in as_dict(run.results.get(split)).get("slices") or []:
         found = {name: _only(metrics) for name, metrics in as_dict(part.get("scores")).items()}
         lines += [
-            f"### {plain(values.capitalize(str(part.get('name'))))} ({values.number(part.get('num_rows'))} rows)",
+            f"### {plain(units.capitalize(str(part.get('name'))))} ({units.number(part.get('num_rows'))} rows)",
             "",
         ]
-        lines += [score_table(found), "", *_undefined(found)]
+        lines += [_table(found), "", *_undefined(found)]
     return lines
 
 
-def score_table(scores: dict[str, Any]) -> str:
-    """A Markdown table: a row per metric of the model, a column per predictor."""
+def _table(scores: dict[str, Any]) -> str:
+    """The model's metrics, each with its threshold where it has one."""
     metrics = as_dict(scores.get("model")) or as_dict(next(iter(scores.values()), {}))
-    rows = [
-        [_row_name(metric, score), *(_cell(found.get(metric)) for found in scores.values())]
-        for metric, score in metrics.items()
-    ]
-    return format_markdown_table(rows, ["", *map(plain, scores)])
-
-
-def _row_name(metric: str, score: Any) -> str:
-    threshold = as_dict(score).get("threshold")
-    return metric_name(metric) + (f" at {threshold:g} and above" if threshold is not None else "")
-
-
-def _cell(score: Any) -> str:
-    return values.score(score) if isinstance(score, dict) else values.number(score)
+    limits = {metric: as_dict(score).get("threshold") for metric, score in metrics.items()}
+    at = {metric: "" if limit is None else f" at {limit:g} and above" for metric, limit in limits.items()}
+    return render_table(score_table(scores, names={metric: metric_title(metric) + at[metric] for metric in metrics}))
 
 
 def _interval_text(scores: dict[str, Any]) -> str:
@@ -62,11 +52,11 @@ def _interval_text(scores: dict[str, Any]) -> str:
     levels = [float(score["confidence"]) for score in found if score.get("low") is not None]
     if not levels:
         return ""
-    return f", with {values.share(max(levels))} bootstrap intervals over rows"
+    return f", with {units.share(max(levels))} bootstrap intervals over rows"
 
 
 def _undefined(scores: dict[str, Any]) -> list[str]:
-    lines = [f"- {plain_line(note)}" for note in undefined_notes(scores, metric_name)]
+    lines = [f"- {plain_line(note)}" for note in undefined_notes(scores, metric_title)]
     return [*lines, ""] if lines else []
 
 
@@ -77,7 +67,7 @@ def _groups(scores: dict[str, Any]) -> list[str]:
     if not found:
         return []
     return [
-        f"Spearman's rho within single groups: {values.number(min(found))} to {values.number(max(found))} in "
+        f"Spearman's rho within single groups: {units.number(min(found))} to {units.number(max(found))} in "
         f"{len(found)} of {len(groups)} groups; in the others it is undefined.",
         "",
     ]
@@ -97,8 +87,8 @@ def _seeds(seeds: dict[str, Any]) -> list[str]:
     if fit.get("scale") is not None:
         lines.append(
             f"`predictor.predict_members(rows).std(1, ddof=1)` times {fit['scale']:.3g} (fitted on validation) covers "
-            f"the error of {values.share(fit.get('coverage_1'))} of the test rows (an error bar: 68 %); rank "
-            f"correlation of spread and error: {values.score(fit.get('spearman_of_error'))}."
+            f"the error of {units.share(fit.get('coverage_1'))} of the test rows (an error bar: 68 %); rank "
+            f"correlation of spread and error: {units.score(fit.get('spearman_of_error'))}."
         )
     return [" ".join([*lines, plain(seeds.get("meaning") or "")]).strip(), ""]
 

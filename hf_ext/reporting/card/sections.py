@@ -5,15 +5,16 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import quote
 
+from ... import units
 from ..markdown import code, code_block, plain
-from ..report import values
 from ..report.run_files import RunFiles
+from ..report.summary import label_name
 from ..report.values import as_dict
 from ..run_record import is_secret
 from ..tables import format_markdown_table
 from .loading import ranks, sequence_columns
 from .metadata import data_source, has_licence_file, is_demo
-from .names import bases, is_hub_id, last_part, show_argument, show_command, show_name
+from .names import bases, is_hub_id, last_part, link_name, show_argument, show_command
 
 # Beginning of an id -> what its authors ask to be cited as.
 _PAPERS = {
@@ -35,12 +36,12 @@ def model_section(run: RunFiles) -> list[str]:
             f"residues of amino-acid sequences. Trained on {columns}."
         ]
     else:
-        label, loss = code(run.settings.get("label_column", "label")), plain(model.get("loss", "not recorded"))
+        label, loss = code(label_name(run)), plain(model.get("loss", "not recorded"))
         what = f"the order of rows by {label}, not its values," if ranks(run) else f"{label}, in that column's unit,"
         lines = [f"Predicts {what} from amino-acid sequences in {columns}. Loss: {loss}."]
     size = _size(model)
     rows = [
-        [plain(_inputs(base)), show_name(base["encoder"], base.get("revision")), *map(_word, _how(base))]
+        [plain(_inputs(base)), link_name(base["encoder"], base.get("revision")), *map(_word, _how(base))]
         for base in bases(run)
     ]
     table = [format_markdown_table(rows, ["reads", "pretrained model", "training", "pooling"]), ""] if rows else []
@@ -49,8 +50,8 @@ def model_section(run: RunFiles) -> list[str]:
 
 def _size(model: dict[str, Any]) -> str:
     total, trained = model.get("num_parameters"), model.get("num_trainable")
-    of = "" if total == trained else f" of {values.number(total)}"
-    return f"{values.number(trained)}{of} parameters were trained."
+    of = "" if total == trained else f" of {units.number(total)}"
+    return f"{units.number(trained)}{of} parameters were trained."
 
 
 def _how(base: dict[str, Any]) -> tuple[Any, Any]:
@@ -75,8 +76,8 @@ def data_section(run: RunFiles) -> list[str]:
         return [*lines, "It was streamed, so rows were not counted.", ""]
     sizes = ", ".join(f"{name} {size:,}" for name, size in as_dict(data.get("sizes")).items())
     lines.append(
-        f"{values.number(data.get('rows_read'))} rows read, {values.number(data.get('rows_filtered_out'))} filtered "
-        f"out, {values.number(data.get('rows_rejected'))} rejected as unusable; {sizes} rows."
+        f"{units.number(data.get('rows_read'))} rows read, {units.number(data.get('rows_filtered_out'))} filtered "
+        f"out, {units.number(data.get('rows_rejected'))} rejected as unusable; {sizes} rows."
     )
     if data.get("filter"):
         lines.append(f"Filter: {code(data['filter'])}.")
@@ -118,7 +119,7 @@ def training_section(run: RunFiles) -> list[str]:
 def _course(record: dict[str, Any]) -> list[str]:
     train, best = as_dict(record.get("train")), as_dict(record.get("best"))
     parts = [f"{train['epoch']:g} epochs"] if "epoch" in train else []
-    parts += [f"training loss {values.number(train['train_loss'])}"] if train.get("train_loss") is not None else []
+    parts += [f"training loss {units.number(train['train_loss'])}"] if train.get("train_loss") is not None else []
     parts += [f"best evaluation at step {best['step']}"] if best.get("step") else []
     parts += [f"seed {record['seed']}"] if record.get("seed") is not None else []
     return [f"{', '.join(parts)}."] if parts else []
@@ -128,8 +129,8 @@ def _teacher(record: dict[str, Any]) -> list[str]:
     distillation = as_dict(record.get("distillation"))
     if not distillation:
         return []
-    share = values.number(distillation.get("alpha"))
-    return [f"It learned from the predictions of {show_name(str(distillation['teacher']))}, whose share is {share}."]
+    share = units.number(distillation.get("alpha"))
+    return [f"It learned from the predictions of {link_name(str(distillation['teacher']))}, whose share is {share}."]
 
 
 def _cost(record: dict[str, Any]) -> list[str]:
@@ -138,12 +139,12 @@ def _cost(record: dict[str, Any]) -> list[str]:
         return []
     device = plain(machine.get("device", "a device that was not recorded"))
     lines = (
-        f"Training took {values.seconds(costs.get('train_s'))} ({values.seconds(costs.get('wall_s'))} with loading and "
+        f"Training took {units.seconds(costs.get('train_s'))} ({units.seconds(costs.get('wall_s'))} with loading and "
         f"scoring) on {machine.get('num_processes') or 1} x {device}; "
-        f"peak memory of the {costs.get('memory_of', 'process')} {values.gib(costs.get('peak_memory_gib'))}"
+        f"peak memory of the {costs.get('memory_of', 'process')} {units.gib(costs.get('peak_memory_gib'))}"
     )
     money = costs.get("dollars")
-    return [lines + (f"; {values.dollars(money)}." if money is not None else ".")]
+    return [lines + (f"; {units.dollars(money)}." if money is not None else ".")]
 
 
 def _arguments(run: RunFiles) -> list[str]:

@@ -37,7 +37,7 @@ def write_report(folder: str | os.PathLike[str]) -> tuple[Path, Path]:
         DataError: the folder holds no run, or one of these files is damaged.
         OSError: the folder cannot be written.
 
-    Cost: half a second, and a page of 80 kB, for 24,000 test rows.
+    Cost: two seconds, and a page of 100 kB, for 24,000 test rows.
     """
     run = read_run(folder)
     report = build_report(run)

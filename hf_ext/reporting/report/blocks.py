@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from ..charts.look import Chart
+
 
 class Code(str):
     """Text of a cell or an item that is shown as code: the name of an argument, a command."""
@@ -44,10 +46,9 @@ class Table:
 
 @dataclass(frozen=True)
 class Figure:
-    """A drawing with a caption that says what to look for; `png` is a file beside the report that shows the same."""
+    """A chart; `png` is a file beside the report that shows the same."""
 
-    svg: str
-    caption: str
+    chart: Chart
     png: str | None = None
 
 

@@ -5,25 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ... import units
+from ..charts.rows import length_chart
 from ..near_copies import count_near
-from . import values
-from .blocks import Block, Bullets, Code, Paragraph, Section, Table
-from .figures import length_figure
+from .blocks import Block, Bullets, Code, Figure, Paragraph, Section, Table
 from .run_files import RunFiles
 from .summary import list_columns
-from .values import as_dict
+from .values import as_dict, hide_folders
 
 _AUDIT = (
-    ("n", "rows", values.number),
-    ("min", "lowest", values.number),
-    ("max", "highest", values.number),
-    ("mean", "mean", values.number),
-    ("std", "deviation", values.number),
-    ("num_distinct", "distinct", values.number),
-    ("tied_share", "tied", values.share),
-    ("censored_share", "censored", values.share),
-    ("share_at_min", "at the lowest", values.share),
-    ("share_at_max", "at the highest", values.share),
+    ("n", "rows", units.number),
+    ("min", "lowest", units.number),
+    ("max", "highest", units.number),
+    ("mean", "mean", units.number),
+    ("std", "deviation", units.number),
+    ("num_distinct", "distinct", units.number),
+    ("tied_share", "tied", units.share),
+    ("censored_share", "censored", units.share),
+    ("share_at_min", "at the lowest", units.share),
+    ("share_at_max", "at the highest", units.share),
 )
 
 
@@ -32,28 +32,28 @@ def data_section(run: RunFiles) -> Section:
     data = as_dict(run.results.get("data"))
     blocks: list[Block] = [*_source_blocks(data, run), *_split_blocks(data)]
     blocks += [*_leak_blocks(data), *_label_blocks(run), *_input_blocks(data)]
-    figure = length_figure(run.predictions, list_columns(run)) if run.predictions else None
-    blocks += [figure] if figure else []
+    chart = length_chart(run.predictions.columns, list_columns(run)) if run.predictions else None
+    blocks += [Figure(chart)] if chart else []
     return Section("data", "Data", blocks or [Paragraph("Not recorded: the run has no data report.")])
 
 
 def _source_blocks(data: Mapping[str, Any], run: RunFiles) -> list[Block]:
     if not data:
         return []
-    source = values.shorten_paths(str(data["source"])) if data.get("source") else "generated demo data"
+    source = hide_folders(str(data["source"])) if data.get("source") else "generated demo data"
     rows: list[list[object]] = [["source", source], ["revision", run.settings.get("dataset_revision")]]
     rows.append(["filter", data.get("filter")])
     if data.get("streaming"):
         text = "Rows were streamed, so they are not counted and leaks between splits are not looked for."
         return [_facts(rows), Paragraph(text)]
     rows += [
-        ["rows read", values.number(data.get("rows_read"))],
-        ["rows filtered out", values.number(data.get("rows_filtered_out"))],
-        ["rows rejected", values.number(data.get("rows_rejected"))],
+        ["rows read", units.number(data.get("rows_read"))],
+        ["rows filtered out", units.number(data.get("rows_filtered_out"))],
+        ["rows rejected", units.number(data.get("rows_rejected"))],
     ]
-    reasons = [f"Rejected, {rule}: {values.number(count)}." for rule, count in _counts(data.get("rejected_by_rule"))]
+    reasons = [f"Rejected, {rule}: {units.number(count)}." for rule, count in _counts(data.get("rejected_by_rule"))]
     changes = [
-        f"Column {column}: {kind} in {values.number(count)} rows."
+        f"Column {column}: {kind} in {units.number(count)} rows."
         for column, kinds in as_dict(data.get("changes")).items()
         for kind, count in as_dict(kinds).items()
     ]
@@ -77,12 +77,12 @@ def _split_blocks(data: Mapping[str, Any]) -> list[Block]:
         rule = str(split.get("rule") or "not recorded")
         seed = f", seed {split['seed']}" if split.get("seed") is not None else ""
         total = sum(size for size in sizes.values() if isinstance(size, int)) or 1
-        rows = [[name, values.number(size), values.share(size / total)] for name, size in sizes.items()]
+        rows = [[name, units.number(size), units.share(size / total)] for name, size in sizes.items()]
         blocks.append(Table(["split", "rows", "share"], rows, f"Split by: {rule}{seed}."))
     notes = [str(note) for note in split.get("notes") or []]
     if subset:
-        of = f" of {values.number(subset['of'])}" if "of" in subset else ""
-        notes.append(f"Trained on a subset of {values.number(subset.get('num_rows'))}{of} training rows.")
+        of = f" of {units.number(subset['of'])}" if "of" in subset else ""
+        notes.append(f"Trained on a subset of {units.number(subset.get('num_rows'))}{of} training rows.")
     return [*blocks, *([Bullets(notes)] if notes else [])]
 
 
@@ -115,7 +115,7 @@ def _leak_blocks(data: Mapping[str, Any]) -> list[Block]:
 
 
 def _of(leak: Mapping[str, Any], part: str, whole: str) -> str:
-    return f"{values.number(leak.get(part))} of {values.number(leak.get(whole))}"
+    return f"{units.number(leak.get(part))} of {units.number(leak.get(whole))}"
 
 
 def _label_blocks(run: RunFiles) -> list[Block]:
@@ -134,9 +134,9 @@ def _input_blocks(data: Mapping[str, Any]) -> list[Block]:
     rows = [
         [
             Code(name),
-            values.number(facts.get("longest"), "residues"),
-            values.number(facts.get("num_above_limit")),
-            values.share(facts.get("unknown_share")),
+            units.number(facts.get("longest"), "residues"),
+            units.number(facts.get("num_above_limit")),
+            units.share(facts.get("unknown_share")),
         ]
         for name, facts in ((name, as_dict(facts)) for name, facts in as_dict(data.get("inputs")).items())
     ]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ...units import number
 from ..markdown import code, code_block, plain, plain_line
 from ..tables import format_markdown_table
 from .blocks import Block, Bullets, Code, Command, Figure, Fold, Paragraph, Report, Table
-from .values import number
 
 
 def render_markdown(report: Report) -> str:
@@ -17,7 +17,7 @@ def render_markdown(report: Report) -> str:
         lines.append("\n".join(f"- **ALARM** {plain(alarm)}" for alarm in report.alarms))
     lines.append(plain_line(report.subtitle))
     rows = [[entry.label, entry.value, entry.note] for entry in report.key_numbers]
-    lines.append(_table(Table(["", "value", "note"], rows)))
+    lines.append(render_table(Table(["", "value", "note"], rows)))
     for section in report.sections:
         lines.append(f"## {plain(section.title)}")
         lines += _blocks(section.blocks)
@@ -36,13 +36,14 @@ def _block(block: Block) -> list[str]:
     if isinstance(block, Command):
         return [code_block(block.text)]
     if isinstance(block, Figure):
-        return [f"![{plain(block.caption)}]({block.png})"] if block.png else []
+        return [f"![{plain(block.chart.caption)}]({block.png})"] if block.png else []
     if isinstance(block, Fold):
         return [f"<details><summary>{plain(block.summary)}</summary>", *_blocks(block.blocks), "</details>"]
-    return [plain_line(block.caption), _table(block)] if block.caption else [_table(block)]
+    return [plain_line(block.caption), render_table(block)] if block.caption else [render_table(block)]
 
 
-def _table(table: Table) -> str:
+def render_table(table: Table) -> str:
+    """A table without its caption."""
     rows = [[_cell(cell) for cell in row] for row in table.rows]
     return format_markdown_table(rows, [plain(header) for header in table.headers])
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from . import values
+from ... import units
 from .blocks import Block, Code, Command, Fold, Paragraph, Section, Table
 from .run_files import RunFiles
-from .values import as_dict
+from .values import as_dict, hide_folders, setting
 
 _KINDS = {"I": "identical", "N": "numerics", "L": "learning"}
 
@@ -43,7 +43,7 @@ def plan_section(run: RunFiles) -> Section:
 
 def _evidence(evidence: Mapping[str, Any]) -> str:
     plain = {name: value for name, value in evidence.items() if not isinstance(value, (dict, list))}
-    return "".join(f"; {name.replace('_', ' ')} {values.number(value)}" for name, value in plain.items())
+    return "".join(f"; {name.replace('_', ' ')} {units.number(value)}" for name, value in plain.items())
 
 
 def cost_section(run: RunFiles) -> Section:
@@ -51,30 +51,26 @@ def cost_section(run: RunFiles) -> Section:
     train, costs = as_dict(run.results.get("train")), as_dict(run.results.get("costs"))
     sessions = costs.get("num_sessions")
     rows: list[list[object]] = [
-        ["whole run, wall clock", values.seconds(costs.get("wall_s"))],
-        ["training", values.seconds(costs.get("train_s", train.get("train_runtime")))],
-        ["of it warm-up, not in the rates", values.seconds(train.get("train_warmup_seconds"))],
-        ["sessions", values.number(sessions)],
-        *_rates(train, values.of_last_session(run.results)),
-        ["padding", values.share(train.get("train_padding_share"))],
-        ["waiting for data", values.share(train.get("train_data_wait_share"))],
-        ["model FLOPs utilization", values.share(train.get("train_mfu"))],
-        ["speed against the baseline", _factor(train.get("train_speed_vs_baseline"))],
-        [f"peak memory{_of(costs)}", values.gib(costs.get("peak_memory_gib", train.get("train_peak_memory_gib")))],
+        ["whole run, wall clock", units.seconds(costs.get("wall_s"))],
+        ["training", units.seconds(costs.get("train_s", train.get("train_runtime")))],
+        ["of it warm-up, not in the rates", units.seconds(train.get("train_warmup_seconds"))],
+        ["sessions", units.number(sessions)],
+        *_rates(train, " of the last session" if units.is_finite(sessions) and sessions > 1 else ""),
+        ["padding", units.share(train.get("train_padding_share"))],
+        ["waiting for data", units.share(train.get("train_data_wait_share"))],
+        ["model FLOPs utilization", units.share(train.get("train_mfu"))],
+        ["speed against the baseline", units.factor(train.get("train_speed_vs_baseline"))],
+        [f"peak memory{_of(costs)}", units.gib(costs.get("peak_memory_gib", train.get("train_peak_memory_gib")))],
         ["price", _price(costs)],
-        ["money", values.dollars(costs.get("dollars"))],
+        ["money", units.dollars(costs.get("dollars"))],
     ]
     note = "Padding does not count as residues. Rates leave evaluation, saving and logging out."
     return Section("cost", "Time, memory, money", [Table(["", ""], rows), Paragraph(note)])
 
 
 def _rates(train: Mapping[str, Any], last: str) -> list[list[object]]:
-    units = [unit for unit in ("residues", "tokens", "sequences") if f"train_{unit}_per_s" in train] or ["residues"]
-    return [[f"throughput{last}", values.rate(train.get(f"train_{unit}_per_s"), unit)] for unit in units]
-
-
-def _factor(value: Any) -> str:
-    return f"{value:.2f}x" if values.is_finite(value) else values.NOT_MEASURED
+    counted = [unit for unit in ("residues", "tokens", "sequences") if f"train_{unit}_per_s" in train] or ["residues"]
+    return [[f"throughput{last}", units.rate(train.get(f"train_{unit}_per_s"), unit)] for unit in counted]
 
 
 def _of(costs: Mapping[str, Any]) -> str:
@@ -83,7 +79,7 @@ def _of(costs: Mapping[str, Any]) -> str:
 
 def _price(costs: Mapping[str, Any]) -> str:
     price = costs.get("dollars_per_hour")
-    return "not given (--dollars_per_hour)" if price is None else f"{values.dollars(price)} per hour"
+    return "not given (--dollars_per_hour)" if price is None else f"{units.dollars(price)} per hour"
 
 
 def reproduce_section(run: RunFiles) -> Section:
@@ -93,16 +89,16 @@ def reproduce_section(run: RunFiles) -> Section:
     command = results.get("command")
     if command:
         text = "Absolute paths are shortened to their last part; all_results.json of the run has them whole."
-        blocks += [Command(values.shorten_paths(str(command))), Paragraph(text)]
+        blocks += [Command(hide_folders(str(command))), Paragraph(text)]
     seed, commit = results.get("seed", run.settings.get("seed")), results.get("commit")
     blocks.append(Table(["", ""], [["seed", _or_not(seed)], ["commit", _or_not(commit)]]))
     origins = as_dict(results.get("settings_from"))
-    chosen = [[Code(name), Code(values.setting(run.settings.get(name))), source] for name, source in origins.items()]
+    chosen = [[Code(name), Code(setting(run.settings.get(name))), source] for name, source in origins.items()]
     if chosen:
         headers = ["argument", "value", "from"]
         blocks.append(Fold(f"{len(chosen)} arguments that are not the default", [Table(headers, chosen)]))
     if run.settings:
-        rows = [[Code(name), Code(values.setting(value))] for name, value in run.settings.items()]
+        rows = [[Code(name), Code(setting(value))] for name, value in run.settings.items()]
         blocks.append(Fold(f"All {len(rows)} arguments", [Table(["argument", "value"], rows)]))
     return Section("reproduce", "How to reproduce it", [*blocks, *_environment(run)])
 
@@ -113,7 +109,7 @@ def _environment(run: RunFiles) -> list[Block]:
     hardware = as_dict(run.plan.get("hardware"))
     machine: dict[str, Any] = {"hardware": hardware.get("name"), "memory GiB": hardware.get("memory_gib")}
     machine |= {name.replace("_", " "): value for name, value in environment.items() if name != "versions"}
-    facts = [[name, values.number(value)] for name, value in machine.items() if value is not None]
+    facts = [[name, units.number(value)] for name, value in machine.items() if value is not None]
     packages = [[Code(name), version or "not installed"] for name, version in versions.items()]
     blocks: list[Block] = [Table(["", ""], facts)] if facts else []
     return [*blocks, *([Table(["package", "version"], packages)] if packages else [])]

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ... import units
+from ...units import metric_name
+from ..charts.rows import group_chart, prediction_charts
 from ..near_copies import describe_near_copies
-from . import values
 from .blocks import Block, Bullets, Figure, Fold, Paragraph, Section, Table
-from .figures import group_figure, prediction_figures
 from .run_files import RunFiles
-from .summary import label_name, metric_name
-from .values import as_dict
+from .summary import label_name
+from .values import as_dict, hide_folders
 
 MAX_GROUP_ROWS = 300
 
@@ -19,7 +20,7 @@ MAX_GROUP_ROWS = 300
 def result_section(run: RunFiles) -> Section:
     """How good the model is, and compared with what."""
     blocks = _token_blocks(run) if run.is_masked_lm else _score_blocks(run)
-    advice = [values.shorten_paths(str(line)) for line in run.results.get("advice") or []]
+    advice = [hide_folders(str(line)) for line in run.results.get("advice") or []]
     if advice:
         blocks.append(Fold("What the run suggests next", [Bullets(advice)]))
     return Section("result", "Result", blocks)
@@ -30,10 +31,10 @@ def _score_blocks(run: RunFiles) -> list[Block]:
     scores = as_dict(test.get("scores"))
     if not scores:
         return [Paragraph("Not measured: the run has no scores of a test split."), *_figures(run)]
-    blocks: list[Block] = [score_table(scores, f"Test rows: {values.number(test.get('num_rows'))}.")]
+    blocks: list[Block] = [score_table(scores, f"Test rows: {units.number(test.get('num_rows'))}.")]
     notes = _score_notes(scores)
     for part in test.get("slices") or []:
-        rows = f"{values.capitalize(str(part.get('name')))}: {values.number(part.get('num_rows'))} rows."
+        rows = f"{units.capitalize(str(part.get('name')))}: {units.number(part.get('num_rows'))} rows."
         blocks.append(score_table(as_dict(part.get("scores")), rows))
         notes += _score_notes(as_dict(part.get("scores")))
     if test.get("notes"):
@@ -45,10 +46,16 @@ def _score_blocks(run: RunFiles) -> list[Block]:
     return blocks + _group_blocks(as_dict(scores.get("model")))
 
 
-def score_table(scores: Mapping[str, Any], caption: str) -> Table:
-    """A row per metric, a column per predictor: there are more metrics than a page is wide."""
-    metrics = list(dict.fromkeys(metric for entries in scores.values() for metric in as_dict(entries)))
-    rows = [[metric_name(m), *(values.score(as_dict(both).get(m)) for both in scores.values())] for m in metrics]
+def score_table(scores: Mapping[str, Any], caption: str = "", names: Mapping[str, str] | None = None) -> Table:
+    """A row per metric, a column per predictor: there are more metrics than a page is wide.
+
+    Args:
+        scores: predictor -> metric -> score, or a number that has no interval.
+        names: metric -> what its row is called, of those that are shown; None: every metric by its name.
+    """
+    found = dict.fromkeys(metric for entries in scores.values() for metric in as_dict(entries))
+    names = {metric: metric_name(metric) for metric in found} if names is None else names
+    rows = [[name, *(units.score(as_dict(both).get(m)) for both in scores.values())] for m, name in names.items()]
     return Table(["", *scores], rows, caption, highlight="model")
 
 
@@ -58,13 +65,13 @@ def _score_notes(scores: Mapping[str, Any]) -> list[str]:
     entries = [(name, m, as_dict(e)) for name, both in scores.items() for m, e in as_dict(both).items()]
     confidence = next((entry["confidence"] for _, _, entry in entries if entry.get("low") is not None), None)
     if confidence is not None:
-        notes.append(f"In brackets: {values.share(confidence)} intervals, by resampling the test rows.")
+        notes.append(f"In brackets: {units.share(confidence)} intervals, by resampling the test rows.")
     notes += undefined_notes(scores, metric_name)
     threshold = next((entry for _, _, entry in entries if "threshold" in entry), None)
     if threshold:
         notes.append(
-            f"Recall, precision and F1: labels at or above {values.number(threshold['threshold'])} count as positive, "
-            f"{values.share(threshold.get('base_rate'))} of the rows."
+            f"Recall, precision and F1: labels at or above {units.number(threshold['threshold'])} count as positive, "
+            f"{units.share(threshold.get('base_rate'))} of the rows."
         )
     return notes
 
@@ -75,7 +82,7 @@ def undefined_notes(scores: Mapping[str, Any], name_metric: Callable[[str], str]
     for predictor, both in scores.items():
         reasons: dict[str, list[str]] = {}
         for metric, entry in ((metric, as_dict(entry)) for metric, entry in as_dict(both).items()):
-            if entry and not values.is_finite(entry.get("value")):
+            if entry and not units.is_finite(entry.get("value")):
                 reasons.setdefault(str(entry.get("undefined") or "no value"), []).append(name_metric(metric))
         for why, metrics in reasons.items():
             found.setdefault((", ".join(metrics), why), []).append(predictor)
@@ -95,14 +102,15 @@ def fit_notes(baselines: Mapping[str, Any]) -> list[str]:
 def _part(facts: Mapping[str, Any], what: str, word: str) -> str:
     """2,000 of 3,000 rows; empty where it was all of them."""
     number, whole = facts.get(f"num_{what}"), facts.get(f"of_{what}")
-    return "" if whole in (None, number) else f"{values.number(number)} of {values.number(whole)} {word}"
+    return "" if whole in (None, number) else f"{units.number(number)} of {units.number(whole)} {word}"
 
 
 def _figures(run: RunFiles) -> list[Figure]:
     if run.predictions is None:
         return []
     png = "scatter.png" if "scatter.png" in run.images else None
-    return prediction_figures(run.predictions, label_name(run), png)
+    charts = prediction_charts(run.predictions.labels, run.predictions.predictions, label_name(run))
+    return [Figure(chart, None if i else png) for i, chart in enumerate(charts)]
 
 
 def _group_blocks(model: Mapping[str, Any]) -> list[Block]:
@@ -110,22 +118,22 @@ def _group_blocks(model: Mapping[str, Any]) -> list[Block]:
     groups = as_dict(entry.get("groups"))
     if not groups:
         return []
-    figure = group_figure(groups, "Spearman")
+    chart = group_chart(groups, "Spearman")
     ordered = sorted(groups.items(), key=lambda item: (-(item[1].get("n") or 0), item[0]))
     rows = [
-        [name, values.number(group.get("n")), values.score(group), group.get("undefined") or ""]
+        [name, units.number(group.get("n")), units.score(group), group.get("undefined") or ""]
         for name, group in ordered[:MAX_GROUP_ROWS]
     ]
     cut = f" The {MAX_GROUP_ROWS} largest of {len(ordered):,}." if len(ordered) > MAX_GROUP_ROWS else ""
     table = Table(["group", "rows", "Spearman", "why undefined"], rows, f"Scores within groups.{cut}")
-    blocks: list[Block] = [figure] if figure else []
+    blocks: list[Block] = [Figure(chart)] if chart else []
     return [*blocks, Fold(f"All {len(ordered):,} groups", [table]) if len(ordered) > 12 else table]
 
 
 def _token_blocks(run: RunFiles) -> list[Block]:
     metrics = ("token_loss", "perplexity", "accuracy", "num_tokens")
     rows = [
-        [f"{split}, {name}", *(values.number(as_dict(entry).get(metric)) for metric in metrics)]
+        [f"{split}, {name}", *(units.number(as_dict(entry).get(metric)) for metric in metrics)]
         for split in ("validation", "test")
         for name, entry in as_dict(run.results.get(split)).items()
         if isinstance(entry, dict) and "token_loss" in entry

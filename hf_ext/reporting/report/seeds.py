@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from . import values
+from ... import units
+from ...units import metric_name
 from .blocks import Block, Bullets, Paragraph, Table
 from .run_files import RunFiles
-from .summary import metric_name
-from .values import as_dict
+from .values import as_dict, hide_folders
 
 
 def seed_blocks(run: RunFiles) -> list[Block]:
@@ -22,13 +22,13 @@ def seed_blocks(run: RunFiles) -> list[Block]:
         [
             metric_name(metric),
             _mean_text(entry),
-            values.score(as_dict(ensemble.get(metric))),
-            ", ".join(values.score({"value": value}) for value in entry.get("values") or []),
+            units.score(as_dict(ensemble.get(metric))),
+            ", ".join(units.score({"value": value}) for value in entry.get("values") or []),
         ]
         for metric, entry in ((name, as_dict(entry)) for name, entry in as_dict(seeds.get("scores")).items())
     ]
     listed = ", ".join(str(seed) for seed in seeds.get("seeds") or [])
-    number = values.number(seeds.get("num_seeds"))
+    number = units.number(seeds.get("num_seeds"))
     caption = f"{number} heads that differ in their seed ({listed}), on the same test rows."
     table = Table(["metric", "one head: mean +- deviation", "their mean, this model", "each head"], rows, caption)
     notes = [*_spread_notes(as_dict(seeds.get("uncertainty"))), str(seeds.get("meaning") or "")]
@@ -47,7 +47,7 @@ def first_seed_blocks(run: RunFiles) -> list[Block]:
 def _mean_text(entry: Mapping[str, Any]) -> str:
     if entry.get("mean") is None:
         return "undefined"
-    return f"{values.score({'value': entry['mean']})} +- {values.score({'value': entry.get('std')})}"
+    return f"{units.score({'value': entry['mean']})} +- {units.score({'value': entry.get('std')})}"
 
 
 def _spread_notes(spread: Mapping[str, Any]) -> list[str]:
@@ -55,12 +55,12 @@ def _spread_notes(spread: Mapping[str, Any]) -> list[str]:
         return []
     if spread.get("undefined"):
         return [f"The spread between seeds is no measure of error here: {spread['undefined']}."]
-    rank = values.score(as_dict(spread.get("spearman_of_error")))
+    rank = units.score(as_dict(spread.get("spearman_of_error")))
     return [
         f"Spearman of the spread between seeds and the error of a row: {rank}.",
-        f"The spread times {values.number(spread.get('scale'))} (fitted on validation) covers "
-        f"{values.share(spread.get('coverage_1'))} of the test rows, where 68 % are expected; twice that "
-        f"{values.share(spread.get('coverage_2'))}, where 95 % are.",
+        f"The spread times {units.number(spread.get('scale'))} (fitted on validation) covers "
+        f"{units.share(spread.get('coverage_1'))} of the test rows, where 68 % are expected; twice that "
+        f"{units.share(spread.get('coverage_2'))}, where 95 % are.",
     ]
 
 
@@ -71,13 +71,13 @@ def teacher_blocks(run: RunFiles) -> list[Block]:
         return []
     spearman = as_dict(facts.get("spearman"))
     rows = [
-        ["teacher", values.shorten_paths(str(facts.get("teacher")))],
-        ["share of the teacher in a label", values.number(facts.get("alpha"))],
-        ["further rows, labelled by the teacher alone", values.number(facts.get("num_further_rows"))],
-        ["Spearman of the student on test", values.score({"value": spearman.get("student")})],
-        ["Spearman of the teacher on test", values.score({"value": spearman.get("teacher")})],
-        ["parameters, teacher to student", values.number(facts.get("size_ratio"))],
-        ["residues per second, student to teacher", values.number(facts.get("speed_ratio"))],
+        ["teacher", hide_folders(str(facts.get("teacher")))],
+        ["share of the teacher in a label", units.number(facts.get("alpha"))],
+        ["further rows, labelled by the teacher alone", units.number(facts.get("num_further_rows"))],
+        ["Spearman of the student on test", units.score({"value": spearman.get("student")})],
+        ["Spearman of the teacher on test", units.score({"value": spearman.get("teacher")})],
+        ["parameters, teacher to student", units.number(facts.get("size_ratio"))],
+        ["residues per second, student to teacher", units.number(facts.get("speed_ratio"))],
     ]
     held_out = as_dict(facts.get("held_out")).get("text")
     return [Table(["", ""], rows, "Learned from a teacher."), *([Bullets([str(held_out)])] if held_out else [])]

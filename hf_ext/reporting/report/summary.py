@@ -5,29 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from . import values
+from ... import units
+from ...units import is_finite, less_is_better, metric_name
 from .blocks import KeyNumber
 from .run_files import RunFiles
-from .values import as_dict, is_finite
-
-LOWER_IS_BETTER = ("rmse", "mae", "token_loss", "perplexity")
-METRIC_NAMES = {
-    "spearman": "Spearman",
-    "pearson": "Pearson",
-    "rmse": "RMSE",
-    "mae": "MAE",
-    "r2": "R2",
-    "recall": "recall",
-    "precision": "precision",
-    "f1": "F1",
-    "per_group_spearman": "Spearman within groups",
-    "token_loss": "loss per residue",
-}
-
-
-def metric_name(metric: str) -> str:
-    """The name a reader knows a metric by."""
-    return METRIC_NAMES.get(metric, metric.replace("_", " "))
+from .values import as_dict
 
 
 def make_title(run: RunFiles) -> str:
@@ -70,7 +52,7 @@ def collect_alarms(run: RunFiles) -> list[str]:
         for text in entry.get("alarms") or []:
             while_training.setdefault(f"{name}: {text}", []).append(entry.get("step"))
     # The numbers in the sentences change with every evaluation, so only the first and the last are worth a line.
-    listed = [(steps[0], f"Training, step {values.number(steps[0])}{text}") for text, steps in while_training.items()]
+    listed = [(steps[0], f"Training, step {units.number(steps[0])}{text}") for text, steps in while_training.items()]
     alarms += [text for _, text in (listed if len(listed) <= 2 else [listed[0], listed[-1]])]
     if len(listed) > 2:
         alarms.append(f"Training: {len(listed) - 2} more alarms between these two, listed under Training.")
@@ -83,17 +65,17 @@ def key_numbers(run: RunFiles) -> list[KeyNumber]:
     """Score against the best baseline, rows, time, speed, memory, money."""
     train, costs = as_dict(run.results.get("train")), as_dict(run.results.get("costs"))
     unit = next((name for name in ("residues", "tokens", "sequences") if f"train_{name}_per_s" in train), None)
-    speed = f"at {values.rate(train[f'train_{unit}_per_s'], unit)}" if unit else ""
+    speed = f"at {units.rate(train[f'train_{unit}_per_s'], unit)}" if unit else ""
     price = costs.get("dollars_per_hour")
     memory = {"device": "of the device", "process": "of the process"}.get(str(costs.get("memory_of")), "")
     numbers = [
         *(_token_numbers(run) if run.is_masked_lm else _score_numbers(run)),
-        KeyNumber("training rows", values.number(_num_rows(run)), _epochs(run)),
-        KeyNumber("training time", values.seconds(costs.get("train_s", train.get("train_runtime"))), speed),
-        KeyNumber("peak memory", values.gib(costs.get("peak_memory_gib", train.get("train_peak_memory_gib"))), memory),
+        KeyNumber("training rows", units.number(_num_rows(run)), _epochs(run)),
+        KeyNumber("training time", units.seconds(costs.get("train_s", train.get("train_runtime"))), speed),
+        KeyNumber("peak memory", units.gib(costs.get("peak_memory_gib", train.get("train_peak_memory_gib"))), memory),
     ]
     if price is not None:
-        numbers.append(KeyNumber("cost", values.dollars(costs.get("dollars")), f"at {values.dollars(price)} per hour"))
+        numbers.append(KeyNumber("cost", units.dollars(costs.get("dollars")), f"at {units.dollars(price)} per hour"))
     return numbers
 
 
@@ -104,7 +86,7 @@ def best_baseline(test: Mapping[str, Any], metric: str) -> tuple[str, dict[str, 
     known = {name: entry for name, entry in entries.items() if is_finite(entry.get("value"))}
     if not known:
         return None
-    choose = min if metric in LOWER_IS_BETTER else max
+    choose = min if less_is_better(metric) else max
     name = choose(known, key=lambda key: known[key]["value"])
     return name, known[name]
 
@@ -136,22 +118,22 @@ def _score_numbers(run: RunFiles) -> list[KeyNumber]:
     test = as_dict(run.results.get("test"))
     model = as_dict(as_dict(test.get("scores")).get("model"))
     if not model:
-        return [KeyNumber("test score", values.NOT_MEASURED, "no test split was scored")]
+        return [KeyNumber("test score", units.NOT_MEASURED, "no test split was scored")]
     numbers = []
     for metric in ("spearman", "rmse"):
         if metric not in model:
             continue
         best = best_baseline(test, metric)
-        note = f"best baseline: {values.number(best[1]['value'])}, {best[0]}" if best else "no baseline to compare with"
+        note = f"best baseline: {units.number(best[1]['value'])}, {best[0]}" if best else "no baseline to compare with"
         entry = as_dict(model[metric])
-        numbers.append(KeyNumber(f"{metric_name(metric)} on test", values.score(entry), note))
+        numbers.append(KeyNumber(f"{metric_name(metric)} on test", units.score(entry), note))
     return numbers
 
 
 def _token_numbers(run: RunFiles) -> list[KeyNumber]:
     split = next((name for name in ("test", "validation") if as_dict(run.results.get(name)).get("model")), None)
     if split is None:
-        return [KeyNumber("perplexity", values.NOT_MEASURED, "no split was scored")]
+        return [KeyNumber("perplexity", units.NOT_MEASURED, "no split was scored")]
     model, unigram = (as_dict(run.results[split].get(name)) for name in ("model", "unigram"))
     return [
         KeyNumber(
@@ -159,7 +141,7 @@ def _token_numbers(run: RunFiles) -> list[KeyNumber]:
             show(model.get(metric)),
             f"residue frequencies: {show(unigram.get(metric))}",
         )
-        for metric, show in (("perplexity", values.number), ("accuracy", values.share))
+        for metric, show in (("perplexity", units.number), ("accuracy", units.share))
     ]
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from . import values
-from .blocks import Block, Fold, Paragraph, Section, Table
-from .curves import FULL, curve_figures
+from ... import units
+from ...units import is_finite, metric_name
+from ..charts.curves import FULL, curve_charts
+from .blocks import Block, Figure, Fold, Paragraph, Section, Table
 from .run_files import RunFiles
 from .seeds import first_seed_blocks, seed_blocks, teacher_blocks
-from .summary import metric_name
-from .values import as_dict, is_finite
+from .values import as_dict, hide_folders
 
 MAX_EVALUATIONS = 200
 _EVALUATION = {
@@ -29,8 +29,10 @@ def training_section(run: RunFiles) -> Section:
     """The model, and how its training went."""
     png = "loss.png" if "loss.png" in run.images else None
     blocks: list[Block] = [*_model_blocks(run), *first_seed_blocks(run), *_facts(run)]
-    figures = curve_figures(run.log_history, run.results, png)
-    blocks += figures or [Paragraph("No learning curves: the run logged fewer than two losses or scores.")]
+    charts = curve_charts(run.log_history, run.results)
+    blocks += [Figure(chart, None if i else png) for i, chart in enumerate(charts)] or [
+        Paragraph("No learning curves: the run logged fewer than two losses or scores.")
+    ]
     blocks += [
         *seed_blocks(run),
         *teacher_blocks(run),
@@ -46,11 +48,11 @@ def _model_blocks(run: RunFiles) -> list[Block]:
     if not model:
         return []
     total, trainable = model.get("num_parameters"), model.get("num_trainable")
-    size = f"{values.number(total)} parameters, {values.number(trainable)} of them trained"
+    size = f"{units.number(total)} parameters, {units.number(trainable)} of them trained"
     text = f"{model.get('class') or 'A model'} of {size}.{_start(run)}"
     rows = [
         [
-            values.shorten_paths(str(tower.get("encoder"))),
+            hide_folders(str(tower.get("encoder"))),
             tower.get("revision") or "not pinned",
             tower.get("training"),
             _inputs_text(tower),
@@ -68,7 +70,7 @@ def _start(run: RunFiles) -> str:
     name, revision = run.settings["model_name_or_path"], run.settings.get("model_revision")
     if not name:
         return " It began with random weights."
-    return f" It began as {values.shorten_paths(name)}{f', revision {revision}' if revision else ', not pinned'}."
+    return f" It began as {hide_folders(name)}{f', revision {revision}' if revision else ', not pinned'}."
 
 
 def _inputs_text(tower: Mapping[str, Any]) -> str:
@@ -83,22 +85,22 @@ def _facts(run: RunFiles) -> list[Block]:
     evaluation = as_dict(results.get("evaluation"))
     rows: list[list[object]] = [
         ["loss", as_dict(results.get("model")).get("loss") or settings.get("loss")],
-        ["mean training loss", values.number(train.get("train_loss"))],
-        ["epochs", values.number(train.get("epoch"))],
-        ["steps", values.number(run.state.get("global_step"))],
-        ["rows per step and process", values.number(settings.get("per_device_train_batch_size"))],
-        ["learning rate", values.number(settings.get("learning_rate"))],
+        ["mean training loss", units.number(train.get("train_loss"))],
+        ["epochs", units.number(train.get("epoch"))],
+        ["steps", units.number(run.state.get("global_step"))],
+        ["rows per step and process", units.number(settings.get("per_device_train_batch_size"))],
+        ["learning rate", units.number(settings.get("learning_rate"))],
     ]
     for name, value in best.items():
         label = "best step" if name == "step" else f"{metric_name(name)} of the best step, validation"
-        rows.append([label, values.number(value)])
+        rows.append([label, units.number(value)])
     rows += [[_EVALUATION.get(name, name.replace("_", " ")), _fact(name, value)] for name, value in evaluation.items()]
-    shown = [row for row in rows if row[1] not in (None, values.NOT_MEASURED)]
+    shown = [row for row in rows if row[1] not in (None, units.NOT_MEASURED)]
     return [Table(["", ""], shown)] if shown else []
 
 
 def _fact(name: str, value: Any) -> str:
-    return values.seconds(value) if "seconds" in name else values.number(value)
+    return units.seconds(value) if "seconds" in name else units.number(value)
 
 
 def _stopping_blocks(run: RunFiles) -> list[Block]:
@@ -108,19 +110,19 @@ def _stopping_blocks(run: RunFiles) -> list[Block]:
     step = stopping.get("stopped_at_step")
     end = f"stopped training at step {step:,}" if is_finite(step) else "did not stop training before its end"
     patience = stopping.get("patience")
-    text = f"Early stopping {end}. It waits for {values.number(patience)} evaluations in a row without improvement."
+    text = f"Early stopping {end}. It waits for {units.number(patience)} evaluations in a row without improvement."
     rows = [
         [
-            values.number(decision.get("step")),
+            units.number(decision.get("step")),
             decision.get("verdict"),
             _difference(decision.get("against_best")),
             _difference(decision.get("against_recent")),
-            values.number(decision.get("num_without_improvement")),
+            units.number(decision.get("num_without_improvement")),
         ]
         for decision in stopping.get("decisions") or []
         if isinstance(decision, dict)
     ]
-    before = f"against {values.number(patience)} evaluations ago"
+    before = f"against {units.number(patience)} evaluations ago"
     headers = ["step", "decision", "against the best so far", before, "in a row"]
     table = Table(headers, rows[-MAX_EVALUATIONS:], "Improvement with its interval, on the same rows.")
     return [Paragraph(text), *([Fold(f"All {len(rows)} decisions", [table])] if rows else [])]
@@ -129,12 +131,12 @@ def _stopping_blocks(run: RunFiles) -> list[Block]:
 def _difference(comparison: Any) -> str:
     """Improvement and interval of a paired comparison."""
     entry = as_dict(comparison)
-    return values.score({**entry, "value": entry.get("improvement")}) if entry else "-"
+    return units.score({**entry, "value": entry.get("improvement")}) if entry else "-"
 
 
 def _alarm_blocks(run: RunFiles) -> list[Block]:
     rows = [
-        [values.number(entry.get("step")), entry.get("name") or "validation", text]
+        [units.number(entry.get("step")), entry.get("name") or "validation", text]
         for entry in run.results.get("alarms") or []
         for text in as_dict(entry).get("alarms") or []
     ]
@@ -160,8 +162,8 @@ def _evaluation_blocks(run: RunFiles) -> list[Block]:
     both = len({prefix for _, prefix, _ in parsed}) > 1
     for entry, prefix, found in parsed[-MAX_EVALUATIONS:]:
         kind = "all" if prefix == FULL or not both else "subset"
-        start = [values.number(entry.get("step")), values.number(entry.get("epoch")), kind]
-        rows.append([*start, *(values.number(found[m]) if m in found else "-" for m in metrics)])
+        start = [units.number(entry.get("step")), units.number(entry.get("epoch")), kind]
+        rows.append([*start, *(units.number(found[m]) if m in found else "-" for m in metrics)])
     cut = f"The last {MAX_EVALUATIONS} of {len(parsed):,}." if len(parsed) > MAX_EVALUATIONS else ""
     table = Table(["step", "epoch", "rows", *map(metric_name, metrics)], rows, cut)
     return [Fold(f"All {len(parsed):,} evaluations", [table])]

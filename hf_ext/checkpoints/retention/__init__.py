@@ -1,0 +1,1 @@
+"""Which checkpoints stay, and whether a disk budget can hold them: pure arithmetic."""

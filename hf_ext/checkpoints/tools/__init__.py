@@ -1,0 +1,1 @@
+"""For people: inspecting, merging and migrating checkpoints; no run needs these."""

@@ -1,0 +1,230 @@
+"""The metrics as `evaluate.Metric` classes that come with the package: no Hub, no network, no remote code."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import datasets
+import evaluate
+
+from ..errors import ArgumentError
+from . import metrics
+
+_INPUTS = """
+Args:
+    predictions: (n,) numbers, in the unit of the references.
+    references: (n,) numbers.
+"""
+_GROUPS = """    groups: (n,) names of the groups, text or integers.
+"""
+_ROW_FEATURES = {"predictions": datasets.Value("float64"), "references": datasets.Value("float64")}
+_KNOWN_ARGUMENTS = frozenset(inspect.signature(evaluate.EvaluationModule.__init__).parameters) - {"self", "kwargs"}
+
+
+def named(key: str, result: metrics.MetricValue) -> dict[str, Any]:
+    """Returns `{key: value}`, and `{key}_undefined` with the reason where the value is NaN."""
+    return {key: result.value, **({f"{key}_undefined": result.undefined} if result.undefined else {})}
+
+
+class RegressionMetric(evaluate.Metric):
+    """A metric of float predictions against float references; a subclass names its key and its function.
+
+    `compute` also takes (and, where it does not concern this metric, ignores) the arguments of the other metrics of
+    this package, because `evaluate.combine` hands the same ones to all. Any other argument is an error.
+    """
+
+    key: str
+    metric: Callable[[Any, Any], metrics.MetricValue]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        unknown = sorted(set(kwargs) - _KNOWN_ARGUMENTS)
+        if unknown:  # evaluate would swallow them
+            allowed = ", ".join(sorted(_KNOWN_ARGUMENTS))
+            raise ArgumentError(f"{type(self).__name__}: unknown argument {unknown[0]!r}; allowed are {allowed}.")
+        super().__init__(*args, **kwargs)
+
+    def _info(self) -> evaluate.MetricInfo:
+        return evaluate.MetricInfo(
+            description=inspect.getdoc(type(self)) or "",
+            citation="",
+            inputs_description=_INPUTS,
+            features=datasets.Features(_ROW_FEATURES),
+        )
+
+    def _compute(
+        self, predictions: Any, references: Any, groups: Sequence[Any] | None = None, threshold: float | None = None
+    ) -> dict[str, Any]:
+        return named(self.key, type(self).metric(predictions, references))
+
+
+class ThresholdMetric(RegressionMetric):
+    """A metric of the rows at or above a threshold, given to the constructor or to `compute` (which wins).
+
+    Beside the value stand `{key}_base_rate` (share of references at or above the threshold), `{key}_predicted_rate`
+    (share of predictions) and `{key}_threshold`: recall of 1.0 means nothing where the predicted rate is 1.0 too.
+    """
+
+    ratio: Callable[[metrics.ThresholdCounts], metrics.MetricValue]
+
+    def __init__(self, *args: Any, threshold: float = metrics.DEFAULT_THRESHOLD, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.threshold = float(threshold)
+
+    def _compute(
+        self, predictions: Any, references: Any, groups: Sequence[Any] | None = None, threshold: float | None = None
+    ) -> dict[str, Any]:
+        counts = metrics.threshold_counts(predictions, references, self.threshold if threshold is None else threshold)
+        return {
+            **named(self.key, type(self).ratio(counts)),
+            f"{self.key}_base_rate": counts.base_rate,
+            f"{self.key}_predicted_rate": counts.predicted_rate,
+            f"{self.key}_threshold": counts.threshold,
+        }
+
+
+class GroupMetric(RegressionMetric):
+    """A metric inside every group: `{key}` is the mean over the groups that have a value, `{key}_by_group` the rest.
+
+    Beside them stand `{key}_num_groups` and `{key}_num_defined_groups`.
+    """
+
+    def _info(self) -> evaluate.MetricInfo:
+        # Text first: evaluate takes the first set of features that the rows fit, and "01" would fit an integer.
+        options = [{**_ROW_FEATURES, "groups": datasets.Value(kind)} for kind in ("string", "int64")]
+        return evaluate.MetricInfo(
+            description=inspect.getdoc(type(self)) or "",
+            citation="",
+            inputs_description=_INPUTS + _GROUPS,
+            features=[datasets.Features(option) for option in options],
+        )
+
+    def _compute(
+        self, predictions: Any, references: Any, groups: Sequence[Any] | None = None, threshold: float | None = None
+    ) -> dict[str, Any]:
+        if groups is None:
+            raise ArgumentError(f"{self.key}: groups=None; one group name per row is needed.")
+        grouped = metrics.per_group(predictions, references, groups, type(self).metric)
+        by_group = {
+            name: {**named("value", result), "n": grouped.sizes[name]} for name, result in grouped.values.items()
+        }
+        return {
+            **named(self.key, grouped.mean),
+            f"{self.key}_num_groups": len(grouped.values),
+            f"{self.key}_num_defined_groups": len(grouped.defined),
+            f"{self.key}_by_group": by_group,
+        }
+
+
+class Spearman(RegressionMetric):
+    """Rank correlation with average ranks for ties; NaN where either side is constant."""
+
+    key = "spearman"
+    metric = staticmethod(metrics.spearman)
+
+
+class Pearson(RegressionMetric):
+    """Linear correlation; NaN where either side is constant."""
+
+    key = "pearson"
+    metric = staticmethod(metrics.pearson)
+
+
+class Rmse(RegressionMetric):
+    """Root mean squared error, in the unit of the labels."""
+
+    key = "rmse"
+    metric = staticmethod(metrics.rmse)
+
+
+class Mae(RegressionMetric):
+    """Mean absolute error, in the unit of the labels."""
+
+    key = "mae"
+    metric = staticmethod(metrics.mae)
+
+
+class R2(RegressionMetric):
+    """Share of the references' variance explained; below 0 is worse than their own mean."""
+
+    key = "r2"
+    metric = staticmethod(metrics.r2)
+
+
+class Recall(ThresholdMetric):
+    """Share of the rows measured at or above the threshold that were predicted there."""
+
+    key = "recall"
+    ratio = staticmethod(metrics.ThresholdCounts.recall)
+
+
+class Precision(ThresholdMetric):
+    """Share of the rows predicted at or above the threshold that were measured there."""
+
+    key = "precision"
+    ratio = staticmethod(metrics.ThresholdCounts.precision)
+
+
+class F1(ThresholdMetric):
+    """Harmonic mean of recall and precision at the threshold."""
+
+    key = "f1"
+    ratio = staticmethod(metrics.ThresholdCounts.f1)
+
+
+class PerGroupSpearman(GroupMetric):
+    """Rank correlation inside every group, and its mean over the groups that have one."""
+
+    key = "per_group_spearman"
+    metric = staticmethod(metrics.spearman)
+
+
+_CLASSES: dict[str, type[RegressionMetric]] = {
+    metric.key: metric for metric in (Spearman, Pearson, Rmse, Mae, R2, Recall, Precision, F1, PerGroupSpearman)
+}
+METRIC_NAMES = tuple(_CLASSES)
+
+
+def load_metric(name: str, *, keep_in_memory: bool | None = None, **kwargs: Any) -> evaluate.Metric:
+    """Makes one of the package's metrics, ready for `add_batch`, `compute` and `evaluate.combine`.
+
+    Args:
+        name: one of `METRIC_NAMES`.
+        keep_in_memory: hold the rows in memory, without a file and its lock under the Hugging Face cache. None: yes,
+            unless `num_process` is above 1, where `evaluate` cannot.
+        **kwargs: for the metric's constructor: `threshold` for recall, precision and F1; `experiment_id`, `num_process`
+            and the like for all.
+
+    Raises:
+        ArgumentError: no such metric, or no such constructor argument.
+    """
+    if keep_in_memory is None:
+        keep_in_memory = kwargs.get("num_process", 1) == 1
+    return _find_class(name)(keep_in_memory=keep_in_memory, **kwargs)
+
+
+def metric_path(name: str) -> str:
+    """Writes the file of a metric for `evaluate.load(path)`, and returns its path in evaluate's cache of metrics.
+
+    `evaluate` takes the first metric class that it finds in a file, so the file has one line that imports it.
+
+    Raises:
+        ArgumentError: no such metric.
+    """
+    path = Path(evaluate.config.HF_METRICS_CACHE) / "hf_ext" / f"{name}.py"
+    text = f"from {__name__} import {_find_class(name).__name__}\n"
+    if not path.is_file() or path.read_text(encoding="ascii") != text:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = path.with_suffix(f".{os.getpid()}")  # of its own: several processes may load a metric at once
+        draft.write_text(text, encoding="ascii")
+        draft.replace(path)
+    return str(path)
+
+
+def _find_class(name: str) -> type[RegressionMetric]:
+    if name not in _CLASSES:
+        raise ArgumentError(f"metric {name!r}: allowed are {', '.join(METRIC_NAMES)}.")
+    return _CLASSES[name]

@@ -1,1 +1,0 @@
-"""What FastTrainer adds to Trainer, one concern per mixin."""

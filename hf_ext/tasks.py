@@ -1,0 +1,147 @@
+"""What every task does alike, whatever it trains: reads its command, checks and tells its data, leaves its pages.
+
+Affinity, masked language modelling, prediction and the doctor use it; it knows none of them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from typing import Any
+
+from .data.columns import read_columns
+from .errors import DataError
+from .parser import FastArgumentParser
+from .presets import PRESETS
+from .reporting.card import write_card
+from .reporting.near_copies import describe_near_copies
+from .reporting.report import write_report
+from .reporting.run_record import absolute_if_local
+from .training_args import FastTrainingArguments
+
+STREAM_CHECK_ROWS = 1000
+
+logger = logging.getLogger(__name__)
+
+
+def parse_command(
+    arguments: Sequence[type], defaults: Mapping[str, Any], description: str | None, words: Sequence[str] | None
+) -> tuple[FastArgumentParser, tuple[Any, ...]]:
+    """The parser of a recipe after parsing, and an instance of each of `arguments`.
+
+    Args:
+        arguments: dataclasses; the `FastTrainingArguments` among them learns which of its fields the user set.
+        defaults: the recipe's own, {field name: value}.
+        description: for `--help`.
+        words: the command line; None takes the process's own.
+
+    Raises:
+        ArgumentError: as `FastArgumentParser.parse_args_into_dataclasses`.
+    """
+    parser = FastArgumentParser(arguments, presets=PRESETS, defaults=defaults, description=description)
+    parsed = parser.parse_args_into_dataclasses(None if words is None else [*words])
+    for values in parsed:
+        if isinstance(values, FastTrainingArguments):
+            values.mark_explicit(parser.explicit)
+    return parser, parsed
+
+
+def learned_positions(config: Mapping[str, Any]) -> int | None:
+    """Tokens, special ones included, for which a model has learned positions; None where they are relative or rotary.
+
+    Args:
+        config: a model's configuration as a dictionary, with "model_type".
+    """
+    family, limit = config["model_type"], config.get("max_position_embeddings")
+    is_learned = family == "bert" or config.get("position_embedding_type", "absolute") == "absolute"
+    if limit is None or not is_learned:
+        return None
+    return int(limit) - (int(config["pad_token_id"]) + 1 if family == "esm" else 0)  # ESM-1b counts from there
+
+
+def check_inputs(collator: Any, splits: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """Checks that the vocabulary and the length limit of each encoder fit the data, before anything is computed.
+
+    Args:
+        collator: `SequenceCollator` or `MaskedLMCollator`.
+        splits: name -> rows; of a stream the first `STREAM_CHECK_ROWS` stand for all.
+
+    Returns:
+        Per input: share of unknown residues, longest row in residues, number of rows above the limit.
+
+    Raises:
+        DataError: more than 1 % unknown residues, or rows above the limit with `too_long="error"`.
+    """
+    report = {}
+    for name, columns in collator.columns.items():
+        rows = [row for split in splits.values() for row in _distinct(split, columns)]
+        tokenizer = collator.tokenizers[name]
+        unknown = tokenizer.check_contract([part for row in rows for part in row], name)
+        lengths = [sum(map(len, row)) for row in rows]
+        limit = tokenizer.max_residues
+        above = [row for row, length in zip(rows, lengths) if limit is not None and length > limit]
+        if above:
+            collator.encode(name, *zip(max(above, key=lambda row: sum(map(len, row)))))  # raises unless allowed
+        report[name] = {"unknown_share": unknown, "longest": max(lengths), "num_above_limit": len(above)}
+    return report
+
+
+def _distinct(split: Any, columns: Sequence[str]) -> Iterable[tuple[str, ...]]:
+    if hasattr(split, "__len__"):
+        return dict.fromkeys(read_columns(split, columns))
+    return dict.fromkeys(tuple(row[column] for column in columns) for row in islice(split, STREAM_CHECK_ROWS))
+
+
+def summarize_data(report: Mapping[str, Any]) -> str:
+    """A data report in a few lines: rows, changes, split sizes, leaks, inputs."""
+    if report.get("streaming"):
+        return "Data: streaming, so rows are not counted and leaks between splits are not looked for."
+    lines = [
+        f"Data: {report['rows_read']:,} rows read, {report['rows_filtered_out']:,} filtered out, "
+        f"{report['rows_rejected']:,} rejected; " + ", ".join(f"{n} {size:,}" for n, size in report["sizes"].items())
+    ]
+    leaks = report.get("leaks") or {"columns": {}}
+    rows = {**leaks["columns"], **({"whole row": leaks["row"]} if len(leaks["columns"]) > 1 else {})}
+    lines += [
+        f"  test sequences in train too, {name}: {leak['num_test_sequences_in_train']:,} of "
+        f"{leak['num_test_sequences']:,}"
+        for name, leak in rows.items()
+    ]
+    lines += [f"  {line}" for line in describe_near_copies(leaks)]
+    for name, facts in report.get("inputs", {}).items():
+        cut = f", {facts['num_above_limit']} above the encoder's limit" if facts["num_above_limit"] else ""
+        lines.append(f"  input {name}: longest {facts['longest']} residues{cut}, {facts['unknown_share']:.2%} unknown")
+    return "\n".join(lines)
+
+
+def with_absolute_path(facts: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """`facts` with its entry `name`, a path or a Hub id, as an absolute path where it is one."""
+    return {**facts, name: absolute_if_local(facts[name])}
+
+
+@contextmanager
+def plots_if_possible() -> Iterator[None]:
+    """Says in the log what cannot be plotted: a run too short to log, or one that diverged, still has its results."""
+    try:
+        yield
+    except DataError as error:
+        logger.warning("Not plotted: %s", error)
+
+
+def finish_run(trainer: Any, log: logging.Logger) -> None:
+    """Writes report and card beside the results, pushes where that was asked for, and ends the trainer.
+
+    Args:
+        trainer: after `save_results`; stock Trainer's too.
+        log: where the last line goes.
+    """
+    folder = str(trainer.args.output_dir)
+    if trainer.is_world_process_zero():
+        write_report(folder)
+        write_card(folder, repo_id=trainer.hub_model_id)
+    log.info("Everything is in %s; report.html is the place to begin.", folder)
+    if trainer.args.push_to_hub:
+        trainer.push_to_hub()
+    trainer.end()

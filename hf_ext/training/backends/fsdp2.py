@@ -1,0 +1,218 @@
+"""FSDP2: what its YAML leaves to run time, from the first gather to a model folder that loads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.optimizer import AcceleratedOptimizer
+from accelerate.utils import broadcast
+from torch import nn
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from ...checkpoints.format.shards import save_shards
+from ...checkpoints.format.stored import Stored
+from ...checkpoints.state.sharded_steppers import take_out_spread
+from ...checkpoints.state.sharded_weights import OPTIMIZER, save_sharded_weights
+from ...checkpoints.state.weights import remember_frozen, stored_model
+from ...models.wrapping import block_classes, choose_classes, exact_modules, find_blocks, unused_parameters
+from ...processes import read_fsdp2
+from ..planned import PlannedRun
+from .base import Backend
+
+
+class Fsdp2(Backend):
+    """Carries out decision `sharding` of the plan, where accelerate splits weights with FSDP2.
+
+    Before the model is split: every process takes the weights of the first, as DDP would; accelerate gets the classes
+    to split by that are in the model then. In half precision, on top of accelerate's policy: gradients are summed in
+    float32; inputs and outputs of the model are not cast, since labels are among them; forward passes run under
+    autocast, as under DDP; heads and frozen encoders of an `AffinityModel` keep the dtype of their weights.
+    Evaluating or predicting before training splits the model too, which accelerate refuses without an optimizer.
+    """
+
+    is_spread = True
+    writes_parts = True
+
+    def __init__(self, args: Any, accelerator: Accelerator, planned: PlannedRun):
+        super().__init__(args, accelerator, planned)
+        self._exact: tuple[nn.Module, ...] = ()  # to be split apart from the rest
+
+    @property
+    def _plugin(self) -> Any:
+        return self._accelerator.state.fsdp_plugin
+
+    @property
+    def checks_frozen(self) -> bool:
+        """What is frozen, and spread, only the main process has hashed while it was whole."""
+        return bool(self._args.should_save)
+
+    def configure(self, model: nn.Module | None) -> None:
+        """Sets in which precision FSDP2 computes and sums."""
+        if self._plugin.mixed_precision_policy is not None:
+            self._plugin.mixed_precision_policy = replace(
+                self._plugin.mixed_precision_policy,
+                reduce_dtype=torch.float32,
+                output_dtype=None,
+                cast_forward_inputs=False,
+            )
+            self._planned.plan.record("sharding", gradients_summed_in="float32")
+
+    def autocast(self) -> AbstractContextManager | None:
+        """Accelerate, which Trainer leaves autocast to, applies none to models that FSDP2 splits."""
+        return self._accelerator.autocast() if self._accelerator.mixed_precision != "no" else None
+
+    # --- splitting --------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def preparing(self, model: nn.Module, own_loss: str | None) -> Iterator[None]:
+        """Readies a whole model for accelerate to split; keeps one as it is that was evaluated, or trained, before.
+
+        Accelerate 1.15 would pair weights and optimizer again, by address, which all weights share that have no rows
+        on this process.
+        """
+        if not isinstance(model, FSDPModule):
+            self._begin_splitting(model)
+            yield
+            return
+        accelerator: Any = self._accelerator
+        accelerator.prepare = self._keep_prepared
+        try:
+            yield
+        finally:
+            del accelerator.prepare
+
+    def prepare_to_evaluate(self, model: nn.Module, make_optimizer: Callable[[], Any]) -> tuple[nn.Module, Any] | None:
+        """Splits a model that is whole still."""
+        if isinstance(model, FSDPModule):
+            return None
+        self._begin_splitting(model)
+        model, optimizer = self._accelerator.prepare(model, make_optimizer())
+        self.finish_splitting(model, optimizer)
+        return model, optimizer
+
+    def finish_splitting(self, model: nn.Module, optimizer: Any) -> None:
+        """Splits what accelerate was told to leave out, by its own policy, and gives the optimizer the pieces."""
+        for name in ("get_input_embeddings", "get_output_embeddings"):
+            vars(model).pop(name, None)
+        exact, self._exact = self._exact, ()
+        if not exact:
+            return
+        whole = dict(model.named_parameters())
+        for module in exact:
+            self._split_apart(module)
+        pieces = {id(whole[name]): piece for name, piece in model.named_parameters()}
+        for group in optimizer.param_groups:
+            group["params"] = [pieces.get(id(parameter), parameter) for parameter in group["params"]]
+
+    def _split_apart(self, module: nn.Module) -> None:
+        mesh = self._accelerator.torch_device_mesh
+        if mesh is not None:
+            mesh = mesh[tuple(self._accelerator.parallelism_config.fsdp_dim_names)]
+        policy: dict[str, Any] = {
+            "mesh": mesh,
+            "offload_policy": self._plugin.cpu_offload,
+            "mp_policy": MixedPrecisionPolicy(),
+            "reshard_after_forward": self._plugin.reshard_after_forward,
+        }
+        for block in find_blocks(module):
+            if not isinstance(block, FSDPModule):  # of the class of a layer that trains: accelerate has marked it
+                fully_shard(block, **policy)
+        fully_shard(module, **policy)
+
+    def _begin_splitting(self, model: nn.Module) -> None:
+        """Before accelerate splits the model: the same weights everywhere, and what it is to split."""
+        if self._args.should_save:
+            remember_frozen(stored_model(model))  # while one process holds them whole
+        self._take_weights_of_first(model)
+        given = read_fsdp2(self._args)
+        asked = given.transformer_cls_names_to_wrap if given else None
+        if self._planned.run.model is None:  # of `model_init`: the plan has not seen the model
+            choose_classes(model, asked)
+            for parameter in unused_parameters(model).values():
+                parameter.requires_grad_(False)
+        if self._plugin.mixed_precision_policy is not None:
+            self._exact = tuple(exact_modules(model))
+            self._plugin.ignored_modules = list(self._exact) or None
+        apart = {part for module in self._exact for part in module.modules()}
+        present = {type(module).__name__ for module in model.modules() if module not in apart}
+        # Not those of the plan: frozen encoders were loaded since, or let go by the embedding cache.
+        names = block_classes(model) if asked is None else asked
+        self._plugin.transformer_cls_names_to_wrap = [name for name in names if name in present]
+        # Accelerate 1.15 would make a piece of the embeddings, and so part BERT's output bias from the name it is tied
+        # to, which torch refuses. Residues are few: their embeddings can stay in the model's own piece.
+        whole: Any = model
+        whole.get_input_embeddings = whole.get_output_embeddings = lambda: None
+
+    @torch.no_grad()
+    def _take_weights_of_first(self, model: nn.Module) -> None:
+        """Broadcasts, as DDP does: processes that drew other random heads would train pieces of different models."""
+        if self._args.world_size == 1:
+            return
+        for tensor in [*model.parameters(), *model.buffers()]:
+            tensor.copy_(broadcast(tensor.detach().to(self._args.device).contiguous()))
+
+    def _keep_prepared(self, *prepared: Any) -> tuple[Any, ...]:
+        """What `Accelerator.prepare` notes of model and optimizer; Trainer has just made it forget them."""
+        self._accelerator._models += [part for part in prepared if isinstance(part, FSDPModule)]
+        self._accelerator._optimizers += [part for part in prepared if isinstance(part, AcceleratedOptimizer)]
+        return prepared
+
+    # --- gathering --------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def evaluating(self, model: nn.Module) -> Iterator[None]:
+        """Gives up, in the end, what was gathered for forward passes, which the backward pass alone would."""
+        try:
+            yield
+        finally:
+            for module in model.modules():
+                if isinstance(module, FSDPModule):
+                    module.reshard()
+
+    @contextmanager
+    def encoding(self, model: nn.Module) -> Iterator[None]:
+        """Gathers the model's own piece, to which the rest of an encoder belongs; layers gather themselves.
+
+        Only the model's `forward` would.
+        """
+        if not isinstance(model, FSDPModule):
+            yield
+            return
+        model.unshard()
+        try:
+            yield
+        finally:
+            model.reshard()
+
+    def whole_weights(self, model: nn.Module) -> dict[str, torch.Tensor] | None:
+        """The whole state dict, in the dtype it trains in, under the model's own names; all processes call it.
+
+        On the main process and in main memory; the others get nothing. A tensor that several names share is there once.
+        Accelerate does it, so DTensors, offloaded ones and activation checkpointing's names are its affair; the same
+        call gathers for `Accelerator.save_model`. Cost: one gather of each weight, and the model in main memory.
+        """
+        state = self._accelerator.get_state_dict(model)
+        tied: Any = getattr(model, "all_tied_weights_keys", None) or {}
+        return {name: tensor for name, tensor in state.items() if name not in tied}
+
+    # --- checkpoints ------------------------------------------------------------------------------------------------
+
+    def take_out_spread(self, tree: dict[str, Any]) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        """An optimizer's tree without what is spread over processes, and that by name."""
+        return take_out_spread(tree)
+
+    def is_of_library(self, folder: Path, stored: Stored | None) -> bool:
+        """Of a run of stock Trainer, what accelerate wrote; never where the run goes on from one of ours."""
+        return stored is None and any(folder.glob("pytorch_model_fsdp*"))
+
+    def write_parts(self, model: nn.Module, folder: Path, spread: dict[str, torch.Tensor]) -> None:
+        """Each process its part of what is spread; they wait for each other, so nothing else may fail here."""
+        save_sharded_weights(model, folder)
+        if spread:
+            save_shards(spread, folder / OPTIMIZER)

@@ -1,0 +1,218 @@
+"""Room for checkpoints: what stays, what goes, and what is stored less of where the budget is small."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import logging
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import TrainerState
+
+from ..checkpoints.format.stored import Stored
+from ..checkpoints.retention.budget import GB, SMALL_FILES_BYTES, Degradation, Sizes, check_budget, choose_degradation
+from ..checkpoints.retention.rotation import Entry, Policy, SavePlan, plan_cleanup, plan_save
+from ..checkpoints.state.sharded_weights import OPTIMIZER
+from ..checkpoints.state.steppers import expected_optimizer_bytes
+from ..checkpoints.state.weights import export_bytes, weights_bytes
+from ..disk import free_bytes, used_bytes
+from ..hub.pins import PREFIX as PIN_PREFIX
+from ..training_args import FastTrainingArguments
+from ..zero import STATE_FOLDER
+from .backends import Backend
+from .now import Training
+from .places import Places
+
+OPTIMIZER_FILES = ("optimizer.json", "optimizer.safetensors")
+STATE_FOLDERS = (f"{OPTIMIZER}/", f"{STATE_FOLDER}/")  # of FSDP2, of DeepSpeed
+
+logger = logging.getLogger(__name__)
+
+
+class DiskSpace:
+    """Keeps the output folder within `save_total_size_gb`, at the moment of writing too, and rotates checkpoints.
+
+    For the main process; any process may ask for sizes and for the best checkpoint.
+    """
+
+    def __init__(self, args: FastTrainingArguments, places: Places, backend: Backend):
+        self._args, self._places, self._backend = args, places, backend
+        self._degradation: Degradation | None = None
+        self._best_saved: int | None = None
+        self._optimizer_sizes: tuple[tuple[int, ...], tuple[int, int]] | None = None
+
+    # --- what is asked for ------------------------------------------------------------------------------------------
+
+    @property
+    def optimizer_state_dtype(self) -> torch.dtype | None:
+        """What optimizer state is rounded to before it is saved; None leaves it as it is."""
+        steps = self._degradation.steps if self._degradation else ()
+        return torch.bfloat16 if "bf16_optimizer_state" in steps else None
+
+    def sizes(self, model: nn.Module, optimizer: Any, carried_bytes: int) -> Sizes:
+        """Upper bounds of what one checkpoint takes, without degradation.
+
+        Args:
+            carried_bytes: the most that other parts' arrays take.
+        """
+        small_bytes = SMALL_FILES_BYTES + carried_bytes
+        of_library = self._backend.checkpoint_sizes(model, small_bytes)
+        if of_library is not None:
+            return of_library
+        weights = weights_bytes(model)
+        if self._args.save_only_model:
+            return Sizes(weights, 0, SMALL_FILES_BYTES)
+        full, half = self._optimizer_bytes(optimizer)
+        return Sizes(weights, full, small_bytes, half)
+
+    def _optimizer_bytes(self, optimizer: Any) -> tuple[int, int]:
+        """Of the optimizer's state as it is and in bfloat16; computed again where other parameters train."""
+        # Training waits for it: 100 ms for 300 parameters.
+        trained = [p.numel() for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+        key = (id(optimizer), len(trained), sum(trained))
+        if self._optimizer_sizes is None or self._optimizer_sizes[0] != key:
+            full, half = (expected_optimizer_bytes(optimizer, dtype) for dtype in (None, torch.bfloat16))
+            self._optimizer_sizes = (key, (full, half))
+        return self._optimizer_sizes[1]
+
+    def policy(self) -> Policy:
+        """What the arguments ask to keep; with degradation, what was decided when training began."""
+        if self._degradation:
+            return self._degradation.policy
+        gb = self._args.save_total_size_gb
+        return Policy(
+            limit=self._args.save_total_limit,
+            keep_best=self._args.metric_for_best_model is not None,
+            keep_epoch=self._args.keep_epoch_checkpoint,
+            budget_bytes=None if gb is None else round(gb * GB),
+        )
+
+    def check(self, model: nn.Module, sizes: Sizes) -> None:
+        """Refuses a budget that cannot hold what will be written, or decides to store less.
+
+        Raises:
+            ArgumentError: it is too small for what is to be kept; the message has the arithmetic.
+        """
+        self._degradation = None
+        policy, other_bytes = self.policy(), self.other_bytes(model)
+        if self._args.disk_policy == "refuse":
+            check_budget(sizes, policy, other_bytes)
+            return
+        self._degradation = choose_degradation(sizes, policy, other_bytes)
+        if self._degradation.steps:
+            logger.warning("save_total_size_gb: checkpoints store less: %s.", ", ".join(self._degradation.steps))
+
+    # --- the best one -----------------------------------------------------------------------------------------------
+
+    def begin_run(self, best_saved: int | None) -> None:
+        """`best_saved`: step of the best checkpoint that a continued run finds in its folder."""
+        self._best_saved = best_saved
+
+    def best_saved_step(self, state: TrainerState) -> int | None:
+        """Step of the best checkpoint there is: where the best step itself was not saved, that of the best before."""
+        return next((step for step in (state.best_global_step, self._best_saved) if self._places.path(step)), None)
+
+    # --- making room ------------------------------------------------------------------------------------------------
+
+    def make_room(self, now: Training, sizes: Sizes) -> None:
+        """Deletes, before anything is written, what budget or disk cannot hold beside the checkpoint of this step.
+
+        Raises:
+            OSError: the budget has no room for it, whatever is deleted.
+        """
+        store, policy = self._places.store, self.policy()
+        store.make_way(now.state.global_step)
+        if policy.budget_bytes is not None:
+            self._free_room(now.state, policy, sizes, self.other_bytes(now.model))
+        free = free_bytes(store.folder)
+        if free < sizes.full_bytes:
+            held = sum(entry.num_bytes for entry in self._entries())
+            plan = self._plan(now.state, dataclasses.replace(policy, budget_bytes=free + held), sizes, 0)
+            self._carry_out(plan.strip_first, plan.delete_first)
+
+    def _free_room(self, state: TrainerState, policy: Policy, sizes: Sizes, other_bytes: int) -> None:
+        plan = self._plan(state, policy, sizes, other_bytes)
+        if not plan.shortfall_bytes and self._carry_out(plan.strip_first, plan.delete_first):
+            return
+        short = self._plan(state, policy, sizes, other_bytes).shortfall_bytes  # what was being copied stayed
+        logger.error("save_total_size_gb=%g is %d bytes short.", self._args.save_total_size_gb, short)
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    def _plan(self, state: TrainerState, policy: Policy, sizes: Sizes, other_bytes: int) -> SavePlan:
+        sizes = self._degradation.sizes if self._degradation else sizes
+        step, entries = state.global_step, self._entries()
+        # What was logged so far, and a large tokenizer, are in the newest one: the bound knows neither.
+        like_newest = entries[-1].num_bytes + SMALL_FILES_BYTES // 2 if entries and entries[-1].is_resumable else 0
+        new = Entry(
+            step,
+            max(sizes.full_bytes, like_newest),
+            ends_epoch=float(state.epoch or 0).is_integer(),
+            is_resumable=not self._args.save_only_model,
+            optimizer_bytes=sizes.optimizer,
+        )
+        best = step if state.best_global_step == step else self.best_saved_step(state)
+        return plan_save(entries, new, best, policy, other_bytes, self._best_saved)
+
+    def rotate(self, state: TrainerState) -> None:
+        """Deletes and strips what no role keeps, now that the newest checkpoint is in place."""
+        plan = plan_cleanup(self._entries(), self.best_saved_step(state), self.policy())
+        self._carry_out(plan.strip_after, plan.delete_after)
+        self._best_saved = self.best_saved_step(state)
+
+    def _carry_out(self, strip: Sequence[int], delete: Sequence[int]) -> bool:
+        """Whether all of it could be done; what is being copied stays."""
+        store = self._places.store
+        files = {stored.step: _optimizer_files(stored) for stored in store.checkpoints()}
+        done = [store.strip(step, files.get(step, OPTIMIZER_FILES)) for step in strip]
+        done += [self._places.delete(step) for step in delete]
+        return all(done)
+
+    def _entries(self) -> list[Entry]:
+        store = self._places.store
+        return [
+            Entry(
+                stored.step,
+                stored.num_bytes,
+                ends_epoch=stored.ends_epoch,
+                is_pinned=store.is_pinned(stored.step),
+                is_resumable=bool(_optimizer_files(stored)),
+                optimizer_bytes=sum(stored.manifest.files[name].size for name in _optimizer_files(stored)),
+            )
+            for stored in store.checkpoints()
+        ]
+
+    def other_bytes(self, model: nn.Module) -> int:
+        """What the output folder holds beside checkpoints, with the model that is saved into it at the end."""
+        folder = self._places.output_dir
+        if self._args.local_checkpoint_dir is None:
+            kept = sum(stored.num_bytes for stored in self._places.store.checkpoints())
+        else:  # copies of the local ones, made and deleted in the background
+            kept = sum(used_bytes(path) for path in [*folder.glob("checkpoint-*"), *folder.glob(".*-checkpoint-*")])
+        kept += sum(used_bytes(path) for path in folder.glob(f"{PIN_PREFIX}*"))  # a slow Hub takes no room from a run
+        beside = used_bytes(folder) - kept + SMALL_FILES_BYTES // 2
+        # Rounded up: a log that grows by a block must not make the budget that a refusal named too small.
+        rounded = -(-beside // SMALL_FILES_BYTES) * SMALL_FILES_BYTES
+        return rounded + export_bytes(model)
+
+    # --- copies -----------------------------------------------------------------------------------------------------
+
+    def copy(self, state: TrainerState) -> None:
+        """With a mirror, asks for the copy of the newest checkpoint. After `rotate`."""
+        self._places.copy(state.best_global_step, self.best_saved_step(state))
+
+    def finish_copies(self, state: TrainerState) -> str | None:
+        """Waits for the copies; rotates once more, now that none holds an older checkpoint; see `Places`."""
+        lacking = self._places.finish_copies()
+        if self._places.mirror is None or lacking:
+            return lacking
+        self.rotate(state)
+        self.copy(state)
+        return self._places.finish_copies()
+
+
+def _optimizer_files(stored: Stored) -> list[str]:
+    return [n for n in stored.manifest.files if n in OPTIMIZER_FILES or n.startswith(STATE_FOLDERS)]

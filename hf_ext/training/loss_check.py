@@ -1,0 +1,190 @@
+"""Before the first step: whether the user's own loss reaches the weights at all."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Subset
+
+from ..data.columns import has_numbered_rows
+from ..data.random_states import kept_random_states
+from ..data.streams import is_stream
+from ..errors import ArgumentError, HfExtError
+from ..plan import Plan
+from ..training_args import FastTrainingArguments
+from .losses import DecidedLoss
+
+NUM_ROWS = 8
+NUM_NAMED = 5
+_OWN = ("hf_ext", "transformers", "peft")  # losses that are tested where they are written
+_CURES = "Compute it from the outputs with torch operations: .item(), .detach(), numpy and torch.no_grad() cut it off."
+
+logger = logging.getLogger(__name__)
+
+
+class LossCheck:
+    """One forward and one backward pass on a few training rows, where the loss is not ours or transformers' own.
+
+    Such a loss is a `compute_loss_func`, a `compute_loss` of a subclass, or that of a model class from elsewhere. The
+    rows (8, or a batch where that is smaller) are spread evenly over the training data. Nothing that training depends
+    on changes: gradients are not accumulated, modes and random states are put back, the data loader is not read.
+    Resumed runs were checked when they began. Left out, with a line in the log: streams, FSDP and DeepSpeed, whose
+    passes cannot be repeated outside a step, reentrant activation checkpointing, which lacks `autograd.grad`, data
+    loaders that do not read rows by number, and a `training_step` of the user's. So is, with a warning, a loss that
+    needs more than a step has made of the trainer; on several processes, which must not part ways, that is an error.
+
+    Warns of trainable parameters that get no gradient, or zero only.
+
+    Raises (when training starts):
+        ArgumentError: the loss is no scalar, not finite (a warning with `nan_policy="skip"`), detached from the model,
+            or, where speed-ups are asked for, does not change with any trainable parameter (else a warning).
+
+    Cost: once, one step of 8 rows without an optimizer.
+    """
+
+    def __init__(self, args: FastTrainingArguments, plan: Plan):
+        self._args = args
+        self._compiles = bool(args.torch_compile) or any(
+            d.name == "compile" and d.status == "applied" for d in plan.decisions
+        )
+
+    def why_left_out(self, loader: Any, dataset: Any, is_spread: bool, override: str | None) -> str | None:
+        """The reason not to check; None where there is none.
+
+        Args:
+            dataset: the training data; `loader`: what reads it.
+            is_spread: whether FSDP or DeepSpeed holds the weights.
+            override: who overrides `training_step`.
+        """
+        args = self._args
+        if override:
+            return f"{override} may do other things with it than it is checked for"
+        if is_spread:
+            return "FSDP and DeepSpeed hold the weights in parts"
+        if is_stream(dataset):
+            return "the training data is a stream"
+        if not isinstance(loader, DataLoader) or loader.batch_sampler is None or not has_numbered_rows(loader.dataset):
+            return "the data loader does not read rows by their number"
+        recomputing: Any = args.activation_checkpointing_kwargs or {}
+        if args.activation_checkpointing and recomputing.get("use_reentrant"):
+            return "activation checkpointing is reentrant"
+        return None
+
+    def attempt(self, check: Callable[[], None], reason: str | None) -> None:
+        """Calls `check`, unless there is a `reason` not to, or says why it could not be done."""
+        if reason is not None:
+            logger.info("The loss is not checked before training: %s.", reason)
+            return
+        try:
+            check()
+        except HfExtError:
+            raise
+        except Exception as error:  # whatever the user's code lacks outside a step: what is wrong in one, shows there
+            if self._args.world_size > 1:
+                raise
+            logger.warning("The loss is not checked before training: %s: %s", type(error).__name__, error)
+
+    def check(
+        self, model: nn.Module, loader: DataLoader, compute: Callable[[Any], Any], name: str, draws: tuple[Any, ...]
+    ) -> None:
+        """Checks a loss on rows of `loader`'s dataset; see the class.
+
+        Args:
+            compute: the loss of a batch as the collator made it, as a training step computes it.
+            name: of the loss, which messages begin with.
+            draws: what may have generators of its own, beside the model and the data.
+        """
+        named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        draws = (*draws, *model.modules(), loader.dataset, loader.collate_fn)
+        with (
+            kept_random_states(*draws, getattr(loader.collate_fn, "data_collator", None)),
+            _left_as_it_was(model, bool(self._args.activation_checkpointing), self._compiles),
+        ):
+            loss = compute(_draw_batch(loader, self._args.train_batch_size))
+            self._check_value(loss, name)
+            gradients = torch.autograd.grad(loss, [*named.values()], allow_unused=True)
+        missing = [name for name, gradient in zip(named, gradients) if gradient is None]
+        zero = [name for name, gradient in zip(named, gradients) if gradient is not None and not gradient.any()]
+        if len(missing) + len(zero) == len(named):
+            self._report_no_gradient(name, len(named), "zero" if zero else "missing")
+            return
+        # LoRA's first matrix is multiplied by a second one that begins at zero.
+        zero = [name for name in zero if "lora_A" not in name]
+        for names, what in ((missing, "no gradient"), (zero, "a gradient of zero")):
+            if names:
+                logger.warning("%d trainable parameters get %s from the loss: %s.", len(names), what, _shorten(names))
+
+    def _check_value(self, loss: Any, name: str) -> None:
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            given = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
+            raise ArgumentError(f"{name} returned {given}: one number as a torch tensor is needed, such as a mean.")
+        if not loss.requires_grad:
+            raise ArgumentError(f"{name} is detached from the model: it has no gradient, so nothing trains. {_CURES}")
+        if not torch.isfinite(loss):
+            text = f"{name} is {loss.item()} on the first batch, before any step: look at its logarithms and divisions."
+            if self._args.nan_policy != "skip":
+                raise ArgumentError(text)
+            logger.warning("%s", text)
+
+    def _report_no_gradient(self, name: str, num_parameters: int, how: str) -> None:
+        text = (
+            f"{name} does not change with any of the {num_parameters} trainable parameters: all gradients are {how}, "
+            f"so that training would change nothing. {_CURES}"
+        )
+        if self._args.speedups:
+            raise ArgumentError(text)
+        logger.warning("On the first rows: %s", text)  # on others it may, and Trainer would train
+
+
+def name_loss(loss: DecidedLoss, override: str | None) -> str:
+    """A loss for messages; `override`: who overrides `compute_loss`."""
+    if loss.is_users:
+        return f"compute_loss_func ({getattr(loss.function, '__qualname__', loss.function)})"
+    return f"The loss of {override or type(loss.model).__name__}"
+
+
+def is_foreign(loss: DecidedLoss, override: str | None) -> bool:
+    """Whether neither hf_ext nor transformers nor PEFT wrote the loss; `override`: who overrides `compute_loss`."""
+    if loss.is_users or override is not None:
+        return True
+    return _definer(type(loss.model), "forward").__module__.split(".")[0] not in _OWN
+
+
+def _definer(cls: type, name: str) -> type:
+    """The class that `cls` has the method from."""
+    return next(base for base in cls.__mro__ if name in vars(base))
+
+
+def _draw_batch(loader: Any, batch_size: int) -> Any:
+    """A batch of rows spread over the data, through the loader's collator."""
+    rows = loader.dataset
+    chosen = np.unique(np.linspace(0, len(rows) - 1, min(NUM_ROWS, batch_size, len(rows))).astype(int)).tolist()
+    collator = copy.copy(loader.collate_fn)  # one that makes its generator when first called makes it for itself
+    return next(iter(DataLoader(Subset(rows, chosen), batch_size=len(chosen), collate_fn=collator)))
+
+
+@contextmanager
+def _left_as_it_was(model: nn.Module, checkpoints_activations: bool, compiles: bool) -> Iterator[None]:
+    """Evaluation mode (training mode where activations must be recomputed to fit); modes restored."""
+    modes = {module: module.training for module in model.modules()}
+    with ExitStack() as stack:
+        if compiles:  # a graph for this one pass would take longer than all of it
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        try:
+            model.train(checkpoints_activations)
+            yield
+        finally:
+            for module, mode in modes.items():
+                module.training = mode
+
+
+def _shorten(names: list[str]) -> str:
+    more = len(names) - NUM_NAMED
+    return ", ".join(names[:NUM_NAMED]) + (f" and {more} more" if more > 0 else "")

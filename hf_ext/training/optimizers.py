@@ -1,0 +1,96 @@
+"""What becomes of the optimizer that Trainer makes: Muon's matrices, the encoders' own rate, steps on the host."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.optim import AdamW, Optimizer
+
+from ..errors import ArgumentError
+from ..models.affinity import AffinityModel
+from ..models.lora import unwrap_peft
+from ..models.muon import MuonAdamW, encoder_matrices
+from ..plan import Plan
+from ..speedups.cpu_offload import offload_adamw, refresh_host_weights
+
+
+def finish_optimizer(optimizer: Any, is_new: bool, model: Any, plan: Plan, encoder_rate: float | None) -> Any:
+    """The optimizer that the plan stands for.
+
+    The order matters: Muon takes whole groups apart by algorithm and copies a group's rate; encoders move to groups of
+    their own among what that left, so that their matrices have their rate, too; torchao takes over the groups as they
+    are in the end, since it keeps its own copies. Checkpoints hold the groups in this order.
+
+    Args:
+        optimizer: as Trainer made it, or as it was: of the caller, of a run before, in Accelerate's wrapper.
+        is_new: whether Trainer made it just now; one that is not keeps its groups.
+        encoder_rate: learning rate of encoders that train; None for one rate.
+
+    Raises:
+        ArgumentError: the plan or the rate needs Trainer's AdamW, and the caller brought an optimizer; the model does
+            not tell its encoder from its head, or has no encoder that trains.
+    """
+    if plan.applied("muon"):
+        optimizer = _with_muon(optimizer, is_new, model)
+    if is_new and encoder_rate is not None:
+        split_groups(optimizer, {id(p) for p in encoder_parameters(model)}, encoder_rate)
+    offload = plan["cpu_offload"]
+    if offload.status == "applied" and offload.settings["by"] == "torchao":
+        optimizer = _on_host(optimizer, is_new)
+    return optimizer
+
+
+def _with_muon(optimizer: Any, is_new: bool, model: Any) -> Any:
+    """AdamW keeps its groups and settings, but for the matrices."""
+    if not is_new and isinstance(_unwrap(optimizer), MuonAdamW):
+        return optimizer
+    if not is_new or not isinstance(optimizer, AdamW):
+        raise ArgumentError(
+            f"--optim_ext muon: the trainer was given an optimizer ({type(optimizer).__name__}). Leave one of "
+            "them out; hf_ext.models.muon.MuonAdamW can be built and passed without the flag."
+        )
+    return MuonAdamW(optimizer, encoder_matrices(model))
+
+
+def _on_host(optimizer: Any, is_new: bool) -> Any:
+    inner = _unwrap(optimizer)
+    if not is_new and hasattr(inner, "param_d2h_map"):  # torchao's
+        refresh_host_weights(inner)
+        return optimizer
+    if not is_new or not isinstance(optimizer, AdamW):
+        raise ArgumentError(
+            f"--optim_ext cpu_offload: the trainer was given an optimizer ({type(inner).__name__}). Leave one of "
+            "them out."
+        )
+    return offload_adamw(optimizer)
+
+
+def _unwrap(optimizer: Any) -> Any:
+    return getattr(optimizer, "optimizer", optimizer)  # Accelerate's wrapper holds it
+
+
+def encoder_parameters(model: Any) -> list[torch.nn.Parameter]:
+    """Parameters of the pretrained part: an `AffinityModel`'s encoders, or the base model under a task head."""
+    inner = unwrap_peft(model)
+    encoder = inner.encoders if isinstance(inner, AffinityModel) else getattr(inner, "base_model", inner)
+    training = [p for p in encoder.parameters() if p.requires_grad]
+    if encoder is inner or not training:
+        raise ArgumentError(
+            f"--encoder_learning_rate: {type(inner).__name__} has no encoder that trains beside a head. Leave it out, "
+            "or let encoders train (--use_peft, --tower_training full)."
+        )
+    return training
+
+
+def split_groups(optimizer: Optimizer, chosen: set[int], rate: float) -> None:
+    """Moves the parameters whose `id` is in `chosen` to groups with learning rate `rate`; state must be empty.
+
+    Every group keeps its other settings.
+    """
+    for group in list(optimizer.param_groups):
+        moved = [p for p in group["params"] if id(p) in chosen]
+        group["params"] = [p for p in group["params"] if id(p) not in chosen]
+        if moved:
+            optimizer.add_param_group({**group, "params": moved, "lr": rate})
+    optimizer.param_groups = [group for group in optimizer.param_groups if group["params"]]

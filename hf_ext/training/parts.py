@@ -1,0 +1,112 @@
+"""The parts of one run, made in the order in which they need each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from transformers import TrainerCallback
+
+from ..data.masking import MaskingEpochCallback
+from ..reporting.run_clock import RunClockCallback
+from ..reporting.throughput import ThroughputCallback
+from ..training_args import FastTrainingArguments
+from .backends import Backend
+from .carried import Carried
+from .checkpoint_model import CheckpointModel
+from .checkpointer import Checkpointer
+from .collapse_alarm import CollapseAlarm
+from .commit import Committer
+from .data_workers import DataWorkers
+from .disk_space import DiskSpace
+from .early_stopping import EarlyStopping
+from .embedder import Embedder
+from .evaluation_record import EvaluationRecord
+from .evaluation_schedule import EvaluationSchedule
+from .evaluator import Evaluator
+from .exporter import Exporter
+from .loaders import Loaders
+from .loss_check import LossCheck
+from .places import Places
+from .planned import PlannedRun
+from .repeatable_loading import RepeatableLoading
+from .restoring import Restorer
+from .resuming import Resumer
+from .row_order import RowOrder
+from .run_folder import RunFolder
+from .step_guard import StepGuard
+from .stopper import Stopper
+from .team import Team
+
+
+class Parts:
+    """What a run consists of, but for what it needs before there is an Accelerator.
+
+    Args:
+        sets: the evaluation set, or several by name.
+        collator: makes batches; those for masked language models hold a tokenizer that nobody passed on.
+    """
+
+    def __init__(
+        self,
+        args: FastTrainingArguments,
+        team: Team,
+        planned: PlannedRun,
+        backend: Backend,
+        *,
+        sets: Any,
+        compute_metrics: Any,
+        collator: Any,
+    ):
+        # Data, and what is computed on it.
+        self.loaders = Loaders(args, planned)
+        self.repeatable = RepeatableLoading(args, planned)
+        self.row_order = RowOrder()
+        settings = planned.plan["embedding_cache"].settings if planned.applied("embedding_cache") else None
+        self.embedder = Embedder(args, team, settings, partial(planned.record, "embedding_cache"))
+        self.loss_check = LossCheck(args, planned.plan)
+        self.step_guard = StepGuard(args, backend)
+        self.throughput = ThroughputCallback(tokenizer=getattr(collator, "tokenizer", None))
+        self.throughput.writes_file = planned.keeps_records
+        self.throughput.packs = planned.applied("packing")
+        self.run_clock = RunClockCallback()
+
+        # Stopping, and evaluations, which a stop gives up.
+        self.stopper = Stopper(args, team)
+        self.early_stopping = EarlyStopping(args, team, sets, compute_metrics)
+        self.collapse_alarm = CollapseAlarm(args, team, self.stopper)
+        watchers = self.early_stopping, self.collapse_alarm
+        self.evaluator = Evaluator(args, team, self.stopper, sets, watchers)
+
+        # Checkpoints, and what they carry of the others.
+        self.run_folder = RunFolder(args, team)
+        self.places = Places(str(args.output_dir), args.local_checkpoint_dir, args.should_save)
+        self.disk_space = DiskSpace(args, self.places, backend)
+        self.committer = Committer(args, team, self.places, self.disk_space, self.stopper)
+        self.carried = Carried(
+            trees=[self.collapse_alarm, self.early_stopping],
+            progress=[self.step_guard, self.stopper, self.loaders, self.run_clock, self.evaluator],
+            at_step=[self.repeatable],
+            of_process=[self.row_order],
+        )
+        self.checkpointer = Checkpointer(
+            args, team, self.places, self.disk_space, self.committer, backend, self.carried
+        )
+        self.checkpoint_model = CheckpointModel(team, backend)
+        self.resumer = Resumer(args, team, self.places, backend)
+        self.restorer = Restorer(args, team, self.places, self.disk_space, self.resumer, backend)
+        self.exporter = Exporter(args, backend.is_spread)
+        self.workers = DataWorkers(args, self.places.store)
+        self._schedule = EvaluationSchedule(team, self.stopper)
+        self._masking = [MaskingEpochCallback(collator)] if hasattr(collator, "set_epoch") else []
+
+    def listeners(self) -> Sequence[TrainerCallback]:
+        """Those that need Trainer's events, in the order in which they must have them.
+
+        Rates and clocks first: what the others do is not training. Losses are judged before a step is stopped for, and
+        the schedule asks for an evaluation before a stop can hold it back.
+        """
+        watchers = [self.collapse_alarm, *([self.early_stopping] if self.early_stopping.is_on else [])]
+        counters = [self.throughput, self.run_clock, self.loaders, *self._masking]
+        return [*counters, self.step_guard, EvaluationRecord(), self._schedule, *watchers, self.stopper]

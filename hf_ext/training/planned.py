@@ -1,0 +1,119 @@
+"""The plan of one run: applied before Trainer reads its arguments, measured as it trains, kept beside its results."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from ..checkpoints.run_folder.folder_lock import find_other_run
+from ..disk import describe_failure, is_disk_failure
+from ..plain_arguments import as_fast_arguments
+from ..plan import Plan, describe_model, make_plan
+from ..processes import check_fsdp, check_parallelism
+from ..speedups import Run
+
+logger = logging.getLogger(__name__)
+
+
+class PlannedRun:
+    """Carries a plan out on a run, and keeps `plan.json` as the plan is.
+
+    Attributes:
+        plan: the decisions; `run`: what they are applied to, and how to switch it back.
+        keeps_records: whether the run leaves `plan.json` in its output folder.
+    """
+
+    def __init__(self, plan: Plan, run: Run, keeps_records: bool = True):
+        self.plan, self.run, self.keeps_records = plan, run, keeps_records
+
+    def apply(self) -> None:
+        """Carries out what was decided; what fails halfway is switched back.
+
+        Raises:
+            PlanRefused: a decision that a measurement made necessary to take again is refused.
+        """
+        with self.restored_on_error():
+            self.plan.apply(self.run)
+
+    @contextmanager
+    def restored_on_error(self) -> Iterator[None]:
+        """Switches back what the plan switched, if building on it fails."""
+        try:
+            yield
+        except BaseException:
+            self.restore()
+            raise
+
+    def applied(self, name: str) -> bool:
+        """Whether a speed-up was applied; not, where the plan knows none of that name."""
+        return any(d.name == name and d.status == "applied" for d in self.plan.decisions)
+
+    def record(self, name: str, **evidence: Any) -> None:
+        """Adds a measurement to one decision and rewrites `plan.json`."""
+        self.plan.record(name, **evidence)
+        self.save()
+
+    @contextmanager
+    def measuring(self) -> Iterator[None]:
+        """Adds what speed-ups measure in here to the plan, if it ends without an error."""
+        measures: dict[str, Callable[[], Mapping[str, Any]]] = {
+            name: start() for name, start in self.run.measurements.items()
+        }
+        yield
+        for name, measure in measures.items():
+            self.record(name, **measure())
+
+    def restore(self) -> None:
+        """Switches back what the plan switched in the process and in the model."""
+        self.run.restore()
+
+    def save(self) -> None:
+        """Writes `plan.json` on the main process, unless another run works in the output folder.
+
+        A full disk is said and must not cost the model that is trained: checkpoints have their own rules for that.
+
+        Raises:
+            OSError: for another reason than the disk.
+        """
+        args = self.run.args
+        if not (self.keeps_records and args.process_index == 0):
+            return
+        if other := find_other_run(args.output_dir):
+            logger.warning("plan.json is not written: %s", other)
+            return
+        try:
+            self.plan.save(args.output_dir)
+        except OSError as error:
+            if not is_disk_failure(error):
+                raise
+            logger.error("plan.json was not written: %s", describe_failure(error, args.output_dir))
+
+
+def plan_run(given: Mapping[str, Any], plan: Plan | None, own_loss: str | None) -> PlannedRun:
+    """Decides the speed-ups of a run, and checks the decisions; changes nothing.
+
+    Where a speed-up will be applied, the run's arguments are a copy: a second trainer made from the caller's does not
+    scale a learning rate that is scaled already.
+
+    Args:
+        given: Trainer's arguments by name.
+        plan: one that was made before; None makes it.
+        own_loss: where the user's own loss comes from; None without one.
+
+    Raises:
+        PlanRefused: a request would do something else than asked on this machine, model or data.
+    """
+    args = as_fast_arguments(given.get("args"))
+    model, collator, dataset = (given.get(name) for name in ("model", "data_collator", "train_dataset"))
+    keeps_records = plan is not None or args.asks_for_more
+    plan = plan or make_plan(args, model, dataset, collator)
+    plan.check()
+    if any(decision.status == "applied" for decision in plan.decisions):
+        args = copy.copy(args)
+        args.accelerator_config = copy.copy(args.accelerator_config)
+    check_fsdp(args)
+    check_parallelism(args, describe_model(model).families)
+    return PlannedRun(plan, Run(args, model, collator, dataset, own_loss=own_loss), keeps_records)

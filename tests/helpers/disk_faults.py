@@ -1,0 +1,202 @@
+"""Disks that are small, and file operations inside a checkpoint that fail."""
+
+from __future__ import annotations
+
+import builtins
+import io
+import json
+import os
+import resource
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+from disk_runs import hidden
+from safetensors import SafetensorError
+from transformers import TrainerCallback
+
+from hf_ext.checkpoints.storage.store import CheckpointStore
+
+
+class SmallDisk:
+    """A tmpfs whose size can be changed."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+
+    @staticmethod
+    def is_allowed(folder: Path) -> bool:
+        """Whether this process may mount."""
+        disk = SmallDisk(folder)
+        try:
+            disk.mount(4096)
+        except (OSError, subprocess.CalledProcessError):
+            return False
+        disk.unmount()
+        return True
+
+    def mount(self, num_bytes: int) -> None:
+        self._run("mount", "-t", "tmpfs", "-o", f"size={num_bytes}", "tmpfs")
+
+    def remount(self, *options: str) -> None:
+        """`size=BYTES`, `ro`, `rw`."""
+        self._run("mount", "-o", ",".join(["remount", *options]))
+
+    def unmount(self) -> None:
+        if self.folder.is_mount():
+            self._run("umount", "-l")
+
+    def _run(self, *command: str) -> None:
+        subprocess.run([*command, str(self.folder)], check=True, capture_output=True)
+
+
+@contextmanager
+def small_disk(folder: Path, num_bytes: int) -> Iterator[SmallDisk]:
+    """Mounted at `folder` while entered."""
+    disk = SmallDisk(folder)
+    disk.mount(num_bytes)
+    try:
+        yield disk
+    finally:
+        disk.unmount()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def fill(path: Path) -> None:
+    """Writes until the disk is full."""
+    with path.open("wb", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+
+
+def in_child(act: Callable[[], Any], file_bytes: int) -> Any:
+    """What `act` returns, JSON-able, from a silent forked process that may write files of so many bytes."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            for descriptor in (1, 2):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, resource.RLIM_INFINITY))
+            os.write(writing, json.dumps(act()).encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        text = pipe.read()
+    os.waitpid(child, 0)
+    return json.loads(text)
+
+
+class FailingFile(io.FileIO):
+    """Takes half of what is written, then fails."""
+
+    def __init__(self, path: Any, fail: Callable[[], None]):
+        super().__init__(path, "w")
+        self._fail = fail
+
+    def write(self, data: Any) -> int:
+        super().write(memoryview(data)[: len(data) // 2])
+        self._fail()
+        raise AssertionError("unreachable")
+
+
+class Faults:
+    """Makes one kind of file operation inside a checkpoint's folder fail, while armed.
+
+    Args:
+        place: a key of `PLACES`.
+        number: errno of what is raised; tensor files raise it as safetensors does.
+    """
+
+    PLACES = ("mkdir", "weights", "optimizer", "json", "fsync", "rename", "manifest", "deletion")
+
+    def __init__(self, place: str, number: int, patch: pytest.MonkeyPatch):
+        self.place, self.number = place, number
+        self.is_armed = False
+        self.count = 0
+        name = {"weights": "model.safetensors", "optimizer": "optimizer.safetensors", "json": "progress.json"}
+        self.name = {"manifest": "manifest.json.tmp", **name}.get(place)
+        patch.setattr(os, "mkdir", self._before(os.mkdir, lambda path, *_: place == "mkdir" and _is_staged(path)))
+        patch.setattr(os, "fsync", self._before(os.fsync, lambda fd: place == "fsync" and _is_staged(_path_of(fd))))
+        patch.setattr(os, "rename", self._before(os.rename, self._is_rename))
+        patch.setattr(os, "unlink", self._before(os.unlink, self._is_deletion))
+        patch.setattr(safetensors.torch, "serialize_file", self._tensors(safetensors.torch.serialize_file))
+        real_open = builtins.open
+        for module in (builtins, io):
+            patch.setattr(module, "open", self._opens(real_open))
+
+    def fail(self) -> None:
+        self.count += 1
+        raise OSError(self.number, os.strerror(self.number))
+
+    def _before(self, real: Callable[..., Any], is_meant: Callable[..., bool]) -> Callable[..., Any]:
+        def act(*args: Any, **kwargs: Any) -> Any:
+            if self.is_armed and is_meant(*args):
+                self.fail()
+            return real(*args, **kwargs)
+
+        return act
+
+    def _is_rename(self, source: Any, target: Any) -> bool:
+        if self.place == "rename":
+            return _is_staged(source) and os.path.basename(target).startswith("checkpoint-")
+        return False
+
+    def _is_deletion(self, path: Any, *_: Any) -> bool:
+        return self.place == "deletion" and ".trash-checkpoint-" in str(path)
+
+    def _tensors(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def write(tensors: Any, filename: Any, *args: Any, **kwargs: Any) -> Any:
+            if self.is_armed and _is_staged(filename) and os.path.basename(filename) == self.name:
+                self.count += 1
+                Path(f"{filename}.half").write_bytes(b"half")
+                text = os.strerror(self.number)
+                raise SafetensorError(f"Error while serializing: I/O error: {text} (os error {self.number})")
+            return real(tensors, filename, *args, **kwargs)
+
+        return write
+
+    def _opens(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def open_file(path: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+            is_meant = isinstance(path, str | Path) and os.path.basename(path) == self.name and _is_staged(path)
+            if self.is_armed and "w" in mode and is_meant:
+                return io.TextIOWrapper(io.BufferedWriter(FailingFile(path, self.fail)), encoding="utf-8")
+            return real(path, mode, *args, **kwargs)
+
+        return open_file
+
+
+def _is_staged(path: Any) -> bool:
+    return ".staging-checkpoint-" in str(path)
+
+
+def _path_of(descriptor: int) -> str:
+    return os.readlink(f"/proc/self/fd/{descriptor}")
+
+
+class ArmAt(TrainerCallback):
+    """Lets file operations fail from optimizer step `first` on, or in the save of that step alone.
+
+    That save is over at the end of the next step. Notes, as each step begins, what a resume would start from and what
+    is half done in the folder.
+    """
+
+    def __init__(self, faults: Faults, first: int, only_once: bool, but_not: tuple[int, ...] = ()):
+        self.faults, self.first, self.only_once, self.but_not = faults, first, only_once, but_not
+        self.newest: dict[int, int | None] = {}
+        self.left: dict[int, list[str]] = {}
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        newest = CheckpointStore(args.output_dir).find_newest()
+        self.newest[state.global_step] = newest.step if newest else None
+        self.left[state.global_step] = hidden(Path(args.output_dir))
+        step = state.global_step + 1
+        is_due = self.first <= step and (step <= self.first + 1 or not self.only_once)
+        self.faults.is_armed = is_due and step not in self.but_not

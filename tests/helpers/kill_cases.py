@@ -1,0 +1,199 @@
+"""Cases of runs that are killed and restarted, what is looked at when they end, and the table of counts."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import shutil
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+import transformers
+from families import NUM_STEPS, SAVE_STEPS, write_encoders
+from killing import STOCK, Attempt, Job, Kill, attempt
+
+from hf_ext.checkpoints.format.manifest import MANIFEST, Manifest
+
+ROTATION_OPERATIONS = 12  # at least: one for each file of a checkpoint
+COUNTS = ("kills", "in_a_save", "in_a_rotation", "elsewhere", "where_saved_before", "resumed", "identical")
+
+
+class Table:
+    """Counts, a row per family and kind of kill."""
+
+    def __init__(self):
+        self.rows: dict[tuple[str, str], Counter] = {}
+
+    def row(self, family: str, kills: str) -> Counter:
+        return self.rows.setdefault((family, kills), Counter(dict.fromkeys([*COUNTS, "lost_steps_max"], 0)))
+
+    def as_json(self) -> dict:
+        versions = {"torch": torch.__version__, "transformers": transformers.__version__}
+        head = {"num_steps": NUM_STEPS, "save_steps": SAVE_STEPS, "versions": versions}
+        return {**head, "rows": [{"family": f, "kind": kind, **row} for (f, kind), row in self.rows.items()]}
+
+    def line(self) -> str:
+        ours = sum((row for (family, _), row in self.rows.items() if family != STOCK), Counter())
+        stock = sum((row for (family, _), row in self.rows.items() if family == STOCK), Counter())
+        lost = max((row["lost_steps_max"] for (f, _), row in self.rows.items() if f != STOCK), default=0)
+        return (
+            f"kill -9 while training: {ours['kills']} kills ({ours['in_a_save']} in a save, "
+            f"{ours['in_a_rotation']} in a rotation, {ours['where_saved_before']} where a step was saved before), "
+            f"{ours['resumed']} resumed, {ours['identical']} ended identical, at most {lost} steps lost of "
+            f"{SAVE_STEPS} between saves; "
+            f"{STOCK}: {stock['kills']} kills, {stock['resumed']} resumed, {stock['identical']} ended identical"
+        )
+
+
+@dataclass
+class Bench:
+    """Uninterrupted runs, trained once, and folders of an earlier run with another seed."""
+
+    folder: Path
+    known: dict[str, tuple[Job, Attempt]] = field(default_factory=dict)
+    num_jobs: int = 0
+
+    @property
+    def encoders(self) -> Path:
+        if not (self.folder / "encoders").is_dir():
+            write_encoders(self.folder / "encoders")
+        return self.folder / "encoders"
+
+    def job(self, family: str, **given) -> Job:
+        self.num_jobs += 1
+        return Job(family, self.encoders, self.folder / str(self.num_jobs), **given)
+
+    def copy(self, job: Job, **given) -> Job:
+        """The same command in a copy of its folder."""
+        self.num_jobs += 1
+        new = replace(job, folder=self.folder / str(self.num_jobs), **given)
+        shutil.copytree(job.folder, new.folder)
+        return new
+
+    def whole(self, family: str) -> tuple[Job, Attempt]:
+        """The uninterrupted run."""
+        return self._once(f"whole {family}", family, None, "ended")
+
+    def earlier(self, family: str) -> Job:
+        """What another run, with another seed, left behind: checkpoints of the steps 4 and 8."""
+        return self._once(f"earlier {family}", family, Kill(at_step=2 * SAVE_STEPS + 2), "killed", seed=4)[0]
+
+    def begun(self, family: str) -> Job:
+        """The run itself, killed in step 11: checkpoints of the steps 4 and 8."""
+        return self._once(f"begun {family}", family, Kill(at_step=3 * SAVE_STEPS - 1), "killed")[0]
+
+    def operations_after(self, family: str, step: int) -> int:
+        """File operations between the end of a step and the beginning of the next."""
+        return self._once(f"{family} {step}", family, Kill(10**9, after_step=step), "spared")[1].num_operations[0]
+
+    def _once(self, name: str, family: str, kill: Kill | None, end: str, **given) -> tuple[Job, Attempt]:
+        if name not in self.known:
+            job = self.job(family, **given)
+            self.known[name] = job, attempt(job, kill)
+        assert self.known[name][1].end == end, self.known[name]
+        return self.known[name]
+
+
+def run_with_kills(bench: Bench, job: Job, kills: list[Kill], row: Counter) -> list[str]:
+    """Executes a command until it ends, killed as often as `kills` says; returns what is wrong then, and counts.
+
+    A job that does not say "auto" saves steps again that are in its folder; once it has begun to train, it says "auto".
+    """
+    problems: list[str] = []
+    num_kills = furthest = 0
+    saved_before = job.resume != "auto"
+    while True:
+        committed = max(steps_of(job), default=0) if job.resume == "auto" else 0
+        result = attempt(job, kills[num_kills] if num_kills < len(kills) else None)
+        if result.end not in ("killed", "ended"):
+            problems.append(f"not resumed: {result.end}")
+            break
+        if result.began_at is not None:
+            lost = furthest - result.began_at
+            row["lost_steps_max"] = max(row["lost_steps_max"], lost)
+            if result.began_at < committed or lost > SAVE_STEPS:
+                problems.append(f"began at {result.began_at}, after step {furthest} and checkpoint-{committed}")
+            job = replace(job, resume="auto")
+        furthest = max(furthest, result.last_step)
+        if result.end == "ended":
+            problems += differences(job, bench.whole(job.family)[0])
+            break
+        num_kills += 1
+        row[place_of_kill(job)] += 1
+    row["kills"] += num_kills
+    row["where_saved_before"] += num_kills if saved_before else 0
+    row["resumed"] += num_kills - (result.end != "ended")
+    row["identical"] += num_kills if not problems else 0
+    shutil.rmtree(job.folder)
+    return [f"{job.family}, {kills}: {problem}" for problem in problems]
+
+
+def draw_kills(rng: random.Random, whole: Attempt, num: int) -> list[Kill]:
+    """Kills before random file operations, anywhere or of a rotation, and at random times of a run like `whole`."""
+    kills = []
+    for _ in range(num):
+        rank = rng.randrange(len(whole.num_operations))
+        both = rng.random() < 0.5
+        kind = rng.choice(("time", "anywhere", "anywhere", "rotation"))
+        if kind == "time":
+            kills.append(Kill(after_s=rng.uniform(*whole.seconds), rank=rank, both=both))
+        elif kind == "anywhere":
+            kills.append(Kill(operation=rng.randint(1, whole.num_operations[rank]), rank=rank, both=both))
+        else:
+            kills.append(Kill(operation=rng.randint(1, ROTATION_OPERATIONS), within=".trash-", both=both))
+    return kills
+
+
+def steps_of(job: Job) -> list[int]:
+    """Of the checkpoints under their final names."""
+    found = (re.fullmatch(r"checkpoint-(\d+)", path.name) for path in job.output_dir.glob("checkpoint-*"))
+    return sorted(int(name[1]) for name in found if name)
+
+
+def place_of_kill(job: Job) -> str:
+    """What was going on, told by what is left of it; stock Trainer saves in place, and is killed while it saves."""
+    if job.family == STOCK or any(job.output_dir.glob(".staging-*")):
+        return "in_a_save"
+    return "in_a_rotation" if any(job.output_dir.glob(".trash-*")) else "elsewhere"
+
+
+def differences(job: Job, whole: Job) -> list[str]:
+    """What in the output folder is not as in that of the uninterrupted run, or should not be there."""
+    ours, theirs = tensors_of(job), tensors_of(whole)
+    found = [f"other {name}" for name in sorted(ours.keys() | theirs.keys()) if ours.get(name) != theirs.get(name)]
+    if job.family == STOCK:  # whatever else differs: the last weights, and the best, which the model was set to
+        last = f"checkpoint-{NUM_STEPS}/model.safetensors"
+        return [problem for problem in found if problem in (f"other {last}", "other model.safetensors")]
+    if logged(job) != logged(whole):
+        found.append("other losses were logged")
+    found += [f"{path.name} is left" for path in job.output_dir.iterdir() if path.name.startswith((".", "damaged"))]
+    for step in steps_of(job):
+        folder = job.output_dir / f"checkpoint-{step}"
+        files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+        found += [f"{folder.name}: {name}" for name in files ^ {*Manifest.read(folder).files, MANIFEST}]
+    files = [path for path in job.output_dir.rglob("*") if path.is_file()]
+    return found + [f"{path} holds pickle" for path in files if is_pickle(path)]
+
+
+def tensors_of(job: Job) -> dict[str, bytes]:
+    """Every safetensors file of the final model and of the checkpoints: weights, and in ours all other state."""
+    files = [*job.output_dir.glob("*.safetensors"), *job.output_dir.glob("checkpoint-*/*.safetensors")]
+    return {path.relative_to(job.output_dir).as_posix(): path.read_bytes() for path in files}
+
+
+def logged(job: Job) -> list[float]:
+    """The losses of training and evaluation up to the newest checkpoint."""
+    newest = job.output_dir / f"checkpoint-{max(steps_of(job), default=0)}"
+    history = json.loads((newest / "trainer_state.json").read_text())["log_history"]
+    return [entry[name] for entry in history for name in ("loss", "eval_loss") if name in entry]
+
+
+def is_pickle(path: Path) -> bool:
+    """By its first bytes: a pickle's protocol, or the zip archive of `torch.save`."""
+    head = path.read_bytes()[:2]
+    return (
+        path.suffix in (".bin", ".pt", ".pth", ".pkl") or head == b"PK" or (head[:1] == b"\x80" and head[1:] < b"\x06")
+    )

@@ -1,0 +1,240 @@
+"""Trains in processes of their own that are killed with SIGKILL before a chosen file operation, step, or at any time.
+
+Processes are forked from one that has everything imported, so that an attempt costs no imports.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import os
+import signal
+import socket
+import sys
+import time
+from dataclasses import dataclass
+from multiprocessing import forkserver, get_context, set_start_method
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from families import FAMILIES, WITH_WORKERS, make_stock_trainer, make_trainer
+from transformers import TrainerCallback
+from transformers.trainer_utils import get_last_checkpoint
+
+import hf_ext
+from hf_ext.training import repeatable_loading
+
+STOCK = "stock Trainer"
+OPERATIONS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate", "os.link", "os.symlink"}
+LIMIT_S = 120
+SURVIVOR_S = 1.0  # how long the other processes may go on when one was killed
+
+
+@dataclass(frozen=True)
+class Kill:
+    """When a process is killed: before file operation `operation` in the output folder, at step `at_step`, or by time.
+
+    Attributes:
+        operation: counted from 1, over the whole process, or over what follows step `after_step` until the end of the
+            next, in which a save is finished.
+        within: only operations on paths with this in them count.
+        rank: which process.
+        both: whether the others are killed with it, rather than left to themselves for a second.
+    """
+
+    operation: int | None = None
+    within: str = ""
+    after_step: int | None = None
+    at_step: int | None = None
+    after_s: float | None = None
+    rank: int = 0
+    both: bool = True
+
+
+@dataclass(frozen=True)
+class Job:
+    """A command: what is trained where. The same job again is the same command again."""
+
+    family: str
+    encoders: Path
+    folder: Path  # of the case; `folder / "run"` is the output folder
+    resume: str = "auto"
+    seed: int = 3
+    is_broken: bool = False  # loaders draw as torch's do: with workers that live on, wherever a process makes them
+
+    @property
+    def output_dir(self) -> Path:
+        return self.folder / "run"
+
+    @property
+    def num_ranks(self) -> int:
+        return 1 if self.family == STOCK else {**FAMILIES, **WITH_WORKERS}[self.family].num_ranks
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What became of one execution of a job.
+
+    Attributes:
+        end: "killed", "ended", "spared" (nothing was left to be killed at) or the last line of an error.
+        began_at: the step that training began with; None if it did not come to that.
+        last_step: optimizer steps done at the end, by any process.
+        num_operations: of each process in the output folder; 0 where it was killed.
+        seconds: until the first step, and in all; 0 unless it came to that.
+    """
+
+    end: str
+    began_at: int | None
+    last_step: int
+    num_operations: tuple[int, ...]
+    seconds: tuple[float, float]
+
+
+class Observer(TrainerCallback):
+    """Notes where training is, outside the output folder, and kills the process when its time has come."""
+
+    def __init__(self, job: Job, kill: Kill | None, log: int):
+        self.job, self.kill, self.log = job, kill, log
+        self.is_armed = job.resume == "auto" and (kill is None or kill.after_step is None)
+        self.operations = itertools.count(1)
+        self.num_operations = 0
+
+    def watch_files(self) -> None:
+        """Counts what changes or reads files of the output folder from now on. A kill loses no write: fsync is free."""
+        sys.addaudithook(self.see)
+        os.fsync = lambda descriptor: self.see("open", (self.job.output_dir,))  # type: ignore[assignment]
+
+    def see(self, event: str, args: Any) -> None:
+        if event not in OPERATIONS or not self.is_armed:
+            return
+        path, within = str(args[0]), self.kill.within if self.kill else ""
+        by_descriptor = event in ("os.remove", "os.rmdir") and args[1] != -1  # as in shutil.rmtree
+        if by_descriptor or (path.startswith(str(self.job.output_dir)) and within in path):
+            self.num_operations = next(self.operations)
+            if self.kill and self.num_operations == self.kill.operation:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    def note(self, what: str, number: int) -> None:
+        os.write(self.log, f"{what} {number} {time.monotonic()}\n".encode())
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.note("begin", state.global_step)
+        self.is_armed = self.kill is None or self.kill.after_step is None
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.kill and self.kill.after_step is not None and state.global_step == self.kill.after_step + 1:
+            self.note("spared", self.num_operations)
+            os._exit(1)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.note("step", state.global_step)
+        if self.kill and state.global_step == self.kill.at_step:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.is_armed = self.is_armed or bool(self.kill and self.kill.after_step == state.global_step)
+
+
+def train(job: Job, kill: Kill | None, rank: int, port: int) -> None:
+    """Body of a process: as a recipe's, with the model saved at the end."""
+    gc.freeze()  # Trainer collects garbage before each run: half a second over all that transformers has imported
+    torch.set_num_threads(1)
+    set_start_method("fork", force=True)  # of data workers, as in a process that nobody forked
+    if job.is_broken:
+        repeatable_loading.make_repeatable = lambda loader, *_: loader
+    if job.num_ranks > 1:
+        where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(job.num_ranks)}
+        os.environ.update(where, RANK=str(rank), LOCAL_RANK=str(rank))
+    for descriptor in (1, 2):
+        os.dup2(os.open(job.folder / f"output-{rank}.txt", os.O_CREAT | os.O_WRONLY | os.O_APPEND), descriptor)
+    log = os.open(_log(job, rank), os.O_CREAT | os.O_WRONLY)
+    observer = Observer(job, kill if kill and kill.rank == rank else None, log)
+    observer.note("start", 0)
+    observer.watch_files()
+    if job.family == STOCK:
+        trainer: Any = make_stock_trainer(job.output_dir, seed=job.seed)
+        resume = get_last_checkpoint(job.output_dir) if job.resume == "auto" and job.output_dir.is_dir() else None
+    else:
+        trainer = make_trainer(job.family, job.encoders, job.output_dir, seed=job.seed, resume=job.resume)
+        resume = None
+    trainer.add_callback(observer)
+    trainer.train(resume_from_checkpoint=resume)
+    trainer.save_model()
+    for loader in trainer.accelerator._dataloaders:  # torch waits 5 s for each worker that is left to it
+        getattr(loader, "base_dataloader", loader)._iterator = None
+    observer.note("operations", observer.num_operations)
+
+
+def attempt(job: Job, kill: Kill | None = None) -> Attempt:
+    """Executes a job once."""
+    job.folder.mkdir(parents=True, exist_ok=True)
+    for rank in range(job.num_ranks):
+        _log(job, rank).unlink(missing_ok=True)
+    began = time.monotonic()
+    processes = _start(job, kill)
+    deadline = began + (kill.after_s if kill and kill.after_s is not None else LIMIT_S)
+    try:
+        while _running(processes) and not _dead(processes) and time.monotonic() < deadline:
+            wait([process.sentinel for process in _running(processes)], deadline - time.monotonic())
+        is_late = bool(_running(processes)) and not _dead(processes)
+        assert not is_late or (kill and kill.after_s), f"{job} took more than {LIMIT_S} s"
+        ends = {process.exitcode for process in _dead(processes)}
+        if is_late:
+            processes[kill.rank].kill()
+        if kill and not kill.both:
+            time.sleep(SURVIVOR_S if _running(processes) else 0)
+    finally:
+        for process in processes:  # as a launcher does when one is dead
+            process.kill()
+            process.join()
+    is_killed = is_late or -signal.SIGKILL in ends  # of the others, one may have failed for it
+    return _describe(job, kill, "killed" if is_killed else "failed" if ends else "ended")
+
+
+def _log(job: Job, rank: int) -> Path:
+    return job.folder / f"steps-{rank}.txt"
+
+
+def _running(processes: list[Any]) -> list[Any]:
+    return [process for process in processes if process.exitcode is None]
+
+
+def _dead(processes: list[Any]) -> list[Any]:
+    return [process for process in processes if process.exitcode]
+
+
+def _start(job: Job, kill: Kill | None) -> list[Any]:
+    context = get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    paths = [Path(__file__).parent, Path(hf_ext.__file__).parents[1]]
+    with pytest.MonkeyPatch.context() as patch:  # Python 3.11's fork server looks for it on no other path
+        patch.setenv("PYTHONPATH", os.pathsep.join(map(str, paths)))
+        forkserver.ensure_running()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    processes = [context.Process(target=train, args=(job, kill, rank, port)) for rank in range(job.num_ranks)]
+    for process in processes:
+        process.start()
+    return processes
+
+
+def _describe(job: Job, kill: Kill | None, end: str) -> Attempt:
+    noted = []
+    times: dict[str, float] = {}
+    for rank in range(job.num_ranks):
+        path = _log(job, rank)  # not there yet where the process was killed at once
+        lines = [line.split() for line in path.read_text().splitlines()] if path.exists() else []
+        noted.append({what: int(number) for what, number, _ in lines})
+        for what, _, moment in lines:
+            times.setdefault(what, float(moment))
+    own = noted[kill.rank if kill else 0]
+    if "spared" in own:
+        end = "spared"
+    elif end == "failed":
+        end = (job.folder / "output-0.txt").read_text().strip().splitlines()[-1]
+    operations = tuple(rank.get("operations", rank.get("spared", 0)) for rank in noted)
+    start = times.get("start", 0.0)
+    seconds = (times.get("step", start) - start, times.get("operations", start) - start)
+    return Attempt(end, own.get("begin"), max(rank.get("step", 0) for rank in noted), operations, seconds)

@@ -1,0 +1,242 @@
+"""What each process of the tests of sharded checkpoints runs: `python sharded_on_ranks.py SPEC.json` under torchrun.
+
+SPEC is a list of runs, trained one after another; each writes its rows and losses, and the gathered weights and
+optimizer state that it ended with, into its folder. See `Run`.
+"""
+
+import errno
+import json
+import os
+import shutil
+import signal
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from fsdp2_on_ranks import run_short
+from miniature_esm import make_esm
+from peft import LoraConfig, get_peft_model
+from ranks import leave
+from safetensors.torch import save_file
+from sharded_harms import HARMS
+from token_rows import RecordingCollator
+from torch.distributed.tensor import DTensor
+from train_on_ranks import make_rows, settings
+from transformers import EsmForTokenClassification, TrainerCallback
+
+from hf_ext.checkpoints.format import shards
+from hf_ext.checkpoints.storage.staging import Staging
+from hf_ext.checkpoints.storage.store import CheckpointStore
+from hf_ext.errors import HfExtError
+from hf_ext.trainer import FastTrainer
+from hf_ext.training import checkpointer
+from hf_ext.training_args import FastTrainingArguments
+
+RANK = int(os.environ.get("RANK", "0"))
+
+
+@dataclass
+class Run:
+    """`name`: of what it writes. `kind`: "short" is `run_short`. `kill`: where all processes die. `given`: arguments.
+
+    `source`: checkpoints that are copied into the folder first; `harm`: what is done to the last of them. `full`: whose
+    disk takes nothing in the save at step 4. `record`: also write what it began with, and had after step 4.
+    """
+
+    folder: str
+    name: str
+    kind: str = "full"
+    kill: str = ""
+    source: list[str] = field(default_factory=list)
+    harm: str = ""
+    full: str = ""
+    record: bool = False
+    given: dict[str, Any] = field(default_factory=dict)
+
+
+def make_model(kind: str) -> Any:
+    """Heads of 3 and 1 labels have fewer rows than there are processes: some hold an empty part."""
+    tokens = {"vocab_size": 24, "mask_token_id": 23, "num_labels": 3}
+    model = make_esm(EsmForTokenClassification, num_hidden_layers=2, **tokens)
+    model.esm.contact_head.requires_grad_(False)  # it never gets a gradient, and so no state of the optimizer
+    if kind == "lora":
+        model = get_peft_model(
+            model, LoraConfig(r=2, target_modules=["query", "value"], modules_to_save=["classifier"])
+        )
+    return model
+
+
+class Recorder(TrainerCallback):
+    """Writes gathered weights and optimizer state at two moments."""
+
+    def __init__(self, run: Run):
+        self.run = run
+        self.trainer: Any = None
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        write_tensors(self.run, self.trainer, "begin")
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == 4:
+            write_tensors(self.run, self.trainer, "four")
+
+
+class Kill(TrainerCallback):
+    """Kills this process with all others, between steps."""
+
+    def __init__(self, step: int):
+        self.step = step
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == self.step:
+            die()
+
+
+def die() -> None:
+    """SIGKILL for the launcher, the other processes, and this one last."""
+    own = psutil.Process()
+    launcher = own.parent()
+    others = [process for process in launcher.children(recursive=True) if process.pid != own.pid]
+    for process in (launcher, *others, own):
+        process.send_signal(signal.SIGKILL)
+
+
+def prepare_to_die(where: str, step: int) -> list[TrainerCallback]:
+    """In the save at `step`: among its shards of the optimizer, before its commit or its rename; or a step after it."""
+    if where == "step":
+        return [Kill(step + 1)]
+    if where == "shards":
+        write = shards.HuggingFaceStorageWriter.write_data
+
+        def write_or_die(self, plan, planner):
+            if f"checkpoint-{step}/sharded_optimizer" in str(self.path) and RANK == 1:
+                die()
+            return write(self, plan, planner)
+
+        shards.HuggingFaceStorageWriter.write_data = write_or_die
+    if where == "commit":
+        commit = Staging.commit
+        Staging.commit = lambda self, *args: die() if self.step == step else commit(self, *args)
+    if where == "rename":
+        publish = CheckpointStore._publish
+        CheckpointStore._publish = lambda self, path, number: die() if number == step else publish(self, path, number)
+    return []
+
+
+def copy_sources(run: Run) -> None:
+    """By the first process, while the others wait."""
+    if RANK == 0:
+        copies = [shutil.copytree(path, Path(run.folder) / Path(path).name) for path in run.source]
+        if run.harm:
+            HARMS[run.harm](copies)
+    if torch.distributed.is_initialized():
+        torch.distributed.barrier()
+
+
+def train(run: Run) -> FastTrainer:
+    folder = Path(run.folder)
+    if run.source:
+        copy_sources(run)
+    if run.full:
+        fill_disk(run.full, 4)
+    fixed = {"use_cpu": False, "save_strategy": "steps", "save_steps": 2, "max_steps": 6, "logging_steps": 1}
+    fixed |= {"per_device_train_batch_size": 2, "learning_rate": 1e-2, "max_grad_norm": 1.0, "weight_decay": 0.1}
+    fixed |= {"resume": "auto"} if run.source else {}
+    fixed |= {"optim_ext": "muon"} if run.kind == "muon" else {}
+    fixed |= {"eval_strategy": "steps", "eval_steps": 2} if "metric_for_best_model" in run.given else {}
+    callbacks = prepare_to_die(run.kill, 4) if run.kill else []
+    args = FastTrainingArguments(**{**settings(folder), **fixed, **run.given})
+    trainer = FastTrainer(
+        make_model(run.kind), args, RecordingCollator(), make_rows(40), make_rows(8), callbacks=callbacks
+    )
+    if run.record:
+        recorder = Recorder(run)
+        recorder.trainer = trainer
+        trainer.add_callback(recorder)
+    trainer.train()
+    return trainer
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """The gathered values; all processes call it."""
+    tensor = tensor.detach()
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).clone().contiguous()
+
+
+def gathered(trainer: FastTrainer) -> dict[str, torch.Tensor]:
+    """Weights, and what the optimizer knows of each."""
+    tensors = {name: whole(p) for name, p in trainer.model.named_parameters()}
+    for i, state in trainer.optimizer.state_dict()["state"].items():
+        tensors |= {f"optimizer.{i}.{name}": whole(value) for name, value in state.items()}
+    return tensors
+
+
+def no_room() -> OSError:
+    """What a full disk says."""
+    return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def fill_disk(where: str, step: int) -> None:
+    """The disk of the second process is full in the save at `step`: for its own files, or for its shards."""
+    if where == "own" and RANK == 1:
+        save = checkpointer.save_tree
+
+        def save_or_fail(folder, name, tree):
+            if f"checkpoint-{step}" in str(folder) and name == "rank_1":
+                raise no_room()
+            save(folder, name, tree)
+
+        checkpointer.save_tree = save_or_fail
+    if where == "shards" and RANK == 1:
+        write = shards.HuggingFaceStorageWriter.write_data
+
+        def write_or_fail(self, plan, planner):
+            if f"checkpoint-{step}/sharded_optimizer" in str(self.path):
+                raise no_room()
+            return write(self, plan, planner)
+
+        shards.HuggingFaceStorageWriter.write_data = write_or_fail
+
+
+def write_tensors(run: Run, trainer: FastTrainer, name: str) -> None:
+    tensors = gathered(trainer)
+    if trainer.args.process_index == 0:
+        save_file(tensors, Path(run.folder) / f"{name}.safetensors")
+
+
+def write(run: Run, trainer: FastTrainer) -> None:
+    write_tensors(run, trainer, run.name)
+    report = {
+        "batches": trainer.data_collator.batches,
+        "losses": [entry["loss"] for entry in trainer.state.log_history if "loss" in entry],
+        "kind": str(trainer.accelerator.distributed_type),
+        "world": trainer.args.world_size,
+        "random": torch.rand(3).tolist(),
+        "step": trainer.state.global_step,
+        "best": trainer.state.best_global_step,
+    }
+    Path(f"{run.folder}/{run.name}-{RANK}.json").write_text(json.dumps(report))
+
+
+def main(spec: Path) -> None:
+    trainer = None
+    for given in json.loads(spec.read_text()):
+        run = Run(**given)
+        if run.kind == "short":
+            trainer = run_short(Path(run.folder), torch.distributed.get_world_size())
+            continue
+        try:
+            trainer = train(run)
+        except HfExtError as error:
+            Path(f"{run.folder}/{run.name}-{RANK}.json").write_text(json.dumps({"error": str(error)}))
+            continue
+        write(run, trainer)
+    if trainer is not None:
+        leave(trainer)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,103 @@
+"""Numbers and metrics as text, and which metrics are errors."""
+
+from __future__ import annotations
+
+import pytest
+
+from hf_ext import units
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (units.number(26000), "26,000"),
+        (units.number(30.0), "30"),
+        (units.number(0.81943), "0.819"),
+        (units.number(None), "not measured"),
+        (units.number(True), "yes"),
+        (units.number(131, "residues"), "131 residues"),
+        (units.number(None, "residues"), "not measured"),
+        (units.seconds(0.341), "0.341 s"),
+        (units.seconds(754.2), "12 min 34 s"),
+        (units.seconds(7200), "2 h"),
+        (units.seconds(11520), "3 h 12 min"),
+        (units.seconds(187200), "2 d 4 h"),
+        (units.seconds(float("nan")), "not measured"),
+        (units.share(0.366), "36.6 %"),
+        (units.gib(1.2549), "1.25 GiB"),
+        (units.rate(187770.0, "residues"), "187,770 residues / s"),
+        (units.rate(12.5, "residues"), "12.500 residues / s"),
+        (units.dollars(0.0875), "$0.09"),
+        (units.dollars(0.00158), "$0.0016"),
+        (units.dollars(1234.5), "$1,234.50"),
+        (units.dollars(None), "not measured"),
+    ],
+)
+def test_numbers_have_sensible_digits_and_units(text, expected) -> None:
+    assert text == expected
+
+
+@pytest.mark.parametrize(
+    ("score", "expected"),
+    [
+        ({"value": 0.87654, "low": 0.85, "high": 0.9}, "0.877 [0.850, 0.900]"),
+        ({"value": -0.0009, "low": -0.019, "high": -0.0001}, "-0.001 [-0.019, 0.000]"),
+        ({"value": 0.00002, "low": 0.00001, "high": 0.00003}, "2.00e-05 [1.00e-05, 3.00e-05]"),
+        ({"value": 2100.4, "low": 2000.0, "high": 2200.0}, "2,100 [2,000, 2,200]"),
+        ({"value": 0.5, "low": None, "high": None}, "0.500"),
+        ({"value": None, "low": 0.1, "high": 0.2}, "undefined"),
+        ({"value": float("nan")}, "undefined"),
+        (None, "not measured"),
+    ],
+)
+def test_a_score_has_its_interval_or_says_what_is_missing(score, expected) -> None:
+    assert units.score(score) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (units.seconds_span((0.0, 0.09)), "less than 0.1 s"),
+        (units.seconds_span((0.26, 12.4)), "0.3 s to 12 s"),
+        (units.seconds_span((59.0, 5399.0)), "59 s to 90 min"),
+        (units.seconds_span((5400.0, 72000.0)), "1.5 h to 20.0 h"),
+        (units.memory(2**27), "0.12 GiB"),
+        (units.memory(2**26), "64.0 MiB"),
+        (units.storage(2.5e9), "2.50 GB"),
+        (units.storage(1.25e6), "1.25 MB"),
+        (units.factor(2.5), "2.50x"),
+        (units.factor(None), "not measured"),
+        (units.rounded(187770.4), "187,770"),
+        (units.rounded(12.34), "12.3"),
+        (units.rounded(None), "not measured"),
+        (units.capitalize("rows whose VH is new"), "Rows whose VH is new"),
+    ],
+)
+def test_estimates_and_sizes_have_few_digits(text, expected) -> None:
+    assert text == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.0, "0"), (1e-17, "0"), (0.30000000000000004, "0.3"), (1500.0, "1,500"), (2e-05, "2e-05")]
+)
+def test_ticks_are_short(value, text) -> None:
+    assert units.tick(value) == text
+
+
+@pytest.mark.parametrize(
+    ("metric", "name", "title"),
+    [
+        ("spearman", "Spearman", "Spearman's rho"),
+        ("per_group_spearman", "Spearman within groups", "Mean Spearman's rho per group"),
+        ("recall", "recall", "Recall"),
+        ("my_own_metric", "my own metric", "My own metric"),
+    ],
+)
+def test_a_metric_has_a_name_and_a_title(metric, name, title) -> None:
+    assert (units.metric_name(metric), units.metric_title(metric)) == (name, title)
+
+
+def test_errors_are_better_low_and_scores_high() -> None:
+    errors = ["loss", "eval_loss", "rmse", "eval_new_mae", "mse", "token_loss", "perplexity"]
+    scores = ["spearman", "r2", "accuracy", "f1", "num_distinct", "per_group_spearman"]
+    assert [metric for metric in [*errors, *scores] if units.less_is_better(metric)] == errors

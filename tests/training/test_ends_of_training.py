@@ -1,0 +1,362 @@
+"""However training ends: the signal handlers from before are back, no data worker is left, and the end has a name."""
+
+import json
+import multiprocessing
+import os
+import re
+import signal
+import sys
+import threading
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import psutil
+import pytest
+from continued_runs import EVALUATING, SETTINGS, same, train
+from datasets import Dataset
+from miniature_esm import make_narrow_esm
+from resuming_runs import Killed
+from token_rows import make_number_rows
+from torch.utils.data import Dataset as TorchDataset
+from torch.utils.data import dataloader
+from train_until_stopped import Case, Collator
+from transformers import TrainerCallback
+
+from hf_ext.checkpoints.format.manifest import Manifest, hash_file
+from hf_ext.checkpoints.state.progress import read_progress
+from hf_ext.errors import ArgumentError, DataError, DataWorkerDied, NotFiniteError, TrainingStopped, exit_on_errors
+from hf_ext.trainer import FastTrainer
+from hf_ext.training_args import FastTrainingArguments
+
+ALONE = {"dataloader_persistent_workers": False, "dataloader_num_workers": 0}
+OTHERS: set[int] = set()
+HANDLERS: list = []
+NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+class At(TrainerCallback):
+    """Does something at an event of a step."""
+
+    def __init__(self, event, step, act):
+        self.step, self.act = step, act
+        setattr(self, event, self.see)
+
+    def see(self, args, state, control, **kwargs):
+        if state.global_step == self.step:
+            self.act()
+
+
+def raise_(error):
+    raise error
+
+
+def send(number):
+    os.kill(os.getpid(), number)
+
+
+def kill_a_worker():
+    os.kill(workers()[0], signal.SIGKILL)
+
+
+@pytest.fixture(autouse=True)
+def _only_own_children(monkeypatch):
+    """Other tests of this process may have left helpers of torch's compiler, which live as long as the process."""
+    monkeypatch.setattr(f"{__name__}.OTHERS", {child.pid for child in psutil.Process().children()})
+
+
+def workers():
+    living = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+    return [child.pid for child in living if child.pid not in OTHERS]
+
+
+def make(folder, act=None, event="on_step_end", step=3, rows=None, **given):
+    args = FastTrainingArguments(output_dir=str(folder), **{**SETTINGS, **given})
+    callbacks = [At(event, step, act)] if act else []
+    sets = rows or make_number_rows(8, 1), make_number_rows(4, 2) if "eval_strategy" in given else None
+    return FastTrainer(make_narrow_esm(), args, Collator(Case()), *sets, callbacks=callbacks)
+
+
+def nan_rows():
+    rows = make_number_rows(8, 1)
+    return Dataset.from_dict({"input_ids": rows["input_ids"], "labels": [np.nan] * 8})
+
+
+ENDS = {
+    "finished": (None, {}, None),
+    "SIGTERM": (lambda: send(signal.SIGTERM), {}, TrainingStopped),
+    "SIGINT": (lambda: send(signal.SIGINT), {}, TrainingStopped),
+    "SIGHUP": (lambda: send(signal.SIGHUP), {}, TrainingStopped),
+    "an exception": (lambda: raise_(Killed()), {}, Killed),
+    "KeyboardInterrupt": (lambda: raise_(KeyboardInterrupt()), {}, KeyboardInterrupt),
+    "a third signal": (lambda: [send(signal.SIGINT) for _ in range(3)], {}, KeyboardInterrupt),
+    "NaN": (None, {"rows": nan_rows(), "logging_nan_inf_filter": False}, NotFiniteError),
+    "an evaluation given up": (
+        lambda: send(signal.SIGTERM),
+        {**EVALUATING, "event": "on_prediction_step", "step": 4},
+        TrainingStopped,
+    ),
+    # More rows than workers hand over ahead.
+    "a dead worker": (kill_a_worker, {"rows": make_number_rows(40, 1)}, DataWorkerDied),
+}
+
+
+@pytest.mark.parametrize("persistent", [True, False], ids=["persistent", "of an epoch"])
+@pytest.mark.parametrize("end", ENDS)
+def test_after_any_end_handlers_are_back_and_no_worker_is_left(tmp_path, end, persistent):
+    act, given, error = ENDS[end]
+    handlers = [signal.getsignal(number) for number in NUMBERS]
+    trainer = make(tmp_path, act, **{"dataloader_persistent_workers": persistent, **given})
+    caught = None
+    try:
+        trainer.train()
+    except BaseException as raised:  # held on to, as a notebook does
+        caught = raised
+    assert type(caught) is (error or type(None)), caught
+    assert [signal.getsignal(number) for number in NUMBERS] == handlers
+    trainer.end()
+    assert multiprocessing.active_children() == []
+    assert workers() == []
+
+
+def test_a_resumed_runs_first_epoch_that_breaks_off_leaves_no_worker(tmp_path):
+    train(tmp_path, kill_at=3)
+    trainer = make(tmp_path, lambda: raise_(Killed()))
+    try:
+        trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    except Killed as raised:
+        caught = raised
+    assert workers() != []  # the exception's frames hold on to the loader
+    trainer.close()
+    assert workers() == []
+    assert caught
+
+
+def test_a_killed_worker_is_named_with_the_checkpoint_from_which_the_same_command_goes_on(tmp_path):
+    whole = train(tmp_path / "whole")
+    trainer = make(tmp_path / "killed", kill_a_worker)
+    with pytest.raises(DataWorkerDied) as died:
+        trainer.train()
+    trainer.end()
+    text = str(died.value)
+    # What it had handed over may be trained on before its death is noticed.
+    assert re.match(r"DataLoader worker \(pid.* checkpoint-[24] is the last one saved, and valid\. .*--resume", text)
+    assert "fewer than dataloader_num_workers=1" in text
+    assert same(train(tmp_path / "killed", resume=True), whole)
+
+
+class Fatal(Collator):
+    """In a worker, `at_batch` is handed over by `last_words` of the worker's process number."""
+
+    def __init__(self, last_words, at_batch=5):
+        super().__init__(Case())
+        self.last_words, self.at_batch, self.num = last_words, at_batch, 0
+
+    def __call__(self, rows):
+        self.num += 1
+        batch = super().__call__(rows)
+        return {"last": HandedOver(self.last_words), **batch} if self.num == self.at_batch else batch
+
+
+class HandedOver:
+    """Calls a function with its sender's process number where it is received."""
+
+    def __init__(self, receive):
+        self.receive = receive
+
+    def __reduce__(self):
+        return self.receive, (os.getpid(),)
+
+
+def receive_nothing(error, with_handler, kills, pid):
+    """The worker's connection is gone; its process follows a moment later, as torch looks whether it is alive."""
+    if not with_handler:  # of torch, which raises where the main thread is when it hears of it
+        HANDLERS.append(signal.signal(signal.SIGCHLD, signal.SIG_DFL))
+    if kills:
+        threading.Timer(0.2, os.kill, (pid, signal.SIGKILL)).start()
+    raise error
+
+
+def train_with(tmp_path, collator):
+    args = FastTrainingArguments(output_dir=str(tmp_path), **{**SETTINGS, "dataloader_persistent_workers": False})
+    trainer = FastTrainer(make_narrow_esm(), args, collator, make_number_rows(16, 1))
+    try:
+        trainer.train()
+    finally:
+        if HANDLERS:  # torch sets its own once in a process
+            signal.signal(signal.SIGCHLD, HANDLERS.pop())
+        trainer.end()
+
+
+BROKEN = {
+    "reset": ConnectionResetError(104, "Connection reset by peer"),
+    "refused": ConnectionRefusedError(111, "Connection refused"),
+    "end": EOFError(),
+    "no file": FileNotFoundError(2, "No such file or directory"),
+}
+
+
+@pytest.mark.parametrize("with_handler", [True, False], ids=["torch hears of it", "nobody hears of it"])
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_worker_that_is_killed_while_it_hands_over_a_batch_is_named(tmp_path, name, with_handler):
+    last_words = partial(receive_nothing, BROKEN[name], with_handler, True)
+    with pytest.raises(DataWorkerDied) as died:
+        train_with(tmp_path, Fatal(last_words))
+    text = str(died.value)
+    assert re.match(r"DataLoader worker \(pid \d+.*\. checkpoint-\d is the last one saved, and valid\. ", text)
+    assert "mostly where memory" in text
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_the_same_error_with_the_workers_alive_stays_what_it_is(tmp_path, name):
+    with pytest.raises(type(BROKEN[name])):
+        train_with(tmp_path, Fatal(partial(receive_nothing, BROKEN[name], True, False)))
+
+
+class Ending(Collator):
+    """Ends its worker's process in the second batch."""
+
+    def __init__(self, end):
+        super().__init__(Case())
+        self.end, self.num = end, 0
+
+    def __call__(self, rows):
+        self.num += 1
+        if self.num == 2:
+            self.end()
+        return super().__call__(rows)
+
+
+@pytest.mark.parametrize(
+    ("end", "is_killed"),
+    [
+        (partial(sys.exit, 3), False),
+        (partial(raise_, SystemExit(0)), False),
+        (partial(raise_, KeyboardInterrupt()), False),
+        (partial(os._exit, 7), False),
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), True),
+    ],
+    ids=["exit 3", "exit 0", "KeyboardInterrupt", "_exit", "killed"],
+)
+def test_memory_is_suggested_only_where_a_worker_was_killed(tmp_path, end, is_killed, monkeypatch):
+    monkeypatch.setattr(dataloader._MultiProcessingDataLoaderIter._try_get_data, "__defaults__", (0.3,))  # not 5 s
+    with pytest.raises(DataWorkerDied) as died:
+        train_with(tmp_path, Ending(end))
+    text = str(died.value)
+    assert re.match(r"DataLoader worker \(pid.*[^.]\. No checkpoint was saved yet\. The same command ", text)
+    assert ("mostly where memory" in text) == is_killed
+    assert ("sys.exit, KeyboardInterrupt" in text) != is_killed
+    assert "dataloader_num_workers=" in text
+
+
+def test_other_runtime_errors_stay_what_they_are(tmp_path):
+    trainer = make(tmp_path, lambda: raise_(RuntimeError("DataLoader workers, said a user's code")))
+    with pytest.raises(RuntimeError, match="said a user's code"):
+        trainer.train()
+    trainer.end()
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "text"),
+    [
+        ({"num_train_epochs": 0}, ArgumentError, "num_train_epochs=0: must be a number above 0"),
+        ({"num_train_epochs": -1}, ArgumentError, "num_train_epochs=-1"),
+        ({"max_steps": 0}, ArgumentError, "max_steps=0 trains nothing"),
+        ({"dataloader_drop_last": True, "per_device_train_batch_size": 9}, ArgumentError, "8 training rows are fewer"),
+        (
+            {"dataloader_drop_last": True, "per_device_train_batch_size": 9, "max_steps": 4},
+            ArgumentError,
+            "8 training rows are fewer than the 9 of one batch",
+        ),
+    ],
+)
+def test_a_run_that_would_train_nothing_is_refused_and_can_still_evaluate(tmp_path, given, error, text):
+    trainer = make(tmp_path, **{**EVALUATING, **ALONE, "per_device_eval_batch_size": 2, **given})
+    with pytest.raises(error, match=re.escape(text)):
+        trainer.train()
+    assert trainer.state.global_step == 0
+    assert trainer.evaluate()["eval_loss"] > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("nan_policy", "Stop"), ("nan_policy", None), ("disk_policy", "none"), ("attention", "flash")]
+)
+def test_a_word_that_was_assigned_later_is_refused_when_training_begins(tmp_path, name, value):
+    trainer = make(tmp_path, **ALONE)
+    setattr(trainer.args, name, value)
+    with pytest.raises(ArgumentError, match=f"{name}={value!r}: allowed are "):
+        trainer.train()
+    assert trainer.state.global_step == 0
+
+
+@pytest.mark.parametrize("value", ["Stop", None])
+def test_only_skip_leaves_steps_out(tmp_path, value):
+    rows = Dataset.from_dict({**make_number_rows(8, 1).to_dict(), "labels": [*range(7), np.nan]})
+    trainer = make(tmp_path, rows=rows, **ALONE)
+    trainer.add_callback(At("on_step_begin", 0, lambda: setattr(trainer.args, "nan_policy", value)))
+    with pytest.raises(NotFiniteError):
+        trainer.train()
+
+
+class Rows(TorchDataset):
+    """A map-style dataset that is no `datasets.Dataset`."""
+
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, index):
+        return self.rows[index]
+
+
+EMPTY = {
+    "list": [],
+    "torch": Rows([]),
+    "datasets": Dataset.from_dict({}),
+    "with columns": make_number_rows(8, 1).select([]),
+}
+
+
+@pytest.mark.parametrize("name", EMPTY)
+@pytest.mark.parametrize("speedups", [[], ["all"]])
+def test_training_rows_that_are_none_are_refused_when_training_begins_and_evaluation_works(tmp_path, name, speedups):
+    args = FastTrainingArguments(output_dir=str(tmp_path), speedups=speedups, **{**SETTINGS, **ALONE})
+    trainer = FastTrainer(make_narrow_esm(), args, Collator(Case()), EMPTY[name], make_number_rows(4, 2))
+    with pytest.raises(DataError, match="The training set has no rows"):
+        trainer.train()
+    assert trainer.evaluate()["eval_loss"] > 0
+
+
+def test_a_run_that_had_come_to_its_end_ends_well_again_with_its_loss(tmp_path):
+    whole = train(tmp_path, **ALONE)
+    again = train(tmp_path, resume=True, **ALONE)
+    assert same(again, whole, ("loss", "grad_norm", "train_loss"))
+    assert whole.state.log_history[-1]["train_loss"] > 0
+
+
+@pytest.mark.parametrize(("number", "name"), [(signal.SIGINT, "SIGINT"), (signal.SIGHUP, "SIGHUP")])
+def test_a_recipe_that_is_interrupted_after_training_says_so_and_ends_as_if_stopped(number, name, capsys):
+    before = signal.getsignal(signal.SIGHUP)
+    with pytest.raises(SystemExit) as end, exit_on_errors():
+        send(number)
+    assert end.value.code == TrainingStopped.exit_code == 75
+    assert f"Interrupted by {name}." in capsys.readouterr().err
+    assert signal.getsignal(signal.SIGHUP) == before
+
+
+def test_a_checkpoint_that_did_not_keep_the_sum_of_losses_gives_null_and_not_a_wrong_mean(tmp_path):
+    train(tmp_path, kill_at=4, **ALONE)
+    checkpoint = tmp_path / "checkpoint-2"
+    progress = json.loads((checkpoint / "progress.json").read_text())
+    assert progress.pop("logged_loss") > 0
+    (checkpoint / "progress.json").write_text(json.dumps(progress))
+    manifest = Manifest.read(checkpoint)
+    files = {**manifest.files, "progress.json": hash_file(checkpoint / "progress.json")}
+    replace(manifest, files=files).write(checkpoint)
+    trainer = make(tmp_path, **ALONE)
+    output = trainer.train(resume_from_checkpoint=str(checkpoint))
+    assert output.training_loss is None is output.metrics["train_loss"]
+    assert trainer.state.log_history[-1]["train_loss"] is None
+    assert read_progress(tmp_path / "checkpoint-4")["logged_loss"] is None  # nor does one after it know

@@ -1,0 +1,332 @@
+"""The gradient of an effective batch does not depend on how it is split; stock Trainer's does."""
+
+import logging
+
+import pytest
+import torch
+import transformers
+from datasets import Dataset
+from peft import LoraConfig, get_peft_model
+from token_rows import pad_rows
+from transformers import Trainer, TrainerCallback, TrainingArguments
+
+from hf_ext.data.even_batches import RepeatedRows
+from hf_ext.errors import ArgumentError, DataError
+from hf_ext.models.exact_loss import LOSS_KINDS, exact_loss, find_loss_kind
+from hf_ext.trainer import FastTrainer
+from hf_ext.training_args import FastTrainingArguments
+
+SMALL = {
+    "vocab_size": 24,
+    "pad_token_id": 1,
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+    "attention_dropout": 0.0,
+    "classifier_dropout": 0.0,
+}
+MORE = {
+    "Esm": {"mask_token_id": 23, "position_embedding_type": "rotary"},
+    "Albert": {"embedding_size": 16, "classifier_dropout_prob": 0.0},
+    "T5": {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2, "dropout_rate": 0.0}
+    | {"decoder_start_token_id": 1, "eos_token_id": 2},
+}
+
+
+def make_model(name: str, **settings) -> torch.nn.Module:
+    """A tiny transformers model from its class name."""
+    torch.manual_seed(0)
+    family = name.split("For")[0]
+    config = getattr(transformers, f"{family}Config")(**{**SMALL, **MORE.get(family, {}), "num_labels": 3, **settings})
+    return getattr(transformers, name)(config)
+
+
+def make_rows(kind: str) -> list[dict]:
+    """16 rows of 4 to 34 tokens; token labels are about 15 % to 80 % of a row."""
+    generator = torch.Generator().manual_seed(0)
+    rows = []
+    for i in range(16):
+        size = 4 + 2 * i
+        ids = torch.randint(4, 23, (size,), generator=generator)
+        ids[-1] = 2  # T5's end of sequence
+        labels = {
+            "masked": ids.clone(),
+            "token": ids % 3,
+            "single": torch.tensor(i % 3),
+            "regression": torch.tensor(-100.0 if i == 5 else i / 4),
+            "multi": torch.tensor([i % 2, i % 3 == 0, 1]).float(),
+        }[kind]
+        if kind in ("masked", "token"):
+            hidden = torch.rand(size, generator=generator) > 0.8 - 0.04 * i
+            hidden[0] = False
+            labels[hidden] = -100
+        rows.append({"input_ids": ids.tolist(), "labels": labels.tolist()})
+    return rows
+
+
+class Gradients(TrainerCallback):
+    """Collects the gradient of the first optimizer step as one vector."""
+
+    vector: torch.Tensor
+
+    def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
+        if state.global_step == 0:
+            self.vector = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+
+def train_step(trainer_cls, args_cls, model, rows, folder, split, collator=pad_rows, **given):
+    """Gradient and logged loss of one optimizer step on all 16 rows, as batches x accumulation."""
+    callback = Gradients()
+    args = args_cls(
+        output_dir=str(folder),
+        per_device_train_batch_size=split[0],
+        gradient_accumulation_steps=split[1],
+        max_steps=1,
+        logging_steps=1,
+        learning_rate=1e-3,
+        max_grad_norm=0.0,
+        train_sampling_strategy="sequential",
+        remove_unused_columns=False,
+        use_cpu=True,
+        report_to="none",
+        disable_tqdm=True,
+        save_strategy="no",
+    )
+    dataset = Dataset.from_list(rows) if isinstance(rows, list) else rows
+    trainer = trainer_cls(model, args, collator, dataset, callbacks=[callback], **given)
+    trainer.train()
+    return callback.vector, trainer.state.log_history[0]["loss"]
+
+
+def distance(ours: torch.Tensor, reference: torch.Tensor) -> float:
+    return ((ours - reference).norm() / reference.norm()).item()
+
+
+FAST, STOCK = (FastTrainer, FastTrainingArguments), (Trainer, TrainingArguments)
+CASES = {
+    "masked": ("EsmForMaskedLM", {}),
+    "token": ("EsmForTokenClassification", {}),
+    "single": ("EsmForSequenceClassification", {}),
+    "multi": ("EsmForSequenceClassification", {"problem_type": "multi_label_classification"}),
+    "regression": ("EsmForSequenceClassification", {"num_labels": 1}),
+}
+
+
+# --- the gradient of a split batch -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_esm_has_one_gradient_and_one_loss_however_the_batch_is_split(kind, tmp_path):
+    name, settings = CASES[kind]
+    rows = make_rows(kind)
+
+    def step(trainer, split):
+        return train_step(*trainer, make_model(name, **settings), rows, tmp_path, split)
+
+    whole, loss = step(FAST, (16, 1))
+    stock, stock_loss = step(STOCK, (16, 1))
+    assert distance(whole, stock) < 1e-6  # in one piece there is nothing to mend
+    assert loss == pytest.approx(stock_loss, rel=1e-6)
+    for split in ((4, 4), (2, 8)):
+        gradient, split_loss = step(FAST, split)
+        assert distance(gradient, whole) < 1e-5
+        assert split_loss == pytest.approx(loss, rel=1e-5)
+    stock_distance = distance(step(STOCK, (4, 4))[0], stock)
+    if kind in ("masked", "token"):
+        assert stock_distance > 0.05  # micro-batches have unequal numbers of labels
+
+
+@pytest.mark.parametrize("kind", ["single", "regression"])
+def test_batches_of_unequal_size_count_by_their_rows(kind, tmp_path):
+    name, settings = CASES[kind]
+    rows = make_rows(kind)
+
+    def step(trainer, split):
+        return train_step(*trainer, make_model(name, **settings), rows, tmp_path, split)[0]
+
+    whole = step(FAST, (16, 1))
+    assert distance(step(FAST, (7, 3)), whole) < 1e-5  # 7, 7 and 2 rows
+    assert distance(step(STOCK, (7, 3)), whole) > 0.02
+
+
+@pytest.mark.parametrize("name", ["BertForMaskedLM", "T5ForTokenClassification", "T5ForConditionalGeneration"])
+def test_models_that_swallow_the_number_of_items_get_gradients_of_the_right_length(name, tmp_path):
+    rows = make_rows("token" if "Token" in name else "masked")
+
+    def step(trainer, split):
+        return train_step(*trainer, make_model(name), rows, tmp_path, split)[0]
+
+    whole = step(FAST, (16, 1))
+    assert distance(whole, step(STOCK, (16, 1))) < 1e-6
+    assert distance(step(FAST, (4, 4)), whole) < 1e-5
+    # When this fails, transformers divides: take the class out of LOSS_KINDS.
+    assert step(STOCK, (4, 4)).norm() > 3 * whole.norm()
+
+
+def test_a_peft_model_is_covered_by_what_it_wraps(tmp_path):
+    def step(trainer, split):
+        torch.manual_seed(0)
+        lora = LoraConfig(target_modules=["query", "value"], lora_dropout=0.0, init_lora_weights=False)
+        model = get_peft_model(make_model("EsmForMaskedLM"), lora)
+        return train_step(*trainer, model, make_rows("masked"), tmp_path, split)[0]
+
+    whole = step(FAST, (16, 1))
+    assert distance(step(FAST, (4, 4)), whole) < 1e-5
+    assert distance(step(STOCK, (4, 4)), whole) > 0.05
+
+
+def test_an_affinity_model_has_one_gradient_and_a_label_of_minus_100_counts(make_affinity, demo_rows, tmp_path):
+    rows = demo_rows.select(range(16)).map(lambda row, i: {"label": -100.0 if i == 3 else row["label"]}, with_indices=1)
+
+    def step(trainer, split):
+        model, collator = make_affinity("lora", "full")
+        for module in model.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.0
+        model.fit_scaling(0.0, 30.0, {name: torch.randn(20, size) for name, size in model.embedding_sizes.items()})
+        model.head.fit_scaling(torch.zeros(192), torch.ones(192))
+        expected = model.eval()(**collator(list(rows))).loss.item()
+        return *train_step(*trainer, model, rows, tmp_path, split, collator), expected
+
+    whole, loss, expected = step(FAST, (16, 1))
+    assert loss == pytest.approx(expected, rel=1e-5)
+    for split in ((4, 4), (2, 8)):
+        gradient, split_loss, _ = step(FAST, split)
+        assert distance(gradient, whole) < 1e-5
+        assert split_loss == pytest.approx(expected, rel=1e-5)
+    _, stock_loss, _ = step(STOCK, (4, 4))
+    assert stock_loss == pytest.approx(expected * 16 / 15, rel=1e-5)  # Trainer does not count that row
+
+
+# --- the loss itself -------------------------------------------------------------------------------------------------
+
+
+HEADS = {"ForMaskedLM": ["masked"], "ForConditionalGeneration": ["masked"], "ForTokenClassification": ["token"]}
+HEADS["ForSequenceClassification"] = ["single", "multi", "regression"]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [(n, k) for n in LOSS_KINDS for head in HEADS if head in n for k in HEADS[head]]
+)
+def test_the_exact_loss_of_one_batch_is_the_models_own(name, kind):
+    settings = {"num_labels": 1} if kind == "regression" else {}
+    model, batch = make_model(name, **settings).eval(), pad_rows(make_rows(kind))
+    with torch.no_grad():
+        own = model(**batch)
+    expected_problem, model.config.problem_type = model.config.problem_type, None
+    ours = exact_loss(find_loss_kind(model), model.config, own.logits, batch["labels"])
+    assert ours.item() == pytest.approx(own.loss.item(), rel=1e-6)
+    if "Sequence" in name:
+        assert model.config.problem_type == expected_problem is not None
+
+
+def test_every_covered_class_was_compared():
+    assert len(LOSS_KINDS) == 21
+    assert all(hasattr(transformers, name) for name in LOSS_KINDS)
+
+
+def test_the_loss_is_the_sum_over_items_divided_by_the_given_number():
+    logits, labels = torch.zeros(1, 3, 4), torch.tensor([[0, -100, 3]])
+    assert exact_loss("tokens", None, logits, labels).item() == pytest.approx(1.3862944)  # log 4
+    assert exact_loss("tokens", None, logits, labels, num_items=8).item() == pytest.approx(0.3465736)  # 2 log 4 / 8
+    config = make_model("EsmForSequenceClassification", num_labels=1).config
+    predicted, measured = torch.tensor([[1.0], [2.0]]), torch.tensor([3.0, -100.0])
+    assert exact_loss("sequences", config, predicted, measured).item() == (4 + 102**2) / 2
+
+
+def test_a_batch_without_any_label_has_loss_zero_and_not_nan():
+    logits = torch.zeros(1, 2, 4, requires_grad=True)
+    loss = exact_loss("tokens", None, logits, torch.tensor([[-100, -100]]), num_items=torch.tensor(0))
+    loss.backward()
+    assert loss.item() == 0
+    assert logits.grad.abs().sum() == 0
+
+
+def test_half_precision_logits_are_summed_in_float32():
+    logits, labels = torch.randn(1, 500, 24, generator=torch.Generator().manual_seed(0)), torch.zeros(1, 500).long()
+    half = exact_loss("tokens", None, logits.bfloat16(), labels)
+    assert half.dtype == torch.float32
+    assert half.item() == pytest.approx(exact_loss("tokens", None, logits, labels).item(), rel=1e-3)
+
+
+def test_missing_labels_and_unknown_problems_are_named():
+    with pytest.raises(DataError, match="no 'labels'"):
+        exact_loss("tokens", None, torch.zeros(1, 2, 4), None)
+    config = make_model("EsmForSequenceClassification").config
+    config.problem_type = "ranking"
+    with pytest.raises(ArgumentError, match="problem_type='ranking'"):
+        exact_loss("sequences", config, torch.zeros(1, 3), torch.zeros(1))
+
+
+# --- when it is used -------------------------------------------------------------------------------------------------
+
+
+class OwnLoss(transformers.EsmForMaskedLM):
+    def forward(self, input_ids, attention_mask=None, labels=None):
+        output = super().forward(input_ids, attention_mask=attention_mask, labels=labels)
+        output.loss = 2 * output.loss
+        return output
+
+
+def make_trainer(model, folder, **given):
+    chosen = {"compute_loss_func": given.pop("compute_loss_func", None)}
+    args = FastTrainingArguments(
+        output_dir=str(folder), use_cpu=True, report_to="none", disable_tqdm=True, remove_unused_columns=False, **given
+    )
+    return FastTrainer(model, args, pad_rows, Dataset.from_list(make_rows("masked")), **chosen)
+
+
+def test_a_loss_function_of_the_users_label_smoothing_and_a_forward_of_ones_own_are_left_alone(tmp_path, caplog):
+    def mine(outputs, labels, num_items_in_batch=None):
+        return outputs["logits"].mean()
+
+    model = make_model("EsmForMaskedLM")
+    assert make_trainer(model, tmp_path, compute_loss_func=mine).compute_loss_func is mine
+    assert make_trainer(model, tmp_path, label_smoothing_factor=0.1).compute_loss_func is None
+    own = OwnLoss(model.config)
+    with caplog.at_level(logging.WARNING):
+        assert make_trainer(own, tmp_path).compute_loss_func is None
+        assert "OwnLoss" not in caplog.text
+        assert make_trainer(own, tmp_path, gradient_accumulation_steps=2).compute_loss_func is None
+    assert "The loss of OwnLoss may be averaged over each micro-batch" in caplog.text
+    assert find_loss_kind(type("Named", (transformers.EsmForMaskedLM,), {})(model.config)) == "tokens"
+
+
+def test_evaluation_reports_the_mean_over_the_labels_of_a_batch(tmp_path):
+    model = make_model("EsmForMaskedLM").eval()
+    trainer = make_trainer(model, tmp_path, per_device_eval_batch_size=16)
+    rows = make_rows("masked")
+    with torch.no_grad():
+        expected = model(**pad_rows(rows)).loss.item()
+    assert trainer.evaluate(Dataset.from_list(rows))["eval_loss"] == pytest.approx(expected, rel=1e-6)
+
+
+# --- rows that another process trains on -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["tokens", "sequences"])
+def test_repeated_rows_have_loss_zero_and_no_items(kind, tmp_path):
+    settings = {} if kind == "tokens" else {"num_labels": 1}
+    head = "EsmForMaskedLM" if kind == "tokens" else "EsmForSequenceClassification"
+    trainer = make_trainer(make_model(head, **settings), tmp_path)
+    assert trainer.loss_counts_items()
+    batch = pad_rows(make_rows("masked" if kind == "tokens" else "regression")[:2])
+    repeated = trainer._prepare_inputs(RepeatedRows(batch))
+    assert trainer.compute_loss(trainer.model, dict(batch)).item() > 0
+    loss = trainer.compute_loss(trainer.model, repeated)
+    assert loss.item() == 0
+    loss.backward()
+    assert all(p.grad is None or not p.grad.any() for p in trainer.model.parameters())
+    whole = trainer._get_num_items_in_batch([dict(batch)], torch.device("cpu"))
+    assert trainer._get_num_items_in_batch([dict(batch), repeated], torch.device("cpu")) == whole > 0
+    assert trainer._get_num_items_in_batch([repeated], torch.device("cpu")) == 0
+
+
+def test_only_a_loss_over_items_lets_batches_vary_in_size(tmp_path):
+    assert not make_trainer(OwnLoss(make_model("EsmForMaskedLM").config), tmp_path).loss_counts_items()
+    model = make_model("EsmForMaskedLM")
+    assert not make_trainer(model, tmp_path, average_tokens_across_devices=False).loss_counts_items()
+    assert not make_trainer(model, tmp_path, label_smoothing_factor=0.1).loss_counts_items()

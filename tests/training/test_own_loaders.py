@@ -1,0 +1,149 @@
+"""A subclass's own loaders and samplers: a continued run is the one that was not killed, and stock Trainer's."""
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+import torch
+from continued_runs import EVALUATING, interrupt, same, train
+from torch.utils.data import DataLoader, Sampler, WeightedRandomSampler
+from transformers import Trainer
+
+from hf_ext.trainer import FastTrainer
+from hf_ext.training.row_order import RowOrder
+
+PLAIN = {"dataloader_num_workers": 0, "dataloader_persistent_workers": False}
+LIVING = {"num_workers": 1, "persistent_workers": True}
+STEPS = (2, 4, 6)  # in the first epoch, at its end, in the second
+
+
+class Named(DataLoader):
+    """A loader class of the user's."""
+
+
+class WithGenerator(DataLoader):
+    """Shuffles, and seeds its workers, by a generator of its own."""
+
+    def __init__(self, rows, **given):
+        super().__init__(rows, generator=torch.Generator().manual_seed(7), **given)
+
+
+OFTEN = [(False, DataLoader, 2), (False, WithGenerator, 6), (True, Named, 4)]
+
+
+def with_loaders(base, prepared, kind=DataLoader, cached_eval=False, **given):
+    class OwnLoaders(base):
+        def get_train_dataloader(self):
+            return self.keep(kind(self.train_dataset, batch_size=2, shuffle=True, **self.own, **given))
+
+        def get_eval_dataloader(self, eval_dataset=None):
+            if not cached_eval:
+                return super().get_eval_dataloader(eval_dataset)
+            if not hasattr(self, "kept_eval"):
+                self.kept_eval = self.keep(kind(self.eval_dataset, batch_size=2, **self.own, **given))
+            return self.kept_eval
+
+        @property
+        def own(self):
+            return {"collate_fn": self.data_collator}
+
+        def keep(self, loader):
+            made = self.accelerator.prepare(loader) if prepared else loader
+            self.__dict__.setdefault("own_loaders", []).append(made)
+            return made
+
+    return OwnLoaders
+
+
+NIGHTLY = [
+    pytest.param(prepared, kind, step, marks=pytest.mark.nightly)
+    for prepared, kind, step in itertools.product((True, False), (DataLoader, Named, WithGenerator), STEPS)
+    if (prepared, kind, step) not in OFTEN
+]
+
+
+@pytest.mark.parametrize(("prepared", "kind", "step"), [*OFTEN, *NIGHTLY])
+def test_own_persistent_workers_train_as_in_stock_trainer_and_continue_exactly(tmp_path, prepared, kind, step):
+    given = {"prepared": prepared, "kind": kind, **LIVING}
+    ours = with_loaders(FastTrainer, **given)
+    whole = train(tmp_path / "whole", ours, **PLAIN)
+    if step == STEPS[0]:
+        assert same(whole, train(tmp_path / "stock", with_loaders(Trainer, **given), **PLAIN), ("loss", "grad_norm"))
+    assert same(interrupt(tmp_path / "killed", ours, step, **PLAIN), whole)
+
+
+@pytest.mark.parametrize("prepared", [True, False], ids=["prepared", "not prepared"])
+def test_an_own_evaluation_loader_that_is_kept_continues_exactly(tmp_path, prepared):
+    ours = with_loaders(FastTrainer, prepared, cached_eval=True, **LIVING)
+    whole = train(tmp_path / "whole", ours, **PLAIN, **EVALUATING)
+    assert same(interrupt(tmp_path / "killed", ours, 4, **PLAIN, **EVALUATING), whole)
+
+
+def test_a_loader_that_cannot_be_continued_exactly_is_named(tmp_path, caplog):
+    class Iterating(DataLoader):
+        def __iter__(self):
+            return super().__iter__()
+
+    train(tmp_path, with_loaders(FastTrainer, False, Iterating, **LIVING), **PLAIN, max_steps=1)
+    assert "Iterating has an __iter__ of its own and persistent workers" in caplog.text
+
+
+class Drawn(Sampler):
+    """An order from a global generator, drawn when an iteration begins."""
+
+    def __init__(self, rows, draw):
+        self.rows, self.draw = rows, draw
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __iter__(self):
+        return iter(self.draw(len(self.rows)))
+
+
+def shuffled(number):
+    return random.sample(range(number), number)
+
+
+SAMPLERS = {
+    "weighted": lambda rows: WeightedRandomSampler([1.0 + i for i in range(len(rows))], len(rows)),
+    "weighted, own generator": lambda rows: WeightedRandomSampler(
+        [1.0 + i for i in range(len(rows))], len(rows), generator=torch.Generator().manual_seed(5)
+    ),
+    "torch": lambda rows: Drawn(rows, lambda n: torch.randperm(n).tolist()),
+    "numpy": lambda rows: Drawn(rows, lambda n: np.random.permutation(n).tolist()),  # noqa: NPY002
+    "python": lambda rows: Drawn(rows, shuffled),
+}
+
+
+def with_sampler(base, make):
+    class OwnSampler(base):
+        def _get_train_sampler(self, train_dataset=None):
+            return make(self.train_dataset)
+
+    return OwnSampler
+
+
+@pytest.mark.parametrize("step", [STEPS[0], pytest.param(STEPS[1], marks=pytest.mark.nightly), STEPS[2]])
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_samplers_that_draw_from_global_generators_continue_in_the_same_order(tmp_path, name, step):
+    ours = with_sampler(FastTrainer, SAMPLERS[name])
+    whole = train(tmp_path / "whole", ours, **PLAIN)
+    if step == STEPS[0]:
+        stock = train(tmp_path / "stock", with_sampler(Trainer, SAMPLERS[name]), **PLAIN)
+        assert same(whole, stock, ("loss", "grad_norm"))
+    assert same(interrupt(tmp_path / "killed", ours, step, **PLAIN), whole)
+
+
+def test_the_comparison_sees_an_order_that_is_not_put_back(tmp_path, monkeypatch):
+    monkeypatch.setattr(RowOrder, "restore", lambda *_: None)
+    ours = with_sampler(FastTrainer, SAMPLERS["weighted"])
+    assert not same(interrupt(tmp_path / "killed", ours, 6, **PLAIN), train(tmp_path / "whole", ours, **PLAIN))
+
+
+@pytest.mark.parametrize("given", [{}, {"dataloader_persistent_workers": False}], ids=["persistent", "passing"])
+def test_samplers_continue_in_the_same_order_with_workers(tmp_path, given):
+    ours = with_sampler(FastTrainer, SAMPLERS["torch"])
+    whole = train(tmp_path / "whole", ours, **given)
+    assert same(interrupt(tmp_path / "killed", ours, 6, **given), whole)

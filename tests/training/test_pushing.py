@@ -1,0 +1,472 @@
+"""`--push_to_hub` from a Trainer, over a real socket to a server that speaks the Hub's API and can misbehave."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from datasets import Dataset
+from hub_server import Fault, HubServer, find_token, serve_hub
+from huggingface_hub import HfApi
+from miniature_esm import make_esm
+from peft import LoraConfig, get_peft_model
+from transformers import EsmForSequenceClassification, TrainerCallback
+
+from hf_ext.errors import ArgumentError, TrainingStopped
+from hf_ext.hub import HubError
+from hf_ext.owners import describe_process
+from hf_ext.trainer import FastTrainer
+from hf_ext.training_args import FastTrainingArguments
+
+TOKEN = "hf_" + "canary" * 5 + "bird"
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
+    monkeypatch.setattr(FastTrainer, "push_wait_s", 0.01)
+    with serve_hub(monkeypatch, TOKEN) as server:
+        yield server
+
+
+@pytest.fixture
+def make_trainer(tmp_path: Path, hub: HubServer) -> Callable[..., FastTrainer]:
+    """A tiny classifier of 20 rows; 4 steps, saved every second one, the older checkpoint deleted."""
+
+    def make(model: Any = None, **given: Any) -> FastTrainer:
+        model = model or make_esm(EsmForSequenceClassification)
+        torch.manual_seed(1)
+        ids = torch.randint(4, 24, (20, 9)).tolist()
+        rows = Dataset.from_dict({"input_ids": ids, "labels": [i % 2 for i in range(20)]})
+        args = FastTrainingArguments(
+            **{
+                "output_dir": str(tmp_path / "run"),
+                "per_device_train_batch_size": 2,
+                "max_steps": 4,
+                "save_steps": 2,
+                "save_total_limit": 1,
+                "logging_steps": 1,
+                "report_to": "none",
+                "disable_tqdm": True,
+                "use_cpu": True,
+                "push_to_hub": True,
+                "hub_model_id": "me/x",
+                "hub_strategy": "end",
+                "hub_token": TOKEN,
+                **given,
+            }
+        )
+        return FastTrainer(model, args, train_dataset=rows, eval_dataset=rows)
+
+    return make
+
+
+def train_to_end(trainer: FastTrainer) -> None:
+    """As a recipe does."""
+    trainer.train()
+    trainer.save_model()
+    trainer.push_to_hub()
+    trainer.end()
+
+
+def pins(folder: Path) -> list[str]:
+    return [path.name for path in folder.rglob(".push-*")]
+
+
+# The three kinds of model, and what leaves
+
+
+@pytest.mark.parametrize("training", ["frozen", "lora", "full"])
+def test_an_affinity_model_comes_back_and_predicts_the_same_bits(
+    hub: HubServer,
+    make_affinity: Callable,
+    demo_encoders: Any,
+    demo_rows: Any,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture,
+    training: str,
+) -> None:
+    caplog.set_level(logging.INFO)
+    model, collator = make_affinity(antibody=training, antigen=training)
+    args = FastTrainingArguments(
+        output_dir=str(tmp_path / "run"),
+        speedups=["embedding_cache"] if training == "frozen" else [],
+        embedding_cache_dir=str(tmp_path / "cache"),
+        max_steps=1,
+        save_steps=1,
+        push_to_hub=True,
+        hub_token=TOKEN,
+        report_to="none",
+        use_cpu=True,
+        disable_tqdm=True,
+    )
+    trainer = FastTrainer(model, args, data_collator=collator, train_dataset=demo_rows, eval_dataset=demo_rows)
+    train_to_end(trainer)
+    repository = hub.repositories["me/run"]
+    assert repository.private
+    assert {"README.md", "config.json", "model.safetensors", "inputs.json"} < set(repository.files)
+    assert "predictions for 16 rows are the same bit for bit" in caplog.text
+    assert ("is a folder of this machine" in caplog.text) == (training != "full")
+    assert (str(demo_encoders[0]).encode() in repository.files["config.json"]) == (training != "full")
+    every = {name for files in repository.commits.values() for name in files}
+    assert not [name for name in every if name.endswith((".bin", ".pt", ".pth", ".pkl")) or "optimizer" in name]
+    assert not {"training_args.json", "trainer_state.json", "run.log", "rank_0.json"} & every
+    assert find_token(TOKEN, hub, tmp_path, caplog.text, *capfd.readouterr()) == []
+    assert pins(tmp_path) == []
+
+
+def test_a_classifier_and_adapters_on_one_come_back_with_a_card_that_the_hub_takes(
+    make_trainer: Callable, hub: HubServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    train_to_end(make_trainer(hub_model_id="me/full"))
+    make_esm(EsmForSequenceClassification).save_pretrained(tmp_path / "base", save_original_format=False)
+    base = EsmForSequenceClassification.from_pretrained(tmp_path / "base")
+    adapted = get_peft_model(base, LoraConfig(r=2, target_modules=["query"], task_type="SEQ_CLS"))
+    train_to_end(make_trainer(adapted, hub_model_id="me/adapters", output_dir=str(tmp_path / "run2")))
+    assert caplog.text.count("predictions for 16 rows are the same bit for bit") == 2
+    assert "model.safetensors" in hub.repositories["me/full"].files
+    adapters = hub.repositories["me/adapters"].files
+    assert {"adapter_model.safetensors", "adapter_config.json"} < set(adapters)
+    assert b"[More Information Needed]" not in adapters["README.md"]
+    assert b"base_model:" not in adapters["README.md"]  # a path, which the Hub refuses
+    assert f"{tmp_path / 'base'} is a folder of this machine" in caplog.text
+
+
+def test_a_model_whose_save_lacks_something_is_told_apart(
+    make_trainer: Callable, hub: HubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Forgetful(EsmForSequenceClassification):
+        def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
+            head = self.classifier.out_proj.weight
+            with torch.no_grad():
+                head.mul_(2.0)
+                super().save_pretrained(*args, **kwargs)
+                head.div_(2.0)
+
+    trainer = make_trainer(Forgetful(make_esm(EsmForSequenceClassification).config))
+    with pytest.raises(HubError, match="is not the one that was trained: predictions for 16 rows differ"):
+        trainer.push_to_hub()
+
+
+def test_a_card_that_is_there_is_pushed_as_it_is(make_trainer: Callable, hub: HubServer, tmp_path: Path) -> None:
+    trainer = make_trainer(max_steps=1)
+    trainer.train()
+    (tmp_path / "run" / "README.md").write_text("---\nlibrary_name: hf_ext\n---\n# Mine\n")
+    (tmp_path / "run" / "report.html").write_text("<p>report</p>")
+    push = trainer.push_to_hub("Done")
+    assert hub.repositories["me/x"].files["README.md"].endswith(b"# Mine\n")
+    assert hub.repositories["me/x"].messages[-1] == "Done"
+    assert (push.repo_id, "report.html" in push.files) == ("me/x", True)
+
+
+# What the strategies push
+
+
+def messages(hub: HubServer) -> list[str]:
+    return hub.repositories["me/x"].messages[1:]
+
+
+class WaitForPush(TrainerCallback):
+    """Training that is as slow as its pushes."""
+
+    def __init__(self, trainer: FastTrainer):
+        self.trainer = trainer
+        trainer.add_callback(self)
+
+    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+        self.trainer._pusher.wait()
+
+
+def test_end_pushes_nothing_before_the_end(make_trainer: Callable, hub: HubServer) -> None:
+    trainer = make_trainer()
+    trainer.train()
+    assert messages(hub) == []
+    assert hub.count("POST", "preupload") == 0
+
+
+def test_every_save_pushes_each_checkpoint_while_training_goes_on(make_trainer: Callable, hub: HubServer) -> None:
+    trainer = make_trainer(hub_strategy="every_save", max_steps=4)
+    WaitForPush(trainer)
+    trainer.train()
+    assert messages(hub) == [f"Training in progress, checkpoint-{step}" for step in (2, 4)]
+    assert set(hub.repositories["me/x"].files) == {".gitattributes", "config.json", "model.safetensors"}
+
+
+def test_best_pushes_only_what_is_better_than_before(
+    make_trainer: Callable, hub: HubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = {"metric_for_best_model": "eval_fake", "greater_is_better": True, "eval_strategy": "steps", "eval_steps": 1}
+    trainer = make_trainer(hub_strategy="best", save_steps=1, max_steps=4, **given)
+    scores = iter([0.1, 0.5, 0.3, 0.6])
+    evaluate = trainer.evaluate
+    monkeypatch.setattr(trainer, "evaluate", lambda *a, **k: {**evaluate(*a, **k), "eval_fake": next(scores)})
+    WaitForPush(trainer)
+    trainer.train()
+    assert messages(hub) == [f"Training in progress, checkpoint-{step}" for step in (1, 2, 4)]
+
+
+def test_checkpoint_pushes_what_a_run_elsewhere_continues_from(
+    make_trainer: Callable, hub: HubServer, tmp_path: Path
+) -> None:
+    whole = make_trainer(output_dir=str(tmp_path / "whole"), push_to_hub=False)
+    whole.train()
+    first = make_trainer(hub_strategy="checkpoint", max_steps=4, save_steps=3)
+    first.add_callback(StopAfter(3))
+    with pytest.raises(TrainingStopped):
+        first.train()
+    files = set(hub.repositories["me/x"].files)
+    assert {"model.safetensors", "last-checkpoint/optimizer.safetensors", "last-checkpoint/manifest.json"} < files
+    assert find_token(TOKEN, hub, tmp_path) == []
+    shutil.rmtree(tmp_path / "run")
+    HfApi(hub.url, token=TOKEN).snapshot_download(
+        "me/x", local_dir=tmp_path / "elsewhere", allow_patterns="last-checkpoint/*"
+    )
+    second = make_trainer(hub_strategy="checkpoint", resume=str(tmp_path / "elsewhere" / "last-checkpoint"))
+    second.train()
+    ours, theirs = second.model.state_dict(), whole.model.state_dict()
+    assert [name for name in theirs if not torch.equal(ours[name], theirs[name])] == []
+    assert json.loads(hub.repositories["me/x"].files["last-checkpoint/manifest.json"])["step"] == 4
+
+
+class StopAfter(TrainerCallback):
+    def __init__(self, step: int):
+        self.step = step
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == self.step:
+            os.kill(os.getpid(), 15)
+
+
+def test_a_checkpoint_that_holds_only_what_trains_is_pushed_as_a_whole_model(
+    make_trainer: Callable, hub: HubServer, tmp_path: Path
+) -> None:
+    make_esm(EsmForSequenceClassification).save_pretrained(tmp_path / "base", save_original_format=False)
+    model = EsmForSequenceClassification.from_pretrained(tmp_path / "base")
+    for parameter in model.esm.parameters():
+        parameter.requires_grad = False
+    trainer = make_trainer(model, hub_strategy="every_save", max_steps=2)
+    trainer.train()
+    assert not (tmp_path / "run" / "checkpoint-2" / "model.safetensors").exists()
+    HfApi(hub.url, token=TOKEN).snapshot_download("me/x", local_dir=tmp_path / "fresh")
+    again = EsmForSequenceClassification.from_pretrained(tmp_path / "fresh").state_dict()
+    assert [name for name, value in trainer.model.state_dict().items() if not torch.equal(again[name], value)] == []
+
+
+def test_a_branch_is_made_and_pushed_to(make_trainer: Callable, hub: HubServer) -> None:
+    make_trainer(hub_revision="trial", max_steps=1).push_to_hub()
+    repository = hub.repositories["me/x"]
+    assert "model.safetensors" in repository.commits[repository.branches["trial"]]
+    assert set(repository.files) == {".gitattributes"}
+
+
+@pytest.mark.parametrize("always", [False, True])
+def test_a_save_during_a_push_is_left_out_unless_every_one_is_wanted(
+    make_trainer: Callable, hub: HubServer, always: bool
+) -> None:
+    hub.faults.append(Fault("POST", "preupload", delay_s=0.3))
+    given = {"save_steps": 1, "max_steps": 3, "hub_always_push": always, "save_total_limit": None}
+    make_trainer(hub_strategy="every_save", **given).train()
+    expected = (1, 2, 3) if always else (1, 3)
+    assert messages(hub) == [f"Training in progress, checkpoint-{step}" for step in expected]
+
+
+# Arguments
+
+
+def test_a_strategy_that_is_none_of_ours_is_refused_with_the_others() -> None:
+    with pytest.raises(ArgumentError, match="hub_strategy=all_checkpoints: allowed are end, best, checkpoint"):
+        FastTrainingArguments(output_dir="o", hub_strategy="all_checkpoints")
+    with pytest.raises(ArgumentError, match=r"hub_strategy=best: .* --metric_for_best_model"):
+        FastTrainingArguments(output_dir="o", hub_strategy="best", push_to_hub=True)
+    best = FastTrainingArguments(output_dir="o", hub_strategy="best")
+    assert json.loads(best.to_json_string())["hub_strategy"] == "best"
+
+
+# Failures: eight and more that a run may meet
+
+
+def test_failure_1_no_right_to_write_is_found_before_training(make_trainer: Callable, hub: HubServer) -> None:
+    make_trainer()
+    hub.can_write = False
+    with pytest.raises(HubError, match=r"me/x on the Hub cannot be written to, after 1 attempt.*403"):
+        make_trainer()
+    hub.token = "hf_another"
+    with pytest.raises(HubError, match=r"cannot be written to, after 1 attempt.*401") as caught:
+        make_trainer()
+    assert TOKEN not in str(caught.value)
+
+
+def test_failure_2_a_public_repository_is_found_before_training(make_trainer: Callable, hub: HubServer) -> None:
+    make_trainer(hub_private_repo=False)
+    with pytest.raises(HubError, match="me/x is public and the push is private"):
+        make_trainer()
+
+
+def test_failure_3_no_hub_and_no_token_are_found_before_training(
+    make_trainer: Callable, hub: HubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(HubError, match="There is no token for the Hub"):
+        make_trainer(hub_token=None)
+    hub.faults.append(Fault("POST", "repos/create", 99, cut=True))
+    with pytest.raises(HubError, match=r"cannot be written to, after 4 attempt"):
+        make_trainer()
+
+
+def test_failure_4_a_503_that_passes_does_not_stop_the_push(
+    make_trainer: Callable, hub: HubServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = make_trainer(max_steps=1)
+    hub.faults += [Fault("POST", "preupload", status=503), Fault("POST", "commit", cut=True)]
+    trainer.push_to_hub()
+    assert [fault.times for fault in hub.faults] == [0, 0]
+    assert "503" in caplog.text
+
+
+def test_failure_5_a_503_for_good_is_an_error_at_the_end_with_the_command_that_repeats_it(
+    make_trainer: Callable, hub: HubServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = make_trainer(hub_strategy="every_save")
+    trainer.push_retries = 0
+    hub.faults.append(Fault("POST", "commit", 99, status=503))
+    trainer.train()
+    assert trainer.state.global_step == 4
+    assert "checkpoint-4 is not on the Hub" in caplog.text
+    trainer.save_model()
+    with pytest.raises(HubError, match=f"python -m hf_ext.hub {tmp_path / 'run'} me/x"):
+        trainer.push_to_hub()
+    with pytest.raises(HubError, match=f"python -m hf_ext.hub {tmp_path / 'run'} me/x"):
+        trainer.end()  # of a script that only saved
+    assert (tmp_path / "run" / "model.safetensors").is_file()
+    assert find_token(TOKEN, hub, tmp_path, caplog.text) == []
+    assert pins(tmp_path) == []
+
+
+def test_failure_6_an_upload_that_is_reset_in_the_middle_is_made_up_for_by_the_next_save(
+    make_trainer: Callable, hub: HubServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = make_trainer(hub_strategy="every_save")
+    trainer.push_retries = 0
+    WaitForPush(trainer)
+    hub.faults.append(Fault("POST", "commit", cut=True))
+    trainer.train()
+    assert "checkpoint-2 is not on the Hub" in caplog.text
+    assert messages(hub) == ["Training in progress, checkpoint-4"]
+    trainer.end()
+
+
+def test_failure_7_rotation_during_a_slow_upload_takes_nothing_away(
+    make_trainer: Callable, hub: HubServer, tmp_path: Path
+) -> None:
+    standing: list[bool] = []
+    old = tmp_path / "run" / "checkpoint-2"
+    hub.faults.append(Fault("POST", "commit", delay_s=0.5, call=lambda: standing.append(old.exists())))
+    trainer = make_trainer(hub_strategy="every_save")
+    trainer.train()
+    assert standing == [False]
+    assert messages(hub) == [f"Training in progress, checkpoint-{step}" for step in (2, 4)]
+    first = hub.repositories["me/x"].commits[list(hub.repositories["me/x"].commits)[1]]
+    assert len(first["model.safetensors"]) > 1000
+    assert pins(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "fault", [Fault("PUT", "lfs/objects", damaged=True), Fault("GET", r"resolve/.*/model\.safetensors", damaged=True)]
+)
+def test_failure_8_bytes_that_change_on_the_way_are_an_error(
+    make_trainer: Callable, hub: HubServer, fault: Fault
+) -> None:
+    trainer = make_trainer(max_steps=1)
+    hub.faults.append(fault)
+    with pytest.raises(HubError, match=r"not what was pushed: model\.safetensors"):
+        trainer.push_to_hub()
+
+
+def test_failure_9_an_upload_that_loses_its_end_is_an_error(make_trainer: Callable, hub: HubServer) -> None:
+    trainer = make_trainer(max_steps=1)
+    hub.faults.append(Fault("PUT", "lfs/objects", 99, truncated=True))
+    with pytest.raises(HubError, match=r"was not pushed to me/x.*bytes long"):
+        trainer.push_to_hub()
+
+
+def test_failure_10_a_repository_that_vanishes_is_made_again(make_trainer: Callable, hub: HubServer) -> None:
+    trainer = make_trainer(max_steps=1)
+    hub.repositories.clear()
+    trainer.push_to_hub()
+    assert hub.repositories["me/x"].private
+
+
+@pytest.mark.parametrize("status", [402, 413])
+def test_failure_11_what_the_hub_has_no_room_for_is_named(make_trainer: Callable, hub: HubServer, status: int) -> None:
+    trainer = make_trainer(max_steps=1)
+    trainer.push_retries = 0
+    hub.faults.append(Fault("POST", "lfs/objects/batch", 99, status=status, text="Storage limit reached."))
+    with pytest.raises(HubError, match=f"(?s){status}.*Storage limit reached"):
+        trainer.push_to_hub()
+
+
+def test_failure_12_no_room_for_the_copy_does_not_stop_training(
+    make_trainer: Callable, hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    trainer = make_trainer(hub_strategy="every_save")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(shutil, "copyfile", full)
+    trainer.train()
+    monkeypatch.undo()
+    assert trainer.state.global_step == 4
+    assert "checkpoint-2 is not on the Hub" in caplog.text
+    assert "No space left on device" in caplog.text
+    assert pins(tmp_path) == []
+
+
+def test_failure_13_a_stop_does_not_wait_for_a_hub_that_hangs(
+    make_trainer: Callable, hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    monkeypatch.setattr(FastTrainer, "push_grace_s", 0.5)
+    hub.faults.append(Fault("POST", "commit", 99, delay_s=30.0))
+    trainer = make_trainer(hub_strategy="every_save")
+    trainer.add_callback(StopAfter(3))
+    began = time.monotonic()
+    with pytest.raises(TrainingStopped):
+        trainer.train()
+    assert time.monotonic() - began < 10
+    assert "checkpoint-2: not on the Hub" in caplog.text
+    assert (tmp_path / "run" / "checkpoint-3" / "model.safetensors").is_file()
+    assert pins(tmp_path) == []
+
+
+# What a killed process leaves
+
+
+def test_the_next_push_removes_what_a_dead_process_left_and_nothing_else(
+    make_trainer: Callable, hub: HubServer, tmp_path: Path
+) -> None:
+    trainer = make_trainer(max_steps=1)
+    here = describe_process()
+    parent = psutil.Process().create_time() - psutil.Process(os.getppid()).create_time()
+    left = {
+        ".push-dead": {**here, "owner": "other", "pid": 2**22 + 1},
+        ".push-again": {**here, "owner": "other", "pid": os.getppid(), "started": here["started"] - parent - 60},
+        ".push-moved": {**here, "owner": "run", "place": "another-machine", "pid": 1},
+        ".push-elsewhere": {**here, "owner": "other", "place": "another-machine", "pid": 1},
+        ".push-alive": {**here, "owner": "run", "pid": os.getppid(), "started": here["started"] - parent},
+    }
+    for name, maker in left.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / ".pushed.json").write_text(json.dumps(maker))
+    (tmp_path / ".push-of-the-user").mkdir()
+    trainer.push_to_hub()
+    assert sorted(pins(tmp_path)) == [".push-alive", ".push-elsewhere", ".push-of-the-user"]

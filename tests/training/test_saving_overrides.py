@@ -1,0 +1,287 @@
+"""What a user's class or another library does while a checkpoint is saved is part of the checkpoint."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from run_outcomes import same_weights
+from safetensors.torch import load_file, save_file
+from tiny_classifier import ROWS, make_args, make_model
+from transformers import EsmForSequenceClassification, Trainer, TrainerCallback, TrainingArguments
+
+from hf_ext.checkpoints.format.manifest import Manifest
+from hf_ext.checkpoints.format.stored import verify
+from hf_ext.errors import CheckpointError
+from hf_ext.overrides import is_overridden
+from hf_ext.trainer import FastTrainer
+
+
+def train(cls: type, folder: Path, resume: Any = None, callbacks: Any = None, **given: Any) -> Any:
+    trainer = cls(make_model(), make_args(folder, **given), train_dataset=ROWS, callbacks=callbacks)
+    trainer.train(resume_from_checkpoint=resume)
+    return trainer
+
+
+def listed(checkpoint: Path) -> set[str]:
+    return set(Manifest.read(checkpoint).files)
+
+
+def goes_on_exactly(cls: type, folder: Path, **given: Any) -> bool:
+    """Whether a run resumed at step 2 ends with the weights of the whole run."""
+    whole = train(cls, folder / "whole", **given)
+    shutil.copytree(folder / "whole" / "checkpoint-2", folder / "resumed" / "checkpoint-2")
+    return same_weights(
+        train(cls, folder / "resumed", str(folder / "resumed" / "checkpoint-2"), **given).model, whole.model
+    )
+
+
+class Adds:
+    """Overrides of the three methods, each calling the next and adding a file."""
+
+    def save_model(self, output_dir=None, _internal_call=False):
+        super().save_model(output_dir, _internal_call)
+        Path(output_dir or self.args.output_dir, "of_save_model.txt").write_text("a")
+
+    def _save(self, output_dir=None, state_dict=None):
+        super()._save(output_dir, state_dict)
+        Path(output_dir or self.args.output_dir, "of_save.txt").write_text("b")
+
+    def _save_checkpoint(self, model, trial):
+        super()._save_checkpoint(model, trial)
+        Path(self._get_output_dir(trial), f"checkpoint-{self.state.global_step}", "of_checkpoint.txt").write_text("c")
+
+
+class Added(Adds, FastTrainer):
+    pass
+
+
+ADDED = {"of_save_model.txt", "of_save.txt", "of_checkpoint.txt"}
+
+
+def test_files_that_overrides_add_are_in_the_checkpoint_and_hashed(tmp_path):
+    train(Added, tmp_path / "ours")
+    stock = type("Stock", (Adds, Trainer), {})
+    stock(make_model(), make_args(tmp_path / "stock", TrainingArguments), train_dataset=ROWS).train()
+    for step in (2, 4):
+        assert set(os.listdir(tmp_path / "stock" / f"checkpoint-{step}")) >= ADDED  # what stock Trainer does
+        checkpoint = tmp_path / "ours" / f"checkpoint-{step}"
+        assert listed(checkpoint) >= ADDED
+        assert verify(checkpoint, step)[1] == []
+        (checkpoint / "of_save.txt").write_text("x")
+        assert "of_save.txt" in verify(checkpoint, step)[1][0]
+
+
+def test_without_overrides_nothing_is_added(tmp_path):
+    train(FastTrainer, tmp_path)
+    assert not ADDED & listed(tmp_path / "checkpoint-2")
+    assert {"model.safetensors", "optimizer.safetensors", "training_args.json"} <= listed(tmp_path / "checkpoint-2")
+
+
+def test_a_run_with_overrides_goes_on_exactly(tmp_path):
+    assert goes_on_exactly(Added, tmp_path)
+
+
+class OnSave(TrainerCallback):
+    """Writes into the checkpoint, in a folder of its own too; keeps what it saw."""
+
+    def __init__(self):
+        self.seen = []
+
+    def on_save(self, args, state, control, **kwargs):
+        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        self.seen.append(sorted(path.name for path in Path(args.output_dir).glob("checkpoint-*")))
+        (folder / "extra").mkdir()
+        (folder / "extra" / "notes.json").write_text("{}")
+        state.save_to_json(str(folder / "trainer_state.json"))  # over ours
+
+
+def test_files_that_a_callback_writes_on_save_are_part_of_the_checkpoint(tmp_path):
+    callback = OnSave()
+    train(FastTrainer, tmp_path, callbacks=[callback], save_total_limit=1)
+    assert callback.seen == [["checkpoint-2"], ["checkpoint-4"]]
+    assert "extra/notes.json" in listed(tmp_path / "checkpoint-4")
+    assert verify(tmp_path / "checkpoint-4", 4)[1] == []
+    assert not (tmp_path / "checkpoint-2").exists()
+
+
+class SavesAdapters(TrainerCallback):
+    """As many scripts do beside PEFT."""
+
+    def on_save(self, args, state, control, model=None, **kwargs):
+        model.save_pretrained(f"{args.output_dir}/checkpoint-{state.global_step}/adapter_model")
+
+
+def test_adapters_that_a_callback_saves_beside_ours_do_not_stop_a_resume(tmp_path):
+    def run(folder: Path, resume: Any = None) -> Any:
+        model = get_peft_model(make_model(), LoraConfig(target_modules=["query"], modules_to_save=["classifier"]))
+        trainer = FastTrainer(model, make_args(folder), train_dataset=ROWS, callbacks=[SavesAdapters()])
+        trainer.train(resume_from_checkpoint=resume)
+        return trainer
+
+    whole = run(tmp_path / "whole")
+    shutil.copytree(tmp_path / "whole" / "checkpoint-2", tmp_path / "resumed" / "checkpoint-2")
+    assert "adapter_model/adapter_model.safetensors" in listed(tmp_path / "resumed" / "checkpoint-2")
+    assert same_weights(run(tmp_path / "resumed", str(tmp_path / "resumed" / "checkpoint-2")).model, whole.model)
+
+
+def test_files_that_come_later_neither_break_a_resume_nor_outlive_their_checkpoint(tmp_path):
+    train(FastTrainer, tmp_path, max_steps=2)
+    (tmp_path / "checkpoint-2" / "later").mkdir()
+    (tmp_path / "checkpoint-2" / "later" / "notes.txt").write_text("mine")
+    changed = {"max_steps": 4, "allow_changed": ["max_steps"], "save_total_limit": 1}
+    train(FastTrainer, tmp_path, str(tmp_path / "checkpoint-2"), **changed)
+    assert sorted(path.name for path in tmp_path.glob("*checkpoint-*")) == ["checkpoint-4"]
+
+
+def test_the_mirror_holds_what_overrides_and_callbacks_wrote(tmp_path):
+    class Local(Added):
+        def _save_checkpoint(self, model, trial):
+            FastTrainer._save_checkpoint(self, model, trial)
+            (self.checkpoints.path(self.state.global_step) / "of_checkpoint.txt").write_text("c")
+
+    train(Local, tmp_path / "out", local_checkpoint_dir=str(tmp_path / "local"))
+    (local,) = (tmp_path / "local").iterdir()
+    for step in (2, 4):
+        copy = tmp_path / "out" / f"checkpoint-{step}"
+        if step == 4 or copy.exists():  # of those that wait, the newest is copied
+            assert Manifest.read(copy) == Manifest.read(local / f"checkpoint-{step}")
+            assert set(os.listdir(copy)) >= ADDED
+            assert verify(copy, step)[1] == []
+
+
+# --- overrides that write the model themselves ------------------------------------------------------------------------
+
+
+class SavesItself(FastTrainer):
+    """As sentence_transformers' trainer: writes the model in its own layout, and reads it so."""
+
+    def _save(self, output_dir=None, state_dict=None):
+        os.makedirs(output_dir, exist_ok=True)
+        save_file({name: t.clone() for name, t in self.model.state_dict().items()}, f"{output_dir}/model.safetensors")
+        Path(output_dir, "modules.json").write_text(json.dumps([{"idx": 0}]))
+        torch.save(self.args, f"{output_dir}/training_args.bin")
+
+    def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
+        self.model.load_state_dict(load_file(f"{resume_from_checkpoint}/model.safetensors"))
+
+
+def test_a_class_that_saves_and_loads_by_itself_does_so_in_checkpoints(tmp_path):
+    assert goes_on_exactly(SavesItself, tmp_path)
+    checkpoint = tmp_path / "whole" / "checkpoint-2"
+    assert listed(checkpoint) >= {"modules.json", "model.safetensors", "training_args.bin", "optimizer.safetensors"}
+    assert not [name for name in listed(checkpoint) if name.startswith("trainer_weights/")]
+
+
+class SavesEncoderOnly(FastTrainer):
+    """Keeps in a checkpoint what others are to load, from which training could not go on."""
+
+    def _save(self, output_dir=None, state_dict=None):
+        if self.args.should_save:
+            self.model.esm.save_pretrained(output_dir)
+
+
+class SavesOtherNames(FastTrainer):
+    """Hands a state dict of its own to the next class."""
+
+    def _save(self, output_dir=None, state_dict=None):
+        super()._save(output_dir, {name: t for name, t in self.model.state_dict().items() if "classifier" in name})
+
+
+class SavesNothing(FastTrainer):
+    def save_model(self, output_dir=None, _internal_call=False):
+        Path(output_dir, "nothing.txt").write_text("nothing")
+
+
+@pytest.mark.parametrize("cls", [SavesEncoderOnly, SavesOtherNames, SavesNothing])
+def test_a_class_that_saves_other_weights_goes_on_exactly_all_the_same(cls, tmp_path):
+    assert goes_on_exactly(cls, tmp_path)
+    checkpoint = tmp_path / "whole" / "checkpoint-2"
+    assert "trainer_weights/model.safetensors" in listed(checkpoint)
+    if cls is SavesOtherNames:
+        assert set(load_file(checkpoint / "model.safetensors")) < set(make_model().state_dict())
+
+
+def test_weights_for_the_trainer_that_are_put_there_later_are_not_read(tmp_path):
+    train(FastTrainer, tmp_path, max_steps=2)
+    (tmp_path / "checkpoint-2" / "trainer_weights").mkdir()
+    (tmp_path / "checkpoint-2" / "trainer_weights" / "model.safetensors").write_bytes(b"other")
+    goes_on = {"max_steps": 4, "allow_changed": ["max_steps"]}
+    assert train(FastTrainer, tmp_path, str(tmp_path / "checkpoint-2"), **goes_on).state.global_step == 4
+
+
+def test_weights_that_a_callback_puts_before_ours_are_refused_on_resume(tmp_path):
+    class Before(TrainerCallback):
+        def on_save(self, args, state, control, **kwargs):
+            save_file({"a": torch.zeros(1)}, f"{args.output_dir}/checkpoint-{state.global_step}/trainable.safetensors")
+
+    train(FastTrainer, tmp_path, callbacks=[Before()], max_steps=2)
+    with pytest.raises(CheckpointError, match=r"trainable\.safetensors: not in its manifest"):
+        train(FastTrainer, tmp_path, str(tmp_path / "checkpoint-2"), max_steps=4, allow_changed=["max_steps"])
+
+
+def test_the_best_model_of_a_class_that_saves_other_weights_comes_back(tmp_path):
+    given = {"eval_strategy": "steps", "eval_steps": 2, "metric_for_best_model": "loss", "load_best_model_at_end": True}
+    args = make_args(tmp_path, learning_rate=0.5, **given)
+    trainer = SavesEncoderOnly(make_model(), args, train_dataset=ROWS, eval_dataset=ROWS)
+    trainer.train()
+    losses = {e["step"]: e["eval_loss"] for e in trainer.state.log_history if "eval_loss" in e}
+    assert trainer.evaluate()["eval_loss"] == min(losses.values())
+    assert len(set(losses.values())) == 2
+
+
+class NotesWhatItLoads(FastTrainer):
+    """Has a loader of its own that leaves the loading to the next class."""
+
+    def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
+        self.loaded = [*getattr(self, "loaded", []), Path(resume_from_checkpoint).name]
+        super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+
+def test_the_best_model_of_a_run_that_was_continued_is_not_the_one_it_continued_from(tmp_path):
+    given = {"eval_strategy": "steps", "eval_steps": 2, "metric_for_best_model": "loss", "load_best_model_at_end": True}
+    given |= {"save_strategy": "steps", "save_steps": 2, "learning_rate": 0.1}
+    first = NotesWhatItLoads(
+        make_model(), make_args(tmp_path, max_steps=2, **given), train_dataset=ROWS, eval_dataset=ROWS
+    )
+    first.train()
+    args = make_args(tmp_path, max_steps=8, allow_changed=["max_steps"], **given)
+    trainer = NotesWhatItLoads(make_model(), args, train_dataset=ROWS, eval_dataset=ROWS)
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    best = trainer.state.best_global_step
+    assert best > 2
+    assert trainer.loaded == ["checkpoint-2", f"checkpoint-{best}"]
+    losses = [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
+    assert trainer.evaluate()["eval_loss"] == min(losses)
+
+
+# --- telling an override ---------------------------------------------------------------------------------------------
+
+
+def test_overrides_are_told_by_whose_code_it_is(tmp_path):
+    plain = FastTrainer(make_model(), make_args(tmp_path), train_dataset=ROWS)
+    names = ("_save", "save_model", "_save_checkpoint", "compute_loss", "evaluate", "training_step")
+    assert [name for name in names if is_overridden(plain, name)] == []
+
+    class Between(EsmTrainerOfALibrary, FastTrainer):
+        pass
+
+    theirs = Between(make_model(), make_args(tmp_path), train_dataset=ROWS)
+    assert [name for name in names if is_overridden(theirs, name)] == ["compute_loss"]
+    plain.evaluate = lambda *args, **kwargs: {}
+    plain._save = FastTrainer._save.__get__(plain)
+    assert [name for name in names if is_overridden(plain, name)] == ["evaluate"]
+    static = type("Static", (FastTrainer,), {"_save": staticmethod(print)})
+    assert is_overridden(static(make_model(), make_args(tmp_path), train_dataset=ROWS), "_save")
+
+
+class EsmTrainerOfALibrary(Trainer):
+    """Of a library that knows nothing of hf_ext."""
+
+    def compute_loss(self, model: Any, *args: Any, **kwargs: Any) -> Any:
+        assert isinstance(self.model, EsmForSequenceClassification)
+        return super().compute_loss(model, *args, **kwargs)

@@ -1,0 +1,280 @@
+"""A run that is asked to stop saves, exits with its own code, and continues as if nothing had happened."""
+
+import json
+import os
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+from closing_line import tally
+from train_until_stopped import Case, make_trainer, start
+
+from hf_ext.checkpoints.format.manifest import Manifest, hash_file
+from hf_ext.errors import ArgumentError
+
+STOPPED = 75
+CYCLES = {"gradient_accumulation_steps": 3, "num_train_epochs": 2}  # 11 batches: 4 steps an epoch, the last of 2
+EACH_EPOCH = {"eval_strategy": "epoch", "logging_strategy": "epoch", "save_strategy": "epoch"}
+EVALS = {"eval_strategy": "steps", "eval_steps": 2}
+BEST = {"metric_for_best_model": "set0_loss", "greater_is_better": True}  # falls: the first is best, then it stops
+STEPS = {"eval_steps": 3, "save_steps": 3}
+SUBSET = {**CYCLES, **EVALS, "max_eval_samples": 3, "metric_for_best_model": "loss"}  # 2 batches, and 2 of the rest
+LIVING_ON = {**CYCLES, **EVALS, "dataloader_num_workers": 1, "dataloader_persistent_workers": True}
+
+# What is interrupted, and the step of the checkpoint that it leaves; `True`: an evaluation is left to be made up.
+INTERRUPTED = {
+    "in a cycle": (Case(CYCLES, ("on_substep_end", 2)), 1, False),
+    "in the first cycle of an epoch": (Case(CYCLES, ("on_substep_end", 6)), 4, False),
+    "in a short last cycle": (Case(CYCLES, ("on_substep_end", 5), ("SIGINT",)), 3, False),
+    "after a step": (Case({}, ("on_step_end", 7)), 7, False),
+    "after a saved step": (Case({}, ("on_step_end", 6), ("SIGINT",)), 6, False),
+    "while saving": (Case({}, ("save", 2)), 6, False),
+    "before a step": (Case({}, ("on_step_begin", 4)), 5, False),
+    "after a step, by SIGHUP": (Case({}, ("on_step_end", 7), ("SIGHUP",)), 7, False),
+    "when its terminal is closed": (
+        Case({"disable_tqdm": False}, ("on_step_end", 4), ("close",), terminal=True),
+        4,
+        False,
+    ),
+    "without checkpoints": (Case({"save_strategy": "no"}, ("on_step_end", 5)), 5, False),
+    "where an evaluation is due": (Case({**CYCLES, **EVALS}, ("on_step_end", 2)), 2, True),
+    "in an evaluation": (Case({**CYCLES, **EVALS}, ("on_prediction_step", 2)), 2, True),
+    "in an evaluation's subset": (Case(SUBSET, ("on_prediction_step", 2)), 2, True),
+    "in an evaluation, with workers that live on": (Case(LIVING_ON, ("on_prediction_step", 2)), 2, True),
+    "in the second evaluation, with workers that live on": (Case(LIVING_ON, ("on_prediction_step", 6)), 4, True),
+    "in the second evaluation, with workers of the plan": (
+        Case({**LIVING_ON, "speedups": ["data_loading"]}, ("on_prediction_step", 6)),
+        4,
+        True,
+    ),
+    "in what follows the subset": (Case(SUBSET, ("on_prediction_step", 3)), 2, True),
+    "at the end of an epoch": (Case({**CYCLES, **EACH_EPOCH}, ("on_step_end", 4)), 4, True),
+    "in the evaluation of an epoch": (Case({**CYCLES, **EACH_EPOCH}, ("on_prediction_step", 3)), 4, True),
+    "at the last step": (Case({**CYCLES, **EVALS, "max_steps": 7}, ("on_step_end", 7)), 7, True),
+    "in the last evaluation": (Case({**CYCLES, **EACH_EPOCH}, ("on_prediction_step", 6)), 8, True),
+    "with the best saved": (
+        Case(
+            {**CYCLES, **EACH_EPOCH, "save_strategy": "best", "metric_for_best_model": "loss"},
+            ("on_prediction_step", 1),
+        ),
+        4,
+        True,
+    ),
+    "in the second of two sets, before stopping early": (
+        Case({**EVALS, **STEPS, **BEST}, ("on_prediction_step", 14), eval_sets=2, early_stopping=2),
+        6,
+        True,
+    ),
+    "in the evaluation that stops early": (
+        Case(
+            {**EVALS, **STEPS, **BEST, "metric_for_best_model": "loss", "load_best_model_at_end": True},
+            ("on_prediction_step", 9),
+            early_stopping=2,
+        ),
+        9,
+        True,
+    ),
+}
+COUNTS = {"cases": 0, "identical": 0}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def counted(request):
+    with tally(request, "stops by signal and time", **COUNTS) as counts:
+        yield
+        counts.update(COUNTS)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """What a case would have come to had it not been interrupted; trained once for all cases with these arguments."""
+    known: dict[str, dict] = {}
+
+    def train(case: Case, ranks: int = 1) -> dict:
+        key = f"{case.args} {case.eval_sets} {case.early_stopping} {ranks}"
+        if key not in known:
+            folder = tmp_path_factory.mktemp("whole")
+            known[key] = finish(folder, replace(case, at=None, step_s=0.0), "whole", ranks=ranks)
+        return known[key]
+
+    return train
+
+
+def finish(folder: Path, case: Case, name: str, code: int | None = 0, ranks: int = 1) -> dict:
+    """Runs a case to its end; returns the report of its last process."""
+    processes = start(folder, case, name, ranks)
+    for rank, process in enumerate(processes):
+        process.join(60)
+        output = (folder / f"{name}-{rank}.txt").read_text()
+        if process.exitcode is None:
+            process.kill()
+        assert process.exitcode == code, output[-3000:]
+    path = folder / f"{name}-{ranks - 1}.json"
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def same_run(one: dict, other: dict) -> bool:
+    return all(one[key] == other[key] for key in ("weights", "history", "best", "step"))
+
+
+def continued(folder: Path, case: Case, reference: dict, ranks: int = 1) -> dict:
+    """Resumes a stopped case; fails unless it ends as the uninterrupted one did."""
+    COUNTS["cases"] += 1
+    resumed = finish(folder, replace(case, at=None, resume=True), "resumed", ranks=ranks)
+    assert resumed["history"] == reference["history"]
+    assert same_run(resumed, reference)
+    COUNTS["identical"] += 1
+    return resumed
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("name", INTERRUPTED)
+def test_a_run_signalled_anywhere_saves_and_continues_identically(tmp_path, whole, name):
+    case, step, is_pending = INTERRUPTED[name]
+    stopped = finish(tmp_path, case, "stopped", code=STOPPED)
+    assert (stopped["step"], stopped["pending"]) == (step, is_pending)
+    assert stopped["reason"] == f"received {case.signals[0].replace('close', 'SIGHUP')}"
+    assert stopped["handlers_back"]
+    assert (tmp_path / "run" / f"checkpoint-{step}").is_dir()
+    reference = whole(case)
+    assert stopped["history"] == reference["history"][: len(stopped["history"])]  # nothing that a whole run logs not
+    assert not same_run(stopped, reference)
+    continued(tmp_path, case, reference)
+
+
+def test_an_evaluation_that_is_not_made_up_shows_in_the_comparison(tmp_path, whole):
+    case, step, _ = INTERRUPTED["in an evaluation"]
+    finish(tmp_path, case, "stopped", code=STOPPED)
+    stripped = tmp_path / "run" / f"checkpoint-{step}"
+    forget_pending_evaluation(stripped)
+    resumed = finish(tmp_path, replace(case, at=None, resume=True), "resumed")
+    assert not same_run(resumed, whole(case))
+
+
+def forget_pending_evaluation(checkpoint: Path) -> None:
+    progress = json.loads((checkpoint / "progress.json").read_text())
+    (checkpoint / "progress.json").write_text(json.dumps({**progress, "evaluation_pending": False}))
+    manifest = Manifest.read(checkpoint)
+    files = {**manifest.files, "progress.json": hash_file(checkpoint / "progress.json")}
+    replace(manifest, files=files).write(checkpoint)
+
+
+def test_an_evaluation_given_up_twice_is_made_up_in_the_third_run(tmp_path, whole):
+    case, step, _ = INTERRUPTED["in an evaluation"]
+    finish(tmp_path, case, "stopped", code=STOPPED)
+    again = finish(tmp_path, replace(case, resume=True), "again", code=STOPPED)
+    assert (again["step"], again["pending"]) == (step, True)
+    continued(tmp_path, case, whole(case))
+
+
+def test_a_checkpoint_at_the_end_of_an_epoch_comes_after_the_evaluation_that_is_due_there(tmp_path, whole):
+    args = {**CYCLES, **EACH_EPOCH, "save_strategy": "steps", "save_steps": 4}
+    case = Case(args, ("on_step_begin", 5), crash=True)  # after the step in which the save ends
+    finish(tmp_path, case, "crashed", code=9)
+    continued(tmp_path, case, whole(case))
+
+
+def test_a_second_signal_says_that_the_stop_is_under_way_and_changes_nothing(tmp_path, whole):
+    case = Case(CYCLES, ("on_substep_end", 2), ("SIGINT", "SIGTERM"))
+    stopped = finish(tmp_path, case, "stopped", code=STOPPED)
+    assert stopped["reason"] == "received SIGINT"
+    output = (tmp_path / "stopped-0.txt").read_text()
+    assert output.index("training stops after this batch") < output.index("the stop is under way")
+    continued(tmp_path, case, whole(case))
+
+
+def test_a_third_signal_ends_the_process_at_once_and_the_last_checkpoint_continues(tmp_path, whole):
+    case = Case({}, ("on_step_end", 5), ("SIGINT", "SIGINT", "SIGINT"))
+    finish(tmp_path, case, "ended", code=1)
+    assert "KeyboardInterrupt" in (tmp_path / "ended-0.txt").read_text()
+    assert [path.name for path in (tmp_path / "run").glob("checkpoint-*")] == ["checkpoint-3"]
+    continued(tmp_path, case, whole(case))
+
+
+def test_a_signal_that_comes_when_training_is_over_is_not_lost(tmp_path):
+    report = finish(tmp_path, Case(CYCLES, ("on_train_end", 1)), "ended", code=-signal.SIGTERM)
+    assert report == {}  # the process died of it, as it would have without us
+
+
+def test_training_in_a_thread_works_and_leaves_signals_alone(tmp_path, whole):
+    case = Case(CYCLES, in_thread=True)
+    assert same_run(finish(tmp_path, case, "thread"), whole(case))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_the_whole_process_group_stops_a_run_with_data_workers_within_seconds(tmp_path, whole, number):
+    case = Case({"dataloader_num_workers": 2}, step_s=0.2, new_group=True)
+    (process,) = start(tmp_path, case, "stopped")
+    wait_for((tmp_path / "run" / "checkpoint-3").is_dir, 30)
+    workers = psutil.Process(process.pid).children()
+    assert len(workers) == 2
+    assert all(os.getpgid(worker.pid) == worker.pid for worker in workers)  # else the signal may kill them
+    os.killpg(process.pid, number)
+    asked = time.monotonic()
+    process.join(30)
+    assert process.exitcode == STOPPED, (tmp_path / "stopped-0.txt").read_text()[-3000:]
+    assert time.monotonic() - asked < 10
+    continued(tmp_path, replace(case, step_s=0.0), whole(case))
+
+
+@pytest.mark.parametrize("grace_s", [pytest.param(1, marks=pytest.mark.nightly), 2, 5, 15, 30])
+def test_a_stop_at_any_moment_is_over_before_the_machine_is_taken_away(tmp_path, whole, grace_s):
+    case = Case(CYCLES, step_s=0.1)
+    (process,) = start(tmp_path, case, "stopped")
+    wait_for((tmp_path / "run" / "checkpoint-3").is_dir, 30)
+    time.sleep(0.03 * grace_s % 0.1)  # other moments of a step
+    os.kill(process.pid, signal.SIGTERM)
+    process.join(grace_s)
+    process.kill()  # which does nothing to a process that has ended
+    process.join()
+    assert process.exitcode == STOPPED, (tmp_path / "stopped-0.txt").read_text()[-3000:]
+    continued(tmp_path, replace(case, step_s=0.0), whole(case))
+
+
+def wait_for(condition, seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_a_run_stops_before_its_time_limit_by_the_margin(tmp_path):
+    limit_s, margin_s = 40, 38
+    args = {"num_train_epochs": 1000, "max_hours": limit_s / 3600, "stop_margin_minutes": margin_s / 60}
+    began = time.monotonic()
+    stopped = finish(tmp_path, Case(args, step_s=0.01), "stopped", code=STOPPED)
+    assert 0.5 < time.monotonic() - began < 20
+    assert stopped["reason"] == f"max_hours={limit_s / 3600} is near"
+    assert (tmp_path / "run" / f"checkpoint-{stopped['step']}").is_dir()
+
+
+def test_a_time_limit_within_the_margin_is_refused(tmp_path):
+    args = {"max_hours": 0.05, "stop_margin_minutes": 5.0}
+    with pytest.raises(ArgumentError, match=r"max_hours=0\.05.*stop_margin_minutes=5\.0"):
+        make_trainer(tmp_path, Case(args), 0)
+    make_trainer(tmp_path, Case({**args, "max_hours": 0.1}), 0)
+
+
+def test_checkpoints_by_the_clock_are_as_exact_as_others(tmp_path, whole):
+    args = {"save_strategy": "no", "save_minutes": 0.15 / 60}
+    case = Case(args, ("on_step_end", 9), crash=True, step_s=0.05)
+    finish(tmp_path, case, "crashed", code=9)
+    steps = sorted(int(path.name.split("-")[1]) for path in (tmp_path / "run").glob("checkpoint-*"))
+    assert 1 <= len(steps) <= 4  # one every third step of 50 ms
+    continued(tmp_path, replace(case, step_s=0.0), whole(case))
+
+
+@pytest.mark.parametrize(
+    ("case", "step", "is_pending"),
+    [
+        (Case(CYCLES, ("on_substep_end", 2), rank=1), 2, False),  # they agree at the end of the step
+        (Case({**CYCLES, **EVALS}, ("on_prediction_step", 2), rank=1), 2, True),
+    ],
+)
+def test_two_processes_agree_to_stop_when_one_is_signalled(tmp_path, whole, case, step, is_pending):
+    stopped = finish(tmp_path, case, "stopped", code=STOPPED, ranks=2)
+    assert (stopped["step"], stopped["pending"]) == (step, is_pending)
+    continued(tmp_path, case, whole(case, ranks=2), ranks=2)

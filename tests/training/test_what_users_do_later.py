@@ -1,0 +1,136 @@
+"""What users assign, return or call after a trainer was made counts as it does in Trainer."""
+
+import copy
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from continued_runs import MODEL, SETTINGS, Collator
+from token_rows import make_number_rows as make_rows
+from train_until_stopped import Case
+from transformers import TrainerCallback
+
+from hf_ext.errors import TrainingStopped
+from hf_ext.trainer import FastTrainer
+from hf_ext.training_args import FastTrainingArguments
+
+ALONE = {"dataloader_num_workers": 0, "dataloader_persistent_workers": False}
+
+
+def make(folder, cls=FastTrainer, callbacks=(), **given):
+    args = FastTrainingArguments(output_dir=str(folder), **{**SETTINGS, **ALONE, **given})
+    rows = make_rows(8, 1), make_rows(4, 2) if "eval_strategy" in given else None
+    return cls(copy.deepcopy(MODEL), args, Collator(Case()), *rows, callbacks=list(callbacks))
+
+
+def make_other(folder, **given):
+    # Made before the trainer: every TrainingArguments makes accelerate's shared state anew (transformers 5.23).
+    return FastTrainingArguments(**{**SETTINGS, **ALONE, "output_dir": str(folder), **given})
+
+
+def test_other_arguments_that_are_assigned_count_everywhere(tmp_path):
+    other = make_other(tmp_path, save_only_model=True)
+    trainer = make(tmp_path, save_steps=4)
+    before, trainer.args = trainer.args, other
+    assert trainer.args is other
+    assert not before.save_only_model
+    trainer.train()
+    trainer.end()
+    assert not (tmp_path / "checkpoint-2" / "optimizer.json").exists()
+    assert json.loads((tmp_path / "checkpoint-2" / "training_args.json").read_text())["save_only_model"]
+
+
+def test_a_run_that_is_to_continue_by_other_arguments_continues(tmp_path):
+    other = make_other(tmp_path, resume="auto", num_train_epochs=3, allow_changed=["all"])
+    trainer = make(tmp_path)
+    trainer.train()
+    trainer.args = other
+    trainer.train()
+    assert not list(tmp_path.glob("previous-*"))
+    assert trainer.state.global_step == 12
+    trainer.end()
+
+
+class Asks(FastTrainer):
+    """As a class between that needs a loader to make its schedule."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.num_batches = len(self.get_train_dataloader())
+
+
+class Behind(FastTrainer.__base__):
+    """Another class of Trainer's, behind FastTrainer, whose constructor uses what it has."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.num_batches = len(self.get_train_dataloader())
+
+
+def test_a_constructor_behind_ours_can_use_the_loaders(tmp_path):
+    both = type("Both", (FastTrainer, Behind), {})
+    for cls in (Asks, both):
+        trainer = make(tmp_path / cls.__name__, cls)
+        assert trainer.num_batches == 4
+        trainer.close()
+
+
+class StopsInEvaluation(TrainerCallback):
+    """Is signalled in an evaluation, and returns a control object of its own, as Trainer allows."""
+
+    def __init__(self):
+        self.left = 1
+
+    def on_prediction_step(self, args, state, control, **kwargs):
+        self.left -= 1
+        if self.left == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return copy.copy(control)
+
+
+def test_a_stop_in_an_evaluation_is_not_lost_with_a_control_object(tmp_path):
+    given = {"eval_strategy": "steps", "eval_steps": 2}
+    whole = make(tmp_path / "whole", **given)
+    whole.train()
+    trainer = make(tmp_path / "stopped", callbacks=[StopsInEvaluation()], **given)
+    with pytest.raises(TrainingStopped, match="checkpoint-2"):
+        trainer.train()
+    assert trainer.state.global_step == 2
+    resumed = make(tmp_path / "stopped", resume="auto", **given)
+    resumed.train()
+    weights = zip(resumed.model.state_dict().values(), whole.model.state_dict().values(), strict=True)
+    assert all(torch.equal(a, b) for a, b in weights)
+    for one in (whole, trainer, resumed):
+        one.end()
+
+
+class SavesAtStepEnd(TrainerCallback):
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == 2:
+            self.trainer._save_checkpoint(self.trainer.model, None)
+
+
+def test_what_a_callback_saves_at_the_end_of_a_step_stands_after_it(tmp_path):
+    saves = SavesAtStepEnd()
+    rows = make_rows(16, 1).to_iterable_dataset()
+    args = FastTrainingArguments(output_dir=str(tmp_path), **{**SETTINGS, **ALONE, "max_steps": 4, "save_steps": 100})
+    saves.trainer = FastTrainer(copy.deepcopy(MODEL), args, Collator(Case()), rows, callbacks=[saves])
+    saves.trainer.train()
+    saves.trainer.end()
+    progress = json.loads(Path(tmp_path, "checkpoint-2", "progress.json").read_text())
+    assert progress["data_position"]["rows"] == 4
+
+
+def test_the_parts_follow_the_accelerator_that_each_trial_of_a_search_gets(tmp_path):
+    trainer = make(tmp_path)
+    before, backend = trainer.accelerator, trainer._backend
+    trainer.create_accelerator_and_postprocess()
+    assert trainer.accelerator is not before
+    assert trainer._backend is backend  # which the parts hold
+    assert backend._accelerator is trainer.accelerator
+    trainer.train()
+    assert trainer.state.global_step == 8
+    trainer.end()
