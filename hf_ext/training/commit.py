@@ -105,8 +105,9 @@ class Committer:
         """
         if self._written is None:
             return
-        (written, done), self._written = self._written, None
+        written, done = self._written
         failure = self._together(done.result if done else None, written.num_bytes)
+        self._written = None  # only now: a signal's exception may end the wait, and `leave` waits on
         self._stopper.note_save(time.perf_counter() - written.began)
         if failure is not None:
             if written.staging:
