@@ -32,7 +32,8 @@ _WORD = re.compile(
       | (?P<text>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")
       | (?P<number>{NUMBER}(?![\w.]))
       | (?P<name>[^\W\d]\w*)
-      | (?P<other>\S)""",
+      | (?P<unclosed>['"].*)
+      | (?P<other>\w[\w.]*|\S)""",
     re.VERBOSE,
 )
 _SHAPE = (
@@ -122,6 +123,8 @@ def check_names(names: Iterable[str], columns: Sequence[str], where: str) -> Non
 
 def _read_condition(words: Sequence[re.Match[str]], text: str) -> Condition:
     for word in words:
+        if word.lastgroup == "unclosed":
+            raise ArgumentError(f"filter {text!r}: the quote before {word[0][1:]!r} is not closed.")
         if word.lastgroup == "other" or word[0] in ("or", "not", "in", "is"):
             raise ArgumentError(f"filter {text!r}: {word[0]!r} is not allowed. {_SHAPE}")
     kinds = [word.lastgroup for word in words]
@@ -145,7 +148,8 @@ def _read_value(word: str, text: str) -> float | str:
     try:
         return str(ast.literal_eval(word))  # for its escapes; a literal, as the pattern of words has it
     except (ValueError, SyntaxError) as error:
-        raise ArgumentError(f"filter {shorten(text)!r} cannot be read: {error}. {_SHAPE}") from error
+        reason = getattr(error, "msg", error)  # the text of a SyntaxError also names a line
+        raise ArgumentError(f"filter {shorten(text)!r} cannot be read: {reason}. {_SHAPE}") from error
 
 
 def _as_text(cells: Sequence[object]) -> np.ndarray:

@@ -60,7 +60,7 @@ class StepGuard(TrainerCallback):
 
     Cost: one read from the device per optimizer step, none per micro-batch.
 
-    Steps outside `epoch` are left alone.
+    Steps outside `epoch`, of a loop of the user's own, are left alone; the first one is warned of.
 
     Attributes:
         num_left_out: of the run's steps, also before it was resumed; `Stateful` under that name.
@@ -81,6 +81,7 @@ class StepGuard(TrainerCallback):
         self._num_not_taken_up = 0
         self._overflows: OverflowWatch | None = None
         self._scale_before: float | None = None
+        self._has_warned = False
 
     def state(self) -> int:
         """For a checkpoint."""
@@ -135,7 +136,8 @@ class StepGuard(TrainerCallback):
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Gradients are complete and clipped: goes on, raises, or takes them away, on all processes alike."""
-        if self._epoch is None:  # a loop of the user's own
+        if self._epoch is None:
+            self._warn_once()
             return
         finite_loss, finite_gradient = self._read_finite()
         scaler, loader = self._guarded().scaler, kwargs.get("train_dataloader")
@@ -152,6 +154,14 @@ class StepGuard(TrainerCallback):
         if self._scale_before is not None:
             self._guarded().scaler.update(new_scale=self._scale_before)
             self._scale_before = None
+
+    def _warn_once(self) -> None:
+        if not self._has_warned:
+            logger.warning(
+                "These steps are not of FastTrainer's `_run_epoch`: nan_policy does not guard them, and a run that "
+                "continues may train on other rows. A class that overrides `_run_epoch` calls super()._run_epoch()."
+            )
+        self._has_warned = True
 
     def _guarded(self) -> GuardedEpoch:
         assert self._epoch is not None

@@ -158,3 +158,12 @@ def test_a_metric_that_is_not_finite_is_never_the_best(caplog):
 def test_rows_of_a_stream_are_counted_from_its_beginning(tmp_path):
     args, loader = make_args(tmp_path), SimpleNamespace(dataset=PassedRows())
     assert name_rows(args, loader, [0, 1], 6, 0, False) == "rows 24 to 27, 28 to 31 since the stream began"
+
+
+def test_steps_of_a_loop_of_the_users_own_are_left_alone_with_one_warning(tmp_path, caplog):
+    loop = Loop(tmp_path, "stop")
+    for _ in range(2):
+        loop.step(float("nan"), 1.0)
+    assert loop.model.weight.item() == 0.0
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "calls super()._run_epoch()" in caplog.text
