@@ -445,11 +445,11 @@ def test_an_optimizer_that_wraps_another_trains_as_in_stock_trainer_and_stays_as
         torch.manual_seed(0)
         model = PlainClassifier()
         optimizer = wrapper(torch.optim.AdamW(model.parameters(), lr=1e-2))
-        before = vars(wrapper)["step"], vars(torch.optim.AdamW)["step"]
+        before = wrapper.step, torch.optim.AdamW.step
         args = made(tmp_path / cls.__name__, max_steps=4, save_strategy="steps", save_steps=2)
         trainer = cls(model, args, pad_rows, make_rows("Plain", 16), optimizers=(optimizer, None))
         trainer.train()
-        assert (vars(wrapper)["step"], vars(torch.optim.AdamW)["step"]) == before
+        assert (wrapper.step, torch.optim.AdamW.step) == before
         assert (optimizer.num_steps, len(optimizer.slow)) == (4, 3)
         numbers.append((losses(trainer), trainer.state.global_step))
     assert numbers[0] == numbers[1]
