@@ -19,8 +19,10 @@ from transformers import set_seed
 
 from hf_ext.affinity.arguments import AffinityArguments
 from hf_ext.affinity.building import build_collator, build_model, check_splits, fill_in_demo, settle_training
+from hf_ext.affinity.calibrating import calibrate_model, describe_calibration
 from hf_ext.affinity.distilling import Distillation, compare_with_teacher, distill, format_distillation
 from hf_ext.affinity.ensemble import train_seeds
+from hf_ext.affinity.measure import settle_measure
 from hf_ext.affinity.results import save_results
 from hf_ext.affinity.scoring import EVALUATION_METRICS, compute_metrics, score_split
 from hf_ext.affinity.seed_scores import score_seeds
@@ -53,7 +55,7 @@ DEFAULTS = {
     "save_total_limit": 2,
     "resume": "auto",
     "load_best_model_at_end": True,
-    "metric_for_best_model": "spearman",
+    "metric_for_best_model": "rmse",  # by loss, see `settle_measure`
     "logging_strategy": "epoch",
     "logging_nan_inf_filter": False,
     "report_to": "none",
@@ -66,6 +68,7 @@ def main(argv: list[str] | None = None) -> dict:
     parser, (model_args, data_args, args) = parse_command(
         (AffinityArguments, DataArguments, FastTrainingArguments), DEFAULTS, __doc__, argv
     )
+    settle_measure(args, model_args.loss)
     check_metric_name(args.metric_for_best_model, EVALUATION_METRICS)
     if args.max_eval_samples is not None:
         args.eval_group_column = args.eval_group_column or data_args.group_column
@@ -115,12 +118,14 @@ def run(
         trained = train_seeds(trainer, args)
     else:
         trained = trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
+    calibration = calibrate_model(trainer, model_args.calibration, splits["validation"])
+    log.info("\n".join(describe_calibration(calibration)))
     trainer.save_model()
     trainer.save_state()
     if model_args.merge_lora:
         trainer.save_merged(Path(str(args.output_dir)) / "merged")
 
-    results = report(trainer, trained, data, distillation, model_args, data_args, parser)
+    results = report(trainer, trained, calibration, data, distillation, model_args, data_args, parser)
     finish_run(trainer, log)
     return results
 
@@ -136,6 +141,7 @@ def use_demo(model_args: AffinityArguments, data_args: DataArguments, args: Fast
 def report(
     trainer: FastTrainer,
     trained: Any,
+    calibration: dict[str, Any],
     data: LoadedData,
     distillation: Distillation | None,
     model_args: AffinityArguments,
@@ -151,7 +157,9 @@ def report(
     if distillation:
         comparison = compare_with_teacher(distillation, test, splits["test"], folder, trainer.args.device, **scored)
     settings = {**vars(model_args), **vars(data_args)}
-    results = save_results(trainer, trained, test, splits, data.report, settings, parser, seeds, comparison)
+    results = save_results(
+        trainer, trained, test, splits, data.report, settings, parser, calibration, seeds, comparison
+    )
     LOGGER.info("\n%s\n", test.table())
     if seeds:
         LOGGER.info(seeds.text())

@@ -94,6 +94,14 @@ class AffinityArguments:
     )
     huber_delta: float = field(default=1.0, metadata={"help": "Where Huber turns linear, in standard deviations."})
     tobit_scale: float = field(default=0.25, metadata={"help": "Noise of the measurement, in standard deviations."})
+    calibration: Literal["line", "isotonic", "none"] = field(
+        default="line",
+        metadata={
+            "help": "After training, predictions are mapped onto the labels' scale by a fit on the validation rows, if "
+            "that lowers the error of rows that it was not fitted on. A line changes no order; isotonic needs 1,000 "
+            "rows."
+        },
+    )
     save_full: bool = field(default=False, metadata={"help": "Save frozen encoders' weights too, not only their id."})
     binder_threshold: Optional[float] = field(  # noqa: UP045
         default=9.0, metadata={"help": "Labels at or above this count as hits for recall, precision and F1."}

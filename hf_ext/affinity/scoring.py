@@ -12,12 +12,16 @@ from transformers import EvalPrediction
 from .. import units
 from ..data.columns import column_names, read_columns
 from ..evaluation import collapse_report, score_predictions
+from ..evaluation.calibration import apply_calibration
+from ..evaluation.metrics import rmse
 from ..evaluation.scores import PLAIN_METRICS
 from ..evaluation.verdict import CONSTANT, MODEL, Verdict, judge
 from ..reporting.near_copies import describe_near_copies
 from ..reporting.report.scores import fit_notes
 from ..reporting.tables import format_table
 from .baselines import fit_baselines, sequence_columns
+from .calibrating import predict_labelled, uncalibrated
+from .measure import verdict_metric
 from .slices import Slice, find_slices
 
 EVALUATION_METRICS = ("loss", *PLAIN_METRICS, "num_distinct")  # what an evaluation computes
@@ -111,9 +115,9 @@ def score_split(
     Cost: predictions; `fit_baselines`; 1,000 bootstrap resamples per predictor, for the verdict and for each slice:
     1.6 s each for 26,000 rows.
     """
-    output = trainer.predict(splits[name])
-    raw = output.predictions[0] if isinstance(output.predictions, tuple) else output.predictions
-    predictions, labels = np.asarray(raw, np.float64).reshape(-1), np.asarray(_labels(output), np.float64)
+    with uncalibrated(trainer.model) as calibration:
+        raw, labels = predict_labelled(trainer, splits[name])
+    predictions = apply_calibration(raw, calibration)
     if not all(hasattr(splits[part], "__len__") for part in ("train", name)):
         return _score_stream(trainer, predictions, labels, threshold)
     baselines = fit_baselines(trainer, splits, name, group_column)
@@ -128,6 +132,7 @@ def score_split(
         predictors,
         bounds=splits[name]["bound"][:] if "bound" in column_names(splits[name]) else None,
         is_scale_free=is_scale_free,
+        metric=verdict_metric(trainer.args),
         seed=trainer.args.seed,
     )
     return SplitScores(
@@ -140,11 +145,17 @@ def score_split(
         slices,
         [
             *([RANKING_NOTE] if is_scale_free else []),
+            *([] if calibration is None else [_describe_effect(raw, predictions, labels)]),
             *(_compare_slice(one, scores) for one in slices),
             *notes,
             *describe_near_copies(leaks),
         ],
     )
+
+
+def _describe_effect(raw: np.ndarray, calibrated: np.ndarray, labels: np.ndarray) -> str:
+    before, after = (units.format_cell(rmse(each, labels).value) for each in (raw, calibrated))
+    return f"RMSE before calibration {before}, after {after} (these rows took no part in it)."
 
 
 def _compare_slice(chosen: Mapping[str, Any], scores: Mapping[str, Any]) -> str:

@@ -9,13 +9,16 @@ from typing import Any, Literal
 import numpy as np
 
 from ..errors import ArgumentError
+from ..units import metric_name
 from ._arrays import FloatArray, as_column, as_pair, count_not_finite
 from .bootstrap import affordable_resamples, bootstrap_metrics, percentile_interval
+from .limits import at_limits
 from .metrics import spearman
 from .paired import PairedComparison, compare_paired
 
 MODEL = "model"
 CONSTANT = "training mean"
+ERRORS = ("rmse", "mae")  # in the unit of the labels, whatever that is
 
 Outcome = Literal["better", "no better", "undecided", "undefined"]
 
@@ -53,6 +56,7 @@ class _Case:
     labels: FloatArray
     one_sided: dict[str, FloatArray]
     has_limits: bool
+    metric: str
     options: dict[str, Any]
 
     @property
@@ -70,6 +74,7 @@ def judge(
     *,
     bounds: Sequence[int] | Any | None = None,
     is_scale_free: bool = False,
+    metric: str | None = None,
     confidence: float = 0.95,
     num_resamples: int = 1000,
     seed: int = 0,
@@ -77,9 +82,10 @@ def judge(
     """Decide, on the same rows, whether a regression model beats the baselines beside it.
 
     In this order: its RMSE must be below that of the training mean, whatever its Spearman; its Spearman must be above
-    0; its Spearman must be above that of every other baseline. Each "above" means that the whole paired bootstrap
-    interval is. Where a value is not even above, the model is no better; where only the interval is not, these rows do
-    not decide. Rows are resampled one by one, so this speaks about further rows of the same kind.
+    0; in `metric` it must be better than every other baseline. Each time the whole paired bootstrap interval must be.
+    Where a value is not even better, the model is no better; where only the interval is not, these rows do not decide.
+    Where the metric says better and the order of rows is worse than some baseline's, beyond the noise, that is said
+    too. Rows are resampled one by one, so this speaks about further rows of the same kind.
 
     Args:
         labels: (n,) numbers.
@@ -88,6 +94,8 @@ def judge(
         bounds: (n,) of -1 (the truth is at or below the label), 1 (at or above), 0 (exact), or None. In the RMSE a
             prediction beyond such a limit is no error then.
         is_scale_free: the model predicts an order only (a ranking loss): RMSE is not asked for.
+        metric: that decides among baselines, one of spearman, pearson, rmse, mae, r2: the one by which the checkpoint
+            was chosen. None: rmse, or spearman of an order.
         confidence, num_resamples, seed: of the intervals.
 
     Raises:
@@ -102,8 +110,9 @@ def judge(
     columns = {name: as_pair(values, measured)[0] for name, values in predictions.items()}
     sides = np.zeros(len(measured)) if bounds is None else as_pair(bounds, measured)[0]
     options = {"confidence": confidence, "num_resamples": num_resamples, "seed": seed}
-    one_sided = {name: _mend_limits(values, measured, sides) for name, values in columns.items()}
-    case = _Case(columns, measured, one_sided, bool(sides.any()), options)
+    one_sided = {name: at_limits(values, measured, sides) for name, values in columns.items()}
+    decisive = metric or ("spearman" if is_scale_free else "rmse")
+    case = _Case(columns, measured, one_sided, bool(sides.any()), decisive, options)
     rules = (_judge_scores, *(() if is_scale_free else (_judge_constant,)), _judge_order, _judge_baselines)
     for rule in rules:
         if verdict := rule(case):
@@ -196,19 +205,27 @@ def _judge_order(case: _Case) -> Verdict | None:
 def _judge_baselines(case: _Case) -> Verdict | None:
     """Against the baseline that the model beats least surely; None where every one of them is constant."""
     names = [name for name in case.predictions if name not in (MODEL, CONSTANT)]
-    compared = {name: case.compare(name, "spearman") for name in names}
-    compared = {name: result for name, result in compared.items() if result.low is not None}
-    if not compared:
+    ordered = {name: case.compare(name, "spearman") for name in names}
+    ordered = {name: result for name, result in ordered.items() if result.low is not None}
+    if not ordered:
         return None
+    compared = ordered if case.metric == "spearman" else {name: case.compare(name, case.metric) for name in ordered}
     # One that scores as high as the model first, then the one whose interval reaches lowest.
-    hardest = min(compared, key=lambda name: ((compared[name].improvement or 0) > 0, compared[name].low))
+    hardest = min(compared, key=lambda name: ((compared[name].improvement or 0) > 0, compared[name].low or 0))
     result = compared[hardest]
     several = f", the hardest of {len(compared)} to beat" if len(compared) > 1 and result.is_better else ""
-    text = (
-        f"Spearman {result.after:.3f} against {result.before:.3f} of {hardest}{several} (difference "
-        f"{_difference(result)}, {result.n:,} rows)"
-    )
-    return _from_comparison(result, "every baseline" if result.is_better else hardest, text, hardest)
+    text = f"{_scores(result)} of {hardest}{several} (difference {_difference(result)}, {result.n:,} rows)"
+    order = "" if case.metric == "spearman" else _say_order(case, ordered)
+    return _from_comparison(result, "every baseline" if result.is_better else hardest, text, hardest, order)
+
+
+def _say_order(case: _Case, ordered: dict[str, PairedComparison]) -> str:
+    """Spearman beside a verdict in another metric: the model's, and the baseline that orders rows better, if any."""
+    highest = max(ordered.values(), key=lambda result: result.before or 0)
+    name = next(name for name, result in ordered.items() if result is highest)
+    if highest.is_worse:
+        return f" {name} orders these rows better: Spearman {highest.before:.3f} against {highest.after:.3f}."
+    return f" Spearman {highest.after:.3f}."
 
 
 def _summarize(case: _Case, is_scale_free: bool) -> Verdict:
@@ -226,16 +243,17 @@ def _summarize(case: _Case, is_scale_free: bool) -> Verdict:
     )
 
 
-def _from_comparison(compared: PairedComparison, than: str, numbers: str, baseline: str | None = None) -> Verdict:
+def _from_comparison(
+    compared: PairedComparison, than: str, numbers: str, baseline: str | None = None, order: str = ""
+) -> Verdict:
     name = baseline or than
     assert compared.improvement is not None
     if compared.is_better:
-        return _decided(True, f"Better than {than}: {numbers}.", compared, name)
+        return _decided(True, f"Better than {than}: {numbers}.{order}", compared, name)
     if compared.improvement <= 0:
-        return _decided(False, f"No better than {than}: {numbers}.", compared, name)
-    return _decided(
-        None, f"Not shown to be better than {than}: {numbers}, which may be 0: more rows decide.", compared, name
-    )
+        return _decided(False, f"No better than {than}: {numbers}.{order}", compared, name)
+    text = f"Not shown to be better than {than}: {numbers}, which may be 0: more rows decide.{order}"
+    return _decided(None, text, compared, name)
 
 
 def _decided(is_better: bool | None, text: str, compared: PairedComparison, baseline: str) -> Verdict:
@@ -247,16 +265,18 @@ def _undefined(num_rows: int, reason: str) -> Verdict:
     return Verdict(f"No verdict: {reason}.", None, "undefined", num_rows)
 
 
-def _mend_limits(predicted: FloatArray, measured: FloatArray, sides: FloatArray) -> FloatArray:
-    """`predicted`, but at the label where the label is a limit and the prediction lies beyond it."""
-    return np.where(sides * (predicted - measured) > 0, measured, predicted)
-
-
 def _difference(compared: PairedComparison) -> str:
-    digits = ".3g" if compared.metric == "rmse" else ".3f"  # errors are in the unit of the labels, whatever that is
+    digits = ".3g" if compared.metric in ERRORS else ".3f"
     if compared.low is None:
         return f"{compared.improvement:{digits}}"
     return f"{compared.improvement:{digits}} [{compared.low:{digits}}, {compared.high:{digits}}]"
+
+
+def _scores(compared: PairedComparison) -> str:
+    name = metric_name(compared.metric)
+    if compared.metric in ERRORS:
+        return f"{name} {_errors(compared)}"
+    return f"{name} {compared.after:.3f} against {compared.before:.3f}"
 
 
 def _errors(compared: PairedComparison) -> str:

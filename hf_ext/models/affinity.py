@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
 from ..errors import ArgumentError
+from .calibration import calibrate
 from .configuration import AffinityConfig, EncoderSpec, TowerSpec, build_config, input_name
 from .encoders import build_encoder, load_encoder, set_trainable
 from .half_linear import widen
@@ -24,7 +25,7 @@ from .pooling import merge_windows, pool
 
 @dataclass
 class AffinityOutput(ModelOutput):
-    """`loss`: scalar, standardised label units. `logits`: (n,), label units, float32.
+    """`loss`: scalar, standardised label units, before calibration. `logits`: (n,), label units, float32.
 
     `member_logits`: (n, heads), label units, float32, of an ensemble; `logits` is their mean.
     """
@@ -225,13 +226,15 @@ class AffinityModel(PreTrainedModel):
         output = self.head(torch.cat([pooled[name].float() for name in self.embedding_sizes], dim=1))
         members = None
         if self.config.ensemble_size > 1:
-            members = output * self.config.label_std + self.config.label_mean
+            members = self._in_label_units(output)
             output = output.mean(1)
         loss = None
         if labels is not None:
             loss = self._loss(output, labels, bounds, num_items_in_batch)
-        logits = output * self.config.label_std + self.config.label_mean
-        return AffinityOutput(loss=loss, logits=logits, member_logits=members)
+        return AffinityOutput(loss=loss, logits=self._in_label_units(output), member_logits=members)
+
+    def _in_label_units(self, output: torch.Tensor) -> torch.Tensor:
+        return calibrate(output * self.config.label_std + self.config.label_mean, self.config.calibration)
 
     def merge_adapters(self) -> int:
         """Adds LoRA adapters into the weights beside them, in place; returns how many.
@@ -279,10 +282,15 @@ class AffinityModel(PreTrainedModel):
     def row_losses(
         self, logits: torch.Tensor, labels: torch.Tensor, bounds: torch.Tensor | None = None
     ) -> torch.Tensor | None:
-        """Loss of each row, (n,), from `forward`'s logits and its arguments; None for "ranking", which needs pairs."""
+        """Loss of each row, (n,), from `forward`'s logits and its arguments.
+
+        None for "ranking", which needs pairs, and of a calibrated model, whose logits are not what the loss is of.
+        """
         config = self.config
+        if config.loss == "ranking" or config.calibration is not None:
+            return None
         output = (logits - config.label_mean) / config.label_std
-        return None if config.loss == "ranking" else self._regression_loss(output, labels, bounds, per_row=True)
+        return self._regression_loss(output, labels, bounds, per_row=True)
 
     def _loss(
         self,

@@ -9,6 +9,7 @@ from transformers import PretrainedConfig
 
 from ..argument_checks import ABOVE_ZERO, COUNT, FINITE, SHARE_BELOW_ONE, WIDTH, check_ranges
 from ..errors import ArgumentError
+from .calibration import check_calibration
 from .losses import LOSSES
 from .pooling import POOLINGS
 
@@ -64,7 +65,8 @@ class AffinityConfig(PretrainedConfig):
         ensemble_size: number of heads; more than 1: trained apart, and predictions are their mean.
         loss: "mse", "huber", "tobit" (censored rows) or "ranking" (pairwise).
         huber_delta: where Huber turns linear, in standardised label units.
-        label_mean, label_std: in label units; predictions are `label_mean + label_std * head output`.
+        label_mean, label_std: in label units; predictions are `label_mean + label_std * head output`, calibrated.
+        calibration: as in `hf_ext.models.calibration`; None for none. It changes predictions, never the loss.
         tobit_scale: standard deviation of the measurement noise for "tobit", in standardised label units.
         encoder_dtype, encoder_autocast: how frozen encoders compute, as torch dtype names; kept so that predictions are
             made from the same embeddings as training.
@@ -88,6 +90,7 @@ class AffinityConfig(PretrainedConfig):
     tobit_scale: float = 0.25
     label_mean: float = 0.0
     label_std: float = 1.0
+    calibration: None | dict = None  # noqa: RUF036
     encoder_dtype: str = "float32"
     encoder_autocast: None | str = None  # noqa: RUF036
     is_scaled: bool = False
@@ -100,6 +103,7 @@ class AffinityConfig(PretrainedConfig):
         if len(self.towers) > MAX_TOWERS:
             raise ArgumentError(f"{len(self.towers)} towers: an affinity model has one to {MAX_TOWERS}.")
         check_ranges(self, RANGES)
+        check_calibration(self.calibration)
         super().__post_init__(**kwargs)
 
     @property

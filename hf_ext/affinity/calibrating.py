@@ -1,0 +1,92 @@
+"""After training: the model's predictions are fitted to the labels of the validation rows, and must beat a constant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from ..data.columns import column_names
+from ..evaluation.calibration import FittedCalibration, fit_calibration
+from ..evaluation.limits import rmse_at_limits
+from ..units import format_cell
+
+NONE = "none"
+
+
+def calibrate_model(trainer: Any, kind: str, rows: Any) -> dict[str, Any]:
+    """Fits `trainer.model`'s calibration on `rows`, and puts it into its configuration.
+
+    A loss that ranks has no scale to fit; that, and whatever else leaves predictions as they are, is said.
+
+    Args:
+        trainer: a `FastTrainer` whose `AffinityModel` is trained. Called by all processes.
+        kind: "line", "isotonic" or "none".
+        rows: the validation split.
+
+    Returns:
+        JSON-able: `calibration` (None where there is none), `num_rows`, `rmse_before`, `rmse_after` (cross-fitted),
+        `rmse_constant` of the training mean on the same rows, and `reason`.
+
+    Raises:
+        ArgumentError: isotonic, and some labels are limits.
+
+    Cost: one pass over the validation rows, and `fit_calibration`.
+    """
+    model = trainer.model
+    model.config.calibration = None
+    if model.config.loss == "ranking":
+        return asdict(FittedCalibration(None, 0, reason="the loss ranks rows, and has no scale"))
+    predicted, labels = predict_labelled(trainer, rows)
+    is_sized = hasattr(rows, "__len__")
+    sides = np.asarray(rows["bound"][:]) if is_sized and "bound" in column_names(rows) else np.zeros(len(labels))
+    facts: dict[str, Any] = {"rmse_constant": rmse_at_limits(np.full(len(labels), model.config.label_mean), labels, sides)}
+    if kind == NONE:
+        before = rmse_at_limits(predicted, labels, sides)
+        return {**asdict(FittedCalibration(None, len(labels), before, reason="--calibration none")), **facts}
+    fitted = fit_calibration(predicted, labels, kind=kind, bounds=sides, seed=trainer.args.seed)
+    model.config.calibration = fitted.calibration
+    return {**asdict(fitted), **facts}
+
+
+def describe_calibration(facts: dict[str, Any]) -> list[str]:
+    """The facts of `calibrate_model` as sentences; the last is an alarm where a constant would have done as well."""
+    numbers = {name: format_cell(facts.get(name)) for name in ("rmse_before", "rmse_after", "rmse_constant")}
+    found, lines = facts["calibration"], []
+    if found is None:
+        lines.append(f"Predictions are not calibrated: {facts['reason']}.")
+    else:
+        form = f"a line of slope {found['slope']:.3g}" if found["kind"] == "line" else "an isotonic fit"
+        lines.append(
+            f"Predictions are calibrated by {form} on {facts['num_rows']:,} validation rows: RMSE there "
+            f"{numbers['rmse_before']} before, {numbers['rmse_after']} after (cross-fitted)."
+        )
+    kept = facts.get("rmse_after") if found else facts.get("rmse_before")
+    if kept is not None and facts.get("rmse_constant") is not None and not kept < facts["rmse_constant"]:
+        lines.append(
+            f"ALARM: the model that was kept has RMSE {format_cell(kept)} on the validation rows; the training mean "
+            f"alone has {numbers['rmse_constant']}. More epochs, another --learning_rate or other encoders may help."
+        )
+    return lines
+
+
+def predict_labelled(trainer: Any, rows: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Predictions for `rows`, and their labels: (n,) float64 each, label units."""
+    output = trainer.predict(rows)
+    raw = output.predictions[0] if isinstance(output.predictions, tuple) else output.predictions
+    labels = output.label_ids[0] if isinstance(output.label_ids, tuple) else output.label_ids
+    return np.asarray(raw, np.float64).reshape(-1), np.asarray(labels, np.float64).reshape(-1)
+
+
+@contextmanager
+def uncalibrated(model: Any) -> Iterator[dict[str, Any] | None]:
+    """Within it the model predicts as it was trained; gives what it is calibrated by otherwise."""
+    calibration, model.config.calibration = model.config.calibration, None
+    try:
+        yield calibration
+    finally:
+        model.config.calibration = calibration
+

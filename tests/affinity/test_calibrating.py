@@ -1,0 +1,127 @@
+"""Calibration of a trained model: fitted on validation rows, stored, applied wherever it predicts, and undone."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+
+from hf_ext.affinity.calibrating import calibrate_model, describe_calibration, uncalibrated
+from hf_ext.affinity.predictor import AffinityPredictor
+from hf_ext.affinity.scoring import score_split
+from hf_ext.errors import ArgumentError
+from hf_ext.trainer import FastTrainer
+from hf_ext.training_args import FastTrainingArguments
+
+
+@pytest.fixture
+def make(make_affinity, demo_rows, tmp_path):
+    """A trainer whose untrained model predicts ten times as far from its mean as the labels that it makes are."""
+
+    def made(**settings):
+        torch.manual_seed(0)
+        model, collator = make_affinity(**settings)
+        model.config.label_std, model.config.label_mean = 10.0, 8.0
+        args = FastTrainingArguments(str(tmp_path), use_cpu=True, report_to="none", disable_tqdm=True, seed=5)
+        trainer = FastTrainer(model, args, collator)
+        rows = demo_rows.shuffle(seed=1).select(range(120))
+        raw = np.asarray(trainer.predict(rows).predictions, np.float64).reshape(-1)
+        noise = np.random.default_rng(0).normal(0, 0.01, len(raw))
+        return trainer, relabel(rows, 6 + 0.1 * raw + noise)
+
+    return made
+
+
+def relabel(rows: Dataset, labels) -> Dataset:
+    return rows.remove_columns("label").add_column("label", list(labels))
+
+
+def predict(trainer, rows):
+    return np.asarray(trainer.predict(rows).predictions, np.float64).reshape(-1)
+
+
+def test_the_trained_model_is_fitted_to_the_validation_labels(make):
+    trainer, rows = make()
+    raw = predict(trainer, rows)
+    facts = calibrate_model(trainer, "line", rows)
+    assert facts["calibration"] == pytest.approx({"kind": "line", "slope": 0.1, "intercept": 6.0}, rel=0.05)
+    assert facts["rmse_after"] < 0.02 < 1 < facts["rmse_before"]
+    line = facts["calibration"]
+    np.testing.assert_allclose(predict(trainer, rows), raw * line["slope"] + line["intercept"], rtol=1e-5)
+    assert json.loads(json.dumps(facts)) == facts
+    assert describe_calibration(facts)[0].startswith("Predictions are calibrated by a line of slope 0.1")
+    with uncalibrated(trainer.model) as stored:
+        assert stored == line
+        np.testing.assert_array_equal(predict(trainer, rows), raw)
+    assert trainer.model.config.calibration == line
+
+
+def test_none_undoes_what_an_earlier_call_fitted_and_the_loss_never_changes(make):
+    trainer, rows = make()
+    raw, loss = predict(trainer, rows), trainer.evaluate(rows)["eval_loss"]
+    calibrate_model(trainer, "line", rows)
+    assert trainer.evaluate(rows)["eval_loss"] == pytest.approx(loss, rel=1e-6)
+    facts = calibrate_model(trainer, "none", rows)
+    assert (facts["calibration"], facts["reason"]) == (None, "--calibration none")
+    np.testing.assert_array_equal(predict(trainer, rows), raw)
+
+
+def test_a_saved_model_predicts_calibrated_and_refuses_a_damaged_calibration(make, tmp_path):
+    trainer, rows = make()
+    calibrate_model(trainer, "line", rows)
+    folder = tmp_path / "model"
+    trainer.save_model(str(folder))
+    predictor = AffinityPredictor.from_pretrained(folder, device="cpu")
+    np.testing.assert_allclose(predictor.predict(rows), predict(trainer, rows), atol=2e-4)
+    predictor.model.config.calibration = None
+    with uncalibrated(trainer.model):
+        np.testing.assert_allclose(predictor.predict(rows), predict(trainer, rows), atol=2e-4)
+    damaged = tmp_path / "damaged"
+    shutil.copytree(folder, damaged)
+    (damaged / "model_manifest.json").unlink(missing_ok=True)
+    config = json.loads((damaged / "config.json").read_text())
+    config["calibration"]["slope"] = -1.0
+    (damaged / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ArgumentError, match="reverse the order"):
+        AffinityPredictor.from_pretrained(damaged, device="cpu")
+
+
+def test_a_split_is_scored_calibrated_and_says_what_it_was_before(make):
+    trainer, rows = make()
+    splits = {"train": rows, "validation": rows.select(range(60)), "test": rows.select(range(60, 120))}
+    before = score_split(trainer, splits, "test", None, None)
+    calibrate_model(trainer, "line", splits["validation"])
+    after = score_split(trainer, splits, "test", None, None)
+    values = [scores.scores["model"]["rmse"]["value"] for scores in (before, after)]
+    assert values[1] < 0.05 < 1 < values[0]
+    assert after.scores["model"]["spearman"]["value"] == before.scores["model"]["spearman"]["value"]
+    assert any(note.startswith(f"RMSE before calibration {values[0]:.3f}, after ") for note in after.notes)
+    assert not any("calibration" in note for note in before.notes)
+
+
+def test_a_loss_that_ranks_has_no_scale_to_fit(make):
+    trainer, rows = make(loss="ranking")
+    facts = calibrate_model(trainer, "line", rows)
+    assert facts["calibration"] is None
+    assert describe_calibration(facts) == ["Predictions are not calibrated: the loss ranks rows, and has no scale."]
+
+
+def test_a_model_that_a_constant_equals_is_an_alarm(make):
+    trainer, rows = make()
+    labels = np.random.default_rng(1).normal(8, 0.1, len(rows))
+    facts = calibrate_model(trainer, "line", relabel(rows, labels))
+    assert facts["calibration"] is None or facts["rmse_after"] >= facts["rmse_constant"]
+    assert describe_calibration(facts)[-1].startswith("ALARM: the model that was kept has RMSE ")
+    good, rows = make()
+    assert not any("ALARM" in line for line in describe_calibration(calibrate_model(good, "line", rows)))
+
+
+def test_every_head_of_an_ensemble_is_calibrated_alike(make):
+    trainer, rows = make(num_seeds=2)
+    members = np.asarray(trainer.predict(rows, ignore_keys=[]).predictions[1], np.float64)
+    line = calibrate_model(trainer, "line", rows)["calibration"]
+    mended = trainer.predict(rows, ignore_keys=[]).predictions
+    np.testing.assert_allclose(mended[1], members * line["slope"] + line["intercept"], rtol=1e-5)
+    np.testing.assert_allclose(mended[0], mended[1].mean(1), rtol=1e-5)

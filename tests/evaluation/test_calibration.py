@@ -1,0 +1,134 @@
+"""A calibration mends what spreads too far, on rows that it was not fitted on, and never turns an order around."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from hf_ext.errors import ArgumentError, DataError
+from hf_ext.evaluation.calibration import apply_calibration, fit_calibration
+from hf_ext.evaluation.limits import rmse_at_limits
+from hf_ext.evaluation.metrics import spearman
+from hf_ext.models.calibration import calibrate, check_calibration
+
+
+def spread_too_far(num=200, slope=3.0, noise=0.5, seed=0):
+    """Predictions that are `slope` times as far from 8 as their labels are, and noisy."""
+    generator = np.random.default_rng(seed)
+    labels = generator.normal(8, 1, num)
+    return 8 + slope * (labels - 8) + generator.normal(0, noise, num), labels
+
+
+def test_a_line_is_the_least_squares_line() -> None:
+    found = fit_calibration([0.0, 1.0, 2.0, 3.0] * 3, [1.0, 1.5, 2.0, 2.5] * 3).calibration
+    assert found == pytest.approx({"kind": "line", "slope": 0.5, "intercept": 1.0})
+
+
+def test_predictions_that_spread_too_far_have_a_lower_error_on_further_rows_and_the_same_order() -> None:
+    fitted = fit_calibration(*spread_too_far())
+    predicted, labels = spread_too_far(num=500, seed=1)
+    mended = apply_calibration(predicted, fitted.calibration)
+    before, after = (math.sqrt(np.mean((each - labels) ** 2)) for each in (predicted, mended))
+    assert after < 0.1 * before
+    assert fitted.rmse_after == pytest.approx(after, rel=0.2)  # cross-fitted: what further rows have
+    assert spearman(mended, labels).value == spearman(predicted, labels).value
+
+
+def test_what_is_calibrated_already_stays_as_it_is() -> None:
+    generator = np.random.default_rng(3)
+    predicted = generator.normal(8, 1, 60)
+    fitted = fit_calibration(predicted, predicted + generator.normal(0, 1, 60))
+    assert fitted.calibration is None
+    assert fitted.reason == "no better on rows that it was not fitted on"
+    assert fitted.rmse_after >= fitted.rmse_before
+
+
+@pytest.mark.parametrize(
+    ("predicted", "labels", "reason"),
+    [
+        (np.arange(9.0), np.arange(9.0), "9 rows or groups are too few"),
+        (np.full(50, 3.0), np.arange(50.0), "all predictions are equal"),
+        (np.arange(50.0), -np.arange(50.0), "labels do not rise with predictions"),
+        (np.where(np.arange(50) == 7, np.nan, np.arange(50.0)), np.arange(50.0), "1 of 50 predictions are NaN"),
+    ],
+)
+def test_what_cannot_be_fitted_is_left_with_a_reason(predicted, labels, reason) -> None:
+    fitted = fit_calibration(predicted, labels)
+    assert fitted.calibration is None
+    assert reason in fitted.reason
+
+
+def test_a_group_is_never_cut_in_two() -> None:
+    # Twelve antibodies, each with a level of its own that says nothing of the next one's: rows alone would calibrate.
+    generator = np.random.default_rng(5)
+    groups = np.repeat([f"ab{i}" for i in range(12)], 40)
+    levels = np.repeat(generator.normal(0, 1, 12), 40)
+    predicted = np.repeat(generator.normal(0, 1, 12), 40) + generator.normal(0, 0.01, 480)
+    by_row, by_group = (fit_calibration(predicted, levels, units=units) for units in (None, groups))
+    assert by_row.rmse_after < by_group.rmse_after
+
+
+def test_ten_groups_are_needed_however_many_rows_there_are() -> None:
+    predicted, labels = spread_too_far()
+    assert "9 rows or groups are too few" in fit_calibration(predicted, labels, units=np.arange(200) % 9).reason
+    assert fit_calibration(predicted, labels, units=np.arange(200) % 10).calibration
+
+
+def test_limits_are_fitted_as_limits() -> None:
+    generator = np.random.default_rng(0)
+    predicted = generator.uniform(4, 10, 2000)
+    truth = 2 + 0.5 * predicted + generator.normal(0, 0.3, 2000)
+    labels, sides = np.maximum(truth, 5.0), np.where(truth < 5.0, -1, 0)
+    aware = fit_calibration(predicted, labels, bounds=sides).calibration
+    unaware = fit_calibration(predicted, labels).calibration
+    assert (aware["slope"], aware["intercept"]) == pytest.approx((0.5, 2.0), abs=0.05)
+    assert abs(unaware["slope"] - 0.5) > 0.05  # the broken twin
+
+
+def test_an_isotonic_fit_follows_a_curve_that_no_line_does() -> None:
+    generator = np.random.default_rng(0)
+    predicted = generator.uniform(-3, 3, 3000)
+    labels = np.tanh(2 * predicted) + generator.normal(0, 0.1, 3000)
+    curve, line = (fit_calibration(predicted, labels, kind=kind) for kind in ("isotonic", "line"))
+    assert curve.calibration["kind"] == "isotonic"
+    assert curve.rmse_after < 0.12 < 0.2 < line.rmse_after
+    assert fit_calibration(predicted[:999], labels[:999], kind="isotonic").calibration["kind"] == "line"
+
+
+def test_an_isotonic_fit_is_applied_straight_in_between_and_constant_beyond() -> None:
+    steps = {"kind": "isotonic", "x": [0.0, 1.0, 3.0], "y": [1.0, 1.0, 5.0]}
+    assert apply_calibration([-9.0, 0.5, 2.0, 3.0, 9.0], steps).tolist() == [1.0, 1.0, 3.0, 5.0, 5.0]
+    assert calibrate(torch.tensor([[2.0], [0.0]]), steps).tolist() == [[3.0], [1.0]]
+
+
+def test_beyond_a_limit_there_is_no_error() -> None:
+    sides = np.array([-1.0, 1.0, 0.0, -1.0])
+    assert rmse_at_limits(np.array([1.0, 9.0, 4.0, 7.0]), np.full(4, 5.0), sides) == math.sqrt((1 + 4) / 4)
+
+
+@pytest.mark.parametrize(
+    ("calibration", "message"),
+    [
+        ({"kind": "spline"}, "one of line, isotonic"),
+        ("line", "one of line, isotonic"),
+        ({"kind": "line", "slope": -1.0, "intercept": 0.0}, "reverse the order"),
+        ({"kind": "line", "slope": 1.0}, "every number must be finite"),
+        ({"kind": "line", "slope": math.inf, "intercept": 0.0}, "every number must be finite"),
+        ({"kind": "isotonic", "x": [0.0, 0.0], "y": [0.0, 1.0]}, "two or more x, rising"),
+        ({"kind": "isotonic", "x": [0.0, 1.0], "y": [1.0, 0.0]}, "never falls"),
+        ({"kind": "isotonic", "x": [0.0], "y": [1.0]}, "two or more x"),
+    ],
+)
+def test_a_stored_calibration_that_could_not_be_applied_is_refused(calibration, message) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        check_calibration(calibration)
+
+
+def test_wrong_arguments_are_refused() -> None:
+    with pytest.raises(ArgumentError, match="allowed are line, isotonic"):
+        fit_calibration([1.0], [1.0], kind="spline")
+    with pytest.raises(ArgumentError, match="use 'line'"):
+        fit_calibration([1.0, 2.0], [1.0, 2.0], kind="isotonic", bounds=[0, 1])
+    with pytest.raises(DataError, match="3 predictions for 2 references"):
+        fit_calibration([1.0, 2.0, 3.0], [1.0, 2.0])
