@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from ..data.columns import column_names
-from ..evaluation.calibration import FittedCalibration, fit_calibration
-from ..evaluation.limits import rmse_at_limits
+from ..evaluation.calibration import FittedCalibration, apply_calibration, fit_calibration
+from ..evaluation.limits import at_limits, rmse_at_limits
+from ..evaluation.paired import compare_paired
 from ..units import format_cell
 
 NONE = "none"
@@ -29,7 +30,8 @@ def calibrate_model(trainer: Any, kind: str, rows: Any) -> dict[str, Any]:
 
     Returns:
         JSON-able: `calibration` (None where there is none), `num_rows`, `rmse_before`, `rmse_after` (cross-fitted),
-        `rmse_constant` of the training mean on the same rows, and `reason`.
+        `rmse_constant` of the training mean on the same rows, `beats_constant`, whether the model's is lower than that
+        beyond the noise, and `reason`.
 
     Raises:
         ArgumentError: isotonic, and some labels are limits.
@@ -43,13 +45,16 @@ def calibrate_model(trainer: Any, kind: str, rows: Any) -> dict[str, Any]:
     predicted, labels = predict_labelled(trainer, rows)
     is_sized = hasattr(rows, "__len__")
     sides = np.asarray(rows["bound"][:]) if is_sized and "bound" in column_names(rows) else np.zeros(len(labels))
-    facts: dict[str, Any] = {"rmse_constant": rmse_at_limits(np.full(len(labels), model.config.label_mean), labels, sides)}
     if kind == NONE:
         before = rmse_at_limits(predicted, labels, sides)
-        return {**asdict(FittedCalibration(None, len(labels), before, reason="--calibration none")), **facts}
-    fitted = fit_calibration(predicted, labels, kind=kind, bounds=sides, seed=trainer.args.seed)
+        fitted = FittedCalibration(None, len(labels), before, reason="--calibration none")
+    else:
+        fitted = fit_calibration(predicted, labels, kind=kind, bounds=sides, seed=trainer.args.seed)
     model.config.calibration = fitted.calibration
-    return {**asdict(fitted), **facts}
+    constant = np.full(len(labels), model.config.label_mean)
+    sure = [at_limits(each, labels, sides) for each in (constant, apply_calibration(predicted, fitted.calibration))]
+    beats = compare_paired(labels, *sure, "rmse", seed=trainer.args.seed).is_better
+    return {**asdict(fitted), "rmse_constant": rmse_at_limits(constant, labels, sides), "beats_constant": beats}
 
 
 def describe_calibration(facts: dict[str, Any]) -> list[str]:
@@ -64,11 +69,12 @@ def describe_calibration(facts: dict[str, Any]) -> list[str]:
             f"Predictions are calibrated by {form} on {facts['num_rows']:,} validation rows: RMSE there "
             f"{numbers['rmse_before']} before, {numbers['rmse_after']} after (cross-fitted)."
         )
-    kept = facts.get("rmse_after") if found else facts.get("rmse_before")
-    if kept is not None and facts.get("rmse_constant") is not None and not kept < facts["rmse_constant"]:
+    if facts.get("beats_constant") is False:
+        kept = numbers["rmse_after" if found else "rmse_before"]
         lines.append(
-            f"ALARM: the model that was kept has RMSE {format_cell(kept)} on the validation rows; the training mean "
-            f"alone has {numbers['rmse_constant']}. More epochs, another --learning_rate or other encoders may help."
+            f"ALARM: on the validation rows the model that was kept is not shown to be better than the training mean: "
+            f"RMSE {kept} against {numbers['rmse_constant']}. More epochs, another --learning_rate or other encoders "
+            "may help."
         )
     return lines
 
@@ -89,4 +95,3 @@ def uncalibrated(model: Any) -> Iterator[dict[str, Any] | None]:
         yield calibration
     finally:
         model.config.calibration = calibration
-

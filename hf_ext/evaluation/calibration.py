@@ -165,4 +165,3 @@ def _fit_isotonic(predicted: FloatArray, measured: FloatArray, sides: FloatArray
     # Of a flat stretch its two ends say it all.
     inner = np.concatenate([[False], (y[1:-1] == y[:-2]) & (y[1:-1] == y[2:]), [False]])
     return {"kind": "isotonic", "x": x[~inner].tolist(), "y": y[~inner].tolist()}
-

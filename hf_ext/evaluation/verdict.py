@@ -267,9 +267,10 @@ def _undefined(num_rows: int, reason: str) -> Verdict:
 
 def _difference(compared: PairedComparison) -> str:
     digits = ".3g" if compared.metric in ERRORS else ".3f"
-    if compared.low is None:
-        return f"{compared.improvement:{digits}}"
-    return f"{compared.improvement:{digits}} [{compared.low:{digits}}, {compared.high:{digits}}]"
+    numbers = [
+        f"{each + 0.0:{digits}}" for each in (compared.improvement, compared.low, compared.high) if each is not None
+    ]
+    return numbers[0] if len(numbers) == 1 else f"{numbers[0]} [{numbers[1]}, {numbers[2]}]"
 
 
 def _scores(compared: PairedComparison) -> str:

@@ -55,4 +55,6 @@ def check_calibration(calibration: Any) -> None:
         return
     x, y = numbers
     if len(x) != len(y) or len(x) < 2 or any(a >= b for a, b in zip(x, x[1:])) or any(a > b for a, b in zip(y, y[1:])):
-        raise ArgumentError("calibration of kind isotonic: needs two or more x, rising, each with a y that never falls.")
+        raise ArgumentError(
+            "calibration of kind isotonic: needs two or more x, rising, each with a y that never falls."
+        )

@@ -46,9 +46,13 @@ def test_the_trained_model_is_fitted_to_the_validation_labels(make):
     trainer, rows = make()
     raw = predict(trainer, rows)
     facts = calibrate_model(trainer, "line", rows)
-    assert facts["calibration"] == pytest.approx({"kind": "line", "slope": 0.1, "intercept": 6.0}, rel=0.05)
-    assert facts["rmse_after"] < 0.02 < 1 < facts["rmse_before"]
     line = facts["calibration"]
+    assert (line["kind"], line["slope"], line["intercept"]) == (
+        "line",
+        pytest.approx(0.1, rel=0.05),
+        pytest.approx(6, rel=0.05),
+    )
+    assert facts["rmse_after"] < 0.02 < 1 < facts["rmse_before"]
     np.testing.assert_allclose(predict(trainer, rows), raw * line["slope"] + line["intercept"], rtol=1e-5)
     assert json.loads(json.dumps(facts)) == facts
     assert describe_calibration(facts)[0].startswith("Predictions are calibrated by a line of slope 0.1")
@@ -112,8 +116,8 @@ def test_a_model_that_a_constant_equals_is_an_alarm(make):
     trainer, rows = make()
     labels = np.random.default_rng(1).normal(8, 0.1, len(rows))
     facts = calibrate_model(trainer, "line", relabel(rows, labels))
-    assert facts["calibration"] is None or facts["rmse_after"] >= facts["rmse_constant"]
-    assert describe_calibration(facts)[-1].startswith("ALARM: the model that was kept has RMSE ")
+    assert facts["beats_constant"] is False
+    assert "is not shown to be better than the training mean: RMSE 0.0" in describe_calibration(facts)[-1]
     good, rows = make()
     assert not any("ALARM" in line for line in describe_calibration(calibrate_model(good, "line", rows)))
 

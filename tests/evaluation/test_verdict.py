@@ -27,38 +27,62 @@ def predictors(measured: np.ndarray, **others: np.ndarray) -> dict[str, np.ndarr
     return {"training mean": np.full(len(measured), 8.0), **others}
 
 
-def test_a_model_above_every_baseline_is_better_and_the_hardest_baseline_is_named() -> None:
+BOTH = pytest.mark.parametrize(("metric", "name"), [("spearman", "Spearman"), (None, "RMSE")])
+
+
+@BOTH
+def test_a_model_above_every_baseline_is_better_and_the_hardest_baseline_is_named(
+    metric: str | None, name: str
+) -> None:
     measured = labels()
     weak, strong = near(measured, 3.0, 2), near(measured, 1.0, 3)
-    verdict = judge(measured, predictors(measured, model=near(measured, 0.3), weak=weak, strong=strong))
+    verdict = judge(measured, predictors(measured, model=near(measured, 0.3), weak=weak, strong=strong), metric=metric)
     assert (verdict.is_better, verdict.outcome, verdict.baseline) == (True, "better", "strong")
-    assert verdict.text.startswith("Better than every baseline: Spearman 0.9")
+    assert verdict.text.startswith(f"Better than every baseline: {name} 0.")
     assert "of strong, the hardest of 2 to beat (difference 0." in verdict.text
     assert "200 rows" in verdict.text
 
 
-def test_a_model_below_a_baseline_is_no_better_even_if_within_the_noise() -> None:
+@BOTH
+def test_a_model_below_a_baseline_is_no_better_even_if_within_the_noise(metric: str | None, name: str) -> None:
     measured = labels()
     ridge = near(measured, 0.5)
-    worse = judge(measured, predictors(measured, model=near(measured, 0.7), **{RIDGE: ridge}))
+    worse = judge(measured, predictors(measured, model=near(measured, 0.7), **{RIDGE: ridge}), metric=metric)
     assert (worse.is_better, worse.outcome, worse.baseline) == (False, "no better", RIDGE)
-    assert worse.text.startswith(f"No better than {RIDGE}: Spearman 0.")
+    assert worse.text.startswith(f"No better than {RIDGE}: {name} 0.")
     assert worse.comparison is not None
     assert worse.comparison["is_worse"]
-    same = judge(measured, predictors(measured, model=ridge, **{RIDGE: ridge}))
+    same = judge(measured, predictors(measured, model=ridge, **{RIDGE: ridge}), metric=metric)
     assert (same.is_better, same.text[: len("No better than")]) == (False, "No better than")
-    assert "difference 0.000 [0.000, 0.000]" in same.text
+    assert ("difference 0.000 [0.000, 0.000]" if metric else "difference 0 [0, 0]") in same.text
 
 
 def test_a_gain_within_the_noise_is_undecided() -> None:
     measured = labels(60)
     ridge = near(measured, 0.5)
-    verdict = judge(measured, predictors(measured, model=near(measured, 0.48, 4), **{RIDGE: ridge}))
+    verdict = judge(measured, predictors(measured, model=near(measured, 0.48, 4), **{RIDGE: ridge}), metric="spearman")
     assert verdict.comparison is not None
     assert verdict.comparison["improvement"] > 0 > verdict.comparison["low"]
     assert (verdict.is_better, verdict.outcome) == (None, "undecided")
     assert verdict.text.startswith(f"Not shown to be better than {RIDGE}: ")
     assert verdict.text.endswith("more rows decide.")
+
+
+def test_where_the_metric_and_the_order_disagree_both_are_said() -> None:
+    # Ridge has the order nearly right and the scale wrong; the model has the scale, and a noisier order.
+    measured = labels()
+    given = predictors(measured, model=near(measured, 0.4), **{RIDGE: 8 + 3 * (near(measured, 0.05, 2) - 8)})
+    verdict = judge(measured, given)
+    assert (verdict.is_better, verdict.comparison["metric"]) == (True, "rmse")
+    assert verdict.text.startswith("Better than every baseline: RMSE 0.")
+    assert f". {RIDGE} orders these rows better: Spearman 0.99" in verdict.text
+    assert judge(measured, given, metric="spearman").is_better is False
+
+
+def test_a_metric_that_is_no_score_of_rows_is_refused() -> None:
+    measured = labels(40)
+    with pytest.raises(ArgumentError, match="metric='loss': use one of spearman"):
+        judge(measured, predictors(measured, model=near(measured, 0.1), **{RIDGE: near(measured, 0.5)}), metric="loss")
 
 
 def test_of_several_a_baseline_that_scores_higher_decides_before_one_that_is_uncertain() -> None:
