@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -54,7 +55,7 @@ def check_calibration(calibration: Any) -> None:
             raise ArgumentError(f"calibration with slope {axes[0]}: must be above 0, or it would reverse the order.")
         return
     x, y = numbers
-    if len(x) != len(y) or len(x) < 2 or any(a >= b for a, b in zip(x, x[1:])) or any(a > b for a, b in zip(y, y[1:])):
+    if len(x) != len(y) or len(x) < 2 or any(a >= b for a, b in pairwise(x)) or any(a > b for a, b in pairwise(y)):
         raise ArgumentError(
             "calibration of kind isotonic: needs two or more x, rising, each with a y that never falls."
         )

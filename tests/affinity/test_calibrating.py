@@ -28,7 +28,7 @@ def make(make_affinity, demo_rows, tmp_path):
         trainer = FastTrainer(model, args, collator)
         rows = demo_rows.shuffle(seed=1).select(range(120))
         raw = np.asarray(trainer.predict(rows).predictions, np.float64).reshape(-1)
-        noise = np.random.default_rng(0).normal(0, 0.01, len(raw))
+        noise = np.random.default_rng(0).normal(0, 1e-4, len(raw))
         return trainer, relabel(rows, 6 + 0.1 * raw + noise)
 
     return made
