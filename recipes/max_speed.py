@@ -118,7 +118,7 @@ def run(
         trained = train_seeds(trainer, args)
     else:
         trained = trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
-    calibration = calibrate_model(trainer, model_args.calibration, splits["validation"])
+    calibration = calibrate_model(trainer, model_args.calibration, splits)
     log.info("\n".join(describe_calibration(calibration)))
     trainer.save_model()
     trainer.save_state()

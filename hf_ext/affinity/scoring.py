@@ -20,7 +20,7 @@ from ..reporting.near_copies import describe_near_copies
 from ..reporting.report.scores import fit_notes
 from ..reporting.tables import format_table
 from .baselines import fit_baselines, sequence_columns
-from .calibrating import predict_labelled, uncalibrated
+from .calibrating import predict_labelled, ridge_part, uncalibrated
 from .measure import verdict_metric
 from .slices import Slice, find_slices
 
@@ -117,7 +117,7 @@ def score_split(
     """
     with uncalibrated(trainer.model) as calibration:
         raw, labels = predict_labelled(trainer, splits[name])
-    predictions = apply_calibration(raw, calibration)
+    predictions = apply_calibration(raw, calibration, ridge_part(trainer, splits[name]))
     if not all(hasattr(splits[part], "__len__") for part in ("train", name)):
         return _score_stream(trainer, predictions, labels, threshold)
     baselines = fit_baselines(trainer, splits, name, group_column)

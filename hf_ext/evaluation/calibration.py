@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ NUM_FOLDS = 10
 MIN_UNITS = 10  # a fold each; fewer say little about rows that the fit has not seen
 MIN_ISOTONIC_ROWS = 1000  # below, the steps of an isotonic fit follow the noise of single rows
 
-_Fit = Callable[[FloatArray, FloatArray, FloatArray], dict[str, Any]]
+Fit = Callable[[FloatArray, FloatArray, FloatArray], dict[str, Any]]  # columns (n, k), labels, sides -> calibration
 
 
 @dataclass(frozen=True)
@@ -33,6 +32,7 @@ class FittedCalibration:
         calibration: for `hf_ext.models.calibration.calibrate`; None where predictions are better left as they are.
         num_rows: that it was fitted on.
         rmse_before, rmse_after: label units, on these rows; each prediction calibrated by a fit without its own fold.
+        rmse_ridge: of the ridge beside the model, on these rows.
         reason: why there is none; None where there is one.
     """
 
@@ -40,6 +40,7 @@ class FittedCalibration:
     num_rows: int
     rmse_before: float | None = None
     rmse_after: float | None = None
+    rmse_ridge: float | None = None
     reason: str | None = None
 
 
@@ -48,6 +49,7 @@ def fit_calibration(
     labels: Any,
     *,
     kind: str = "line",
+    ridge: Any = None,
     bounds: Any = None,
     units: Sequence[Any] | NDArray[Any] | None = None,
     seed: int = 0,
@@ -55,11 +57,13 @@ def fit_calibration(
     """Fits a map from predictions to labels, and keeps it only if it helps rows that it was not fitted on.
 
     That is tried out by cross-fitting in ten folds, which never cut a unit in two. A line leaves every order as it is;
-    an isotonic fit may make neighbours equal.
+    an isotonic fit may make neighbours equal; with `ridge` the better of a line and a weighted sum of both predictors
+    is taken, with weights of 0 or more.
 
     Args:
         predictions, labels: (n,) or (n, 1), label units, of rows that the model was not trained on.
         kind: "line" or "isotonic", which needs 1,000 rows and is a line where there are fewer.
+        ridge: (n,), label units: predictions of a regression beside the model, to stack; None for none.
         bounds: (n,) of -1 (the truth is at or below the label), 1 (at or above), 0 (exact), or None. A line is then
             the most likely one under normal noise (a tobit regression).
         units: (n,) names of what was held out together (antibody, cluster); None for rows.
@@ -69,7 +73,7 @@ def fit_calibration(
         ArgumentError: an unknown kind, or isotonic with bounds.
         DataError: lengths do not fit, or a value is not a number.
 
-    Cost: eleven fits: some milliseconds; with bounds 0.3 s for 10,000 rows.
+    Cost: eleven fits per form: some milliseconds; with bounds a second for 10,000 rows.
     """
     if kind not in KINDS:
         raise ArgumentError(f"calibration={kind!r}: allowed are {', '.join(KINDS)}.")
@@ -78,24 +82,39 @@ def fit_calibration(
     if kind == "isotonic" and sides.any():
         raise ArgumentError("calibration='isotonic' takes every label as exact, and some are limits: use 'line'.")
     names = np.arange(len(measured)) if units is None else as_groups(units, len(measured))
-    none = partial(FittedCalibration, None, len(measured))
     if reason := _why_impossible(predicted, measured, sides, names):
-        return none(reason=reason)
+        return FittedCalibration(None, len(measured), reason=reason)
     is_isotonic = kind == "isotonic" and len(measured) >= MIN_ISOTONIC_ROWS
-    fit: _Fit = _fit_isotonic if is_isotonic else _fit_line
-    found = fit(predicted, measured, sides)
-    if found["kind"] == "line" and found["slope"] <= 0:
-        return none(reason=f"labels do not rise with predictions (slope {found['slope']:.3g})")
-    mended = _cross_fit(fit, predicted, measured, sides, names, seed)
-    before, after = (rmse_at_limits(each, measured, sides) for each in (predicted, mended))
-    if not after < before:
-        return none(before, after, "no better on rows that it was not fitted on")
-    return FittedCalibration(found, len(measured), before, after)
+    forms: list[tuple[Fit, FloatArray]] = [(_fit_isotonic if is_isotonic else _fit_line, predicted[:, None])]
+    if ridge is not None:
+        forms.append((_fit_line, np.stack([predicted, as_pair(ridge, measured)[0]], axis=1)))
+    return _choose_form(forms, measured, sides, _draw_folds(names, seed))
 
 
-def apply_calibration(predictions: Any, calibration: dict[str, Any] | None) -> FloatArray:
+def apply_calibration(predictions: Any, calibration: dict[str, Any] | None, ridge: Any = None) -> FloatArray:
     """`calibrate` for numpy: any shape, float64 in and out."""
-    return calibrate(torch.from_numpy(np.asarray(predictions, np.float64)), calibration).numpy()
+    values = torch.from_numpy(np.asarray(predictions, np.float64))
+    beside = None if ridge is None else torch.from_numpy(np.asarray(ridge, np.float64))
+    return calibrate(values, calibration, beside).numpy()
+
+
+def _choose_form(
+    forms: list[tuple[Fit, FloatArray]], measured: FloatArray, sides: FloatArray, folds: NDArray[np.intp]
+) -> FittedCalibration:
+    """The form with the lowest cross-fitted error, fitted on all rows, if that error is below the one without."""
+    errors = [rmse_at_limits(_cross_fit(fit, x, measured, sides, folds), measured, sides) for fit, x in forms]
+    best = int(np.argmin(errors))
+    fit, columns = forms[best]
+    found = fit(columns, measured, sides)
+    last = forms[-1][1]
+    before, of_last = (rmse_at_limits(last[:, i], measured, sides) for i in (0, -1))
+    reason = None
+    if found["kind"] == "line" and (found["slope"] < 0 or found["slope"] + found.get("ridge", 0.0) <= 0):
+        reason = "labels do not rise with predictions"
+    elif not errors[best] < before:
+        reason = "no better on rows that it was not fitted on"
+    of_ridge = of_last if last.shape[1] > 1 else None
+    return FittedCalibration(None if reason else found, len(measured), before, errors[best], of_ridge, reason)
 
 
 def _why_impossible(predicted: FloatArray, measured: FloatArray, sides: FloatArray, names: Any) -> str | None:
@@ -110,56 +129,65 @@ def _why_impossible(predicted: FloatArray, measured: FloatArray, sides: FloatArr
     return None
 
 
+def _draw_folds(names: Any, seed: int) -> NDArray[np.intp]:
+    """The fold of each row."""
+    unit_of_row = np.unique(names, return_inverse=True)[1]
+    return (np.random.default_rng(seed).permutation(int(unit_of_row.max()) + 1) % NUM_FOLDS)[unit_of_row]
+
+
 def _cross_fit(
-    fit: _Fit, predicted: FloatArray, measured: FloatArray, sides: FloatArray, names: Any, seed: int
+    fit: Fit, columns: FloatArray, measured: FloatArray, sides: FloatArray, folds: NDArray[np.intp]
 ) -> FloatArray:
     """Every prediction as calibrated by a fit on the other folds."""
-    unit_of_row = np.unique(names, return_inverse=True)[1]
-    num_units = int(unit_of_row.max()) + 1
-    fold_of_unit = np.random.default_rng(seed).permutation(num_units) % NUM_FOLDS
-    folds, mended = fold_of_unit[unit_of_row], predicted.copy()
+    mended = columns[:, 0].copy()
     for fold in range(NUM_FOLDS):
         inside, rest = folds == fold, folds != fold
-        if np.ptp(predicted[rest & (sides == 0)]) > 0:
-            mended[inside] = apply_calibration(predicted[inside], fit(predicted[rest], measured[rest], sides[rest]))
+        if np.ptp(columns[rest & (sides == 0), 0]) > 0:
+            found = fit(columns[rest], measured[rest], sides[rest])
+            ridge = columns[inside, -1] if "ridge" in found else None
+            mended[inside] = apply_calibration(columns[inside, 0], found, ridge)
     return mended
 
 
-def _fit_line(predicted: FloatArray, measured: FloatArray, sides: FloatArray) -> dict[str, Any]:
+def _fit_line(columns: FloatArray, measured: FloatArray, sides: FloatArray) -> dict[str, Any]:
+    """Weights of one or two predictors; of two, one that would be negative is left out."""
+    weights, intercept = _most_likely_weights(columns, measured, sides)
+    if columns.shape[1] == 1:
+        return {"kind": "line", "slope": float(weights[0]), "intercept": float(intercept)}
+    if weights.min() < 0:
+        kept = int(weights.argmax())
+        (weight,), intercept = _most_likely_weights(columns[:, [kept]], measured, sides)
+        weights = np.where(np.arange(2) == kept, weight, 0.0)
+    return {"kind": "line", "slope": float(weights[0]), "intercept": float(intercept), "ridge": float(weights[1])}
+
+
+def _most_likely_weights(x: FloatArray, y: FloatArray, sides: FloatArray) -> tuple[FloatArray, float]:
+    """Least squares; with limits a tobit regression, its noise fitted too, that begins there."""
+    exact, centre = sides == 0, x.mean(0)
+    spread = np.where(x.std(0) > 0, x.std(0), 1.0)
+    columns = np.column_stack([np.ones(len(y)), (x - centre) / spread])
+    start = np.linalg.lstsq(columns[exact], y[exact], rcond=None)[0]
+    found = start if exact.all() else _fit_tobit(columns, y, sides, start)
+    weights = found[1:] / spread
+    return weights, float(found[0] - weights @ centre)
+
+
+def _fit_tobit(columns: FloatArray, y: FloatArray, sides: FloatArray, start: FloatArray) -> FloatArray:
     exact = sides == 0
-    slope, intercept = _least_squares(predicted[exact], measured[exact])
-    if not exact.all():
-        slope, intercept = _most_likely_line(predicted, measured, sides, slope, intercept)
-    return {"kind": "line", "slope": float(slope), "intercept": float(intercept)}
-
-
-def _least_squares(x: FloatArray, y: FloatArray) -> tuple[float, float]:
-    centred = x - x.mean()
-    slope = centred @ (y - y.mean()) / (centred @ centred)
-    return float(slope), float(y.mean() - slope * x.mean())
-
-
-def _most_likely_line(
-    x: FloatArray, y: FloatArray, sides: FloatArray, slope: float, intercept: float
-) -> tuple[float, float]:
-    """Tobit regression with its noise fitted too, from the least-squares line of the exact rows."""
-    exact, centre, spread = sides == 0, x.mean(), x.std()
-    scaled = (x - centre) / spread
 
     def cost(parameters: FloatArray) -> float:
-        level, rise, log_noise = parameters
-        errors = (y - level - rise * scaled) / np.exp(log_noise)
+        log_noise = parameters[-1]
+        errors = (y - columns @ parameters[:-1]) / np.exp(log_noise)
         tails = log_ndtr(-sides[~exact] * errors[~exact])
-        return float(0.5 * errors[exact] @ errors[exact] + exact.sum() * log_noise - tails.sum()) / len(x)
+        return float(0.5 * errors[exact] @ errors[exact] + exact.sum() * log_noise - tails.sum()) / len(y)
 
-    noise = max(float(np.std((y - slope * x - intercept)[exact])), 1e-6 * float(y.std()) + 1e-12)
-    start = np.array([intercept + slope * centre, slope * spread, np.log(noise)])
-    level, rise, _ = minimize(cost, start, method="Nelder-Mead", options={"xatol": 1e-6, "fatol": 1e-10}).x
-    return rise / spread, level - rise * centre / spread
+    noise = max(float(np.std((y - columns @ start)[exact])), 1e-6 * float(y.std()) + 1e-12)
+    options = {"xatol": 1e-6, "fatol": 1e-10, "maxiter": 2000}
+    return minimize(cost, np.append(start, np.log(noise)), method="Nelder-Mead", options=options).x[:-1]
 
 
-def _fit_isotonic(predicted: FloatArray, measured: FloatArray, sides: FloatArray) -> dict[str, Any]:
-    x, place, counts = np.unique(predicted, return_inverse=True, return_counts=True)
+def _fit_isotonic(columns: FloatArray, measured: FloatArray, sides: FloatArray) -> dict[str, Any]:
+    x, place, counts = np.unique(columns[:, 0], return_inverse=True, return_counts=True)
     means = np.bincount(place, weights=measured) / counts
     y = isotonic_regression(means, weights=counts).x
     # Of a flat stretch its two ends say it all.

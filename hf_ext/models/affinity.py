@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
 from ..errors import ArgumentError
-from .calibration import calibrate
+from .calibration import calibrate, stacks_ridge
 from .configuration import AffinityConfig, EncoderSpec, TowerSpec, build_config, input_name
 from .encoders import build_encoder, load_encoder, set_trainable
 from .half_linear import widen
@@ -62,6 +62,8 @@ class AffinityModel(PreTrainedModel):
         self.head: RegressionHead | HeadEnsemble = (
             HeadEnsemble(config.ensemble_size, *shape) if several else RegressionHead(*shape)
         )
+        if stacks_ridge(config.calibration):
+            self.register_buffer("ridge_weights", torch.zeros(shape[0]))
         self._encoder_transforms: list[Callable[[nn.Module], Any]] = []
         self.post_init()
         self._describe_encoders()
@@ -223,18 +225,37 @@ class AffinityModel(PreTrainedModel):
             raise ArgumentError(
                 f"No sequences or embeddings for {missing}; this model reads {[*self.embedding_sizes]}."
             )
-        output = self.head(torch.cat([pooled[name].float() for name in self.embedding_sizes], dim=1))
+        features = torch.cat([pooled[name].float() for name in self.embedding_sizes], dim=1)
+        output = self.head(features)
+        ridge = self._predict_ridge(features)
         members = None
         if self.config.ensemble_size > 1:
-            members = self._in_label_units(output)
+            members = self._in_label_units(output, None if ridge is None else ridge[:, None])
             output = output.mean(1)
         loss = None
         if labels is not None:
             loss = self._loss(output, labels, bounds, num_items_in_batch)
-        return AffinityOutput(loss=loss, logits=self._in_label_units(output), member_logits=members)
+        return AffinityOutput(loss=loss, logits=self._in_label_units(output, ridge), member_logits=members)
 
-    def _in_label_units(self, output: torch.Tensor) -> torch.Tensor:
-        return calibrate(output * self.config.label_std + self.config.label_mean, self.config.calibration)
+    def _predict_ridge(self, features: torch.Tensor) -> torch.Tensor | None:
+        return features @ self.ridge_weights if stacks_ridge(self.config.calibration) else None
+
+    def _in_label_units(self, output: torch.Tensor, ridge: torch.Tensor | None) -> torch.Tensor:
+        return calibrate(output * self.config.label_std + self.config.label_mean, self.config.calibration, ridge)
+
+    def set_calibration(self, calibration: dict[str, Any] | None, ridge_weights: torch.Tensor | None = None) -> None:
+        """From here on predictions are calibrated so; None undoes it.
+
+        Args:
+            calibration: as in `hf_ext.models.calibration`.
+            ridge_weights: (sum of embedding widths,), label units per unit of embedding, where it stacks a ridge.
+        """
+        self.config.calibration = calibration
+        if stacks_ridge(calibration):
+            assert ridge_weights is not None
+            self.register_buffer("ridge_weights", ridge_weights.float().to(self.device))
+        elif hasattr(self, "ridge_weights"):
+            del self.ridge_weights
 
     def merge_adapters(self) -> int:
         """Adds LoRA adapters into the weights beside them, in place; returns how many.

@@ -14,13 +14,17 @@ from ..errors import ArgumentError
 KINDS = ("line", "isotonic")
 
 
-def calibrate(values: torch.Tensor, calibration: Mapping[str, Any] | None) -> torch.Tensor:
+def calibrate(
+    values: torch.Tensor, calibration: Mapping[str, Any] | None, ridge: torch.Tensor | None = None
+) -> torch.Tensor:
     """Maps predictions onto calibrated ones.
 
     Args:
         values: any shape, floating point, label units.
-        calibration: of kind "line" with `slope` and `intercept`; of kind "isotonic" with `x`, rising, and `y`, not
-            falling: in between straight, beyond the ends constant. None changes nothing.
+        calibration: of kind "line" with `slope` and `intercept`, and, where it stacks, `ridge`, the weight of a ridge
+            regression beside the model; of kind "isotonic" with `x`, rising, and `y`, not falling: in between straight,
+            beyond the ends constant. None changes nothing.
+        ridge: predictions of that regression, less its intercept; like `values`, or broadcast to them.
 
     Returns:
         Of the shape and dtype of `values`.
@@ -28,11 +32,17 @@ def calibrate(values: torch.Tensor, calibration: Mapping[str, Any] | None) -> to
     if calibration is None:
         return values
     if calibration["kind"] == "line":
-        return values * calibration["slope"] + calibration["intercept"]
+        mapped = values * calibration["slope"] + calibration["intercept"]
+        return mapped if ridge is None else mapped + ridge * calibration["ridge"]
     x, y = (torch.tensor(calibration[axis], dtype=values.dtype, device=values.device) for axis in "xy")
     right = torch.searchsorted(x, values.contiguous()).clamp(1, len(x) - 1)
     share = ((values - x[right - 1]) / (x[right] - x[right - 1])).clamp(0, 1)
     return y[right - 1] + share * (y[right] - y[right - 1])
+
+
+def stacks_ridge(calibration: Mapping[str, Any] | None) -> bool:
+    """Whether a calibration mixes in a ridge regression, whose weights the model then holds."""
+    return bool(calibration and calibration.get("ridge"))
 
 
 def check_calibration(calibration: Any) -> None:
@@ -47,12 +57,14 @@ def check_calibration(calibration: Any) -> None:
     if kind not in KINDS:
         raise ArgumentError(f"calibration={calibration!r}: needs a kind, one of {', '.join(KINDS)}.")
     axes = [calibration.get(name) for name in (("slope", "intercept") if kind == "line" else "xy")]
+    axes += [calibration["ridge"]] if kind == "line" and "ridge" in calibration else []
     numbers = [axis if isinstance(axis, list) else [axis] for axis in axes]
     if not all(isinstance(v, int | float) and math.isfinite(v) for axis in numbers for v in axis):
         raise ArgumentError(f"calibration of kind {kind}: every number must be finite.")
     if kind == "line":
-        if not axes[0] > 0:
-            raise ArgumentError(f"calibration with slope {axes[0]}: must be above 0, or it would reverse the order.")
+        slope, ridge = axes[0], calibration.get("ridge", 0.0)
+        if slope < 0 or ridge < 0 or not slope + ridge > 0:
+            raise ArgumentError(f"calibration with slope {slope}: must be above 0, or it would reverse the order.")
         return
     x, y = numbers
     if len(x) != len(y) or len(x) < 2 or any(a >= b for a, b in pairwise(x)) or any(a > b for a, b in pairwise(y)):

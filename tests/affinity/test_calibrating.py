@@ -8,10 +8,12 @@ import pytest
 import torch
 from datasets import Dataset
 
+from hf_ext.affinity.baselines import pooled_features
 from hf_ext.affinity.calibrating import calibrate_model, describe_calibration, uncalibrated
 from hf_ext.affinity.predictor import AffinityPredictor
 from hf_ext.affinity.scoring import score_split
 from hf_ext.errors import ArgumentError
+from hf_ext.evaluation.calibration import fit_calibration
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
@@ -45,7 +47,7 @@ def predict(trainer, rows):
 def test_the_trained_model_is_fitted_to_the_validation_labels(make):
     trainer, rows = make()
     raw = predict(trainer, rows)
-    facts = calibrate_model(trainer, "line", rows)
+    facts = calibrate_model(trainer, "line", {"validation": rows})
     line = facts["calibration"]
     assert (line["kind"], line["slope"], line["intercept"]) == (
         "line",
@@ -65,16 +67,16 @@ def test_the_trained_model_is_fitted_to_the_validation_labels(make):
 def test_none_undoes_what_an_earlier_call_fitted_and_the_loss_never_changes(make):
     trainer, rows = make()
     raw, loss = predict(trainer, rows), trainer.evaluate(rows)["eval_loss"]
-    calibrate_model(trainer, "line", rows)
+    calibrate_model(trainer, "line", {"validation": rows})
     assert trainer.evaluate(rows)["eval_loss"] == pytest.approx(loss, rel=1e-6)
-    facts = calibrate_model(trainer, "none", rows)
+    facts = calibrate_model(trainer, "none", {"validation": rows})
     assert (facts["calibration"], facts["reason"]) == (None, "--calibration none")
     np.testing.assert_array_equal(predict(trainer, rows), raw)
 
 
 def test_a_saved_model_predicts_calibrated_and_refuses_a_damaged_calibration(make, tmp_path):
     trainer, rows = make()
-    calibrate_model(trainer, "line", rows)
+    calibrate_model(trainer, "line", {"validation": rows})
     folder = tmp_path / "model"
     trainer.save_model(str(folder))
     predictor = AffinityPredictor.from_pretrained(folder, device="cpu")
@@ -96,7 +98,7 @@ def test_a_split_is_scored_calibrated_and_says_what_it_was_before(make):
     trainer, rows = make()
     splits = {"train": rows, "validation": rows.select(range(60)), "test": rows.select(range(60, 120))}
     before = score_split(trainer, splits, "test", None, None)
-    calibrate_model(trainer, "line", splits["validation"])
+    calibrate_model(trainer, "line", splits)
     after = score_split(trainer, splits, "test", None, None)
     values = [scores.scores["model"]["rmse"]["value"] for scores in (before, after)]
     assert values[1] < 0.05 < 1 < values[0]
@@ -107,7 +109,7 @@ def test_a_split_is_scored_calibrated_and_says_what_it_was_before(make):
 
 def test_a_loss_that_ranks_has_no_scale_to_fit(make):
     trainer, rows = make(loss="ranking")
-    facts = calibrate_model(trainer, "line", rows)
+    facts = calibrate_model(trainer, "line", {"validation": rows})
     assert facts["calibration"] is None
     assert describe_calibration(facts) == ["Predictions are not calibrated: the loss ranks rows, and has no scale."]
 
@@ -115,17 +117,74 @@ def test_a_loss_that_ranks_has_no_scale_to_fit(make):
 def test_a_model_that_a_constant_equals_is_an_alarm(make):
     trainer, rows = make()
     labels = np.random.default_rng(1).normal(8, 0.1, len(rows))
-    facts = calibrate_model(trainer, "line", relabel(rows, labels))
+    facts = calibrate_model(trainer, "line", {"validation": relabel(rows, labels)})
     assert facts["beats_constant"] is False
     assert "is not shown to be better than the training mean: RMSE 0.0" in describe_calibration(facts)[-1]
     good, rows = make()
-    assert not any("ALARM" in line for line in describe_calibration(calibrate_model(good, "line", rows)))
+    assert not any(
+        "ALARM" in line for line in describe_calibration(calibrate_model(good, "line", {"validation": rows}))
+    )
 
 
 def test_every_head_of_an_ensemble_is_calibrated_alike(make):
     trainer, rows = make(num_seeds=2)
     members = np.asarray(trainer.predict(rows, ignore_keys=[]).predictions[1], np.float64)
-    line = calibrate_model(trainer, "line", rows)["calibration"]
+    line = calibrate_model(trainer, "line", {"validation": rows})["calibration"]
     mended = trainer.predict(rows, ignore_keys=[]).predictions
     np.testing.assert_allclose(mended[1], members * line["slope"] + line["intercept"], rtol=1e-5)
     np.testing.assert_allclose(mended[0], mended[1].mean(1), rtol=1e-5)
+
+
+def linear_splits(trainer, rows):
+    """Labels that are linear in the embeddings, which an untrained head cannot know."""
+    features = pooled_features(trainer, rows).astype(np.float64)
+    weights = np.random.default_rng(3).normal(size=features.shape[1])
+    labels = 8 + (features - features.mean(0)) @ weights
+    labelled = relabel(rows, (labels - labels.mean()) / labels.std() + 8)
+    parts = {"train": range(250), "validation": range(250, 330), "test": range(330, 400)}
+    return {name: labelled.select(part) for name, part in parts.items()}
+
+
+def test_a_ridge_that_knows_more_than_the_model_is_stacked_and_saved_with_it(make, demo_rows, tmp_path):
+    trainer, _ = make()
+    splits = linear_splits(trainer, demo_rows.shuffle(seed=2).select(range(400)))
+    facts = calibrate_model(trainer, "stack", splits)
+    assert facts["calibration"]["ridge"] > 0.9
+    assert facts["rmse_after"] == pytest.approx(facts["rmse_ridge"], rel=0.1)
+    assert facts["rmse_after"] < 0.5 * facts["rmse_constant"]
+    assert " x a ridge on its embeddings, fitted on 80 validation rows" in describe_calibration(facts)[0]
+    scored = score_split(trainer, splits, "test", None, None)
+    np.testing.assert_allclose(scored.predictions, predict(trainer, splits["test"]), atol=1e-3)
+    assert scored.scores["model"]["rmse"]["value"] < 1.1 * scored.scores["ridge on embeddings"]["rmse"]["value"]
+    folder = tmp_path / "model"
+    trainer.save_model(str(folder))
+    predictor = AffinityPredictor.from_pretrained(folder, device="cpu")
+    np.testing.assert_allclose(predictor.predict(splits["test"]), scored.predictions, atol=1e-3)
+    predictor.model.set_calibration(None)
+    with uncalibrated(trainer.model):
+        np.testing.assert_allclose(predictor.predict(splits["test"]), predict(trainer, splits["test"]), atol=1e-3)
+    assert "ridge_weights" not in predictor.model.state_dict()
+
+
+def test_a_model_that_knows_more_than_the_ridge_is_not_mixed_with_it(make):
+    trainer, rows = make()  # labels are the model's own, nearly
+    splits = {"train": relabel(rows, np.random.default_rng(1).normal(8, 1, len(rows))), "validation": rows}
+    facts = calibrate_model(trainer, "stack", splits)
+    assert facts["calibration"].get("ridge", 0.0) < 0.01
+    assert facts["rmse_after"] < 0.01 * facts["rmse_ridge"]
+
+
+@pytest.mark.parametrize("settings", [{"antibody": "full"}, {"loss": "tobit"}])
+def test_where_a_ridge_has_no_place_a_stack_is_a_line(make, settings):
+    trainer, rows = make(**settings)
+    facts = calibrate_model(trainer, "stack", {"train": rows, "validation": rows})
+    assert "ridge" not in facts["calibration"]
+    assert facts["rmse_ridge"] is None
+
+
+def test_a_line_of_two_leaves_out_the_weight_that_would_be_negative():
+    generator = np.random.default_rng(0)
+    labels = generator.normal(size=100)
+    good, bad = labels + generator.normal(0, 0.1, 100), -labels + generator.normal(0, 0.1, 100)
+    found = fit_calibration(bad, labels, ridge=good).calibration
+    assert (found["slope"], found["ridge"]) == (0.0, pytest.approx(1, abs=0.05))
