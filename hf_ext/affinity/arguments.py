@@ -98,9 +98,9 @@ class AffinityArguments:
         default="stack",
         metadata={
             "help": "After training, predictions are mapped onto the labels' scale by a fit on the validation rows, if "
-            "that lowers the error of rows that it was not fitted on. line: slope and intercept, which change no order. "
-            "stack: that, or where it is better still a weighted sum with a ridge on the frozen embeddings. isotonic: a "
-            "rising curve, from 1,000 rows on."
+            "that lowers the error of rows that it was not fitted on. line: slope and intercept, which change no "
+            "order. stack: that, or where it is better still a weighted sum with a ridge on the frozen embeddings. "
+            "isotonic: a rising curve, from 1,000 rows on."
         },
     )
     save_full: bool = field(default=False, metadata={"help": "Save frozen encoders' weights too, not only their id."})
