@@ -55,8 +55,8 @@ def calibrate_model(trainer: Any, kind: str, splits: Any) -> dict[str, Any]:
     else:
         fitted, mended = _fit(trainer, kind, splits, predicted, labels, sides)
     constant = np.full(len(labels), model.config.label_mean)
-    sure = [at_limits(each, labels, sides) for each in (constant, mended)]
-    beats = compare_paired(labels, *sure, "rmse", seed=trainer.args.seed).is_better
+    before, after = (at_limits(each, labels, sides) for each in (constant, mended))
+    beats = compare_paired(labels, before, after, "rmse", seed=trainer.args.seed).is_better
     return {**asdict(fitted), "rmse_constant": rmse_at_limits(constant, labels, sides), "beats_constant": beats}
 
 
@@ -69,7 +69,7 @@ def _fit(
     form = "isotonic" if kind == "isotonic" else "line"
     fitted = fit_calibration(predicted, labels, kind=form, ridge=beside, bounds=sides, seed=trainer.args.seed)
     found = fitted.calibration
-    if ridge is None or not stacks_ridge(found):
+    if ridge is None or found is None or not stacks_ridge(found):
         trainer.model.set_calibration(found)
         return fitted, apply_calibration(predicted, found)
     intercept = found["intercept"] + found["ridge"] * ridge.intercept  # the model holds weights alone

@@ -43,6 +43,7 @@ class AffinityModel(PreTrainedModel):
     hash unless `config.save_full`. Encoders that train (LoRA, full) are ordinary submodules.
     """
 
+    ridge_weights: torch.Tensor
     config_class = AffinityConfig
     base_model_prefix = "affinity"
     main_input_name = "labels"
