@@ -2,6 +2,8 @@
 
 Each hands over to the parts of `hf_ext/training`, in the order in which they must act; where an order has a reason,
 it stands beside it. Parts never see the trainer: what Trainer holds and replaces goes to them call by call.
+
+Private names of ours begin with `_ext_`: the others are Trainer's, and those of users' subclasses meet neither.
 """
 
 from __future__ import annotations
@@ -84,63 +86,64 @@ class FastTrainer(Trainer):
 
     def __init__(self, *args: Any, plan: Plan | None = None, **kwargs: Any):
         given = _by_name(args, kwargs)
-        self._planned = plan_run(given, plan, find_own_loss(self, given.get("compute_loss_func")))
-        run = self._planned.run
-        self._current_args = with_values_of(run.args)
+        self._ext_planned = plan_run(given, plan, find_own_loss(self, given.get("compute_loss_func")))
+        run = self._ext_planned.run
+        self._ext_current_args = with_values_of(run.args)
         # Trainer's constructor asks for the loss, and opens the repository on the Hub.
-        self._team, self._losses = Team(self._current_args), Losses(self._current_args)
-        self._pusher = Pusher(self._current_args, self._team)
-        self._planned.apply()  # before Trainer reads arguments, and puts the model on its device
-        with self._planned.restored_on_error():
+        self._ext_team, self._ext_losses = Team(self._ext_current_args), Losses(self._ext_current_args)
+        self._ext_pusher = Pusher(self._ext_current_args, self._ext_team)
+        self._ext_planned.apply()  # before Trainer reads arguments, and puts the model on its device
+        with self._ext_planned.restored_on_error():
             super().__init__(**{**given, "args": run.args, "model": run.model})  # a speed-up may have wrapped it
-            self._losses.settle()
-            self._backend.check_given(self.optimizer, self.lr_scheduler)
-            self._listen()
+            self._ext_losses.settle()
+            self._ext_backend.check_given(self.optimizer, self.lr_scheduler)
+            self._ext_listen()
         if self.loss_is_scaled_for_ga is None:
-            self._losses.warn_of_means(self._decided_loss(), self.model_accepts_loss_kwargs)
+            self._ext_losses.warn_of_means(self._ext_decided_loss(), self.model_accepts_loss_kwargs)
         share_group(self)
-        self._planned.save()
+        self._ext_planned.save()
 
     @property
     def args(self) -> Any:
         """The FastTrainingArguments; others may be assigned at any time, and count from then on."""
-        return self._args
+        return self._ext_args
 
     @args.setter
     def args(self, args: Any) -> None:
-        self._args = as_fast_arguments(args)
-        self._current_args.__dict__ = self._args.__dict__  # which the parts hold
+        self._ext_args = as_fast_arguments(args)
+        if "_ext_current_args" in vars(self):  # which the parts hold; a subclass may assign before the constructor
+            self._ext_current_args.__dict__ = self._ext_args.__dict__
 
     @cached_property
-    def _parts(self) -> Parts:
+    def _ext_parts(self) -> Parts:
         # Made when first asked for: a class behind this one may do so in its constructor.
         known = {"sets": self.eval_dataset, "compute_metrics": self.compute_metrics, "collator": self.data_collator}
-        return Parts(self._current_args, self._team, self._planned, self._backend, **known)
+        return Parts(self._ext_current_args, self._ext_team, self._ext_planned, self._ext_backend, **known)
 
-    _stopper: Any = property(attrgetter("_parts.stopper"))
-    _evaluator: Any = property(attrgetter("_parts.evaluator"))
-    _checkpointer: Any = property(attrgetter("_parts.checkpointer"))
-    _committer: Any = property(attrgetter("_parts.committer"))
-    _restorer: Any = property(attrgetter("_parts.restorer"))
-    _resumer: Any = property(attrgetter("_parts.resumer"))
+    _ext_stopper: Any = property(attrgetter("_ext_parts.stopper"))
+    _ext_evaluator: Any = property(attrgetter("_ext_parts.evaluator"))
+    _ext_checkpointer: Any = property(attrgetter("_ext_parts.checkpointer"))
+    _ext_committer: Any = property(attrgetter("_ext_parts.committer"))
+    _ext_restorer: Any = property(attrgetter("_ext_parts.restorer"))
+    _ext_resumer: Any = property(attrgetter("_ext_parts.resumer"))
 
-    def _listen(self) -> None:
+    def _ext_listen(self) -> None:
         show_live(self.callback_handler.callbacks)
-        for listener in self._parts.listeners():
+        for listener in self._ext_parts.listeners():
             self.add_callback(listener)
         if self.args.push_to_hub:
-            self._pusher.begin(self._backend.is_spread, self._backend.keeps_library_files)
-            self.add_callback(self._pusher)
+            self._ext_pusher.begin(self._ext_backend.is_spread, self._ext_backend.keeps_library_files)
+            self.add_callback(self._ext_pusher)
         self.add_callback(Events(self))  # what comes after all of theirs
 
     def create_accelerator_and_postprocess(self) -> None:
         """As in Trainer; then sets what it has no argument for. Called again for each trial of a search."""
         super().create_accelerator_and_postprocess()
-        if "_backend" in vars(self):
-            self._backend.renew(self.accelerator)
+        if "_ext_backend" in vars(self):
+            self._ext_backend.renew(self.accelerator)
         else:
-            self._backend: Backend = choose_backend(self._current_args, self.accelerator, self._planned)
-        self._backend.configure(self.model)
+            self._ext_backend: Backend = choose_backend(self._ext_current_args, self.accelerator, self._ext_planned)
+        self._ext_backend.configure(self.model)
 
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
         """Makes the repository, private unless `hub_private_repo` is False, and proves that it can be written to.
@@ -148,7 +151,7 @@ class FastTrainer(Trainer):
         Raises:
             HubError: on all processes; see `open_repository`.
         """
-        self._pusher.open(self._patience, token, private)
+        self._ext_pusher.open(self._ext_patience, token, private)
 
     # --- the beginning of a run -------------------------------------------------------------------------------------
 
@@ -166,32 +169,32 @@ class FastTrainer(Trainer):
         """
         has_own_loader = find_override(self, "get_train_dataloader") is not None
         check_training(self.args, None if has_own_loader else getattr(self, "train_dataset", None))
-        with self._parts.run_folder.while_training():  # before anything in it is looked at
-            folder = self._find_checkpoint(resume_from_checkpoint)
-            output = self._train_and_copy(partial(super().train, folder, *args, **kwargs))
-            if self._stopper.reason is not None:
-                self._team.wait_for_everyone()  # torchrun ends the others as soon as one has ended
+        with self._ext_parts.run_folder.while_training():  # before anything in it is looked at
+            folder = self._ext_find_checkpoint(resume_from_checkpoint)
+            output = self._ext_train_and_copy(partial(super().train, folder, *args, **kwargs))
+            if self._ext_stopper.reason is not None:
+                self._ext_team.wait_for_everyone()  # torchrun ends the others as soon as one has ended
                 raise TrainingStopped(
                     f"{self.stop_reason}: saved checkpoint-{self.state.global_step} and stopped. "
                     "The same command with --resume auto (the recipes' default) continues from it."
                 )
         return output
 
-    def _find_checkpoint(self, asked: str | bool | None) -> str | None:
+    def _ext_find_checkpoint(self, asked: str | bool | None) -> str | None:
         facts = describe_run(
             self.args, self.model, self.train_dataset, self.data_collator, self.args.world_size, self.plan
         )
-        folder, resumed = self._resumer.find(asked, facts), self._resumer.resumed
-        self._committer.begin_run(facts, resumed.own_step if resumed else None)
-        self._parts.disk_space.begin_run(resumed.best if resumed else None)
+        folder, resumed = self._ext_resumer.find(asked, facts), self._ext_resumer.resumed
+        self._ext_committer.begin_run(facts, resumed.own_step if resumed else None)
+        self._ext_parts.disk_space.begin_run(resumed.best if resumed else None)
         return folder
 
-    def _train_and_copy(self, train: Callable[[], Any]) -> Any:
+    def _ext_train_and_copy(self, train: Callable[[], Any]) -> Any:
         """With `local_checkpoint_dir`, returns when the last checkpoint is in `output_dir`."""
-        disk_space = self._parts.disk_space
+        disk_space = self._ext_parts.disk_space
         try:
-            with self._planned.measuring():
-                self._embed_all()  # while the encoders are in memory; scales are drawn from the tables
+            with self._ext_planned.measuring():
+                self._ext_embed_all()  # while the encoders are in memory; scales are drawn from the tables
                 output = train()
         except RunEnded:
             disk_space.finish_copies(self.state)
@@ -201,8 +204,8 @@ class FastTrainer(Trainer):
             raise DiskFailure(lacking)
         return output
 
-    def _embed_all(self) -> None:
-        if self._parts.embedder.is_on:
+    def _ext_embed_all(self) -> None:
+        if self._ext_parts.embedder.is_on:
             several = self.eval_dataset if isinstance(self.eval_dataset, dict) else {"": self.eval_dataset}
             for dataset in (self.train_dataset, *several.values()):
                 if hasattr(dataset, "__len__"):
@@ -212,14 +215,16 @@ class FastTrainer(Trainer):
             self.fit_scaling()
 
     def _inner_training_loop(self, *args: Any, **kwargs: Any) -> Any:
-        folder, parts = kwargs.get("resume_from_checkpoint"), self._parts
+        folder, parts = kwargs.get("resume_from_checkpoint"), self._ext_parts
         parts.repeatable.go_on(None if folder is None else begun_before(Path(folder), self.eval_dataset))
         with ExitStack() as around:
             around.enter_context(parts.workers.naming_deaths())
-            around.callback(self._committer.leave)  # what is under way, if an exception ends the run
-            around.enter_context(self._pusher.left_on_error())
-            around.enter_context(self._stopper.during_training(folder is not None, kwargs.get("ignore_keys_for_eval")))
-            self._evaluator.begin(self.callback_handler.callbacks, self._resumer.resumed)
+            around.callback(self._ext_committer.leave)  # what is under way, if an exception ends the run
+            around.enter_context(self._ext_pusher.left_on_error())
+            around.enter_context(
+                self._ext_stopper.during_training(folder is not None, kwargs.get("ignore_keys_for_eval"))
+            )
+            self._ext_evaluator.begin(self.callback_handler.callbacks, self._ext_resumer.resumed)
             around.enter_context(messages_above_bars(self.callback_handler.callbacks))
             return super()._inner_training_loop(*args, **kwargs)
 
@@ -236,20 +241,20 @@ class FastTrainer(Trainer):
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
         rows = self.train_dataset if train_dataset is None else train_dataset
         make_stock = partial(super()._get_train_sampler, train_dataset)
-        return self._parts.loaders.sampler(rows, self.data_collator, make_stock)
+        return self._ext_parts.loaders.sampler(rows, self.data_collator, make_stock)
 
     def _get_eval_sampler(self, eval_dataset: Any) -> Any:
         return in_order(eval_dataset, self.args.world_size)
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
         """As in Trainer; for an evaluation while training, of the subset."""
-        loader = self._evaluator.loader(self._means()) if self.is_in_train else None
+        loader = self._ext_evaluator.loader(self._ext_means()) if self.is_in_train else None
         if loader is not None:
             return loader
         rows = self.eval_dataset if eval_dataset is None else eval_dataset
         key = rows if isinstance(rows, str) else "eval"
         rows = self.eval_dataset[rows] if isinstance(rows, str) else rows
-        self._parts.repeatable.look_at(key, rows, vars(self).get("_eval_dataloaders", {}))
+        self._ext_parts.repeatable.look_at(key, rows, vars(self).get("_eval_dataloaders", {}))
         return super().get_eval_dataloader(eval_dataset)
 
     def _get_dataloader(
@@ -262,7 +267,7 @@ class FastTrainer(Trainer):
         dataloader_key: str | None = None,
         rows: Any = None,
     ) -> Any:
-        if self._parts.embedder.is_on and hasattr(dataset, "__len__"):
+        if self._ext_parts.embedder.is_on and hasattr(dataset, "__len__"):
             dataset = self.embed_dataset(dataset)
             self.model.release_encoders()
         if rows is not None:  # taken after that: one table for all parts of a set
@@ -273,7 +278,7 @@ class FastTrainer(Trainer):
         request = LoaderRequest(
             dataset, description, batch_size, self.data_collator, sampler_fn, self.accelerator.prepare, *columns, stock
         )
-        loaders, repeatable = self._parts.loaders, self._parts.repeatable
+        loaders, repeatable = self._ext_parts.loaders, self._ext_parts.repeatable
         if is_training:
             return keep_from_workers(repeatable.take_train(loaders.train(request, self.loss_counts_items)))
         key = None if rows is not None else dataloader_key
@@ -283,8 +288,8 @@ class FastTrainer(Trainer):
     def set_initial_training_values(self, args: Any, dataloader: Any) -> Any:
         """As in Trainer; called with the loader that training will use, also where it is the user's own."""
         check_batches(args, dataloader)
-        self._parts.repeatable.adopt(dataloader, is_training=True)
-        self._parts.loaders.load(self._resumer.resumed.position if self._resumer.resumed else None)
+        self._ext_parts.repeatable.adopt(dataloader, is_training=True)
+        self._ext_parts.loaders.load(self._ext_resumer.resumed.position if self._ext_resumer.resumed else None)
         return super().set_initial_training_values(args, dataloader)
 
     # --- model, optimizer, schedule ---------------------------------------------------------------------------------
@@ -292,30 +297,30 @@ class FastTrainer(Trainer):
     def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: Any) -> Any:
         # The model of this run: with `model_init`, callbacks are handed the one before it (transformers 5.23).
         self.throughput.model = self.model
-        resumed, backend = self._resumer.resumed, self._backend
+        resumed, backend = self._ext_resumer.resumed, self._ext_backend
         to_load = backend.left_to_trainer(resume_from_checkpoint, resumed.stored if resumed else None)
         with backend.preparing(self.model, find_own_loss(self, self.compute_loss_func)):
             prepared = super()._prepare_for_training(max_steps, train_dataloader, to_load)
         if to_load is None:
-            self._check_first_loss(prepared[1])  # the model is wrapped, and callbacks have not begun to count
+            self._ext_check_first_loss(prepared[1])  # the model is wrapped, and callbacks have not begun to count
         if resumed is not None:
             states = self.model_wrapped, self.optimizer, self.lr_scheduler
             backend.restore(resumed.stored, resumed.allowed, *states)
         return prepared
 
-    def _check_first_loss(self, loader: Any) -> None:
-        if is_foreign(self._decided_loss(), find_override(self, "compute_loss")):
-            check, override = self._parts.loss_check, find_override(self, "training_step")
-            reason = check.why_left_out(loader, self.train_dataset, self._backend.is_spread, override)
+    def _ext_check_first_loss(self, loader: Any) -> None:
+        if is_foreign(self._ext_decided_loss(), find_override(self, "compute_loss")):
+            check, override = self._ext_parts.loss_check, find_override(self, "training_step")
+            reason = check.why_left_out(loader, self.train_dataset, self._ext_backend.is_spread, override)
             check.attempt(partial(self.check_loss, loader), reason)
 
     def check_loss(self, loader: DataLoader) -> None:
         """Checks the loss on rows of `loader`'s dataset; see `LossCheck`."""
-        name = name_loss(self._decided_loss(), find_override(self, "compute_loss"))
+        name = name_loss(self._ext_decided_loss(), find_override(self, "compute_loss"))
         draws = (self, self.compute_loss_func)
-        self._parts.loss_check.check(self.model, loader, self._compute_first_loss, name, draws)
+        self._ext_parts.loss_check.check(self.model, loader, self._ext_compute_first_loss, name, draws)
 
-    def _compute_first_loss(self, batch: Any) -> Any:
+    def _ext_compute_first_loss(self, batch: Any) -> Any:
         inputs = self._prepare_inputs(batch)
         num_items = self._get_num_items_in_batch([inputs], self.args.device)
         with self.compute_loss_context_manager():
@@ -328,72 +333,72 @@ class FastTrainer(Trainer):
         finished = finish_optimizer(made, is_new, self.model, self.plan, self.args.encoder_learning_rate)
         if finished is not made:
             self.optimizer = finished
-        self._backend.check_optimizer(finished)
+        self._ext_backend.check_optimizer(finished)
         return finished
 
     def create_scheduler(self, *args: Any, **kwargs: Any) -> Any:
         """As in Trainer, which calls it as soon as accelerate has prepared model and optimizer."""
-        self._backend.finish_splitting(self.model, self.optimizer)
+        self._ext_backend.finish_splitting(self.model, self.optimizer)
         return super().create_scheduler(*args, **kwargs)
 
     def autocast_smart_context_manager(self, *args: Any, **kwargs: Any) -> Any:
         """As in Trainer, in the precision that the backend's models need."""
-        return self._backend.autocast() or super().autocast_smart_context_manager(*args, **kwargs)
+        return self._ext_backend.autocast() or super().autocast_smart_context_manager(*args, **kwargs)
 
     # --- what a resumed run takes from its checkpoint ---------------------------------------------------------------
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        if self._restorer.leaves_to_library(resume_from_checkpoint):
+        if self._ext_restorer.leaves_to_library(resume_from_checkpoint):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
         else:
-            self._restorer.load_model(self.model, resume_from_checkpoint, self._describe_failure)
+            self._ext_restorer.load_model(self.model, resume_from_checkpoint, self._ext_describe_failure)
 
     def _init_training_state(self, max_steps: int, *args: Any) -> tuple[int, int]:
         places = super()._init_training_state(max_steps, *args)
-        self._restorer.correct_state(self.state, max_steps)
+        self._ext_restorer.correct_state(self.state, max_steps)
         return places
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        if self._restorer.reads_steppers(checkpoint):
-            self._restorer.load_steppers(self.optimizer, self.lr_scheduler, self._describe_failure)
+        if self._ext_restorer.reads_steppers(checkpoint):
+            self._ext_restorer.load_steppers(self.optimizer, self.lr_scheduler, self._ext_describe_failure)
             return
-        with self._restorer.stock_steppers(checkpoint, self.optimizer, self.lr_scheduler, self.state):
+        with self._ext_restorer.stock_steppers(checkpoint, self.optimizer, self.lr_scheduler, self.state):
             super()._load_optimizer_and_scheduler(checkpoint)
 
     def _load_scaler(self, checkpoint: str | None) -> None:
         scaler = getattr(self.accelerator, "scaler", None)
         if scaler is None:  # Trainer fails on a stock run's with one
             return
-        if self._resumer.resumed is not None:
-            self._restorer.load_scaler(scaler)
+        if self._ext_resumer.resumed is not None:
+            self._ext_restorer.load_scaler(scaler)
             return
         with tensors_only(checkpoint, "scaler.pt"):
             super()._load_scaler(checkpoint)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
-        if self._resumer.resumed is not None:
-            self._restorer.load_rng()
+        if self._ext_resumer.resumed is not None:
+            self._ext_restorer.load_rng()
         else:
             with tensors_only(checkpoint, "rng_state.pth"):
                 super()._load_rng_state(checkpoint)
-        self._checkpointer.begin_epoch()
+        self._ext_checkpointer.begin_epoch()
 
-    def _restore_losses(self) -> None:
+    def _ext_restore_losses(self) -> None:
         """Puts back the losses, logged and since the last log."""
-        sums = self._restorer.load_losses(self.state.global_step)
-        self._parts.step_guard.load(None)  # of another run of this trainer
+        sums = self._ext_restorer.load_losses(self.state.global_step)
+        self._ext_parts.step_guard.load(None)  # of another run of this trainer
         if sums is not None:
             self._tr_loss, self._globalstep_last_logged = sums.unlogged, sums.last_logged_step
             self._total_loss_scalar = sums.logged or 0.0
 
-    def _evaluate_pending(self) -> None:
+    def _ext_evaluate_pending(self) -> None:
         """Does what the evaluation that a stop interrupted would have done: logs, callbacks, best checkpoint, save.
 
         With the random state in which it would have begun. A stop gives it up again; it is then still pending.
         """
-        self._stopper.load(False)
-        metrics = self._evaluate(self._trial, self._stopper.ignore_keys)
-        if self._stopper.evaluation_pending:
+        self._ext_stopper.load(False)
+        metrics = self._evaluate(self._trial, self._ext_stopper.ignore_keys)
+        if self._ext_stopper.evaluation_pending:
             return
         is_best = self._determine_best_metric(metrics, self._trial)
         if is_best or self.args.save_strategy not in (SaveStrategy.NO, SaveStrategy.BEST):
@@ -405,7 +410,7 @@ class FastTrainer(Trainer):
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
         if self.control.should_training_stop:  # transformers 5.23 trains one more step in a run resumed at its last
             return
-        self._begin_order(**kwargs)
+        self._ext_begin_order(**kwargs)
         epoch = GuardedEpoch(
             kwargs["epoch"],
             kwargs["num_update_steps_per_epoch"],
@@ -414,67 +419,68 @@ class FastTrainer(Trainer):
             self._tr_loss,
             is_own_loader=find_override(self, "get_train_dataloader") is not None,
         )
-        with self._parts.step_guard.epoch(epoch, self._name_last_good):
+        with self._ext_parts.step_guard.epoch(epoch, self._ext_name_last_good):
             super()._run_epoch(*args, **kwargs)
 
-    def _begin_order(self, *, train_dataloader: Any, epoch: int, **kwargs: Any) -> None:
+    def _ext_begin_order(self, *, train_dataloader: Any, epoch: int, **kwargs: Any) -> None:
         is_continued = kwargs["resume_from_checkpoint"] is not None and epoch == kwargs["epochs_trained"]
         dropped = kwargs["steps_trained_in_current_epoch"] if is_continued else None
-        row_order, resumed = self._parts.row_order, self._resumer.resumed
+        row_order, resumed = self._ext_parts.row_order, self._ext_resumer.resumed
         row_order.begin_epoch(train_dataloader, epoch)
         if dropped is not None:
-            own = resumed.tree_of(self._team.rank) if resumed else None
+            own = resumed.tree_of(self._ext_team.rank) if resumed else None
             row_order.load((own or {}).get(row_order.name))
             row_order.restore(dropped > 0 and not self.args.ignore_data_skip)
-        self._parts.loaders.begin_epoch(self.state.global_step, dropped)
+        self._ext_parts.loaders.begin_epoch(self.state.global_step, dropped)
 
     def get_batch_samples(self, epoch_iterator: Iterator[Any], *args: Any, **kwargs: Any) -> Any:
         """As in Trainer; a last batch of rows that another process has is marked as such."""
-        self._parts.workers.note(epoch_iterator)
-        marked = self._parts.loaders.mark_repeated(epoch_iterator, self.accelerator.gradient_state)
+        self._ext_parts.workers.note(epoch_iterator)
+        marked = self._ext_parts.loaders.mark_repeated(epoch_iterator, self.accelerator.gradient_state)
         return super().get_batch_samples(marked, *args, **kwargs)
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Any:
-        return super()._get_num_items_in_batch(countable(batch_samples, self._decided_loss()), device)
+        return super()._get_num_items_in_batch(countable(batch_samples, self._ext_decided_loss()), device)
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """As in Trainer."""
-        return self._parts.step_guard.see_loss(super().training_step(*args, **kwargs))
+        return self._ext_parts.step_guard.see_loss(super().training_step(*args, **kwargs))
 
     def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """As in Trainer; positions in tables of embeddings become their rows."""
-        return super()._prepare_inputs(self._parts.embedder.rows(inputs))
+        return super()._prepare_inputs(self._ext_parts.embedder.rows(inputs))
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """As in Trainer; rows that another process trains on count nothing."""
         if isinstance(inputs, RepeatedRows):
             return self.compute_loss(model, dict(inputs), *args, **kwargs) * 0.0
-        inputs = self._decided_loss().add_decoder_ids(inputs)
+        inputs = self._ext_decided_loss().add_decoder_ids(inputs)
         if model.training:
             self.throughput.see_labels(inputs.get("labels"))  # which Trainer may take out of them
         loss = super().compute_loss(model, inputs, *args, **kwargs)
-        return self._backend.carry_not_finite(loss, model.training)
+        return self._ext_backend.carry_not_finite(loss, model.training)
 
-    def _decided_loss(self) -> DecidedLoss:
+    def _ext_decided_loss(self) -> DecidedLoss:
         """Asked for every batch, since a method can be assigned at any time. Cost: 10 microseconds."""
-        return self._losses.decide(self.model, self.label_smoother is not None, find_override(self, *TRAINING_LOSS))
+        return self._ext_losses.decide(self.model, self.label_smoother is not None, find_override(self, *TRAINING_LOSS))
 
     @property
     def compute_loss_func(self) -> Any:
         """What was given or assigned; else the exact loss where it is used; else None, as in Trainer."""
-        return self._losses.given if self._losses.is_given else self._decided_loss().function
+        return self._ext_losses.given if self._ext_losses.is_given else self._ext_decided_loss().function
 
     @compute_loss_func.setter
     def compute_loss_func(self, function: Any) -> None:
-        self._losses.give(function)
+        if "_ext_losses" in vars(self):  # what is assigned before, Trainer's constructor replaces
+            self._ext_losses.give(function)
 
     def loss_counts_items(self) -> bool:
         """Whether the loss is a sum over items by their number in the step, so that batches may vary in size."""
-        return self._losses.counts_items(self._decided_loss())
+        return self._ext_losses.counts_items(self._ext_decided_loss())
 
     def _get_grad_norm(self, *args: Any, **kwargs: Any) -> Any:
         norm = super()._get_grad_norm(*args, **kwargs)
-        return self._parts.step_guard.see_norm(norm, self.current_gradient_accumulation_steps)
+        return self._ext_parts.step_guard.see_norm(norm, self.current_gradient_accumulation_steps)
 
     # --- what is due after a step -----------------------------------------------------------------------------------
 
@@ -485,9 +491,9 @@ class FastTrainer(Trainer):
             log_save_evaluate(*args, **kwargs)
             return self.control
 
-        self._stopper.do_due(due, self.state, self.control)
-        if self._committer.has_placed:  # a save that was waited for, and that `on_save` has seen
-            self._finish_save()
+        self._ext_stopper.do_due(due, self.state, self.control)
+        if self._ext_committer.has_placed:  # a save that was waited for, and that `on_save` has seen
+            self._ext_finish_save()
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """As in Trainer; before a training loss is shown, the weights are checked, whatever the loss is.
@@ -496,44 +502,44 @@ class FastTrainer(Trainer):
         taken, or None if that is not known. With an evaluation's metrics goes what the watchers have to say of it.
         """
         if "train_loss" in logs:
-            logs["train_loss"] = self._whole_loss()  # type: ignore[assignment]
+            logs["train_loss"] = self._ext_whole_loss()  # type: ignore[assignment]
         if "loss" in logs:
-            self._check_finite()
-        added = self._evaluator.watch(logs, self.state, self.control) if self.is_in_train else {}
+            self._ext_check_finite()
+        added = self._ext_evaluator.watch(logs, self.state, self.control) if self.is_in_train else {}
         with extended(logs, added):
             self.throughput.extend_logs(logs, self.args, self.state)  # before any other callback sees the values
             super().log(logs, start_time)
             self.throughput.resume()
 
-    def _whole_loss(self) -> float | None:
-        num_steps = self.state.global_step - self._parts.step_guard.num_left_out
-        return self._restorer.whole_loss(self._total_loss_scalar, num_steps)
+    def _ext_whole_loss(self) -> float | None:
+        num_steps = self.state.global_step - self._ext_parts.step_guard.num_left_out
+        return self._ext_restorer.whole_loss(self._total_loss_scalar, num_steps)
 
     # --- an evaluation ----------------------------------------------------------------------------------------------
 
     def _evaluate(
         self, trial: Any, ignore_keys_for_eval: list[str] | None, skip_scheduler: bool = False
     ) -> dict[str, float]:
-        if self._stopper.is_resumed and skip_scheduler:
+        if self._ext_stopper.is_resumed and skip_scheduler:
             return {}  # of `eval_on_start`, which transformers 5.23 would do, and log, once more in a continued run
         # An evaluation that is given up is begun again from here.
-        self._checkpointer.hold(self._checkpointer.moment(self._tr_loss, self.state))
-        with self._stopper.interruptible(self._now(), self._evaluator.watchers):
-            self._evaluator.forget_left_out()
+        self._ext_checkpointer.hold(self._ext_checkpointer.moment(self._tr_loss, self.state))
+        with self._ext_stopper.interruptible(self._ext_now(), self._ext_evaluator.watchers):
+            self._ext_evaluator.forget_left_out()
             metrics = super()._evaluate(trial, ignore_keys_for_eval, skip_scheduler)
-            full = self._evaluator.finish_left_out(self._means(), self._now())
+            full = self._ext_evaluator.finish_left_out(self._ext_means(), self._ext_now())
             if full is not None:  # a callback has just ended the run
                 self.log(full)
                 metrics.update(full)
                 self._report_to_hp_search(trial, self.state.global_step, metrics)
-            self._checkpointer.let_go()
+            self._ext_checkpointer.let_go()
             return metrics
-        self._stopper.hold_back(self.control)  # a callback may have put another one in the place of that of before
+        self._ext_stopper.hold_back(self.control)  # a callback may have put another one in the place of that of before
         return {}
 
     def evaluate(self, eval_dataset: Any = None, *args: Any, **kwargs: Any) -> dict[str, float]:
         """As in Trainer; see `Evaluator`. Other rows than the run's own are looked at in full."""
-        with self._evaluator.looking_at(eval_dataset, self.eval_dataset):
+        with self._ext_evaluator.looking_at(eval_dataset, self.eval_dataset):
             return super().evaluate(eval_dataset, *args, **kwargs)
 
     def evaluation_loop(
@@ -546,17 +552,17 @@ class FastTrainer(Trainer):
     ) -> EvalLoopOutput:
         """As in Trainer; with `max_eval_samples`, `dataloader` is of the subset, and the rest follows where due."""
         given = (description, prediction_loss_only, ignore_keys, metric_key_prefix)
-        with self._parts.workers.naming_deaths():
-            if not (self.is_in_train and self._evaluator.looks_at_own):
-                return self._one_pass(dataloader, given)[0]
-            return self._evaluator.run(dataloader, given, self._means(), self._now())
+        with self._ext_parts.workers.naming_deaths():
+            if not (self.is_in_train and self._ext_evaluator.looks_at_own):
+                return self._ext_one_pass(dataloader, given)[0]
+            return self._ext_evaluator.run(dataloader, given, self._ext_means(), self._ext_now())
 
-    def _one_pass(
+    def _ext_one_pass(
         self, loader: Any, given: tuple[Any, ...], stand_in: Any = None
     ) -> tuple[EvalLoopOutput, float | None]:
         """Trainer's loop; of how many items its loss is the mean, None where it is Trainer's."""
-        self._parts.repeatable.adopt(loader, is_training=False)
-        prepared = self._backend.prepare_to_evaluate(self.model, self._make_optimizer)
+        self._ext_parts.repeatable.adopt(loader, is_training=False)
+        prepared = self._ext_backend.prepare_to_evaluate(self.model, self._ext_make_optimizer)
         if prepared is not None:
             self.model, self.optimizer = prepared
             self.model_wrapped = self.model
@@ -564,15 +570,15 @@ class FastTrainer(Trainer):
         if stand_in is not None:
             self.compute_metrics = stand_in
         try:
-            with unfiltered(self.args), self._losses.rows() as rows, self._backend.evaluating(self.model):
+            with unfiltered(self.args), self._ext_losses.rows() as rows, self._ext_backend.evaluating(self.model):
                 output = super().evaluation_loop(loader, *given)
         finally:
             if stand_in is not None:
                 self.compute_metrics = compute
-        self._losses.finish(rows, output.metrics or {}, given[-1])
-        return output, self._losses.num_items
+        self._ext_losses.finish(rows, output.metrics or {}, given[-1])
+        return output, self._ext_losses.num_items
 
-    def _make_optimizer(self) -> Any:
+    def _ext_make_optimizer(self) -> Any:
         self.create_optimizer()
         return self.optimizer
 
@@ -585,29 +591,29 @@ class FastTrainer(Trainer):
         **kwargs: Any,
     ) -> tuple[Any, Any, Any]:
         """As in Trainer; keeps the loss of each row, where it is known."""
-        loss, override = self._decided_loss(), find_override(self, *EVALUATION_LOSS)
+        loss, override = self._ext_decided_loss(), find_override(self, *EVALUATION_LOSS)
         predict = partial(super().prediction_step, model, inputs, ignore_keys=ignore_keys, **kwargs)
         generates = getattr(self.args, "predict_with_generate", False)  # predictions are then no logits
-        if generates or not self._losses.wants_rows(loss, self.label_names, override, ignore_keys):
+        if generates or not self._ext_losses.wants_rows(loss, self.label_names, override, ignore_keys):
             return predict(prediction_loss_only=prediction_loss_only)
         value, logits, labels = predict(prediction_loss_only=False)
         if value is not None:
-            self._losses.keep(loss, logits, inputs, labels, self.accelerator.gather_for_metrics)
+            self._ext_losses.keep(loss, logits, inputs, labels, self.accelerator.gather_for_metrics)
         return (value, None, None) if prediction_loss_only else (value, logits, labels)
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
         """As in Trainer, on all rows and of numbers: an evaluation of the subset alone makes nothing the best."""
-        decisive = None if self._stopper.evaluation_pending else self._evaluator.decisive(metrics)
-        key = self._evaluator.best_metric_key
+        decisive = None if self._ext_stopper.evaluation_pending else self._ext_evaluator.decisive(metrics)
+        key = self._ext_evaluator.best_metric_key
         if decisive is None or not can_be_best(key, decisive, self.state.global_step):
             return False
         is_best = super()._determine_best_metric(decisive, trial)
         if is_best:
-            self._evaluator.note_best(metrics, self._means(), self._now())
+            self._ext_evaluator.note_best(metrics, self._ext_means(), self._ext_now())
         return is_best
 
     def _report_to_hp_search(self, trial: Any, step: int, metrics: dict[str, float]) -> None:
-        super()._report_to_hp_search(trial, step, self._evaluator.objective(metrics, self.state, self.control))
+        super()._report_to_hp_search(trial, step, self._ext_evaluator.objective(metrics, self.state, self.control))
 
     # --- a checkpoint -----------------------------------------------------------------------------------------------
 
@@ -615,50 +621,50 @@ class FastTrainer(Trainer):
         if trial is not None:  # a hyperparameter search has a folder per trial and resumes nothing
             super()._save_checkpoint(model, trial)
             return
-        if self._committer.has(self.state.global_step):
+        if self._ext_committer.has(self.state.global_step):
             return
-        self._finish_save()
-        self._check_finite(with_optimizer=True)
+        self._ext_finish_save()
+        self._ext_check_finite(with_optimizer=True)
         self.store_flos()
-        logged = self._total_loss_scalar if self._restorer.knows_whole_loss else None
+        logged = self._total_loss_scalar if self._ext_restorer.knows_whole_loss else None
         sums = LossSums(self._tr_loss, logged, self._globalstep_last_logged)
-        writers = Writers(self._write_model, self._save_optimizer_and_scheduler, self.checkpoint_sizes)
-        self._checkpointer.save(self._now(), sums, writers, self._is_read_at_once())
+        writers = Writers(self._ext_write_model, self._save_optimizer_and_scheduler, self.checkpoint_sizes)
+        self._ext_checkpointer.save(self._ext_now(), sums, writers, self._ext_is_read_at_once())
 
-    def _is_read_at_once(self) -> bool:
+    def _ext_is_read_at_once(self) -> bool:
         """Whether something on this process reads a checkpoint as soon as it is saved."""
-        if (self.args.push_to_hub and self.args.hub_strategy != "end") or self._stopper.reason is not None:
+        if (self.args.push_to_hub and self.args.hub_strategy != "end") or self._ext_stopper.reason is not None:
             return True
         if is_overridden(self, "_save_checkpoint"):
             return True
         hooks = [type(callback).on_save for callback in self.callback_handler.callbacks]
         return any(h is not TrainerCallback.on_save and not h.__module__.startswith("hf_ext.") for h in hooks)
 
-    def _write_model(self, folder: Path) -> None:
+    def _ext_write_model(self, folder: Path) -> None:
         # Through `save_model` and `_save`, in which users' classes have a say.
         save = partial(self.save_model, _internal_call=True)
         has_own_loader = is_overridden(self, "_load_from_checkpoint")
-        self._parts.checkpoint_model.write(self.model, folder, save, self._save_companions, has_own_loader)
+        self._ext_parts.checkpoint_model.write(self.model, folder, save, self._ext_save_companions, has_own_loader)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        if not self._backend.write_state(Path(output_dir), self.model, self.model_wrapped, self.lr_scheduler):
+        if not self._ext_backend.write_state(Path(output_dir), self.model, self.model_wrapped, self.lr_scheduler):
             super()._save_optimizer_and_scheduler(output_dir)
 
-    def _finish_save(self) -> None:
+    def _ext_finish_save(self) -> None:
         """Waits until the last checkpoint is in place, with what others wrote into it; copies and pushes it."""
-        step = self._committer.finish(self.state)
+        step = self._ext_committer.finish(self.state)
         if step is not None and self.args.push_to_hub:
-            self._push_checkpoint(step)
+            self._ext_push_checkpoint(step)
 
-    def _name_last_good(self) -> str:
+    def _ext_name_last_good(self) -> str:
         """What is left to continue from, for messages; waits until it is in place."""
-        self._finish_save()
-        return self._committer.last_good()
+        self._ext_finish_save()
+        return self._ext_committer.last_good()
 
-    def _check_finite(self, with_optimizer: bool = False) -> None:
-        self._checkpointer.check_finite(self._now(), self._name_last_good, with_optimizer)
+    def _ext_check_finite(self, with_optimizer: bool = False) -> None:
+        self._ext_checkpointer.check_finite(self._ext_now(), self._ext_name_last_good, with_optimizer)
 
-    def _describe_failure(self, error: Exception) -> str:
+    def _ext_describe_failure(self, error: Exception) -> str:
         return describe_failure(error, self.checkpoints.folder, self.checkpoint_sizes().full_bytes)
 
     # --- a model folder ---------------------------------------------------------------------------------------------
@@ -673,44 +679,44 @@ class FastTrainer(Trainer):
             FolderError: another process's run has the output folder.
             DiskFailure: the disk is full, read-only or broken; the folder's model is not complete.
         """
-        with self._parts.run_folder.while_saving(output_dir, _internal_call):
-            if self._parts.checkpoint_model.takes_model(output_dir):
+        with self._ext_parts.run_folder.while_saving(output_dir, _internal_call):
+            if self._ext_parts.checkpoint_model.takes_model(output_dir):
                 # Of weights that FSDP2 has split, only an override has a use for whole ones here.
-                gathered = self._parts.checkpoint_model.gather(self.model, is_overridden(self, "_save"))
+                gathered = self._ext_parts.checkpoint_model.gather(self.model, is_overridden(self, "_save"))
                 self._save(output_dir, gathered)
                 return
-            with self._pusher.saving():
-                self._export(output_dir, _internal_call)
+            with self._ext_pusher.saving():
+                self._ext_export(output_dir, _internal_call)
             if self.args.push_to_hub and not _internal_call and output_dir in (None, self.args.output_dir):
-                self._pusher.begin_export("the saved model", self._patience, message="Model save")
+                self._ext_pusher.begin_export("the saved model", self._ext_patience, message="Model save")
 
-    def _export(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+    def _ext_export(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         if _internal_call:  # for a checkpoint, which has its own rules
             super().save_model(output_dir, _internal_call)
             return
-        whole = self._backend.whole_weights(self.model)
-        with self._parts.exporter.exporting(self.model, output_dir, self.state):
+        whole = self._ext_backend.whole_weights(self.model)
+        with self._ext_parts.exporter.exporting(self.model, output_dir, self.state):
             if whole is None:
                 super().save_model(output_dir)
             else:
                 self._save(output_dir, whole)
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
-        state_dict = self._backend.weights_to_save(state_dict)
-        if self._parts.checkpoint_model.takes(output_dir, state_dict):
-            self._parts.checkpoint_model.save(self.model, self._save_companions)
+        state_dict = self._ext_backend.weights_to_save(state_dict)
+        if self._ext_parts.checkpoint_model.takes(output_dir, state_dict):
+            self._ext_parts.checkpoint_model.save(self.model, self._ext_save_companions)
             return
         folder = Path(output_dir or str(self.args.output_dir))
         if not can_save_itself(self.model):
             super()._save(str(folder), state_dict)
-            self._parts.exporter.drop_pickle(folder)
+            self._ext_parts.exporter.drop_pickle(folder)
         elif self.args.should_save:
             save_pretrained(self.model, folder, state_dict)
         if self.args.should_save:
-            self._save_companions(folder)
+            self._ext_save_companions(folder)
 
-    def _save_companions(self, folder: Path) -> None:
-        self._parts.exporter.save_companions(folder, self.processing_class, self.data_collator)
+    def _ext_save_companions(self, folder: Path) -> None:
+        self._ext_parts.exporter.save_companions(folder, self.processing_class, self.data_collator)
 
     def save_merged(self, folder: str | os.PathLike[str]) -> None:
         """Writes the model with its LoRA adapters merged into the weights; the folder loads without PEFT.
@@ -721,27 +727,27 @@ class FastTrainer(Trainer):
             ArgumentError: the model has no adapters, or its weights are spread over processes.
             DiskFailure: as `save_model`.
         """
-        self._parts.exporter.save_merged(self.model, folder, self.state, self.processing_class, self.data_collator)
+        self._ext_parts.exporter.save_merged(self.model, folder, self.state, self.processing_class, self.data_collator)
 
     def save_state(self) -> None:
         """As in Trainer; raises as `save_model` does."""
-        with self._parts.exporter.naming_failures():
+        with self._ext_parts.exporter.naming_failures():
             super().save_state()
 
     # --- the end of a run -------------------------------------------------------------------------------------------
 
     def _finalize_training(self, *args: Any) -> Any:
-        self._finish_save()
-        self._check_finite()
-        with self._restorer.finalizing(self.state):
+        self._ext_finish_save()
+        self._ext_check_finite()
+        with self._ext_restorer.finalizing(self.state):
             output = super()._finalize_training(*args)
-        return output._replace(training_loss=self._whole_loss())
+        return output._replace(training_loss=self._ext_whole_loss())
 
     def _load_best_model(self) -> None:
-        if self._stopper.reason is not None:
+        if self._ext_stopper.reason is not None:
             return
         own = self._load_from_checkpoint if is_overridden(self, "_load_from_checkpoint") else None
-        if not self._restorer.load_best(self._now(), self._describe_failure, own):
+        if not self._ext_restorer.load_best(self._ext_now(), self._ext_describe_failure, own):
             super()._load_best_model()
 
     def end(self) -> None:
@@ -754,9 +760,9 @@ class FastTrainer(Trainer):
         Raises:
             HubError: on all processes: the last push failed, and no later one succeeded.
         """
-        failure = self._pusher.close() if self.args.push_to_hub else None
-        self._planned.restore()
-        self._parts.workers.end(self.accelerator._dataloaders)
+        failure = self._ext_pusher.close() if self.args.push_to_hub else None
+        self._ext_planned.restore()
+        self._ext_parts.workers.end(self.accelerator._dataloaders)
         release_group()
         super().end()
         if failure is not None:
@@ -767,8 +773,8 @@ class FastTrainer(Trainer):
 
         For a trainer inside a run, such as one head of several; `end` comes after the last of them. Never waits.
         """
-        self._planned.restore()
-        self._parts.workers.end(self.accelerator._dataloaders)
+        self._ext_planned.restore()
+        self._ext_parts.workers.end(self.accelerator._dataloaders)
         self.let_go()
 
     def let_go(self) -> None:
@@ -781,38 +787,38 @@ class FastTrainer(Trainer):
     @property
     def hub_model_id(self) -> Any:
         """The repository that is pushed to, OWNER/NAME; None before there is one."""
-        return self._pusher.repo_id
+        return self._ext_pusher.repo_id
 
     @hub_model_id.setter
     def hub_model_id(self, name: Any) -> None:
-        self._pusher.repo_id = name
+        self._ext_pusher.repo_id = name
 
     @property
-    def _patience(self) -> Patience:
+    def _ext_patience(self) -> Patience:
         return Patience(self.push_retries, self.push_wait_s, self.push_grace_s)
 
-    def _push_checkpoint(self, step: int | None) -> None:
+    def _ext_push_checkpoint(self, step: int | None) -> None:
         """Begins the push of what `hub_strategy` wants on the Hub when `step` is the newest checkpoint."""
-        if not self._pusher.wants_checkpoints:
+        if not self._ext_pusher.wants_checkpoints:
             return
-        target = self._parts.disk_space.best_saved_step(self.state) if self.args.hub_strategy == "best" else step
+        target = self._ext_parts.disk_space.best_saved_step(self.state) if self.args.hub_strategy == "best" else step
         announce = partial(self.callback_handler.on_push_begin, self.args, self.state, self.control)
-        folder = self._parts.places.path(target)
-        self._pusher.saved(target, folder, self.model, self.state.global_step, announce, self._patience)
+        folder = self._ext_parts.places.path(target)
+        self._ext_pusher.saved(target, folder, self.model, self.state.global_step, announce, self._ext_patience)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        self._pusher.leave_out_trial(checkpoint_folder)
+        self._ext_pusher.leave_out_trial(checkpoint_folder)
 
     def _finish_current_push(self) -> None:
         """Trainer's last act of training: waits for the push under way, and makes up for one that failed."""
         if not self.args.push_to_hub:
             return
-        if self._stopper.reason is not None:
-            self._pusher.leave(grace_s(self._patience, self._stopper.left_s()))
+        if self._ext_stopper.reason is not None:
+            self._ext_pusher.leave(grace_s(self._ext_patience, self._ext_stopper.left_s()))
             return
-        self._pusher.wait()
-        self._push_checkpoint(self._committer.saved_step)
-        self._pusher.wait()
+        self._ext_pusher.wait()
+        self._ext_push_checkpoint(self._ext_committer.saved_step)
+        self._ext_pusher.wait()
 
     def push_to_hub(
         self,
@@ -841,18 +847,18 @@ class FastTrainer(Trainer):
                 says what repeats it.
             DiskFailure: no room for the copy or the download.
         """
-        if self._pusher.is_saving:  # Trainer's `save_model` calls this
+        if self._ext_pusher.is_saving:  # Trainer's `save_model` calls this
             return None
         self.callback_handler.on_push_begin(self.args, self.state, self.control)
         if self.hub_model_id is None:
             self.init_hf_repo(token, private)
-        with self._parts.run_folder.while_saving(None, False):
-            self._pusher.save_with_card(self._export, self.create_model_card, kwargs)
-        push = {"message": commit_message, **self._pusher.place(private, revision)}
+        with self._ext_parts.run_folder.while_saving(None, False):
+            self._ext_pusher.save_with_card(self._ext_export, self.create_model_card, kwargs)
+        push = {"message": commit_message, **self._ext_pusher.place(private, revision)}
         if not blocking:
-            self._pusher.begin_export("the trained model", self._patience, **push)
+            self._ext_pusher.begin_export("the trained model", self._ext_patience, **push)
             return None
-        return self._pusher.push_and_check(push, token, self.check_download, self._patience)
+        return self._ext_pusher.push_and_check(push, token, self.check_download, self._ext_patience)
 
     def check_download(self, folder: Path) -> str:
         """What is known of the model in `folder`, as a sentence; for the main process.
@@ -864,46 +870,46 @@ class FastTrainer(Trainer):
         """
         collator, datasets = self.data_collator, (self.eval_dataset, self.train_dataset)
         tokenizer = self.processing_class or getattr(collator, "tokenizer", None)
-        inputs = TrainedInputs(tokenizer, collator, datasets, self._make_batch)
-        return check_download(folder, self.args, self.model, self.accelerator, inputs, self._backend.is_spread)
+        inputs = TrainedInputs(tokenizer, collator, datasets, self._ext_make_batch)
+        return check_download(folder, self.args, self.model, self.accelerator, inputs, self._ext_backend.is_spread)
 
-    def _make_batch(self, collator: Any, rows: list[Any]) -> Any:
+    def _ext_make_batch(self, collator: Any, rows: list[Any]) -> Any:
         return self._prepare_inputs(self._get_collator_with_removed_columns(collator)(rows))
 
     # --- embeddings, for callers who may override each --------------------------------------------------------------
 
     def embed_dataset(self, dataset: Any) -> EmbeddedDataset:
         """`dataset` with its frozen inputs as positions in embedding tables; see `Embedder.embed`."""
-        return self._parts.embedder.embed(dataset, self._encoding(), self.fill_embedding_store)
+        return self._ext_parts.embedder.embed(dataset, self._ext_encoding(), self.fill_embedding_store)
 
     def fill_embedding_store(self, name: str, sequences: Sequence[str]) -> EmbeddingStore:
         """The store of input `name` with all `sequences` (pairs joined by `|`) in it; all processes share the work."""
-        return self._parts.embedder.fill(name, sequences, self._encoding())
+        return self._ext_parts.embedder.fill(name, sequences, self._ext_encoding())
 
     def encode_distinct(self, name: str, sequences: Sequence[str]) -> torch.Tensor:
         """Embeddings of input `name`, through the cache where it is on: (n, width), float32, on the CPU."""
-        return self._parts.embedder.encode(name, sequences, self._encoding(), self.fill_embedding_store)
+        return self._ext_parts.embedder.encode(name, sequences, self._ext_encoding(), self.fill_embedding_store)
 
     def encode_sequences(self, name: str, sequences: Sequence[str]) -> torch.Tensor:
         """Embeddings of input `name`, computed here and now: (n, width), float32. Parts of a pair are joined by `|`.
 
         Encoders that train compute as they do in training: under its autocast.
         """
-        return self._encoding().compute(name, sequences)
+        return self._ext_encoding().compute(name, sequences)
 
     def embedding_key(self, name: str) -> dict[str, Any]:
         """Everything that decides the value of an embedding of input `name`."""
-        return self._encoding().describe(name)
+        return self._ext_encoding().describe(name)
 
     def fit_scaling(self) -> None:
         """Gives the model the scale of labels and embeddings; see `hf_ext.training.scaling.fit_scaling`."""
-        embed = self.embed_dataset if self._parts.embedder.is_on else None
+        embed = self.embed_dataset if self._ext_parts.embedder.is_on else None
         columns = self.data_collator.columns
         fit_scaling(self.model, self.train_dataset, columns, self.encode_distinct, self.args.seed, embed)
 
     # --- what is handed to the parts --------------------------------------------------------------------------------
 
-    def _now(self) -> Training:
+    def _ext_now(self) -> Training:
         return Training(
             self.model,
             self.model_wrapped,
@@ -915,47 +921,49 @@ class FastTrainer(Trainer):
             self.callback_handler,
         )
 
-    def _means(self) -> Means:
-        return Means(self.eval_dataset, self.compute_metrics, self._one_pass, self._make_eval_loader)
+    def _ext_means(self) -> Means:
+        return Means(self.eval_dataset, self.compute_metrics, self._ext_one_pass, self._ext_make_eval_loader)
 
-    def _make_eval_loader(self, dataset: Any, rows: Any = None) -> Any:
+    def _ext_make_eval_loader(self, dataset: Any, rows: Any = None) -> Any:
         given = {"sampler_fn": self._get_eval_sampler, "rows": rows}
         return self._get_dataloader(dataset, "Evaluation", self.args.eval_batch_size, **given)
 
-    def _encoding(self) -> Encoding:
+    def _ext_encoding(self) -> Encoding:
         return Encoding(
             self.model,
             self.data_collator,
             self.args.device,
             self.accelerator.autocast,
-            partial(self._backend.encoding, self.model),
-            self._planned.applied("cpu_matmul"),
+            partial(self._ext_backend.encoding, self.model),
+            self._ext_planned.applied("cpu_matmul"),
             self.encode_sequences,
             self.embedding_key,
         )
 
     # --- what a run says of itself ----------------------------------------------------------------------------------
 
-    plan = property(attrgetter("_planned.plan"), doc="What was decided of each speed-up, and what came of it.")
+    plan = property(attrgetter("_ext_planned.plan"), doc="What was decided of each speed-up, and what came of it.")
     # Without anything asked for that Trainer lacks, a run leaves in its output folder what Trainer's leaves.
-    keeps_records = property(attrgetter("_planned.keeps_records"), doc="Whether `plan.json` and the like are kept.")
-    checkpoints = property(attrgetter("_parts.places.store"), doc="The store that training saves into.")
-    throughput = property(attrgetter("_parts.throughput"), doc="Live rates of the run.")
-    run_clock = property(attrgetter("_parts.run_clock"), doc="How long the run has trained, over all its sessions.")
-    evaluation_pending = property(attrgetter("_stopper.evaluation_pending"), doc="Whether a stop left one to make up.")
-    stopping_decisions = property(attrgetter("_parts.early_stopping.decisions"), doc="Those of early stopping.")
-    collapse_alarms = property(attrgetter("_parts.collapse_alarm.alarms"), doc="Every alarm said while training.")
-    compared_evaluation = property(attrgetter("_evaluator.compared"), doc="The last `Evaluation`, or None.")
+    keeps_records = property(attrgetter("_ext_planned.keeps_records"), doc="Whether `plan.json` and the like are kept.")
+    checkpoints = property(attrgetter("_ext_parts.places.store"), doc="The store that training saves into.")
+    throughput = property(attrgetter("_ext_parts.throughput"), doc="Live rates of the run.")
+    run_clock = property(attrgetter("_ext_parts.run_clock"), doc="How long the run has trained, over all its sessions.")
+    evaluation_pending = property(
+        attrgetter("_ext_stopper.evaluation_pending"), doc="Whether a stop left one to make up."
+    )
+    stopping_decisions = property(attrgetter("_ext_parts.early_stopping.decisions"), doc="Those of early stopping.")
+    collapse_alarms = property(attrgetter("_ext_parts.collapse_alarm.alarms"), doc="Every alarm said while training.")
+    compared_evaluation = property(attrgetter("_ext_evaluator.compared"), doc="The last `Evaluation`, or None.")
 
     @property
     def stop_reason(self) -> str | None:
         """Why training stopped before its end; None where it did not."""
-        return None if self._stopper.reason is None else self._stopper.reason.text
+        return None if self._ext_stopper.reason is None else self._ext_stopper.reason.text
 
     @property
     def evaluation_record(self) -> EvaluationRecord:
         """Counts and seconds of the run; resuming replaces the object."""
-        return self._evaluator.record(self.callback_handler.callbacks)
+        return self._ext_evaluator.record(self.callback_handler.callbacks)
 
     def evaluation_facts(self) -> dict[str, Any]:
         """What evaluations of the run looked at and took, for JSON; see `EvaluationRecord.facts`."""
@@ -963,28 +971,28 @@ class FastTrainer(Trainer):
 
     def record_evidence(self, name: str, **evidence: Any) -> None:
         """Adds a measurement to one decision and rewrites `plan.json`."""
-        self._planned.record(name, **evidence)
+        self._ext_planned.record(name, **evidence)
 
     def checkpoint_sizes(self) -> Sizes:
         """Upper bounds of what one checkpoint takes, without degradation."""
-        return self._parts.disk_space.sizes(self.model, self.optimizer, self.early_stopping_bytes())
+        return self._ext_parts.disk_space.sizes(self.model, self.optimizer, self.early_stopping_bytes())
 
     def check_disk_budget(self) -> None:
         """Raises ArgumentError for a budget that cannot hold what will be written, or decides to store less."""
-        self._parts.disk_space.check(self.model, self.checkpoint_sizes())
+        self._ext_parts.disk_space.check(self.model, self.checkpoint_sizes())
 
     def data_position(self) -> dict[str, Any] | None:
         """Where the training stream stands after the last optimizer step, for JSON; None for other data."""
-        return self._parts.loaders.position(self.state.global_step)
+        return self._ext_parts.loaders.position(self.state.global_step)
 
     def choose_eval_rows(self) -> None:
         """Chooses the subset of every evaluation set, so that what is wrong with one is said before training."""
-        self._evaluator.choose_rows(self._means())
+        self._ext_evaluator.choose_rows(self._ext_means())
 
     def early_stopping_bytes(self) -> int:
         """Upper bound of the arrays that early stopping adds to a checkpoint."""
-        self._parts.early_stopping.look_at(self.eval_dataset)
-        return self._parts.early_stopping.num_bytes()
+        self._ext_parts.early_stopping.look_at(self.eval_dataset)
+        return self._ext_parts.early_stopping.num_bytes()
 
 
 class FastSeq2SeqTrainer(FastTrainer, Seq2SeqTrainer):
@@ -999,40 +1007,40 @@ class Events(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Trainer has made or restored its state, and has set its counters to zero."""
-        trainer, parts = self._trainer, self._trainer._parts
+        trainer, parts = self._trainer, self._trainer._ext_parts
         trainer.choose_eval_rows()  # says what is wrong with them before anything is trained
         parts.stopper.end_if_finished(state, control, trainer.callback_handler.callbacks)
         begin = self._begin_on_disk if args.should_save else None
-        trainer._team.load_together(begin, trainer._describe_failure)  # a refusal is one on all processes
+        trainer._ext_team.load_together(begin, trainer._ext_describe_failure)  # a refusal is one on all processes
         parts.checkpointer.begin_training()
-        trainer._check_finite()  # weights that are not finite would make all others so
-        trainer._restore_losses()
+        trainer._ext_check_finite()  # weights that are not finite would make all others so
+        trainer._ext_restore_losses()
         parts.restorer.load_parts(parts.carried.progress)
-        parts.restorer.make_up_evaluation(trainer._evaluate_pending)  # last: it is part of the run that goes on
+        parts.restorer.make_up_evaluation(trainer._ext_evaluate_pending)  # last: it is part of the run that goes on
 
     def _begin_on_disk(self) -> None:
         """A resumed run first finishes a rotation cut short; the budget is checked once the optimizer exists."""
-        trainer, disk_space = self._trainer, self._trainer._parts.disk_space
+        trainer, disk_space = self._trainer, self._trainer._ext_parts.disk_space
         disk_space.rotate(trainer.state)
         disk_space.copy(trainer.state)
         trainer.check_disk_budget()
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Before the loader draws."""
-        self._trainer._checkpointer.begin_epoch()
+        self._trainer._ext_checkpointer.begin_epoch()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """An accumulation cycle begins."""
-        self._trainer._checkpointer.begin_step(self._trainer._tr_loss, state)
+        self._trainer._ext_checkpointer.begin_step(self._trainer._tr_loss, state)
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """A step that is left out is none that Trainer divides the logged loss by."""
-        self._trainer._globalstep_last_logged += self._trainer._parts.step_guard.take_left_out()
+        self._trainer._globalstep_last_logged += self._trainer._ext_parts.step_guard.take_left_out()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """After one optimizer step at most, a checkpoint is whole; then the accumulation cycle is complete."""
-        self._trainer._finish_save()
-        self._trainer._checkpointer.end_step(self._trainer._now())
+        self._trainer._ext_finish_save()
+        self._trainer._ext_checkpointer.end_step(self._trainer._ext_now())
 
 
 def _by_name(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

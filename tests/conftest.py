@@ -69,7 +69,7 @@ def _leaves_the_process_as_it_was():
         from hf_ext.trainer import FastTrainer
 
         for trainer in [one for one in gc.get_objects() if issubclass(type(one), FastTrainer)]:
-            trainer._parts.workers.end(trainer.accelerator._dataloaders)
+            trainer._ext_parts.workers.end(trainer.accelerator._dataloaders)
     handlers, workers = read_signal_handlers(), set(multiprocessing.active_children()) - before
     for number, handler in HANDLERS.items():
         signal.signal(number, handler)

@@ -131,7 +131,7 @@ def test_a_merged_folder_appears_whole_or_not_at_all(make_trainer, tmp_path, mon
         raise OSError(errno.EINTR, "killed")
 
     with monkeypatch.context() as patch:
-        patch.setattr(trainer._parts.exporter, "save_companions", fail)  # the weights are written then
+        patch.setattr(trainer._ext_parts.exporter, "save_companions", fail)  # the weights are written then
         with pytest.raises(OSError, match="killed"):
             trainer.save_merged(target)
     assert seen == [[".staging-merged", "a"]]

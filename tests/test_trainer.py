@@ -204,8 +204,8 @@ def test_tables_that_do_not_fit_memory_give_the_same_learning(fast_trainer, monk
     monkeypatch.setattr("hf_ext.training.embedder.DEVICE_SHARE", 0.0)
     on_disk = fast_trainer("b", speedups=["embedding_cache"])
     on_disk.train()
-    assert [table.on_device for table in on_disk._parts.embedder.tables[0].values()] == [False] * 3
-    assert [table.on_device for table in in_memory._parts.embedder.tables[0].values()] == [True] * 3
+    assert [table.on_device for table in on_disk._ext_parts.embedder.tables[0].values()] == [False] * 3
+    assert [table.on_device for table in in_memory._ext_parts.embedder.tables[0].values()] == [True] * 3
     assert losses(on_disk) == losses(in_memory)
 
 

@@ -152,7 +152,7 @@ class StoppedTrainer(FastTrainer):
     def training_step(self, *args, **kwargs):
         if self.args.seed == 43 and self.state.global_step == 12:
             self.control.should_training_stop = self.control.should_save = True
-            self._stopper.reason = StopReason(StopCause.SIGNAL, "test")
+            self._ext_stopper.reason = StopReason(StopCause.SIGNAL, "test")
         return super().training_step(*args, **kwargs)
 
 

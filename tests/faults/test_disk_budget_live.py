@@ -170,7 +170,7 @@ class NoRoom(FastTrainer):
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        self._parts.disk_space.make_room = lambda now, sizes: self.checkpoints.make_way(now.state.global_step)
+        self._ext_parts.disk_space.make_room = lambda now, sizes: self.checkpoints.make_way(now.state.global_step)
 
 
 def test_the_samples_see_a_trainer_that_rotates_after_saving(tmp_path, base, tally):
@@ -281,7 +281,7 @@ def budgets_of_the_steps(folder, base):
     trainer = degraded(folder, base)
     plain = find_smallest(trainer)
     sizes, trainer.args.save_total_size_gb = trainer.checkpoint_sizes(), None
-    policy = trainer._parts.disk_space.policy()
+    policy = trainer._ext_parts.disk_space.policy()
     best = dataclasses.replace(policy, best_weights_only=True)
     newest = dataclasses.replace(best, optimizer_in_newest_only=True)
     half = dataclasses.replace(sizes, optimizer=sizes.optimizer_bf16)

@@ -371,14 +371,14 @@ class Careless(FastTrainer):
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        write = self._checkpointer.write
+        write = self._ext_checkpointer.write
 
         def write_and_draw(*given):
             failure = write(*given)
             torch.rand(1 if failure else 0)
             return failure
 
-        self._checkpointer.write = write_and_draw
+        self._ext_checkpointer.write = write_and_draw
 
 
 class Patient(FastTrainer):
@@ -386,12 +386,12 @@ class Patient(FastTrainer):
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        write = self._checkpointer.write
+        write = self._ext_checkpointer.write
 
         def write_and_hide(*given):
             write(*given)
 
-        self._checkpointer.write = write_and_hide
+        self._ext_checkpointer.write = write_and_hide
 
 
 @pytest.mark.parametrize("twin", [Untidy, Careless, Patient])

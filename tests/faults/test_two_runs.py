@@ -193,6 +193,6 @@ def test_the_local_folder_of_checkpoints_is_held_too_and_shared_by_other_folders
 def test_a_lock_counts_as_a_small_file_in_a_budget(tmp_path):
     trainer = Maker(make_narrow_esm())(tmp_path / "run", save_total_limit=1)
     trainer.train()
-    free = trainer._parts.disk_space.other_bytes(trainer.model)
+    free = trainer._ext_parts.disk_space.other_bytes(trainer.model)
     with other_run(tmp_path / "run"):
-        assert trainer._parts.disk_space.other_bytes(trainer.model) == free
+        assert trainer._ext_parts.disk_space.other_bytes(trainer.model) == free

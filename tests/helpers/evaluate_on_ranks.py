@@ -53,7 +53,7 @@ def clock(folder: Path) -> list[int]:
     )
     schedule = next(c for c in trainer.callback_handler.callbacks if type(c).__name__ == "EvaluationSchedule")
     if RANK == 1:
-        schedule._is_time = lambda args: trainer._team.agree([trainer.state.global_step == 2])[0]
+        schedule._is_time = lambda args: trainer._ext_team.agree([trainer.state.global_step == 2])[0]
     trainer.train()
     return [log["step"] for log in evaluations(trainer)]
 

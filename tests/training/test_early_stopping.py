@@ -121,8 +121,8 @@ class Forgetful(FastTrainer):
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        load = self._parts.early_stopping.load
-        self._parts.early_stopping.load = lambda tree: load(tree and {**tree, "rule": None, "settings": {}})
+        load = self._ext_parts.early_stopping.load
+        self._ext_parts.early_stopping.load = lambda tree: load(tree and {**tree, "rule": None, "settings": {}})
 
 
 def resumed_at(folder: Path, step: int, **given: Any) -> FastTrainer:
@@ -213,7 +213,7 @@ def test_the_disk_bound_covers_the_state(tmp_path):
     trainer.args.early_stopping_patience = 7
     assert trainer.checkpoint_sizes().other - bounds.other == 8 * NUM_ROWS * 4
     trainer.args.max_eval_samples = 0.5
-    trainer._parts.early_stopping.load(None)
+    trainer._ext_parts.early_stopping.load(None)
     assert trainer.early_stopping_bytes() == 8 * NUM_ROWS // 2 * 8
 
 

@@ -185,7 +185,7 @@ class WaitForPush(TrainerCallback):
         trainer.add_callback(self)
 
     def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-        self.trainer._pusher.wait()
+        self.trainer._ext_pusher.wait()
 
 
 def test_end_pushes_nothing_before_the_end(make_trainer: Callable, hub: HubServer) -> None:

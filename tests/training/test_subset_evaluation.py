@@ -92,7 +92,7 @@ def test_a_share_is_taken_of_each_set(tmp_path):
 def test_groups_keep_their_shares(tmp_path):
     trainer = make_trainer(tmp_path, make_rows(60), max_eval_samples=6, eval_group_column="group")
     trainer.train()
-    chosen = trainer._evaluator.rows.chosen("").rows
+    chosen = trainer._ext_evaluator.rows.chosen("").rows
     assert sorted(row % 3 for row in chosen) == [0, 0, 1, 1, 2, 2]
 
 
@@ -165,7 +165,7 @@ def test_both_parts_together_are_one_evaluation_of_all_rows(tmp_path, task):
     whole = trainer.evaluate()  # the same weights
     assert agree(log, whole)
     assert not agree(log, trainer.evaluate(rows.select(range(36, -1, -1))))  # the order of the rows counts
-    assert agree(log, trainer.evaluate(rows.select(trainer._evaluator.rows.chosen("").rows)), "eval_")
+    assert agree(log, trainer.evaluate(rows.select(trainer._ext_evaluator.rows.chosen("").rows)), "eval_")
 
 
 @pytest.mark.parametrize("task", ["regression", "masked"])
@@ -206,7 +206,7 @@ def test_what_is_compared_are_the_subsets_predictions_in_every_evaluation(tmp_pa
         tmp_path, {"a": make_rows(37)}, callbacks=[keep], compute_metrics=count, **STEPS, max_eval_samples=5
     )
     trainer.train()
-    rows = trainer._evaluator.rows.chosen("a").rows
+    rows = trainer._ext_evaluator.rows.chosen("a").rows
     assert [(kept.name, kept.is_full) for kept in keep.kept] == [("a", False)] * 4
     assert all(kept.labels.tolist() == np.float32(make_rows(37)["labels"])[rows].tolist() for kept in keep.kept)
     assert {kept.predictions.shape for kept in keep.kept} == {(5, 1)}
@@ -252,7 +252,7 @@ def test_cached_embeddings_are_looked_at_in_two_parts_from_one_table(tmp_path, m
     for name in ("loss", "spearman", "rmse"):
         assert log[f"eval_full_{name}"] == pytest.approx(whole[f"eval_{name}"], rel=1e-6)
     assert log["eval_rmse"] != pytest.approx(log["eval_full_rmse"], rel=1e-3)
-    assert len(trainer._parts.embedder.tables) == 2  # of the training rows and of all evaluation rows
+    assert len(trainer._ext_parts.embedder.tables) == 2  # of the training rows and of all evaluation rows
     losses = [build(batch).evaluate()["eval_loss"] for batch in (1, 4, 37)]
     assert losses == pytest.approx([losses[0]] * 3, rel=1e-6)
 

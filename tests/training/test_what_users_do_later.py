@@ -11,7 +11,7 @@ import torch
 from continued_runs import MODEL, SETTINGS, Collator
 from token_rows import make_number_rows as make_rows
 from train_until_stopped import Case
-from transformers import TrainerCallback
+from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from hf_ext.errors import TrainingStopped
 from hf_ext.trainer import FastTrainer
@@ -126,11 +126,73 @@ def test_what_a_callback_saves_at_the_end_of_a_step_stands_after_it(tmp_path):
 
 def test_the_parts_follow_the_accelerator_that_each_trial_of_a_search_gets(tmp_path):
     trainer = make(tmp_path)
-    before, backend = trainer.accelerator, trainer._backend
+    before, backend = trainer.accelerator, trainer._ext_backend
     trainer.create_accelerator_and_postprocess()
     assert trainer.accelerator is not before
-    assert trainer._backend is backend  # which the parts hold
+    assert trainer._ext_backend is backend  # which the parts hold
     assert backend._accelerator is trainer.accelerator
     trainer.train()
     assert trainer.state.global_step == 8
+    trainer.end()
+
+
+class Early(FastTrainer):
+    """Assigns before Trainer's constructor what that will assign."""
+
+    def __init__(self, model, args, *others, **given):
+        self.args, self.compute_loss_func, self.state = args, None, None
+        super().__init__(model, args, *others, **given)
+
+
+class Crowded(FastTrainer):
+    """Has attributes and methods of names that anybody might take."""
+
+    def __init__(self, *args, **given):
+        super().__init__(*args, **given)
+        for name in TAKEN:
+            setattr(self, name, [])
+
+
+TAKEN = [
+    "_args",
+    "_backend",
+    "_losses",
+    "_planned",
+    "_parts",
+    "_team",
+    "_pusher",
+    "_now",
+    "_means",
+    "_export",
+    "_stopper",
+]
+TAKEN += [
+    "_embed_all",
+    "_make_batch",
+    "_evaluator",
+    "_checkpointer",
+    "_committer",
+    "_restorer",
+    "_resumer",
+    "_whole_loss",
+]
+
+
+@pytest.mark.parametrize("cls", [Early, Crowded])
+def test_a_subclass_may_assign_early_and_take_any_name(tmp_path, cls):
+    losses = []
+    for folder, made in ((tmp_path / "plain", FastTrainer), (tmp_path / "own", cls)):
+        trainer = make(folder, made, eval_strategy="steps", eval_steps=2)
+        trainer.train()
+        trainer.end()
+        losses.append([entry["loss"] for entry in trainer.state.log_history if "loss" in entry])
+    assert losses[0] == losses[1]
+
+
+def test_private_names_of_ours_are_told_from_trainers(tmp_path):
+    trainer = make(tmp_path)
+    stock = Trainer(copy.deepcopy(MODEL), TrainingArguments(str(tmp_path / "stock"), use_cpu=True, report_to="none"))
+    added = {*vars(trainer), *vars(FastTrainer)} - {*vars(stock), *dir(Trainer)}
+    assert len(added) > 40
+    assert [name for name in added if name.startswith("_") and not name.startswith("_ext_")] == []
     trainer.end()
