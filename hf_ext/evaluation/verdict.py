@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -13,6 +13,7 @@ from ._arrays import FloatArray, as_column, as_pair, count_not_finite
 from .bootstrap import affordable_resamples, bootstrap_metrics, percentile_interval
 from .metrics import spearman
 from .paired import PairedComparison, compare_paired
+from .resampling import ResamplingUnits, check_units, unit_facts
 
 MODEL = "model"
 CONSTANT = "training mean"
@@ -31,6 +32,8 @@ class Verdict:
         baseline: what the model was decided against: of several the one that it beats least surely.
         comparison: with that baseline, as `PairedComparison.as_dict`; None where there is none.
         num_rows: rows scored.
+        interval_by: the column whose values were resampled for the intervals; None where rows were.
+        num_units: how many values, or rows, that are; num_effective_units: of like size.
     """
 
     text: str
@@ -39,6 +42,9 @@ class Verdict:
     num_rows: int
     baseline: str | None = None
     comparison: dict[str, Any] | None = None
+    interval_by: str | None = None
+    num_units: int | None = None
+    num_effective_units: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-able."""
@@ -73,13 +79,15 @@ def judge(
     confidence: float = 0.95,
     num_resamples: int = 1000,
     seed: int = 0,
+    units: ResamplingUnits | None = None,
 ) -> Verdict:
     """Decide, on the same rows, whether a regression model beats the baselines beside it.
 
     In this order: its RMSE must be below that of the training mean, whatever its Spearman; its Spearman must be above
     0; its Spearman must be above that of every other baseline. Each "above" means that the whole paired bootstrap
     interval is. Where a value is not even above, the model is no better; where only the interval is not, these rows do
-    not decide. Rows are resampled one by one, so this speaks about further rows of the same kind.
+    not decide. Rows are resampled one by one, so this speaks about further rows of the same kind; with
+    `units` about further units, and fewer than 10 effective ones show nothing.
 
     Args:
         labels: (n,) numbers.
@@ -89,6 +97,7 @@ def judge(
             prediction beyond such a limit is no error then.
         is_scale_free: the model predicts an order only (a ranking loss): RMSE is not asked for.
         confidence, num_resamples, seed: of the intervals.
+        units: rows that were held out together, and are resampled together; None: each by itself.
 
     Raises:
         ArgumentError: no "model" in `predictions`, or an option is out of range.
@@ -101,14 +110,23 @@ def judge(
     measured = as_column(labels, "labels")
     columns = {name: as_pair(values, measured)[0] for name, values in predictions.items()}
     sides = np.zeros(len(measured)) if bounds is None else as_pair(bounds, measured)[0]
-    options = {"confidence": confidence, "num_resamples": num_resamples, "seed": seed}
+    units = check_units(units, len(measured))
+    options = {"confidence": confidence, "num_resamples": num_resamples, "seed": seed, "units": units}
     one_sided = {name: _mend_limits(values, measured, sides) for name, values in columns.items()}
     case = _Case(columns, measured, one_sided, bool(sides.any()), options)
     rules = (_judge_scores, *(() if is_scale_free else (_judge_constant,)), _judge_order, _judge_baselines)
     for rule in rules:
         if verdict := rule(case):
-            return verdict
-    return _summarize(case, is_scale_free)
+            return _name_units(verdict, units)
+    return _name_units(_summarize(case, is_scale_free), units)
+
+
+def _name_units(verdict: Verdict, units: ResamplingUnits | None) -> Verdict:
+    """With what its intervals resample, and whether that is enough."""
+    if units is None:
+        return replace(verdict, **unit_facts(None, verdict.num_rows))
+    basis = units.why_not_enough() or f"Intervals resample {units.describe()}."
+    return replace(verdict, text=f"{verdict.text} {basis}", **units.facts())
 
 
 def judge_tokens(
@@ -179,11 +197,11 @@ def _judge_constant(case: _Case) -> Verdict | None:
 
 def _judge_order(case: _Case) -> Verdict | None:
     """Spearman not above 0; None where it is."""
-    num_rows, seed = len(case.labels), case.options["seed"]
-    drawn = affordable_resamples(num_rows, case.options["num_resamples"])
-    samples = bootstrap_metrics(case.model, case.labels, threshold=0.0, num_resamples=drawn, seed=seed)["spearman"]
-    low, high = percentile_interval(samples, case.options["confidence"])
-    if low is not None and low > 0:
+    num_rows, units = len(case.labels), case.options["units"]
+    options = {"num_resamples": affordable_resamples(num_rows, case.options["num_resamples"]), "units": units}
+    samples = bootstrap_metrics(case.model, case.labels, threshold=0.0, seed=case.options["seed"], **options)
+    low, high = percentile_interval(samples["spearman"], case.options["confidence"], units)
+    if low is not None and low > 0 and (units is None or units.are_enough):
         return None
     value = spearman(case.model, case.labels).value
     interval = "" if low is None else f" [{low:.3f}, {high:.3f}]"
@@ -234,8 +252,15 @@ def _from_comparison(compared: PairedComparison, than: str, numbers: str, baseli
     if compared.improvement <= 0:
         return _decided(False, f"No better than {than}: {numbers}.", compared, name)
     return _decided(
-        None, f"Not shown to be better than {than}: {numbers}, which may be 0: more rows decide.", compared, name
+        None,
+        f"Not shown to be better than {than}: {numbers}, which may be 0: more {_more(compared)} decide.",
+        compared,
+        name,
     )
+
+
+def _more(compared: PairedComparison) -> str:
+    return "rows" if compared.interval_by is None else f"values of {compared.interval_by}"
 
 
 def _decided(is_better: bool | None, text: str, compared: PairedComparison, baseline: str) -> Verdict:
