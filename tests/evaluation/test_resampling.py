@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from argparse import Namespace
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from hf_ext.evaluation import bootstrap, judge, metrics, score_predictions
 from hf_ext.evaluation.paired import PAIRED_METRICS, compare_paired, paired_samples
 from hf_ext.evaluation.resampling import ResamplingUnits
 
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 NAMES = ["spearman", "pearson", "rmse", "mae", "r2"]
 
 
@@ -172,3 +175,68 @@ def test_a_model_better_in_one_antibody_of_many_rows_only_is_not_shown_to_be_bet
     assert compared[0].low is not None
     assert compared[1].low < compared[0].low
     assert not compared[1].is_better
+
+
+def test_percentiles_of_ten_units_leave_out_what_t_leaves_out() -> None:
+    # t with 9 degrees of freedom: 2.262157 at 97.5 %. Times sqrt(10 / 9): 2.384523, beyond it a normal has 0.85511 %.
+    samples = np.arange(100_001) / 100_000
+    units = ResamplingUnits.of("antibody", np.repeat(np.arange(10), 5))
+    low, high = bootstrap.percentile_interval(samples, 0.95, units)
+    assert (low, high) == (pytest.approx(0.0085511, abs=2e-5), pytest.approx(0.9914489, abs=2e-5))
+    assert bootstrap.percentile_interval(samples, 0.95) == (pytest.approx(0.025), pytest.approx(0.975))
+
+
+def test_units_of_uneven_size_count_as_fewer() -> None:
+    # 9 units of 10 rows and one of 90: 180^2 / (9 * 100 + 8100) = 3.6
+    uneven = ResamplingUnits.of("antibody", np.repeat(np.arange(10), [10] * 9 + [90]))
+    assert uneven.num_effective == pytest.approx(3.6)
+    assert not uneven.are_enough
+    assert uneven.describe() == "10 values of antibody (as uneven as 4)"
+    even = ResamplingUnits.of("antibody", np.repeat(np.arange(10), 10))
+    assert (even.num_effective, even.are_enough, even.describe()) == (10.0, True, "10 values of antibody")
+
+
+def test_an_error_whose_units_all_err_alike_has_its_value_as_interval() -> None:
+    labels = np.arange(60.0)
+    units = ResamplingUnits.of("antibody", np.repeat(np.arange(12), 5))
+    for shift in (0.0, 2.0):
+        score = score_predictions(labels + shift, labels, units=units)["rmse"]
+        assert (score["low"], score["high"]) == (pytest.approx(shift), pytest.approx(shift))
+
+
+def test_simulated_clusters_are_held_by_cluster_and_not_by_row(monkeypatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import interval_coverage
+
+    settings = {"num_draws": 40, "num_twin_draws": 40, "num_resamples": 100, "seed": 0}
+    (row,) = interval_coverage.run(Namespace(sizes=["geometric"], num_clusters=[20], **settings))
+    held = {way: interval_coverage.mean_held([row], way) for way in ("by_cluster", "by_row")}
+    assert min(held["by_cluster"].values()) >= 0.85
+    assert max(held["by_row"].values()) <= 0.80
+    assert row["by_cluster"]["rmse"]["mean_width"] > 1.5 * row["by_row"]["rmse"]["mean_width"]
+
+
+def test_the_recorded_simulation_holds_93_to_97_percent_by_cluster_and_not_by_row(monkeypatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import interval_coverage
+
+    recorded = json.loads((BENCHMARKS / "results" / "interval_coverage.json").read_text())
+    assert len(recorded["coverage"]) == 12
+    num_draws = recorded["settings"]["num_draws"]
+    assert interval_coverage.find_failures(recorded["coverage"], num_draws) == []
+    twin = [{**row, "by_cluster": row["by_row"]} for row in recorded["coverage"]]
+    assert len(interval_coverage.find_failures(twin, num_draws)) > 40
+    assert recorded["true"] == pytest.approx(interval_coverage.true_scores())
+
+
+def test_the_true_scores_of_the_simulation_are_those_of_very_many_clusters(monkeypatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import interval_coverage
+
+    rows = interval_coverage.draw_rows(np.full(20_000, 5), np.random.default_rng(0))
+    _, labels, before, after = rows
+    truth = interval_coverage.true_scores()
+    assert metrics.spearman(after, labels).value == pytest.approx(truth["spearman"], abs=0.005)
+    assert metrics.rmse(after, labels).value == pytest.approx(truth["rmse"], abs=0.005)
+    gained = metrics.rmse(before, labels).value - metrics.rmse(after, labels).value
+    assert gained == pytest.approx(truth["rmse_difference"], abs=0.005)
