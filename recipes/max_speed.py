@@ -22,6 +22,7 @@ from hf_ext.affinity.building import build_collator, build_model, check_splits, 
 from hf_ext.affinity.calibrating import calibrate_model, describe_calibration
 from hf_ext.affinity.distilling import Distillation, compare_with_teacher, distill, format_distillation
 from hf_ext.affinity.ensemble import train_seeds
+from hf_ext.affinity.held_out import find_units
 from hf_ext.affinity.measure import settle_measure
 from hf_ext.affinity.results import save_results
 from hf_ext.affinity.scoring import EVALUATION_METRICS, compute_metrics, score_split
@@ -34,6 +35,7 @@ from hf_ext.data.loading import LoadedData, load_data
 from hf_ext.errors import exit_on_errors
 from hf_ext.evaluation import label_audit
 from hf_ext.evaluation.guards import format_report
+from hf_ext.evaluation.resampling import ResamplingUnits
 from hf_ext.parser import FastArgumentParser
 from hf_ext.reporting.run_log import LOGGER, start_run_log
 from hf_ext.speedups.lora import lora_settings
@@ -94,6 +96,7 @@ def run(
     data = load_data(data_args, output_dir=args.output_dir, seed=args.seed, table=table)
     splits = data.splits
     check_splits(splits)
+    units = find_units(data_args, splits)
     model_args.tower_training, args.use_peft = settle_training(model_args, args.use_peft)
     distillation = distill(model_args, data_args, args, splits) if model_args.distill_from else None
     train_rows = distillation.train if distillation else splits["train"]
@@ -125,7 +128,7 @@ def run(
     if model_args.merge_lora:
         trainer.save_merged(Path(str(args.output_dir)) / "merged")
 
-    results = report(trainer, trained, calibration, data, distillation, model_args, data_args, parser)
+    results = report(trainer, trained, calibration, data, distillation, units, model_args, data_args, parser)
     finish_run(trainer, log)
     return results
 
@@ -144,13 +147,18 @@ def report(
     calibration: dict[str, Any],
     data: LoadedData,
     distillation: Distillation | None,
+    units: ResamplingUnits | None,
     model_args: AffinityArguments,
     data_args: DataArguments,
     parser: FastArgumentParser,
 ) -> dict[str, Any]:
     """Scores the test split and writes the results; returns what `all_results.json` holds."""
     splits, folder = data.splits, trainer.args.output_dir
-    scored: dict[str, Any] = {"threshold": model_args.binder_threshold, "group_column": data_args.group_column}
+    scored: dict[str, Any] = {
+        "threshold": model_args.binder_threshold,
+        "group_column": data_args.group_column,
+        "units": units,
+    }
     test = score_split(trainer, splits, "test", **scored, leaks=data.report.get("leaks"))
     seeds = score_seeds(trainer, trained, splits, test, **scored) if model_args.num_seeds > 1 else None
     comparison = None

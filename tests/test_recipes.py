@@ -114,7 +114,11 @@ def test_predict_repeats_the_predictions_of_training(demo: dict) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [(["--dataset_name", "absent.csv"], "absent.csv"), (["--pooling", "median"], "mean, cls, max")],
+    [
+        (["--dataset_name", "absent.csv"], "absent.csv"),
+        (["--pooling", "median"], "mean, cls, max"),
+        (["--interval_by", "antigem"], "antigen"),
+    ],
 )
 def test_a_mistake_ends_in_one_line_that_names_the_remedy(tmp_path: Path, arguments: list[str], message: str) -> None:
     done = run(sys.executable, str(ROOT / "recipes" / "max_speed.py"), *arguments, cwd=tmp_path)
@@ -195,6 +199,19 @@ def test_every_other_preset_trains_the_demo(tmp_path: Path, preset: str) -> None
     assert outcome["results"]["test"]["num_rows"] == 300
 
 
+def test_intervals_by_antigen_are_said_in_verdict_results_report_and_card(tmp_path: Path) -> None:
+    outcome = train(tmp_path, "--interval_by", "antigen", "--num_train_epochs", "1")
+    test, verdict = outcome["results"]["test"], outcome["results"]["verdict"]
+    num_units = test["num_units"]
+    assert 100 < num_units < test["num_rows"] == 300
+    assert (test["interval_by"], verdict["interval_by"], verdict["num_units"]) == ("antigen", "antigen", num_units)
+    assert f"Intervals resample {num_units} values of antigen." in outcome["stdout"]
+    report, card = ((outcome["folder"] / name).read_text() for name in ("report.md", "README.md"))
+    assert f"by resampling the {num_units} values of antigen." in report
+    assert f"bootstrap intervals over the {num_units} values of antigen." in card
+    assert "The intervals treat rows as independent" not in card
+
+
 def test_fine_tuning_is_one_flag(tmp_path: Path) -> None:
     steps = ["--max_steps", "2", "--eval_strategy", "no", "--save_strategy", "no", "--load_best_model_at_end", "false"]
     outcome = train(tmp_path, "--tower_training", "lora", "full", *steps)
@@ -202,3 +219,4 @@ def test_fine_tuning_is_one_flag(tmp_path: Path) -> None:
     assert not any("--tower_training" in line for line in outcome["results"]["advice"])  # done already
     weights = (outcome["folder"] / "model.safetensors").read_bytes()
     assert b"lora_A" in weights
+    assert "ridge on embeddings" in outcome["results"]["test"]["scores"]

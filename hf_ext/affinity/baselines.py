@@ -1,33 +1,44 @@
-"""What a model has to beat on a split: constants and linear models, fitted on the training rows."""
+"""What a model has to beat on a split: constants, neighbours and linear models, fitted on the training rows."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from ..data.columns import column_names, read_columns
 from ..embeddings.dataset import join_parts
+from ..errors import ArgumentError, NotFiniteError
 from ..evaluation.baselines import ConstantBaseline, GroupMeanBaseline, RidgeBaseline
+from ..evaluation.nearest import NearestBaseline
 from ..evaluation.sequence_features import SequenceFeatures
 from ..evaluation.verdict import CONSTANT
+from .partners import Partner, find_partner, fit_by_partner
+from .pretrained_towers import PretrainedTowers
 
 FloatArray = NDArray[np.float64]
+Encode = Callable[[str, Sequence[str]], torch.Tensor]
 
 RIDGE_ROWS = 50_000  # training rows that a ridge sees at most
-MAX_PARTNERS = 50  # a ridge for each value of the other columns: only where these are few,
-MIN_PARTNER_ROWS = 100  # and each has this many training rows on average
+MAX_PAIRS = 200_000_000  # of a training row and one to be predicted, that are compared for nearest neighbours
+TUNING_ROWS = 5_000  # validation rows that choose how many neighbours, at most
+# Where encoders train, embeddings of the pretrained ones are computed for the baselines alone.
+PRETRAINED_ROWS = 5_000  # training rows at most
+PRETRAINED_TUNING_ROWS = 2_000  # validation rows at most
 
 
 @dataclass
 class Baselines:
-    """Predictions by name of baseline, (n,) float64 in label units; and what each was fitted on, JSON-able."""
+    """Predictions by name of baseline, (n,) float64 in label units; what each was fitted on, JSON-able; and sentences
+    about those that could not be fitted."""
 
     predictions: dict[str, FloatArray] = field(default_factory=dict)
     facts: dict[str, dict[str, Any]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
 
     def add(self, name: str, predictions: FloatArray, **facts: Any) -> None:
         self.predictions[name], self.facts[name] = predictions, facts
@@ -37,23 +48,23 @@ class Baselines:
 class _Rows:
     """Sequences and labels of one split, in memory."""
 
+    split: Any
     sequences: list[list[str]]  # by column, then by row
     labels: FloatArray
 
     @classmethod
     def of(cls, split: Any, columns: Sequence[str]) -> _Rows:
-        return cls([list(column) for column in zip(*read_columns(split, columns))], label_array(split))
-
-    def keys(self, columns: Sequence[int]) -> list[tuple[str, ...]]:
-        return list(zip(*(self.sequences[i] for i in columns)))
+        return cls(split, [list(column) for column in zip(*read_columns(split, columns))], label_array(split))
 
 
 def fit_baselines(trainer: Any, splits: Any, name: str, group_column: str | None) -> Baselines:
     """Fits on `splits["train"]` what needs no neural network, and predicts split `name` with it.
 
-    The training mean; the mean by `group_column`; ridge on residues by position or on 3-mers of all sequence columns,
-    and one for each partner where one column varies and the others have few values (four antibodies against thousands
-    of variants); of frozen encoders, ridge on their embeddings. Penalties are chosen on `splits["validation"]`.
+    The training mean; the mean by `group_column`; ridge on residues by position or on 3-mers of all sequence columns;
+    the labels of the nearest training sequences; ridge on the embeddings of the encoders, where these train as they
+    were before. Both ridges also for each partner where one or more columns have few values (four antibodies against
+    thousands of variants, `partners.find_partner`). Penalties and the number of neighbours are chosen on
+    `splits["validation"]`.
 
     Args:
         trainer: a `FastTrainer` whose model is trained.
@@ -61,8 +72,10 @@ def fit_baselines(trainer: Any, splits: Any, name: str, group_column: str | None
         name: of the split to predict.
         group_column: or None.
 
-    Cost: ridges see 50,000 training rows and 2,048 features of the sequences at most: 10 s on two cores; embeddings
-    are encoded where they are not cached.
+    Cost: ridges see 50,000 training rows and 2,048 features of the sequences at most: 10 s on two cores; neighbours
+    are looked for among 2e8 pairs of rows at most: 5 s. Embeddings of frozen encoders are encoded where they are not
+    cached. Of encoders that trained, the pretrained ones encode 5,000 training rows, 2,000 validation rows and the
+    split: less than a pass over these rows in training.
     """
     train, asked = splits["train"], splits[name]
     labels = label_array(train)
@@ -74,16 +87,15 @@ def fit_baselines(trainer: Any, splits: Any, name: str, group_column: str | None
         baselines.add(
             f"mean by {group_column}", means.predict(asked[group_column][:]), num_rows=len(train), **means.summary()
         )
-    sample = _sample_rows(train, trainer.args.seed)
-    rows = {"num_rows": len(sample), "of_rows": len(train)}
-    columns = sequence_columns(trainer)
-    parts = [_Rows.of(split, columns) for split in (sample, splits["validation"], asked)]
-    _add_sequence_ridges(baselines, parts, columns, rows)
-    if len(trainer.model.frozen_inputs) == len(trainer.model.embedding_sizes):
-        # Embeddings of an encoder that trained are the model's own work.
-        features = [pooled_features(trainer, split) for split in (sample, splits["validation"], asked)]
-        ridge = RidgeBaseline().fit(features[0], parts[0].labels, features[1], parts[1].labels)
-        baselines.add("ridge on embeddings", ridge.predict(features[2]), **rows, **ridge.summary())
+    columns, seed = sequence_columns(trainer), trainer.args.seed
+    sampled = (_sample_rows(train, RIDGE_ROWS, seed), splits["validation"], asked)
+    parts = [_Rows.of(split, columns) for split in sampled]
+    rows = {"num_rows": len(parts[0].labels), "of_rows": len(train)}
+    partner, why = find_partner(parts[0].sequences)
+    if why:
+        baselines.notes.append(f"No baseline by partner was fitted: {why}.")
+    _add_sequence_baselines(baselines, parts, columns, rows, partner, seed)
+    _add_embedding_ridges(baselines, trainer, parts, columns, rows)
     return baselines
 
 
@@ -97,8 +109,10 @@ def label_array(split: Any) -> FloatArray:
     return np.asarray(split["label"][:], np.float64)
 
 
-def pooled_features(trainer: Any, dataset: Any) -> np.ndarray:
+def pooled_features(trainer: Any, dataset: Any, encode: Encode | None = None) -> np.ndarray:
     """The embeddings that the head sees, one row per row of `dataset`: (n, sum of widths), float32.
+
+    `encode` makes them, of the name of an input and distinct sequences; None: the model's own encoders.
 
     Cost: with the embedding cache a look-up; otherwise each distinct sequence is encoded once.
     """
@@ -106,69 +120,117 @@ def pooled_features(trainer: Any, dataset: Any) -> np.ndarray:
     for name in trainer.model.embedding_sizes:
         rows = [join_parts(parts) for parts in read_columns(dataset, trainer.data_collator.columns[name])]
         distinct = sorted(set(rows), key=lambda sequence: (len(sequence), sequence))
-        values = trainer.encode_distinct(name, distinct)
+        values = (encode or trainer.encode_distinct)(name, distinct)
         position = {sequence: i for i, sequence in enumerate(distinct)}
         blocks.append(values[[position[row] for row in rows]].numpy())
     return np.concatenate(blocks, axis=1)
 
 
-def _sample_rows(train: Any, seed: int) -> Any:
-    if len(train) <= RIDGE_ROWS:
-        return train
-    return train.select(np.sort(np.random.default_rng(seed).permutation(len(train))[:RIDGE_ROWS]))
+def _sample_rows(rows: Any, num_rows: int, seed: int) -> Any:
+    if len(rows) <= num_rows:
+        return rows
+    return rows.select(np.sort(np.random.default_rng(seed).permutation(len(rows))[:num_rows]))
 
 
-def _add_sequence_ridges(baselines: Baselines, parts: list[_Rows], columns: list[str], rows: dict[str, int]) -> None:
-    train, validation, asked = parts
-    num_values = [len(set(column)) for column in train.sequences]
-    varying = [i for i, num in enumerate(num_values) if num > 1]
-    if not varying:
+def _add_sequence_baselines(
+    baselines: Baselines,
+    parts: list[_Rows],
+    columns: list[str],
+    rows: dict[str, int],
+    partner: Partner | None,
+    seed: int,
+) -> None:
+    if not any(len(set(column)) > 1 for column in parts[0].sequences):
         return
-    features = SequenceFeatures(train.sequences, [validation.sequences, asked.sequences])
+    features = SequenceFeatures(parts[0].sequences, [part.sequences for part in parts[1:]])
     if not features.num_features:  # columns that vary, but whose 3-mers do not
         return
-    ridge, predicted = _fit_ridge(features, train, validation, asked)
-    facts = {**rows, **ridge.summary(), "of_features": features.num_counts}
-    baselines.add(f"{features.name} ridge", predicted, **facts)
-    main = max(varying, key=lambda i: num_values[i])
-    others = [i for i in varying if i != main]
-    num_partners = len(set(train.keys(others)))
-    if not others or num_partners > MAX_PARTNERS or len(train.labels) < MIN_PARTNER_ROWS * num_partners:
-        return
-    alone = [_Rows([part.sequences[main]], part.labels) for part in parts]
-    of_main = SequenceFeatures(alone[0].sequences, [part.sequences for part in alone[1:]])
-    keys = [part.keys(others) for part in parts]
-    predicted = _fit_by_partner(of_main, alone, keys, predicted)
-    partner = ", ".join(columns[i] for i in others)
-    baselines.add(f"{of_main.name} ridge per {partner}", predicted, **rows, num_partners=num_partners)
+    matrices = [features.transform(part.sequences) for part in parts]
+    ridge = RidgeBaseline(standardize=False)
+    ridge.fit(matrices[0], parts[0].labels, matrices[1], parts[1].labels)
+    pooled = ridge.predict(matrices[2])
+    baselines.add(f"{features.name} ridge", pooled, **rows, **ridge.summary(), of_features=features.num_counts)
+    if partner is not None:
+        chosen = [[part.sequences[i] for i in partner.main] for part in parts]
+        of_main = SequenceFeatures(chosen[0], chosen[1:])
+        if of_main.num_features:
+            matrices = [of_main.transform(sequences) for sequences in chosen]
+            name = f"{of_main.name} ridge per {_partner_name(partner, columns)}"
+            predicted = _ridge_by_partner(partner, parts, matrices, pooled, standardize=False)
+            baselines.add(name, predicted, **rows, num_partners=partner.num_partners)
+    _add_neighbours(baselines, features, parts, rows, seed)
 
 
-def _fit_ridge(
-    features: SequenceFeatures, train: _Rows, validation: _Rows, asked: _Rows
-) -> tuple[RidgeBaseline, FloatArray]:
-    matrices = [features.transform(part.sequences) for part in (train, validation)]
-    ridge = RidgeBaseline(standardize=False).fit(matrices[0], train.labels, matrices[1], validation.labels)
-    return ridge, ridge.predict(features.transform(asked.sequences))
+def _add_neighbours(
+    baselines: Baselines, features: SequenceFeatures, parts: list[_Rows], rows: dict[str, int], seed: int
+) -> None:
+    generator = np.random.default_rng(seed)
+    num_queries = min(len(parts[1].labels), TUNING_ROWS) + len(parts[2].labels)
+    most = (max(1, MAX_PAIRS // num_queries), TUNING_ROWS, len(parts[2].labels))
+    chosen = [np.sort(generator.permutation(len(part.labels))[:size]) for part, size in zip(parts, most)]
+    labels = [part.labels[rows] for part, rows in zip(parts, chosen)]
+    directions = [
+        features.directions([[column[i] for i in rows] for column in part.sequences])
+        for part, rows in zip(parts, chosen)
+    ]
+    nearest = NearestBaseline().fit(directions[0], labels[0], directions[1], labels[1])
+    facts = {**rows, "num_rows": len(labels[0]), **nearest.summary()}
+    baselines.add("nearest neighbours", nearest.predict(directions[2]), **facts)
 
 
-def _fit_by_partner(
-    features: SequenceFeatures, parts: list[_Rows], keys: list[list[tuple[str, ...]]], pooled: FloatArray
+def _add_embedding_ridges(
+    baselines: Baselines, trainer: Any, parts: list[_Rows], columns: list[str], rows: dict[str, int]
+) -> None:
+    """Ridge on the embeddings of frozen encoders, and of those that trained as they were before."""
+    encode: Encode = trainer.encode_distinct
+    model, name = trainer.model, "ridge on embeddings"
+    if len(model.frozen_inputs) < len(model.embedding_sizes):
+        sizes, seed = (PRETRAINED_ROWS, PRETRAINED_TUNING_ROWS), trainer.args.seed
+        drawn = [_sample_rows(part.split, size, seed) for part, size in zip(parts, sizes)]
+        parts = [*(_Rows.of(split, columns) for split in drawn), parts[2]]
+        rows = {**rows, "num_rows": len(parts[0].labels)}
+        try:
+            pretrained = PretrainedTowers(model, trainer.data_collator, torch.device(trainer.args.device))
+            encode = _encode_as_before(trainer.encode_distinct, pretrained)
+            features = [pooled_features(trainer, part.split, encode) for part in parts]
+        except (ArgumentError, NotFiniteError, OSError, MemoryError, torch.OutOfMemoryError) as error:
+            baselines.notes.append(f"No {name} was fitted: the encoders before training cannot be used ({error}).")
+            return
+        baselines.notes.append("Ridge on embeddings reads the encoders as they were before training.")
+    else:
+        features = [pooled_features(trainer, part.split) for part in parts]
+    ridge = RidgeBaseline().fit(features[0], parts[0].labels, features[1], parts[1].labels)
+    pooled = ridge.predict(features[2])
+    baselines.add(name, pooled, **rows, **ridge.summary())
+    partner = find_partner(parts[0].sequences)[0]
+    if partner is not None:
+        predicted = _ridge_by_partner(partner, parts, features, pooled, standardize=True)
+        baselines.add(
+            f"{name} per {_partner_name(partner, columns)}", predicted, **rows, num_partners=partner.num_partners
+        )
+
+
+def _encode_as_before(encode: Encode, pretrained: PretrainedTowers) -> Encode:
+    """Frozen towers through the cache, the others as they were published."""
+    return lambda name, sequences: (pretrained.encode_distinct if name in pretrained.names else encode)(name, sequences)
+
+
+def _ridge_by_partner(
+    partner: Partner, parts: list[_Rows], features: list[np.ndarray], pooled: FloatArray, *, standardize: bool
 ) -> FloatArray:
-    """A ridge for each partner; `pooled`, of all partners, where training or validation lack one."""
-    predicted = pooled.copy()
-    places = [_places(rows) for rows in keys]
-    for key in places[2].keys() & places[0].keys() & places[1].keys():
-        chosen = [_select(part, place[key]) for part, place in zip(parts, places)]
-        predicted[places[2][key]] = _fit_ridge(features, *chosen)[1]
-    return predicted
+    """A ridge for each partner; `pooled`, of all of them, where training or validation lack one."""
+
+    def fit(*chosen: list[int]) -> FloatArray:
+        train, validation, asked = (matrix[rows] for matrix, rows in zip(features, chosen))
+        varies = np.ptp(train, axis=0) > 0  # a partner's own embedding is the same in all its rows
+        varies |= not varies.any()
+        labels = [part.labels[rows] for part, rows in zip(parts, chosen)]
+        ridge = RidgeBaseline(standardize=standardize)
+        ridge.fit(train[:, varies], labels[0], validation[:, varies], labels[1])
+        return ridge.predict(asked[:, varies])
+
+    return fit_by_partner(partner, [part.sequences for part in parts], pooled, fit)
 
 
-def _places(keys: list[tuple[str, ...]]) -> dict[tuple[str, ...], list[int]]:
-    places: dict[tuple[str, ...], list[int]] = {}
-    for row, key in enumerate(keys):
-        places.setdefault(key, []).append(row)
-    return places
-
-
-def _select(rows: _Rows, chosen: list[int]) -> _Rows:
-    return _Rows([[column[i] for i in chosen] for column in rows.sequences], rows.labels[chosen])
+def _partner_name(partner: Partner, columns: Sequence[str]) -> str:
+    return ", ".join(columns[i] for i in partner.columns)

@@ -23,6 +23,7 @@ from ..data.columns import read_columns
 from ..data.loading import load_sequences
 from ..errors import ArgumentError
 from ..evaluation import score_predictions
+from ..evaluation.resampling import ResamplingUnits
 from ..training_args import FastTrainingArguments
 from .arguments import AffinityArguments
 from .prediction_speed import measure_speeds
@@ -109,6 +110,7 @@ def compare_with_teacher(
     threshold: float | None,
     group_column: str | None = None,
     seed: int = 0,
+    units: ResamplingUnits | None = None,
 ) -> dict[str, Any]:
     """Adds the row "teacher" to the test scores and says what the student saves.
 
@@ -117,7 +119,7 @@ def compare_with_teacher(
         test: scores of the student on the test split, against measured labels; gets the teacher's.
         test_rows: the test split.
         student_folder: where the student was saved.
-        threshold, group_column, seed: as `score_split` used them.
+        threshold, group_column, seed, units: as `score_split` used them.
 
     Returns:
         The facts of `distill` with parameters and residues per second of both.
@@ -126,7 +128,7 @@ def compare_with_teacher(
     """
     groups = [row[0] for row in read_columns(test_rows, [group_column])] if group_column else None
     scores = score_predictions(
-        distillation.test_predictions, test.labels, groups=groups, threshold=threshold or 0.0, seed=seed
+        distillation.test_predictions, test.labels, groups=groups, threshold=threshold or 0.0, seed=seed, units=units
     )
     test.scores["teacher"] = {name: score for name, score in scores.items() if name in test.scores["model"]}
     names = columns_of(SequenceCollator.from_pretrained(distillation.folder))
@@ -186,6 +188,7 @@ def _further_rows(
         cluster_column=None,
         cluster_identity=None,
         cluster_file=None,
+        interval_by=None,
         filter=None,
     )
     table: Any = load_sequences(source, output_dir=args.output_dir).table

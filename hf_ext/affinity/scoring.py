@@ -14,15 +14,17 @@ from ..data.columns import column_names, read_columns
 from ..evaluation import collapse_report, score_predictions
 from ..evaluation.calibration import apply_calibration
 from ..evaluation.metrics import rmse
+from ..evaluation.resampling import ResamplingUnits, check_units, unit_facts
 from ..evaluation.scores import PLAIN_METRICS
 from ..evaluation.verdict import CONSTANT, MODEL, Verdict, judge
 from ..reporting.near_copies import describe_near_copies
-from ..reporting.report.scores import fit_notes
+from ..reporting.report.scores import fit_notes, resampled
 from ..reporting.tables import format_table
 from .baselines import fit_baselines, sequence_columns
 from .calibrating import predict_labelled, ridge_part, uncalibrated
 from .measure import verdict_metric
-from .slices import Slice, find_slices
+from .held_out import describe_units
+from .slices import Slice, find_exact, find_slices
 
 EVALUATION_METRICS = ("loss", *PLAIN_METRICS, "num_distinct")  # what an evaluation computes
 RANKING_NOTE = "The loss ranks rows: predictions have no unit, so RMSE, MAE, R2 and any threshold say nothing here."
@@ -52,6 +54,7 @@ class SplitScores:
         collapse: of the model's predictions, see `collapse_report`.
         slices: scores on rows with something new to training: {"name", "num_rows", "scores"}.
         notes: sentences about what is new to the model in these rows, and what the scores do not say.
+        units: what the intervals resample; None: rows.
     """
 
     predictions: np.ndarray
@@ -62,11 +65,13 @@ class SplitScores:
     collapse: dict[str, Any] = field(default_factory=dict)
     slices: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    units: ResamplingUnits | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """What `all_results.json` holds of it."""
         return {
             "num_rows": len(self.labels),
+            **unit_facts(self.units, len(self.labels)),
             "verdict": self.verdict.as_dict(),
             "scores": self.scores,
             "baselines": self.baselines,
@@ -81,7 +86,9 @@ class SplitScores:
         parts = [self.verdict.text, *alarms, *self.notes, "", self._table_of(self.scores)]
         parts += fit_notes(self.baselines)
         for one in self.slices:
-            parts += ["", f"{units.capitalize(one['name'])} ({one['num_rows']:,}):", self._table_of(one["scores"])]
+            basis = resampled(one["scores"][MODEL]["rmse"], "")
+            rows = f"{one['num_rows']:,}" + (f"; intervals resample {basis}" if basis else "")
+            parts += ["", f"{units.capitalize(one['name'])} ({rows}):", self._table_of(one["scores"])]
         return "\n".join(parts)
 
     def _table_of(self, scores: dict[str, dict[str, Any]]) -> str:
@@ -99,8 +106,9 @@ def score_split(
     group_column: str | None,
     *,
     leaks: Mapping[str, Any] | None = None,
+    units: ResamplingUnits | None = None,
 ) -> SplitScores:
-    """Predicts split `name` and scores the model beside its baselines, on all rows and on those new to training.
+    """Predicts split `name` and scores the model and its baselines: on all rows, those new to training, exact labels.
 
     Args:
         trainer: a `FastTrainer` whose model is trained.
@@ -108,6 +116,7 @@ def score_split(
         threshold: label units; None leaves recall, precision and F1 out.
         group_column: column for per-group Spearman and means by group, or None; streams go without.
         leaks: `leak_report` of the splits, for notes about near copies in train.
+        units: rows that were held out together, from `find_units`: intervals resample them; None: rows.
 
     Returns:
         `SplitScores`; streams have no slices, and no baseline but the mean of the labels that scaled the model.
@@ -124,16 +133,20 @@ def score_split(
     predictors = {MODEL: predictions, **baselines.predictions}
     groups = [row[0] for row in read_columns(splits[name], [group_column])] if group_column else None
     found, notes = find_slices(splits["train"], splits[name], sequence_columns(trainer))
-    scores = _score(predictors, labels, threshold, groups, trainer.args.seed)
-    slices = [_score_slice(one, predictors, labels, threshold, trainer.args.seed) for one in found]
+    units = check_units(units, len(labels))
+    bounds = splits[name]["bound"][:] if "bound" in column_names(splits[name]) else None
+    found += [] if bounds is None else find_exact(bounds)
+    scores = _score(predictors, labels, threshold, groups, trainer.args.seed, units)
+    slices = [_score_slice(one, predictors, labels, threshold, trainer.args.seed, units) for one in found]
     is_scale_free = trainer.model.config.loss == "ranking"
     verdict = judge(
         labels,
         predictors,
-        bounds=splits[name]["bound"][:] if "bound" in column_names(splits[name]) else None,
+        bounds=bounds,
         is_scale_free=is_scale_free,
         metric=verdict_metric(trainer.args),
         seed=trainer.args.seed,
+        units=units,
     )
     return SplitScores(
         predictions,
@@ -148,8 +161,11 @@ def score_split(
             *([] if calibration is None else [_describe_effect(raw, predictions, labels)]),
             *(_compare_slice(one, scores) for one in slices),
             *notes,
+            *describe_units(units),
             *describe_near_copies(leaks),
+            *baselines.notes,
         ],
+        units,
     )
 
 
@@ -182,20 +198,31 @@ def _score_stream(trainer: Any, predictions: np.ndarray, labels: np.ndarray, thr
 
 
 def _score(
-    predictors: Mapping[str, np.ndarray], labels: np.ndarray, threshold: float | None, groups: Any, seed: int
+    predictors: Mapping[str, np.ndarray],
+    labels: np.ndarray,
+    threshold: float | None,
+    groups: Any,
+    seed: int,
+    units: ResamplingUnits | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Scores of each predictor; without recall, precision and F1 where there is no threshold."""
     hidden = () if threshold is not None else ("recall", "precision", "f1")
     scores = {
-        name: score_predictions(predicted, labels, groups=groups, threshold=threshold or 0.0, seed=seed)
+        name: score_predictions(predicted, labels, groups=groups, threshold=threshold or 0.0, seed=seed, units=units)
         for name, predicted in predictors.items()
     }
     return {name: {key: one for key, one in both.items() if key not in hidden} for name, both in scores.items()}
 
 
 def _score_slice(
-    chosen: Slice, predictors: Mapping[str, np.ndarray], labels: np.ndarray, threshold: float | None, seed: int
+    chosen: Slice,
+    predictors: Mapping[str, np.ndarray],
+    labels: np.ndarray,
+    threshold: float | None,
+    seed: int,
+    units: ResamplingUnits | None,
 ) -> dict[str, Any]:
     parts = {name: predicted[chosen.rows] for name, predicted in predictors.items()}
-    scores = _score(parts, labels[chosen.rows], threshold, None, seed)
+    there = None if units is None else units.select(chosen.rows)
+    scores = _score(parts, labels[chosen.rows], threshold, None, seed, there)
     return {"name": chosen.name, "num_rows": int(chosen.rows.sum()), "scores": scores}

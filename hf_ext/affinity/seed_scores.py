@@ -10,6 +10,7 @@ import numpy as np
 
 from ..data.columns import read_columns
 from ..evaluation import score_predictions
+from ..evaluation.resampling import ResamplingUnits
 from .ensemble import TrainedSeeds, predict_members
 from .scoring import SplitScores
 
@@ -56,6 +57,7 @@ def score_seeds(
     test: SplitScores,
     threshold: float | None,
     group_column: str | None,
+    units: ResamplingUnits | None = None,
 ) -> SeedScores:
     """Scores every head on the test split, and tests on it whether their spread says where predictions are wrong.
 
@@ -63,7 +65,7 @@ def score_seeds(
         trainer, trained: after `train_seeds`.
         splits: validation, on which the spread is scaled, and test.
         test: scores of the mean prediction on test, from `score_split`.
-        threshold, group_column: as given to `score_split`.
+        threshold, group_column, units: as given to `score_split`.
 
     Cost: a pass over validation and test; 1,000 bootstrap resamples of one correlation.
     """
@@ -82,7 +84,7 @@ def score_seeds(
         "runs": trained.runs,
         "scores": {metric: _spread([single[metric]["value"] for single in singles]) for metric in test.scores["model"]},
         "ensemble": test.scores["model"],
-        "uncertainty": judge_spread(held_out, labels, members, test.labels, seed=trainer.args.seed),
+        "uncertainty": judge_spread(held_out, labels, members, test.labels, seed=trainer.args.seed, units=units),
         "meaning": MEANING,
     }
     return SeedScores(facts, members.std(axis=1, ddof=1))
@@ -97,7 +99,13 @@ def _spread(values: Sequence[float | None]) -> dict[str, Any]:
 
 
 def judge_spread(
-    validation: np.ndarray, validation_labels: np.ndarray, test: np.ndarray, test_labels: np.ndarray, *, seed: int = 0
+    validation: np.ndarray,
+    validation_labels: np.ndarray,
+    test: np.ndarray,
+    test_labels: np.ndarray,
+    *,
+    seed: int = 0,
+    units: ResamplingUnits | None = None,
 ) -> Mapping[str, Any]:
     """Says whether the spread between heads tells where their mean is wrong.
 
@@ -108,6 +116,7 @@ def judge_spread(
         validation, test: (n, heads) predictions, label units; at least 2 heads.
         validation_labels, test_labels: (n,), label units.
         seed: of the bootstrap.
+        units: test rows that it draws together; None: each by itself.
 
     Returns:
         `mean_std`: label units, before scaling. `spearman_of_error`: a score with interval, rank correlation of spread
@@ -119,7 +128,7 @@ def judge_spread(
     spread, test_errors = test.std(axis=1, ddof=1), np.abs(test.mean(1) - test_labels)
     facts: dict[str, Any] = {
         "mean_std": float(spread.mean()),
-        "spearman_of_error": score_predictions(spread, test_errors, seed=seed)["spearman"],
+        "spearman_of_error": score_predictions(spread, test_errors, seed=seed, units=units)["spearman"],
         "scale": None,
         "coverage_1": None,
         "coverage_2": None,

@@ -1,4 +1,4 @@
-"""Which rows of a split show a model something new, so that a score on them says more than memory."""
+"""Rows of a split that deserve a score apart: those that show a model something new, those with an exact label."""
 
 from __future__ import annotations
 
@@ -44,6 +44,8 @@ def find_slices(train: Any, asked: Any, columns: Sequence[str]) -> tuple[list[Sl
         num_new, num_rows = int(is_new.sum()), len(is_new)
         if num_new == num_rows:
             all_new.append(name)
+            if num_rows > 1 and len(places) == 1 and len({row[places[0]] for row in rows}) == 1:
+                notes.append(f"Every row has the same {name}: nothing here speaks about another.")
         elif num_new == 0 and len(seen) == 1:
             notes.append(f"Every row has the same {name}: nothing here speaks about another.")
         elif num_new == 0:
@@ -59,6 +61,13 @@ def find_slices(train: Any, asked: Any, columns: Sequence[str]) -> tuple[list[Sl
     if all_new:
         notes.insert(0, f"Every row is new to training in {', '.join(all_new)}: these scores are for new ones.")
     return slices, notes
+
+
+def find_exact(bounds: Any) -> list[Slice]:
+    """The rows whose label is a number and not a bound, where these and the others are 30 or more; (n,) of -1, 0, 1."""
+    is_exact = np.asarray(bounds) == 0
+    enough = MIN_ROWS <= is_exact.sum() <= len(is_exact) - MIN_ROWS
+    return [Slice("rows whose label is no bound", is_exact)] if enough else []
 
 
 def _parts(columns: Sequence[str]) -> list[tuple[list[int], str]]:

@@ -12,9 +12,9 @@ from .filters import parse_filter
 from .leaks import LEAK_IDENTITY
 from .proteins import ResiduePolicy
 from .similarity import MIN_IDENTITY
-from .splits import check_rule, check_sizes
+from .splits import SPLIT_CLUSTER, check_rule, check_sizes
 
-RESERVED = ("label", "bound", "source_row")  # columns that loading writes
+RESERVED = ("label", "bound", "source_row", SPLIT_CLUSTER)  # columns that loading writes
 
 
 @dataclass
@@ -55,6 +55,14 @@ class DataArguments:
     )
     group_column: Optional[str] = field(  # noqa: UP045
         default=None, metadata={"help": "Column kept for metrics per group, for example antibody."}
+    )
+    interval_by: Optional[str] = field(  # noqa: UP045
+        default=None,
+        metadata={
+            "help": "Column whose values the intervals resample, such as antibody, or rows. Left out: what the split "
+            "held out together: its group or cluster, or a group or sequence whose values repeat in test and are not "
+            "in training; else rows."
+        },
     )
     id_column: Optional[str] = field(default=None, metadata={"help": "Column kept to name rows in predictions."})  # noqa: UP045
     split_column: Optional[str] = field(  # noqa: UP045
@@ -132,6 +140,11 @@ class DataArguments:
         if self.split and self.split_column:
             raise ArgumentError(f"split={self.split!r} and split_column={self.split_column!r}: give one of them.")
         self._check_clusters()
+        if self.interval_by not in (None, "rows") and self.streaming:
+            raise ArgumentError(
+                f"interval_by={self.interval_by!r}: the test rows of a stream are resampled one by one; drop it, or "
+                "drop --streaming."
+            )
         check_sizes(self.split_sizes)
         if self.filter is not None:
             parse_filter(self.filter)
@@ -171,6 +184,7 @@ class DataArguments:
     def _check_reserved(self) -> None:
         kept = {
             "group_column": self.group_column,
+            "interval_by": self.interval_by,
             "id_column": self.id_column,
             "split": self.split_group_column,
             "split_column": self.split_column,

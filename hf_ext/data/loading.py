@@ -40,7 +40,8 @@ CHUNK_ROWS = 100_000  # per Arrow array, so that none reaches the 2 GiB of one t
 @dataclass
 class LoadedData:
     """`splits` hold the sequence columns, `label` (float64), `bound` (int8, only where something is censored), the
-    group and id columns as text, and `source_row`; `report` is JSON-able and says what was read, changed, left out."""
+    group, interval and id columns as text, and `source_row`; `report` is JSON-able and says what was read, changed and
+    left out."""
 
     splits: DatasetDict | IterableDatasetDict
     report: dict[str, Any] = field(default_factory=dict)
@@ -77,12 +78,14 @@ def load_data(
         `LoadedData`. Streams give an `IterableDatasetDict`, always with `bound`, and a report without counts or leaks.
 
     Raises:
-        ArgumentError: no source, or arguments that contradict the data (an unknown column in the filter).
+        ArgumentError: no source, or arguments that contradict the data (an unknown column in the filter) or the task.
         DataError: see `sources.read_parts`, `RowRules`, `split_rows`; also all labels of train equal, or a single row.
 
     Cost: 131,072 rows with three sequence columns (56 MB) in about 6 s, of which 4 s are the leak report; about 1 GB of
     memory at the peak. Streams read only the first record here.
     """
+    if args.interval_by and not needs_labels:
+        raise ArgumentError(f"interval_by={args.interval_by!r} is for scores of labels, which this task does not have.")
     rules = RowRules.from_arguments(args, needs_labels)
     rejected = Path(output_dir) / REJECTED_FILE if output_dir is not None else None
     parts = _open(args, rules, table)

@@ -61,7 +61,8 @@ class RowRules:
     @classmethod
     def from_arguments(cls, args: DataArguments, needs_labels: bool, needs_splits: bool = True) -> RowRules:
         """Reads the rules off the arguments; raises ArgumentError for a malformed filter."""
-        groups = [name for name in (args.group_column, args.split_group_column if needs_splits else None) if name]
+        held_out = [args.split_group_column, None if args.interval_by == "rows" else args.interval_by]
+        groups = [name for name in (args.group_column, *(held_out if needs_splits else [])) if name]
         splits = [args.split_column] if args.split_column and needs_splits else []
         texts = [*groups, *([args.id_column] if args.id_column else []), *splits]
         return cls(

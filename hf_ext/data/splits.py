@@ -15,6 +15,7 @@ from .clusters import CLUSTER_IDENTITY, cluster_numbers, read_cluster_file, refu
 from .columns import column_values, number_values
 
 SPLITS = ("train", "validation", "test")
+SPLIT_CLUSTER = "split_cluster"  # column of the test split of `cluster`: which rows were held out together
 ALIASES = {name: name for name in SPLITS} | {"valid": "validation", "val": "validation", "dev": "validation"}
 
 
@@ -70,7 +71,8 @@ def split_rows(
         id_column: names the rows as that file does.
 
     Returns:
-        The splits (each in file order) and what was done: rule, seed, sizes, notes.
+        The splits (each in file order) and what was done: rule, seed, sizes, notes. After "cluster" the test split has
+        a column `split_cluster`, the number of each row's cluster.
 
     Raises:
         ArgumentError: a malformed rule or sizes.
@@ -97,7 +99,10 @@ def split_rows(
             groups = number_values(column_values(data, column))
         report[f"num_{kind}s"] = int(groups.max()) + 1
         side = _group_sides(groups, shares, seed, kind, column)
-    return _divide(data, side, shares, report)
+    splits, report = _divide(data, side, shares, report)
+    if kind == "cluster" and "test" in splits:
+        splits["test"] = splits["test"].add_column(SPLIT_CLUSTER, groups[side == 2].tolist())
+    return splits, report
 
 
 def split_by_column(

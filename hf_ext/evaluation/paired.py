@@ -24,6 +24,7 @@ from .bootstrap import (
     percentile_interval,
 )
 from .metrics import DEFAULT_THRESHOLD, MetricValue
+from .resampling import MIN_UNITS, ResamplingUnits, check_units, unit_facts
 from .scores import PLAIN_METRICS, THRESHOLD_METRICS
 
 PAIRED_METRICS = (*PLAIN_METRICS, *THRESHOLD_METRICS)
@@ -38,7 +39,8 @@ class PairedComparison:
     """Two models on the same rows. `improvement` is positive where the later one is better, errors (RMSE) included.
 
     `improvement`, `low` and `high` are None where `undefined` says why, and `low` and `high` where no resample has a
-    value; then neither `is_better` nor `is_worse` holds.
+    value; then neither `is_better` nor `is_worse` holds. Nor do they where fewer than 10 effective units were drawn.
+    `interval_by`: the column whose values were drawn, `num_units` of them; None where rows were.
     """
 
     metric: str
@@ -52,16 +54,24 @@ class PairedComparison:
     num_resamples: int
     num_undefined_resamples: int
     undefined: str | None = None
+    interval_by: str | None = None
+    num_units: int | None = None
+    num_effective_units: float | None = None
+
+    @property
+    def is_trusted(self) -> bool:
+        """Whether a claim may rest on the interval: rows were drawn, or enough units."""
+        return self.interval_by is None or (self.num_effective_units or 0) >= MIN_UNITS
 
     @property
     def is_better(self) -> bool:
         """Whether the whole interval lies above 0."""
-        return self.low is not None and self.low > 0
+        return self.low is not None and self.low > 0 and self.is_trusted
 
     @property
     def is_worse(self) -> bool:
         """Whether the whole interval lies below 0."""
-        return self.high is not None and self.high < 0
+        return self.high is not None and self.high < 0 and self.is_trusted
 
     def excludes_improvement(self, min_delta: float = 0.0) -> bool:
         """Whether the whole interval lies at or below `min_delta`, in the unit of the metric."""
@@ -82,12 +92,13 @@ def compare_paired(
     confidence: float = 0.95,
     num_resamples: int = 1000,
     seed: int = 0,
+    units: ResamplingUnits | None = None,
 ) -> PairedComparison:
     """Compare two sets of predictions by a percentile bootstrap of the difference of their scores.
 
     Both are scored on the same resamples, so the interval is that of the difference: narrow where the two models
     nearly agree, however wide each score's own interval is. Rows are resampled one by one: where rows share an
-    antibody, it says nothing about new antibodies.
+    antibody, it says nothing about new antibodies, unless `units` says so.
 
     Args:
         labels: (n,) or (n, 1) finite numbers; for token_loss, perplexity and accuracy how many predictions each row
@@ -99,6 +110,7 @@ def compare_paired(
         confidence: of the interval, between 0 and 1.
         num_resamples: 2 or more; lowered for more than 50,000 rows (the result says how many were drawn).
         seed: of the draws, 0 or more.
+        units: rows that are drawn together; None: each by itself. The interval is wider where they are few.
 
     Returns:
         Both scores, the improvement and its interval. A score that has no value (constant predictions, a NaN) leaves
@@ -113,13 +125,16 @@ def compare_paired(
     check_comparison(metric, threshold=threshold, confidence=confidence, num_resamples=num_resamples, seed=seed)
     earlier, measured = as_pair(before, labels)
     later, _ = as_pair(as_column(after, "after"), measured)
+    units = check_units(units, len(measured))
     values = [_point_value(metric, predicted, measured, threshold) for predicted in (earlier, later)]
     reasons = [f"{name}: {value.undefined}" for name, value in zip(("before", "after"), values) if value.undefined]
     samples = np.empty(0)
     if not reasons:
         drawn = affordable_resamples(len(measured), num_resamples)
-        samples = paired_samples(measured, earlier, later, metric, threshold=threshold, num_resamples=drawn, seed=seed)
-    low, high = percentile_interval(samples, confidence)
+        samples = paired_samples(
+            measured, earlier, later, metric, threshold=threshold, num_resamples=drawn, seed=seed, units=units
+        )
+    low, high = percentile_interval(samples, confidence, units)
     return PairedComparison(
         metric=metric,
         before=_number_or_none(values[0]),
@@ -132,6 +147,7 @@ def compare_paired(
         num_resamples=len(samples),
         num_undefined_resamples=int(np.count_nonzero(~np.isfinite(samples))),
         undefined="; ".join(reasons) or None,
+        **unit_facts(units, len(measured)),
     )
 
 
@@ -144,6 +160,7 @@ def paired_samples(
     threshold: float,
     num_resamples: int,
     seed: int,
+    units: ResamplingUnits | None = None,
 ) -> FloatArray:
     """Returns the improvement on every resample, (num_resamples,) float64, NaN where either score has no value.
 
@@ -151,9 +168,10 @@ def paired_samples(
 
     Args:
         labels, before, after: (n,) float64, finite, n >= 1.
+        units: rows that are drawn together; None: each by itself.
     """
     generator = np.random.default_rng(seed)
-    num_rows = len(labels)
+    num_rows, units = len(labels), check_units(units, len(labels))
     if metric == "spearman":
         score = _spearman_scorer(labels, before, after)
     elif metric in RATIO_METRICS:
@@ -163,7 +181,7 @@ def paired_samples(
     chunk = max(1, CHUNK_DRAWS // num_rows)
     parts = []
     for start in range(0, num_resamples, chunk):
-        earlier, later = score(draw_counts(generator, num_rows, min(chunk, num_resamples - start)))
+        earlier, later = score(draw_counts(generator, num_rows, min(chunk, num_resamples - start), units))
         parts.append(later - earlier)
     return _sign(metric) * np.concatenate(parts)
 
@@ -189,7 +207,7 @@ def _moment_scorer(labels: FloatArray, before: FloatArray, after: FloatArray, me
     terms = [moment_terms(predicted, labels, threshold) for predicted in (before, after)]
 
     def score(counts: FloatArray) -> list[FloatArray]:
-        return [metrics_from_moments(counts @ columns, len(labels))[metric] for columns in terms]
+        return [metrics_from_moments(counts @ columns, counts.sum(axis=1))[metric] for columns in terms]
 
     return score
 

@@ -11,7 +11,9 @@ import numpy as np
 from ..errors import ArgumentError
 from . import bootstrap, metrics
 from ._arrays import FloatArray, as_pair
+from .error_intervals import ERRORS, error_interval
 from .metrics import DEFAULT_THRESHOLD, GroupedValue, MetricValue, ThresholdCounts
+from .resampling import MIN_UNITS, ResamplingUnits, check_units, unit_facts
 
 PLAIN_METRICS: dict[str, Callable[[Any, Any], MetricValue]] = {
     "spearman": metrics.spearman,
@@ -45,10 +47,18 @@ class _ScoreBase(TypedDict):
     confidence: float
     num_resamples: int
     num_undefined_resamples: int
+    interval_by: str | None
+    num_units: int
+    num_effective_units: float
+    is_trusted: bool
 
 
 class Score(_ScoreBase, total=False):
     """One metric. `value` is None where `undefined` says why; `low` and `high` are None where there is no interval.
+
+    `interval_by` is the column whose values were drawn for the interval, `num_units` how many there are; None and the
+    number of rows where rows were drawn. `num_effective_units` is how many of like size would weigh
+    as evenly; `is_trusted` is False where these are fewer than 10.
 
     Recall, precision and F1 also carry `threshold`, `base_rate` and `predicted_rate`; the per-group metric carries
     `num_groups`, `num_defined_groups` and `groups`, and its `n` counts the rows of all groups.
@@ -71,11 +81,13 @@ def score_predictions(
     num_resamples: int = 1000,
     confidence: float = 0.95,
     seed: int = 0,
+    units: ResamplingUnits | None = None,
 ) -> dict[str, Score]:
     """Score a regression with every metric, each with a percentile bootstrap interval, as JSON-able dicts.
 
     Rows are resampled one by one, so where rows share an antibody or an antigen the intervals are too narrow for a
-    claim about new ones. The per-group mean resamples groups instead: its interval speaks about further groups.
+    claim about new ones: then give `units`. The per-group mean resamples groups instead: its interval speaks about
+    further groups.
 
     Args:
         predictions, references: (n,) or (n, 1) numbers in the unit of the labels.
@@ -84,6 +96,7 @@ def score_predictions(
         num_resamples: 0 for no intervals; lowered for more than 50,000 rows (each score says how many were drawn).
         confidence: between 0 and 1.
         seed: of the draws.
+        units: rows that are drawn together; None: each by itself. Intervals are wider where they are few.
 
     Returns:
         "spearman", "pearson", "rmse", "mae", "r2", "recall", "precision", "f1" and, with groups, "per_group_spearman".
@@ -96,17 +109,24 @@ def score_predictions(
     """
     _check_arguments(threshold, num_resamples, confidence)
     predicted, measured = as_pair(predictions, references)
+    units = check_units(units, len(measured))
     drawn = bootstrap.affordable_resamples(len(measured), num_resamples)
     finite = bool(np.all(np.isfinite(predicted)) and np.all(np.isfinite(measured)))
     samples: dict[str, FloatArray] = {}
     if finite and drawn and len(measured) > 1:
-        samples = bootstrap.bootstrap_metrics(predicted, measured, threshold=threshold, num_resamples=drawn, seed=seed)
+        samples = bootstrap.bootstrap_metrics(
+            predicted, measured, threshold=threshold, num_resamples=drawn, seed=seed, units=units
+        )
     counts = metrics.threshold_counts(predicted, measured, threshold)
     scores: dict[str, Score] = {}
     for name, metric in PLAIN_METRICS.items():
-        scores[name] = _score(metric(predicted, measured), len(measured), samples.get(name), confidence)
+        scores[name] = _score(metric(predicted, measured), len(measured), samples.get(name), confidence, units)
+        if name in ERRORS and samples and units is not None:
+            options: dict[str, Any] = {"confidence": confidence, "num_resamples": drawn, "seed": seed}
+            ends = error_interval(name, predicted, measured, units, **options)
+            scores[name]["low"], scores[name]["high"] = ends or (scores[name]["low"], scores[name]["high"])
     for name, ratio in THRESHOLD_METRICS.items():
-        score = _score(ratio(counts), len(measured), samples.get(name), confidence)
+        score = _score(ratio(counts), len(measured), samples.get(name), confidence, units)
         score["threshold"] = float(threshold)
         score["base_rate"] = _number_or_none(counts.base_rate)
         score["predicted_rate"] = _number_or_none(counts.predicted_rate)
@@ -131,9 +151,15 @@ def intervals_overlap(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool | None
     return bool(a["low"] <= b["high"] and b["low"] <= a["high"])
 
 
-def _score(result: MetricValue, num_rows: int, samples: FloatArray | None, confidence: float) -> Score:
+def _score(
+    result: MetricValue,
+    num_rows: int,
+    samples: FloatArray | None,
+    confidence: float,
+    units: ResamplingUnits | None = None,
+) -> Score:
     samples = np.empty(0) if samples is None or result.undefined else samples
-    low, high = bootstrap.percentile_interval(samples, confidence)
+    low, high = bootstrap.percentile_interval(samples, confidence, units)
     return {
         "value": _number_or_none(result.value),
         "low": low,
@@ -143,6 +169,8 @@ def _score(result: MetricValue, num_rows: int, samples: FloatArray | None, confi
         "confidence": float(confidence),
         "num_resamples": len(samples),
         "num_undefined_resamples": int(np.count_nonzero(~np.isfinite(samples))),
+        **unit_facts(units, num_rows),
+        "is_trusted": units is None or units.are_enough,
     }
 
 
@@ -153,6 +181,8 @@ def _group_score(grouped: GroupedValue, num_resamples: int, confidence: float, s
     if len(values) > 1 and drawn:
         samples = bootstrap.bootstrap_mean(values, num_resamples=drawn, seed=seed)
     score = _score(grouped.mean, sum(grouped.sizes.values()), samples, confidence)
+    score["interval_by"], score["num_units"], score["num_effective_units"] = "group", len(values), float(len(values))
+    score["is_trusted"] = len(values) >= MIN_UNITS
     score["num_groups"] = len(grouped.values)
     score["num_defined_groups"] = len(values)
     score["groups"] = {

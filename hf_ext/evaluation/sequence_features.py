@@ -71,6 +71,20 @@ class SequenceFeatures:
         blocks = [_select(columns[i], column) for i, column in self._columns.items()]
         return np.concatenate(blocks, axis=1)
 
+    def directions(self, columns: Sequence[Sequence[str]]) -> NDArray[np.float32]:
+        """Returns features of length 1, each column with the same share; (n, num_features), arguments as above.
+
+        The inner product of two rows is the mean over columns of the cosine of their counts: of aligned sequences the
+        share of equal residues among the positions that vary. A column without any counted feature is 0.
+        """
+        _check_columns(columns)
+        blocks = []
+        for i, column in self._columns.items():
+            block = _select(columns[i], column).astype(np.float32)
+            length = np.sqrt(np.einsum("nd,nd->n", block, block) * len(self._columns))
+            blocks.append(np.divide(block, length[:, None], out=block, where=length[:, None] > 0))
+        return np.concatenate(blocks, axis=1)
+
 
 def _select(sequences: Sequence[str], column: _Column) -> NDArray[np.float16]:
     distinct, index, _ = _distinct(sequences)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -15,6 +15,7 @@ from .bootstrap import affordable_resamples, bootstrap_metrics, percentile_inter
 from .limits import at_limits
 from .metrics import spearman
 from .paired import PairedComparison, compare_paired
+from .resampling import ResamplingUnits, check_units, unit_facts
 
 MODEL = "model"
 CONSTANT = "training mean"
@@ -34,6 +35,8 @@ class Verdict:
         baseline: what the model was decided against: of several the one that it beats least surely.
         comparison: with that baseline, as `PairedComparison.as_dict`; None where there is none.
         num_rows: rows scored.
+        interval_by: the column whose values were resampled for the intervals; None where rows were.
+        num_units: how many values, or rows, that are; num_effective_units: of like size.
     """
 
     text: str
@@ -42,6 +45,9 @@ class Verdict:
     num_rows: int
     baseline: str | None = None
     comparison: dict[str, Any] | None = None
+    interval_by: str | None = None
+    num_units: int | None = None
+    num_effective_units: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-able."""
@@ -78,6 +84,7 @@ def judge(
     confidence: float = 0.95,
     num_resamples: int = 1000,
     seed: int = 0,
+    units: ResamplingUnits | None = None,
 ) -> Verdict:
     """Decide, on the same rows, whether a regression model beats the baselines beside it.
 
@@ -85,7 +92,8 @@ def judge(
     0; in `metric` it must be better than every other baseline. Each time the whole paired bootstrap interval must be.
     Where a value is not even better, the model is no better; where only the interval is not, these rows do not decide.
     Where the metric says better and the order of rows is worse than some baseline's, beyond the noise, that is said
-    too. Rows are resampled one by one, so this speaks about further rows of the same kind.
+    too. Rows are resampled one by one, so this speaks about further rows of the same kind; with `units`
+    about further units, and fewer than 10 effective ones show nothing.
 
     Args:
         labels: (n,) numbers.
@@ -97,6 +105,7 @@ def judge(
         metric: that decides among baselines, one of spearman, pearson, rmse, mae, r2: the one by which the checkpoint
             was chosen. None: rmse, or spearman of an order.
         confidence, num_resamples, seed: of the intervals.
+        units: rows that were held out together, and are resampled together; None: each by itself.
 
     Raises:
         ArgumentError: no "model" in `predictions`, or an option is out of range.
@@ -109,15 +118,24 @@ def judge(
     measured = as_column(labels, "labels")
     columns = {name: as_pair(values, measured)[0] for name, values in predictions.items()}
     sides = np.zeros(len(measured)) if bounds is None else as_pair(bounds, measured)[0]
-    options = {"confidence": confidence, "num_resamples": num_resamples, "seed": seed}
+    units = check_units(units, len(measured))
+    options = {"confidence": confidence, "num_resamples": num_resamples, "seed": seed, "units": units}
     one_sided = {name: at_limits(values, measured, sides) for name, values in columns.items()}
     decisive = metric or ("spearman" if is_scale_free else "rmse")
     case = _Case(columns, measured, one_sided, bool(sides.any()), decisive, options)
     rules = (_judge_scores, *(() if is_scale_free else (_judge_constant,)), _judge_order, _judge_baselines)
     for rule in rules:
         if verdict := rule(case):
-            return verdict
-    return _summarize(case, is_scale_free)
+            return _name_units(verdict, units)
+    return _name_units(_summarize(case, is_scale_free), units)
+
+
+def _name_units(verdict: Verdict, units: ResamplingUnits | None) -> Verdict:
+    """With what its intervals resample, and whether that is enough."""
+    if units is None:
+        return replace(verdict, **unit_facts(None, verdict.num_rows))
+    basis = units.why_not_enough() or f"Intervals resample {units.describe()}."
+    return replace(verdict, text=f"{verdict.text} {basis}", **units.facts())
 
 
 def judge_tokens(
@@ -188,11 +206,11 @@ def _judge_constant(case: _Case) -> Verdict | None:
 
 def _judge_order(case: _Case) -> Verdict | None:
     """Spearman not above 0; None where it is."""
-    num_rows, seed = len(case.labels), case.options["seed"]
-    drawn = affordable_resamples(num_rows, case.options["num_resamples"])
-    samples = bootstrap_metrics(case.model, case.labels, threshold=0.0, num_resamples=drawn, seed=seed)["spearman"]
-    low, high = percentile_interval(samples, case.options["confidence"])
-    if low is not None and low > 0:
+    num_rows, units = len(case.labels), case.options["units"]
+    options = {"num_resamples": affordable_resamples(num_rows, case.options["num_resamples"]), "units": units}
+    samples = bootstrap_metrics(case.model, case.labels, threshold=0.0, seed=case.options["seed"], **options)
+    low, high = percentile_interval(samples["spearman"], case.options["confidence"], units)
+    if low is not None and low > 0 and (units is None or units.are_enough):
         return None
     value = spearman(case.model, case.labels).value
     interval = "" if low is None else f" [{low:.3f}, {high:.3f}]"
@@ -252,8 +270,12 @@ def _from_comparison(
         return _decided(True, f"Better than {than}: {numbers}.{order}", compared, name)
     if compared.improvement <= 0:
         return _decided(False, f"No better than {than}: {numbers}.{order}", compared, name)
-    text = f"Not shown to be better than {than}: {numbers}, which may be 0: more rows decide.{order}"
+    text = f"Not shown to be better than {than}: {numbers}, which may be 0: more {_more(compared)} decide.{order}"
     return _decided(None, text, compared, name)
+
+
+def _more(compared: PairedComparison) -> str:
+    return "rows" if compared.interval_by is None else f"values of {compared.interval_by}"
 
 
 def _decided(is_better: bool | None, text: str, compared: PairedComparison, baseline: str) -> Verdict:

@@ -4,11 +4,12 @@ import json
 
 import numpy as np
 import pytest
-from datasets import Dataset
+from datasets import Dataset, concatenate_datasets
 
 from hf_ext.affinity import baselines as affinity_baselines
 from hf_ext.affinity.baselines import fit_baselines
 from hf_ext.affinity.scoring import score_split
+from hf_ext.evaluation.resampling import ResamplingUnits
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
@@ -63,11 +64,15 @@ def test_every_baseline_that_the_data_allow_stands_beside_the_model(scored):
         "mean by name",
         "one-hot ridge",
         "one-hot ridge per heavy",
+        "nearest neighbours",
         "ridge on embeddings",
+        "ridge on embeddings per heavy",
     ]
     assert scored.scores["training mean"]["spearman"]["value"] is None
     assert scored.baselines["one-hot ridge"]["num_rows"] == 400
     assert scored.baselines["one-hot ridge per heavy"]["num_partners"] == 2
+    assert scored.baselines["ridge on embeddings per heavy"]["num_partners"] == 2
+    assert scored.baselines["nearest neighbours"]["num_neighbours"] in (1, 2, 4, 8, 16, 32, 64)
     assert scored.baselines["mean by name"]["num_groups"] == 2
 
 
@@ -122,16 +127,15 @@ def test_a_ridge_sees_a_sample_of_many_rows_and_the_table_says_so(make_trainer, 
     assert "Baseline one-hot ridge: fitted on 250 of 400 training rows." in scored.table().splitlines()
 
 
-def test_embeddings_of_an_encoder_that_trained_are_no_baseline(make_trainer, splits):
-    fitted = fit_baselines(make_trainer(antigen="full"), splits, "test", None)
-    assert "ridge on embeddings" not in fitted.predictions
-    assert "one-hot ridge" in fitted.predictions
-
-
 def test_censored_labels_and_ranking_losses_are_judged_as_such(make_trainer, splits):
     bounded = splits["test"].add_column("bound", [-1] * 40 + [0] * 40)
     scored = score_split(make_trainer(), {**splits, "test": bounded}, "test", None, None)
     assert "(limits counted from their wrong side only)" in scored.verdict.text
+    (exact,) = [part for part in scored.slices if part["name"] == "rows whose label is no bound"]
+    assert (exact["num_rows"], exact["scores"].keys()) == (40, scored.scores.keys())
+    rmse = np.sqrt(np.mean((scored.predictions - scored.labels)[40:] ** 2))
+    assert exact["scores"]["model"]["rmse"]["value"] == pytest.approx(rmse)
+    assert "Rows whose label is no bound (40):" in scored.table().splitlines()
     ranking = score_split(make_trainer(loss="ranking"), splits, "test", None, None)
     assert "RMSE" not in ranking.verdict.text
     assert ranking.notes[0].startswith("The loss ranks rows: predictions have no unit")
@@ -153,7 +157,29 @@ def test_a_stream_is_judged_against_the_mean_that_scaled_the_model(make_trainer,
 def test_everything_goes_into_json(scored):
     facts = scored.to_dict()
     assert json.loads(json.dumps(facts, allow_nan=False)) == facts
-    assert {"num_rows", "verdict", "scores", "baselines", "collapse", "slices", "notes"} == facts.keys()
+    assert {"interval_by", "num_units", "num_effective_units"} < facts.keys()
+    assert (facts["interval_by"], facts["num_units"]) == (None, 80)
+    assert {"num_rows", "verdict", "scores", "baselines", "collapse", "slices", "notes"} < facts.keys()
+
+
+def test_intervals_by_antigen_say_of_how_many_in_table_notes_verdict_and_json(make_trainer, splits):
+    repeated = concatenate_datasets([splits["test"].select(range(20))] * 4)
+    units = ResamplingUnits.of("antigen", repeated["antigen"][:])
+    few = ResamplingUnits.of("antigen", [f"{i % 5}" for i in range(80)])
+    trainer = make_trainer()
+    by_row = score_split(trainer, {**splits, "test": repeated}, "test", None, None)
+    by_unit = score_split(trainer, {**splits, "test": repeated}, "test", None, None, units=units)
+    of_few = score_split(trainer, {**splits, "test": repeated}, "test", None, None, units=few)
+    facts = by_unit.to_dict()
+    assert (facts["interval_by"], facts["num_units"], facts["verdict"]["num_units"]) == ("antigen", 20, 20)
+    assert facts["scores"]["one-hot ridge"]["rmse"]["num_units"] == 20
+    assert by_unit.verdict.text.endswith("Intervals resample 20 values of antigen.")
+    assert any(line.startswith("Intervals resample the 20 values of antigen behind 80 rows") for line in by_unit.notes)
+    assert any("from only 5 values of antigen is not to be trusted" in line for line in of_few.table().splitlines())
+    assert not any("Intervals resample" in line for line in by_row.table().splitlines())
+    # Four copies of each row: intervals by row are those of four times as many rows, half as wide.
+    width = [one.scores["model"]["rmse"] for one in (by_row, by_unit)]
+    assert 1.6 < (width[1]["high"] - width[1]["low"]) / (width[0]["high"] - width[0]["low"]) < 3
 
 
 def test_sequences_without_a_single_varying_3_mer_have_no_sequence_ridge(make_trainer, splits):

@@ -37,7 +37,10 @@ def test_a_random_split_over_shared_antibodies_says_so():
 
 def test_rows_that_are_new_in_every_column_are_said_once():
     _, notes = find_slices(table(["A", "B"], ["X", "Y"]), table(["C", "D"], ["Z", "Z"]), ["heavy", "antigen"])
-    assert notes == ["Every row is new to training in heavy, antigen: these scores are for new ones."]
+    assert notes == [
+        "Every row is new to training in heavy, antigen: these scores are for new ones.",
+        "Every row has the same antigen: nothing here speaks about another.",
+    ]
 
 
 def test_fewer_than_30_on_either_side_are_too_few():

@@ -139,9 +139,14 @@ def _reference(run: RunFiles) -> list[str]:
     lines = []
     if missing_bases(run):
         lines.append("A pretrained model that it needs is neither in this repository nor on the Hub.")
-    if not run.is_masked_lm:
+    if not (run.is_masked_lm or _resamples_units(run)):
         lines.append(
             "The intervals treat rows as independent: where rows share an antibody or an antigen they are too narrow "
             "for a claim about new ones."
         )
     return lines
+
+
+def _resamples_units(run: RunFiles) -> bool:
+    """Whether the intervals resample what was held out together, which the scores' notes say."""
+    return bool(as_dict(run.results.get(scored_split(run)[0])).get("interval_by"))

@@ -9,7 +9,7 @@ from ...units import metric_title
 from ..markdown import plain, plain_line
 from ..report.markdown import render_table
 from ..report.run_files import RunFiles
-from ..report.scores import score_table, undefined_notes
+from ..report.scores import resampled, score_table, undefined_notes
 from ..report.values import as_dict
 from .metadata import scored_split
 
@@ -49,10 +49,11 @@ def _table(scores: dict[str, Any]) -> str:
 
 def _interval_text(scores: dict[str, Any]) -> str:
     found = [score for score in as_dict(scores.get("model")).values() if isinstance(score, dict)]
-    levels = [float(score["confidence"]) for score in found if score.get("low") is not None]
-    if not levels:
+    shown = [score for score in found if score.get("low") is not None]
+    if not shown:
         return ""
-    return f", with {units.share(max(levels))} bootstrap intervals over rows"
+    level = units.share(max(float(score["confidence"]) for score in shown))
+    return f", with {level} bootstrap intervals over {resampled(shown[0], 'rows')}"
 
 
 def _undefined(scores: dict[str, Any]) -> list[str]:

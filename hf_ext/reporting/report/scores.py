@@ -63,9 +63,10 @@ def _score_notes(scores: Mapping[str, Any]) -> list[str]:
     """What intervals mean, where a score has no value and why, and what counts as positive."""
     notes = []
     entries = [(name, m, as_dict(e)) for name, both in scores.items() for m, e in as_dict(both).items()]
-    confidence = next((entry["confidence"] for _, _, entry in entries if entry.get("low") is not None), None)
-    if confidence is not None:
-        notes.append(f"In brackets: {units.share(confidence)} intervals, by resampling the test rows.")
+    shown = [entry for _, metric, entry in entries if entry.get("low") is not None and metric != "per_group_spearman"]
+    if shown:
+        level = units.share(shown[0].get("confidence"))
+        notes.append(f"In brackets: {level} intervals, by resampling {resampled(shown[0], 'the test rows')}.")
     notes += undefined_notes(scores, metric_name)
     threshold = next((entry for _, _, entry in entries if "threshold" in entry), None)
     if threshold:
@@ -74,6 +75,14 @@ def _score_notes(scores: Mapping[str, Any]) -> list[str]:
             f"{units.share(threshold.get('base_rate'))} of the rows."
         )
     return notes
+
+
+def resampled(score: Mapping[str, Any], rows: str) -> str:
+    """What the interval of a score resamples: `rows`; or the 57 values of heavy, and whether these are too few."""
+    if not score.get("interval_by"):
+        return rows
+    few = ", too few to be trusted" if score.get("is_trusted") is False else ""
+    return f"the {units.number(score.get('num_units'))} values of {score['interval_by']}{few}"
 
 
 def undefined_notes(scores: Mapping[str, Any], name_metric: Callable[[str], str]) -> list[str]:

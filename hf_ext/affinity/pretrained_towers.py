@@ -1,0 +1,63 @@
+"""A fine-tuned model's encoders as they were before: what their embeddings are worth without any training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ..embeddings.finite import encode_finite
+from ..models.affinity import AffinityModel
+from ..models.configuration import build_config
+from ..training.encoding import Encoding
+
+TOKENS_PER_BATCH = 4096  # sequences times the longest of them
+
+
+class PretrainedTowers:
+    """Encodes with the published weights of the towers that a model trains, each distinct sequence once.
+
+    Args:
+        model: with one tower that trains, or more.
+        collator: makes its inputs.
+        device: where to encode.
+
+    Raises:
+        ArgumentError: an encoder's folder is gone, damaged, or holds other weights than those the model began with.
+
+    Cost: one more copy of these encoders in memory, read from where they came from.
+    """
+
+    def __init__(self, model: AffinityModel, collator: Any, device: torch.device) -> None:
+        specs = model.config.encoder_specs
+        trained = [i for i, spec in enumerate(specs) if spec.training != "frozen"]
+        encoders = [replace(specs[i], training="frozen", lora={}) for i in trained]
+        towers = [
+            replace(tower, encoder=trained.index(tower.encoder))
+            for tower in model.config.tower_specs
+            if tower.encoder in trained
+        ]
+        with torch.random.fork_rng(devices=[]):  # the twin's head is drawn, and never used
+            twin: Any = AffinityModel(build_config(encoders, towers, head_sizes=[]))
+        twin.to(device)
+        twin.attach_encoders()
+        self.names = [*twin.embedding_sizes]
+        self._encoding = Encoding(twin, collator, device)
+        self._known: dict[str, dict[str, torch.Tensor]] = {name: {} for name in self.names}
+
+    def encode_distinct(self, name: str, sequences: Sequence[str]) -> torch.Tensor:
+        """Embeddings of input `name`, (n, width) float32 on the CPU; parts of a pair are joined by `|`.
+
+        Raises:
+            NotFiniteError: some are NaN or infinite.
+        """
+        known = self._known[name]
+        missing = sorted({one for one in sequences if one not in known}, key=lambda one: (-len(one), one))
+        encode = self._encoding.encoder(name)[0]
+        while missing:
+            size = max(1, TOKENS_PER_BATCH // max(1, len(missing[0])))
+            batch, missing = missing[:size], missing[size:]
+            known.update(zip(batch, encode_finite(encode, None, batch)[0].float()))
+        return torch.stack([known[one] for one in sequences])

@@ -1,0 +1,242 @@
+"""Intervals by unit: by hand, against copied rows, rows as before, and no claim from too few units."""
+
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hf_ext.errors import DataError
+from hf_ext.evaluation import bootstrap, judge, metrics, score_predictions
+from hf_ext.evaluation.paired import PAIRED_METRICS, compare_paired, paired_samples
+from hf_ext.evaluation.resampling import ResamplingUnits
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+NAMES = ["spearman", "pearson", "rmse", "mae", "r2"]
+
+
+def rows_of(num_units: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Unit, label and prediction of rows of units of 1 to 6, whose labels and errors are mostly the unit's."""
+    generator = np.random.default_rng(seed)
+    unit = np.repeat(np.arange(num_units), generator.integers(1, 7, num_units))
+    of_unit = generator.normal(size=(2, num_units))[:, unit]
+    labels = np.round(8 + of_unit[0] + generator.normal(0, 0.3, len(unit)), 1)
+    return unit, labels, labels + of_unit[1] + generator.normal(0, 0.3, len(unit))
+
+
+def test_two_units_of_one_and_three_rows_by_hand() -> None:
+    # The single row is off by 2, the three are right. Twice the first unit: two rows, 2. Both: sqrt(4 / 4). Else 0.
+    units = ResamplingUnits.of("antibody", ["a", "b", "b", "b"])
+    labels, predicted = np.array([1.0, 2.0, 3.0, 4.0]), np.array([3.0, 2.0, 3.0, 4.0])
+    drawn = bootstrap.bootstrap_metrics(predicted, labels, threshold=0.0, num_resamples=400, seed=0, units=units)
+    assert sorted(set(drawn["rmse"])) == [0.0, 1.0, 2.0]
+    assert np.mean(drawn["rmse"] == 1.0) == pytest.approx(0.5, abs=0.08)
+
+
+def plain_bootstrap(unit: np.ndarray, predicted: np.ndarray, labels: np.ndarray, num_units: int) -> dict[str, list]:
+    """The twin: copy the rows of the drawn units and call the metric functions on them."""
+    generator = np.random.default_rng(3)
+    result: dict[str, list] = {name: [] for name in NAMES}
+    for drawn in generator.integers(0, num_units, size=(50, num_units)):
+        rows = np.concatenate([np.flatnonzero(unit == one) for one in drawn])
+        for name in NAMES:
+            result[name].append(getattr(metrics, name)(predicted[rows], labels[rows]).value)
+    return result
+
+
+def equals_copied_rows(monkeypatch: pytest.MonkeyPatch, broken: Callable[..., Any] | None = None) -> bool:
+    unit, labels, predicted = rows_of(12)
+    with monkeypatch.context() as patch:
+        if broken is not None:
+            patch.setattr(bootstrap, "metrics_from_moments", broken)
+        options: dict[str, Any] = {"threshold": 0.0, "num_resamples": 50, "seed": 3}
+        fast = bootstrap.bootstrap_metrics(predicted, labels, units=ResamplingUnits.of("antibody", unit), **options)
+    plain = plain_bootstrap(unit, predicted, labels, 12)
+    return all(np.allclose(fast[name], plain[name], atol=1e-10) for name in NAMES)
+
+
+def test_drawn_units_equal_copied_rows_of_varying_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert equals_copied_rows(monkeypatch)
+
+
+def test_the_check_notices_sums_that_are_divided_by_the_number_of_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    original, num_rows = bootstrap.metrics_from_moments, len(rows_of(12)[0])
+    assert not equals_copied_rows(monkeypatch, lambda sums, rows: original(sums, np.full_like(rows, num_rows)))
+
+
+@pytest.mark.parametrize("metric", PAIRED_METRICS)
+def test_paired_samples_are_differences_on_the_same_draws_of_units(metric: str) -> None:
+    unit, labels, after = rows_of(12)
+    before = after + np.random.default_rng(1).normal(size=len(labels))
+    options: dict[str, Any] = {"threshold": 8.0, "num_resamples": 60, "seed": 5}
+    units = ResamplingUnits.of("antibody", unit)
+    scores = [bootstrap.bootstrap_metrics(one, labels, units=units, **options)[metric] for one in (before, after)]
+    sign = -1 if metric in ("rmse", "mae") else 1
+    paired = paired_samples(labels, before, after, metric, units=units, **options)
+    np.testing.assert_allclose(sign * (scores[1] - scores[0]), paired, atol=1e-12)
+
+
+def test_units_of_one_row_each_are_rows_to_the_bit_and_others_are_not() -> None:
+    unit, labels, predicted = rows_of(30)
+    alone = ResamplingUnits.of("antibody", [f"ab{i}" for i in range(len(labels))])
+    together = ResamplingUnits.of("antibody", unit)
+    by_row = score_predictions(predicted, labels)
+    assert score_predictions(predicted, labels, units=alone) == by_row
+    assert score_predictions(predicted, labels, units=together)["rmse"]["low"] != by_row["rmse"]["low"]
+    given = {"model": predicted, "training mean": np.full(len(labels), 8.0), "ridge": labels[::-1].copy()}
+    assert judge(labels, given, units=alone) == judge(labels, given)
+    assert judge(labels, given, units=together) != judge(labels, given)
+
+
+def test_rows_of_strong_units_have_wider_intervals_and_say_of_how_many() -> None:
+    unit, labels, predicted = rows_of(40)
+    units = ResamplingUnits.of("antibody", unit)
+    by_row, by_unit = score_predictions(predicted, labels), score_predictions(predicted, labels, units=units)
+    for name in ("spearman", "rmse"):
+        width = [one[name]["high"] - one[name]["low"] for one in (by_row, by_unit)]
+        assert width[1] > 1.4 * width[0]
+        assert by_row[name]["value"] == by_unit[name]["value"]
+        assert (by_unit[name]["interval_by"], by_unit[name]["num_units"]) == ("antibody", 40)
+        assert (by_row[name]["interval_by"], by_row[name]["num_units"]) == (None, len(labels))
+    assert json.loads(json.dumps(by_unit)) == by_unit
+
+
+def test_units_are_numbered_as_they_appear_and_compared_as_text() -> None:
+    units = ResamplingUnits.of("antibody", ["b", 7, "a", "7", "b"])
+    assert units.unit_of_row.tolist() == [0, 1, 2, 1, 0]
+    assert (units.num_units, units.are_rows) == (3, False)
+    assert units.select(np.array([False, True, True, False, False])).are_rows
+
+
+def test_units_of_other_rows_are_refused() -> None:
+    with pytest.raises(DataError, match="units of 2 rows for 3 rows"):
+        score_predictions([1, 2, 3], [1, 2, 3], units=ResamplingUnits.of("antibody", ["a", "a"]))
+    with pytest.raises(DataError, match="row 1: None is no group name"):
+        ResamplingUnits.of("antibody", ["a", None])
+
+
+def clear_win(num_units: int) -> dict[str, Any]:
+    """A model that beats the ridge in every one of the units."""
+    generator = np.random.default_rng(0)
+    unit = np.repeat(np.arange(num_units), 30)
+    labels = generator.normal(8, 1, len(unit))
+    columns = {
+        "model": labels + generator.normal(0, 0.2, len(unit)),
+        "training mean": np.full(len(unit), 8.0),
+        "ridge": labels + generator.normal(0, 2, len(unit)),
+    }
+    return {"labels": labels, "predictions": columns, "units": ResamplingUnits.of("antibody", unit)}
+
+
+def test_a_verdict_rests_on_ten_units_and_claims_nothing_on_six() -> None:
+    enough, few = judge(**clear_win(10)), judge(**clear_win(6))
+    assert (enough.is_better, enough.outcome, enough.num_units, enough.interval_by) == (True, "better", 10, "antibody")
+    assert enough.text.endswith("Intervals resample 10 values of antibody.")
+    assert (few.is_better, few.outcome, few.num_units) == (None, "undecided", 6)
+    assert few.text.startswith("Not shown to be better than a constant: RMSE ")
+    assert few.text.endswith(
+        "An interval from only 6 values of antibody is not to be trusted: 10 of like size are the least."
+    )
+    rows = {name: value for name, value in clear_win(6).items() if name != "units"}
+    assert judge(**rows).is_better  # the innocent case: rows of many antibodies
+    assert judge(**rows).num_units == 180
+
+
+def test_scores_of_too_few_units_are_marked_and_of_one_have_no_interval() -> None:
+    for num_units, is_trusted in ((10, True), (9, False)):
+        given = clear_win(num_units)
+        score = score_predictions(given["predictions"]["model"], given["labels"], units=given["units"])["rmse"]
+        assert score["is_trusted"] is is_trusted
+        assert score["low"] < score["value"] < score["high"]
+    given = clear_win(1)
+    score = score_predictions(given["predictions"]["model"], given["labels"], units=given["units"])["rmse"]
+    assert (score["low"], score["high"], score["num_units"], score["is_trusted"]) == (None, None, 1, False)
+    assert judge(**given).text.endswith("All rows have the same antibody: no interval can be had from one.")
+
+
+def test_a_model_better_in_one_antibody_of_many_rows_only_is_not_shown_to_be_better() -> None:
+    # 300 of 420 rows are of one antibody. The model is right there, and behind the ridge on the eleven others.
+    generator = np.random.default_rng(0)
+    unit = np.concatenate([np.zeros(300, int), np.repeat(np.arange(1, 13), 10)])
+    labels = generator.normal(8, 1, len(unit))
+    noise = generator.normal(size=(2, len(unit)))
+    model = labels + np.where(unit == 0, 0.2, 1.5) * noise[0]
+    ridge = labels + np.where(unit == 0, 0.8, 0.3) * noise[1]
+    compared = [
+        compare_paired(labels, ridge, model, "rmse", units=units) for units in (None, ResamplingUnits.of("ab", unit))
+    ]
+    assert compared[0].improvement == compared[1].improvement
+    assert compared[1].low is not None
+    assert compared[0].low is not None
+    assert compared[1].low < compared[0].low
+    assert not compared[1].is_better
+
+
+def test_percentiles_of_ten_units_leave_out_what_t_leaves_out() -> None:
+    # t with 9 degrees of freedom: 2.262157 at 97.5 %. Times sqrt(10 / 9): 2.384523, beyond it a normal has 0.85511 %.
+    samples = np.arange(100_001) / 100_000
+    units = ResamplingUnits.of("antibody", np.repeat(np.arange(10), 5))
+    low, high = bootstrap.percentile_interval(samples, 0.95, units)
+    assert (low, high) == (pytest.approx(0.0085511, abs=2e-5), pytest.approx(0.9914489, abs=2e-5))
+    assert bootstrap.percentile_interval(samples, 0.95) == (pytest.approx(0.025), pytest.approx(0.975))
+
+
+def test_units_of_uneven_size_count_as_fewer() -> None:
+    # 9 units of 10 rows and one of 90: 180^2 / (9 * 100 + 8100) = 3.6
+    uneven = ResamplingUnits.of("antibody", np.repeat(np.arange(10), [10] * 9 + [90]))
+    assert uneven.num_effective == pytest.approx(3.6)
+    assert not uneven.are_enough
+    assert uneven.describe() == "10 values of antibody (as uneven as 4)"
+    even = ResamplingUnits.of("antibody", np.repeat(np.arange(10), 10))
+    assert (even.num_effective, even.are_enough, even.describe()) == (10.0, True, "10 values of antibody")
+
+
+def test_an_error_whose_units_all_err_alike_has_its_value_as_interval() -> None:
+    labels = np.arange(60.0)
+    units = ResamplingUnits.of("antibody", np.repeat(np.arange(12), 5))
+    for shift in (0.0, 2.0):
+        score = score_predictions(labels + shift, labels, units=units)["rmse"]
+        assert (score["low"], score["high"]) == (pytest.approx(shift), pytest.approx(shift))
+
+
+def test_simulated_clusters_are_held_by_cluster_and_not_by_row(monkeypatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import interval_coverage
+
+    settings = {"num_draws": 40, "num_twin_draws": 40, "num_resamples": 100, "seed": 0}
+    (row,) = interval_coverage.run(Namespace(sizes=["geometric"], num_clusters=[20], **settings))
+    held = {way: interval_coverage.mean_held([row], way) for way in ("by_cluster", "by_row")}
+    assert min(held["by_cluster"].values()) >= 0.85
+    assert max(held["by_row"].values()) <= 0.80
+    assert row["by_cluster"]["rmse"]["mean_width"] > 1.5 * row["by_row"]["rmse"]["mean_width"]
+
+
+def test_the_recorded_simulation_holds_93_to_97_percent_by_cluster_and_not_by_row(monkeypatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import interval_coverage
+
+    recorded = json.loads((BENCHMARKS / "results" / "interval_coverage.json").read_text())
+    assert len(recorded["coverage"]) == 12
+    num_draws = recorded["settings"]["num_draws"]
+    assert interval_coverage.find_failures(recorded["coverage"], num_draws) == []
+    twin = [{**row, "by_cluster": row["by_row"]} for row in recorded["coverage"]]
+    assert len(interval_coverage.find_failures(twin, num_draws)) > 40
+    assert recorded["true"] == pytest.approx(interval_coverage.true_scores())
+
+
+def test_the_true_scores_of_the_simulation_are_those_of_very_many_clusters(monkeypatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import interval_coverage
+
+    rows = interval_coverage.draw_rows(np.full(20_000, 5), np.random.default_rng(0))
+    _, labels, before, after = rows
+    truth = interval_coverage.true_scores()
+    assert metrics.spearman(after, labels).value == pytest.approx(truth["spearman"], abs=0.005)
+    assert metrics.rmse(after, labels).value == pytest.approx(truth["rmse"], abs=0.005)
+    gained = metrics.rmse(before, labels).value - metrics.rmse(after, labels).value
+    assert gained == pytest.approx(truth["rmse_difference"], abs=0.005)
