@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from ..data.columns import column_names, read_columns
 from ..evaluation import collapse_report, score_predictions
 from ..evaluation.scores import PLAIN_METRICS
 from ..evaluation.verdict import CONSTANT, MODEL, Verdict, judge
-from ..reporting.near_copies import describe_near_copies
+from ..reporting.near_copies import describe_near_copies, describe_repeated
 from ..reporting.report.scores import fit_notes
 from ..reporting.tables import format_table
 from .baselines import fit_baselines, sequence_columns
@@ -103,7 +103,7 @@ def score_split(
         splits: train, validation and test; the baselines are fitted on train, ridge's penalty on validation.
         threshold: label units; None leaves recall, precision and F1 out.
         group_column: column for per-group Spearman and means by group, or None; streams go without.
-        leaks: `leak_report` of the splits, for notes about near copies in train.
+        leaks: `leak_report` of the splits: the verdict names rows that stand in train, notes tell of near copies.
 
     Returns:
         `SplitScores`; streams have no slices, and no baseline but the mean of the labels that scaled the model.
@@ -130,6 +130,8 @@ def score_split(
         is_scale_free=is_scale_free,
         seed=trainer.args.seed,
     )
+    if repeated := describe_repeated(leaks):
+        verdict = replace(verdict, text=f"{verdict.text} But {repeated}")
     return SplitScores(
         predictions,
         labels,
