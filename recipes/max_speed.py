@@ -87,8 +87,7 @@ def run(
     set_seed(args.seed)
 
     table = use_demo(model_args, data_args, args) if data_args.dataset_name is None else None
-    kept = {"output_dir": args.output_dir, "seed": args.seed, "table": table}
-    data = load_rows(model_args, data_args, parser.explicit, **kept)
+    data = load_rows(model_args, data_args, parser.explicit, output_dir=args.output_dir, seed=args.seed, table=table)
     splits = data.splits
     model_args.tower_training, args.use_peft = settle_training(model_args, args.use_peft)
     distillation = distill(model_args, data_args, args, splits) if model_args.distill_from else None

@@ -45,7 +45,7 @@ def find_placeholders(
             f"the label reads as a missing value, all others lie between {low:g} and {high:g}",
             remedy,
         )
-        for index in np.flatnonzero(is_nines)
+        for index in np.flatnonzero(is_nines).tolist()
         if _is_placeholder(float(labels[index]), low, high)
     ]
 

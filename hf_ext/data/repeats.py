@@ -86,8 +86,8 @@ def describe_repeats(report: Mapping[str, Any]) -> str:
     ceiling = f"above {report['max_pearson']:.3f}, no Spearman much above {report['max_spearman']:.3f}"
     return (
         f"{disagreeing} ({report['num_rows']:,} rows) have labels that disagree: {shown}. Noise of "
-        f"{report['noise']:.3g} follows. If all rows are as noisy ({report['share']:.0%} of their variance), no model's "
-        f"RMSE falls below it, no Pearson rises {ceiling}. Average them, or name what tells them apart in "
+        f"{report['noise']:.3g} follows. If all rows are as noisy ({report['share']:.0%} of their variance), no "
+        f"model's RMSE falls below it, no Pearson rises {ceiling}. Average them, or name what tells them apart in "
         "--sequence_columns."
     )
 

@@ -112,12 +112,9 @@ def test_its_innocent_twin_passes(mistake, tmp_path, demo_encoders):
 
 
 def fault(case: Case, folder: Path, **arguments) -> str:
+    given = DataArguments(dataset_name=str(case.write(folder)), label_column="pKd", **arguments)
     with pytest.raises(DataError) as error:
-        load_data(
-            DataArguments(dataset_name=str(case.write(folder)), label_column="pKd", **arguments),
-            output_dir=None,
-            seed=0,
-        )
+        load_data(given, output_dir=folder / "out", seed=0)
     return str(error.value)
 
 

@@ -25,6 +25,7 @@ MOLAR = [f"{10**-value:.3g}" for value in PKD]
 NANOMOLAR = [f"{10 ** (9 - value):.4g}" for value in PKD]
 BOUNDED = [f"<={value}" if value < 6 else str(value) for value in PKD]
 MARKS = ["<" if value < 6 else "" for value in PKD]
+ALL_BUT_TWO = "--split_sizes 0.96 0.02 0.02"
 PLAIN_MARKS = ["="] * NUM_ROWS
 # Rows 2 and 3, 4 and 5, ... are one sequence each, measured twice.
 TWICE = [make_sequence(number // 2) for number in range(NUM_ROWS)]
@@ -63,9 +64,9 @@ MISTAKES = [
     ),
     Mistake(
         "0 for not measured, in few rows",
-        labels([0, 0, 0, 0, *PKD[4:]]),
+        labels([0, 0, *PKD[2:]], ALL_BUT_TWO),
         ("exactly 0, and all others lie between", "nothing was measured", "--filter"),
-        labels([0, 0, 0, 0, *spread(-3, 4)[4:]], "--binder_threshold 1"),  # differences to the wild type
+        labels([0, 0, *spread(-3, 4)[2:]], f"{ALL_BUT_TWO} --binder_threshold 1"),  # differences to the wild type
         kind="warning",
         before="silent",
     ),
