@@ -42,7 +42,7 @@ def load_rows(
     Raises:
         ArgumentError, DataError: as `load_data`; or a split is missing.
     """
-    data = load_data(data_args, output_dir=output_dir, seed=seed, table=table)
+    data = load_data(data_args, output_dir=output_dir, seed=seed, needs_validation=True, table=table)
     check_splits(data.splits)
     if not data_args.streaming:
         labels = {name: np.array(column_values(split, "label")) for name, split in data.splits.items()}

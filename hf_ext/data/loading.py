@@ -64,6 +64,7 @@ def load_data(
     output_dir: str | os.PathLike[str] | None,
     seed: int,
     needs_labels: bool = True,
+    needs_validation: bool = False,
     looks_for_leaks: bool = True,
     table: Dataset | None = None,
 ) -> LoadedData:
@@ -73,9 +74,9 @@ def load_data(
         args: see `DataArguments`.
         output_dir: where `rejected_rows.csv` goes with `bad_rows="drop"`; nothing else is written.
         seed: of the training subset; the split has its own, `args.split_seed`.
-        needs_labels: False for masked-language-model training; no label column is read then. With labels there is
-            always a validation split, by which the best model is chosen: where nothing says which rows, a seeded tenth
-            of train.
+        needs_labels: False for masked-language-model training; no label column is read then.
+        needs_validation: a seeded tenth of train becomes validation where `split_sizes` gives it no share (and no file,
+            nor the split column, says which rows); a note says so.
         looks_for_leaks: False leaves the leak report, which takes most of the time, empty.
         table: rows in memory to use instead of `args.dataset_name` (the demo data).
 
@@ -95,7 +96,7 @@ def load_data(
     parts = _open(args, rules, table)
     report: dict[str, Any] = {"source": args.dataset_name, "filter": args.filter, "streaming": args.streaming}
     report |= {"notes": [], "warnings": []}
-    sizes = with_validation(args.split_sizes) if needs_labels else check_sizes(args.split_sizes)
+    sizes = with_validation(args.split_sizes) if needs_validation else check_sizes(args.split_sizes)
     if any(isinstance(part.data, IterableDataset) for part in parts):
         return _load_stream(args, rules, parts, rejected, report, sizes)
     data = _prepare(args, rules, parts, rejected, report)

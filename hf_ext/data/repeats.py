@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from .columns import column_names, column_values
 
@@ -32,35 +33,49 @@ def repeat_report(splits: Mapping[str, Any], columns: Sequence[str]) -> dict[str
         (groups), and where that is not 0: noise, max_pearson, max_spearman, share (of the labels' variance), rows (of
         the first groups: [{"split", "row", "label"}]).
 
-    Cost: one pass; 0.3 s for 131,072 rows.
+    Cost: one pass; 0.5 s for 131,072 rows of three sequences.
     """
-    groups: dict[tuple[str, ...], list[tuple[str, int, float]]] = {}
-    everything = []
-    for name, split in splits.items():
-        labels = np.array(column_values(split, "label"), dtype=np.float64)
-        names = column_names(split)
-        rows = column_values(split, "source_row") if "source_row" in names else range(1, len(split) + 1)
-        exact = np.array(column_values(split, "bound")) == 0 if "bound" in names else np.ones(len(labels), dtype=bool)
-        everything.append(labels[exact])
-        cells = zip(*(column_values(split, column) for column in columns))
-        for key, row, label, is_exact in zip(cells, rows, labels.tolist(), exact.tolist()):
-            if is_exact:
-                groups.setdefault(key, []).append((name, row, label))
-    repeated = [group for group in groups.values() if len(group) > 1]
-    differing = [group for group in repeated if len({label for _, _, label in group}) > 1]
+    keys = _number_rows(splits, columns)
+    labels = np.concatenate([np.array(column_values(split, "label"), dtype=np.float64) for split in splits.values()])
+    is_exact = np.concatenate([_exact_rows(split) for split in splits.values()])
+    places = [(name, row) for name, split in splits.items() for row in _file_rows(split)]
+    is_repeated = is_exact & (np.bincount(keys[is_exact], minlength=len(keys))[keys] > 1)
+    groups: dict[int, list[tuple[str, int, float]]] = {}
+    for index in np.flatnonzero(is_repeated).tolist():
+        groups.setdefault(int(keys[index]), []).append((*places[index], float(labels[index])))
+    differing = [group for group in groups.values() if len({label for _, _, label in group}) > 1]
     report: dict[str, Any] = {
-        "num_all": sum(map(len, groups.values())),
-        "num_rows": sum(map(len, repeated)),
-        "num_groups": len(repeated),
+        "num_all": int(is_exact.sum()),
+        "num_rows": int(is_repeated.sum()),
+        "num_groups": len(groups),
         "num_disagreeing": len(differing),
     }
-    variance = float(np.concatenate(everything).var()) if everything else 0.0
-    if differing and variance:
-        report |= _ceiling(repeated, variance)
-        report["rows"] = [
-            [dict(zip(("split", "row", "label"), one)) for one in group] for group in differing[:MAX_LISTED]
-        ]
+    if differing:  # so the labels have a variance
+        report |= _ceiling([*groups.values()], float(labels[is_exact].var()))
+        names = ("split", "row", "label")
+        report["rows"] = [[dict(zip(names, one)) for one in group] for group in differing[:MAX_LISTED]]
     return report
+
+
+def _number_rows(splits: Mapping[str, Any], columns: Sequence[str]) -> np.ndarray:
+    """Returns int64 [n] over all splits: rows with the same sequences have the same number, below n."""
+    keys = np.zeros(sum(map(len, splits.values())), dtype=np.int64)
+    for column in columns:
+        tables = [split.select_columns([column]).with_format("arrow")[:] for split in splits.values()]
+        chunks = [chunk for table in tables for chunk in table.column(column).cast(pa.large_string()).chunks]
+        codes = pa.chunked_array(chunks, type=pa.large_string()).combine_chunks().dictionary_encode().indices.to_numpy()
+        keys = np.unique(keys * (int(codes.max(initial=0)) + 1) + codes, return_inverse=True)[1]
+    return keys
+
+
+def _exact_rows(split: Any) -> np.ndarray:
+    if "bound" not in column_names(split):
+        return np.ones(len(split), dtype=bool)
+    return np.array(column_values(split, "bound"), dtype=np.int8) == 0
+
+
+def _file_rows(split: Any) -> Sequence[int]:
+    return column_values(split, "source_row") if "source_row" in column_names(split) else range(1, len(split) + 1)
 
 
 def _ceiling(repeated: Sequence[Sequence[tuple[str, int, float]]], variance: float) -> dict[str, float]:

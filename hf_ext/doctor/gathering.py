@@ -134,6 +134,7 @@ class _Reader:
             output_dir=self.scratch,
             seed=self.args.seed,
             needs_labels=self.task == "affinity",
+            needs_validation=self.task == "affinity",
             looks_for_leaks=False,
             table=table,
         )

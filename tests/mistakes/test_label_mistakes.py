@@ -57,10 +57,10 @@ MISTAKES = [
         before="silent",
     ),
     Mistake(
-        "-999 and -99 in many rows",
+        "-999 and -99 in many rows",  # was: "a detection limit? If so, write them as <=-999"
         labels([-999 if row % 4 == 0 else -99 if row % 4 == 1 else value for row, value in enumerate(PKD)]),
         ("30 values cannot be used", "row 2, column 'pKd', value '-999'", "row 3, column 'pKd', value '-99'"),
-        before="silent",
+        before="misleading",
     ),
     Mistake(
         "0 for not measured, in few rows",
@@ -182,12 +182,12 @@ MISTAKES = [
         ("{file}, row 2, column 'mark'", "contradicts the sign"),
     ),
     Mistake(
-        "the default threshold above all labels",  # was: recall and F1 of no hits
+        "the default threshold above all labels",
         labels(spread(4.0, 8.5)),
         ("recall, precision and F1 are left out", "all 60 labels (4 to 8.5) are below", "--binder_threshold 9"),
         labels(spread(4.0, 9.5)),
         kind="note",
-        before="misleading",
+        before="silent",
     ),
     Mistake(
         "a typed threshold above all labels",
