@@ -88,7 +88,7 @@ def load_data(
         DataError: see `sources.read_parts`, `RowRules`, `split_rows`; also all labels of train equal, or a single row.
             What is wrong with single rows and with the values of the split column is one error.
 
-    Cost: 131,072 rows with three sequence columns (56 MB) in about 6 s, of which 4 s are the leak report; about 1 GB of
+    Cost: 131,072 rows with three sequence columns (56 MB) in about 7 s, of which 4 s are the leak report; about 1 GB of
     memory at the peak. Streams read only the first record here.
     """
     rules = RowRules.from_arguments(args, needs_labels)

@@ -19,6 +19,8 @@ _CODE = (
 _CODES = re.compile(f"(?:{_CODE})+").fullmatch
 _CAPITALIZED = re.compile("(?:[A-Z][a-z]{2})+").fullmatch
 _SEPARATORS = re.compile(r"[\s.,;:_-]+")
+# How all of these begin, and few proteins: most texts are judged by their first letters.
+_BEGINS = re.compile(rf"\s*(?:[ACGTUN\s.,;:_-]{{12}}|(?:(?:H|AC)[\s.,;:_-]+)?(?:{_CODE}))", re.IGNORECASE).match
 _ENDS = {"H", "OH", "NH2", "AC"}  # what peptide chemistry writes around: H-Ala-Gly-OH
 
 
@@ -31,8 +33,9 @@ def find_other_alphabet(text: str) -> tuple[str, str] | None:
     Args:
         text: ASCII, in any case, with or without gaps.
     """
-    letters = text.upper()
-    plain = _SEPARATORS.sub("", letters)
+    if not _BEGINS(text):
+        return None
+    plain = _SEPARATORS.sub("", text.upper())
     if len(plain) >= MIN_NUCLEOTIDES and _NUCLEOTIDES(plain):
         found = set(plain)
         kind = "DNA" if "T" in found else "RNA"
