@@ -7,11 +7,13 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from difflib import get_close_matches
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
 
+from .disk import nearest_existing
 from .errors import ArgumentError
 
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
@@ -35,6 +37,45 @@ def reading(what: str, source: str | Path, remedy: str) -> Iterator[None]:
         raise
     except Exception as error:  # what a damaged or hostile folder sets off has no common class
         raise ArgumentError(f"{what} ({_explain(error, Path(source))}). {remedy}") from error
+
+
+def check_folder(name: str, what: str) -> str:
+    """Refuses what can only be a path and is no folder here.
+
+    Args:
+        name: as it was typed; a Hub id is NAME or OWNER/NAME.
+        what: begins the sentence, such as "Encoder".
+
+    Returns:
+        A sentence with the folder that may be meant, where OWNER is a folder here, so that it may be a path as well; ""
+        for folders that are here, and for what can only be a Hub id.
+
+    Raises:
+        ArgumentError: with the folder that may be meant; a file; a `~` that nobody has expanded.
+    """
+    if os.path.isdir(name):
+        return ""
+    if os.path.isfile(name):
+        raise ArgumentError(f"{what} {name!r} is a file: give its folder, {os.path.dirname(name) or '.'!r}.")
+    full = os.path.expanduser(name)
+    if os.path.isdir(full):
+        raise ArgumentError(f"{what} {name!r}: write the folder in full, {full!r}.")
+    if name.startswith(("/", ".", "~")) or name.endswith("/") or name.count("/") > 1 or "\\" in name:
+        raise ArgumentError(f"{what} {name!r}: there is no such folder. {_similar_folders(Path(full))}")
+    return _similar_folders(Path(name)) if "/" in name and os.path.isdir(os.path.dirname(name)) else ""
+
+
+def _similar_folders(path: Path) -> str:
+    """The folders that a misspelt path may mean, and from where on it leads nowhere."""
+    there = nearest_existing(path)
+    missing = path.absolute().relative_to(there).parts[0]
+    try:
+        names = sorted(entry.name for entry in there.iterdir() if entry.is_dir())
+    except OSError:  # a file, or a folder that may not be read
+        return f"{there} holds no {missing!r}."
+    near = get_close_matches(missing, names, n=3, cutoff=0.4)
+    shown = f"Nearest names there: {', '.join(near)}" if near else f"Folders there: {', '.join(names[:10]) or 'none'}"
+    return f"{there} holds no {missing!r}. {shown}."
 
 
 def check_index(folder: str | os.PathLike[str]) -> None:

@@ -22,6 +22,7 @@ from .reporting.run_record import absolute_if_local
 from .training_args import FastTrainingArguments
 
 STREAM_CHECK_ROWS = 1000
+MAX_LISTED = 10  # rows in a message
 
 logger = logging.getLogger(__name__)
 
@@ -61,18 +62,20 @@ def learned_positions(config: Mapping[str, Any]) -> int | None:
     return int(limit) - (int(config["pad_token_id"]) + 1 if family == "esm" else 0)  # ESM-1b counts from there
 
 
-def check_inputs(collator: Any, splits: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+def check_inputs(collator: Any, splits: Mapping[str, Any], source: str | None = None) -> dict[str, dict[str, float]]:
     """Checks that the vocabulary and the length limit of each encoder fit the data, before anything is computed.
 
     Args:
         collator: `SequenceCollator` or `MaskedLMCollator`.
         splits: name -> rows; of a stream the first `STREAM_CHECK_ROWS` stand for all.
+        source: where the rows are from, for messages.
 
     Returns:
         Per input: share of unknown residues, longest row in residues, number of rows above the limit.
 
     Raises:
-        DataError: more than 1 % unknown residues, or rows above the limit with `too_long="error"`.
+        DataError: more than 1 % unknown residues, or rows above the limit with `too_long="error"`: how many, and the
+            first ones with file row and length.
     """
     report = {}
     for name, columns in collator.columns.items():
@@ -83,9 +86,29 @@ def check_inputs(collator: Any, splits: Mapping[str, Any]) -> dict[str, dict[str
         limit = tokenizer.max_residues
         above = [row for row, length in zip(rows, lengths) if limit is not None and length > limit]
         if above:
-            collator.encode(name, *zip(max(above, key=lambda row: sum(map(len, row)))))  # raises unless allowed
+            try:
+                collator.encode(name, *zip(max(above, key=lambda row: sum(map(len, row)))))  # raises unless allowed
+            except DataError as error:
+                rows_above = _list_long(splits, columns, limit, source)
+                raise DataError(f"{error}\n{rows_above}") from error
         report[name] = {"unknown_share": unknown, "longest": max(lengths), "num_above_limit": len(above)}
     return report
+
+
+def _list_long(splits: Mapping[str, Any], columns: Sequence[str], limit: int, source: str | None) -> str:
+    """Rows above the limit: how many, and the first ones."""
+    found = []
+    for split_name, split in splits.items():
+        rows = split if hasattr(split, "__len__") else islice(split, STREAM_CHECK_ROWS)
+        for number, row in enumerate(rows, 1):
+            length = sum(len(row[column]) for column in columns)
+            if length > limit:
+                found.append(f"row {row.get('source_row', number)} of {split_name} ({length:,} residues)")
+    more = f" and {len(found) - MAX_LISTED:,} more" if len(found) > MAX_LISTED else ""
+    return (
+        f"{source or 'The data'}: {len(found):,} row{'s are' if len(found) > 1 else ' is'} too long: "
+        f"{', '.join(found[:MAX_LISTED])}{more}. Or leave them out: --max_residues N --bad_rows drop, N per column."
+    )
 
 
 def _distinct(split: Any, columns: Sequence[str]) -> Iterable[tuple[str, ...]]:
@@ -95,9 +118,12 @@ def _distinct(split: Any, columns: Sequence[str]) -> Iterable[tuple[str, ...]]:
 
 
 def summarize_data(report: Mapping[str, Any]) -> str:
-    """A data report in a few lines: rows, changes, split sizes, leaks, inputs."""
+    """A data report in a few lines: rows, changes, split sizes, leaks, inputs, and what its notes and warnings say."""
+    notes = [f"  note: {note}" for note in (*report.get("split", {}).get("notes", ()), *report.get("notes", ()))]
+    notes += [f"  WARNING: {warning}" for warning in report.get("warnings", ())]
     if report.get("streaming"):
-        return "Data: streaming, so rows are not counted and leaks between splits are not looked for."
+        text = "Data: streaming, so rows are not counted and leaks between splits are not looked for."
+        return "\n".join([text, *notes])
     lines = [
         f"Data: {report['rows_read']:,} rows read, {report['rows_filtered_out']:,} filtered out, "
         f"{report['rows_rejected']:,} rejected; " + ", ".join(f"{n} {size:,}" for n, size in report["sizes"].items())
@@ -113,7 +139,7 @@ def summarize_data(report: Mapping[str, Any]) -> str:
     for name, facts in report.get("inputs", {}).items():
         cut = f", {facts['num_above_limit']} above the encoder's limit" if facts["num_above_limit"] else ""
         lines.append(f"  input {name}: longest {facts['longest']} residues{cut}, {facts['unknown_share']:.2%} unknown")
-    return "\n".join(lines)
+    return "\n".join([*lines, *notes])
 
 
 def with_absolute_path(facts: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -18,12 +18,13 @@ from datasets import Dataset
 from transformers import set_seed
 
 from hf_ext.affinity.arguments import AffinityArguments
-from hf_ext.affinity.building import build_collator, build_model, check_splits, fill_in_demo, settle_training
+from hf_ext.affinity.building import build_collator, build_model, fill_in_demo, settle_training
 from hf_ext.affinity.calibrating import calibrate_model, describe_calibration
 from hf_ext.affinity.distilling import Distillation, compare_with_teacher, distill, format_distillation
 from hf_ext.affinity.ensemble import train_seeds
 from hf_ext.affinity.held_out import find_units
 from hf_ext.affinity.measure import settle_measure
+from hf_ext.affinity.preparing import describe_rows, load_rows
 from hf_ext.affinity.results import save_results
 from hf_ext.affinity.scoring import EVALUATION_METRICS, compute_metrics, score_split
 from hf_ext.affinity.seed_scores import score_seeds
@@ -31,15 +32,13 @@ from hf_ext.argument_checks import check_metric_name
 from hf_ext.checkpoints.run_folder.holding import run_folder
 from hf_ext.data.arguments import DataArguments
 from hf_ext.data.demo import make_demo_encoders
-from hf_ext.data.loading import LoadedData, load_data
+from hf_ext.data.loading import LoadedData
 from hf_ext.errors import exit_on_errors
-from hf_ext.evaluation import label_audit
-from hf_ext.evaluation.guards import format_report
 from hf_ext.evaluation.resampling import ResamplingUnits
 from hf_ext.parser import FastArgumentParser
 from hf_ext.reporting.run_log import LOGGER, start_run_log
 from hf_ext.speedups.lora import lora_settings
-from hf_ext.tasks import check_inputs, finish_run, parse_command, summarize_data
+from hf_ext.tasks import check_inputs, finish_run, parse_command
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
@@ -93,20 +92,16 @@ def run(
     set_seed(args.seed)
 
     table = use_demo(model_args, data_args, args) if data_args.dataset_name is None else None
-    data = load_data(data_args, output_dir=args.output_dir, seed=args.seed, table=table)
+    data = load_rows(model_args, data_args, parser.explicit, output_dir=args.output_dir, seed=args.seed, table=table)
     splits = data.splits
-    check_splits(splits)
     units = find_units(data_args, splits)
     model_args.tower_training, args.use_peft = settle_training(model_args, args.use_peft)
     distillation = distill(model_args, data_args, args, splits) if model_args.distill_from else None
     train_rows = distillation.train if distillation else splits["train"]
     model = build_model(model_args, data_args.sequence_columns, lora_settings(args))
     collator = build_collator(model, data_args)
-    data.report["inputs"] = check_inputs(collator, {**splits, "train": train_rows})
-    log.info(summarize_data(data.report))
-    if not data_args.streaming:
-        bounds = splits["train"]["bound"][:] if "bound" in splits["train"].column_names else None
-        log.info("\n".join(format_report(label_audit(splits["train"]["label"][:], bounds), "Training labels")))
+    data.report["inputs"] = check_inputs(collator, {**splits, "train": train_rows}, data_args.dataset_name)
+    log.info(describe_rows(data))
 
     trainer = FastTrainer(
         model,

@@ -95,7 +95,7 @@ def run(
     model = build_model(model_args)
     collator: Any = build_collator(build_tokenizer(model_args), model, model_args, data_args, args.seed)
     data = load_data(data_args, output_dir=args.output_dir, seed=args.seed, needs_labels=False, table=table)
-    data.report["inputs"] = check_inputs(collator, data.splits)
+    data.report["inputs"] = check_inputs(collator, data.splits, data_args.dataset_name)
     log.info(summarize_data(data.report))
     splits = prepare_splits(data.splits, args, collator.columns, model_args.stock_trainer)
 

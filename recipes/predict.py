@@ -73,7 +73,7 @@ def main(argv: list[str] | None = None) -> Path:
     data_args.sequence_columns = columns
 
     rows = load_sequences(data_args, output_dir=rejected.parent, rejected_name=rejected.name).table
-    check_inputs(collator, {"rows": rows})
+    check_inputs(collator, {"rows": rows}, data_args.dataset_name)
     with tempfile.TemporaryDirectory() as scratch:
         args.output_dir = scratch
         trainer = FastTrainer(model, args, data_collator=collator)

@@ -110,6 +110,11 @@ class AffinityArguments:
 
     def __post_init__(self) -> None:
         check_choices(self)
+        if 0 in self.head_sizes:
+            raise ArgumentError(
+                f"--head_sizes {' '.join(map(str, self.head_sizes))}: a hidden layer of 0 units lets nothing through. "
+                "For a head without hidden layers, a linear one, write head_sizes: [] in the YAML file of --config."
+            )
         check_ranges(self, RANGES)
         if not 0 < self.distill_alpha <= 1:
             raise ArgumentError(f"--distill_alpha {self.distill_alpha}: must be above 0, at most 1.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -17,13 +17,13 @@ from ..evaluation.metrics import rmse
 from ..evaluation.resampling import ResamplingUnits, check_units, unit_facts
 from ..evaluation.scores import PLAIN_METRICS
 from ..evaluation.verdict import CONSTANT, MODEL, Verdict, judge
-from ..reporting.near_copies import describe_near_copies
+from ..reporting.near_copies import describe_near_copies, describe_repeated
 from ..reporting.report.scores import fit_notes, resampled
 from ..reporting.tables import format_table
 from .baselines import fit_baselines, sequence_columns
 from .calibrating import predict_labelled, ridge_part, uncalibrated
-from .measure import verdict_metric
 from .held_out import describe_units
+from .measure import verdict_metric
 from .slices import Slice, find_exact, find_slices
 
 EVALUATION_METRICS = ("loss", *PLAIN_METRICS, "num_distinct")  # what an evaluation computes
@@ -115,7 +115,7 @@ def score_split(
         splits: train, validation and test; the baselines are fitted on train, ridge's penalty on validation.
         threshold: label units; None leaves recall, precision and F1 out.
         group_column: column for per-group Spearman and means by group, or None; streams go without.
-        leaks: `leak_report` of the splits, for notes about near copies in train.
+        leaks: `leak_report` of the splits: the verdict names rows that stand in train, notes tell of near copies.
         units: rows that were held out together, from `find_units`: intervals resample them; None: rows.
 
     Returns:
@@ -148,6 +148,8 @@ def score_split(
         seed=trainer.args.seed,
         units=units,
     )
+    if repeated := describe_repeated(leaks):
+        verdict = replace(verdict, text=f"{verdict.text} But {repeated}")
     return SplitScores(
         predictions,
         labels,

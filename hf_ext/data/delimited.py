@@ -14,6 +14,7 @@ from .lines import Lines
 from .names import check_columns
 
 MAX_LISTED = 5  # records over several lines, in a warning
+MAX_RAGGED = 20  # rows listed in an error
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +31,7 @@ def iter_delimited(path: Path, delimiter: str, columns: Collection[str] | None) 
     lines, record_lines, joined = Lines(path), [], []  # type: Lines, list[str], list[tuple[int, int]]
     reader = csv.reader(_kept(lines, record_lines), delimiter=delimiter, strict=True)
     row, blank, names = 1, 0, None  # type: int, int, list[str] | None
+    ragged: list[tuple[int, int]] = []  # (row, fields); after the first no row is given out, but all are counted
     try:
         for record in reader:
             if len(record_lines) > 1:
@@ -41,10 +43,14 @@ def iter_delimited(path: Path, delimiter: str, columns: Collection[str] | None) 
                     wanted = [(index, name) for index, name in enumerate(names) if columns is None or name in columns]
             elif not record:  # blank lines are accepted at the end of the file only
                 blank = blank or row
-            elif blank or len(record) != len(names):
-                _refuse_ragged(path, blank or row, 0 if blank else len(record), len(names))
             else:
-                yield row, {name: record[index] for index, name in wanted}
+                if blank:
+                    ragged.append((blank, 0))
+                    blank = 0
+                if len(record) != len(names):
+                    ragged.append((row, len(record)))
+                elif not ragged:
+                    yield row, {name: record[index] for index, name in wanted}
             row = lines.number + 1
             record_lines.clear()
             lines.begin_record()
@@ -59,6 +65,8 @@ def iter_delimited(path: Path, delimiter: str, columns: Collection[str] | None) 
             _warn_once(_joined_text(path, joined))
     if names is None:
         raise DataError(f"{path}: the file is empty. It needs a header line and at least one row.")
+    if ragged:
+        _refuse_ragged(path, ragged, len(names))
 
 
 def _kept(lines: Iterable[str], kept: list[str]) -> Iterator[str]:
@@ -67,12 +75,18 @@ def _kept(lines: Iterable[str], kept: list[str]) -> Iterator[str]:
         yield line
 
 
-def _refuse_ragged(path: Path, row: int, found: int, expected: int) -> None:
+def _refuse_ragged(path: Path, ragged: list[tuple[int, int]], expected: int) -> None:
+    """All of them at once: who mends one row at a time has to run as often as there are rows."""
+    row, found = ragged[0]
+    others = [f"{row} ({found} fields)" if found else f"{row} (blank)" for row, found in ragged[1:MAX_RAGGED]]
+    num_more = len(ragged) - MAX_RAGGED
+    more = f" So are rows {', '.join(others)}{f' and {num_more:,} more' if num_more > 0 else ''}." if others else ""
     if not found:
-        raise DataError(f"{path}, row {row}: blank line between rows. Fill it in or remove it.")
+        raise DataError(f"{path}, row {row}: blank line between rows. Fill it in or remove it.{more}")
     action = "Add the missing ones" if found < expected else "Remove the extra ones"
     raise DataError(
         f"{path}, row {row}: {found} fields where the header has {expected}. {action}, or quote text with separators."
+        f"{more}"
     )
 
 

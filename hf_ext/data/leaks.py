@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from .similarity import WorkLimit, find_near
 
 LEAK_IDENTITY = (0.9, 0.7)
 MAX_CHECKED = 2000
+MAX_NAMED = 5
 MAX_WORK = 1_000_000_000  # per column and identity: seconds to tens of seconds
 
 
@@ -37,11 +39,12 @@ def leak_report(
         max_work: per column and identity, see `similarity.WorkLimit`.
 
     Returns:
-        {"compared": "test" or "validation", "columns": {column: counts}, "row": counts}, or {} where there is nothing
-        to compare. Counts: num_test_rows; num_test_sequences (distinct); num_test_rows_in_train and
-        num_test_sequences_in_train (exact); num_checked (rows); near, for each identity, highest first: {"identity",
-        "num_rows", "is_lower_bound"}: how many checked rows have a sequence of train that is at least that identical
-        (an exact copy too), all of them unless the search was cut short by `max_work`.
+        {"compared": "test" or "validation", "columns": {column: counts}, "row": counts, "repeated": [[row, training
+        row], ...]}, or {} where there is nothing to compare. `repeated` names the first 5 rows that stand in train,
+        too, by `source_row` where there is one. Counts: num_test_rows; num_test_sequences (distinct);
+        num_test_rows_in_train and num_test_sequences_in_train (exact); num_checked (rows); near, for each identity,
+        highest first: {"identity", "num_rows", "is_lower_bound"}: how many checked rows have a sequence of train that
+        is at least that identical (an exact copy too), all of them unless the search was cut short by `max_work`.
 
     Cost: one to ten seconds for 2,000 checked rows against 54,000 mini-proteins, or 105,000 variants of 200 residues;
     memory goes with the residues of train.
@@ -58,7 +61,23 @@ def leak_report(
     options = (checked, sorted(identities, reverse=True), max_work)
     per_column = {name: _compare(train[i : i + 1], test[i : i + 1], *options) for i, name in enumerate(columns)}
     row = _compare(train, test, *options) if len(columns) > 1 else dict(per_column[columns[0]])
-    return {"compared": compared, "columns": per_column, "row": row}
+    repeated = _name_repeated(splits["train"], splits[compared], list(zip(*train)), list(zip(*test)))
+    return {"compared": compared, "columns": per_column, "row": row, "repeated": repeated}
+
+
+def _name_repeated(
+    train: Any, test: Any, train_cells: list[tuple[str, ...]], test_cells: list[tuple[str, ...]]
+) -> list[list[int]]:
+    first: dict[tuple[str, ...], int] = {}
+    for index, cells in enumerate(train_cells):
+        first.setdefault(cells, index)
+    pairs = ((index, first[cells]) for index, cells in enumerate(test_cells) if cells in first)
+    there, here = _row_numbers(test), _row_numbers(train)
+    return [[there[index], here[other]] for index, other in islice(pairs, MAX_NAMED)]
+
+
+def _row_numbers(rows: Any) -> Sequence[int]:
+    return column_values(rows, "source_row") if "source_row" in rows.column_names else range(1, len(rows) + 1)
 
 
 def _compare(

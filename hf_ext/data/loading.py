@@ -27,21 +27,24 @@ from .arguments import DataArguments
 from .clusters import CLUSTER_IDENTITY
 from .columns import column_values
 from .leaks import leak_report
+from .proteins import format_located
+from .repeats import describe_repeats, is_much_noise, repeat_report
 from .rows import REJECTED_FILE, Located, RowRules, StreamRows, count_rules, refuse_or_drop
 from .sources import SOURCE_ROW, Part, read_parts, text_array
-from .splits import SPLITS, split_by_column, split_rows, split_stream
+from .splits import SPLITS, check_sizes, split_by_column, split_rows, split_stream, unknown_splits, with_validation
 
 logger = logging.getLogger(__name__)
 
 _PART_SPLIT = "_part_split"  # never leaves this module
+_TAKEN = "--split_sizes leaves no rows for validation, by which the best model is chosen; a tenth of train"
 CHUNK_ROWS = 100_000  # per Arrow array, so that none reaches the 2 GiB of one text array
 
 
 @dataclass
 class LoadedData:
     """`splits` hold the sequence columns, `label` (float64), `bound` (int8, only where something is censored), the
-    group, interval and id columns as text, and `source_row`; `report` is JSON-able and says what was read, changed and
-    left out."""
+    group, interval and id columns as text, and `source_row`; `report` is JSON-able and says what was read, changed, left out;
+    with sentences for the user in `notes` and, about likely mistakes, in `warnings`."""
 
     splits: DatasetDict | IterableDatasetDict
     report: dict[str, Any] = field(default_factory=dict)
@@ -61,6 +64,7 @@ def load_data(
     output_dir: str | os.PathLike[str] | None,
     seed: int,
     needs_labels: bool = True,
+    needs_validation: bool = False,
     looks_for_leaks: bool = True,
     table: Dataset | None = None,
 ) -> LoadedData:
@@ -71,6 +75,8 @@ def load_data(
         output_dir: where `rejected_rows.csv` goes with `bad_rows="drop"`; nothing else is written.
         seed: of the training subset; the split has its own, `args.split_seed`.
         needs_labels: False for masked-language-model training; no label column is read then.
+        needs_validation: a seeded tenth of train becomes validation where `split_sizes` gives it no share (and no file,
+            nor the split column, says which rows); a note says so.
         looks_for_leaks: False leaves the leak report, which takes most of the time, empty.
         table: rows in memory to use instead of `args.dataset_name` (the demo data).
 
@@ -80,8 +86,9 @@ def load_data(
     Raises:
         ArgumentError: no source, or arguments that contradict the data (an unknown column in the filter) or the task.
         DataError: see `sources.read_parts`, `RowRules`, `split_rows`; also all labels of train equal, or a single row.
+            What is wrong with single rows and with the values of the split column is one error.
 
-    Cost: 131,072 rows with three sequence columns (56 MB) in about 6 s, of which 4 s are the leak report; about 1 GB of
+    Cost: 131,072 rows with three sequence columns (56 MB) in about 7 s, of which 4 s are the leak report; about 1 GB of
     memory at the peak. Streams read only the first record here.
     """
     if args.interval_by and not needs_labels:
@@ -90,20 +97,26 @@ def load_data(
     rejected = Path(output_dir) / REJECTED_FILE if output_dir is not None else None
     parts = _open(args, rules, table)
     report: dict[str, Any] = {"source": args.dataset_name, "filter": args.filter, "streaming": args.streaming}
+    report |= {"notes": [], "warnings": []}
+    sizes = with_validation(args.split_sizes) if needs_validation else check_sizes(args.split_sizes)
     if any(isinstance(part.data, IterableDataset) for part in parts):
-        return _load_stream(args, rules, parts, rejected, report)
+        return _load_stream(args, rules, parts, rejected, report, sizes)
     data = _prepare(args, rules, parts, rejected, report)
     if len(data) < 2:
         raise DataError(f"{parts[0].path}: one row is left, which cannot be split into train, validation and test.")
-    splits, report["split"] = _split(args, data, len(parts) > 1)
+    splits, report["split"] = _split(args, data, len(parts) > 1, sizes)
     if needs_labels:
-        report["labels"] = _check_labels(splits["train"], args.label_column)
+        report["labels"] = _check_labels(splits["train"], args.label_column, parts[0].path)
     if args.max_train_samples is not None and args.max_train_samples < len(splits["train"]):
         chosen = np.random.default_rng(seed).permutation(len(splits["train"]))[: args.max_train_samples]
         report["train_subset"] = {"num_rows": len(chosen), "of": len(splits["train"]), "seed": seed}
         splits["train"] = splits["train"].select(np.sort(chosen))
         if needs_labels:
-            _check_labels(splits["train"], args.label_column)
+            _check_labels(splits["train"], args.label_column, f"--max_train_samples {args.max_train_samples}")
+    if needs_labels:
+        report["repeats"] = repeat_report(splits, args.sequence_columns)
+        if text := describe_repeats(report["repeats"]):
+            report["warnings" if is_much_noise(report["repeats"]) else "notes"].append(text)
     report["sizes"] = {name: len(split) for name, split in splits.items()}
     leaks = leak_report(splits, args.sequence_columns, identities=args.leak_identity) if looks_for_leaks else {}
     report["leaks"] = leaks
@@ -160,6 +173,7 @@ def _prepare(
     tables: list[pa.Table] = []
     counts: Counter[str] = Counter()
     changes: dict[str, Counter[str]] = {}
+    odd_splits: Counter[str] = Counter()
     for part in parts:
         source = part.data.select_columns([n for n in part.data.column_names if n in (*rules.needed, SOURCE_ROW)])
         arrow = source.with_format("arrow")[:]
@@ -168,8 +182,12 @@ def _prepare(
         counts.update(read=prepared.num_read, filtered=prepared.num_filtered, rejected=prepared.num_rejected)
         for column, kinds in prepared.changes.items():
             changes.setdefault(column, Counter()).update(kinds)
+        odd_splits.update(prepared.odd_splits)
         tables.append(_to_table(prepared.columns, part.split))
     num_left = sum(len(one) for one in tables)
+    if odd_splits and located and args.bad_rows == "error":  # alone, `split_by_column` refuses them
+        located_text = format_located(located)
+        raise DataError(f"{located_text}\n{unknown_splits(str(args.split_column), odd_splits)}")
     rejected_file = refuse_or_drop(located, args.bad_rows, rejected, num_left)
     if num_left == 0:
         raise DataError(f"filter {args.filter!r} leaves none of {counts['read']} rows of {parts[0].path}.")
@@ -209,18 +227,20 @@ def _to_array(name: str, values: Sequence[Any]) -> pa.ChunkedArray:
     return pa.chunked_array(chunks, type=kind)
 
 
-def _split(args: DataArguments, data: Dataset, has_parts: bool) -> tuple[DatasetDict, dict[str, Any]]:
+def _split(
+    args: DataArguments, data: Dataset, has_parts: bool, sizes: Sequence[float]
+) -> tuple[DatasetDict, dict[str, Any]]:
     if has_parts and not (args.split or args.split_column):
-        splits, report = split_by_column(data, _PART_SPLIT, sizes=args.split_sizes, seed=args.split_seed)
+        splits, report = split_by_column(data, _PART_SPLIT, sizes=sizes, seed=args.split_seed)
         return splits, report | {"rule": "files"}
     if has_parts:
         data = data.remove_columns(_PART_SPLIT)
     if args.split_column:
-        return split_by_column(data, args.split_column, sizes=args.split_sizes, seed=args.split_seed)
-    return split_rows(
+        return split_by_column(data, args.split_column, sizes=sizes, seed=args.split_seed)
+    splits, report = split_rows(
         data,
         rule=args.split or "random",
-        sizes=args.split_sizes,
+        sizes=sizes,
         seed=args.split_seed,
         sequence_columns=args.sequence_columns,
         cluster_column=args.cluster_column,
@@ -228,10 +248,19 @@ def _split(args: DataArguments, data: Dataset, has_parts: bool) -> tuple[Dataset
         cluster_file=args.cluster_file,
         id_column=args.id_column,
     )
+    if tuple(sizes) != check_sizes(args.split_sizes):
+        num = len(splits["validation"])
+        report["notes"].append(f"{_TAKEN}: {num:,} rows ({sizes[1]:.0%} of all, seed {args.split_seed}) became it")
+    return splits, report
 
 
-def _check_labels(train: Dataset, column: str) -> dict[str, Any]:
+def _check_labels(train: Dataset, column: str, where: str) -> dict[str, Any]:
     labels = np.array(column_values(train, "label"), dtype=np.float64)
+    if len(labels) < 2:
+        raise DataError(
+            f"{where}: there is {len(labels)} training row, from which nothing can be learned. Check the file, the "
+            "filter and the split; some hundred rows are where learning begins."
+        )
     if labels.min() == labels.max():
         raise DataError(
             f"column {column!r}: all {len(labels)} training labels are {labels[0]:g}, so there is nothing to learn. "
@@ -260,6 +289,7 @@ def _load_stream(
     parts: Sequence[Part],
     rejected: Path | None,
     report: dict[str, Any],
+    sizes: tuple[float, float, float],
 ) -> LoadedData:
     streams = {part.split: _map_stream(args, rules, part, rejected) for part in parts}
     if None not in streams and not (args.split or args.split_column):
@@ -271,10 +301,12 @@ def _load_stream(
             data,
             rule=args.split or "random",
             split_column=args.split_column,
-            sizes=args.split_sizes,
+            sizes=sizes,
             seed=args.split_seed,
             sequence_columns=args.sequence_columns,
         )
+        if sizes != check_sizes(args.split_sizes) and not args.split_column:
+            report["split"]["notes"].append(f"{_TAKEN} ({sizes[1]:.0%} of all, seed {args.split_seed}) becomes it")
     if args.max_train_samples is not None:
         splits["train"] = splits["train"].take(args.max_train_samples)
         report["train_subset"] = {"num_rows": args.max_train_samples, "note": "the first rows of the stream"}

@@ -26,18 +26,48 @@ def show_names(names: Sequence[str]) -> str:
 
 def missing_column(name: str, names: Sequence[str]) -> str:
     """Returns the sentence that there is no such column, with the nearest one and the list."""
-    near = get_close_matches(name[:MAX_CHARACTERS], [show_name(other) for other in names[:MAX_COMPARED]], 1, 0.5)
-    hint = f" Did you mean '{near[0]}'?" if near else ""
-    return f"there is no column '{show_name(name)}'.{hint} Columns: {show_names(names)}."
+    return missing_columns([name], names)
+
+
+def missing_columns(wanted: Sequence[str], names: Sequence[str]) -> str:
+    """Returns the sentence that there are no such columns, with the nearest one of each and the list.
+
+    Args:
+        wanted: the names that are missing, at least one.
+        names: those that are there.
+    """
+    if len(wanted) == 1:
+        near = nearest_column(wanted[0], names)
+        hint = f" Did you mean '{near}'?" if near else ""
+        return f"there is no column '{show_name(wanted[0])}'.{hint} Columns: {show_names(names)}."
+    hints = ((show_name(name), nearest_column(name, names)) for name in wanted[:MAX_LISTED])
+    listed = ", ".join(f"'{name}' (did you mean '{near}'?)" if near else f"'{name}'" for name, near in hints)
+    return f"there are no columns {listed}. Columns: {show_names(names)}."
+
+
+def nearest_column(name: str, names: Sequence[str]) -> str | None:
+    """Returns the column that a misspelt name may mean, or None.
+
+    The same but for case, blanks, `_` and `-` comes first, then what is alike by letters: by these alone, `pkd` is as
+    near to `kd` as to `pKd`.
+    """
+    shown = [show_name(other) for other in names[:MAX_COMPARED]]
+    folded = _fold(show_name(name))
+    same = [other for other in shown if _fold(other) == folded]
+    return next(iter(same or get_close_matches(name[:MAX_CHARACTERS], shown, 1, 0.5)), None)
+
+
+def _fold(name: str) -> str:
+    return "".join(letter for letter in name.casefold() if letter not in " _-")
 
 
 def check_columns(names: Sequence[str], wanted: Collection[str] | None, path: str) -> None:
-    """Raises DataError where `names` has a duplicate or lacks one of `wanted`."""
+    """Raises DataError where `names` has a duplicate or lacks some of `wanted`, all of which are named."""
     if len(set(names)) < len(names):
         repeated = min(name for name, num in Counter(names).items() if num > 1)
         raise DataError(
             f"{path}, row 1: column '{show_name(repeated)}' occurs more than once. Rename or remove one of them."
         )
-    for name in wanted or ():
-        if name not in names:
-            raise DataError(f"{path}: {missing_column(name, names)}")
+    missing = [name for name in wanted or () if name not in names]
+    if missing:
+        raise DataError(f"{path}: {missing_columns(missing, names)}")

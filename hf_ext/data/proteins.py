@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ..errors import ArgumentError
+from .other_alphabets import find_other_alphabet
 
 STANDARD = "ACDEFGHIKLMNPQRSTVWY"
 UNKNOWN = "X"
@@ -21,6 +22,7 @@ ESM_VOCABULARY = ("<cls>", "<pad>", "<eos>", "<unk>", *"LAGVSERTIDPKQNFYMHWCXBUZ
 MISSING_MARKERS = frozenset({"NA", "N/A", "#N/A", "<NA>", "NULL", "NAN", "NONE"})
 TRUTH_VALUES = frozenset({"TRUE", "FALSE"})  # these spell peptides, too
 MAX_LISTED = 20
+MIN_LISTED = 3  # of each kind
 
 _ALL_RESIDUES = re.compile(f"[{STANDARD}{UNKNOWN}{RARE}]+").fullmatch
 _NOT_RESIDUE = re.compile(f"[^{STANDARD}{UNKNOWN}{RARE}]")
@@ -114,7 +116,8 @@ def clean_sequences(values: Sequence[object], column: str, policy: ResiduePolicy
 
     Returns:
         `CleanedColumn`; problems are in row order. Refused: missing or empty cells, missing-value markers, truth
-        values, non-text, non-ASCII, digits, white space inside, `*`, gaps, any other character, too long.
+        values, non-text, non-ASCII, DNA, RNA, three-letter codes (`other_alphabets`), digits, white space inside, `*`,
+        gaps, any other character, too long.
 
     Raises:
         ValueError: `values` and `rows` differ in length.
@@ -146,21 +149,45 @@ def clean_sequences(values: Sequence[object], column: str, policy: ResiduePolicy
 
 
 def format_located(located: Iterable[tuple[str, Problem]]) -> str:
-    """Returns the error text: a count, then the first 20 problems with file, row, column, value, rule and remedy.
+    """Returns the error text: a count, then problems with file, row, column, value, rule and remedy.
+
+    Up to 20 are all listed. Of more, each kind (a rule in a column of a file) has its first ones listed, at least 3,
+    and the others counted, so that one look at the text is enough to mend the file.
 
     Args:
         located: (path, problem) pairs.
     """
     pairs = list(located)
-    lines = [f"{len(pairs)} value{'s' if len(pairs) != 1 else ''} cannot be used:"]
-    for path, problem in pairs[:MAX_LISTED]:
-        lines.append(
-            f"  {path}, row {problem.row}, column {problem.column!r}, value '{problem.value}': "
-            f"{problem.rule}. {problem.remedy}"
-        )
-    if len(pairs) > MAX_LISTED:
-        lines.append(f"  ... and {len(pairs) - MAX_LISTED} more")
+    kinds: dict[tuple[str, str, str], list[Problem]] = {}
+    for path, problem in pairs:
+        kinds.setdefault((path, problem.column, rule_kind(problem.rule)), []).append(problem)
+    is_short = len(pairs) <= MAX_LISTED
+    several = f", of {len(kinds)} kinds" if len(kinds) > 1 and not is_short else ""
+    lines = [f"{len(pairs)} value{'s' if len(pairs) != 1 else ''} cannot be used{several}:"]
+    if is_short:
+        return "\n".join([*lines, *(_format_problem(path, problem) for path, problem in pairs)])
+    shown = max(MIN_LISTED, MAX_LISTED // len(kinds))
+    for (path, column, kind), problems in [*kinds.items()][:MAX_LISTED]:
+        lines += [_format_problem(path, problem) for problem in problems[:shown]]
+        if len(problems) > shown:
+            of = f" in column {column!r}: {kind}" if several else ""
+            lines.append(f"  ... and {len(problems) - shown:,} more{of}")
+    if len(kinds) > MAX_LISTED:
+        lines.append(f"  ... and {len(kinds) - MAX_LISTED} more kinds")
     return "\n".join(lines)
+
+
+def rule_kind(rule: str) -> str:
+    """Returns a problem's rule with numbers and quoted characters replaced by `...`: the same for problems alike."""
+    words = ["..." if any(c.isdigit() for c in word) or "'" in word else word for word in rule.split()]
+    return " ".join(words)
+
+
+def _format_problem(path: str, problem: Problem) -> str:
+    return (
+        f"  {path}, row {problem.row}, column {problem.column!r}, value '{problem.value}': "
+        f"{problem.rule}. {problem.remedy}"
+    )
 
 
 def _judge_other(value: object) -> _Verdict:
@@ -170,7 +197,8 @@ def _judge_other(value: object) -> _Verdict:
 
 
 def _judge(value: str, policy: ResiduePolicy) -> _Verdict:
-    if _ALL_RESIDUES(value) and len(value) > 5 and (policy.max_residues is None or len(value) <= policy.max_residues):
+    is_short = policy.max_residues is None or len(value) <= policy.max_residues
+    if _ALL_RESIDUES(value) and len(value) > 5 and is_short and not find_other_alphabet(value):
         return _Verdict(value)  # longer than every marker and truth value, so nothing else can be wrong with it
     text = value.strip()
     changes = ["whitespace_stripped"] if text != value else []
@@ -187,6 +215,9 @@ def _judge(value: str, policy: ResiduePolicy) -> _Verdict:
         position = next(index for index, letter in enumerate(text) if not letter.isascii())
         code = f"U+{ord(text[position]):04X}"
         return _Verdict("", f"non-ASCII character {code} at position {position + 1}", "Type the residue again.")
+    # Before gaps go: Ala-Gly-Ser without them would be residues.
+    if other := find_other_alphabet(text):
+        return _Verdict("", *other)
     if not text.isupper() and text.upper() != text:
         text = text.upper()
         changes.append("upper_cased")

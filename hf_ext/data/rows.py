@@ -18,9 +18,11 @@ from ..errors import ArgumentError, DataError
 from .arguments import DataArguments
 from .filters import Predicate, check_names, parse_filter
 from .labels import parse_labels
-from .names import missing_column
-from .proteins import Problem, ResiduePolicy, clean_sequences, format_located, shorten
+from .names import missing_columns
+from .placeholders import find_placeholders
+from .proteins import Problem, ResiduePolicy, clean_sequences, format_located, rule_kind, shorten
 from .sources import SOURCE_ROW
+from .splits import canonical_split
 
 REJECTED_FILE = "rejected_rows.csv"
 REJECTED_HEADER = ["row", "column", "value", "rule", "remedy", "file"]
@@ -30,7 +32,10 @@ Located = tuple[str, Problem]  # (file, problem)
 
 @dataclass
 class PreparedRows:
-    """Rows ready for splitting, and what was done to get there. `columns` hold the accepted rows only."""
+    """Rows ready for splitting, and what was done to get there. `columns` hold the accepted rows only.
+
+    `odd_splits` counts, over all rows, the values of the split column that name no split.
+    """
 
     columns: Columns
     num_read: int
@@ -38,6 +43,7 @@ class PreparedRows:
     num_rejected: int
     problems: list[Problem] = field(default_factory=list)
     changes: dict[str, dict[str, int]] = field(default_factory=dict)
+    odd_splits: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass(frozen=True)
@@ -53,6 +59,7 @@ class RowRules:
     sequence_columns: tuple[str, ...]
     text_columns: tuple[str, ...]
     required: tuple[str, ...]
+    split_column: str | None
     label_column: str | None
     censor_column: str | None
     policy: ResiduePolicy
@@ -69,6 +76,7 @@ class RowRules:
             sequence_columns=tuple(args.sequence_columns),
             text_columns=tuple(name for name in dict.fromkeys(texts) if name not in args.sequence_columns),
             required=tuple(name for name in dict.fromkeys(groups) if name not in args.sequence_columns),
+            split_column=args.split_column if needs_splits else None,
             label_column=args.label_column if needs_labels else None,
             censor_column=args.censor_column if needs_labels else None,
             policy=args.residue_policy,
@@ -94,7 +102,7 @@ class RowRules:
         """
         missing = [name for name in self.needed if name not in columns]
         if missing:
-            raise DataError(f"{path}: {missing_column(missing[0], list(columns))}")
+            raise DataError(f"{path}: {missing_columns(missing, list(columns))}")
         num_read = len(columns[SOURCE_ROW])
         if self.predicate is not None and num_read:
             check_names(self.predicate.names, list(columns), f"filter {self.predicate.text!r}")
@@ -116,19 +124,28 @@ class RowRules:
         if refused:
             result = _keep(result, np.array([row not in refused for row in rows], dtype=bool))
         changes = {name: column.changes for name, column in cleaned.items() if column.changes}
-        return PreparedRows(result, num_read, num_read - len(rows), len(refused), problems, changes)
+        num_filtered = num_read - len(rows)
+        return PreparedRows(result, num_read, num_filtered, len(refused), problems, changes, self._odd_splits(columns))
+
+    def _odd_splits(self, columns: Mapping[str, Sequence[Any]]) -> Counter[str]:
+        if self.split_column is None:
+            return Counter()
+        counts = Counter("" if value is None else str(value) for value in columns[self.split_column])
+        return Counter({value: num for value, num in counts.items() if canonical_split(value) is None})
 
     def _add_labels(self, columns: Mapping[str, Sequence[Any]], result: Columns) -> list[Problem]:
         censor = columns[self.censor_column] if self.censor_column else None
+        label_column, rows = self.label_column or "", columns[SOURCE_ROW]
         parsed = parse_labels(
-            columns[self.label_column or ""],
-            self.label_column or "",
-            columns[SOURCE_ROW],
+            columns[label_column],
+            label_column,
+            rows,
             censor_values=censor,
             censor_column=self.censor_column or "",
         )
         result["label"], result["bound"] = parsed.labels.tolist(), parsed.bounds.tolist()
-        return parsed.problems
+        found = find_placeholders(parsed.labels, parsed.bounds, label_column, rows, columns[label_column])
+        return [*parsed.problems, *found]
 
     def _find_empty(self, columns: Mapping[str, Sequence[Any]]) -> list[Problem]:
         remedy = "Name the group, or leave the row out."
@@ -175,11 +192,7 @@ def refuse_or_drop(located: Sequence[Located], bad_rows: str, rejected: Path | N
 
 def count_rules(problems: Iterable[Problem]) -> dict[str, int]:
     """Returns how many values each rule refused, numbers and quoted characters in the rule replaced by `...`."""
-    counts: Counter[str] = Counter()
-    for problem in problems:
-        words = ["..." if any(c.isdigit() for c in word) or "'" in word else word for word in problem.rule.split()]
-        counts[" ".join(words)] += 1
-    return dict(counts.most_common())
+    return dict(Counter(rule_kind(problem.rule) for problem in problems).most_common())
 
 
 class StreamRows:

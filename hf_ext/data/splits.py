@@ -16,6 +16,7 @@ from .columns import column_values, number_values
 
 SPLITS = ("train", "validation", "test")
 SPLIT_CLUSTER = "split_cluster"  # column of the test split of `cluster`: which rows were held out together
+VALIDATION_SHARE = 0.1  # of train, where nothing else says which rows choose the best model
 ALIASES = {name: name for name in SPLITS} | {"valid": "validation", "val": "validation", "dev": "validation"}
 
 
@@ -29,6 +30,17 @@ def check_sizes(sizes: Sequence[float]) -> tuple[float, float, float]:
             f"negative, train above 0, that sum to 1, for example 0.8 0.1 0.1."
         )
     return shares[0], shares[1], shares[2]
+
+
+def with_validation(sizes: Sequence[float]) -> tuple[float, float, float]:
+    """Returns the shares with a tenth of train's for validation, where that has none; else as they are.
+
+    Raises:
+        ArgumentError: as `check_sizes`.
+    """
+    train, validation, test = check_sizes(sizes)
+    taken = 0.0 if validation > 0 else VALIDATION_SHARE * train
+    return train - taken, validation + taken, test
 
 
 def check_rule(rule: str) -> tuple[str, str]:
@@ -126,11 +138,7 @@ def split_by_column(
     values = [str(value) if value is not None else "" for value in column_values(data, column)]
     counts = Counter(values)
     if any(canonical_split(value) is None for value in counts):
-        listed = ", ".join(f"{value!r} ({num} rows)" for value, num in counts.most_common(20))
-        raise DataError(
-            f"split column {column!r} holds {listed}; allowed are train, valid (or validation, val, dev) and test. "
-            f"Rename the values, or leave such rows out with --filter."
-        )
+        raise DataError(unknown_splits(column, counts))
     numbers = {value: SPLITS.index(ALIASES[value.strip().lower()]) for value in counts}
     side = np.array([numbers[value] for value in values], dtype=np.int64)
     report: dict[str, Any] = {"rule": f"column:{column}", "seed": seed, "notes": []}
@@ -147,6 +155,15 @@ def split_by_column(
     if not (side == 2).any():
         report["notes"].append("no row says test: there is no test split")
     return _divide(data.remove_columns(column), side, None, report)
+
+
+def unknown_splits(column: str, counts: Counter[str]) -> str:
+    """Returns the sentence that a split column holds other values, with how many rows have each."""
+    listed = ", ".join(f"{value!r} ({num} rows)" for value, num in counts.most_common(20))
+    return (
+        f"split column {column!r} holds {listed}; allowed are train, valid (or validation, val, dev) and test. "
+        f"Rename the values, or leave such rows out with --filter."
+    )
 
 
 def split_stream(

@@ -134,6 +134,7 @@ class _Reader:
             output_dir=self.scratch,
             seed=self.args.seed,
             needs_labels=self.task == "affinity",
+            needs_validation=self.task == "affinity",
             looks_for_leaks=False,
             table=table,
         )
@@ -154,7 +155,7 @@ class _Reader:
             tokenizer = masked_lm.build_tokenizer(self.model_args)
             collator = masked_lm.build_collator(tokenizer, work.model, self.model_args, self.data_args, self.args.seed)
             limits = dict.fromkeys(work.columns, collator.max_residues)
-        check_inputs(collator, splits)
+        check_inputs(collator, splits, self.data_args.dataset_name)
         return limits
 
 

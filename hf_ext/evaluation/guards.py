@@ -12,6 +12,7 @@ import numpy as np
 
 from ..errors import DataError
 from ._arrays import FloatArray, as_column, as_pair, count_not_finite
+from .label_scales import find_isolated, unit_alarms
 
 MIN_ROWS = 30  # below this, shares and spreads are too uncertain to raise an alarm about
 FEW_DISTINCT_SHARE = 0.01
@@ -80,7 +81,7 @@ def examine_predictions(predictions: Any, references: Any) -> tuple[dict[str, An
 
 
 def label_audit(labels: Any, bounds: Sequence[int] | Any | None = None) -> dict[str, Any]:
-    """Say what the labels hold: range, ties, censored rows, and blocks at the ends that look like detection limits.
+    """Say what the labels hold: range, ties, censored rows, blocks that look like detection limits, units that are off.
 
     Args:
         labels: (n,) or (n, 1) numbers.
@@ -179,8 +180,11 @@ def _label_alarms(report: Mapping[str, Any], values: FloatArray, sides: FloatArr
         return [f"All {num_rows:,} labels are {values[0]:g}: there is nothing to learn."]
     if num_rows < MIN_ROWS:
         return []
-    alarms = []
+    isolated = dict(find_isolated(values, sides))
+    alarms = [*isolated.values(), *unit_alarms(values[~np.isin(values, list(isolated))])]
     for end, side, kind in (("min", -1, "lowest"), ("max", 1, "highest")):
+        if report[end] in isolated:
+            continue
         # Rows that already say which side the truth lies on are handled; the rest pretend to be exact.
         unmarked = int(np.count_nonzero((values == report[end]) & (sides == 0)))
         sign = f"{'<=' if side < 0 else '>='}{report[end]:g}"

@@ -15,7 +15,7 @@ from transformers.utils import CONFIG_NAME, extract_commit_hash, logging
 
 from ..data.contents import irregular_kind
 from ..errors import ArgumentError
-from ..pretrained import check_index, reading
+from ..pretrained import check_folder, check_index, reading
 from ..zero import whole_weights
 from .configuration import EncoderSpec, Training
 from .lora import LORA_TARGETS, LoraSettings, add_adapters
@@ -32,9 +32,11 @@ def read_encoder(name_or_path: str, revision: str | None, training: Training, lo
         ArgumentError: no configuration there, or of nothing that can be built here; an index of weights that names
             files elsewhere; LoRA on a family whose target modules are neither known nor named.
     """
+    hint = check_folder(name_or_path, "Encoder")
     check_index(name_or_path)
     remedy = "Give a Hub id, such as facebook/esm2_t33_650M_UR50D, or a folder with config.json and model.safetensors."
-    with reading(f"Encoder {name_or_path!r}: no model configuration found", name_or_path, remedy):
+    what = "no such folder here, nor such a model on the Hub" if hint else "no model configuration found"
+    with reading(f"Encoder {name_or_path!r}: {what}", name_or_path, f"{hint} {remedy}".lstrip()):
         config = AutoConfig.from_pretrained(name_or_path, revision=revision, trust_remote_code=False)
     check_configuration(name_or_path, config.to_dict())
     if training == "lora" and not lora.target_modules and config.model_type not in LORA_TARGETS:

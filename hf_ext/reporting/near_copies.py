@@ -24,6 +24,21 @@ def describe_near_copies(leaks: Mapping[str, Any] | None) -> list[str]:
     return [line for line in lines if line]
 
 
+def describe_repeated(leaks: Mapping[str, Any] | None) -> str:
+    """The sentence that names rows which stand in train, too; "" where there are none."""
+    row = (leaks or {}).get("row") or {}
+    num = row.get("num_test_rows_in_train", 0)
+    if not leaks or not num:
+        return ""
+    compared, whole = leaks.get("compared", "test"), row["num_test_rows"]
+    named = [f"{compared} row {here} is train row {there}" for here, there in leaks.get("repeated") or []]
+    listed = f": {', '.join(named)}{', ...' if num > len(named) else ''}" if named else ""
+    return (
+        f"{num:,} of {whole:,} {compared} rows ({num / whole:.1%}) stand in train, too{listed}. On these, any score is "
+        "memory."
+    )
+
+
 def count_near(near: Mapping[str, Any], num_checked: int) -> str:
     """As "1,234 of 2,000", with "at least" where the search was cut short."""
     return f"{'at least ' * bool(near['is_lower_bound'])}{near['num_rows']:,} of {num_checked:,}"

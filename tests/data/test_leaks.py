@@ -59,6 +59,7 @@ def test_leak_numbers_equal_those_counted_by_hand():
         "num_checked": 6,
         "near": near(6, 6),
     }
+    assert report["repeated"] == [[1, 1], [2, 1]]  # no source_row: counted from 1
     assert report["row"] == {
         "num_test_rows": 6,
         "num_test_sequences": 5,
@@ -117,3 +118,11 @@ def test_a_search_that_would_take_too_long_is_a_lower_bound():
 def test_validation_stands_in_for_a_missing_test_and_nothing_for_both():
     assert leak_report(splits([(A, B)], [(A, C)], "validation"), ["heavy"])["compared"] == "validation"
     assert leak_report(DatasetDict(train=Dataset.from_dict({"s": [A]})), ["s"]) == {}
+
+
+def test_rows_of_train_are_named_by_their_row_in_the_file_and_five_at_most():
+    data = splits([(A, B), (B, B)], [(B, B)] * 7 + [(D, C)])
+    for name, part in data.items():
+        data[name] = part.add_column("source_row", [10 * i for i in range(len(part))])
+    assert leak_report(data, ["heavy", "light"])["repeated"] == [[0, 10], [10, 10], [20, 10], [30, 10], [40, 10]]
+    assert leak_report(splits([(A, B)], [(D, C)]), ["heavy", "light"])["repeated"] == []

@@ -89,7 +89,7 @@ def test_towers_share_weights_if_they_name_the_same_encoder_and_train_alike(demo
         ({"encoder_revisions": ["a", "b"]}, "--encoder_revisions has 2 values for 1 encoders"),
         ({"pooling": ["median"]}, "pooling='median': allowed are mean, cls, max"),
         ({"loss": "mae"}, "loss='mae': allowed are mse, huber, tobit, ranking"),
-        ({"encoders": ["/nowhere/esm"]}, "Encoder '/nowhere/esm': no model configuration found"),
+        ({"encoders": ["/nowhere/esm"]}, "Encoder '/nowhere/esm': there is no such folder"),
     ],
 )
 def test_arguments_that_make_no_model_are_refused(demo_encoders, settings, message):

@@ -79,7 +79,7 @@ def _split_blocks(data: Mapping[str, Any]) -> list[Block]:
         total = sum(size for size in sizes.values() if isinstance(size, int)) or 1
         rows = [[name, units.number(size), units.share(size / total)] for name, size in sizes.items()]
         blocks.append(Table(["split", "rows", "share"], rows, f"Split by: {rule}{seed}."))
-    notes = [str(note) for note in split.get("notes") or []]
+    notes = [str(note) for note in [*(split.get("notes") or []), *(data.get("notes") or [])]]
     if subset:
         of = f" of {units.number(subset['of'])}" if "of" in subset else ""
         notes.append(f"Trained on a subset of {units.number(subset.get('num_rows'))}{of} training rows.")

@@ -42,7 +42,7 @@ def read_verdict(run: RunFiles) -> tuple[str, bool | None]:
 
 
 def collect_alarms(run: RunFiles) -> list[str]:
-    """What is wrong, in the order of weight: predictions, training, labels; each sentence once."""
+    """What is wrong, in the order of weight: predictions, training, data, labels; each sentence once."""
     results = run.results
     test = as_dict(results.get("test"))
     alarms = [f"Test predictions: {text}" for text in as_dict(test.get("collapse")).get("alarms") or []]
@@ -56,6 +56,7 @@ def collect_alarms(run: RunFiles) -> list[str]:
     alarms += [text for _, text in (listed if len(listed) <= 2 else [listed[0], listed[-1]])]
     if len(listed) > 2:
         alarms.append(f"Training: {len(listed) - 2} more alarms between these two, listed under Training.")
+    alarms += [f"Data: {text}" for text in as_dict(results.get("data")).get("warnings") or []]
     for split, audit in as_dict(results.get("labels")).items():
         alarms += [f"Labels of {split}: {text}" for text in as_dict(audit).get("alarms") or []]
     return list(dict.fromkeys(alarms))

@@ -1,0 +1,130 @@
+"""Cells that are no protein in one-letter code, or too long for the encoder."""
+
+import pytest
+from mistakes import Case, Mistake, check_mistake, check_twin, make_sequence, parametrized
+
+from hf_ext.data.other_alphabets import find_other_alphabet
+
+DNA = "ATGGCATTCGGATCCAAGTGGCTA" * 3
+LONG = make_sequence(1, 1100)
+
+
+def cell(value: str, words: str = "") -> Case:
+    return Case({(5, "sequence"): value}, words=words)
+
+
+def said(*words: str) -> tuple[str, ...]:
+    return ("{file}, row 5, column 'sequence'", *words)
+
+
+MISTAKES = [
+    Mistake("DNA", cell(DNA), said("reads as DNA", "72 letters", "Translate"), cell("GATTACA" * 3), before="silent"),
+    Mistake("DNA in small letters", cell(DNA.lower()), said("reads as DNA"), cell("mktvl" * 4), before="silent"),
+    Mistake(
+        "RNA", cell(DNA.replace("T", "U")), said("reads as RNA"), cell("MKUTACGGA" + make_sequence(2)), before="silent"
+    ),
+    Mistake(
+        "three-letter codes",
+        cell("MetAlaGlySer"),
+        said("three-letter codes", "one-letter"),
+        cell("METALAGLY"),
+        before="silent",
+    ),
+    Mistake(
+        "three-letter codes in capitals",
+        cell("METALAGLYSERTHR"),
+        said("three-letter codes"),
+        cell("METALAGLYSERTHRK"),
+        before="silent",
+    ),
+    Mistake(
+        "three-letter codes with hyphens",  # was: "Remove it, or pass --gaps remove", which makes residues of them
+        cell("H-Ala-Gly-Ser-OH"),
+        said("three-letter codes"),
+        cell("MKT-ALA-GLYW", "--gaps remove"),
+        before="misleading",
+    ),
+    Mistake(
+        "three-letter codes with hyphens as gaps",
+        cell("ALA-GLY-SER-THR", "--gaps remove"),
+        said("three-letter codes"),
+        cell("ALA-GLY-SERT", "--gaps remove"),
+        before="silent",
+    ),
+    Mistake(
+        "three-letter codes with blanks",  # was: "put each chain in a column of its own"
+        cell("Met Ala Gly Ser"),
+        said("three-letter codes"),
+        before="misleading",
+    ),
+    Mistake("empty", cell(""), said("the sequence is empty", "leave the row out")),
+    Mistake("NA", cell("NA"), said("reads as a missing value"), cell("NAK")),
+    Mistake("a truth value", cell("TRUE"), said("reads as a truth value"), cell("TRUEK")),
+    Mistake("a number", cell("7.3"), said("digit '7' at position 1")),
+    Mistake("numbering", cell("MKTVL10ACDE"), said("digit '1' at position 6", "numbering")),
+    Mistake("an accession", cell("P04637"), said("digit '0' at position 2")),
+    Mistake("letters that are none of ASCII", cell("MK\u0422VL"), said("non-ASCII character U+0422")),
+    Mistake("two chains in one cell", cell("MKTVL:ACDEF"), said("':' at position 6", "one chain per column")),
+    Mistake("a FASTA header", cell(">sp|X MKT"), said("'>' at position 1 of 9 is not a residue")),
+    Mistake(
+        "white space inside", cell("MKTVL ACDEF"), said("white space inside", "column of its own"), cell(" MKTVL ")
+    ),
+    Mistake("a stop codon", cell("MKTVL*"), said("--stop_codon trim"), cell("MKTVL*", "--stop_codon trim")),
+    Mistake("a stop codon inside", cell("MK*TVL", "--stop_codon trim"), said("not at the end")),
+    Mistake("a gap", cell("MK-TVL"), said("--gaps remove"), cell("MK-TVL", "--gaps remove")),
+    Mistake(
+        "too long for the limit",
+        cell(LONG, "--max_residues 1000"),
+        said("1100 residues are more than max_residues=1000", "--too_long truncate"),
+        cell(LONG, "--max_residues 1000 --too_long truncate"),
+    ),
+    Mistake(
+        "too long for the encoder",  # was: neither file nor row nor how many
+        Case({(5, "sequence"): LONG, (9, "sequence"): LONG + "A"}, words="--split_sizes 0.98 0.01 0.01"),
+        (
+            "Input 'sequence' has 1101 residues; its encoder takes 1022",
+            "{file}: 2 rows are too long: row 5 of train (1,100 residues), row 9 of train (1,101 residues)",
+            "--too_long truncate",
+            "--max_residues N --bad_rows drop",
+        ),
+        cell(LONG, "--too_long window"),
+        before="misleading",
+    ),
+]
+
+
+@parametrized(MISTAKES)
+def test_mistake_is_named(mistake, tmp_path, demo_encoders):
+    check_mistake(mistake, tmp_path, demo_encoders[1])
+
+
+@parametrized(MISTAKES)
+def test_its_innocent_twin_passes(mistake, tmp_path, demo_encoders):
+    check_twin(mistake, tmp_path, demo_encoders[1])
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("ACGT" * 6, "DNA"),
+        ("ACGT" * 5 + "ACG", None),  # 23 letters may be a peptide
+        ("ACGN" * 5 + "ACGT", "DNA"),
+        ("ACGACG" * 5, None),  # no T: nobody says that this is a gene
+        ("ACGT" * 6 + "W", None),
+        ("ACGTACGU" * 4, None),  # both T and U
+        ("ACGT-ACGT." * 3, "DNA"),  # aligned
+        ("AlaGly", "three-letter"),
+        ("Ala", None),  # A, L, A
+        ("ALA-GLY-SER", "three-letter"),
+        ("ALA-GLY", None),  # an alignment could have that
+        ("ALAGLYSER", None),
+        ("alaglyserthr", "three-letter"),
+        ("ARGARGARGARG", None),  # an RGG-like repeat of one code
+        ("AlaGlyXyz", None),
+        ("", None),
+    ],
+)
+def test_where_certainty_begins(text, kind):
+    found = find_other_alphabet(text)
+    assert (found is None) == (kind is None)
+    assert kind is None or kind in found[0]
