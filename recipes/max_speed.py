@@ -21,7 +21,7 @@ from hf_ext.affinity.arguments import AffinityArguments
 from hf_ext.affinity.building import build_collator, build_model, check_splits, fill_in_demo, settle_training
 from hf_ext.affinity.distilling import Distillation, compare_with_teacher, distill, format_distillation
 from hf_ext.affinity.ensemble import train_seeds
-from hf_ext.affinity.results import save_results
+from hf_ext.affinity.results import audit_labels, save_results
 from hf_ext.affinity.scoring import EVALUATION_METRICS, compute_metrics, score_split
 from hf_ext.affinity.seed_scores import score_seeds
 from hf_ext.argument_checks import check_metric_name
@@ -30,7 +30,6 @@ from hf_ext.data.arguments import DataArguments
 from hf_ext.data.demo import make_demo_encoders
 from hf_ext.data.loading import LoadedData, load_data
 from hf_ext.errors import exit_on_errors
-from hf_ext.evaluation import label_audit
 from hf_ext.evaluation.guards import format_report
 from hf_ext.parser import FastArgumentParser
 from hf_ext.reporting.run_log import LOGGER, start_run_log
@@ -99,8 +98,7 @@ def run(
     data.report["inputs"] = check_inputs(collator, {**splits, "train": train_rows})
     log.info(summarize_data(data.report))
     if not data_args.streaming:
-        bounds = splits["train"]["bound"][:] if "bound" in splits["train"].column_names else None
-        log.info("\n".join(format_report(label_audit(splits["train"]["label"][:], bounds), "Training labels")))
+        log.info("\n".join(format_report(audit_labels(splits["train"]), "Training labels")))
 
     trainer = FastTrainer(
         model,

@@ -13,6 +13,7 @@ from typing import Any
 from huggingface_hub import try_to_load_from_cache
 
 from ..affinity import building as affinity
+from ..affinity.results import audit_labels
 from ..data.arguments import DataArguments
 from ..data.demo import make_demo_encoders
 from ..data.formats import file_format
@@ -51,7 +52,8 @@ def gather(task: str, model_args: Any, data_args: DataArguments, args: Any, doct
     Raises:
         ArgumentError: an unknown `doctor.device`. All else that is wrong is a `Finding`.
 
-    Cost: reading the data as the run would, `doctor.measure_seconds`, and of Hub encoders their config.json.
+    Cost: reading the data as the run would, near copies between splits included, `doctor.measure_seconds`, and of Hub
+    encoders their config.json.
     """
     machine, packages = read_machine(args, doctor.device), read_packages()
     with tempfile.TemporaryDirectory() as scratch:
@@ -71,7 +73,8 @@ def gather(task: str, model_args: Any, data_args: DataArguments, args: Any, doct
         if work:
             found = _size_up(args, plan, work, getattr(model_args, "save_full", False))
             found |= _estimate_time(plan, work, found["schedule"], machine, doctor.measure_seconds)
-    return Facts(task, args, machine, packages, plan, work, problems=reader.problems, notes=reader.notes, **found)
+    told = {"data": reader.report, "labels": reader.labels, "problems": reader.problems, "notes": reader.notes}
+    return Facts(task, args, machine, packages, plan, work, **told, **found)
 
 
 def _plan(args: Any, work: Work | None, splits: dict[str, Any], machine: Machine) -> Plan:
@@ -85,6 +88,8 @@ class _Reader:
     def __init__(self, task: str, model_args: Any, data_args: DataArguments, args: Any, scratch: Path):
         self.task, self.model_args, self.data_args, self.args = task, model_args, data_args, args
         self.scratch = scratch
+        self.report: dict[str, Any] = {}
+        self.labels: dict[str, Any] = {}
         self.problems: list[Finding] = []
         self.notes: list[str] = []
 
@@ -134,9 +139,13 @@ class _Reader:
             output_dir=self.scratch,
             seed=self.args.seed,
             needs_labels=self.task == "affinity",
-            looks_for_leaks=False,
             table=table,
         )
+        self.report = loaded.report
+        if self.task == "affinity":
+            affinity.check_splits(loaded.splits)
+            if not self.data_args.streaming:
+                self.labels = audit_labels(loaded.splits["train"])
         return loaded.splits
 
     def _check_inputs(self, work: Work, splits: Any) -> dict[str, int | None]:
@@ -154,7 +163,7 @@ class _Reader:
             tokenizer = masked_lm.build_tokenizer(self.model_args)
             collator = masked_lm.build_collator(tokenizer, work.model, self.model_args, self.data_args, self.args.seed)
             limits = dict.fromkeys(work.columns, collator.max_residues)
-        check_inputs(collator, splits)
+        self.report["inputs"] = check_inputs(collator, splits)
         return limits
 
 
