@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
+import random
 import re
 import shlex
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
-from transformers import HfArgumentParser
+import torch
+from datasets import Dataset
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, HfArgumentParser
 
 from hf_ext.affinity.arguments import AffinityArguments
 from hf_ext.affinity.predictor import AffinityPredictor
@@ -104,6 +109,41 @@ def test_the_loading_example_names_what_there_is() -> None:
         ("", "predict"),
     ]
     assert all(hasattr(AffinityPredictor, name) for name in ("from_pretrained", "predict"))
+
+
+def tokenised(tokenizer: Any, labels: list[Any], text: str = "sequence") -> Dataset:
+    """As users map their text: rows of unequal length, not padded, with the text still beside them."""
+    rng = random.Random(0)
+    rows = ["".join(rng.choices("ACDEFGHIKLMNPQRSTVWY", k=rng.randint(8, 30))) for _ in labels]
+    data = Dataset.from_dict({text: rows, "label": labels})
+    return data.map(lambda row: tokenizer(row[text]))
+
+
+@pytest.mark.parametrize("kind", ["regression", "classes"])
+def test_the_library_example_runs_as_printed_on_rows_that_are_tokenised_and_no_more(
+    kind: str, demo_encoders: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    (example,) = [block for block in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if "FastTrainer(" in block]
+    monkeypatch.chdir(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(demo_encoders[1])
+    labels = [i / 10 for i in range(24)] if kind == "regression" else [i % 3 for i in range(24)]
+    model = AutoModelForSequenceClassification.from_pretrained(
+        demo_encoders[1], num_labels=1 if kind == "regression" else 3
+    )
+    before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    given = {"model": model, "tokenizer": tokenizer}
+    given["train"] = given["valid"] = tokenised(tokenizer, labels)
+    exec(example, given)
+    assert "packing            identical  applied" in capsys.readouterr().out
+    state = given["trainer"].state
+    assert (state.global_step, state.epoch) == (9, 3.0)  # 24 rows in batches of 8, 3 epochs: Trainer's defaults
+    assert any(not torch.equal(weight.cpu(), before[name]) for name, weight in model.named_parameters())
+    assert math.isfinite(given["trainer"].evaluate()["eval_loss"])
+    # The innocent case and its broken twin: without the tokenizer Trainer cannot pad these rows, and fails.
+    broken = example.replace(", processing_class=tokenizer", "")
+    assert broken != example
+    with pytest.raises(ValueError, match="expected sequence of length"):
+        exec(broken, given)
 
 
 def test_every_preset_is_in_the_table() -> None:
