@@ -63,7 +63,7 @@ def test_training_commands_parse(command: str, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_masked_lm_command_parses() -> None:
-    (command,) = [command for command in COMMANDS if command.startswith("accelerate launch recipes/mlm.py")]
+    (command,) = [command for command in COMMANDS if command.startswith("accelerate launch --quiet recipes/mlm.py")]
     parser = FastArgumentParser((MaskedLMArguments, DataArguments, FastTrainingArguments), presets=PRESETS)
     assert len(parser.parse_args_into_dataclasses(shlex.split(command.partition("recipes/mlm.py")[2]))) == 3
 
@@ -144,6 +144,21 @@ def test_the_library_example_runs_as_printed_on_rows_that_are_tokenised_and_no_m
     assert broken != example
     with pytest.raises(ValueError, match="expected sequence of length"):
         exec(broken, given)
+
+
+def launches(text: str) -> list[str]:
+    """The commands in a text that launch one of the recipes, or `your_script.py`."""
+    return re.findall(r"accelerate launch [^`\n]*?(?:recipes/\w+\.py|your_script\.py)", text)
+
+
+def test_every_launch_that_is_shown_ends_in_our_message_where_it_fails() -> None:
+    """Of one process; with several, the launcher's own report ends in it."""
+    single = [path for path in (ROOT / "accelerate_configs").glob("*.yaml") if "num_processes: 1\n" in path.read_text()]
+    shown = [*single, ROOT / "README.md", ROOT / "recipes" / "max_speed.py", ROOT / "recipes" / "mlm.py"]
+    found = [command for path in shown for command in launches(path.read_text(encoding="utf-8"))]
+    assert (len(single), len(found)) == (4, 13)
+    assert [command for command in found if "--quiet" not in command] == []
+    assert launches("pip x && accelerate launch recipes/mlm.py --a b") == ["accelerate launch recipes/mlm.py"]
 
 
 def test_every_preset_is_in_the_table() -> None:
