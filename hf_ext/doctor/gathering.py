@@ -73,8 +73,8 @@ def gather(task: str, model_args: Any, data_args: DataArguments, args: Any, doct
         if work:
             found = _size_up(args, plan, work, getattr(model_args, "save_full", False))
             found |= _estimate_time(plan, work, found["schedule"], machine, doctor.measure_seconds)
-    told = {"data": reader.report, "labels": reader.labels, "problems": reader.problems, "notes": reader.notes}
-    return Facts(task, args, machine, packages, plan, work, **told, **found)
+    found |= {"data": reader.report, "labels": reader.labels, "problems": reader.problems, "notes": reader.notes}
+    return Facts(task, args, machine, packages, plan, work, **found)
 
 
 def _plan(args: Any, work: Work | None, splits: dict[str, Any], machine: Machine) -> Plan:
