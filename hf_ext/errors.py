@@ -36,7 +36,7 @@ class PlanRefused(HfExtError):
 
 
 class CacheError(HfExtError):
-    """An embedding cache belongs to another encoder, tokenizer, pooling, dtype or length limit."""
+    """An embedding cache belongs to another encoder, tokenizer, pooling or dtype."""
 
 
 class CheckpointError(HfExtError):

@@ -16,23 +16,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 
-from transformers import HfArgumentParser
-
-from hf_ext.argument_names import name_nearest, with_short_name
+from hf_ext.argument_names import name_nearest
 from hf_ext.config_file import Given, read_config
 from hf_ext.conversion import NUMBER_READERS, convert_value, type_members
 from hf_ext.errors import ArgumentError, HfExtError
+from hf_ext.help_groups import GroupedArgumentParser
 from hf_ext.presets import NO_PRESET, Merged, TakesPresets, find_preset
 
 _UNSET: Any = object()
 
 
-class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Shows defaults and keeps the line breaks of the preset list."""
-
-
-class FastArgumentParser(HfArgumentParser):
+class FastArgumentParser(GroupedArgumentParser):
     """`HfArgumentParser` with `--config file.yaml`, `--preset NAME[+NAME]`, and errors instead of guesses.
+
+    `--help` prints groups, and the defaults of the recipe and its preset instead of the dataclasses'.
 
     Flags are never abbreviated, both spellings (`--output_dir`, `--output-dir`) work, in YAML too. Arguments added with
     `add_argument` are read from the command line only and come back in a last namespace, as in the parent class.
@@ -59,10 +56,8 @@ class FastArgumentParser(HfArgumentParser):
         defaults: Mapping[str, object] | None = None,
         **kwargs: Any,
     ) -> None:
-        kwargs.setdefault("formatter_class", _HelpFormatter)
+        kwargs.setdefault("usage", "%(prog)s [--config FILE.yaml] [--FLAG VALUE ...]")  # argparse would list all flags
         kwargs["allow_abbrev"] = False
-        given = [dataclass_types] if dataclasses.is_dataclass(dataclass_types) else [*(dataclass_types or ())]
-        self._taken = frozenset(field.name for dtype in given for field in dataclasses.fields(dtype))
         super().__init__(dataclass_types, **kwargs)
         self.presets = dict(presets or {})
         self.recipe_defaults = dict(defaults or {})
@@ -117,7 +112,7 @@ class FastArgumentParser(HfArgumentParser):
         from_yaml = read_config(config) if config else {}
         if "config" in from_yaml:
             raise ArgumentError(f"{from_yaml['config'].where}: config files do not nest; remove 'config'.")
-        recipe = {key: Given(value, value, "recipe default") for key, value in self.recipe_defaults.items()}
+        recipe = self._recipe_layer()
         preset = self._choose_preset(typed.get("preset", getattr(namespace, "preset", None)), from_yaml, recipe)
         names = self._split_preset(preset)
 
@@ -137,11 +132,11 @@ class FastArgumentParser(HfArgumentParser):
         """Raises ArgumentError where argparse would print and exit, so that all mistakes read and test alike."""
         raise command_line_error(message)
 
-    def _named(self, field: dataclasses.Field) -> dataclasses.Field:
-        return with_short_name(field, self._taken)
-
-    def _parse_dataclass_field(self, parser: Any, field: dataclasses.Field) -> None:  # type: ignore[override]
-        HfArgumentParser._parse_dataclass_field(parser, self._named(field))
+    def shown_defaults(self) -> Mapping[str, Any]:
+        """Those of the recipe, and of the preset that it has where nobody gives one."""
+        recipe = self._recipe_layer()
+        names = self._split_preset(self._choose_preset(None, {}, recipe))
+        return self._merge([("recipe", recipe), *((name, self._preset_layer(name)) for name in names)])[0]
 
     def _parse_command_line(self, args: list[str] | None) -> argparse.Namespace:
         """What was typed; fields that were not typed stay _UNSET, so that a typed default is still seen as typed."""
@@ -190,6 +185,9 @@ class FastArgumentParser(HfArgumentParser):
         for name in names:
             find_preset(name, written, self.presets)
         return names
+
+    def _recipe_layer(self) -> dict[str, Given]:
+        return {key: Given(value, value, "recipe default") for key, value in self.recipe_defaults.items()}
 
     def _preset_layer(self, name: str) -> dict[str, Given]:
         if nested := {"preset", "config"} & self.presets[name].keys():

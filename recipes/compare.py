@@ -16,16 +16,16 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from transformers import HfArgumentParser
-
 from hf_ext.comparing.arguments import CompareArguments
 from hf_ext.comparing.comparison import compare
 from hf_ext.errors import exit_on_errors
+from hf_ext.help_groups import GroupedArgumentParser
 from hf_ext.parser import refuse_unknown
 from hf_ext.processes import refuse_several
 from hf_ext.reporting.run_log import start_run_log
 
 CRITERIA_FAILED = 3
+USAGE = "%(prog)s [--FLAG VALUE ...] -- [flags of the recipe, for all sides]"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -33,7 +33,7 @@ def main(argv: list[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
     refuse_several("recipes/compare.py")
     end = words.index("--") if "--" in words else len(words)
-    parser = HfArgumentParser(CompareArguments, description=__doc__, allow_abbrev=False)  # type: ignore[arg-type]
+    parser = GroupedArgumentParser(CompareArguments, description=__doc__, usage=USAGE, allow_abbrev=False)
     refuse_unknown(parser, parser.parse_known_args(words[:end])[1])
     (args,) = parser.parse_args_into_dataclasses(words[:end], look_for_args_file=False)
     log = start_run_log(args.output_dir)

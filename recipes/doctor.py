@@ -6,9 +6,9 @@
     python recipes/doctor.py --config recipes/configs/gb1.yaml --device a100 --plan_scale --gpus 1 2 4 8 16
 
 Takes every argument of recipes/max_speed.py, or, where one of them belongs to recipes/mlm.py, of that. Prints a page:
-machine, versions, plan, an estimate of time, memory and money, and what is off. Trains, downloads and writes nothing
-(but --json FILE; of a model on the Hub its config.json is read). Exit status: 0 if the command would run, 1 if
-something would stop it. --plan_scale adds several GPUs on paper.
+machine, versions, plan, what the run would say of rows and labels, an estimate of time, memory and money, and what is
+off. Trains, downloads and writes nothing (but --json FILE; of a model on the Hub its config.json is read). Exit status:
+0 if the command would run, 1 if something would stop it. --plan_scale adds several GPUs on paper.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Train a masked protein language model: ESM-2 from scratch, or any masked language model further.
 
-    accelerate launch recipes/mlm.py                                        # generated demo data, under a minute
-    accelerate launch recipes/mlm.py --config recipes/configs/mlm_esm2_8M.yaml  # your sequences: copy and edit it
-    accelerate launch recipes/mlm.py --model_size esm2_35M --dataset_name proteins.fasta --max_residues 512
+    accelerate launch --quiet recipes/mlm.py                              # generated demo data, under a minute
+    accelerate launch --quiet recipes/mlm.py --config recipes/configs/mlm_esm2_8M.yaml  # your sequences: copy, edit it
+    accelerate launch --quiet recipes/mlm.py --model_size esm2_35M --dataset_name proteins.fasta --max_residues 512
 
 Killed, or stopped with Ctrl-C, the same command goes on where it was (`--resume auto`, the default): masks are a
 function of seed, epoch and sequence, and streams are read on from their position. Sequences above --max_residues are

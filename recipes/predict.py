@@ -4,10 +4,12 @@
 
     python recipes/predict.py --model USER/NAME --dataset_name new.csv
 
-Columns are those the model was trained on. Embeddings of frozen encoders are read from the cache where it has them.
-For an ensemble (`max_speed.py --num_seeds`) the column `prediction_std` holds the spread of its heads. A text that a
-spreadsheet would run as a formula (`=...`, `@...`, `-x`) gets a `'` in front; to join with your table use `source_row`,
-the row's line in it, or take that `'` off (`hf_ext.csv_cells.read_cell`).
+The model reads the columns that it was trained on. The CSV has all columns of the table, in their order and as they
+were read, then `source_row` (the row's line in it) and `prediction`; --keep_columns false leaves out those that the
+model does not read. Embeddings of frozen encoders are read from the cache where it has them. For an ensemble
+(`max_speed.py --num_seeds`) the column `prediction_std` holds the spread of its heads. A text that a spreadsheet would
+run as a formula (`=...`, `@...`, `-x`) gets a `'` in front; to join with your table use `source_row`, or take that `'`
+off (`hf_ext.csv_cells.read_cell`).
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from hf_ext.affinity.ensemble import predict_members
-from hf_ext.affinity.prediction_file import find_output, find_rejected
+from hf_ext.affinity.prediction_file import check_columns, find_output, find_rejected, refuse_added
 from hf_ext.affinity.predictor import check_predictions, columns_of, find_model, load_model
 from hf_ext.affinity.results import write_predictions
 from hf_ext.affinity.teacher import SPEEDUPS
@@ -44,6 +46,8 @@ DEFAULTS = {
 class PredictArguments:
     """Which model, and where predictions go."""
 
+    _argument_group_name = "prediction"  # in --help
+
     model: str = field(metadata={"help": "Folder that max_speed.py wrote, or Hub id."})
     output: str = field(
         default="predictions.csv",
@@ -52,6 +56,10 @@ class PredictArguments:
         },
     )
     revision: str | None = field(default=None, metadata={"help": "Commit, tag or branch of a Hub model."})
+    keep_columns: bool = field(
+        default=True,
+        metadata={"help": "Write all columns of the input too, in its order and as read (not those of a stream)."},
+    )
 
 
 def main(argv: list[str] | None = None) -> Path:
@@ -62,6 +70,8 @@ def main(argv: list[str] | None = None) -> Path:
     log = start_run_log(None, args.process_index == 0)
     output = find_output(predict_args.output, data_args.dataset_name)
     rejected = find_rejected(output, data_args.bad_rows)
+    if predict_args.keep_columns and not data_args.streaming:
+        check_columns(data_args.dataset_name)
     folder = find_model(predict_args.model, predict_args.revision)
     model = load_model(folder)
     collator = SequenceCollator.from_pretrained(folder)
@@ -72,7 +82,15 @@ def main(argv: list[str] | None = None) -> Path:
         raise ArgumentError(f"--sequence_columns: this model reads {columns}; leave it out.")
     data_args.sequence_columns = columns
 
-    rows = load_sequences(data_args, output_dir=rejected.parent, rejected_name=rejected.name).table
+    loaded = load_sequences(
+        data_args,
+        output_dir=rejected.parent,
+        rejected_name=rejected.name,
+        keeps_columns=predict_args.keep_columns,
+    )
+    rows = loaded.table
+    if loaded.as_read is not None:
+        refuse_added(str(data_args.dataset_name), loaded.as_read.column_names)  # those of the Hub are known by now
     check_inputs(collator, {"rows": rows}, data_args.dataset_name)
     with tempfile.TemporaryDirectory() as scratch:
         args.output_dir = scratch
@@ -80,7 +98,7 @@ def main(argv: list[str] | None = None) -> Path:
         predictions, spread = _predict(trainer, rows)
         check_predictions(predictions)
         if trainer.is_world_process_zero():
-            write_predictions(output, rows, predictions, spread=spread)
+            write_predictions(output, rows, predictions, spread=spread, as_read=loaded.as_read)
         log.info("%d predictions in %s", len(predictions), output)
         trainer.end()
     return output

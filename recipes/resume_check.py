@@ -59,17 +59,19 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     """
     formatter = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter, allow_abbrev=False)
-    parser.add_argument("folder", nargs="?", help="Output folder or one checkpoint to look at.")
-    parser.add_argument("--json", type=Path, help="File to write the same into, as JSON.")
-    parser.add_argument("--arguments", action="store_true", help="Also list what is recorded of the run.")
-    parser.add_argument("--convert", type=Path, metavar="OLD.pth", help="File that torch.save wrote, to convert.")
-    parser.add_argument("--merge", type=Path, metavar="CHECKPOINT", help="Checkpoint in pieces, to make whole.")
-    parser.add_argument("--model", type=Path, help="Folder with the config.json of the model it is for.")
-    parser.add_argument("--output_dir", type=Path, help="New folder for the converted or merged model.")
-    parser.add_argument("--rename", nargs="+", type=as_pair, default=[], metavar="OLD=NEW", help="Prefixes of names.")
-    parser.add_argument("--drop", nargs="+", default=[], metavar="PREFIX", help="Entries to leave out, as renamed.")
-    parser.add_argument("--weights_key", help="Entry of the file that holds the weights, where that is not clear.")
-    parser.add_argument(
+    look = parser.add_argument_group("looking")
+    look.add_argument("folder", nargs="?", help="Output folder or one checkpoint to look at.")
+    look.add_argument("--json", type=Path, help="File to write the same into, as JSON.")
+    look.add_argument("--arguments", action="store_true", help="Also list what is recorded of the run.")
+    make = parser.add_argument_group("converting and merging")
+    make.add_argument("--convert", type=Path, metavar="OLD.pth", help="File that torch.save wrote, to convert.")
+    make.add_argument("--merge", type=Path, metavar="CHECKPOINT", help="Checkpoint in pieces, to make whole.")
+    make.add_argument("--model", type=Path, help="Folder with the config.json of the model it is for.")
+    make.add_argument("--output_dir", type=Path, help="New folder for the converted or merged model.")
+    make.add_argument("--rename", nargs="+", type=as_pair, default=[], metavar="OLD=NEW", help="Prefixes of names.")
+    make.add_argument("--drop", nargs="+", default=[], metavar="PREFIX", help="Entries to leave out, as renamed.")
+    make.add_argument("--weights_key", help="Entry of the file that holds the weights, where that is not clear.")
+    make.add_argument(
         "--label_scale",
         nargs=2,
         type=float,

@@ -36,7 +36,7 @@ FLOORS = (
     {"models"},
     {"embeddings", "evaluation", "checkpoints"},
     {"speedups", "hub", "config_file"},
-    {"plan", "training_args", "conversion"},
+    {"plan", "training_args", "conversion", "help_groups"},
     {"parser"},
     {"plain_arguments", "tasks"},
     {"training"},

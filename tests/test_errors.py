@@ -2,11 +2,13 @@
 
 import importlib
 import subprocess
+import sys
 import time
 from importlib.metadata import PackageNotFoundError
 
 import pytest
 import torch
+from accelerate.commands.config.config_args import ClusterConfig
 from launches import RECIPES, Launch, clean_environment
 from other_runs import plant_lock
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
@@ -77,6 +79,32 @@ def test_a_launcher_that_takes_no_message_changes_nothing(tmp_path, monkeypatch)
     with pytest.raises(SystemExit) as end, exit_on_errors():
         raise ArgumentError("x")
     assert end.value.code == 1
+
+
+FAILS = """
+from hf_ext.errors import ArgumentError, exit_on_errors
+with exit_on_errors():
+    raise ArgumentError("seed=-1: must not be negative.")
+"""
+
+
+@pytest.mark.parametrize(
+    ("flags", "last"), [(["--quiet"], "ArgumentError: seed=-1"), ([], "subprocess.CalledProcessError")]
+)
+def test_through_the_launcher_of_one_process_our_message_is_last_where_it_is_told_to_be_quiet(flags, last, tmp_path):
+    script = tmp_path / "recipe.py"
+    script.write_text(FAILS)
+    launcher = [sys.executable, "-m", "accelerate.commands.launch", *flags]
+    command = [*launcher, "--config_file", str(RECIPES.parent / "accelerate_configs" / "cpu.yaml"), str(script)]
+    done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1
+    assert done.stderr.count("ArgumentError: seed=-1: must not be negative.") == 1
+    assert done.stderr.rstrip().splitlines()[-1].startswith(last)
+
+
+def test_no_config_file_can_say_quiet():
+    """If accelerate ever takes it there, accelerate_configs/*.yaml of one process should have it."""
+    assert not {"quiet", "silent"} & set(ClusterConfig.__dataclass_fields__)
 
 
 @pytest.mark.nightly

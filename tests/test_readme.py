@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
+import random
 import re
 import shlex
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
-from transformers import HfArgumentParser
+import torch
+from datasets import Dataset
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, HfArgumentParser
 
 from hf_ext.affinity.arguments import AffinityArguments
 from hf_ext.affinity.predictor import AffinityPredictor
@@ -58,7 +63,7 @@ def test_training_commands_parse(command: str, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_masked_lm_command_parses() -> None:
-    (command,) = [command for command in COMMANDS if command.startswith("accelerate launch recipes/mlm.py")]
+    (command,) = [command for command in COMMANDS if command.startswith("accelerate launch --quiet recipes/mlm.py")]
     parser = FastArgumentParser((MaskedLMArguments, DataArguments, FastTrainingArguments), presets=PRESETS)
     assert len(parser.parse_args_into_dataclasses(shlex.split(command.partition("recipes/mlm.py")[2]))) == 3
 
@@ -104,6 +109,56 @@ def test_the_loading_example_names_what_there_is() -> None:
         ("", "predict"),
     ]
     assert all(hasattr(AffinityPredictor, name) for name in ("from_pretrained", "predict"))
+
+
+def tokenised(tokenizer: Any, labels: list[Any], text: str = "sequence") -> Dataset:
+    """As users map their text: rows of unequal length, not padded, with the text still beside them."""
+    rng = random.Random(0)
+    rows = ["".join(rng.choices("ACDEFGHIKLMNPQRSTVWY", k=rng.randint(8, 30))) for _ in labels]
+    data = Dataset.from_dict({text: rows, "label": labels})
+    return data.map(lambda row: tokenizer(row[text]))
+
+
+@pytest.mark.parametrize("kind", ["regression", "classes"])
+def test_the_library_example_runs_as_printed_on_rows_that_are_tokenised_and_no_more(
+    kind: str, demo_encoders: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    (example,) = [block for block in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if "FastTrainer(" in block]
+    monkeypatch.chdir(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(demo_encoders[1])
+    labels = [i / 10 for i in range(24)] if kind == "regression" else [i % 3 for i in range(24)]
+    model = AutoModelForSequenceClassification.from_pretrained(
+        demo_encoders[1], num_labels=1 if kind == "regression" else 3
+    )
+    before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    given = {"model": model, "tokenizer": tokenizer}
+    given["train"] = given["valid"] = tokenised(tokenizer, labels)
+    exec(example, given)
+    assert "packing            identical  applied" in capsys.readouterr().out
+    state = given["trainer"].state
+    assert (state.global_step, state.epoch) == (9, 3.0)  # 24 rows in batches of 8, 3 epochs: Trainer's defaults
+    assert any(not torch.equal(weight.cpu(), before[name]) for name, weight in model.named_parameters())
+    assert math.isfinite(given["trainer"].evaluate()["eval_loss"])
+    # The innocent case and its broken twin: without the tokenizer Trainer cannot pad these rows, and fails.
+    broken = example.replace(", processing_class=tokenizer", "")
+    assert broken != example
+    with pytest.raises(ValueError, match="expected sequence of length"):
+        exec(broken, given)
+
+
+def launches(text: str) -> list[str]:
+    """The commands in a text that launch one of the recipes, or `your_script.py`."""
+    return re.findall(r"accelerate launch [^`\n]*?(?:recipes/\w+\.py|your_script\.py)", text)
+
+
+def test_every_launch_that_is_shown_ends_in_our_message_where_it_fails() -> None:
+    """Of one process; with several, the launcher's own report ends in it."""
+    single = [path for path in (ROOT / "accelerate_configs").glob("*.yaml") if "num_processes: 1\n" in path.read_text()]
+    shown = [*single, ROOT / "README.md", ROOT / "recipes" / "max_speed.py", ROOT / "recipes" / "mlm.py"]
+    found = [command for path in shown for command in launches(path.read_text(encoding="utf-8"))]
+    assert (len(single), len(found)) == (4, 13)
+    assert [command for command in found if "--quiet" not in command] == []
+    assert launches("pip x && accelerate launch recipes/mlm.py --a b") == ["accelerate launch recipes/mlm.py"]
 
 
 def test_every_preset_is_in_the_table() -> None:

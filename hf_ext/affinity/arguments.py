@@ -26,6 +26,8 @@ class AffinityArguments:
         ArgumentError: a value out of range, or two that contradict each other.
     """
 
+    _argument_group_name = "model"  # in --help
+
     encoders: list[str] = field(
         default_factory=list,
         metadata={

@@ -5,16 +5,18 @@ from __future__ import annotations
 import csv
 import io
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from ..checkpoints.run_folder.holding import make_folder
 from ..data.contents import irregular_kind
 from ..data.rows import REJECTED_FILE, REJECTED_HEADER
-from ..data.sources import local_files
-from ..errors import ArgumentError
+from ..data.sources import SOURCE_ROW, local_files, peek_columns
+from ..errors import ArgumentError, DataError
 from ..whole_files import try_replacing
 
+PREDICTION, SPREAD = "prediction", "prediction_std"
+ADDED = (SOURCE_ROW, PREDICTION, SPREAD)  # what is written beside the input's own columns, in this order
 _REMEDY = "Name another CSV to write."
 _FIRST_CHARS = 1 << 20  # a header is shorter
 
@@ -62,6 +64,25 @@ def find_rejected(output: Path, bad_rows: str) -> Path:
     return path
 
 
+def check_columns(dataset_name: str | None) -> None:
+    """Refuses rows whose own columns have the names of those that are added to them.
+
+    Raises:
+        DataError: a file has such a column, with its name; or it cannot be read.
+    """
+    for path, names in peek_columns(dataset_name).items():
+        refuse_added(str(path), names)
+
+
+def refuse_added(source: str, names: Iterable[str]) -> None:
+    """Raises DataError where `names`, the columns of `source`, hold one that is added to them."""
+    if taken := [name for name in names if name in ADDED]:
+        raise DataError(
+            f"{source} has columns of the names {', '.join(taken)}, under which predictions are written beside the "
+            "file's own. Rename yours, or leave out all that the model does not read: --keep_columns false."
+        )
+
+
 def _look_up(name: str) -> Path:
     if name in ("", "-") or "\0" in name or name.endswith(os.sep):
         raise ArgumentError(f"--output {name!r} names no file. {_REMEDY}")
@@ -86,8 +107,11 @@ def _begins(path: Path, is_header: Callable[[list[str]], bool]) -> bool:
 
 
 def _is_of_predictions(header: list[str]) -> bool:
-    """Those that a run leaves in its folder have labels too."""
-    return header[-1:] in (["prediction"], ["prediction_std"]) and "label" not in header
+    """Those that a run leaves in its folder have the label between the row's number and the prediction."""
+    numbered = [SOURCE_ROW, PREDICTION]
+    if header[-2:] == numbered or header[-3:] == [*numbered, SPREAD]:
+        return True
+    return header[-1:] in ([PREDICTION], [SPREAD]) and "label" not in header  # of a stream, or of an earlier version
 
 
 def _is_of_rejected(header: list[str]) -> bool:

@@ -11,12 +11,12 @@ from datasets import Dataset
 from ..data.arguments import DataArguments
 from ..data.columns import column_names, column_values
 from ..data.loading import LoadedData, load_data
-from ..evaluation import label_audit
 from ..evaluation.guards import format_report
 from ..evaluation.label_scales import split_alarms
 from ..tasks import summarize_data
 from .arguments import AffinityArguments
 from .building import check_splits
+from .results import audit_labels
 
 EXACT_LOSSES = ("mse", "huber")  # which take a bound for a value
 
@@ -57,8 +57,7 @@ def describe_rows(data: LoadedData) -> str:
     train = data.splits["train"]
     lines = [summarize_data(data.report)]
     if not data.report["streaming"]:
-        bounds = train["bound"][:] if "bound" in train.column_names else None
-        lines += format_report(label_audit(train["label"][:], bounds), "Training labels")
+        lines += format_report(audit_labels(train), "Training labels")
     return "\n".join(lines)
 
 

@@ -1,4 +1,4 @@
-"""What a run leaves behind: scores, predictions, plots, and what to try next."""
+"""What a run leaves behind: scores, predictions, plots."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 from ..csv_cells import write_cell
 from ..data.columns import column_names
+from ..data.sources import SOURCE_ROW
 from ..evaluation import label_audit
 from ..models.configuration import AffinityConfig
 from ..parser import FastArgumentParser
@@ -16,6 +17,8 @@ from ..reporting.plots import plot_loss, plot_scatter
 from ..reporting.run_record import record_evaluations, record_run, write_json
 from ..tasks import plots_if_possible, with_absolute_path
 from ..whole_files import replacing
+from .advice import make_advice
+from .prediction_file import PREDICTION, SPREAD
 from .scoring import SplitScores
 from .seed_scores import SeedScores
 
@@ -60,11 +63,11 @@ def save_results(
         **(_first_of(seeds) if seeds else {}),
         **({"calibration": calibration} if calibration else {}),
         "test": scores,
-        "labels": {name: _audit(splits[name]) for name in ("train", "test") if hasattr(splits[name], "__len__")},
+        "labels": {name: audit_labels(splits[name]) for name in ("train", "test") if hasattr(splits[name], "__len__")},
         "data": with_absolute_path(data_report, "source"),
         **({"seeds": seeds.facts} if seeds else {}),
         **({"distillation": with_absolute_path(distillation, "teacher")} if distillation else {}),
-        "advice": make_advice(data_report, settings, folder / f"seed-{trainer.args.seed}" if seeds else folder),
+        "advice": make_advice(data_report, settings, folder / f"seed-{trainer.args.seed}" if seeds else folder, test),
     }
     if trainer.is_world_process_zero():
         write_json(folder / "all_results.json", results)
@@ -99,7 +102,8 @@ def _first_of(seeds: SeedScores) -> dict[str, Any]:
     return {name: seeds.facts["runs"][0][name] for name in ("evaluation", "early_stopping")}
 
 
-def _audit(rows: Any) -> dict[str, Any]:
+def audit_labels(rows: Any) -> dict[str, Any]:
+    """`label_audit` of the rows of a split that is no stream."""
     return label_audit(rows["label"][:], rows["bound"][:] if "bound" in rows.column_names else None)
 
 
@@ -111,17 +115,22 @@ def _plot(log_history: list[dict[str, Any]], test: SplitScores, folder: Path, la
         plot_loss(log_history, folder / "loss.png")
 
 
-def write_predictions(path: Path, rows: Any, predictions: Any, labels: Any = None, spread: Any = None) -> None:
+def write_predictions(
+    path: Path, rows: Any, predictions: Any, labels: Any = None, spread: Any = None, as_read: Any = None
+) -> None:
     """One line per row: its file row and identifying columns, the label where there is one, prediction and spread.
 
-    Text that a spreadsheet would take for a formula has a `'` in front (`csv_cells`); `source_row` joins without it.
+    With `as_read`, the same rows as their source has them, its columns take the place of the identifying ones. Text
+    that a spreadsheet would take for a formula has a `'` in front (`csv_cells`); `source_row` joins without it.
     """
-    kept = [name for name in column_names(rows) if name not in ("label", "bound")] if _sized(rows) else []
-    columns = [map(write_cell, rows[name][:]) for name in kept]
-    header = [*map(write_cell, kept), *([] if labels is None else ["label"]), "prediction"]
+    kept = {name: rows for name in column_names(rows) if name not in ("label", "bound")} if _sized(rows) else {}
+    if as_read is not None:
+        kept = {**dict.fromkeys(as_read.column_names, as_read), SOURCE_ROW: rows}
+    columns = [map(write_cell, source[name][:]) for name, source in kept.items()]
+    header = [*map(write_cell, kept), *([] if labels is None else ["label"]), PREDICTION]
     values = [*columns, *([] if labels is None else [labels]), predictions]
     if spread is not None:
-        header, values = [*header, "prediction_std"], [*values, spread]
+        header, values = [*header, SPREAD], [*values, spread]
     with replacing(path) as draft, draft.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(header)
@@ -130,16 +139,3 @@ def write_predictions(path: Path, rows: Any, predictions: Any, labels: Any = Non
 
 def _sized(rows: Any) -> bool:
     return hasattr(rows, "__len__")
-
-
-def make_advice(report: dict[str, Any], settings: dict[str, Any], head_folder: Path) -> list[str]:
-    """Sentences a user can act on: what to mind, and what to try next."""
-    lines = []
-    repeated = (report.get("leaks") or {}).get("row", {}).get("num_test_rows_in_train", 0)
-    if repeated:
-        lines.append(f"{repeated:,} test rows repeat training rows' sequences: this score is partly memory.")
-    if set(settings["tower_training"]) == {"frozen"}:
-        lines.append(f"Next: --use_peft --init_head_from {head_folder} fine-tunes the encoders, from this head.")
-    if not settings["split_column"] and settings["split"] in (None, "random") and not report.get("streaming"):
-        lines.append("Next: --split cluster tests on sequences unlike those of training.")
-    return lines

@@ -50,8 +50,8 @@ def find_slices(train: Any, asked: Any, columns: Sequence[str]) -> tuple[list[Sl
             notes.append(f"Every row has the same {name}: nothing here speaks about another.")
         elif num_new == 0:
             none_new.append(name)
-        elif num_new < MIN_ROWS or num_rows - num_new < MIN_ROWS:
-            notes.append(f"{num_new:,} of {num_rows:,} rows are new to training in {name}: too few to be scored apart.")
+        elif min(num_new, num_rows - num_new) < MIN_ROWS:
+            notes.append(_describe_few(name, num_new, num_rows))
         elif not any(np.array_equal(one.rows, is_new) for one in slices):
             slices.append(Slice(f"rows whose {name} is not in training", is_new))
     if len(all_new) > 1:
@@ -68,6 +68,20 @@ def find_exact(bounds: Any) -> list[Slice]:
     is_exact = np.asarray(bounds) == 0
     enough = MIN_ROWS <= is_exact.sum() <= len(is_exact) - MIN_ROWS
     return [Slice("rows whose label is no bound", is_exact)] if enough else []
+
+
+def _describe_few(name: str, num_new: int, num_rows: int) -> str:
+    """Why rows new in `name` are not scored apart: which of the two kinds is too small."""
+    num_known = num_rows - num_new
+    text = f"{num_new:,} of {num_rows:,} rows are new to training in {name}"
+    if num_new < MIN_ROWS and num_known < MIN_ROWS:
+        return f"{text}, {num_known:,} are not: both are too few to be scored apart (it takes {MIN_ROWS} of each)."
+    if num_new < MIN_ROWS:
+        return f"{text}: these {num_new:,} are too few to be scored apart (it takes {MIN_ROWS})."
+    return (
+        f"{text}, so these scores are for new ones: the other {num_known:,} are too few to be scored apart (it takes "
+        f"{MIN_ROWS})."
+    )
 
 
 def _parts(columns: Sequence[str]) -> list[tuple[list[int], str]]:

@@ -11,6 +11,16 @@ from ..errors import ArgumentError
 class CompareArguments:
     """Two or more sides of one recipe. What stands after `--` on the command line goes to all sides."""
 
+    _argument_groups = {
+        "sides": ("recipe", "config", "baseline", "baseline_args", "optimized", "optimized_args", "ablate"),
+        "measurement": (
+            *("output_dir", "rounds", "seed", "warmup_steps_excluded", "warmup_run", "logging_steps", "metric"),
+            "greater_is_better",
+        ),
+        "launching": ("launch", "baseline_launch", "optimized_launch"),
+        "criteria": ("min_speedup", "max_loss_delta", "max_memory_gib", "max_metric_drop"),
+    }
+
     output_dir: str = field(default="outputs/comparison", metadata={"help": "Where runs and the report go."})
     recipe: str = field(default="recipes/max_speed.py", metadata={"help": "The recipe that all sides run."})
     config: None | str = field(  # noqa: RUF036

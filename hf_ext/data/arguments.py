@@ -25,6 +25,8 @@ class DataArguments:
         ArgumentError: a malformed value, or two that contradict each other.
     """
 
+    _argument_group_name = "data"  # in --help
+
     dataset_name: Optional[str] = field(  # noqa: UP045 (HfArgumentParser reads these types)
         default=None,
         metadata={

@@ -43,8 +43,8 @@ CHUNK_ROWS = 100_000  # per Arrow array, so that none reaches the 2 GiB of one t
 @dataclass
 class LoadedData:
     """`splits` hold the sequence columns, `label` (float64), `bound` (int8, only where something is censored), the
-    group, interval and id columns as text, and `source_row`; `report` is JSON-able and says what was read, changed, left out;
-    with sentences for the user in `notes` and, about likely mistakes, in `warnings`."""
+    group, interval and id columns as text, and `source_row`; `report` is JSON-able and says what was read, changed,
+    left out; with sentences for the user in `notes` and, about likely mistakes, in `warnings`."""
 
     splits: DatasetDict | IterableDatasetDict
     report: dict[str, Any] = field(default_factory=dict)
@@ -52,10 +52,15 @@ class LoadedData:
 
 @dataclass
 class LoadedSequences:
-    """`table` holds the sequence columns, group, id and `source_row` in file order; `report` as in `LoadedData`."""
+    """`table` holds the sequence columns, group, id and `source_row` in file order; `report` as in `LoadedData`.
+
+    `as_read`, where it was asked for: the same rows with all columns of the source, in its order, as text; None of a
+    stream.
+    """
 
     table: Dataset | IterableDataset
     report: dict[str, Any] = field(default_factory=dict)
+    as_read: Dataset | None = None
 
 
 def load_data(
@@ -128,24 +133,30 @@ def load_sequences(
     *,
     output_dir: str | os.PathLike[str] | None = None,
     rejected_name: str = REJECTED_FILE,
+    keeps_columns: bool = False,
     table: Dataset | None = None,
 ) -> LoadedSequences:
     """Reads, filters and cleans one table for prediction: no labels, no splits, rows in file order.
 
     A folder's train, validation and test files follow each other. Arguments and errors as in `load_data`; a single row
-    is fine here, and `rejected_name` is that of the file in `output_dir`.
+    is fine here, `rejected_name` is that of the file in `output_dir`, and `keeps_columns` asks for `as_read`, which
+    takes the memory of the whole source.
     """
     rules = RowRules.from_arguments(args, needs_labels=False, needs_splits=False)
     rejected = Path(output_dir) / rejected_name if output_dir is not None else None
-    parts = _open(args, rules, table)
+    keeps_columns = keeps_columns and not args.streaming
+    parts = _open(args, rules, table, keeps_columns)
     report: dict[str, Any] = {"source": args.dataset_name, "filter": args.filter, "streaming": args.streaming}
     if any(isinstance(part.data, IterableDataset) for part in parts):
         streams = [_map_stream(args, rules, part, rejected) for part in parts]
         return LoadedSequences(streams[0] if len(streams) == 1 else concatenate_datasets(streams), report)
-    return LoadedSequences(_prepare(args, rules, parts, rejected, report), report)
+    as_read: list[pa.Table] = []
+    prepared = _prepare(args, rules, parts, rejected, report, as_read if keeps_columns else None)
+    whole = Dataset(pa.concat_tables(as_read, promote_options="default")) if keeps_columns else None
+    return LoadedSequences(prepared, report, whole)
 
 
-def _open(args: DataArguments, rules: RowRules, table: Dataset | None) -> list[Part]:
+def _open(args: DataArguments, rules: RowRules, table: Dataset | None, all_columns: bool = False) -> list[Part]:
     if table is not None:
         if SOURCE_ROW not in table.column_names:
             table = table.add_column(SOURCE_ROW, pa.array(range(1, len(table) + 1), type=pa.int64()))
@@ -154,7 +165,7 @@ def _open(args: DataArguments, rules: RowRules, table: Dataset | None) -> list[P
         raise ArgumentError("dataset_name is missing: name a Hub dataset, a file or a folder.")
     return read_parts(
         args.dataset_name,
-        rules.needed,
+        None if all_columns else rules.needed,
         config_name=args.dataset_config_name,
         revision=args.dataset_revision,
         streaming=args.streaming,
@@ -167,8 +178,9 @@ def _prepare(
     parts: Sequence[Part],
     rejected: Path | None,
     report: dict[str, Any],
+    as_read: list[pa.Table] | None = None,
 ) -> Dataset:
-    """Applies the row rules to every part, refuses or drops once for all of them, and fills the report."""
+    """Applies the row rules to every part, refuses or drops once for all of them, and fills report and `as_read`."""
     located: list[Located] = []
     tables: list[pa.Table] = []
     counts: Counter[str] = Counter()
@@ -184,6 +196,8 @@ def _prepare(
             changes.setdefault(column, Counter()).update(kinds)
         odd_splits.update(prepared.odd_splits)
         tables.append(_to_table(prepared.columns, part.split))
+        if as_read is not None:
+            as_read.append(_take_as_read(part.data, prepared.columns[SOURCE_ROW]))
     num_left = sum(len(one) for one in tables)
     if odd_splits and located and args.bad_rows == "error":  # alone, `split_by_column` refuses them
         located_text = format_located(located)
@@ -204,6 +218,19 @@ def _prepare(
     if "bound" in table.column_names and not any(chunk.to_numpy().any() for chunk in table.column("bound").chunks):
         table = table.drop_columns(["bound"])
     return Dataset(table)
+
+
+def _take_as_read(data: Dataset, source_rows: Sequence[int]) -> pa.Table:
+    """All columns of these rows of a part, as text; numbers as Python writes them."""
+    position = {row: i for i, row in enumerate(column_values(data, SOURCE_ROW))}
+    taken = data.select([position[row] for row in source_rows])
+    names = [name for name in taken.column_names if name != SOURCE_ROW]
+    return pa.table({name: _to_text(column_values(taken, name)) for name in names})
+
+
+def _to_text(values: Sequence[Any]) -> pa.ChunkedArray:
+    chunks = [text_array(values[i : i + CHUNK_ROWS]) for i in range(0, len(values), CHUNK_ROWS)]
+    return pa.chunked_array(chunks, type=pa.string())
 
 
 def _announce(report: dict[str, Any]) -> None:

@@ -102,6 +102,15 @@ def local_files(name: str | None) -> list[Path]:
     return list(_split_files(path).values()) if path.is_dir() else [path]
 
 
+def peek_columns(name: str | None) -> dict[Path, list[str]]:
+    """File -> its columns, of the files that `read_parts` would read here; of JSON Lines and FASTA the first records'.
+
+    Raises:
+        DataError: as `read_parts`, of what stands before the first rows.
+    """
+    return {path: _peek_names(path) for path in local_files(name) if file_format(path)}
+
+
 def _local_path(name: str) -> Path:
     try:
         path = Path(name).expanduser()

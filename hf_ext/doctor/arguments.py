@@ -16,6 +16,8 @@ class DoctorArguments:
         ArgumentError: a negative `measure_seconds`; `gpus` or `gpus_per_machine` below 1.
     """
 
+    _argument_group_name = "doctor"  # in --help
+
     device: None | str = field(  # noqa: RUF036
         default=None,
         metadata={"help": "A machine that is not this one: t4, a100, a100-80gb, h100, rtx-4090, sm86, ... (its card)."},

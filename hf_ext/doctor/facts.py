@@ -39,6 +39,7 @@ class Facts:
         memory: (what, bytes) on the device while training; `static_bytes` of them do not depend on the batch.
         encoding_bytes: frozen encoders' weights while they encode.
         output_bytes, embedding_bytes, download_bytes: most on disk, in the three folders of `Machine`.
+        data: what reading the rows reported, as the run reports it; `labels`: what the run's audit says of training's.
         problems: what reading data and model found.
         notes: what could not be found out, and why.
     """
@@ -63,6 +64,8 @@ class Facts:
     output_bytes: int = 0
     embedding_bytes: int = 0
     download_bytes: int = 0
+    data: dict[str, Any] = field(default_factory=dict)
+    labels: dict[str, Any] = field(default_factory=dict)
     problems: list[Finding] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 

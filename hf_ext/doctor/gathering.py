@@ -13,6 +13,8 @@ from typing import Any
 from huggingface_hub import try_to_load_from_cache
 
 from ..affinity import building as affinity
+from ..affinity.preparing import load_rows
+from ..affinity.results import audit_labels
 from ..data.arguments import DataArguments
 from ..data.demo import make_demo_encoders
 from ..data.formats import file_format
@@ -51,7 +53,8 @@ def gather(task: str, model_args: Any, data_args: DataArguments, args: Any, doct
     Raises:
         ArgumentError: an unknown `doctor.device`. All else that is wrong is a `Finding`.
 
-    Cost: reading the data as the run would, `doctor.measure_seconds`, and of Hub encoders their config.json.
+    Cost: reading the data as the run would, near copies between splits included, `doctor.measure_seconds`, and of Hub
+    encoders their config.json.
     """
     machine, packages = read_machine(args, doctor.device), read_packages()
     with tempfile.TemporaryDirectory() as scratch:
@@ -71,7 +74,8 @@ def gather(task: str, model_args: Any, data_args: DataArguments, args: Any, doct
         if work:
             found = _size_up(args, plan, work, getattr(model_args, "save_full", False))
             found |= _estimate_time(plan, work, found["schedule"], machine, doctor.measure_seconds)
-    return Facts(task, args, machine, packages, plan, work, problems=reader.problems, notes=reader.notes, **found)
+    found |= {"data": reader.report, "labels": reader.labels, "problems": reader.problems, "notes": reader.notes}
+    return Facts(task, args, machine, packages, plan, work, **found)
 
 
 def _plan(args: Any, work: Work | None, splits: dict[str, Any], machine: Machine) -> Plan:
@@ -85,6 +89,8 @@ class _Reader:
     def __init__(self, task: str, model_args: Any, data_args: DataArguments, args: Any, scratch: Path):
         self.task, self.model_args, self.data_args, self.args = task, model_args, data_args, args
         self.scratch = scratch
+        self.report: dict[str, Any] = {}
+        self.labels: dict[str, Any] = {}
         self.problems: list[Finding] = []
         self.notes: list[str] = []
 
@@ -129,15 +135,14 @@ class _Reader:
         if name and not Path(name).expanduser().exists() and not file_format(Path(name)):
             self.notes.append(f"{name} is a Hub dataset: it is not downloaded here, so rows are not known.")
             return None
-        loaded = load_data(
-            self.data_args,
-            output_dir=self.scratch,
-            seed=self.args.seed,
-            needs_labels=self.task == "affinity",
-            needs_validation=self.task == "affinity",
-            looks_for_leaks=False,
-            table=table,
-        )
+        source = {"output_dir": self.scratch, "seed": self.args.seed, "table": table}
+        if self.task == "affinity":
+            loaded = load_rows(self.model_args, self.data_args, self.args.explicit_fields, **source)
+            if not self.data_args.streaming:
+                self.labels = audit_labels(loaded.splits["train"])
+        else:
+            loaded = load_data(self.data_args, needs_labels=False, **source)
+        self.report = loaded.report
         return loaded.splits
 
     def _check_inputs(self, work: Work, splits: Any) -> dict[str, int | None]:
@@ -155,7 +160,7 @@ class _Reader:
             tokenizer = masked_lm.build_tokenizer(self.model_args)
             collator = masked_lm.build_collator(tokenizer, work.model, self.model_args, self.data_args, self.args.seed)
             limits = dict.fromkeys(work.columns, collator.max_residues)
-        check_inputs(collator, splits, self.data_args.dataset_name)
+        self.report["inputs"] = check_inputs(collator, splits, self.data_args.dataset_name)
         return limits
 
 

@@ -8,7 +8,9 @@ from typing import Any
 
 from .. import units
 from ..checkpoints.retention.budget import GB
+from ..evaluation.guards import format_report
 from ..reporting.tables import format_table
+from ..tasks import summarize_data
 from .estimates import money
 from .facts import Facts, Finding
 from .findings import would_run
@@ -19,13 +21,14 @@ PROCESS_GIB = 0.6  # peak of runs with the smallest models: 0.61 to 0.68 measure
 
 
 def format_page(facts: Facts, findings: list[Finding]) -> str:
-    """A page of 100 columns: machine, versions, plan, estimate, what is off, its remedy, and whether it would run."""
+    """A page of 100 columns: machine, versions, plan, data, labels, estimate, what is off, whether it would run."""
     sections = [
         _machine(facts),
         _versions(facts),
         _fold(facts.plan.table())
         if facts.plan and facts.work
         else "Plan: it depends on a model that could not be read.",
+        *_data(facts),
         _estimate(facts),
         _off(findings),
     ]
@@ -44,6 +47,8 @@ def page_values(facts: Facts, findings: list[Finding]) -> dict[str, Any]:
         "precision": describe_precision(hardware),
         "packages": [dataclasses.asdict(package) for package in facts.packages],
         "plan": facts.plan.to_dict() if facts.plan and facts.work else None,
+        "data": facts.data or None,
+        "labels": facts.labels or None,
         "estimate": {
             "basis": facts.rate_basis or facts.why_no_time,
             "seconds": {what: list(span) for what, span in facts.seconds},
@@ -107,6 +112,25 @@ def _versions(facts: Facts) -> str:
         for package in facts.packages
     ]
     return format_table(rows, ["package", "installed", "wanted", "for", "ok, or its command"])
+
+
+def _data(facts: Facts) -> list[str]:
+    """What the run would say of its rows before it trains, in the run's own words."""
+    sections = []
+    if facts.data:
+        lines = summarize_data(facts.data).splitlines()
+        sections.append("\n".join(folded for line in lines for folded in wrap(line.strip(), _indent(line), "    ")))
+    if facts.labels:
+        title, *lines = format_report(facts.labels, "Training labels")
+        alarms = [line.strip() for line in lines if line.lstrip().startswith("ALARM")]
+        numbers = "; ".join(" ".join(line.split()) for line in lines[: len(lines) - len(alarms)])
+        folded = [part for text in (numbers, *alarms) for part in wrap(text)]
+        sections.append("\n".join([f"{title}:", *folded]))
+    return sections
+
+
+def _indent(line: str) -> str:
+    return line[: len(line) - len(line.lstrip())]
 
 
 def _estimate(facts: Facts) -> str:

@@ -19,6 +19,7 @@ from ..data.contents import irregular_kind
 from ..errors import CacheError
 from ..owners import is_named_alive, name_process
 from .finite import refuse_not_finite
+from .shortening import WHOLE, Shortening
 
 logger = logging.getLogger(__name__)
 
@@ -41,8 +42,10 @@ class EmbeddingStore:
 
     Args:
         cache_dir: folder shared by all keys.
-        key: everything that decides an embedding's value (encoder, weights, tokenizer, pooling, dtype, length rule);
+        key: everything that decides the value of every embedding (encoder, weights, tokenizer, pooling, dtype);
             JSON-able.
+        shortening: what happens to inputs above a limit. It is part of what those are known by, and of no others: an
+            input that is not cut is found under every rule.
 
     Raises:
         CacheError: the folder holds another key (a hash collision or an edited `key.json`), cannot be made, or holds
@@ -51,8 +54,8 @@ class EmbeddingStore:
     Cost: opening reads and hashes every shard once, about 1 s per GB.
     """
 
-    def __init__(self, cache_dir: str | os.PathLike[str], key: dict[str, Any]):
-        self.key = key
+    def __init__(self, cache_dir: str | os.PathLike[str], key: dict[str, Any], shortening: Shortening = WHOLE):
+        self.key, self.shortening = key, shortening
         text = json.dumps(key, sort_keys=True, indent=1)
         self.folder = Path(cache_dir) / hashlib.sha256(text.encode()).hexdigest()[:20]
         _make_folder(self.folder)
@@ -63,6 +66,9 @@ class EmbeddingStore:
 
     def __len__(self) -> int:
         return len(self._index)
+
+    def _digest(self, sequence: str) -> bytes:
+        return hash_sequence(self.shortening.identify(sequence))
 
     def _check_key(self, text: str) -> None:
         path = self.folder / "key.json"
@@ -100,7 +106,7 @@ class EmbeddingStore:
 
     def missing(self, sequences: Iterable[str]) -> list[str]:
         """Those of `sequences` that are not stored, each once, longest first and then alphabetical."""
-        absent = {sequence for sequence in sequences if hash_sequence(sequence) not in self._index}
+        absent = {sequence for sequence in sequences if self._digest(sequence) not in self._index}
         return sorted(absent, key=lambda sequence: (-len(sequence), sequence))
 
     def add(self, sequences: Sequence[str], embeddings: torch.Tensor) -> Path:
@@ -110,7 +116,7 @@ class EmbeddingStore:
             NotFiniteError: an embedding is NaN or infinite, with its sequence; nothing is written.
         """
         refuse_not_finite(sequences, embeddings, "to be stored")
-        digests = np.frombuffer(b"".join(map(hash_sequence, sequences)), np.uint8).reshape(-1, HASH_BYTES)
+        digests = np.frombuffer(b"".join(map(self._digest, sequences)), np.uint8).reshape(-1, HASH_BYTES)
         return self._write(digests, embeddings)
 
     def _write(self, digests: np.ndarray, embeddings: torch.Tensor) -> Path:
@@ -139,7 +145,7 @@ class EmbeddingStore:
         """
         by_shard: dict[Path, list[tuple[int, int]]] = {}
         for position, sequence in enumerate(sequences):
-            path, row = self._index[hash_sequence(sequence)]
+            path, row = self._index[self._digest(sequence)]
             by_shard.setdefault(path, []).append((position, row))
         for path, pairs in by_shard.items():
             with safe_open(path, framework="pt") as shard:

@@ -28,6 +28,8 @@ class MaskedLMArguments:
         ArgumentError: a value outside what is allowed, or both a pretrained model and a shape.
     """
 
+    _argument_group_name = "model"  # in --help
+
     model_name_or_path: None | str = field(  # noqa: RUF036
         default=None, metadata={"help": "Model to continue training: Hub id or folder. Left out: a new ESM-2."}
     )

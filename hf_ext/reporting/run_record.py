@@ -104,7 +104,10 @@ def absolute_if_local(name: Any) -> Any:
 def _command(arguments: Sequence[str]) -> str:
     """The command line without tokens; those come from `hf auth login` or the environment when it is repeated."""
     script = Path(sys.argv[0])
-    return shlex.join(["accelerate", "launch", f"{script.parent.name}/{script.name}", *without_tokens(arguments)])
+    # --quiet: where the run fails, its message is the last line, and not accelerate's traceback.
+    return shlex.join(
+        ["accelerate", "launch", "--quiet", f"{script.parent.name}/{script.name}", *without_tokens(arguments)]
+    )
 
 
 def without_tokens(arguments: Sequence[str]) -> list[str]:

@@ -18,6 +18,7 @@ from ..data.columns import column_names, read_columns
 from ..embeddings.dataset import EmbeddedDataset, EmbeddingTable, join_parts
 from ..embeddings.encode import EncodingReport, fill_store
 from ..embeddings.finite import encode_finite
+from ..embeddings.shortening import Shortening
 from ..embeddings.store import EmbeddingStore
 from ..errors import CacheError
 from ..hardware import detect_hardware
@@ -56,7 +57,7 @@ class Embedder:
         self.is_on = settings is not None
         self.tables: list[dict[str, EmbeddingTable]] = []
         self._embedded: dict[int, tuple[Any, EmbeddedDataset]] = {}  # by id of the dataset, which it keeps taken
-        self._stores: dict[str, EmbeddingStore] = {}  # one per key, not per name: inputs may share an encoder
+        self._stores: dict[Any, EmbeddingStore] = {}  # by what decides values, not by name: inputs may share an encoder
         self._folders: dict[str, str] = {}  # of the stores, by input
         self._encoded = {"sequences": 0, "residues": 0, "seconds": 0.0, "in_float32": 0}
 
@@ -118,7 +119,7 @@ class Embedder:
         Raises:
             CacheError: what other processes stored does not arrive here.
         """
-        store = self._open(encoding.key(name))
+        store = self._open(encoding.key(name), encoding.shortening(name))
         encode, exactly = encoding.encoder(name)
         report = fill_store(
             store,
@@ -140,12 +141,13 @@ class Embedder:
         self._report(name, store, reports)
         return store
 
-    def _open(self, key: dict[str, Any]) -> EmbeddingStore:
-        identity = json.dumps(key, sort_keys=True)
+    def _open(self, key: dict[str, Any], shortening: Shortening) -> EmbeddingStore:
+        identity = json.dumps(key, sort_keys=True), shortening
         if identity not in self._stores:
             if not self._team.is_main:
                 self._team.wait_for_everyone()  # until the main process has removed what does not verify
-            self._stores[identity] = EmbeddingStore(os.path.expanduser(self._settings["cache_dir"]), key)
+            cache_dir = os.path.expanduser(self._settings["cache_dir"])
+            self._stores[identity] = EmbeddingStore(cache_dir, key, shortening)
             if self._team.is_main:
                 self._team.wait_for_everyone()
             # Shards are dealt by position in the list of what is missing: nobody writes while another reads its index.

@@ -13,6 +13,7 @@ import transformers
 
 from ..data.collators import SequenceCollator
 from ..embeddings.finite import Encode
+from ..embeddings.shortening import Shortening
 from ..matmul import read_matmul_precision
 from ..models.affinity import AffinityModel
 from ..models.encoders import identify_encoder
@@ -47,8 +48,12 @@ class Encoding:
         return encode, exact_encoding(self.model, name, encode)
 
     def key(self, name: str) -> dict[str, Any]:
-        """Everything that decides the value of an embedding of input `name`."""
+        """Everything that decides the value of all embeddings of input `name`; of long ones `shortening` does, too."""
         return (self.key_with or self.describe)(name)
+
+    def shortening(self, name: str) -> Shortening:
+        """What happens to inputs `name` that are too long."""
+        return Shortening.of(self.collator, name)
 
     @torch.no_grad()
     def compute(self, name: str, sequences: Sequence[str]) -> torch.Tensor:
@@ -66,7 +71,7 @@ class Encoding:
         tokenizer = self.collator.tokenizers[name]
         computes_float32 = self.model.encoder_dtype == torch.float32 and self.model.encoder_autocast is None
         return {
-            "format": 2,
+            "format": 3,
             "encoder": identify_encoder(encoder),
             "transformers": ".".join(transformers.__version__.split(".")[:2]),  # whose models may have been mended
             "tokenizer": tokenizer.fingerprint(),
@@ -74,8 +79,6 @@ class Encoding:
             "dtype": str(self.model.encoder_dtype),
             "autocast": str(self.model.encoder_autocast),
             "products": self._float32_products() if computes_float32 else "half",
-            "max_residues": tokenizer.max_residues,
-            "too_long": [self.collator.too_long, self.collator.window_overlap],
         }
 
     def _float32_products(self) -> str:

@@ -101,5 +101,8 @@ class EvaluationRecord(TrainerCallback, ExportableState):
 
 
 def record_of(callbacks: Iterable[Any]) -> EvaluationRecord:
-    """The record among a trainer's callbacks, where Trainer puts another one when it resumes."""
-    return next(callback for callback in callbacks if isinstance(callback, EvaluationRecord))
+    """The record among a trainer's callbacks, where Trainer puts another one when it resumes.
+
+    An empty one where a user has removed it.
+    """
+    return next((callback for callback in callbacks if isinstance(callback, EvaluationRecord)), EvaluationRecord())

@@ -45,8 +45,13 @@ def test_rows_that_are_new_in_every_column_are_said_once():
 
 def test_fewer_than_30_on_either_side_are_too_few():
     train = table(["A"] * 5 + ["B"], ["X"] * 6)
-    for new, known in ((29, 40), (40, 29)):
-        slices, notes = find_slices(train, table(["A"] * known + ["C"] * new, ["X"] * 69), ["heavy"])
+    for (new, known), why in {
+        (29, 40): ": these 29 are too few to be scored apart (it takes 30).",
+        (40, 29): ", so these scores are for new ones: the other 29 are too few to be scored apart (it takes 30).",
+        (20, 19): ", 19 are not: both are too few to be scored apart (it takes 30 of each).",
+    }.items():
+        rows = table(["A"] * known + ["C"] * new, ["X"] * (known + new))
+        slices, notes = find_slices(train, rows, ["heavy"])
         assert slices == []
-        assert notes == [f"{new} of 69 rows are new to training in heavy: too few to be scored apart."]
+        assert notes == [f"{new} of {new + known} rows are new to training in heavy{why}"]
     assert len(find_slices(train, table(["A"] * 30 + ["C"] * 30, ["X"] * 60), ["heavy"])[0]) == 1

@@ -108,6 +108,6 @@ def test_tf32_embeddings_are_not_those_of_float32(repository, demo_rows, tmp_pat
 def test_the_key_names_the_librarys_version_and_its_own(repository, demo_rows, tmp_path, monkeypatch):
     trainer = make_trainer(tmp_path, demo_rows)
     key = trainer.embedding_key("heavy")
-    assert key["format"] == 2
+    assert key["format"] == 3
     monkeypatch.setattr("transformers.__version__", "5.99.1")
     assert trainer.embedding_key("heavy")["transformers"] == "5.99" != key["transformers"]

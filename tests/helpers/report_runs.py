@@ -86,7 +86,9 @@ def affinity_results(**changes: Any) -> dict[str, Any]:
         "test": {
             "num_rows": 40,
             "scores": scores,
-            "notes": ["2 of 40 rows are new to training in antigen: too few to be scored apart."],
+            "notes": [
+                "2 of 40 rows are new to training in antigen: these 2 are too few to be scored apart (it takes 30)."
+            ],
             "baselines": {"ridge on embeddings": {"num_rows": 2000, "of_rows": 2400, "num_features": 192}},
             "collapse": {"alarms": ["RMSE 2.1025 is no better than the 2.1001 of a constant."]},
             "slices": [

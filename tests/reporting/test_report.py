@@ -197,7 +197,7 @@ def test_the_report_says_what_was_trained_on_what_and_how_to_repeat_it(tmp_path)
         "0.790 +- 0.010 0.810 [0.760, 0.860]",
         "The spread times 2.500 (fitted on validation) covers 70 % of the test rows, where 68 % are expected; twice",
         "teacher .../teacher share of the teacher in a label 0.500",
-        "2 of 40 rows are new to training in antigen: too few to be scored apart.",
+        "2 of 40 rows are new to training in antigen: these 2 are too few to be scored apart (it takes 30).",
         "Baseline ridge on embeddings: fitted on 2,000 of 2,400 training rows.",
         "Rejected, the label is missing: 10.",
         "Column heavy: lower case in 12 rows.",

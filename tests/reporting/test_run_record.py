@@ -44,7 +44,7 @@ def recorded(request, tmp_path_factory):
 
 
 def test_the_command_repeats_the_run_and_no_token_is_anywhere(recorded):
-    command = f"accelerate launch recipes/max_speed.py --output_dir {recorded['settings']['output_dir']}"
+    command = f"accelerate launch --quiet recipes/max_speed.py --output_dir {recorded['settings']['output_dir']}"
     assert recorded["command"] == f"{command} --max_steps 2 --dollars_per_hour 3.6 --save_strategy no --report_to none"
     assert recorded["settings"]["hub_token"] == "<set>"
     assert SECRET not in json.dumps(recorded, default=str)
