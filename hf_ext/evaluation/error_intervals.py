@@ -12,6 +12,7 @@ from .bootstrap import CHUNK_DRAWS, draw_counts, t_quantile
 from .resampling import ResamplingUnits
 
 ERRORS = ("rmse", "mae")
+ALIKE = 1e-9  # a relative standard error that is rounding
 
 
 def error_interval(
@@ -56,6 +57,8 @@ def error_interval(
         return None
     mean, num = total.sum() / sizes.sum(), units.num_units
     spread = math.sqrt((num - 1) / num * np.sum(np.log(without / mean) ** 2))
+    if spread < ALIKE:
+        return None
     low, high = _studentized(total, sizes, confidence, num_resamples, seed)
     tail = (1 + confidence) / 2
     spread *= t_quantile(tail, units.num_effective) / NormalDist().inv_cdf(tail)
@@ -78,7 +81,7 @@ def _studentized(
         # Of the logarithm of a ratio of sums, linearized: the jackknife of every resample would cost units times more.
         deviations = (total - means[:, None] * sizes) / (means * num_rows)[:, None]
         errors = np.sqrt(np.einsum("bu,bu,bu->b", counts, deviations, deviations) * num / (num - 1))
-        varies = errors > 0
+        varies = errors > ALIKE  # not where one unit came every time
         found.append(np.log(means[varies] / mean) / errors[varies])
     low, high = np.quantile(np.concatenate(found), [(1 - confidence) / 2, (1 + confidence) / 2])
     return float(low), float(high)
