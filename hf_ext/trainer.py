@@ -898,7 +898,7 @@ class FastTrainer(Trainer):
         return self._ext_encoding().compute(name, sequences)
 
     def embedding_key(self, name: str) -> dict[str, Any]:
-        """Everything that decides the value of an embedding of input `name`."""
+        """Everything that decides the value of all embeddings of input `name`; how long ones are cut is known apart."""
         return self._ext_encoding().describe(name)
 
     def fit_scaling(self) -> None:
