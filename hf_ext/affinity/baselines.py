@@ -73,7 +73,7 @@ def fit_baselines(trainer: Any, splits: Any, name: str, group_column: str | None
         group_column: or None.
 
     Cost: ridges see 50,000 training rows and 2,048 features of the sequences at most: 10 s on two cores; neighbours
-    are looked for among 2e8 pairs of rows at most: 5 s. Embeddings of frozen encoders are encoded where they are not
+    are looked for among 2e8 pairs of rows at most: 6 s. Embeddings of frozen encoders are encoded where they are not
     cached. Of encoders that trained, the pretrained ones encode 5,000 training rows, 2,000 validation rows and the
     split: less than a pass over these rows in training.
     """
