@@ -13,7 +13,7 @@ def test_every_argument_parses_from_the_command_line_and_has_help():
     line = (
         "--dataset_name a.csv --dataset_config_name c --dataset_revision main --streaming --label_column pKd "
         "--sequence_columns heavy light --censor_column censored --group_column antibody --id_column name "
-        "--interval_by clone "
+        "--interval_by rows "
         "--split group:antibody --split_sizes 0.7 0.2 0.1 --split_seed 3 --max_train_samples 100 --bad_rows drop "
         "--leak_identity 0.95 0.8 --stop_codon trim --gaps remove --max_residues 512 --too_long window "
         "--filter 'pKd > 7'"
@@ -26,7 +26,7 @@ def test_every_argument_parses_from_the_command_line_and_has_help():
     assert args.split_group_column == "antibody"
     assert (args.residue_policy.max_residues, args.residue_policy.too_long) == (512, "window")
     assert all(field.metadata["help"] for field in dataclasses.fields(DataArguments))
-    assert args.interval_by == "clone"
+    assert args.interval_by == "rows"
     assert len(dataclasses.fields(DataArguments)) == 25
     assert "--max_train_samples" in parser.format_help()
 
