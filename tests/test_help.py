@@ -69,7 +69,7 @@ def test_defaults_are_those_of_the_recipe_and_its_preset(read_help):
     assert default_of(found["training presets"], "--preset") == "max_speed"
     assert default_of(training, "--num_train_epochs") == "30.0"
     assert default_of(checkpoints, "--resume") == "auto"
-    assert default_of(evaluation, "--metric_for_best_model") == "spearman"
+    assert default_of(evaluation, "--metric_for_best_model") == "rmse"
     assert default_of(training, "--max_grad_norm") == "1.0"  # nobody's but TrainingArguments'
     assert default_of(found["model"], "--head_sizes") == "1024 512 256 128"
     assert default_of(found["model"], "--lora_r") == "8"

@@ -77,7 +77,7 @@ def test_demo_says_it_is_generated_and_writes_everything(demo: dict) -> None:
 
 def test_demo_learns_and_shows_trivial_baselines(demo: dict) -> None:
     scores = demo["results"]["test"]["scores"]
-    assert set(scores) == {"model", "training mean", "one-hot ridge", "ridge on embeddings"}
+    assert set(scores) == {"model", "training mean", "one-hot ridge", "nearest neighbours", "ridge on embeddings"}
     assert scores["model"]["spearman"]["low"] > 0.5
     assert scores["model"]["rmse"]["high"] < scores["training mean"]["rmse"]["low"]
     assert scores["training mean"]["spearman"]["value"] is None
@@ -216,7 +216,7 @@ def test_fine_tuning_is_one_flag(tmp_path: Path) -> None:
     steps = ["--max_steps", "2", "--eval_strategy", "no", "--save_strategy", "no", "--load_best_model_at_end", "false"]
     outcome = train(tmp_path, "--tower_training", "lora", "full", *steps)
     assert decision(outcome["folder"], "embedding_cache")["status"] == "skipped"
-    assert not any("--tower_training" in line for line in outcome["results"]["advice"])  # done already
+    assert not any("--init_head_from" in line for line in outcome["results"]["advice"])  # done already
     weights = (outcome["folder"] / "model.safetensors").read_bytes()
     assert b"lora_A" in weights
     assert "ridge on embeddings" in outcome["results"]["test"]["scores"]

@@ -165,5 +165,5 @@ def test_steps_of_a_loop_of_the_users_own_are_left_alone_with_one_warning(tmp_pa
     for _ in range(2):
         loop.step(float("nan"), 1.0)
     assert loop.model.weight.item() == 0.0
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert [record.levelname for record in caplog.records].count("WARNING") == 1
     assert "calls super()._run_epoch()" in caplog.text
