@@ -55,8 +55,8 @@ def calibrate_model(trainer: Any, kind: str, splits: Any) -> dict[str, Any]:
     else:
         fitted, mended = _fit(trainer, kind, splits, predicted, labels, sides)
     constant = np.full(len(labels), model.config.label_mean)
-    before, after = (at_limits(each, labels, sides) for each in (constant, mended))
-    beats = compare_paired(labels, before, after, "rmse", seed=trainer.args.seed).is_better
+    trivial, kept = (at_limits(each, labels, sides) for each in (constant, mended))
+    beats = compare_paired(labels, trivial, kept, "rmse", seed=trainer.args.seed).is_better
     return {**asdict(fitted), "rmse_constant": rmse_at_limits(constant, labels, sides), "beats_constant": beats}
 
 
