@@ -23,7 +23,7 @@ from hf_ext.affinity.calibrating import calibrate_model, describe_calibration
 from hf_ext.affinity.distilling import Distillation, compare_with_teacher, distill, format_distillation
 from hf_ext.affinity.ensemble import train_seeds
 from hf_ext.affinity.held_out import find_units
-from hf_ext.affinity.measure import settle_measure
+from hf_ext.affinity.measure import describe_measure, settle_measure
 from hf_ext.affinity.preparing import describe_rows, load_rows
 from hf_ext.affinity.results import save_results
 from hf_ext.affinity.scoring import EVALUATION_METRICS, compute_metrics, score_split
@@ -105,6 +105,7 @@ def run(
     collator = build_collator(model, data_args)
     data.report["inputs"] = check_inputs(collator, {**splits, "train": train_rows}, data_args.dataset_name)
     log.info(describe_rows(data))
+    log.info(describe_measure(args, model_args.loss))
 
     trainer = FastTrainer(
         model,
