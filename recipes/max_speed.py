@@ -22,7 +22,8 @@ from hf_ext.affinity.building import build_collator, build_model, fill_in_demo, 
 from hf_ext.affinity.calibrating import calibrate_model, describe_calibration
 from hf_ext.affinity.distilling import Distillation, compare_with_teacher, distill, format_distillation
 from hf_ext.affinity.ensemble import train_seeds
-from hf_ext.affinity.held_out import find_units
+from hf_ext.affinity.heads.choice import choose_head, describe_choice, settle_head
+from hf_ext.affinity.held_out import find_units, held_out_values
 from hf_ext.affinity.measure import describe_measure, settle_measure
 from hf_ext.affinity.preparing import describe_rows, load_rows
 from hf_ext.affinity.results import save_results
@@ -101,6 +102,7 @@ def run(
     model_args.tower_training, args.use_peft = settle_training(model_args, args.use_peft)
     distillation = distill(model_args, data_args, args, splits) if model_args.distill_from else None
     train_rows = distillation.train if distillation else splits["train"]
+    settle_head(model_args, args, parser.explicit, train_rows)
     model = build_model(model_args, data_args.sequence_columns, lora_settings(args))
     collator = build_collator(model, data_args)
     data.report["inputs"] = check_inputs(collator, {**splits, "train": train_rows}, data_args.dataset_name)
@@ -116,6 +118,10 @@ def run(
         compute_metrics=compute_metrics,
     )
     log.info("\n%s\n", trainer.plan.table())
+    searched = {**splits, "train": train_rows}
+    head = choose_head(trainer, model_args, args, searched, parser.explicit, held_out_values(data_args, searched))
+    if head:
+        log.info(describe_choice(head))
     if model_args.num_seeds > 1:
         trained = train_seeds(trainer, args)
     else:

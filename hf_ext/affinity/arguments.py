@@ -87,8 +87,18 @@ class AffinityArguments:
     merge_lora: bool = field(
         default=False, metadata={"help": "Also save the model with its adapters merged, in the folder 'merged'."}
     )
+    head: Literal["auto", "mlp", "product", "gated"] = field(
+        default="auto",
+        metadata={
+            "help": "auto: a head and its learning rate, dropout and epochs are chosen by validation on the cached "
+            "embeddings of frozen encoders, in less time than a run with mlp takes; what you set yourself is kept. mlp: "
+            "a perceptron of --head_sizes. product: of the towers' projections, beside a hidden layer; gated: one "
+            "hidden layer with gates; both take one --head_sizes."
+        },
+    )
     head_sizes: list[int] = field(
-        default_factory=lambda: [1024, 512, 256, 128], metadata={"help": "Widths of the head's hidden layers."}
+        default_factory=lambda: [1024, 512, 256, 128],
+        metadata={"help": "Widths of the head's hidden layers. Given without --head: a perceptron of these."},
     )
     head_dropout: float = field(default=0.3, metadata={"help": "Dropout after each hidden layer of the head."})
     loss: Literal["mse", "huber", "tobit", "ranking"] = field(
@@ -118,6 +128,8 @@ class AffinityArguments:
                 "For a head without hidden layers, a linear one, write head_sizes: [] in the YAML file of --config."
             )
         check_ranges(self, RANGES)
+        if self.head in ("product", "gated") and len(self.head_sizes) != 1:
+            raise ArgumentError(f"--head {self.head} has one hidden layer: give it one width, such as --head_sizes 64.")
         if not 0 < self.distill_alpha <= 1:
             raise ArgumentError(f"--distill_alpha {self.distill_alpha}: must be above 0, at most 1.")
         given = [name for name in ("distill_rows", "distill_columns") if getattr(self, name)]

@@ -25,6 +25,7 @@ from .predictor import load_model
 
 TRAININGS = ("frozen", "lora", "full")
 HEAD_SETTINGS = (
+    "head_form",
     "head_sizes",
     "head_dropout",
     "loss",
@@ -87,8 +88,9 @@ def build_model(
 
 def model_settings(args: AffinityArguments) -> dict[str, Any]:
     """What `AffinityConfig` takes besides encoders and towers."""
-    names = (*HEAD_SETTINGS, "save_full")
-    return {**{name: getattr(args, name) for name in names}, "ensemble_size": args.num_seeds}
+    names = [name for name in (*HEAD_SETTINGS, "save_full") if name != "head_form"]
+    form = args.head if args.head in ("product", "gated") else None
+    return {**{name: getattr(args, name) for name in names}, "head_form": form, "ensemble_size": args.num_seeds}
 
 
 def read_towers(
@@ -165,6 +167,7 @@ def _what_a_head_reads(model: AffinityModel) -> dict[str, Any]:
         "encoders": [_identity(spec) for spec in specs],
         "widths": [*model.embedding_sizes.values()],
         "pooling": [tower.pooling for tower in towers],
+        "head": model.config.head_form or "mlp",
         "head sizes": model.config.head_sizes,
         "number of heads (each is in a folder seed-*)": model.config.ensemble_size,
     }

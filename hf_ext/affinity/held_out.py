@@ -51,6 +51,28 @@ def find_units(args: DataArguments, splits: Any, name: str = "test", min_units: 
     return None if units.are_rows else units
 
 
+def held_out_values(args: DataArguments, splits: Any) -> tuple[list[Any], list[Any]] | None:
+    """Of training and of validation rows the value that was held out whole, such as the antibody; None: rows were.
+
+    Parts of training that are held out by it in turn are as new to the rest as validation is.
+
+    Args:
+        args: of the data.
+        splits: train and validation, map-style; streams have None.
+    """
+    train, rows = splits["train"], splits["validation"]
+    if args.interval_by == "rows" or not all(hasattr(split, "__len__") for split in (train, rows)):
+        return None
+    columns = [args.interval_by] if args.interval_by else _held_out_columns(args, train, rows)
+    found = [(_units(rows, name), name) for name in columns if name in column_names(train)]
+    several = [(units.num_units, name) for units, name in found if not units.are_rows]
+    if not several:
+        return None
+    _, column = min(several)
+    of_train, of_rows = ([value for (value,) in read_columns(split, [column])] for split in (train, rows))
+    return of_train, of_rows
+
+
 def describe_units(units: ResamplingUnits | None) -> list[str]:
     """What intervals speak about, and whether that is enough, as sentences; none where rows are resampled."""
     if units is None:

@@ -15,7 +15,7 @@ from .clusters import CLUSTER_IDENTITY, cluster_numbers, read_cluster_file, refu
 from .columns import column_values, number_values
 
 SPLITS = ("train", "validation", "test")
-SPLIT_CLUSTER = "split_cluster"  # column of what `cluster` held out of train: which rows stayed together
+SPLIT_CLUSTER = "split_cluster"  # column that the split `cluster` adds: which rows stayed together
 VALIDATION_SHARE = 0.1  # of train, where nothing else says which rows choose the best model
 ALIASES = {name: name for name in SPLITS} | {"valid": "validation", "val": "validation", "dev": "validation"}
 
@@ -114,7 +114,7 @@ def split_rows(
     splits, report = _divide(data, side, shares, report)
     if kind == "cluster":
         for number, name in enumerate(SPLITS):
-            if name in splits and name != "train":
+            if name in splits:
                 splits[name] = splits[name].add_column(SPLIT_CLUSTER, groups[side == number].tolist())
     return splits, report
 

@@ -58,13 +58,9 @@ class AffinityModel(PreTrainedModel):
         for index, spec in enumerate(config.encoder_specs):
             if config.save_full or spec.training != "frozen":
                 self.encoders[str(index)] = build_encoder(spec)
-        shape = sum(self.embedding_sizes.values()), list(config.head_sizes or []), config.head_dropout
-        several = config.ensemble_size > 1
-        self.head: RegressionHead | HeadEnsemble = (
-            HeadEnsemble(config.ensemble_size, *shape) if several else RegressionHead(*shape)
-        )
+        self.head = self._new_head()
         if stacks_ridge(config.calibration):
-            self.register_buffer("ridge_weights", torch.zeros(shape[0]))
+            self.register_buffer("ridge_weights", torch.zeros(sum(self.embedding_sizes.values())))
         self._encoder_transforms: list[Callable[[nn.Module], Any]] = []
         self.post_init()
         self._describe_encoders()
@@ -257,6 +253,26 @@ class AffinityModel(PreTrainedModel):
             self.register_buffer("ridge_weights", ridge_weights.float().to(self.device))
         elif hasattr(self, "ridge_weights"):
             del self.ridge_weights
+
+    def set_head(self, form: str, sizes: list[int], dropout: float) -> None:
+        """Puts an untrained head in place of the present one, with as many members; the scales are measured anew.
+
+        Args:
+            form: one of `HEADS`; "mlp", "product" or "gated".
+            sizes, dropout: as `head_sizes` and `head_dropout` of `AffinityConfig`.
+        """
+        config = self.config
+        config.head_form, config.head_sizes, config.head_dropout = (None if form == "mlp" else form), sizes, dropout
+        config.is_scaled = False
+        self.head = self._new_head().to(self.device).train(self.training)
+
+    def _new_head(self) -> RegressionHead | HeadEnsemble:
+        config = self.config
+        shape = [*self.embedding_sizes.values()], list(config.head_sizes or []), config.head_dropout
+        form = config.head_form or "mlp"
+        if config.ensemble_size > 1:
+            return HeadEnsemble(config.ensemble_size, *shape, form)
+        return RegressionHead(*shape, form)
 
     def merge_adapters(self) -> int:
         """Adds LoRA adapters into the weights beside them, in place; returns how many.

@@ -10,6 +10,7 @@ from transformers import PretrainedConfig
 from ..argument_checks import ABOVE_ZERO, COUNT, FINITE, SHARE_BELOW_ONE, WIDTH, check_ranges
 from ..errors import ArgumentError
 from .calibration import check_calibration
+from .head import HEADS
 from .losses import LOSSES
 from .pooling import POOLINGS
 
@@ -60,6 +61,7 @@ class AffinityConfig(PretrainedConfig):
     Args:
         encoders: `EncoderSpec` as dicts.
         towers: `TowerSpec` as dicts; one to three.
+        head_form: "product" or "gated", see `hf_ext.models.head`; None: a perceptron.
         head_sizes: widths of the head's hidden layers.
         head_dropout: dropout probability after each hidden layer.
         ensemble_size: number of heads; more than 1: trained apart, and predictions are their mean.
@@ -74,7 +76,7 @@ class AffinityConfig(PretrainedConfig):
         save_full: save frozen encoders' weights too, instead of their id, revision and fingerprint.
 
     Raises:
-        ArgumentError: more than three towers, or a number outside of its range.
+        ArgumentError: more than three towers, a number outside of its range, or no such head.
     """
 
     model_type = "hf_ext_affinity"
@@ -82,6 +84,7 @@ class AffinityConfig(PretrainedConfig):
 
     encoders: list | None = None
     towers: list | None = None
+    head_form: None | str = None  # noqa: RUF036
     head_sizes: list | None = None
     head_dropout: float = 0.3
     ensemble_size: int = 1
@@ -103,6 +106,7 @@ class AffinityConfig(PretrainedConfig):
         if len(self.towers) > MAX_TOWERS:
             raise ArgumentError(f"{len(self.towers)} towers: an affinity model has one to {MAX_TOWERS}.")
         check_ranges(self, RANGES)
+        _check_head(self.head_form, self.head_sizes)
         check_calibration(self.calibration)
         super().__post_init__(**kwargs)
 
@@ -118,6 +122,13 @@ class AffinityConfig(PretrainedConfig):
     def input_columns(self) -> dict[str, list[str]]:
         """Input name -> its columns, in the order in which the head sees the embeddings."""
         return {input_name(columns): columns for tower in self.tower_specs for columns in tower.inputs}
+
+
+def _check_head(form: str | None, sizes: list) -> None:
+    if form not in (None, *HEADS):
+        raise ArgumentError(f"head_form={form!r}: allowed are {', '.join(HEADS)}.")
+    if form in ("product", "gated") and len(sizes) != 1:
+        raise ArgumentError(f"head_form={form!r} with head_sizes={sizes}: it has one hidden layer, so one size.")
 
 
 def build_config(encoders: list[EncoderSpec], towers: list[TowerSpec], **settings: Any) -> AffinityConfig:

@@ -1,40 +1,48 @@
-"""The multilayer perceptron that turns pooled embeddings into one number, always in float32; or several of them."""
+"""What turns pooled embeddings into one number, always in float32: a perceptron, towers' products, or gates."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import cast
 
 import torch
 from torch import nn
 
+HEADS = ("mlp", "product", "gated")
+
 
 class RegressionHead(nn.Module):
-    """Standardise each embedding feature, then Linear, GELU, Dropout, LayerNorm per hidden layer, then one output.
+    """Standardise each embedding feature, then layers with one output.
+
+    mlp: Linear, GELU, Dropout, LayerNorm per hidden layer, then one output; the last hidden layer has no LayerNorm, and
+    without hidden layers it is a linear model. product: see `TowerProduct`. gated: see `GatedLayer`.
 
     Args:
-        input_size: sum of the widths of all pooled embeddings.
-        hidden_sizes: widths of hidden layers; empty gives a linear model. The last hidden layer has no LayerNorm.
+        input_sizes: width of each pooled embedding; one number for their sum where `form` does not tell them apart.
+        hidden_sizes: widths of hidden layers; product and gated have one.
         dropout: probability in [0, 1).
+        form: one of `HEADS`.
     """
 
     input_mean: torch.Tensor
     input_scale: torch.Tensor
 
-    def __init__(self, input_size: int, hidden_sizes: list[int], dropout: float):
+    def __init__(self, input_sizes: int | Sequence[int], hidden_sizes: list[int], dropout: float, form: str = "mlp"):
         super().__init__()
-        self.register_buffer("input_mean", torch.zeros(input_size))
-        self.register_buffer("input_scale", torch.ones(input_size))
-        layers: list[nn.Module] = []
-        for i, (fan_in, fan_out) in enumerate(pairwise([input_size, *hidden_sizes])):
-            layers += [nn.Linear(fan_in, fan_out), nn.GELU(), nn.Dropout(dropout)]
-            if i < len(hidden_sizes) - 1:
-                layers.append(nn.LayerNorm(fan_out))
-        layers.append(nn.Linear([input_size, *hidden_sizes][-1], 1))
-        self.layers = nn.Sequential(*layers)
+        widths = [input_sizes] if isinstance(input_sizes, int) else [*input_sizes]
+        self.register_buffer("input_mean", torch.zeros(sum(widths)))
+        self.register_buffer("input_scale", torch.ones(sum(widths)))
+        self.layers: nn.Module
+        if form == "product":
+            self.layers = TowerProduct(widths, hidden_sizes[0], dropout)
+        elif form == "gated":
+            self.layers = GatedLayer(sum(widths), hidden_sizes[0], dropout)
+        else:
+            self.layers = _perceptron(sum(widths), hidden_sizes, dropout)
 
     def forward(self, embeddings: torch.Tensor) -> torch.Tensor:
-        """(n, input_size) float32 -> (n,) float32."""
+        """(n, sum of widths) float32 -> (n,) float32."""
         # A head in half precision rounds predictions to a few hundred values.
         with torch.autocast(embeddings.device.type, enabled=False):
             standardized = (embeddings.float() - self.input_mean) * self.input_scale
@@ -48,20 +56,79 @@ class RegressionHead(nn.Module):
         self.input_scale.copy_(torch.where(varies, 1 / std.clamp(min=1e-12), torch.ones_like(std)))
 
 
+def _perceptron(input_size: int, hidden_sizes: list[int], dropout: float) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for i, (fan_in, fan_out) in enumerate(pairwise([input_size, *hidden_sizes])):
+        layers += [nn.Linear(fan_in, fan_out), nn.GELU(), nn.Dropout(dropout)]
+        if i < len(hidden_sizes) - 1:
+            layers.append(nn.LayerNorm(fan_out))
+    layers.append(nn.Linear([input_size, *hidden_sizes][-1], 1))
+    return nn.Sequential(*layers)
+
+
+class TowerProduct(nn.Module):
+    """What each input is worth for the others: the product of their projections, beside a hidden layer on all of them.
+
+    Antibodies that were not seen keep what an antigen is worth in general, and the product learns which directions of
+    one input matter for which of the other with few weights.
+
+    Args:
+        widths: of each input.
+        rank: directions per input, and width of the hidden layer.
+        dropout: probability in [0, 1), on both.
+    """
+
+    def __init__(self, widths: Sequence[int], rank: int, dropout: float):
+        super().__init__()
+        self.widths = [*widths]
+        self.projections = nn.ModuleList(nn.Linear(width, rank) for width in widths)
+        self.hidden = nn.Sequential(nn.Linear(sum(widths), rank), nn.GELU())
+        self.dropout = nn.Dropout(dropout)
+        self.output = nn.Linear(2 * rank, 1)
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        """(n, sum of widths) -> (n, 1)."""
+        projected = [layer(part) for layer, part in zip(self.projections, features.split(self.widths, dim=-1))]
+        product = torch.stack(projected).prod(0)
+        return self.output(self.dropout(torch.cat([product, self.hidden(features)], dim=-1)))
+
+
+class GatedLayer(nn.Module):
+    """One hidden layer whose units are linear in the features, each weighed by a gate that looks at all of them.
+
+    Args:
+        input_size: sum of the widths.
+        size: units.
+        dropout: probability in [0, 1), on the weighed units.
+    """
+
+    def __init__(self, input_size: int, size: int, dropout: float):
+        super().__init__()
+        self.units_and_gates = nn.Linear(input_size, 2 * size)
+        self.dropout = nn.Dropout(dropout)
+        self.output = nn.Linear(size, 1)
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        """(n, input_size) -> (n, 1)."""
+        return self.output(self.dropout(nn.functional.glu(self.units_and_gates(features))))
+
+
 class HeadEnsemble(nn.Module):
     """Heads that were trained apart, each with its own scaling of the embeddings.
 
     Args:
         size: number of heads.
-        input_size, hidden_sizes, dropout: of each, as in `RegressionHead`.
+        input_sizes, hidden_sizes, dropout, form: of each, as in `RegressionHead`.
     """
 
-    def __init__(self, size: int, input_size: int, hidden_sizes: list[int], dropout: float):
+    def __init__(
+        self, size: int, input_sizes: int | Sequence[int], hidden_sizes: list[int], dropout: float, form: str = "mlp"
+    ):
         super().__init__()
-        self.members = nn.ModuleList(RegressionHead(input_size, hidden_sizes, dropout) for _ in range(size))
+        self.members = nn.ModuleList(RegressionHead(input_sizes, hidden_sizes, dropout, form) for _ in range(size))
 
     def forward(self, embeddings: torch.Tensor) -> torch.Tensor:
-        """(n, input_size) float32 -> (n, size) float32, a column per head."""
+        """(n, sum of widths) float32 -> (n, size) float32, a column per head."""
         return torch.stack([member(embeddings) for member in self.members], dim=1)
 
     def fit_scaling(self, mean: torch.Tensor, std: torch.Tensor) -> None:

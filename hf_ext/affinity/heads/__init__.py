@@ -1,0 +1,1 @@
+"""`--head auto`: a head, and how it is trained, chosen by validation on the cached embeddings."""

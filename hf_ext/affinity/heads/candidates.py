@@ -1,0 +1,97 @@
+"""Heads that a search tries, and what it tries next: small changes of the best so far."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+RATE_STEP = 3.0
+EPOCH_STEP = 3
+DROPOUTS = (0.0, 0.1, 0.3, 0.5)
+MAX_RATE, MIN_RATE = 1e-2, 1e-5
+LARGE = (1024, 512, 256, 128)  # of --head mlp
+# Form, sizes, dropout. Where a LayerNorm follows, dropout makes training and evaluation see other variances: 0.1 there.
+FORMS: tuple[tuple[str, tuple[int, ...], float], ...] = (
+    ("mlp", (64,), 0.3),
+    ("product", (64,), 0.3),
+    ("gated", (64,), 0.3),
+    ("mlp", (256, 64), 0.1),
+    ("mlp", LARGE, 0.1),
+)
+
+
+@dataclass(frozen=True)
+class HeadSettings:
+    """A head, and how it is trained.
+
+    Attributes:
+        form: "mlp", "product" or "gated"; see `hf_ext.models.head`.
+        sizes: of hidden layers.
+        dropout: share of units.
+        learning_rate: at its peak.
+        weight_decay: as in AdamW.
+        epochs: after which the learning rate has fallen to its end.
+    """
+
+    form: str
+    sizes: tuple[int, ...]
+    dropout: float
+    learning_rate: float
+    weight_decay: float
+    epochs: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able."""
+        return {**asdict(self), "sizes": list(self.sizes)}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> HeadSettings:
+        return cls(**{**values, "sizes": tuple(values["sizes"])})
+
+    def name(self) -> str:
+        """Such as `mlp 256-64`, or `linear`."""
+        if self.form == "mlp" and not self.sizes:
+            return "linear"
+        return f"{self.form} {'-'.join(map(str, self.sizes))}"
+
+    def num_weights(self, widths: Sequence[int]) -> int:
+        """Weights of its matrices on embeddings of these widths."""
+        if self.form == "mlp":
+            return sum(a * b for a, b in pairwise([sum(widths), *self.sizes, 1]))
+        return 2 * sum(widths) * self.sizes[0]
+
+
+def first_candidates(start: HeadSettings, fixed: Collection[str], widths: Sequence[int]) -> list[HeadSettings]:
+    """Every form, trained briefly at the rates of `start`, those with the fewest weights first.
+
+    Args:
+        start: the run's own settings.
+        fixed: names of settings that the user set, which no candidate changes.
+        widths: of each input's embedding; one input has no product with others.
+    """
+    epochs = start.epochs if "epochs" in fixed else max(1, start.epochs // EPOCH_STEP)
+    candidates = [
+        replace(start, form=form, sizes=sizes, dropout=start.dropout if "dropout" in fixed else dropout, epochs=epochs)
+        for form, sizes, dropout in FORMS
+        if form != "product" or len(widths) > 1
+    ]
+    return sorted(candidates, key=lambda one: one.num_weights(widths))
+
+
+def neighbours(best: HeadSettings, fixed: Collection[str]) -> Iterator[HeadSettings]:
+    """Changes of one setting of `best` each, in the order in which they are worth a try."""
+    if "epochs" not in fixed:
+        yield replace(best, epochs=best.epochs * EPOCH_STEP)
+    if "learning_rate" not in fixed:
+        for rate in (best.learning_rate * RATE_STEP, best.learning_rate / RATE_STEP):
+            if MIN_RATE <= rate <= MAX_RATE:
+                yield replace(best, learning_rate=float(f"{rate:.3g}"))
+    if "dropout" not in fixed:
+        below = [value for value in DROPOUTS if value < best.dropout]
+        above = [value for value in DROPOUTS if value > best.dropout]
+        for value in (*below[-1:], *above[:1]):
+            yield replace(best, dropout=value)
+    if "weight_decay" not in fixed:
+        yield replace(best, weight_decay=float(f"{best.weight_decay * 10:.3g}"))
