@@ -50,6 +50,7 @@ _SETTINGS = (
     "warmup_steps",
     "seed",
     "per_device_train_batch_size",
+    "head",
     "head_sizes",
     "head_dropout",
 )

@@ -119,7 +119,7 @@ def run(
     )
     log.info("\n%s\n", trainer.plan.table())
     searched = {**splits, "train": train_rows}
-    head = choose_head(trainer, model_args, args, searched, parser.explicit, held_out_values(data_args, searched))
+    head = choose_head(trainer, model_args, args, searched, parser, held_out_values(data_args, searched))
     if head:
         log.info(describe_choice(head))
     if model_args.num_seeds > 1:
@@ -136,7 +136,8 @@ def run(
     if model_args.merge_lora:
         trainer.save_merged(Path(str(args.output_dir)) / "merged")
 
-    results = report(trainer, trained, calibration, ridge, data, distillation, units, model_args, data_args, parser)
+    records = {"head_search": head, "calibration": calibration}
+    results = report(trainer, trained, records, ridge, data, distillation, units, model_args, data_args, parser)
     finish_run(trainer, log)
     return results
 
@@ -152,7 +153,7 @@ def use_demo(model_args: AffinityArguments, data_args: DataArguments, args: Fast
 def report(
     trainer: FastTrainer,
     trained: Any,
-    calibration: dict[str, Any],
+    records: dict[str, Any],
     ridge: RidgeBaseline | None,
     data: LoadedData,
     distillation: Distillation | None,
@@ -174,9 +175,7 @@ def report(
     if distillation:
         comparison = compare_with_teacher(distillation, test, splits["test"], folder, trainer.args.device, **scored)
     settings = {**vars(model_args), **vars(data_args)}
-    results = save_results(
-        trainer, trained, test, splits, data.report, settings, parser, calibration, seeds, comparison
-    )
+    results = save_results(trainer, trained, test, splits, data.report, settings, parser, records, seeds, comparison)
     LOGGER.info("\n%s\n", test.table())
     if seeds:
         LOGGER.info(seeds.text())

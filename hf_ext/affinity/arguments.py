@@ -8,6 +8,7 @@ from typing import Literal, Optional
 from ..argument_checks import ABOVE_ZERO, COUNT, FINITE, SHARE_BELOW_ONE, WIDTH, check_choices, check_ranges
 from ..errors import ArgumentError
 
+Head = Literal["auto", "mlp", "product", "gated"]
 DISTILLABLE = ("mse", "huber")
 RANGES = {
     "num_seeds": COUNT,
@@ -87,12 +88,12 @@ class AffinityArguments:
     merge_lora: bool = field(
         default=False, metadata={"help": "Also save the model with its adapters merged, in the folder 'merged'."}
     )
-    head: Literal["auto", "mlp", "product", "gated"] = field(
+    head: Head = field(
         default="auto",
         metadata={
             "help": "auto: a head and its learning rate, dropout and epochs are chosen by validation on the cached "
-            "embeddings of frozen encoders, in less time than a run with mlp takes; what you set yourself is kept. mlp: "
-            "a perceptron of --head_sizes. product: of the towers' projections, beside a hidden layer; gated: one "
+            "embeddings of frozen encoders, in less time than a run with mlp takes; what you set yourself is kept. "
+            "mlp: a perceptron of --head_sizes. product: of the towers' projections, beside a hidden layer; gated: one "
             "hidden layer with gates; both take one --head_sizes."
         },
     )

@@ -31,7 +31,7 @@ def save_results(
     data_report: dict[str, Any],
     settings: dict[str, Any],
     parser: FastArgumentParser,
-    calibration: dict[str, Any] | None = None,
+    records: Mapping[str, Any] | None = None,
     seeds: SeedScores | None = None,
     distillation: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def save_results(
         data_report: what loading reported.
         settings: model and data arguments by name; training arguments come from the trainer, as the plan left them.
         parser: after parsing; it knows the command line and where each argument came from.
-        calibration: from `calibrate_model`.
+        records: JSON-able, by name, what was chosen or fitted beside the weights; None is left out.
         seeds: of several heads, from `score_seeds`.
         distillation: of a student, from `compare_with_teacher`.
 
@@ -61,7 +61,7 @@ def save_results(
         "model": {**record["model"], **_describe_model(trainer.model.config)},
         **record_evaluations(trainer),
         **(_first_of(seeds) if seeds else {}),
-        **({"calibration": calibration} if calibration else {}),
+        **{name: record for name, record in (records or {}).items() if record is not None},
         "test": scores,
         "labels": {name: audit_labels(splits[name]) for name in ("train", "test") if hasattr(splits[name], "__len__")},
         "data": with_absolute_path(data_report, "source"),

@@ -50,12 +50,6 @@ class HeadSettings:
     def from_dict(cls, values: dict[str, Any]) -> HeadSettings:
         return cls(**{**values, "sizes": tuple(values["sizes"])})
 
-    def name(self) -> str:
-        """Such as `mlp 256-64`, or `linear`."""
-        if self.form == "mlp" and not self.sizes:
-            return "linear"
-        return f"{self.form} {'-'.join(map(str, self.sizes))}"
-
     def num_weights(self, widths: Sequence[int]) -> int:
         """Weights of its matrices on embeddings of these widths."""
         if self.form == "mlp":

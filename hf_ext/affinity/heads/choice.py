@@ -4,34 +4,31 @@ from __future__ import annotations
 
 import json
 import logging
-import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
-import torch
 from accelerate.utils import broadcast_object_list
 from transformers import set_seed
 
 from ...data.fingerprint import fingerprint
-from ...evaluation.scores import PLAIN_METRICS
 from ...models.configuration import AffinityConfig
-from ...models.losses import regression_loss
+from ...parser import FastArgumentParser
+from ...reporting.head_search import HEADERS, candidate_rows, head_name
 from ...reporting.run_record import write_json
 from ...reporting.tables import format_table
 from ...speedups.batch_size import cached_batch_size
 from ...training_args import FastTrainingArguments
-from ...units import format_cell, less_is_better, metric_name, seconds
-from ..arguments import AffinityArguments
-from ..measure import verdict_metric
+from ...units import format_cell, metric_name, seconds
+from ..arguments import AffinityArguments, Head
 from .candidates import HeadSettings
-from .rows import HeadRows, make_folds, read_rows
+from .rows import make_folds, read_rows
+from .run_settings import PLAIN, make_recipe, make_start, metric_of
 from .search import HeadSearch, find_budget, search_head
-from .training import Recipe
 
-AUTO, PLAIN = "auto", "mlp"
+AUTO: Head = "auto"
 FILE = "head_search.json"
 MAX_FEATURE_BYTES = 2**30  # of training rows; the search sees a sample of more
 # What the user may have set -> what the search then leaves alone.
@@ -42,6 +39,7 @@ FIXED = {
     "num_train_epochs": "epochs",
     "max_steps": "epochs",
 }
+CHOSEN = ("head_sizes", "head_dropout", "learning_rate", "weight_decay", "num_train_epochs")
 BATCH_ARGUMENTS = (
     "per_device_train_batch_size",
     "gradient_accumulation_steps",
@@ -58,9 +56,9 @@ logger = logging.getLogger(__name__)
 def settle_head(args: AffinityArguments, training: FastTrainingArguments, explicit: Collection[str], rows: Any) -> None:
     """Settles what `--head auto` means before a model is built.
 
-    `--head_sizes` asks for that perceptron; `--init_head_from` for the head of that run. Otherwise a search will follow:
-    of small sets its heads take at least `per_device_train_batch_size` rows per step, where the plan would take fewer to
-    have more steps; a small head does not need them.
+    `--head_sizes` asks for that perceptron; `--init_head_from` for the head of that run. Otherwise a search follows:
+    of small sets its heads take `per_device_train_batch_size` rows per step, where the plan would take fewer to have
+    more steps; a small head does not need them.
 
     Args:
         args, training: as parsed; changed in place.
@@ -73,7 +71,7 @@ def settle_head(args: AffinityArguments, training: FastTrainingArguments, explic
         args.head = PLAIN
     elif args.init_head_from:
         _take_head_of(args, Path(args.init_head_from))
-    elif hasattr(rows, "__len__") and training.cached_batch_size and not explicit & {*BATCH_ARGUMENTS}:
+    elif hasattr(rows, "__len__") and training.cached_batch_size and not {*explicit} & {*BATCH_ARGUMENTS}:
         planned = cached_batch_size(len(rows), training.cached_batch_size)
         if planned < training.per_device_train_batch_size:
             training.cached_batch_size = None
@@ -86,7 +84,7 @@ def _take_head_of(args: AffinityArguments, folder: Path) -> None:
     found = json.loads(file.read_text()) if file.is_file() else {}
     if found.get("model_type") == AffinityConfig.model_type:
         config = AffinityConfig.from_dict(found)
-        args.head = config.head_form or PLAIN
+        args.head = cast(Head, config.head_form or PLAIN)
         args.head_sizes, args.head_dropout = list(config.head_sizes or []), config.head_dropout
 
 
@@ -95,7 +93,7 @@ def choose_head(
     args: AffinityArguments,
     training: FastTrainingArguments,
     splits: Mapping[str, Any],
-    explicit: Collection[str],
+    parser: FastArgumentParser,
     units: Units,
 ) -> dict[str, Any] | None:
     """Searches a head for `trainer.model`, and gives model and arguments what it found; None where there is no search.
@@ -107,7 +105,7 @@ def choose_head(
         args: after `settle_head`.
         training: what `trainer` was made from; several heads are trained from it.
         splits: train, as it is trained on, and validation.
-        explicit: names of the arguments that the user set: these are kept.
+        parser: after parsing: what the user set is kept, and where the others come from is noted.
         units: of each training and validation row what was held out together, or None for rows.
 
     Returns:
@@ -122,7 +120,7 @@ def choose_head(
         sizes = "-".join(map(str, args.head_sizes))
         logger.info("Head: mlp %s. A search for a better one is made on cached embeddings, and %s.", sizes, reason)
         return None
-    fixed = {FIXED[name] for name in explicit & FIXED.keys()}
+    fixed = {FIXED[name] for name in parser.explicit & FIXED.keys()}
     facts = _describe(trainer, args, splits, fixed)
     file = Path(trainer.args.output_dir) / FILE
     stored: list[Any] = [_read(file, facts) if trainer.is_world_process_zero() else None]
@@ -134,6 +132,7 @@ def choose_head(
             write_json(file, {"facts": facts, "found": stored[0]})
     found = stored[0]
     _apply(HeadSettings.from_dict(found["chosen"]), trainer, args, training)
+    parser.origins.update({name: "head search" for name in CHOSEN if FIXED.get(name) not in fixed})
     return found
 
 
@@ -142,27 +141,13 @@ def describe_choice(found: Mapping[str, Any]) -> str:
     metric, ridge = metric_name(found["metric"]), found["ridge_error"]
     chosen = HeadSettings.from_dict(found["chosen"])
     text = (
-        f"Head: {chosen.name()}, dropout {chosen.dropout:g}, learning rate {chosen.learning_rate:g}, weight decay "
-        f"{chosen.weight_decay:g}, {chosen.epochs:g} epochs. Chosen among {len(found['tried'])} by their error "
-        f"({metric}) on {found['num_held_out']:,} rows that they were not trained on, in {seconds(found['seconds'])}; "
-        f"a ridge on the same embeddings has {format_cell(ridge)} there. --head mlp takes the large perceptron."
+        f"Head: {head_name(found['chosen'])}, dropout {chosen.dropout:g}, learning rate {chosen.learning_rate:g}, "
+        f"weight decay {chosen.weight_decay:g}, {chosen.epochs:g} epochs. Chosen among {len(found['tried'])} by their "
+        f"error ({metric}) on {found['num_held_out']:,} rows that they were not trained on, in "
+        f"{seconds(found['seconds'])}; a ridge on the same embeddings has {format_cell(ridge)} there. "
+        "--head mlp takes the large perceptron."
     )
-    return f"{text}\n{format_table(candidate_rows(found), CANDIDATE_HEADERS)}"
-
-
-CANDIDATE_HEADERS = ["head", "dropout", "learning rate", "weight decay", "epochs", "weights", "error"]
-
-
-def candidate_rows(found: Mapping[str, Any]) -> list[list[str]]:
-    """A row per candidate, the best first, as texts under `CANDIDATE_HEADERS`."""
-    order = sorted(found["tried"], key=lambda one: math.inf if one["error"] is None else one["error"])
-    names = ("dropout", "learning_rate", "weight_decay", "epochs")
-    rows = []
-    for one in order:
-        settings = HeadSettings.from_dict({k: v for k, v in one.items() if k not in ("error", "num_weights")})
-        numbers = [f"{one[name]:g}" for name in names]
-        rows.append([settings.name(), *numbers, f"{one['num_weights']:,}", format_cell(one["error"])])
-    return rows
+    return f"{text}\n{format_table(candidate_rows(found), HEADERS)}"
 
 
 def _why_not(trainer: Any, splits: Mapping[str, Any]) -> str | None:
@@ -185,77 +170,31 @@ def _search(
         rows["train"] = rows["train"].select(chosen)
         units = None if units is None else ([units[0][i] for i in chosen], units[1])
     train, validation = read_rows(trainer, rows)
-    recipe = _recipe(trainer, args, float(train.labels.mean()), float(train.labels.std()) or 1.0)
+    recipe = make_recipe(trainer, args, float(train.labels.mean()), float(train.labels.std()) or 1.0)
     planned = cached_batch_size(len(train), 1024)
     budget = find_budget(replace(recipe, rows_per_step=min(planned, recipe.rows_per_step)), len(train))
-    start = _start(trainer, args)
+    start = make_start(trainer.args, args)
     folds = make_folds(train, validation, units, trainer.args.seed)
     is_quiet = trainer.args.disable_tqdm or not trainer.is_world_process_zero()
     found = search_head(start, fixed, recipe, folds, budget, is_quiet=is_quiet)
-    return {**_plain(found), "metric": _metric(trainer.args)}
+    return {**_plain(found), "metric": metric_of(trainer.args)}
 
 
 def _plain(found: HeadSearch) -> dict[str, Any]:
     return {**asdict(found), "chosen": found.chosen.to_dict()}
 
 
-def _start(trainer: Any, args: AffinityArguments) -> HeadSettings:
-    epochs = trainer.args.num_train_epochs
-    epochs = int(epochs) if float(epochs).is_integer() else epochs
-    settings = trainer.args.learning_rate, trainer.args.weight_decay, epochs
-    return HeadSettings(PLAIN, tuple(args.head_sizes), args.head_dropout, *settings)
-
-
-def _recipe(trainer: Any, args: AffinityArguments, mean: float, std: float) -> Recipe:
-    training = trainer.args
-    return Recipe(
-        widths=tuple(trainer.model.embedding_sizes.values()),
-        rows_per_step=training.train_batch_size * training.gradient_accumulation_steps * training.world_size,
-        warmup=float(training.warmup_steps),
-        scheduler=training.lr_scheduler_type,
-        max_grad_norm=float(training.max_grad_norm or 0.0),
-        max_steps=max(0, training.max_steps),
-        loss=args.loss,
-        huber_delta=args.huber_delta,
-        tobit_scale=args.tobit_scale,
-        measure=_make_measure(args, _metric(training), mean, std),
-        seed=training.seed,
-    )
-
-
-def _metric(training: FastTrainingArguments) -> str:
-    """What the best checkpoint is chosen by."""
-    return verdict_metric(training) or "loss"
-
-
-def _make_measure(
-    args: AffinityArguments, metric: str, mean: float, std: float
-) -> Callable[[np.ndarray, HeadRows], float]:
-    """The error of predictions in label units; a metric of which more is better, such as Spearman, as 1 - metric."""
-
-    def loss(predicted: np.ndarray, rows: HeadRows) -> float:
-        outputs, labels = (torch.from_numpy((values - mean) / std) for values in (predicted, rows.labels))
-        scales = {"huber_delta": args.huber_delta, "tobit_scale": args.tobit_scale}
-        return float(regression_loss(args.loss, outputs, labels, torch.from_numpy(rows.bounds), **scales)) / len(rows)
-
-    def error(predicted: np.ndarray, rows: HeadRows) -> float:
-        value = float(PLAIN_METRICS[metric](predicted, rows.labels).value)
-        return value if less_is_better(metric) else 1 - value
-
-    return error if metric in PLAIN_METRICS else loss
-
-
 def _describe(
     trainer: Any, args: AffinityArguments, splits: Mapping[str, Any], fixed: Collection[str]
 ) -> dict[str, Any]:
     """What decides the outcome of a search: where it is the same, the search is not made again."""
-    recipe = asdict(_recipe(trainer, args, 0.0, 1.0))
+    recipe = asdict(make_recipe(trainer, args, 0.0, 1.0))
     del recipe["measure"]
     facts = {
-        "start": _start(trainer, args).to_dict(),
+        "start": make_start(trainer.args, args).to_dict(),
         "fixed": sorted(fixed),
         "recipe": {**recipe, "scheduler": str(recipe["scheduler"])},
-        "metric": _metric(trainer.args),
+        "metric": metric_of(trainer.args),
         "embeddings": {name: trainer.embedding_key(name) for name in trainer.model.embedding_sizes},
         "rows": {name: fingerprint(splits[name]) for name in ("train", "validation")},
     }

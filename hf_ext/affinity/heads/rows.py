@@ -66,7 +66,7 @@ def _read(trainer: Any, split: Any) -> HeadRows:
 def make_folds(
     train: HeadRows, validation: HeadRows, units: tuple[Sequence[Any], Sequence[Any]] | None, seed: int
 ) -> list[tuple[HeadRows, HeadRows]]:
-    """Rows to train on and rows held out from them: first the validation rows; then parts of training, if these are few.
+    """Rows to train on and rows held out from them: first the validation rows; where these are few, parts of training.
 
     Args:
         train, validation: splits of a run.

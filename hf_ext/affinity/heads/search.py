@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from tqdm.auto import tqdm
@@ -31,25 +31,25 @@ MAX_CANDIDATES = 24
 logger = logging.getLogger(__name__)
 
 
-@dataclass
+@dataclass(frozen=True)
 class HeadSearch:
     """What a search found.
 
     Attributes:
         chosen: the head to train.
-        tried: per candidate its settings, `error` (of held-out rows, smaller is better; None: not finite) and
-            `num_weights`; JSON-able.
+        tried: per candidate its settings, `error` (of held-out rows, smaller is better; None: not finite),
+            `is_complete` (False: given up before it had seen all sets of them) and `num_weights`; JSON-able.
         num_folds, num_held_out: sets of held-out rows, and rows in them.
         ridge_error: that of a ridge on the same embeddings and rows, its penalty chosen on these.
         seconds: wall time.
     """
 
     chosen: HeadSettings
-    tried: list[dict[str, Any]] = field(default_factory=list)
-    num_folds: int = 1
-    num_held_out: int = 0
-    ridge_error: float | None = None
-    seconds: float = 0.0
+    tried: list[dict[str, Any]]
+    num_folds: int
+    num_held_out: int
+    ridge_error: float
+    seconds: float
 
 
 def search_head(
@@ -77,28 +77,30 @@ def search_head(
     Cost: `budget`, and a ridge per set of held-out rows.
     """
     began = time.perf_counter()
-    found = HeadSearch(start, num_folds=len(folds), num_held_out=sum(len(held_out) for _, held_out in folds))
-    errors: dict[HeadSettings, float] = {}
-    best: _Tried | None = None
+    tried: list[_Tried] = []
+    asked: set[HeadSettings] = set()
     left = budget
     queue = first_candidates(start, fixed, recipe.widths)
     with tqdm(total=round(budget), desc="Choosing a head", unit="s", disable=is_quiet, leave=False) as bar:
-        while queue and len(errors) < MAX_CANDIDATES:
+        while queue and len(asked) < MAX_CANDIDATES:
             settings = queue.pop(0)
-            errors[settings] = math.inf  # also of one that is too dear: it is not asked for again
+            asked.add(settings)
             planned = _seconds(settings, recipe, [len(train) for train, _ in folds], STEP_S)
-            if planned <= left or not found.tried:
-                tried = _evaluate(settings, recipe, folds, best)
-                errors[settings] = tried.error
-                best = tried if best is None or errors[settings] < errors[best.settings] else best
-                left -= planned * tried.share
+            if planned <= left or not tried:  # what is too dear is not asked for again
+                tried.append(_evaluate(settings, recipe, folds, _best(tried)))
+                left -= planned * tried[-1].share
                 bar.update(round(budget - left) - bar.n)
-                found.tried.append(_describe(settings, recipe, errors[settings]))
-            queue = queue or [one for one in neighbours(best.settings, fixed) if one not in errors][:1]
-    found.chosen = _choose(errors, recipe)
-    found.ridge_error = _ridge_error(recipe, folds)
-    found.seconds = time.perf_counter() - began
-    return found
+            if not queue:
+                best = _best(tried) or tried[0]
+                queue = [one for one in neighbours(best.settings, fixed) if one not in asked][:1]
+    return HeadSearch(
+        chosen=_choose(tried, recipe),
+        tried=[_describe(one, recipe) for one in tried],
+        num_folds=len(folds),
+        num_held_out=sum(len(held_out) for _, held_out in folds),
+        ridge_error=_ridge_error(recipe, folds),
+        seconds=time.perf_counter() - began,
+    )
 
 
 def find_budget(recipe: Recipe, num_rows: int) -> float:
@@ -113,15 +115,26 @@ def find_budget(recipe: Recipe, num_rows: int) -> float:
 
 @dataclass(frozen=True)
 class _Tried:
-    """`curves`: errors after each epoch, by set of held-out rows; `share`: steps taken, of those planned."""
+    """What became of a candidate.
+
+    Attributes:
+        curves: errors after each epoch, by set of held-out rows.
+        is_complete: of all sets; it was given up otherwise, and is not compared with those that have seen all.
+        share: of its planned steps that were taken.
+    """
 
     settings: HeadSettings
     curves: list[list[float]]
+    is_complete: bool
     share: float
 
     @property
     def error(self) -> float:
         return sum(map(min, self.curves)) / len(self.curves)
+
+
+def _best(tried: Sequence[_Tried]) -> _Tried | None:
+    return min((one for one in tried if one.is_complete), key=lambda one: one.error, default=None)
 
 
 def _evaluate(settings: HeadSettings, recipe: Recipe, folds: Folds, best: _Tried | None) -> _Tried:
@@ -135,16 +148,17 @@ def _evaluate(settings: HeadSettings, recipe: Recipe, folds: Folds, best: _Tried
         if best is not None and not sum(map(min, curves)) <= BEHIND * sum(map(min, best.curves[: i + 1])):
             break
     planned = sum(recipe.num_steps(len(train), settings.epochs) for train, _ in folds)
-    tried = _Tried(settings, curves, num_steps / planned)
+    tried = _Tried(settings, curves, len(curves) == len(folds), num_steps / planned)
     logger.debug("%s: %.5g", settings, tried.error)
     return tried
 
 
-def _choose(errors: dict[HeadSettings, float], recipe: Recipe) -> HeadSettings:
+def _choose(tried: Sequence[_Tried], recipe: Recipe) -> HeadSettings:
     """Of those as good as the best the one with the fewest weights, then with the lowest error."""
-    lowest = min(errors.values())
-    near = [one for one, error in errors.items() if error <= max(lowest * NEAR, lowest)]
-    return min(near, key=lambda one: (one.num_weights(recipe.widths), errors[one]))
+    complete = [one for one in tried if one.is_complete]
+    lowest = min(one.error for one in complete)
+    near = [one for one in complete if one.error <= max(lowest * NEAR, lowest)]
+    return min(near, key=lambda one: (one.settings.num_weights(recipe.widths), one.error)).settings
 
 
 def _seconds(settings: HeadSettings, recipe: Recipe, sizes: Sequence[int], step_s: float) -> float:
@@ -154,9 +168,10 @@ def _seconds(settings: HeadSettings, recipe: Recipe, sizes: Sequence[int], step_
     return each * sum(recipe.num_steps(size, settings.epochs) for size in sizes)
 
 
-def _describe(settings: HeadSettings, recipe: Recipe, error: float) -> dict[str, Any]:
-    shown = error if math.isfinite(error) else None
-    return {**settings.to_dict(), "error": shown, "num_weights": settings.num_weights(recipe.widths)}
+def _describe(one: _Tried, recipe: Recipe) -> dict[str, Any]:
+    shown = one.error if math.isfinite(one.error) else None
+    weights = one.settings.num_weights(recipe.widths)
+    return {**one.settings.to_dict(), "error": shown, "is_complete": one.is_complete, "num_weights": weights}
 
 
 def _ridge_error(recipe: Recipe, folds: Folds) -> float:

@@ -51,6 +51,12 @@ class Recipe:
     measure: Measure
     seed: int
 
+    def loss_sum(self, output: torch.Tensor, labels: torch.Tensor, bounds: torch.Tensor) -> torch.Tensor:
+        """The run's loss over rows, (n,) each, standardised label units."""
+        return regression_loss(
+            self.loss, output, labels, bounds, huber_delta=self.huber_delta, tobit_scale=self.tobit_scale
+        )
+
     def num_steps(self, num_rows: int, epochs: float) -> int:
         """Steps of a candidate, at least 1."""
         steps = max(1, math.ceil(epochs * max(1, num_rows // self.rows_per_step)))
@@ -88,7 +94,12 @@ def train_head(
 
 
 def _train(
-    head: nn.Module, settings: HeadSettings, recipe: Recipe, train: HeadRows, held_out: HeadRows, rival: Sequence[float] | None
+    head: nn.Module,
+    settings: HeadSettings,
+    recipe: Recipe,
+    train: HeadRows,
+    held_out: HeadRows,
+    rival: Sequence[float] | None,
 ) -> Trained:
     mean, std = float(train.labels.mean()), float(train.labels.std()) or 1.0
     device, size = train.features.device, recipe.rows_per_step
@@ -106,9 +117,7 @@ def _train(
         head.train()
         for rows in order.split(size)[: num_steps - step]:
             output = head(train.features[rows]).squeeze(-1)
-            scales = {"huber_delta": recipe.huber_delta, "tobit_scale": recipe.tobit_scale}
-            loss = regression_loss(recipe.loss, output, labels[rows], bounds[rows], **scales) / len(rows)
-            loss.backward()
+            (recipe.loss_sum(output, labels[rows], bounds[rows]) / len(rows)).backward()
             if recipe.max_grad_norm:
                 nn.utils.clip_grad_norm_(head.parameters(), recipe.max_grad_norm)
             optimizer.step()

@@ -9,6 +9,7 @@ from ... import units
 from ...units import is_finite, metric_name
 from ..charts.curves import FULL, curve_charts
 from .blocks import Block, Figure, Fold, Paragraph, Section, Table
+from .head import head_blocks
 from .run_files import RunFiles
 from .seeds import first_seed_blocks, seed_blocks, teacher_blocks
 from .values import as_dict, hide_folders
@@ -28,7 +29,7 @@ _TIMES = ("runtime", "per_second", "num_distinct", "num_tokens")
 def training_section(run: RunFiles) -> Section:
     """The model, and how its training went."""
     png = "loss.png" if "loss.png" in run.images else None
-    blocks: list[Block] = [*_model_blocks(run), *first_seed_blocks(run), *_facts(run)]
+    blocks: list[Block] = [*_model_blocks(run), *head_blocks(run), *first_seed_blocks(run), *_facts(run)]
     charts = curve_charts(run.log_history, run.results)
     blocks += [Figure(chart, None if i else png) for i, chart in enumerate(charts)] or [
         Paragraph("No learning curves: the run logged fewer than two losses or scores.")
