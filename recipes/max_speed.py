@@ -23,6 +23,7 @@ from hf_ext.affinity.calibrating import calibrate_model, describe_calibration
 from hf_ext.affinity.distilling import Distillation, compare_with_teacher, distill, format_distillation
 from hf_ext.affinity.ensemble import train_seeds
 from hf_ext.affinity.held_out import find_units
+from hf_ext.affinity.intervals import fit_intervals, score_intervals
 from hf_ext.affinity.measure import settle_measure
 from hf_ext.affinity.preparing import describe_rows, load_rows
 from hf_ext.affinity.results import save_results
@@ -95,6 +96,7 @@ def run(
     data = load_rows(model_args, data_args, parser.explicit, output_dir=args.output_dir, seed=args.seed, table=table)
     splits = data.splits
     units = find_units(data_args, splits)
+    validation_units = find_units(data_args, splits, "validation", min_units=1)
     model_args.tower_training, args.use_peft = settle_training(model_args, args.use_peft)
     distillation = distill(model_args, data_args, args, splits) if model_args.distill_from else None
     train_rows = distillation.train if distillation else splits["train"]
@@ -118,6 +120,7 @@ def run(
         trained = trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
     calibration = calibrate_model(trainer, model_args.calibration, splits)
     log.info("\n".join(describe_calibration(calibration)))
+    fit_intervals(trainer, splits["validation"], validation_units)
     trainer.save_model()
     trainer.save_state()
     if model_args.merge_lora:
@@ -155,13 +158,16 @@ def report(
         "units": units,
     }
     test = score_split(trainer, splits, "test", **scored, leaks=data.report.get("leaks"))
+    stored = trainer.model.config.prediction_intervals
+    intervals = score_intervals(stored, test.predictions, test.labels, splits, units)
+    test.notes.extend(intervals["notes"])
     seeds = score_seeds(trainer, trained, splits, test, **scored) if model_args.num_seeds > 1 else None
     comparison = None
     if distillation:
         comparison = compare_with_teacher(distillation, test, splits["test"], folder, trainer.args.device, **scored)
     settings = {**vars(model_args), **vars(data_args)}
     results = save_results(
-        trainer, trained, test, splits, data.report, settings, parser, calibration, seeds, comparison
+        trainer, trained, test, splits, data.report, settings, parser, calibration, seeds, comparison, intervals
     )
     LOGGER.info("\n%s\n", test.table())
     if seeds:

@@ -10,6 +10,10 @@ model does not read. Embeddings of frozen encoders are read from the cache where
 (`max_speed.py --num_seeds`) the column `prediction_std` holds the spread of its heads. A text that a spreadsheet would
 run as a formula (`=...`, `@...`, `-x`) gets a `'` in front; to join with your table use `source_row`, or take that `'`
 off (`hf_ext.csv_cells.read_cell`).
+
+`--interval 0.9` writes `prediction_low` and `prediction_high` as well: between them 90 % of measured values are
+expected, by how far predictions were off on the validation rows of the training run. `--calibrated false` writes what
+the network says, without what was fitted on those rows.
 """
 
 from __future__ import annotations
@@ -17,13 +21,13 @@ from __future__ import annotations
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 import numpy as np
 
 from hf_ext.affinity.ensemble import predict_members
 from hf_ext.affinity.prediction_file import check_columns, find_output, find_rejected, refuse_added
-from hf_ext.affinity.predictor import check_predictions, columns_of, find_model, load_model
+from hf_ext.affinity.predictor import check_interval, check_predictions, columns_of, find_model, load_model
 from hf_ext.affinity.results import write_predictions
 from hf_ext.affinity.teacher import SPEEDUPS
 from hf_ext.data.arguments import DataArguments
@@ -60,6 +64,16 @@ class PredictArguments:
         default=True,
         metadata={"help": "Write all columns of the input too, in its order and as read (not those of a stream)."},
     )
+    interval: Optional[float] = field(  # noqa: UP045
+        default=None,
+        metadata={
+            "help": "Also write prediction_low and prediction_high, between which this share of measured values is "
+            "expected: 0.9, say. From the validation rows of the training run; no labels are read."
+        },
+    )
+    calibrated: bool = field(
+        default=True, metadata={"help": "false: write what the network says, without the calibration on validation."}
+    )
 
 
 def main(argv: list[str] | None = None) -> Path:
@@ -74,6 +88,11 @@ def main(argv: list[str] | None = None) -> Path:
         check_columns(data_args.dataset_name)
     folder = find_model(predict_args.model, predict_args.revision)
     model = load_model(folder)
+    half_width = None
+    if predict_args.interval is not None:
+        half_width = check_interval(model, predict_args.interval, predict_args.calibrated)
+    if not predict_args.calibrated:
+        model.set_calibration(None)
     collator = SequenceCollator.from_pretrained(folder)
     if "too_long" in parser.explicit:
         collator.too_long = data_args.too_long
@@ -98,7 +117,8 @@ def main(argv: list[str] | None = None) -> Path:
         predictions, spread = _predict(trainer, rows)
         check_predictions(predictions)
         if trainer.is_world_process_zero():
-            write_predictions(output, rows, predictions, spread=spread, as_read=loaded.as_read)
+            written = {"spread": spread, "as_read": loaded.as_read, "half_width": half_width}
+            write_predictions(output, rows, predictions, **written)
         log.info("%d predictions in %s", len(predictions), output)
         trainer.end()
     return output

@@ -1,4 +1,4 @@
-"""What was held out together, and so is what an interval has to resample: antibodies, antigens, clusters, or rows."""
+"""What was held out together: what intervals resample and folds never cut: antibodies, antigens, clusters, or rows."""
 
 from __future__ import annotations
 
@@ -12,38 +12,42 @@ from ..errors import ArgumentError
 from ..evaluation.resampling import ResamplingUnits
 
 
-def find_units(args: DataArguments, splits: Any) -> ResamplingUnits | None:
-    """The units of `splits["test"]` that its intervals resample; None: its rows.
+def find_units(args: DataArguments, splits: Any, name: str = "test", min_units: int = 2) -> ResamplingUnits | None:
+    """The units of split `name`; None: its rows.
 
     `--interval_by COLUMN` decides, or `rows`. Left out: the column of `--split group:COLUMN`, or the clusters of
     `--split cluster`; of other splits, of `--group_column` and the sequence columns, the one with the fewest values
-    among those of which several test rows share a value and none is in training. A column with one value in all test
-    rows is passed over: further values of it cannot be spoken of.
+    among those of which several rows share a value and none is in training. A column with fewer values than
+    `min_units` is passed over.
 
     Args:
         args: of the data.
-        splits: train and test, map-style; streams have rows.
+        splits: train and `name`, map-style; streams have rows.
+        name: of the split.
+        min_units: 2 for intervals, which cannot be had from one value, and where all rows have the same say nothing
+            of further ones. 1 for folds, which then cannot be drawn, rather than cut through the one value.
 
     Raises:
-        ArgumentError: `--interval_by` names a column with one value in all test rows.
+        ArgumentError: `--interval_by` names a column with fewer values in the split.
 
     Cost: one pass over the columns.
     """
-    if args.interval_by == "rows" or not all(hasattr(splits[name], "__len__") for name in ("train", "test")):
+    rows = splits[name]
+    if args.interval_by == "rows" or not all(hasattr(split, "__len__") for split in (splits["train"], rows)):
         return None
     if args.interval_by:
-        units = _units(splits["test"], args.interval_by)
-        if units.num_units < 2:
+        units = _units(rows, args.interval_by)
+        if units.num_units < min_units:
             raise ArgumentError(
-                f"--interval_by {args.interval_by}: all {len(splits['test']):,} test rows have the same value, and one "
+                f"--interval_by {args.interval_by}: all {len(rows):,} {name} rows have the same value, and one "
                 "value cannot be resampled. Name another column, or rows."
             )
     else:
-        found = [_units(splits["test"], column) for column in _held_out_columns(args, splits)]
-        several = [units for units in found if units.num_units > 1 and not units.are_rows]
-        if not several:
+        found = [_units(rows, column) for column in _held_out_columns(args, splits["train"], rows)]
+        enough = [units for units in found if units.num_units >= min_units and not units.are_rows]
+        if not enough:
             return None
-        units = min(several, key=lambda units: units.num_units)
+        units = min(enough, key=lambda units: units.num_units)
     return None if units.are_rows else units
 
 
@@ -67,17 +71,17 @@ def _spoken(column: str) -> str:
     return "cluster" if column == SPLIT_CLUSTER else column
 
 
-def _held_out_columns(args: DataArguments, splits: Any) -> list[str]:
-    """The column that the split went by, or else those whose values in test are all new to training."""
-    names = column_names(splits["test"])
+def _held_out_columns(args: DataArguments, train: Any, rows: Any) -> list[str]:
+    """The column that the split went by, or else those whose values in `rows` are all new to training."""
+    names = column_names(rows)
     if args.split_group_column in names:
         return [str(args.split_group_column)]
     if SPLIT_CLUSTER in names:
         return [SPLIT_CLUSTER]
     asked = [*([args.group_column] if args.group_column else []), *args.sequence_columns]
-    return [column for column in asked if column in names and _is_held_out(splits, column)]
+    return [column for column in asked if column in names and _is_held_out(train, rows, column)]
 
 
-def _is_held_out(splits: Any, column: str) -> bool:
-    known: Sequence[Any] = read_columns(splits["train"], [column])
-    return not set(known) & set(read_columns(splits["test"], [column]))
+def _is_held_out(train: Any, rows: Any, column: str) -> bool:
+    known: Sequence[Any] = read_columns(train, [column])
+    return not set(known) & set(read_columns(rows, [column]))

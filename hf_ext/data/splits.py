@@ -15,7 +15,7 @@ from .clusters import CLUSTER_IDENTITY, cluster_numbers, read_cluster_file, refu
 from .columns import column_values, number_values
 
 SPLITS = ("train", "validation", "test")
-SPLIT_CLUSTER = "split_cluster"  # column of the test split of `cluster`: which rows were held out together
+SPLIT_CLUSTER = "split_cluster"  # column of what `cluster` held out of train: which rows stayed together
 VALIDATION_SHARE = 0.1  # of train, where nothing else says which rows choose the best model
 ALIASES = {name: name for name in SPLITS} | {"valid": "validation", "val": "validation", "dev": "validation"}
 
@@ -83,8 +83,8 @@ def split_rows(
         id_column: names the rows as that file does.
 
     Returns:
-        The splits (each in file order) and what was done: rule, seed, sizes, notes. After "cluster" the test split has
-        a column `split_cluster`, the number of each row's cluster.
+        The splits (each in file order) and what was done: rule, seed, sizes, notes. After "cluster" validation and test
+        have a column `split_cluster`, the number of each row's cluster.
 
     Raises:
         ArgumentError: a malformed rule or sizes.
@@ -112,8 +112,10 @@ def split_rows(
         report[f"num_{kind}s"] = int(groups.max()) + 1
         side = _group_sides(groups, shares, seed, kind, column)
     splits, report = _divide(data, side, shares, report)
-    if kind == "cluster" and "test" in splits:
-        splits["test"] = splits["test"].add_column(SPLIT_CLUSTER, groups[side == 2].tolist())
+    if kind == "cluster":
+        for number, name in enumerate(SPLITS):
+            if name in splits and name != "train":
+                splits[name] = splits[name].add_column(SPLIT_CLUSTER, groups[side == number].tolist())
     return splits, report
 
 

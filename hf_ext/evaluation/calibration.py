@@ -16,6 +16,7 @@ from ..errors import ArgumentError
 from ..models.calibration import KINDS, calibrate
 from ._arrays import FloatArray, as_groups, as_pair, count_not_finite
 from .limits import rmse_at_limits
+from .resampling import ResamplingUnits
 
 NUM_FOLDS = 10
 MIN_UNITS = 10  # a fold each; fewer say little about rows that the fit has not seen
@@ -96,6 +97,31 @@ def apply_calibration(predictions: Any, calibration: dict[str, Any] | None, ridg
     values = torch.from_numpy(np.asarray(predictions, np.float64))
     beside = None if ridge is None else torch.from_numpy(np.asarray(ridge, np.float64))
     return calibrate(values, calibration, beside).numpy()
+
+
+def cross_fit_calibration(
+    predictions: Any,
+    labels: Any,
+    calibration: dict[str, Any] | None,
+    *,
+    ridge: Any = None,
+    bounds: Any = None,
+    units: ResamplingUnits | None = None,
+    seed: int = 0,
+) -> FloatArray:
+    """Each prediction as calibrated by a fit of the form of `calibration` on the other folds: (n,), label units.
+
+    Its errors are those of rows that no fit has seen; where `calibration` is None predictions are as they were.
+    Arguments and cost as `fit_calibration`; `ridge` only where `calibration` stacks it, `units` of the rows.
+    """
+    predicted, measured = as_pair(predictions, labels)
+    if calibration is None:
+        return predicted
+    sides = np.zeros(len(measured)) if bounds is None else as_pair(bounds, measured)[0]
+    unit_of_row = np.arange(len(measured)) if units is None else units.unit_of_row
+    columns = [predicted] if ridge is None else [predicted, as_pair(ridge, measured)[0]]
+    fit: Fit = _fit_isotonic if calibration["kind"] == "isotonic" else _fit_line
+    return _cross_fit(fit, np.stack(columns, axis=1), measured, sides, _draw_folds(unit_of_row, seed))
 
 
 def _choose_form(
