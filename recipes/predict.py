@@ -21,7 +21,7 @@ from __future__ import annotations
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 
@@ -64,7 +64,7 @@ class PredictArguments:
         default=True,
         metadata={"help": "Write all columns of the input too, in its order and as read (not those of a stream)."},
     )
-    interval: Optional[float] = field(  # noqa: UP045
+    interval: float | None = field(
         default=None,
         metadata={
             "help": "Also write prediction_low and prediction_high, between which this share of measured values is "

@@ -71,7 +71,7 @@ def _fit(trainer: Any, rows: Any, units: ResamplingUnits | None) -> dict[str, An
         "levels": list(LEVELS[:known]),
         "half_widths": [float(width) for width in widths[:known]],
         "num_rows": int(is_exact.sum()),
-        "are_exact": not is_exact.all(),  # the others are limits
+        "num_limits": int((~is_exact).sum()),  # rows left out
         "unit": None if units is None else units.column,
         "num_units": None if units is None else units.num_units,
     }
@@ -93,8 +93,8 @@ def score_intervals(
         units: of the test rows.
 
     Returns:
-        JSON-able: `stored` without its table, `levels` with `level`, `mean_width` (label units) and `coverage` each,
-        and `notes`, sentences for reports.
+        JSON-able: `stored` without its table, `levels` with `level`, `width` (label units, the same for all rows) and
+        `coverage` each, and `notes`, sentences for reports.
     """
     if stored.get("reason"):
         return {"reason": stored["reason"], "levels": [], "notes": [f"No prediction intervals: {stored['reason']}."]}
@@ -106,7 +106,7 @@ def score_intervals(
         if level <= stored["levels"][-1] and len(errors):
             width = half_width(stored, level)
             held = measure_coverage(errors <= width, units=there)
-            levels.append({"level": level, "mean_width": 2 * width, "coverage": held.as_dict()})
+            levels.append({"level": level, "width": 2 * width, "coverage": held.as_dict()})
     basis = {name: value for name, value in stored.items() if name not in ("levels", "half_widths")}
     notes = [_describe(stored, levels), *_warn(splits, units, stored)]
     return {**basis, "highest_level": stored["levels"][-1], "levels": levels, "notes": notes}
@@ -126,10 +126,10 @@ def _describe(stored: Mapping[str, Any], levels: list[dict[str, Any]]) -> str:
     held = one["coverage"]
     ends = "" if held["low"] is None else f" [{share(held['low'])}, {share(held['high'])}]"
     of_units = "" if held["mean_of_units"] is None else f" ({share(held['mean_of_units'])} where units weigh alike)"
-    exact = " with exact labels" if stored["are_exact"] else ""
+    exact = " with exact labels" if stored["num_limits"] else ""
     return (
         f"Prediction intervals of {share(one['level'])} held {share(held['value'])}{ends} of "
-        f"{held['num_rows']:,} test rows{exact}{of_units}, at a mean width of {format_cell(one['mean_width'])} "
+        f"{held['num_rows']:,} test rows{exact}{of_units}, at a width of {format_cell(one['width'])} "
         f"({beside})."
     )
 

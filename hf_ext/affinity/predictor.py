@@ -248,7 +248,8 @@ def check_interval(model: AffinityModel, level: float, calibrated: bool = True) 
     """
     if not calibrated and model.config.calibration is not None:
         raise ArgumentError(
-            f"interval={level:g} with calibrated=False: intervals are those of calibrated predictions. Leave out one."
+            f"An interval of level {level:g} without calibration: this model's intervals are those of its calibrated "
+            "predictions. Leave out one of the two."
         )
     return half_width(model.config.prediction_intervals, level)
 

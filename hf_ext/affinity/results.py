@@ -143,7 +143,7 @@ def write_predictions(
     header = [*map(write_cell, kept), *([] if labels is None else ["label"]), PREDICTION]
     values = [*columns, *([] if labels is None else [labels]), predictions]
     if half_width is not None:
-        centre = np.asarray(predictions, np.float64)
+        centre, half_width = np.asarray(predictions, np.float32), np.float32(half_width)
         header, values = [*header, LOW, HIGH], [*values, centre - half_width, centre + half_width]
     if spread is not None:
         header, values = [*header, SPREAD], [*values, spread]

@@ -15,29 +15,30 @@ def half_width(stored: Mapping[str, Any] | None, level: float) -> float:
 
     Args:
         stored: `AffinityConfig.prediction_intervals`: `levels`, rising, each with one of `half_widths`, and what stands
-            behind them (`num_rows`, `num_units`, `unit`); or `reason`, why there are none.
-        level: share of rows that the interval is to hold, 0 to 1; between two stored levels the higher one counts.
+            behind them (`num_rows`, `num_limits` left out, `unit`, `num_units`); or `reason`, why there are none.
+        level: share of rows that the interval is to hold, above 0, below 1; between two stored ones the higher counts.
 
     Raises:
         ArgumentError: not a level; the model has no intervals, or none of this level.
     """
     if not 0 < level < 1:  # also NaN
-        raise ArgumentError(f"interval={level!r}: give the share of rows that it is to hold, above 0, below 1.")
+        raise ArgumentError(f"An interval of level {level:g}: give the share of rows that it is to hold, 0.9 say.")
     if stored is None:
         raise ArgumentError(
-            f"interval={level:g}: this model holds no residuals of validation rows, so it was written by an earlier "
-            "version, or not by recipes/max_speed.py. Run recipes/max_speed.py again with the same arguments and "
-            "--resume auto: where training has ended it is not repeated."
+            f"An interval of level {level:g}: this model holds no residuals of validation rows, so an earlier version "
+            "wrote it, or no recipes/max_speed.py. Run that again with the same arguments: training that has ended is "
+            "not repeated where its last checkpoint is there (--resume auto)."
         )
     if stored.get("reason"):
-        raise ArgumentError(f"interval={level:g}: this model has no prediction intervals: {stored['reason']}.")
+        raise ArgumentError(f"An interval of level {level:g}: this model has none: {stored['reason']}.")
     known = zip(stored["levels"], stored["half_widths"])
     found = next((width for at, width in known if at >= level - 1e-9), None)
     if found is None:
         highest = stored["levels"][-1]
         raise ArgumentError(
-            f"interval={level:g}: the {describe_basis(stored)} behind this model's intervals allow {highest:g} at "
-            f"most; {level:g} needs {least_units(level):,} of them. Ask for less, or train with more to validate on."
+            f"An interval of level {level:g} needs at least {least_units(level):,} {_noun(stored)} for validation; "
+            f"behind this model's intervals are {describe_basis(stored)}, which allow {highest:g} at most. Ask for "
+            "less, or train with more to validate on."
         )
     return float(found)
 
@@ -49,8 +50,12 @@ def least_units(level: float) -> int:
 
 def describe_basis(stored: Mapping[str, Any]) -> str:
     """120 validation rows; or 12 values of heavy in 120 validation rows."""
-    rows = f"{stored['num_rows']:,} validation rows" + (" with exact labels" if stored.get("are_exact") else "")
-    return rows if stored.get("unit") is None else f"{stored['num_units']:,} values of {stored['unit']} in {rows}"
+    rows = f"{stored['num_rows']:,} validation rows" + (" with exact labels" if stored.get("num_limits") else "")
+    return rows if stored.get("unit") is None else f"{stored['num_units']:,} {_noun(stored)} in {rows}"
+
+
+def _noun(stored: Mapping[str, Any]) -> str:
+    return "rows" if stored.get("unit") is None else f"values of {stored['unit']}"
 
 
 def check_prediction_intervals(stored: Any) -> None:
