@@ -29,12 +29,14 @@ from hf_ext.affinity.preparing import describe_rows, load_rows
 from hf_ext.affinity.results import save_results
 from hf_ext.affinity.scoring import EVALUATION_METRICS, compute_metrics, score_split
 from hf_ext.affinity.seed_scores import score_seeds
+from hf_ext.affinity.stacking import fit_ridge
 from hf_ext.argument_checks import check_metric_name
 from hf_ext.checkpoints.run_folder.holding import run_folder
 from hf_ext.data.arguments import DataArguments
 from hf_ext.data.demo import make_demo_encoders
 from hf_ext.data.loading import LoadedData
 from hf_ext.errors import exit_on_errors
+from hf_ext.evaluation.baselines import RidgeBaseline
 from hf_ext.evaluation.resampling import ResamplingUnits
 from hf_ext.parser import FastArgumentParser
 from hf_ext.reporting.run_log import LOGGER, start_run_log
@@ -118,7 +120,10 @@ def run(
         trained = train_seeds(trainer, args)
     else:
         trained = trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
-    calibration = calibrate_model(trainer, model_args.calibration, splits)
+    ridge = fit_ridge(trainer, splits)
+    calibration = calibrate_model(
+        trainer, model_args.calibration, splits["validation"], ridge=ridge, units=validation_units
+    )
     log.info("\n".join(describe_calibration(calibration)))
     fit_intervals(trainer, splits["validation"], validation_units)
     trainer.save_model()
@@ -126,7 +131,7 @@ def run(
     if model_args.merge_lora:
         trainer.save_merged(Path(str(args.output_dir)) / "merged")
 
-    results = report(trainer, trained, calibration, data, distillation, units, model_args, data_args, parser)
+    results = report(trainer, trained, calibration, ridge, data, distillation, units, model_args, data_args, parser)
     finish_run(trainer, log)
     return results
 
@@ -143,6 +148,7 @@ def report(
     trainer: FastTrainer,
     trained: Any,
     calibration: dict[str, Any],
+    ridge: RidgeBaseline | None,
     data: LoadedData,
     distillation: Distillation | None,
     units: ResamplingUnits | None,
@@ -157,7 +163,7 @@ def report(
         "group_column": data_args.group_column,
         "units": units,
     }
-    test = score_split(trainer, splits, "test", **scored, leaks=data.report.get("leaks"))
+    test = score_split(trainer, splits, "test", **scored, leaks=data.report.get("leaks"), ridge=ridge)
     stored = trainer.model.config.prediction_intervals
     intervals = score_intervals(stored, test.predictions, test.labels, splits, units)
     test.notes.extend(intervals["notes"])

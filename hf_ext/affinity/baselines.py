@@ -23,7 +23,7 @@ from .pretrained_towers import PretrainedTowers
 FloatArray = NDArray[np.float64]
 Encode = Callable[[str, Sequence[str]], torch.Tensor]
 
-RIDGE_ROWS = 50_000  # training rows that a ridge sees at most
+RIDGE_ROWS = 50_000  # training rows that a ridge sees at most, here and where it is mixed with the model
 MAX_PAIRS = 200_000_000  # of a training row and one to be predicted, that are compared for nearest neighbours
 TUNING_ROWS = 5_000  # validation rows that choose how many neighbours, at most
 # Where encoders train, embeddings of the pretrained ones are computed for the baselines alone.
@@ -57,7 +57,9 @@ class _Rows:
         return cls(split, [list(column) for column in zip(*read_columns(split, columns))], label_array(split))
 
 
-def fit_baselines(trainer: Any, splits: Any, name: str, group_column: str | None) -> Baselines:
+def fit_baselines(
+    trainer: Any, splits: Any, name: str, group_column: str | None, ridge: RidgeBaseline | None = None
+) -> Baselines:
     """Fits on `splits["train"]` what needs no neural network, and predicts split `name` with it.
 
     The training mean; the mean by `group_column`; ridge on residues by position or on 3-mers of all sequence columns;
@@ -71,6 +73,7 @@ def fit_baselines(trainer: Any, splits: Any, name: str, group_column: str | None
         splits: map-style train, validation and test.
         name: of the split to predict.
         group_column: or None.
+        ridge: on the embeddings, from `stacking.fit_ridge`, which is not fitted again then.
 
     Cost: ridges see 50,000 training rows and 2,048 features of the sequences at most: 10 s on two cores; neighbours
     are looked for among 2e8 pairs of rows at most: 6 s. Embeddings of frozen encoders are encoded where they are not
@@ -88,15 +91,23 @@ def fit_baselines(trainer: Any, splits: Any, name: str, group_column: str | None
             f"mean by {group_column}", means.predict(asked[group_column][:]), num_rows=len(train), **means.summary()
         )
     columns, seed = sequence_columns(trainer), trainer.args.seed
-    sampled = (_sample_rows(train, RIDGE_ROWS, seed), splits["validation"], asked)
+    sampled = (sample_rows(train, seed), splits["validation"], asked)
     parts = [_Rows.of(split, columns) for split in sampled]
     rows = {"num_rows": len(parts[0].labels), "of_rows": len(train)}
     partner, why = find_partner(parts[0].sequences)
     if why:
         baselines.notes.append(f"No baseline by partner was fitted: {why}.")
     _add_sequence_baselines(baselines, parts, columns, rows, partner, seed)
-    _add_embedding_ridges(baselines, trainer, parts, columns, rows)
+    _add_embedding_ridges(baselines, trainer, parts, columns, rows, ridge)
     return baselines
+
+
+def sample_rows(rows: Any, seed: int, num_rows: int | None = None) -> Any:
+    """At most `num_rows` of a map-style split, drawn by `seed`, in their order; None: as many as a ridge sees."""
+    num_rows = RIDGE_ROWS if num_rows is None else num_rows
+    if len(rows) <= num_rows:
+        return rows
+    return rows.select(np.sort(np.random.default_rng(seed).permutation(len(rows))[:num_rows]))
 
 
 def sequence_columns(trainer: Any) -> list[str]:
@@ -124,12 +135,6 @@ def pooled_features(trainer: Any, dataset: Any, encode: Encode | None = None) ->
         position = {sequence: i for i, sequence in enumerate(distinct)}
         blocks.append(values[[position[row] for row in rows]].numpy())
     return np.concatenate(blocks, axis=1)
-
-
-def _sample_rows(rows: Any, num_rows: int, seed: int) -> Any:
-    if len(rows) <= num_rows:
-        return rows
-    return rows.select(np.sort(np.random.default_rng(seed).permutation(len(rows))[:num_rows]))
 
 
 def _add_sequence_baselines(
@@ -179,14 +184,19 @@ def _add_neighbours(
 
 
 def _add_embedding_ridges(
-    baselines: Baselines, trainer: Any, parts: list[_Rows], columns: list[str], rows: dict[str, int]
+    baselines: Baselines,
+    trainer: Any,
+    parts: list[_Rows],
+    columns: list[str],
+    rows: dict[str, int],
+    ridge: RidgeBaseline | None,
 ) -> None:
     """Ridge on the embeddings of frozen encoders, and of those that trained as they were before."""
     encode: Encode = trainer.encode_distinct
     model, name = trainer.model, "ridge on embeddings"
     if len(model.frozen_inputs) < len(model.embedding_sizes):
         sizes, seed = (PRETRAINED_ROWS, PRETRAINED_TUNING_ROWS), trainer.args.seed
-        drawn = [_sample_rows(part.split, size, seed) for part, size in zip(parts, sizes)]
+        drawn = [sample_rows(part.split, seed, size) for part, size in zip(parts, sizes)]
         parts = [*(_Rows.of(split, columns) for split in drawn), parts[2]]
         rows = {**rows, "num_rows": len(parts[0].labels)}
         try:
@@ -199,7 +209,8 @@ def _add_embedding_ridges(
         baselines.notes.append("Ridge on embeddings reads the encoders as they were before training.")
     else:
         features = [pooled_features(trainer, part.split) for part in parts]
-    ridge = RidgeBaseline().fit(features[0], parts[0].labels, features[1], parts[1].labels)
+    if ridge is None:
+        ridge = RidgeBaseline().fit(features[0], parts[0].labels, features[1], parts[1].labels)
     pooled = ridge.predict(features[2])
     baselines.add(name, pooled, **rows, **ridge.summary())
     partner = find_partner(parts[0].sequences)[0]

@@ -4,92 +4,137 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from ..data.columns import column_names
+from ..evaluation.baselines import RidgeBaseline
 from ..evaluation.calibration import FittedCalibration, apply_calibration, fit_calibration
 from ..evaluation.limits import at_limits, rmse_at_limits
 from ..evaluation.paired import compare_paired
+from ..evaluation.resampling import ResamplingUnits, check_units, unit_facts
 from ..models.calibration import stacks_ridge
 from ..units import format_cell
-from .baselines import pooled_features
-from .stacking import fit_ridge
+from .baselines import FloatArray, pooled_features
+from .predictions import predict_labelled, read_bounds
+from .stacking import STACKING_LOSSES
 
 NONE = "none"
 
 
-def calibrate_model(trainer: Any, kind: str, splits: Any) -> dict[str, Any]:
-    """Fits `trainer.model`'s calibration on the validation rows, and gives it to the model.
+@dataclass(frozen=True)
+class _Deciding:
+    """The rows that decide: what the model predicts for them, their labels and limits, (n,) each, and their units."""
+
+    predicted: FloatArray
+    labels: FloatArray
+    sides: FloatArray
+    units: ResamplingUnits | None
+
+    @classmethod
+    def of(cls, trainer: Any, rows: Any, units: ResamplingUnits | None) -> _Deciding:
+        predicted, labels = predict_labelled(trainer, rows)
+        bounds = read_bounds(rows)
+        sides = np.zeros(len(labels)) if bounds is None else bounds.astype(np.float64)
+        return cls(predicted, labels, sides, check_units(units, len(labels)))
+
+    def rmse(self, predicted: FloatArray) -> float:
+        return rmse_at_limits(predicted, self.labels, self.sides)
+
+
+def calibrate_model(
+    trainer: Any, kind: str, rows: Any, *, ridge: RidgeBaseline | None = None, units: ResamplingUnits | None = None
+) -> dict[str, Any]:
+    """Fits `trainer.model`'s calibration on `rows`, and gives it to the model.
 
     A loss that ranks has no scale to fit; that, and whatever else leaves predictions as they are, is said.
 
     Args:
         trainer: a `FastTrainer` whose `AffinityModel` is trained. Called by all processes.
         kind: "stack", "line", "isotonic" or "none"; what cannot be stacked is a line.
-        splits: train and validation.
+        rows: of validation, which the model was not trained on.
+        ridge: to stack, from `stacking.fit_ridge`; None where there is none.
+        units: rows that were held out together, from `find_units`. No fold cuts one in two, and the comparison with
+            the constant resamples them; None: rows.
 
     Returns:
         JSON-able: `calibration` (None where there is none), `num_rows`, `rmse_before`, `rmse_after` (cross-fitted),
         `rmse_ridge` and `rmse_constant` of the ridge and the training mean on the same rows, `beats_constant`, whether
-        the model's is lower than that beyond the noise, and `reason`.
+        the model's is lower than that beyond the noise (None where the units are too few to tell), `reason`, and
+        `interval_by`, `num_units` and `num_effective_units`.
 
     Raises:
         ArgumentError: isotonic, and some labels are limits.
+        DataError: the units are of another number of rows.
 
-    Cost: one pass over the validation rows, `fit_calibration` and `fit_ridge`.
+    Cost: one pass over the rows, and `fit_calibration`.
     """
-    model, rows = trainer.model, splits["validation"]
+    model = trainer.model
     model.set_calibration(None)
     if model.config.loss == "ranking":
         return asdict(FittedCalibration(None, 0, reason="the loss ranks rows, and has no scale"))
-    predicted, labels = predict_labelled(trainer, rows)
-    is_sized = hasattr(rows, "__len__")
-    sides = np.asarray(rows["bound"][:]) if is_sized and "bound" in column_names(rows) else np.zeros(len(labels))
+    deciding = _Deciding.of(trainer, rows, units)
+    predicted, num_rows = deciding.predicted, len(deciding.labels)
     if kind == NONE:
-        before = rmse_at_limits(predicted, labels, sides)
-        fitted, mended = FittedCalibration(None, len(labels), before, reason="--calibration none"), predicted
+        fitted = FittedCalibration(None, num_rows, deciding.rmse(predicted), reason="--calibration none")
     else:
-        fitted, mended = _fit(trainer, kind, splits, predicted, labels, sides)
-    constant = np.full(len(labels), model.config.label_mean)
-    trivial, kept = (at_limits(each, labels, sides) for each in (constant, mended))
-    beats = compare_paired(labels, trivial, kept, "rmse", seed=trainer.args.seed).is_better
-    return {**asdict(fitted), "rmse_constant": rmse_at_limits(constant, labels, sides), "beats_constant": beats}
+        stacked = ridge if kind == "stack" and model.config.loss in STACKING_LOSSES else None
+        fitted, predicted = _fit(trainer, rows, deciding, kind, stacked)
+    return {**asdict(fitted), **_compare_constant(trainer, deciding, predicted), **unit_facts(deciding.units, num_rows)}
 
 
 def _fit(
-    trainer: Any, kind: str, splits: Any, predicted: np.ndarray, labels: np.ndarray, sides: np.ndarray
-) -> tuple[FittedCalibration, np.ndarray]:
+    trainer: Any, rows: Any, deciding: _Deciding, kind: str, ridge: RidgeBaseline | None
+) -> tuple[FittedCalibration, FloatArray]:
     """Gives the model its calibration; returns it with the calibrated predictions."""
-    ridge = fit_ridge(trainer, splits) if kind == "stack" else None
-    beside = None if ridge is None else ridge.predict(trainer, splits["validation"])
-    form = "isotonic" if kind == "isotonic" else "line"
-    fitted = fit_calibration(predicted, labels, kind=form, ridge=beside, bounds=sides, seed=trainer.args.seed)
+    beside = None if ridge is None else _weigh(trainer, rows, ridge.weights) + ridge.intercept
+    fitted = fit_calibration(
+        deciding.predicted,
+        deciding.labels,
+        kind="isotonic" if kind == "isotonic" else "line",
+        ridge=beside,
+        bounds=deciding.sides,
+        units=deciding.units,
+        seed=trainer.args.seed,
+    )
     found = fitted.calibration
     if ridge is None or found is None or not stacks_ridge(found):
         trainer.model.set_calibration(found)
-        return fitted, apply_calibration(predicted, found)
+        return fitted, apply_calibration(deciding.predicted, found)
     intercept = found["intercept"] + found["ridge"] * ridge.intercept  # the model holds weights alone
     trainer.model.set_calibration({**found, "intercept": intercept}, torch.from_numpy(ridge.weights))
-    return fitted, apply_calibration(predicted, found, beside)
+    return fitted, apply_calibration(deciding.predicted, found, beside)
+
+
+def _compare_constant(trainer: Any, deciding: _Deciding, predicted: FloatArray) -> dict[str, Any]:
+    constant = np.full(len(deciding.labels), trainer.model.config.label_mean)
+    trivial, kept = (at_limits(each, deciding.labels, deciding.sides) for each in (constant, predicted))
+    compared = compare_paired(deciding.labels, trivial, kept, "rmse", seed=trainer.args.seed, units=deciding.units)
+    beats = compared.is_better if compared.is_trusted else None
+    return {"rmse_constant": deciding.rmse(constant), "beats_constant": beats}
 
 
 def describe_calibration(facts: dict[str, Any]) -> list[str]:
     """The facts of `calibrate_model` as sentences; the last is an alarm where a constant would have done as well."""
     numbers = {name: format_cell(facts.get(name)) for name in ("rmse_before", "rmse_after", "rmse_constant")}
-    found, lines = facts["calibration"], []
+    found, lines, by = facts["calibration"], [], facts.get("interval_by")
     if found is None:
         lines.append(f"Predictions are not calibrated: {facts['reason']}.")
     else:
         form = "an isotonic fit" if found["kind"] == "isotonic" else f"a line of slope {found['slope']:.3g}"
         if stacks_ridge(found):
             form = f"{found['slope']:.3g} x the model + {found['ridge']:.3g} x a ridge on its embeddings, fitted"
+        folds = f"cross-fitted by {facts['num_units']:,} values of {by}" if by else "cross-fitted"
         lines.append(
             f"Predictions are calibrated by {form} on {facts['num_rows']:,} validation rows: RMSE there "
-            f"{numbers['rmse_before']} before, {numbers['rmse_after']} after (cross-fitted)."
+            f"{numbers['rmse_before']} before, {numbers['rmse_after']} after ({folds})."
+        )
+    if by and facts["beats_constant"] is None:
+        lines.append(
+            f"The {facts['num_units']:,} values of {by} in the validation rows are too few, or too uneven, to show "
+            "whether the model is better than the training mean (--interval_by rows: goes by rows)."
         )
     if facts.get("beats_constant") is False:
         kept = numbers["rmse_after" if found else "rmse_before"]
@@ -101,20 +146,17 @@ def describe_calibration(facts: dict[str, Any]) -> list[str]:
     return lines
 
 
-def predict_labelled(trainer: Any, rows: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Predictions for `rows`, and their labels: (n,) float64 each, label units."""
-    output = trainer.predict(rows)
-    raw = output.predictions[0] if isinstance(output.predictions, tuple) else output.predictions
-    labels = output.label_ids[0] if isinstance(output.label_ids, tuple) else output.label_ids
-    return np.asarray(raw, np.float64).reshape(-1), np.asarray(labels, np.float64).reshape(-1)
-
-
 def ridge_part(trainer: Any, rows: Any) -> np.ndarray | None:
     """What the stacked ridge of a calibrated model adds to predictions for `rows`, before its weight; None without."""
     model = trainer.model
     if not stacks_ridge(model.config.calibration):
         return None
-    return pooled_features(trainer, rows).astype(np.float64) @ model.ridge_weights.double().cpu().numpy()
+    return _weigh(trainer, rows, model.ridge_weights.double().cpu().numpy())
+
+
+def _weigh(trainer: Any, rows: Any, weights: FloatArray) -> FloatArray:
+    """(n,), without the intercept. Cost: with the embedding cache, a look-up."""
+    return pooled_features(trainer, rows).astype(np.float64) @ weights
 
 
 @contextmanager

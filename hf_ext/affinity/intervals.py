@@ -14,7 +14,8 @@ from ..evaluation.conformal import LEVELS, conformal_half_widths, measure_covera
 from ..evaluation.resampling import ResamplingUnits, check_units
 from ..models.prediction_intervals import describe_basis, half_width
 from ..units import format_cell, share
-from .calibrating import predict_labelled, ridge_part, uncalibrated
+from .calibrating import ridge_part, uncalibrated
+from .predictions import predict_labelled, read_bounds
 
 SHOWN = (0.5, 0.8, 0.9, 0.95)  # levels whose coverage is measured
 HEADLINE = 0.9  # or the highest below, where rows or units are few
@@ -113,8 +114,8 @@ def score_intervals(
 
 
 def _sides(rows: Any, num_rows: int) -> np.ndarray:
-    is_known = hasattr(rows, "__len__") and "bound" in column_names(rows)
-    return np.asarray(rows["bound"][:]) if is_known else np.zeros(num_rows)
+    bounds = read_bounds(rows)
+    return np.zeros(num_rows) if bounds is None else bounds
 
 
 def _describe(stored: Mapping[str, Any], levels: list[dict[str, Any]]) -> str:

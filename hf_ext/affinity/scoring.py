@@ -10,10 +10,11 @@ import numpy as np
 from transformers import EvalPrediction
 
 from .. import units
-from ..data.columns import column_names, read_columns
+from ..data.columns import read_columns
 from ..evaluation import collapse_report, score_predictions
+from ..evaluation.baselines import RidgeBaseline
 from ..evaluation.calibration import apply_calibration
-from ..evaluation.metrics import rmse
+from ..evaluation.limits import rmse_at_limits
 from ..evaluation.resampling import ResamplingUnits, check_units, unit_facts
 from ..evaluation.scores import PLAIN_METRICS
 from ..evaluation.verdict import CONSTANT, MODEL, Verdict, judge
@@ -21,9 +22,10 @@ from ..reporting.near_copies import describe_near_copies, describe_repeated
 from ..reporting.report.scores import fit_notes, resampled
 from ..reporting.tables import format_table
 from .baselines import fit_baselines, sequence_columns
-from .calibrating import predict_labelled, ridge_part, uncalibrated
+from .calibrating import ridge_part, uncalibrated
 from .held_out import describe_units
 from .measure import verdict_metric
+from .predictions import predict_labelled, read_bounds, unpack_labelled
 from .slices import Slice, find_exact, find_slices
 
 EVALUATION_METRICS = ("loss", *PLAIN_METRICS, "num_distinct")  # what an evaluation computes
@@ -32,14 +34,9 @@ RANKING_NOTE = "The loss ranks rows: predictions have no unit, so RMSE, MAE, R2 
 
 def compute_metrics(prediction: EvalPrediction) -> dict[str, float]:
     """For `Trainer`: metrics over all rows at once, undefined ones as nan, and the number of distinct predictions."""
-    predicted, labels = np.asarray(prediction.predictions).reshape(-1), np.asarray(_labels(prediction)).reshape(-1)
+    predicted, labels = unpack_labelled(prediction)
     metrics = {name: float(function(predicted, labels).value) for name, function in PLAIN_METRICS.items()}
     return {**metrics, "num_distinct": float(len(np.unique(predicted)))}
-
-
-def _labels(prediction: EvalPrediction) -> Any:
-    labels = prediction.label_ids
-    return labels[0] if isinstance(labels, tuple) else labels
 
 
 @dataclass
@@ -107,6 +104,7 @@ def score_split(
     *,
     leaks: Mapping[str, Any] | None = None,
     units: ResamplingUnits | None = None,
+    ridge: RidgeBaseline | None = None,
 ) -> SplitScores:
     """Predicts split `name` and scores the model and its baselines: on all rows, those new to training, exact labels.
 
@@ -117,6 +115,7 @@ def score_split(
         group_column: column for per-group Spearman and means by group, or None; streams go without.
         leaks: `leak_report` of the splits: the verdict names rows that stand in train, notes tell of near copies.
         units: rows that were held out together, from `find_units`: intervals resample them; None: rows.
+        ridge: on the embeddings, from `fit_ridge`; None: it is fitted here, where there can be one.
 
     Returns:
         `SplitScores`; streams have no slices, and no baseline but the mean of the labels that scaled the model.
@@ -124,43 +123,26 @@ def score_split(
     Cost: predictions; `fit_baselines`; 1,000 bootstrap resamples per predictor, for the verdict and for each slice:
     1.6 s each for 26,000 rows.
     """
-    with uncalibrated(trainer.model) as calibration:
-        raw, labels = predict_labelled(trainer, splits[name])
-    predictions = apply_calibration(raw, calibration, ridge_part(trainer, splits[name]))
+    before, predictions, labels = _predict(trainer, splits[name])
     if not all(hasattr(splits[part], "__len__") for part in ("train", name)):
         return _score_stream(trainer, predictions, labels, threshold)
-    baselines = fit_baselines(trainer, splits, name, group_column)
-    predictors = {MODEL: predictions, **baselines.predictions}
-    groups = [row[0] for row in read_columns(splits[name], [group_column])] if group_column else None
+    baselines = fit_baselines(trainer, splits, name, group_column, ridge)
+    units, bounds = check_units(units, len(labels)), read_bounds(splits[name])
+    compared = _Compared({MODEL: predictions, **baselines.predictions}, labels, threshold, trainer.args.seed, units)
+    scores = compared.score([row[0] for row in read_columns(splits[name], [group_column])] if group_column else None)
     found, notes = find_slices(splits["train"], splits[name], sequence_columns(trainer))
-    units = check_units(units, len(labels))
-    bounds = splits[name]["bound"][:] if "bound" in column_names(splits[name]) else None
-    found += [] if bounds is None else find_exact(bounds)
-    scores = _score(predictors, labels, threshold, groups, trainer.args.seed, units)
-    slices = [_score_slice(one, predictors, labels, threshold, trainer.args.seed, units) for one in found]
-    is_scale_free = trainer.model.config.loss == "ranking"
-    verdict = judge(
-        labels,
-        predictors,
-        bounds=bounds,
-        is_scale_free=is_scale_free,
-        metric=verdict_metric(trainer.args),
-        seed=trainer.args.seed,
-        units=units,
-    )
-    if repeated := describe_repeated(leaks):
-        verdict = replace(verdict, text=f"{verdict.text} But {repeated}")
+    slices = [compared.score_slice(one) for one in (*found, *find_exact(bounds))]
     return SplitScores(
         predictions,
         labels,
-        verdict,
+        _judge(trainer, compared, bounds, leaks),
         scores,
         baselines.facts,
         collapse_report(predictions, labels),
         slices,
         [
-            *([RANKING_NOTE] if is_scale_free else []),
-            *([] if calibration is None else [_describe_effect(raw, predictions, labels)]),
+            *([RANKING_NOTE] if _is_scale_free(trainer) else []),
+            *([] if before is None else [_describe_effect(before, predictions, labels, bounds)]),
             *(_compare_slice(one, scores) for one in slices),
             *notes,
             *describe_units(units),
@@ -171,8 +153,62 @@ def score_split(
     )
 
 
-def _describe_effect(raw: np.ndarray, calibrated: np.ndarray, labels: np.ndarray) -> str:
-    before, after = (units.format_cell(rmse(each, labels).value) for each in (raw, calibrated))
+@dataclass(frozen=True)
+class _Compared:
+    """Predictions by name of predictor and the labels of the same rows, (n,) each, and how they are scored."""
+
+    predictors: Mapping[str, np.ndarray]
+    labels: np.ndarray
+    threshold: float | None
+    seed: int
+    units: ResamplingUnits | None = None
+
+    def score(self, groups: Any = None) -> dict[str, dict[str, Any]]:
+        """Scores of each predictor; without recall, precision and F1 where there is no threshold."""
+        hidden = () if self.threshold is not None else ("recall", "precision", "f1")
+        options = {"groups": groups, "threshold": self.threshold or 0.0, "seed": self.seed, "units": self.units}
+        scores = {
+            name: score_predictions(predicted, self.labels, **options) for name, predicted in self.predictors.items()
+        }
+        return {name: {key: one for key, one in both.items() if key not in hidden} for name, both in scores.items()}
+
+    def score_slice(self, chosen: Slice) -> dict[str, Any]:
+        """The same for some of the rows."""
+        parts = {name: predicted[chosen.rows] for name, predicted in self.predictors.items()}
+        units = None if self.units is None else self.units.select(chosen.rows)
+        there = replace(self, predictors=parts, labels=self.labels[chosen.rows], units=units)
+        return {"name": chosen.name, "num_rows": int(chosen.rows.sum()), "scores": there.score()}
+
+
+def _predict(trainer: Any, rows: Any) -> tuple[np.ndarray | None, np.ndarray, np.ndarray]:
+    """Predictions before calibration, None where there is none; predictions; labels: (n,) each."""
+    with uncalibrated(trainer.model) as calibration:
+        raw, labels = predict_labelled(trainer, rows)
+    predictions = apply_calibration(raw, calibration, ridge_part(trainer, rows))
+    return None if calibration is None else raw, predictions, labels
+
+
+def _is_scale_free(trainer: Any) -> bool:
+    return trainer.model.config.loss == "ranking"
+
+
+def _judge(trainer: Any, compared: _Compared, bounds: Any, leaks: Mapping[str, Any] | None) -> Verdict:
+    verdict = judge(
+        compared.labels,
+        compared.predictors,
+        bounds=bounds,
+        is_scale_free=_is_scale_free(trainer),
+        metric=verdict_metric(trainer.args),
+        seed=compared.seed,
+        units=compared.units,
+    )
+    repeated = describe_repeated(leaks)
+    return replace(verdict, text=f"{verdict.text} But {repeated}") if repeated else verdict
+
+
+def _describe_effect(raw: np.ndarray, calibrated: np.ndarray, labels: np.ndarray, bounds: np.ndarray | None) -> str:
+    sides = np.zeros(len(labels)) if bounds is None else bounds
+    before, after = (units.format_cell(rmse_at_limits(each, labels, sides)) for each in (raw, calibrated))
     return f"RMSE before calibration {before}, after {after} (these rows took no part in it)."
 
 
@@ -184,47 +220,16 @@ def _compare_slice(chosen: Mapping[str, Any], scores: Mapping[str, Any]) -> str:
 
 
 def _score_stream(trainer: Any, predictions: np.ndarray, labels: np.ndarray, threshold: float | None) -> SplitScores:
-    config, seed = trainer.model.config, trainer.args.seed
-    is_scale_free = config.loss == "ranking"
+    config, is_scale_free = trainer.model.config, _is_scale_free(trainer)
     note = "Training rows are a stream: no other baseline was fitted, and nothing says which test rows are new."
     predictors = {MODEL: predictions, CONSTANT: np.full(len(labels), config.label_mean)}
+    compared = _Compared(predictors, labels, threshold, trainer.args.seed)
     return SplitScores(
         predictions,
         labels,
-        verdict=judge(labels, predictors, is_scale_free=is_scale_free, seed=seed),
-        scores=_score(predictors, labels, threshold, None, seed),
+        verdict=judge(labels, predictors, is_scale_free=is_scale_free, seed=compared.seed),
+        scores=compared.score(),
         baselines={CONSTANT: {"kind": "constant", "mean": config.label_mean}},
         collapse=collapse_report(predictions, labels),
         notes=[*([RANKING_NOTE] if is_scale_free else []), note],
     )
-
-
-def _score(
-    predictors: Mapping[str, np.ndarray],
-    labels: np.ndarray,
-    threshold: float | None,
-    groups: Any,
-    seed: int,
-    units: ResamplingUnits | None = None,
-) -> dict[str, dict[str, Any]]:
-    """Scores of each predictor; without recall, precision and F1 where there is no threshold."""
-    hidden = () if threshold is not None else ("recall", "precision", "f1")
-    scores = {
-        name: score_predictions(predicted, labels, groups=groups, threshold=threshold or 0.0, seed=seed, units=units)
-        for name, predicted in predictors.items()
-    }
-    return {name: {key: one for key, one in both.items() if key not in hidden} for name, both in scores.items()}
-
-
-def _score_slice(
-    chosen: Slice,
-    predictors: Mapping[str, np.ndarray],
-    labels: np.ndarray,
-    threshold: float | None,
-    seed: int,
-    units: ResamplingUnits | None,
-) -> dict[str, Any]:
-    parts = {name: predicted[chosen.rows] for name, predicted in predictors.items()}
-    there = None if units is None else units.select(chosen.rows)
-    scores = _score(parts, labels[chosen.rows], threshold, None, seed, there)
-    return {"name": chosen.name, "num_rows": int(chosen.rows.sum()), "scores": scores}

@@ -64,7 +64,12 @@ def find_slices(train: Any, asked: Any, columns: Sequence[str]) -> tuple[list[Sl
 
 
 def find_exact(bounds: Any) -> list[Slice]:
-    """The rows whose label is a number and not a bound, where these and the others are 30 or more; (n,) of -1, 0, 1."""
+    """The rows whose label is a number and not a bound, where these and the others are 30 or more.
+
+    `bounds`: (n,) of -1, 0, 1; None where there are none.
+    """
+    if bounds is None:
+        return []
     is_exact = np.asarray(bounds) == 0
     enough = MIN_ROWS <= is_exact.sum() <= len(is_exact) - MIN_ROWS
     return [Slice("rows whose label is no bound", is_exact)] if enough else []

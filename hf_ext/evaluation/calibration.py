@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +14,9 @@ from scipy.special import log_ndtr
 
 from ..errors import ArgumentError
 from ..models.calibration import KINDS, calibrate
-from ._arrays import FloatArray, as_groups, as_pair, count_not_finite
+from ._arrays import FloatArray, as_pair, count_not_finite
 from .limits import rmse_at_limits
-from .resampling import ResamplingUnits
+from .resampling import ResamplingUnits, check_units
 
 NUM_FOLDS = 10
 MIN_UNITS = 10  # a fold each; fewer say little about rows that the fit has not seen
@@ -52,7 +52,7 @@ def fit_calibration(
     kind: str = "line",
     ridge: Any = None,
     bounds: Any = None,
-    units: Sequence[Any] | NDArray[Any] | None = None,
+    units: ResamplingUnits | None = None,
     seed: int = 0,
 ) -> FittedCalibration:
     """Fits a map from predictions to labels, and keeps it only if it helps rows that it was not fitted on.
@@ -67,7 +67,7 @@ def fit_calibration(
         ridge: (n,), label units: predictions of a regression beside the model, to stack; None for none.
         bounds: (n,) of -1 (the truth is at or below the label), 1 (at or above), 0 (exact), or None. A line is then
             the most likely one under normal noise (a tobit regression).
-        units: (n,) names of what was held out together (antibody, cluster); None for rows.
+        units: rows that were held out together (of an antibody, of a cluster); None for rows.
         seed: of the folds.
 
     Raises:
@@ -82,14 +82,16 @@ def fit_calibration(
     sides = np.zeros(len(measured)) if bounds is None else as_pair(bounds, measured)[0]
     if kind == "isotonic" and sides.any():
         raise ArgumentError("calibration='isotonic' takes every label as exact, and some are limits: use 'line'.")
-    names = np.arange(len(measured)) if units is None else as_groups(units, len(measured))
-    if reason := _why_impossible(predicted, measured, sides, names):
+    units = check_units(units, len(measured))
+    unit_of_row = np.arange(len(measured)) if units is None else units.unit_of_row
+    noun = "rows" if units is None else f"values of {units.column}"
+    if reason := _why_impossible(predicted, sides, unit_of_row, noun):
         return FittedCalibration(None, len(measured), reason=reason)
     is_isotonic = kind == "isotonic" and len(measured) >= MIN_ISOTONIC_ROWS
     forms: list[tuple[Fit, FloatArray]] = [(_fit_isotonic if is_isotonic else _fit_line, predicted[:, None])]
     if ridge is not None:
         forms.append((_fit_line, np.stack([predicted, as_pair(ridge, measured)[0]], axis=1)))
-    return _choose_form(forms, measured, sides, _draw_folds(names, seed))
+    return _choose_form(forms, measured, sides, _draw_folds(unit_of_row, seed))
 
 
 def apply_calibration(predictions: Any, calibration: dict[str, Any] | None, ridge: Any = None) -> FloatArray:
@@ -125,7 +127,7 @@ def cross_fit_calibration(
 
 
 def _choose_form(
-    forms: list[tuple[Fit, FloatArray]], measured: FloatArray, sides: FloatArray, folds: NDArray[np.intp]
+    forms: list[tuple[Fit, FloatArray]], measured: FloatArray, sides: FloatArray, folds: NDArray[np.int64]
 ) -> FittedCalibration:
     """The form with the lowest cross-fitted error, fitted on all rows, if that error is below the one without."""
     errors = [rmse_at_limits(_cross_fit(fit, x, measured, sides, folds), measured, sides) for fit, x in forms]
@@ -143,26 +145,25 @@ def _choose_form(
     return FittedCalibration(None if reason else found, len(measured), before, errors[best], of_ridge, reason)
 
 
-def _why_impossible(predicted: FloatArray, measured: FloatArray, sides: FloatArray, names: Any) -> str | None:
+def _why_impossible(predicted: FloatArray, sides: FloatArray, unit_of_row: NDArray[np.int64], noun: str) -> str | None:
     if problem := count_not_finite(predicted, "predictions"):
         return problem
-    num_units = len(np.unique(names[sides == 0]))
+    num_units = len(np.unique(unit_of_row[sides == 0]))
     if num_units < MIN_UNITS:
         exact = " with exact labels" if sides.any() else ""
-        return f"{num_units} rows or groups{exact} are too few; {MIN_UNITS} are needed"
+        return f"{num_units} {noun}{exact} are too few; {MIN_UNITS} are needed"
     if np.ptp(predicted[sides == 0]) == 0:
         return "all predictions are equal"
     return None
 
 
-def _draw_folds(names: Any, seed: int) -> NDArray[np.intp]:
+def _draw_folds(unit_of_row: NDArray[np.int64], seed: int) -> NDArray[np.int64]:
     """The fold of each row."""
-    unit_of_row = np.unique(names, return_inverse=True)[1]
     return (np.random.default_rng(seed).permutation(int(unit_of_row.max()) + 1) % NUM_FOLDS)[unit_of_row]
 
 
 def _cross_fit(
-    fit: Fit, columns: FloatArray, measured: FloatArray, sides: FloatArray, folds: NDArray[np.intp]
+    fit: Fit, columns: FloatArray, measured: FloatArray, sides: FloatArray, folds: NDArray[np.int64]
 ) -> FloatArray:
     """Every prediction as calibrated by a fit on the other folds."""
     mended = columns[:, 0].copy()

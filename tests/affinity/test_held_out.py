@@ -37,10 +37,10 @@ def path(tmp_path) -> str:
     return str(file)
 
 
-def found(path: str, **settings: Any) -> tuple[ResamplingUnits | None, Any]:
+def found(path: str, *split: Any, **settings: Any) -> tuple[ResamplingUnits | None, Any]:
     args = DataArguments(dataset_name=path, sequence_columns=["heavy", "antigen"], **settings)
     splits = load_data(args, output_dir=None, seed=0).splits
-    return find_units(args, splits), splits
+    return find_units(args, splits, *split), splits
 
 
 def test_a_repeated_sequence_that_was_held_out_is_found_and_one_that_was_not_is_not(path):
@@ -70,6 +70,9 @@ def test_a_split_by_cluster_is_resampled_by_cluster(path):
     assert units is not None
     assert (units.column, units.num_units) == ("cluster", len(set(splits["test"]["heavy"])))
     assert "split_cluster" not in splits["train"].column_names
+    validation = splits["validation"]
+    assert len({*zip(validation["heavy"], validation["split_cluster"])}) == len(set(validation["heavy"])) == 2
+    assert not set(validation["split_cluster"]) & set(splits["test"]["split_cluster"])
     # rows of one antibody are one cluster
     assert len({*zip(splits["test"]["heavy"], splits["test"]["split_cluster"])}) == units.num_units
 
@@ -108,3 +111,28 @@ def test_what_cannot_be_resampled_is_refused_by_name(path):
     args = DataArguments(dataset_name=path, sequence_columns=["heavy"], interval_by="clone")
     with pytest.raises(ArgumentError, match="interval_by='clone' is for scores of labels"):
         load_data(args, output_dir=None, seed=0, needs_labels=False)
+
+
+def test_validation_rows_have_units_of_their_own(path):
+    units, splits = found(path, "validation", split_column="part")
+    assert units is not None
+    assert (units.column, units.num_units, len(units.unit_of_row)) == ("heavy", 2, len(splits["validation"]))
+    assert found(path, "validation", split="random")[0] is None
+    assert found(path, "validation", split_column="part", interval_by="rows")[0] is None
+    units, splits = found(path, "validation", split="cluster", cluster_column="heavy", split_sizes=[0.5, 0.2, 0.3])
+    assert units is not None
+    assert (units.column, units.num_units) == ("cluster", len(set(splits["validation"]["heavy"])))
+
+
+def test_one_clone_held_out_for_validation_is_one_unit_of_folds_and_none_of_intervals(path):
+    units, _ = found(path, "validation", 1, split_column="part", group_column="clone")
+    assert units is not None
+    assert (units.column, units.num_units) == ("clone", 1)
+    units, _ = found(path, "validation", 2, split_column="part", group_column="clone")
+    assert units is not None
+    assert (units.column, units.num_units) == ("heavy", 2)
+    units, _ = found(path, "validation", 1, split_column="part", interval_by="clone")
+    assert units is not None
+    assert units.num_units == 1
+    with pytest.raises(ArgumentError, match="--interval_by clone: all 12 validation rows have the same value"):
+        found(path, "validation", 2, split_column="part", interval_by="clone")

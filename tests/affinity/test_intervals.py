@@ -18,6 +18,7 @@ from hub_server import serve_hub
 from hf_ext.affinity.calibrating import calibrate_model, uncalibrated
 from hf_ext.affinity.intervals import fit_intervals, score_intervals
 from hf_ext.affinity.predictor import AffinityPredictor
+from hf_ext.affinity.stacking import fit_ridge
 from hf_ext.data.demo import make_demo_table
 from hf_ext.errors import ArgumentError
 from hf_ext.evaluation.conformal import conformal_half_widths
@@ -59,7 +60,7 @@ def predict(trainer, rows) -> np.ndarray:
 
 
 def calibrate(trainer, kind, rows):
-    return calibrate_model(trainer, kind, {"train": rows, "validation": rows})
+    return calibrate_model(trainer, kind, rows)
 
 
 def test_without_calibration_they_are_quantiles_of_the_residuals(make):
@@ -91,7 +92,7 @@ def test_a_stacked_model_has_the_residuals_of_the_stack(make, demo_rows):
     spread = np.asarray([text.count("W") for text in rows["heavy"]], np.float64) + np.arange(200) * 1e-3
     rows = relabel(rows, spread)
     splits = {"train": rows.select(range(120)), "validation": rows.select(range(120, 200))}
-    facts = calibrate_model(trainer, "stack", splits)
+    facts = calibrate_model(trainer, "stack", splits["validation"], ridge=fit_ridge(trainer, splits))
     assert facts["calibration"]["ridge"] > 0
     stored = fit_intervals(trainer, splits["validation"], None)
     errors = np.abs(spread[120:] - predict(trainer, splits["validation"]))

@@ -10,6 +10,7 @@ from hf_ext.errors import ArgumentError, DataError
 from hf_ext.evaluation.calibration import apply_calibration, fit_calibration
 from hf_ext.evaluation.limits import rmse_at_limits
 from hf_ext.evaluation.metrics import spearman
+from hf_ext.evaluation.resampling import ResamplingUnits
 from hf_ext.models.calibration import calibrate, check_calibration
 
 
@@ -47,7 +48,7 @@ def test_what_is_calibrated_already_stays_as_it_is() -> None:
 @pytest.mark.parametrize(
     ("predicted", "labels", "reason"),
     [
-        (np.arange(9.0), np.arange(9.0), "9 rows or groups are too few"),
+        (np.arange(9.0), np.arange(9.0), "9 rows are too few; 10 are needed"),
         (np.full(50, 3.0), np.arange(50.0), "all predictions are equal"),
         (np.arange(50.0), -np.arange(50.0), "labels do not rise with predictions"),
         (np.where(np.arange(50) == 7, np.nan, np.arange(50.0)), np.arange(50.0), "1 of 50 predictions are NaN"),
@@ -66,13 +67,15 @@ def test_a_group_is_never_cut_in_two() -> None:
     predicted = np.repeat(generator.normal(0, 1, 12), 40) + generator.normal(0, 0.01, 480)
     levels = np.repeat(generator.normal(0, 1, 12), 40)
     assert fit_calibration(predicted, levels).calibration
-    assert fit_calibration(predicted, levels, units=groups).reason == "no better on rows that it was not fitted on"
+    units = ResamplingUnits.of("antibody", groups)
+    assert fit_calibration(predicted, levels, units=units).reason == "no better on rows that it was not fitted on"
 
 
 def test_ten_groups_are_needed_however_many_rows_there_are() -> None:
     predicted, labels = spread_too_far()
-    assert "9 rows or groups are too few" in fit_calibration(predicted, labels, units=np.arange(200) % 9).reason
-    assert fit_calibration(predicted, labels, units=np.arange(200) % 10).calibration
+    nine, ten = (ResamplingUnits.of("antibody", np.arange(200) % num) for num in (9, 10))
+    assert "9 values of antibody are too few" in fit_calibration(predicted, labels, units=nine).reason
+    assert fit_calibration(predicted, labels, units=ten).calibration
 
 
 def test_limits_are_fitted_as_limits() -> None:
@@ -130,5 +133,7 @@ def test_wrong_arguments_are_refused() -> None:
         fit_calibration([1.0], [1.0], kind="spline")
     with pytest.raises(ArgumentError, match="use 'line'"):
         fit_calibration([1.0, 2.0], [1.0, 2.0], kind="isotonic", bounds=[0, 1])
+    with pytest.raises(DataError, match="units of 2 rows for 3 rows"):
+        fit_calibration([1.0, 2.0, 3.0], [1.0, 2.0, 3.0], units=ResamplingUnits.of("antibody", ["a", "b"]))
     with pytest.raises(DataError, match="3 predictions for 2 references"):
         fit_calibration([1.0, 2.0, 3.0], [1.0, 2.0])

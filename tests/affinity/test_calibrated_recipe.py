@@ -1,0 +1,149 @@
+"""`--calibration` on the command line: the record, the model's folder, and what reads it afterwards."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from datasets import Dataset
+
+from hf_ext.affinity.predictor import AffinityPredictor
+from hf_ext.evaluation.baselines import RidgeBaseline
+
+RECIPES = Path(__file__).resolve().parents[2] / "recipes"
+LETTERS = "ACDEFGHIKLMNPQRSTVWY"
+PARTS = ["train"] * 120 + ["valid"] * 60 + ["test"] * 60
+QUICK = "--num_train_epochs 4 --learning_rate 0.003 --per_device_train_batch_size 8 --head_sizes 4 --head_dropout 0"
+EMBEDDING_WIDTH = 64
+NONE, LINE, STACK = "--calibration none", "--calibration line", "--seed 42"  # a stack is the default
+
+
+def write_table(path: Path) -> None:
+    """240 sequences of 12 residues; the label is a weighted sum of their residues, with noise."""
+    generator = np.random.default_rng(0)
+    letters = generator.integers(0, 20, (240, 12))
+    labels = 7 + np.linspace(-1, 1, 20)[letters].sum(1) + generator.normal(0, 0.3, 240)
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["sequence", "part", "family", "pKd"])
+        for i, (row, part, label) in enumerate(zip(letters, PARTS, labels)):
+            family = f"{part}{i % 5}"
+            writer.writerow(["".join(LETTERS[letter] for letter in row), part, family, f"{label:.4f}"])
+
+
+def read_predictions(path: Path) -> np.ndarray:
+    with path.open() as file:
+        return np.array([float(row["prediction"]) for row in csv.DictReader(file)])
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("calibrated")
+    write_table(folder / "rows.csv")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(RECIPES))
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def run(root, demo_encoders):
+    """Trains with some further words, once for each; its results and its folder."""
+    done: dict[str, tuple[dict[str, Any], Path]] = {}
+
+    def trained(words: str) -> tuple[dict[str, Any], Path]:
+        if words not in done:
+            out = root / f"run{len(done)}"
+            files = ["--dataset_name", str(root / "rows.csv"), "--output_dir", str(out), "--encoders", demo_encoders[1]]
+            columns = ["--label_column", "pKd", "--split_column", "part", "--embedding_cache_dir", str(root / "cache")]
+            quiet = ["--disable_tqdm", "true", "--use_cpu", "true", "--max_encoder_noise", "1e-9"]  # float32
+            results = importlib.import_module("max_speed").main(
+                [*files, *columns, *QUICK.split(), *quiet, *words.split()]
+            )
+            done[words] = (results, out)
+        return done[words]
+
+    return trained
+
+
+def test_none_leaves_predictions_as_they_were_trained(run):
+    results, folder = run(NONE)
+    record = results["calibration"]
+    assert (record["calibration"], record["reason"], record["num_rows"]) == (None, "--calibration none", 60)
+    assert json.loads((folder / "config.json").read_text())["calibration"] is None
+    assert b"ridge_weights" not in (folder / "model.safetensors").read_bytes()
+    assert not any("calibration" in note for note in results["test"]["notes"])
+
+
+def test_a_line_is_recorded_stored_and_applied_to_the_same_trained_model(run):
+    results, folder = run(LINE)
+    record = json.loads((folder / "all_results.json").read_text())["calibration"]
+    line = record["calibration"]
+    assert json.loads((folder / "config.json").read_text())["calibration"] == line
+    assert line["kind"] == "line"
+    assert line["slope"] > 0
+    assert record["rmse_after"] < record["rmse_before"]
+    trained, calibrated = (read_predictions(run(words)[1] / "predictions.csv") for words in (NONE, LINE))
+    np.testing.assert_allclose(calibrated, line["intercept"] + line["slope"] * trained, rtol=1e-6)
+    before, after = (run(words)[0]["test"]["scores"]["model"] for words in (NONE, LINE))
+    assert after["spearman"]["value"] == before["spearman"]["value"]
+    shown = f"RMSE before calibration {before['rmse']['value']:.3f}, after {after['rmse']['value']:.3f} "
+    assert any(note.startswith(shown) for note in results["test"]["notes"])
+
+
+def test_isotonic_with_fewer_rows_than_it_needs_is_the_line_and_says_so(run):
+    results, folder = run("--calibration isotonic")
+    assert results["calibration"] == run(LINE)[0]["calibration"]
+    assert "Predictions are calibrated by a line of slope" in (folder / "run.log").read_text()
+
+
+def test_a_stack_is_the_default_and_its_ridge_is_fitted_once(run, root, monkeypatch):
+    widths, fit = [], RidgeBaseline.fit
+
+    def counted(self, features, *rest):
+        widths.append(features.shape[1])
+        return fit(self, features, *rest)
+
+    monkeypatch.setattr(RidgeBaseline, "fit", counted)
+    results, folder = run(STACK)
+    assert widths.count(EMBEDDING_WIDTH) == 1
+    stack = results["calibration"]["calibration"]
+    assert stack["ridge"] > 0
+    assert json.loads((folder / "config.json").read_text())["calibration"]["ridge"] == stack["ridge"]
+    shown = results["test"]["scores"]
+    assert shown["model"]["rmse"]["value"] <= 1.05 * shown["ridge on embeddings"]["rmse"]["value"]
+
+
+@pytest.mark.parametrize("kind", [NONE, LINE, STACK])
+def test_a_folder_that_is_loaded_again_predicts_what_the_run_predicted(run, root, kind, tmp_path):
+    folder = run(kind)[1]
+    expected = read_predictions(folder / "predictions.csv")
+    with (root / "rows.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row["part"] == "test"]
+    loaded = AffinityPredictor.from_pretrained(folder, device="cpu")
+    np.testing.assert_allclose(loaded.predict(Dataset.from_list(rows)), expected, atol=2e-4)
+    (tmp_path / "new.csv").write_text("sequence\n" + "".join(f"{row['sequence']}\n" for row in rows))
+    output = tmp_path / "out.csv"
+    words = ["--embedding_cache_dir", str(root / "cache"), "--disable_tqdm", "true", "--use_cpu", "true"]
+    files = ["--dataset_name", str(tmp_path / "new.csv"), "--output", str(output)]
+    importlib.import_module("predict").main(["--model", str(folder), *files, *words])
+    np.testing.assert_allclose(read_predictions(output), expected, atol=2e-4)
+
+
+def test_the_kinds_predict_differently_so_that_the_comparison_above_can_fail(run):
+    none, line, stack = (read_predictions(run(words)[1] / "predictions.csv") for words in (NONE, LINE, STACK))
+    assert np.abs(none - line).max() > 0.05
+    assert np.abs(stack - line).max() > 0.05
+
+
+def test_five_families_held_out_for_validation_calibrate_nothing_where_their_rows_alone_would(run):
+    results, folder = run("--calibration line --group_column family")
+    record = results["calibration"]
+    assert (record["interval_by"], record["num_units"], record["calibration"]) == ("family", 5, None)
+    log = (folder / "run.log").read_text()
+    assert "Predictions are not calibrated: 5 values of family are too few; 10 are needed." in log
+    assert run(LINE)[0]["calibration"]["calibration"] is not None
