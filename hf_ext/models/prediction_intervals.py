@@ -25,9 +25,9 @@ def half_width(stored: Mapping[str, Any] | None, level: float) -> float:
         raise ArgumentError(f"An interval of level {level:g}: give the share of rows that it is to hold, 0.9 say.")
     if stored is None:
         raise ArgumentError(
-            f"An interval of level {level:g}: this model holds no residuals of validation rows, so an earlier version "
-            "wrote it, or no recipes/max_speed.py. Run that again with the same arguments: training that has ended is "
-            "not repeated where its last checkpoint is there (--resume auto)."
+            f"An interval of level {level:g}: this model holds no residuals of validation rows: an earlier version "
+            "wrote it, or it is one head of --num_seeds. Run recipes/max_speed.py again with the arguments of that run: "
+            "training that has ended is not repeated where its last checkpoint is there (--resume auto)."
         )
     if stored.get("reason"):
         raise ArgumentError(f"An interval of level {level:g}: this model has none: {stored['reason']}.")

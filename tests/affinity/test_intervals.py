@@ -182,7 +182,7 @@ def test_validation_rows_that_are_not_as_new_as_test_rows_are_a_warning(make):
 
 @pytest.fixture(scope="module")
 def run(demo_encoders, tmp_path_factory):
-    """A run of max_speed.py with light chains held out, ten for validation: its folder and its results."""
+    """A run of max_speed.py with light chains held out, ten for validation: its folder, results and command."""
     folder = tmp_path_factory.mktemp("run")
     make_demo_table().to_csv(folder / "rows.csv")
     words = (
@@ -193,14 +193,13 @@ def run(demo_encoders, tmp_path_factory):
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(RECIPES)
-        results = importlib.import_module("max_speed").main(words.split())
-    return folder, results
+        return folder, importlib.import_module("max_speed").main(words.split()), words.split()
 
 
 @pytest.fixture
 def predict_file(run, tmp_path, monkeypatch):
     """Calls predict.py on ten rows without labels; returns its columns as numbers."""
-    folder, _ = run
+    folder, *_ = run
     monkeypatch.syspath_prepend(RECIPES)
     monkeypatch.chdir(tmp_path)
     with open(folder / "out" / "predictions.csv", newline="") as file:
@@ -221,7 +220,7 @@ def predict_file(run, tmp_path, monkeypatch):
 
 
 def test_a_run_stores_intervals_by_what_it_held_out_and_reports_their_coverage(run):
-    folder, results = run
+    folder, results, _ = run
     facts = results["prediction_intervals"]
     assert (facts["unit"], facts["num_units"], facts["highest_level"]) == ("light", 10, 0.9)
     coverage = {one["level"]: one["coverage"] for one in facts["levels"]}
@@ -236,7 +235,7 @@ def test_a_run_stores_intervals_by_what_it_held_out_and_reports_their_coverage(r
 
 
 def test_predict_writes_them_beside_the_prediction_and_the_predictor_says_the_same(run, predict_file):
-    folder, results = run
+    folder, results, _ = run
     found = predict_file("--interval", "0.8")
     assert list(found) == ["source_row", "prediction", "prediction_low", "prediction_high", "prediction_std"]
     width = {one["level"]: one["width"] for one in results["prediction_intervals"]["levels"]}[0.8]
@@ -253,7 +252,7 @@ def test_predict_writes_them_beside_the_prediction_and_the_predictor_says_the_sa
 
 
 def test_uncalibrated_predictions_are_those_of_the_network(run, predict_file):
-    folder, _ = run
+    folder, *_ = run
     mended, raw = predict_file(), predict_file("--calibrated", "false")
     line = json.loads((folder / "out" / "config.json").read_text())["calibration"]
     assert line is not None
@@ -291,7 +290,9 @@ def test_a_model_of_an_earlier_version_says_what_to_do_and_a_damaged_one_is_name
     stored = config.pop("prediction_intervals")
     (folder / "config.json").write_text(json.dumps(config))
     assert "prediction" in predict_file(model=str(folder))
-    with pytest.raises(ArgumentError, match=r"holds no residuals of validation rows, .* Run that again with the same"):
+    with pytest.raises(
+        ArgumentError, match=r"holds no residuals of validation rows: .* Run recipes/max_speed\.py again"
+    ):
         predict_file("--interval", "0.8", model=str(folder))
     damages = [
         ({**stored, "half_widths": stored["half_widths"][::-1]}, "needs a half width that never falls"),
@@ -303,6 +304,20 @@ def test_a_model_of_an_earlier_version_says_what_to_do_and_a_damaged_one_is_name
         (folder / "config.json").write_text(json.dumps({**config, "prediction_intervals": damaged}))
         with pytest.raises(ArgumentError, match=message):
             predict_file(model=str(folder))
+
+
+def test_the_same_command_again_gives_a_model_of_an_earlier_version_its_intervals_without_training(
+    run, monkeypatch, capsys
+):
+    folder, _, words = run
+    stored = json.loads((folder / "out" / "config.json").read_text())
+    earlier = {name: value for name, value in stored.items() if name != "prediction_intervals"}
+    (folder / "out" / "config.json").write_text(json.dumps(earlier))
+    (folder / "out" / "model_manifest.json").unlink()
+    monkeypatch.syspath_prepend(RECIPES)
+    importlib.import_module("max_speed").main(words)
+    assert capsys.readouterr().out.count("has finished: read from") == 2  # both heads
+    assert json.loads((folder / "out" / "config.json").read_text()) == stored
 
 
 def test_a_download_brings_its_intervals_along(run, monkeypatch):
