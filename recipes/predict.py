@@ -34,7 +34,9 @@ from hf_ext.data.arguments import DataArguments
 from hf_ext.data.collators import SequenceCollator
 from hf_ext.data.loading import load_sequences
 from hf_ext.errors import ArgumentError, exit_on_errors
-from hf_ext.reporting.run_log import start_run_log
+from hf_ext.models.affinity import AffinityModel
+from hf_ext.models.prediction_intervals import describe_basis
+from hf_ext.reporting.run_log import LOGGER, start_run_log
 from hf_ext.tasks import check_inputs, parse_command
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
@@ -88,11 +90,7 @@ def main(argv: list[str] | None = None) -> Path:
         check_columns(data_args.dataset_name)
     folder = find_model(predict_args.model, predict_args.revision)
     model = load_model(folder)
-    half_width = None
-    if predict_args.interval is not None:
-        half_width = check_interval(model, predict_args.interval, predict_args.calibrated)
-    if not predict_args.calibrated:
-        model.set_calibration(None)
+    half_width = _settle_scale(model, predict_args)
     collator = SequenceCollator.from_pretrained(folder)
     if "too_long" in parser.explicit:
         collator.too_long = data_args.too_long
@@ -117,11 +115,21 @@ def main(argv: list[str] | None = None) -> Path:
         predictions, spread = _predict(trainer, rows)
         check_predictions(predictions)
         if trainer.is_world_process_zero():
-            written = {"spread": spread, "as_read": loaded.as_read, "half_width": half_width}
-            write_predictions(output, rows, predictions, **written)
+            write_predictions(output, rows, predictions, spread=spread, as_read=loaded.as_read, half_width=half_width)
         log.info("%d predictions in %s", len(predictions), output)
         trainer.end()
     return output
+
+
+def _settle_scale(model: AffinityModel, predict_args: PredictArguments) -> float | None:
+    """Takes the calibration off where that is asked for; returns half the width of intervals, None without them."""
+    half_width, stored = None, model.config.prediction_intervals
+    if predict_args.interval is not None:
+        half_width = check_interval(model, predict_args.interval, predict_args.calibrated)
+        LOGGER.info("Intervals are the prediction +- %.4g, from %s.", half_width, describe_basis(stored))
+    if not predict_args.calibrated:
+        model.set_calibration(None)
+    return half_width
 
 
 def _predict(trainer: FastTrainer, rows: Any) -> tuple[np.ndarray, np.ndarray | None]:

@@ -108,12 +108,12 @@ def measure_coverage(
         return Coverage(share, low, high, None, num_rows, None)
     of_units = np.bincount(units.unit_of_row, held)
     num, effective = units.num_units, units.num_effective
-    low = high = None
+    ends: tuple[float | None, float | None] = (None, None)
     if num > 1:
         variance = num / (num - 1) * float(np.sum((of_units - share * units.sizes) ** 2)) / num_rows**2
         size = min(share * (1 - share) / variance, num_rows) if variance > 0 else effective
-        low, high = _wilson(share, size, effective, confidence)
-    return Coverage(share, low, high, float(np.mean(of_units / units.sizes)), num_rows, num)
+        ends = _wilson(share, size, effective, confidence)
+    return Coverage(share, *ends, float(np.mean(of_units / units.sizes)), num_rows, num)
 
 
 def _wilson(share: float, size: float, num_units: float, confidence: float) -> tuple[float, float]:

@@ -234,9 +234,10 @@ def test_a_run_stores_intervals_by_what_it_held_out_and_reports_their_coverage(r
     assert json.loads((folder / "out" / "all_results.json").read_text())["prediction_intervals"] == facts
 
 
-def test_predict_writes_them_beside_the_prediction_and_the_predictor_says_the_same(run, predict_file):
+def test_predict_writes_them_beside_the_prediction_and_the_predictor_says_the_same(run, predict_file, capsys):
     folder, results, _ = run
     found = predict_file("--interval", "0.8")
+    assert ", from 10 values of light in " in capsys.readouterr().out
     assert list(found) == ["source_row", "prediction", "prediction_low", "prediction_high", "prediction_std"]
     width = {one["level"]: one["width"] for one in results["prediction_intervals"]["levels"]}[0.8]
     np.testing.assert_allclose(found["prediction_high"] - found["prediction_low"], width, rtol=1e-4)
