@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import cached_property, partial
 from operator import attrgetter
 from pathlib import Path
@@ -498,11 +498,9 @@ class FastTrainer(Trainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """As in Trainer; before a training loss is shown, the weights are checked, whatever the loss is.
 
-        Under `logging_nan_inf_filter` that of a step that went wrong reads 0.0. `train_loss` is the mean over all steps
-        taken, or None if that is not known. With an evaluation's metrics goes what the watchers have to say of it.
+        Under `logging_nan_inf_filter` that of a step that went wrong reads 0.0. With an evaluation's metrics goes what
+        the watchers have to say of it.
         """
-        if "train_loss" in logs:
-            logs["train_loss"] = self._ext_whole_loss()  # type: ignore[assignment]
         if "loss" in logs:
             self._ext_check_finite()
         added = self._ext_evaluator.watch(logs, self.state, self.control) if self.is_in_train else {}
@@ -739,9 +737,30 @@ class FastTrainer(Trainer):
     def _finalize_training(self, *args: Any) -> Any:
         self._ext_finish_save()
         self._ext_check_finite()
-        with self._ext_restorer.finalizing(self.state):
+        with self._ext_restorer.finalizing(self.state), self._ext_logging_whole_loss():
             output = super()._finalize_training(*args)
         return output._replace(training_loss=self._ext_whole_loss())
+
+    @contextmanager
+    def _ext_logging_whole_loss(self) -> Iterator[None]:
+        """`train_loss` is the mean over all steps taken, or None if that is not known, for whichever `log` is called.
+
+        On the trainer and not in `log` above: that of a subclass comes first, and may log elsewhere or a copy.
+        """
+        log, own = self.log, vars(self).get("log")
+
+        def log_whole(logs: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+            if "train_loss" in logs:
+                logs["train_loss"] = self._ext_whole_loss()
+            log(logs, *args, **kwargs)
+
+        vars(self)["log"] = log_whole
+        try:
+            yield
+        finally:
+            del vars(self)["log"]
+            if own is not None:
+                vars(self)["log"] = own
 
     def _load_best_model(self) -> None:
         if self._ext_stopper.reason is not None:

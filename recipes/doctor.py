@@ -26,6 +26,7 @@ import yaml
 from transformers.utils.logging import disable_progress_bar
 
 from hf_ext.affinity.arguments import AffinityArguments
+from hf_ext.affinity.measure import settle_measure
 from hf_ext.data.arguments import DataArguments
 from hf_ext.doctor.arguments import DoctorArguments
 from hf_ext.doctor.findings import find_problems, would_run
@@ -69,6 +70,8 @@ def main(argv: list[str] | None = None) -> int:
         raise ArgumentError(f'{str(error).strip()} With --deepspeed: pip install "deepspeed>=0.19".') from error
     if args.process_index > 0:
         return 0  # under a launcher the main process measures, with the machine to itself, and prints
+    if task == "affinity":
+        settle_measure(args, model_args.loss)
     facts = gather(task, model_args, data_args, args, doctor_args)
     findings = find_problems(facts)
     print(format_page(facts, findings))

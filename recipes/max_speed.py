@@ -24,7 +24,7 @@ from hf_ext.affinity.distilling import Distillation, compare_with_teacher, disti
 from hf_ext.affinity.ensemble import train_seeds
 from hf_ext.affinity.held_out import find_units
 from hf_ext.affinity.intervals import fit_intervals, score_intervals
-from hf_ext.affinity.measure import settle_measure
+from hf_ext.affinity.measure import describe_measure, settle_measure
 from hf_ext.affinity.preparing import describe_rows, load_rows
 from hf_ext.affinity.results import save_results
 from hf_ext.affinity.scoring import EVALUATION_METRICS, compute_metrics, score_split
@@ -106,6 +106,7 @@ def run(
     collator = build_collator(model, data_args)
     data.report["inputs"] = check_inputs(collator, {**splits, "train": train_rows}, data_args.dataset_name)
     log.info(describe_rows(data))
+    log.info(describe_measure(args, model_args.loss))
 
     trainer = FastTrainer(
         model,

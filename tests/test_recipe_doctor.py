@@ -182,7 +182,9 @@ def test_rows_and_labels_are_read_and_said_in_the_words_of_the_run(
     said = capsys.readouterr().out
     data = said[said.index("Data: 90 rows read") : said.index("Training labels")]
     assert " ".join(data.split()) in told
-    audit = said[said.index("Training labels") : said.index("Plan for")]
+    audit = said[said.index("Training labels") : said.index("Best checkpoint: ")]
+    kept = said[said.index("Best checkpoint: ") :].splitlines()[0]
+    assert kept in told
     alarms = [" ".join(line.split()) for line in audit.splitlines() if "ALARM" in line]
     assert len(alarms) == 1
     assert "a detection limit? If so, write them as <=5." in alarms[0]
@@ -218,6 +220,39 @@ def test_labels_that_the_run_would_refuse_and_splits_that_it_would_miss_stop_it_
     status, page = doctor(*words, "--split_sizes", "0.8", "0.2", "0")
     assert status == 1
     assert "There is no test split" in page
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("", "lowest validation rmse"),
+        ("--loss tobit", "lowest validation loss"),
+        ("--loss ranking", "highest validation spearman"),
+        (
+            "--loss ranking --metric_for_best_model pearson",
+            "highest validation pearson",
+        ),
+    ],
+)
+def test_the_page_says_by_which_metric_the_run_would_choose_its_best_checkpoint(doctor, words, told):
+    status, page = doctor("--device", "h100", *words.split(), "--json", "page.json")
+    assert status == 0
+    said = section(page, "Best checkpoint:")
+    assert said.startswith(f"Best checkpoint: {told} (--metric_for_best_model); verdict in ")
+    assert json.loads(Path("page.json").read_text())["measure"] == said
+
+
+def test_a_metric_that_the_run_would_not_compute_stops_it_here(doctor):
+    for words in (
+        ("--metric_for_best_model", "accuracy"),
+        ("--model_size", "esm2_8M", "--metric_for_best_model", "r2"),
+    ):
+        status, page = doctor("--device", "h100", "--max_steps", "10", *words)
+        assert status == 1
+        assert f"STOPS measure: metric_for_best_model='{words[-1]}': allowed are loss, " in page
+    page = doctor("--device", "h100", "--model_size", "esm2_8M", "--max_steps", "10")[1]
+    assert "STOPS" not in page
+    assert "Best checkpoint" not in page
 
 
 def test_rows_without_labels_get_no_audit(doctor):

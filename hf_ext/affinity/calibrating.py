@@ -89,7 +89,10 @@ def _fit(
     trainer: Any, rows: Any, deciding: _Deciding, kind: str, ridge: RidgeBaseline | None
 ) -> tuple[FittedCalibration, FloatArray]:
     """Gives the model its calibration; returns it with the calibrated predictions."""
-    beside = None if ridge is None else _weigh(trainer, rows, ridge.weights) + ridge.intercept
+    beside = None
+    if ridge is not None:
+        assert ridge.weights is not None  # it is fitted
+        beside = _weigh(trainer, rows, ridge.weights) + ridge.intercept
     fitted = fit_calibration(
         deciding.predicted,
         deciding.labels,

@@ -22,5 +22,18 @@ def settle_measure(args: FastTrainingArguments, loss: str) -> None:
 
 def verdict_metric(args: FastTrainingArguments) -> str | None:
     """What the verdict compares models and baselines in: `metric_for_best_model` where both have it, else its own."""
-    name = (args.metric_for_best_model or "").removeprefix("eval_").removeprefix("full_")
+    name = _plain_name(args)
     return name if name in PLAIN_METRICS else None
+
+
+def describe_measure(args: FastTrainingArguments, loss: str) -> str:
+    """Which weights the run keeps, and what its verdict compares in, as one line; after `settle_measure`."""
+    verdict = f"verdict in {verdict_metric(args) or ('spearman' if loss == 'ranking' else 'rmse')}."
+    if not args.load_best_model_at_end:
+        return f"Best checkpoint: not asked for, the last weights are kept (--load_best_model_at_end); {verdict}"
+    end = "highest" if args.greater_is_better else "lowest"
+    return f"Best checkpoint: {end} validation {_plain_name(args)} (--metric_for_best_model); {verdict}"
+
+
+def _plain_name(args: FastTrainingArguments) -> str:
+    return (args.metric_for_best_model or "").removeprefix("eval_").removeprefix("full_")

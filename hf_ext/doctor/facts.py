@@ -40,6 +40,7 @@ class Facts:
         encoding_bytes: frozen encoders' weights while they encode.
         output_bytes, embedding_bytes, download_bytes: most on disk, in the three folders of `Machine`.
         data: what reading the rows reported, as the run reports it; `labels`: what the run's audit says of training's.
+        measure: which weights the run keeps, and what its verdict compares in; empty for masked_lm.
         problems: what reading data and model found.
         notes: what could not be found out, and why.
     """
@@ -66,6 +67,7 @@ class Facts:
     download_bytes: int = 0
     data: dict[str, Any] = field(default_factory=dict)
     labels: dict[str, Any] = field(default_factory=dict)
+    measure: str = ""
     problems: list[Finding] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 

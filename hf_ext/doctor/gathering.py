@@ -13,14 +13,18 @@ from typing import Any
 from huggingface_hub import try_to_load_from_cache
 
 from ..affinity import building as affinity
+from ..affinity.measure import describe_measure
 from ..affinity.preparing import load_rows
 from ..affinity.results import audit_labels
+from ..affinity.scoring import EVALUATION_METRICS as AFFINITY_METRICS
+from ..argument_checks import check_metric_name
 from ..data.arguments import DataArguments
 from ..data.demo import make_demo_encoders
 from ..data.formats import file_format
 from ..data.loading import load_data
 from ..errors import HfExtError
 from ..masked_lm import building as masked_lm
+from ..masked_lm.results import EVALUATION_METRICS as MASKED_LM_METRICS
 from ..plan import Plan, make_plan
 from ..speedups.embedding_cache import CPU_TOKENS_PER_BATCH, GPU_TOKENS_PER_BATCH
 from ..speedups.lora import lora_settings
@@ -37,6 +41,7 @@ from .work import Encoder, Work, add_data, sketch_affinity, sketch_masked_lm
 REMEDIES = {
     "model": "a Hub id or a folder; without a network: HF_HUB_OFFLINE=1 after `hf download` of each encoder",
     "data": "--dataset_name, --sequence_columns, --label_column, --split_column as the file has them; --bad_rows drop",
+    "measure": "one of the metrics named, for example --metric_for_best_model rmse; left out, the loss decides",
     "inputs": "--too_long truncate or window, --max_residues N; another encoder where residues are unknown to it",
 }
 
@@ -46,7 +51,8 @@ def gather(task: str, model_args: Any, data_args: DataArguments, args: Any, doct
 
     Args:
         task: "affinity" or "masked_lm".
-        model_args: `AffinityArguments` or `MaskedLMArguments`; with `data_args` and `args` as the recipe parses them.
+        model_args: `AffinityArguments` or `MaskedLMArguments`; with `data_args` and `args` as the recipe parses them,
+            and for affinity after `settle_measure`.
             Without `dataset_name` the demo's data and encoders are filled in.
         doctor: see `DoctorArguments`.
 
@@ -74,7 +80,13 @@ def gather(task: str, model_args: Any, data_args: DataArguments, args: Any, doct
         if work:
             found = _size_up(args, plan, work, getattr(model_args, "save_full", False))
             found |= _estimate_time(plan, work, found["schedule"], machine, doctor.measure_seconds)
-    found |= {"data": reader.report, "labels": reader.labels, "problems": reader.problems, "notes": reader.notes}
+    found |= {
+        "measure": reader.measure,
+        "data": reader.report,
+        "labels": reader.labels,
+        "problems": reader.problems,
+        "notes": reader.notes,
+    }
     return Facts(task, args, machine, packages, plan, work, **found)
 
 
@@ -91,12 +103,14 @@ class _Reader:
         self.scratch = scratch
         self.report: dict[str, Any] = {}
         self.labels: dict[str, Any] = {}
+        self.measure = ""
         self.problems: list[Finding] = []
         self.notes: list[str] = []
 
     def read(self) -> tuple[Work | None, dict[str, Any]]:
         """The work, with data where there is any, and the splits."""
         table = self._fill_in_demo() if self.data_args.dataset_name is None else None
+        self._try("measure", self._read_measure)
         work = self._try("model", self._sketch)
         splits: Mapping[str, Any] = self._try("data", lambda: self._load(table)) or {}
         if work and splits:
@@ -121,6 +135,12 @@ class _Reader:
             return masked_lm.make_demo_sequences()
         encoders = make_demo_encoders(self.scratch / "demo_encoders")
         return affinity.fill_in_demo(self.model_args, self.data_args, encoders)
+
+    def _read_measure(self) -> None:
+        is_affinity = self.task == "affinity"
+        check_metric_name(self.args.metric_for_best_model, AFFINITY_METRICS if is_affinity else MASKED_LM_METRICS)
+        if is_affinity:
+            self.measure = describe_measure(self.args, self.model_args.loss)
 
     def _sketch(self) -> Work:
         columns = self.data_args.sequence_columns

@@ -49,6 +49,7 @@ def page_values(facts: Facts, findings: list[Finding]) -> dict[str, Any]:
         "plan": facts.plan.to_dict() if facts.plan and facts.work else None,
         "data": facts.data or None,
         "labels": facts.labels or None,
+        "measure": facts.measure or None,
         "estimate": {
             "basis": facts.rate_basis or facts.why_no_time,
             "seconds": {what: list(span) for what, span in facts.seconds},
@@ -115,7 +116,7 @@ def _versions(facts: Facts) -> str:
 
 
 def _data(facts: Facts) -> list[str]:
-    """What the run would say of its rows before it trains, in the run's own words."""
+    """What the run would say of its rows, and of what is best, before it trains, in the run's own words."""
     sections = []
     if facts.data:
         lines = summarize_data(facts.data).splitlines()
@@ -126,6 +127,8 @@ def _data(facts: Facts) -> list[str]:
         numbers = "; ".join(" ".join(line.split()) for line in lines[: len(lines) - len(alarms)])
         folded = [part for text in (numbers, *alarms) for part in wrap(text)]
         sections.append("\n".join([f"{title}:", *folded]))
+    if facts.measure:
+        sections.append("\n".join(wrap(facts.measure, "")))
     return sections
 
 

@@ -72,11 +72,11 @@ def workers():
     return [child.pid for child in living if child.pid not in OTHERS]
 
 
-def make(folder, act=None, event="on_step_end", step=3, rows=None, **given):
+def make(folder, act=None, event="on_step_end", step=3, rows=None, cls=FastTrainer, **given):
     args = FastTrainingArguments(output_dir=str(folder), **{**SETTINGS, **given})
     callbacks = [At(event, step, act)] if act else []
     sets = rows or make_number_rows(8, 1), make_number_rows(4, 2) if "eval_strategy" in given else None
-    return FastTrainer(make_narrow_esm(), args, Collator(Case()), *sets, callbacks=callbacks)
+    return cls(make_narrow_esm(), args, Collator(Case()), *sets, callbacks=callbacks)
 
 
 def nan_rows():
@@ -350,6 +350,42 @@ def test_a_run_that_had_come_to_its_end_ends_well_again_with_its_loss(tmp_path):
     again = train(tmp_path, resume=True, **ALONE)
     assert same(again, whole, ("loss", "grad_norm", "train_loss"))
     assert whole.state.log_history[-1]["train_loss"] > 0
+
+
+class LogsElsewhere(FastTrainer):
+    """Its `log` reaches nobody else's."""
+
+    def log(self, logs, start_time=None):
+        self.state.log_history.append({**logs, "step": self.state.global_step})
+
+
+class LogsACopy(FastTrainer):
+    def log(self, logs, start_time=None):
+        self.handed = logs.get("train_loss")
+        super().log({**logs, "mine": 1.0}, start_time)
+
+
+@pytest.mark.parametrize("trainer", [FastTrainer, LogsElsewhere, LogsACopy])
+def test_whoever_overrides_log_gets_the_loss_of_the_whole_run_after_a_kill(tmp_path, trainer):
+    whole = train(tmp_path / "whole", trainer, **ALONE)
+    train(tmp_path / "killed", trainer, kill_at=4, **ALONE)
+    continued = make(tmp_path / "killed", cls=trainer, **ALONE)
+    output = continued.train(resume_from_checkpoint=str(tmp_path / "killed" / "checkpoint-2"))
+    assert same(continued, whole, ("train_loss",))
+    loss = whole.state.log_history[-1]["train_loss"]
+    assert loss > 0
+    assert output.training_loss == output.metrics["train_loss"] == loss
+    assert vars(continued).get("log") is None  # as it was
+    if trainer is LogsACopy:
+        assert continued.handed == loss
+
+
+def test_a_log_that_was_assigned_to_the_trainer_is_called_and_stays(tmp_path):
+    trainer, seen = make(tmp_path, **ALONE), []
+    trainer.log = own = lambda logs, start_time=None: seen.append(logs)
+    output = trainer.train()
+    assert trainer.log is own
+    assert seen[-1]["train_loss"] == output.training_loss > 0
 
 
 @pytest.mark.parametrize(("number", "name"), [(signal.SIGINT, "SIGINT"), (signal.SIGHUP, "SIGHUP")])
