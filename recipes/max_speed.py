@@ -24,6 +24,7 @@ from hf_ext.affinity.distilling import Distillation, compare_with_teacher, disti
 from hf_ext.affinity.ensemble import train_seeds
 from hf_ext.affinity.heads.choice import choose_head, describe_choice, settle_head
 from hf_ext.affinity.held_out import find_units, held_out_values
+from hf_ext.affinity.intervals import fit_intervals, score_intervals
 from hf_ext.affinity.measure import describe_measure, settle_measure
 from hf_ext.affinity.preparing import describe_rows, load_rows
 from hf_ext.affinity.results import save_results
@@ -131,6 +132,7 @@ def run(
         trainer, model_args.calibration, splits["validation"], ridge=ridge, units=validation_units
     )
     log.info("\n".join(describe_calibration(calibration)))
+    fit_intervals(trainer, splits["validation"], validation_units)
     trainer.save_model()
     trainer.save_state()
     if model_args.merge_lora:
@@ -170,11 +172,15 @@ def report(
         "units": units,
     }
     test = score_split(trainer, splits, "test", **scored, leaks=data.report.get("leaks"), ridge=ridge)
+    stored = trainer.model.config.prediction_intervals
+    intervals = score_intervals(stored, test.predictions, test.labels, splits, units)
+    test.notes.extend(intervals["notes"])
     seeds = score_seeds(trainer, trained, splits, test, **scored) if model_args.num_seeds > 1 else None
     comparison = None
     if distillation:
         comparison = compare_with_teacher(distillation, test, splits["test"], folder, trainer.args.device, **scored)
     settings = {**vars(model_args), **vars(data_args)}
+    records["prediction_intervals"] = intervals
     results = save_results(trainer, trained, test, splits, data.report, settings, parser, records, seeds, comparison)
     LOGGER.info("\n%s\n", test.table())
     if seeds:

@@ -10,6 +10,10 @@ model does not read. Embeddings of frozen encoders are read from the cache where
 (`max_speed.py --num_seeds`) the column `prediction_std` holds the spread of its heads. A text that a spreadsheet would
 run as a formula (`=...`, `@...`, `-x`) gets a `'` in front; to join with your table use `source_row`, or take that `'`
 off (`hf_ext.csv_cells.read_cell`).
+
+`--interval 0.9` writes `prediction_low` and `prediction_high` as well: between them 90 % of measured values are
+expected, by how far predictions were off on the validation rows of the training run. `--calibrated false` writes what
+the network says, without what was fitted on those rows.
 """
 
 from __future__ import annotations
@@ -23,14 +27,16 @@ import numpy as np
 
 from hf_ext.affinity.ensemble import predict_members
 from hf_ext.affinity.prediction_file import check_columns, find_output, find_rejected, refuse_added
-from hf_ext.affinity.predictor import check_predictions, columns_of, find_model, load_model
+from hf_ext.affinity.predictor import check_interval, check_predictions, columns_of, find_model, load_model
 from hf_ext.affinity.results import write_predictions
 from hf_ext.affinity.teacher import SPEEDUPS
 from hf_ext.data.arguments import DataArguments
 from hf_ext.data.collators import SequenceCollator
 from hf_ext.data.loading import load_sequences
 from hf_ext.errors import ArgumentError, exit_on_errors
-from hf_ext.reporting.run_log import start_run_log
+from hf_ext.models.affinity import AffinityModel
+from hf_ext.models.prediction_intervals import describe_basis
+from hf_ext.reporting.run_log import LOGGER, start_run_log
 from hf_ext.tasks import check_inputs, parse_command
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
@@ -60,6 +66,16 @@ class PredictArguments:
         default=True,
         metadata={"help": "Write all columns of the input too, in its order and as read (not those of a stream)."},
     )
+    interval: float | None = field(
+        default=None,
+        metadata={
+            "help": "Also write prediction_low and prediction_high, between which this share of measured values is "
+            "expected: 0.9, say. From the validation rows of the training run; no labels are read."
+        },
+    )
+    calibrated: bool = field(
+        default=True, metadata={"help": "false: write what the network says, without the calibration on validation."}
+    )
 
 
 def main(argv: list[str] | None = None) -> Path:
@@ -74,6 +90,7 @@ def main(argv: list[str] | None = None) -> Path:
         check_columns(data_args.dataset_name)
     folder = find_model(predict_args.model, predict_args.revision)
     model = load_model(folder)
+    half_width = _settle_scale(model, predict_args)
     collator = SequenceCollator.from_pretrained(folder)
     if "too_long" in parser.explicit:
         collator.too_long = data_args.too_long
@@ -98,10 +115,21 @@ def main(argv: list[str] | None = None) -> Path:
         predictions, spread = _predict(trainer, rows)
         check_predictions(predictions)
         if trainer.is_world_process_zero():
-            write_predictions(output, rows, predictions, spread=spread, as_read=loaded.as_read)
+            write_predictions(output, rows, predictions, spread=spread, as_read=loaded.as_read, half_width=half_width)
         log.info("%d predictions in %s", len(predictions), output)
         trainer.end()
     return output
+
+
+def _settle_scale(model: AffinityModel, predict_args: PredictArguments) -> float | None:
+    """Takes the calibration off where that is asked for; returns half the width of intervals, None without them."""
+    half_width, stored = None, model.config.prediction_intervals
+    if predict_args.interval is not None:
+        half_width = check_interval(model, predict_args.interval, predict_args.calibrated)
+        LOGGER.info("Intervals are the prediction +- %.4g, from %s.", half_width, describe_basis(stored))
+    if not predict_args.calibrated:
+        model.set_calibration(None)
+    return half_width
 
 
 def _predict(trainer: FastTrainer, rows: Any) -> tuple[np.ndarray, np.ndarray | None]:

@@ -15,8 +15,8 @@ from ..data.sources import SOURCE_ROW, local_files, peek_columns
 from ..errors import ArgumentError, DataError
 from ..whole_files import try_replacing
 
-PREDICTION, SPREAD = "prediction", "prediction_std"
-ADDED = (SOURCE_ROW, PREDICTION, SPREAD)  # what is written beside the input's own columns, in this order
+PREDICTION, LOW, HIGH, SPREAD = "prediction", "prediction_low", "prediction_high", "prediction_std"
+ADDED = (SOURCE_ROW, PREDICTION, LOW, HIGH, SPREAD)  # what is written beside the input's own columns, in this order
 _REMEDY = "Name another CSV to write."
 _FIRST_CHARS = 1 << 20  # a header is shorter
 
@@ -108,10 +108,10 @@ def _begins(path: Path, is_header: Callable[[list[str]], bool]) -> bool:
 
 def _is_of_predictions(header: list[str]) -> bool:
     """Those that a run leaves in its folder have the label between the row's number and the prediction."""
-    numbered = [SOURCE_ROW, PREDICTION]
-    if header[-2:] == numbered or header[-3:] == [*numbered, SPREAD]:
+    tails = [[PREDICTION, *interval, *spread] for interval in ([], [LOW, HIGH]) for spread in ([], [SPREAD])]
+    if any(header[-1 - len(tail) :] == [SOURCE_ROW, *tail] for tail in tails):
         return True
-    return header[-1:] in ([PREDICTION], [SPREAD]) and "label" not in header  # of a stream, or of an earlier version
+    return header[-1:] in ([PREDICTION], [HIGH], [SPREAD]) and "label" not in header  # of a stream, or of old
 
 
 def _is_of_rejected(header: list[str]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,9 @@ from ..embeddings.finite import encode_finite
 from ..errors import ArgumentError, DataError
 from ..models.affinity import AffinityModel
 from ..models.exact_encoding import exact_encoding
+from ..models.prediction_intervals import half_width
 from ..pretrained import check_index, reading
+from .calibrating import uncalibrated
 
 TOKENS_PER_BATCH = 8192  # sequences times their longest; what an encoder needs of memory beside its weights
 ROWS_PER_BATCH = 4096  # of pooled embeddings, through the head
@@ -85,12 +88,14 @@ class AffinityPredictor:
         """Names of the sequence columns that the model reads."""
         return columns_of(self.collator)
 
-    def predict(self, rows: Any) -> np.ndarray:
+    def predict(self, rows: Any, *, calibrated: bool = True) -> np.ndarray:
         """Predicts one number per row; an ensemble predicts the mean of its heads.
 
         Args:
             rows: n rows with `columns`, as a list of dicts, a dict of lists, a `datasets.Dataset` or a pandas
                 DataFrame; other columns are ignored. Residues in capital or small letters.
+            calibrated: False gives what the network says, without what was fitted on the validation rows after
+                training (`max_speed.py --calibration`).
 
         Returns:
             (n,), float32, label units, in the order of `rows`. Equal to `trainer.predict` up to rounding, which other
@@ -103,9 +108,30 @@ class AffinityPredictor:
         Cost: each distinct input runs through its encoder once, in batches of 8,192 residues, sorted by length.
         `recipes/predict.py` is faster for many rows: it uses the speed-ups of training and keeps embeddings.
         """
-        return self._predict(rows, "logits")
+        return self._predict(rows, "logits", calibrated)
 
-    def predict_members(self, rows: Any) -> np.ndarray:
+    def predict_interval(self, rows: Any, level: float = 0.9, *, calibrated: bool = True) -> np.ndarray:
+        """Predicts between which two numbers the measured value of each row lies; `predict` is their middle.
+
+        The width is the same for all rows: how far predictions were off on the validation rows of the training run
+        (`hf_ext.affinity.intervals`). It speaks about rows that are as new to the model as those were.
+
+        Args:
+            rows: as for `predict`.
+            level: share of rows whose value the interval is to hold, between 0 and 1.
+            calibrated: as for `predict`.
+
+        Returns:
+            (n, 2), float32, label units: low and high.
+
+        Raises:
+            ArgumentError: not a level; the model has no intervals, none of this level, or none without calibration.
+            DataError: as `predict`.
+        """
+        reach = check_interval(self.model, level, calibrated)
+        return self.predict(rows, calibrated=calibrated)[:, None] + np.array([-reach, reach], np.float32)
+
+    def predict_members(self, rows: Any, *, calibrated: bool = True) -> np.ndarray:
         """What each head of an ensemble predicts, of which `predict` gives the mean; their spread tells how sure it is.
 
         Returns:
@@ -117,10 +143,14 @@ class AffinityPredictor:
         """
         if self.model.config.ensemble_size < 2:
             raise ArgumentError("This model has one head, so there is no spread. Train with --num_seeds 5, say.")
-        return self._predict(rows, "member_logits")
+        return self._predict(rows, "member_logits", calibrated)
+
+    def _predict(self, rows: Any, wanted: str, calibrated: bool) -> np.ndarray:
+        with nullcontext() if calibrated else uncalibrated(self.model):
+            return self._run(rows, wanted)
 
     @torch.no_grad()
-    def _predict(self, rows: Any, wanted: str) -> np.ndarray:
+    def _run(self, rows: Any, wanted: str) -> np.ndarray:
         columns = _clean(read_rows(rows, self.columns))
         tables, positions = {}, {}
         for name, parts in self.collator.columns.items():
@@ -208,6 +238,20 @@ def load_model(folder: str | Path) -> AffinityModel:
         model = AffinityModel.from_pretrained(folder, use_safetensors=True)
     check_finite(folder, model.state_dict())
     return model
+
+
+def check_interval(model: AffinityModel, level: float, calibrated: bool = True) -> float:
+    """Half the width of `model`'s prediction intervals of a level, label units.
+
+    Raises:
+        ArgumentError: not a level; the model has no intervals, none of this level, or none without its calibration.
+    """
+    if not calibrated and model.config.calibration is not None:
+        raise ArgumentError(
+            f"An interval of level {level:g} without calibration: this model's intervals are those of its calibrated "
+            "predictions. Leave out one of the two."
+        )
+    return half_width(model.config.prediction_intervals, level)
 
 
 def check_predictions(predictions: np.ndarray) -> np.ndarray:

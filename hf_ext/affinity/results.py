@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ..csv_cells import write_cell
 from ..data.columns import column_names
 from ..data.sources import SOURCE_ROW
@@ -18,7 +20,7 @@ from ..reporting.run_record import record_evaluations, record_run, write_json
 from ..tasks import plots_if_possible, with_absolute_path
 from ..whole_files import replacing
 from .advice import make_advice
-from .prediction_file import PREDICTION, SPREAD
+from .prediction_file import HIGH, LOW, PREDICTION, SPREAD
 from .scoring import SplitScores
 from .seed_scores import SeedScores
 
@@ -116,9 +118,17 @@ def _plot(log_history: list[dict[str, Any]], test: SplitScores, folder: Path, la
 
 
 def write_predictions(
-    path: Path, rows: Any, predictions: Any, labels: Any = None, spread: Any = None, as_read: Any = None
+    path: Path,
+    rows: Any,
+    predictions: Any,
+    labels: Any = None,
+    spread: Any = None,
+    as_read: Any = None,
+    half_width: float | None = None,
 ) -> None:
     """One line per row: its file row and identifying columns, the label where there is one, prediction and spread.
+
+    With `half_width`, both ends of an interval stand beside the prediction.
 
     With `as_read`, the same rows as their source has them, its columns take the place of the identifying ones. Text
     that a spreadsheet would take for a formula has a `'` in front (`csv_cells`); `source_row` joins without it.
@@ -129,6 +139,9 @@ def write_predictions(
     columns = [map(write_cell, source[name][:]) for name, source in kept.items()]
     header = [*map(write_cell, kept), *([] if labels is None else ["label"]), PREDICTION]
     values = [*columns, *([] if labels is None else [labels]), predictions]
+    if half_width is not None:
+        centre, half_width = np.asarray(predictions, np.float32), np.float32(half_width)
+        header, values = [*header, LOW, HIGH], [*values, centre - half_width, centre + half_width]
     if spread is not None:
         header, values = [*header, SPREAD], [*values, spread]
     with replacing(path) as draft, draft.open("w", newline="", encoding="utf-8") as file:

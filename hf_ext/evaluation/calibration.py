@@ -101,6 +101,31 @@ def apply_calibration(predictions: Any, calibration: dict[str, Any] | None, ridg
     return calibrate(values, calibration, beside).numpy()
 
 
+def cross_fit_calibration(
+    predictions: Any,
+    labels: Any,
+    calibration: dict[str, Any] | None,
+    *,
+    ridge: Any = None,
+    bounds: Any = None,
+    units: ResamplingUnits | None = None,
+    seed: int = 0,
+) -> FloatArray:
+    """Each prediction as calibrated by a fit of the form of `calibration` on the other folds: (n,), label units.
+
+    Its errors are those of rows that no fit has seen; where `calibration` is None predictions are as they were.
+    Arguments and cost as `fit_calibration`; `ridge` only where `calibration` stacks it, `units` of the rows.
+    """
+    predicted, measured = as_pair(predictions, labels)
+    if calibration is None:
+        return predicted
+    sides = np.zeros(len(measured)) if bounds is None else as_pair(bounds, measured)[0]
+    unit_of_row = np.arange(len(measured)) if units is None else units.unit_of_row
+    columns = [predicted] if ridge is None else [predicted, as_pair(ridge, measured)[0]]
+    fit: Fit = _fit_isotonic if calibration["kind"] == "isotonic" else _fit_line
+    return _cross_fit(fit, np.stack(columns, axis=1), measured, sides, _draw_folds(unit_of_row, seed))
+
+
 def _choose_form(
     forms: list[tuple[Fit, FloatArray]], measured: FloatArray, sides: FloatArray, folds: NDArray[np.int64]
 ) -> FittedCalibration:

@@ -241,13 +241,14 @@ class AffinityModel(PreTrainedModel):
         return calibrate(output * self.config.label_std + self.config.label_mean, self.config.calibration, ridge)
 
     def set_calibration(self, calibration: dict[str, Any] | None, ridge_weights: torch.Tensor | None = None) -> None:
-        """From here on predictions are calibrated so; None undoes it.
+        """From here on predictions are calibrated so; None undoes it. Intervals of the predictions before are dropped.
 
         Args:
             calibration: as in `hf_ext.models.calibration`.
             ridge_weights: (sum of embedding widths,), label units per unit of embedding, where it stacks a ridge.
         """
         self.config.calibration = calibration
+        self.config.prediction_intervals = None
         if stacks_ridge(calibration):
             assert ridge_weights is not None
             self.register_buffer("ridge_weights", ridge_weights.float().to(self.device))

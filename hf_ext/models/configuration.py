@@ -13,6 +13,7 @@ from .calibration import check_calibration
 from .head import HEADS
 from .losses import LOSSES
 from .pooling import POOLINGS
+from .prediction_intervals import check_prediction_intervals
 
 Training = Literal["frozen", "lora", "full"]
 Pooling = Literal["mean", "cls", "max"]
@@ -69,6 +70,7 @@ class AffinityConfig(PretrainedConfig):
         huber_delta: where Huber turns linear, in standardised label units.
         label_mean, label_std: in label units; predictions are `label_mean + label_std * head output`, calibrated.
         calibration: as in `hf_ext.models.calibration`; None for none. It changes predictions, never the loss.
+        prediction_intervals: as in `hf_ext.models.prediction_intervals`; None for none. Of calibrated predictions.
         tobit_scale: standard deviation of the measurement noise for "tobit", in standardised label units.
         encoder_dtype, encoder_autocast: how frozen encoders compute, as torch dtype names; kept so that predictions are
             made from the same embeddings as training.
@@ -94,6 +96,7 @@ class AffinityConfig(PretrainedConfig):
     label_mean: float = 0.0
     label_std: float = 1.0
     calibration: None | dict = None  # noqa: RUF036
+    prediction_intervals: None | dict = None  # noqa: RUF036
     encoder_dtype: str = "float32"
     encoder_autocast: None | str = None  # noqa: RUF036
     is_scaled: bool = False
@@ -108,6 +111,7 @@ class AffinityConfig(PretrainedConfig):
         check_ranges(self, RANGES)
         _check_head(self.head_form, self.head_sizes)
         check_calibration(self.calibration)
+        check_prediction_intervals(self.prediction_intervals)
         super().__post_init__(**kwargs)
 
     @property

@@ -11,6 +11,8 @@ from hf_ext.errors import ArgumentError, FolderError, HfExtError
 RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "predict.py"
 ROWS = "sequence,pKd\nMKTVL,1\nMKTAA,2\n"
 NO_MODEL = "no/such/model': neither"  # what comes after the output was found fit
+ENDS = "note,source_row,prediction,prediction_low,prediction_high,prediction_std\n"
+STREAM = "prediction,prediction_low,prediction_high\n"
 
 
 @pytest.fixture(autouse=True)
@@ -65,7 +67,9 @@ def test_what_predict_did_not_write_is_not_replaced(folder, header):
     assert contents(folder) == before
 
 
-@pytest.mark.parametrize("header", ["source_row,sequence,prediction\n", "prediction,prediction_std\n", ""])
+@pytest.mark.parametrize(
+    "header", ["source_row,sequence,prediction\n", "prediction,prediction_std\n", ENDS, STREAM, ""]
+)
 def test_what_predict_wrote_is_replaced(folder, header):
     (folder / "predictions.csv").write_text(header)
     with pytest.raises(ArgumentError, match=NO_MODEL):

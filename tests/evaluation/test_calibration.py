@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hf_ext.errors import ArgumentError, DataError
-from hf_ext.evaluation.calibration import apply_calibration, fit_calibration
+from hf_ext.evaluation.calibration import apply_calibration, cross_fit_calibration, fit_calibration
 from hf_ext.evaluation.limits import rmse_at_limits
 from hf_ext.evaluation.metrics import spearman
 from hf_ext.evaluation.resampling import ResamplingUnits
@@ -137,3 +137,24 @@ def test_wrong_arguments_are_refused() -> None:
         fit_calibration([1.0, 2.0, 3.0], [1.0, 2.0, 3.0], units=ResamplingUnits.of("antibody", ["a", "b"]))
     with pytest.raises(DataError, match="3 predictions for 2 references"):
         fit_calibration([1.0, 2.0, 3.0], [1.0, 2.0])
+
+
+@pytest.mark.parametrize(
+    ("kind", "bounded"), [("line", False), ("isotonic", False), ("stack", False), ("line", True), ("stack", True)]
+)
+def test_cross_fitted_predictions_have_the_error_that_the_fit_reported(kind, bounded):
+    generator = np.random.default_rng(3)
+    labels = generator.normal(size=1200)
+    groups = ResamplingUnits.of("heavy", np.arange(1200) // 40)
+    shared = generator.normal(0, 0.5, groups.num_units)[groups.unit_of_row]
+    predictions = 2 * labels + shared + generator.normal(0, 0.5, 1200)
+    beside = labels + generator.normal(0, 0.6, 1200) if kind == "stack" else None
+    sides = np.where(labels < -1, -1, 0) if bounded else np.zeros(1200)
+    options = {"ridge": beside, "bounds": sides, "units": groups, "seed": 2}
+    fitted = fit_calibration(predictions, labels, kind="isotonic" if kind == "isotonic" else "line", **options)
+    assert fitted.calibration is not None
+    mended = cross_fit_calibration(predictions, labels, fitted.calibration, **options)
+    assert rmse_at_limits(mended, labels, sides) == pytest.approx(fitted.rmse_after, rel=1e-12)
+    by_row = cross_fit_calibration(predictions, labels, fitted.calibration, **{**options, "units": None})
+    assert rmse_at_limits(by_row, labels, sides) != pytest.approx(fitted.rmse_after, rel=1e-6)
+    np.testing.assert_array_equal(cross_fit_calibration(predictions, labels, None), predictions)

@@ -1,0 +1,157 @@
+"""Prediction intervals of a trained model: fitted on the validation rows, stored with it, checked on the test rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ..data.columns import column_names, read_columns
+from ..data.splits import SPLIT_CLUSTER
+from ..evaluation.calibration import cross_fit_calibration
+from ..evaluation.conformal import LEVELS, conformal_half_widths, measure_coverage
+from ..evaluation.resampling import ResamplingUnits, check_units
+from ..models.prediction_intervals import describe_basis, half_width
+from ..units import format_cell, share
+from .calibrating import ridge_part, uncalibrated
+from .predictions import predict_labelled, read_bounds
+
+SHOWN = (0.5, 0.8, 0.9, 0.95)  # levels whose coverage is measured
+HEADLINE = 0.9  # or the highest below, where rows or units are few
+
+
+def fit_intervals(trainer: Any, rows: Any, units: ResamplingUnits | None) -> dict[str, Any]:
+    """Gives `trainer.model` the half widths of its prediction intervals, by split conformal prediction.
+
+    What they rest on is how far calibrated predictions are from the labels of validation rows, each calibrated by a fit
+    without its own fold (`--calibration`); the best checkpoint was chosen on these rows too, which is not undone. A
+    label that is a limit has no known distance: such rows are left out, and intervals speak about rows that the assay
+    measures.
+
+    Args:
+        trainer: a `FastTrainer` whose `AffinityModel` is trained and calibrated. Called by all processes.
+        rows: of validation.
+        units: of these rows, from `find_units`: then intervals are for a row of a further unit.
+
+    Returns:
+        What is stored, JSON-able, see `hf_ext.models.prediction_intervals`: `reason` alone where there are none.
+
+    Cost: a pass over the validation rows and ten fits of the calibration.
+    """
+    stored = _fit(trainer, rows, units)
+    trainer.model.config.prediction_intervals = stored
+    return stored
+
+
+def _fit(trainer: Any, rows: Any, units: ResamplingUnits | None) -> dict[str, Any]:
+    if trainer.model.config.loss == "ranking":
+        return {"reason": "the loss ranks rows, and predictions have no unit"}
+    if not hasattr(rows, "__len__"):
+        return {"reason": "validation rows were a stream, of which nobody knows what was held out together"}
+    with uncalibrated(trainer.model) as calibration:
+        raw, labels = predict_labelled(trainer, rows)
+    sides, units = _sides(rows, len(labels)), check_units(units, len(labels))
+    mended = cross_fit_calibration(
+        raw,
+        labels,
+        calibration,
+        ridge=ridge_part(trainer, rows),
+        bounds=sides,
+        units=units,
+        seed=trainer.args.seed,
+    )
+    is_exact = sides == 0
+    if not is_exact.any():
+        return {"reason": "every label of the validation rows is a limit, and none tells how far a prediction is off"}
+    if units is not None:
+        units = units.select(is_exact)
+    widths = conformal_half_widths(labels[is_exact] - mended[is_exact], units=units)
+    known = int(np.isfinite(widths).sum())
+    return {
+        "levels": list(LEVELS[:known]),
+        "half_widths": [float(width) for width in widths[:known]],
+        "num_rows": int(is_exact.sum()),
+        "num_limits": int((~is_exact).sum()),  # rows left out
+        "unit": None if units is None else units.column,
+        "num_units": None if units is None else units.num_units,
+    }
+
+
+def score_intervals(
+    stored: Mapping[str, Any],
+    predictions: np.ndarray,
+    labels: np.ndarray,
+    splits: Any,
+    units: ResamplingUnits | None,
+) -> dict[str, Any]:
+    """Which share of test rows the stored intervals hold.
+
+    Args:
+        stored: from `fit_intervals`.
+        predictions, labels: (n,), label units, of the test rows.
+        splits: train, validation and test.
+        units: of the test rows.
+
+    Returns:
+        JSON-able: `stored` without its table, `levels` with `level`, `width` (label units, the same for all rows) and
+        `coverage` each, and `notes`, sentences for reports.
+    """
+    if stored.get("reason"):
+        return {"reason": stored["reason"], "levels": [], "notes": [f"No prediction intervals: {stored['reason']}."]}
+    is_exact = _sides(splits["test"], len(labels)) == 0
+    errors = np.abs(labels - predictions)[is_exact]
+    there = None if units is None else units.select(is_exact)
+    levels = []
+    for level in SHOWN:
+        if level <= stored["levels"][-1] and len(errors):
+            width = half_width(stored, level)
+            held = measure_coverage(errors <= width, units=there)
+            levels.append({"level": level, "width": 2 * width, "coverage": held.as_dict()})
+    basis = {name: value for name, value in stored.items() if name not in ("levels", "half_widths")}
+    notes = [_describe(stored, levels), *_warn(splits, units, stored)]
+    return {**basis, "highest_level": stored["levels"][-1], "levels": levels, "notes": notes}
+
+
+def _sides(rows: Any, num_rows: int) -> np.ndarray:
+    bounds = read_bounds(rows)
+    return np.zeros(num_rows) if bounds is None else bounds
+
+
+def _describe(stored: Mapping[str, Any], levels: list[dict[str, Any]]) -> str:
+    """The level nearest below 90 % in a sentence."""
+    beside = f"predict.py --interval writes them, from {describe_basis(stored)}"
+    if not levels:
+        return f"Prediction intervals: none of a level above {stored['levels'][-1]:g} ({beside})."
+    one = max((found for found in levels if found["level"] <= HEADLINE), key=lambda found: found["level"])
+    held = one["coverage"]
+    ends = "" if held["low"] is None else f" [{share(held['low'])}, {share(held['high'])}]"
+    of_units = "" if held["mean_of_units"] is None else f" ({share(held['mean_of_units'])} where units weigh alike)"
+    exact = " with exact labels" if stored["num_limits"] else ""
+    return (
+        f"Prediction intervals of {share(one['level'])} held {share(held['value'])}{ends} of "
+        f"{held['num_rows']:,} test rows{exact}{of_units}, at a width of {format_cell(one['width'])} "
+        f"({beside})."
+    )
+
+
+def _warn(splits: Any, units: ResamplingUnits | None, stored: Mapping[str, Any]) -> list[str]:
+    if units is None or _is_held_out_alike(splits, units.column):
+        return []
+    return [
+        f"Values of {units.column} in the validation rows are known from training, in the test rows they are new: "
+        "prediction intervals speak about rows like those of validation, and are too narrow for new ones."
+    ]
+
+
+def _is_held_out_alike(splits: Any, name: str) -> bool:
+    """Whether validation rows are as new to training as test rows. Cost: one pass over the column of the units."""
+    if not all(hasattr(rows, "__len__") for rows in splits.values()):
+        return True
+    column = name if name in column_names(splits["test"]) else SPLIT_CLUSTER
+    if column not in column_names(splits["validation"]):
+        return False
+    if column not in column_names(splits["train"]):  # clusters: none stands on two sides
+        return True
+    known, validation, test = (set(read_columns(splits[part], [column])) for part in ("train", "validation", "test"))
+    return not known & validation or bool(known & test)
