@@ -6,13 +6,13 @@ import logging
 import math
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tqdm.auto import tqdm
 
 from ...evaluation.baselines import RidgeBaseline
-from .candidates import LARGE, HeadSettings, first_candidates, neighbours
+from .candidates import EPOCH_STEP, LARGE, HeadSettings, first_candidates, neighbours
 from .rows import HeadRows
 from .training import Recipe, train_head
 
@@ -36,7 +36,8 @@ class HeadSearch:
     """What a search found.
 
     Attributes:
-        chosen: the head to train.
+        chosen: the head to train; with the epochs of a run without a search where fewer won and there was no budget
+            left to try as many.
         tried: per candidate its settings, `error` (of held-out rows, smaller is better; None: not finite),
             `is_complete` (False: given up before it had seen all sets of them) and `num_weights`; JSON-able.
         num_folds, num_held_out: sets of held-out rows, and rows in them.
@@ -94,7 +95,7 @@ def search_head(
                 best = _best(tried) or tried[0]
                 queue = [one for one in neighbours(best.settings, fixed) if one not in asked][:1]
     return HeadSearch(
-        chosen=_choose(tried, recipe),
+        chosen=_lengthen(_choose(tried, recipe), start, asked, tried),
         tried=[_describe(one, recipe) for one in tried],
         num_folds=len(folds),
         num_held_out=sum(len(held_out) for _, held_out in folds),
@@ -159,6 +160,15 @@ def _choose(tried: Sequence[_Tried], recipe: Recipe) -> HeadSettings:
     lowest = min(one.error for one in complete)
     near = [one for one in complete if one.error <= max(lowest * NEAR, lowest)]
     return min(near, key=lambda one: (one.settings.num_weights(recipe.widths), one.error)).settings
+
+
+def _lengthen(
+    chosen: HeadSettings, start: HeadSettings, asked: Collection[HeadSettings], tried: Sequence[_Tried]
+) -> HeadSettings:
+    """As many epochs as without a search, where more were asked for and too dear: validation chooses the checkpoint."""
+    longer = replace(chosen, epochs=chosen.epochs * EPOCH_STEP)
+    was_too_dear = longer in asked and longer not in {one.settings for one in tried}
+    return replace(chosen, epochs=max(chosen.epochs, start.epochs)) if was_too_dear else chosen
 
 
 def _seconds(settings: HeadSettings, recipe: Recipe, sizes: Sequence[int], step_s: float) -> float:
