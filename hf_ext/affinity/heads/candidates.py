@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
@@ -12,13 +13,15 @@ EPOCH_STEP = 3
 DROPOUTS = (0.0, 0.1, 0.3, 0.5)
 MAX_RATE, MIN_RATE = 1e-2, 1e-5
 LARGE = (1024, 512, 256, 128)  # of --head mlp
-# Form, sizes, dropout. Where a LayerNorm follows, dropout makes training and evaluation see other variances: 0.1 there.
-FORMS: tuple[tuple[str, tuple[int, ...], float], ...] = (
-    ("mlp", (64,), 0.3),
-    ("product", (64,), 0.3),
-    ("gated", (64,), 0.3),
-    ("mlp", (256, 64), 0.1),
-    ("mlp", LARGE, 0.1),
+MIN_STEPS = 300  # of a first try; fewer tell how fast a head learns, not how well
+# Form, sizes, dropout, and the multiple of the run's learning rate. Where a LayerNorm follows, dropout makes training
+# and evaluation see other variances: 0.1 there. One hidden layer bears a higher rate than several.
+FORMS: tuple[tuple[str, tuple[int, ...], float, float], ...] = (
+    ("mlp", (64,), 0.3, 3.0),
+    ("product", (64,), 0.3, 3.0),
+    ("gated", (64,), 0.3, 3.0),
+    ("mlp", (256, 64), 0.1, 1.0),
+    ("mlp", LARGE, 0.1, 1.0),
 )
 
 
@@ -57,29 +60,47 @@ class HeadSettings:
         return 2 * sum(widths) * self.sizes[0]
 
 
-def first_candidates(start: HeadSettings, fixed: Collection[str], widths: Sequence[int]) -> list[HeadSettings]:
-    """Every form, trained briefly at the rates of `start`, those with the fewest weights first.
+def first_candidates(
+    start: HeadSettings, fixed: Collection[str], widths: Sequence[int], steps_per_epoch: int
+) -> list[HeadSettings]:
+    """Every form, trained briefly, those with the fewest weights first.
 
     Args:
         start: the run's own settings.
         fixed: names of settings that the user set, which no candidate changes.
         widths: of each input's embedding; one input has no product with others.
+        steps_per_epoch: of the run.
     """
-    epochs = start.epochs if "epochs" in fixed else max(1, start.epochs // EPOCH_STEP)
-    candidates = [
-        replace(start, form=form, sizes=sizes, dropout=start.dropout if "dropout" in fixed else dropout, epochs=epochs)
-        for form, sizes, dropout in FORMS
-        if form != "product" or len(widths) > 1
-    ]
+    epochs = start.epochs
+    if "epochs" not in fixed:
+        epochs = min(epochs, max(1, epochs // EPOCH_STEP, math.ceil(MIN_STEPS / steps_per_epoch)))
+    candidates = []
+    for form, sizes, dropout, multiple in FORMS:
+        if form == "product" and len(widths) == 1:
+            continue
+        rate = min(MAX_RATE, start.learning_rate * multiple)
+        changes = {"dropout": dropout, "learning_rate": rate}
+        kept = {name: value for name, value in changes.items() if name not in fixed}
+        candidates.append(replace(start, form=form, sizes=sizes, epochs=epochs, **kept))
     return sorted(candidates, key=lambda one: one.num_weights(widths))
 
 
-def neighbours(best: HeadSettings, fixed: Collection[str]) -> Iterator[HeadSettings]:
-    """Changes of one setting of `best` each, in the order in which they are worth a try."""
-    if "epochs" not in fixed:
-        yield replace(best, epochs=best.epochs * EPOCH_STEP)
+def trained_longer(one: HeadSettings, start: HeadSettings) -> HeadSettings:
+    """`EPOCH_STEP` times the epochs; up to those of `start` first."""
+    epochs = one.epochs * EPOCH_STEP
+    return replace(one, epochs=min(epochs, start.epochs) if one.epochs < start.epochs else epochs)
+
+
+def neighbours(best: HeadSettings, start: HeadSettings, fixed: Collection[str]) -> Iterator[HeadSettings]:
+    """Changes of one setting of `best` each, in the order in which they are worth a try.
+
+    More epochs than those of `start` come last: they cost most, and seldom help.
+    """
+    longer = [] if "epochs" in fixed else [trained_longer(best, start)]
+    if best.epochs < start.epochs:
+        yield from longer
     if "learning_rate" not in fixed:
-        for rate in (best.learning_rate * RATE_STEP, best.learning_rate / RATE_STEP):
+        for rate in (best.learning_rate / RATE_STEP, best.learning_rate * RATE_STEP):
             if MIN_RATE <= rate <= MAX_RATE:
                 yield replace(best, learning_rate=float(f"{rate:.3g}"))
     if "dropout" not in fixed:
@@ -89,3 +110,4 @@ def neighbours(best: HeadSettings, fixed: Collection[str]) -> Iterator[HeadSetti
             yield replace(best, dropout=value)
     if "weight_decay" not in fixed:
         yield replace(best, weight_decay=float(f"{best.weight_decay * 10:.3g}"))
+    yield from longer

@@ -12,7 +12,7 @@ from typing import Any
 from tqdm.auto import tqdm
 
 from ...evaluation.baselines import RidgeBaseline
-from .candidates import EPOCH_STEP, LARGE, HeadSettings, first_candidates, neighbours
+from .candidates import LARGE, HeadSettings, first_candidates, neighbours, trained_longer
 from .rows import HeadRows
 from .training import Recipe, train_head
 
@@ -81,7 +81,7 @@ def search_head(
     tried: list[_Tried] = []
     asked: set[HeadSettings] = set()
     left = budget
-    queue = first_candidates(start, fixed, recipe.widths)
+    queue = first_candidates(start, fixed, recipe.widths, recipe.num_steps(len(folds[0][0]), 1))
     with tqdm(total=round(budget), desc="Choosing a head", unit="s", disable=is_quiet, leave=False) as bar:
         while queue and len(asked) < MAX_CANDIDATES:
             settings = queue.pop(0)
@@ -93,7 +93,7 @@ def search_head(
                 bar.update(round(budget - left) - bar.n)
             if not queue:
                 best = _best(tried) or tried[0]
-                queue = [one for one in neighbours(best.settings, fixed) if one not in asked][:1]
+                queue = [one for one in neighbours(best.settings, start, fixed) if one not in asked][:1]
     return HeadSearch(
         chosen=_lengthen(_choose(tried, recipe), start, asked, tried),
         tried=[_describe(one, recipe) for one in tried],
@@ -166,7 +166,7 @@ def _lengthen(
     chosen: HeadSettings, start: HeadSettings, asked: Collection[HeadSettings], tried: Sequence[_Tried]
 ) -> HeadSettings:
     """As many epochs as without a search, where more were asked for and too dear: validation chooses the checkpoint."""
-    longer = replace(chosen, epochs=chosen.epochs * EPOCH_STEP)
+    longer = trained_longer(chosen, start)
     was_too_dear = longer in asked and longer not in {one.settings for one in tried}
     return replace(chosen, epochs=max(chosen.epochs, start.epochs)) if was_too_dear else chosen
 
