@@ -71,7 +71,8 @@ def test_the_product_of_towers_is_found_where_labels_are_one(on_products):
 def test_of_equal_heads_the_one_with_the_fewest_weights_is_taken():
     found = search("linear", fixed=("epochs", "learning_rate", "dropout", "weight_decay"))
     lowest = min(one["error"] for one in found.tried)
-    near = [one["num_weights"] for one in found.tried if one["is_complete"] and one["error"] <= 1.01 * lowest]
+    near_enough = (1 + 0.3 / 300**0.5) * lowest
+    near = [one["num_weights"] for one in found.tried if one["is_complete"] and one["error"] <= near_enough]
     assert found.chosen.num_weights(WIDTHS) == min(near)
     assert found.ridge_error < 0.12  # the noise is 0.1: nothing beats a ridge here
 
@@ -167,7 +168,8 @@ def test_few_validation_rows_are_joined_by_parts_of_training_that_share_no_row()
     labels = [set(held_out.labels) for _, held_out in folds[1:]]
     assert not labels[0] & labels[1]
     for (rest, held_out), known in zip(folds[1:], labels):
-        assert not known & set(rest.labels) and len(rest) + len(held_out) == 500
+        assert not known & set(rest.labels)
+        assert len(rest) + len(held_out) == 500
 
 
 def test_parts_have_whole_units_and_cutting_by_row_would_not():
@@ -186,4 +188,5 @@ def test_parts_have_whole_units_and_cutting_by_row_would_not():
 def test_tiny_sets_are_searched_too(num_rows):
     folds = make_folds(make_rows(num_rows, "linear", 0), make_rows(1, "linear", 1), None, 0)
     found = search_head(START, (), make_recipe(), folds, 0.5, is_quiet=True)
-    assert found.num_folds == len(folds) and found.tried[0]["error"] is not None
+    assert found.num_folds == len(folds)
+    assert found.tried[0]["error"] is not None

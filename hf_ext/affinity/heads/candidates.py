@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-RATE_STEP = 3.0
+RATE_STEP = 10**0.5
 EPOCH_STEP = 3
 DROPOUTS = (0.0, 0.1, 0.3, 0.5)
 MAX_RATE, MIN_RATE = 1e-2, 1e-5
@@ -102,12 +102,12 @@ def neighbours(best: HeadSettings, start: HeadSettings, fixed: Collection[str]) 
     if "learning_rate" not in fixed:
         for rate in (best.learning_rate / RATE_STEP, best.learning_rate * RATE_STEP):
             if MIN_RATE <= rate <= MAX_RATE:
-                yield replace(best, learning_rate=float(f"{rate:.3g}"))
+                yield replace(best, learning_rate=float(f"{rate:.2g}"))
     if "dropout" not in fixed:
         below = [value for value in DROPOUTS if value < best.dropout]
         above = [value for value in DROPOUTS if value > best.dropout]
         for value in (*below[-1:], *above[:1]):
             yield replace(best, dropout=value)
     if "weight_decay" not in fixed:
-        yield replace(best, weight_decay=float(f"{best.weight_decay * 10:.3g}"))
+        yield replace(best, weight_decay=float(f"{best.weight_decay * 10:.2g}"))
     yield from longer

@@ -25,7 +25,8 @@ WEIGHT_S, PRODUCT_S, FEATURE_S = 5e-9, 9e-11, 3e-9
 BUDGET = 0.9  # of the run with the large head that the search takes the place of
 LARGE_HEAD = HeadSettings("mlp", LARGE, 0.3, 1e-3, 0.01, epochs=30)
 BEHIND = 1.05  # of the best one's error on the same held-out rows, and a candidate sees no further ones
-NEAR = 1.01  # errors up to this multiple of the lowest count as equal, and the cheapest head of these is taken
+# Two heads' errors on n held-out rows differ by chance by about this over sqrt(n), relative to the errors.
+NOISE = 0.3
 MAX_CANDIDATES = 24
 
 logger = logging.getLogger(__name__)
@@ -94,11 +95,12 @@ def search_head(
             if not queue:
                 best = _best(tried) or tried[0]
                 queue = [one for one in neighbours(best.settings, start, fixed) if one not in asked][:1]
+    num_held_out = sum(len(held_out) for _, held_out in folds)
     return HeadSearch(
-        chosen=_lengthen(_choose(tried, recipe), start, asked, tried),
+        chosen=_lengthen(_choose(tried, recipe, num_held_out), start, asked, tried),
         tried=[_describe(one, recipe) for one in tried],
         num_folds=len(folds),
-        num_held_out=sum(len(held_out) for _, held_out in folds),
+        num_held_out=num_held_out,
         ridge_error=_ridge_error(recipe, folds),
         seconds=time.perf_counter() - began,
     )
@@ -154,11 +156,12 @@ def _evaluate(settings: HeadSettings, recipe: Recipe, folds: Folds, best: _Tried
     return tried
 
 
-def _choose(tried: Sequence[_Tried], recipe: Recipe) -> HeadSettings:
-    """Of those as good as the best the one with the fewest weights, then with the lowest error."""
+def _choose(tried: Sequence[_Tried], recipe: Recipe, num_held_out: int) -> HeadSettings:
+    """Of those as good as the best, but for noise, the one with the fewest weights, then with the lowest error."""
     complete = [one for one in tried if one.is_complete]
+    near_enough = 1 + NOISE / math.sqrt(num_held_out)
     lowest = min(one.error for one in complete)
-    near = [one for one in complete if one.error <= max(lowest * NEAR, lowest)]
+    near = [one for one in complete if one.error <= lowest * near_enough or one.error == lowest]
     return min(near, key=lambda one: (one.settings.num_weights(recipe.widths), one.error)).settings
 
 
