@@ -80,6 +80,36 @@ def compare() -> str:
     return format_markdown_table(rows, headers)
 
 
+def default_runs() -> str:
+    """Runs without settings beside their best baselines and `--head mlp`: one row per set, from `default_runs.json`."""
+    runs = json.loads((RESULTS / "default_runs.json").read_text())["runs"]
+    sets: dict[str, list[dict[str, Any]]] = {}
+    for run in runs:
+        sets.setdefault(run["data"], []).append(run)
+    rows = []
+    for name, several in sets.items():
+        own = [run for run in several if run["asked"] == "auto"]
+        large = next((run for run in several if run["asked"] == "mlp"), None)
+        cells = [name, len(own), f"{own[0]['sizes']['train']:,} / {own[0]['sizes']['test']:,}"]
+        for metric, best in (("spearman", max), ("rmse", min)):
+            values = [run["scores"]["model"][metric]["value"] for run in own]
+            cells.append(f"{mean(values):.3f}" + (f" +- {stdev(values):.3f}" if len(values) > 1 else ""))
+            cells.append(_best_baseline(own[0]["scores"], metric, best))
+            cells.append(f"{large['scores']['model'][metric]['value']:.3f}" if large else "-")
+        cpu = mean(run["cpu_s"] for run in own)
+        cells.append(f"{cpu:.0f} s" + (f" / {large['cpu_s']:.0f} s" if large else ""))
+        rows.append(cells)
+    headers = ["data", "seeds", "rows, train / test", "Spearman", "best baseline", "`--head mlp`"]
+    headers += ["RMSE", "best baseline", "`--head mlp`", "CPU time / of `--head mlp`"]
+    return format_markdown_table(rows, headers)
+
+
+def _best_baseline(scores: dict[str, Any], metric: str, best: Callable[..., Any]) -> str:
+    others = {name: both[metric]["value"] for name, both in scores.items() if name != "model"}
+    found = best((name for name, value in others.items() if value is not None), key=others.__getitem__)
+    return f"{others[found]:.3f} ({found})"
+
+
 def scores() -> str:
     """Test scores of every data set under `benchmarks/results/<name>_seed<k>.json`, mean and spread over seeds."""
     sets: dict[str, list[dict[str, Any]]] = {}
@@ -300,6 +330,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "faults": faults,
     "same_numbers": same_numbers,
     "scaling": scaling,
+    "default_runs": default_runs,
     "scores": scores,
 }
 

