@@ -123,7 +123,7 @@ def label_array(split: Any) -> FloatArray:
 def pooled_features(trainer: Any, dataset: Any, encode: Encode | None = None) -> np.ndarray:
     """The embeddings that the head sees, one row per row of `dataset`: (n, sum of widths), float32.
 
-    Where a row lacks an input, what the head puts there: the mean of the training rows that have it, once that is known.
+    Where a row lacks an input, what the head puts there: once it is known, the mean of the training rows that have it.
 
     `encode` makes them, of the name of an input and distinct sequences; None: the model's own encoders.
 

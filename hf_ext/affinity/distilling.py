@@ -170,8 +170,8 @@ def _match_columns(collator: SequenceCollator, model_args: AffinityArguments, da
     unlearned = [name for name in needed if name not in collator.missing_chains]
     if unlearned:
         raise ArgumentError(
-            f"--missing_chains: rows lack {' and '.join(unlearned)}, without which the teacher {model_args.distill_from} "
-            "cannot predict. Train it with --missing_chains, or leave these rows out."
+            f"--missing_chains: rows lack {' and '.join(unlearned)}, without which the teacher "
+            f"{model_args.distill_from} cannot predict. Train it with --missing_chains, or leave these rows out."
         )
     return list(columns)
 

@@ -25,7 +25,7 @@ from huggingface_hub.errors import (
 from ..checkpoints.run_folder.finished_model import MODEL_MANIFEST, check_model
 from ..checkpoints.state.finite import check_finite
 from ..data.collators import INPUTS_NAME, SequenceCollator
-from ..data.missing_chains import NOT_LEARNED, find_bare_rows
+from ..data.missing_chains import find_bare_rows, remedy_if_missing
 from ..data.proteins import ResiduePolicy, clean_sequences, format_located
 from ..embeddings.dataset import join_parts, number_inputs, take_rows
 from ..embeddings.finite import encode_finite
@@ -356,8 +356,9 @@ def _clean(columns: Mapping[str, list[Any]], missing_chains: Collection[str]) ->
         DataError: some are refused, with row, column and reason.
     """
     policy, rows = ResiduePolicy(), range(1, 1 + max(map(len, columns.values())))
+    if_missing = remedy_if_missing([*columns], is_trained=True)
     cleaned = {
-        name: clean_sequences(values, name, policy, rows, may_be_missing=name in missing_chains, if_missing=NOT_LEARNED)
+        name: clean_sequences(values, name, policy, rows, may_be_missing=name in missing_chains, if_missing=if_missing)
         for name, values in columns.items()
     }
     problems = [problem for column in cleaned.values() for problem in column.problems]

@@ -49,8 +49,8 @@ class DataArguments:
     missing_chains: list[str] = field(
         default_factory=list,
         metadata={
-            "help": "Sequence columns that rows may leave empty, for example light of antibodies that have heavy chains "
-            "alone (nanobodies). Never all columns of a row."
+            "help": "Sequence columns that rows may leave empty, for example light where some rows are nanobodies. A "
+            "row never lacks all of its sequences."
         },
     )
     label_column: str = field(

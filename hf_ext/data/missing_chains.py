@@ -13,6 +13,13 @@ NAME_COLUMN = "Fill it in, leave the row out, or name the column in --missing_ch
 NOT_LEARNED = f"{LEAVE_OUT} Only models trained with --missing_chains, on rows that lack this chain, do without it."
 
 
+def remedy_if_missing(columns: Sequence[str], is_trained: bool) -> str:
+    """What to do about an empty cell in one of these sequence columns, for a model that is trained, or will be."""
+    if len(columns) < 2:
+        return LEAVE_OUT
+    return NOT_LEARNED if is_trained else NAME_COLUMN
+
+
 def check_columns(missing_chains: Sequence[str], sequence_columns: Sequence[str]) -> None:
     """Raises ArgumentError unless `--missing_chains` names sequence columns, of which there are several."""
     unknown = [name for name in missing_chains if name not in sequence_columns]
@@ -68,7 +75,7 @@ def settle_missing(counts: Mapping[str, Mapping[str, int]], sizes: Mapping[str, 
     for column, by_split in counts.items():
         if by_split["train"] == sizes["train"]:
             raise DataError(
-                f"column {column!r}: all {sizes['train']:,} training rows lack it, so there is nothing to learn from it. "
+                f"column {column!r}: all {sizes['train']:,} training rows lack it, so nothing can be learned from it. "
                 "Leave it out of --sequence_columns and --missing_chains, or split otherwise."
             )
         others = {name: num for name, num in by_split.items() if num and name != "train"}

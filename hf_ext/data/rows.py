@@ -18,7 +18,7 @@ from ..errors import ArgumentError, DataError
 from .arguments import DataArguments
 from .filters import Predicate, check_names, parse_filter
 from .labels import parse_labels
-from .missing_chains import NAME_COLUMN, NOT_LEARNED, find_bare_rows
+from .missing_chains import find_bare_rows, remedy_if_missing
 from .names import missing_columns
 from .placeholders import find_placeholders
 from .proteins import (
@@ -86,8 +86,9 @@ class RowRules:
         groups = [name for name in (args.group_column, *(held_out if needs_splits else [])) if name]
         splits = [args.split_column] if args.split_column and needs_splits else []
         texts = [*groups, *([args.id_column] if args.id_column else []), *splits]
-        # Models of a masked language have no chains to do without; predictions are made by one that learned to, or not.
-        several = NAME_COLUMN if needs_labels and len(args.sequence_columns) > 1 else LEAVE_OUT
+        # A masked language model does without no chain; predictions are made by a model that learned to, or did not.
+        knows_chains = needs_labels or not needs_splits
+        if_missing = remedy_if_missing(args.sequence_columns, is_trained=not needs_labels)
         return cls(
             sequence_columns=tuple(args.sequence_columns),
             text_columns=tuple(name for name in dict.fromkeys(texts) if name not in args.sequence_columns),
@@ -98,7 +99,7 @@ class RowRules:
             policy=args.residue_policy,
             predicate=parse_filter(args.filter) if args.filter is not None else None,
             missing_chains=tuple(args.missing_chains),
-            if_missing=several if needs_splits else NOT_LEARNED,
+            if_missing=if_missing if knows_chains else LEAVE_OUT,
         )
 
     @property

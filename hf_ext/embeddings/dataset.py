@@ -64,7 +64,7 @@ class EmbeddingTable:
         self.values = host.to(device) if self.on_device else host
 
     def rows(self, positions: torch.Tensor, device: torch.device) -> torch.Tensor:
-        """Embeddings at `positions` (n,): (n, width), float32, on `device`; at -1 some numbers, which nobody may read."""
+        """Embeddings at `positions` (n,): (n, width), float32, on `device`; at -1 numbers that nobody may read."""
         return take_rows(self.values, positions.to(self.values.device)).to(device, non_blocking=True)
 
 

@@ -32,8 +32,9 @@ class _Column:
 class SequenceFeatures:
     """Counts of (position, residue) where all sequences of a column are equally long, of 3-mers where they are not.
 
-    A missing sequence, "", has counts of 0 and no length. A column with one value in training is left out, as is every count that does not vary there. Each of the other
-    columns keeps at most its equal share of 2,048 features, those that vary most in training.
+    A column with one value in training is left out, as is every count that does not vary there. Each of the other
+    columns keeps at most its equal share of 2,048 features, those that vary most in training. A missing sequence, "",
+    has counts of 0, and is none of those whose lengths are compared.
 
     Args:
         train: one list of n sequences (upper-case letters) per column.

@@ -43,7 +43,7 @@ class RegressionHead(nn.Module):
 
     @property
     def fill(self) -> torch.Tensor:
-        """What stands for the embedding of an input that a row lacks: the mean, which standardising makes 0; (width,)."""
+        """What stands for the embeddings of inputs that a row lacks: the mean, which is standardised to 0; (width,)."""
         return self.input_mean
 
     def forward(self, embeddings: torch.Tensor, missing: torch.Tensor | None = None) -> torch.Tensor:

@@ -53,8 +53,8 @@ def fit_scaling(
     for name, sample in samples.items():
         if not sample:
             raise DataError(
-                f"None of {len(rows):,} training rows has input '{name}', so its scale cannot be measured and nothing be "
-                "learned from it. Leave its columns out, or train on rows of which some have it."
+                f"None of {len(rows):,} training rows has input '{name}', so its scale cannot be measured, and nothing "
+                "can be learned from it. Leave its columns out, or train on rows of which some have it."
             )
     embeddings = {name: encode(name, sample) for name, sample in samples.items()}
     model.fit_scaling(float(labels.mean()), float(labels.std()), embeddings)
