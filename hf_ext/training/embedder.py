@@ -104,10 +104,10 @@ class Embedder:
 
     def encode(self, name: str, sequences: Sequence[str], encoding: Encoding, fill: Fill | None = None) -> torch.Tensor:
         """Embeddings of input `name`, through the cache where it is on: (n, width), float32, on the CPU."""
+        if not sequences:  # of an input that all rows lack
+            return torch.empty(0, encoding.model.embedding_sizes[name])
         if name in self._settings.get("inputs", ()):
             return (fill or partial(self.fill, encoding=encoding))(name, sequences).gather(sequences)
-        if not sequences:
-            return torch.empty(0, encoding.model.embedding_sizes[name])
         batches = [sequences[i : i + LIVE_BATCH] for i in range(0, len(sequences), LIVE_BATCH)]
         encode, exactly = encoding.encoder(name)
         with encoding.gathered():

@@ -192,8 +192,11 @@ def test_scales_are_those_of_the_rows_that_have_the_chain_and_live_training_equa
     torch.testing.assert_close(head.input_scale[block], 1 / expected.std(0, unbiased=False), rtol=1e-4, atol=1e-5)
     found, wanted = (torch.cat([p.flatten() for p in t.model.head.parameters()]) for t in (live, cached))
     torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-4)
-    predicted = [trainer.predict(lacking).predictions for trainer in (live, cached)]
-    np.testing.assert_allclose(*predicted, rtol=1e-4)
+    without = lacking.filter(lambda row: not row["light"])
+    for rows in (lacking, without):
+        predicted = [trainer.predict(rows).predictions for trainer in (live, cached)]
+        np.testing.assert_allclose(*predicted, rtol=1e-4)
+        np.testing.assert_allclose(*(pooled_features(trainer, rows) for trainer in (live, cached)), atol=1e-5)
 
 
 def test_ridges_and_the_head_search_see_the_block_that_the_head_sees(make, lacking, tmp_path):
@@ -208,6 +211,8 @@ def test_ridges_and_the_head_search_see_the_block_that_the_head_sees(make, lacki
     torch.testing.assert_close((given - head.input_mean) * head.input_scale, torch.cat(seen), rtol=1e-5, atol=1e-5)
     absent = torch.tensor([not light for light in lacking["light"]])
     assert torch.equal(given[absent, width : 2 * width], head.input_mean[width : 2 * width].expand(40, -1))
+    without = lacking.filter(lambda row: not row["light"])
+    assert torch.equal(torch.from_numpy(pooled_features(trainer, without)), given[absent])
     for rows in before:
         is_absent = absent[: len(rows)]
         assert torch.all(rows.features[is_absent, width : 2 * width] == 0)
