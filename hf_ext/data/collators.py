@@ -122,13 +122,14 @@ class SequenceCollator:
 
         With `place` where rows may lack the input, see above.
         """
-        inputs = [tuple(row[column] for column in self.columns[name]) for row in rows]
+        columns = self.columns[name]
         if name not in self.optional_inputs:
-            return self.encode(name, *zip(*inputs))
+            return self.encode(name, *([row[column] for row in rows] for column in columns))
+        inputs = [tuple(row[column] for column in columns) for row in rows]
         present = [parts for parts in inputs if any(parts)]
         # Where no row has it, one residue stands in, which no row reads: all processes then run the encoder, which may
         # be split among them, and its weights get gradients, of zero.
-        batch = self.encode(name, *zip(*(present or [(STAND_IN,) * len(self.columns[name])])))
+        batch = self.encode(name, *zip(*(present or [(STAND_IN,) * len(columns)])))
         number = itertools.count()
         batch["place"] = torch.tensor([next(number) if any(parts) else -1 for parts in inputs])
         return batch

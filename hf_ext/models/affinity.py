@@ -221,7 +221,7 @@ class AffinityModel(PreTrainedModel):
                 head then sees the mean of the training rows that have it, which standardising makes 0.
 
         Raises:
-            ArgumentError: an input is given neither way.
+            ArgumentError: an input is given neither way, or `missing` names one that the model does not read.
         """
         pooled, absent = dict(embeddings or {}), dict(missing or {})
         for name, batch in (sequences or {}).items():
@@ -235,7 +235,7 @@ class AffinityModel(PreTrainedModel):
                 f"No sequences or embeddings for {lacking}; this model reads {[*self.embedding_sizes]}."
             )
         features = torch.cat([pooled[name].float() for name in self.embedding_sizes], dim=1)
-        filled = self._widen(absent, features) if absent else None
+        filled = self._mark(absent, features) if absent else None
         output = self.head(features, filled)
         ridge = self._predict_ridge(features, filled)
         members = None
@@ -247,8 +247,10 @@ class AffinityModel(PreTrainedModel):
             loss = self._loss(output, labels, bounds, num_items_in_batch)
         return AffinityOutput(loss=loss, logits=self._in_label_units(output, ridge), member_logits=members)
 
-    def _widen(self, absent: dict[str, torch.Tensor], features: torch.Tensor) -> torch.Tensor:
+    def _mark(self, absent: dict[str, torch.Tensor], features: torch.Tensor) -> torch.Tensor:
         """Which of the features, (n, sum of widths), belong to inputs that their rows lack: of that shape, bool."""
+        if unknown := sorted(absent.keys() - self.embedding_sizes.keys()):
+            raise ArgumentError(f"missing names {unknown}; this model reads {[*self.embedding_sizes]}.")
         present = features.new_zeros(len(features), dtype=torch.bool)
         blocks = [absent.get(name, present)[:, None].expand(-1, w) for name, w in self.embedding_sizes.items()]
         return torch.cat(blocks, dim=1)

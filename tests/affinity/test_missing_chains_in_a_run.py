@@ -143,6 +143,20 @@ def test_a_chain_that_the_model_did_not_learn_to_do_without_is_refused(trained, 
         AffinityPredictor.from_pretrained(trained[0], device="cpu").predict([{**row, chain: ""}])
 
 
+def test_a_teacher_predicts_what_it_learned_to_do_without_and_nothing_else(trained, demo_encoders, tmp_path):
+    swapped = [{**row, "heavy": row["light"], "light": row["heavy"]} for row in make_rows()]
+    for name, rows, chain in (("learned", make_rows(), "light"), ("not", swapped, "heavy")):
+        files = ["--dataset_name", str(write(tmp_path / f"{name}.csv", rows)), "--output_dir", str(tmp_path / name)]
+        option = ["--missing_chains", chain, "--encoders", *demo_encoders, "--distill_from", str(trained[0])]
+        cache = ["--embedding_cache_dir", str(trained[0].parent / "cache")]
+        words = [*files, *option, *cache, *WORDS.split(), *QUICK.split()]
+        if name == "learned":
+            assert recipe("max_speed", words)["data"]["missing_chains"]["light"]["train"] > 0
+            continue
+        with pytest.raises(ArgumentError, match=r"rows lack heavy, without which the teacher .* cannot predict"):
+            recipe("max_speed", words)
+
+
 # --- trainers ---------------------------------------------------------------------------------------------------------
 
 

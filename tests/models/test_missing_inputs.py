@@ -5,6 +5,7 @@ import torch
 from tiny_affinity import ROWS, make_batch, make_model, shift
 from tiny_encoders import use_kernel
 
+from hf_ext.errors import ArgumentError
 from hf_ext.models.head import HEADS
 from hf_ext.models.packing import pack_encoders
 
@@ -95,6 +96,13 @@ def test_live_and_cached_embeddings_agree_to_the_bit(make):
         other = model(embeddings={**pooled, "light": table.nan_to_num()}).logits
     assert torch.equal(live, cached)
     assert not torch.equal(live, other)
+
+
+def test_a_name_in_missing_that_is_no_input_is_refused(make):
+    model = make()
+    embeddings = {name: torch.zeros(4, width) for name, width in model.embedding_sizes.items()}
+    with pytest.raises(ArgumentError, match=r"missing names \['lihgt'\]; this model reads \['heavy', 'light'\]"):
+        model(embeddings=embeddings, missing={"lihgt": MISSING})
 
 
 def test_a_missing_input_does_not_reach_the_encoder(make):
