@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hub_server import serve_hub
 from launches import Launch, run_recipe
 from mistakes import make_sequence
 from resuming_runs import Kill, Killed
@@ -23,6 +24,7 @@ from hf_ext.affinity.predictor import AffinityPredictor
 from hf_ext.data.arguments import DataArguments
 from hf_ext.embeddings import encode as encoding
 from hf_ext.errors import ArgumentError, DataError
+from hf_ext.hub import push_folder
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
@@ -274,6 +276,24 @@ def test_heads_of_several_seeds_are_the_single_runs_and_the_folder_predicts_thei
     members = predictor.predict_members(lacking)
     np.testing.assert_allclose(members[:, 1], alone.predict(lacking).predictions, rtol=1e-4)
     np.testing.assert_allclose(predictor.predict(lacking), members.mean(1), rtol=1e-5)
+
+
+def test_a_pushed_model_takes_rows_without_the_chain_from_the_hub(make_affinity, lacking, tmp_path, monkeypatch):
+    model, collator = make_affinity(save_full=True)
+    model.fit_scaling(7.0, 1.0, {name: torch.randn(9, width) for name, width in model.embedding_sizes.items()})
+    collator.missing_chains = ["light"]
+    for part in (model, collator):
+        part.save_pretrained(tmp_path)
+    expected = AffinityPredictor.from_pretrained(tmp_path, device="cpu").predict(lacking)
+    token = "hf_" + "canary" * 5 + "bird"
+    with monkeypatch.context() as patch, serve_hub(patch, token) as hub:
+        patch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+        patch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
+        patch.setenv("HF_TOKEN", token)
+        push_folder(tmp_path, "me/nanobodies", token=token, endpoint=hub.url)
+        found = AffinityPredictor.from_pretrained("me/nanobodies", device="cpu")
+    assert found.collator.missing_chains == ["light"]
+    np.testing.assert_array_equal(found.predict(lacking), expected)
 
 
 def test_a_training_set_in_which_all_rows_lack_the_chain_is_refused(make, lacking, tmp_path):
