@@ -78,7 +78,7 @@ class ResidueTokenizer:
         ids = [self._lookup(part) for part in parts]
         lengths = np.stack([np.fromiter(map(len, part), np.int64, len(part)) for part in parts])
         num_rows = lengths.shape[1]
-        is_whole = (lengths > 0).all(0) if self.num_parts == 2 else np.ones(num_rows, bool)
+        is_whole = lengths.min(axis=0) > 0 if self.num_parts == 2 else np.ones(num_rows, bool)
         framing = self.template.num_special - len(self.template.between) * ~is_whole
         width = int((lengths.sum(0) + framing).max(initial=0 if num_rows else self.template.num_special))
         input_ids = np.full((num_rows, width), self.pad_token_id, np.int64)
