@@ -165,7 +165,9 @@ def describe_data(dataset: Any, collator: Any, args: Any) -> DataFacts:
         names = column_names(dataset)
     inputs = getattr(collator, "columns", {})
     distinct = {
-        name: len(set(read_columns(dataset, columns))) for name, columns in inputs.items() if set(columns) <= set(names)
+        name: len({parts for parts in read_columns(dataset, columns) if any(parts)})
+        for name, columns in inputs.items()
+        if set(columns) <= set(names)
     }
     lengths = None
     if distinct:

@@ -12,6 +12,7 @@ from itertools import islice
 from typing import Any
 
 from .data.columns import read_columns
+from .data.missing_chains import describe_missing
 from .errors import DataError
 from .parser import FastArgumentParser
 from .presets import PRESETS
@@ -128,6 +129,7 @@ def summarize_data(report: Mapping[str, Any]) -> str:
         f"Data: {report['rows_read']:,} rows read, {report['rows_filtered_out']:,} filtered out, "
         f"{report['rows_rejected']:,} rejected; " + ", ".join(f"{n} {size:,}" for n, size in report["sizes"].items())
     ]
+    lines += [f"  {line}" for line in describe_missing(report.get("missing_chains", {}), report["sizes"])]
     leaks = report.get("leaks") or {"columns": {}}
     rows = {**leaks["columns"], **({"whole row": leaks["row"]} if len(leaks["columns"]) > 1 else {})}
     lines += [

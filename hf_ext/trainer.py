@@ -923,8 +923,8 @@ class FastTrainer(Trainer):
     def fit_scaling(self) -> None:
         """Gives the model the scale of labels and embeddings; see `hf_ext.training.scaling.fit_scaling`."""
         embed = self.embed_dataset if self._ext_parts.embedder.is_on else None
-        columns = self.data_collator.columns
-        fit_scaling(self.model, self.train_dataset, columns, self.encode_distinct, self.args.seed, embed)
+        columns, optional = self.data_collator.columns, self._ext_encoding().optional_inputs
+        fit_scaling(self.model, self.train_dataset, columns, self.encode_distinct, self.args.seed, embed, optional)
 
     # --- what is handed to the parts --------------------------------------------------------------------------------
 

@@ -97,7 +97,10 @@ def main(argv: list[str] | None = None) -> Path:
     columns = columns_of(collator)
     if "sequence_columns" in parser.explicit and data_args.sequence_columns != columns:
         raise ArgumentError(f"--sequence_columns: this model reads {columns}; leave it out.")
-    data_args.sequence_columns = columns
+    if "missing_chains" in parser.explicit and data_args.missing_chains != collator.missing_chains:
+        known = collator.missing_chains or "no column"
+        raise ArgumentError(f"--missing_chains: this model learned to do without {known}; leave it out.")
+    data_args.sequence_columns, data_args.missing_chains = columns, collator.missing_chains
 
     loaded = load_sequences(
         data_args,

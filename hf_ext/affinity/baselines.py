@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from ..data.columns import column_names, read_columns
-from ..embeddings.dataset import join_parts
+from ..embeddings.dataset import join_parts, number_inputs, take_rows
 from ..errors import ArgumentError, NotFiniteError
 from ..evaluation.baselines import ConstantBaseline, GroupMeanBaseline, RidgeBaseline
 from ..evaluation.nearest import NearestBaseline
@@ -123,18 +123,36 @@ def label_array(split: Any) -> FloatArray:
 def pooled_features(trainer: Any, dataset: Any, encode: Encode | None = None) -> np.ndarray:
     """The embeddings that the head sees, one row per row of `dataset`: (n, sum of widths), float32.
 
+    Where a row lacks an input, what the head puts there: once it is known, the mean of the training rows that have it.
+
     `encode` makes them, of the name of an input and distinct sequences; None: the model's own encoders.
 
     Cost: with the embedding cache a look-up; otherwise each distinct sequence is encoded once.
     """
-    blocks = []
-    for name in trainer.model.embedding_sizes:
-        rows = [join_parts(parts) for parts in read_columns(dataset, trainer.data_collator.columns[name])]
-        distinct = sorted(set(rows), key=lambda sequence: (len(sequence), sequence))
+    blocks, collator, widths = [], trainer.data_collator, trainer.model.embedding_sizes
+    for name in widths:
+        is_optional = name in collator.optional_inputs
+        numbers, inputs = number_inputs(read_columns(dataset, collator.columns[name]), is_optional)
+        found = [join_parts(parts) for parts in inputs]
+        distinct = sorted(found, key=lambda sequence: (len(sequence), sequence))
         values = (encode or trainer.encode_distinct)(name, distinct)
         position = {sequence: i for i, sequence in enumerate(distinct)}
-        blocks.append(values[[position[row] for row in rows]].numpy())
+        moved = torch.tensor([*(position[sequence] for sequence in found), -1])[torch.from_numpy(numbers)]
+        block = take_rows(values, moved)
+        if is_optional:
+            block[moved < 0] = trainer.model.fill_of(name).to(block)
+        blocks.append(block.numpy())
     return np.concatenate(blocks, axis=1)
+
+
+def lacks_inputs(trainer: Any, dataset: Any) -> dict[str, np.ndarray]:
+    """Of each input that rows may lack, which rows of a map-style `dataset` do: (n,) bool."""
+    collator = trainer.data_collator
+    return {
+        name: number_inputs(read_columns(dataset, collator.columns[name]), True)[0] < 0
+        for name in trainer.model.embedding_sizes
+        if name in collator.optional_inputs
+    }
 
 
 def _add_sequence_baselines(

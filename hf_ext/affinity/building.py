@@ -238,4 +238,5 @@ def build_collator(model: AffinityModel, data_args: DataArguments) -> SequenceCo
         if data_args.max_residues and data_args.too_long != "error":
             residues = tokenizers[name].max_residues or data_args.max_residues
             tokenizers[name].max_residues = min(residues, data_args.max_residues)
-    return SequenceCollator(tokenizers, model.config.input_columns, data_args.too_long)
+    missing_chains = [*data_args.missing_chains]
+    return SequenceCollator(tokenizers, model.config.input_columns, data_args.too_long, missing_chains=missing_chains)

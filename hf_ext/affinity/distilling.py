@@ -166,6 +166,13 @@ def _match_columns(collator: SequenceCollator, model_args: AffinityArguments, da
             f"The teacher {model_args.distill_from} reads {names}; the sequence columns here are {own}. Say which "
             f"stand for which with --distill_columns, {len(names)} of them in the teacher's order."
         )
+    needed = [theirs for theirs, mine in zip(names, columns) if mine in data_args.missing_chains]
+    unlearned = [name for name in needed if name not in collator.missing_chains]
+    if unlearned:
+        raise ArgumentError(
+            f"--missing_chains: rows lack {' and '.join(unlearned)}, without which the teacher "
+            f"{model_args.distill_from} cannot predict. Train it with --missing_chains, or leave these rows out."
+        )
     return list(columns)
 
 

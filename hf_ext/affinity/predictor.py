@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,9 @@ from huggingface_hub.errors import (
 from ..checkpoints.run_folder.finished_model import MODEL_MANIFEST, check_model
 from ..checkpoints.state.finite import check_finite
 from ..data.collators import INPUTS_NAME, SequenceCollator
+from ..data.missing_chains import find_bare_rows, remedy_if_missing
 from ..data.proteins import ResiduePolicy, clean_sequences, format_located
-from ..embeddings.dataset import join_parts
+from ..embeddings.dataset import join_parts, number_inputs, take_rows
 from ..embeddings.finite import encode_finite
 from ..errors import ArgumentError, DataError
 from ..models.affinity import AffinityModel
@@ -93,7 +94,8 @@ class AffinityPredictor:
 
         Args:
             rows: n rows with `columns`, as a list of dicts, a dict of lists, a `datasets.Dataset` or a pandas
-                DataFrame; other columns are ignored. Residues in capital or small letters.
+                DataFrame; other columns are ignored. Residues in capital or small letters. A chain that the model has
+                learned to do without (`max_speed.py --missing_chains`) may be "", None or NaN.
             calibrated: False gives what the network says, without what was fitted on the validation rows after
                 training (`max_speed.py --calibration`).
 
@@ -151,19 +153,22 @@ class AffinityPredictor:
 
     @torch.no_grad()
     def _run(self, rows: Any, wanted: str) -> np.ndarray:
-        columns = _clean(read_rows(rows, self.columns))
+        columns = _clean(read_rows(rows, self.columns), self.collator.missing_chains)
         tables, positions = {}, {}
         for name, parts in self.collator.columns.items():
             inputs = list(zip(*(columns[part] for part in parts)))
             self._check(name, inputs)
-            index: dict[tuple[str, ...], int] = {}
-            positions[name] = torch.tensor([index.setdefault(row, len(index)) for row in inputs], dtype=torch.long)
-            tables[name] = self._embed(name, list(index))
+            numbers, distinct = number_inputs(inputs, name in self.collator.optional_inputs)
+            positions[name] = torch.from_numpy(numbers)
+            tables[name] = self._embed(name, distinct)
         found = []
         for start in range(0, max(1, len(columns[self.columns[0]])), ROWS_PER_BATCH):
             chosen = slice(start, start + ROWS_PER_BATCH)
-            pooled = {name: table[positions[name][chosen]].to(self.device) for name, table in tables.items()}
-            found.append(self.model(embeddings=pooled)[wanted].float().cpu())
+            numbered = {name: numbers[chosen] for name, numbers in positions.items()}
+            pooled = {name: take_rows(table, numbered[name]).to(self.device) for name, table in tables.items()}
+            optional = self.collator.optional_inputs
+            missing = {name: (numbered[name] < 0).to(self.device) for name in optional}
+            found.append(self.model(embeddings=pooled, missing=missing)[wanted].float().cpu())
         return check_predictions(torch.cat(found).numpy())
 
     def _embed(self, name: str, inputs: Sequence[tuple[str, ...]]) -> torch.Tensor:
@@ -345,17 +350,22 @@ def _cell(row: Mapping[str, Any], name: str, number: int) -> Any:
     return row[name]
 
 
-def _clean(columns: Mapping[str, list[Any]]) -> dict[str, list[str]]:
-    """Sequences as the data layer accepts them.
+def _clean(columns: Mapping[str, list[Any]], missing_chains: Collection[str]) -> dict[str, list[str]]:
+    """Sequences as the data layer accepts them; those of `missing_chains` may be empty.
 
     Raises:
         DataError: some are refused, with row, column and reason.
     """
+    policy, rows = ResiduePolicy(), range(1, 1 + max(map(len, columns.values())))
+    if_missing = remedy_if_missing([*columns], is_trained=True)
     cleaned = {
-        name: clean_sequences(values, name, ResiduePolicy(), range(1, len(values) + 1))
+        name: clean_sequences(values, name, policy, rows, may_be_missing=name in missing_chains, if_missing=if_missing)
         for name, values in columns.items()
     }
-    problems = sorted((p for column in cleaned.values() for p in column.problems), key=lambda problem: problem.row)
+    problems = [problem for column in cleaned.values() for problem in column.problems]
+    if missing_chains:
+        problems += find_bare_rows({name: column.sequences for name, column in cleaned.items()}, problems, rows)
+    problems.sort(key=lambda problem: problem.row)
     if problems:
         refused = format_located((_WHERE, problem) for problem in problems)
         raise DataError(

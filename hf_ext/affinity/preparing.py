@@ -11,6 +11,7 @@ from datasets import Dataset
 from ..data.arguments import DataArguments
 from ..data.columns import column_names, column_values
 from ..data.loading import LoadedData, load_data
+from ..data.missing_chains import count_missing, settle_missing
 from ..evaluation.guards import format_report
 from ..evaluation.label_scales import split_alarms
 from ..tasks import summarize_data
@@ -32,7 +33,8 @@ def load_rows(
 ) -> LoadedData:
     """`load_data`, and in its report's `notes` and `warnings` where labels, splits and options do not fit each other.
 
-    Sets `args.binder_threshold` to None where nobody typed it and no label can tell hits from others by it.
+    Sets `args.binder_threshold` to None where nobody typed it and no label can tell hits from others by it, and leaves
+    in `data_args.missing_chains` the columns that some training rows lack; `report["missing_chains"]` counts these.
 
     Args:
         args, data_args: as parsed.
@@ -40,7 +42,8 @@ def load_rows(
         output_dir, seed, table: as in `load_data`.
 
     Raises:
-        ArgumentError, DataError: as `load_data`; or a split is missing.
+        ArgumentError, DataError: as `load_data`; or a split is missing; or of a chain that rows may lack, training
+            shows all or none (`settle_missing`).
     """
     data = load_data(data_args, output_dir=output_dir, seed=seed, needs_validation=True, table=table)
     check_splits(data.splits)
@@ -48,8 +51,22 @@ def load_rows(
         labels = {name: np.array(column_values(split, "label")) for name, split in data.splits.items()}
         data.report["warnings"] += split_alarms(labels)
         data.report["warnings"] += _ignored_bounds(args, data_args, data.splits)
+        _settle_missing(data_args, data)
         _settle_threshold(args, explicit, np.concatenate([*labels.values()]), data.report)
     return data
+
+
+def _settle_missing(data_args: DataArguments, data: LoadedData) -> None:
+    counts = count_missing(data.splits, data_args.missing_chains)
+    kept = settle_missing(counts, data.report["sizes"])
+    unused = [column for column in counts if column not in kept]
+    if unused:
+        data.report["warnings"].append(
+            f"--missing_chains {' '.join(unused)}: no row lacks it, so the model does not learn to do without it, and "
+            "will refuse rows that lack it."
+        )
+    data_args.missing_chains = kept
+    data.report["missing_chains"] = {column: counts[column] for column in kept}
 
 
 def describe_rows(data: LoadedData) -> str:

@@ -43,7 +43,8 @@ class PretrainedTowers:
             twin: Any = AffinityModel(build_config(encoders, towers, head_sizes=[]))
         twin.to(device)
         twin.attach_encoders()
-        self.names = [*twin.embedding_sizes]
+        self._widths = twin.embedding_sizes
+        self.names = [*self._widths]
         self._encoding = Encoding(twin, collator, device)
         self._known: dict[str, dict[str, torch.Tensor]] = {name: {} for name in self.names}
 
@@ -60,4 +61,4 @@ class PretrainedTowers:
             size = max(1, TOKENS_PER_BATCH // max(1, len(missing[0])))
             batch, missing = missing[:size], missing[size:]
             known.update(zip(batch, encode_finite(encode, None, batch)[0].float()))
-        return torch.stack([known[one] for one in sequences])
+        return torch.stack([known[one] for one in sequences]) if sequences else torch.empty(0, self._widths[name])

@@ -10,6 +10,7 @@ from ..errors import ArgumentError
 from .clusters import CLUSTER_IDENTITY, check_identity
 from .filters import parse_filter
 from .leaks import LEAK_IDENTITY
+from .missing_chains import check_columns
 from .proteins import ResiduePolicy
 from .similarity import MIN_IDENTITY
 from .splits import SPLIT_CLUSTER, check_rule, check_sizes
@@ -44,6 +45,13 @@ class DataArguments:
     sequence_columns: list[str] = field(
         default_factory=lambda: ["sequence"],
         metadata={"help": "Columns with amino-acid sequences, one chain per column, for example: heavy light antigen."},
+    )
+    missing_chains: list[str] = field(
+        default_factory=list,
+        metadata={
+            "help": "Sequence columns that rows may leave empty, for example light where some rows are nanobodies. A "
+            "row never lacks all of its sequences."
+        },
     )
     label_column: str = field(
         default="label", metadata={"help": "Column to predict: numbers, or bounds such as <=7 and >10.5."}
@@ -139,6 +147,7 @@ class DataArguments:
         check_ranges(self, {"max_train_samples": COUNT, "max_residues": COUNT, "split_seed": SEED})
         if not self.sequence_columns or len(set(self.sequence_columns)) < len(self.sequence_columns):
             raise ArgumentError(f"sequence_columns={self.sequence_columns}: name at least one column, each once.")
+        check_columns(self.missing_chains, self.sequence_columns)
         if self.split and self.split_column:
             raise ArgumentError(f"split={self.split!r} and split_column={self.split_column!r}: give one of them.")
         self._check_clusters()

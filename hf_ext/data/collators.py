@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,7 @@ from .tokenization import ResidueTokenizer
 
 INPUTS_NAME = "inputs.json"
 TOO_LONG = ("error", "truncate", "window")
+STAND_IN = "X"
 
 
 class SequenceCollator:
@@ -28,9 +30,16 @@ class SequenceCollator:
         columns: input name -> the one or two columns it reads.
         too_long: "error", "truncate" or "window" for inputs above the tokenizer's limit.
         window_overlap: residues that neighbouring windows share; at most half a window.
+        missing_chains: columns that may be "". Of a pair, the other part is then encoded alone. An input that a row
+            lacks altogether is not encoded: `sequences` holds the rows that have it, and with them `place`, (n,) int64,
+            which of these each row of the batch is, -1 where it lacks the input.
+
+    Attributes:
+        optional_inputs: names of inputs all of whose columns may be "".
 
     Raises:
-        DataError: an input is too long and `too_long` is "error", or is a pair and `too_long` is "window".
+        DataError: an input is too long and `too_long` is "error", or is a pair and `too_long` is "window"; or one part
+            of a pair may be missing, and its tokenizer frames a single sequence otherwise than a pair.
     """
 
     def __init__(
@@ -39,11 +48,28 @@ class SequenceCollator:
         columns: Mapping[str, Sequence[str]],
         too_long: str = "error",
         window_overlap: int = 64,
+        missing_chains: Sequence[str] = (),
     ):
         self.tokenizers = dict(tokenizers)
         self.columns = {name: list(parts) for name, parts in columns.items()}
         self.too_long = too_long
         self.window_overlap = window_overlap
+        self.missing_chains = [*missing_chains]
+        for name, parts in self.columns.items():
+            self._check_pair(name, parts)
+
+    @property
+    def optional_inputs(self) -> list[str]:
+        return [name for name, parts in self.columns.items() if set(parts) <= set(self.missing_chains)]
+
+    def _check_pair(self, name: str, parts: Sequence[str]) -> None:
+        lacking = [column for column in parts if column in self.missing_chains]
+        if len(parts) == 2 and lacking and not self.tokenizers[name].frames_alike:
+            raise DataError(
+                f"--missing_chains {' '.join(lacking)}: the tokenizer of input '{name}' frames a pair and a single "
+                "sequence differently, so one part of it cannot stand alone. Encode both columns apart: "
+                f"--tower_inputs {','.join(parts)}."
+            )
 
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
         """Writes each input's tokenizer to `<folder>/tokenizers/<n>` and how inputs are made to `inputs.json`."""
@@ -52,7 +78,9 @@ class SequenceCollator:
         for i, (name, tokenizer) in enumerate(self.tokenizers.items()):
             tokenizer.tokenizer.save_pretrained(root / "tokenizers" / str(i))
             inputs.append({"columns": self.columns[name], "max_residues": tokenizer.max_residues})
-        settings = {"inputs": inputs, "too_long": self.too_long, "window_overlap": self.window_overlap}
+        settings: dict[str, Any] = {"inputs": inputs, "too_long": self.too_long, "window_overlap": self.window_overlap}
+        if self.missing_chains:
+            settings["missing_chains"] = self.missing_chains
         write_text(root / INPUTS_NAME, json.dumps(settings, indent=2) + "\n")
 
     @classmethod
@@ -75,7 +103,8 @@ class SequenceCollator:
             columns[name] = spec["columns"]
             tokenizers[name] = ResidueTokenizer(tokenizer, len(columns[name]))
             tokenizers[name].max_residues = spec["max_residues"]
-        return cls(tokenizers, columns, settings["too_long"], settings["window_overlap"])
+        missing_chains = settings.get("missing_chains", [])
+        return cls(tokenizers, columns, settings["too_long"], settings["window_overlap"], missing_chains)
 
     def __call__(self, features: Any) -> dict[str, Any]:
         if isinstance(features, Mapping):  # a batch of cached embeddings, fetched whole
@@ -89,8 +118,21 @@ class SequenceCollator:
         return batch
 
     def encode_rows(self, name: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
-        """`ResidueTokenizer`'s tensors for one encoder input, plus `owner` and `num_rows` if windowed."""
-        return self.encode(name, *([row[column] for row in rows] for column in self.columns[name]))
+        """`ResidueTokenizer`'s tensors for one encoder input, plus `owner` and `num_rows` if windowed.
+
+        With `place` where rows may lack the input, see above.
+        """
+        columns = self.columns[name]
+        if name not in self.optional_inputs:
+            return self.encode(name, *([row[column] for row in rows] for column in columns))
+        inputs = [tuple(row[column] for column in columns) for row in rows]
+        present = [parts for parts in inputs if any(parts)]
+        # Where no row has it, one residue stands in, which no row reads: all processes then run the encoder, which may
+        # be split among them, and its weights get gradients, of zero.
+        batch = self.encode(name, *zip(*(present or [(STAND_IN,) * len(columns)])))
+        number = itertools.count()
+        batch["place"] = torch.tensor([next(number) if any(parts) else -1 for parts in inputs])
+        return batch
 
     def encode(self, name: str, *parts: Sequence[str]) -> dict[str, torch.Tensor]:
         """Like `encode_rows`, from one list of strings per column."""
@@ -156,6 +198,9 @@ def _read_settings(path: Path) -> dict[str, Any]:
     overlap = settings.get("window_overlap")
     if settings.get("too_long") not in TOO_LONG or not _is_count(overlap, 0):
         raise DataError(f"{path}: too_long is none of {', '.join(TOO_LONG)}, or window_overlap no count.")
+    missing, columns = settings.get("missing_chains", []), [column for spec in inputs for column in spec["columns"]]
+    if not isinstance(missing, list) or not all(column in columns for column in missing):
+        raise DataError(f"{path}: missing_chains lists other columns than those of its inputs. Copy the model again.")
     return settings
 
 

@@ -98,6 +98,8 @@ def load_data(
     """
     if args.interval_by and not needs_labels:
         raise ArgumentError(f"interval_by={args.interval_by!r} is for scores of labels, which this task does not have.")
+    if args.missing_chains and not needs_labels:
+        raise ArgumentError(f"missing_chains={args.missing_chains}: only affinity models do without a chain; drop it.")
     rules = RowRules.from_arguments(args, needs_labels)
     rejected = Path(output_dir) / REJECTED_FILE if output_dir is not None else None
     parts = _open(args, rules, table)

@@ -21,6 +21,7 @@ ESM_VOCABULARY = ("<cls>", "<pad>", "<eos>", "<unk>", *"LAGVSERTIDPKQNFYMHWCXBUZ
 # Each spells a short peptide, but in a table it is what another program wrote for "no value".
 MISSING_MARKERS = frozenset({"NA", "N/A", "#N/A", "<NA>", "NULL", "NAN", "NONE"})
 TRUTH_VALUES = frozenset({"TRUE", "FALSE"})  # these spell peptides, too
+LEAVE_OUT = "Fill it in, or leave the row out."
 MAX_LISTED = 20
 MIN_LISTED = 3  # of each kind
 
@@ -87,6 +88,9 @@ class _Verdict:
     changes: tuple[str, ...] = ()
 
 
+_MISSING = _Verdict("", changes=("missing",))
+
+
 def shorten(value: object, limit: int = 40) -> str:
     """Returns `value` as printable ASCII text of at most `limit` characters, the cut shown as `...`."""
     text = "" if value is None else str(value)
@@ -101,7 +105,15 @@ def is_missing(value: object) -> bool:
     return isinstance(value, str) and (not value.strip() or value.strip().upper() in MISSING_MARKERS)
 
 
-def clean_sequences(values: Sequence[object], column: str, policy: ResiduePolicy, rows: Sequence[int]) -> CleanedColumn:
+def clean_sequences(
+    values: Sequence[object],
+    column: str,
+    policy: ResiduePolicy,
+    rows: Sequence[int],
+    *,
+    may_be_missing: bool = False,
+    if_missing: str = LEAVE_OUT,
+) -> CleanedColumn:
     """Applies the residue rules to one column; every change is counted and every refusal names its row.
 
     Accepted: the 20 standard residues, X and the rare U Z O B J. Changed and counted, in rows: surrounding white space
@@ -113,6 +125,8 @@ def clean_sequences(values: Sequence[object], column: str, policy: ResiduePolicy
         column: the name used in problems.
         policy: see `ResiduePolicy`.
         rows: the 1-based file row of each value, same length as `values`.
+        may_be_missing: missing cells (`is_missing`) are then "" and counted ("missing"), not refused.
+        if_missing: the remedy told for an empty cell.
 
     Returns:
         `CleanedColumn`; problems are in row order. Refused: missing or empty cells, missing-value markers, truth
@@ -133,9 +147,10 @@ def clean_sequences(values: Sequence[object], column: str, policy: ResiduePolicy
         if isinstance(value, str):
             verdict = known.get(value)
             if verdict is None:
-                verdict = known[value] = _judge(value, policy)
+                is_allowed = may_be_missing and is_missing(value)
+                verdict = known[value] = _MISSING if is_allowed else _judge(value, policy, if_missing)
         else:
-            verdict = _judge_other(value)
+            verdict = _MISSING if may_be_missing and is_missing(value) else _judge_other(value, if_missing)
         result.sequences.append(verdict.sequence)
         if verdict.changes:
             counts[verdict] += 1
@@ -190,24 +205,22 @@ def _format_problem(path: str, problem: Problem) -> str:
     )
 
 
-def _judge_other(value: object) -> _Verdict:
+def _judge_other(value: object, if_missing: str) -> _Verdict:
     if is_missing(value):
-        return _Verdict("", "the sequence is missing", "Fill it in, or leave the row out.")
+        return _Verdict("", "the sequence is missing", if_missing)
     return _Verdict("", f"a sequence must be text, not {type(value).__name__}", "Store the column as text.")
 
 
-def _judge(value: str, policy: ResiduePolicy) -> _Verdict:
+def _judge(value: str, policy: ResiduePolicy, if_missing: str) -> _Verdict:
     is_short = policy.max_residues is None or len(value) <= policy.max_residues
     if _ALL_RESIDUES(value) and len(value) > 5 and is_short and not find_other_alphabet(value):
         return _Verdict(value)  # longer than every marker and truth value, so nothing else can be wrong with it
     text = value.strip()
     changes = ["whitespace_stripped"] if text != value else []
     if not text:
-        return _Verdict("", "the sequence is empty", "Fill it in, or leave the row out.")
+        return _Verdict("", "the sequence is empty", if_missing)
     if text.upper() in MISSING_MARKERS:
-        return _Verdict(
-            "", f"{shorten(text)!r} reads as a missing value", "Fill in the sequence, or leave the row out."
-        )
+        return _Verdict("", f"{shorten(text)!r} reads as a missing value", if_missing)
     if text.upper() in TRUTH_VALUES:
         return _Verdict("", f"{text!r} reads as a truth value", "Fill in the sequence, or leave the row out.")
     # Before upper(): some non-ASCII letters upper-case into valid residues (the sharp s into SS).

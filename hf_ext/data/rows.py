@@ -18,9 +18,19 @@ from ..errors import ArgumentError, DataError
 from .arguments import DataArguments
 from .filters import Predicate, check_names, parse_filter
 from .labels import parse_labels
+from .missing_chains import find_bare_rows, remedy_if_missing
 from .names import missing_columns
 from .placeholders import find_placeholders
-from .proteins import Problem, ResiduePolicy, clean_sequences, format_located, rule_kind, shorten
+from .proteins import (
+    LEAVE_OUT,
+    CleanedColumn,
+    Problem,
+    ResiduePolicy,
+    clean_sequences,
+    format_located,
+    rule_kind,
+    shorten,
+)
 from .sources import SOURCE_ROW
 from .splits import canonical_split
 
@@ -54,6 +64,8 @@ class RowRules:
         sequence_columns: cleaned with `policy`.
         text_columns: kept as text (id, group, split); those in `required` must not be empty.
         label_column: None where labels are not needed.
+        missing_chains: sequence columns that may be empty.
+        if_missing: the remedy told for those that may not.
     """
 
     sequence_columns: tuple[str, ...]
@@ -64,6 +76,8 @@ class RowRules:
     censor_column: str | None
     policy: ResiduePolicy
     predicate: Predicate | None
+    missing_chains: tuple[str, ...] = ()
+    if_missing: str = LEAVE_OUT
 
     @classmethod
     def from_arguments(cls, args: DataArguments, needs_labels: bool, needs_splits: bool = True) -> RowRules:
@@ -72,6 +86,9 @@ class RowRules:
         groups = [name for name in (args.group_column, *(held_out if needs_splits else [])) if name]
         splits = [args.split_column] if args.split_column and needs_splits else []
         texts = [*groups, *([args.id_column] if args.id_column else []), *splits]
+        # A masked language model does without no chain; predictions are made by a model that learned to, or did not.
+        knows_chains = needs_labels or not needs_splits
+        if_missing = remedy_if_missing(args.sequence_columns, is_trained=not needs_labels)
         return cls(
             sequence_columns=tuple(args.sequence_columns),
             text_columns=tuple(name for name in dict.fromkeys(texts) if name not in args.sequence_columns),
@@ -81,6 +98,8 @@ class RowRules:
             censor_column=args.censor_column if needs_labels else None,
             policy=args.residue_policy,
             predicate=parse_filter(args.filter) if args.filter is not None else None,
+            missing_chains=tuple(args.missing_chains),
+            if_missing=if_missing if knows_chains else LEAVE_OUT,
         )
 
     @property
@@ -109,9 +128,11 @@ class RowRules:
             mask = self.predicate.mask(columns, rows=columns[SOURCE_ROW], path=path)
             columns = _keep(columns, mask)
         rows = columns[SOURCE_ROW]
-        cleaned = {name: clean_sequences(columns[name], name, self.policy, rows) for name in self.sequence_columns}
+        cleaned = {name: self._clean(columns[name], name, rows) for name in self.sequence_columns}
         result: Columns = {name: column.sequences for name, column in cleaned.items()}
         problems = [problem for column in cleaned.values() for problem in column.problems]
+        if self.missing_chains:
+            problems += find_bare_rows(result, problems, rows)
         if self.label_column is not None:
             problems += self._add_labels(columns, result)
         for name in self.text_columns:
@@ -126,6 +147,12 @@ class RowRules:
         changes = {name: column.changes for name, column in cleaned.items() if column.changes}
         num_filtered = num_read - len(rows)
         return PreparedRows(result, num_read, num_filtered, len(refused), problems, changes, self._odd_splits(columns))
+
+    def _clean(self, cells: Sequence[Any], name: str, rows: Sequence[int]) -> CleanedColumn:
+        may_be_missing = name in self.missing_chains
+        return clean_sequences(
+            cells, name, self.policy, rows, may_be_missing=may_be_missing, if_missing=self.if_missing
+        )
 
     def _odd_splits(self, columns: Mapping[str, Sequence[Any]]) -> Counter[str]:
         if self.split_column is None:

@@ -60,6 +60,7 @@ class ResidueTokenizer:
         self.num_parts = num_parts
         self.pad_token_id = int(tokenizer.pad_token_id)
         self.template = _read_template(tokenizer, num_parts)
+        self.frames_alike = num_parts == 1 or _frames_alike(tokenizer, self.template)
         self.table = _read_table(tokenizer, self.template)
         _check_pairs(tokenizer, self.template, self.table)
         limit = max_length or int(min(tokenizer.model_max_length, _NO_LIMIT))
@@ -68,6 +69,8 @@ class ResidueTokenizer:
     def __call__(self, *parts: Sequence[str]) -> dict[str, torch.Tensor]:
         """Encodes n rows; `parts` holds one list of n strings per part.
 
+        A pair of which one part is "" becomes the other part alone, as a single sequence.
+
         Returns:
             `input_ids` and `attention_mask` (n, longest row), int64; `residue_mask` (n, longest row), bool, true where
             a residue stands (not on special or padding tokens); for BERT-style pairs also `token_type_ids`.
@@ -75,7 +78,9 @@ class ResidueTokenizer:
         ids = [self._lookup(part) for part in parts]
         lengths = np.stack([np.fromiter(map(len, part), np.int64, len(part)) for part in parts])
         num_rows = lengths.shape[1]
-        width = int(lengths.sum(0).max(initial=0)) + self.template.num_special
+        is_whole = lengths.min(axis=0) > 0 if self.num_parts == 2 else np.ones(num_rows, bool)
+        framing = self.template.num_special - len(self.template.between) * ~is_whole
+        width = int((lengths.sum(0) + framing).max(initial=0 if num_rows else self.template.num_special))
         input_ids = np.full((num_rows, width), self.pad_token_id, np.int64)
         residue_mask = np.zeros((num_rows, width), bool)
         token_types = np.zeros((num_rows, width), np.int64)
@@ -84,12 +89,12 @@ class ResidueTokenizer:
         start = _write_specials(input_ids, rows, np.zeros(num_rows, np.int64), self.template.prefix)
         for part, (values, length) in enumerate(zip(ids, lengths)):
             if part:
-                start = _write_specials(input_ids, rows, start, self.template.between)
+                start[is_whole] = _write_specials(input_ids, rows[is_whole], start[is_whole], self.template.between)
             row_of, column_of = _flat_positions(length, start)
             input_ids[row_of, column_of] = values
             residue_mask[row_of, column_of] = True
             if part:
-                token_types[row_of, column_of] = 1
+                token_types[row_of, column_of] = is_whole[row_of]
             start = start + length
         end = _write_specials(input_ids, rows, start, self.template.suffix)
         positions = np.arange(width)[None, :]
@@ -99,7 +104,7 @@ class ResidueTokenizer:
             "residue_mask": torch.from_numpy(residue_mask),
         }
         if self.template.has_token_types and self.num_parts == 2:
-            token_types[(positions >= start[:, None]) & (positions < end[:, None])] = 1
+            token_types[is_whole[:, None] & (positions >= start[:, None]) & (positions < end[:, None])] = 1
             batch["token_type_ids"] = torch.from_numpy(token_types)
         return batch
 
@@ -158,6 +163,13 @@ def _read_template(tokenizer: Any, num_parts: int) -> Template:
     ids = list(encoded["input_ids"])
     between = ids[first + 1 : len(ids) - len(suffix) - 1]
     return Template(tuple(single[:first]), tuple(between), tuple(suffix), spaced, "token_type_ids" in encoded)
+
+
+def _frames_alike(tokenizer: Any, template: Template) -> bool:
+    """Whether a pair begins and ends as a single sequence does, so that one part of it alone can be written as such."""
+    ids = list(_tokenize(tokenizer, template.spaced, "A", "A")["input_ids"])
+    begins = ids[: len(template.prefix)] == [*template.prefix]
+    return begins and ids[len(ids) - len(template.suffix) :] == [*template.suffix]
 
 
 def _needs_spaces(tokenizer: Any) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,23 @@ from .store import EmbeddingStore
 def join_parts(parts: Sequence[str]) -> str:
     """The parts of an encoder input as one cache entry: `HEAVY|LIGHT`."""
     return "|".join(parts)
+
+
+def number_inputs(rows: Sequence[tuple[str, ...]], is_optional: bool) -> tuple[np.ndarray, list[tuple[str, ...]]]:
+    """Distinct inputs in the order in which they first occur, and which of them each row has: (n,) int64.
+
+    Where the input is optional, rows without any residue of it have -1.
+    """
+    index: dict[tuple[str, ...], int] = {}
+    numbers = (index.setdefault(row, len(index)) if not is_optional or any(row) else -1 for row in rows)
+    return np.fromiter(numbers, np.int64, len(rows)), list(index)
+
+
+def take_rows(values: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """Rows of `values`, (inputs, width), at `positions` (n,): (n, width); at -1 numbers that nobody may read."""
+    if not len(values):  # all rows lack the input
+        return values.new_zeros(len(positions), values.shape[1])
+    return values.index_select(0, positions.clamp(min=0))
 
 
 class EmbeddingTable:
@@ -47,8 +64,8 @@ class EmbeddingTable:
         self.values = host.to(device) if self.on_device else host
 
     def rows(self, positions: torch.Tensor, device: torch.device) -> torch.Tensor:
-        """Embeddings at `positions` (n,): (n, width), float32, on `device`."""
-        return self.values.index_select(0, positions.to(self.values.device)).to(device, non_blocking=True)
+        """Embeddings at `positions` (n,): (n, width), float32, on `device`; at -1 numbers that nobody may read."""
+        return take_rows(self.values, positions.to(self.values.device)).to(device, non_blocking=True)
 
 
 def _mapped(num_rows: int, width: int, scratch_dir: Path) -> torch.Tensor:
@@ -61,10 +78,11 @@ class EmbeddedDataset(Dataset):
     """Rows as positions in embedding tables plus labels; batches are fetched whole, without a Python loop over rows.
 
     Args:
-        positions: input name -> (n,) int64, positions in that input's table.
+        positions: input name -> (n,) int64, positions in that input's table; -1 where the row lacks the input.
         columns: other per-row arrays for the batch, such as labels and bounds, each (n,).
         tables: which set of tables the positions refer to.
         live: rows of columns that are not cached, or None.
+        optional: names of inputs that rows may lack; batches then say in `missing` which rows do.
     """
 
     def __init__(
@@ -73,8 +91,9 @@ class EmbeddedDataset(Dataset):
         columns: Mapping[str, np.ndarray],
         tables: int = 0,
         live: Any = None,
+        optional: Collection[str] = (),
     ):
-        self.tables = tables
+        self.tables, self.optional = tables, [name for name in positions if name in optional]
         self.positions = {name: torch.from_numpy(array) for name, array in positions.items()}
         self.columns = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in columns.items()}
         self.live = live
@@ -83,11 +102,16 @@ class EmbeddedDataset(Dataset):
         return len(next(iter(self.positions.values())))
 
     def __getitems__(self, indices: list[int]) -> dict[str, Any]:
-        """One batch: `positions` (input name -> (n,)), `tables`, the columns, and `live` rows where there are any."""
+        """One batch: `positions` (input name -> (n,)), `tables`, the columns, and `live` rows where there are any.
+
+        `missing`, input name -> (n,) bool, for the inputs that rows may lack.
+        """
         index = torch.tensor(indices)
         batch: dict[str, Any] = {"positions": {name: array[index] for name, array in self.positions.items()}}
         batch["tables"] = self.tables
         batch.update({name: array[index] for name, array in self.columns.items()})
+        if self.optional:
+            batch["missing"] = {name: batch["positions"][name] < 0 for name in self.optional}
         if self.live is not None:
             batch["live"] = [self.live[i] for i in indices]
         return batch

@@ -21,17 +21,20 @@ IntArray = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class _Column:
-    """How one column is read: `length` of its aligned sequences, or None for k-mers; the codes that are features."""
+    """How one column is read: `length` of its aligned sequences, or None for k-mers; the codes that are features;
+    whether rows lack it."""
 
     length: int | None
     codes: IntArray
+    has_missing: bool = False
 
 
 class SequenceFeatures:
     """Counts of (position, residue) where all sequences of a column are equally long, of 3-mers where they are not.
 
     A column with one value in training is left out, as is every count that does not vary there. Each of the other
-    columns keeps at most its equal share of 2,048 features, those that vary most in training.
+    columns keeps at most its equal share of 2,048 features, those that vary most in training. A missing sequence, "",
+    has counts of 0, and is none of those whose lengths are compared.
 
     Args:
         train: one list of n sequences (upper-case letters) per column.
@@ -55,12 +58,13 @@ class SequenceFeatures:
         self._columns: dict[int, _Column] = {}
         self.num_counts = 0
         for i in varying:
-            lengths = {len(one) for rows in (train, *others) for one in rows[i]}
+            found = {len(one) for rows in (train, *others) for one in rows[i]}
+            lengths = found - {0}
             length = lengths.pop() if len(lengths) == 1 else None
             variance = _variance(train[i], length)
             self.num_counts += int(np.count_nonzero(variance))
             most = np.argsort(-variance, kind="stable")[: min(share, np.count_nonzero(variance))]
-            self._columns[i] = _Column(length, np.sort(most))
+            self._columns[i] = _Column(length, np.sort(most), 0 in found)
         self.num_features = sum(len(column.codes) for column in self._columns.values())
         kinds = {"one-hot" if column.length else f"{K}-mer" for column in self._columns.values()}
         self.name = " and ".join(sorted(kinds, reverse=True))
@@ -75,12 +79,15 @@ class SequenceFeatures:
         """Returns features of length 1, each column with the same share; (n, num_features), arguments as above.
 
         The inner product of two rows is the mean over columns of the cosine of their counts: of aligned sequences the
-        share of equal residues among the positions that vary. A column without any counted feature is 0.
+        share of equal residues among the positions that vary. A column without any counted feature is 0; two missing
+        sequences are equal, and unlike all others.
         """
         _check_columns(columns)
         blocks = []
         for i, column in self._columns.items():
             block = _select(columns[i], column).astype(np.float32)
+            if column.has_missing:
+                block = np.column_stack([block, np.array([not one for one in columns[i]], np.float32)])
             length = np.sqrt(np.einsum("nd,nd->n", block, block) * len(self._columns))
             blocks.append(np.divide(block, length[:, None], out=block, where=length[:, None] > 0))
         return np.concatenate(blocks, axis=1)

@@ -125,6 +125,11 @@ class AffinityModel(PreTrainedModel):
                 return tower
         raise ArgumentError(f"No input {name!r}; this model reads {[*self.embedding_sizes]}.")
 
+    def fill_of(self, name: str) -> torch.Tensor:
+        """What stands for the embedding of input `name` in rows that lack it: (width,), float32."""
+        widths = self.embedding_sizes
+        return dict(zip(widths, self.head.fill.split([*widths.values()])))[name]
+
     def attach_encoders(self) -> None:
         """Loads referenced encoders that are not in memory. Cost: one load from disk or the Hub cache each."""
         for index, spec in enumerate(self.config.encoder_specs):
@@ -201,30 +206,38 @@ class AffinityModel(PreTrainedModel):
         bounds: torch.Tensor | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
         return_dict: bool = True,
+        missing: dict[str, torch.Tensor] | None = None,
     ) -> AffinityOutput:
         """Predicts from sequences, from cached embeddings, or from some of each.
 
         Args:
-            sequences: input name -> `ResidueTokenizer`'s tensors.
+            sequences: input name -> `ResidueTokenizer`'s tensors; with `place`, (n,), which of them each row is, -1 for
+                a row that lacks the input.
             embeddings: input name -> (n, width), float.
             labels: (n,), label units.
             bounds: (n,), -1, 0, 1; see `regression_loss`.
             num_items_in_batch: rows in the whole effective batch; the loss is the sum over rows divided by it.
+            missing: input name -> (n,), bool, true for rows that lack the input, whatever stands in its embedding. The
+                head then sees the mean of the training rows that have it, which standardising makes 0.
 
         Raises:
-            ArgumentError: an input is given neither way.
+            ArgumentError: an input is given neither way, or `missing` names one that the model does not read.
         """
-        pooled = dict(embeddings or {})
+        pooled, absent = dict(embeddings or {}), dict(missing or {})
         for name, batch in (sequences or {}).items():
             pooled[name] = self.encode(name, batch)
-        missing = [name for name in self.embedding_sizes if name not in pooled]
-        if missing:
+            if "place" in batch:
+                absent[name] = batch["place"] < 0
+                pooled[name] = pooled[name].index_select(0, batch["place"].clamp(min=0))
+        lacking = [name for name in self.embedding_sizes if name not in pooled]
+        if lacking:
             raise ArgumentError(
-                f"No sequences or embeddings for {missing}; this model reads {[*self.embedding_sizes]}."
+                f"No sequences or embeddings for {lacking}; this model reads {[*self.embedding_sizes]}."
             )
         features = torch.cat([pooled[name].float() for name in self.embedding_sizes], dim=1)
-        output = self.head(features)
-        ridge = self._predict_ridge(features)
+        filled = self._mark(absent, features) if absent else None
+        output = self.head(features, filled)
+        ridge = self._predict_ridge(features, filled)
         members = None
         if self.config.ensemble_size > 1:
             members = self._in_label_units(output, None if ridge is None else ridge[:, None])
@@ -234,8 +247,18 @@ class AffinityModel(PreTrainedModel):
             loss = self._loss(output, labels, bounds, num_items_in_batch)
         return AffinityOutput(loss=loss, logits=self._in_label_units(output, ridge), member_logits=members)
 
-    def _predict_ridge(self, features: torch.Tensor) -> torch.Tensor | None:
-        return features @ self.ridge_weights if stacks_ridge(self.config.calibration) else None
+    def _mark(self, absent: dict[str, torch.Tensor], features: torch.Tensor) -> torch.Tensor:
+        """Which of the features, (n, sum of widths), belong to inputs that their rows lack: of that shape, bool."""
+        if unknown := sorted(absent.keys() - self.embedding_sizes.keys()):
+            raise ArgumentError(f"missing names {unknown}; this model reads {[*self.embedding_sizes]}.")
+        present = features.new_zeros(len(features), dtype=torch.bool)
+        blocks = [absent.get(name, present)[:, None].expand(-1, w) for name, w in self.embedding_sizes.items()]
+        return torch.cat(blocks, dim=1)
+
+    def _predict_ridge(self, features: torch.Tensor, filled: torch.Tensor | None) -> torch.Tensor | None:
+        if not stacks_ridge(self.config.calibration):
+            return None
+        return (features if filled is None else torch.where(filled, self.head.fill, features)) @ self.ridge_weights
 
     def _in_label_units(self, output: torch.Tensor, ridge: torch.Tensor | None) -> torch.Tensor:
         return calibrate(output * self.config.label_std + self.config.label_mean, self.config.calibration, ridge)
@@ -305,7 +328,7 @@ class AffinityModel(PreTrainedModel):
 
         Embeddings of frozen encoders are divided by the spread of each feature. Where the encoder trains they are
         divided by their typical size instead: variants of one protein spread so little that dividing by it would turn
-        the smallest change of the encoder into a large one.
+        the smallest change of the encoder into a large one. Rows that lack an input have no part in its scale.
         """
         self.config.label_mean, self.config.label_std = label_mean, label_std if label_std > 0 else 1.0
         blocks = {name: embeddings[name].float() for name in self.embedding_sizes}

@@ -41,8 +41,15 @@ class RegressionHead(nn.Module):
         else:
             self.layers = _perceptron(sum(widths), hidden_sizes, dropout)
 
-    def forward(self, embeddings: torch.Tensor) -> torch.Tensor:
-        """(n, sum of widths) float32 -> (n,) float32."""
+    @property
+    def fill(self) -> torch.Tensor:
+        """What stands for the embeddings of inputs that a row lacks: the mean, which is standardised to 0; (width,)."""
+        return self.input_mean
+
+    def forward(self, embeddings: torch.Tensor, missing: torch.Tensor | None = None) -> torch.Tensor:
+        """(n, sum of widths) float32 -> (n,) float32; where `missing`, bool of that shape, `fill` is taken instead."""
+        if missing is not None:  # chosen, not multiplied: nothing of what stands there gets through, NaN neither
+            embeddings = torch.where(missing, self.fill, embeddings.float())
         # A head in half precision rounds predictions to a few hundred values.
         with torch.autocast(embeddings.device.type, enabled=False):
             standardized = (embeddings.float() - self.input_mean) * self.input_scale
@@ -127,9 +134,14 @@ class HeadEnsemble(nn.Module):
         super().__init__()
         self.members = nn.ModuleList(RegressionHead(input_sizes, hidden_sizes, dropout, form) for _ in range(size))
 
-    def forward(self, embeddings: torch.Tensor) -> torch.Tensor:
-        """(n, sum of widths) float32 -> (n, size) float32, a column per head."""
-        return torch.stack([member(embeddings) for member in self.members], dim=1)
+    @property
+    def fill(self) -> torch.Tensor:
+        """As in `RegressionHead`, the mean of all heads' means; each head takes its own."""
+        return torch.stack([cast(RegressionHead, member).fill for member in self.members]).mean(0)
+
+    def forward(self, embeddings: torch.Tensor, missing: torch.Tensor | None = None) -> torch.Tensor:
+        """(n, sum of widths) float32 -> (n, size) float32, a column per head; `missing` as in `RegressionHead`."""
+        return torch.stack([member(embeddings, missing) for member in self.members], dim=1)
 
     def fit_scaling(self, mean: torch.Tensor, std: torch.Tensor) -> None:
         """As in `RegressionHead`, the same for all heads."""

@@ -97,7 +97,8 @@ def relative_noise(candidate: torch.Tensor, reference: torch.Tensor) -> float:
 
 def _sample(run: Run, name: str) -> list[dict[str, torch.Tensor]]:
     """Model inputs of up to 32 distinct training sequences, spread over the set, one sequence each."""
-    distinct = list(dict.fromkeys(read_columns(run.train_dataset, run.collator.columns[name])))
+    rows = read_columns(run.train_dataset, run.collator.columns[name])
+    distinct = [parts for parts in dict.fromkeys(rows) if any(parts)]  # an input that a row lacks is not encoded
     chosen = distinct[:: max(1, len(distinct) // PROBE_SEQUENCES)][:PROBE_SEQUENCES]
     return [run.collator.encode(name, *[[part] for part in parts]) for parts in chosen]
 

@@ -15,7 +15,7 @@ from accelerate.utils import gather_object
 from transformers import TrainingArguments
 
 from ..data.columns import column_names, read_columns
-from ..embeddings.dataset import EmbeddedDataset, EmbeddingTable, join_parts
+from ..embeddings.dataset import EmbeddedDataset, EmbeddingTable, join_parts, number_inputs
 from ..embeddings.encode import EncodingReport, fill_store
 from ..embeddings.finite import encode_finite
 from ..embeddings.shortening import Shortening
@@ -76,18 +76,17 @@ class Embedder:
 
     def _embed(self, dataset: Any, encoding: Encoding, fill: Fill) -> EmbeddedDataset:
         inputs: Mapping[str, Sequence[str]] = encoding.collator.columns
+        optional = encoding.optional_inputs
         positions, tables = {}, {}
         for name in self._settings["inputs"]:
-            rows = read_columns(dataset, inputs[name])
-            index: dict[tuple[str, ...], int] = {}
-            positions[name] = np.fromiter((index.setdefault(row, len(index)) for row in rows), np.int64, len(rows))
-            sequences = [join_parts(parts) for parts in index]
+            positions[name], distinct = number_inputs(read_columns(dataset, inputs[name]), name in optional)
+            sequences = [join_parts(parts) for parts in distinct]
             tables[name] = self._table(fill(name, sequences), sequences, encoding.model.embedding_sizes[name])
         self.tables.append(tables)
         cached = {column for name in positions for column in inputs[name]}
         live = {column for parts in inputs.values() for column in parts} - cached
         rest = _only(dataset, sorted(live)) if live else None
-        return EmbeddedDataset(positions, _label_columns(dataset), len(self.tables) - 1, rest)
+        return EmbeddedDataset(positions, _label_columns(dataset), len(self.tables) - 1, rest, optional)
 
     def _table(self, store: EmbeddingStore, sequences: list[str], width: int) -> EmbeddingTable:
         device = torch.device(self._args.device)
@@ -105,6 +104,8 @@ class Embedder:
 
     def encode(self, name: str, sequences: Sequence[str], encoding: Encoding, fill: Fill | None = None) -> torch.Tensor:
         """Embeddings of input `name`, through the cache where it is on: (n, width), float32, on the CPU."""
+        if not sequences:  # of an input that all rows lack
+            return torch.empty(0, encoding.model.embedding_sizes[name])
         if name in self._settings.get("inputs", ()):
             return (fill or partial(self.fill, encoding=encoding))(name, sequences).gather(sequences)
         batches = [sequences[i : i + LIVE_BATCH] for i in range(0, len(sequences), LIVE_BATCH)]

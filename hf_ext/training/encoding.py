@@ -55,6 +55,11 @@ class Encoding:
         """What happens to inputs `name` that are too long."""
         return Shortening.of(self.collator, name)
 
+    @property
+    def optional_inputs(self) -> Sequence[str]:
+        """Names of inputs that rows may lack."""
+        return getattr(self.collator, "optional_inputs", ())  # a collator of the user's knows of none
+
     @torch.no_grad()
     def compute(self, name: str, sequences: Sequence[str]) -> torch.Tensor:
         """Embeddings of input `name`, computed here and now: (n, width), float32. Parts of a pair are joined by `|`."""

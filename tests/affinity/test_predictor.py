@@ -132,9 +132,12 @@ GOOD = {"heavy": "EVQL", "light": "DIQM", "antigen": "MKTA"}
         ([GOOD, None], r"row 2: a NoneType, not a dict with 'heavy'"),
         (
             [{**GOOD, "heavy": ""}],
-            r"the sequence is empty\. Fill it in, or leave the row out\.\nMend",
+            r"sequence is empty\. Fill it in, or leave the row out\. Only models .* --missing_chains, .*\.\nMend",
         ),
-        ([{**GOOD, "heavy": None}], r"the sequence is missing\. Fill it in, or leave the row out\.\nMend"),
+        (
+            [{**GOOD, "heavy": None}],
+            r"sequence is missing\. Fill it in, or leave the row out\. Only models .* --missing_chains, .*\.\nMend",
+        ),
         (
             [{**GOOD, "heavy": "EV-L"}],
             r"--gaps remove\.\nMend these rows, or leave them out\. Options that begin with -- ",

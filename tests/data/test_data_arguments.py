@@ -27,7 +27,7 @@ def test_every_argument_parses_from_the_command_line_and_has_help():
     assert (args.residue_policy.max_residues, args.residue_policy.too_long) == (512, "window")
     assert all(field.metadata["help"] for field in dataclasses.fields(DataArguments))
     assert args.interval_by == "rows"
-    assert len(dataclasses.fields(DataArguments)) == 25
+    assert len(dataclasses.fields(DataArguments)) == 26
     assert "--max_train_samples" in parser.format_help()
 
 

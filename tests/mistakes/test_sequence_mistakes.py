@@ -1,7 +1,7 @@
 """Cells that are no protein in one-letter code, or too long for the encoder."""
 
 import pytest
-from mistakes import Case, Mistake, check_mistake, check_twin, make_sequence, parametrized
+from mistakes import NUM_ROWS, Case, Mistake, check_mistake, check_twin, make_sequence, parametrized
 
 from hf_ext.data.other_alphabets import find_other_alphabet
 
@@ -11,6 +11,15 @@ LONG = make_sequence(1, 1100)
 
 def cell(value: str, words: str = "") -> Case:
     return Case({(5, "sequence"): value}, words=words)
+
+
+TWO_CHAINS = "--sequence_columns sequence light"
+LIGHT = [make_sequence(500 + number) for number in range(NUM_ROWS)]
+HALF = [light if number % 2 else "" for number, light in enumerate(LIGHT)]
+
+
+def light_chains(cells: list[str], words: str = "") -> Case:
+    return Case(columns={"light": cells}, words=f"{TWO_CHAINS} {words}")
 
 
 def said(*words: str) -> tuple[str, ...]:
@@ -58,6 +67,25 @@ MISTAKES = [
         before="misleading",
     ),
     Mistake("empty", cell(""), said("the sequence is empty", "leave the row out")),
+    Mistake(
+        "a chain missing",
+        light_chains(HALF),
+        ("{file}, row 2, column 'light'", "name the column in --missing_chains"),
+        light_chains(HALF, "--missing_chains light"),
+    ),
+    Mistake(
+        "a chain missing everywhere",
+        light_chains([""] * NUM_ROWS, "--missing_chains light"),
+        ("column 'light': all 48 training rows lack it", "--sequence_columns"),
+        light_chains(LIGHT),
+    ),
+    Mistake(
+        "a chain said to be missing that is not",
+        light_chains(LIGHT, "--missing_chains light"),
+        ("--missing_chains light: no row lacks it", "will refuse rows that lack it"),
+        light_chains(HALF, "--missing_chains light"),
+        kind="warning",
+    ),
     Mistake("NA", cell("NA"), said("reads as a missing value"), cell("NAK")),
     Mistake("a truth value", cell("TRUE"), said("reads as a truth value"), cell("TRUEK")),
     Mistake("a number", cell("7.3"), said("digit '7' at position 1")),

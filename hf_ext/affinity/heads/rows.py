@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 
 from ...data.columns import column_names
 from ...models.head import RegressionHead
-from ..baselines import label_array, pooled_features
+from ..baselines import label_array, lacks_inputs, pooled_features
 
 # With fewer in validation, training rows are held out in turn too.
 ENOUGH_ROWS = 250
@@ -46,14 +47,35 @@ class HeadRows:
 def read_rows(trainer: Any, splits: Mapping[str, Any]) -> tuple[HeadRows, HeadRows]:
     """Training and validation rows of map-style splits, features standardised as a head does with the training rows'.
 
+    Features of an input that a row lacks are 0.
+
     Called by all processes. Cost: with the embedding cache, a look-up.
     """
     train, validation = (_read(trainer, splits[name]) for name in ("train", "validation"))
+    mean, std = train.features.mean(0), train.features.std(0, unbiased=False)
+    lacking = [_lacking_blocks(trainer, splits[name]) for name in ("train", "validation")]
+    for block, absent in lacking[0]:  # measured on the rows that have the input, as in a run
+        present = train.features[~absent, block]
+        if len(present):
+            mean[block], std[block] = present.mean(0), present.std(0, unbiased=False)
     scaling = RegressionHead(train.features.shape[1], [], 0.0).to(train.features.device)
-    scaling.fit_scaling(train.features.mean(0), train.features.std(0, unbiased=False))
-    for rows in (train, validation):  # in place: these may be a gigabyte
+    scaling.fit_scaling(mean, std)
+    for rows, blocks in zip((train, validation), lacking):  # in place: these may be a gigabyte
         rows.features.sub_(scaling.input_mean).mul_(scaling.input_scale)
+        for block, absent in blocks:
+            rows.features[absent, block] = 0.0
     return train, validation
+
+
+def _lacking_blocks(trainer: Any, split: Any) -> list[tuple[slice, torch.Tensor]]:
+    """Of each input that rows may lack, its features, and which rows do: (n,) bool, on the device that trains."""
+    absent = lacks_inputs(trainer, split)
+    widths = trainer.model.embedding_sizes
+    ends = dict(zip(widths, accumulate(widths.values())))
+    return [
+        (slice(ends[name] - widths[name], ends[name]), torch.from_numpy(rows).to(trainer.args.device))
+        for name, rows in absent.items()
+    ]
 
 
 def _read(trainer: Any, split: Any) -> HeadRows:

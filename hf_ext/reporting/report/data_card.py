@@ -30,7 +30,7 @@ _AUDIT = (
 def data_section(run: RunFiles) -> Section:
     """What the model learned from, what was left out, and what of the test it had seen."""
     data = as_dict(run.results.get("data"))
-    blocks: list[Block] = [*_source_blocks(data, run), *_split_blocks(data)]
+    blocks: list[Block] = [*_source_blocks(data, run), *_split_blocks(data), *_missing_blocks(data)]
     blocks += [*_leak_blocks(data), *_label_blocks(run), *_input_blocks(data)]
     chart = length_chart(run.predictions.columns, list_columns(run)) if run.predictions else None
     blocks += [Figure(chart)] if chart else []
@@ -84,6 +84,19 @@ def _split_blocks(data: Mapping[str, Any]) -> list[Block]:
         of = f" of {units.number(subset['of'])}" if "of" in subset else ""
         notes.append(f"Trained on a subset of {units.number(subset.get('num_rows'))}{of} training rows.")
     return [*blocks, *([Bullets(notes)] if notes else [])]
+
+
+def _missing_blocks(data: Mapping[str, Any]) -> list[Block]:
+    """How many rows of each split lack which chain."""
+    sizes, counts = as_dict(data.get("sizes")), as_dict(data.get("missing_chains"))
+    rows = [
+        [f"without {column}", *(f"{units.number(num)} of {units.number(sizes.get(name))}" for name, num in of.items())]
+        for column, of in ((column, as_dict(of)) for column, of in counts.items())
+    ]
+    if not rows:
+        return []
+    caption = "Chains that rows lack. The head sees the mean of the training rows that have the chain."
+    return [Table(["rows", *as_dict(next(iter(counts.values())))], rows, caption)]
 
 
 def _leak_blocks(data: Mapping[str, Any]) -> list[Block]:

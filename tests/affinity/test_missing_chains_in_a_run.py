@@ -1,0 +1,331 @@
+"""`--missing_chains light` in runs: trained with, stored, predicted with, continued, by several heads and processes."""
+
+import csv
+import importlib
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hub_server import serve_hub
+from launches import Launch, run_recipe
+from mistakes import make_sequence
+from resuming_runs import Kill, Killed
+from run_outcomes import same_tensors
+
+from hf_ext.affinity.arguments import AffinityArguments
+from hf_ext.affinity.baselines import pooled_features
+from hf_ext.affinity.building import build_collator, build_model
+from hf_ext.affinity.ensemble import train_seeds
+from hf_ext.affinity.heads.rows import read_rows
+from hf_ext.affinity.predictor import AffinityPredictor
+from hf_ext.data.arguments import DataArguments
+from hf_ext.embeddings import encode as encoding
+from hf_ext.errors import ArgumentError, DataError
+from hf_ext.hub import push_folder
+from hf_ext.trainer import FastTrainer
+from hf_ext.training_args import FastTrainingArguments
+
+COLUMNS = ["heavy", "light", "antigen"]
+RECIPES = Path(__file__).resolve().parents[2] / "recipes"
+NUM_ROWS = 90
+WORDS = (
+    "--sequence_columns heavy light antigen --label_column pKd --tower_inputs heavy,light antigen --use_cpu true "
+    "--disable_tqdm true --max_encoder_noise 1e-9"  # float32, so that predictions can be compared
+)
+QUICK = "--num_train_epochs 2 --head_sizes 8 --head_dropout 0 --num_seeds 1"
+
+
+def make_rows() -> list[dict]:
+    """Rows of unlike sequences, each third without a light chain; the label knows which."""
+    chance = random.Random(0)
+    return [
+        {
+            "heavy": make_sequence(number, 24),
+            "light": "" if number % 3 == 0 else make_sequence(1000 + number, 18),
+            "antigen": make_sequence(2000 + number, 20),
+            "pKd": round(7 + (number % 3 == 0) + chance.gauss(0, 0.3), 4),
+        }
+        for number in range(NUM_ROWS)
+    ]
+
+
+def write(path: Path, rows: list[dict]) -> Path:
+    with path.open("w", newline="") as file:
+        table = csv.DictWriter(file, list(rows[0]))
+        table.writeheader()
+        table.writerows(rows)
+    return path
+
+
+def read(path: Path) -> list[dict]:
+    with path.open() as file:
+        return [*csv.DictReader(file)]
+
+
+def recipe(name: str, words: list[str]):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(RECIPES))
+        return importlib.import_module(name).main(words)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, demo_encoders):
+    """What a run by clusters wrote: its folder, its results, and the inputs that were encoded."""
+    root = tmp_path_factory.mktemp("missing")
+    data, out = write(root / "rows.csv", make_rows()), root / "out"
+    encoded = []
+
+    def fill(store, sequences, *given, **settings):
+        encoded.extend(sequences)
+        return encoding.fill_store(store, sequences, *given, **settings)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hf_ext.training.embedder.fill_store", fill)
+        files = ["--dataset_name", str(data), "--output_dir", str(out), "--embedding_cache_dir", str(root / "cache")]
+        option = ["--missing_chains", "light", "--split", "cluster", "--encoders", *demo_encoders]
+        results = recipe("max_speed", [*files, *option, *WORDS.split(), *QUICK.split()])
+    return out, results, encoded
+
+
+def test_a_run_counts_the_missing_chains_of_each_split_in_results_log_and_report(trained):
+    out, results, _ = trained
+    counts = results["data"]["missing_chains"]["light"]
+    assert sum(counts.values()) == NUM_ROWS // 3
+    lacking = sum(not row["light"] for row in read(out / "predictions.csv"))
+    assert counts["test"] == lacking > 0
+    sizes = results["data"]["sizes"]
+    listed = ", ".join(f"{num} of {sizes[name]} in {name}" for name, num in counts.items())
+    assert f"rows without light: {listed}" in (out / "run.log").read_text()
+    for page in ("report.md", "report.html"):
+        text = (out / page).read_text()
+        assert "without light" in text
+        assert f"{counts['train']} of {sizes['train']}" in text
+
+
+def test_a_missing_chain_is_never_encoded_and_every_other_is(trained):
+    _, results, encoded = trained
+    assert {one for row in make_rows() for one in (row["heavy"], row["antigen"])} <= set(encoded)
+    assert all(encoded)
+    assert {"one-hot ridge", "nearest neighbours", "ridge on embeddings"} <= set(results["test"]["scores"])
+
+
+def test_predict_and_the_predictor_need_no_flag_and_say_what_the_run_said(trained, tmp_path):
+    out, _, _ = trained
+    rows = read(out / "predictions.csv")
+    expected = np.array([float(row["prediction"]) for row in rows])
+    given = [{name: row[name] for name in COLUMNS} for row in rows]
+    predictor = AffinityPredictor.from_pretrained(out, device="cpu")
+    np.testing.assert_allclose(predictor.predict(given), expected, atol=2e-5)
+    nulls = [{**row, "light": row["light"] or None} for row in given]
+    np.testing.assert_allclose(predictor.predict(nulls), expected, atol=2e-5)
+    # Filled in, a chain changes what is predicted: the comparison sees it.
+    filled = predictor.predict([{**row, "light": row["light"] or "DIQMTQSPSS"} for row in given])
+    lacking = np.array([not row["light"] for row in given])
+    assert np.abs(filled - expected)[lacking].min() > 1e-4
+    np.testing.assert_allclose(filled[~lacking], expected[~lacking], atol=2e-5)
+    words = ["--model", str(out), "--use_cpu", "true", "--embedding_cache_dir", str(tmp_path / "cache")]
+    for name, chosen in (("some", given), ("none", [{**row, "light": ""} for row in given])):
+        data, output = write(tmp_path / f"{name}.csv", chosen), tmp_path / f"{name}_out.csv"
+        recipe("predict", [*words, "--dataset_name", str(data), "--output", str(output)])
+        found = [float(row["prediction"]) for row in read(output)]
+        np.testing.assert_allclose(found, predictor.predict(chosen), atol=2e-5)
+        assert [row["light"] for row in read(output)] == [row["light"] for row in chosen]
+    columns = ["--sequence_columns", *COLUMNS, "--missing_chains", "heavy"]
+    with pytest.raises(ArgumentError, match=r"this model learned to do without \['light'\]; leave it out"):
+        recipe("predict", [*words, *columns, "--dataset_name", str(tmp_path / "some.csv")])
+
+
+@pytest.mark.parametrize("chain", ["heavy", "antigen"])
+def test_a_chain_that_the_model_did_not_learn_to_do_without_is_refused(trained, chain):
+    row = dict.fromkeys(COLUMNS, "EVQLVE")
+    with pytest.raises(DataError, match=rf"row 1, column '{chain}'.*Only models trained with --missing_chains"):
+        AffinityPredictor.from_pretrained(trained[0], device="cpu").predict([{**row, chain: ""}])
+
+
+def test_a_teacher_predicts_what_it_learned_to_do_without_and_nothing_else(trained, demo_encoders, tmp_path):
+    swapped = [{**row, "heavy": row["light"], "light": row["heavy"]} for row in make_rows()]
+    for name, rows, chain in (("learned", make_rows(), "light"), ("not", swapped, "heavy")):
+        files = ["--dataset_name", str(write(tmp_path / f"{name}.csv", rows)), "--output_dir", str(tmp_path / name)]
+        option = ["--missing_chains", chain, "--encoders", *demo_encoders, "--distill_from", str(trained[0])]
+        cache = ["--embedding_cache_dir", str(trained[0].parent / "cache")]
+        words = [*files, *option, *cache, *WORDS.split(), *QUICK.split()]
+        if name == "learned":
+            assert recipe("max_speed", words)["data"]["missing_chains"]["light"]["train"] > 0
+            continue
+        with pytest.raises(ArgumentError, match=r"rows lack heavy, without which the teacher .* cannot predict"):
+            recipe("max_speed", words)
+
+
+# --- trainers ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def lacking(demo_rows):
+    """120 demo rows, every third without a light chain."""
+    rows = demo_rows.select(range(120))
+    lights = ["" if number % 3 == 0 else light for number, light in enumerate(rows["light"])]
+    return rows.remove_columns("light").add_column("light", lights)
+
+
+@pytest.fixture
+def make(demo_encoders, lacking, tmp_path):
+    """A trainer on `lacking`; `model_settings` as on the command line."""
+
+    def build(folder, num_seeds=1, rows=lacking, training=None, inputs="heavy,light", **given):
+        fixed = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "learning_rate": 1e-2}
+        fixed |= {"per_device_train_batch_size": 16, "max_steps": 6, "save_strategy": "steps", "save_steps": 3}
+        cache = {"embedding_cache_dir": str(tmp_path / "cache")}
+        args = FastTrainingArguments(output_dir=str(folder), **{**fixed, **cache, **given})
+        torch.manual_seed(args.seed)
+        settings = {"head_sizes": [8], "head_dropout": 0.0, "num_seeds": num_seeds, "tower_training": training}
+        model_args = AffinityArguments(encoders=[*demo_encoders], tower_inputs=[inputs, "antigen"], **settings)
+        model = build_model(model_args, COLUMNS)
+        collator = build_collator(model, DataArguments(sequence_columns=COLUMNS, missing_chains=["light"]))
+        return FastTrainer(model, args, collator, rows), args
+
+    return build
+
+
+def weights(trainer):
+    return {name: value.clone() for name, value in trainer.model.state_dict().items()}
+
+
+def test_scales_are_those_of_the_rows_that_have_the_chain_and_live_training_equals_cached(make, lacking, tmp_path):
+    cached, _ = make(tmp_path / "cached", speedups=["embedding_cache"])
+    live, _ = make(tmp_path / "live", speedups=[])
+    for trainer in (cached, live):
+        trainer.train()
+    assert cached.plan.applied("embedding_cache")
+    assert not live.plan.applied("embedding_cache")
+    present = sorted({light for light in lacking["light"] if light})
+    expected = cached.encode_distinct("light", present)
+    head, width = cached.model.head, cached.model.embedding_sizes["heavy"]
+    block = slice(width, width + expected.shape[1])
+    torch.testing.assert_close(head.input_mean[block], expected.mean(0), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(head.input_scale[block], 1 / expected.std(0, unbiased=False), rtol=1e-4, atol=1e-5)
+    found, wanted = (torch.cat([p.flatten() for p in t.model.head.parameters()]) for t in (live, cached))
+    torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-4)
+    without = lacking.filter(lambda row: not row["light"])
+    for rows in (lacking, without):
+        predicted = [trainer.predict(rows).predictions for trainer in (live, cached)]
+        np.testing.assert_allclose(*predicted, rtol=1e-4)
+        np.testing.assert_allclose(*(pooled_features(trainer, rows) for trainer in (live, cached)), atol=1e-5)
+
+
+def test_ridges_and_the_head_search_see_the_block_that_the_head_sees(make, lacking, tmp_path):
+    trainer, _ = make(tmp_path, speedups=["embedding_cache"])
+    before = read_rows(trainer, {"train": lacking, "validation": lacking.select(range(30))})
+    trainer.train()
+    seen = []
+    trainer.model.head.layers.register_forward_pre_hook(lambda layers, given: seen.append(given[0].clone()))
+    trainer.predict(lacking)
+    given = torch.from_numpy(pooled_features(trainer, lacking))
+    head, width = trainer.model.head, trainer.model.embedding_sizes["heavy"]
+    torch.testing.assert_close((given - head.input_mean) * head.input_scale, torch.cat(seen), rtol=1e-5, atol=1e-5)
+    absent = torch.tensor([not light for light in lacking["light"]])
+    assert torch.equal(given[absent, width : 2 * width], head.input_mean[width : 2 * width].expand(40, -1))
+    without = lacking.filter(lambda row: not row["light"])
+    assert torch.equal(torch.from_numpy(pooled_features(trainer, without)), given[absent])
+    for rows in before:
+        is_absent = absent[: len(rows)]
+        assert torch.all(rows.features[is_absent, width : 2 * width] == 0)
+        assert torch.all(rows.features[~is_absent, width : 2 * width].abs().sum(1) > 0)
+    present = before[0].features[~absent, width : 2 * width]
+    torch.testing.assert_close(present.mean(0), torch.zeros(width), rtol=0, atol=1e-4)
+    torch.testing.assert_close(present.std(0, unbiased=False), torch.ones(width), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "training"),
+    [
+        ("heavy,light", None),
+        ("heavy,light", ["lora", "frozen"]),
+        ("heavy+light", None),
+        ("heavy+light", ["lora", "full"]),
+    ],
+    ids=["cached", "lora", "cached pair", "lora pair"],
+)
+def test_a_run_that_was_interrupted_continues_to_the_same_weights(make, tmp_path, inputs, training):
+    given = {"speedups": ["embedding_cache"], "inputs": inputs, "training": training}
+    whole, _ = make(tmp_path / "whole", **given)
+    whole.train()
+    killed, _ = make(tmp_path / "killed", **given)
+    killed.add_callback(Kill(4, accumulation=1))  # one step after a checkpoint
+    with pytest.raises(Killed):
+        killed.train()
+    killed.close()
+    assert not same_tensors(weights(whole), weights(killed))
+    again, _ = make(tmp_path / "killed", **given, resume="auto")
+    again.train()
+    assert again.state.global_step == 6
+    assert same_tensors(weights(whole), weights(again))
+
+
+def test_heads_of_several_seeds_are_the_single_runs_and_the_folder_predicts_their_mean(make, lacking, tmp_path):
+    given = {"speedups": ["embedding_cache"], "resume": "auto"}
+    trainer, args = make(tmp_path / "seeds", num_seeds=2, **given)
+    train_seeds(trainer, args)
+    trainer.save_model()
+    alone, _ = make(tmp_path / "alone", seed=43, **given)
+    alone.train()
+    assert same_tensors(trainer.model.head.members[1].state_dict(), alone.model.head.state_dict())
+    predictor = AffinityPredictor.from_pretrained(tmp_path / "seeds", device="cpu")
+    members = predictor.predict_members(lacking)
+    np.testing.assert_allclose(members[:, 1], alone.predict(lacking).predictions, rtol=1e-4)
+    np.testing.assert_allclose(predictor.predict(lacking), members.mean(1), rtol=1e-5)
+
+
+def test_a_pushed_model_takes_rows_without_the_chain_from_the_hub(make_affinity, lacking, tmp_path, monkeypatch):
+    model, collator = make_affinity(save_full=True)
+    model.fit_scaling(7.0, 1.0, {name: torch.randn(9, width) for name, width in model.embedding_sizes.items()})
+    collator.missing_chains = ["light"]
+    for part in (model, collator):
+        part.save_pretrained(tmp_path)
+    expected = AffinityPredictor.from_pretrained(tmp_path, device="cpu").predict(lacking)
+    token = "hf_" + "canary" * 5 + "bird"
+    with monkeypatch.context() as patch, serve_hub(patch, token) as hub:
+        patch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+        patch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
+        patch.setenv("HF_TOKEN", token)
+        push_folder(tmp_path, "me/nanobodies", token=token, endpoint=hub.url)
+        found = AffinityPredictor.from_pretrained("me/nanobodies", device="cpu")
+    assert found.collator.missing_chains == ["light"]
+    np.testing.assert_array_equal(found.predict(lacking), expected)
+
+
+def test_a_training_set_in_which_all_rows_lack_the_chain_is_refused(make, lacking, tmp_path):
+    rows = lacking.remove_columns("light").add_column("light", [""] * 120)
+    for speedups in (["embedding_cache"], []):
+        trainer, _ = make(tmp_path / str(len(speedups)), rows=rows, speedups=speedups)
+        with pytest.raises(DataError, match="None of 120 training rows has input 'light'"):
+            trainer.train()
+
+
+# --- processes --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="two processes on the CPU")
+def test_two_processes_train_as_one_where_one_of_them_has_batches_without_the_chain(demo_encoders, tmp_path):
+    rows = make_rows()
+    for number, row in enumerate(rows):
+        row["part"] = "train" if number < 60 else "valid" if number < 75 else "test"
+        row["light"] = row["light"] if number % 3 == 1 else ""  # batches of 2 of which 4 of 9 have none
+    data = write(tmp_path / "rows.csv", rows)
+    steps = "--max_steps 5 --head_sizes 8 --head_dropout 0 --lora_dropout 0 --calibration none --learning_rate 0.003"
+    training = "--tower_training lora frozen --missing_chains light --split_column part --eval_strategy no"
+    kept = "--save_strategy no --load_best_model_at_end false"
+    words = [*WORDS.split(), *steps.split(), *training.split(), *kept.split(), "--encoders", *demo_encoders]
+    found = []
+    for launch, batch in ((Launch("2cpu_ddp", "MULTI_CPU", 2), 2), (Launch("cpu", "NO", 1), 4)):
+        folder = tmp_path / launch.name
+        own = ["--per_device_train_batch_size", str(batch), "--embedding_cache_dir", str(folder / "cache")]
+        facts = run_recipe(launch, folder, "max_speed.py", "--dataset_name", str(data), *words, *own)
+        assert len({one["digest"] for one in facts}) == 1
+        found.append([float(row["prediction"]) for row in read(folder / "output" / "predictions.csv")])
+    np.testing.assert_allclose(*found, rtol=1e-3)
+    config = json.loads((tmp_path / "cpu" / "output" / "inputs.json").read_text())
+    assert config["missing_chains"] == ["light"]

@@ -1,0 +1,250 @@
+"""Cells that may be empty: which, what they become, how they are counted and compared, and what is refused."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset, DatasetDict
+from transformers import BertTokenizer
+
+from hf_ext.data.arguments import DataArguments
+from hf_ext.data.clusters import cluster_numbers
+from hf_ext.data.collators import SequenceCollator
+from hf_ext.data.leaks import leak_report
+from hf_ext.data.loading import load_data, load_sequences
+from hf_ext.data.missing_chains import count_missing, settle_missing
+from hf_ext.data.proteins import STANDARD
+from hf_ext.data.tokenization import ResidueTokenizer
+from hf_ext.errors import ArgumentError, DataError
+from hf_ext.evaluation.nearest import NearestBaseline
+from hf_ext.evaluation.sequence_features import SequenceFeatures
+
+HEAVY, LIGHT = "EVQLVESGGG", "DIQMTQ"
+PRESENT, ABSENT = (HEAVY, LIGHT), (HEAVY, "")
+
+
+def write(folder: Path, lights: list[str], heavies: list[str] | None = None) -> Path:
+    """A table of heavy, light and pKd with a row for each of `lights`."""
+    heavies = heavies or [f"EVQL{STANDARD[number]}" for number in range(len(lights))]
+    lines = [f"{heavy},{light},{7 + number / 10}" for number, (heavy, light) in enumerate(zip(heavies, lights))]
+    path = folder / "rows.csv"
+    path.write_text("\n".join(["heavy,light,pKd", *lines]) + "\n")
+    return path
+
+
+def arguments(path: Path, *missing: str, **given) -> DataArguments:
+    columns = {"sequence_columns": ["heavy", "light"], "missing_chains": [*missing], "label_column": "pKd"}
+    return DataArguments(dataset_name=str(path), **columns, **given)
+
+
+def load(path: Path, *missing: str, **given):
+    return load_data(arguments(path, *missing, **given), output_dir=path.parent, seed=0)
+
+
+def test_cells_of_the_named_column_may_be_empty_blank_or_a_marker_and_are_counted(tmp_path):
+    path = write(tmp_path, ["DIQMTQ", "", "  ", "NA", "nan", "DIV", "", "D", "DI", "DIQ"])
+    loaded = load(path, "light")
+    rows = {row["heavy"]: row["light"] for split in loaded.splits.values() for row in split}
+    assert [rows[f"EVQL{letter}"] for letter in STANDARD[:10]] == ["DIQMTQ", *[""] * 4, "DIV", "", "D", "DI", "DIQ"]
+    assert loaded.report["changes"] == {"light": {"missing": 5}}
+    counts = count_missing(loaded.splits, ["light"])["light"]
+    assert sum(counts.values()) == 5
+    assert counts == {name: sum(not row["light"] for row in split) for name, split in loaded.splits.items()}
+
+
+def test_without_the_option_an_empty_cell_is_an_error_that_names_it(tmp_path):
+    path = write(tmp_path, ["DIQMTQ"] * 9 + [""])
+    said = r"row 11, column 'light', value '': the sequence is empty\. Fill it in, .*in --missing_chains if rows may"
+    with pytest.raises(DataError, match=said):
+        load(path)
+    with pytest.raises(DataError, match="row 11, column 'light'"):
+        load(path, "heavy")  # another column
+
+
+def test_a_single_sequence_column_is_not_told_of_the_option_and_cannot_have_it(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text("sequence,label\nEVQL,1\n,2\n")
+    with pytest.raises(DataError) as error:
+        load_data(DataArguments(dataset_name=str(path)), output_dir=None, seed=0)
+    assert "missing_chains" not in str(error.value)
+    with pytest.raises(ArgumentError, match="'sequence' is the only sequence column"):
+        DataArguments(missing_chains=["sequence"])
+
+
+def test_names_that_are_no_sequence_columns_are_refused_and_so_is_a_masked_language_model(tmp_path):
+    with pytest.raises(ArgumentError, match="name sequence columns, each once: heavy, light"):
+        DataArguments(sequence_columns=["heavy", "light"], missing_chains=["Light"])
+    with pytest.raises(ArgumentError, match="each once"):
+        DataArguments(sequence_columns=["heavy", "light"], missing_chains=["light", "light"])
+    path = write(tmp_path, ["DIQMTQ"] * 10)
+    with pytest.raises(ArgumentError, match="only affinity models do without a chain"):
+        load_data(arguments(path, "light"), output_dir=None, seed=0, needs_labels=False)
+
+
+def test_a_row_without_any_sequence_is_refused_or_dropped(tmp_path):
+    path = write(tmp_path, ["DIQ", "", *["DIV"] * 10], ["", "EVQ", "EVQ", "", *[f"EV{x}" for x in STANDARD[:8]]])
+    assert sum(load(path, "heavy", "light").report["sizes"].values()) == 12  # each row has one of them
+    path = write(tmp_path, ["DIQ", "", "", *["DIV"] * 10], ["", "EVQ", "", *[f"EV{x}" for x in STANDARD[:10]]])
+    with pytest.raises(DataError, match=r"1 value .*\n.*row 4, column 'heavy', .*: heavy and light are all missing"):
+        load(path, "heavy", "light")
+    dropped = load(path, "heavy", "light", bad_rows="drop").report
+    assert (dropped["rows_rejected"], sum(dropped["sizes"].values())) == (1, 12)
+
+
+def test_tables_for_prediction_keep_rows_without_the_chain_in_order(tmp_path):
+    path = write(tmp_path, ["", "DIQ", ""])
+    assert load_sequences(arguments(path, "light"), output_dir=None).table["light"][:] == ["", "DIQ", ""]
+    with pytest.raises(DataError, match="Only models trained with --missing_chains"):
+        load_sequences(arguments(path), output_dir=None)
+
+
+def test_streams_may_lack_it_too(tmp_path):
+    path = write(tmp_path, ["", "DIQ", "", "DIV"])
+    streamed = load(path, "light", streaming=True, split_sizes=[0.5, 0.25, 0.25])
+    found = {row["heavy"]: row["light"] for split in streamed.splits.values() for row in split}
+    assert [found[f"EVQL{letter}"] for letter in "ACDE"] == ["", "DIQ", "", "DIV"]
+
+
+SIZES = {"train": 10, "validation": 3, "test": 4}
+
+
+def test_what_training_cannot_teach_is_refused():
+    assert settle_missing({"light": {"train": 1, "validation": 0, "test": 4}}, SIZES) == ["light"]
+    assert settle_missing({"light": {"train": 0, "validation": 0, "test": 0}}, SIZES) == []
+    with pytest.raises(DataError, match="'light': all 10 training rows lack it"):
+        settle_missing({"light": {"train": 10, "validation": 0, "test": 0}}, SIZES)
+    with pytest.raises(DataError, match="1 of 3 validation rows and 2 of 4 test rows lack it, but none of 10 training"):
+        settle_missing({"light": {"train": 0, "validation": 1, "test": 2}}, SIZES)
+
+
+# --- tokens -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def bert(tmp_path):
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *STANDARD, "X"]
+    (tmp_path / "vocab.txt").write_text("\n".join(vocabulary) + "\n")
+    return BertTokenizer(str(tmp_path / "vocab.txt"), do_lower_case=False)
+
+
+def test_a_pair_with_one_part_missing_is_the_other_part_alone(bert):
+    # [CLS] 2, [SEP] 3, A 5, C 6, D 7; types: 1 in the second part of a pair alone
+    batch = ResidueTokenizer(bert, 2)(["AC", "AC", ""], ["D", "", "DD"])
+    assert batch["input_ids"].tolist() == [[2, 5, 6, 3, 7, 3], [2, 5, 6, 3, 0, 0], [2, 7, 7, 3, 0, 0]]
+    assert batch["attention_mask"].tolist() == [[1] * 6, [1] * 4 + [0] * 2, [1] * 4 + [0] * 2]
+    assert batch["residue_mask"].int().tolist() == [[0, 1, 1, 0, 1, 0], [0, 1, 1, 0, 0, 0], [0, 1, 1, 0, 0, 0]]
+    assert batch["token_type_ids"].tolist() == [[0, 0, 0, 0, 1, 1], [0] * 6, [0] * 6]
+    alone, single = ResidueTokenizer(bert, 2)(["AC"], [""]), ResidueTokenizer(bert, 1)(["AC"])
+    assert torch.equal(alone["input_ids"], single["input_ids"])
+    assert alone["input_ids"][0].tolist() == bert("A C")["input_ids"]
+
+
+def collate(bert, lights, missing=("light",), columns=None, **given):
+    columns = columns or {"heavy": ["heavy"], "light": ["light"]}
+    tokenizers = {name: ResidueTokenizer(bert, len(parts)) for name, parts in columns.items()}
+    collator = SequenceCollator(tokenizers, columns, missing_chains=missing, **given)
+    return collator, collator([{"heavy": "AC", "light": light} for light in lights])["sequences"]
+
+
+def test_rows_that_lack_an_input_have_no_tokens_of_it_and_a_place_says_so(bert):
+    collator, batch = collate(bert, ["D", "", "CC"])
+    assert collator.optional_inputs == ["light"]
+    assert batch["light"]["input_ids"].tolist() == [[2, 7, 3, 0], [2, 6, 6, 3]]
+    assert batch["light"]["place"].tolist() == [0, -1, 1]
+    assert "place" not in batch["heavy"]
+    assert "place" not in collate(bert, ["D", "CC"], missing=())[1]["light"]
+
+
+def test_where_all_rows_lack_it_one_residue_stands_in_and_belongs_to_no_row(bert):
+    batch = collate(bert, ["", ""])[1]["light"]
+    assert batch["input_ids"].tolist() == [[2, 25, 3]]
+    assert batch["place"].tolist() == [-1, -1]
+
+
+def test_windows_are_cut_from_the_rows_that_have_it(bert):
+    tokenizer = ResidueTokenizer(bert, 1)
+    tokenizer.max_residues = 4
+    collator = SequenceCollator({"light": tokenizer}, {"light": ["light"]}, "window", 2, ["light"])
+    batch = collator([{"light": "ACDEFG"}, {"light": ""}, {"light": "AC"}])["sequences"]["light"]
+    assert batch["owner"].tolist() == [0, 0, 1]
+    assert (batch["num_rows"].item(), batch["place"].tolist()) == (2, [0, -1, 1])
+
+
+def test_a_pair_is_lacked_only_where_both_parts_may_be(bert):
+    pair = {"heavy+light": ["heavy", "light"]}
+    assert collate(bert, ["D", ""], columns=pair)[0].optional_inputs == []
+    assert collate(bert, ["D", ""], columns=pair)[1]["heavy+light"]["input_ids"].shape == (2, 6)
+    assert collate(bert, ["D"], ("heavy", "light"), pair)[0].optional_inputs == ["heavy+light"]
+
+
+def test_a_tokenizer_that_frames_pairs_otherwise_is_refused_where_a_part_may_be_missing(bert):
+    tokenizer = ResidueTokenizer(bert, 2)
+    tokenizer.frames_alike = False
+    pair = {"heavy+light": ["heavy", "light"]}
+    SequenceCollator({"heavy+light": tokenizer}, pair)
+    with pytest.raises(DataError, match=r"cannot stand alone. Encode both columns apart: --tower_inputs heavy,light"):
+        SequenceCollator({"heavy+light": tokenizer}, pair, missing_chains=["light"])
+
+
+def test_the_option_is_stored_with_the_inputs_only_where_it_is_used_and_a_damaged_one_is_refused(bert, tmp_path):
+    collator, _ = collate(bert, ["D"])
+    collator.save_pretrained(tmp_path / "with")
+    assert SequenceCollator.from_pretrained(tmp_path / "with").missing_chains == ["light"]
+    collate(bert, ["D"], missing=())[0].save_pretrained(tmp_path / "without")
+    assert "missing_chains" not in json.loads((tmp_path / "without" / "inputs.json").read_text())
+    assert SequenceCollator.from_pretrained(tmp_path / "without").missing_chains == []
+    file = tmp_path / "with" / "inputs.json"
+    file.write_text(file.read_text().replace('"missing_chains": [\n    "light"', '"missing_chains": [\n    "lihgt"'))
+    with pytest.raises(DataError, match="missing_chains lists other columns"):
+        SequenceCollator.from_pretrained(tmp_path / "with")
+
+
+# --- comparisons ------------------------------------------------------------------------------------------------------
+
+
+def splits(train, test):
+    names = {"train": train, "test": test}
+    return DatasetDict(
+        {name: Dataset.from_dict(dict(zip(("heavy", "light"), map(list, zip(*rows))))) for name, rows in names.items()}
+    )
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "near"),
+    [(ABSENT, ABSENT, 1), (PRESENT, ABSENT, 0), (ABSENT, PRESENT, 0), (PRESENT, PRESENT, 1), (ABSENT, (HEAVY, "D"), 0)],
+)
+def test_two_missing_chains_are_identical_and_a_missing_one_is_like_no_other(train, test, near):
+    row = leak_report(splits([train], [test]), ["heavy", "light"])["row"]
+    assert row["num_test_rows_in_train"] == near
+    assert [found["num_rows"] for found in row["near"]] == [near, near]
+
+
+def test_near_copies_without_the_chain_share_a_cluster_apart_from_those_that_have_it():
+    near = HEAVY[:-1] + "A"  # 90 % identical
+    rows = [PRESENT, ABSENT, (near, ""), (near, LIGHT), ("WWWWWWWWWW", "")]
+    data = Dataset.from_dict(dict(zip(("heavy", "light"), map(list, zip(*rows)))))
+    assert cluster_numbers(data, ["heavy", "light"], 0.8, max_share=0.9).tolist() == [0, 1, 1, 0, 2]
+
+
+def test_one_hot_features_of_a_missing_chain_are_zero_and_the_others_stay_aligned():
+    lights = ["DIQ", "", "DIV", ""]
+    features = SequenceFeatures([["EV", "EQ", "EV", "EV"], lights])
+    assert features.name == "one-hot"  # lengths of the chains that are there are equal
+    # V and Q at 2 of heavy; D, I at 1, 2 and Q, V at 3 of light, which vary since some rows lack them
+    assert features.transform([["EV", "EQ"], ["DIQ", ""]]).sum(1).tolist() == [1 + 3, 1]
+    assert np.all(features.transform([["EV"], [""]])[0, -4:] == 0)
+    assert SequenceFeatures([["EV", "EQ"], ["DIQ", "DIVV"]]).name == "one-hot and 3-mer"
+
+
+def test_nearest_neighbours_take_two_missing_chains_for_equal():
+    heavies, lights = ["EV", "EQ", "EV", "EQ"], ["DIQ", "DIV", "", ""]
+    features = SequenceFeatures([heavies, lights])
+    found = features.directions([heavies, lights])
+    similarity = found @ found.T
+    np.testing.assert_allclose(np.diag(similarity), 1, rtol=1e-6)
+    assert similarity[2, 3] == pytest.approx(0.5)  # the same light chain, none; another heavy one
+    assert similarity[0, 2] == pytest.approx(0.5)  # the same heavy chain; one of them has no light one
+    nearest = NearestBaseline([1]).fit(found, [1.0, 2.0, 3.0, 4.0], found, [1.0, 2.0, 3.0, 4.0])
+    np.testing.assert_allclose(nearest.predict(features.directions([["EV"], [""]])), [3.0])
