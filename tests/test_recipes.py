@@ -171,7 +171,7 @@ def test_every_config_parses(tmp_path: Path) -> None:
     assert len(CONFIGS) == 8
     for path in CONFIGS:
         parser = FastArgumentParser((AffinityArguments, DataArguments, FastTrainingArguments), presets=PRESETS)
-        model_args, data_args, args = parser.parse_args_into_dataclasses(["--config", str(path)])
+        model_args, data_args, _ = parser.parse_args_into_dataclasses(["--config", str(path)])
         assert len(model_args.encoders) in (1, 2)
         assert data_args.dataset_name
 
