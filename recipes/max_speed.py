@@ -23,7 +23,7 @@ from hf_ext.affinity.calibrating import calibrate_model, describe_calibration
 from hf_ext.affinity.distilling import Distillation, compare_with_teacher, distill, format_distillation
 from hf_ext.affinity.ensemble import train_seeds
 from hf_ext.affinity.heads.choice import choose_head, describe_choice, settle_head
-from hf_ext.affinity.held_out import find_units, held_out_values
+from hf_ext.affinity.held_out import find_lone_value, find_units, held_out_values
 from hf_ext.affinity.intervals import fit_intervals, score_intervals
 from hf_ext.affinity.measure import describe_measure, settle_measure
 from hf_ext.affinity.preparing import describe_rows, load_rows
@@ -171,7 +171,15 @@ def report(
         "group_column": data_args.group_column,
         "units": units,
     }
-    test = score_split(trainer, splits, "test", **scored, leaks=data.report.get("leaks"), ridge=ridge)
+    test = score_split(
+        trainer,
+        splits,
+        "test",
+        **scored,
+        leaks=data.report.get("leaks"),
+        ridge=ridge,
+        lone_value=find_lone_value(data_args, splits),
+    )
     stored = trainer.model.config.prediction_intervals
     intervals = score_intervals(stored, test.predictions, test.labels, splits, units)
     test.notes.extend(intervals["notes"])

@@ -54,7 +54,7 @@ def _after_a_bad_verdict(test: SplitScores, settings: Mapping[str, Any], is_froz
     elif baseline in (None, CONSTANT):
         lines = [_find_what_is_wrong(test)]
     else:
-        lines = [_take_the_baseline(str(baseline))]
+        lines = [_take_the_baseline(str(baseline), settings["head"] == "auto")]
     if not is_frozen:
         lines.append(
             "Next: the same command with --tower_training frozen is quick, and says whether training the encoders is "
@@ -91,7 +91,12 @@ def _find_what_is_wrong(test: SplitScores) -> str:
     )
 
 
-def _take_the_baseline(baseline: str) -> str:
+def _take_the_baseline(baseline: str, was_searched: bool) -> str:
+    if ON_EMBEDDINGS in baseline and was_searched:
+        return (
+            f"Next: {baseline} sees what the head sees and does as well, and no head of the search does better: take "
+            "it as it is, add rows, or look for what these embeddings lack with another of --encoders or --pooling."
+        )
     if ON_EMBEDDINGS in baseline:
         return (
             f"Next: {baseline} sees what the head sees and does as well, so the head is too large or trains too long: "

@@ -94,7 +94,7 @@ class AffinityArguments:
             "help": "auto: a head and its learning rate, dropout and epochs are chosen by validation on the cached "
             "embeddings of frozen encoders, in less time than a run with mlp takes; what you set yourself is kept. "
             "mlp: a perceptron of --head_sizes. product: of the towers' projections, beside a hidden layer; gated: one "
-            "hidden layer with gates; both take one --head_sizes."
+            "hidden layer with gates; both take one --head_sizes, 64 if left out."
         },
     )
     head_sizes: list[int] = field(
@@ -129,8 +129,6 @@ class AffinityArguments:
                 "For a head without hidden layers, a linear one, write head_sizes: [] in the YAML file of --config."
             )
         check_ranges(self, RANGES)
-        if self.head in ("product", "gated") and len(self.head_sizes) != 1:
-            raise ArgumentError(f"--head {self.head} has one hidden layer: give it one width, such as --head_sizes 64.")
         if not 0 < self.distill_alpha <= 1:
             raise ArgumentError(f"--distill_alpha {self.distill_alpha}: must be above 0, at most 1.")
         given = [name for name in ("distill_rows", "distill_columns") if getattr(self, name)]

@@ -23,6 +23,7 @@ from .pretrained_towers import PretrainedTowers
 FloatArray = NDArray[np.float64]
 Encode = Callable[[str, Sequence[str]], torch.Tensor]
 
+EMBEDDING_RIDGE = "ridge on embeddings"
 RIDGE_ROWS = 50_000  # training rows that a ridge sees at most, here and where it is mixed with the model
 MAX_PAIRS = 200_000_000  # of a training row and one to be predicted, that are compared for nearest neighbours
 TUNING_ROWS = 5_000  # validation rows that choose how many neighbours, at most
@@ -211,7 +212,7 @@ def _add_embedding_ridges(
 ) -> None:
     """Ridge on the embeddings of frozen encoders, and of those that trained as they were before."""
     encode: Encode = trainer.encode_distinct
-    model, name = trainer.model, "ridge on embeddings"
+    model, name = trainer.model, EMBEDDING_RIDGE
     if len(model.frozen_inputs) < len(model.embedding_sizes):
         sizes, seed = (PRETRAINED_ROWS, PRETRAINED_TUNING_ROWS), trainer.args.seed
         drawn = [sample_rows(part.split, seed, size) for part, size in zip(parts, sizes)]

@@ -15,7 +15,7 @@ from ..evaluation.calibration import FittedCalibration, apply_calibration, fit_c
 from ..evaluation.limits import at_limits, rmse_at_limits
 from ..evaluation.paired import compare_paired
 from ..evaluation.resampling import ResamplingUnits, check_units, unit_facts
-from ..models.calibration import stacks_ridge
+from ..models.calibration import is_ridge_alone, stacks_ridge
 from ..units import format_cell
 from .baselines import FloatArray, pooled_features
 from .predictions import predict_labelled, read_bounds
@@ -127,12 +127,18 @@ def describe_calibration(facts: dict[str, Any]) -> list[str]:
         lines.append(f"Predictions are not calibrated: {facts['reason']}.")
     else:
         form = "an isotonic fit" if found["kind"] == "isotonic" else f"a line of slope {found['slope']:.3g}"
-        if stacks_ridge(found):
+        if is_ridge_alone(found):
+            form = f"taking {found['ridge']:.3g} x a ridge on the embeddings alone, chosen"
+        elif stacks_ridge(found):
             form = f"{found['slope']:.3g} x the model + {found['ridge']:.3g} x a ridge on its embeddings, fitted"
         folds = f"cross-fitted by {facts['num_units']:,} values of {by}" if by else "cross-fitted"
         lines.append(
             f"Predictions are calibrated by {form} on {facts['num_rows']:,} validation rows: RMSE there "
             f"{numbers['rmse_before']} before, {numbers['rmse_after']} after ({folds})."
+        )
+    if is_ridge_alone(found):
+        lines.append(
+            "ALARM: the head adds nothing to a ridge on the same embeddings, and has no part in what is predicted."
         )
     if by and facts["beats_constant"] is None:
         lines.append(

@@ -73,6 +73,17 @@ def held_out_values(args: DataArguments, splits: Any) -> tuple[list[Any], list[A
     return of_train, of_rows
 
 
+def find_lone_value(args: DataArguments, splits: Any) -> str | None:
+    """The column that was held out and has one value in all test rows, as messages name it; None: there is none."""
+    train, rows = splits["train"], splits["test"]
+    if args.interval_by or not all(hasattr(split, "__len__") for split in (train, rows)):
+        return None
+    found = [_units(rows, column) for column in _held_out_columns(args, train, rows)]
+    several = [units for units in found if units.num_units > 1 and not units.are_rows]
+    lone = [units.column for units in found if units.num_units == 1 and len(rows) > 1]
+    return lone[0] if lone and not several else None
+
+
 def describe_units(units: ResamplingUnits | None) -> list[str]:
     """What intervals speak about, and whether that is enough, as sentences; none where rows are resampled."""
     if units is None:

@@ -18,10 +18,11 @@ from ..evaluation.limits import rmse_at_limits
 from ..evaluation.resampling import ResamplingUnits, check_units, unit_facts
 from ..evaluation.scores import PLAIN_METRICS
 from ..evaluation.verdict import CONSTANT, MODEL, Verdict, judge
+from ..models.calibration import is_ridge_alone
 from ..reporting.near_copies import describe_near_copies, describe_repeated
 from ..reporting.report.scores import fit_notes, resampled
 from ..reporting.tables import format_table
-from .baselines import fit_baselines, sequence_columns
+from .baselines import EMBEDDING_RIDGE, fit_baselines, sequence_columns
 from .calibrating import ridge_part, uncalibrated
 from .held_out import describe_units
 from .measure import verdict_metric
@@ -29,6 +30,7 @@ from .predictions import predict_labelled, read_bounds, unpack_labelled
 from .slices import Slice, find_exact, find_slices
 
 EVALUATION_METRICS = ("loss", *PLAIN_METRICS, "num_distinct")  # what an evaluation computes
+LIMITS_NOTE = "The verdict's RMSE counts no error beyond a limit; in the tables a limit is taken for a value."
 RANKING_NOTE = "The loss ranks rows: predictions have no unit, so RMSE, MAE, R2 and any threshold say nothing here."
 
 
@@ -105,6 +107,7 @@ def score_split(
     leaks: Mapping[str, Any] | None = None,
     units: ResamplingUnits | None = None,
     ridge: RidgeBaseline | None = None,
+    lone_value: str | None = None,
 ) -> SplitScores:
     """Predicts split `name` and scores the model and its baselines: on all rows, those new to training, exact labels.
 
@@ -116,6 +119,7 @@ def score_split(
         leaks: `leak_report` of the splits: the verdict names rows that stand in train, notes tell of near copies.
         units: rows that were held out together, from `find_units`: intervals resample them; None: rows.
         ridge: on the embeddings, from `fit_ridge`; None: it is fitted here, where there can be one.
+        lone_value: the column that was held out and has one value in the split, from `find_lone_value`.
 
     Returns:
         `SplitScores`; streams have no slices, and no baseline but the mean of the labels that scaled the model.
@@ -135,13 +139,14 @@ def score_split(
     return SplitScores(
         predictions,
         labels,
-        _judge(trainer, compared, bounds, leaks),
+        _judge(trainer, compared, bounds, leaks, lone_value),
         scores,
         baselines.facts,
         collapse_report(predictions, labels),
         slices,
         [
             *([RANKING_NOTE] if _is_scale_free(trainer) else []),
+            *([LIMITS_NOTE] if bounds is not None and np.any(bounds) else []),
             *([] if before is None else [_describe_effect(before, predictions, labels, bounds)]),
             *(_compare_slice(one, scores) for one in slices),
             *notes,
@@ -192,7 +197,9 @@ def _is_scale_free(trainer: Any) -> bool:
     return trainer.model.config.loss == "ranking"
 
 
-def _judge(trainer: Any, compared: _Compared, bounds: Any, leaks: Mapping[str, Any] | None) -> Verdict:
+def _judge(
+    trainer: Any, compared: _Compared, bounds: Any, leaks: Mapping[str, Any] | None, lone: str | None
+) -> Verdict:
     verdict = judge(
         compared.labels,
         compared.predictors,
@@ -202,8 +209,29 @@ def _judge(trainer: Any, compared: _Compared, bounds: Any, leaks: Mapping[str, A
         seed=compared.seed,
         units=compared.units,
     )
+    if is_ridge_alone(trainer.model.config.calibration) and verdict.baseline != CONSTANT:
+        verdict = _credit_ridge(verdict)
+    if lone is not None:
+        verdict = _about_one_value(verdict, lone)
     repeated = describe_repeated(leaks)
     return replace(verdict, text=f"{verdict.text} But {repeated}") if repeated else verdict
+
+
+def _credit_ridge(verdict: Verdict) -> Verdict:
+    """What a model predicts whose head has no weight is a baseline's."""
+    text = f"No better than {EMBEDDING_RIDGE}: the head has no part in these predictions, which are that ridge's."
+    return replace(verdict, text=text, is_better=False, outcome="no better", baseline=EMBEDDING_RIDGE, comparison=None)
+
+
+def _about_one_value(verdict: Verdict, column: str) -> Verdict:
+    """Rows of one antibody, antigen or cluster do not say how a model does on others."""
+    text = (
+        f"All {verdict.num_rows:,} test rows share one value of {column}, which training has not: nothing is claimed "
+        f"about others. On these rows alone: {verdict.text}"
+    )
+    if verdict.outcome != "better":
+        return replace(verdict, text=text)
+    return replace(verdict, text=text, is_better=None, outcome="undecided")
 
 
 def _describe_effect(raw: np.ndarray, calibrated: np.ndarray, labels: np.ndarray, bounds: np.ndarray | None) -> str:

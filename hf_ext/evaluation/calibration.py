@@ -13,12 +13,13 @@ from scipy.optimize import isotonic_regression, minimize
 from scipy.special import log_ndtr
 
 from ..errors import ArgumentError
-from ..models.calibration import KINDS, calibrate
+from ..models.calibration import KINDS, calibrate, is_ridge_alone
 from ._arrays import FloatArray, as_pair, count_not_finite
 from .limits import rmse_at_limits
 from .resampling import ResamplingUnits, check_units
 
 NUM_FOLDS = 10
+MIN_ROWS = 30  # with exact labels; two weights and an intercept fitted on fewer can be far off for new rows
 MIN_UNITS = 10  # a fold each; fewer say little about rows that the fit has not seen
 MIN_ISOTONIC_ROWS = 1000  # below, the steps of an isotonic fit follow the noise of single rows
 
@@ -58,8 +59,8 @@ def fit_calibration(
     """Fits a map from predictions to labels, and keeps it only if it helps rows that it was not fitted on.
 
     That is tried out by cross-fitting in ten folds, which never cut a unit in two. A line leaves every order as it is;
-    an isotonic fit may make neighbours equal; with `ridge` the better of a line and a weighted sum of both predictors
-    is taken, with weights of 0 or more.
+    an isotonic fit may make neighbours equal; with `ridge` the best of a line, a weighted sum of both predictors, with
+    weights of 0 or more, and the ridge as it is is taken.
 
     Args:
         predictions, labels: (n,) or (n, 1), label units, of rows that the model was not trained on.
@@ -86,11 +87,13 @@ def fit_calibration(
     unit_of_row = np.arange(len(measured)) if units is None else units.unit_of_row
     noun = "rows" if units is None else f"values of {units.column}"
     if reason := _why_impossible(predicted, sides, unit_of_row, noun):
-        return FittedCalibration(None, len(measured), reason=reason)
+        before = None if count_not_finite(predicted, "predictions") else rmse_at_limits(predicted, measured, sides)
+        return FittedCalibration(None, len(measured), before, reason=reason)
     is_isotonic = kind == "isotonic" and len(measured) >= MIN_ISOTONIC_ROWS
     forms: list[tuple[Fit, FloatArray]] = [(_fit_isotonic if is_isotonic else _fit_line, predicted[:, None])]
     if ridge is not None:
-        forms.append((_fit_line, np.stack([predicted, as_pair(ridge, measured)[0]], axis=1)))
+        both = np.stack([predicted, as_pair(ridge, measured)[0]], axis=1)
+        forms += [(_fit_line, both), (_take_ridge, both)]
     return _choose_form(forms, measured, sides, _draw_folds(unit_of_row, seed))
 
 
@@ -122,6 +125,8 @@ def cross_fit_calibration(
     sides = np.zeros(len(measured)) if bounds is None else as_pair(bounds, measured)[0]
     unit_of_row = np.arange(len(measured)) if units is None else units.unit_of_row
     columns = [predicted] if ridge is None else [predicted, as_pair(ridge, measured)[0]]
+    if is_ridge_alone(calibration) and calibration["ridge"] == 1:
+        return columns[-1]  # nothing of it was fitted on these rows
     fit: Fit = _fit_isotonic if calibration["kind"] == "isotonic" else _fit_line
     return _cross_fit(fit, np.stack(columns, axis=1), measured, sides, _draw_folds(unit_of_row, seed))
 
@@ -148,9 +153,11 @@ def _choose_form(
 def _why_impossible(predicted: FloatArray, sides: FloatArray, unit_of_row: NDArray[np.int64], noun: str) -> str | None:
     if problem := count_not_finite(predicted, "predictions"):
         return problem
-    num_units = len(np.unique(unit_of_row[sides == 0]))
+    num_rows, num_units = int((sides == 0).sum()), len(np.unique(unit_of_row[sides == 0]))
+    exact = " with exact labels" if sides.any() else ""
+    if num_rows < MIN_ROWS:
+        return f"{num_rows} rows{exact} are too few; {MIN_ROWS} are needed"
     if num_units < MIN_UNITS:
-        exact = " with exact labels" if sides.any() else ""
         return f"{num_units} {noun}{exact} are too few; {MIN_UNITS} are needed"
     if np.ptp(predicted[sides == 0]) == 0:
         return "all predictions are equal"
@@ -186,6 +193,11 @@ def _fit_line(columns: FloatArray, measured: FloatArray, sides: FloatArray) -> d
         (weight,), intercept = _most_likely_weights(columns[:, [kept]], measured, sides)
         weights = np.where(np.arange(2) == kept, weight, 0.0)
     return {"kind": "line", "slope": float(weights[0]), "intercept": float(intercept), "ridge": float(weights[1])}
+
+
+def _take_ridge(columns: FloatArray, measured: FloatArray, sides: FloatArray) -> dict[str, Any]:
+    """The second predictor as it is: where it is right already, weights fitted on few rows only add noise."""
+    return {"kind": "line", "slope": 0.0, "intercept": 0.0, "ridge": 1.0}
 
 
 def _most_likely_weights(x: FloatArray, y: FloatArray, sides: FloatArray) -> tuple[FloatArray, float]:

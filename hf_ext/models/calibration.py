@@ -45,6 +45,11 @@ def stacks_ridge(calibration: Mapping[str, Any] | None) -> bool:
     return bool(calibration and calibration.get("ridge"))
 
 
+def is_ridge_alone(calibration: Mapping[str, Any] | None) -> bool:
+    """Whether the model's own head has no weight in what it predicts."""
+    return stacks_ridge(calibration) and calibration is not None and calibration["slope"] == 0
+
+
 def check_calibration(calibration: Any) -> None:
     """Refuses what `calibrate` could not apply, or what would turn the order of predictions around.
 

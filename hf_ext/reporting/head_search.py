@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from ..units import format_cell
+from ..units import format_cell, less_is_better, metric_name
 
 HEADERS = ["head", "dropout", "learning rate", "weight decay", "epochs", "weights", "error"]
 
@@ -14,6 +14,12 @@ HEADERS = ["head", "dropout", "learning rate", "weight decay", "epochs", "weight
 def head_name(settings: Mapping[str, Any]) -> str:
     """Such as `mlp 256-64`."""
     return f"{settings['form']} {'-'.join(map(str, settings['sizes']))}"
+
+
+def error_name(metric: str) -> str:
+    """What candidates were compared by: an error, or 1 less a metric of which more is better."""
+    name = metric_name(metric)
+    return name if less_is_better(metric) else f"1 - {name}"
 
 
 def candidate_rows(found: Mapping[str, Any]) -> list[list[str]]:

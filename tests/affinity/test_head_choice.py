@@ -16,7 +16,7 @@ from hf_ext.affinity.building import build_model
 from hf_ext.affinity.heads import candidates, choice
 from hf_ext.affinity.heads.choice import settle_head
 from hf_ext.affinity.predictor import AffinityPredictor
-from hf_ext.errors import ArgumentError
+from hf_ext.errors import ArgumentError, CheckpointError
 from hf_ext.training_args import FastTrainingArguments
 
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"
@@ -190,7 +190,71 @@ def test_small_sets_take_the_batch_of_the_command_where_a_search_follows():
 
 
 @pytest.mark.parametrize("form", ["product", "gated"])
-def test_forms_with_one_hidden_layer_want_one_width(form):
-    with pytest.raises(ArgumentError, match=f"--head {form} has one hidden layer.*--head_sizes 64"):
-        AffinityArguments(head=form)
-    assert AffinityArguments(head=form, head_sizes=[64]).head == form
+def test_forms_with_one_hidden_layer_have_one_width(form, demo_encoders):
+    def settled(explicit=(), **values):
+        args = AffinityArguments(head=form, encoders=[demo_encoders[1]], **values)
+        settle_head(args, FastTrainingArguments(output_dir="out"), explicit, [])
+        return args
+
+    assert settled().head_sizes == [64]
+    assert settled(head_sizes=[8], explicit={"head_sizes"}).head_sizes == [8]
+    with pytest.raises(ArgumentError, match="one hidden layer, so one size"):
+        build_model(settled(head_sizes=[8, 4], explicit={"head_sizes"}), ["antigen"])
+
+
+def test_auto_with_sizes_is_a_contradiction():
+    training = FastTrainingArguments(output_dir="out")
+    with pytest.raises(ArgumentError, match="--head auto chooses the sizes: leave --head_sizes out"):
+        settle_head(AffinityArguments(head_sizes=[8]), training, {"head", "head_sizes"}, [])
+    args = AffinityArguments(head_sizes=[8])
+    settle_head(args, training, {"head_sizes"}, [])
+    assert args.head == "mlp"
+
+
+def test_a_run_too_short_to_compare_heads_is_said_to_be(train, tmp_path):
+    assert "head_search" not in train(tmp_path, "--max_steps 2 --num_train_epochs 1")
+    assert "--max_steps 2 is too short to tell heads apart" in (tmp_path / "run.log").read_text()
+
+
+def test_a_run_that_is_refused_leaves_the_search_of_the_finished_one(searched, train, root, monkeypatch):
+    _, folder = searched
+    copy = root / "refused"
+    shutil.copytree(folder, copy)
+    before = (copy / choice.FILE).read_bytes()
+    monkeypatch.setattr(choice, "search_head", None)  # nothing is searched again
+    with pytest.raises(CheckpointError, match="learning_rate"):
+        train(copy, "--learning_rate 0.0123")
+    assert (copy / choice.FILE).read_bytes() == before
+    train(copy, "--learning_rate 0.0123 --allow_changed learning_rate")
+    assert (copy / choice.FILE).read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("sizes", [-5]),
+        ("sizes", "64"),
+        ("learning_rate", "fast"),
+        ("learning_rate", float("nan")),
+        ("epochs", 0),
+        ("epochs", "3"),
+        ("form", "bogus"),
+        ("dropout", 1.0),
+        ("sizes", [8]),  # sound, but none of those that were tried
+    ],
+)
+def test_damaged_choices_are_searched_again(searched, name, value, tmp_path):
+    _, folder = searched
+    stored = json.loads((folder / choice.FILE).read_text())
+    file = tmp_path / choice.FILE
+    file.write_text(json.dumps(stored))
+    assert choice._read(file, stored["facts"], {}) == stored["found"]
+    stored["found"]["chosen"][name] = value
+    file.write_text(json.dumps(stored))
+    assert choice._read(file, stored["facts"], {}) is None
+
+
+def test_a_folder_in_the_way_of_the_search_is_named(train, tmp_path):
+    (tmp_path / choice.FILE).mkdir()
+    with pytest.raises(ArgumentError, match="is no file: move it away"):
+        train(tmp_path)

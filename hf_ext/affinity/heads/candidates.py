@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from itertools import pairwise
 from typing import Any
+
+from ...models.head import HEADS
 
 RATE_STEP = 10**0.5
 EPOCH_STEP = 3
@@ -50,8 +52,26 @@ class HeadSettings:
         return {**asdict(self), "sizes": list(self.sizes)}
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> HeadSettings:
-        return cls(**{**values, "sizes": tuple(values["sizes"])})
+    def from_dict(cls, values: Mapping[str, Any]) -> HeadSettings:
+        """What `to_dict` gave; further entries are left out.
+
+        Raises:
+            ValueError: an entry is missing or is no such setting.
+        """
+        if not isinstance(values, Mapping) or any(one.name not in values for one in fields(cls)):
+            raise ValueError(f"{values!r}: no settings of a head")
+        found = cls(**{one.name: values[one.name] for one in fields(cls)})
+        numbers = (found.dropout, found.learning_rate, found.weight_decay, found.epochs)
+        are_numbers = all(isinstance(n, int | float) and math.isfinite(n) and n >= 0 for n in numbers)
+        are_sizes = isinstance(found.sizes, list | tuple) and all(type(n) is int and n > 0 for n in found.sizes)
+        has_form = found.form == HEADS[0] or (found.form in HEADS and are_sizes and len(found.sizes) == 1)
+        if (
+            not (are_numbers and are_sizes and has_form)
+            or found.dropout >= 1
+            or 0 in (found.learning_rate, found.epochs)
+        ):
+            raise ValueError(f"{values!r}: no settings of a head")
+        return replace(found, sizes=tuple(found.sizes))
 
     def num_weights(self, widths: Sequence[int]) -> int:
         """Weights of its matrices on embeddings of these widths."""

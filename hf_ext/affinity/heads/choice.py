@@ -14,21 +14,23 @@ from accelerate.utils import broadcast_object_list
 from transformers import set_seed
 
 from ...data.fingerprint import fingerprint
+from ...errors import ArgumentError
 from ...models.configuration import AffinityConfig
 from ...parser import FastArgumentParser
-from ...reporting.head_search import HEADERS, candidate_rows, head_name
+from ...reporting.head_search import HEADERS, candidate_rows, error_name, head_name
 from ...reporting.run_record import write_json
 from ...reporting.tables import format_table
 from ...speedups.batch_size import cached_batch_size
 from ...training_args import FastTrainingArguments
-from ...units import format_cell, metric_name, seconds
+from ...units import format_cell, seconds
 from ..arguments import AffinityArguments, Head
-from .candidates import HeadSettings
+from .candidates import MIN_STEPS, HeadSettings
 from .rows import make_folds, read_rows
 from .run_settings import PLAIN, make_recipe, make_start, metric_of
 from .search import HeadSearch, find_budget, search_head
 
 AUTO: Head = "auto"
+ONE_LAYER, ONE_LAYER_SIZE = ("product", "gated"), 64
 FILE = "head_search.json"
 MAX_FEATURE_BYTES = 2**30  # of training rows; the search sees a sample of more
 # What the user may have set -> what the search then leaves alone.
@@ -64,9 +66,18 @@ def settle_head(args: AffinityArguments, training: FastTrainingArguments, explic
         args, training: as parsed; changed in place.
         explicit: names of the arguments that the user set.
         rows: of training.
+
+    Raises:
+        ArgumentError: `--head auto` with sizes.
     """
+    if args.head in ONE_LAYER and "head_sizes" not in explicit:
+        args.head_sizes = [ONE_LAYER_SIZE]
     if args.head != AUTO:
         return
+    if "head_sizes" in explicit and "head" in explicit:
+        raise ArgumentError(
+            "--head auto chooses the sizes: leave --head_sizes out, or give --head mlp (product, gated) with it."
+        )
     if "head_sizes" in explicit:
         args.head = PLAIN
     elif args.init_head_from:
@@ -98,7 +109,9 @@ def choose_head(
 ) -> dict[str, Any] | None:
     """Searches a head for `trainer.model`, and gives model and arguments what it found; None where there is no search.
 
-    The search is kept in `output_dir/head_search.json`: the same command goes on with the same head.
+    The search is kept in `output_dir/head_search.json`: the same command goes on with the same head. Where there are
+    checkpoints to go on from, none is made anew: other settings of the user take effect on the head that was found, and
+    training refuses those that contradict the checkpoint.
 
     Args:
         trainer: before training. Called by all processes.
@@ -111,21 +124,29 @@ def choose_head(
     Returns:
         JSON-able: `chosen`, `tried`, `metric`, `num_folds`, `num_held_out`, `ridge_error`, `seconds`.
 
+    Raises:
+        ArgumentError: something that is no file is in the way of the search's.
+
     Cost: less than a run with --head mlp; embeddings are looked up in the cache, which training then finds filled.
     """
     if args.head != AUTO:
         return None
-    reason = _why_not(trainer, splits)
+    reason = _why_not(trainer, splits, parser.explicit)
     if reason is not None:
         sizes = "-".join(map(str, args.head_sizes))
         logger.info("Head: mlp %s. A search for a better one is made on cached embeddings, and %s.", sizes, reason)
         return None
     fixed = {FIXED[name] for name in parser.explicit & FIXED.keys()}
-    facts = _describe(trainer, args, splits, fixed)
+    start, facts = make_start(trainer.args, args), _describe(trainer, args, splits, fixed)
     file = Path(trainer.args.output_dir) / FILE
-    stored: list[Any] = [_read(file, facts) if trainer.is_world_process_zero() else None]
+    if file.exists() and not file.is_file():
+        raise ArgumentError(f"{file} is no file: move it away, the search for a head is kept there.")
+    kept = None
+    if trainer.is_world_process_zero() and training.resume != "no":
+        kept = _read(file, facts, {name: getattr(start, name) for name in fixed})
+    stored: list[Any] = [kept]
     broadcast_object_list(stored)
-    if stored[0] is None or training.resume == "no":
+    if stored[0] is None:
         stored = [_search(trainer, args, splits, fixed, units)]
         broadcast_object_list(stored)  # processors may round differently
         if trainer.is_world_process_zero():
@@ -138,24 +159,26 @@ def choose_head(
 
 def describe_choice(found: Mapping[str, Any]) -> str:
     """What the log says of a search: its winner, and all candidates, the best first."""
-    metric, ridge = metric_name(found["metric"]), found["ridge_error"]
+    ridge = found["ridge_error"]
     chosen = HeadSettings.from_dict(found["chosen"])
     text = (
         f"Head: {head_name(found['chosen'])}, dropout {chosen.dropout:g}, learning rate {chosen.learning_rate:g}, "
-        f"weight decay {chosen.weight_decay:g}, {chosen.epochs:g} epochs. Chosen among {len(found['tried'])} by their "
-        f"error ({metric}) on {found['num_held_out']:,} rows that they were not trained on, in "
+        f"weight decay {chosen.weight_decay:g}, {chosen.epochs:g} epochs. Chosen among {len(found['tried'])} by "
+        f"{error_name(found['metric'])} on {found['num_held_out']:,} rows that they were not trained on, in "
         f"{seconds(found['seconds'])}; a ridge on the same embeddings has {format_cell(ridge)} there. "
         "--head mlp takes the large perceptron."
     )
     return f"{text}\n{format_table(candidate_rows(found), HEADERS)}"
 
 
-def _why_not(trainer: Any, splits: Mapping[str, Any]) -> str | None:
+def _why_not(trainer: Any, splits: Mapping[str, Any], explicit: Collection[str]) -> str | None:
     model, cache = trainer.model, trainer.plan["embedding_cache"]
     if len(model.frozen_inputs) < len(model.embedding_sizes):
         return "here encoders train"
     if not all(hasattr(splits[name], "__len__") for name in ("train", "validation")):
         return "here rows are a stream"
+    if "max_steps" in explicit and 0 < trainer.args.max_steps < MIN_STEPS:
+        return f"--max_steps {trainer.args.max_steps} is too short to tell heads apart"
     return None if cache.status == "applied" else f"the cache is {cache.status} ({cache.reason})"
 
 
@@ -201,15 +224,22 @@ def _describe(
     return json.loads(json.dumps(facts, default=str))
 
 
-def _read(file: Path, facts: Mapping[str, Any]) -> dict[str, Any] | None:
+def _read(file: Path, facts: Mapping[str, Any], fixed: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What an earlier search of the same facts found; of other facts where checkpoints are to go on, with `fixed`."""
     try:
         stored = json.loads(file.read_text())
-        if stored["facts"] == facts:
-            HeadSettings.from_dict(stored["found"]["chosen"])
-            return stored["found"]
+        found = stored["found"]
+        chosen = HeadSettings.from_dict(found["chosen"])
+        tried = [HeadSettings.from_dict(one) for one in found["tried"]]
+        is_same = stored["facts"] == facts
     except (OSError, ValueError, KeyError, TypeError):
-        pass
-    return None
+        return None
+    if not any(replace(one, epochs=chosen.epochs) == chosen for one in tried):
+        return None
+    if is_same:
+        return found
+    has_checkpoints = any(any(file.parent.glob(f"{part}checkpoint-*")) for part in ("", "seed-*/"))
+    return {**found, "chosen": replace(chosen, **fixed).to_dict()} if has_checkpoints else None
 
 
 def _apply(chosen: HeadSettings, trainer: Any, args: AffinityArguments, training: FastTrainingArguments) -> None:
