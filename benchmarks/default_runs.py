@@ -74,10 +74,11 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[*SETS])
     parser.add_argument("--heads", nargs="*", default=["auto", "mlp"])
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--output", type=Path, default=RESULT)
     parser.add_argument("--limit_s", type=float, default=float("inf"))
     folders = parser.parse_args()
     began = time.perf_counter()
-    done = json.loads(RESULT.read_text())["runs"] if RESULT.exists() else []
+    done = json.loads(folders.output.read_text())["runs"] if folders.output.exists() else []
     for seed in range(folders.seeds):
         for name in folders.only:
             for head in folders.heads if seed == 0 else folders.heads[:1]:
@@ -85,7 +86,7 @@ def main() -> None:
                 if known or time.perf_counter() - began > folders.limit_s:
                     continue
                 done.append(run_once(name, seed, head, folders))
-                RESULT.write_text(json.dumps({"runs": done}, indent=1) + "\n")
+                folders.output.write_text(json.dumps({"runs": done}, indent=1) + "\n")
                 scores = done[-1]["scores"]["model"]
                 print(
                     name, seed, head, *(f"{m} {scores[m]['value']:.3f}" for m in METRICS), f"{done[-1]['cpu_s']:.0f} s"

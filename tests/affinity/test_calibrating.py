@@ -157,8 +157,12 @@ def test_a_ridge_that_knows_more_than_the_model_is_stacked_and_saved_with_it(mak
     assert facts["calibration"]["ridge"] > 0.9
     assert facts["rmse_after"] == pytest.approx(facts["rmse_ridge"], rel=0.1)
     assert facts["rmse_after"] < 0.5 * facts["rmse_constant"]
-    assert " x a ridge on its embeddings, fitted on 40 validation rows" in describe_calibration(facts)[0]
+    first, second = describe_calibration(facts)[:2]
+    assert "by taking 1 x a ridge on the embeddings alone, chosen on 40 validation rows" in first
+    assert second.startswith("ALARM: the head adds nothing to a ridge on the same embeddings")
     scored = score_split(trainer, splits, "test", None, None)
+    assert scored.verdict.text.startswith("No better than ridge on embeddings: the head has no part")
+    assert scored.verdict.is_better is False
     np.testing.assert_allclose(scored.predictions, predict(trainer, splits["test"]), atol=1e-3)
     assert scored.scores["model"]["rmse"]["value"] < 1.1 * scored.scores["ridge on embeddings"]["rmse"]["value"]
     folder = tmp_path / "model"

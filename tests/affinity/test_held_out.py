@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hf_ext.affinity.held_out import describe_units, find_units
+from hf_ext.affinity.held_out import describe_units, find_lone_value, find_units
 from hf_ext.data.arguments import DataArguments
 from hf_ext.data.loading import load_data
 from hf_ext.errors import ArgumentError, DataError
@@ -37,9 +37,13 @@ def path(tmp_path) -> str:
     return str(file)
 
 
-def found(path: str, *split: Any, **settings: Any) -> tuple[ResamplingUnits | None, Any]:
+def settled(path: str, **settings: Any) -> tuple[DataArguments, Any]:
     args = DataArguments(dataset_name=path, sequence_columns=["heavy", "antigen"], **settings)
-    splits = load_data(args, output_dir=None, seed=0).splits
+    return args, load_data(args, output_dir=None, seed=0).splits
+
+
+def found(path: str, *split: Any, **settings: Any) -> tuple[ResamplingUnits | None, Any]:
+    args, splits = settled(path, **settings)
     return find_units(args, splits, *split), splits
 
 
@@ -69,7 +73,7 @@ def test_a_split_by_cluster_is_resampled_by_cluster(path):
     units, splits = found(path, split="cluster", cluster_column="heavy", split_sizes=[0.6, 0.1, 0.3])
     assert units is not None
     assert (units.column, units.num_units) == ("cluster", len(set(splits["test"]["heavy"])))
-    assert "split_cluster" not in splits["train"].column_names
+    assert len(set(splits["train"]["split_cluster"])) == len(set(splits["train"]["heavy"]))
     validation = splits["validation"]
     assert len({*zip(validation["heavy"], validation["split_cluster"])}) == len(set(validation["heavy"])) == 2
     assert not set(validation["split_cluster"]) & set(splits["test"]["split_cluster"])
@@ -136,3 +140,14 @@ def test_one_clone_held_out_for_validation_is_one_unit_of_folds_and_none_of_inte
     assert units.num_units == 1
     with pytest.raises(ArgumentError, match="--interval_by clone: all 12 validation rows have the same value"):
         found(path, "validation", 2, split_column="part", interval_by="clone")
+
+
+def test_one_held_out_value_in_test_is_found_and_several_or_a_known_one_are_not(path):
+    args, splits = settled(path, split="group:clone", split_sizes=[0.5, 0.2, 0.3])
+    several = set(splits["test"]["clone"])
+    assert len(several) > 1
+    assert find_lone_value(args, splits) is None
+    one = splits["test"].filter(lambda row: row["clone"] == min(several))
+    assert find_lone_value(args, {**splits, "test": one}) == "clone"
+    args, splits = settled(path, split="random", split_sizes=[0.6, 0.1, 0.3])
+    assert find_lone_value(args, splits) is None

@@ -7,6 +7,7 @@ import pytest
 from datasets import Dataset, concatenate_datasets
 
 from hf_ext.affinity import baselines as affinity_baselines
+from hf_ext.affinity import scoring
 from hf_ext.affinity.baselines import fit_baselines
 from hf_ext.affinity.scoring import score_split
 from hf_ext.evaluation.resampling import ResamplingUnits
@@ -190,3 +191,16 @@ def test_sequences_without_a_single_varying_3_mer_have_no_sequence_ridge(make_tr
     one = {name: shorten(rows) for name, rows in splits.items()}
     fitted = fit_baselines(make_trainer(), one, "test", None)
     assert [*fitted.predictions] == ["training mean", "ridge on embeddings"]
+
+
+def test_a_verdict_on_one_held_out_value_claims_nothing_about_others(make_trainer, splits, monkeypatch):
+    trainer, labels = make_trainer(), np.asarray(splits["test"]["label"][:])
+    told = (None, labels + 0.01, labels)  # a model that knows the labels
+    monkeypatch.setattr(scoring, "_predict", lambda trainer, rows: told)
+    plain, alone = (score_split(trainer, splits, "test", None, None, lone_value=value) for value in (None, "clone"))
+    assert plain.verdict.outcome == "better"
+    assert alone.verdict.outcome == "undecided"
+    assert alone.verdict.is_better is None
+    start = f"All {len(labels):,} test rows share one value of clone, which training has not: nothing is claimed about"
+    assert alone.verdict.text.startswith(start)
+    assert alone.verdict.text.endswith(plain.verdict.text)

@@ -22,7 +22,7 @@ def spread_too_far(num=200, slope=3.0, noise=0.5, seed=0):
 
 
 def test_a_line_is_the_least_squares_line() -> None:
-    found = fit_calibration([0.0, 1.0, 2.0, 3.0] * 3, [1.0, 1.5, 2.0, 2.5] * 3).calibration
+    found = fit_calibration([0.0, 1.0, 2.0, 3.0] * 8, [1.0, 1.5, 2.0, 2.5] * 8).calibration
     assert found == pytest.approx({"kind": "line", "slope": 0.5, "intercept": 1.0})
 
 
@@ -34,6 +34,20 @@ def test_predictions_that_spread_too_far_have_a_lower_error_on_further_rows_and_
     assert after < 0.1 * before
     assert fitted.rmse_after == pytest.approx(after, rel=0.2)  # cross-fitted: what further rows have
     assert spearman(mended, labels).value == spearman(predicted, labels).value
+
+
+def test_a_ridge_that_is_right_is_taken_as_it_is_where_weights_fitted_on_few_rows_only_add_noise() -> None:
+    generator = np.random.default_rng(5)
+    truth = generator.normal(8, 1, 40)
+    labels = truth + generator.normal(0, 0.3, 40)
+    fitted = fit_calibration(truth + generator.normal(0, 1.5, 40), labels, ridge=truth)
+    assert fitted.calibration == {"kind": "line", "slope": 0.0, "intercept": 0.0, "ridge": 1.0}
+    assert fitted.rmse_after == fitted.rmse_ridge  # nothing was fitted, so nothing is lost on further rows
+    np.testing.assert_array_equal(cross_fit_calibration(truth - 1, labels, fitted.calibration, ridge=truth), truth)
+    halves = truth[:, None] + generator.normal(0, 0.5, (40, 2))  # the innocent twin: both know something
+    both = fit_calibration(halves[:, 0], labels, ridge=halves[:, 1]).calibration
+    assert both["slope"] > 0.2
+    assert both["ridge"] > 0.2
 
 
 def test_what_is_calibrated_already_stays_as_it_is() -> None:
@@ -48,7 +62,7 @@ def test_what_is_calibrated_already_stays_as_it_is() -> None:
 @pytest.mark.parametrize(
     ("predicted", "labels", "reason"),
     [
-        (np.arange(9.0), np.arange(9.0), "9 rows are too few; 10 are needed"),
+        (np.arange(29.0), 2 * np.arange(29.0), "29 rows are too few; 30 are needed"),
         (np.full(50, 3.0), np.arange(50.0), "all predictions are equal"),
         (np.arange(50.0), -np.arange(50.0), "labels do not rise with predictions"),
         (np.where(np.arange(50) == 7, np.nan, np.arange(50.0)), np.arange(50.0), "1 of 50 predictions are NaN"),

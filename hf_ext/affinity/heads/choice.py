@@ -177,9 +177,11 @@ def _why_not(trainer: Any, splits: Mapping[str, Any], explicit: Collection[str])
         return "here encoders train"
     if not all(hasattr(splits[name], "__len__") for name in ("train", "validation")):
         return "here rows are a stream"
+    if cache.status != "applied":
+        return f"the cache is {cache.status} ({cache.reason})"
     if "max_steps" in explicit and 0 < trainer.args.max_steps < MIN_STEPS:
         return f"--max_steps {trainer.args.max_steps} is too short to tell heads apart"
-    return None if cache.status == "applied" else f"the cache is {cache.status} ({cache.reason})"
+    return None
 
 
 def _search(
