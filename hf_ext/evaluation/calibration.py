@@ -20,6 +20,7 @@ from .resampling import ResamplingUnits, check_units
 
 NUM_FOLDS = 10
 MIN_ROWS = 30  # with exact labels; two weights and an intercept fitted on fewer can be far off for new rows
+RIDGE_MARGIN = 1.01  # by which a ridge alone must be better than what is fitted
 MIN_UNITS = 10  # a fold each; fewer say little about rows that the fit has not seen
 MIN_ISOTONIC_ROWS = 1000  # below, the steps of an isotonic fit follow the noise of single rows
 
@@ -136,7 +137,9 @@ def _choose_form(
 ) -> FittedCalibration:
     """The form with the lowest cross-fitted error, fitted on all rows, if that error is below the one without."""
     errors = [rmse_at_limits(_cross_fit(fit, x, measured, sides, folds), measured, sides) for fit, x in forms]
-    best = int(np.argmin(errors))
+    # The penalty of the ridge was chosen on these rows, so its error is too low here: near it, a mixture is safer.
+    margins = [RIDGE_MARGIN if fit is _take_ridge else 1.0 for fit, _ in forms]
+    best = int(np.argmin(np.multiply(errors, margins)))
     fit, columns = forms[best]
     found = fit(columns, measured, sides)
     last = forms[-1][1]
