@@ -137,7 +137,7 @@ def choose_head(
         logger.info("Head: mlp %s. A search for a better one is made on cached embeddings, and %s.", sizes, reason)
         return None
     fixed = {FIXED[name] for name in parser.explicit & FIXED.keys()}
-    start, facts = make_start(trainer.args, args), _describe(trainer, args, splits, fixed)
+    start, facts = make_start(trainer.args, args), _describe(trainer, args, splits, fixed, units)
     file = Path(trainer.args.output_dir) / FILE
     if file.exists() and not file.is_file():
         raise ArgumentError(f"{file} is no file: move it away, the search for a head is kept there.")
@@ -210,7 +210,7 @@ def _plain(found: HeadSearch) -> dict[str, Any]:
 
 
 def _describe(
-    trainer: Any, args: AffinityArguments, splits: Mapping[str, Any], fixed: Collection[str]
+    trainer: Any, args: AffinityArguments, splits: Mapping[str, Any], fixed: Collection[str], units: Units
 ) -> dict[str, Any]:
     """What decides the outcome of a search: where it is the same, the search is not made again."""
     recipe = asdict(make_recipe(trainer, args, 0.0, 1.0))
@@ -221,6 +221,7 @@ def _describe(
         "recipe": {**recipe, "scheduler": str(recipe["scheduler"])},
         "metric": metric_of(trainer.args),
         "embeddings": {name: trainer.embedding_key(name) for name in trainer.model.embedding_sizes},
+        "num_units": None if units is None else [len(set(values)) for values in units],
         "rows": {name: fingerprint(splits[name]) for name in ("train", "validation")},
     }
     return json.loads(json.dumps(facts, default=str))
