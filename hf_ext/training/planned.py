@@ -86,6 +86,8 @@ class PlannedRun:
             return
         try:
             self.plan.save(args.output_dir)
+        except FileNotFoundError:  # its draft was taken away: neither of two runs holds the folder yet
+            logger.warning("plan.json is not written: another run began in %s at the same moment.", args.output_dir)
         except OSError as error:
             if not is_disk_failure(error):
                 raise

@@ -1,7 +1,9 @@
 """Two runs that are given one folder: one is refused, and the other ends as if it had been alone."""
 
 import os
+import sys
 import time
+import traceback
 from pathlib import Path
 
 import pytest
@@ -59,7 +61,10 @@ def start(folder: Path, seed: int, flag: Path, at: int | str) -> int:
             status = 0
         except FolderError:
             status = REFUSED
+        except BaseException:
+            traceback.print_exc()  # this process never comes back to pytest
         finally:
+            sys.stderr.flush()
             os._exit(status)
     return pid
 
@@ -196,3 +201,21 @@ def test_a_lock_counts_as_a_small_file_in_a_budget(tmp_path):
     free = trainer._ext_parts.disk_space.other_bytes(trainer.model)
     with other_run(tmp_path / "run"):
         assert trainer._ext_parts.disk_space.other_bytes(trainer.model) == free
+
+
+def test_a_trainer_is_made_where_another_one_takes_its_draft_of_the_plan_away(tmp_path, monkeypatch, caplog):
+    replace = os.replace
+
+    def taken_away(source, target):
+        if Path(target).name == "plan.json":
+            os.unlink(source)  # as `replacing` of a run that begins at the same moment does
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", taken_away)
+    with caplog.at_level("WARNING"):
+        trainer = Maker(make_narrow_esm())(tmp_path / "run", seed=1, speedups=["all"])
+    assert "plan.json is not written: another run began in" in caplog.text
+    trainer.train()
+    monkeypatch.undo()
+    Maker(make_narrow_esm())(tmp_path / "other", seed=1, speedups=["all"])
+    assert (tmp_path / "other" / "plan.json").is_file()  # the innocent twin
