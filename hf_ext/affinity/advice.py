@@ -54,7 +54,7 @@ def _after_a_bad_verdict(test: SplitScores, settings: Mapping[str, Any], is_froz
     elif baseline in (None, CONSTANT):
         lines = [_find_what_is_wrong(test)]
     else:
-        lines = [_take_the_baseline(str(baseline), settings["head"] == "auto")]
+        lines = [_take_the_baseline(str(baseline), settings.get("head") == "auto")]
     if not is_frozen:
         lines.append(
             "Next: the same command with --tower_training frozen is quick, and says whether training the encoders is "

@@ -21,6 +21,7 @@ from hf_ext.affinity.predictor import AffinityPredictor
 from hf_ext.affinity.stacking import fit_ridge
 from hf_ext.data.demo import make_demo_table
 from hf_ext.errors import ArgumentError
+from hf_ext.evaluation import calibration
 from hf_ext.evaluation.conformal import conformal_half_widths
 from hf_ext.evaluation.resampling import ResamplingUnits
 from hf_ext.hub import push_folder
@@ -74,8 +75,9 @@ def test_without_calibration_they_are_quantiles_of_the_residuals(make):
     assert trainer.model.config.prediction_intervals == stored == json.loads(json.dumps(stored))
 
 
-def test_calibrated_residuals_are_of_fits_that_did_not_see_the_row(make):
+def test_calibrated_residuals_are_of_fits_that_did_not_see_the_row(make, monkeypatch):
     """Twelve rows and a line: the broken twin, residuals of the fit on all of them, is narrower."""
+    monkeypatch.setattr(calibration, "MIN_ROWS", 10)  # few, to show the difference
     trainer, rows = make(num_rows=12)
     calibrate(trainer, "line", rows)
     assert trainer.model.config.calibration is not None

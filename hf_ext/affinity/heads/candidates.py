@@ -65,11 +65,8 @@ class HeadSettings:
         are_numbers = all(isinstance(n, int | float) and math.isfinite(n) and n >= 0 for n in numbers)
         are_sizes = isinstance(found.sizes, list | tuple) and all(type(n) is int and n > 0 for n in found.sizes)
         has_form = found.form == HEADS[0] or (found.form in HEADS and are_sizes and len(found.sizes) == 1)
-        if (
-            not (are_numbers and are_sizes and has_form)
-            or found.dropout >= 1
-            or 0 in (found.learning_rate, found.epochs)
-        ):
+        is_trained = are_numbers and found.dropout < 1 and found.epochs > 0
+        if not (is_trained and are_sizes and has_form):
             raise ValueError(f"{values!r}: no settings of a head")
         return replace(found, sizes=tuple(found.sizes))
 

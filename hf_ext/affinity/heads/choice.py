@@ -179,6 +179,8 @@ def _why_not(trainer: Any, splits: Mapping[str, Any], explicit: Collection[str])
         return "here rows are a stream"
     if cache.status != "applied":
         return f"the cache is {cache.status} ({cache.reason})"
+    if trainer.args.max_steps <= 0 and trainer.args.num_train_epochs <= 0:
+        return "no epoch is asked for"  # training says how to ask for some
     if "max_steps" in explicit and 0 < trainer.args.max_steps < MIN_STEPS:
         return f"--max_steps {trainer.args.max_steps} is too short to tell heads apart"
     return None
