@@ -1,6 +1,6 @@
 """Train an affinity or property model: encoders, a head, scores with intervals, a folder to share.
 
-    accelerate launch --quiet recipes/max_speed.py                        # generated demo data, under a minute
+    accelerate launch --quiet recipes/max_speed.py                        # generated demo data, about a minute
     accelerate launch --quiet recipes/max_speed.py --config recipes/configs/gb1.yaml  # your data: copy and edit one
 
 Frozen encoders are run once per distinct sequence; the head trains from the cache. `--use_peft` turns the same command
