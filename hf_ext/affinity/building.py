@@ -18,6 +18,7 @@ from ..errors import ArgumentError
 from ..models.affinity import AffinityModel
 from ..models.configuration import AffinityConfig, EncoderSpec, Pooling, TowerSpec, Training
 from ..models.encoders import load_tokenizer, read_encoder
+from ..models.head import ONE_LAYER
 from ..models.lora import LoraSettings
 from ..tasks import learned_positions
 from .arguments import AffinityArguments
@@ -89,7 +90,7 @@ def build_model(
 def model_settings(args: AffinityArguments) -> dict[str, Any]:
     """What `AffinityConfig` takes besides encoders and towers."""
     names = [name for name in (*HEAD_SETTINGS, "save_full") if name != "head_form"]
-    form = args.head if args.head in ("product", "gated") else None
+    form = args.head if args.head in ONE_LAYER else None
     return {**{name: getattr(args, name) for name in names}, "head_form": form, "ensemble_size": args.num_seeds}
 
 

@@ -10,7 +10,7 @@ from transformers import PretrainedConfig
 from ..argument_checks import ABOVE_ZERO, COUNT, FINITE, SHARE_BELOW_ONE, WIDTH, check_ranges
 from ..errors import ArgumentError
 from .calibration import check_calibration
-from .head import HEADS
+from .head import HEADS, ONE_LAYER
 from .losses import LOSSES
 from .pooling import POOLINGS
 from .prediction_intervals import check_prediction_intervals
@@ -131,7 +131,7 @@ class AffinityConfig(PretrainedConfig):
 def _check_head(form: str | None, sizes: list) -> None:
     if form not in (None, *HEADS):
         raise ArgumentError(f"head_form={form!r}: allowed are {', '.join(HEADS)}.")
-    if form in ("product", "gated") and len(sizes) != 1:
+    if form in ONE_LAYER and len(sizes) != 1:
         raise ArgumentError(f"head_form={form!r} with head_sizes={sizes}: it has one hidden layer, so one size.")
 
 

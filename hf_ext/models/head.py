@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 HEADS = ("mlp", "product", "gated")
+ONE_LAYER = ("product", "gated")  # of these one hidden layer, so one size
 
 
 class RegressionHead(nn.Module):

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from itertools import pairwise
 from typing import Any
 
-from ...models.head import HEADS
+from ...models.head import HEADS, ONE_LAYER
 
 RATE_STEP = 10**0.5
 EPOCH_STEP = 3
@@ -64,7 +64,7 @@ class HeadSettings:
         numbers = (found.dropout, found.learning_rate, found.weight_decay, found.epochs)
         are_numbers = all(isinstance(n, int | float) and math.isfinite(n) and n >= 0 for n in numbers)
         are_sizes = isinstance(found.sizes, list | tuple) and all(type(n) is int and n > 0 for n in found.sizes)
-        has_form = found.form == HEADS[0] or (found.form in HEADS and are_sizes and len(found.sizes) == 1)
+        has_form = found.form == HEADS[0] or (found.form in ONE_LAYER and are_sizes and len(found.sizes) == 1)
         is_trained = are_numbers and found.dropout < 1 and found.epochs > 0
         if not (is_trained and are_sizes and has_form):
             raise ValueError(f"{values!r}: no settings of a head")

@@ -16,6 +16,7 @@ from transformers import set_seed
 from ...data.fingerprint import fingerprint
 from ...errors import ArgumentError
 from ...models.configuration import AffinityConfig
+from ...models.head import ONE_LAYER
 from ...parser import FastArgumentParser
 from ...reporting.head_search import HEADERS, candidate_rows, error_name, head_name
 from ...reporting.run_record import write_json
@@ -30,7 +31,7 @@ from .run_settings import PLAIN, make_recipe, make_start, metric_of
 from .search import HeadSearch, find_budget, search_head
 
 AUTO: Head = "auto"
-ONE_LAYER, ONE_LAYER_SIZE = ("product", "gated"), 64
+ONE_LAYER_SIZE = 64
 FILE = "head_search.json"
 MAX_FEATURE_BYTES = 2**30  # of training rows; the search sees a sample of more
 # What the user may have set -> what the search then leaves alone.
@@ -198,8 +199,8 @@ def _search(
         units = None if units is None else ([units[0][i] for i in chosen], units[1])
     train, validation = read_rows(trainer, rows)
     recipe = make_recipe(trainer, args, float(train.labels.mean()), float(train.labels.std()) or 1.0)
-    planned = cached_batch_size(len(train), 1024)
-    budget = find_budget(replace(recipe, rows_per_step=min(planned, recipe.rows_per_step)), len(train))
+    planned = cached_batch_size(len(train), recipe.rows_per_step)  # what the plan would take for the large head
+    budget = find_budget(replace(recipe, rows_per_step=planned), len(train))
     start = make_start(trainer.args, args)
     folds = make_folds(train, validation, units, trainer.args.seed)
     is_quiet = trainer.args.disable_tqdm or not trainer.is_world_process_zero()
