@@ -29,7 +29,7 @@ SETS = {
     "gb1": "gb1.csv.gz --label_column target --split_column split",
     "stability": "stability.csv.gz --label_column label --split_column split",
     "omicron5k": f"{OMICRON} --split_column split_genotype",
-    "her2, clusters": f"her2.csv.gz {PAIRED} --split cluster",
+    "her2, heavy chains": f"her2.csv.gz {PAIRED} --split group:heavy",  # one cluster at any identity below 97 %
     "omicron5k, up to 6 against 8 mutations": f"{OMICRON} --split_column split_nmut",
     "omicron5k, antibodies": f"{OMICRON} --split group:antibody --split_sizes 0.5 0.25 0.25",
     "stability, clusters": "stability.csv.gz --label_column label --split cluster",
@@ -47,7 +47,9 @@ def run_once(name: str, seed: int, head: str, folders: argparse.Namespace) -> di
     command += ["--output_dir", str(out), "--embedding_cache_dir", str(folders.work / "cache"), "--head", head]
     command += ["--disable_tqdm", "true", "--resume", "no", "--data_seed", "42"]
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    done = subprocess.run(command, text=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)}\n{done.stderr.strip().splitlines()[-1]}")
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     results = json.loads((out / "all_results.json").read_text())
     return {

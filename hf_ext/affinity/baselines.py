@@ -105,10 +105,13 @@ def fit_baselines(
 
 def sample_rows(rows: Any, seed: int, num_rows: int | None = None) -> Any:
     """At most `num_rows` of a map-style split, drawn by `seed`, in their order; None: as many as a ridge sees."""
-    num_rows = RIDGE_ROWS if num_rows is None else num_rows
-    if len(rows) <= num_rows:
-        return rows
-    return rows.select(np.sort(np.random.default_rng(seed).permutation(len(rows))[:num_rows]))
+    chosen = draw_rows(len(rows), seed, RIDGE_ROWS if num_rows is None else num_rows)
+    return rows if len(chosen) == len(rows) else rows.select(chosen)
+
+
+def draw_rows(num_rows: int, seed: int, most: int) -> NDArray[np.int64]:
+    """At most `most` numbers below `num_rows`, drawn by `seed`, rising."""
+    return np.sort(np.random.default_rng(seed).permutation(num_rows)[:most])
 
 
 def sequence_columns(trainer: Any) -> list[str]:

@@ -159,9 +159,9 @@ def _why_impossible(predicted: FloatArray, sides: FloatArray, unit_of_row: NDArr
     num_rows, num_units = int((sides == 0).sum()), len(np.unique(unit_of_row[sides == 0]))
     exact = " with exact labels" if sides.any() else ""
     if num_rows < MIN_ROWS:
-        return f"{num_rows} rows{exact} are too few; {MIN_ROWS} are needed"
+        return f"fewer than {MIN_ROWS} rows{exact} ({num_rows})"
     if num_units < MIN_UNITS:
-        return f"{num_units} {noun}{exact} are too few; {MIN_UNITS} are needed"
+        return f"fewer than {MIN_UNITS} {noun}{exact} ({num_units})"
     if np.ptp(predicted[sides == 0]) == 0:
         return "all predictions are equal"
     return None

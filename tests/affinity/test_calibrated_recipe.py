@@ -145,5 +145,5 @@ def test_five_families_held_out_for_validation_calibrate_nothing_where_their_row
     record = results["calibration"]
     assert (record["interval_by"], record["num_units"], record["calibration"]) == ("family", 5, None)
     log = (folder / "run.log").read_text()
-    assert "Predictions are not calibrated: 5 values of family are too few; 10 are needed." in log
+    assert "Predictions are not calibrated: fewer than 10 values of family (5)." in log
     assert run(LINE)[0]["calibration"]["calibration"] is not None

@@ -263,8 +263,8 @@ def test_too_few_antibodies_calibrate_nothing_and_are_no_alarm(make):
     facts = calibrate_model(trainer, "line", grouped, units=units)
     assert (facts["calibration"], facts["beats_constant"]) == (None, None)
     first, second = describe_calibration(facts)
-    assert first == "Predictions are not calibrated: 5 values of heavy are too few; 10 are needed."
-    assert second.startswith("The 5 values of heavy in the validation rows are too few, or too uneven, to show ")
+    assert first == "Predictions are not calibrated: fewer than 10 values of heavy (5)."
+    assert second.startswith("The values of heavy in the validation rows (5) are too few, or too uneven, to show ")
     with pytest.raises(DataError, match="units of 120 rows for 60 rows"):
         calibrate_model(trainer, "line", grouped.select(range(60)), units=units)
 

@@ -62,7 +62,7 @@ def test_what_is_calibrated_already_stays_as_it_is() -> None:
 @pytest.mark.parametrize(
     ("predicted", "labels", "reason"),
     [
-        (np.arange(29.0), 2 * np.arange(29.0), "29 rows are too few; 30 are needed"),
+        (np.arange(29.0), 2 * np.arange(29.0), "fewer than 30 rows (29)"),
         (np.full(50, 3.0), np.arange(50.0), "all predictions are equal"),
         (np.arange(50.0), -np.arange(50.0), "labels do not rise with predictions"),
         (np.where(np.arange(50) == 7, np.nan, np.arange(50.0)), np.arange(50.0), "1 of 50 predictions are NaN"),
@@ -88,7 +88,7 @@ def test_a_group_is_never_cut_in_two() -> None:
 def test_ten_groups_are_needed_however_many_rows_there_are() -> None:
     predicted, labels = spread_too_far()
     nine, ten = (ResamplingUnits.of("antibody", np.arange(200) % num) for num in (9, 10))
-    assert "9 values of antibody are too few" in fit_calibration(predicted, labels, units=nine).reason
+    assert "fewer than 10 values of antibody (9)" in fit_calibration(predicted, labels, units=nine).reason
     assert fit_calibration(predicted, labels, units=ten).calibration
 
 

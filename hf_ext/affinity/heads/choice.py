@@ -9,7 +9,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 from accelerate.utils import broadcast_object_list
 from transformers import set_seed
 
@@ -25,6 +24,7 @@ from ...speedups.batch_size import cached_batch_size
 from ...training_args import FastTrainingArguments
 from ...units import format_cell, seconds
 from ..arguments import AffinityArguments, Head
+from ..baselines import draw_rows
 from .candidates import MIN_STEPS, HeadSettings
 from .rows import make_folds, read_rows
 from .run_settings import PLAIN, make_recipe, make_start, metric_of
@@ -193,8 +193,8 @@ def _search(
     width = sum(trainer.model.embedding_sizes.values())
     rows = dict(splits)
     most = max(1, MAX_FEATURE_BYTES // (4 * width))
-    if len(rows["train"]) > most:
-        chosen = np.sort(np.random.default_rng(trainer.args.seed).permutation(len(rows["train"]))[:most])
+    chosen = draw_rows(len(rows["train"]), trainer.args.seed, most)
+    if len(chosen) < len(rows["train"]):
         rows["train"] = rows["train"].select(chosen)
         units = None if units is None else ([units[0][i] for i in chosen], units[1])
     train, validation = read_rows(trainer, rows)
