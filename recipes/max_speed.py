@@ -21,6 +21,7 @@ from hf_ext.affinity.arguments import AffinityArguments
 from hf_ext.affinity.building import build_collator, build_model, fill_in_demo, settle_training
 from hf_ext.affinity.calibrating import calibrate_model, describe_calibration
 from hf_ext.affinity.distilling import Distillation, compare_with_teacher, distill, format_distillation
+from hf_ext.affinity.embedding_ridge import EmbeddingRidge
 from hf_ext.affinity.ensemble import train_seeds
 from hf_ext.affinity.heads.choice import choose_head, describe_choice, settle_head
 from hf_ext.affinity.held_out import find_lone_value, find_units, held_out_values
@@ -37,7 +38,6 @@ from hf_ext.data.arguments import DataArguments
 from hf_ext.data.demo import make_demo_encoders
 from hf_ext.data.loading import LoadedData
 from hf_ext.errors import exit_on_errors
-from hf_ext.evaluation.baselines import RidgeBaseline
 from hf_ext.evaluation.resampling import ResamplingUnits
 from hf_ext.parser import FastArgumentParser
 from hf_ext.reporting.run_log import LOGGER, start_run_log
@@ -156,7 +156,7 @@ def report(
     trainer: FastTrainer,
     trained: Any,
     records: dict[str, Any],
-    ridge: RidgeBaseline | None,
+    ridge: EmbeddingRidge | None,
     data: LoadedData,
     distillation: Distillation | None,
     units: ResamplingUnits | None,

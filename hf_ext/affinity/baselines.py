@@ -17,7 +17,8 @@ from ..evaluation.baselines import ConstantBaseline, GroupMeanBaseline, RidgeBas
 from ..evaluation.nearest import NearestBaseline
 from ..evaluation.sequence_features import SequenceFeatures
 from ..evaluation.verdict import CONSTANT
-from .partners import Partner, find_partner, fit_by_partner
+from .embedding_ridge import EmbeddingRidge, fit_embedding_ridge
+from .partners import Partner, find_partner, fit_partner_ridges
 from .pretrained_towers import PretrainedTowers
 
 FloatArray = NDArray[np.float64]
@@ -59,7 +60,7 @@ class _Rows:
 
 
 def fit_baselines(
-    trainer: Any, splits: Any, name: str, group_column: str | None, ridge: RidgeBaseline | None = None
+    trainer: Any, splits: Any, name: str, group_column: str | None, ridge: EmbeddingRidge | None = None
 ) -> Baselines:
     """Fits on `splits["train"]` what needs no neural network, and predicts split `name` with it.
 
@@ -183,7 +184,10 @@ def _add_sequence_baselines(
         if of_main.num_features:
             matrices = [of_main.transform(sequences) for sequences in chosen]
             name = f"{of_main.name} ridge per {_partner_name(partner, columns)}"
-            predicted = _ridge_by_partner(partner, parts, matrices, pooled, standardize=False)
+            known = parts[:2]
+            labels, sequences = [part.labels for part in known], [part.sequences for part in known]
+            ridges = fit_partner_ridges(partner, matrices[:2], labels, sequences, standardize=False)
+            predicted = ridges.predict(matrices[2], parts[2].sequences, pooled)
             baselines.add(name, predicted, **rows, num_partners=partner.num_partners)
     _add_neighbours(baselines, features, parts, rows, seed)
 
@@ -211,7 +215,7 @@ def _add_embedding_ridges(
     parts: list[_Rows],
     columns: list[str],
     rows: dict[str, int],
-    ridge: RidgeBaseline | None,
+    ridge: EmbeddingRidge | None,
 ) -> None:
     """Ridge on the embeddings of frozen encoders, and of those that trained as they were before."""
     encode: Encode = trainer.encode_distinct
@@ -232,12 +236,13 @@ def _add_embedding_ridges(
     else:
         features = [pooled_features(trainer, part.split) for part in parts]
     if ridge is None:
-        ridge = RidgeBaseline().fit(features[0], parts[0].labels, features[1], parts[1].labels)
-    pooled = ridge.predict(features[2])
-    baselines.add(name, pooled, **rows, **ridge.summary())
-    partner = find_partner(parts[0].sequences)[0]
-    if partner is not None:
-        predicted = _ridge_by_partner(partner, parts, features, pooled, standardize=True)
+        known = parts[:2]
+        ridge = fit_embedding_ridge(features[:2], [part.labels for part in known], [part.sequences for part in known])
+    pooled = ridge.pooled.predict(features[2])
+    baselines.add(name, pooled, **rows, **ridge.pooled.summary())
+    if ridge.by_partner is not None:
+        partner, asked = ridge.by_partner.partner, parts[2].sequences
+        predicted = ridge.by_partner.predict(features[2], asked, pooled)
         baselines.add(
             f"{name} per {_partner_name(partner, columns)}", predicted, **rows, num_partners=partner.num_partners
         )
@@ -246,23 +251,6 @@ def _add_embedding_ridges(
 def _encode_as_before(encode: Encode, pretrained: PretrainedTowers) -> Encode:
     """Frozen towers through the cache, the others as they were published."""
     return lambda name, sequences: (pretrained.encode_distinct if name in pretrained.names else encode)(name, sequences)
-
-
-def _ridge_by_partner(
-    partner: Partner, parts: list[_Rows], features: list[np.ndarray], pooled: FloatArray, *, standardize: bool
-) -> FloatArray:
-    """A ridge for each partner; `pooled`, of all of them, where training or validation lack one."""
-
-    def fit(*chosen: list[int]) -> FloatArray:
-        train, validation, asked = (matrix[rows] for matrix, rows in zip(features, chosen))
-        varies = np.ptp(train, axis=0) > 0  # a partner's own embedding is the same in all its rows
-        varies |= not varies.any()
-        labels = [part.labels[rows] for part, rows in zip(parts, chosen)]
-        ridge = RidgeBaseline(standardize=standardize)
-        ridge.fit(train[:, varies], labels[0], validation[:, varies], labels[1])
-        return ridge.predict(asked[:, varies])
-
-    return fit_by_partner(partner, [part.sequences for part in parts], pooled, fit)
 
 
 def _partner_name(partner: Partner, columns: Sequence[str]) -> str:

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from ..evaluation.baselines import RidgeBaseline
 from ..evaluation.calibration import FittedCalibration, apply_calibration, fit_calibration
 from ..evaluation.limits import at_limits, rmse_at_limits
 from ..evaluation.paired import compare_paired
 from ..evaluation.resampling import ResamplingUnits, check_units, unit_facts
 from ..models.calibration import is_ridge_alone, stacks_ridge
+from ..models.stacked_ridge import StackedRidge
 from ..units import format_cell
-from .baselines import FloatArray, pooled_features
+from .baselines import FloatArray, pooled_features, sequence_columns
+from .embedding_ridge import EmbeddingRidge, Stack
 from .predictions import predict_labelled, read_bounds
 from .stacking import STACKING_LOSSES
 
@@ -45,7 +46,7 @@ class _Deciding:
 
 
 def calibrate_model(
-    trainer: Any, kind: str, rows: Any, *, ridge: RidgeBaseline | None = None, units: ResamplingUnits | None = None
+    trainer: Any, kind: str, rows: Any, *, ridge: EmbeddingRidge | None = None, units: ResamplingUnits | None = None
 ) -> dict[str, Any]:
     """Fits `trainer.model`'s calibration on `rows`, and gives it to the model.
 
@@ -86,13 +87,10 @@ def calibrate_model(
 
 
 def _fit(
-    trainer: Any, rows: Any, deciding: _Deciding, kind: str, ridge: RidgeBaseline | None
+    trainer: Any, rows: Any, deciding: _Deciding, kind: str, ridge: EmbeddingRidge | None
 ) -> tuple[FittedCalibration, FloatArray]:
     """Gives the model its calibration; returns it with the calibrated predictions."""
-    beside = None
-    if ridge is not None:
-        assert ridge.weights is not None  # it is fitted
-        beside = _weigh(trainer, rows, ridge.weights) + ridge.intercept
+    chosen, beside = (None, None) if ridge is None else _choose_ridge(trainer, rows, deciding, ridge)
     fitted = fit_calibration(
         deciding.predicted,
         deciding.labels,
@@ -103,12 +101,22 @@ def _fit(
         seed=trainer.args.seed,
     )
     found = fitted.calibration
-    if ridge is None or found is None or not stacks_ridge(found):
-        trainer.model.set_calibration(found)
-        return fitted, apply_calibration(deciding.predicted, found)
-    intercept = found["intercept"] + found["ridge"] * ridge.intercept  # the model holds weights alone
-    trainer.model.set_calibration({**found, "intercept": intercept}, torch.from_numpy(ridge.weights))
-    return fitted, apply_calibration(deciding.predicted, found, beside)
+    if chosen is not None and stacks_ridge(found):
+        found = {**found, **chosen.described}
+        fitted = replace(fitted, calibration=found)
+        trainer.model.set_calibration(found, chosen.ridge)
+        return fitted, apply_calibration(deciding.predicted, found, beside)
+    trainer.model.set_calibration(found)
+    return fitted, apply_calibration(deciding.predicted, found)
+
+
+def _choose_ridge(trainer: Any, rows: Any, deciding: _Deciding, ridge: EmbeddingRidge) -> tuple[Stack, FloatArray]:
+    """One for all rows or one for each partner, whichever has the lower error; and what it predicts, (n,)."""
+    features = pooled_features(trainer, rows)
+    stacks = ridge.stacks(trainer.model, sequence_columns(trainer), trainer.data_collator.columns)
+    predicted = [_predict_ridge(stack.ridge, features) for stack in stacks]
+    best = int(np.argmin([deciding.rmse(each) for each in predicted]))
+    return stacks[best], predicted[best]
 
 
 def _compare_constant(trainer: Any, deciding: _Deciding, predicted: FloatArray) -> dict[str, Any]:
@@ -128,9 +136,10 @@ def describe_calibration(facts: dict[str, Any]) -> list[str]:
     else:
         form = "an isotonic fit" if found["kind"] == "isotonic" else f"a line of slope {found['slope']:.3g}"
         if is_ridge_alone(found):
-            form = f"taking {found['ridge']:.3g} x a ridge on the embeddings alone, chosen"
+            form = f"taking {found['ridge']:.3g} x a ridge on the embeddings{_each(found)} alone, chosen"
         elif stacks_ridge(found):
-            form = f"{found['slope']:.3g} x the model + {found['ridge']:.3g} x a ridge on its embeddings, fitted"
+            ridge = f"{found['ridge']:.3g} x a ridge on its embeddings{_each(found)}"
+            form = f"{found['slope']:.3g} x the model + {ridge}, fitted"
         folds = f"cross-fitted by {facts['num_units']:,} values of {by}" if by else "cross-fitted"
         lines.append(
             f"Predictions are calibrated by {form} on {facts['num_rows']:,} validation rows: RMSE there "
@@ -155,17 +164,29 @@ def describe_calibration(facts: dict[str, Any]) -> list[str]:
     return lines
 
 
+def _each(calibration: Mapping[str, Any]) -> str:
+    """, one for each of 4 values of heavy,light; empty where one ridge serves all."""
+    if "partners" not in calibration:
+        return ""
+    partners = calibration["partners"]
+    return f", one for each of {partners['number']} values of {', '.join(partners['inputs'])}"
+
+
 def ridge_part(trainer: Any, rows: Any) -> np.ndarray | None:
-    """What the stacked ridge of a calibrated model adds to predictions for `rows`, before its weight; None without."""
+    """What the stacked ridge of a calibrated model predicts for `rows`, (n,), before its weight; None without.
+
+    Cost: with the embedding cache, a look-up.
+    """
     model = trainer.model
     if not stacks_ridge(model.config.calibration):
         return None
-    return _weigh(trainer, rows, model.ridge_weights.double().cpu().numpy())
+    return _predict_ridge(model.ridge, pooled_features(trainer, rows))
 
 
-def _weigh(trainer: Any, rows: Any, weights: FloatArray) -> FloatArray:
-    """(n,), without the intercept. Cost: with the embedding cache, a look-up."""
-    return pooled_features(trainer, rows).astype(np.float64) @ weights
+@torch.no_grad()
+def _predict_ridge(ridge: StackedRidge, features: np.ndarray) -> FloatArray:
+    """(n,) from (n, width) embeddings."""
+    return ridge(torch.from_numpy(features.astype(np.float64)).to(ridge.weights.device)).cpu().numpy()
 
 
 @contextmanager

@@ -1,18 +1,20 @@
-"""A model for each partner: where few antigens meet many antibodies, each antigen can have a baseline of its own."""
+"""A ridge for each partner: where few antigens meet many antibodies, each antigen can have weights of its own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..evaluation.baselines import RidgeBaseline
+
 FloatArray = NDArray[np.float64]
 Key = tuple[str, ...]
-# Rows of training, validation and the split that is asked about, of one partner -> predictions of the last.
-Fit = Callable[[list[int], list[int], list[int]], FloatArray]
+Columns = Sequence[Sequence[str]]  # sequences by column, then by row
 
 MAX_PARTNERS = 50  # a baseline for each: only where these are few,
 MIN_PARTNER_ROWS = 100  # and each has this many training rows on average
@@ -27,7 +29,7 @@ class Partner:
     num_partners: int
 
 
-def find_partner(sequences: Sequence[Sequence[str]]) -> tuple[Partner | None, str]:
+def find_partner(sequences: Columns) -> tuple[Partner | None, str]:
     """Chooses the columns whose values are few enough for a baseline each.
 
     All columns that vary but the one with the most values, or as many of them as possible, and of several such choices
@@ -60,25 +62,62 @@ def find_partner(sequences: Sequence[Sequence[str]]) -> tuple[Partner | None, st
     )
 
 
-def fit_by_partner(
-    partner: Partner, parts: Sequence[Sequence[Sequence[str]]], pooled: FloatArray, fit: Fit
-) -> FloatArray:
-    """Predictions of a baseline for each partner; `pooled`, of all partners, where training or validation lack one.
+@dataclass(frozen=True)
+class PartnerRidges:
+    """Ridge regressions by partner.
+
+    Attributes:
+        partner: what tells partners apart.
+        fitted: partner -> its ridge, of each that training and validation have.
+        examples: partner -> (d,), features of a row of it.
+    """
+
+    partner: Partner
+    fitted: dict[Key, RidgeBaseline]
+    examples: dict[Key, FloatArray]
+
+    def predict(self, features: NDArray[Any], sequences: Columns, pooled: FloatArray) -> FloatArray:
+        """(n,) from (n, d) features of rows with these sequences; `pooled`, (n,), where a partner has no ridge."""
+        predicted = pooled.copy()
+        for key, rows in _places(_keys(sequences, self.partner.columns)).items():
+            if key in self.fitted:
+                predicted[rows] = self.fitted[key].predict(features[rows])
+        return predicted
+
+
+def fit_partner_ridges(
+    partner: Partner,
+    features: Sequence[NDArray[Any]],
+    labels: Sequence[FloatArray],
+    sequences: Sequence[Columns],
+    *,
+    standardize: bool,
+) -> PartnerRidges:
+    """Fits a ridge for each partner that both have.
 
     Args:
         partner: from `find_partner`.
-        parts: sequences of training, validation and the asked split, each by column, then by row.
-        pooled: (n,) predictions of the asked rows.
-        fit: fits on some rows of the first, with others of the second, and predicts some of the third.
+        features, labels, sequences: of training and of validation: (n, d), (n,), and by column, then by row.
+        standardize: as in `RidgeBaseline`.
     """
-    predicted = pooled.copy()
-    places = [_places(_keys(sequences, partner.columns)) for sequences in parts]
-    for key in places[2].keys() & places[0].keys() & places[1].keys():
-        predicted[places[2][key]] = fit(*(place[key] for place in places))
-    return predicted
+    places = [_places(_keys(columns, partner.columns)) for columns in sequences]
+    ridges, examples = {}, {}
+    for key in places[0].keys() & places[1].keys():
+        train, validation = (matrix[place[key]] for matrix, place in zip(features, places))
+        own_labels = [values[place[key]] for values, place in zip(labels, places)]
+        varies = np.ptp(train, axis=0) > 0  # a partner's own embedding is the same in all its rows
+        varies |= not varies.any()
+        ridge = RidgeBaseline(standardize=standardize)
+        ridge.fit(train[:, varies], own_labels[0], validation[:, varies], own_labels[1])
+        assert ridge.weights is not None
+        weights = np.zeros(train.shape[1])
+        weights[varies] = ridge.weights
+        ridge.weights = weights
+        ridges[key], examples[key] = ridge, train[0].astype(np.float64)
+    return PartnerRidges(partner, ridges, examples)
 
 
-def _keys(sequences: Sequence[Sequence[str]], columns: Sequence[int]) -> list[Key]:
+def _keys(sequences: Columns, columns: Sequence[int]) -> list[Key]:
     return list(zip(*(sequences[i] for i in columns)))
 
 

@@ -12,7 +12,6 @@ from transformers import EvalPrediction
 from .. import units
 from ..data.columns import read_columns
 from ..evaluation import collapse_report, score_predictions
-from ..evaluation.baselines import RidgeBaseline
 from ..evaluation.calibration import apply_calibration
 from ..evaluation.limits import rmse_at_limits
 from ..evaluation.resampling import ResamplingUnits, check_units, unit_facts
@@ -24,6 +23,7 @@ from ..reporting.report.scores import fit_notes, resampled
 from ..reporting.tables import format_table
 from .baselines import EMBEDDING_RIDGE, fit_baselines, sequence_columns
 from .calibrating import ridge_part, uncalibrated
+from .embedding_ridge import EmbeddingRidge
 from .held_out import describe_units
 from .measure import verdict_metric
 from .predictions import predict_labelled, read_bounds, unpack_labelled
@@ -106,7 +106,7 @@ def score_split(
     *,
     leaks: Mapping[str, Any] | None = None,
     units: ResamplingUnits | None = None,
-    ridge: RidgeBaseline | None = None,
+    ridge: EmbeddingRidge | None = None,
     lone_value: str | None = None,
 ) -> SplitScores:
     """Predicts split `name` and scores the model and its baselines: on all rows, those new to training, exact labels.
@@ -210,17 +210,19 @@ def _judge(
         units=compared.units,
     )
     if is_ridge_alone(trainer.model.config.calibration) and verdict.baseline != CONSTANT:
-        verdict = _credit_ridge(verdict)
+        has_partners = "partners" in trainer.model.config.calibration
+        by_partner = [name for name in compared.predictors if name.startswith(f"{EMBEDDING_RIDGE} per ")]
+        verdict = _credit_ridge(verdict, by_partner[0] if has_partners and by_partner else EMBEDDING_RIDGE)
     if lone is not None:
         verdict = _about_one_value(verdict, lone)
     repeated = describe_repeated(leaks)
     return replace(verdict, text=f"{verdict.text} But {repeated}") if repeated else verdict
 
 
-def _credit_ridge(verdict: Verdict) -> Verdict:
+def _credit_ridge(verdict: Verdict, ridge: str) -> Verdict:
     """What a model predicts whose head has no weight is a baseline's."""
-    text = f"No better than {EMBEDDING_RIDGE}: the head has no part in these predictions, which are that ridge's."
-    return replace(verdict, text=text, is_better=False, outcome="no better", baseline=EMBEDDING_RIDGE, comparison=None)
+    text = f"No better than {ridge}: the head has no part in these predictions, which are that ridge's."
+    return replace(verdict, text=text, is_better=False, outcome="no better", baseline=ridge, comparison=None)
 
 
 def _about_one_value(verdict: Verdict, column: str) -> Verdict:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from .head import HeadEnsemble, RegressionHead
 from .lora import merge_layers
 from .losses import regression_loss
 from .pooling import merge_windows, pool
+from .stacked_ridge import StackedRidge
 
 
 @dataclass
@@ -43,7 +45,6 @@ class AffinityModel(PreTrainedModel):
     hash unless `config.save_full`. Encoders that train (LoRA, full) are ordinary submodules.
     """
 
-    ridge_weights: torch.Tensor
     config_class = AffinityConfig
     base_model_prefix = "affinity"
     main_input_name = "labels"
@@ -59,8 +60,9 @@ class AffinityModel(PreTrainedModel):
             if config.save_full or spec.training != "frozen":
                 self.encoders[str(index)] = build_encoder(spec)
         self.head = self._new_head()
+        self.ridge: StackedRidge | None = None
         if stacks_ridge(config.calibration):
-            self.register_buffer("ridge_weights", torch.zeros(sum(self.embedding_sizes.values())))
+            self.ridge = self.new_ridge(**config.calibration.get("partners", {}))
         self._encoder_transforms: list[Callable[[nn.Module], Any]] = []
         self.post_init()
         self._describe_encoders()
@@ -256,27 +258,40 @@ class AffinityModel(PreTrainedModel):
         return torch.cat(blocks, dim=1)
 
     def _predict_ridge(self, features: torch.Tensor, filled: torch.Tensor | None) -> torch.Tensor | None:
-        if not stacks_ridge(self.config.calibration):
+        if self.ridge is None or not stacks_ridge(self.config.calibration):
             return None
-        return (features if filled is None else torch.where(filled, self.head.fill, features)) @ self.ridge_weights
+        return self.ridge(features if filled is None else torch.where(filled, self.head.fill, features))
 
     def _in_label_units(self, output: torch.Tensor, ridge: torch.Tensor | None) -> torch.Tensor:
         return calibrate(output * self.config.label_std + self.config.label_mean, self.config.calibration, ridge)
 
-    def set_calibration(self, calibration: dict[str, Any] | None, ridge_weights: torch.Tensor | None = None) -> None:
+    def set_calibration(self, calibration: dict[str, Any] | None, ridge: StackedRidge | None = None) -> None:
         """From here on predictions are calibrated so; None undoes it. Intervals of the predictions before are dropped.
 
         Args:
-            calibration: as in `hf_ext.models.calibration`.
-            ridge_weights: (sum of embedding widths,), label units per unit of embedding, where it stacks a ridge.
+            calibration: as in `hf_ext.models.calibration`; where it stacks a ridge that has partners, with `partners`,
+                the arguments of `new_ridge`.
+            ridge: from `new_ridge`, filled, where it stacks one.
         """
         self.config.calibration = calibration
         self.config.prediction_intervals = None
-        if stacks_ridge(calibration):
-            assert ridge_weights is not None
-            self.register_buffer("ridge_weights", ridge_weights.float().to(self.device))
-        elif hasattr(self, "ridge_weights"):
-            del self.ridge_weights
+        self.ridge = ridge.to(self.device) if ridge is not None and stacks_ridge(calibration) else None
+
+    def new_ridge(self, inputs: Sequence[str] = (), number: int = 0) -> StackedRidge:
+        """A ridge on this model's embeddings, to be filled and stacked.
+
+        Args:
+            inputs: names of those whose embeddings tell partners apart.
+            number: of partners with weights of their own.
+
+        Raises:
+            ArgumentError: the model has no such input.
+        """
+        widths = self.embedding_sizes
+        if unknown := sorted({*inputs} - widths.keys()):
+            raise ArgumentError(f"A ridge by {unknown}; this model reads {[*widths]}.")
+        firsts = dict(zip(widths, accumulate(widths.values(), initial=0)))
+        return StackedRidge(sum(widths.values()), [(firsts[name], widths[name]) for name in inputs], number)
 
     def set_head(self, form: str, sizes: list[int], dropout: float) -> None:
         """Puts an untrained head in place of the present one, with as many members; the scales are measured anew.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
@@ -22,9 +22,10 @@ def calibrate(
     Args:
         values: any shape, floating point, label units.
         calibration: of kind "line" with `slope` and `intercept`, and, where it stacks, `ridge`, the weight of a ridge
-            regression beside the model; of kind "isotonic" with `x`, rising, and `y`, not falling: in between straight,
-            beyond the ends constant. None changes nothing.
-        ridge: predictions of that regression, less its intercept; like `values`, or broadcast to them.
+            regression beside the model, with `partners` where it has some (see `AffinityModel.new_ridge`); of kind
+            "isotonic" with `x`, rising, and `y`, not falling: in between straight, beyond the ends constant. None
+            changes nothing.
+        ridge: predictions of that regression, label units; like `values`, or broadcast to them.
 
     Returns:
         Of the shape and dtype of `values`.
@@ -40,14 +41,14 @@ def calibrate(
     return y[right - 1] + share * (y[right] - y[right - 1])
 
 
-def stacks_ridge(calibration: Mapping[str, Any] | None) -> bool:
+def stacks_ridge(calibration: Mapping[str, Any] | None) -> TypeGuard[Mapping[str, Any]]:
     """Whether a calibration mixes in a ridge regression, whose weights the model then holds."""
     return bool(calibration and calibration.get("ridge"))
 
 
 def is_ridge_alone(calibration: Mapping[str, Any] | None) -> bool:
     """Whether the model's own head has no weight in what it predicts."""
-    return stacks_ridge(calibration) and calibration is not None and calibration["slope"] == 0
+    return stacks_ridge(calibration) and calibration["slope"] == 0
 
 
 def check_calibration(calibration: Any) -> None:
@@ -63,6 +64,8 @@ def check_calibration(calibration: Any) -> None:
         raise ArgumentError(f"calibration={calibration!r}: needs a kind, one of {', '.join(KINDS)}.")
     axes = [calibration.get(name) for name in (("slope", "intercept") if kind == "line" else "xy")]
     axes += [calibration["ridge"]] if kind == "line" and "ridge" in calibration else []
+    if "partners" in calibration and not _are_partners(calibration["partners"]):
+        raise ArgumentError(f"calibration with partners {calibration['partners']!r}: needs inputs and their number.")
     numbers = [axis if isinstance(axis, list) else [axis] for axis in axes]
     if not all(isinstance(v, int | float) and math.isfinite(v) for axis in numbers for v in axis):
         raise ArgumentError(f"calibration of kind {kind}: every number must be finite.")
@@ -76,3 +79,11 @@ def check_calibration(calibration: Any) -> None:
         raise ArgumentError(
             "calibration of kind isotonic: needs two or more x, rising, each with a y that never falls."
         )
+
+
+def _are_partners(value: Any) -> bool:
+    if not isinstance(value, Mapping) or value.keys() != {"inputs", "number"}:
+        return False
+    inputs, number = value["inputs"], value["number"]
+    are_names = isinstance(inputs, list) and bool(inputs) and all(isinstance(name, str) for name in inputs)
+    return are_names and type(number) is int and number > 1

@@ -75,7 +75,7 @@ def test_none_leaves_predictions_as_they_were_trained(run):
     record = results["calibration"]
     assert (record["calibration"], record["reason"], record["num_rows"]) == (None, "--calibration none", 60)
     assert json.loads((folder / "config.json").read_text())["calibration"] is None
-    assert b"ridge_weights" not in (folder / "model.safetensors").read_bytes()
+    assert b"ridge.weights" not in (folder / "model.safetensors").read_bytes()
     assert not any("calibration" in note for note in results["test"]["notes"])
 
 

@@ -172,7 +172,7 @@ def test_a_ridge_that_knows_more_than_the_model_is_stacked_and_saved_with_it(mak
     predictor.model.set_calibration(None)
     with uncalibrated(trainer.model):
         np.testing.assert_allclose(predictor.predict(splits["test"]), predict(trainer, splits["test"]), atol=1e-3)
-    assert "ridge_weights" not in predictor.model.state_dict()
+    assert "ridge.weights" not in predictor.model.state_dict()
 
 
 def test_a_model_that_knows_more_than_the_ridge_is_not_mixed_with_it(make):
@@ -208,7 +208,7 @@ def test_the_ridge_that_was_stacked_is_the_baseline_that_is_shown(make, demo_row
     assert handed == own
     assert own["baselines"]["ridge on embeddings"]["num_rows"] == 90
     # The broken twin: a ridge handed over is not fitted again.
-    ridge.intercept += 1.0
+    ridge.pooled.intercept += 1.0
     moved = score_split(trainer, splits, "test", None, None, ridge=ridge).to_dict()["scores"]["ridge on embeddings"]
     assert moved["rmse"]["value"] > own["scores"]["ridge on embeddings"]["rmse"]["value"] + 0.1
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 
 import numpy as np
@@ -10,11 +11,15 @@ import torch
 from datasets import Dataset
 
 from hf_ext.affinity.arguments import AffinityArguments
-from hf_ext.affinity.baselines import Baselines, fit_baselines
+from hf_ext.affinity.baselines import Baselines, fit_baselines, pooled_features
 from hf_ext.affinity.building import build_collator, build_model
+from hf_ext.affinity.calibrating import calibrate_model, describe_calibration
 from hf_ext.affinity.partners import find_partner
+from hf_ext.affinity.predictor import AffinityPredictor
 from hf_ext.affinity.scoring import score_split
+from hf_ext.affinity.stacking import fit_ridge
 from hf_ext.data.arguments import DataArguments
+from hf_ext.errors import ArgumentError
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
@@ -175,3 +180,53 @@ def test_partners_are_antigens_where_antibodies_are_many_and_both_chains_where_t
     assert (partner.columns, partner.main, partner.num_partners) == ((0, 1), (2,), 2)
     assert find_partner([many[0], many[1]])[1].startswith("300 partners or more over 600 training rows")
     assert find_partner([many[0], ["L"] * num_rows]) == (None, "")
+
+
+def stacked(trainer, splits):
+    facts = calibrate_model(trainer, "stack", splits["validation"], ridge=fit_ridge(trainer, splits))
+    return facts["calibration"], describe_calibration(facts)[0], score_split(trainer, splits, "test", None, None)
+
+
+def test_a_ridge_per_heavy_that_wins_is_what_the_model_keeps_and_saves(make_trainer, embedded, tmp_path):
+    trainer = make_trainer()
+    calibration, said, scored = stacked(trainer, embedded)
+    assert calibration["partners"] == {"inputs": ["heavy"], "number": 2}
+    assert "a ridge on the embeddings, one for each of 2 values of heavy alone" in said
+    assert scored.verdict.text.startswith("No better than ridge on embeddings per heavy: the head has no part")
+    values = {name: one["rmse"]["value"] for name, one in scored.scores.items()}
+    assert values["model"] == pytest.approx(values["ridge on embeddings per heavy"], rel=1e-3)
+    assert values["model"] < 0.1 * values["ridge on embeddings"]
+    trainer.save_model(str(tmp_path))
+    predictor = AffinityPredictor.from_pretrained(tmp_path, device="cpu")
+    np.testing.assert_allclose(predictor.predict(embedded["test"]), scored.predictions, atol=1e-3)
+    # An antibody that training has not seen is predicted by the ridge of all rows.
+    strangers = embedded["test"].select(range(5)).map(lambda row: {"heavy": "EVQLVQSGG"})
+    pooled = fit_ridge(trainer, embedded).pooled.predict(pooled_features(trainer, strangers))
+    np.testing.assert_allclose(predictor.predict(strangers), pooled, atol=1e-3)
+
+
+def test_partners_that_no_embedding_of_their_own_tells_apart_are_not_stacked(folders, embedded, tmp_path):
+    """Heavy and antigen in one input: its embedding is not the heavy chain's."""
+    columns = ["heavy", "antigen"]
+    arguments = AffinityArguments(encoders=folders[1:], tower_inputs=["heavy+antigen"], head_sizes=[8])
+    model = build_model(arguments, columns)
+    args = FastTrainingArguments(str(tmp_path), use_cpu=True, report_to="none", disable_tqdm=True, seed=5)
+    trainer = FastTrainer(model, args, build_collator(model, DataArguments(sequence_columns=columns)))
+    calibration, _, scored = stacked(trainer, embedded)
+    assert "ridge on embeddings per heavy" in scored.scores
+    assert "partners" not in (calibration or {})
+
+
+@pytest.mark.parametrize(
+    "partners", [{"inputs": ["heavy+light"]}, {"inputs": [], "number": 2}, {"inputs": ["antigens"], "number": 2}, 2]
+)
+def test_damaged_partners_of_a_calibration_are_refused(make_trainer, embedded, tmp_path, partners):
+    trainer = make_trainer()
+    stacked(trainer, embedded)
+    trainer.save_model(str(tmp_path))
+    (tmp_path / "model_manifest.json").unlink(missing_ok=True)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["calibration"]["partners"] = partners
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ArgumentError, match=r"partners|A ridge by"):
+        AffinityPredictor.from_pretrained(tmp_path, device="cpu")

@@ -122,7 +122,9 @@ def test_a_stacked_ridge_sees_the_mean_in_their_place(make):
     weights = torch.linspace(-1, 1, 2 * width)
     stack = {"kind": "line", "intercept": 0.0, "slope": 0.0, "ridge": 1.0}
     embeddings = {name: torch.randn(4, width) for name in COLUMNS}
-    model.set_calibration(stack, weights)
+    ridge = model.new_ridge()
+    ridge.fill(weights[None], torch.zeros(1))
+    model.set_calibration(stack, ridge)
     with torch.no_grad():
         found = model(embeddings=embeddings, missing={"light": MISSING}).logits
     features = torch.cat([embeddings["heavy"], embeddings["light"]], 1)
