@@ -96,6 +96,7 @@ def test_a_run_counts_the_missing_chains_of_each_split_in_results_log_and_report
     assert sum(counts.values()) == NUM_ROWS // 3
     lacking = sum(not row["light"] for row in read(out / "predictions.csv"))
     assert counts["test"] == lacking > 0
+    assert "learned to do without `light`: such a cell may be empty." in (out / "README.md").read_text()
     sizes = results["data"]["sizes"]
     listed = ", ".join(f"{num} of {sizes[name]} in {name}" for name, num in counts.items())
     assert f"rows without light: {listed}" in (out / "run.log").read_text()

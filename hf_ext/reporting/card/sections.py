@@ -39,6 +39,9 @@ def model_section(run: RunFiles) -> list[str]:
         label, loss = code(label_name(run)), plain(model.get("loss", "not recorded"))
         what = f"the order of rows by {label}, not its values," if ranks(run) else f"{label}, in that column's unit,"
         lines = [f"Predicts {what} from amino-acid sequences in {columns}. Loss: {loss}."]
+        lacking = [*as_dict(as_dict(run.results.get("data")).get("missing_chains"))]
+        if lacking:
+            lines.append(f"It has learned to do without {' and '.join(map(code, lacking))}: such a cell may be empty.")
     size = _size(model)
     rows = [
         [plain(_inputs(base)), link_name(base["encoder"], base.get("revision")), *map(_word, _how(base))]
