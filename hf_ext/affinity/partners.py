@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..evaluation.baselines import RidgeBaseline
+from ..evaluation.baselines import DEFAULT_LAMBDAS, RidgeBaseline
 
 FloatArray = NDArray[np.float64]
 Key = tuple[str, ...]
 Columns = Sequence[Sequence[str]]  # sequences by column, then by row
 
 MAX_PARTNERS = 50  # a baseline for each: only where these are few,
-MIN_PARTNER_ROWS = 100  # and each has this many training rows on average
+MIN_PARTNER_ROWS = 100  # and each has this many training rows on average; or itself, where validation lacks it
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class PartnerRidges:
 
     Attributes:
         partner: what tells partners apart.
-        fitted: partner -> its ridge, of each that training and validation have.
+        fitted: partner -> its ridge.
         examples: partner -> (d,), features of a row of it.
     """
 
@@ -93,28 +93,37 @@ def fit_partner_ridges(
     *,
     standardize: bool,
 ) -> PartnerRidges:
-    """Fits a ridge for each partner that both have.
+    """Fits a ridge for each partner that both have; and for those with 100 training rows or more that validation lacks.
+
+    The penalty of the latter is the median of the others'; where there are no others they have no ridge.
 
     Args:
         partner: from `find_partner`.
         features, labels, sequences: of training and of validation: (n, d), (n,), and by column, then by row.
         standardize: as in `RidgeBaseline`.
     """
-    places = [_places(_keys(columns, partner.columns)) for columns in sequences]
-    ridges, examples = {}, {}
-    for key in places[0].keys() & places[1].keys():
-        train, validation = (matrix[place[key]] for matrix, place in zip(features, places))
-        own_labels = [values[place[key]] for values, place in zip(labels, places)]
-        varies = np.ptp(train, axis=0) > 0  # a partner's own embedding is the same in all its rows
+    train, validation = (_places(_keys(columns, partner.columns)) for columns in sequences)
+
+    def fit(key: Key, held_out: int, rows: list[int], *lambdas: float) -> RidgeBaseline:
+        """Penalties chosen on `rows` of training (0) or validation (1)."""
+        of_train = features[0][train[key]]
+        varies = np.ptp(of_train, axis=0) > 0  # a partner's own embedding is the same in all its rows
         varies |= not varies.any()
-        ridge = RidgeBaseline(standardize=standardize)
-        ridge.fit(train[:, varies], own_labels[0], validation[:, varies], own_labels[1])
+        ridge = RidgeBaseline(lambdas or DEFAULT_LAMBDAS, standardize=standardize)
+        chosen = features[held_out][rows][:, varies], labels[held_out][rows]
+        ridge.fit(of_train[:, varies], labels[0][train[key]], *chosen)
         assert ridge.weights is not None
-        weights = np.zeros(train.shape[1])
+        weights = np.zeros(of_train.shape[1])
         weights[varies] = ridge.weights
         ridge.weights = weights
-        ridges[key], examples[key] = ridge, train[0].astype(np.float64)
-    return PartnerRidges(partner, ridges, examples)
+        return ridge
+
+    ridges = {key: fit(key, 1, validation[key]) for key in train.keys() & validation.keys()}
+    if ridges:
+        usual = float(np.median([ridge.best_lambda for ridge in ridges.values()]))
+        others = [key for key, rows in train.items() if key not in ridges and len(rows) >= MIN_PARTNER_ROWS]
+        ridges.update({key: fit(key, 0, train[key], usual) for key in others})
+    return PartnerRidges(partner, ridges, {key: features[0][train[key][0]].astype(np.float64) for key in ridges})
 
 
 def _keys(sequences: Columns, columns: Sequence[int]) -> list[Key]:

@@ -80,14 +80,22 @@ class AffinityModel(PreTrainedModel):
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
-        """As in transformers; LoRA towers take their base weights from the encoder they name."""
-        loaded: Any = super().from_pretrained(*args, **kwargs)
-        model = loaded[0] if isinstance(loaded, tuple) else loaded
+        """As in transformers; LoRA towers take their base weights from the encoder they name.
+
+        Raises:
+            ArgumentError: weights of the head or of its ridge are missing, or are those of another form of head:
+                transformers would fill them with random numbers and go on.
+        """
+        wants_facts = kwargs.pop("output_loading_info", False)
+        loaded: Any = super().from_pretrained(*args, output_loading_info=True, **kwargs)
+        model, facts = loaded
+        if not kwargs.get("ignore_mismatched_sizes"):
+            _check_head(facts)
         if not model.config.save_full:
             model._load_base_weights()
         for name, encoder in model.encoders.items():  # weights that the file lacks came back trainable
             set_trainable(encoder, model.config.encoder_specs[int(name)].training)
-        return loaded
+        return (model, facts) if wants_facts else model
 
     @property
     def embedding_sizes(self) -> dict[str, int]:
@@ -438,3 +446,14 @@ def _inside_lora(name: str) -> str:
     """`x.query.weight` as PEFT renames it when it wraps the layer: `x.query.base_layer.weight`."""
     module, leaf = name.rsplit(".", 1)
     return f"{module}.base_layer.{leaf}"
+
+
+def _check_head(facts: dict[str, Any]) -> None:
+    """Refuses what `from_pretrained` found where config.json describes another head than the weights are of."""
+    lacking = sorted(key for key in facts["missing_keys"] if key.startswith(("head.", "ridge.")))
+    foreign = sorted(key for key in facts["unexpected_keys"] if key.startswith("head."))
+    if lacking or foreign:
+        raise ArgumentError(
+            f"config.json describes another head than the weights are of (missing {lacking}, not asked for {foreign}): "
+            "take both from the same folder."
+        )

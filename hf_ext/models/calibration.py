@@ -72,7 +72,8 @@ def check_calibration(calibration: Any) -> None:
     if kind == "line":
         slope, ridge = axes[0], calibration.get("ridge", 0.0)
         if slope < 0 or ridge < 0 or not slope + ridge > 0:
-            raise ArgumentError(f"calibration with slope {slope}: must be above 0, or it would reverse the order.")
+            weights = f"slope {slope} and ridge {ridge}" if "ridge" in calibration else f"slope {slope}"
+            raise ArgumentError(f"calibration with {weights}: must be above 0, or it would reverse the order.")
         return
     x, y = numbers
     if len(x) != len(y) or len(x) < 2 or any(a >= b for a, b in pairwise(x)) or any(a > b for a, b in pairwise(y)):

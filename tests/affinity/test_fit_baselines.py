@@ -230,3 +230,34 @@ def test_damaged_partners_of_a_calibration_are_refused(make_trainer, embedded, t
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ArgumentError, match=r"partners|A ridge by"):
         AffinityPredictor.from_pretrained(tmp_path, device="cpu")
+
+
+def test_a_partner_that_validation_lacks_has_weights_of_its_own_where_its_training_rows_are_many(
+    make_trainer, embedded
+):
+    """Of the second heavy chain no row is in validation: its penalty is the first one's."""
+    rows = embedded["validation"]
+    first = rows.select([i for i, heavy in enumerate(rows["heavy"]) if heavy == HEAVY[0]])
+    fitted = fit_baselines(make_trainer(), {**embedded, "validation": first}, "test", None)
+    errors = best(fitted, embedded["test"])[1]
+    assert errors["ridge on embeddings per heavy"] < 0.2 * errors["ridge on embeddings"]
+    calibration, _, _ = stacked(make_trainer(), {**embedded, "validation": first})
+    assert calibration["partners"]["number"] == 2
+    # The innocent twin: with fewer than 100 training rows it is left to the ridge of all rows.
+    train = embedded["train"]
+    second = [i for i, heavy in enumerate(train["heavy"]) if heavy == HEAVY[1]]
+    few = train.select(sorted({*range(len(train))} - {*second[99:]}))
+    calibration, _, _ = stacked(make_trainer(), {**embedded, "train": few, "validation": first})
+    assert "partners" not in calibration
+
+
+def test_a_form_of_head_that_the_weights_are_not_of_is_refused(make_trainer, embedded, tmp_path):
+    trainer = make_trainer()
+    trainer.model.set_head("product", [4], 0.0)
+    trainer.save_model(str(tmp_path))
+    (tmp_path / "model_manifest.json").unlink(missing_ok=True)
+    AffinityPredictor.from_pretrained(tmp_path, device="cpu")
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "head_form": None}))
+    with pytest.raises(ArgumentError, match="describes another head than the weights are of"):
+        AffinityPredictor.from_pretrained(tmp_path, device="cpu")
