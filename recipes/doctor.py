@@ -4,11 +4,14 @@
     python recipes/doctor.py --config recipes/configs/igt5_esm2_t4.yaml --device t4 --dollars_per_hour 0.35
     python recipes/doctor.py --model_size esm2_650M --dataset_name proteins.fasta --device h100
     python recipes/doctor.py --config recipes/configs/gb1.yaml --device a100 --plan_scale --gpus 1 2 4 8 16
+    python recipes/doctor.py --stage auto --dataset_name pairs.csv --device a100 --dollars_per_hour 2
 
-Takes every argument of recipes/max_speed.py, or, where one of them belongs to recipes/mlm.py, of that. Prints a page:
-machine, versions, plan, what the run would say of rows and labels, an estimate of time, memory and money, and what is
-off. Trains, downloads and writes nothing (but --json FILE; of a model on the Hub its config.json is read). Exit status:
-0 if the command would run, 1 if something would stop it. --plan_scale adds several GPUs on paper.
+Takes every argument of recipes/max_speed.py; or, where one of them belongs to recipes/mlm.py or
+recipes/generate_antibody.py alone, of that. Prints a page: machine, versions, plan, what the run would say of rows and
+labels, an estimate of time, memory and money, and what is off. Of a generator each stage has a row, with its time on
+some cards; --json has all cards that are known. Trains, downloads and writes nothing (but --json FILE; of a model on
+the Hub its config.json is read). Exit status: 0 if the command would run, 1 if something would stop it. --plan_scale
+adds several GPUs on paper.
 """
 
 from __future__ import annotations
@@ -19,7 +22,9 @@ import dataclasses
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
+import generate_antibody
 import max_speed
 import mlm
 import yaml
@@ -34,16 +39,23 @@ from hf_ext.doctor.gathering import gather
 from hf_ext.doctor.page import format_page, page_values
 from hf_ext.doctor.scale_page import format_scale
 from hf_ext.doctor.scale_plan import plan_scale
+from hf_ext.doctor.stage_gathering import gather_generator
 from hf_ext.errors import ArgumentError, exit_on_errors
+from hf_ext.generation.arguments import GeneratorArguments
 from hf_ext.masked_lm.arguments import MaskedLMArguments
 from hf_ext.tasks import parse_command
 from hf_ext.training_args import FastTrainingArguments
 
+TASKS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "affinity": (AffinityArguments, max_speed.DEFAULTS),
+    "masked_lm": (MaskedLMArguments, mlm.DEFAULTS),
+    "generation": (GeneratorArguments, generate_antibody.DEFAULTS),
+}
 SHARED = (DataArguments, FastTrainingArguments, DoctorArguments)
 
 
 def find_task(argv: list[str]) -> str:
-    """ "masked_lm" if a flag, or a key of the YAML file, is one that only `MaskedLMArguments` has, else "affinity"."""
+    """The task that a flag, or a key of the YAML file, belongs to alone; "affinity" where all of them are common."""
     scan = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     scan.add_argument("--config")
     given, words = scan.parse_known_args(argv)
@@ -52,8 +64,11 @@ def find_task(argv: list[str]) -> str:
         with contextlib.suppress(OSError, ValueError, yaml.YAMLError):  # the parser says what is wrong with the file
             values = yaml.safe_load(Path(given.config).read_text())
             names |= set(values) if isinstance(values, dict) else set()
-    own = {field.name for field in dataclasses.fields(MaskedLMArguments)}
-    return "masked_lm" if own & {str(name).replace("-", "_") for name in names} else "affinity"
+    names = {str(name).replace("-", "_") for name in names}
+    own = {task: {spec.name for spec in dataclasses.fields(each)} for task, (each, _) in TASKS.items()}
+    if names & (own["generation"] - own["masked_lm"] - own["affinity"]):
+        return "generation"
+    return "masked_lm" if names & own["masked_lm"] else "affinity"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -61,9 +76,7 @@ def main(argv: list[str] | None = None) -> int:
     disable_progress_bar()  # of the demo encoders that are written to a temporary folder
     argv = sys.argv[1:] if argv is None else argv
     task = find_task(argv)
-    arguments, defaults = (
-        (MaskedLMArguments, mlm.DEFAULTS) if task == "masked_lm" else (AffinityArguments, max_speed.DEFAULTS)
-    )
+    arguments, defaults = TASKS[task]
     try:
         _, (model_args, data_args, args, doctor_args) = parse_command((arguments, *SHARED), defaults, __doc__, argv)
     except ImportError as error:  # transformers looks for --deepspeed's package while it reads arguments
@@ -72,7 +85,10 @@ def main(argv: list[str] | None = None) -> int:
         return 0  # under a launcher the main process measures, with the machine to itself, and prints
     if task == "affinity":
         settle_measure(args, model_args.loss)
-    facts = gather(task, model_args, data_args, args, doctor_args)
+    if task == "generation":
+        facts = gather_generator(model_args, data_args, args, doctor_args)
+    else:
+        facts = gather(task, model_args, data_args, args, doctor_args)
     findings = find_problems(facts)
     print(format_page(facts, findings))
     written = page_values(facts, findings)

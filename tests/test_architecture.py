@@ -42,6 +42,7 @@ FLOORS = (
     {"training"},
     {"trainer"},
     {"affinity", "comparing", "masked_lm"},
+    {"generation"},  # judges what it generates with a trained affinity model
     {"doctor"},
 )
 

@@ -47,6 +47,7 @@ def default_of(lines: str, flag: str) -> str:
     [
         ("max_speed", WITH_MODEL),
         ("mlm", WITH_MODEL),
+        ("generate_antibody", WITH_MODEL),
         ("predict", ["options", "prediction", "data", "model", *SHARED[1:]]),
         ("doctor", ["options", "doctor", "data", "model", *SHARED[1:]]),
         ("compare", ["options", "sides", "measurement", "launching", "criteria"]),

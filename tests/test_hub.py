@@ -216,6 +216,21 @@ def test_paths_of_this_machine_leave_only_where_loading_reads_them(
     assert "/home/ann" in (folder / "config.json").read_text()  # here it stays
 
 
+@pytest.mark.parametrize(
+    ("save_full", "training", "is_needed"),
+    [(True, "frozen", False), (False, "full", False), (False, "lora", False), (False, "frozen", True)],
+)
+def test_so_do_those_of_a_generator_which_is_saved_whole_with_adapters_too(
+    hub: HubServer, folder: Path, save_full: bool, training: str, is_needed: bool
+) -> None:
+    encoder = {"name_or_path": "/home/ann/esm", "training": training, "config": {"hidden_size": 8}}
+    config = {"save_full": save_full, "antigen_encoder": encoder, "model_type": "hf_ext_generator"}
+    (folder / "config.json").write_text(json.dumps(config))
+    push(hub, folder)
+    encoder["name_or_path"] = "/home/ann/esm" if is_needed else "esm"
+    assert json.loads(hub.repositories["me/model"].files["config.json"]) == config
+
+
 def test_the_allow_list_names_model_tokenizer_card_and_report_and_nothing_else(folder: Path) -> None:
     more = ["inputs.json", "report.html", "report.md", "loss.png", "adapter_config.json", "generation_config.json"]
     more += ["tokenizers/0/vocab.txt", "tokenizer_config.json", "model-00001-of-00002.safetensors"]

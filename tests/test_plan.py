@@ -1,18 +1,23 @@
 """The plan: one entry per speed-up, refusals before anything changes, evidence in plan.json, settings switched back."""
 
 import json
+from dataclasses import replace
 
 import datasets
 import pytest
 import torch
 from miniature_esm import make_esm
+from tiny_generators import TINY, make_named
 from torch import nn
 from transformers import EsmForSequenceClassification
 
 from hf_ext.errors import PlanRefused
 from hf_ext.hardware import describe_hardware
+from hf_ext.models.encoders import read_encoder
+from hf_ext.models.generation.model import AntibodyGenerator
+from hf_ext.models.lora import LoraSettings
 from hf_ext.plan import describe_data, describe_model, make_plan, padding_share
-from hf_ext.speedups import REGISTRY, Run
+from hf_ext.speedups import REGISTRY, Context, DataFacts, Run, compile, length_grouping, packing
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
@@ -147,6 +152,27 @@ def test_facts_of_models_of_every_kind(make_affinity):
     module = describe_model(nn.Linear(2, 3))
     assert (module.families, module.num_parameters) == ((), 9)
     assert describe_model(None).num_parameters == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "families"), [("lstm", ()), ("light", ()), ("transformer", ("t5",)), ("frozen", ()), ("lora", ("esm",))]
+)
+def test_of_a_generator_the_encoders_are_known_that_run_in_each_step(demo_encoders, name, families):
+    if name in ("frozen", "lora"):
+        spec = read_encoder(demo_encoders[1], None, name, LoraSettings(r=2))
+        model = AntibodyGenerator.from_encoder(spec, "tiny", **TINY)
+    else:
+        model = make_named(name)
+    facts = describe_model(model)
+    assert facts.families == tuple(sorted((*families, "hf_ext_generator")))
+    args = make_args(speedups=["all"])
+    context = Context(describe_hardware("A100"), args, facts, DataFacts(has_lengths=True, padding_share_random=0.5))
+    expected = "applied" if families else "skipped"
+    assert packing.decide(context).status == expected
+    assert length_grouping.decide(context).status == "applied"  # the decoder's tokens are not packed
+    assert compile.decide(context).status == "skipped"
+    twin = replace(context, model=replace(facts, families=("t5",), has_own_decoder=False))
+    assert (length_grouping.decide(twin).status, compile.decide(twin).status) == ("skipped", "applied")
 
 
 def test_facts_of_datasets_of_every_kind(demo_rows, make_affinity):

@@ -20,6 +20,8 @@ from hf_ext.affinity.predictor import AffinityPredictor
 from hf_ext.comparing.arguments import CompareArguments
 from hf_ext.data.arguments import DataArguments
 from hf_ext.doctor.arguments import DoctorArguments
+from hf_ext.generation.arguments import GeneratorArguments
+from hf_ext.generation.sample_arguments import SampleArguments
 from hf_ext.masked_lm.arguments import MaskedLMArguments
 from hf_ext.parser import FastArgumentParser
 from hf_ext.presets import PRESETS
@@ -46,8 +48,8 @@ def test_tables_are_what_the_results_say() -> None:
     assert render(README.replace("x |", "y |")) == README  # a table edited by hand would be put right
 
 
-def test_there_are_twelve_commands_and_their_files_exist() -> None:
-    assert len(COMMANDS) == 12
+def test_there_are_fifteen_commands_and_their_files_exist() -> None:
+    assert len(COMMANDS) == 15
     for command in COMMANDS:
         for word in shlex.split(command):
             if word.startswith(("recipes/", "accelerate_configs/")):
@@ -66,6 +68,17 @@ def test_the_masked_lm_command_parses() -> None:
     (command,) = [command for command in COMMANDS if command.startswith("accelerate launch --quiet recipes/mlm.py")]
     parser = FastArgumentParser((MaskedLMArguments, DataArguments, FastTrainingArguments), presets=PRESETS)
     assert len(parser.parse_args_into_dataclasses(shlex.split(command.partition("recipes/mlm.py")[2]))) == 3
+
+
+def test_the_commands_of_the_generator_parse() -> None:
+    (training,) = [command for command in COMMANDS if "recipes/generate_antibody.py" in command]
+    types = (GeneratorArguments, DataArguments, FastTrainingArguments)
+    words = shlex.split(training.partition("recipes/generate_antibody.py")[2])
+    assert len(FastArgumentParser(types, presets=PRESETS).parse_args_into_dataclasses(words)) == 3
+    (sampling,) = [command for command in COMMANDS if "recipes/sample.py" in command]
+    words = shlex.split(sampling.partition("recipes/sample.py")[2])
+    (args,) = FastArgumentParser((SampleArguments,), presets=PRESETS).parse_args_into_dataclasses(words)
+    assert (args.decoding.num_samples, args.model) == (100, "outputs/generator")
 
 
 def test_the_comparison_command_parses_and_so_does_what_it_hands_on() -> None:
@@ -96,8 +109,15 @@ def test_the_doctor_and_report_commands_parse(monkeypatch: pytest.MonkeyPatch) -
     parser = FastArgumentParser(
         (DoctorArguments, AffinityArguments, DataArguments, FastTrainingArguments), presets=PRESETS
     )
-    one, several = (parser.parse_args_into_dataclasses(shlex.split(line, comments=True))[0] for line in lines)
+    (stages,) = [line for line in lines if "--stage" in line]
+    given = [shlex.split(line, comments=True) for line in lines if line != stages]
+    one, several = (parser.parse_args_into_dataclasses(words)[0] for words in given)
     assert (one.device, one.plan_scale, several.device, several.plan_scale) == ("t4", False, "a100", True)
+    generator = (DoctorArguments, GeneratorArguments, DataArguments, FastTrainingArguments)
+    parsed = FastArgumentParser(generator, presets=PRESETS).parse_args_into_dataclasses(
+        shlex.split(stages, comments=True)
+    )
+    assert (parsed[0].device, parsed[1].stage) == ("a100", "auto")
     (report,) = [command for command in COMMANDS if "recipes/report.py" in command]
     assert report.endswith("--run outputs/affinity")
 
@@ -156,7 +176,7 @@ def test_every_launch_that_is_shown_ends_in_our_message_where_it_fails() -> None
     single = [path for path in (ROOT / "accelerate_configs").glob("*.yaml") if "num_processes: 1\n" in path.read_text()]
     shown = [*single, ROOT / "README.md", ROOT / "recipes" / "max_speed.py", ROOT / "recipes" / "mlm.py"]
     found = [command for path in shown for command in launches(path.read_text(encoding="utf-8"))]
-    assert (len(single), len(found)) == (4, 13)
+    assert (len(single), len(found)) == (4, 14)
     assert [command for command in found if "--quiet" not in command] == []
     assert launches("pip x && accelerate launch recipes/mlm.py --a b") == ["accelerate launch recipes/mlm.py"]
 

@@ -22,7 +22,8 @@ from hf_ext.presets import PRESETS
 from hf_ext.training_args import FastTrainingArguments
 
 ROOT = Path(__file__).resolve().parent.parent
-CONFIGS = sorted(path for path in (ROOT / "recipes" / "configs").glob("*.yaml") if not path.name.startswith("mlm_"))
+OTHER_TASKS = ("mlm_", "generate_")
+CONFIGS = sorted(p for p in (ROOT / "recipes" / "configs").glob("*.yaml") if not p.name.startswith(OTHER_TASKS))
 OUTPUTS = {
     "README.md",
     "all_results.json",

@@ -25,6 +25,7 @@ FloatArray = NDArray[np.float64]
 Encode = Callable[[str, Sequence[str]], torch.Tensor]
 
 EMBEDDING_RIDGE = "ridge on embeddings"
+PER_PARTNER = f"{EMBEDDING_RIDGE} per "  # and the columns of the partner
 RIDGE_ROWS = 50_000  # training rows that a ridge sees at most, here and where it is mixed with the model
 MAX_PAIRS = 200_000_000  # of a training row and one to be predicted, that are compared for nearest neighbours
 TUNING_ROWS = 5_000  # validation rows that choose how many neighbours, at most
@@ -244,7 +245,7 @@ def _add_embedding_ridges(
         partner, asked = ridge.by_partner.partner, parts[2].sequences
         predicted = ridge.by_partner.predict(features[2], asked, pooled)
         baselines.add(
-            f"{name} per {_partner_name(partner, columns)}", predicted, **rows, num_partners=partner.num_partners
+            f"{PER_PARTNER}{_partner_name(partner, columns)}", predicted, **rows, num_partners=partner.num_partners
         )
 
 

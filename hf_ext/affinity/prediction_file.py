@@ -21,16 +21,23 @@ _REMEDY = "Name another CSV to write."
 _FIRST_CHARS = 1 << 20  # a header is shorter
 
 
-def find_output(name: str, dataset_name: str | None) -> Path:
+def find_output(
+    name: str,
+    dataset_name: str | None,
+    is_own: Callable[[list[str]], bool] | None = None,
+    writer: str = "predict.py",
+) -> Path:
     """The CSV to write predictions to, found fit for that; its folder is made.
 
     Args:
         name: as given; `~` is the home folder, and a link means the file that it leads to.
         dataset_name: where rows are read from.
+        is_own: whether a file with such a header may be replaced; None: one with predictions.
+        writer: of such files, for messages.
 
     Raises:
         ArgumentError: no file can have that name or be written there; or what is there is what rows are read from, is
-            no file, or holds no predictions.
+            no file, or is not `writer`'s own.
         DataError: the folder that rows are read from holds none.
         FolderError: its folder cannot be made.
     """
@@ -38,8 +45,8 @@ def find_output(name: str, dataset_name: str | None) -> Path:
         path = _look_up(name)
         if any(path.exists() and path.samefile(source) for source in local_files(dataset_name)):
             raise ArgumentError(f"--output {name!r} is what --dataset_name reads, and would be replaced. {_REMEDY}")
-        if path.exists() and not _begins(path, _is_of_predictions):
-            raise ArgumentError(f"--output {name!r} is there and was not written by predict.py. {_REMEDY}")
+        if path.exists() and not _begins(path, is_own or _is_of_predictions):
+            raise ArgumentError(f"--output {name!r} is there and was not written by {writer}. {_REMEDY}")
         make_folder(path.parent, "--output")
         try_replacing(path)
     except (OSError, RuntimeError) as error:  # RuntimeError: an unknown ~user
@@ -74,11 +81,12 @@ def check_columns(dataset_name: str | None) -> None:
         refuse_added(str(path), names)
 
 
-def refuse_added(source: str, names: Iterable[str]) -> None:
-    """Raises DataError where `names`, the columns of `source`, hold one that is added to them."""
-    if taken := [name for name in names if name in ADDED]:
+def refuse_added(source: str, names: Iterable[str], added: Iterable[str] = ADDED, what: str = "predictions") -> None:
+    """Raises DataError where `names`, the columns of `source`, hold one of those that are `added` to them."""
+    taken_names = set(added)
+    if taken := [name for name in names if name in taken_names]:
         raise DataError(
-            f"{source} has columns of the names {', '.join(taken)}, under which predictions are written beside the "
+            f"{source} has columns of the names {', '.join(taken)}, under which {what} are written beside the "
             "file's own. Rename yours, or leave out all that the model does not read: --keep_columns false."
         )
 

@@ -11,16 +11,6 @@ import datasets
 import numpy as np
 import pandas as pd
 import torch
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import (
-    HfHubHTTPError,
-    HFValidationError,
-    HTTPError,
-    LocalEntryNotFoundError,
-    OfflineModeIsEnabled,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
 
 from ..checkpoints.run_folder.finished_model import MODEL_MANIFEST, check_model
 from ..checkpoints.state.finite import check_finite
@@ -30,6 +20,7 @@ from ..data.proteins import ResiduePolicy, clean_sequences, format_located
 from ..embeddings.dataset import join_parts, number_inputs, take_rows
 from ..embeddings.finite import encode_finite
 from ..errors import ArgumentError, DataError
+from ..hub.fetching import fetch_folder
 from ..models.affinity import AffinityModel
 from ..models.exact_encoding import exact_encoding
 from ..models.prediction_intervals import half_width
@@ -58,7 +49,7 @@ class AffinityPredictor:
     def __init__(
         self, model: AffinityModel, collator: SequenceCollator, *, device: str | torch.device | None = None
     ) -> None:
-        self.device = torch.device(device) if device is not None else _find_device()
+        self.device = torch.device(device) if device is not None else find_device()
         self.collator = collator
         self.model: Any = model.to(self.device).eval()  # type: ignore[arg-type]
 
@@ -218,11 +209,7 @@ def find_model(name_or_path: str | Path, revision: str | None = None) -> Path:
     Cost: one read of the files to verify them; of a Hub model one download, of the files that loading needs; the Hub's
     cache keeps them.
     """
-    folder = Path(name_or_path)
-    if not folder.is_dir():
-        folder = _download(str(name_or_path), revision)
-    elif revision is not None:
-        raise ArgumentError(f"revision={revision!r}: {name_or_path} is a folder here, which has no revisions.")
+    folder = fetch_folder(name_or_path, revision, _FILES)
     if not (folder / INPUTS_NAME).is_file():
         raise ArgumentError(
             f"Model {name_or_path}: no {INPUTS_NAME} there. Give the output folder of recipes/max_speed.py, or the Hub "
@@ -273,34 +260,6 @@ def check_predictions(predictions: np.ndarray) -> np.ndarray:
             "weights are finite, so the numbers overflow: predict in float32 (no --fp16), or take another model."
         )
     return predictions
-
-
-def _download(name: str, revision: str | None) -> Path:
-    at = f" at revision {revision!r}" if revision else ""
-    try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=_FILES))
-    except (HFValidationError, HfHubHTTPError, HTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled) as error:
-        raise ArgumentError(f"Model {name!r}{at}: {_explain(error)}") from error
-
-
-def _explain(error: Exception) -> str:
-    if isinstance(error, HFValidationError):
-        return "neither a folder here nor a Hub id. Give a folder, or OWNER/NAME."
-    if isinstance(error, RevisionNotFoundError):
-        return "the Hub has no such revision of it. Give a commit, tag or branch, or leave it out."
-    if isinstance(error, RepositoryNotFoundError):
-        return (
-            "no folder here, and the Hub hands out no such model. Check the name; for a private or gated one run "
-            "`hf auth login` or set HF_TOKEN."
-        )
-    if isinstance(error, LocalEntryNotFoundError | OfflineModeIsEnabled):
-        return (
-            "no folder here and not in the Hub's cache, and the Hub cannot be reached. Connect this machine (and unset "
-            "HF_HUB_OFFLINE), or load it once where there is a network and copy the folder."
-        )
-    if isinstance(error, HfHubHTTPError) and error.response.status_code in (401, 403):
-        return "the Hub refuses the token. Run `hf auth login`, or set HF_TOKEN to one that may read this model."
-    return f"the Hub did not hand it out ({str(error).splitlines()[0]}). Try again."
 
 
 def columns_of(collator: SequenceCollator) -> list[str]:
@@ -375,6 +334,7 @@ def _clean(columns: Mapping[str, list[Any]], missing_chains: Collection[str]) ->
     return {name: column.sequences for name, column in cleaned.items()}
 
 
-def _find_device() -> torch.device:
+def find_device() -> torch.device:
+    """The accelerator where there is one, else the CPU."""
     found = torch.accelerator.current_accelerator(check_available=True)
     return found if found is not None else torch.device("cpu")

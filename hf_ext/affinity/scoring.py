@@ -21,7 +21,7 @@ from ..models.calibration import is_ridge_alone
 from ..reporting.near_copies import describe_near_copies, describe_repeated
 from ..reporting.report.scores import fit_notes, resampled
 from ..reporting.tables import format_table
-from .baselines import EMBEDDING_RIDGE, fit_baselines, sequence_columns
+from .baselines import EMBEDDING_RIDGE, PER_PARTNER, fit_baselines, sequence_columns
 from .calibrating import ridge_part, uncalibrated
 from .embedding_ridge import EmbeddingRidge
 from .held_out import describe_units
@@ -211,7 +211,7 @@ def _judge(
     )
     if is_ridge_alone(trainer.model.config.calibration) and verdict.baseline != CONSTANT:
         has_partners = "partners" in trainer.model.config.calibration
-        by_partner = [name for name in compared.predictors if name.startswith(f"{EMBEDDING_RIDGE} per ")]
+        by_partner = [name for name in compared.predictors if name.startswith(PER_PARTNER)]
         verdict = _credit_ridge(verdict, by_partner[0] if has_partners and by_partner else EMBEDDING_RIDGE)
     if lone is not None:
         verdict = _about_one_value(verdict, lone)

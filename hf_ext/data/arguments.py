@@ -31,8 +31,8 @@ class DataArguments:
     dataset_name: Optional[str] = field(  # noqa: UP045 (HfArgumentParser reads these types)
         default=None,
         metadata={
-            "help": "Hub dataset id, local CSV, TSV, JSONL, FASTA (each also .gz) or Parquet file, or a folder with "
-            "train, validation and test files. Left out: the generated demo data."
+            "help": "Hub dataset id, local CSV, TSV, JSONL, JSON list, FASTA (each also .gz) or Parquet file, or a "
+            "folder with train, validation and test files. Left out: the generated demo data."
         },
     )
     dataset_config_name: Optional[str] = field(default=None, metadata={"help": "Configuration of a Hub dataset."})  # noqa: UP045

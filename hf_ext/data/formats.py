@@ -9,6 +9,7 @@ from typing import Any
 from ..errors import DataError
 from .contents import check_regular
 from .delimited import iter_delimited
+from .json_list import iter_json_list
 from .jsonl import iter_jsonl
 from .lines import Lines
 from .names import show_name
@@ -18,7 +19,8 @@ Record = tuple[int, dict[str, Any]]
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 FASTA_SUFFIXES = (".fasta", ".fa", ".faa")
 JSON_SUFFIXES = (".jsonl", ".ndjson")
-SUFFIXES = (*DELIMITERS, *FASTA_SUFFIXES, *JSON_SUFFIXES, ".parquet")
+JSON_LIST = ".json"
+SUFFIXES = (*DELIMITERS, *FASTA_SUFFIXES, *JSON_SUFFIXES, JSON_LIST, ".parquet")
 
 
 def file_format(path: Path) -> str:
@@ -31,15 +33,15 @@ def file_format(path: Path) -> str:
 
 
 def iter_records(path: Path, columns: Collection[str] | None) -> Iterator[Record]:
-    """Yields every record as (row, {column: value}), reading in constant memory.
+    """Yields every record as (row, {column: value}), reading in constant memory; a JSON list is read whole.
 
-    Text formats give text; JSON Lines and Parquet give their own types. `row` is the line where the record starts (the
-    header of a CSV is line 1); for Parquet it counts records from 1.
+    Text formats give text; JSON and Parquet give their own types. `row` is the line where the record starts (the header
+    of a CSV is line 1); for Parquet and a JSON list it counts records from 1.
 
     Args:
         path: a file whose `file_format` is known.
-        columns: the columns wanted, or None for all. CSV, TSV and Parquet raise where one is missing; JSON Lines and
-            FASTA leave it out of the record.
+        columns: the columns wanted, or None for all. CSV, TSV and Parquet raise where one is missing; JSON and FASTA
+            leave it out of the record.
 
     Raises:
         DataError: see `sources.read_parts`.
@@ -50,6 +52,8 @@ def iter_records(path: Path, columns: Collection[str] | None) -> Iterator[Record
         return iter_delimited(path, DELIMITERS[kind], columns)
     if kind in JSON_SUFFIXES:
         return iter_jsonl(path, columns)
+    if kind == JSON_LIST:
+        return iter_json_list(path, columns)
     if kind == ".parquet":
         return iter_parquet(path, columns)
     return _iter_fasta(path, columns)

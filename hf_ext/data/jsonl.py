@@ -25,7 +25,7 @@ def iter_jsonl(path: Path, columns: Collection[str] | None) -> Iterator[tuple[in
     Raises:
         DataError: see `sources.read_parts`.
     """
-    decoder = json.JSONDecoder(object_pairs_hook=_unique, parse_float=_parse_float)
+    decoder = make_decoder()
     lines = Lines(path)
     for line in lines:
         lines.begin_record()
@@ -34,7 +34,7 @@ def iter_jsonl(path: Path, columns: Collection[str] | None) -> Iterator[tuple[in
         where = f"{path}, row {lines.number}"
         try:
             record = decoder.decode(line.strip())
-        except _RepeatedName as error:
+        except RepeatedNameError as error:
             raise DataError(f"{where}: column '{error}' occurs more than once. Remove one of them.") from error
         except json.JSONDecodeError as error:
             raise DataError(f"{where}: not valid JSON ({error.msg} at character {error.colno}).") from error
@@ -43,18 +43,23 @@ def iter_jsonl(path: Path, columns: Collection[str] | None) -> Iterator[tuple[in
         if not isinstance(record, dict):
             raise DataError(f'{where}: a JSON object such as {{"sequence": "MKT"}} is needed on each line.')
         kept = record if columns is None else {name: record[name] for name in columns if name in record}
-        _refuse_half_characters(kept, where)
+        refuse_half_characters(kept, where)
         yield lines.number, kept
 
 
-class _RepeatedName(Exception):
+class RepeatedNameError(Exception):
     """A name that an object has twice; Python keeps the last value without a word."""
+
+
+def make_decoder() -> json.JSONDecoder:
+    """Refuses a name that an object has twice (`RepeatedNameError`); keeps numbers that float64 cannot hold as text."""
+    return json.JSONDecoder(object_pairs_hook=_unique, parse_float=_parse_float)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     record = dict(pairs)
     if len(record) < len(pairs):
-        raise _RepeatedName(show_name(next(name for name, num in Counter(n for n, _ in pairs).items() if num > 1)))
+        raise RepeatedNameError(show_name(next(name for name, num in Counter(n for n, _ in pairs).items() if num > 1)))
     return record
 
 
@@ -63,8 +68,8 @@ def _parse_float(text: str) -> float | str:
     return text if value is None else value
 
 
-def _refuse_half_characters(record: dict[str, Any], where: str) -> None:
-    """JSON's escapes can spell half of a character (a lone surrogate), which no table or file can hold."""
+def refuse_half_characters(record: dict[str, Any], where: str) -> None:
+    """Raises DataError: escapes can spell half of a character (a lone surrogate), which no table or file can hold."""
     for name, value in record.items():
         for text in (name, value):
             if isinstance(text, str) and not text.isascii() and _HALF_CHARACTER(text):

@@ -21,16 +21,21 @@ class Lines:
 
     Readers of records that run over several lines call `begin_record` after each, so that the bound is on a record.
 
+    Args:
+        path: of the file.
+        max_record_bytes: the bound, if not `MAX_RECORD_BYTES`.
+
     Attributes:
         number: how many lines were read, which is the last one's number.
 
     Raises:
         DataError: (while iterating) not UTF-8, damaged or cut gzip data, unreadable, another kind of file, or a record
-            of more than `MAX_RECORD_BYTES`; with file and row.
+            above the bound; with file and row.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, max_record_bytes: int | None = None) -> None:
         self.path, self.number = path, 0
+        self.max_record_bytes = MAX_RECORD_BYTES if max_record_bytes is None else max_record_bytes
         self._record_bytes = 0
 
     def begin_record(self) -> None:
@@ -42,10 +47,10 @@ class Lines:
             with _open(self.path) as file:
                 if wrong := other_content(file.peek()):  # type: ignore[attr-defined]
                     raise DataError(f"{self.path}, row 1: {wrong}")
-                while raw := file.readline(MAX_RECORD_BYTES - self._record_bytes + 1):
+                while raw := file.readline(self.max_record_bytes - self._record_bytes + 1):
                     self.number += 1
                     self._record_bytes += len(raw)
-                    if self._record_bytes > MAX_RECORD_BYTES:
+                    if self._record_bytes > self.max_record_bytes:
                         raise DataError(self._too_long())
                     yield (raw.removeprefix(b"\xef\xbb\xbf") if self.number == 1 else raw).decode("utf-8")
         except UnicodeDecodeError as error:
@@ -62,9 +67,10 @@ class Lines:
             raise DataError(f"{self.path}: cannot be read after row {self.number} ({error.strerror}).") from error
 
     def _too_long(self) -> str:
+        most = f"{self.max_record_bytes // 2**20} MiB"
         return (
-            f"{self.path}, row {self.number}: a record of more than {MAX_RECORD_BYTES // 2**20} MiB. Look for missing "
-            f"line ends, or a quote that is opened and never closed."
+            f"{self.path}, row {self.number}: a record of more than {most}. Look for missing line ends, or a quote "
+            f"that is opened and never closed."
         )
 
 

@@ -71,6 +71,7 @@ def load_data(
     needs_labels: bool = True,
     needs_validation: bool = False,
     looks_for_leaks: bool = True,
+    may_lack_chains: bool | None = None,
     table: Dataset | None = None,
 ) -> LoadedData:
     """Reads, filters, cleans, labels and splits the rows, takes the training subset and looks for leaks.
@@ -83,6 +84,7 @@ def load_data(
         needs_validation: a seeded tenth of train becomes validation where `split_sizes` gives it no share (and no file,
             nor the split column, says which rows); a note says so.
         looks_for_leaks: False leaves the leak report, which takes most of the time, empty.
+        may_lack_chains: whether the task can do without those of `missing_chains`; None: where labels are needed.
         table: rows in memory to use instead of `args.dataset_name` (the demo data).
 
     Returns:
@@ -98,8 +100,11 @@ def load_data(
     """
     if args.interval_by and not needs_labels:
         raise ArgumentError(f"interval_by={args.interval_by!r} is for scores of labels, which this task does not have.")
-    if args.missing_chains and not needs_labels:
-        raise ArgumentError(f"missing_chains={args.missing_chains}: only affinity models do without a chain; drop it.")
+    may_lack_chains = needs_labels if may_lack_chains is None else may_lack_chains
+    if args.missing_chains and not may_lack_chains:
+        raise ArgumentError(
+            f"missing_chains={args.missing_chains}: only affinity models and generators do without a chain; drop it."
+        )
     rules = RowRules.from_arguments(args, needs_labels)
     rejected = Path(output_dir) / REJECTED_FILE if output_dir is not None else None
     parts = _open(args, rules, table)

@@ -55,13 +55,15 @@ def read_parts(
 ) -> list[Part]:
     """Reads a source as its tables, each of which has a column `source_row` with each row's 1-based place in its file.
 
-    CSV, TSV and FASTA columns are text exactly as written: nothing is read as missing. JSON Lines and Parquet keep
+    CSV, TSV and FASTA columns are text exactly as written: nothing is read as missing. JSON and Parquet keep
     numbers as numbers; a column that mixes types becomes text. `source_row` is the line as an editor shows it (header
-    = 1, a record over several lines counts by its first); for Parquet and the Hub it counts records from 1.
+    = 1, a record over several lines counts by its first); for Parquet, a JSON list and the Hub it counts records
+    from 1.
 
     Args:
-        name: a Hub id (`owner/name`); a local .csv, .tsv, .jsonl, .fasta/.fa/.faa (each also .gz) or .parquet; or a
-            folder with files named train, validation (valid, val, dev) and test, which are read one after the other.
+        name: a Hub id (`owner/name`); a local .csv, .tsv, .jsonl, .json (a list), .fasta/.fa/.faa (each also .gz) or
+            .parquet; or a folder with files named train, validation (valid, val, dev) and test, which are read one
+            after the other.
             FASTA headers `>id pKd=7.3 group=a` give the columns id, sequence, pKd, group.
         columns: the columns to keep; None for all.
         config_name, revision: of a Hub dataset.

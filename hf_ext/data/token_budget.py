@@ -208,8 +208,9 @@ def count_tokens(dataset: Any, collator: Any, length_column: str = "length") -> 
     """Tokens per row and input as the collator will make them, special ones included; an upper bound for windows.
 
     Args:
-        dataset: map-style; for a `SequenceCollator` rows of text, for others rows with `length_column` (tokens) or
-            `input_ids`. What a collator pads to a fixed length (`padding="max_length"`) is not known here.
+        dataset: map-style; for a `SequenceCollator` rows of text, for one that has `count_tokens` whatever that takes,
+            for others rows with `length_column` (tokens) or `input_ids`. What a collator pads to a fixed length
+            (`padding="max_length"`) is not known here.
 
     Returns:
         (rows, inputs), int64.
@@ -219,6 +220,8 @@ def count_tokens(dataset: Any, collator: Any, length_column: str = "length") -> 
 
     Cost: one pass over the columns.
     """
+    if hasattr(collator, "count_tokens"):
+        return collator.count_tokens(dataset)
     names = column_names(dataset)
     if hasattr(collator, "columns"):
         inputs = [name for name, columns in collator.columns.items() if set(columns) <= set(names)]

@@ -48,8 +48,7 @@ def make_schedule(args: Any, plan: Plan, work: Work) -> Schedule | None:
     accumulation = changed.get("gradient_accumulation_steps", args.gradient_accumulation_steps)
     num_rows = work.num_rows.get("train", 0)
     if plan.applied("token_budget") and num_rows:
-        tokens = sum(encoder.train.total for encoder in work.encoders)
-        rows = max(1.0, args.max_tokens_per_batch * num_rows / tokens) * args.world_size
+        rows = max(1.0, args.max_tokens_per_batch * num_rows / work.num_train_tokens) * args.world_size
     if args.max_steps > 0:
         steps = args.max_steps
         epochs = steps * rows * accumulation / num_rows if num_rows else 0.0
@@ -94,12 +93,12 @@ def published_rate(hardware: Hardware, dtype: str, width: int) -> Rate | None:
     return Rate(low * peak * 1e12, high * peak * 1e12, basis)
 
 
-def measured_rate(flops_per_second: float, dtype: str) -> Rate:
-    """From `measuring.measure_rate`."""
+def measured_rate(flops_per_second: float, dtype: str, what: str = "one layer, forward") -> Rate:
+    """From `measuring.measure_rate`, or of something else that was measured."""
     low, high = MEASURED_SHARES
     basis = (
-        f"{low:.0%} to {high:.0%} of {flops_per_second / 1e9:,.0f} GFLOP/s in {dtype}, measured here on one layer, "
-        "forward (the share is assumed)"
+        f"{low:.0%} to {high:.0%} of {flops_per_second / 1e9:,.0f} GFLOP/s in {dtype}, measured here on {what} "
+        "(the share is assumed)"
     )
     return Rate(low * flops_per_second, high * flops_per_second, basis)
 

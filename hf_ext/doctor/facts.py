@@ -10,6 +10,7 @@ from ..plan import Plan
 from .estimates import Rate, Schedule
 from .machine import Machine
 from .packages import Package
+from .stage_estimates import StageEstimate
 from .work import Work
 
 Level = Literal["stops", "warns"]
@@ -30,7 +31,7 @@ class Facts:
     """What is known of machine, libraries, plan and work; what could not be found out stays empty.
 
     Attributes:
-        task: "affinity" or "masked_lm".
+        task: "affinity", "masked_lm" or "generation".
         args: `FastTrainingArguments`.
         save_full: frozen encoders are saved with the model.
         rate_basis: what the estimate of time rests on; empty where there is none, then `why_no_time` says why.
@@ -41,6 +42,7 @@ class Facts:
         output_bytes, embedding_bytes, download_bytes: most on disk, in the three folders of `Machine`.
         data: what reading the rows reported, as the run reports it; `labels`: what the run's audit says of training's.
         measure: which weights the run keeps, and what its verdict compares in; empty for masked_lm.
+        stages: of a generator, all three, whichever the command does; empty for others.
         problems: what reading data and model found.
         notes: what could not be found out, and why.
     """
@@ -68,6 +70,7 @@ class Facts:
     data: dict[str, Any] = field(default_factory=dict)
     labels: dict[str, Any] = field(default_factory=dict)
     measure: str = ""
+    stages: list[StageEstimate] = field(default_factory=list)
     problems: list[Finding] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 

@@ -22,7 +22,6 @@ from ..data.arguments import DataArguments
 from ..data.demo import make_demo_encoders
 from ..data.formats import file_format
 from ..data.loading import load_data
-from ..errors import HfExtError
 from ..masked_lm import building as masked_lm
 from ..masked_lm.results import EVALUATION_METRICS as MASKED_LM_METRICS
 from ..plan import Plan, make_plan
@@ -31,6 +30,7 @@ from ..speedups.lora import lora_settings
 from ..tasks import check_inputs
 from . import estimates, sizes
 from .arguments import DoctorArguments
+from .attempts import Attempts
 from .facts import Facts, Finding
 from .machine import Machine, read_machine
 from .measuring import measure_rate
@@ -78,7 +78,7 @@ def gather(task: str, model_args: Any, data_args: DataArguments, args: Any, doct
             reader.notes.append(f"What {machine.cache_dir} already holds is not encoded again: then less time.")
         found: dict[str, Any] = {"why_no_time": "the model could not be read"}
         if work:
-            found = _size_up(args, plan, work, getattr(model_args, "save_full", False))
+            found = size_up(args, plan, work, getattr(model_args, "save_full", False))
             found |= _estimate_time(plan, work, found["schedule"], machine, doctor.measure_seconds)
     found |= {
         "measure": reader.measure,
@@ -95,38 +95,30 @@ def _plan(args: Any, work: Work | None, splits: dict[str, Any], machine: Machine
     return make_plan(args, model, splits.get("train"), inputs, machine.hardware)
 
 
-class _Reader:
+class _Reader(Attempts):
     """Reads data and model as the recipe would; what fails becomes a finding, and the rest goes on without it."""
 
     def __init__(self, task: str, model_args: Any, data_args: DataArguments, args: Any, scratch: Path):
+        super().__init__(REMEDIES)
         self.task, self.model_args, self.data_args, self.args = task, model_args, data_args, args
         self.scratch = scratch
         self.report: dict[str, Any] = {}
         self.labels: dict[str, Any] = {}
         self.measure = ""
-        self.problems: list[Finding] = []
-        self.notes: list[str] = []
 
     def read(self) -> tuple[Work | None, dict[str, Any]]:
         """The work, with data where there is any, and the splits."""
         table = self._fill_in_demo() if self.data_args.dataset_name is None else None
-        self._try("measure", self._read_measure)
-        work = self._try("model", self._sketch)
-        splits: Mapping[str, Any] = self._try("data", lambda: self._load(table)) or {}
+        self.attempt("measure", self._read_measure)
+        work = self.attempt("model", self._sketch)
+        splits: Mapping[str, Any] = self.attempt("data", lambda: self._load(table)) or {}
         if work and splits:
-            limits = self._try("inputs", lambda: self._check_inputs(work, splits)) or {}
+            limits = self.attempt("inputs", lambda: self._check_inputs(work, splits)) or {}
             work = add_data(work, splits, limits)
             if work.is_stream and self.args.max_steps <= 0:
                 text = "a stream has no length, so when training ends is not known"
                 self.problems.append(Finding("stream", "stops", text, "--max_steps N"))
         return work, dict(splits)
-
-    def _try(self, name: str, action: Any) -> Any:
-        try:
-            return action()
-        except HfExtError as error:
-            self.problems.append(Finding(name, "stops", "\n".join(str(error).splitlines()[:5]), REMEDIES[name]))
-            return None
 
     def _fill_in_demo(self) -> Any:
         self.notes.append("No --dataset_name: generated demo data and small untrained encoders.")
@@ -184,7 +176,8 @@ class _Reader:
         return limits
 
 
-def _size_up(args: Any, plan: Plan, work: Work, save_full: bool) -> dict[str, Any]:
+def size_up(args: Any, plan: Plan, work: Work, save_full: bool) -> dict[str, Any]:
+    """Schedule, memory, disk and downloads of a run, as `Facts` names them."""
     schedule = estimates.make_schedule(args, plan, work)
     rows = schedule.batch_rows if schedule else args.per_device_train_batch_size * args.world_size
     memory, static_bytes, step_bytes = sizes.estimate_memory(args, plan, work, rows)

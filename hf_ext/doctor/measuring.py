@@ -42,11 +42,13 @@ def measure_rate(
     batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     per_token, per_pair = flops_coefficients(encoder)
     with torch.no_grad(), context:
-        passes, elapsed = _time(lambda: encoder(**batch).last_hidden_state, device, seconds)
+        passes, elapsed = time_passes(lambda: encoder(**batch).last_hidden_state, device, seconds)
     return (per_token + per_pair * length) * rows * length * passes / elapsed
 
 
-def _time(run: Any, device: str, seconds: float) -> tuple[int, float]:
+def time_passes(run: Any, device: str, seconds: float) -> tuple[int, float]:
+    """Calls `run` once to warm up, then for so long, but at least once; how often, and the seconds that it took."""
+
     def finish() -> float:
         if device == "cuda":
             torch.cuda.synchronize()

@@ -15,13 +15,14 @@ from .estimates import money
 from .facts import Facts, Finding
 from .findings import would_run
 from .machine import describe_abilities, describe_precision
+from .stage_page import describe_times, format_stages, stage_values
 
 WIDTH = 100
 PROCESS_GIB = 0.6  # peak of runs with the smallest models: 0.61 to 0.68 measured
 
 
 def format_page(facts: Facts, findings: list[Finding]) -> str:
-    """A page of 100 columns: machine, versions, plan, data, labels, estimate, what is off, whether it would run."""
+    """A page of 100 columns: machine, versions, plan, data, labels, estimates, what is off, whether it would run."""
     sections = [
         _machine(facts),
         _versions(facts),
@@ -30,6 +31,7 @@ def format_page(facts: Facts, findings: list[Finding]) -> str:
         else "Plan: it depends on a model that could not be read.",
         *_data(facts),
         _estimate(facts),
+        *_stages(facts),
         _off(findings),
     ]
     return "\n\n".join(sections)
@@ -60,6 +62,7 @@ def page_values(facts: Facts, findings: list[Finding]) -> dict[str, Any]:
             "embedding_bytes": facts.embedding_bytes,
             "download_bytes": facts.download_bytes,
         },
+        "stages": [stage_values(stage, facts.args.dollars_per_hour) for stage in facts.stages] or None,
         "findings": [dataclasses.asdict(finding) for finding in findings],
         "notes": facts.notes,
     }
@@ -154,6 +157,15 @@ def _estimate(facts: Facts) -> str:
         beside = f", and {PROCESS_GIB} GiB of Python and libraries" if facts.machine.hardware.kind == "cpu" else ""
         lines += wrap(f"memory while training: {parts}{beside}")
     return "\n".join([*lines, *(line for note in facts.notes for line in wrap(f"note: {note}"))])
+
+
+def _stages(facts: Facts) -> list[str]:
+    """Of a generator: what each stage would take, here and elsewhere."""
+    if not facts.stages:
+        return []
+    table = format_stages(facts.stages, facts.args.dollars_per_hour)
+    said = [line for text in describe_times(facts.stages) for line in wrap(text)]
+    return ["\n".join(["Stages, no measurement of these runs", table, *said])]
 
 
 def _off(findings: list[Finding]) -> str:

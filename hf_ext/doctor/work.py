@@ -95,6 +95,7 @@ class Work:
         columns: encoder input -> the columns that it reads.
         head_parameters: trainable parameters outside encoders, of one head.
         num_heads: heads that train one after the other (`--num_seeds`).
+        other_tokens: of the rows of train, what no encoder of these reads.
         num_rows: rows of each split; of a stream, how many rows at its start the tokens were counted on.
     """
 
@@ -105,6 +106,12 @@ class Work:
     num_heads: int = 1
     num_rows: dict[str, int] = field(default_factory=dict)
     is_stream: bool = False
+    other_tokens: int = 0
+
+    @property
+    def num_train_tokens(self) -> int:
+        """Of all rows of train."""
+        return self.other_tokens + sum(encoder.train.total for encoder in self.encoders)
 
     @property
     def num_trainable(self) -> int:
@@ -121,7 +128,7 @@ def sketch_affinity(args: AffinityArguments, sequence_columns: Sequence[str], lo
     specs, towers = read_towers(args, sequence_columns, lora)
     with torch.device("meta"):
         model = AffinityModel(build_config(specs, towers, **model_settings(args)))
-        encoders = [_sketch_encoder(spec) for spec in specs]
+        encoders = [sketch_encoder(spec) for spec in specs]
     head = sum(p.numel() for p in model.head.parameters())
     return Work(model, model.config.input_columns, encoders, head, args.num_seeds)
 
@@ -145,7 +152,8 @@ def _untrained(args: MaskedLMArguments) -> PreTrainedModel:
     return model
 
 
-def _sketch_encoder(spec: EncoderSpec) -> Encoder:
+def sketch_encoder(spec: EncoderSpec) -> Encoder:
+    """An encoder without its weights; to be called on torch's meta device."""
     name = spec.name_or_path if len(spec.name_or_path) < 40 else "..." + spec.name_or_path[-37:]
     encoder = build_encoder(spec)
     return replace(_count(name, spec.name_or_path, spec.training, encoder), config=spec.config)

@@ -10,12 +10,11 @@ from dataclasses import dataclass, field
 import torch
 from tqdm.auto import tqdm
 
-from .finite import Encode, encode_finite, name_sequences
+from .finite import AnyEncode, Embeddings, encode_finite, join_blocks, name_sequences
 from .store import EmbeddingStore
 
 logger = logging.getLogger(__name__)
 
-SHARD_SEQUENCES = 1024  # what a kill can cost at most, per process
 NUM_SHARDS = 16  # at least so many, as long as that leaves SMALLEST_SHARD in each: small sets are shared out too
 SMALLEST_SHARD = 32
 _SIGNS = ("can't allocate memory", "MPS backend out of memory")  # RuntimeErrors of CPU and MPS allocators
@@ -35,9 +34,9 @@ class EncodingReport:
 def fill_store(
     store: EmbeddingStore,
     sequences: Sequence[str],
-    encode: Encode,
+    encode: AnyEncode,
     *,
-    encode_exactly: Encode | None = None,
+    encode_exactly: AnyEncode | None = None,
     tokens_per_batch: int,
     process_index: int = 0,
     num_processes: int = 1,
@@ -54,11 +53,11 @@ def fill_store(
     Args:
         store: where embeddings go.
         sequences: encoder inputs, repeats allowed; parts of a pair joined by `|`.
-        encode: maps n inputs of similar length to (n, width).
+        encode: maps n inputs of similar length to (n, width); of a `TokenStateStore`, to n tensors (tokens, width).
         encode_exactly: the same in float32, for inputs that overflow; None where `encode` already is.
         tokens_per_batch: bound on sequences times longest; halved whenever memory runs out.
-        shard_sequences: sequences per shard file; None: `SHARD_SEQUENCES`, fewer where there are few distinct ones. It
-            does not depend on the number of processes, nor on what is stored, and so neither do the files.
+        shard_sequences: sequences per shard file; None: as many as the store says, fewer where there are few distinct
+            ones. It does not depend on the number of processes, nor on what is stored, and so neither do the files.
 
     Raises:
         MemoryError: a single sequence does not fit.
@@ -66,7 +65,7 @@ def fill_store(
     """
     missing = store.missing(sequences)
     if shard_sequences is None:
-        shard_sequences = min(SHARD_SEQUENCES, max(SMALLEST_SHARD, -(-len(set(sequences)) // NUM_SHARDS)))
+        shard_sequences = min(store.shard_sequences, max(SMALLEST_SHARD, -(-len(set(sequences)) // NUM_SHARDS)))
     shards = [missing[i : i + shard_sequences] for i in range(0, len(missing), shard_sequences)]
     mine = shards[process_index::num_processes]
     report = EncodingReport(tokens_per_batch=tokens_per_batch)
@@ -80,7 +79,7 @@ def fill_store(
             for batch in _batches(shard, report):
                 blocks.append(_encode_fitting(encode, encode_exactly, batch, report))
                 progress.update(sum(map(len, batch)))
-            store.add(shard, torch.cat(blocks))
+            store.add(shard, join_blocks(blocks))
             report.num_encoded += len(shard)
     report.num_residues, report.seconds = total, time.perf_counter() - start
     if report.overflowed:
@@ -101,8 +100,8 @@ def _batches(shard: Sequence[str], report: EncodingReport) -> Iterator[Sequence[
 
 
 def _encode_fitting(
-    encode: Encode, encode_exactly: Encode | None, batch: Sequence[str], report: EncodingReport
-) -> torch.Tensor:
+    encode: AnyEncode, encode_exactly: AnyEncode | None, batch: Sequence[str], report: EncodingReport
+) -> Embeddings:
     """Encodes a batch, in halves where memory does not suffice; remembers the size that fitted and what overflowed."""
     try:
         embeddings, overflowed = encode_finite(encode, encode_exactly, batch)
@@ -123,7 +122,7 @@ def _encode_fitting(
     report.tokens_per_batch = max(half * len(batch[0]), len(batch[0]))
     logger.warning("Out of memory with %d sequences per batch; going on with %d.", len(batch), half)
     halves = (batch[:half], batch[half:])
-    return torch.cat([_encode_fitting(encode, encode_exactly, part, report) for part in halves])
+    return join_blocks([_encode_fitting(encode, encode_exactly, part, report) for part in halves])
 
 
 def _is_out_of_memory(error: BaseException) -> bool:

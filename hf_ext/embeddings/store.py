@@ -24,12 +24,16 @@ from .shortening import WHOLE, Shortening
 logger = logging.getLogger(__name__)
 
 HASH_BYTES = 16
+SHARD_SEQUENCES = 1024  # what a kill can cost at most, per process
 _SHARD_GLOB = "shard-*.safetensors"
 
 
 def hash_sequence(sequence: str) -> bytes:
     """Identity of one encoder input: residues, with `|` between the parts of a pair."""
     return hashlib.blake2b(sequence.encode("ascii"), digest_size=HASH_BYTES).digest()
+
+
+Shard = dict[str, torch.Tensor]
 
 
 class EmbeddingStore:
@@ -52,7 +56,13 @@ class EmbeddingStore:
             a folder, pipe or device where a file belongs, which is left as it is.
 
     Cost: opening reads and hashes every shard once, about 1 s per GB.
+
+    Attributes:
+        shard_sequences: the most that a shard holds, where nobody says otherwise.
     """
+
+    shard_sequences = SHARD_SEQUENCES
+    _tensors: tuple[str, ...] = ("hashes", "embeddings")  # of a shard: what they are of, and what they are
 
     def __init__(self, cache_dir: str | os.PathLike[str], key: dict[str, Any], shortening: Shortening = WHOLE):
         self.key, self.shortening = key, shortening
@@ -91,13 +101,13 @@ class EmbeddingStore:
                 path.unlink(missing_ok=True)
         for path in sorted(self.folder.glob(_SHARD_GLOB)):
             _check_regular(path)
-            shard = _read_verified(path)
+            shard = _read_verified(path, self._tensors)
             if shard is None:
                 self.num_corrupt += 1
                 logger.warning("Embedding shard %s is corrupt; removed, its sequences are encoded again.", path)
                 path.unlink(missing_ok=True)
                 continue
-            finite = torch.isfinite(shard["embeddings"]).all(1)
+            finite = self._find_finite(shard)
             if not finite.all():
                 self._drop_rows(path, shard, finite)
                 continue
@@ -109,7 +119,7 @@ class EmbeddingStore:
         absent = {sequence for sequence in sequences if self._digest(sequence) not in self._index}
         return sorted(absent, key=lambda sequence: (-len(sequence), sequence))
 
-    def add(self, sequences: Sequence[str], embeddings: torch.Tensor) -> Path:
+    def add(self, sequences: Sequence[str], embeddings: Any) -> Path:
         """Writes one shard; returns its path. `embeddings`: (len(sequences), width).
 
         Raises:
@@ -117,27 +127,39 @@ class EmbeddingStore:
         """
         refuse_not_finite(sequences, embeddings, "to be stored")
         digests = np.frombuffer(b"".join(map(self._digest, sequences)), np.uint8).reshape(-1, HASH_BYTES)
-        return self._write(digests, embeddings)
+        return self._write({"hashes": torch.from_numpy(digests.copy()), **self._as_tensors(embeddings)})
 
-    def _write(self, digests: np.ndarray, embeddings: torch.Tensor) -> Path:
-        """Writes one shard and adds it to the index. `digests`: (rows, HASH_BYTES) uint8."""
-        tensors = {"hashes": torch.from_numpy(digests.copy()), "embeddings": embeddings.cpu().contiguous()}
+    def _as_tensors(self, embeddings: Any) -> Shard:
+        """What a shard holds beside the hashes of its sequences."""
+        return {"embeddings": embeddings.cpu().contiguous()}
+
+    def _find_finite(self, shard: Shard) -> torch.Tensor:
+        """Which sequences of a shard have finite embeddings: (rows,), bool."""
+        return torch.isfinite(shard["embeddings"]).all(1)
+
+    def _keep(self, shard: Shard, kept: torch.Tensor) -> Shard:
+        """A shard with those sequences alone that are `kept`, (rows,), bool."""
+        return {name: tensor[kept] for name, tensor in shard.items()}
+
+    def _write(self, tensors: Shard) -> Path:
+        """Writes one shard and adds it to the index."""
+        digests = tensors["hashes"].numpy()
         path = self.folder / f"shard-{hashlib.sha256(digests.tobytes()).hexdigest()[:20]}.safetensors"
         _write_atomically(path, save(tensors, metadata={"sha256": _content_hash(tensors)}))
         for row, digest in enumerate(digests):
             self._index[digest.tobytes()] = (path, row)
         return path
 
-    def _drop_rows(self, path: Path, shard: dict[str, torch.Tensor], finite: torch.Tensor) -> None:
+    def _drop_rows(self, path: Path, shard: Shard, finite: torch.Tensor) -> None:
         """Writes a shard anew without the rows that are not finite; they are missing from then on."""
         num_dropped = int((~finite).sum())
         logger.warning("Embedding shard %s: %d NaN or infinite; dropped, to be encoded again.", path, num_dropped)
         self.num_not_finite += num_dropped
         if finite.any():
-            self._write(shard["hashes"][finite].numpy(), shard["embeddings"][finite])
+            self._write(self._keep(shard, finite))
         path.unlink(missing_ok=True)
 
-    def gather(self, sequences: Sequence[str], out: torch.Tensor | None = None) -> torch.Tensor:
+    def gather(self, sequences: Sequence[str], out: torch.Tensor | None = None) -> Any:
         """Embeddings of stored sequences, in order: (len(sequences), width), float32, into `out` if given.
 
         Raises:
@@ -184,20 +206,19 @@ def _check_regular(path: Path) -> None:
         )
 
 
-def _content_hash(tensors: dict[str, torch.Tensor]) -> str:
+def _content_hash(tensors: Shard) -> str:
     digest = hashlib.sha256()
-    for name in ("hashes", "embeddings"):
-        tensor = tensors[name]
+    for name, tensor in tensors.items():
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(tensor.view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
-def _read_verified(path: Path) -> dict[str, torch.Tensor] | None:
-    """`hashes`, (rows, HASH_BYTES) uint8, and `embeddings`; None where the file does not hold what it promises."""
+def _read_verified(path: Path, names: Sequence[str]) -> Shard | None:
+    """`hashes`, (rows, HASH_BYTES) uint8, and the others of `names`; None where the file is not what it promises."""
     try:
         with safe_open(path, framework="pt") as shard:
-            tensors = {name: shard.get_tensor(name) for name in ("hashes", "embeddings")}
+            tensors = {name: shard.get_tensor(name) for name in names}
             promised = (shard.metadata() or {}).get("sha256")
     except (SafetensorError, OSError, ValueError):
         return None

@@ -101,10 +101,15 @@ def shorten_encoder_paths(folder: Path) -> None:
     """
     file = folder / "config.json"
     config = json.loads(file.read_text()) if file.is_file() else {}
-    if config.get("model_type") != "hf_ext_affinity":
+    kind = config.get("model_type")
+    if kind == "hf_ext_affinity":
+        encoders, whole = config["encoders"], ["full"]
+    elif kind == "hf_ext_generator":  # which is saved whole with adapters too
+        encoders, whole = [*filter(None, [config.get("antigen_encoder")])], ["full", "lora"]
+    else:
         return
-    for encoder in config["encoders"]:
+    for encoder in encoders:
         encoder["config"].pop("_name_or_path", None)  # the same path again, which nothing reads
-        if os.path.isabs(encoder["name_or_path"]) and (config["save_full"] or encoder["training"] == "full"):
+        if os.path.isabs(encoder["name_or_path"]) and (config["save_full"] or encoder["training"] in whole):
             encoder["name_or_path"] = os.path.basename(os.path.normpath(encoder["name_or_path"]))
     file.write_text(json.dumps(config, indent=2) + "\n")

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
+from torch import nn
 
 from .affinity import AffinityModel
 
@@ -22,16 +23,24 @@ def encoding_in_float32(model: AffinityModel, name: str) -> Iterator[None]:
     Cost: one pass over the weights each way, and memory for them in float32.
     """
     model.attach_encoders()
-    encoder = model.encoders[str(model.tower_of(name).encoder)]
     autocast = model.config.encoder_autocast
-    halves = [(p, p.dtype) for p in encoder.parameters() if p.dtype in (torch.bfloat16, torch.float16)]
     model.config.encoder_autocast = None
+    try:
+        with computing_in_float32(model.encoders[str(model.tower_of(name).encoder)]):
+            yield
+    finally:
+        model.config.encoder_autocast = autocast
+
+
+@contextmanager
+def computing_in_float32(encoder: nn.Module) -> Iterator[None]:
+    """Within it, weights in half precision are widened, in place; afterwards they are narrowed, which loses nothing."""
+    halves = [(p, p.dtype) for p in encoder.parameters() if p.dtype in (torch.bfloat16, torch.float16)]
     for parameter, _ in halves:
         parameter.data = parameter.data.float()
     try:
         yield
     finally:
-        model.config.encoder_autocast = autocast
         for parameter, dtype in halves:
             parameter.data = parameter.data.to(dtype)
 

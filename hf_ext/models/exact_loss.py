@@ -15,6 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 from torch.nn import functional
+from transformers import PreTrainedModel
 
 from ..errors import ArgumentError, DataError
 
@@ -33,8 +34,11 @@ LOSS_KINDS: dict[str, LossKind] = {
 def find_loss_kind(model: nn.Module) -> LossKind | None:
     """What the loss of `model` counts; None where its loss is not known to be that of a class in `LOSS_KINDS`.
 
-    A subclass is covered as long as its `forward` is the one of transformers.
+    A subclass is covered as long as its `forward` is the one of transformers. A model of ours that computes its loss
+    with `exact_loss` says so by itself, as `loss_kind`.
     """
+    if isinstance(model, PreTrainedModel) and getattr(type(model), "loss_kind", None) is not None:
+        return type(model).loss_kind  # type: ignore[attr-defined]
     for base in type(model).__mro__:
         if base.__name__ in LOSS_KINDS and base.__module__.startswith("transformers.models."):
             return LOSS_KINDS[base.__name__] if type(model).forward is base.forward else None  # type: ignore[attr-defined]

@@ -23,9 +23,10 @@ _FRAMING = ("cls_token_id", "bos_token_id", "eos_token_id", "sep_token_id", "pad
 class BatchCounter:
     """Adds up `COUNTS` over the training batches of one model.
 
-    `residues`: tokens that are neither padding nor framing (begin, end, separator); masked ones count.
-    `tokens`: those that are not padding. `padded_tokens`: all positions of the batch as it was collated.
-    `flops`: of forward and backward over real tokens, see `flops.py`. `sequences`: rows.
+    `residues`: tokens that are neither padding nor framing (begin, end, separator); masked ones count. `tokens`: those
+    that are not padding. `padded_tokens`: all positions of the batch as it was collated. `flops`: of forward and
+    backward over real tokens, see `flops.py`. `sequences`: rows. Of an encoder-decoder, what it writes counts too, but
+    for FLOPs.
 
     Args:
         model: is watched from now on, while it is in training mode; `detach` ends that.
@@ -72,6 +73,8 @@ class BatchCounter:
         parts = [self._count_tokens(_encoder_of(model, name), name, live[name]) for name in live]
         if torch.is_tensor(kwargs.get("input_ids")):
             parts.append(self._count_tokens(model, "", kwargs))
+        if _writes_labels(model, kwargs.get("labels")):
+            parts.append(self._count_written(kwargs["labels"]))
         if kwargs.get("embeddings") or not parts:
             self.unit = "sequences"
         elif self.unit == "residues" and not live and not self._framing:
@@ -93,6 +96,14 @@ class BatchCounter:
         per_token, per_pair = self._flops_of(encoder, name)
         flops = per_token * tokens + per_pair * _count_pairs(real, batch).to(dtype)
         return torch.stack([residues, tokens, torch.full_like(tokens, ids.numel()), flops])
+
+    def _count_written(self, labels: torch.Tensor) -> torch.Tensor:
+        """Residues, tokens and padded tokens that a decoder writes: (4,); its FLOPs are not known here."""
+        dtype = torch.float32 if labels.device.type == "mps" else torch.float64
+        real = labels >= 0
+        tokens = real.sum(dtype=dtype)
+        residues = (real & ~self._is_framing(labels)).sum(dtype=dtype)
+        return torch.stack([residues, tokens, torch.full_like(tokens, labels.numel()), torch.zeros_like(tokens)])
 
     def _real_tokens(self, ids: torch.Tensor, mask: Any) -> torch.Tensor:
         if torch.is_tensor(mask) and mask.shape == ids.shape:
@@ -128,6 +139,12 @@ def _encoder_of(model: Any, name: str) -> nn.Module:
     if index not in model.encoders:
         model.attach_encoders()
     return model.encoders[index]
+
+
+def _writes_labels(model: nn.Module, labels: Any) -> bool:
+    """Whether labels are tokens that an encoder-decoder writes, beside those that it reads."""
+    is_written = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
+    return bool(is_written) and torch.is_tensor(labels) and labels.dim() == 2 and not labels.is_floating_point()
 
 
 def _packed_positions(batch: Mapping[str, Any]) -> torch.Tensor | None:

@@ -34,7 +34,11 @@ class Decision:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What decisions need to know of a model; `classes` are the names of its own class and that under a wrapper."""
+    """What decisions need to know of a model; `classes` are the names of its own class and that under a wrapper.
+
+    `families`: model types of its encoders. `has_own_decoder`: a decoder of ours reads what an encoder puts out; then
+    they have the model's own type too, so that nobody takes the whole model for packed.
+    """
 
     families: tuple[str, ...] = ()
     frozen_inputs: tuple[str, ...] = ()
@@ -44,6 +48,7 @@ class ModelFacts:
     num_encoder_matrices: int = 0  # that train
     classes: tuple[str, ...] = ()
     has_adapters: bool = False
+    has_own_decoder: bool = False
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,8 @@ def _problem(context: Context) -> str | None:
     args, hardware = context.args, context.hardware
     if not set(attention.FAMILIES) & set(context.model.families):
         return f"known for blocks of {' and '.join(attention.FAMILIES)} encoders; the model has none"
+    if context.model.has_own_decoder:
+        return "no gain was measured for an encoder whose states a decoder reads"
     if context.caches_all_inputs:
         return "no encoder trains: blocks run once per distinct sequence"
     if args.torch_compile:

@@ -12,12 +12,11 @@ import torch
 import transformers
 
 from ..data.collators import SequenceCollator
-from ..embeddings.finite import Encode
 from ..embeddings.shortening import Shortening
 from ..matmul import read_matmul_precision
 from ..models.affinity import AffinityModel
 from ..models.encoders import identify_encoder
-from ..models.exact_encoding import exact_encoding
+from ..models.exact_encoding import Encode, exact_encoding
 
 
 @dataclass(frozen=True)

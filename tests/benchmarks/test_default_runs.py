@@ -43,7 +43,7 @@ def test_runs_are_made_once_and_written_with_scores_costs_and_baselines(tmp_path
     again = measure(tmp_path, *words)
     assert (again.returncode, again.stdout) == (0, "")
     assert [*json.loads((tmp_path / "runs.json").read_text())["runs"]] == [run]
-    # The innocent twin: a set that cannot run ends in its own message, and what was measured stays.
+    # A set that cannot run ends in its own message, and what was measured stays.
     failed = measure(tmp_path, "--only", "stability", "--seeds", "1", "--heads", "mlp")
     assert failed.returncode == 1
     assert "stability.csv.gz" in failed.stderr.splitlines()[-1]

@@ -79,7 +79,7 @@ def test_names_that_are_no_sequence_columns_are_refused_and_so_is_a_masked_langu
     with pytest.raises(ArgumentError, match="each once"):
         DataArguments(sequence_columns=["heavy", "light"], missing_chains=["light", "light"])
     path = write(tmp_path, ["DIQMTQ"] * 10)
-    with pytest.raises(ArgumentError, match="only affinity models do without a chain"):
+    with pytest.raises(ArgumentError, match="only affinity models and generators do without a chain"):
         load_data(arguments(path, "light"), output_dir=None, seed=0, needs_labels=False)
 
 

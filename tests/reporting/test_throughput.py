@@ -10,6 +10,7 @@ import pytest
 import torch
 from datasets import Dataset
 from miniature_esm import make_esm
+from tiny_generators import make_batch, make_generator
 from transformers import (
     DataCollatorForLanguageModeling,
     EsmForMaskedLM,
@@ -19,6 +20,7 @@ from transformers import (
     TrainingArguments,
 )
 
+from hf_ext.data.antibody_pairs import PairEncoder
 from hf_ext.errors import ArgumentError
 from hf_ext.hardware import describe_hardware
 from hf_ext.reporting.batch_counts import BatchCounter
@@ -242,6 +244,17 @@ def test_affinity_models_count_the_residues_of_all_towers(make_affinity, demo_ro
     assert sequences == 4
     assert padded >= tokens == residues + 2 * 3 * 4  # two framing tokens per tower input
     assert (counter.unit, flops > 0) == ("residues", True)
+
+
+def test_what_a_generator_writes_counts_beside_what_it_reads() -> None:
+    model = make_generator().train()
+    counter = BatchCounter(model, PairEncoder().tokenizer)
+    batch = make_batch()
+    model(**batch)
+    # Read: 18 + 3 + 7 residues of three distinct antigens, two framing tokens each, padded to 20. Written: 9 + 5, 3,
+    # 5 + 2 and 2 + 8 residues, with an end each and a separator in three; padded to 9 + 1 + 5 + 1.
+    residues, tokens, padded = (18 + 3 + 7) + (14 + 3 + 7 + 10), (28 + 6) + (34 + 4 + 3), 3 * 20 + 4 * 16
+    assert counter.take()[[0, 1, 2, 4]].tolist() == [residues, tokens, padded, 4]
 
 
 def test_cached_embeddings_count_rows_only(make_affinity) -> None:

@@ -125,7 +125,7 @@ def test_recomputing_by_fsdp_is_refused_for_a_peft_model_whose_adapters_would_no
 
 
 def test_blocks_that_fsdp_recomputes_are_not_compiled(fsdp2):
-    facts = SimpleNamespace(families=("esm",), frozen_inputs=(), trains_encoders=True)
+    facts = ModelFacts(families=("esm",))
     args = make_args(speedups=["compile"])
     fsdp2(ACTIVATION_CHECKPOINTING="false")
     assert compile.decide(Context(A100, args, facts, world_size=2)).status == "applied"

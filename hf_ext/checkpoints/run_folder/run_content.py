@@ -14,7 +14,8 @@ from .run_signs import is_of_a_run
 
 # What a run or its model consists of in the output folder: files that are opened there, or replaced.
 _MODEL = rf"{WEIGHTS}|{CONFIG}|{TOKENIZER}|{re.escape(MODEL_MANIFEST)}"
-_RESULTS = r"predictions\.csv|rejected_rows\.csv|report\.(html|md)|(loss|scatter)\.png|finished\.json"
+_GENERATION = r"gates\.json|generated\.csv|epoch_samples\.jsonl"
+_RESULTS = rf"{_GENERATION}|predictions\.csv|rejected_rows\.csv|report\.(html|md)|(loss|scatter)\.png|finished\.json"
 _RECORDS = r"plan\.json|all_results\.json|trainer_state\.json|training_args\.(json|bin)|throughput\.json"
 _REPLACED = re.compile(rf"{_MODEL}|{_RESULTS}|{_RECORDS}|teacher_predictions\.safetensors")
 _KEPT = re.compile(r"run\.log|README(\.hf_ext)?\.md")  # added to, or somebody's own

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...units import is_finite, metric_title, number, share
+from ...units import capitalize, is_finite, metric_title, number, share
 from ..markdown import code, plain
 from ..near_copies import describe_near_copies
 from ..report.run_files import RunFiles
@@ -31,7 +31,7 @@ def limits_section(run: RunFiles) -> list[str]:
     """Markdown: a list, the most serious first."""
     data = as_dict(run.results.get("data"))
     lines = [*_basic(run), *_alarms(run), *_split(data), *_leaks(data)]
-    if not run.is_masked_lm:
+    if not (run.is_masked_lm or run.is_generator):
         lines += _labels(run)
     lines += [*_lengths(run, data), *_scores(run), *_reference(run)]
     lines += [f"This is about {_task(run)}, and about nothing else: no safety, no function in a cell, no patient."]
@@ -41,13 +41,18 @@ def limits_section(run: RunFiles) -> list[str]:
 def _task(run: RunFiles) -> str:
     if run.is_masked_lm:
         return "filling in masked residues"
+    if run.is_generator:
+        return "writing sequences like those of the training antibodies"
     return f"predicting {code(label_name(run))} as it was measured in the training data"
 
 
 def _basic(run: RunFiles) -> list[str]:
     lines = []
     if is_demo(run):
-        lines.append("Trained on generated demo data: it shows that the code works and predicts nothing real.")
+        does = "writes" if run.is_generator else "predicts"
+        lines.append(f"Trained on generated demo data: it shows that the code works and {does} nothing real.")
+    if run.is_generator:
+        return [*lines, *_generator_lines(run)]
     verdict = as_dict(run.results.get("verdict"))
     better, baseline = verdict.get("is_better"), plain(verdict.get("baseline") or "a trivial predictor")
     if better is False:
@@ -55,6 +60,14 @@ def _basic(run: RunFiles) -> list[str]:
     if better is None:
         lines.append(f"Whether it is better than {baseline} is not decided by this run.")
     return lines
+
+
+def _generator_lines(run: RunFiles) -> list[str]:
+    """What the verdict found wrong, or did not find out."""
+    verdict = as_dict(as_dict(run.results.get("generation")).get("verdict"))
+    found = [as_dict(one) for one in verdict.get("findings") or []]
+    wrong = [one for one in found if one.get("is_failure") or one.get("kind") in ("undecided", "discriminator")]
+    return [plain(capitalize(f"{one.get('text')}.")) for one in wrong]
 
 
 def _alarms(run: RunFiles) -> list[str]:
@@ -139,7 +152,7 @@ def _reference(run: RunFiles) -> list[str]:
     lines = []
     if missing_bases(run):
         lines.append("A pretrained model that it needs is neither in this repository nor on the Hub.")
-    if not (run.is_masked_lm or _resamples_units(run)):
+    if not (run.is_masked_lm or run.is_generator or _resamples_units(run)):
         lines.append(
             "The intervals treat rows as independent: where rows share an antibody or an antigen they are too narrow "
             "for a claim about new ones."

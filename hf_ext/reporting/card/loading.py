@@ -8,6 +8,7 @@ from ..markdown import code, code_block
 from ..report.run_files import RunFiles
 from ..report.summary import label_name, list_columns
 from ..report.values import as_dict
+from .generation import generator_code, sampling_lines
 from .metadata import is_adapter
 from .names import PLACEHOLDER, bases, is_hub_id, last_part
 
@@ -17,12 +18,14 @@ EXAMPLES = ("EVQLVESGGGLVQPGGSLRLSCAAS", "DIQMTQSPSSLSASVGDRVTITCRAS", "MKTAYIAK
 
 def loading_section(run: RunFiles, repo: str) -> list[str]:
     """Markdown: what to install, the code, what it returns, what else must be there."""
-    shown = _masked_lm_code(run, repo) if run.is_masked_lm else _affinity_code(run, repo)
+    shown = _code(run, repo)
     package = "`peft`" if is_adapter(run) else "`transformers`" if run.is_masked_lm else "`hf_ext`"
     lines = ["## How to load it", "", f"With {package} installed:", "", code_block("\n".join(shown), "python"), ""]
     if repo == PLACEHOLDER:
         lines += [f"`{PLACEHOLDER}` is the model's id on the Hub, or the path of its folder.", ""]
-    if not run.is_masked_lm:
+    if run.is_generator:
+        lines += sampling_lines(repo)
+    elif not run.is_masked_lm:
         label = code(label_name(run))
         unit = f"higher for a higher {label}" if ranks(run) else f"in the unit of {label}"
         lines += [
@@ -40,6 +43,12 @@ def loading_section(run: RunFiles, repo: str) -> list[str]:
             "",
         ]
     return lines
+
+
+def _code(run: RunFiles, repo: str) -> list[str]:
+    if run.is_generator:
+        return generator_code(repo)
+    return _masked_lm_code(run, repo) if run.is_masked_lm else _affinity_code(run, repo)
 
 
 def ranks(run: RunFiles) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 from huggingface_hub import EvalResult, ModelCardData
 
 from ...units import is_finite, metric_title
+from ..report.generation import generation_scores, measure_title
 from ..report.run_files import RunFiles
 from ..report.values import as_dict
 from .names import bases, is_hub_id, last_part
@@ -67,7 +68,7 @@ def _base_ids(run: RunFiles) -> list[str]:
 
 
 def _tags(run: RunFiles) -> list[str]:
-    task = "masked-lm" if run.is_masked_lm else "regression"
+    task = "masked-lm" if run.is_masked_lm else "antibody-generation" if run.is_generator else "regression"
     lora = ["lora"] if any(base.get("training") == "lora" for base in bases(run)) else []
     demo = ["demo"] if is_demo(run) else []
     return ["hf_ext", "biology", "protein", "protein-language-model", task, *lora, *demo]
@@ -93,6 +94,11 @@ def eval_results(run: RunFiles) -> list[EvalResult]:
         name, kind = "Generated demo data", "generated"
     else:
         name, kind = (dataset, dataset) if on_hub else (last_part(dataset), "local-file")
+    task_type, task_name = "regression", "Regression on protein sequences"
+    if run.is_masked_lm:
+        task_type, task_name = "fill-mask", "Masked language modelling"
+    elif run.is_generator:
+        task_type, task_name = "text-generation", "Antibodies for an antigen"
     results = []
     for metric, score in as_dict(scores.get("model")).items():
         value = score.get("value") if isinstance(score, dict) else score
@@ -100,15 +106,15 @@ def eval_results(run: RunFiles) -> list[EvalResult]:
             continue
         results.append(
             EvalResult(
-                task_type="fill-mask" if run.is_masked_lm else "regression",
-                task_name="Masked language modelling" if run.is_masked_lm else "Regression on protein sequences",
+                task_type=task_type,
+                task_name=task_name,
                 dataset_type=kind,
                 dataset_name=name,
                 dataset_split=split,
                 dataset_config=run.settings.get("dataset_config_name") if on_hub else None,
                 dataset_revision=run.settings.get("dataset_revision") if on_hub else None,
                 metric_type=_METRIC_IDS.get(metric, metric),
-                metric_name=metric_title(metric),
+                metric_name=measure_title(metric) if run.is_generator else metric_title(metric),
                 metric_value=value,
                 verified=False,
             )
@@ -118,6 +124,8 @@ def eval_results(run: RunFiles) -> list[EvalResult]:
 
 def scored_split(run: RunFiles) -> tuple[str, dict[str, Any]]:
     """Name of the split that the card's scores are of, and predictor -> metric -> score."""
+    if run.is_generator:
+        return "test", generation_scores(run)
     for split in ("test", "validation"):
         found = as_dict(run.results.get(split))
         scores = found if run.is_masked_lm else as_dict(found.get("scores"))

@@ -11,6 +11,7 @@ from urllib.parse import quote
 from ..markdown import code, plain
 from ..report.run_files import RunFiles
 from ..report.values import as_dict, setting
+from .generation import generator_bases
 
 PLACEHOLDER = "USER/NAME"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -91,6 +92,8 @@ def bases(run: RunFiles) -> list[dict[str, Any]]:
     towers = as_dict(run.results.get("model")).get("towers")
     if towers:
         return [dict(tower) for tower in towers]
+    if run.is_generator:
+        return generator_bases(run)
     name = run.settings.get("model_name_or_path")
     if not name:
         return []

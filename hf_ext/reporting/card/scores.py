@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from ... import units
 from ...units import metric_title
 from ..markdown import plain, plain_line
+from ..report.generation import measure_title
 from ..report.markdown import render_table
 from ..report.run_files import RunFiles
 from ..report.scores import resampled, score_table, undefined_notes
 from ..report.values import as_dict
+from .generation import findings_lines
 from .metadata import scored_split
 
 _OF_SLICES = ("spearman", "rmse")
@@ -23,7 +26,9 @@ def scores_section(run: RunFiles) -> list[str]:
         return ["## Scores", "", "This run left no scores.", ""]
     num_rows = as_dict(run.results.get(split)).get("num_rows")
     where = f"Scores on the {split} split" + (f", {num_rows:,} rows" if num_rows else "")
-    lines = ["## Scores", "", f"{where}{_interval_text(scores)}.", "", _table(scores), ""]
+    lines = ["## Scores", "", f"{where}{_interval_text(scores)}.", "", _table(scores, _title(run)), ""]
+    if run.is_generator:
+        return [*lines, *findings_lines(run)]
     lines += _undefined(scores)
     lines += _groups(scores)
     notes = as_dict(run.results.get(split)).get("notes") or []
@@ -39,12 +44,16 @@ def scores_section(run: RunFiles) -> list[str]:
     return lines
 
 
-def _table(scores: dict[str, Any]) -> str:
+def _title(run: RunFiles) -> Callable[[str], str]:
+    return measure_title if run.is_generator else metric_title
+
+
+def _table(scores: dict[str, Any], title: Callable[[str], str] = metric_title) -> str:
     """The model's metrics, each with its threshold where it has one."""
     metrics = as_dict(scores.get("model")) or as_dict(next(iter(scores.values()), {}))
     limits = {metric: as_dict(score).get("threshold") for metric, score in metrics.items()}
     at = {metric: "" if limit is None else f" at {limit:g} and above" for metric, limit in limits.items()}
-    return render_table(score_table(scores, names={metric: metric_title(metric) + at[metric] for metric in metrics}))
+    return render_table(score_table(scores, names={metric: title(metric) + at[metric] for metric in metrics}))
 
 
 def _interval_text(scores: dict[str, Any]) -> str:

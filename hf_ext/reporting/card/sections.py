@@ -12,6 +12,7 @@ from ..report.summary import label_name
 from ..report.values import as_dict
 from ..run_record import is_secret
 from ..tables import format_markdown_table
+from .generation import generator_lines
 from .loading import ranks, sequence_columns
 from .metadata import data_source, has_licence_file, is_demo
 from .names import bases, is_hub_id, last_part, link_name, show_argument, show_command
@@ -35,6 +36,8 @@ def model_section(run: RunFiles) -> list[str]:
             f"A masked protein language model ({plain(model.get('class', 'class not recorded'))}): it predicts masked "
             f"residues of amino-acid sequences. Trained on {columns}."
         ]
+    elif run.is_generator:
+        lines = generator_lines(run)
     else:
         label, loss = code(label_name(run)), plain(model.get("loss", "not recorded"))
         what = f"the order of rows by {label}, not its values," if ranks(run) else f"{label}, in that column's unit,"
@@ -48,7 +51,8 @@ def model_section(run: RunFiles) -> list[str]:
         for base in bases(run)
     ]
     table = [format_markdown_table(rows, ["reads", "pretrained model", "training", "pooling"]), ""] if rows else []
-    return ["## What it predicts", "", *lines, size, "", *table]
+    title = "## What it writes" if run.is_generator else "## What it predicts"
+    return [title, "", *lines, size, "", *table]
 
 
 def _size(model: dict[str, Any]) -> str:

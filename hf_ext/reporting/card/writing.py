@@ -12,6 +12,7 @@ from ...whole_files import replacing
 from ..markdown import plain, plain_line
 from ..report.run_files import RunFiles, read_run
 from ..report.values import as_dict
+from .generation import use_section
 from .limits import limits_section
 from .loading import loading_section
 from .metadata import card_data
@@ -35,7 +36,7 @@ def write_card(folder: str | os.PathLike[str], *, repo_id: str | None = None) ->
     Hub or to files of the folder; so it comes after the report, which it links.
 
     Args:
-        folder: `output_dir` of a run of `recipes/max_speed.py` or `recipes/mlm.py`.
+        folder: `output_dir` of a run of `recipes/max_speed.py`, `mlm.py` or `generate_antibody.py`.
         repo_id: OWNER/NAME that the model is pushed to; None takes `--hub_model_id`, or leaves `USER/NAME` to be
             filled in.
 
@@ -75,6 +76,7 @@ def render_card(run: RunFiles, repo_id: str | None = None) -> str:
         plain_line(verdict),
         "",
         *model_section(run),
+        *(use_section(run) if run.is_generator else []),
         *scores_section(run),
         *([f"How it got there: {' and '.join(f'[{name}]({name})' for name in reports)}.", ""] if reports else []),
         *loading_section(run, repo),

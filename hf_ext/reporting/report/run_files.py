@@ -48,6 +48,10 @@ class RunFiles:
         return self.results.get("task") == "masked_lm"
 
     @property
+    def is_generator(self) -> bool:
+        return self.results.get("task") == "generation"
+
+    @property
     def settings(self) -> dict[str, Any]:
         return self.results.get("settings") or {}
 
@@ -65,7 +69,7 @@ def read_run(folder: str | os.PathLike[str]) -> RunFiles:
     if not record.is_file():
         raise DataError(
             f"{path}: holds no all_results.json, so it is not the folder of a finished run. Name the --output_dir of a "
-            "run of recipes/max_speed.py or recipes/mlm.py that came to its end."
+            "run of recipes/max_speed.py, mlm.py or generate_antibody.py that came to its end."
         )
     results = _read_json(record)
     if results.get("format", FORMAT) != FORMAT:

@@ -10,6 +10,7 @@ from ...units import metric_name
 from ..charts.rows import group_chart, prediction_charts
 from ..near_copies import describe_near_copies
 from .blocks import Block, Bullets, Figure, Fold, Paragraph, Section, Table
+from .generation import generation_blocks
 from .run_files import RunFiles
 from .summary import label_name
 from .values import as_dict, hide_folders
@@ -19,7 +20,10 @@ MAX_GROUP_ROWS = 300
 
 def result_section(run: RunFiles) -> Section:
     """How good the model is, and compared with what."""
-    blocks = _token_blocks(run) if run.is_masked_lm else _score_blocks(run)
+    if run.is_generator:
+        blocks = generation_blocks(run)
+    else:
+        blocks = _token_blocks(run) if run.is_masked_lm else _score_blocks(run)
     advice = [hide_folders(str(line)) for line in run.results.get("advice") or []]
     if advice:
         blocks.append(Fold("What the run suggests next", [Bullets(advice)]))

@@ -8,6 +8,7 @@ from typing import Any
 from ... import units
 from ...units import is_finite, less_is_better, metric_name
 from .blocks import KeyNumber
+from .generation import failed_gates, generation_numbers, generation_title
 from .run_files import RunFiles
 from .values import as_dict
 
@@ -17,6 +18,8 @@ def make_title(run: RunFiles) -> str:
     columns = list_columns(run)
     if run.is_masked_lm:
         return "Masked language model" + (f" of {join_words(columns)}" if columns else "")
+    if run.is_generator:
+        return generation_title(run)
     label = label_name(run)
     return f"Predicting {label}" + (f" from {join_words(columns)}" if columns else "")
 
@@ -45,7 +48,8 @@ def collect_alarms(run: RunFiles) -> list[str]:
     """What is wrong, in the order of weight: predictions, training, data, labels; each sentence once."""
     results = run.results
     test = as_dict(results.get("test"))
-    alarms = [f"Test predictions: {text}" for text in as_dict(test.get("collapse")).get("alarms") or []]
+    alarms = failed_gates(run) if run.is_generator else []
+    alarms += [f"Test predictions: {text}" for text in as_dict(test.get("collapse")).get("alarms") or []]
     while_training: dict[str, list[Any]] = {}
     for entry in results.get("alarms") or []:
         name = f" on {entry['name']}" if entry.get("name") else ""
@@ -70,7 +74,7 @@ def key_numbers(run: RunFiles) -> list[KeyNumber]:
     price = costs.get("dollars_per_hour")
     memory = {"device": "of the device", "process": "of the process"}.get(str(costs.get("memory_of")), "")
     numbers = [
-        *(_token_numbers(run) if run.is_masked_lm else _score_numbers(run)),
+        *_scores_of(run),
         KeyNumber("training rows", units.number(_num_rows(run)), _epochs(run)),
         KeyNumber("training time", units.seconds(costs.get("train_s", train.get("train_runtime"))), speed),
         KeyNumber("peak memory", units.gib(costs.get("peak_memory_gib", train.get("train_peak_memory_gib"))), memory),
@@ -78,6 +82,12 @@ def key_numbers(run: RunFiles) -> list[KeyNumber]:
     if price is not None:
         numbers.append(KeyNumber("cost", units.dollars(costs.get("dollars")), f"at {units.dollars(price)} per hour"))
     return numbers
+
+
+def _scores_of(run: RunFiles) -> list[KeyNumber]:
+    if run.is_generator:
+        return generation_numbers(run)
+    return _token_numbers(run) if run.is_masked_lm else _score_numbers(run)
 
 
 def best_baseline(test: Mapping[str, Any], metric: str) -> tuple[str, dict[str, Any]] | None:

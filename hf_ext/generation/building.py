@@ -1,0 +1,226 @@
+"""From arguments and rows to model, tokens, states of a frozen encoder, collator and trainer."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from datasets import Dataset
+from transformers import PreTrainedTokenizerFast
+
+from ..data.antibody_collator import AntibodyCollator, StatesOf
+from ..data.antibody_pairs import PairEncoder
+from ..data.arguments import DataArguments
+from ..data.demo_pairs import make_demo_pairs
+from ..data.tokenization import ResidueTokenizer
+from ..embeddings.encode import fill_store
+from ..embeddings.token_states import StateTable, TokenStateStore
+from ..errors import ArgumentError
+from ..masked_lm.results import compute_metrics, sum_rows
+from ..models.encoders import load_tokenizer, read_encoder
+from ..models.generation.configuration import GeneratorConfig
+from ..models.generation.esm import state_encoder, state_key
+from ..models.generation.model import AntibodyGenerator
+from ..speedups.lora import lora_settings
+from ..tasks import learned_positions
+from ..trainer import FastTrainer
+from .arguments import GeneratorArguments
+from .judging.rows import AntibodyRows
+from .preparing import PairData
+
+ENCODING_TOKENS = 8192  # per batch of antigens, where --embedding_tokens_per_batch does not say
+MAX_TABLE_BYTES = 2**30  # of states that are kept in memory; more are read from disk, batch by batch
+DEMO_SHAPE = {"d_model": 32, "hidden_size": 64}
+DEMO_SETTINGS = {"attend": True, "dropout": 0.0}
+DEMO_TRAINING = {"learning_rate": 1e-2, "per_device_train_batch_size": 16}  # small models: larger steps, and more
+
+
+@dataclass
+class Inputs:
+    """How antigens and antibodies become tokens, the same for training, scoring and sampling.
+
+    Attributes:
+        antigen_tokenizer: of a pretrained encoder; None: the generator's own vocabulary.
+        states: of antigens that a frozen encoder has read; None: the model reads them.
+    """
+
+    antigen_tokenizer: Any = None
+    states: StatesOf | None = None
+    encoder: PairEncoder = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.encoder = PairEncoder(self.antigen_tokenizer)
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerFast:
+        """Of antibodies, and of antigens where there is no other."""
+        return self.encoder.tokenizer
+
+    @property
+    def collator(self) -> AntibodyCollator:
+        """A new one."""
+        return AntibodyCollator(self.encoder.antigens.pad_token_id, self.states, self.antigen_tokenizer)
+
+    def tokenize(self, rows: AntibodyRows, affinities: Sequence[float] | None = None) -> Dataset:
+        """The rows under the names of the model's arguments, and `length`, tokens of antigen and antibody together.
+
+        Raises:
+            DataError: see `PairEncoder.encode_rows`.
+        """
+        columns = self.encoder.encode_rows(rows.antigens, rows.heavy, rows.light, affinities)
+        lengths = [len(a) + len(b) for a, b in zip(columns["input_ids"], columns["labels"])]
+        return Dataset(
+            pa.table(
+                {
+                    "input_ids": _ragged(columns["input_ids"]),
+                    "labels": _ragged(columns["labels"]),
+                    "affinity": pa.array(columns["affinity"], pa.float32(), from_pandas=False),
+                    "length": pa.array(lengths, pa.int64()),
+                }
+            )
+        )
+
+
+def fill_in_demo(args: GeneratorArguments, training: Any, explicit: frozenset[str]) -> Dataset:
+    """Makes the arguments name the generated demo data and a small model, where the user said nothing; its table."""
+    args.antigen_column, args.heavy_column, args.light_column = "antigen", "heavy", "light"
+    if args.architecture == "lstm" and not {"size", "architecture", *DEMO_SHAPE} & explicit:
+        vars(args).update(DEMO_SHAPE)
+        chosen = {**DEMO_SETTINGS, "numbering": "off", "humanness": "off"}
+        vars(args).update({name: value for name, value in chosen.items() if name not in explicit})
+        vars(training).update({name: value for name, value in DEMO_TRAINING.items() if name not in explicit})
+    return make_demo_pairs()
+
+
+def build_config(args: GeneratorArguments, training: Any, affinities: Sequence[float] | None = None) -> GeneratorConfig:
+    """The configuration of a generator of the stage's size; of a pretrained encoder its configuration is read.
+
+    Args:
+        args: after `settle_stage`.
+        training: with the LoRA options.
+        affinities: of the training rows, whose scale the model takes; None: there are none.
+
+    Raises:
+        ArgumentError: see `GeneratorConfig`; an encoder that cannot be read; or `--use_peft`.
+    """
+    if training.use_peft:
+        raise ArgumentError(
+            "--use_peft: adapters of a generator stand in its antigen encoder. Give --architecture esm "
+            "--encoder_training lora; --lora_r and the like say how."
+        )
+    settings: dict[str, Any] = {**args.shape, "dropout": args.dropout, "attend": args.attend}
+    if affinities is not None:
+        values = np.array(affinities, np.float64)
+        settings |= {"label_mean": float(values.mean()), "label_std": float(values.std()) or 1.0}
+        settings["unknown_affinity_dropout"] = args.unknown_affinity_dropout
+    if args.architecture == "esm":
+        lora = lora_settings(training)
+        spec = read_encoder(str(args.antigen_encoder), args.antigen_encoder_revision, args.encoder_training, lora)
+        settings |= {"antigen_encoder": asdict(spec), "save_full": args.save_full}
+    return GeneratorConfig.of_size(args.architecture, str(args.size), **settings)
+
+
+def build_model(args: GeneratorArguments, training: Any, data: PairData) -> AntibodyGenerator:
+    """A new generator of the stage's size, with the scale of the training rows' affinities.
+
+    Args:
+        args, training: as of `build_config`.
+        data: of the stage.
+
+    Raises:
+        ArgumentError: as `build_config`; or an encoder that trains cannot be loaded.
+    """
+    model = AntibodyGenerator(build_config(args, training, data.affinities("train")))
+    if model.config.architecture == "esm":
+        model.encoder.load_pretrained()
+    return model.train()
+
+
+def build_inputs(model: AntibodyGenerator, training: Any, antigens: Sequence[str]) -> Inputs:
+    """Tokenizers, and of a frozen encoder the states of `antigens`, each encoded once and kept in the cache.
+
+    Args:
+        antigens: of all splits, repeats allowed.
+
+    Raises:
+        ArgumentError, CacheError: no tokenizer beside the encoder; see `TokenStateStore`.
+        DataError: an antigen that the encoder cannot read.
+    """
+    if model.config.architecture != "esm":
+        return Inputs()
+    spec = model.encoder.spec
+    tokenizer = load_tokenizer(spec.name_or_path, spec.revision)
+    inputs = Inputs(tokenizer)
+    inputs.encoder.antigens.max_residues = ResidueTokenizer(tokenizer, 1, learned_positions(spec.config)).max_residues
+    if spec.training != "frozen":
+        return inputs
+    distinct = sorted(set(antigens))
+    ids = inputs.encoder.encode_antigens(distinct)
+    store = _fill(model, inputs, training, distinct)
+    num_bytes = 4 * model.encoder.width * sum(map(len, ids))
+    inputs.states = StateTable(store, distinct, ids, in_memory=num_bytes <= MAX_TABLE_BYTES)
+    model.encoder.release()
+    return inputs
+
+
+def build_trainer(
+    model: AntibodyGenerator, args: Any, inputs: Inputs, train: Dataset, validation: Dataset, callbacks: Sequence[Any]
+) -> FastTrainer:
+    """`FastTrainer` of tokenised rows; evaluations keep three sums per row, not scores of every token.
+
+    Raises:
+        ArgumentError: weights would be spread over processes, while one process writes antibodies.
+    """
+    trainer = FastTrainer(
+        model,
+        args,
+        data_collator=inputs.collator,
+        train_dataset=train,
+        eval_dataset=validation,
+        processing_class=inputs.tokenizer,
+        compute_metrics=compute_metrics,
+        preprocess_logits_for_metrics=sum_rows,
+        callbacks=list(callbacks),
+    )
+    if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
+        trainer.end()
+        raise ArgumentError(
+            "FSDP or DeepSpeed: one process writes the antibodies that are judged, so each needs the whole model. "
+            "Launch plain processes, as accelerate_configs/4gpu_ddp.yaml does."
+        )
+    return trainer
+
+
+def read_settings(args: GeneratorArguments, data_args: DataArguments) -> dict[str, Any]:
+    """Model and data arguments by name, as results record them."""
+    return {**vars(args), **vars(data_args)}
+
+
+def _fill(model: AntibodyGenerator, inputs: Inputs, training: Any, distinct: Sequence[str]) -> TokenStateStore:
+    """The main process encodes, with the device that it trains on; the others wait, and read what it wrote."""
+    residues = inputs.encoder.antigens
+    encode, exactly = state_encoder(model.encoder, residues, training.device)
+    with training.main_process_first(desc="antigen states"):
+        folder = os.path.expanduser(training.embedding_cache_dir)
+        store = TokenStateStore(folder, state_key(model.encoder, residues))
+        fill_store(
+            store,
+            distinct,
+            encode,
+            encode_exactly=exactly,
+            tokens_per_batch=training.embedding_tokens_per_batch or ENCODING_TOKENS,
+            description="Encoding antigens",
+            show_progress=not training.disable_tqdm and training.should_log,
+        )
+    return store
+
+
+def _ragged(rows: Sequence[np.ndarray]) -> pa.ListArray:
+    """Token ids as one column; a list of numbers for each row would take minutes for 100,000 rows."""
+    offsets = np.concatenate([[0], np.cumsum([len(row) for row in rows])])
+    values = np.concatenate([*rows, np.zeros(0, np.int64)]).astype(np.int16)
+    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(values))

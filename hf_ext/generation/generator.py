@@ -1,0 +1,88 @@
+"""A trained generator from its folder or from the Hub: verified, from safetensors alone, without code of its own."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..affinity.predictor import find_device
+from ..checkpoints.run_folder.finished_model import MODEL_MANIFEST, check_model
+from ..checkpoints.state.finite import check_finite
+from ..data.antibody_collator import ANTIGEN_TOKENIZER
+from ..errors import ArgumentError
+from ..hub.fetching import fetch_folder
+from ..models.configuration import EncoderSpec
+from ..models.encoders import load_tokenizer
+from ..models.generation.configuration import GeneratorConfig
+from ..models.generation.model import AntibodyGenerator
+from ..pretrained import check_index, reading
+
+# What a model needs; never pickled weights, whatever else lies in a repository.
+_FILES = [
+    *("config.json", "generation_config.json", "inputs.json", "model*.safetensors", "model.safetensors.index.json"),
+    *("tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "vocab.*", "tokenizers/*", MODEL_MANIFEST),
+]
+
+
+@dataclass(frozen=True)
+class LoadedGenerator:
+    """`model`: in evaluation mode. `tokenizer`: of antigens, as of `PairEncoder`: None for the generator's own."""
+
+    model: AntibodyGenerator
+    tokenizer: Any
+
+    @property
+    def knows_affinity(self) -> bool:
+        """Whether it was trained on measured affinities: else an asked-for one is a number that it has never seen."""
+        config: Any = self.model.config
+        return (config.label_mean, config.label_std) != (GeneratorConfig.label_mean, GeneratorConfig.label_std)
+
+
+def load_generator(
+    name_or_path: str | Path, *, revision: str | None = None, device: str | torch.device | None = None
+) -> LoadedGenerator:
+    """Loads what `recipes/generate_antibody.py` wrote.
+
+    Args:
+        name_or_path: folder or Hub id. A folder of that name comes first.
+        revision: commit, tag or branch of a Hub model; a commit makes samples repeatable.
+        device: None takes the accelerator where there is one, else the CPU.
+
+    Raises:
+        ArgumentError: no such model, one of another kind or damaged, files that are not those of its manifest, or an
+            encoder that it refers to is not there.
+
+    Cost: one read of the files to verify them, and of a Hub model one download, which the Hub's cache keeps.
+    """
+    folder = fetch_folder(name_or_path, revision, _FILES)
+    _check_kind(folder, str(name_or_path))
+    check_model(folder)
+    check_index(folder)
+    with reading(f"Model {folder} cannot be loaded", folder, "Copy it, or download it, again."):
+        model: Any = AntibodyGenerator.from_pretrained(folder, use_safetensors=True)
+    check_finite(folder, model.state_dict())
+    tokenizer = None
+    if model.config.architecture == "esm":
+        spec = EncoderSpec(**model.config.antigen_encoder)
+        own = folder / ANTIGEN_TOKENIZER
+        tokenizer = load_tokenizer(str(own)) if own.is_dir() else load_tokenizer(spec.name_or_path, spec.revision)
+    found = torch.device(device) if device is not None else find_device()
+    return LoadedGenerator(model.to(found).eval(), tokenizer)
+
+
+def _check_kind(folder: Path, name: str) -> None:
+    """Refuses what is no generator before anything is read as one."""
+    path = folder / "config.json"
+    remedy = "Give the output folder of recipes/generate_antibody.py, or the Hub id it was pushed to."
+    if not path.is_file():
+        raise ArgumentError(f"Model {name}: no config.json there. {remedy}")
+    try:
+        kind = json.loads(path.read_text(encoding="utf-8"))["model_type"]
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        raise ArgumentError(f"{path}: damaged, no model_type ({error}). Copy it, or download it, again.") from error
+    if kind != GeneratorConfig.model_type:
+        raise ArgumentError(f"Model {name} is of type {kind!r}, not a generator of antibodies. {remedy}")

@@ -1,0 +1,236 @@
+"""Rows of antigens and antibodies for a stage: loaded, split by antigen, filtered and limited, and what was done."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from datasets import Dataset, DatasetDict
+
+from ..affinity.building import check_splits
+from ..data.arguments import DataArguments
+from ..data.columns import column_names, column_values, number_values
+from ..data.leaks import leak_report
+from ..data.loading import load_data
+from ..data.missing_chains import count_missing, settle_missing
+from ..data.sources import local_files
+from ..data.splits import SPLIT_CLUSTER
+from ..errors import ArgumentError, DataError
+from ..evaluation.resampling import ResamplingUnits
+from ..units import format_cell
+from .arguments import GeneratorArguments
+from .judging.rows import AntibodyRows
+
+LABEL = "label"  # as loading names the column
+# Arguments of the data -> what a generator has instead.
+TAKEN_OVER = {
+    "sequence_columns": "give --antigen_column, --heavy_column and --light_column",
+    "cluster_column": "--split cluster compares antigens",
+    "missing_chains": "give --may_lack_light true where rows may lack the light chain",
+}
+
+
+@dataclass
+class PairData:
+    """Rows of a stage.
+
+    Attributes:
+        splits: train, validation, test, with the columns of the source.
+        antigen, heavy, light: names of columns; no light one where there is none.
+        has_affinities: whether rows have `label`, pKd.
+        report: as of `LoadedData`.
+        group_column: of `--group_column`, None where there is none.
+    """
+
+    splits: DatasetDict
+    antigen: str
+    heavy: str
+    light: str | None
+    has_affinities: bool
+    report: dict[str, Any]
+    group_column: str | None = None
+
+    @property
+    def needs_light(self) -> bool:
+        """Whether a heavy chain alone is no valid antibody here: every row has a light chain."""
+        return self.light is not None and not self.report.get("missing_chains")
+
+    def antibodies(self, split: str) -> AntibodyRows:
+        """The rows of a split as judges take them."""
+        return read_antibodies(self.splits[split], self.antigen, self.heavy, self.light)
+
+    def affinities(self, split: str) -> list[float] | None:
+        """(n,) pKd of a split; None where there are none."""
+        return column_values(self.splits[split], LABEL) if self.has_affinities else None
+
+    def find_groups(self) -> tuple[str, dict[str, Any]] | None:
+        """What holds test antigens that are alike: its name, and the value of each antigen; None: nothing does.
+
+        The group or the clusters of the split, else `group_column`; where each antigen belongs to one alone.
+        """
+        test, rule = self.splits["test"], str(self.report.get("split", {}).get("rule", ""))
+        asked = rule.partition(":")[2] if rule.startswith("group:") else SPLIT_CLUSTER
+        for column in filter(None, (asked, self.group_column)):
+            if column == self.antigen or column not in column_names(test):
+                continue
+            pairs = set(zip(column_values(test, self.antigen), column_values(test, column)))
+            if len(pairs) == len(dict(pairs)):
+                return ("cluster" if column == SPLIT_CLUSTER else column), dict(pairs)
+        return None
+
+
+def read_antibodies(rows: Dataset, antigen: str, heavy: str, light: str | None) -> AntibodyRows:
+    """Columns of a table as `AntibodyRows`."""
+    lights = column_values(rows, light) if light else [None] * len(rows)
+    return AntibodyRows.of_columns(column_values(rows, heavy), lights, column_values(rows, antigen))
+
+
+def settle_columns(args: GeneratorArguments, data_args: DataArguments, explicit: Collection[str]) -> None:
+    """Makes `data_args` name the generator's columns, and split by antigen where nobody said how.
+
+    Raises:
+        ArgumentError: arguments of the data that a generator has others for, or cannot do.
+    """
+    if given := sorted({*TAKEN_OVER} & {*explicit}):
+        raise ArgumentError(f"--{given[0]} is not for a generator: {TAKEN_OVER[given[0]]}.")
+    if data_args.streaming:
+        raise ArgumentError("--streaming: a generator's rows are read at once, since baselines and scores need all.")
+    if data_args.too_long != "error":
+        raise ArgumentError(
+            f"--too_long {data_args.too_long}: what is cut off cannot be written; only error is allowed. Leave rows "
+            "above --max_residues out with --bad_rows drop."
+        )
+    data_args.sequence_columns = args.sequence_columns
+    data_args.missing_chains = [str(args.light_column)] if args.may_lack_light else []
+    data_args.__post_init__()  # its own checks, of these columns
+    if data_args.split == "cluster" and not data_args.cluster_file:
+        data_args.cluster_column = args.antigen_column
+
+
+def load_pairs(
+    args: GeneratorArguments,
+    data_args: DataArguments,
+    explicit: Collection[str],
+    *,
+    output_dir: Any,
+    seed: int,
+    table: Dataset | None = None,
+) -> PairData:
+    """Loads and splits, takes the training rows with high affinity, then as many rows as the stage has.
+
+    Antigens are split, and not rows, where nobody said how: an antigen of the test split has then never been trained
+    on. Antibodies and antigens that stand in train and in test are counted.
+
+    Args:
+        args, data_args: after `settle_stage` and `settle_columns`; `data_args.split` and `missing_chains` are settled.
+        explicit: names that the user set: `label_column` says that there is one.
+        output_dir, seed, table: as in `load_data`.
+
+    Raises:
+        ArgumentError, DataError: as `load_data`; a split is missing; or the filter leaves no training row.
+    """
+    notes: list[str] = []
+    if _splits_rows(data_args, table):
+        data_args.split = f"group:{args.antigen_column}"
+        notes.append(f"split by antigen (--split group:{args.antigen_column}), so that test antigens are new")
+    has_affinities = "label_column" in explicit
+    limit, data_args.max_train_samples = data_args.max_train_samples, None  # after the filter
+    try:
+        loaded = load_data(
+            data_args,
+            output_dir=output_dir,
+            seed=seed,
+            needs_labels=has_affinities,
+            needs_validation=True,
+            looks_for_leaks=False,
+            may_lack_chains=True,
+            table=table,
+        )
+    finally:
+        data_args.max_train_samples = limit
+    splits, report = loaded.splits, loaded.report
+    check_splits(splits)
+    assert isinstance(splits, DatasetDict)
+    report["notes"] = [*notes, *report["notes"], *_filter(splits, args, has_affinities)]
+    report["notes"] += _limit(splits, {"train": limit, "validation": args.max_validation_samples}, seed)
+    report["sizes"] = {name: len(split) for name, split in splits.items()}
+    report["leaks"] = leak_report(splits, data_args.sequence_columns, identities=data_args.leak_identity)
+    columns = args.antigen_column, args.heavy_column, args.light_column or None
+    data = PairData(splits, *columns, has_affinities, report, data_args.group_column)
+    _count_missing(data, data_args)
+    report["num_antigens"] = {name: len(set(column_values(split, data.antigen))) for name, split in splits.items()}
+    report["warnings"] += _warn_of_known_antigens(data)
+    return data
+
+
+def find_units(data: PairData, antigens: Sequence[str]) -> ResamplingUnits:
+    """What the intervals of rows with these test antigens resample: groups of them (`find_groups`), or the antigens."""
+    found = data.find_groups()
+    if found is None:
+        return find_units_of(antigens)
+    name, group_of = found
+    return ResamplingUnits.of(name, [group_of[antigen] for antigen in antigens])
+
+
+def find_units_of(antigens: Sequence[str]) -> ResamplingUnits:
+    """Each antigen a unit of its own."""
+    return ResamplingUnits("antigen", number_values(antigens))
+
+
+def _splits_rows(data_args: DataArguments, table: Dataset | None) -> bool:
+    """Whether a single file would be split row by row; what several files or the Hub say is left alone."""
+    if data_args.split or data_args.split_column:
+        return False
+    return table is not None or len(local_files(data_args.dataset_name)) == 1
+
+
+def _filter(splits: DatasetDict, args: GeneratorArguments, has_affinities: bool) -> list[str]:
+    if args.min_affinity is None:
+        return ["every training row is used, whatever its affinity (--min_affinity)"] if has_affinities else []
+    if not has_affinities:
+        return [f"--min_affinity {args.min_affinity:g} is off: there is no affinity (--label_column)"]
+    train = splits["train"]
+    labels = np.array(column_values(train, LABEL), np.float64)
+    kept = np.flatnonzero(labels > args.min_affinity)
+    if len(kept) < 2:
+        raise DataError(
+            f"--min_affinity {args.min_affinity:g} leaves {len(kept)} of {len(train):,} training rows, whose largest "
+            f"label is {format_cell(float(labels.max()))}: give a smaller one, or check --label_column."
+        )
+    splits["train"] = train.select(kept)
+    return [
+        f"trained on the {len(kept):,} of {len(train):,} training rows above {args.min_affinity:g} (--min_affinity); "
+        "validation and test keep all of theirs"
+    ]
+
+
+def _limit(splits: DatasetDict, limits: dict[str, int | None], seed: int) -> list[str]:
+    said = []
+    for name, limit in limits.items():
+        rows = splits[name]
+        if limit is None or limit >= len(rows):
+            continue
+        chosen = np.random.default_rng(seed).permutation(len(rows))[:limit]
+        splits[name] = rows.select(np.sort(chosen))
+        said.append(f"{name}: a random {limit:,} of {len(rows):,} rows (--max_{name}_samples, seed {seed})")
+    return said
+
+
+def _count_missing(data: PairData, data_args: DataArguments) -> None:
+    counts = count_missing(data.splits, data_args.missing_chains)
+    data_args.missing_chains = settle_missing(counts, data.report["sizes"])
+    data.report["missing_chains"] = {column: counts[column] for column in data_args.missing_chains}
+
+
+def _warn_of_known_antigens(data: PairData) -> list[str]:
+    known = set(column_values(data.splits["train"], data.antigen))
+    test = column_values(data.splits["test"], data.antigen)
+    num = sum(antigen in known for antigen in test)
+    if not num:
+        return []
+    return [
+        f"{num:,} of {len(test):,} test rows have an antigen that is trained on: scores then say little about new "
+        f"antigens. Split by antigen: --split group:{data.antigen}, or --split cluster."
+    ]

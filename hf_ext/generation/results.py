@@ -1,0 +1,205 @@
+"""What a stage leaves behind: scores, gates, what was written, plots; and what makes it fail."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..csv_cells import write_cell
+from ..errors import RunEnded
+from ..main_process import do_on_main
+from ..parser import FastArgumentParser
+from ..reporting.plots import plot_loss
+from ..reporting.run_record import record_evaluations, record_run, write_json
+from ..reporting.tables import format_table
+from ..tasks import plots_if_possible, with_absolute_path
+from ..units import format_cell
+from ..whole_files import replacing
+from .arguments import GeneratorArguments
+from .building import Inputs
+from .judging.gates import GATES_NAME, REQUIREMENTS, Gate, check_gates, have_passed, write_gates
+from .judging.judgement import Judgement, Judges
+from .judging.rows import AntibodyRows
+from .measuring import judge, measure_effects, measure_reproduced, measure_training_loss
+from .preparing import PairData
+
+BEST_METRIC = "token_loss"
+GENERATED = "generated.csv"
+
+
+class GatesFailed(RunEnded):
+    """A stage did not reach what the next one needs; everything was written, `gates.json` says which gate failed."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What was measured of a stage's model.
+
+    Attributes:
+        judgement: of what it wrote; its verdict comes first.
+        gates: of the stage.
+        facts: JSON-able: both of these, and the numbers behind the gates.
+    """
+
+    judgement: Judgement
+    gates: list[Gate]
+    facts: dict[str, Any]
+
+    def text(self) -> str:
+        """For a terminal: verdict, tables, gates."""
+        return f"{self.judgement.text()}\n\n{format_gates(self.gates)}"
+
+
+def measure(
+    trainer: Any, stage: int, args: GeneratorArguments, data: PairData, inputs: Inputs, judges: Judges
+) -> Outcome | None:
+    """Measures everything that is said of the trained model, and holds it against the stage's gates.
+
+    All processes call it; the main one writes and judges, and alone gets the outcome.
+    """
+    token_loss = measure_training_loss(trainer, data, inputs)
+    effects = measure_effects(trainer, data, inputs)
+    if not trainer.is_world_process_zero():
+        return None
+    seed, model = trainer.args.seed, trainer.model
+    reproduced = measure_reproduced(model, data, inputs, args.num_reproduced, seed)
+    judgement, written, asked = judge(model, data, inputs, args, judges, effects, seed)
+    numbers = {
+        **judgement.numbers(),
+        "num_errors": 0.0,  # a run with one does not come here
+        "token_loss": token_loss,
+        "reproduced": reproduced["share"],
+        "num_evaluations_since_best": evaluations_since_best(trainer.state.log_history),
+    }
+    gates = check_gates(stage, numbers, args.gates_of(stage), _not_applicable(stage, data, judges))
+    write_generated(Path(str(trainer.args.output_dir)) / GENERATED, written, asked, judgement)
+    facts = {
+        "stage": stage,
+        "verdict": judgement.verdict.as_dict(),
+        "generation": {**judgement.as_dict(), "train_token_loss": token_loss, "reproduced": reproduced},
+        "gates": [gate.as_dict() for gate in gates],
+        "gates_passed": have_passed(gates),
+    }
+    return Outcome(judgement, gates, facts)
+
+
+def evaluations_since_best(log_history: Sequence[Mapping[str, Any]]) -> float | None:
+    """How many evaluations came after that with the lowest validation loss; None without any."""
+    losses = [entry[f"eval_{BEST_METRIC}"] for entry in log_history if f"eval_{BEST_METRIC}" in entry]
+    return float(len(losses) - 1 - losses.index(min(losses))) if losses else None
+
+
+def _not_applicable(stage: int, data: PairData, judges: Judges) -> dict[str, str]:
+    """Gates that a run without affinities cannot have; a discriminator that is missing is no excuse."""
+    if data.has_affinities or judges.discriminator is not None:
+        return {}
+    names = {one.name for one in REQUIREMENTS[stage]}
+    reason = "the data have no affinities (--label_column), and no --discriminator was given"
+    return {name: reason for name in ("share_above", "correlation") if name in names}
+
+
+def write_generated(path: Path, rows: AntibodyRows, asked: Sequence[float] | None, judgement: Judgement) -> None:
+    """One line per antibody that was judged: antigen, chains, what is wrong with it, identity to the nearest of train.
+
+    Text that a spreadsheet would take for a formula has a `'` in front (`csv_cells`).
+    """
+    model = judgement.sets["model"]
+    header = ["antigen", "heavy", "light", "malformed", "is_valid", "nearest_training_heavy", "is_training_pair"]
+    columns: list[Sequence[Any]] = [
+        *(rows.antigens, rows.heavy, rows.light, rows.malformed),
+        *(model.validity.is_valid.tolist(), model.novelty.nearest_heavy.tolist(), model.novelty.is_copy.tolist()),
+    ]
+    if asked is not None:
+        header, columns = [*header, "asked_affinity"], [*columns, asked]
+    if "affinity" in model.measures:
+        header, columns = [*header, "predicted_affinity"], [*columns, model.measures["affinity"].tolist()]
+    with replacing(path) as draft, draft.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(header)
+        writer.writerows(["" if cell is None else write_cell(cell) for cell in row] for row in zip(*columns))
+
+
+def save_results(
+    trainer: Any,
+    trained: Any,
+    outcome: Outcome | None,
+    data: PairData,
+    settings: dict[str, Any],
+    parser: FastArgumentParser,
+) -> dict[str, Any]:
+    """Writes `all_results.json`, `gates.json` and `loss.png` into the output folder; returns what the first holds.
+
+    All processes call it.
+
+    Args:
+        trainer, trained: after training, and what `train` returned.
+        outcome: from `measure`; None on other processes than the main one.
+        data: of the stage.
+        settings: model and data arguments by name; training arguments come from the trainer.
+        parser: after parsing; it knows the command line and where each argument came from.
+    """
+    folder = Path(str(trainer.args.output_dir))
+    record = record_run(trainer, trained, settings, parser.origins, parser.arguments)
+    evaluations = record_evaluations(trainer)
+
+    def write() -> dict[str, Any]:
+        assert outcome is not None
+        results = {
+            **record,
+            "task": "generation",
+            **{name: value for name, value in outcome.facts.items() if name != "generation"},
+            "model": {**record["model"], **_describe_model(trainer.model.config)},
+            **evaluations,
+            "generation": outcome.facts["generation"],
+            "data": with_absolute_path(data.report, "source"),
+        }
+        write_json(folder / "all_results.json", results)
+        write_gates(folder / GATES_NAME, {outcome.facts["stage"]: outcome.gates})
+        with plots_if_possible():
+            plot_loss(trainer.state.log_history, folder / "loss.png")
+        return results
+
+    return do_on_main(trainer.args, write)
+
+
+def format_gates(gates: Sequence[Gate]) -> str:
+    """A row per gate: passed, failed or not asked for, and why."""
+    said = {True: "passed", False: "FAILED", None: "-"}
+    rows = [[gate.name, said[gate.passed], format_cell(gate.value), gate.reason] for gate in gates]
+    return format_table(rows, ["gate", "", "value", "why"])
+
+
+def save_all_gates(args: Any, stages: Sequence[Mapping[str, Any]]) -> None:
+    """Writes `gates.json` of `--stage auto` into its folder: the gates of all stages so far. All processes call it.
+
+    Args:
+        args: of `--stage auto`, whose folder it goes to.
+        stages: what the `all_results.json` of each holds.
+    """
+    gates = {results["stage"]: [Gate(**gate) for gate in results["gates"]] for results in stages}
+    do_on_main(args, lambda: write_gates(Path(str(args.output_dir)) / GATES_NAME, gates))
+
+
+def check_passed(results: Mapping[str, Any]) -> None:
+    """Raises GatesFailed where a stage did not pass; `results` as `save_results` returns them."""
+    if results["gates_passed"]:
+        return
+    failed = [f"{gate['name']}: {gate['reason']}" for gate in results["gates"] if gate["passed"] is False]
+    listed = "; ".join(failed) or "no gate applies to this run, so none passed"
+    raise GatesFailed(
+        f"Stage {results['stage']} did not pass its gates ({listed}). Model and report are whole, in "
+        f"{results['settings']['output_dir']}; {GATES_NAME} there has each gate. Train longer or on other data, or "
+        "give a threshold of your own (--gate_NAME)."
+    )
+
+
+def _describe_model(config: Any) -> dict[str, Any]:
+    encoder = config.antigen_encoder or {}
+    return {
+        "architecture": config.architecture,
+        "antigen_encoder": encoder.get("name_or_path"),
+        "encoder_training": encoder.get("training"),
+    }

@@ -1,0 +1,1 @@
+"""Antibody generators: four architectures behind one `AntibodyGenerator`."""

@@ -1,0 +1,149 @@
+"""The light Transformer: linear attention, and one layer's weights for all applications of it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from .configuration import GeneratorConfig
+from .linear_attention import attend, attend_causally, summarise
+from .outputs import EncoderStates, pick
+from .state import DecoderState
+
+LONGEST_WAVE = 10_000.0  # tokens / 2 pi; Vaswani et al., arXiv:1706.03762
+
+
+def sinusoids(positions: torch.Tensor, width: int) -> torch.Tensor:
+    """(..., width), float32, for positions (...): half sines, half cosines, of wavelengths from 2 pi on."""
+    steps = torch.arange(width // 2, device=positions.device, dtype=torch.float32) / (width // 2)
+    angles = positions[..., None].float() * torch.exp(-math.log(LONGEST_WAVE) * steps)
+    return torch.cat([angles.sin(), angles.cos()], dim=-1)
+
+
+class LinearAttention(nn.Module):
+    """The four linear maps around linear attention."""
+
+    def __init__(self, config: GeneratorConfig):
+        super().__init__()
+        self.num_heads = config.num_heads
+        self.q, self.k, self.v, self.o = (nn.Linear(config.d_model, config.d_model, bias=False) for _ in range(4))
+
+    def split(self, linear: nn.Linear, x: torch.Tensor) -> torch.Tensor:
+        """(rows, tokens, d_model) to (rows, heads, tokens, width), through one of the maps."""
+        return linear(x).unflatten(2, (self.num_heads, -1)).transpose(1, 2)
+
+    def join(self, x: torch.Tensor) -> torch.Tensor:
+        """Back again, through the last map."""
+        return self.o(x.transpose(1, 2).flatten(2))
+
+    def summarise(self, x: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+        """What attention keeps of the tokens `x`: see `linear_attention.summarise`."""
+        return summarise(self.split(self.k, x), self.split(self.v, x), mask)
+
+
+class FeedForward(nn.Module):
+    """Pre-norm, two linear maps with a ReLU between them, dropout."""
+
+    def __init__(self, config: GeneratorConfig):
+        super().__init__()
+        self.norm = nn.RMSNorm(config.d_model)
+        self.inner = nn.Linear(config.d_model, config.d_ff, bias=False)
+        self.outer = nn.Linear(config.d_ff, config.d_model, bias=False)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.dropout(functional.relu(self.inner(self.norm(x))))
+        return x + self.dropout(self.outer(hidden))
+
+
+class LightEncoder(nn.Module):
+    """One layer, applied `num_encoder_layers` times. Cost: grows with the number of tokens, not with its square."""
+
+    main_input_name = "input_ids"  # transformers asks
+
+    def __init__(self, config: GeneratorConfig):
+        super().__init__()
+        self.num_applications = config.num_encoder_layers
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.d_model)
+        self.dropout = nn.Dropout(config.dropout)
+        self.norm = nn.RMSNorm(config.d_model)
+        self.attention = LinearAttention(config)
+        self.feed_forward = FeedForward(config)
+        self.final_norm = nn.RMSNorm(config.d_model)
+
+    def forward(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, layout: Any = None
+    ) -> EncoderStates:
+        """States of k antigens: (k, tokens, d_model). Positions count tokens, so padding may stand on either side."""
+        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask.ne(0).long()
+        embedded = self.embed_tokens(input_ids)
+        x = self.dropout(embedded + sinusoids(mask.cumsum(1) - 1, embedded.shape[2]).to(embedded.dtype))
+        for _ in range(self.num_applications):
+            normed = self.norm(x)
+            seen = attend(self.attention.split(self.attention.q, normed), self.attention.summarise(normed, mask))
+            x = self.feed_forward(x + self.dropout(self.attention.join(seen)))
+        return EncoderStates(last_hidden_state=self.final_norm(x))
+
+
+class LightState(DecoderState):
+    """`antigen`: the summary of the encoder's states; `sums`: of the tokens so far, one per application."""
+
+    def __init__(self, antigen: torch.Tensor, num_applications: int):
+        super().__init__()
+        self.antigen = antigen
+        self.sums: list[torch.Tensor | None] = [None] * num_applications
+
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        """Takes the beams that go on. The antigen's summary stays: beams of a row have one antigen."""
+        self.sums = [None if one is None else one.index_select(0, beam_idx) for one in self.sums]
+
+
+class LightDecoder(nn.Module):
+    """One layer, applied `num_decoder_layers` times: causal linear attention, attention to the antigen, feed-forward.
+
+    A token costs the same wherever in the sequence it stands: earlier ones are seen through sums of fixed size.
+    """
+
+    def __init__(self, config: GeneratorConfig):
+        super().__init__()
+        self.num_applications = config.num_decoder_layers
+        self.dropout = nn.Dropout(config.dropout)
+        self.norm, self.cross_norm = nn.RMSNorm(config.d_model), nn.RMSNorm(config.d_model)
+        self.attention, self.cross_attention = LinearAttention(config), LinearAttention(config)
+        self.feed_forward = FeedForward(config)
+        self.final_norm = nn.RMSNorm(config.d_model)
+
+    def forward(
+        self,
+        embedded: torch.Tensor,
+        encoded: EncoderStates,
+        attention_mask: torch.Tensor | None = None,
+        index: torch.Tensor | None = None,
+        past: LightState | None = None,
+        use_cache: bool = False,
+    ) -> tuple[torch.Tensor, LightState | None]:
+        """(rows, tokens, d_model), and the sums after them if `use_cache`; for the arguments see `LstmDecoder`."""
+        states: Any = encoded.last_hidden_state
+        if past is None:  # once per antigen, however many rows have it
+            antigens = self.cross_attention.summarise(states, attention_mask)
+            past = LightState(pick(antigens, index), self.num_applications)
+        state = past
+        positions = state.num_tokens + torch.arange(embedded.shape[1], device=embedded.device)
+        x = self.dropout(embedded + sinusoids(positions, embedded.shape[2]).to(embedded.dtype))
+        for number in range(self.num_applications):
+            x = x + self.dropout(self._see_tokens(self.norm(x), state, number))
+            queries = self.cross_attention.split(self.cross_attention.q, self.cross_norm(x))
+            x = x + self.dropout(self.cross_attention.join(attend(queries, state.antigen)))
+            x = self.feed_forward(x)
+        state.num_tokens += embedded.shape[1]
+        return self.dropout(self.final_norm(x)), state if use_cache else None
+
+    def _see_tokens(self, normed: torch.Tensor, state: LightState, number: int) -> torch.Tensor:
+        layer = self.attention
+        q, k, v = (layer.split(linear, normed) for linear in (layer.q, layer.k, layer.v))
+        seen, state.sums[number] = attend_causally(q, k, v, state.sums[number])
+        return layer.join(seen)

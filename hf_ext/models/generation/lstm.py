@@ -1,0 +1,190 @@
+"""An LSTM that reads the antigen both ways, and one that writes the antibody from the states that are left."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from ...errors import ArgumentError
+from .configuration import GeneratorConfig
+from .outputs import EncoderStates, pick
+from .state import DecoderState
+
+Memory = tuple[torch.Tensor, torch.Tensor]  # hidden states and cells, (layers * 2, k, hidden) each
+
+
+class LstmEncoder(nn.Module):
+    """Bidirectional LSTM; each antigen is computed at its own length, wherever in its row the padding stands."""
+
+    main_input_name = "input_ids"  # transformers asks
+
+    def __init__(self, config: GeneratorConfig):
+        super().__init__()
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.d_model)
+        self.dropout = nn.Dropout(config.dropout)
+        layers = config.num_encoder_layers
+        self.lstm = nn.LSTM(
+            **{"input_size": config.d_model, "hidden_size": config.hidden_size, "num_layers": layers},
+            **{"bidirectional": True, "batch_first": True, "dropout": config.dropout if layers > 1 else 0.0},
+        )
+
+    def forward(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, layout: Any = None
+    ) -> EncoderStates:
+        """States of k antigens, (k, tokens, 2 * hidden), zero where padding is, with `memory` and `mean`.
+
+        Cost: one wait for the device, from which lengths are read.
+        """
+        embedded = self.dropout(self.embed_tokens(input_ids))
+        is_token = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        order = is_token.eq(0).int().argsort(dim=1, stable=True)  # tokens first, whichever side is padded
+        there = order[:, :, None]
+        embedded = embedded.gather(1, there.expand_as(embedded))
+        lengths = is_token.ne(0).sum(1).cpu()
+        states, last = (self._run_packed if embedded.is_cuda else self._run_in_stretches)(embedded, lengths)
+        states = torch.zeros_like(states).scatter(1, there.expand_as(states), states)
+        memory = torch.stack([self._by_row(part) for part in last], dim=-1)
+        mean = states.sum(1) / lengths.to(states.device, states.dtype)[:, None]
+        return EncoderStates(last_hidden_state=states, memory=memory, mean=mean)
+
+    def _run_packed(self, embedded: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, Memory]:
+        packed = pack_padded_sequence(embedded, lengths, batch_first=True, enforce_sorted=False)
+        output, last = self.lstm(packed)
+        return pad_packed_sequence(output, batch_first=True, total_length=embedded.shape[1])[0], last
+
+    def _run_in_stretches(self, embedded: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, Memory]:
+        """All antigens side by side from one length at which some end to the next: no step is on padding.
+
+        On a CPU the backward pass of a packed LSTM does not use oneDNN and is slower by far (torch 2.13). To run each
+        length apart has as many steps as all lengths together; here they are those of the longest antigen.
+        """
+        order = lengths.argsort(descending=True, stable=True)
+        ends = [0, *lengths.unique().tolist()]
+        stretches = [(start, end, int((lengths > start).sum())) for start, end in pairwise(ends)]
+        steps, left = torch.arange(embedded.shape[1]), lengths[order, None] - 1
+        mirrored = torch.where(steps <= left, left - steps, steps)[:, :, None].to(embedded.device)
+        x, last = embedded[order], []
+        for layer in range(self.lstm.num_layers):
+            if layer:
+                x = functional.dropout(x, self.lstm.dropout, self.training)
+            ahead, end_ahead = self._run_one_way(x, stretches, f"l{layer}")
+            flipped = x.gather(1, mirrored.expand_as(x))
+            back, end_back = self._run_one_way(flipped, stretches, f"l{layer}_reverse")
+            x = torch.cat([ahead, back.gather(1, mirrored.expand_as(back))], dim=2)
+            last += [end_ahead, end_back]
+        place = order.argsort()
+        hidden, cell = (torch.cat([way[i] for way in last])[:, place] for i in range(2))
+        return x[place], (hidden, cell)
+
+    def _run_one_way(self, x: torch.Tensor, stretches: list[tuple[int, int, int]], name: str) -> tuple[Any, Memory]:
+        """One layer, one direction, over rows of descending length; `name` is how torch ends those weights' names.
+
+        Args:
+            stretches: start, end, and how many rows are longer than the start.
+        """
+        weights = [getattr(self.lstm, f"{kind}_{name}") for kind in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")]
+        hidden = cell = x.new_zeros(1, len(x), self.lstm.hidden_size)
+        outputs, ended = [], []
+        for start, end, count in stretches:
+            ended.append((hidden[:, count:], cell[:, count:]))
+            begin = (hidden[:, :count].to(x.dtype).contiguous(), cell[:, :count].to(x.dtype).contiguous())
+            output, hidden, cell = torch.lstm(
+                x[:count, start:end], begin, weights, True, 1, 0.0, self.training, False, True
+            )
+            outputs.append(functional.pad(output, (0, 0, 0, 0, 0, len(x) - count)))
+        ended.append((hidden, cell))
+        states = functional.pad(torch.cat(outputs, dim=1), (0, 0, 0, x.shape[1] - stretches[-1][1]))
+        return states, (torch.cat([h for h, _ in ended[::-1]], dim=1), torch.cat([c for _, c in ended[::-1]], dim=1))
+
+    def _by_row(self, part: torch.Tensor) -> torch.Tensor:
+        """(layers * 2, k, hidden) to (k, layers, 2 * hidden)."""
+        both = part.unflatten(0, (-1, 2))
+        return both.permute(2, 0, 1, 3).flatten(2)
+
+
+class LstmState(DecoderState):
+    """`hidden`, `cell`: (layers, rows, hidden). `keys`: (rows, antigen tokens, hidden) where the decoder attends."""
+
+    def __init__(self, hidden: torch.Tensor, cell: torch.Tensor, keys: torch.Tensor | None):
+        super().__init__()
+        self.hidden, self.cell, self.keys = hidden, cell, keys
+
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        """Takes the beams that go on. `keys` stay: beams of a row have one antigen."""
+        self.hidden, self.cell = (part.index_select(1, beam_idx) for part in (self.hidden, self.cell))
+
+
+class LstmDecoder(nn.Module):
+    """LSTM that starts from a linear map of the encoder's states, and attends to all of them if asked to.
+
+    It starts from the last states and, for its own hidden states, from the mean of all: from the last alone hardly a
+    gradient reaches tokens far from the ends, and one so small that CPUs take ten times as long to compute with it.
+
+    Attention: dot product of the state with a linear map of the encoder's states, after the LSTM (Luong et al.,
+    arXiv:1508.04025, without input feeding, so that a whole sequence is computed at once in training).
+    """
+
+    def __init__(self, config: GeneratorConfig):
+        super().__init__()
+        width, layers = config.hidden_size, config.num_decoder_layers
+        self.hidden_bridge = nn.ModuleList(nn.Linear(4 * width, width) for _ in range(layers))
+        self.cell_bridge = nn.ModuleList(nn.Linear(2 * width, width) for _ in range(layers))
+        self.dropout = nn.Dropout(config.dropout)
+        self.lstm = nn.LSTM(
+            **{"input_size": config.d_model, "hidden_size": width, "num_layers": layers, "batch_first": True},
+            dropout=config.dropout if layers > 1 else 0.0,
+        )
+        self.keys = nn.Linear(2 * width, width, bias=False) if config.attend else None
+        self.combine = nn.Linear(2 * width, width) if config.attend else None
+
+    def forward(
+        self,
+        embedded: torch.Tensor,
+        encoded: EncoderStates,
+        attention_mask: torch.Tensor | None = None,
+        index: torch.Tensor | None = None,
+        past: LstmState | None = None,
+        use_cache: bool = False,
+    ) -> tuple[torch.Tensor, LstmState | None]:
+        """(rows, tokens, hidden), and the state after them if `use_cache`.
+
+        Args:
+            embedded: (rows, tokens, d_model): those that `past` has not seen.
+            encoded, attention_mask: of k antigens; the mask (k, antigen tokens).
+            index: (rows,), which antigen each row has; None: k = rows, in their order.
+        """
+        state = self._begin(encoded, index) if past is None else past
+        start = (state.hidden.contiguous(), state.cell.contiguous())
+        output, (hidden, cell) = self.lstm(self.dropout(embedded), start)
+        if self.combine is not None:
+            output = self._attend(output, state.keys, None if attention_mask is None else pick(attention_mask, index))
+        if not use_cache:
+            return self.dropout(output), None
+        state.hidden, state.cell = hidden, cell
+        state.num_tokens += embedded.shape[1]
+        return self.dropout(output), state
+
+    def _begin(self, encoded: EncoderStates, index: torch.Tensor | None) -> LstmState:
+        """The state before the first token: computed once per antigen, then handed to its rows."""
+        memory, mean, states = encoded.memory, encoded.mean, encoded.last_hidden_state
+        if memory is None or mean is None:
+            raise ArgumentError("encoder_outputs without memory and mean: give an LSTM's decoder what encode returned.")
+        hidden, cell = memory.unbind(-1)
+        hiddens = [linear(torch.cat([hidden[:, i], mean], dim=1)) for i, linear in enumerate(self.hidden_bridge)]
+        cells = [linear(cell[:, i]) for i, linear in enumerate(self.cell_bridge)]
+        return LstmState(
+            hidden=torch.stack([pick(layer, index) for layer in hiddens]),
+            cell=torch.stack([pick(layer, index) for layer in cells]),
+            keys=None if self.keys is None else pick(self.keys(states), index),
+        )
+
+    def _attend(self, output: torch.Tensor, keys: Any, mask: torch.Tensor | None) -> torch.Tensor:
+        allowed = None if mask is None else mask.bool()[:, None, :]
+        context = functional.scaled_dot_product_attention(output, keys, keys, attn_mask=allowed)
+        assert self.combine is not None
+        return torch.tanh(self.combine(torch.cat([output, context], dim=-1)))

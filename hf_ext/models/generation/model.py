@@ -1,0 +1,283 @@
+"""AntibodyGenerator: reads an antigen and, if known, an affinity; writes an antibody, token by token."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+from transformers import GenerationMixin, PreTrainedModel
+from transformers import initialization as init
+from transformers.modeling_outputs import Seq2SeqLMOutput
+
+from ...errors import ArgumentError
+from ..configuration import EncoderSpec
+from ..exact_loss import IGNORED, exact_loss
+from .conditioning import AffinityEmbedding
+from .configuration import GeneratorConfig
+from .esm import PretrainedEncoder
+from .light import LightDecoder, LightEncoder
+from .lstm import LstmDecoder, LstmEncoder
+from .outputs import EncoderStates, as_states, pick
+from .transformer import TransformerDecoder, TransformerEncoder
+
+_PARTS: dict[str, tuple[Any, Any]] = {
+    "lstm": (LstmEncoder, LstmDecoder),
+    "transformer": (TransformerEncoder, TransformerDecoder),
+    "light": (LightEncoder, LightDecoder),
+    "esm": (PretrainedEncoder, TransformerDecoder),
+}
+
+
+class AntibodyGenerator(PreTrainedModel, GenerationMixin):
+    """An encoder of antigens and a decoder of antibodies; which ones, `config.architecture` says.
+
+    The affinity's embedding is added to that of each token that the decoder reads, whatever the architecture; the
+    encoder does not see it, so that rows with one antigen share its states. `generate` is that of transformers; pass
+    it `affinity`, (rows,), as to `forward`.
+    """
+
+    config_class = GeneratorConfig
+    base_model_prefix = "generator"
+    main_input_name = "input_ids"
+    accepts_loss_kwargs = True
+    loss_kind = "tokens"  # what `exact_loss` and the loss of an evaluation count
+    supports_gradient_checkpointing = True
+    _supports_sdpa = True
+    _no_split_modules = ["T5Block", "EsmLayer"]
+    _is_stateful = True  # sums and LSTM states cannot be cut back by a token, as assisted generation would
+
+    def __init__(self, config: GeneratorConfig):
+        super().__init__(config)
+        self.shared = nn.Embedding(config.vocab_size, config.d_model)
+        self.affinity = AffinityEmbedding(
+            config.d_model, config.label_mean, config.label_std, config.unknown_affinity_dropout
+        )
+        encoder, decoder = _PARTS[config.architecture]
+        self.encoder = encoder(config)
+        widths = (self.encoder.width,) if config.architecture == "esm" else ()
+        self.decoder = decoder(config, *widths)
+        # The Transformers' output is the embedding once more; the LSTM's states have another width.
+        self.output = nn.Linear(config.hidden_size, config.vocab_size) if config.architecture == "lstm" else None
+        self.post_init()
+
+    @property
+    def encoder_families(self) -> tuple[str, ...]:
+        """Model types of encoders that run in each step; none where states are cached, nor for encoders of our own."""
+        if self.config.architecture == "transformer":
+            return ("t5",)
+        if self.config.architecture == "esm" and self.encoder.spec.training != "frozen":
+            return ("esm",)
+        return ()
+
+    @classmethod
+    def from_encoder(cls, spec: EncoderSpec, size: str = "tiny", **settings: Any) -> AntibodyGenerator:
+        """A new decoder on a pretrained ESM.
+
+        Args:
+            spec: from `read_encoder`, which says how the encoder trains.
+            size: of the decoder; `settings` go over it, as in `GeneratorConfig.of_size`.
+
+        Raises:
+            ArgumentError: as `GeneratorConfig`; no ESM; or an encoder that trains cannot be loaded.
+        """
+        model = cls(GeneratorConfig.of_size("esm", size, antigen_encoder=asdict(spec), **settings))
+        model.encoder.load_pretrained()
+        return model.train()
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
+        """As in transformers; of a pretrained encoder those weights train that did."""
+        loaded: Any = super().from_pretrained(*args, **kwargs)
+        model = loaded[0] if isinstance(loaded, tuple) else loaded
+        if model.config.architecture == "esm":
+            model.encoder.set_trainable()
+        return loaded
+
+    def save_pretrained(self, save_directory: Any, **kwargs: Any) -> None:  # type: ignore[override]
+        """As in transformers, with the names of the modules: see `AffinityModel.save_pretrained`."""
+        kwargs["save_original_format"] = False
+        super().save_pretrained(save_directory, **kwargs)
+
+    def merge_adapters(self) -> int:
+        """Adds the adapters of a pretrained encoder into its weights, in place; returns how many there were.
+
+        Raises:
+            ArgumentError: there are none.
+        """
+        if self.config.architecture != "esm":
+            raise ArgumentError(f"A generator of architecture {self.config.architecture!r} has no adapters to merge.")
+        num_layers = self.encoder.merge_adapters()
+        self.config.antigen_encoder = asdict(self.encoder.spec)
+        return num_layers
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """T5's scales (what a layer puts out is as large as what goes in), for layers that are not T5's own."""
+        if isinstance(module, nn.Linear):
+            init.normal_(module.weight, mean=0.0, std=module.in_features**-0.5)
+            if module.bias is not None:
+                init.zeros_(module.bias)
+        elif isinstance(module, nn.Embedding):
+            init.normal_(module.weight, mean=0.0, std=1.0)
+        else:
+            super()._init_weights(module)
+
+    @classmethod
+    def _supports_default_dynamic_cache(cls) -> bool:
+        """No: the decoder makes what it caches, which is keys and values in two of the architectures only."""
+        return False
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.shared
+
+    def prepare_decoder_input_ids_from_labels(self, labels: torch.Tensor) -> torch.Tensor:
+        """What the decoder reads to write `labels`, (rows, tokens): `<bos>`, then all but the last; -100 as padding."""
+        start = labels.new_full((len(labels), 1), self.config.decoder_start_token_id)
+        ids = torch.cat([start, labels[:, :-1]], dim=1)
+        return ids.masked_fill(ids.eq(IGNORED), self.config.pad_token_id)
+
+    def encode(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        encoder_outputs: Any = None,
+        layout: Any = None,
+    ) -> EncoderStates:
+        """The encoder's states of k antigens: those given, or those of `input_ids`, (k, tokens).
+
+        Raises:
+            ArgumentError: neither is given, or `encoder_outputs` holds no states.
+        """
+        if encoder_outputs is not None:
+            return as_states(encoder_outputs)
+        if input_ids is None:
+            raise ArgumentError("No antigen: give input_ids, or its states as encoder_outputs.")
+        return self.encoder(input_ids, attention_mask, layout)
+
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        decoder_input_ids: torch.Tensor | None = None,
+        encoder_outputs: Any = None,
+        antigen_index: torch.Tensor | None = None,
+        affinity: torch.Tensor | None = None,
+        past_key_values: Any = None,
+        use_cache: bool | None = None,
+        num_items_in_batch: torch.Tensor | int | None = None,
+        layout: Any = None,
+        return_dict: bool | None = None,
+    ) -> Any:
+        """Scores of each next token of n rows, and the loss.
+
+        Args:
+            input_ids, attention_mask: (k, antigen tokens), int64; padding may stand on either side.
+            labels: (n, tokens), int64, what is to be written, without `<bos>`; -100 is left out of the loss.
+            decoder_input_ids: (n, tokens), int64, with `<bos>`; None: made from `labels`. After `past_key_values` only
+                those that it has not seen.
+            encoder_outputs: states of the k antigens, (k, tokens, width), in place of `input_ids`; as a tensor, the
+                first entry of a tuple, or a ModelOutput. Of the LSTM, what `encode` returns.
+            antigen_index: (n,), int64, which antigen each row has; None: n = k, in their order.
+            affinity: (n,), float, in the units of `config.label_mean`; NaN: unknown. None: unknown in all rows.
+            past_key_values: what this model returned for the tokens before.
+            use_cache: return `past_key_values`; None: as in the configuration, but not where there are labels.
+            num_items_in_batch: labels in the whole effective batch; None: those here.
+            layout: a batch's `BatchLayout`, for encoders that run without padding.
+            return_dict: False: a tuple.
+
+        Returns:
+            `Seq2SeqLMOutput`: `loss`, the summed cross entropy by `num_items_in_batch`, scalar, float32; `logits`,
+            (n, tokens, vocabulary); `past_key_values`; `encoder_last_hidden_state`, of the k antigens.
+
+        Raises:
+            ArgumentError: no antigen, nothing to write, or numbers of rows that do not fit.
+        """
+        if decoder_input_ids is None:
+            if labels is None:
+                raise ArgumentError("Nothing to write: give labels, or decoder_input_ids. (generate needs neither.)")
+            decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
+        encoded = self.encode(input_ids, attention_mask, encoder_outputs, layout)
+        check_rows(encoded, attention_mask, antigen_index, len(decoder_input_ids))
+        if affinity is not None and affinity.shape != (len(decoder_input_ids),):
+            raise ArgumentError(
+                f"affinity has shape {tuple(affinity.shape)}, there are {len(decoder_input_ids)} rows: give one number "
+                "for each, NaN where it is unknown."
+            )
+        embedded = self.shared(decoder_input_ids)
+        embedded = embedded + self.affinity(affinity, len(embedded))[:, None]
+        if use_cache is None:
+            use_cache = self.config.use_cache and labels is None and not self.training
+        hidden, past = self.decoder(embedded, encoded, attention_mask, antigen_index, past_key_values, use_cache)
+        logits = self._score(hidden)
+        loss = None if labels is None else exact_loss("tokens", self.config, logits, labels, num_items_in_batch)
+        output = Seq2SeqLMOutput(
+            loss=loss,
+            logits=logits,
+            past_key_values=past,
+            encoder_last_hidden_state=encoded.last_hidden_state,
+        )
+        return output.to_tuple() if return_dict is False else output
+
+    def _score(self, hidden: torch.Tensor) -> torch.Tensor:
+        if self.output is not None:
+            return self.output(hidden)
+        return functional.linear(hidden * self.config.d_model**-0.5, self.shared.weight)
+
+    @torch.no_grad()
+    def generate(
+        self,
+        inputs: torch.Tensor | None = None,
+        *args: Any,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        encoder_outputs: Any = None,
+        antigen_index: torch.Tensor | None = None,
+        layout: Any = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Antibodies as token ids from `<bos>` on, (rows * num_return_sequences, tokens): transformers' `generate`.
+
+        Takes a batch of the collator's as it is. Each antigen is encoded once, for all rows, beams and samples that it
+        has.
+
+        Raises:
+            ArgumentError: as `forward`.
+        """
+        kwargs.pop("labels", None)
+        ids = inputs if input_ids is None else input_ids
+        if ids is not None and attention_mask is None:
+            attention_mask = torch.ones_like(ids)
+        encoded = self.encode(ids, attention_mask, encoder_outputs, layout)
+        states: Any = encoded.last_hidden_state
+        if attention_mask is None:
+            attention_mask = states.new_ones(states.shape[:2], dtype=torch.long)
+        check_rows(encoded, attention_mask, antigen_index, len(states) if antigen_index is None else len(antigen_index))
+        if antigen_index is not None:
+            encoded, attention_mask = encoded.select(antigen_index), pick(attention_mask, antigen_index)
+        kwargs |= {"encoder_outputs": encoded, "attention_mask": attention_mask}
+        return super().generate(None, *args, **kwargs)  # type: ignore[misc]
+
+
+def check_rows(
+    encoded: EncoderStates, attention_mask: torch.Tensor | None, index: torch.Tensor | None, num_rows: int
+) -> None:
+    """Refuses antigens, masks and rows that do not fit together.
+
+    Raises:
+        ArgumentError: a mask of other tokens than the states'; an `index` of other than `num_rows` rows; or none, and
+            other than `num_rows` antigens.
+    """
+    states: Any = encoded.last_hidden_state
+    if attention_mask is not None and attention_mask.shape != states.shape[:2]:
+        raise ArgumentError(
+            f"attention_mask has shape {tuple(attention_mask.shape)}, the antigens' states {tuple(states.shape[:2])}: "
+            "give the mask of the tokens that were encoded."
+        )
+    if index is None and len(states) != num_rows:
+        raise ArgumentError(f"{len(states)} antigens for {num_rows} rows: say in antigen_index which row has which.")
+    if index is not None and len(index) != num_rows:
+        raise ArgumentError(f"antigen_index has {len(index)} rows, there are {num_rows} to write.")

@@ -1,0 +1,176 @@
+"""Antigens and pairs as ids, ids as pairs, and batches in which each antigen stands once."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoTokenizer, EsmTokenizer
+
+from hf_ext.data.antibody_collator import AntibodyCollator
+from hf_ext.data.antibody_pairs import VOCABULARY, AntibodyPair, PairEncoder, decode_pair, decode_pairs
+from hf_ext.data.batch_layout import LayoutMaker
+from hf_ext.errors import DataError
+
+# By hand: <pad> 0, <bos> 1, <eos> 2, <sep> 3, A 4, C 5, D 6, E 7, ..., Y 23, X 24.
+A, C, D, X = 4, 5, 6, 24
+
+
+@pytest.fixture(scope="module")
+def encoder():
+    return PairEncoder()
+
+
+def lists(arrays):
+    return [array.tolist() for array in arrays]
+
+
+def test_ids_are_those_worked_out_by_hand(encoder):
+    assert (len(VOCABULARY), VOCABULARY[4], VOCABULARY[23], VOCABULARY[24]) == (25, "A", "Y", "X")
+    assert lists(encoder.encode_antigens(["ACX", "D"])) == [[1, A, C, X, 2], [1, D, 2]]
+    pairs = encoder.encode_pairs(["AC", "D", "DD"], ["D", None, ""])
+    assert lists(pairs) == [[1, A, C, 3, D, 2], [1, D, 2], [1, D, D, 2]]
+
+
+def test_rare_residues_become_x(encoder):
+    assert lists(encoder.encode_antigens(["AUB"])) == [[1, A, X, X, 2]]
+
+
+def test_a_saved_tokenizer_gives_the_same_ids_for_the_same_text(encoder, tmp_path):
+    encoder.tokenizer.save_pretrained(tmp_path)
+    assert not [path for path in tmp_path.iterdir() if path.suffix != ".json"]
+    again = AutoTokenizer.from_pretrained(tmp_path)
+    assert again("ACX")["input_ids"] == encoder.encode_antigens(["ACX"])[0].tolist()
+    assert again("AC", "D")["input_ids"] == encoder.encode_pairs(["AC"], ["D"])[0].tolist()
+    assert (again.pad_token_id, again.bos_token_id, again.eos_token_id, again.sep_token_id) == (0, 1, 2, 3)
+
+
+@pytest.mark.parametrize(("heavy", "light"), [("EVQLX", "DIQ"), ("EVQL", None), ("A", "C")])
+def test_what_was_encoded_is_decoded(encoder, heavy, light):
+    (ids,) = encoder.encode_pairs([heavy], [light])
+    assert decode_pair(ids) == decode_pair(ids[1:]) == AntibodyPair(heavy, light)
+    assert decode_pairs(torch.tensor([[*ids, 0, 0]])) == [AntibodyPair(heavy, light)]  # as `generate` pads
+
+
+@pytest.mark.parametrize(
+    ("ids", "pair"),
+    [
+        ([A, C], ("AC", None, ("no <eos>: cut off",))),
+        ([A, 3, C], ("A", "C", ("no <eos>: cut off",))),
+        ([2], ("", None, ("no heavy chain",))),
+        ([3, C, 2], ("", "C", ("no heavy chain",))),
+        ([A, 3, 2], ("A", None, ("<sep>, but no light chain",))),
+        ([A, 3, C, 3, D, 2], ("A", "C", ("3 chains",))),
+        ([A, 0, 1, C, 2], ("AC", None, ("<pad> inside", "<bos> inside"))),
+        ([], ("", None, ("no <eos>: cut off", "no heavy chain"))),
+        ([A, 2, C, 2], ("A", None, ())),  # what follows <eos> is not looked at
+    ],
+)
+def test_what_is_malformed_is_said(ids, pair):
+    assert decode_pair(ids) == AntibodyPair(*pair)
+
+
+@pytest.mark.parametrize("wrong", [-100, 25])
+def test_an_id_outside_the_vocabulary_is_refused(wrong):
+    with pytest.raises(DataError, match=f"Token id {wrong}: allowed are 0 to 24"):
+        decode_pair([A, wrong, 2])
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (([""], ["A"], ["C"]), "Row 0, antigen: ''"),
+        ((["A"], [""], ["C"]), "Row 0, heavy: ''"),
+        ((["A", "A"], ["A", "aC"], ["C", "C"]), "Row 1, heavy: 'aC' has 'a'; allowed are ACDEF"),
+        ((["A"], ["A"], ["A*"]), r"Row 0, light: 'A\*' has '\*'"),
+        ((["A"], ["A", "C"], ["A", "C"]), "1 antigens, 2 heavy chains"),
+        ((["A", "C"], ["A", "C"], ["A"]), "2 heavy and 1 light"),
+        ((["A"], ["A"], ["A"], [math.inf]), "Row 0, affinity: inf"),
+    ],
+)
+def test_bad_input_is_refused_with_its_row(encoder, given, words):
+    with pytest.raises(DataError, match=words):
+        encoder.encode_rows(*given)
+
+
+def test_antigens_go_through_the_tokenizer_of_an_encoder_that_has_one(demo_encoders):
+    esm = EsmTokenizer.from_pretrained(demo_encoders[1])
+    columns = PairEncoder(esm).encode_rows(["ACA"], ["AC"], ["D"])
+    assert columns["input_ids"][0].tolist() == esm("ACA")["input_ids"]
+    assert columns["labels"][0].tolist() == [A, C, 3, D, 2]
+    with pytest.raises(DataError, match="Row 0, antigen: 1023 residues; its encoder takes 1022"):
+        PairEncoder(esm).encode_antigens(["A" * 1023])
+
+
+# --- batches ----------------------------------------------------------------------------------------------------------
+
+
+def rows_of(encoder, *args):
+    columns = encoder.encode_rows(*args)
+    return [dict(zip(columns, row)) for row in zip(*columns.values())]
+
+
+@pytest.fixture
+def rows(encoder):
+    return rows_of(encoder, ["AC", "D", "AC"], ["A", "DD", "CC"], ["C", None, "AA"], [7.5, None, 8.0])
+
+
+def test_an_antigen_of_several_rows_stands_once_in_a_batch(rows):
+    batch = AntibodyCollator()(rows)
+    assert batch["input_ids"].tolist() == [[1, A, C, 2], [1, D, 2, 0]]
+    assert batch["attention_mask"].tolist() == [[1, 1, 1, 1], [1, 1, 1, 0]]
+    assert batch["antigen_index"].tolist() == [0, 1, 0]
+    assert batch["labels"].tolist() == [[A, 3, C, 2, -100, -100], [D, D, 2, -100, -100, -100], [C, C, 3, A, A, 2]]
+    assert batch["affinity"].tolist()[::2] == [7.5, 8.0]
+    assert math.isnan(batch["affinity"][1])
+    assert next(iter(batch)) == "labels"  # whose rows Trainer counts
+
+
+def test_rows_without_affinity_or_labels_make_a_batch_too(rows):
+    bare = [{"input_ids": list(row["input_ids"])} for row in rows]
+    batch = AntibodyCollator()(bare)
+    assert batch["affinity"].isnan().all()
+    assert "labels" not in batch
+    assert batch["antigen_index"].tolist() == [0, 1, 0]
+
+
+def test_ids_of_other_integer_types_are_the_same_antigen(rows):
+    rows[2]["input_ids"] = rows[2]["input_ids"].astype(np.int32)
+    assert len(AntibodyCollator()(rows)["input_ids"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda rows: rows.clear(), "no rows"),
+        (lambda rows: rows[1].pop("labels"), "2 of 3 rows of a batch have labels"),
+        (lambda rows: rows[1].update(affinity=-math.inf), "affinity is -inf"),
+    ],
+)
+def test_batches_that_make_no_sense_are_refused(rows, change, words):
+    change(rows)
+    with pytest.raises(DataError, match=words):
+        AntibodyCollator()(rows)
+
+
+def test_a_layout_says_where_distinct_antigens_stand_without_padding(rows):
+    collator = AntibodyCollator()
+    collator.layout = LayoutMaker(packs=True, locates_labels=True)
+    layout = collator(rows)["layout"]
+    assert layout.shape == (2, 4)
+    assert layout.segments.lengths == (3, 4)
+    assert layout.labelled.tolist() == [0, 1, 2, 3, 6, 7, 8, 12, 13, 14, 15, 16, 17]
+
+
+def test_given_states_take_the_place_of_ids(rows):
+    asked = []
+
+    def states_of(antigens):
+        asked.append([len(ids) for ids in antigens])
+        return [torch.full((len(ids), 2), float(len(ids))) for ids in antigens]
+
+    batch = AntibodyCollator(states_of=states_of)(rows)
+    assert asked == [[4, 3]]
+    assert "input_ids" not in batch
+    assert batch["encoder_outputs"][0][:, :, 0].tolist() == [[4.0] * 4, [3.0, 3.0, 3.0, 0.0]]
+    assert batch["attention_mask"].sum(1).tolist() == [4, 3]

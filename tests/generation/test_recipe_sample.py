@@ -1,0 +1,350 @@
+"""recipes/sample.py as users run it: what is in its table and FASTA, what it warns of, and what it refuses."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from antibody_examples import heavy, light
+from hub_server import serve_hub
+from memorising_generator import ANTIGENS, CDR3, make_memorising, save_generator
+from tiny_generators import make_generator
+
+from hf_ext.data.antibody_pairs import EOS_ID, SEP_ID
+from hf_ext.errors import ArgumentError, DataError, HfExtError, MissingDependencyError
+from hf_ext.generation.generator import load_generator
+from hf_ext.generation.sampling import sample_pairs
+from hf_ext.hub import push_folder
+from hf_ext.optional import import_problem
+
+RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "sample.py"
+FIXED = ["rank", "generated_heavy", "generated_light", "copies", "log_probability", "valid", "problem", "checked_by"]
+TOKEN = "hf_" + "canary" * 5 + "bird"
+has_anarcii = import_problem("anarcii") is None
+
+
+@pytest.fixture(scope="module")
+def memorising(tmp_path_factory):
+    return save_generator(make_memorising(), tmp_path_factory.mktemp("memorising"))
+
+
+@pytest.fixture(scope="module")
+def untrained(tmp_path_factory):
+    return save_generator(make_generator(), tmp_path_factory.mktemp("untrained"))
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    records = [f">{name} source=paper\n{one}\n" for name, one in zip(("first", "second"), ANTIGENS)]
+    (tmp_path / "antigens.fasta").write_text("".join(records))
+    return tmp_path
+
+
+def sample(model, *given, data="antigens.fasta"):
+    """The table's rows after a run."""
+    source = ["--dataset_name", data] if data else []
+    numbering = [] if "--numbering" in given else ["--numbering", "off"]
+    words = ["--model", str(model), *source, "--max_new_tokens", "260", *numbering, *map(str, given)]
+    output, _ = runpy.run_path(str(RECIPE))["main"](words)
+    with open(output, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def read_fasta(path="antibodies.fasta"):
+    return re.findall(r">(.*)\n(.*)\n", Path(path).read_text())
+
+
+# --- what is written --------------------------------------------------------------------------------------------------
+
+
+def test_table_and_fasta_hold_every_antibody_ranked_under_the_antigens_names(memorising):
+    rows = sample(memorising, "--num_samples", 10)
+    assert [*rows[0]] == ["id", "source", "sequence", "source_row", *FIXED, "cdr_h3"]
+    assert {(row["id"], row["sequence"], row["source_row"]) for row in rows} == {
+        ("first", ANTIGENS[0], "1"),
+        ("second", ANTIGENS[1], "3"),
+    }
+    for name in ("first", "second"):
+        own = [row for row in rows if row["id"] == name]
+        assert sum(int(row["copies"]) for row in own) == 10
+        assert [int(row["rank"]) for row in own] == [*range(1, len(own) + 1)]
+        order = [(row["valid"] == "no", -float(row["log_probability"])) for row in own]
+        assert order == sorted(order)
+        assert len(set(order)) > 3
+        (known,) = [row for row in own if (row["generated_heavy"], row["generated_light"]) == (heavy(CDR3), light())]
+        assert (known["valid"], known["problem"], known["checked_by"], known["cdr_h3"]) == ("yes", "", "pattern", CDR3)
+    records = read_fasta()
+    titles = [title.split()[0] for title, _ in records]
+    assert titles[:2] == ["first_1_heavy", "first_1_light"]
+    assert len(titles) == len(set(titles))
+    assert [chain for _, chain in records] == [
+        one for row in rows for one in (row["generated_heavy"], row["generated_light"]) if one
+    ]
+
+
+def test_a_seed_gives_the_same_files_in_batches_of_any_size(untrained, folder):
+    given = ("--num_samples", 5, "--temperature", 1.3, "--max_new_tokens", 30)
+    first = sample(untrained, *given)
+    again = sample(untrained, *given, "--max_tokens_per_batch", 1, "--output", "again.csv")
+    assert again == first
+    assert (folder / "again.fasta").read_text() == (folder / "antibodies.fasta").read_text()
+    assert sample(untrained, *given, "--seed", 1) != first
+
+
+def test_what_is_malformed_is_marked_and_kept(untrained, capsys):
+    rows = sample(untrained, "--num_samples", 20, "--max_new_tokens", 12)
+    assert sum(int(row["copies"]) for row in rows) == 40
+    assert {row["valid"] for row in rows} == {"no"}
+    assert all(row["problem"] for row in rows)
+    cut = [row for row in rows if "cut off" in row["problem"]]
+    assert len(cut) > 10
+    assert sum("cut off" in title for title, _ in read_fasta()) >= len(cut)
+    said = capsys.readouterr().out
+    assert f"40 antibodies for 2 antigens: {len(rows)} distinct, 0 valid by pattern" in said
+
+
+def test_duplicates_are_one_line_with_their_number_and_a_collapse_is_named(memorising, capsys):
+    rows = sample(memorising, "--num_samples", 4, "--top_k", 1)
+    assert [(row["copies"], row["cdr_h3"]) for row in rows] == [("4", CDR3), ("4", CDR3)]
+    said = capsys.readouterr().out
+    assert "25 % are distinct: the model, or its temperature, collapsed" in said
+
+
+def test_greedy_decoding_is_one_antibody_and_no_collapse(memorising, capsys):
+    rows = sample(memorising, "--greedy")
+    assert [(row["copies"], row["cdr_h3"]) for row in rows] == [("1", CDR3), ("1", CDR3)]
+    assert "collapsed" not in capsys.readouterr().out
+
+
+def test_one_antibody_for_several_antigens_is_warned_of(memorising, folder, capsys):
+    (folder / "copies.csv").write_text(f"antigen\n{ANTIGENS[0]}\n{ANTIGENS[0]}\n")
+    sample(memorising, "--greedy", data="copies.csv")
+    assert "several antigens" not in capsys.readouterr().out  # the same antigen twice
+    sample(memorising, "--greedy")
+    said = capsys.readouterr().out
+    assert "1 antibodies were written for several antigens: it may not read the antigen" in said
+
+
+def test_the_inputs_columns_are_kept_as_they_were_read(memorising, folder):
+    (folder / "in.csv").write_text(f"note,antigen,heavy\n=1+1,{ANTIGENS[0].lower()},x\n")
+    (row,) = sample(memorising, "--greedy", data="in.csv")
+    assert (row["note"], row["antigen"], row["heavy"]) == ("'=1+1", ANTIGENS[0].lower(), "x")
+    assert (row["source_row"], row["generated_heavy"]) == ("2", heavy(CDR3))
+    assert read_fasta()[0][0].startswith("row2_1_heavy ")
+    (row,) = sample(memorising, "--greedy", "--keep_columns", "false", data="in.csv")
+    assert [*row][:3] == ["antigen", "source_row", "rank"]
+
+
+def test_an_antigen_may_stand_on_the_command_line(memorising):
+    (row,) = sample(memorising, "--antigen", ANTIGENS[1].lower(), "--greedy", data=None)
+    assert (row["antigen"], row["generated_heavy"]) == (ANTIGENS[1].lower(), heavy(CDR3))
+
+
+def test_training_antibodies_are_named_with_their_row(memorising, folder, capsys):
+    other = heavy("ARDYSSTW")  # an edit away
+    (folder / "train.csv").write_text(f"vh,vl\n{other},{light()}\n{light()},{heavy(CDR3)}\n")
+    given = ("--greedy", "--training_data", "train.csv", "--training_columns", "vh", "vl")
+    row, _ = sample(memorising, *given)
+    names = ("nearest_training_heavy", "nearest_training_light", "nearest_training_row", "is_training_copy")
+    assert [row[name] for name in names] == [str(1 - 1 / len(other)), "1.0", "2", "no"]
+    assert "training antibodies to the residue" not in capsys.readouterr().out
+    (folder / "train.csv").write_text(f"vh,vl\n{other},\n{heavy(CDR3)},{light()}\n")
+    row, _ = sample(memorising, *given)
+    assert [row[name] for name in names] == ["1.0", "1.0", "3", "yes"]
+    assert "2 lines of the table are training antibodies to the residue" in capsys.readouterr().out
+
+
+def save_discriminator(make_affinity, folder, outcome):
+    model, collator = make_affinity()
+    model.save_pretrained(folder)
+    collator.save_pretrained(folder)
+    verdict = {"outcome": outcome, "text": "No better than a constant."}
+    (folder / "all_results.json").write_text(json.dumps({"verdict": verdict}))
+    return model, folder
+
+
+@pytest.mark.parametrize("outcome", ["better", "no better"])
+def test_a_discriminator_orders_only_where_its_own_record_says_that_it_is_good(
+    untrained, make_affinity, folder, capsys, outcome
+):
+    _, discriminator = save_discriminator(make_affinity, folder / "affinity", outcome)
+    sample(untrained, "--num_samples", 2, "--max_new_tokens", 9, "--discriminator", discriminator)
+    by_prediction = outcome == "better"
+    said = capsys.readouterr().out
+    assert ("Ranked by predicted affinity" in said) is by_prediction
+    assert ("its own record says: No better than a constant" in said) is not by_prediction
+    assert "whether it was trained on these antigens is not known" in said
+
+
+def test_a_discriminator_leaves_out_what_it_cannot_read(untrained, make_affinity, folder):
+    _, discriminator = save_discriminator(make_affinity, folder / "affinity", "better")
+    rows = sample(untrained, "--num_samples", 9, "--max_new_tokens", 12, "--discriminator", discriminator)
+    assert {row["predicted_affinity"] == "" for row in rows if row["generated_light"] == ""} == {True}
+
+
+@pytest.mark.skipif(not has_anarcii, reason="the extra 'numbering'")
+def test_numbering_is_what_valid_means_where_it_is_installed(memorising):
+    rows = sample(memorising, "--greedy", "--numbering", "auto")
+    assert [(row["valid"], row["checked_by"]) for row in rows] == [("yes", "numbering")] * 2
+
+
+def test_a_heavy_chain_alone_is_valid_where_no_light_one_is_needed(memorising, folder):
+    model = load_generator(memorising, device="cpu").model
+    with torch.no_grad():  # what was <sep> ends the antibody
+        model.output.weight[EOS_ID] = model.output.weight[SEP_ID]
+        model.output.bias[EOS_ID] = model.output.bias[SEP_ID] + 5
+    save_generator(model, folder / "nanobodies")
+    (row, _) = sample(folder / "nanobodies", "--greedy")
+    assert (row["valid"], row["problem"]) == ("no", "no light chain")
+    (row, _) = sample(folder / "nanobodies", "--greedy", "--needs_light", "false")
+    assert (row["valid"], row["generated_light"], len(read_fasta())) == ("yes", "", 2)
+
+
+# --- where models come from -------------------------------------------------------------------------------------------
+
+
+def test_a_model_that_was_saved_and_loaded_writes_the_same(tmp_path):
+    model = make_generator("lstm", attend=True)
+    save_generator(model, tmp_path / "saved")
+    again = load_generator(tmp_path / "saved", device="cpu")
+    given = {"num_samples": 4, "max_new_tokens": 20, "show_progress": False}
+    assert sample_pairs(again.model, again.tokenizer, ANTIGENS, **given) == sample_pairs(model, None, ANTIGENS, **given)
+
+
+def test_a_pushed_model_is_sampled_by_its_name_with_the_same_outputs(untrained, monkeypatch):
+    given = ("--num_samples", 3, "--max_new_tokens", 30)
+    expected = sample(untrained, *given)
+    with serve_hub(monkeypatch, TOKEN) as hub:
+        push_folder(untrained, "me/generator", token=TOKEN, endpoint=hub.url)
+        monkeypatch.setenv("HF_TOKEN", TOKEN)
+        assert sample("me/generator", *given) == expected
+        with pytest.raises(ArgumentError, match="has no such revision"):
+            sample("me/generator", *given, "--revision", "v9")
+
+
+def test_the_command_ends_with_a_message_and_status_1(untrained, monkeypatch, capsys):
+    words = ["--model", str(untrained), "--antigen", "MKT", "--seed", "-1"]
+    monkeypatch.setattr(sys, "argv", [str(RECIPE), *words])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(RECIPE), run_name="__main__")
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == "ArgumentError: seed=-1: must be from 0 to 4294967295.\n"
+
+
+@pytest.mark.nightly
+def test_the_command_runs_in_a_process_of_its_own(untrained, folder):
+    words = [sys.executable, str(RECIPE), "--model", str(untrained), "--antigen", "MKT", "--max_new_tokens", "9"]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "10 antibodies for 1 antigens" in done.stdout
+    assert (folder / "antibodies.csv").is_file()
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ([], "Name the antigens: either --dataset_name FILE, or --antigen SEQUENCE"),
+        (["--dataset_name", "antigens.fasta", "--antigen", "MKT"], "Name the antigens: either"),
+        (["--antigen", "MKT", "--id_column", "x"], "--id_column and --filter are for files"),
+        (["--antigen", "MKT", "--greedy", "--temperature", "0.5"], "are for what is drawn"),
+        (["--antigen", "MKT", "--greedy", "--num_samples", "3"], "greedy decoding writes at most 1"),
+        (["--antigen", "MK1"], "digit '1' at position 3"),
+        (["--antigen", "MKT", "--affinity", "9"], "--affinity 9: this model was trained without affinities"),
+        (["--antigen", "MKT", "--model", "no/such"], "Model 'no/such': no folder here and not in the Hub's cache"),
+        (
+            ["--antigen", "MKT", "--model", "."],
+            r"Model \.: no config.json there. Give the output folder",
+        ),
+        (["--antigen", "MKT", "--revision", "v1"], "is a folder here, which has no revisions"),
+        (["--antigen", "MKT", "--output", "antibodies.fasta"], "is what the FASTA beside it is called"),
+        (["--antigen", "MKT", "--training_data", "lost.csv"], "lost.csv: file not found"),
+        (["--antigen", "MKT", "--discriminator", "."], "no inputs.json there"),
+        (["--dataset_name", "notes.csv"], "no column antigen, antigen_sequence, sequence among note"),
+        (["--dataset_name", "ranked.csv"], "columns of the names rank, under which antibodies are written"),
+        (["--dataset_name", "bad.csv"], "row 3, column 'antigen'"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_with_the_remedy_and_nothing_is_written(folder, tmp_path_factory, given, words):
+    (folder / "notes.csv").write_text("note\nx\n")
+    (folder / "ranked.csv").write_text("rank,antigen\n1,MKT\n")
+    (folder / "bad.csv").write_text("antigen\nMKT\nMK?\n")
+    model = tmp_path_factory.mktemp("plain")
+    save_generator(make_generator(label_mean=0.0), model)
+    before = contents(folder)
+    with pytest.raises(HfExtError, match=words):
+        runpy.run_path(str(RECIPE))["main"](["--numbering", "off", *(["--model", str(model)]), *given])
+    assert contents(folder) == before
+
+
+def test_unusable_antigens_may_be_left_out_and_are_listed(untrained, folder):
+    (folder / "bad.csv").write_text("antigen\nMKT\nMK?\n")
+    rows = sample(untrained, "--bad_rows", "drop", "--max_new_tokens", 9, data="bad.csv")
+    assert {row["source_row"] for row in rows} == {"2"}
+    assert (folder / "antibodies.rejected_rows.csv").read_text().splitlines()[1].startswith("3,antigen,MK?")
+
+
+@pytest.mark.parametrize("name", ["antibodies.csv", "antibodies.fasta"])
+def test_what_sample_did_not_write_is_not_replaced_and_what_it_wrote_is(untrained, folder, name):
+    given = ("--num_samples", 1, "--max_new_tokens", 9)
+    sample(untrained, *given)
+    assert sample(untrained, *given, "--seed", 3)
+    (folder / name).write_text(">mine\nMKT\n" if name.endswith("fasta") else "mine,too\n1,2\n")
+    before = contents(folder)
+    with pytest.raises(ArgumentError, match=r"is there and was not written by sample\.py"):
+        sample(untrained, *given)
+    assert contents(folder) == before
+
+
+@pytest.mark.parametrize("name", ["antigens.csv", "antigens.fasta"])
+def test_the_antigens_that_are_read_are_not_replaced(untrained, folder, name):
+    (folder / "antigens.csv").write_text("antigen\nMKT\n")
+    with pytest.raises(ArgumentError, match=r"would be replaced|was not written by sample"):
+        sample(untrained, "--output", "antigens.csv", data=name)
+
+
+def test_a_model_that_is_not_what_was_saved_is_refused(untrained, folder):
+    copy = Path(shutil.copytree(untrained, folder / "copy"))
+    content = bytearray((copy / "model.safetensors").read_bytes())
+    content[-1] ^= 1
+    (copy / "model.safetensors").write_bytes(content)
+    with pytest.raises(ArgumentError, match=r"is not what was saved: model\.safetensors"):
+        sample(copy)
+
+
+def test_another_kind_of_model_is_refused(make_affinity, folder):
+    model, _ = make_affinity()
+    model.save_pretrained(folder / "affinity")
+    with pytest.raises(ArgumentError, match="is of type 'hf_ext_affinity', not a generator of antibodies"):
+        sample(folder / "affinity")
+    (folder / "affinity" / "config.json").write_text("{")
+    with pytest.raises(ArgumentError, match="damaged, no model_type"):
+        sample(folder / "affinity")
+
+
+@pytest.mark.skipif(has_anarcii, reason="anarcii is installed here")
+def test_numbering_that_was_asked_for_and_is_not_installed_is_refused(untrained):
+    with pytest.raises(MissingDependencyError, match=r"hf_ext\[numbering\]"):
+        sample(untrained, "--numbering", "on")
+
+
+def test_a_hub_name_is_no_path_of_data(untrained):
+    with pytest.raises(DataError, match=r"lost\.fasta: file not found"):
+        sample(untrained, data="lost.fasta")

@@ -1,0 +1,184 @@
+"""What is drawn depends on seed, antigen and number alone; what is written is scored by the model as it is."""
+
+import math
+import random
+
+import numpy as np
+import pytest
+import torch
+from tiny_generators import NAMES, make_generator, make_named
+
+from hf_ext.data.antibody_pairs import VOCABULARY, PairEncoder
+from hf_ext.errors import ArgumentError, DataError
+from hf_ext.generation.sampling import Decoding, gumbel_noise, sample_pairs
+
+ANTIGENS = ["MKTAYIAKQRQISFVKSH", "ACD", "GGSWLLP"]
+LONG = {"max_new_tokens": 60, "show_progress": False}
+SHORT = {"max_new_tokens": 14, "show_progress": False}
+
+
+def draw(model, antigens=ANTIGENS, **settings):
+    """(heavy, light, malformed) of each sample of each antigen."""
+    found = sample_pairs(model, None, antigens, **{**SHORT, **settings})
+    return [[(one.pair.heavy, one.pair.light, one.pair.malformed) for one in each] for each in found]
+
+
+@pytest.fixture(params=NAMES)
+def model(request):
+    return make_named(request.param)
+
+
+def test_sequences_do_not_depend_on_batches(model):
+    together = draw(model, num_samples=6)
+    assert draw(model, num_samples=6, max_tokens_per_batch=1) == together  # each alone
+    assert draw(model, num_samples=6, max_tokens_per_batch=100) == together
+    assert [len(each) for each in together] == [6, 6, 6]
+    assert len({one for each in together for one in each}) > 15
+    assert draw(model, num_samples=6, seed=1) != together
+
+
+def test_sequences_do_not_depend_on_other_antigens_or_on_how_many_samples_there_are():
+    model = make_generator()
+    first = draw(model, num_samples=4)
+    assert draw(model, ANTIGENS[::-1], num_samples=4) == first[::-1]
+    assert draw(model, [ANTIGENS[1]], num_samples=2)[0] == first[1][:2]
+    assert draw(model, [ANTIGENS[1]] * 4) == [[one] for one in first[1]]  # a second request goes on
+
+
+def test_each_distinct_antigen_is_encoded_once_however_many_batches_there_are(model):
+    seen = []
+    model.encoder.register_forward_hook(lambda module, args, output: seen.append(len(args[0])))
+    draw(model, [*ANTIGENS, "ACD"], num_samples=5, max_tokens_per_batch=120)
+    assert sum(seen) == 3
+
+
+def test_draws_have_the_models_probabilities():
+    model = make_generator()
+    encoded = PairEncoder().encode_antigens(["ACD"])[0]
+    logits = model(torch.as_tensor(encoded)[None], decoder_input_ids=torch.tensor([[1]])).logits[0, 0].double()
+    drawn = sample_pairs(model, None, ["ACD"], **{**SHORT, "num_samples": 2000, "max_new_tokens": 1})[0]
+    # A single token: its probability is the whole score, and tells which token it was.
+    counts = np.zeros(len(VOCABULARY))
+    expected = logits.detach().softmax(0).numpy()
+    for one in drawn:
+        counts[np.abs(expected - math.exp(one.log_probability)).argmin()] += 1
+    statistic = ((counts - 2000 * expected) ** 2 / (2000 * expected)).sum()
+    assert statistic < 51.2  # chi-squared with 24 degrees of freedom passes that once in 1,000
+    flat = (logits.detach() / 2).softmax(0).numpy()
+    assert ((counts - 2000 * flat) ** 2 / (2000 * flat)).sum() > 51.2  # another temperature would be noticed
+
+
+def test_noise_is_written_down():
+    """The same on every machine and with every NumPy: a change here changes what seeds mean."""
+    noise = gumbel_noise(0, "ACD", 0, 2, 3)
+    assert noise.shape == (2, 3)
+    assert noise[0].tolist() == pytest.approx([0.944184, -0.181741, 0.146202], abs=1e-6)
+    assert not np.array_equal(noise, gumbel_noise(0, "ACD", 1, 2, 3))
+    assert gumbel_noise(0, "ACD", 0, 400, 25).mean() == pytest.approx(0.5772, abs=0.04)  # Euler's constant
+
+
+@pytest.mark.parametrize("settings", [{"greedy": True}, {"top_k": 1}, {"top_p": 1e-6}, {"temperature": 1e-7}])
+def test_without_chance_it_is_what_plain_generate_writes(model, settings):
+    encoded = [torch.as_tensor(one) for one in PairEncoder().encode_antigens(ANTIGENS)]
+    plain = [model.generate(one[None], max_new_tokens=14, do_sample=False)[0, 1:].tolist() for one in encoded]
+    letters = [["".join(VOCABULARY[i] for i in ids if i > 3)] for ids in plain]
+    drawn = [[(heavy + (light or ""))] for ((heavy, light, _),) in draw(model, **settings)]
+    assert drawn == letters
+
+
+def test_beams_are_those_of_plain_generate(model):
+    given = {"max_new_tokens": 8, "num_beams": 4, "num_return_sequences": 3, "do_sample": False}
+    ids = torch.as_tensor(PairEncoder().encode_antigens(ANTIGENS[:1])[0])[None]
+    plain = model.generate(ids, **given, output_scores=True, return_dict_in_generate=True)
+    found = sample_pairs(model, None, ANTIGENS[:1], num_samples=3, num_beams=4, max_new_tokens=8, show_progress=False)
+    letters = ["".join(VOCABULARY[i] for i in row if i > 3) for row in plain.sequences.tolist()]
+    assert [one.pair.heavy + (one.pair.light or "") for one in found[0]] == letters
+    assert [one.log_probability for one in found[0]] == pytest.approx(plain.sequences_scores.tolist(), abs=1e-5)
+
+
+def test_the_score_is_the_loss_of_the_pair_under_the_model(model):
+    """Whatever the temperature, and given the affinity that was asked for."""
+    (found,) = sample_pairs(model, None, ["ACD"], num_samples=30, temperature=1.5, affinity=9.5, **LONG)
+    whole = [one for one in found if not one.pair.malformed]
+    assert len(whole) > 2
+    for one in whole:
+        rows = PairEncoder().encode_rows(["ACD"], [one.pair.heavy], [one.pair.light], [9.5])
+        ids, labels = (torch.as_tensor(rows[name][0])[None] for name in ("input_ids", "labels"))
+        loss = model(ids, labels=labels, affinity=torch.tensor([9.5])).loss.item()
+        assert one.log_probability == pytest.approx(-loss, abs=1e-5)
+        assert abs(model(ids, labels=labels).loss.item() - loss) > 1e-5  # the affinity is in it
+
+
+def test_affinities_may_differ_by_antigen_and_unknown_is_none():
+    model = make_generator()
+    each = draw(model, num_samples=3, affinity=[9.5, None, 4.0])
+    assert each[0] == draw(model, ANTIGENS[:1], num_samples=3, affinity=9.5)[0]
+    assert each[1] == draw(model, ANTIGENS[1:2], num_samples=3)[0]
+    assert each[1] == draw(model, ANTIGENS[1:2], num_samples=3, affinity=math.nan)[0]
+    assert each != draw(model, num_samples=3)
+
+
+def test_modes_settings_and_random_states_are_left_as_they_were():
+    model = make_generator(dropout=0.5).train()
+    model.encoder.eval()
+    model.generation_config.repetition_penalty = 50.0  # such as a folder may bring along
+    states = (torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy())  # noqa: NPY002
+    first = draw(model, num_samples=3)
+    assert (model.training, model.encoder.training, model.decoder.training) == (True, False, True)
+    assert model.generation_config.repetition_penalty == 50.0
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert random.getstate() == states[1]
+    assert np.array_equal(np.random.get_state()[1], states[2])  # noqa: NPY002
+    assert draw(make_generator(dropout=0.5), num_samples=3) == first  # without dropout, and without that penalty
+
+
+def test_states_may_be_given_in_place_of_the_encoder():
+    model = make_generator()
+    seen = []
+    model.encoder.register_forward_hook(lambda module, args, output: seen.append(len(args[0])))
+
+    def states_of(antigens):
+        return [model.encode(torch.as_tensor(ids)[None]).last_hidden_state[0] for ids in antigens]
+
+    plain = draw(model, num_samples=3)
+    seen.clear()
+    assert draw(model, num_samples=3, encoder_states=states_of) == plain
+    assert seen == [1, 1, 1]
+    assert draw(model, num_samples=3, encoder_states=lambda ids: [-one for one in states_of(ids)]) != plain
+
+
+def test_nothing_asked_for_is_nothing_written():
+    assert draw(make_generator(), []) == []
+
+
+def test_scores_that_are_not_finite_are_refused():
+    model = make_generator()
+    with torch.no_grad():
+        model.shared.weight[5] = math.nan
+    with pytest.raises(DataError, match="log-probability nan: the model's scores overflow"):
+        draw(model)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"num_samples": 0}, "num_samples=0: must be at least 1"),
+        ({"temperature": 0.0}, "temperature=0.0: must be above 0"),
+        ({"top_p": 1.5}, "top_p=1.5: must be above 0 and at most 1"),
+        ({"seed": -1}, "seed=-1: must be from 0"),
+        ({"greedy": True, "num_samples": 2}, "num_samples=2: greedy decoding writes at most 1"),
+        ({"num_beams": 2, "num_samples": 3}, "num_samples=3: beam search with 2 beams writes at most 2"),
+        ({"greedy": True, "num_beams": 2}, "choose one of the two"),
+        ({"affinity": [8.0]}, "1 affinities for 3 antigens"),
+        ({"affinity": math.inf}, "affinity=inf: must be finite"),
+    ],
+)
+def test_settings_that_cannot_be_met_are_refused(settings, words):
+    with pytest.raises(ArgumentError, match=words):
+        draw(make_generator(), **settings)
+    assert Decoding(num_samples=2, num_beams=2)  # an innocent one
+
+
+def test_antigens_that_are_no_proteins_are_refused():
+    with pytest.raises(DataError, match="'1'"):
+        draw(make_generator(), ["AC1"])

@@ -1,0 +1,96 @@
+"""What a stage sets, what the user's own flags keep, and what is refused before anything is read."""
+
+from pathlib import Path
+
+import pytest
+
+from hf_ext.data.arguments import DataArguments
+from hf_ext.errors import ArgumentError
+from hf_ext.generation.arguments import GeneratorArguments
+from hf_ext.generation.judging.gates import REQUIREMENTS
+from hf_ext.generation.stages import STAGES, check_auto, describe_defaults, describe_stage, settle_stage, stage_folder
+from hf_ext.training_args import FastTrainingArguments
+
+
+def settle(tmp_path, stage, *explicit, **given):
+    model_args, data_args = GeneratorArguments(), DataArguments()
+    args = FastTrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to="none", **given)
+    return settle_stage(stage, model_args, data_args, args, explicit), model_args, data_args, args
+
+
+def test_the_table_is_that_of_the_specification():
+    rows = [
+        (s.size, s.max_train_samples, s.max_validation_samples, s.min_affinity, s.num_train_epochs)
+        for s in STAGES.values()
+    ]
+    assert rows == [("tiny", 1000, 100, 7.0, 10), ("small", 10000, 1000, 7.0, 20), ("full", None, None, None, 50)]
+    batches = [(s.per_device_train_batch_size, s.gradient_accumulation_steps) for s in STAGES.values()]
+    assert batches == [(32, 1), (64, 1), (64, 2)]
+
+
+def test_a_stage_sets_what_the_user_did_not(tmp_path):
+    changed, model_args, data_args, args = settle(tmp_path, 2, "num_train_epochs", num_train_epochs=3)
+    assert (model_args.size, data_args.max_train_samples, args.num_train_epochs) == ("small", 10_000, 3)
+    assert (args.early_stopping_patience, args.load_best_model_at_end) == (5, True)
+    assert "num_train_epochs" not in changed
+
+
+@pytest.mark.parametrize("flag", ["per_device_train_batch_size", "gradient_accumulation_steps", "effective_batch_size"])
+def test_a_batch_of_the_users_is_kept_whole(tmp_path, flag):
+    changed, *_ = settle(tmp_path, 3, flag)
+    assert not {"per_device_train_batch_size", "gradient_accumulation_steps"} & set(changed)
+
+
+def test_stage_1_keeps_its_last_model_because_it_is_to_memorise(tmp_path):
+    *_, args = settle(tmp_path, 1)
+    assert not args.load_best_model_at_end
+    assert args.early_stopping_patience is None
+
+
+def test_nothing_is_carried_over_without_a_word():
+    assert "nothing of stage 1 is carried over" in describe_stage(2, {"size": "small"}, is_alone=False)
+    assert "not looked at" in describe_stage(2, {"size": "small"}, is_alone=True)
+
+
+def test_every_stage_of_auto_has_a_folder_of_its_own():
+    assert stage_folder("out", 2) == str(Path("out") / "stage-2")
+
+
+@pytest.mark.parametrize(("given", "says"), [({"resume": "out/checkpoint-5"}, "of one stage")])
+def test_auto_refuses_what_one_stage_alone_can_have(tmp_path, given, says):
+    with pytest.raises(ArgumentError, match=says):
+        check_auto(settle(tmp_path, 1, **given)[-1])
+
+
+def test_help_names_the_default_of_each_stage():
+    assert describe_defaults("min_affinity") == "Left out: 7.0 in stage 1, 7.0 in stage 2, none in stage 3."
+
+
+def test_every_requirement_but_that_of_errors_has_a_flag():
+    flags = {name.removeprefix("gate_") for name in vars(GeneratorArguments()) if name.startswith("gate_")}
+    assert flags == {one.name for each in REQUIREMENTS.values() for one in each} - {"num_errors"}
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"stage": "4"}, "stage"),
+        ({"architecture": "esm"}, "needs one, such as facebook"),
+        ({"antigen_encoder": "x"}, "belongs to --architecture esm"),
+        ({"encoder_training": "lora"}, "only acts with --architecture esm"),
+        ({"architecture": "transformer", "attend": True}, "attends in any case"),
+        ({"heavy_column": "antigen"}, "name different columns"),
+        ({"top_p": 0.0}, "above 0 and at most 1"),
+        ({"num_judged": 0}, "at least 1"),
+        ({"gate_valid": float("nan")}, "finite"),
+        ({"gate_correlation": 0.5}, "stage 1 has no such gate"),
+    ],
+)
+def test_arguments_that_cannot_be_are_refused(given, says):
+    with pytest.raises(ArgumentError, match=says):
+        GeneratorArguments(**given)
+
+
+def test_a_threshold_counts_where_its_stage_has_the_gate():
+    args = GeneratorArguments(stage="auto", gate_valid=0.9, gate_token_loss=0.2)
+    assert [args.gates_of(stage) for stage in (1, 2)] == [{"token_loss": 0.2, "valid": 0.9}, {"valid": 0.9}]

@@ -1,0 +1,320 @@
+"""AntibodyGenerator, whatever its architecture: padding, affinity, loss, caches, saving."""
+
+import math
+
+import pytest
+import torch
+from tiny_generators import NAMES, make_batch, make_generator, make_named, make_rows
+from torch.nn import functional
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from hf_ext.errors import ArgumentError
+from hf_ext.models.generation.conditioning import AffinityEmbedding
+from hf_ext.models.generation.configuration import SIZES, GeneratorConfig
+from hf_ext.models.generation.model import AntibodyGenerator
+
+BOUND = 2e-5  # float32, logits of about 1
+
+
+@pytest.fixture(params=NAMES)
+def model(request):
+    return make_named(request.param)
+
+
+# --- sizes ------------------------------------------------------------------------------------------------------------
+
+
+def count_parameters(architecture, size, part=("encoder.", "decoder.")):
+    """Of the layers alone: without the embeddings of tokens and affinities, and without the LSTM's output."""
+    with torch.device("meta"):
+        model = AntibodyGenerator(GeneratorConfig.of_size(architecture, size))
+    own = {name: p.numel() for name, p in model.named_parameters()}
+    return sum(n for name, n in own.items() if name.startswith(part) and "embed_tokens" not in name)
+
+
+# Of an encoder layer 4 d^2 + 2 d f, of a decoder layer 8 d^2 + 2 d f: tiny 917,504, small 5,505,024, full 44,040,192.
+# The rest are norms, d each (2 and 3 a layer and one at the end), and relative positions, 32 a head in each stack.
+@pytest.mark.parametrize(
+    ("size", "number", "specified"),
+    [("tiny", 917_504 + 1_536 + 256, 0.93e6), ("small", 5_505_024 + 4_352 + 256, 5.5e6), ("full", 44_057_088, 44.1e6)],
+)
+def test_the_transformers_sizes_are_those_of_the_specification(size, number, specified):
+    assert count_parameters("transformer", size) == number
+    assert number == pytest.approx(specified, rel=0.013)
+
+
+def test_the_layers_of_the_full_transformer_are_six_and_six():
+    assert 44_057_088 == 44_040_192 + (6 * 2 + 1 + 6 * 3 + 1) * 512 + 2 * 32 * 8
+
+
+@pytest.mark.parametrize(
+    ("architecture", "numbers"),
+    [("lstm", (1_022_464, 4_076_544, 16_279_552)), ("light", (459_648, 1_836_800, 7_343_616))],
+)
+def test_the_other_architectures_have_as_many_parameters_as_measured(architecture, numbers):
+    assert tuple(count_parameters(architecture, size) for size in SIZES[architecture]) == numbers
+
+
+def test_the_full_lstm_is_256_into_512_twice_in_both_parts():
+    with torch.device("meta"):
+        model = AntibodyGenerator(GeneratorConfig.of_size("lstm", "full"))
+    for lstm, both in ((model.encoder.lstm, True), (model.decoder.lstm, False)):
+        assert (lstm.input_size, lstm.hidden_size, lstm.num_layers, lstm.bidirectional) == (256, 512, 2, both)
+    assert model.decoder.combine is None  # attention is off unless asked for
+
+
+def test_the_light_transformer_shares_one_layer():
+    more = GeneratorConfig.of_size("light", "tiny", num_encoder_layers=9, num_decoder_layers=9)
+    shapes = {name: p.shape for name, p in AntibodyGenerator(more).named_parameters()}
+    plain = AntibodyGenerator(GeneratorConfig.of_size("light", "tiny"))
+    assert shapes == {name: p.shape for name, p in plain.named_parameters()}
+    assert plain.encoder.num_applications == plain.decoder.num_applications == 4
+    rows = make_batch()
+    twin = AntibodyGenerator(more).eval()
+    twin.load_state_dict(plain.state_dict())
+    assert not torch.allclose(twin(**rows).logits, plain.eval()(**rows).logits)  # it is applied that often
+
+
+# --- padding ----------------------------------------------------------------------------------------------------------
+
+
+def pad_left(batch):
+    width = batch["input_ids"].shape[1]
+    lengths = batch["attention_mask"].sum(1).tolist()
+    ids = torch.stack([row.roll(width - n) for row, n in zip(batch["input_ids"], lengths)])
+    mask = torch.stack([row.roll(width - n) for row, n in zip(batch["attention_mask"], lengths)])
+    return {**batch, "input_ids": ids, "attention_mask": mask}
+
+
+def row_losses(model, batch):
+    logits = model(**batch).logits.transpose(1, 2)
+    losses = functional.cross_entropy(logits, batch["labels"], reduction="none")
+    return losses.sum(1) / batch["labels"].ne(-100).sum(1)
+
+
+@pytest.mark.parametrize("change", [dict, pad_left], ids=["right", "left"])
+def test_a_row_has_the_same_loss_alone_and_in_a_padded_batch(model, change):
+    rows = make_rows()
+    alone = torch.stack([model(**make_batch([row])).loss for row in rows])
+    batch = change(make_batch(rows))
+    assert batch["attention_mask"].eq(0).any()
+    assert (row_losses(model, batch) - alone).abs().max() < BOUND
+    unmasked = {**batch, "attention_mask": torch.ones_like(batch["attention_mask"])}
+    assert (row_losses(model, unmasked) - alone)[1].abs() > 10 * BOUND  # a twin that sees the padding
+    filled = {**batch, "input_ids": torch.where(batch["attention_mask"].bool(), batch["input_ids"], 9)}
+    assert (row_losses(model, filled) - alone).abs().max() < BOUND  # whatever stands there
+
+
+def test_the_lstm_runs_antigens_side_by_side_as_torch_runs_packed_ones():
+    encoder = make_generator("lstm").encoder
+    ids = torch.randint(4, 24, (5, 9), generator=torch.Generator().manual_seed(0))
+    lengths = torch.tensor([9, 3, 9, 1, 3])
+    found = encoder(ids, (torch.arange(9) < lengths[:, None]).long())
+    packed = pack_padded_sequence(encoder.embed_tokens(ids), lengths, batch_first=True, enforce_sorted=False)
+    states, (hidden, cell) = encoder.lstm(packed)
+    states, _ = pad_packed_sequence(states, batch_first=True)
+    assert (found.last_hidden_state - states).abs().max() < BOUND
+    assert found.memory.shape == (5, 2, 24, 2)
+    for layer in range(2):  # of each, forwards and backwards
+        for part, last in enumerate((hidden, cell)):
+            assert (found.memory[:, layer, :12, part] - last[2 * layer]).abs().max() < BOUND
+            assert (found.memory[:, layer, 12:, part] - last[2 * layer + 1]).abs().max() < BOUND
+    assert (found.mean[1] - states[1, :3].mean(0)).abs().max() < BOUND
+    padded, _ = encoder.lstm(encoder.embed_tokens(ids))
+    assert (padded[1, :3] - states[1, :3]).abs().max() > 100 * BOUND  # a twin that runs over the padding
+
+
+def test_what_is_padding_in_the_labels_has_no_gradient_and_no_effect(model):
+    batch = make_batch()
+    wider = {**batch, "labels": functional.pad(batch["labels"], (0, 5), value=-100)}
+    assert model(**wider).loss.item() == pytest.approx(model(**batch).loss.item(), abs=1e-6)
+
+
+def test_no_token_sees_later_ones(model):
+    batch = make_batch()
+    ids = model.prepare_decoder_input_ids_from_labels(batch.pop("labels"))
+    assert ids[0].tolist()[:3] == [1, 7, 21]  # <bos> E V
+    assert ids[1].tolist()[4:7] == [2, 0, 0]  # what was -100
+    before = model(**batch, decoder_input_ids=ids).logits
+    ids[:, 5:] = 9
+    after = model(**batch, decoder_input_ids=ids).logits
+    assert (before - after)[:, :5].abs().max() < BOUND
+    assert (before - after)[:, 5:].abs().max() > 0.01
+
+
+# --- antigens that rows share -----------------------------------------------------------------------------------------
+
+
+def test_each_antigen_is_encoded_once_and_rows_see_their_own(model):
+    batch = make_batch()
+    seen = []
+    model.encoder.register_forward_hook(lambda module, args, output: seen.append(args[0].shape[0]))
+    shared = model(**batch)
+    index = batch.pop("antigen_index")
+    each = {**batch, **{name: batch[name][index] for name in ("input_ids", "attention_mask")}}
+    assert seen == [3]
+    assert (model(**each).logits - shared.logits).abs().max() < BOUND
+    assert seen == [3, 4]
+    other = {**batch, "antigen_index": index.roll(1)}
+    assert (model(**other).logits - shared.logits).abs().max() > 10 * BOUND  # the antigen is read
+
+
+def test_states_may_be_given_in_place_of_the_antigen(model):
+    batch = make_batch()
+    whole = model(**batch).logits
+    encoded = model.encode(batch.pop("input_ids"), batch["attention_mask"])
+    assert torch.equal(model(**batch, encoder_outputs=encoded).logits, whole)
+    assert torch.equal(model(**batch, encoder_outputs=dict(encoded)).logits, whole)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"antigen_index": None}, "3 antigens for 4 rows"),
+        ({"antigen_index": torch.tensor([0, 1])}, "antigen_index has 2 rows, there are 4"),
+        ({"attention_mask": torch.ones(3, 5)}, r"attention_mask has shape \(3, 5\)"),
+        ({"affinity": torch.tensor([7.0])}, r"affinity has shape \(1,\), there are 4 rows"),
+        ({"input_ids": None}, "No antigen"),
+        ({"labels": None}, "Nothing to write"),
+        ({"encoder_outputs": "x"}, "encoder_outputs of type str"),
+    ],
+)
+def test_a_batch_that_does_not_fit_together_is_refused(change, words):
+    with pytest.raises(ArgumentError, match=words):
+        make_generator()(**{**make_batch(), **change})
+
+
+def test_an_lstm_needs_all_that_its_encoder_returned():
+    model, batch = make_generator("lstm"), make_batch()
+    states = model.encode(batch.pop("input_ids"), batch["attention_mask"]).last_hidden_state
+    with pytest.raises(ArgumentError, match="encoder_outputs without memory and mean"):
+        model(**batch, encoder_outputs=states)
+
+
+@pytest.mark.parametrize("name", ["lstm", "light"])
+def test_gradients_reach_the_middle_of_a_long_antigen(name):
+    model = make_generator(name)
+    ids = torch.randint(4, 24, (1, 400), generator=torch.Generator().manual_seed(0))
+    embedded = []
+    model.encoder.embed_tokens.register_forward_hook(lambda module, args, output: embedded.append(output))
+    loss = model(ids, labels=torch.tensor([[4, 5, 6]])).loss
+    sizes = torch.autograd.grad(loss, embedded)[0][0].norm(dim=1)
+    assert sizes[200] > 1e-4 * sizes[[0, -1]].max()
+    if name == "lstm":  # a twin that reads the last states alone
+        last = model.encode(ids).memory.sum()
+        sizes = torch.autograd.grad(last, embedded[-1:])[0][0].norm(dim=1)
+        assert sizes[200] < 1e-12 * sizes[[0, -1]].max()
+
+
+# --- affinity ---------------------------------------------------------------------------------------------------------
+
+
+def test_affinity_changes_what_is_written_and_unknown_is_one_thing(model):
+    batch = make_batch()
+    unknown = {**batch, "affinity": torch.full((4,), math.nan)}
+    without = {name: value for name, value in batch.items() if name != "affinity"}
+    assert torch.equal(model(**unknown).logits, model(**without).logits)
+    difference = (model(**batch).logits - model(**unknown).logits).abs().amax((1, 2))
+    assert difference[2] == 0  # the row whose affinity is unknown
+    assert difference[[0, 1, 3]].min() > 0.01
+    strong = {**batch, "affinity": batch["affinity"] + 1}
+    assert (model(**strong).logits - model(**batch).logits).abs().amax((1, 2))[[0, 1, 3]].min() > 0.001
+
+
+def test_affinity_is_standardised_by_the_configuration():
+    batch = make_batch()
+    given, scaled = make_generator(label_mean=8.0, label_std=2.0), make_generator(label_mean=0.0, label_std=1.0)
+    assert torch.equal(given(**batch).logits, scaled(**{**batch, "affinity": (batch["affinity"] - 8) / 2}).logits)
+
+
+def test_unknown_dropout_hides_the_affinity_in_training_only():
+    batch = make_batch()
+    model = make_generator(unknown_affinity_dropout=1.0)
+    unknown = {**batch, "affinity": None}
+    assert not torch.equal(model(**batch).logits, model(**unknown).logits)
+    model.train()
+    assert torch.equal(model(**batch).logits, model(**unknown).logits)
+
+
+def test_unknown_dropout_takes_as_many_rows_as_it_says():
+    torch.manual_seed(0)
+    embedding = AffinityEmbedding(4, mean=0.0, std=1.0, unknown_dropout=0.25).train()
+    hidden = (embedding(torch.ones(4000), 4000) == embedding.unknown.weight).all(1)
+    assert 0.22 < hidden.float().mean() < 0.28  # four standard deviations
+
+
+# --- loss -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_loss_is_the_mean_over_target_tokens_or_by_the_number_given(model):
+    batch = make_batch()
+    output = model(**batch)
+    labels = batch["labels"]
+    probabilities = output.logits.log_softmax(-1)
+    picked = [probabilities[i, j, labels[i, j]] for i in range(4) for j in range(labels.shape[1]) if labels[i, j] >= 0]
+    assert len(picked) == sum(map(len, (row["labels"] for row in make_rows())))
+    assert output.loss.item() == pytest.approx(-sum(picked).item() / len(picked), rel=1e-5)
+    assert model(**batch, num_items_in_batch=7).loss.item() == pytest.approx(-sum(picked).item() / 7, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_weight_gets_a_gradient_with_and_without_affinities(name):
+    for affinity in (make_batch()["affinity"], None):
+        model = make_named(name).train()
+        model(**{**make_batch(), "affinity": affinity}).loss.backward()
+        assert [key for key, p in model.named_parameters() if p.grad is None] == []
+
+
+def test_gradient_checkpointing_changes_no_gradient():
+    plain, frugal = make_generator().train(), make_generator().train()
+    frugal.activation_checkpointing_enable()
+    for model in (plain, frugal):
+        model(**make_batch()).loss.backward()
+    pairs = list(zip(plain.parameters(), frugal.parameters()))
+    assert all(torch.allclose(a.grad, b.grad, atol=1e-6) for a, b in pairs)
+
+
+# --- saving -----------------------------------------------------------------------------------------------------------
+
+
+def test_what_was_saved_writes_the_same(model, tmp_path):
+    model.save_pretrained(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+    ]
+    again, info = AntibodyGenerator.from_pretrained(tmp_path, output_loading_info=True)
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    assert again.config.architecture == model.config.architecture
+    assert again.config.label_mean == 8.0
+    assert torch.equal(again(**make_batch()).logits, model(**make_batch()).logits)
+    assert torch.equal(
+        again.generate(**make_batch(), max_new_tokens=9), model.generate(**make_batch(), max_new_tokens=9)
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"architecture": "rnn"}, "architecture='rnn': allowed are lstm, transformer, light, esm"),
+        ({"d_model": 18, "num_heads": 4}, "d_model=18 with num_heads=4"),
+        ({"architecture": "light", "d_model": 9, "num_heads": 3}, "d_model=9: must be even"),
+        ({"architecture": "lstm", "num_encoder_layers": 3}, "num_encoder_layers=3 with num_decoder_layers=2"),
+        ({"dropout": 1.0}, "dropout=1.0: must be at least 0 and below 1"),
+        ({"label_std": 0.0}, "label_std=0.0"),
+        ({"unknown_affinity_dropout": 1.5}, "unknown_affinity_dropout=1.5: must be from 0 to 1"),
+        ({"architecture": "esm"}, "antigen_encoder missing"),
+        ({"antigen_encoder": {}}, "antigen_encoder given"),
+    ],
+)
+def test_configurations_of_which_nothing_can_be_built_are_refused(settings, words):
+    with pytest.raises(ArgumentError, match=words):
+        GeneratorConfig(**settings)
+
+
+@pytest.mark.parametrize("given", [("rnn", "tiny"), ("lstm", "huge")])
+def test_a_size_that_has_no_name_is_refused(given):
+    with pytest.raises(ArgumentError, match="allowed are"):
+        GeneratorConfig.of_size(*given)

@@ -1,0 +1,149 @@
+"""Generators under FastSeq2SeqTrainer: batches of any cut have one loss, and a killed run continues exactly."""
+
+import numpy as np
+import pytest
+import torch
+from run_outcomes import losses
+from tiny_generators import ANTIGENS, TINY, make_batch, make_named, make_rows
+from transformers import EsmTokenizer, Seq2SeqTrainer, Seq2SeqTrainingArguments, TrainerCallback
+
+from hf_ext.data.antibody_collator import AntibodyCollator
+from hf_ext.data.antibody_pairs import PairEncoder, decode_pair
+from hf_ext.data.batch_layout import LayoutMaker
+from hf_ext.data.tokenization import ResidueTokenizer
+from hf_ext.embeddings.encode import fill_store
+from hf_ext.embeddings.token_states import StateTable, TokenStateStore
+from hf_ext.models.attention import register_attention
+from hf_ext.models.encoders import read_encoder
+from hf_ext.models.generation.esm import state_encoder, state_key
+from hf_ext.models.generation.model import AntibodyGenerator
+from hf_ext.models.lora import LoraSettings
+from hf_ext.models.packing import find_encoders, pack_encoders, unpack_encoders
+from hf_ext.trainer import FastSeq2SeqTrainer
+
+KINDS = ("lstm", "transformer", "light")
+
+
+class Kill(TrainerCallback):
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == 3:
+            raise KeyboardInterrupt
+
+
+@pytest.fixture
+def frozen_esm(demo_encoders, tmp_path):
+    """Makes a generator on a frozen encoder, and the collator that hands it cached states."""
+    spec = read_encoder(demo_encoders[1], None, "frozen", LoraSettings())
+    esm = EsmTokenizer.from_pretrained(demo_encoders[1])
+
+    def build(dropout=0.0):
+        torch.manual_seed(0)
+        model = AntibodyGenerator.from_encoder(spec, "tiny", **{**TINY, "dropout": dropout})
+        store = TokenStateStore(tmp_path / "cache", state_key(model.encoder, ResidueTokenizer(esm)))
+        encode, _ = state_encoder(model.encoder, ResidueTokenizer(esm))
+        fill_store(store, ANTIGENS, encode, tokens_per_batch=64, show_progress=False)
+        distinct = sorted(set(ANTIGENS))
+        table = StateTable(store, distinct, PairEncoder(esm).encode_antigens(distinct))
+        model.encoder.release()
+        return model, AntibodyCollator(states_of=table), make_rows(esm)
+
+    return build
+
+
+def make(cls, folder, name, *callbacks, dropout=0.0, metrics=None, **given):
+    """`name`: one of NAMES, or what makes model, collator and rows."""
+    named = (
+        (make_named(name, dropout=dropout), AntibodyCollator(), make_rows()) if isinstance(name, str) else name(dropout)
+    )
+    model, collator, rows = named
+    settings = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "seed": 1, "learning_rate": 1e-2}
+    settings |= {"per_device_train_batch_size": 4, "num_train_epochs": 2, "logging_steps": 1, "save_steps": 2}
+    args = Seq2SeqTrainingArguments(output_dir=str(folder), **{**settings, **given})
+    data = {"train_dataset": rows * 3, "eval_dataset": rows, "data_collator": collator}
+    return cls(model, args, **data, compute_metrics=metrics, callbacks=list(callbacks))
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_training_is_that_of_the_stock_trainer(tmp_path, name):
+    ours, stock = (make(cls, tmp_path / cls.__name__, name) for cls in (FastSeq2SeqTrainer, Seq2SeqTrainer))
+    for trainer in (ours, stock):
+        trainer.train()
+    assert losses(ours) == pytest.approx(losses(stock), rel=1e-5)
+    assert losses(ours)[-1] < losses(ours)[0]
+    ours.end()
+
+
+@pytest.mark.parametrize("name", ["lstm", "light"])
+def test_the_loss_does_not_depend_on_how_a_step_or_an_evaluation_is_split(tmp_path, name):
+    split = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 4, "per_device_eval_batch_size": 3}
+    found = []
+    for given in ({}, split):
+        trainer = make(FastSeq2SeqTrainer, tmp_path / str(len(given)), name, **given)
+        trainer.train()
+        found.append([*losses(trainer), trainer.evaluate()["eval_loss"]])
+        trainer.end()
+    assert found[0] == pytest.approx(found[1], rel=1e-4)
+    model, batch = trainer.model.eval(), make_batch()
+    with torch.no_grad():
+        exact = model(**batch).loss.item()
+        per_batch = [model(**make_batch(make_rows()[i : i + 3])).loss.item() for i in (0, 3)]
+    assert found[1][-1] == pytest.approx(exact, rel=1e-5)
+    assert sum(per_batch) / 2 != pytest.approx(exact, rel=1e-4)  # what a mean of batch means would have been
+
+
+@pytest.mark.parametrize("name", [*KINDS, "frozen ESM"])
+def test_a_killed_run_continues_to_the_same_weights(tmp_path, name, frozen_esm):
+    what = frozen_esm if name == "frozen ESM" else name
+    whole = make(FastSeq2SeqTrainer, tmp_path / "whole", what, dropout=0.1)
+    before = whole.model.shared.weight.detach().clone()
+    whole.train()
+    killed = make(FastSeq2SeqTrainer, tmp_path / "killed", what, Kill(), dropout=0.1)
+    with pytest.raises(KeyboardInterrupt):
+        killed.train()
+    killed.close()
+    resumed = make(FastSeq2SeqTrainer, tmp_path / "killed", what, dropout=0.1)
+    resumed.train(resume_from_checkpoint=True)
+    weights = zip(resumed.model.state_dict().values(), whole.model.state_dict().values(), strict=True)
+    assert all(torch.equal(a, b) for a, b in weights)
+    assert not torch.equal(whole.model.shared.weight, before)
+    assert resumed.evaluate()["eval_loss"] == whole.evaluate()["eval_loss"]
+    for trainer in (whole, resumed):
+        trainer.end()
+
+
+def test_an_evaluation_generates_for_every_row(tmp_path):
+    seen = []
+
+    def count(prediction):
+        seen.extend(decode_pair(row[row >= 0]) for row in np.asarray(prediction.predictions))
+        return {}
+
+    given = {"predict_with_generate": True, "generation_max_length": 9, "per_device_eval_batch_size": 3}
+    trainer = make(FastSeq2SeqTrainer, tmp_path, "transformer", metrics=count, **given)
+    trainer.evaluate()
+    trainer.end()
+    assert len(seen) == 4
+
+
+def test_a_packed_encoder_changes_nothing():
+    model = make_named("transformer")
+    batch = make_batch()
+    plain = model(**batch)
+    plain.loss.backward()
+    expected = {name: p.grad.clone() for name, p in model.named_parameters()}
+    model.zero_grad()
+    (encoder,) = find_encoders(model)
+    register_attention()
+    encoder.set_attn_implementation("hf_ext_blocked")
+    assert pack_encoders(model) == 1
+    collator = AntibodyCollator()
+    collator.layout = LayoutMaker(packs=True)
+    tokens = []
+    handle = encoder.block[0].register_forward_hook(lambda module, args, output: tokens.append(args[0].shape))
+    packed = model(**collator(make_rows()))
+    packed.loss.backward()
+    assert tokens == [(1, 20 + 5 + 9, 16)]  # of the three antigens, and no padding
+    assert packed.loss.item() == pytest.approx(plain.loss.item(), abs=1e-5)
+    assert all(torch.allclose(p.grad, expected[name], atol=1e-5) for name, p in model.named_parameters())
+    handle.remove()
+    unpack_encoders(model)

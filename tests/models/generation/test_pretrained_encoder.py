@@ -1,0 +1,175 @@
+"""A generator on a pretrained ESM: frozen by reference, with adapters, in full."""
+
+import math
+
+import pytest
+import torch
+from tiny_generators import TINY, make_batch, make_rows
+from transformers import EsmModel, EsmTokenizer
+
+from hf_ext.data.tokenization import ResidueTokenizer
+from hf_ext.errors import ArgumentError
+from hf_ext.models.encoders import read_encoder
+from hf_ext.models.generation.esm import state_encoder
+from hf_ext.models.generation.model import AntibodyGenerator
+from hf_ext.models.lora import LoraSettings, has_adapters, merged_copy
+
+BOUND = 2e-5
+
+
+@pytest.fixture
+def esm(demo_encoders):
+    return demo_encoders[1]
+
+
+@pytest.fixture
+def tokenizer(esm):
+    return EsmTokenizer.from_pretrained(esm)
+
+
+@pytest.fixture
+def batch(tokenizer):
+    return make_batch(make_rows(tokenizer))
+
+
+def make(esm, training="frozen", **settings):
+    torch.manual_seed(0)
+    spec = read_encoder(esm, None, training, LoraSettings(r=2))
+    given = {**TINY, "dropout": 0.0, "label_mean": 8.0, **settings}
+    return AntibodyGenerator.from_encoder(spec, "tiny", **given)
+
+
+def names(model):
+    return {name for name, _ in model.named_parameters()}
+
+
+def train(model, batch, steps=3):
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
+    model.train()
+    for _ in range(steps):
+        model(**batch).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model.eval()
+
+
+def test_a_frozen_encoder_is_used_but_is_no_part_of_the_model(esm, batch, tmp_path):
+    model = make(esm)
+    assert not [name for name in names(model) if name.startswith("encoder")]
+    train(model, batch)
+    states = EsmModel.from_pretrained(esm, add_pooling_layer=False).eval()(
+        input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]
+    )
+    assert torch.equal(model.encode(batch["input_ids"], batch["attention_mask"])[0], states.last_hidden_state)
+    model.save_pretrained(tmp_path)
+    assert (tmp_path / "model.safetensors").stat().st_size < 300_000  # without ESM's 66,000 weights: 250 kB
+    again = AntibodyGenerator.from_pretrained(tmp_path)
+    assert torch.equal(again(**batch).logits, model(**batch).logits)
+    assert torch.equal(again.generate(**batch, max_new_tokens=8), model.generate(**batch, max_new_tokens=8))
+
+
+def test_given_states_give_the_same_and_the_encoder_is_never_loaded(esm, batch, tokenizer, tmp_path):
+    model = make(esm).eval()
+    live, written = model(**batch), model.generate(**batch, num_beams=2, max_new_tokens=9)
+    states, mask = model.encode(batch.pop("input_ids"), batch["attention_mask"])[0], batch["attention_mask"]
+    states = states * mask[:, :, None]  # what stands at padding says nothing
+    model.encoder.release()
+    model.encoder.spec.name_or_path = str(tmp_path / "gone")
+    given = {**batch, "encoder_outputs": (states,)}
+    assert (model(**given).logits - live.logits).abs().max() < BOUND
+    assert torch.equal(model.generate(**given, num_beams=2, max_new_tokens=9), written)
+    with pytest.raises(ArgumentError, match=r"gone' (has changed|cannot be loaded)"):
+        model(**{**batch, "input_ids": torch.ones_like(mask)})
+
+
+def test_states_of_single_antigens_are_those_of_the_padded_batch(esm, batch, tokenizer):
+    model = make(esm)
+    encode, exactly = state_encoder(model.encoder, ResidueTokenizer(tokenizer))
+    assert exactly is None
+    padded = model.encode(batch["input_ids"], batch["attention_mask"])[0]
+    states = encode(["MKTAYIAKQRQISFVKSH", "ACD"])
+    assert [tuple(s.shape) for s in states] == [(20, 64), (5, 64)]
+    assert (encode(["ACD"])[0] - padded[1, :5]).abs().max() < BOUND
+    assert (states[0] - padded[0, :20]).abs().max() < BOUND
+
+
+def test_a_half_precision_encoder_is_widened_where_it_overflows(esm, tokenizer):
+    model = make(esm, encoder_dtype="bfloat16")
+    encode, exactly = state_encoder(model.encoder, ResidueTokenizer(tokenizer))
+    full = state_encoder(make(esm).encoder, ResidueTokenizer(tokenizer))[0](["ACD"])[0]
+    half, wide = encode(["ACD"])[0], exactly(["ACD"])[0]
+    assert (half.dtype, wide.dtype) == (torch.bfloat16, torch.float32)
+    assert (wide - full).abs().max() < (half - full).abs().max() < 0.1
+    assert model.encoder.attach(torch.device("cpu")).dtype == torch.bfloat16  # narrowed again
+
+
+def test_a_frozen_encoder_may_be_saved_with_the_model(esm, batch, tmp_path):
+    model = make(esm, save_full=True).train()
+    assert not model.encoder.model.training
+    model.eval().save_pretrained(tmp_path)
+    again = AntibodyGenerator.from_pretrained(tmp_path)
+    again.encoder.spec.name_or_path = "gone"
+    assert torch.equal(again(**batch).logits, model(**batch).logits)
+    assert not any(p.requires_grad for name, p in again.named_parameters() if name.startswith("encoder"))
+
+
+@pytest.mark.parametrize("training", ["lora", "full"])
+def test_an_encoder_that_trains_is_saved_and_goes_on_training(esm, batch, tmp_path, training):
+    model = make(esm, training)
+    published = make(esm).encode(batch["input_ids"], batch["attention_mask"])[0]
+    found = model.eval().encode(batch["input_ids"], batch["attention_mask"])[0]
+    assert torch.allclose(found, published, atol=BOUND)  # adapters begin as nothing
+    train(model, batch)
+    changed = model.encode(batch["input_ids"], batch["attention_mask"])[0]
+    assert not torch.allclose(changed, published, atol=100 * BOUND)
+    model.save_pretrained(tmp_path)
+    assert [path.name for path in tmp_path.glob("*.safetensors")] == ["model.safetensors"]
+    again, info = AntibodyGenerator.from_pretrained(tmp_path, output_loading_info=True)
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    assert torch.equal(again(**batch).logits, model(**batch).logits)
+    trains = [{name for name, p in m.named_parameters() if p.requires_grad} for m in (model, again)]
+    assert trains[0] == trains[1]
+    inside = {name for name in trains[0] if name.startswith("encoder")}
+    assert inside
+    assert all("lora_" in name for name in inside) == (training == "lora")
+
+
+def test_adapters_can_be_merged(esm, batch):
+    model = train(make(esm, "lora"), batch)
+    merged = merged_copy(model)
+    assert has_adapters(model)
+    assert not has_adapters(merged)
+    assert merged.config.antigen_encoder["training"] == "full"
+    assert (merged(**batch).logits - model(**batch).logits).abs().max() < BOUND
+    with pytest.raises(ArgumentError, match="no adapters"):
+        merged.merge_adapters()
+
+
+@pytest.mark.parametrize("training", ["frozen", "lora", "full"])
+def test_every_weight_that_trains_gets_a_gradient(esm, batch, training):
+    model = make(esm, training)
+    model(**batch).loss.backward()
+    assert [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None] == []
+
+
+def test_decoding_through_the_cache_equals_decoding_all(esm, batch):
+    model = make(esm).eval()
+    ids = torch.randint(4, 24, (4, 30), generator=torch.Generator().manual_seed(1))
+    given = {name: batch[name] for name in ("input_ids", "attention_mask", "antigen_index", "affinity")}
+    with torch.no_grad():
+        whole = model(**given, decoder_input_ids=ids).logits
+        past, steps = None, []
+        for i in range(30):
+            output = model(**given, decoder_input_ids=ids[:, i : i + 1], past_key_values=past, use_cache=True)
+            past = output.past_key_values
+            steps.append(output.logits)
+    assert (torch.cat(steps, dim=1) - whole).abs().max() < BOUND
+    assert not torch.allclose(
+        whole[0], model(**{**given, "affinity": torch.tensor([math.nan] * 4)}, decoder_input_ids=ids).logits[0]
+    )
+
+
+def test_another_family_is_refused(demo_encoders):
+    with pytest.raises(ArgumentError, match="is of type 'bert'; allowed is esm"):
+        make(demo_encoders[0])
