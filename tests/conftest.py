@@ -63,8 +63,9 @@ HANDLERS = read_signal_handlers()  # before any test, and any fixture that lives
 @pytest.fixture(autouse=True)
 def _leaves_the_process_as_it_was():
     """No test leaves a signal handler behind, nor a data worker that its trainer, once ended, does not take along."""
-    before = set(multiprocessing.active_children())
+    before, settings = set(multiprocessing.active_children()), read_torch_settings()
     yield
+    restore_torch_settings(settings)  # a trainer that nobody ended keeps what its plan switched, as timings decide
     if set(multiprocessing.active_children()) - before:
         from hf_ext.trainer import FastTrainer
 
@@ -127,10 +128,14 @@ def blocked_in_float32(monkeypatch):
 @pytest.fixture
 def torch_settings():
     """The process-wide torch settings that speed-ups may switch, as a function; put back after the test."""
-    from hf_ext.matmul import set_matmul_precision
-
     before = read_torch_settings()
     yield read_torch_settings
+    restore_torch_settings(before)
+
+
+def restore_torch_settings(before: dict) -> None:
+    from hf_ext.matmul import set_matmul_precision
+
     torch.backends.fp32_precision = before["general"]
     set_matmul_precision(before["matmul"])
     torch.use_deterministic_algorithms(before["deterministic"])
