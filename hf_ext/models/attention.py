@@ -73,7 +73,7 @@ def blocked_attention(
     for (count, length), *parts in zip(groups, *(x.split(sizes) for x in (query, key, value))):
         q, k, v = (x.unflatten(0, (count, length)).transpose(1, 2) for x in parts)
         room -= q.shape[0] * q.shape[1] * length**2 * q.element_size()
-        part = _attend(q, k, v, scaling, dropout, None if bias is None else bias[..., :length, :length], room >= 0)
+        part = attend(q, k, v, scaling, dropout, None if bias is None else bias[..., :length, :length], room >= 0)
         outputs.append(part.transpose(1, 2).flatten(0, 1))
     return pad(torch.cat(outputs), (0, 0, 0, 0, 0, segments.num_filled))
 
@@ -193,42 +193,50 @@ def _is_key_mask(query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | No
     return one_row and query.shape == key.shape
 
 
-def _attend(
+def attend(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
     scaling: float,
     dropout: float,
-    bias: torch.Tensor | None,
+    bias: torch.Tensor | None = None,
     keep: bool = False,
 ) -> torch.Tensor:
-    """Attention of (sequences, heads, length, head size) without a mask; `keep`: weights, for the backward pass."""
+    """Attention of equally long sequences on a CPU, by whichever way is the fastest there.
+
+    Args:
+        query: (sequences, heads, tokens, head size).
+        key, value: (sequences, heads, keys, head size), none of them padding.
+        scaling, dropout: as of `blocked_attention`.
+        bias: added to the scores, of a shape that broadcasts to theirs; or None.
+        keep: the softmax, for the backward pass, in place of computing it again.
+    """
     if bias is not None or dropout:
         scores = query @ key.transpose(2, 3) * scaling
         weights = torch.softmax(scores if bias is None else scores + bias, -1).to(value.dtype)
         return drop(weights, dropout) @ value
-    if _prefers_sdpa(query):
+    if _prefers_sdpa(query, key):
         return scaled_dot_product_attention(query, key, value, scale=scaling)
     flat = (x.flatten(0, 1).contiguous() for x in (query * scaling, key, value))
     return _BlockedAttention.apply(*flat, keep).unflatten(0, query.shape[:2])
 
 
-def _prefers_sdpa(query: torch.Tensor) -> bool:
+def _prefers_sdpa(query: torch.Tensor, key: torch.Tensor) -> bool:
     """Where torch's kernel is faster: one head's scores fill the cache, or float32 without oneDNN's products."""
     if query.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest":
         return True
-    return query.shape[2] ** 2 * query.element_size() > MAX_HEAD_BYTES
+    return query.shape[2] * key.shape[2] * query.element_size() > MAX_HEAD_BYTES
 
 
 class _BlockedAttention(torch.autograd.Function):
-    """softmax(q k^T) v for (sequences * heads, length, head size), a block of them at a time; `keep`: the softmax."""
+    """softmax(q k^T) v for (sequences * heads, tokens, head size), a block of them at a time; `keep`: the softmax."""
 
     @staticmethod
     def forward(ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, keep: bool) -> torch.Tensor:
         output, kept = torch.empty_like(query), []
         keep = keep and any(ctx.needs_input_grad)
         with torch.autocast(query.device.type, enabled=False):
-            for block in _blocks(query):
+            for block in _blocks(query, key):
                 weights = _weights(query[block], key[block])
                 torch.bmm(weights, value[block], out=output[block])
                 kept += [weights] if keep else []
@@ -241,7 +249,7 @@ class _BlockedAttention(torch.autograd.Function):
         grad = grad.contiguous()
         grad_query, grad_key, grad_value = map(torch.empty_like, (query, key, value))
         with torch.autocast(query.device.type, enabled=False):
-            for i, block in enumerate(_blocks(query)):
+            for i, block in enumerate(_blocks(query, key)):
                 weights = kept[i] if kept else _weights(query[block], key[block])
                 torch.bmm(weights.transpose(1, 2), grad[block], out=grad_value[block])
                 grad_weights = torch.bmm(grad[block], value[block].transpose(1, 2))
@@ -251,8 +259,8 @@ class _BlockedAttention(torch.autograd.Function):
         return grad_query, grad_key, grad_value, None
 
 
-def _blocks(query: torch.Tensor) -> list[slice]:
-    size = max(1, BLOCK_BYTES // (query.shape[1] ** 2 * query.element_size()))
+def _blocks(query: torch.Tensor, key: torch.Tensor) -> list[slice]:
+    size = max(1, BLOCK_BYTES // (query.shape[1] * key.shape[1] * query.element_size()))
     return [slice(start, start + size) for start in range(0, len(query), size)]
 
 

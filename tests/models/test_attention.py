@@ -77,7 +77,7 @@ def sliced_attention(query, key, value, segments, scaling, dropout, bias):
     for start, count, length in segments.groups():
         shape = (count, length, *query.shape[1:])
         q, k, v = (x[start : start + count * length].reshape(shape).transpose(1, 2) for x in (query, key, value))
-        part = attention._attend(q, k, v, scaling, dropout, None if bias is None else bias[..., :length, :length])
+        part = attention.attend(q, k, v, scaling, dropout, None if bias is None else bias[..., :length, :length])
         outputs.append(part.transpose(1, 2).flatten(0, 1))
     return nn.functional.pad(torch.cat(outputs), (0, 0, 0, 0, 0, segments.num_filled))
 

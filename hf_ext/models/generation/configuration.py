@@ -17,6 +17,7 @@ RANGES = {
     **dict.fromkeys(("d_model", "d_ff", "hidden_size"), WIDTH),
     **dict.fromkeys(("num_heads", "num_encoder_layers", "num_decoder_layers", "vocab_size"), COUNT),
     "dropout": SHARE_BELOW_ONE,
+    "attention_dropout": SHARE_BELOW_ONE,
     "unknown_affinity_dropout": SHARE,
     "label_mean": FINITE,
     "label_std": ABOVE_ZERO,
@@ -54,7 +55,9 @@ class GeneratorConfig(PretrainedConfig):
         num_encoder_layers, num_decoder_layers: of "light", how many times its one layer is applied.
         hidden_size: of the LSTM's states, in each direction.
         attend: whether the LSTM's decoder attends to the encoder's states; else it sees its final states alone.
-        dropout: probability, wherever the architecture has dropout.
+        dropout: probability, wherever the architecture has dropout but in attention.
+        attention_dropout: probability in the weights of the Transformer's attention, 0 as in ESM-2: drawing it for every
+            pair of tokens takes longer than the attention itself, and keeps all weights in memory.
         label_mean, label_std: of the affinity, in its units (pKd), by which it is standardised.
         unknown_affinity_dropout: probability in training that a row's affinity is taken as unknown, so that the model
             can also write without one (classifier-free guidance).
@@ -80,6 +83,7 @@ class GeneratorConfig(PretrainedConfig):
     hidden_size: int = 128
     attend: bool = False
     dropout: float = 0.1
+    attention_dropout: float = 0.0
     label_mean: float = 0.0
     label_std: float = 1.0
     unknown_affinity_dropout: float = 0.0

@@ -12,10 +12,14 @@ import torch
 from torch import nn
 from transformers import T5Config
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
-from transformers.models.t5.modeling_t5 import T5Stack
+from transformers.models.t5.modeling_t5 import T5Attention, T5Stack
 
+from . import cross_attention
 from .configuration import GeneratorConfig
+from .cross_attention import SharedAntigens, register_shared_attention
 from .outputs import EncoderStates, pick
+
+register_shared_attention()
 
 
 def t5_config(config: GeneratorConfig, is_decoder: bool) -> T5Config:
@@ -34,9 +38,19 @@ def t5_config(config: GeneratorConfig, is_decoder: bool) -> T5Config:
         is_decoder=is_decoder,
         use_cache=is_decoder,
     )
-    # What was chosen for the whole model; None: T5's own choice, SDPA.
-    inner._attn_implementation = config._attn_implementation
+    # What was chosen for the whole model; SDPA knows no antigens that rows share.
+    chosen = config._attn_implementation
+    inner._attn_implementation = cross_attention.NAME if is_decoder and chosen in (None, "sdpa") else chosen
     return inner
+
+
+def make_stack(config: GeneratorConfig, is_decoder: bool) -> T5Stack:
+    """T5's encoder or decoder, in which attention has a dropout of its own."""
+    stack = T5Stack(t5_config(config, is_decoder))
+    for module in stack.modules():
+        if isinstance(module, T5Attention):
+            module.dropout = config.attention_dropout
+    return stack
 
 
 class TransformerEncoder(nn.Module):
@@ -46,7 +60,7 @@ class TransformerEncoder(nn.Module):
 
     def __init__(self, config: GeneratorConfig):
         super().__init__()
-        self.stack = T5Stack(t5_config(config, is_decoder=False))
+        self.stack = make_stack(config, is_decoder=False)
 
     def forward(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, layout: Any = None
@@ -66,7 +80,7 @@ class TransformerDecoder(nn.Module):
 
     def __init__(self, config: GeneratorConfig, encoder_width: int | None = None):
         super().__init__()
-        self.stack = T5Stack(t5_config(config, is_decoder=True))
+        self.stack = make_stack(config, is_decoder=True)
         self.stack.set_input_embeddings(None)  # the model embeds; one that nobody uses would get no gradient
         self.project = None if encoder_width is None else nn.Linear(encoder_width, config.d_model)
 
@@ -89,9 +103,18 @@ class TransformerDecoder(nn.Module):
             )  # later only their number is read: keys and values are there
         output = self.stack(
             inputs_embeds=embedded,
-            encoder_hidden_states=pick(states, index),
-            encoder_attention_mask=None if attention_mask is None else pick(attention_mask, index),
             past_key_values=past,
             use_cache=use_cache,
+            **self._to_read(states, attention_mask, index, is_shared=past is None),
         )
         return output.last_hidden_state, output.past_key_values if use_cache else None
+
+    def _to_read(
+        self, states: torch.Tensor, mask: torch.Tensor | None, index: torch.Tensor | None, is_shared: bool
+    ) -> dict[str, Any]:
+        """The antigens' states as they are, if attention may know which rows share them; else those of each row."""
+        if index is None or not is_shared or self.stack.config._attn_implementation != cross_attention.NAME:
+            mask = None if mask is None else pick(mask, index)
+            return {"encoder_hidden_states": pick(states, index), "encoder_attention_mask": mask}
+        shared = SharedAntigens(index, None if mask is None else mask.bool())
+        return {"encoder_hidden_states": states, "antigens": shared}
