@@ -99,7 +99,6 @@ def count_pair_flops(flops: GeneratorFlops, rows: PairLengths, batch_rows: float
     return float(
         flops.antigen_token * tokens * len(rows) / size
         + flops.antigen_square * squares * len(rows) / size
-        + flops.read_token * read.sum()
         + flops.pair_token * rows.pair_tokens.sum()
         + flops.pair_square * (rows.pair_tokens**2).sum()
         + flops.cross * (rows.pair_tokens * read).sum()

@@ -29,7 +29,7 @@ RANGES = {
     **dict.fromkeys(("num_heads", "num_encoder_layers", "num_decoder_layers"), COUNT),
     **dict.fromkeys(("max_validation_samples", "num_judged", "num_reproduced", "top_k"), COUNT),
     "num_epoch_samples": COUNT_FROM_ZERO,
-    "dropout": SHARE_BELOW_ONE,
+    **dict.fromkeys(("dropout", "attention_dropout"), SHARE_BELOW_ONE),
     "unknown_affinity_dropout": SHARE,
     **dict.fromkeys(("min_affinity", "affinity_threshold"), FINITE),
     "temperature": ABOVE_ZERO,
@@ -94,7 +94,11 @@ class GeneratorArguments:
     num_encoder_layers: Optional[int] = field(default=None, metadata={"help": "Layers of the encoder."})  # noqa: UP045
     num_decoder_layers: Optional[int] = field(default=None, metadata={"help": "Layers of the decoder."})  # noqa: UP045
     attend: bool = field(default=False, metadata={"help": "The LSTM's decoder attends to the encoder's states."})
-    dropout: float = field(default=0.1, metadata={"help": "Dropout wherever the architecture has some."})
+    dropout: float = field(default=0.1, metadata={"help": "Dropout of layers, wherever the architecture has some."})
+    attention_dropout: float = field(
+        default=0.0,
+        metadata={"help": "Dropout of attention weights in a Transformer; above 0 it takes longer than the attention."},
+    )
     unknown_affinity_dropout: float = field(
         default=0.1,
         metadata={"help": "With --label_column: share of training rows whose affinity is hidden in a pass."},
@@ -171,6 +175,8 @@ class GeneratorArguments:
                 raise ArgumentError(f"--{name} only acts with --architecture esm.")
         if self.attend and self.architecture != "lstm":
             raise ArgumentError(f"--attend with --architecture {self.architecture}: it attends in any case; drop it.")
+        if self.attention_dropout and self.architecture not in ("transformer", "esm"):
+            raise ArgumentError(f"--attention_dropout with --architecture {self.architecture}: it has none; drop it.")
         if self.may_lack_light and not self.light_column:
             raise ArgumentError("--may_lack_light: there is no --light_column that rows could lack.")
         chains = [name for name in self.sequence_columns if name]

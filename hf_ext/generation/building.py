@@ -112,7 +112,8 @@ def build_config(args: GeneratorArguments, training: Any, affinities: Sequence[f
             "--use_peft: adapters of a generator stand in its antigen encoder. Give --architecture esm "
             "--encoder_training lora; --lora_r and the like say how."
         )
-    settings: dict[str, Any] = {**args.shape, "dropout": args.dropout, "attend": args.attend}
+    names = ("dropout", "attention_dropout", "attend")
+    settings: dict[str, Any] = {**args.shape, **{name: getattr(args, name) for name in names}}
     if affinities is not None:
         values = np.array(affinities, np.float64)
         settings |= {"label_mean": float(values.mean()), "label_std": float(values.std()) or 1.0}

@@ -72,7 +72,6 @@ def test_a_batch_encodes_each_antigen_that_it_has_once():
 def test_flops_of_rows_by_hand():
     assert count_pair_flops(GeneratorFlops(antigen_token=1), ROWS, 2) == pytest.approx(2 * 20)  # two batches
     assert count_pair_flops(GeneratorFlops(antigen_square=1), ROWS, 4) == 500
-    assert count_pair_flops(GeneratorFlops(read_token=1), ROWS, 2) == 3 * 10 + 20
     assert count_pair_flops(GeneratorFlops(pair_token=1), ROWS, 2) == 22
     assert count_pair_flops(GeneratorFlops(pair_square=1), ROWS, 2) == 3 * 25 + 49
     assert count_pair_flops(GeneratorFlops(cross=1), ROWS, 2) == 3 * 50 + 140

@@ -33,8 +33,12 @@ class SharedAntigens:
     mask: torch.Tensor | None
 
     def key_mask(self, antigen: int) -> torch.Tensor | None:
-        """(tokens,), of one antigen; None: all are tokens."""
+        """(tokens,), of one antigen; None: all are tokens. Cost: one wait for the device."""
         return None if self.mask is None or bool(self.mask[antigen].all()) else self.mask[antigen]
+
+    def row_mask(self) -> torch.Tensor | None:
+        """(n, 1, 1, tokens), as SDPA takes it; None: all are tokens."""
+        return None if self.mask is None else pick(self.mask, self.index)[:, None, None]
 
 
 def register_shared_attention() -> None:
@@ -67,19 +71,17 @@ def shared_attention(
     """
     given = {"dropout": dropout, "scaling": scaling, **kwargs}
     if antigens is None or getattr(module, "is_causal", False):
-        given["position_bias"] = position_bias
-        return sdpa_attention_forward(module, query, key, value, attention_mask, **given)
+        return sdpa_attention_forward(module, query, key, value, attention_mask, position_bias=position_bias, **given)
     if query.is_cpu:
         factor = query.shape[-1] ** -0.5 if scaling is None else scaling
-        return _attend_by_antigen(query, key, value, antigens, factor, dropout).transpose(1, 2), None
-    mask = None if antigens.mask is None else pick(antigens.mask, antigens.index)[:, None, None]
+        return attend_by_antigen(query, key, value, antigens, factor, dropout).transpose(1, 2), None
     key, value = pick(key, antigens.index), pick(value, antigens.index)
-    return sdpa_attention_forward(module, query, key, value, mask, **given)
+    return sdpa_attention_forward(module, query, key, value, antigens.row_mask(), **given)
 
 
 # Left to the compiler, the loop over antigens would be compiled anew for every batch.
 @torch.compiler.disable
-def _attend_by_antigen(
+def attend_by_antigen(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,

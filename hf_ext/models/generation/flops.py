@@ -21,7 +21,6 @@ class GeneratorFlops:
     Attributes:
         antigen_token: per token that is encoded: each antigen of a batch once, however many rows have it.
         antigen_square: per token that is encoded and token of the same antigen.
-        read_token: per row and token of its antigen.
         pair_token: per token that is written.
         pair_square: per token that is written and token of the same antibody.
         cross: per token that is written and token of its antigen.
@@ -29,7 +28,6 @@ class GeneratorFlops:
 
     antigen_token: float = 0.0
     antigen_square: float = 0.0
-    read_token: float = 0.0
     pair_token: float = 0.0
     pair_square: float = 0.0
     cross: float = 0.0
@@ -88,15 +86,15 @@ def _count_decoder(model: Any) -> GeneratorFlops:
         # The sums of earlier tokens, what is read of them and of the antigen's; and CHUNK tokens compared directly.
         applied = 2.0 * _num_weights(decoder) - once + 3 * _sum_flops(config) + 4.0 * CHUNK * width
         return GeneratorFlops(antigen_token=once + _sum_flops(config), pair_token=layers * applied + output)
-    named = dict(decoder.stack.named_modules())
-    keys_and_values = [
-        one for name, one in named.items() if name.endswith((".EncDecAttention.k", ".EncDecAttention.v"))
-    ]
-    read_token = 2.0 * sum(map(_num_weights, keys_and_values))
+    keys_and_values = 2.0 * sum(
+        _num_weights(one)
+        for name, one in decoder.stack.named_modules()
+        if name.endswith((".EncDecAttention.k", ".EncDecAttention.v"))
+    )
+    project = 0.0 if decoder.project is None else 2.0 * _num_weights(decoder.project)
     return GeneratorFlops(
-        antigen_token=0.0 if decoder.project is None else 2.0 * _num_weights(decoder.project),
-        read_token=read_token,
-        pair_token=2.0 * _num_weights(decoder.stack) - read_token + output,
+        antigen_token=project + keys_and_values,
+        pair_token=2.0 * _num_weights(decoder.stack) - keys_and_values + output,
         pair_square=4.0 * width * layers,
         cross=4.0 * width * layers,
     )

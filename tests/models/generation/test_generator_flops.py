@@ -23,7 +23,6 @@ def total(flops: GeneratorFlops) -> float:
     return (
         flops.antigen_token * ANTIGENS * ANTIGEN
         + flops.antigen_square * ANTIGENS * ANTIGEN**2
-        + flops.read_token * ROWS * ANTIGEN
         + flops.pair_token * ROWS * PAIR
         + flops.pair_square * ROWS * PAIR**2
         + flops.cross * ROWS * PAIR * ANTIGEN
@@ -84,7 +83,7 @@ def test_a_frozen_encoder_costs_a_step_nothing_and_one_that_trains_costs_more_th
     for training in ("frozen", "lora", "full"):
         spec = read_encoder(demo_encoders[1], None, training, LoraSettings())
         found[training] = count_training(AntibodyGenerator.from_encoder(spec, "tiny", **SHAPE))
-    projection = 6 * 64 * 64  # of cached states, to the decoder's width
+    projection = 6 * 5 * 64 * 64  # of cached states, to the decoder's width, and to two layers' keys and values
     assert found["frozen"].antigen_token == projection
     assert (found["frozen"].antigen_square, found["full"].antigen_square) == (0.0, 12.0 * 64 * 2)
     assert projection < found["lora"].antigen_token < found["full"].antigen_token
@@ -93,8 +92,8 @@ def test_a_frozen_encoder_costs_a_step_nothing_and_one_that_trains_costs_more_th
 def test_the_sizes_need_no_memory():
     with torch.device("meta"):
         full = AntibodyGenerator(GeneratorConfig.of_size("transformer", "full"))
-    # Layers: 6 x (4 x 512^2 + 2 x 512 x 2048) to read, and 6 x 4 x 512^2 more to write; two forward each.
+    # Layers: 6 x (4 x 512^2 + 2 x 512 x 2048), and keys and values of the antigen 6 x 2 x 512^2; 6 x 6 x 512^2 and the
+    # same feed-forward layers to write; two forward each.
     flops = count_forward(full)
-    assert flops.antigen_token == 2 * 6 * (4 * 512**2 + 2 * 512 * 2048)
-    assert flops.read_token == 2 * 6 * 2 * 512**2
+    assert flops.antigen_token == 2 * 6 * (6 * 512**2 + 2 * 512 * 2048)
     assert flops.pair_token == 2 * 6 * (6 * 512**2 + 2 * 512 * 2048) + 2 * 512 * 25
