@@ -85,6 +85,7 @@ def executed(tmp_path_factory):
     return notebook, folder
 
 
+@pytest.mark.nightly
 def test_the_doctor_finds_that_the_demo_would_run(executed):
     notebook, _ = executed
     page = printed(find_cell(notebook, "doctor.py"))
@@ -92,6 +93,7 @@ def test_the_doctor_finds_that_the_demo_would_run(executed):
     assert "Plan for cpu" in page
 
 
+@pytest.mark.nightly
 def test_the_last_cells_show_verdict_scores_and_report(executed):
     notebook, folder = executed
     shown = find_cell(notebook, "predictions.csv")
@@ -103,6 +105,7 @@ def test_the_last_cells_show_verdict_scores_and_report(executed):
     assert (folder / "outputs" / "colab" / "report.html").is_file()
 
 
+@pytest.mark.nightly
 def test_running_the_training_cell_again_trains_nothing_twice(executed):
     notebook, folder = executed
     first, second = (cell for cell in notebook.cells if 'max_speed.py", *ARGUMENTS)' in cell.source)
@@ -112,6 +115,7 @@ def test_running_the_training_cell_again_trains_nothing_twice(executed):
     assert {path.name for path in folder.iterdir()} >= {"outputs", "embeddings"}
 
 
+@pytest.mark.nightly
 def test_a_fast_trainer_trains_inside_a_kernel_and_shows_its_table(executed):
     notebook, folder = executed
     cell = notebook.cells[-1]

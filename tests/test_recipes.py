@@ -199,6 +199,7 @@ def test_every_other_preset_trains_the_demo(tmp_path: Path, preset: str) -> None
     assert outcome["results"]["test"]["num_rows"] == 300
 
 
+@pytest.mark.nightly
 def test_intervals_by_antigen_are_said_in_verdict_results_report_and_card(tmp_path: Path) -> None:
     outcome = train(tmp_path, "--interval_by", "antigen", "--num_train_epochs", "1")
     test, verdict = outcome["results"]["test"], outcome["results"]["verdict"]

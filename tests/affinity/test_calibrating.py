@@ -30,7 +30,8 @@ def make(make_affinity, demo_rows, tmp_path):
         torch.manual_seed(0)
         model, collator = make_affinity(**settings)
         model.config.label_std, model.config.label_mean = 10.0, 8.0
-        args = FastTrainingArguments(str(tmp_path), use_cpu=True, report_to="none", disable_tqdm=True, seed=5)
+        quiet = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "per_device_eval_batch_size": 64}
+        args = FastTrainingArguments(str(tmp_path), seed=5, **quiet)
         trainer = FastTrainer(model, args, collator)
         rows = demo_rows.shuffle(seed=1).select(range(120))
         raw = np.asarray(trainer.predict(rows).predictions, np.float64).reshape(-1)

@@ -239,6 +239,7 @@ def test_ridges_and_the_head_search_see_the_block_that_the_head_sees(make, lacki
     torch.testing.assert_close(present.std(0, unbiased=False), torch.ones(width), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("inputs", "training"),
     [
