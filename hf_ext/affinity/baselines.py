@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from ..data.columns import column_names, read_columns
+from ..data.drawing import draw_rows
 from ..embeddings.dataset import join_parts, number_inputs, take_rows
 from ..errors import ArgumentError, NotFiniteError
 from ..evaluation.baselines import ConstantBaseline, GroupMeanBaseline, RidgeBaseline
@@ -109,11 +110,6 @@ def sample_rows(rows: Any, seed: int, num_rows: int | None = None) -> Any:
     """At most `num_rows` of a map-style split, drawn by `seed`, in their order; None: as many as a ridge sees."""
     chosen = draw_rows(len(rows), seed, RIDGE_ROWS if num_rows is None else num_rows)
     return rows if len(chosen) == len(rows) else rows.select(chosen)
-
-
-def draw_rows(num_rows: int, seed: int, most: int) -> NDArray[np.int64]:
-    """At most `most` numbers below `num_rows`, drawn by `seed`, rising."""
-    return np.sort(np.random.default_rng(seed).permutation(num_rows)[:most])
 
 
 def sequence_columns(trainer: Any) -> list[str]:

@@ -26,6 +26,7 @@ from ..errors import ArgumentError, DataError
 from .arguments import DataArguments
 from .clusters import CLUSTER_IDENTITY
 from .columns import column_values
+from .drawing import draw_rows
 from .leaks import leak_report
 from .proteins import format_located
 from .repeats import describe_repeats, is_much_noise, repeat_report
@@ -120,9 +121,9 @@ def load_data(
     if needs_labels:
         report["labels"] = _check_labels(splits["train"], args.label_column, parts[0].path)
     if args.max_train_samples is not None and args.max_train_samples < len(splits["train"]):
-        chosen = np.random.default_rng(seed).permutation(len(splits["train"]))[: args.max_train_samples]
+        chosen = draw_rows(len(splits["train"]), seed, args.max_train_samples)
         report["train_subset"] = {"num_rows": len(chosen), "of": len(splits["train"]), "seed": seed}
-        splits["train"] = splits["train"].select(np.sort(chosen))
+        splits["train"] = splits["train"].select(chosen)
         if needs_labels:
             _check_labels(splits["train"], args.label_column, f"--max_train_samples {args.max_train_samples}")
     if needs_labels:

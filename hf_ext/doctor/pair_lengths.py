@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..data.drawing import draw_rows
 from ..models.generation.flops import GeneratorFlops
 
 SPECIAL_TOKENS = 2  # about an antigen; and <sep> and <eos> of a pair
@@ -66,7 +67,7 @@ class PairLengths:
         """As many rows at random as a run takes with that seed; all, where there is no limit."""
         if num_rows is None or num_rows >= len(self):
             return self
-        return self.take(np.sort(np.random.default_rng(seed).permutation(len(self))[:num_rows]))
+        return self.take(draw_rows(len(self), seed, num_rows))
 
     def take(self, rows: np.ndarray) -> PairLengths:
         """Some of the rows, with the antigens that they have."""

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from datasets import Dataset
 
+from ..data.drawing import draw_rows
 from ..errors import DataError
 from ..evaluation._arrays import FloatArray
 from .arguments import GeneratorArguments
@@ -105,7 +106,7 @@ def measure_training_loss(trainer: Any, data: PairData, inputs: Inputs) -> float
 
     All processes call it.
     """
-    rows = choose_rows(len(data.splits["train"]), MAX_MEASURED, trainer.args.seed)
+    rows = draw_rows(len(data.splits["train"]), trainer.args.seed, MAX_MEASURED).tolist()
     sums = score_rows(trainer, _tokenize(data, inputs, "train", rows))
     return float(sums[:, 0].sum() / sums[:, 2].sum())
 
@@ -123,7 +124,7 @@ def measure_reproduced(model: Any, data: PairData, inputs: Inputs, num: int, see
     for row, (antigen, pair) in enumerate(zip(rows.antigens, rows.pairs)):
         known.setdefault(antigen, set()).add(pair)
         row_of.setdefault(antigen, row)
-    antigens = [list(row_of)[i] for i in choose_rows(len(row_of), num, seed)]
+    antigens = [list(row_of)[i] for i in draw_rows(len(row_of), seed, num)]
     asked = None if affinities is None else [affinities[row_of[antigen]] for antigen in antigens]
     written = sample_rows(model, inputs, antigens, Decoded(greedy=True), seed, asked)
     right = sum(
@@ -140,7 +141,7 @@ def measure_effects(trainer: Any, data: PairData, inputs: Inputs) -> list[Condit
     All processes call it. An effect that cannot be measured is left out, and the log says why.
     """
     seed = trainer.args.seed
-    chosen = choose_rows(len(data.splits["test"]), MAX_MEASURED, seed)
+    chosen = draw_rows(len(data.splits["test"]), seed, MAX_MEASURED).tolist()
     rows, affinities = data.antibodies("test").select(chosen), _take(data.affinities("test"), chosen)
     true = score_rows(trainer, inputs.tokenize(rows, affinities))
     sampling = Sampling(find_units(data, rows.antigens), seed=seed)
@@ -180,7 +181,7 @@ def judge(
     """
     test = data.antibodies("test")
     distinct = list(dict.fromkeys(test.antigens))
-    distinct = [distinct[i] for i in choose_rows(len(distinct), args.num_judged, seed)]
+    distinct = [distinct[i] for i in draw_rows(len(distinct), seed, args.num_judged)]
     antigens = [antigen for antigen in distinct for _ in range(math.ceil(args.num_judged / len(distinct)))]
     asked = None
     if (known := data.affinities("train")) is not None:
@@ -197,13 +198,6 @@ def judge(
         needs_light=data.needs_light,
     )
     return judgement, written, asked
-
-
-def choose_rows(num: int, most: int, seed: int) -> list[int]:
-    """All of `num` places in order, or a seeded `most` of them."""
-    if num <= most:
-        return [*range(num)]
-    return sorted(np.random.default_rng(seed).permutation(num)[:most].tolist())
 
 
 def _tokenize(data: PairData, inputs: Inputs, split: str, rows: Sequence[int]) -> Dataset:

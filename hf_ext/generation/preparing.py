@@ -12,6 +12,7 @@ from datasets import Dataset, DatasetDict
 from ..affinity.building import check_splits
 from ..data.arguments import DataArguments
 from ..data.columns import column_names, column_values, number_values
+from ..data.drawing import draw_rows
 from ..data.leaks import leak_report
 from ..data.loading import load_data
 from ..data.missing_chains import count_missing, settle_missing
@@ -212,8 +213,7 @@ def _limit(splits: DatasetDict, limits: dict[str, int | None], seed: int) -> lis
         rows = splits[name]
         if limit is None or limit >= len(rows):
             continue
-        chosen = np.random.default_rng(seed).permutation(len(rows))[:limit]
-        splits[name] = rows.select(np.sort(chosen))
+        splits[name] = rows.select(draw_rows(len(rows), seed, limit))
         said.append(f"{name}: a random {limit:,} of {len(rows):,} rows (--max_{name}_samples, seed {seed})")
     return said
 

@@ -12,6 +12,7 @@ from typing import Any, cast
 from accelerate.utils import broadcast_object_list
 from transformers import set_seed
 
+from ...data.drawing import draw_rows
 from ...data.fingerprint import fingerprint
 from ...errors import ArgumentError
 from ...models.configuration import AffinityConfig
@@ -24,7 +25,6 @@ from ...speedups.batch_size import cached_batch_size
 from ...training_args import FastTrainingArguments
 from ...units import format_cell, seconds
 from ..arguments import AffinityArguments, Head
-from ..baselines import draw_rows
 from .candidates import MIN_STEPS, HeadSettings
 from .rows import make_folds, read_rows
 from .run_settings import PLAIN, make_recipe, make_start, metric_of
