@@ -107,7 +107,7 @@ class GeneratorConfig(PretrainedConfig):
         check_ranges(self, RANGES)
         if self.architecture != "lstm" and self.d_model % self.num_heads:
             raise ArgumentError(f"d_model={self.d_model} with num_heads={self.num_heads}: must be a multiple of it.")
-        if self.architecture == "light" and self.d_model % 2:
+        if self.architecture != "lstm" and self.d_model % 2:
             raise ArgumentError(f"d_model={self.d_model}: must be even, half of it sines and half cosines.")
         if self.architecture == "lstm" and self.num_encoder_layers != self.num_decoder_layers:
             raise ArgumentError(

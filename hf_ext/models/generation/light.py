@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -12,16 +11,8 @@ from torch.nn import functional
 from .configuration import GeneratorConfig
 from .linear_attention import attend, attend_causally, summarise
 from .outputs import EncoderStates, pick
+from .positions import sinusoids
 from .state import DecoderState
-
-LONGEST_WAVE = 10_000.0  # tokens / 2 pi; Vaswani et al., arXiv:1706.03762
-
-
-def sinusoids(positions: torch.Tensor, width: int) -> torch.Tensor:
-    """(..., width), float32, for positions (...): half sines, half cosines, of wavelengths from 2 pi on."""
-    steps = torch.arange(width // 2, device=positions.device, dtype=torch.float32) / (width // 2)
-    angles = positions[..., None].float() * torch.exp(-math.log(LONGEST_WAVE) * steps)
-    return torch.cat([angles.sin(), angles.cos()], dim=-1)
 
 
 class LinearAttention(nn.Module):
