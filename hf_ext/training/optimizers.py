@@ -9,6 +9,7 @@ from torch.optim import AdamW, Optimizer
 
 from ..errors import ArgumentError
 from ..models.affinity import AffinityModel
+from ..models.generation.model import AntibodyGenerator
 from ..models.lora import unwrap_peft
 from ..models.muon import MuonAdamW, encoder_matrices
 from ..plan import Plan
@@ -71,9 +72,14 @@ def _unwrap(optimizer: Any) -> Any:
 
 
 def encoder_parameters(model: Any) -> list[torch.nn.Parameter]:
-    """Parameters of the pretrained part: an `AffinityModel`'s encoders, or the base model under a task head."""
+    """Parameters of the pretrained part: an `AffinityModel`'s encoders, a generator's, or the base model under a head."""
     inner = unwrap_peft(model)
-    encoder = inner.encoders if isinstance(inner, AffinityModel) else getattr(inner, "base_model", inner)
+    if isinstance(inner, AffinityModel):
+        encoder = inner.encoders
+    elif isinstance(inner, AntibodyGenerator):
+        encoder = inner.encoder if inner.config.architecture == "esm" else inner
+    else:
+        encoder = getattr(inner, "base_model", inner)
     training = [p for p in encoder.parameters() if p.requires_grad]
     if encoder is inner or not training:
         raise ArgumentError(

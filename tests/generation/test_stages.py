@@ -35,6 +35,30 @@ def test_a_stage_sets_what_the_user_did_not(tmp_path):
     assert "num_train_epochs" not in changed
 
 
+@pytest.mark.parametrize(
+    ("stage", "given", "rates"),
+    [
+        (1, {}, (0.01, None)),  # an LSTM of 128
+        (2, {}, (0.005, None)),
+        (3, {}, (0.0025, None)),
+        (1, {"hidden_size": 512}, (0.0025, None)),
+        (1, {"architecture": "transformer"}, (0.003, None)),
+        (3, {"architecture": "light"}, (0.00075, None)),
+        (2, {"architecture": "esm", "antigen_encoder": "e", "encoder_training": "lora"}, (0.0015, 0.0003)),
+        (2, {"architecture": "esm", "antigen_encoder": "e", "encoder_training": "full"}, (0.0015, 0.00003)),
+    ],
+)
+def test_the_learning_rate_goes_by_architecture_and_width(tmp_path, stage, given, rates):
+    args = FastTrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to="none", learning_rate=0.7)
+    model_args = GeneratorArguments(**given)
+    changed = settle_stage(stage, model_args, DataArguments(), args, ())
+    assert (args.learning_rate, args.encoder_learning_rate) == rates
+    assert changed["learning_rate"] == rates[0]
+    args.learning_rate = 0.7
+    settle_stage(stage, model_args, DataArguments(), args, ("learning_rate",))
+    assert args.learning_rate == 0.7
+
+
 @pytest.mark.parametrize("flag", ["per_device_train_batch_size", "gradient_accumulation_steps", "effective_batch_size"])
 def test_a_batch_of_the_users_is_kept_whole(tmp_path, flag):
     changed, *_ = settle(tmp_path, 3, flag)

@@ -1,10 +1,15 @@
 """Encoders that train get their own learning rate; everything else in the optimizer stays as Trainer made it."""
 
+from dataclasses import asdict
+
 import pytest
 from miniature_esm import make_esm
 from transformers import EsmForSequenceClassification, EsmModel
 
 from hf_ext.errors import ArgumentError
+from hf_ext.models.encoders import read_encoder
+from hf_ext.models.generation.configuration import GeneratorConfig
+from hf_ext.models.generation.model import AntibodyGenerator
 from hf_ext.models.lora import LoraSettings, wrap_with_lora
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
@@ -39,6 +44,17 @@ def test_encoder_and_head_have_their_own_rates_and_weight_decay_stays(make_affin
 def test_without_the_flag_there_is_one_rate(make_affinity, tmp_path):
     model, _ = make_affinity("full", "full")
     assert set(rates(make_groups(model, tmp_path)).values()) == {1e-3}
+
+
+def test_a_generator_that_trains_its_encoder_has_two_rates_and_one_of_its_own_none(demo_encoders, tmp_path):
+    spec = read_encoder(demo_encoders[1], None, "lora", LoraSettings())
+    model = AntibodyGenerator(GeneratorConfig.of_size("esm", "tiny", antigen_encoder=asdict(spec)))
+    found = rates(make_groups(model, tmp_path, encoder_learning_rate=1e-5))
+    encoder = {id(p) for p in model.encoder.parameters() if p.requires_grad}
+    assert {found[one] for one in encoder} == {1e-5}
+    assert {found[one] for one in found.keys() - encoder} == {1e-3}
+    with pytest.raises(ArgumentError, match="no encoder that trains"):
+        make_groups(AntibodyGenerator(GeneratorConfig.of_size("lstm", "tiny")), tmp_path, encoder_learning_rate=1e-5)
 
 
 def test_a_task_head_of_transformers_keeps_the_head_rate(tmp_path):
