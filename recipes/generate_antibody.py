@@ -15,8 +15,8 @@ Stages set what you do not; a flag of yours goes over its stage.
        memorise them, so the last model is kept and nothing stops early
     2, quality: small, 10,000 rows above pKd 7, 1,000 for validation, 20 epochs of 64; best model, patience 5
     3, full: full, all rows, 50 epochs of 64 x 2 accumulated; best model, patience 5
-The learning rate follows the architecture and its width: 0.01 for the LSTM and 0.003 for a Transformer 128 wide, less in
-proportion for wider ones; 0.0003 for adapters of an --antigen_encoder and 0.00003 for all its weights.
+The learning rate follows the architecture and its width: 0.01 for an LSTM and 0.003 for a Transformer 128 wide, less in
+proportion for wider ones; for an --antigen_encoder 0.0003 of adapters, 0.00003 of all its weights.
 """
 
 from __future__ import annotations
