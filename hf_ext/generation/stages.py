@@ -44,8 +44,8 @@ STAGES: dict[int, Stage] = {
     3: Stage("full", "full", None, None, None, 50, 64, 2, True, 5),
 }
 # Of AdamW, for layers 128 wide; of wider ones in inverse proportion (Yang et al., arXiv:2203.03466). From ten epochs of
-# 1,000 real pairs at 1e-3 to 2e-2; the LSTM, also where it was 256 wide, learned a little more yet at twice its rate. The
-# light Transformer's is the Transformer's.
+# 1,000 real pairs at 1e-3 to 2e-2; the LSTM, 256 wide too, learned a little more yet at twice its rate. The light
+# Transformer's is the Transformer's.
 LEARNING_RATES = {"lstm": 1e-2, "transformer": 3e-3, "light": 3e-3, "esm": 3e-3}
 ENCODER_LEARNING_RATES = {"frozen": None, "lora": 3e-4, "full": 3e-5}  # usual for pretrained encoders, not measured
 # Whose fields are set: in which of the arguments each stands.

@@ -72,7 +72,7 @@ def _unwrap(optimizer: Any) -> Any:
 
 
 def encoder_parameters(model: Any) -> list[torch.nn.Parameter]:
-    """Parameters of the pretrained part: encoders of an `AffinityModel` or a generator, or what a task head stands on."""
+    """Parameters of the pretrained part: encoders of an `AffinityModel` or a generator, or under a task head."""
     inner = unwrap_peft(model)
     if isinstance(inner, AffinityModel):
         encoder = inner.encoders
