@@ -1,10 +1,12 @@
 """What recipes/generate_antibody.py makes of real pairs: gates, scores with intervals, baselines, cost.
 
 python benchmarks/generator_runs.py PAIRS ENCODER WORK [--only "LSTM tiny, stage 1"] [--limit_s 3600]
+    [--affinities TABLE --discriminator FOLDER]
 
 PAIRS is a table with columns antigen, heavy, light, antigen_cluster and split_antigen (train, validation, test, by
-cluster of antigens); ENCODER a folder of ESM-2 8M. Runs go to WORK one after the other, each in a process of its own;
-`results/generator_runs.json` is written after each. A run whose gates fail is a result like any other.
+cluster of antigens); ENCODER a folder of ESM-2 8M. TABLE has antigen, heavy, light, pKd and split_random; FOLDER is a
+model of recipes/max_speed.py, trained on the same split of it. Runs go to WORK one after the other, each in a process
+of its own; `results/generator_runs.json` is written after each. A run whose gates fail is a result like any other.
 """
 
 from __future__ import annotations
@@ -29,10 +31,16 @@ MODELS = {
     "frozen ESM-2 8M, tiny decoder": "--architecture esm --size tiny --antigen_encoder {encoder} "
     "--max_residues 1022 --bad_rows drop",  # as many as it takes
 }
+PAIRS = "--dataset_name {pairs} --split_column split_antigen --group_column antigen_cluster"
+AFFINITIES = (
+    "--dataset_name {affinities} --split_column split_random --label_column pKd --discriminator {discriminator}"
+)
 # Name -> model, what else is said.
 RUNS = {
-    **{f"{model}, stage 1": (model, "--stage 1") for model in MODELS if model != "LSTM small"},
-    **{f"{model}, stage 2": (model, "--stage 2") for model in MODELS},
+    **{f"{model}, stage 1": (model, f"{PAIRS} --stage 1") for model in MODELS if model != "LSTM small"},
+    **{f"{model}, stage 2": (model, f"{PAIRS} --stage 2") for model in MODELS},
+    "LSTM tiny, affinities, stage 1": ("LSTM tiny", f"{AFFINITIES} --stage 1"),
+    "LSTM small, affinities, stage 2": ("LSTM small", f"{AFFINITIES} --stage 2"),
 }
 EFFECT = ("condition", "reading", "text", "comparison")
 
@@ -41,9 +49,8 @@ def run_once(name: str, args: argparse.Namespace) -> dict[str, Any]:
     """One run in a process of its own: what it scored, what its gates say, and what it cost."""
     model, words = RUNS[name]
     out = args.work / name.replace(" ", "_").replace(",", "")
-    command = [sys.executable, str(ROOT / "recipes" / "generate_antibody.py"), "--dataset_name", str(args.pairs)]
-    command += ["--split_column", "split_antigen", "--group_column", "antigen_cluster"]
-    command += [*MODELS[model].format(encoder=args.encoder).split(), *words.split(), *args.words.split()]
+    command = [sys.executable, str(ROOT / "recipes" / "generate_antibody.py")]
+    command += [word.format(**vars(args)) for word in [*MODELS[model].split(), *words.split()]] + args.words.split()
     command += ["--seed", str(args.seed), "--output_dir", str(out), "--disable_tqdm", "true", "--resume", "no"]
     command += ["--embedding_cache_dir", str(args.work / "cache"), "--data_seed", "42"]
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
@@ -55,7 +62,7 @@ def run_once(name: str, args: argparse.Namespace) -> dict[str, Any]:
         "run": name,
         "model": model,
         "seed": args.seed,
-        "words": f"{words} {args.words}".strip(),
+        "words": " ".join([words[words.index("--stage") :], args.words]).strip(),
         "cpu_s": after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,
         "wall_s": time.perf_counter() - began,
         **read_results(json.loads((out / "all_results.json").read_text())),
@@ -77,6 +84,7 @@ def read_results(results: dict[str, Any]) -> dict[str, Any]:
         "gates": results["gates"],
         "effects": [{key: effect[key] for key in EFFECT} for effect in found["effects"]],
         "reproduced": found["reproduced"],
+        "discriminator": found.get("discriminator"),
         "sets": {name: read_set(scores) for name, scores in found["sets"].items()},
         "comparisons": {
             what: {who: {key: one[key] for key in ("improvement", "low", "high")} for who, one in both.items()}
@@ -101,7 +109,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in ("pairs", "encoder", "work"):
         parser.add_argument(name, type=Path)
-    parser.add_argument("--only", nargs="*", default=[*RUNS], choices=[*RUNS])
+    parser.add_argument("--affinities", type=Path)
+    parser.add_argument("--discriminator", type=Path)
+    parser.add_argument("--only", nargs="*", choices=[*RUNS], help="default: all; those of affinities where given")
     parser.add_argument("--words", default="", help="more words of the recipe's, the same for all runs")
     parser.add_argument("--seed", type=int, default=42)
     parser.add_argument("--output", type=Path, default=RESULT)
@@ -109,7 +119,8 @@ def main() -> None:
     args = parser.parse_args()
     began = time.perf_counter()
     done = json.loads(args.output.read_text())["runs"] if args.output.exists() else []
-    for name in args.only:
+    possible = [name for name in RUNS if args.affinities or AFFINITIES not in RUNS[name][1]]
+    for name in args.only or possible:
         known = any((one["run"], one["seed"]) == (name, args.seed) for one in done)
         if known or time.perf_counter() - began > args.limit_s:
             continue
