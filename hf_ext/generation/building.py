@@ -135,10 +135,7 @@ def build_model(args: GeneratorArguments, training: Any, data: PairData) -> Anti
     Raises:
         ArgumentError: as `build_config`; or an encoder that trains cannot be loaded.
     """
-    model = AntibodyGenerator(build_config(args, training, data.affinities("train")))
-    if model.config.architecture == "esm":
-        model.encoder.load_pretrained()
-    return model.train()
+    return AntibodyGenerator.from_new_weights(build_config(args, training, data.affinities("train")))
 
 
 def build_inputs(model: AntibodyGenerator, training: Any, antigens: Sequence[str]) -> Inputs:

@@ -74,6 +74,7 @@ def _unwrap(optimizer: Any) -> Any:
 def encoder_parameters(model: Any) -> list[torch.nn.Parameter]:
     """Parameters of the pretrained part: encoders of an `AffinityModel` or a generator, or under a task head."""
     inner = unwrap_peft(model)
+    encoder: torch.nn.Module
     if isinstance(inner, AffinityModel):
         encoder = inner.encoders
     elif isinstance(inner, AntibodyGenerator):

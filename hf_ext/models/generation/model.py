@@ -73,6 +73,18 @@ class AntibodyGenerator(PreTrainedModel, GenerationMixin):
         return ()
 
     @classmethod
+    def from_new_weights(cls, config: GeneratorConfig) -> AntibodyGenerator:
+        """A generator to be trained: all weights new but those of a pretrained encoder that trains.
+
+        Raises:
+            ArgumentError: that encoder cannot be loaded.
+        """
+        model = cls(config)
+        if config.architecture == "esm":
+            model.encoder.load_pretrained()
+        return model.train()
+
+    @classmethod
     def from_encoder(cls, spec: EncoderSpec, size: str = "tiny", **settings: Any) -> AntibodyGenerator:
         """A new decoder on a pretrained ESM.
 
@@ -83,9 +95,7 @@ class AntibodyGenerator(PreTrainedModel, GenerationMixin):
         Raises:
             ArgumentError: as `GeneratorConfig`; no ESM; or an encoder that trains cannot be loaded.
         """
-        model = cls(GeneratorConfig.of_size("esm", size, antigen_encoder=asdict(spec), **settings))
-        model.encoder.load_pretrained()
-        return model.train()
+        return cls.from_new_weights(GeneratorConfig.of_size("esm", size, antigen_encoder=asdict(spec), **settings))
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
