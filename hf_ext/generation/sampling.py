@@ -17,6 +17,7 @@ from transformers import (
     GenerationConfig,
     LogitsProcessor,
     LogitsProcessorList,
+    SuppressTokensLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
@@ -26,7 +27,7 @@ from ..argument_checks import ABOVE_ZERO, COUNT, SEED, Range, check_ranges
 from ..data.antibody_collator import AntibodyCollator, StatesOf
 from ..data.antibody_pairs import BOS_ID, EOS_ID, AntibodyPair, PairEncoder, decode_pair
 from ..errors import ArgumentError, DataError
-from ..models.generation.model import AntibodyGenerator
+from ..models.generation.model import NEVER_WRITTEN, AntibodyGenerator
 from ..models.generation.outputs import EncoderStates, as_states
 
 MAX_TOKENS = 320  # of a pair: no heavy chain's domain is longer than 145 residues, no light chain's than 130
@@ -296,9 +297,9 @@ def _write(
 
 
 def _choices(model: AntibodyGenerator, rows: Sequence[_Row], decoding: Decoding) -> list[LogitsProcessor]:
+    warpers: list[LogitsProcessor] = [SuppressTokensLogitsProcessor(NEVER_WRITTEN, device=str(model.device))]
     if not decoding.draws:
-        return []
-    warpers: list[LogitsProcessor] = []
+        return warpers
     if decoding.temperature != 1:
         warpers.append(TemperatureLogitsWarper(decoding.temperature))
     if decoding.top_k is not None:

@@ -12,6 +12,7 @@ from transformers import GenerationMixin, PreTrainedModel
 from transformers import initialization as init
 from transformers.modeling_outputs import Seq2SeqLMOutput
 
+from ...data.antibody_pairs import BOS_ID, PAD_ID
 from ...errors import ArgumentError
 from ..configuration import EncoderSpec
 from ..exact_loss import IGNORED, exact_loss
@@ -23,6 +24,8 @@ from .lstm import LstmDecoder, LstmEncoder
 from .outputs import EncoderStates, as_states, pick
 from .transformer import TransformerDecoder, TransformerEncoder
 
+# No antibody has them inside, so they are no labels; after few steps they would be drawn all the same.
+NEVER_WRITTEN = [PAD_ID, BOS_ID]
 _PARTS: dict[str, tuple[Any, Any]] = {
     "lstm": (LstmEncoder, LstmDecoder),
     "transformer": (TransformerEncoder, TransformerDecoder),
@@ -62,6 +65,7 @@ class AntibodyGenerator(PreTrainedModel, GenerationMixin):
         # The Transformers' output is the embedding once more; the LSTM's states have another width.
         self.output = nn.Linear(config.hidden_size, config.vocab_size) if config.architecture == "lstm" else None
         self.post_init()
+        self.generation_config.suppress_tokens = NEVER_WRITTEN
 
     @property
     def encoder_families(self) -> tuple[str, ...]:
