@@ -7,6 +7,8 @@ PAIRS is a table with columns antigen, heavy, light, antigen_cluster and split_a
 cluster of antigens); ENCODER a folder of ESM-2 8M. TABLE has antigen, heavy, light, pKd and split_random; FOLDER is a
 model of recipes/max_speed.py, trained on the same split of it. Runs go to WORK one after the other, each in a process
 of its own; `results/generator_runs.json` is written after each. A run whose gates fail is a result like any other.
+`--judge_again` trains nothing: finished runs in WORK are sampled and judged once more, as the recipe does it now and as
+`--words` say (`--temperature 1`); what they cost is what their training cost. With a LABEL in an entry of its own.
 """
 
 from __future__ import annotations
@@ -51,7 +53,8 @@ def run_once(name: str, args: argparse.Namespace) -> dict[str, Any]:
     out = args.work / name.replace(" ", "_").replace(",", "")
     command = [sys.executable, str(ROOT / "recipes" / "generate_antibody.py")]
     command += [word.format(**vars(args)) for word in [*MODELS[model].split(), *words.split()]] + args.words.split()
-    command += ["--seed", str(args.seed), "--output_dir", str(out), "--disable_tqdm", "true", "--resume", "no"]
+    resume = "no" if args.judge_again is None else "auto"
+    command += ["--seed", str(args.seed), "--output_dir", str(out), "--disable_tqdm", "true", "--resume", resume]
     command += ["--embedding_cache_dir", str(args.work / "cache"), "--data_seed", "42"]
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     done = subprocess.run(command, text=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
@@ -113,6 +116,7 @@ def main() -> None:
     parser.add_argument("--discriminator", type=Path)
     parser.add_argument("--only", nargs="*", choices=[*RUNS], help="default: all; those of affinities where given")
     parser.add_argument("--words", default="", help="more words of the recipe's, the same for all runs")
+    parser.add_argument("--judge_again", nargs="?", const="", metavar="LABEL", help="what stands behind their names")
     parser.add_argument("--seed", type=int, default=42)
     parser.add_argument("--output", type=Path, default=RESULT)
     parser.add_argument("--limit_s", type=float, default=float("inf"), help="begin no run after so long")
@@ -121,10 +125,13 @@ def main() -> None:
     done = json.loads(args.output.read_text())["runs"] if args.output.exists() else []
     possible = [name for name in RUNS if args.affinities or AFFINITIES not in RUNS[name][1]]
     for name in args.only or possible:
-        known = any((one["run"], one["seed"]) == (name, args.seed) for one in done)
-        if known or time.perf_counter() - began > args.limit_s:
+        before = next((one for one in done if (one["run"], one["seed"]) == (name, args.seed)), None)
+        if (before is None) != (args.judge_again is None) or time.perf_counter() - began > args.limit_s:
             continue
-        done.append(run_once(name, args))
+        found = run_once(name, args)
+        if before is not None:
+            found |= {"run": name + args.judge_again, **{key: before[key] for key in ("cpu_s", "wall_s", "train")}}
+        done = [one for one in done if (one["run"], one["seed"]) != (found["run"], args.seed)] + [found]
         args.output.write_text(json.dumps({"runs": done}, indent=1) + "\n")
         print(f"{name}: {done[-1]['verdict']} ({done[-1]['cpu_s']:.0f} s)", flush=True)
 

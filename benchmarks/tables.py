@@ -372,32 +372,17 @@ _GENERATORS = {"lstm": "LSTM tiny", "transformer": "Transformer tiny", "esm": "f
 
 
 def generator_runs() -> str:
-    """Generators on real pairs: a row per run, then what the baselines and the held-out antibodies score."""
-    runs = json.loads((RESULTS / "generator_runs.json").read_text())["runs"]
-    rows = []
-    for run in runs:
-        effect = next((one["comparison"] for one in run["effects"] if one["condition"] == "antigen"), None)
-        shuffled = "{improvement:.4f} [{low:.4f}, {high:.4f}]".format(**effect) if effect else "not measured"
-        length = f"{run['sizes']['train']:,} x {run['train']['epoch']:g}"
-        losses = f"{run['train_token_loss']:.2f} / {run['validation_token_loss']:.2f}"
-        passed = f"{sum(gate['passed'] is True for gate in run['gates'])} of {len(run['gates'])}"
-        cost = f"{run['cpu_s'] / 60:.0f} min"
-        rows.append([run["run"], length, losses, *_judged(run["sets"]["model"]), shuffled, passed, cost])
-    for name, scores in runs[0]["sets"].items():
-        if name != "model":
-            rows.append([name, "-", "-", *_judged(scores), "-", "-", "-"])
-    headers = [
-        "",
-        "rows x epochs",
-        "nats per token, train / validation",
-        *_JUDGED.values(),
-        "shuffling the antigen costs, nats per token",
-        "gates passed",
-        "CPU time",
-    ]
-    return format_markdown_table(rows, headers)
+    """Generators on real pairs without affinities: a row per run, then baselines and the held-out antibodies."""
+    return _generator_table(_JUDGED, "antigen", lambda run: not run["sets"]["model"].get(_ABOVE))
 
 
+def generator_affinities() -> str:
+    """The same of runs that were asked for affinities, with what a discriminator says of what they wrote."""
+    judged = {**_JUDGED, _ABOVE: "predicted above 7", "affinities.correlation": "Spearman, asked and predicted"}
+    return _generator_table(judged, "pKd", lambda run: bool(run["sets"]["model"].get(_ABOVE)))
+
+
+_ABOVE = "affinities.share_above"
 _JUDGED = {
     "validity.strict": "valid, strictly",
     "diversity.unique_pairs": "unique",
@@ -407,10 +392,34 @@ _JUDGED = {
 }
 
 
-def _judged(scores: dict[str, Any]) -> list[str]:
-    return [
-        f"{scores[name]['value']:.3f}" if scores.get(name, {}).get("value") is not None else "-" for name in _JUDGED
-    ]
+def _generator_table(judged: dict[str, str], condition: str, belongs: Callable[[dict[str, Any]], bool]) -> str:
+    runs = [run for run in json.loads((RESULTS / "generator_runs.json").read_text())["runs"] if belongs(run)]
+    rows = []
+    for run in runs:
+        effect = next((one["comparison"] for one in run["effects"] if one["condition"] == condition), None)
+        length = f"{run['sizes']['train']:,} x {run['train']['epoch']:g}"
+        losses = f"{run['train_token_loss']:.2f} / {run['validation_token_loss']:.2f}"
+        passed = f"{sum(gate['passed'] is True for gate in run['gates'])} of {len(run['gates'])}"
+        cost = f"{run['cpu_s'] / 60:.0f} min"
+        cells = [run["run"], length, losses, *_judged(run["sets"]["model"], judged), _effect(effect)]
+        rows.append([*cells, passed, cost])
+    for name, scores in runs[0]["sets"].items():
+        if name != "model":
+            rows.append([name, "-", "-", *_judged(scores, judged), "-", "-", "-"])
+    shuffling = f"shuffling the {condition} costs, nats per token"
+    headers = ["", "rows x epochs", "nats per token, train / validation", *judged.values(), shuffling]
+    return format_markdown_table(rows, [*headers, "gates passed", "CPU time"])
+
+
+def _judged(scores: dict[str, Any], judged: dict[str, str]) -> list[str]:
+    return [f"{scores[name]['value']:.3f}" if scores.get(name, {}).get("value") is not None else "-" for name in judged]
+
+
+def _effect(comparison: dict[str, Any] | None) -> str:
+    if comparison is None:
+        return "not measured"
+    shown = f"{comparison['improvement']:.4f}"
+    return shown if comparison["low"] is None else shown + " [{low:.4f}, {high:.4f}]".format(**comparison)
 
 
 def _times(ratios: dict[str, Any]) -> list[str]:
@@ -423,6 +432,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "embed_once": embed_once,
     "evaluation": evaluation,
     "faults": faults,
+    "generator_affinities": generator_affinities,
     "generator_runs": generator_runs,
     "generator_speed": generator_speed,
     "same_numbers": same_numbers,

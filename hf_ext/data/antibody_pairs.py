@@ -24,6 +24,7 @@ from .tokenization import ResidueTokenizer
 PAD, BOS, EOS, SEP = "<pad>", "<bos>", "<eos>", "<sep>"
 VOCABULARY = (PAD, BOS, EOS, SEP, *STANDARD, UNKNOWN)  # in the order of their ids
 PAD_ID, BOS_ID, EOS_ID, SEP_ID = range(4)
+UNKNOWN_ID = VOCABULARY.index(UNKNOWN)
 _LETTERS = frozenset(STANDARD + UNKNOWN + RARE)
 
 

@@ -19,6 +19,7 @@ from ..argument_checks import (
 from ..errors import ArgumentError
 from .judging.affinities import THRESHOLD
 from .judging.gates import REQUIREMENTS
+from .sampling import TEMPERATURE
 from .stages import STAGES, describe_defaults, describe_gate
 
 SHARE = Range("from 0 to 1", lambda value: 0 <= value <= 1)
@@ -131,7 +132,9 @@ class GeneratorArguments:
     num_reproduced: int = field(
         default=100, metadata={"help": "Training antigens whose antibody greedy decoding is asked for."}
     )
-    temperature: float = field(default=1.0, metadata={"help": "Of what is written to be judged."})
+    temperature: float = field(
+        default=TEMPERATURE, metadata={"help": "Of what is written to be judged; below 1 the likely becomes likelier."}
+    )
     top_k: Optional[int] = field(default=None, metadata={"help": "Only so many of the likeliest tokens."})  # noqa: UP045
     top_p: Optional[float] = field(  # noqa: UP045
         default=None, metadata={"help": "Only the likeliest tokens that together have this probability."}
@@ -153,7 +156,7 @@ class GeneratorArguments:
     gate_token_loss: Optional[float] = _gate("token_loss")  # noqa: UP045
     gate_reproduced: Optional[float] = _gate("reproduced")  # noqa: UP045
     gate_valid: Optional[float] = _gate("valid")  # noqa: UP045
-    gate_num_evaluations_since_best: Optional[float] = _gate("num_evaluations_since_best")  # noqa: UP045
+    gate_num_validation_falls: Optional[float] = _gate("num_validation_falls")  # noqa: UP045
     gate_share_above: Optional[float] = _gate("share_above")  # noqa: UP045
     gate_unique: Optional[float] = _gate("unique")  # noqa: UP045
     gate_correlation: Optional[float] = _gate("correlation")  # noqa: UP045

@@ -35,7 +35,8 @@ from .preparing import PairData
 ENCODING_TOKENS = 8192  # per batch of antigens, where --embedding_tokens_per_batch does not say
 MAX_TABLE_BYTES = 2**30  # of states that are kept in memory; more are read from disk, batch by batch
 DEMO_SHAPE = {"d_model": 32, "hidden_size": 64}
-DEMO_SETTINGS = {"attend": True, "dropout": 0.0}
+# Each antigen has one antibody there: at less than 1 all its samples would be that one.
+DEMO_SETTINGS = {"attend": True, "dropout": 0.0, "temperature": 1.0}
 DEMO_TRAINING = {"learning_rate": 1e-2, "per_device_train_batch_size": 16}  # small models: larger steps, and more
 
 

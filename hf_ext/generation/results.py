@@ -72,7 +72,7 @@ def measure(
         "num_errors": 0.0,  # a run with one does not come here
         "token_loss": token_loss,
         "reproduced": reproduced["share"],
-        "num_evaluations_since_best": evaluations_since_best(trainer.state.log_history),
+        "num_validation_falls": count_validation_falls(trainer.state.log_history),
     }
     gates = check_gates(stage, numbers, args.gates_of(stage), _not_applicable(stage, data, judges))
     write_generated(Path(str(trainer.args.output_dir)) / GENERATED, written, asked, judgement)
@@ -86,10 +86,13 @@ def measure(
     return Outcome(judgement, gates, facts)
 
 
-def evaluations_since_best(log_history: Sequence[Mapping[str, Any]]) -> float | None:
-    """How many evaluations came after that with the lowest validation loss; None without any."""
+def count_validation_falls(log_history: Sequence[Mapping[str, Any]]) -> float | None:
+    """How many evaluations after the first had a lower validation loss than all before; None without any.
+
+    Not how long ago the last was: early stopping waits that long in every run, and the best model is the one kept.
+    """
     losses = [entry[f"eval_{BEST_METRIC}"] for entry in log_history if f"eval_{BEST_METRIC}" in entry]
-    return float(len(losses) - 1 - losses.index(min(losses))) if losses else None
+    return float(sum(loss < min(losses[:i]) for i, loss in enumerate(losses) if i)) if losses else None
 
 
 def _not_applicable(stage: int, data: PairData, judges: Judges) -> dict[str, str]:

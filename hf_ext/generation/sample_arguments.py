@@ -8,7 +8,7 @@ from typing import Literal, Optional
 from ..argument_checks import ABOVE_ZERO, COUNT, FINITE, SEED, check_choices, check_ranges
 from ..data.arguments import DataArguments
 from ..errors import ArgumentError
-from .sampling import MAX_TOKENS, SHARE, TOKENS_PER_BATCH, Decoding
+from .sampling import MAX_TOKENS, SHARE, TEMPERATURE, TOKENS_PER_BATCH, Decoding
 
 ANTIGEN = "antigen"
 NUM_SAMPLES = 10
@@ -77,7 +77,10 @@ class SampleArguments:
     affinity: Optional[float] = field(  # noqa: UP045
         default=None, metadata={"help": "Affinity to ask for, in the unit of training (pKd). Left out: unknown."}
     )
-    temperature: float = field(default=1.0, metadata={"help": "Below 1 the likely becomes likelier."})
+    temperature: Optional[float] = field(  # noqa: UP045
+        default=None,
+        metadata={"help": f"Below 1 the likely becomes likelier. Left out: {TEMPERATURE} where antibodies are drawn."},
+    )
     top_k: Optional[int] = field(default=None, metadata={"help": "Only so many of the likeliest tokens."})  # noqa: UP045
     top_p: Optional[float] = field(  # noqa: UP045
         default=None, metadata={"help": "Only the likeliest tokens that together have this probability."}
@@ -117,7 +120,7 @@ class SampleArguments:
             raise ArgumentError("--antigen is a sequence: --antigen_column, --id_column and --filter are for files.")
         if not 1 <= len(self.training_columns) <= 2:
             raise ArgumentError(f"training_columns={self.training_columns}: name heavy and light, or heavy alone.")
-        if not self.decoding.draws and (self.temperature != 1 or self.top_k or self.top_p):
+        if not self.decoding.draws and (self.temperature or self.top_k or self.top_p):
             raise ArgumentError(
                 "--temperature, --top_k and --top_p are for what is drawn; --greedy and --num_beams draw nothing."
             )
@@ -125,8 +128,10 @@ class SampleArguments:
     @property
     def decoding(self) -> Decoding:
         """As `sample_pairs` is told; raises `ArgumentError` where settings contradict each other."""
-        names = ("temperature", "top_k", "top_p", "greedy", "num_beams", "seed", "max_new_tokens")
-        given = {name: getattr(self, name) for name in (*names, "max_tokens_per_batch")}
+        names = ("top_k", "top_p", "greedy", "num_beams", "seed", "max_new_tokens", "max_tokens_per_batch")
+        given = {name: getattr(self, name) for name in names}
+        draws = not self.greedy and self.num_beams == 1
+        given["temperature"] = self.temperature or (TEMPERATURE if draws else 1.0)
         usual = 1 if self.greedy else self.num_beams if self.num_beams > 1 else NUM_SAMPLES
         return Decoding(num_samples=usual if self.num_samples is None else self.num_samples, **given)
 

@@ -108,7 +108,7 @@ def test_two_processes_learn_and_judge_as_one_does(folder: Path) -> None:
 
 
 def test_auto_goes_on_while_gates_pass_and_says_what_it_does_not_carry_over(folder: Path) -> None:
-    loose = ("--gate_unique", "0", "--gate_num_evaluations_since_best", "99", "--gate_beats_random", "-1")
+    loose = ("--gate_unique", "0", "--gate_num_validation_falls", "0", "--gate_beats_random", "-1")
     words = ("--stage", "auto", *LSTM, *ANY, *loose, "--num_train_epochs", "1", "--gate_valid", "0")
     printed = finish(folder, "all", *words, status=1)  # nothing of this size beats random residues surely
     gates = json.loads((folder / "all" / "gates.json").read_text())

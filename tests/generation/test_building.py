@@ -16,7 +16,7 @@ from hf_ext.generation.building import Inputs, build_inputs, build_model, fill_i
 from hf_ext.generation.generator import load_generator
 from hf_ext.generation.judging.rows import AntibodyRows
 from hf_ext.generation.preparing import PairData
-from hf_ext.generation.results import GatesFailed, check_passed, evaluations_since_best
+from hf_ext.generation.results import GatesFailed, check_passed, count_validation_falls
 from hf_ext.generation.sampling import sample_pairs
 from hf_ext.models.generation.esm import PretrainedEncoder
 from hf_ext.training_args import FastTrainingArguments
@@ -119,10 +119,11 @@ def test_a_generator_whose_encoder_trained_needs_nothing_but_its_folder(tmp_path
     assert sample_pairs(loaded.model, loaded.tokenizer, ANTIGENS, **settings) == expected
 
 
-def test_evaluations_since_the_lowest_loss_are_counted():
-    history = [{"eval_token_loss": loss} for loss in (3.0, 2.0, 2.5, 2.25)] + [{"loss": 1.0}]
-    assert evaluations_since_best(history) == 2.0
-    assert evaluations_since_best([{"loss": 1.0}]) is None
+def test_evaluations_that_fall_below_all_before_are_counted():
+    for losses, falls in (((3.0, 2.0, 2.5, 2.25, 1.5), 2.0), ((2.0, 2.5, 2.25), 0.0), ((2.0,), 0.0)):
+        history = [{"eval_token_loss": loss} for loss in losses] + [{"loss": 1.0}]
+        assert count_validation_falls(history) == falls
+    assert count_validation_falls([{"loss": 1.0}]) is None
 
 
 def test_a_failed_gate_ends_with_what_failed():

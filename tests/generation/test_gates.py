@@ -9,12 +9,12 @@ from hf_ext.generation.judging.gates import REQUIREMENTS, check_gates, have_pass
 
 GOOD = {
     1: {"num_errors": 0, "token_loss": 0.1, "reproduced": 0.9, "valid": 0.5},
-    2: {"num_evaluations_since_best": 4, "valid": 0.5, "share_above": 0.3, "unique": 0.5},
+    2: {"num_validation_falls": 1, "valid": 0.5, "share_above": 0.3, "unique": 0.5},
     3: {"correlation": 0.41, "valid": 0.7, "share_above": 0.5, "beats_random": 0.01},
 }
 BAD = {
     1: {"num_errors": 1, "token_loss": 0.11, "reproduced": 0.89, "valid": 0.49},
-    2: {"num_evaluations_since_best": 5, "valid": 0.49, "share_above": 0.29, "unique": 0.49},
+    2: {"num_validation_falls": 0, "valid": 0.49, "share_above": 0.29, "unique": 0.49},
     3: {"correlation": 0.4, "valid": 0.69, "share_above": 0.49, "beats_random": 0.0},
 }
 

@@ -72,7 +72,7 @@ REQUIREMENTS: dict[int, tuple[Requirement, ...]] = {
         Requirement("valid", "at least", 0.5, _VALID),
     ),
     2: (
-        Requirement("num_evaluations_since_best", "at most", 4, "evaluations since the validation loss last fell"),
+        Requirement("num_validation_falls", "at least", 1, "evaluations whose validation loss is below all before"),
         Requirement("valid", "at least", 0.5, _VALID),
         Requirement("share_above", "at least", 0.3, _ABOVE),
         Requirement("unique", "at least", 0.5, "distinct outputs by outputs"),

@@ -12,7 +12,7 @@ from transformers import GenerationMixin, PreTrainedModel
 from transformers import initialization as init
 from transformers.modeling_outputs import Seq2SeqLMOutput
 
-from ...data.antibody_pairs import BOS_ID, PAD_ID
+from ...data.antibody_pairs import BOS_ID, PAD_ID, UNKNOWN_ID
 from ...errors import ArgumentError
 from ..configuration import EncoderSpec
 from ..exact_loss import IGNORED, exact_loss
@@ -24,8 +24,8 @@ from .lstm import LstmDecoder, LstmEncoder
 from .outputs import EncoderStates, as_states, pick
 from .transformer import TransformerDecoder, TransformerEncoder
 
-# No antibody has them inside, so they are no labels; after few steps they would be drawn all the same.
-NEVER_WRITTEN = [PAD_ID, BOS_ID]
+# No antibody can be made of them; after few steps they would be drawn all the same.
+NEVER_WRITTEN = [PAD_ID, BOS_ID, UNKNOWN_ID]
 _PARTS: dict[str, tuple[Any, Any]] = {
     "lstm": (LstmEncoder, LstmDecoder),
     "transformer": (TransformerEncoder, TransformerDecoder),
