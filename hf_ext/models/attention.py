@@ -260,7 +260,8 @@ class _BlockedAttention(torch.autograd.Function):
 
 
 def _blocks(query: torch.Tensor, key: torch.Tensor) -> list[slice]:
-    size = max(1, BLOCK_BYTES // (query.shape[1] * key.shape[1] * query.element_size()))
+    bytes_of_one = query.shape[1] * key.shape[1] * query.element_size()
+    size = max(1, BLOCK_BYTES // max(1, bytes_of_one))
     return [slice(start, start + size) for start in range(0, len(query), size)]
 
 

@@ -38,8 +38,15 @@ def test_a_run_whose_gates_fail_is_written_once_with_scores_gates_and_cost(tmp_p
     assert run["cpu_s"] > 0
     again = measure(tmp_path)
     assert (again.returncode, again.stdout) == (0, "")
+    judged = measure(tmp_path, "--judge_again", ", as it is now")
+    assert judged.returncode == 0, judged.stderr
+    (first_entry, entry) = json.loads((tmp_path / "runs.json").read_text())["runs"]
+    assert (first_entry, entry["run"]) == (run, "LSTM tiny, stage 1, as it is now")
+    assert {name: entry[name] for name in ("cpu_s", "train", "sets")} == {
+        name: run[name] for name in ("cpu_s", "train", "sets")
+    }
     (tmp_path / "pairs.csv").write_text("antigen,heavy\nMKT,EVQ\n")
     failed = measure(tmp_path, "--seed", "7")
     assert failed.returncode == 1
     assert "light" in failed.stderr.splitlines()[-1]
-    assert json.loads((tmp_path / "runs.json").read_text())["runs"] == [run]
+    assert json.loads((tmp_path / "runs.json").read_text())["runs"] == [run, entry]
