@@ -29,7 +29,7 @@ from hf_ext.data.collators import SequenceCollator
 from hf_ext.data.loading import load_sequences
 from hf_ext.data.sources import SOURCE_ROW, peek_columns
 from hf_ext.data.tokenization import ResidueTokenizer
-from hf_ext.errors import ArgumentError, exit_on_errors
+from hf_ext.errors import ArgumentError, DataError, exit_on_errors
 from hf_ext.generation.candidates import (
     Scores,
     as_rows,
@@ -93,6 +93,8 @@ def _find_columns(args: SampleArguments) -> tuple[str, str | None]:
             refuse_added(str(path), names, ADDED, "antibodies")
     common = set.intersection(*map(set, files.values())) if files else set()
     antigen = args.antigen_column or next((name for name in KNOWN_ANTIGENS if name in common), None)
+    if empty := [path for path, names in files.items() if not names]:
+        raise DataError(f"{empty[0]}: there is nothing in it.")
     if antigen is None and files:
         raise ArgumentError(
             f"--dataset_name {args.dataset_name}: no column {', '.join(KNOWN_ANTIGENS)} among "

@@ -252,7 +252,9 @@ def _judge_letters(text: str, changes: tuple[str, ...], policy: ResiduePolicy) -
     if policy.max_residues is not None and len(text) > policy.max_residues:
         if policy.too_long == "error":
             rule = f"{len(text)} residues are more than max_residues={policy.max_residues}"
-            return _Verdict("", rule, "Raise --max_residues, or choose --too_long truncate or window.")
+            return _Verdict(
+                "", rule, "Raise --max_residues, leave the row out, or choose --too_long truncate or window."
+            )
         changes += ("longer_than_max_residues",)
     return _Verdict(text, changes=changes)
 

@@ -169,15 +169,17 @@ class _Reader(Attempts):
             found[name] = PairLengths.of_sequences(rows.antigens, rows.heavy, rows.light, data.affinities(name))
         return found
 
-    def look(self, number: int, rows: Rows) -> _Stage:
-        """A stage with the rows that it would take.
+    def look(self, number: int, rows: Rows) -> _Stage | None:
+        """A stage with the rows that it would take; None: its filter leaves none, which is a finding.
 
         Raises:
-            ArgumentError, DataError: a configuration that cannot be, or a filter that leaves nothing.
+            ArgumentError: a configuration that cannot be.
         """
         model_args, data_args, args = copy.copy(self.model_args), copy.copy(self.data_args), copy.copy(self.args)
         settle_stage(number, model_args, data_args, args, self.args.explicit_fields)
-        taken = _take(rows, model_args, data_args, args.seed)
+        taken = self.attempt("data", lambda: _take(rows, model_args, data_args, args.seed))
+        if taken is None:
+            return None
         with torch.device("meta"):
             model = AntibodyGenerator(build_config(model_args, args))
         encoder = _sketch_encoder(model, [*rows.values()], taken["train"])
@@ -223,9 +225,9 @@ class _Reader(Attempts):
 
 def _take(rows: Rows, model_args: GeneratorArguments, data_args: DataArguments, seed: int) -> Rows:
     train = rows["train"].above(model_args.min_affinity)
-    if len(train) < 2:
+    if len(train) < min(2, len(rows["train"])):
         raise DataError(
-            f"--min_affinity {model_args.min_affinity} leaves {len(train)} of {len(rows['train']):,} training rows: "
+            f"--min_affinity {model_args.min_affinity:g} leaves {len(train)} of {len(rows['train']):,} training rows: "
             "give a smaller one, or check --label_column."
         )
     return {

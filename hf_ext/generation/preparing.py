@@ -156,6 +156,9 @@ def load_pairs(
     assert isinstance(splits, DatasetDict)
     report["notes"] = [*notes, *report["notes"], *_filter(splits, args, has_affinities)]
     report["notes"] += _limit(splits, {"train": limit, "validation": args.max_validation_samples}, seed)
+    if has_affinities:
+        _check_affinities(splits["train"], args)
+        report["warnings"] += _ignored_bounds(splits["train"])
     report["sizes"] = {name: len(split) for name, split in splits.items()}
     report["leaks"] = leak_report(splits, data_args.sequence_columns, identities=data_args.leak_identity)
     columns = args.antigen_column, args.heavy_column, args.light_column or None
@@ -216,6 +219,23 @@ def _limit(splits: DatasetDict, limits: dict[str, int | None], seed: int) -> lis
         splits[name] = rows.select(draw_rows(len(rows), seed, limit))
         said.append(f"{name}: a random {limit:,} of {len(rows):,} rows (--max_{name}_samples, seed {seed})")
     return said
+
+
+def _check_affinities(train: Dataset, args: GeneratorArguments) -> None:
+    labels = np.array(column_values(train, LABEL), np.float64)
+    if labels.min() == labels.max():
+        raise DataError(
+            f"All {len(labels):,} training labels are {format_cell(float(labels[0]))} once --min_affinity "
+            f"{args.min_affinity} and --max_train_samples are met: no affinity can be told from another. Give other "
+            "limits, or leave --label_column out."
+        )
+
+
+def _ignored_bounds(train: Dataset) -> list[str]:
+    num = int(np.count_nonzero(column_values(train, "bound"))) if "bound" in column_names(train) else 0
+    if not num:
+        return []
+    return [f"{num:,} of {len(train):,} training labels are bounds (<, >), which the generator takes for exact values."]
 
 
 def _count_missing(data: PairData, data_args: DataArguments) -> None:

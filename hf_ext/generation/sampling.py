@@ -36,7 +36,8 @@ TEMPERATURE = 0.5
 TOKENS_PER_BATCH = 32_768  # rows times the tokens of an antigen and of a pair; see `sample_pairs`
 SHARE = Range("above 0 and at most 1", lambda value: 0 < value <= 1)
 _RANGES = {
-    **dict.fromkeys(("num_samples", "top_k", "num_beams", "max_new_tokens", "max_tokens_per_batch"), COUNT),
+    **dict.fromkeys(("num_samples", "top_k", "num_beams", "max_tokens_per_batch"), COUNT),
+    "max_new_tokens": Range("from 1 to 10,000", lambda value: 1 <= value <= 10_000 and value % 1 == 0),
     "temperature": ABOVE_ZERO,
     "top_p": SHARE,
     "seed": SEED,
@@ -158,6 +159,8 @@ def sample_pairs(
     decoding = Decoding(
         num_samples, temperature, top_k, top_p, greedy, num_beams, seed, max_new_tokens, max_tokens_per_batch
     )
+    if isinstance(antigens, str):
+        raise ArgumentError("antigens is one string: give a list, [antigen].")
     wanted = _affinities(affinity, len(antigens))
     requests = _number_requests(antigens, wanted, decoding)
     encoder = PairEncoder(tokenizer)
@@ -220,7 +223,9 @@ def gumbel_noise(seed: int, antigen: str, number: int, num_tokens: int, width: i
 
 
 def _affinities(given: float | Sequence[float | None] | None, num_antigens: int) -> list[float]:
-    listed = [given] * num_antigens if given is None or isinstance(given, int | float) else [*given]
+    several: Any = given
+    is_one = given is None or np.ndim(several) == 0  # NumPy's and torch's numbers too
+    listed = [several] * num_antigens if is_one else [*several]
     if len(listed) != num_antigens:
         raise ArgumentError(f"{len(listed)} affinities for {num_antigens} antigens: give one, or one for each.")
     numbers = [math.nan if one is None else float(one) for one in listed]

@@ -24,7 +24,10 @@ def best_precision(hardware: Hardware) -> str:
 
 
 def decide(context: Context) -> Decision:
-    """An explicit `--bf16`, `--fp16` or launcher setting is met or refused; otherwise the best native precision."""
+    """An explicit `--bf16`, `--fp16` or launcher setting is met or refused; otherwise the best native precision.
+
+    `--bf16 false` where bf16 would be chosen leaves float32; so does `--fp16 false`.
+    """
     hardware, asked = context.hardware, context.args.mixed_precision
     if asked in ("bf16", "fp16"):
         return _decide_asked(asked, hardware)
@@ -38,6 +41,8 @@ def decide(context: Context) -> Decision:
     best = best_precision(hardware)
     if best == "fp32":
         return Decision(NAME, KIND, "skipped", f"{hardware.name} computes neither bf16 nor fp16 natively")
+    if context.user_set(best):
+        return Decision(NAME, KIND, "skipped", f"--{best} false was asked for")
     reason = f"{hardware.name} has native bf16" if best == "bf16" else f"{hardware.name} has fp16 but no native bf16"
     return Decision(NAME, KIND, "applied", reason, {"mixed_precision": best})
 

@@ -225,3 +225,20 @@ def test_the_table_has_a_price_where_one_was_given():
     assert "A100-80GB" not in table  # as fast as the one of 40 GB, that was asked about
     assert "each time step of an LSTM's layer takes another 10 to 50 us (assumed)" in " ".join(describe_times(stages))
     assert max(map(len, table.splitlines())) <= 100
+
+
+def test_a_filter_that_leaves_nothing_is_a_finding_about_the_data(pairs):
+    facts = look(data=pairs, explicit=("min_affinity",), model={"stage": "1", "min_affinity": 20.0})
+    assert [(one.name, one.level) for one in facts.problems] == [("data", "stops")]
+    assert "--min_affinity 20 leaves 0 of 240 training rows" in facts.problems[0].text
+
+
+def test_one_training_row_without_affinities_is_no_finding(tmp_path):
+    make_demo_pairs(3).to_csv(str(tmp_path / "three.csv"))
+    args = FastTrainingArguments(output_dir="never_made", speedups=["all"], report_to="none", **EACH_EPOCH)
+    args.mark_explicit(frozenset())
+    data_args = DataArguments(dataset_name=str(tmp_path / "three.csv"))
+    doctor = DoctorArguments(device="a100", measure_seconds=0.0)
+    facts = gather_generator(GeneratorArguments(**SMALL), data_args, args, doctor)
+    assert facts.problems == []
+    assert facts.stages[0].work.num_rows == 1

@@ -156,3 +156,13 @@ def test_the_planted_rule_is_what_the_demo_says():
         assert f"CAR{answer_epitope(sites)}DYWGQGT" in row["heavy"]
     assert len({*table["antigen"]}) == len({*table["heavy"]}) == 50
     assert len(RULE) ** 4 == 1296
+
+
+def test_a_filter_that_leaves_one_affinity_is_refused_and_bounds_are_warned_of(tmp_path):
+    given = {"explicit": {"label_column"}, "data": {"label_column": "pKd"}}
+    with pytest.raises(DataError, match=r"All 16 training labels are 9.* once --min_affinity 8\.5 "):
+        load(tmp_path, min_affinity=8.5, **given)
+    rows = [{**row, "pKd": f">{row['pKd']:g}" if row["pKd"] == 9 else f"{row['pKd']:g}"} for row in make_table()]
+    Dataset.from_list(rows).to_csv(tmp_path / "bounds.csv", index=False)
+    data = load(tmp_path, name=str(tmp_path / "bounds.csv"), **given)
+    assert any("16 of 80 training labels are bounds (<, >)" in warning for warning in data.report["warnings"])

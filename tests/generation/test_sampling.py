@@ -136,6 +136,17 @@ def test_affinities_may_differ_by_antigen_and_unknown_is_none():
     assert each != draw(model, num_samples=3)
 
 
+def test_an_affinity_may_be_any_number():
+    model = make_generator()
+    wanted = draw(model, ["ACD"], num_samples=3, affinity=8.0)
+    for one in (8, np.float32(8), np.int64(8), torch.tensor(8.0), [8.0], np.array([8.0])):
+        assert draw(model, ["ACD"], num_samples=3, affinity=one) == wanted
+    with pytest.raises(ArgumentError, match=r"give a list, \[antigen\]"):
+        draw(model, "ACD")
+    with pytest.raises(ArgumentError, match="max_new_tokens=1000000000"):
+        draw(model, ["ACD"], max_new_tokens=10**9)
+
+
 def test_modes_settings_and_random_states_are_left_as_they_were():
     model = make_generator(dropout=0.5).train()
     model.encoder.eval()

@@ -404,3 +404,18 @@ def test_forwards_are_not_replaced_where_dataparallel_would_copy_them(monkeypatc
         )
     assert decide("packing", "T4", model, speedups=["packing", "attention"]).status == "refused"
     assert decide("length_grouping", "T4", model).status == "applied"
+
+
+@pytest.mark.parametrize(
+    ("card", "refused", "reason"),
+    [
+        ("A100", "bf16", "--bf16 false was asked for"),
+        ("T4", "fp16", "--fp16 false was asked for"),
+        ("T4", "bf16", "T4 has fp16 but no native bf16"),  # none would have been used
+    ],
+)
+def test_half_precision_that_was_refused_is_not_used(card, refused, reason):
+    found = context(card, LORA)
+    found.args.mark_explicit(found.args.explicit_fields | {refused})
+    (precision,) = [one for one in REGISTRY if one.NAME == "precision"]
+    assert precision.decide(found).reason == reason

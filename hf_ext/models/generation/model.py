@@ -110,6 +110,11 @@ class AntibodyGenerator(PreTrainedModel, GenerationMixin):
             model.encoder.set_trainable()
         return loaded
 
+    def activation_checkpointing_enable(self, *args: Any, **kwargs: Any) -> None:
+        """As in transformers; an LSTM and the light Transformer have no layers of it to recompute: nothing is done."""
+        if self.config.architecture in ("transformer", "esm"):
+            super().activation_checkpointing_enable(*args, **kwargs)
+
     def save_pretrained(self, save_directory: Any, **kwargs: Any) -> None:  # type: ignore[override]
         """As in transformers, with the names of the modules: see `AffinityModel.save_pretrained`."""
         kwargs["save_original_format"] = False

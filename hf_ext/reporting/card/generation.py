@@ -6,7 +6,7 @@ from typing import Any
 
 from ... import units
 from ..markdown import code, code_block, plain, plain_line
-from ..report.generation import MODEL, failed_gates, generation_scores
+from ..report.generation import MODEL, effect_sentence, failed_gates, generation_scores
 from ..report.run_files import RunFiles
 from ..report.values import as_dict
 
@@ -83,7 +83,7 @@ def _copies(run: RunFiles) -> str:
 def findings_lines(run: RunFiles) -> list[str]:
     """Conditions and gates, below the table of scores."""
     found = as_dict(run.results.get("generation"))
-    effects = [f"The model {plain(as_dict(one).get('text'))}." for one in found.get("effects") or []]
+    effects = [plain(effect_sentence(as_dict(one))) for one in found.get("effects") or []]
     gates = [f"**FAILED** {plain(text)}" for text in failed_gates(run)]
     if run.results.get("gates") and not gates:
         gates = [f"The gates of stage {run.results.get('stage')} were passed."]

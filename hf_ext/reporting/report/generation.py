@@ -103,6 +103,12 @@ def failed_gates(run: RunFiles) -> list[str]:
     return [f"Gate {g.get('name')} of stage {stage}: {g.get('reason')}" for g in gates if g.get("passed") is False]
 
 
+def effect_sentence(effect: Mapping[str, Any]) -> str:
+    """Whether the model reads a condition, as a sentence of its own."""
+    text = str(effect.get("text"))
+    return f"It is {text}." if text.startswith("not known") else f"The model {text}."
+
+
 def generation_blocks(run: RunFiles) -> list[Block]:
     """Findings, scores beside baselines, differences to these, conditions, gates, the course of sampling, a gallery."""
     scores = generation_scores(run)
@@ -113,7 +119,7 @@ def generation_blocks(run: RunFiles) -> list[Block]:
     blocks: list[Block] = [Bullets([units.capitalize(f"{text}.") for text in findings])] if findings else []
     blocks.append(_table(scores, as_dict(found.get("sets"))))
     blocks += _comparison_blocks(as_dict(found.get("comparisons")))
-    effects = [f"The model {effect.get('text')}." for effect in _effects(run)]
+    effects = [effect_sentence(effect) for effect in _effects(run)]
     blocks += [Bullets([*effects, *(str(note) for note in found.get("notes") or [])])]
     blocks += [*_fault_blocks(found), *_memory_blocks(found)]
     return [*blocks, *_gate_blocks(run), *_sampled_blocks(run), *_gallery(run)]

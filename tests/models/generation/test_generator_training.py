@@ -147,3 +147,13 @@ def test_a_packed_encoder_changes_nothing():
     assert all(torch.allclose(p.grad, expected[name], atol=1e-5) for name, p in model.named_parameters())
     handle.remove()
     unpack_encoders(model)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_recomputing_activations_is_done_where_there_are_layers_of_it_and_trains_the_same(tmp_path, name):
+    losses = []
+    for given in ({}, {"activation_checkpointing": True}):
+        trainer = make(FastSeq2SeqTrainer, tmp_path / str(len(losses)), name, **given)
+        losses.append(trainer.train().training_loss)
+        trainer.end()
+    assert losses[1] == pytest.approx(losses[0], abs=1e-6)
