@@ -16,7 +16,7 @@ from ..data.drawing import draw_rows
 from ..data.leaks import leak_report
 from ..data.loading import load_data
 from ..data.missing_chains import count_missing, settle_missing
-from ..data.sources import local_files
+from ..data.sources import local_files, peek_columns
 from ..data.splits import SPLIT_CLUSTER
 from ..errors import ArgumentError, DataError
 from ..evaluation.resampling import ResamplingUnits
@@ -137,6 +137,8 @@ def load_pairs(
         data_args.split = f"group:{args.antigen_column}"
         notes.append(f"split by antigen (--split group:{args.antigen_column}), so that test antigens are new")
     has_affinities = "label_column" in explicit
+    if table is None and args.light_column and not args.may_lack_light:
+        _check_light(args, data_args)
     limit, data_args.max_train_samples = data_args.max_train_samples, None  # after the filter
     try:
         loaded = load_data(
@@ -188,6 +190,15 @@ def _splits_rows(data_args: DataArguments, table: Dataset | None) -> bool:
     if data_args.split or data_args.split_column:
         return False
     return table is not None or len(local_files(data_args.dataset_name)) == 1
+
+
+def _check_light(args: GeneratorArguments, data_args: DataArguments) -> None:
+    for path, names in peek_columns(data_args.dataset_name).items():
+        if args.heavy_column in names and args.light_column not in names:
+            raise DataError(
+                f"{path}: there is no column {args.light_column!r}. Of heavy chains alone: --light_column ''; else "
+                "--light_column says what the light chains' column is called."
+            )
 
 
 def _filter(splits: DatasetDict, args: GeneratorArguments, has_affinities: bool) -> list[str]:

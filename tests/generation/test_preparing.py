@@ -166,3 +166,10 @@ def test_a_filter_that_leaves_one_affinity_is_refused_and_bounds_are_warned_of(t
     Dataset.from_list(rows).to_csv(tmp_path / "bounds.csv", index=False)
     data = load(tmp_path, name=str(tmp_path / "bounds.csv"), **given)
     assert any("16 of 80 training labels are bounds (<, >)" in warning for warning in data.report["warnings"])
+
+
+def test_a_file_of_heavy_chains_alone_names_the_option(tmp_path):
+    make_table().remove_columns("light").to_csv(tmp_path / "heavy.csv", index=False)
+    with pytest.raises(DataError, match=r"no column 'light'. Of heavy chains alone: --light_column ''"):
+        load(tmp_path, name=str(tmp_path / "heavy.csv"))
+    assert load(tmp_path, name=str(tmp_path / "heavy.csv"), light_column="").light is None
