@@ -88,8 +88,8 @@ def test_a_twin_trained_on_shuffled_pairs_ignores_the_antigen_and_fails(tmp_path
     output = tmp_path / "outputs" / "generator"
     results = read_results(output)
     assert results["generation"]["effects"][0]["reading"] == "ignores"
-    assert "ignores the antigen" in (output / "report.md").read_text().split("\n\n")[1]
-    assert "ignores the antigen" in results["verdict"]["text"]
+    assert "ignores the antigen" in (output / "report.md").read_text().split("\n\n")[1].lower()
+    assert "ignores the antigen" in results["verdict"]["text"].lower()
     assert not results["verdict"]["is_better"]
     gates = json.loads((output / "gates.json").read_text())
     assert not gates["passed"]
