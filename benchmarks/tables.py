@@ -399,7 +399,8 @@ def _generator_table(judged: dict[str, str], condition: str, belongs: Callable[[
         effect = next((one["comparison"] for one in run["effects"] if one["condition"] == condition), None)
         length = f"{run['sizes']['train']:,} x {run['train']['epoch']:g}"
         losses = f"{run['train_token_loss']:.2f} / {run['validation_token_loss']:.2f}"
-        passed = f"{sum(gate['passed'] is True for gate in run['gates'])} of {len(run['gates'])}"
+        gates = [gate["passed"] for gate in run["gates"] if gate["passed"] is not None]  # None: does not apply
+        passed = f"{sum(gates)} of {len(gates)}"
         cost = f"{run['cpu_s'] / 60:.0f} min"
         cells = [run["run"], length, losses, *_judged(run["sets"]["model"], judged), _effect(effect)]
         rows.append([*cells, passed, cost])
