@@ -119,13 +119,13 @@ def load_data(
         raise DataError(f"{parts[0].path}: one row is left, which cannot be split into train, validation and test.")
     splits, report["split"] = _split(args, data, len(parts) > 1, sizes)
     if needs_labels:
-        report["labels"] = _check_labels(splits["train"], args.label_column, parts[0].path)
+        report["labels"] = check_labels(splits["train"], args.label_column, parts[0].path)
     if args.max_train_samples is not None and args.max_train_samples < len(splits["train"]):
         chosen = draw_rows(len(splits["train"]), seed, args.max_train_samples)
         report["train_subset"] = {"num_rows": len(chosen), "of": len(splits["train"]), "seed": seed}
         splits["train"] = splits["train"].select(chosen)
         if needs_labels:
-            _check_labels(splits["train"], args.label_column, f"--max_train_samples {args.max_train_samples}")
+            check_labels(splits["train"], args.label_column, f"--max_train_samples {args.max_train_samples}")
     if needs_labels:
         report["repeats"] = repeat_report(splits, args.sequence_columns)
         if text := describe_repeats(report["repeats"]):
@@ -289,7 +289,15 @@ def _split(
     return splits, report
 
 
-def _check_labels(train: Dataset, column: str, where: str) -> dict[str, Any]:
+def check_labels(train: Dataset, column: str, where: str) -> dict[str, Any]:
+    """Least, largest and mean training label, and how many are bounds of which kind.
+
+    Args:
+        column: what the labels were called; where: file or option that an error names.
+
+    Raises:
+        DataError: fewer than two rows, or labels that are all equal.
+    """
     labels = np.array(column_values(train, "label"), dtype=np.float64)
     if len(labels) < 2:
         raise DataError(

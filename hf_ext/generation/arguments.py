@@ -98,7 +98,7 @@ class GeneratorArguments:
     dropout: float = field(default=0.1, metadata={"help": "Dropout of layers, wherever the architecture has some."})
     attention_dropout: float = field(
         default=0.0,
-        metadata={"help": "Dropout of attention weights in a Transformer; above 0 it takes longer than the attention."},
+        metadata={"help": "Dropout of attention weights in a Transformer, drawn for every pair of tokens."},
     )
     unknown_affinity_dropout: float = field(
         default=0.1,

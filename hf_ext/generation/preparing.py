@@ -14,7 +14,7 @@ from ..data.arguments import DataArguments
 from ..data.columns import column_names, column_values, number_values
 from ..data.drawing import draw_rows
 from ..data.leaks import leak_report
-from ..data.loading import load_data
+from ..data.loading import check_labels, load_data
 from ..data.missing_chains import count_missing, settle_missing
 from ..data.sources import local_files, peek_columns
 from ..data.splits import SPLIT_CLUSTER
@@ -159,8 +159,8 @@ def load_pairs(
     report["notes"] = [*notes, *report["notes"], *_filter(splits, args, has_affinities)]
     report["notes"] += _limit(splits, {"train": limit, "validation": args.max_validation_samples}, seed)
     if has_affinities:
-        _check_affinities(splits["train"], args)
-        report["warnings"] += _ignored_bounds(splits["train"])
+        labels = check_labels(splits["train"], str(data_args.label_column), "--min_affinity and --max_train_samples")
+        report["warnings"] += _ignored_bounds(labels, len(splits["train"]))
     report["sizes"] = {name: len(split) for name, split in splits.items()}
     report["leaks"] = leak_report(splits, data_args.sequence_columns, identities=data_args.leak_identity)
     columns = args.antigen_column, args.heavy_column, args.light_column or None
@@ -232,21 +232,11 @@ def _limit(splits: DatasetDict, limits: dict[str, int | None], seed: int) -> lis
     return said
 
 
-def _check_affinities(train: Dataset, args: GeneratorArguments) -> None:
-    labels = np.array(column_values(train, LABEL), np.float64)
-    if labels.min() == labels.max():
-        raise DataError(
-            f"All {len(labels):,} training labels are {format_cell(float(labels[0]))} once --min_affinity "
-            f"{args.min_affinity} and --max_train_samples are met: no affinity can be told from another. Give other "
-            "limits, or leave --label_column out."
-        )
-
-
-def _ignored_bounds(train: Dataset) -> list[str]:
-    num = int(np.count_nonzero(column_values(train, "bound"))) if "bound" in column_names(train) else 0
+def _ignored_bounds(labels: dict[str, Any], num_rows: int) -> list[str]:
+    num = labels.get("num_at_or_below", 0) + labels.get("num_at_or_above", 0)
     if not num:
         return []
-    return [f"{num:,} of {len(train):,} training labels are bounds (<, >), which the generator takes for exact values."]
+    return [f"{num:,} of {num_rows:,} training labels are bounds (<, >), which the generator takes for exact values."]
 
 
 def _count_missing(data: PairData, data_args: DataArguments) -> None:

@@ -17,7 +17,6 @@ from transformers import (
     GenerationConfig,
     LogitsProcessor,
     LogitsProcessorList,
-    SuppressTokensLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
@@ -304,9 +303,9 @@ def _write(
 
 
 def _choices(model: AntibodyGenerator, rows: Sequence[_Row], decoding: Decoding) -> list[LogitsProcessor]:
-    warpers: list[LogitsProcessor] = [SuppressTokensLogitsProcessor(NEVER_WRITTEN, device=str(model.device))]
     if not decoding.draws:
-        return warpers
+        return []
+    warpers: list[LogitsProcessor] = []
     if decoding.temperature != 1:
         warpers.append(TemperatureLogitsWarper(decoding.temperature))
     if decoding.top_k is not None:
@@ -337,6 +336,7 @@ def _ready(model: AntibodyGenerator) -> Iterator[None]:
     modes = {module: module.training for module in model.modules()}
     settings = model.generation_config
     model.generation_config = GenerationConfig.from_model_config(model.config)
+    model.generation_config.suppress_tokens = NEVER_WRITTEN
     model.eval()
     try:
         yield

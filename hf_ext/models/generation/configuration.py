@@ -56,8 +56,8 @@ class GeneratorConfig(PretrainedConfig):
         hidden_size: of the LSTM's states, in each direction.
         attend: whether the LSTM's decoder attends to the encoder's states; else it sees its final states alone.
         dropout: probability, wherever the architecture has dropout but in attention.
-        attention_dropout: probability in the weights of the Transformer's attention. 0, as in ESM-2: drawing it for
-            every pair of tokens takes longer than the attention itself, and keeps all weights in memory.
+        attention_dropout: probability in the weights of the Transformer's attention. 0, as in ESM-2: above that
+            it is drawn for every pair of tokens, and all weights are kept in memory.
         label_mean, label_std: of the affinity, in its units (pKd), by which it is standardised.
         unknown_affinity_dropout: probability in training that a row's affinity is taken as unknown, so that the model
             can also write without one (classifier-free guidance).

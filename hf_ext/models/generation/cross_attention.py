@@ -33,7 +33,7 @@ class SharedAntigens:
     mask: torch.Tensor | None
 
     def key_mask(self, antigen: int) -> torch.Tensor | None:
-        """(tokens,), of one antigen; None: all are tokens. Cost: one wait for the device."""
+        """(tokens,), of one antigen; None: all are tokens."""
         return None if self.mask is None or bool(self.mask[antigen].all()) else self.mask[antigen]
 
     def row_mask(self) -> torch.Tensor | None:

@@ -76,7 +76,7 @@ class TransformerDecoder(nn.Module):
     """T5's decoder, with attention to the encoder's states.
 
     Waves say where a token stands. T5's biases know distances alone, and from 128 tokens on none, while what stands
-    where in a variable domain is most of what there is to learn: without the waves far more steps were needed for it.
+    where in a variable domain is much of what there is to learn.
 
     Args:
         encoder_width: of those; where it is not None a linear map takes them to the decoder's width.

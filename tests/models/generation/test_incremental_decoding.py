@@ -31,6 +31,15 @@ def test_it_learns_pairs_by_heart_and_tells_antigens_apart(name):
 # --- decoding ---------------------------------------------------------------------------------------------------------
 
 
+def test_a_transformers_decoder_knows_where_a_token_stands_without_distances():
+    model, batch = make_named("transformer"), make_batch()
+    with torch.no_grad():
+        model.decoder.stack.block[0].layer[0].SelfAttention.relative_attention_bias.weight.zero_()
+        same = torch.full((4, 6), 7)  # attention without distances tells equal tokens apart by their waves alone
+        logits = model(**{**batch, "labels": None}, decoder_input_ids=same).logits
+    assert (logits[:, 1:] - logits[:, :1]).abs().amax(2).min() > 1e-3
+
+
 def decode_step_by_step(model, batch, ids, forgets_at=None):
     """Logits of each token, fed one at a time through the cache; it is lost before one of them if asked to."""
     given = {name: batch[name] for name in ("input_ids", "attention_mask", "antigen_index", "affinity")}
