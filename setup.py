@@ -45,12 +45,14 @@ setup(
         "flash": ["flash-attn>=2.7"],
         "deepspeed": ["deepspeed>=0.19"],
         "torchao": ["torchao>=0.18"],
+        "quantization": ["bitsandbytes>=0.50"],  # the first whose 8-bit optimizers step on a CPU, where we test
         "numbering": ['anarcii>=2.0.8; python_version >= "3.11"'],  # antibodies as variable domains, IMGT
         "humanness": ["promb>=1.0.2"],  # OASis 9-mers of human antibodies
         "dev": [
             *("pytest>=8", "pytest-timeout>=2.3", "pytest-xdist>=3.6", "ruff>=0.14", "mypy>=1.18", "types-PyYAML"),
             *("nbclient>=0.10", "nbformat>=5.10", "ipykernel>=6.29"),  # the notebook is executed by a test
             "tensorboard>=2.18",  # what report_to writes is read back by a test
+            "bitsandbytes>=0.50",
         ],
     },
 )

@@ -321,6 +321,22 @@ def same_numbers() -> str:
     return format_markdown_table(rows, ["against one process", "cases", "largest difference of a loss", "of a weight"])
 
 
+def activation_checkpointing() -> str:
+    """Bytes and CPU time of each policy, over those of none; medians and quartiles."""
+    result = json.loads((RESULTS / "activation_checkpointing_cpu.json").read_text())
+    rows = []
+    for row in result["rows"]:
+        if row["policy"] == "none":
+            cells = [f"{row['kept_mb']:,.0f} MB", f"{row['most_mb']:,.0f} MB", f"{row['cpu_ms'][1]:,.0f} ms"]
+        else:
+            shares = [f"{row[name]:.2f}" for name in ("kept_over_none", "most_over_none")]
+            cells = [*shares, "{1:.2f} [{0:.2f}, {2:.2f}]".format(*row["cpu_over_none"])]
+        shape = f"{row['model']}, {row['layout']}, {row['tokens']:,} tokens"
+        rows.append([shape, row["policy"], *cells, str(row["rounds"])])
+    headers = ["ESM-2's shape, bf16", "policy", "kept for backward", "most at a time", "CPU time of a pass", "rounds"]
+    return format_markdown_table(rows, headers)
+
+
 def attention_backward() -> str:
     """Time of attention's ways through its backward pass, over that of the first; medians and quartiles."""
     result = json.loads((RESULTS / "attention_backward_cpu.json").read_text())
@@ -330,6 +346,82 @@ def attention_backward() -> str:
         rows.append([row["what"], row["sequences"], f"{row['slices_ms'][1]:,.0f} ms", *seen, str(row["rounds"])])
     headers = ["ESM-2 8M's shape, bf16", "tokens", "a slice per length", "cut once", "and weights kept", "rounds"]
     return format_markdown_table(rows, headers)
+
+
+def host_optimizer() -> str:
+    """What a step in host memory takes beside one on the device; medians and quartiles."""
+    result = json.loads((RESULTS / "host_optimizer_cpu.json").read_text())
+    rows = []
+    for row in result["optimizers"]:
+        times = ["{median_s:.3f} [{q1_s:.3f}, {q3_s:.3f}]".format(**row[place]) for place in ("on_device", "on_host")]
+        cpu = [f"{row[place]['cpu_median_s']:.3f}" for place in ("on_device", "on_host")]
+        saved = f"{row['state_bytes_off_the_device'] / result['num_trained']:.1f}"
+        rows.append([{"adamw": "AdamW", "muon": "Muon and AdamW"}[row["optimizer"]], *times, " / ".join(cpu), saved])
+    rows.append(["either, on a GPU", *["not measured"] * 4])
+    title = f"a step of {result['num_trained'] / 1e6:.0f} M numbers, one core"
+    return format_markdown_table(
+        rows, [title, "in place, s", "on the host, s", "CPU s", "bytes off the card per number"]
+    )
+
+
+def eight_bit() -> str:
+    """One row per side and seed of `benchmarks/eight_bit.py`."""
+    runs = json.loads((RESULTS / "eight_bit.json").read_text())["runs"]
+    rows = []
+    for run in runs:
+        noise, saved = run["noise_share"], _bytes_saved(run)
+        rows.append(
+            [
+                f"{run['experiment']}, {run['side']}",
+                f"{run['sizes']['train']:,} / {run['sizes']['test']:,}",
+                _interval(run["scores"]["spearman"]),
+                _interval(run["scores"]["rmse"]),
+                "-" if noise is None else f"{max(noise.values()):.1%}: {run['verdict_of_probe']}",
+                "-" if saved is None else f"{saved / 2**20:.1f} MiB",
+            ]
+        )
+    headers = ["side", "rows, train / test", "Spearman [95 %]", "RMSE [95 %]", "noise: the probe", "saved"]
+    return format_markdown_table(rows, headers)
+
+
+def _bytes_saved(run: dict[str, Any]) -> int | None:
+    """By the plan, of weights."""
+    decisions = [run["plan"][name]["evidence"] for name in ("quantized_base", "encoder_precision")]
+    return next((evidence["bytes_saved"] for evidence in decisions if "bytes_saved" in evidence), None)
+
+
+def hard_memory_limit() -> str:
+    """Runs under a hard limit of memory; of each, how it ended."""
+    result = json.loads((RESULTS / "hard_memory_limit.json").read_text())
+    words = {
+        "without_limit": "no limit",
+        "stop": f"{result['share']:.0%} of that, `--oom_policy stop`",
+        "step_down": f"{result['share']:.0%} of that, `--oom_policy step_down`",
+        "begun_on_its_rung": "no limit, begun with the batch on which that ended",
+    }
+    rows = []
+    for name, text in words.items():
+        run = result[name]
+        if "error" in run:
+            rows.append([text, "-", "ended: out of memory", "-", "-"])
+            continue
+        rungs = "; ".join(f"from step {rung['step']}: {rung['rung']}" for rung in run["rungs"]) or "as asked for"
+        weights = run["weights_sha256"][:8]
+        rows.append([text, f"{run['added_bytes'] / 2**20:,.0f} MiB", rungs, f"{run['cpu_seconds']:.0f} s", weights])
+    return format_markdown_table(rows, ["ESM-2 8M's shape, 16 rows", "taken", "batch", "CPU time", "weights, SHA-256"])
+
+
+def optimizer_states() -> str:
+    """Loss of AdamW with states in 32 and in 8 bits; mean and standard deviation over seeds."""
+    result = json.loads((RESULTS / "optimizer_states.json").read_text())
+    rows = []
+    for side, loss in result["loss"].items():
+        runs = [run for run in result["runs"] if run["side"] == side]
+        num_bytes = f"{runs[0]['bytes_per_number']:.1f}"
+        rows.append([side, str(len(runs)), f"{loss['mean']:.3f} +- {loss['sd']:.3f}", num_bytes])
+    difference = result["difference"]
+    rows.append(["difference, seed by seed", rows[0][1], f"{difference['mean']:+.3f} +- {difference['sd']:.3f}", ""])
+    return format_markdown_table(rows, ["`--optim`", "seeds", "masked-LM loss after 250 steps", "bytes per number"])
 
 
 def generator_speed() -> str:
@@ -427,7 +519,31 @@ def _times(ratios: dict[str, Any]) -> list[str]:
     return ["{median:.2f}x [{least:.2f}, {most:.2f}]".format(**ratios[unit]) for unit in ("cpu_s", "wall_s")]
 
 
+def memory_ledger() -> str:
+    """Peak memory and step time of ESM-2's shapes: predicted, and measured in two ways."""
+    result = json.loads((RESULTS / "memory_ledger_cpu.json").read_text())
+    rows = []
+    for row in result["rows"]:
+        settings = row["settings"]
+        peaks = [f"{row[name]['bytes'] / 2**30:.2f}" for name in ("predicted", "allocations", "resident")]
+        off = [f"{row[f'predicted_by_{name}'] - 1:+.1%}" for name in ("allocations", "resident")]
+        tokens = f"{settings['rows']} x {settings['length']}"
+        rows.append([row["case"], tokens, *peaks, *off, f"{row['resident']['seconds']:.0f} s"])
+    headers = [
+        "150M unless said",
+        "tokens",
+        "predicted, GiB",
+        "allocated",
+        "resident",
+        "off",
+        "off",
+        "a step, beside other work",
+    ]
+    return format_markdown_table(rows, headers)
+
+
 TABLES: dict[str, Callable[[], str]] = {
+    "activation_checkpointing": activation_checkpointing,
     "attention_backward": attention_backward,
     "compare": compare,
     "embed_once": embed_once,
@@ -436,11 +552,19 @@ TABLES: dict[str, Callable[[], str]] = {
     "generator_affinities": generator_affinities,
     "generator_runs": generator_runs,
     "generator_speed": generator_speed,
+    "hard_memory_limit": hard_memory_limit,
+    "host_optimizer": host_optimizer,
+    "memory_ledger": memory_ledger,
+    "optimizer_states": optimizer_states,
     "same_numbers": same_numbers,
     "scaling": scaling,
+    "eight_bit": eight_bit,
     "default_runs": default_runs,
     "scores": scores,
 }
+
+
+PAGES = (ROOT / "README.md", ROOT / "docs" / "memory.md")
 
 
 def render(text: str) -> str:
@@ -449,12 +573,13 @@ def render(text: str) -> str:
 
 
 def main() -> None:
-    """Rewrites README.md, or exits with 1 if `--check` finds it out of date."""
-    path = ROOT / "README.md"
-    text = path.read_text()
-    if "--check" in sys.argv:
-        sys.exit(0 if render(text) == text else f"{path} is not what benchmarks/tables.py writes: run it.")
-    path.write_text(render(text))
+    """Rewrites `PAGES`, or exits with 1 if `--check` finds one out of date."""
+    for path in PAGES:
+        text = path.read_text()
+        if "--check" not in sys.argv:
+            path.write_text(render(text))
+        elif render(text) != text:
+            sys.exit(f"{path} is not what benchmarks/tables.py writes: run it.")
 
 
 if __name__ == "__main__":

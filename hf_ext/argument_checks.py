@@ -60,6 +60,7 @@ TRAINING_RANGES = {
         ("save_minutes", "max_hours", "save_total_size_gb", "eval_minutes", "max_eval_samples", "max_encoder_noise"),
         ABOVE_ZERO,
     ),
+    "activation_budget_gb": ABOVE_ZERO,
     "encoder_learning_rate": ABOVE_ZERO,
     **dict.fromkeys(
         ("stop_margin_minutes", "early_stopping_min_delta", "dollars_per_hour", "learning_rate", "weight_decay"),
@@ -76,6 +77,7 @@ TRAINING_RANGES = {
     **dict.fromkeys(("seed", "data_seed"), SEED),
     "num_train_epochs": FINITE,
 }
+OPTIMIZER_EXTENSIONS = ("muon", "cpu_offload")
 HUB_STRATEGIES = ("end", "best", "checkpoint", "every_save")
 
 
@@ -167,6 +169,15 @@ def check_training_values(arguments: Any, trackers: Sequence[str]) -> None:
     check_choices(arguments)
     check_ranges(arguments, TRAINING_RANGES)
     check_forms(arguments)
+    for word in arguments.optim_ext or ():
+        if word not in OPTIMIZER_EXTENSIONS:
+            raise ArgumentError(f"optim_ext={word!r}: allowed are {', '.join(OPTIMIZER_EXTENSIONS)}.")
+    budget = arguments.activation_budget_gb
+    if (arguments.activation_policy == "auto") != (budget is not None):
+        raise ArgumentError(
+            f"activation_policy={arguments.activation_policy!r}, activation_budget_gb={budget!r}: auto needs a budget, "
+            "and a budget needs auto."
+        )
     unknown = [name for name in arguments.report_to or [] if isinstance(name, str) and name not in trackers]
     if unknown:
         raise ArgumentError(f"report_to={unknown[0]!r}: allowed are {', '.join(trackers)}.")

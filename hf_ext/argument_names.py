@@ -1,8 +1,9 @@
 """Arguments of ours whose names other dataclasses of a command line may have too, and their two spellings.
 
 `HfArgumentParser` refuses two fields of one name: `max_eval_samples` stands in the data arguments of Hugging Face's
-example scripts, the LoRA settings in TRL's `ModelConfig`. So these fields of `FastTrainingArguments` end in `_ext`,
-which is their flag beside such a class. In Python, and wherever nothing else has the short name, that is theirs.
+example scripts, the settings of LoRA and of weights in few bits in TRL's `ModelConfig`. So these fields of
+`FastTrainingArguments` end in `_ext`, which is their flag beside such a class. In Python, and wherever nothing else has
+the short name, that is theirs.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 
 SHORT_NAMES = (
     *("max_eval_samples", "use_peft", "lora_r", "lora_alpha", "lora_dropout", "lora_target_modules"),
-    *("use_rslora", "use_dora"),
+    *("use_rslora", "use_dora", "load_in_8bit", "load_in_4bit"),
 )
 _FIELD_OF = {name: f"{name}_ext" for name in SHORT_NAMES}
 _NAME_OF = {field: name for name, field in _FIELD_OF.items()}

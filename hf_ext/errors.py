@@ -77,6 +77,12 @@ class DataWorkerDied(RunEnded):
     exit_code = 71  # EX_OSERR
 
 
+class MemoryExhausted(RunEnded):
+    """Memory does not suffice, after all that leaves learning as it is; the last checkpoint was written before that."""
+
+    exit_code = 69  # EX_UNAVAILABLE
+
+
 class MissingDependencyError(ImportError):
     """An optional package is needed for what was asked; the message names the extra that brings it."""
 

@@ -20,7 +20,8 @@ TRAINING_GROUPS: dict[str, tuple[str, ...]] = {
     "data": (),
     "model": (
         *("use_peft", "lora_r", "lora_alpha", "lora_dropout", "lora_target_modules", "use_rslora", "use_dora"),
-        *("attention", "activation_checkpointing"),
+        *("load_in_8bit", "load_in_4bit"),
+        *("attention", "activation_checkpointing", "activation_policy", "activation_budget_gb"),
     ),
     "training presets": ("preset", "speedups", "without"),
     "training": (
@@ -29,7 +30,7 @@ TRAINING_GROUPS: dict[str, tuple[str, ...]] = {
         *("gradient_accumulation_steps", "effective_batch_size", "max_tokens_per_batch", "max_tokens_per_step"),
         *("lr_scaling", "optim", "optim_ext", "bf16", "fp16", "tf32", "torch_compile", "seed", "full_determinism"),
         *("use_cpu", "dataloader_num_workers", "embedding_cache_dir", "embedding_tokens_per_batch"),
-        *("max_encoder_noise", "nan_policy", "nccl_preset"),
+        *("max_encoder_noise", "nan_policy", "oom_policy", "find_batch_size", "nccl_preset"),
     ),
     "logs and reports": (
         *("logging_strategy", "logging_steps", "report_to", "run_name", "disable_tqdm", "throughput_warmup_steps"),

@@ -24,22 +24,27 @@ from transformers.trainer_utils import EvalLoopOutput, SaveStrategy
 
 from .checkpoints.agreement.run_facts import describe_run
 from .checkpoints.retention.budget import Sizes
+from .data.batch_parts import copy_batch
 from .data.even_batches import RepeatedRows
+from .data.random_states import kept_random_states
 from .disk import describe_failure
 from .embeddings.dataset import EmbeddedDataset
 from .embeddings.store import EmbeddingStore
 from .errors import DiskFailure, RunEnded, TrainingStopped
 from .hub.attempts import HubError
+from .out_of_memory import attempt_twice
 from .overrides import EVALUATION_LOSS, TRAINING_LOSS, find_override, find_own_loss, is_overridden
 from .plain_arguments import as_fast_arguments, with_values_of
 from .plan import Plan
 from .reporting.progress import messages_above_bars, show_live
 from .training.backends import Backend, choose_backend
+from .training.batch_finder import bytes_beside, check_batches_alike, count_widths, fetch_rows, identify, trial
 from .training.checkpointer import Writers
 from .training.encoding import Encoding
 from .training.evaluation_record import EvaluationRecord
 from .training.evaluator import Means
 from .training.exporter import can_save_itself, save_pretrained
+from .training.guarded_step import guard_step
 from .training.leaving import release_group, share_group
 from .training.loader_request import LoaderRequest
 from .training.loaders import in_order, reads_text, take_rows
@@ -170,6 +175,9 @@ class FastTrainer(Trainer):
         has_own_loader = find_override(self, "get_train_dataloader") is not None
         check_training(self.args, None if has_own_loader else getattr(self, "train_dataset", None))
         with self._ext_parts.run_folder.while_training():  # before anything in it is looked at
+            if self._ext_parts.batch_finder.is_on:
+                with kept_random_states(self.train_dataset, self.data_collator):  # which rows may draw from
+                    self._ext_find_batch_size()
             folder = self._ext_find_checkpoint(resume_from_checkpoint)
             output = self._ext_train_and_copy(partial(super().train, folder, *args, **kwargs))
             if self._ext_stopper.reason is not None:
@@ -180,10 +188,45 @@ class FastTrainer(Trainer):
                 )
         return output
 
-    def _ext_find_checkpoint(self, asked: str | bool | None) -> str | None:
-        facts = describe_run(
+    def _ext_find_batch_size(self) -> None:
+        """Before the run is compared with its checkpoint, which asks for the rows of a step.
+
+        Raises:
+            ArgumentError: the model normalises over batches.
+        """
+        check_batches_alike(self.model, self.loss_counts_items())
+        self._ext_embed_all()
+        facts = self._ext_describe_run()
+        beside = bytes_beside(self.model, self.args, self._ext_planned)
+        one = torch.ones((), device=self.args.device)
+
+        def try_rows(rows: Sequence[int], num_passes: int) -> None:
+            with trial(self.model, self.args.device, beside):
+                batch = self._ext_make_batch(self.data_collator, self._ext_read_rows(rows))
+                for _ in range(num_passes):
+                    with self.accelerator.autocast(), self.compute_loss_context_manager():
+                        # Counting items over processes would leave those that fit waiting for one that does not.
+                        loss = self.compute_loss(self.model, copy_batch(batch), num_items_in_batch=one)
+                    self.accelerator.backward(loss)
+
+        tokens = count_widths(self.train_dataset, self.data_collator, self.args.length_column_name)
+        self._ext_parts.batch_finder.settle(tokens, identify(facts, self.plan.hardware), try_rows)
+        self._train_batch_size = self.args.train_batch_size
+
+    def _ext_read_rows(self, rows: Sequence[int]) -> Any:
+        """Rows of the training data as a loader hands them to the collator; of cached inputs their places in tables."""
+        dataset = self.train_dataset
+        if self._ext_parts.embedder.is_on:
+            dataset = self.embed_dataset(dataset)
+        return fetch_rows(dataset, rows)
+
+    def _ext_describe_run(self) -> dict[str, Any]:
+        return describe_run(
             self.args, self.model, self.train_dataset, self.data_collator, self.args.world_size, self.plan
         )
+
+    def _ext_find_checkpoint(self, asked: str | bool | None) -> str | None:
+        facts = self._ext_describe_run()
         folder, resumed = self._ext_resumer.find(asked, facts), self._ext_resumer.resumed
         self._ext_committer.begin_run(facts, resumed.own_step if resumed else None)
         self._ext_parts.disk_space.begin_run(resumed.best if resumed else None)
@@ -303,6 +346,8 @@ class FastTrainer(Trainer):
             prepared = super()._prepare_for_training(max_steps, train_dataloader, to_load)
         if to_load is None:
             self._ext_check_first_loss(prepared[1])  # the model is wrapped, and callbacks have not begun to count
+        if self._ext_parts.ladder.is_on:
+            guard_step(self.optimizer, self._ext_parts.ladder.relieve)
         if resumed is not None:
             states = self.model_wrapped, self.optimizer, self.lr_scheduler
             backend.restore(resumed.stored, resumed.allowed, *states)
@@ -440,11 +485,26 @@ class FastTrainer(Trainer):
         return super().get_batch_samples(marked, *args, **kwargs)
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Any:
+        known = self._ext_parts.eval_parts.num_items
+        if known is not None:
+            return known[0]
         return super()._get_num_items_in_batch(countable(batch_samples, self._ext_decided_loss()), device)
 
-    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """As in Trainer."""
-        return self._ext_parts.step_guard.see_loss(super().training_step(*args, **kwargs))
+    def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """As in Trainer; where memory does not suffice and `oom_policy` says so, in parts."""
+        parts, compute = self._ext_parts, super().training_step
+        if not (parts.ladder.is_on and self.is_in_train):  # else a loop of the user's own
+            return parts.step_guard.see_loss(compute(model, inputs, *args, **kwargs))
+        loss, before = parts.ladder.compute(
+            inputs,
+            lambda batch: compute(model, batch, *args, **kwargs),
+            self._ext_now(),
+            self._tr_loss,
+            self.throughput.begin_again,
+        )
+        if before:
+            parts.step_guard.see_again(before)
+        return parts.step_guard.see_loss(loss)
 
     def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """As in Trainer; positions in tables of embeddings become their rows."""
@@ -477,6 +537,14 @@ class FastTrainer(Trainer):
     def loss_counts_items(self) -> bool:
         """Whether the loss is a sum over items by their number in the step, so that batches may vary in size."""
         return self._ext_losses.counts_items(self._ext_decided_loss())
+
+    def _clip_grad_norm(self, model: Any) -> Any:
+        """As in Trainer; once more where memory did not suffice for the norm: nothing is clipped before it is known.
+
+        Not under a loss scale, which can be taken off once.
+        """
+        clip, scaler = partial(super()._clip_grad_norm, model), getattr(self.accelerator, "scaler", None)
+        return attempt_twice(clip) if self._ext_parts.ladder.is_on and scaler is None else clip()
 
     def _get_grad_norm(self, *args: Any, **kwargs: Any) -> Any:
         norm = super()._get_grad_norm(*args, **kwargs)
@@ -567,9 +635,14 @@ class FastTrainer(Trainer):
         compute = self.compute_metrics
         if stand_in is not None:
             self.compute_metrics = stand_in
-        try:
+        loop = super().evaluation_loop
+
+        def evaluate() -> tuple[EvalLoopOutput, list[torch.Tensor]]:
             with unfiltered(self.args), self._ext_losses.rows() as rows, self._ext_backend.evaluating(self.model):
-                output = super().evaluation_loop(loader, *given)
+                return loop(loader, *given), rows
+
+        try:
+            output, rows = self._ext_parts.eval_parts.loop(evaluate)
         finally:
             if stand_in is not None:
                 self.compute_metrics = compute
@@ -590,7 +663,15 @@ class FastTrainer(Trainer):
     ) -> tuple[Any, Any, Any]:
         """As in Trainer; keeps the loss of each row, where it is known."""
         loss, override = self._ext_decided_loss(), find_override(self, *EVALUATION_LOSS)
-        predict = partial(super().prediction_step, model, inputs, ignore_keys=ignore_keys, **kwargs)
+        stock, eval_parts = super().prediction_step, self._ext_parts.eval_parts
+
+        def predict(prediction_loss_only: bool) -> tuple[Any, Any, Any]:
+            return eval_parts.predict(
+                inputs,
+                lambda part: stock(model, part, prediction_loss_only, ignore_keys=ignore_keys, **kwargs),
+                lambda: self._get_num_items_in_batch([inputs], self.args.device),
+            )
+
         generates = getattr(self.args, "predict_with_generate", False)  # predictions are then no logits
         if generates or not self._ext_losses.wants_rows(loss, self.label_names, override, ignore_keys):
             return predict(prediction_loss_only=prediction_loss_only)
@@ -1035,6 +1116,7 @@ class Events(TrainerCallback):
         trainer._ext_check_finite()  # weights that are not finite would make all others so
         trainer._ext_restore_losses()
         parts.restorer.load_parts(parts.carried.progress)
+        parts.ladder.begin(trainer._ext_now(), trainer.loss_counts_items())
         parts.restorer.make_up_evaluation(trainer._ext_evaluate_pending)  # last: it is part of the run that goes on
 
     def _begin_on_disk(self) -> None:

@@ -111,6 +111,20 @@ class FastTrainingArguments(TrainingArguments, metaclass=TakesPresets):
         default="stop",
         metadata={"help": "A step whose loss or gradient is NaN or infinite: end the run, or go on without that step."},
     )
+    find_batch_size: bool = field(
+        default=False,
+        metadata={
+            "help": "Try the longest rows before training and take the most at a time that fit; accumulation keeps the "
+            "rows of an optimizer step as they are."
+        },
+    )
+    oom_policy: Literal["stop", "step_down"] = field(
+        default="stop",
+        metadata={
+            "help": "Where memory does not suffice: end the run, or make the step again with fewer rows at a time, "
+            "then with activations recomputed. Learning stays as it is."
+        },
+    )
     max_eval_samples_ext: None | float = field(  # noqa: RUF036
         default=None,
         metadata={
@@ -158,14 +172,25 @@ class FastTrainingArguments(TrainingArguments, metaclass=TakesPresets):
         default="auto",
         metadata={"help": "Attention of ESM and T5 encoders; auto takes what the hardware is fastest with."},
     )
+    activation_policy: Literal["none", "pointwise", "half", "attention", "full", "auto"] | None = field(
+        default=None,
+        metadata={
+            "help": "What layers compute again in the backward pass to keep less: norms and GELU; every second layer; "
+            "all but attention; everything; or the least that fits --activation_budget_gb."
+        },
+    )
+    activation_budget_gb: None | float = field(  # noqa: RUF036
+        default=None,
+        metadata={"help": "With --activation_policy auto: GB (10^9 bytes) that encoder layers may keep of a batch."},
+    )
     encoder_learning_rate: None | float = field(  # noqa: RUF036
         default=None, metadata={"help": "Learning rate of encoders that train; --learning_rate is then the head's."}
     )
-    optim_ext: Literal["muon", "cpu_offload"] | None = field(
+    optim_ext: list[str] | None = field(
         default=None,
         metadata={
             "help": "muon: torch's Muon for matrices of encoders, AdamW for the rest; sweep the rate. Class L. "
-            "cpu_offload: torchao steps AdamW in host memory, on one CUDA card."
+            "cpu_offload: the optimizer's states and steps in host memory. Both may be given."
         },
     )
     nccl_preset: Literal["pcie", "nvlink", "infiniband", "sockets"] | None = field(
@@ -185,10 +210,16 @@ class FastTrainingArguments(TrainingArguments, metaclass=TakesPresets):
     )
     use_rslora_ext: bool = field(default=False, metadata={"help": "Scale by alpha / sqrt(r) (rsLoRA)."})
     use_dora_ext: bool = field(default=False, metadata={"help": "Weight-decomposed LoRA (DoRA)."})
+    load_in_8bit_ext: bool = field(
+        default=False,
+        metadata={"help": "Frozen linear layers of encoders, under LoRA or cached, in 8 bits a weight (bitsandbytes)."},
+    )
+    load_in_4bit_ext: bool = field(default=False, metadata={"help": "As --load_in_8bit, in 4 bits (nf4)."})
 
     max_eval_samples, use_peft = ShortName(), ShortName()
     lora_r, lora_alpha, lora_dropout, lora_target_modules = ShortName(), ShortName(), ShortName(), ShortName()
     use_rslora, use_dora = ShortName(), ShortName()
+    load_in_8bit, load_in_4bit = ShortName(), ShortName()
 
     def __post_init__(self) -> None:
         self._check_types()

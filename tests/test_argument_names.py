@@ -138,6 +138,8 @@ VALUES: dict[str, Any] = {
     "lora_target_modules": ["query"],
     "use_rslora": True,
     "use_dora": True,
+    "load_in_8bit": True,
+    "load_in_4bit": True,
 }
 
 

@@ -40,5 +40,6 @@ def test_report_and_card_of_two_runs_begin_with_their_verdicts(tmp_path) -> None
 def test_a_folder_without_a_finished_run_is_named(tmp_path) -> None:
     done = run(tmp_path, "--run", "outputs/nothing")
     assert done.returncode == 1
-    assert done.stderr.startswith("DataError: outputs/nothing: holds no all_results.json")
+    said = done.stderr.splitlines()[-1]  # bitsandbytes, where it is installed, may complain of a kernel before
+    assert said.startswith("DataError: outputs/nothing: holds no all_results.json")
     assert "Traceback" not in done.stderr

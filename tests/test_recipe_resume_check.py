@@ -66,9 +66,8 @@ def test_an_old_file_is_converted_and_the_folder_can_be_continued(folder) -> Non
 def test_a_hostile_file_is_refused_with_a_message_and_no_traceback(folder) -> None:
     done = run(folder, "--convert", "hostile.pth", "--model", "base", "--output_dir", "hostile")
     assert done.returncode == 1
-    assert done.stderr.startswith(
-        "CheckpointError: hostile.pth: damaged, or more than tensors; nothing was run (asks for"
-    )
+    said = done.stderr.splitlines()[-1]  # bitsandbytes, where it is installed, may complain of a kernel before
+    assert said.startswith("CheckpointError: hostile.pth: damaged, or more than tensors; nothing was run (asks for")
     assert "Traceback" not in done.stderr
     assert not (folder / "canary").exists()
     assert not (folder / "hostile").exists()

@@ -23,6 +23,7 @@ SIGNATURES = """
 __init__(model=None, args=None, data_collator=None, train_dataset=None, eval_dataset=None, processing_class=None,
     model_init=None, compute_loss_func=None, compute_metrics=None, callbacks=None, optimizers=(None, None),
     optimizer_cls_and_kwargs=None, preprocess_logits_for_metrics=None)
+_clip_grad_norm(model)
 _determine_best_metric(metrics, trial)
 _evaluate(trial, ignore_keys_for_eval, skip_scheduler=False)
 _finalize_training(trial, num_train_samples, start_time)
@@ -78,6 +79,7 @@ OVERRIDDEN = dict(
 CALLED: dict[str, str] = {}  # private ones that hf_ext calls and does not override
 ATTRIBUTES = {
     "_globalstep_last_logged",
+    "_train_batch_size",
     "_total_loss_scalar",
     "_tr_loss",
     "_trial",
@@ -163,8 +165,8 @@ def test_every_override_takes_what_trainer_hands_it_and_what_is_public_all_that_
 
 
 def test_the_scan_sees_an_override_that_is_not_written_down_and_a_signature_that_changed():
-    new = type("New", (FastTrainer,), {"__module__": "hf_ext.new", "_clip_grad_norm": lambda self, model: None})
-    assert compare(overridden(new), OVERRIDDEN) == ["_clip_grad_norm is not written down: (model)"]
+    new = type("New", (FastTrainer,), {"__module__": "hf_ext.new", "_has_mixed_mesh_grads": lambda self, model: None})
+    assert compare(overridden(new), OVERRIDDEN) == ["_has_mixed_mesh_grads is not written down: (model)"]
 
     class Other(Trainer):
         def training_step(self, model, inputs):

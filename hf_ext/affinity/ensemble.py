@@ -175,7 +175,7 @@ def _gather(trainer: Any, folders: list[Path]) -> None:
         head = {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
         member.load_state_dict(head)
     saved = json.loads((folders[0] / "config.json").read_text())
-    for name in ("label_mean", "label_std", "is_scaled", "encoder_dtype", "encoder_autocast"):
+    for name in ("label_mean", "label_std", "is_scaled", "encoder_dtype", "encoder_autocast", "encoder_bits"):
         setattr(model.config, name, saved.get(name, getattr(type(model.config), name)))
     trainer.state = TrainerState.load_from_json(str(folders[0] / TRAINER_STATE_NAME))
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ..checkpoints.retention.budget import Sizes
+from ..memory.report import MemoryReport
 from ..plan import Plan
 from .estimates import Rate, Schedule
 from .machine import Machine
@@ -37,7 +38,9 @@ class Facts:
         rate_basis: what the estimate of time rests on; empty where there is none, then `why_no_time` says why.
         rates: of each encoder, as `rate_basis` says.
         seconds: (what, (least, most)).
-        memory: (what, bytes) on the device while training; `static_bytes` of them do not depend on the batch.
+        memory: (what, bytes) on the device while training, by formula; `static_bytes` of them do not depend on the
+            batch.
+        forecast: the ledger's, from the model's own passes; or why there is none.
         encoding_bytes: frozen encoders' weights while they encode.
         output_bytes, embedding_bytes, download_bytes: most on disk, in the three folders of `Machine`.
         data: what reading the rows reported, as the run reports it; `labels`: what the run's audit says of training's.
@@ -60,6 +63,7 @@ class Facts:
     rates: list[Rate] = field(default_factory=list)
     seconds: list[tuple[str, tuple[float, float]]] = field(default_factory=list)
     memory: list[tuple[str, int]] = field(default_factory=list)
+    forecast: MemoryReport | str = ""
     static_bytes: int = 0
     step_bytes: int = 0
     encoding_bytes: int = 0

@@ -8,6 +8,9 @@ from pathlib import Path
 
 from ..checkpoints.retention.budget import GB, check_budget, choose_degradation
 from ..errors import ArgumentError
+from ..memory.report import MemoryReport
+from ..speedups.cpu_offload import BITSANDBYTES
+from ..speedups.quantized_base import asked_bits
 from . import sizes
 from .facts import Facts, Finding
 from .machine import COLAB_DRIVE
@@ -39,8 +42,9 @@ def _packages(facts: Facts) -> Iterator[Finding]:
             "install", "warns", "hf_ext is not installed, so wanted versions are not known", "pip install -e ."
         )
     asked = {
-        "torchao": getattr(facts.args.optim, "value", facts.args.optim) in TORCHAO_OPTIMIZERS
-        or facts.args.optim_ext == "cpu_offload",
+        "torchao": getattr(facts.args.optim, "value", facts.args.optim) in TORCHAO_OPTIMIZERS,
+        "bitsandbytes": asked_bits(facts.args) is not None
+        or getattr(facts.args.optim, "value", facts.args.optim) in BITSANDBYTES,
         "deepspeed": bool(facts.args.deepspeed),
         "flash-attn": facts.args.attention == "flash_attention_2",
     }
@@ -112,18 +116,26 @@ def _memory(facts: Facts) -> Iterator[Finding]:
         "" if facts.machine.is_described or facts.machine.hardware.kind != "cpu" else " free"
     )
     trains = any(encoder.training != "frozen" for encoder in facts.work.encoders)
+    report = facts.forecast if isinstance(facts.forecast, MemoryReport) else None
+    options = report.options(bool(facts.args.max_tokens_per_batch)) if report else ""
     if max(facts.static_bytes, facts.encoding_bytes) > room:
         need = max(facts.static_bytes, facts.encoding_bytes) / 2**30
         text = f"weights, gradients and optimizer need {need:.1f} GiB, {have}"
         remedy = "--use_peft (LoRA), or a smaller encoder" if trains else "a smaller encoder, or a larger card"
-        yield Finding("memory", "stops", text, remedy)
-    elif facts.step_bytes > room:
+        yield Finding("memory", "stops", text, options or remedy)
+    elif report and not report.fits:
+        text = (
+            f"a step on the longest rows takes {report.forecast.peak / 2**30:.1f} GiB, {have}, of which "
+            f"{(report.room or 0) / 2**30:.1f} are counted on"
+        )
+        yield Finding("memory", "warns", text, options or "--use_peft (LoRA), a smaller encoder, or a larger card")
+    elif not report and facts.step_bytes > room:
         text = f"a step on the longest rows may need {facts.step_bytes / 2**30:.1f} GiB, {have}"
         smaller = max(1, facts.args.per_device_train_batch_size // 4)
         keep = facts.args.gradient_accumulation_steps * facts.args.per_device_train_batch_size // smaller
         remedy = (
             f"in this order: --per_device_train_batch_size {smaller} --gradient_accumulation_steps {keep}; "
-            "--max_tokens_per_batch 4096; --activation_checkpointing true; --preset low_memory; --use_peft"
+            "--max_tokens_per_batch 4096; --activation_policy attention; --preset low_memory; --use_peft"
         )
         yield Finding("memory", "warns", text, remedy)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from glob import escape, glob
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,6 +25,7 @@ from ..data.formats import file_format
 from ..data.loading import load_data
 from ..masked_lm import building as masked_lm
 from ..masked_lm.results import EVALUATION_METRICS as MASKED_LM_METRICS
+from ..memory.report import MemoryReport
 from ..plan import Plan, make_plan
 from ..speedups.embedding_cache import CPU_TOKENS_PER_BATCH, GPU_TOKENS_PER_BATCH
 from ..speedups.lora import lora_settings
@@ -34,6 +36,7 @@ from .attempts import Attempts
 from .facts import Facts, Finding
 from .machine import Machine, read_machine
 from .measuring import measure_rate
+from .memory import predict_memory
 from .packages import read_packages
 from .work import Encoder, Work, add_data, sketch_affinity, sketch_masked_lm
 
@@ -87,7 +90,18 @@ def gather(task: str, model_args: Any, data_args: DataArguments, args: Any, doct
         "problems": reader.problems,
         "notes": reader.notes,
     }
-    return Facts(task, args, machine, packages, plan, work, **found)
+    facts = Facts(task, args, machine, packages, plan, work, **found)
+    return replace(facts, forecast=_forecast(facts)) if work else facts
+
+
+def _forecast(facts: Facts) -> MemoryReport | str:
+    plan, work, args = facts.plan, facts.work, facts.args
+    assert plan
+    assert work
+    rows = args.per_device_train_batch_size
+    if facts.schedule:
+        rows = max(1, round(facts.schedule.batch_rows / args.world_size))
+    return predict_memory(args, plan, work, rows, facts.device_bytes, plan.applied("embedding_cache"))
 
 
 def _plan(args: Any, work: Work | None, splits: dict[str, Any], machine: Machine) -> Plan:

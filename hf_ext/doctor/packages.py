@@ -24,6 +24,7 @@ PURPOSES = {
     "sentencepiece": ("T5 encoders' tokenizers", "sentencepiece"),
     "flash-attn": ("flash attention 2", "flash_attn"),
     "torchao": ("--optim adamw_torch_8bit", "torchao"),
+    "bitsandbytes": ("--load_in_8bit, --load_in_4bit, --optim adamw_8bit", "bitsandbytes"),
     "deepspeed": ("--deepspeed, ZeRO", "deepspeed"),
 }
 
@@ -65,7 +66,8 @@ def read_packages() -> list[Package]:
         lines = requires("hf_ext") or []
     except PackageNotFoundError:
         return []
-    packages = [_read_package(Requirement(line)) for line in lines if Requirement(line).name in PURPOSES]
+    named = {one.name: one for one in map(Requirement, lines[::-1])}  # the first line of each: dev brings some again
+    packages = [_read_package(named[name]) for name in reversed(named) if name in PURPOSES]
     return sorted(packages, key=lambda package: not package.is_required)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from .. import units
 from ..checkpoints.retention.budget import GB
 from ..evaluation.guards import format_report
+from ..memory.report import MemoryReport, format_memory, format_savings
 from ..reporting.tables import format_table
 from ..tasks import summarize_data
 from .estimates import money
@@ -58,6 +59,7 @@ def page_values(facts: Facts, findings: list[Finding]) -> dict[str, Any]:
             "total_seconds": list(total) if total else None,
             "dollars": list(dollars) if dollars else None,
             "device_bytes": dict(facts.memory),
+            "memory": facts.forecast.to_dict() if isinstance(facts.forecast, MemoryReport) else None,
             "output_bytes": facts.output_bytes,
             "embedding_bytes": facts.embedding_bytes,
             "download_bytes": facts.download_bytes,
@@ -152,7 +154,12 @@ def _estimate(facts: Facts) -> str:
     if facts.encoding_bytes:
         weights = units.memory(facts.encoding_bytes)
         lines.append(f"  memory while encoding: weights {weights}, and a batch that halves until it fits")
-    if facts.memory:
+    if isinstance(facts.forecast, MemoryReport):
+        for line in format_memory(facts.forecast):
+            lines += wrap(line)
+        table = format_savings(facts.forecast)
+        lines += [f"    {row}" for row in table.splitlines()]
+    elif facts.memory:
         parts = ", ".join(f"{what} {units.memory(num_bytes)}" for what, num_bytes in facts.memory if num_bytes)
         beside = f", and {PROCESS_GIB} GiB of Python and libraries" if facts.machine.hardware.kind == "cpu" else ""
         lines += wrap(f"memory while training: {parts}{beside}")

@@ -6,6 +6,7 @@ from typing import Any
 
 from ..checkpoints.retention.budget import GB, SMALL_FILES_BYTES, Sizes, needed_bytes
 from ..checkpoints.retention.rotation import Policy
+from ..memory.stored import GRADIENT_BYTES, HALF_BYTES, OPTIMIZER_BYTES, WEIGHT_BYTES
 from ..plan import Plan
 from .estimates import Schedule
 from .work import Encoder, Work
@@ -16,16 +17,17 @@ from .work import Encoder, Work
 ACTIVATION_BYTES = {"fp32": 100.0, "half": 60.0}
 SCORE_BYTES = 12.0  # per head, query and key, where attention is not fused
 CHECKPOINTED_BYTES = 4.0  # per token and unit of width: the layer's input
-WEIGHT_BYTES, GRADIENT_BYTES, OPTIMIZER_BYTES, HALF_BYTES = 4, 4, 8, 2  # AdamW has two float32 states
+BITS_BYTES = {8: 1.01, 4: 0.5625}  # codes and scales; of 8 bits a scale per output, of 4 one per 64 weights
 EMBEDDING_BYTES = 4
 
 
-def activation_bytes(encoder: Encoder, tokens: int, *, is_half: bool, checkpointed: bool, fused: bool = True) -> int:
+def activation_bytes(encoder: Encoder, tokens: int, *, is_half: bool, checkpointed: int, fused: bool = True) -> int:
     """Upper bound of what backward needs of `tokens` tokens in one pass.
 
     Args:
         is_half: bf16 or fp16 autocast.
-        checkpointed: layers are recomputed, so that one layer's activations and every layer's input are kept.
+        checkpointed: where layers are computed again, how many tensors as large as its input each keeps; one layer's
+            activations are kept beside them. 0: all are kept.
         fused: attention keeps no scores.
     """
     layer = tokens * encoder.width * ACTIVATION_BYTES["half" if is_half else "fp32"]
@@ -33,8 +35,15 @@ def activation_bytes(encoder: Encoder, tokens: int, *, is_half: bool, checkpoint
         heads = int(encoder.config.get("num_attention_heads") or encoder.config["num_heads"])
         layer += tokens * heads * encoder.train.longest * SCORE_BYTES
     if checkpointed:
-        return round(layer + encoder.num_layers * tokens * encoder.width * CHECKPOINTED_BYTES)
+        return round(layer + encoder.num_layers * tokens * encoder.width * CHECKPOINTED_BYTES * checkpointed)
     return round(encoder.num_layers * layer)
+
+
+def _base_bytes(plan: Plan) -> float | None:
+    """Bytes of a frozen weight beside an adapter, where it is stored in less than float32."""
+    if plan.applied("quantized_base"):
+        return BITS_BYTES[plan["quantized_base"].settings["bits"]]
+    return HALF_BYTES if plan.applied("lora_base") else None
 
 
 def estimate_memory(args: Any, plan: Plan, work: Work, batch_rows: float) -> tuple[list[tuple[str, int]], int, int]:
@@ -42,13 +51,13 @@ def estimate_memory(args: Any, plan: Plan, work: Work, batch_rows: float) -> tup
     cached = plan.applied("embedding_cache")
     present = [encoder for encoder in work.encoders if not (cached and encoder.training == "frozen")]
     is_half = plan.applied("precision")
-    narrows_base = plan.applied("lora_base")
+    base_bytes = _base_bytes(plan)
     weights, copied = work.head_parameters * WEIGHT_BYTES, work.num_trainable
     for encoder in present:
         stored_half = encoder.training == "frozen" and plan["encoder_precision"].settings.get("mode") == "weights"
         weights += encoder.num_parameters * (HALF_BYTES if stored_half else WEIGHT_BYTES)
-        if narrows_base:
-            weights -= encoder.num_base * (WEIGHT_BYTES - HALF_BYTES)
+        if base_bytes is not None:
+            weights -= round(encoder.num_base * (WEIGHT_BYTES - base_bytes))
         else:  # autocast keeps a rounded copy for the gradients that pass through a frozen layer to the adapters before
             copied += encoder.num_base
     trainable = work.num_trainable
@@ -57,11 +66,13 @@ def estimate_memory(args: Any, plan: Plan, work: Work, batch_rows: float) -> tup
         ("gradients", trainable * GRADIENT_BYTES),
         (f"optimizer ({getattr(args.optim, 'value', args.optim)}, at most)", trainable * OPTIMIZER_BYTES),
     ]
+    if plan.applied("cpu_offload"):
+        lines[-1] = "optimizer (in host memory)", 0
     if is_half:
         lines.append(("half-precision copies", copied * HALF_BYTES))
     static = sum(num_bytes for _, num_bytes in lines)
     per_device = batch_rows / args.world_size
-    checkpointed = bool(args.activation_checkpointing or args.gradient_checkpointing)
+    checkpointed = _tensors_kept(args)
     activations = 0
     for encoder in present:
         if encoder.training != "frozen":
@@ -75,6 +86,13 @@ def estimate_memory(args: Any, plan: Plan, work: Work, batch_rows: float) -> tup
     if tables:
         lines.append(("embedding tables (host memory, where the device lacks it)", tables))
     return lines, static, step
+
+
+def _tensors_kept(args: Any) -> int:
+    """By each layer that is computed again; 0 for policies that keep more, whose bound is that of none."""
+    if args.activation_checkpointing or args.gradient_checkpointing:
+        return 1
+    return {"full": 1, "attention": 2}.get(args.activation_policy or "none", 0)
 
 
 def checkpoint_sizes(args: Any, work: Work) -> Sizes:

@@ -19,8 +19,8 @@ from ..models.affinity import AffinityModel
 from ..models.configuration import EncoderSpec, build_config, input_name
 from ..models.encoders import build_encoder
 from ..models.lora import LoraSettings
+from ..models.wrapping import find_base_layers
 from ..reporting.flops import flops_coefficients
-from ..speedups.lora_base import find_base_layers
 
 SPECIAL_TOKENS = 2  # <cls> and <eos>
 STREAM_ROWS = 1000  # rows of a stream whose lengths stand for all

@@ -6,10 +6,11 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
-import torch
 from tqdm.auto import tqdm
 
+from ..out_of_memory import DidNotFit, attempt
 from .finite import AnyEncode, Embeddings, encode_finite, join_blocks, name_sequences
 from .store import EmbeddingStore
 
@@ -17,7 +18,6 @@ logger = logging.getLogger(__name__)
 
 NUM_SHARDS = 16  # at least so many, as long as that leaves SMALLEST_SHARD in each: small sets are shared out too
 SMALLEST_SHARD = 32
-_SIGNS = ("can't allocate memory", "MPS backend out of memory")  # RuntimeErrors of CPU and MPS allocators
 
 
 @dataclass
@@ -104,26 +104,18 @@ def _encode_fitting(
 ) -> Embeddings:
     """Encodes a batch, in halves where memory does not suffice; remembers the size that fitted and what overflowed."""
     try:
-        embeddings, overflowed = encode_finite(encode, encode_exactly, batch)
-        report.overflowed += overflowed
-        return embeddings
-    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-        if not _is_out_of_memory(error):
-            raise
+        embeddings, overflowed = attempt(partial(encode_finite, encode, encode_exactly, batch))
+    except DidNotFit as failure:
         if len(batch) == 1:
             raise MemoryError(
                 f"One sequence of {len(batch[0])} residues does not fit into memory. Use --max_residues with "
                 "--too_long window or truncate, or half precision."
-            ) from error
-    # Outside the handler: the traceback holds the failed batch's activations.
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+            ) from failure
+    else:
+        report.overflowed += overflowed
+        return embeddings
     half = len(batch) // 2
     report.tokens_per_batch = max(half * len(batch[0]), len(batch[0]))
     logger.warning("Out of memory with %d sequences per batch; going on with %d.", len(batch), half)
     halves = (batch[:half], batch[half:])
     return join_blocks([_encode_fitting(encode, encode_exactly, part, report) for part in halves])
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(sign in str(error) for sign in _SIGNS)

@@ -13,12 +13,15 @@ from peft import PeftModel
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..models.affinity import AffinityModel
+from ..models.quantization import quantized_layers
 from .attempts import HubError
 
 # Share of the predictions' spread that rounding may take. The same kernels in float32 give the same bits; faster
 # kernels add in another order (1e-6 and below), and bfloat16 keeps 8 bits.
 TOLERANCE = 1e-3
 HALF_TOLERANCE = 0.05
+# Adapters that trained beside 8 or 4 bits, on a base in float32: by how much the codes are off, and then some.
+BITS_TOLERANCE = {8: 0.2, 4: 1.0}
 
 
 def list_local_references(model: Any) -> list[str]:
@@ -114,7 +117,7 @@ def compare_predictions(
 
     Raises:
         HubError: the predictions differ by more than rounding: `TOLERANCE` of their spread, `HALF_TOLERANCE` where
-            either computes in half precision.
+            either computes in half precision, `BITS_TOLERANCE` where the live one alone has a base in bits.
     """
     was_training = model.training
     model.eval()
@@ -129,7 +132,7 @@ def compare_predictions(
     theirs = torch.cat([loaded[name].flatten() for name in names])
     difference = 0.0 if torch.equal(ours, theirs) else float((ours - theirs).abs().max())
     found = Comparison(num_rows, difference, float(ours.std()))
-    share = HALF_TOLERANCE if autocast is not None or _is_half(model) or _is_half(again) else TOLERANCE
+    share = _tolerance(model, again, autocast is not None)
     limit = share * (found.spread + 0.02 * float(ours.abs().max()))
     if not difference <= limit:  # NaN is not either
         raise HubError(
@@ -142,6 +145,13 @@ def compare_predictions(
 def _numbers(output: Any) -> dict[str, torch.Tensor]:
     items = output.items() if isinstance(output, Mapping) else {"output": output}.items()
     return {k: v.float() for k, v in items if isinstance(v, torch.Tensor) and v.is_floating_point() and v.ndim}
+
+
+def _tolerance(model: Any, again: Any, has_autocast: bool) -> float:
+    bits = {layer.bits for layer in quantized_layers(model).values()}
+    if bits and not quantized_layers(again):
+        return BITS_TOLERANCE[min(bits)]
+    return HALF_TOLERANCE if has_autocast or _is_half(model) or _is_half(again) else TOLERANCE
 
 
 def _is_half(model: Any) -> bool:

@@ -22,6 +22,7 @@ from .head import HeadEnsemble, RegressionHead
 from .lora import merge_layers
 from .losses import regression_loss
 from .pooling import merge_windows, pool
+from .quantization import make_float, quantize_linear_layers, quantized_weights
 from .stacked_ridge import StackedRidge
 
 
@@ -145,6 +146,8 @@ class AffinityModel(PreTrainedModel):
         for index, spec in enumerate(self.config.encoder_specs):
             if str(index) not in self.encoders:
                 encoder: Any = load_encoder(spec, self.encoder_dtype)
+                if self.config.encoder_bits is not None:
+                    quantize_linear_layers(encoder, self.config.encoder_bits)
                 encoder = encoder.to(self.device).eval()
                 for transform in self._encoder_transforms:
                     transform(encoder)
@@ -326,7 +329,7 @@ class AffinityModel(PreTrainedModel):
 
         The towers are ordinary ones afterwards that train in full, so that their weights are saved with the model and
         are never taken for those of the encoder they came from. Predictions are the same up to rounding. A base in half
-        precision is read again first.
+        precision, 8 or 4 bits is read again first; of bits, predictions change by what they rounded.
 
         Raises:
             ArgumentError: no tower has adapters.
@@ -334,7 +337,8 @@ class AffinityModel(PreTrainedModel):
         adapted = [i for i, spec in enumerate(self.config.encoder_specs) if spec.training == "lora"]
         if not adapted:
             raise ArgumentError("No tower of this model has adapters to merge; it was not trained with LoRA.")
-        if widen(self):  # never add to what was rounded
+        num_rounded = widen(self) + sum(len(make_float(self.encoders[str(index)])) for index in adapted)
+        if num_rounded:  # never add to what was rounded
             self._load_base_weights()
         num_layers = 0
         for index in adapted:
@@ -412,7 +416,8 @@ class AffinityModel(PreTrainedModel):
 
     def _list_references(self) -> None:
         """Tells transformers which entries `save_pretrained` leaves out and `Trainer` need not find in a checkpoint."""
-        self._keys_to_ignore_on_save = {key for key in self.state_dict() if self._is_referenced(key)}
+        entries = [*self.state_dict(), *quantized_weights(self)]
+        self._keys_to_ignore_on_save = {key for key in entries if self._is_referenced(key)}
 
     def _describe_encoders(self) -> None:
         """Tells `from_pretrained` what a file holds; `post_init` looks only at direct children, not in `encoders`."""

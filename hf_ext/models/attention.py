@@ -7,7 +7,9 @@ of a padded batch in silence. Each backend works on a padded batch with its mask
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -28,6 +30,8 @@ MAX_HEAD_BYTES = 3 << 20  # of one head's scores: 886 tokens in float32, 1,254 i
 # Weights that one layer keeps for its backward pass, the shortest sequences' first; it computes the others again. They
 # are what backward would compute: 33 layers keep 2 GiB at most, where a model of as many has 10 GiB of AdamW states.
 KEPT_BYTES = 64 << 20
+# False where a recomputed layer keeps the output of attention: weights would fill what recomputing it frees.
+_keeps_weights: ContextVar[bool] = ContextVar("keeps_weights", default=True)
 
 
 def register_attention() -> None:
@@ -35,6 +39,16 @@ def register_attention() -> None:
     for name, kernel in KERNELS.items():
         AttentionInterface.register(PREFIX + name, _as_backend(kernel))
         AttentionMaskInterface.register(PREFIX + name, _key_mask)
+
+
+@contextmanager
+def keeping_no_weights() -> Iterator[None]:
+    """Inside, in this thread, `attend` keeps no weights, whatever `keep` says; the numbers are the same."""
+    token = _keeps_weights.set(False)
+    try:
+        yield
+    finally:
+        _keeps_weights.reset(token)
 
 
 # Left to the compiler, the loop over lengths would be compiled anew for every batch.
@@ -218,7 +232,8 @@ def attend(
     if _prefers_sdpa(query, key):
         return scaled_dot_product_attention(query, key, value, scale=scaling)
     flat = (x.flatten(0, 1).contiguous() for x in (query * scaling, key, value))
-    return _BlockedAttention.apply(*flat, keep).unflatten(0, query.shape[:2])
+    kernel = _BlockedAttention.apply if keep and _keeps_weights.get() else _blocked_op
+    return kernel(*flat).unflatten(0, query.shape[:2])
 
 
 def _prefers_sdpa(query: torch.Tensor, key: torch.Tensor) -> bool:
@@ -229,34 +244,62 @@ def _prefers_sdpa(query: torch.Tensor, key: torch.Tensor) -> bool:
 
 
 class _BlockedAttention(torch.autograd.Function):
-    """softmax(q k^T) v for (sequences * heads, tokens, head size), a block of them at a time; `keep`: the softmax."""
+    """softmax(q k^T) v for (sequences * heads, tokens, head size), which keeps the softmax for the backward pass."""
 
     @staticmethod
-    def forward(ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, keep: bool) -> torch.Tensor:
-        output, kept = torch.empty_like(query), []
-        keep = keep and any(ctx.needs_input_grad)
-        with torch.autocast(query.device.type, enabled=False):
-            for block in _blocks(query, key):
-                weights = _weights(query[block], key[block])
-                torch.bmm(weights, value[block], out=output[block])
-                kept += [weights] if keep else []
+    def forward(ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        output, kept = _blocked_forward(query, key, value, any(ctx.needs_input_grad))
         ctx.save_for_backward(query, key, value, *kept)
         return output
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, ...]:
         query, key, value, *kept = ctx.saved_tensors
-        grad = grad.contiguous()
-        grad_query, grad_key, grad_value = map(torch.empty_like, (query, key, value))
-        with torch.autocast(query.device.type, enabled=False):
-            for i, block in enumerate(_blocks(query, key)):
-                weights = kept[i] if kept else _weights(query[block], key[block])
-                torch.bmm(weights.transpose(1, 2), grad[block], out=grad_value[block])
-                grad_weights = torch.bmm(grad[block], value[block].transpose(1, 2))
-                grad_scores = torch._softmax_backward_data(grad_weights, weights, -1, weights.dtype)
-                torch.bmm(grad_scores, key[block], out=grad_query[block])
-                torch.bmm(grad_scores.transpose(1, 2), query[block], out=grad_key[block])
-        return grad_query, grad_key, grad_value, None
+        return _blocked_backward(grad, query, key, value, kept)
+
+
+@torch.library.custom_op("hf_ext::blocked_attention", mutates_args=())
+def _blocked_op(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """As `_BlockedAttention`, keeping no softmax; one operation, whose output checkpointing can keep."""
+    return _blocked_forward(query, key, value, False)[0]
+
+
+def _op_backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    query, key, value = ctx.saved_tensors
+    return _blocked_backward(grad, query, key, value, [])
+
+
+_blocked_op.register_fake(lambda query, key, value: torch.empty_like(query))
+_blocked_op.register_autograd(_op_backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs))
+
+
+def _blocked_forward(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, keep: bool
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """The output, and the softmax of each block if it is to be kept."""
+    output, kept = torch.empty_like(query), []
+    with torch.autocast(query.device.type, enabled=False):
+        for block in _blocks(query, key):
+            weights = _weights(query[block], key[block])
+            torch.bmm(weights, value[block], out=output[block])
+            kept += [weights] if keep else []
+    return output, kept
+
+
+def _blocked_backward(
+    grad: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, kept: list[torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    grad = grad.contiguous()
+    grad_query, grad_key, grad_value = map(torch.empty_like, (query, key, value))
+    with torch.autocast(query.device.type, enabled=False):
+        for i, block in enumerate(_blocks(query, key)):
+            weights = kept[i] if kept else _weights(query[block], key[block])
+            torch.bmm(weights.transpose(1, 2), grad[block], out=grad_value[block])
+            grad_weights = torch.bmm(grad[block], value[block].transpose(1, 2))
+            grad_scores = torch._softmax_backward_data(grad_weights, weights, -1, weights.dtype)
+            torch.bmm(grad_scores, key[block], out=grad_query[block])
+            torch.bmm(grad_scores.transpose(1, 2), query[block], out=grad_key[block])
+    return grad_query, grad_key, grad_value
 
 
 def _blocks(query: torch.Tensor, key: torch.Tensor) -> list[slice]:

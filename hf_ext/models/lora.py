@@ -18,7 +18,9 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 
 from ..errors import ArgumentError
+from ..pretrained import reading
 from .half_linear import stores_half, widen
+from .quantization import make_float, quantized_layers
 
 logger = logging.getLogger(__name__)
 
@@ -162,22 +164,52 @@ def merged_copy(model: Any) -> Any:
 
     Predictions are the same up to rounding (1e-5 in float32). A base that `lora_base` stored in half precision is
     merged in float32, on the CPU: that of an `AffinityModel` read again from its encoder, of others as it was rounded.
+    Into a base in 8 or 4 bits nothing is merged: its float weights are read again, and predictions change by what the
+    codes had rounded.
     Cost: memory for a second copy of the model.
 
     Raises:
-        ArgumentError: there are no adapters to merge.
+        ArgumentError: there are no adapters to merge; float weights of a base in bits are not where they were read.
     """
     if not has_adapters(model):
         raise ArgumentError(f"{type(model).__name__} has no adapters to merge: train with --use_peft.")
     twin = copy.deepcopy(model)
-    if stores_half(twin):  # float32 may not fit beside the model on its device
+    if stores_half(twin) or quantized_layers(twin):  # float32 may not fit beside the model on its device
         twin.cpu()
     if isinstance(twin, PeftModel):
+        _read_quantized_again(twin)
         if widen(twin):
             logger.warning("The frozen weights were rounded to half precision to train; they are merged as rounded.")
         return twin.merge_and_unload(safe_merge=True)
     twin.merge_adapters()
     return twin
+
+
+def _read_quantized_again(model: PeftModel) -> None:
+    """Puts float layers in place of quantised ones, with the weights that the base was read from.
+
+    Raises:
+        ArgumentError: the base was made here, or what is there now would give other codes.
+    """
+    stored = quantized_layers(model)
+    if not stored:
+        return
+    base: Any = model.get_base_model()
+    source = str(base.name_or_path or "")
+    where = f"Adapters are merged into the float weights of the base, which is here in bits alone: {source!r}"
+    if not source:
+        raise ArgumentError(f"{where} is no name, since it was made here. Save it, and train from that folder.")
+    revision = getattr(base.config, "_commit_hash", None)
+    with reading(f"{where} cannot be read", source, "Restore it, and merge again."):
+        fresh = type(base).from_pretrained(source, revision=revision, dtype="float32", trust_remote_code=False)
+    names = {id(layer): name.replace(".base_layer", "") for name, layer in quantized_layers(base).items()}
+    for layer in stored.values():
+        plain = fresh.get_submodule(names[id(layer)])
+        if not layer.has_codes_of(plain):
+            raise ArgumentError(f"{where} holds other weights now ({names[id(layer)]}). Restore it, and merge again.")
+    made_from = {name: fresh.get_submodule(names[id(layer)]).weight for name, layer in stored.items()}
+    for name in make_float(model):
+        model.get_submodule(name).weight = made_from[name].requires_grad_(False)
 
 
 @contextmanager

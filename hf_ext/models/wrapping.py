@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
+import torch
+from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -19,12 +22,17 @@ def find_blocks(model: nn.Module) -> list[nn.Module]:
     Layers of ESM, T5, BERT and what stands in for them (faesm's attention, LoRA inside, a `PeftModel` around). Not the
     parts of a T5 block, which are a list too, and not the heads of an ensemble.
     """
+    return [block for blocks in block_lists(model) for block in blocks]
+
+
+def block_lists(model: nn.Module) -> list[nn.ModuleList]:
+    """The lists that hold the members of `find_blocks`, each once, in the model's order."""
     inner = unwrap_peft(model)
     if isinstance(inner, AffinityModel):
         roots: Iterable[nn.Module] = inner.encoders.values()
     else:
         roots = [inner.base_model if isinstance(inner, PreTrainedModel) else inner]
-    return [block for root in roots for blocks in _outermost_lists(root) for block in blocks]
+    return [blocks for root in roots for blocks in _outermost_lists(root)]
 
 
 def _outermost_lists(module: nn.Module) -> Iterator[nn.ModuleList]:
@@ -78,3 +86,26 @@ def exact_modules(model: nn.Module) -> list[nn.Module]:
         if not any(parameter.requires_grad for parameter in encoder.parameters())
     ]
     return [*frozen, *(module for module in model.modules() if isinstance(module, RegressionHead))]
+
+
+def find_base_layers(model: nn.Module) -> list[nn.Linear]:
+    """Frozen float32 linear layers of encoders that have adapters, in their repeated layers.
+
+    Without those of DoRA, whose norms are taken from the weights themselves, and quantised ones, which are no plain
+    `nn.Linear`.
+    """
+    dora = {id(m.get_base_layer()) for m in model.modules() if isinstance(m, BaseTunerLayer) and _uses_dora(m)}
+    return [
+        module
+        for block in find_blocks(model)
+        if any(isinstance(module, BaseTunerLayer) for module in block.modules())
+        for module in block.modules()
+        if type(module) is nn.Linear
+        and id(module) not in dora
+        and not module.weight.requires_grad
+        and module.weight.dtype == torch.float32
+    ]
+
+
+def _uses_dora(layer: Any) -> bool:
+    return bool(getattr(layer, "lora_magnitude_vector", None))

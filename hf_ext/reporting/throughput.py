@@ -138,6 +138,11 @@ class ThroughputCallback(TrainerCallback):
         if self._counter is not None:
             self._counter.labels = labels
 
+    def begin_again(self) -> None:
+        """Says that the step at hand is computed again from its beginning: what was counted of it is forgotten."""
+        if self._counter is not None:
+            self._counter.take()
+
     def resume(self) -> None:
         """Says that evaluation, saving or logging is over and the loop goes on."""
         if self._counter is not None:
@@ -191,7 +196,7 @@ class ThroughputCallback(TrainerCallback):
     def _read(self, args: Any) -> None:
         """Moves what was measured since the last call from the device into totals; the one place that waits."""
         times = torch.tensor(self._timer.read(), dtype=torch.float64).reshape(-1, 2)
-        self._peak_bytes = max(self._peak_bytes, _peak_bytes(args.device))
+        self._peak_bytes = max(self._peak_bytes, peak_bytes(args.device))
         peak = torch.tensor([self._peak_bytes], dtype=torch.float64)
         rows = times.new_zeros(0, len(COLUMNS))
         if self._pending:
@@ -247,7 +252,7 @@ def _compute_dtype(args: Any, model: nn.Module) -> str:
     return names.get(largest) or ("tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "fp32")
 
 
-def _peak_bytes(device: torch.device) -> int:
+def peak_bytes(device: torch.device) -> int:
     """Most memory that was in use at once: tensors on a CUDA device; elsewhere this process's resident memory."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from . import (
+    activation_checkpointing,
     attention,
     batch_size,
     compile,
@@ -12,6 +13,7 @@ from . import (
     ddp,
     embedding_cache,
     encoder_precision,
+    find_batch_size,
     fused_gelu,
     fused_optimizer,
     length_grouping,
@@ -20,8 +22,10 @@ from . import (
     masked_lm_head,
     muon,
     nccl,
+    oom_ladder,
     packing,
     precision,
+    quantized_base,
     sharding,
     tf32,
     token_budget,
@@ -33,6 +37,7 @@ REGISTRY: tuple[Speedup, ...] = (
     tf32,
     precision,  # before parity is proven, which is in the training dtype
     lora,  # before anything that replaces a forward function: the layers stand where they will stay
+    quantized_base,  # before lora_base, which rounds what is left in float32
     lora_base,  # before parity is proven, on the weights as they will be
     fused_gelu,
     encoder_precision,  # before the cache, whose key holds the precision
@@ -41,12 +46,15 @@ REGISTRY: tuple[Speedup, ...] = (
     masked_lm_head,
     embedding_cache,
     batch_size,
+    find_batch_size,  # after the rows of a step are decided
     length_grouping,
     token_budget,
+    oom_ladder,
     data_loading,
     fused_optimizer,
     muon,  # after LoRA and the precision, which decide what there is to step
     cpu_offload,
+    activation_checkpointing,  # on layers as they stay; before those that run the model to see what it does
     nccl,  # no speed-up sends anything, so NCCL has not read its variables
     sharding,  # once no layer changes its class any more, and no weights are added
     ddp,  # after sharding, which freezes what gets no gradient

@@ -6,8 +6,11 @@ one graph; packed with `padded` attention two; with `blocked`, which the compile
 are dynamic, and packed rows are filled up to few lengths (`data/segments.py`), so new batches do not recompile.
 Hardware: CUDA from compute capability 7.0 (Triton). On CPUs only when named: no benchmark has shown a gain there yet.
 Order with FSDP2: compiled here, before blocks are split, which adds hooks around them; their graphs stay whole.
-Conflicts: activation checkpointing (the recomputed block contains the graph break, and torch then compiles nothing of
-it; FSDP's own was not measured), Trainer's own `--torch_compile`, faesm's attention.
+With activation checkpointing, the parts of a block that is computed again are compiled (attention, feed-forward), and
+the checkpoint stands around their graphs. Compiled around the checkpoint, torch would trace into it, and compile
+nothing where attention breaks the graph, as `blocked` does. Policy `half` leaves every second block whole.
+Conflicts: `--activation_policy pointwise` (inductor writes into products of matrices that the policy keeps), FSDP's own
+checkpointing, which was not tried, Trainer's own `--torch_compile`, faesm's attention.
 Evidence: graphs compiled by one training pass on the first real rows at the start (0 where an earlier run of this
 process had them compiled), those compiled after it while training, and the seconds that both took.
 Cost: about a minute of compilation. Where it fails, the blocks run as they were and the plan says why.
@@ -59,8 +62,10 @@ def _problem(context: Context) -> str | None:
     if args.torch_compile:
         return "--torch_compile compiles the whole model"
     fsdp2 = read_fsdp2(args)
-    if args.activation_checkpointing or args.gradient_checkpointing or (fsdp2 and fsdp2.activation_checkpointing):
-        return "activation checkpointing recomputes whole blocks, which torch does not compile around attention"
+    if fsdp2 and fsdp2.activation_checkpointing:
+        return "not tried with FSDP's own activation checkpointing: use --activation_policy attention in its place"
+    if args.activation_policy == "pointwise":
+        return "compiled code writes into the products that --activation_policy pointwise keeps: use attention or half"
     if args.attention == "faesm":
         return "faesm's attention is not compiled"
     if hardware.kind == "cuda" and (hardware.compute_capability or (0, 0)) < MIN_CAPABILITY:
@@ -70,21 +75,34 @@ def _problem(context: Context) -> str | None:
     return None
 
 
-def compile_blocks(model: nn.Module, **options: Any) -> int:
-    """Compiles every encoder block of `model` in place; returns how many. `options` go to `torch.compile`."""
+def compile_blocks(model: nn.Module, in_parts: bool = False, **options: Any) -> int:
+    """Compiles every encoder block of `model` in place; returns how many.
+
+    Args:
+        in_parts: the parts of each block, since it will be computed again in the backward pass; those whose
+            checkpointing is on already are compiled in parts anyway.
+        options: go to `torch.compile`.
+    """
     blocks = compilable_layers(model)
     for block in blocks:
-        block.compile(**options)
+        for module in _parts(block) if in_parts or block.gradient_checkpointing else [block]:
+            module.compile(**options)
     return len(blocks)
 
 
 def uncompile_blocks(model: nn.Module) -> None:
     """Lets every encoder block of `model` run as written."""
     for block in compilable_layers(model):
-        block._compiled_call_impl = None  # Module.compile has no counterpart
+        for module in [block, *_parts(block)]:
+            module._compiled_call_impl = None  # Module.compile has no counterpart
 
 
-def compilable_layers(model: nn.Module) -> list[nn.Module]:
+def _parts(block: Any) -> list[nn.Module]:
+    """What a block calls one after the other, but for a norm and the addition of what goes in."""
+    return [block.attention, block.intermediate, block.output] if isinstance(block, EsmLayer) else [*block.layer]
+
+
+def compilable_layers(model: nn.Module) -> list[Any]:
     """ESM layers and T5 blocks."""
     return [module for module in model.modules() if isinstance(module, EsmLayer | T5Block)]
 
@@ -95,7 +113,9 @@ def apply(decision: Decision, run: Run) -> Decision:
     `decision.settings` go to `torch.compile`: `dynamic`, and `backend` where it is not inductor.
     """
     measure = count_graphs()
-    blocks = compile_blocks(run.model, **decision.settings)
+    # Trainer's own switch turns checkpointing on when training begins.
+    by_trainer = bool(run.args.activation_checkpointing or run.args.gradient_checkpointing)
+    blocks = compile_blocks(run.model, by_trainer, **decision.settings)
     try:
         _train_once(run)
     except Exception as error:

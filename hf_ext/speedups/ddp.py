@@ -25,6 +25,7 @@ from torch import nn
 from ..models.wrapping import unused_parameters
 from ..processes import fsdp_version
 from . import parity
+from .activation_checkpointing import recomputes
 from .base import Context, Decision, Kind, Run, off
 
 NAME = "ddp"
@@ -46,7 +47,7 @@ def decide(context: Context) -> Decision:
     views = "gradients are views of what is exchanged"
     if args.ddp_find_unused_parameters is not None:
         reason = f"{views}; --ddp_find_unused_parameters was set"
-    elif args.activation_checkpointing or args.gradient_checkpointing:
+    elif recomputes(args):
         reason = f"{views}; activation checkpointing counts on every weight anyway"
     elif not set(ALIKE) & set(context.model.classes):
         reason = f"{views}; unused weights are looked for: passes of this model may differ"

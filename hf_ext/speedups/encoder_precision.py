@@ -1,4 +1,4 @@
-"""Half precision for frozen encoders, as long as it leaves the differences between sequences intact.
+"""Half precision, or 8 bits, for frozen encoders, as long as it leaves the differences between sequences intact.
 
 Class N. Effect: frozen encoders run in bf16 (fp16 before compute capability 8.0); on a GPU their weights are stored in
 it too and take half the memory; on a CPU the products run under autocast, where the residual stream stays float32.
@@ -6,7 +6,11 @@ Evidence: up to 32 distinct training sequences are encoded both ways; the roundi
 spread between sequences (both centred), per input. Variants of one protein differ little, so the same rounding that is
 harmless for a varied set can drown them: above `max_encoder_noise`, or where a probe overflows, the encoders stay in
 float32. A single sequence that overflows later is encoded in float32; the plan counts them (`embedding_cache`).
-Cost: the probe, 32 sequences twice.
+With `--load_in_8bit` or `--load_in_4bit` linear layers are stored in as many bits (`hf_ext/models/quantization.py`) and
+dequantised at each use, 1 or 0.56 bytes a weight. The same noise decides, with half precision and then without; above
+the bound the run is refused, with the number; `--bf16 false` leaves half precision out. The saved model keeps bits and
+precision, and predicts with them.
+Cost: the probe, 32 sequences twice; in bits three times, and the encoders' codes are made.
 """
 
 from __future__ import annotations
@@ -18,8 +22,11 @@ from typing import Any
 import torch
 
 from ..data.columns import read_columns
+from ..models.quantization import quantized_layers
+from ..processes import fsdp_version
 from .base import Context, Decision, Kind, Run, off
 from .precision import best_precision
+from .quantized_base import asked_bits, asked_flag
 
 NAME = "encoder_precision"
 KIND: Kind = "N"
@@ -28,24 +35,61 @@ _DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 
 
 def decide(context: Context) -> Decision:
-    """Applies to frozen encoders on hardware with a native half precision."""
-    if not context.wants(NAME, KIND):
+    """Applies to frozen encoders on hardware with a native half precision, and in 8 or 4 bits where asked for."""
+    bits, is_wanted = asked_bits(context.args), context.wants(NAME, KIND)
+    if not is_wanted and (bits is None or not context.model.frozen_inputs):
         return off(NAME, KIND)
     if not context.model.frozen_inputs:
         return Decision(NAME, KIND, "skipped", "no frozen encoder")
+    if bits is not None:
+        best = best_precision(context.hardware)
+        says_no = best != "fp32" and context.user_set(best) and not getattr(context.args, best)  # --bf16 false
+        return _decide_bits(context, bits, best if is_wanted and not says_no else "fp32")
     if context.data.num_rows is None:
         return Decision(NAME, KIND, "skipped", "no training rows at hand to measure the rounding on")
     best = best_precision(context.hardware)
     if best == "fp32":
         return Decision(NAME, KIND, "skipped", f"{context.hardware.name} computes neither bf16 nor fp16 natively")
-    mode = "autocast" if context.hardware.kind == "cpu" else "weights"
-    settings = {"dtype": best, "mode": mode, "max_noise": context.args.max_encoder_noise}
-    return Decision(NAME, KIND, "applied", f"{best} {mode} on {context.hardware.name}", settings)
+    return Decision(
+        NAME, KIND, "applied", f"{best} {_mode(context)} on {context.hardware.name}", _settings(context, best)
+    )
+
+
+def _decide_bits(context: Context, bits: int, best: str) -> Decision:
+    args, flag, problem = context.args, asked_flag(context.args), None
+    if NAME in (args.without or []):
+        problem = f"{flag} and --without {NAME} contradict each other: keep one"
+    elif context.data.num_rows is None:
+        problem = f"{flag}: no training rows at hand to measure the rounding on. A trained model keeps its bits"
+    elif args.fsdp or fsdp_version(args) is not None or args.deepspeed_plugin is not None:
+        problem = f"{flag}: FSDP and ZeRO split weights, which codes are not made for: leave it out, or use DDP"
+    problem = problem or context.replicas
+    if problem:
+        return Decision(NAME, KIND, "refused", problem)
+    return Decision(NAME, KIND, "applied", f"linear layers in {bits} bits", {**_settings(context, best), "bits": bits})
+
+
+def _mode(context: Context) -> str:
+    return "autocast" if context.hardware.kind == "cpu" else "weights"
+
+
+def _settings(context: Context, dtype: str) -> dict[str, Any]:
+    return {"dtype": dtype, "mode": _mode(context), "max_noise": context.args.max_encoder_noise}
 
 
 def apply(decision: Decision, run: Run) -> Decision:
-    """Switches the encoders over if the probe allows it; otherwise leaves them in float32 and says so."""
+    """Switches the encoders over if the probe allows it; otherwise leaves them in float32 and says so.
+
+    In bits that were asked for, half precision gives way first; what is beyond the bound without it is refused.
+
+    Raises:
+        MissingDependencyError: bits without a bitsandbytes that works here.
+    """
     dtype, mode, bound = (decision.settings[key] for key in ("dtype", "mode", "max_noise"))
+    bits = decision.settings.get("bits")
+    if run.model.config.save_full and bits:
+        reason = f"--load_in_{bits}bit and --save_full, which saves the weights in float32: leave out one of the two"
+        return replace(decision, status="refused", reason=reason)
     if run.model.config.save_full and mode == "weights":  # weights that are saved with the model stay in float32
         mode = "autocast"
         reason = f"{dtype} autocast: --save_full keeps the weights in float32"
@@ -53,15 +97,34 @@ def apply(decision: Decision, run: Run) -> Decision:
     run.model.to(run.args.device)
     samples = {name: _sample(run, name) for name in run.model.frozen_inputs}
     reference = {name: _encode(run.model, name, sample) for name, sample in samples.items()}
-    set_encoder_dtype(run.model, dtype, mode)
-    noise = {name: relative_noise(_encode(run.model, name, samples[name]), reference[name]) for name in samples}
-    shown = {name: round(value, 4) if math.isfinite(value) else "not finite" for name, value in noise.items()}
-    evidence = {"noise_share": shown, "bound": bound}
-    beyond = {name: value for name, value in noise.items() if not value <= bound}  # a NaN is beyond every bound
-    if not beyond:
-        return decision.with_evidence(**evidence)
-    set_encoder_dtype(run.model, None, mode)
+    for tried in dict.fromkeys([dtype, "fp32"] if bits else [dtype]):
+        set_encoder_dtype(run.model, tried, mode, bits)
+        noise = {name: relative_noise(_encode(run.model, name, samples[name]), reference[name]) for name in samples}
+        shown = {name: round(value, 4) if math.isfinite(value) else "not finite" for name, value in noise.items()}
+        evidence = {"noise_share": shown, "bound": bound}
+        beyond = {name: value for name, value in noise.items() if not value <= bound}  # a NaN is beyond every bound
+        if not beyond:
+            return _describe(decision, run.model, tried).with_evidence(**evidence)
+    set_encoder_dtype(run.model, "fp32", mode)
+    if bits:
+        reason = (
+            f"{_explain(beyond, f'{bits} bit', bound)}: leave out --load_in_{bits}bit, or raise --max_encoder_noise"
+        )
+        return replace(decision, status="refused", reason=reason).with_evidence(**evidence)
     return Decision(NAME, KIND, "skipped", _explain(beyond, dtype, bound), {}, evidence)
+
+
+def _describe(decision: Decision, model: Any, dtype: str) -> Decision:
+    """The decision as it was carried out, with the bytes that codes save."""
+    if "bits" not in decision.settings:
+        return decision
+    layers = [layer for encoder in model.encoders.values() for layer in quantized_layers(encoder).values()]
+    stored = sum(layer.weight.nbytes + layer.scales.nbytes for layer in layers)
+    saved = sum(layer.in_features * layer.out_features for layer in layers) * model.encoder_dtype.itemsize - stored
+    products = f"products in {dtype}" if dtype != "fp32" else "products in float32"
+    reason = f"{decision.reason}, {products}: {saved / 2**20:.1f} MiB less of weights"
+    decision = replace(decision, reason=reason, settings={**decision.settings, "dtype": dtype})
+    return decision.with_evidence(layers=len(layers), bytes_saved=saved)
 
 
 def _explain(beyond: dict[str, float], dtype: str, bound: float) -> str:
@@ -72,13 +135,18 @@ def _explain(beyond: dict[str, float], dtype: str, bound: float) -> str:
     return f"{dtype} noise on '{worst}' is {beyond[worst]:.0%} of the spread between sequences (bound {bound:.0%})"
 
 
-def set_encoder_dtype(model: Any, dtype: str | None, mode: str) -> None:
-    """Makes frozen encoders compute in `dtype`; None restores float32. Reloads them where weights are stored in it."""
-    half = _DTYPES[dtype] if dtype else None
+def set_encoder_dtype(model: Any, dtype: str, mode: str, bits: int | None = None) -> None:
+    """Makes frozen encoders compute in `dtype`, "bf16", "fp16" or "fp32", and stores linear layers in `bits`.
+
+    Reloads them where they are stored otherwise than before.
+    """
+    config, stored = model.config, (model.config.encoder_dtype, model.config.encoder_bits)
     if mode == "autocast":
-        model.config.encoder_autocast = half
+        config.encoder_autocast = _DTYPES.get(dtype)
     else:
-        model.config.encoder_dtype = half or "float32"
+        config.encoder_dtype = _DTYPES.get(dtype, "float32")
+    config.encoder_bits = bits
+    if (config.encoder_dtype, config.encoder_bits) != stored:
         model.release_encoders()
 
 

@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import copy
 import inspect
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,6 +28,7 @@ from transformers import set_seed
 
 from ..errors import PlanRefused
 from ..models.lora import LORA_TARGETS, LoraSettings, has_adapters, trained_in_full, wrap_with_lora
+from ..out_of_memory import DidNotFit, attempt
 from ..zero import splits_weights
 from .base import Context, Decision, Kind, Run, off
 
@@ -98,7 +101,7 @@ def measure_savings(run: Run) -> dict[str, Any]:
 
     Returns:
         `with_lora` and `full_fine_tuning`, each with `trainable_parameters`, `adamw_bytes` and `activation_bytes`; the
-        last is None where there are no rows to measure on.
+        last is None where there are no rows to measure on, or memory does not suffice.
     """
     batch = _batch(run)
     here = _measure(run.model, batch)
@@ -124,19 +127,25 @@ def measure_activations(model: nn.Module, batch: dict[str, Any]) -> int:
 
     training = model.training
     model.train()
-    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        output = model(**batch)  # holds the graph, so that no address is used twice while it is counted
-    del output
-    model.train(training)
+    try:
+        with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            output = model(**batch)  # holds the graph, so that no address is used twice while it is counted
+        del output
+    finally:
+        model.train(training)
     return sum(kept.values())
 
 
 def _measure(model: nn.Module, batch: dict[str, Any] | None) -> dict[str, int | None]:
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    activation_bytes = None
+    if batch is not None:
+        with suppress(DidNotFit):  # training may fit all the same, with fewer rows at a time
+            activation_bytes = attempt(partial(measure_activations, model, batch))
     return {
         "trainable_parameters": sum(parameter.numel() for parameter in trained),
         "adamw_bytes": sum(2 * parameter.numel() * parameter.element_size() for parameter in trained),
-        "activation_bytes": None if batch is None else measure_activations(model, batch),
+        "activation_bytes": activation_bytes,
     }
 
 
@@ -147,7 +156,9 @@ def _summary(savings: dict[str, Any]) -> str:
         f"AdamW keeps {_mib(here['adamw_bytes'])} instead of {_mib(full['adamw_bytes'])}",
     ]
     if here["activation_bytes"] is None:
-        return ", ".join([*parts, "activations not measured (no map-style dataset and collator at hand)"])
+        return ", ".join([*parts, "activations not measured (no map-style dataset and collator at hand, or no room)"])
+    if full["activation_bytes"] is None:
+        return ", ".join([*parts, f"{MEASURED_ROWS} rows of full fine-tuning do not fit"])
     kept = f"{_mib(here['activation_bytes'])} instead of {_mib(full['activation_bytes'])}"
     return ", ".join([*parts, f"{MEASURED_ROWS} rows keep {kept} of activations"])
 

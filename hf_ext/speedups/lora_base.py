@@ -5,28 +5,26 @@ rounded copy kept for the backward pass. Here it is stored rounded: 4 bytes less
 no cast per pass, and the same numbers. Adapters, heads, norms, embeddings and losses stay in float32.
 Evidence: one layer of each shape is run both ways under autocast, forward and backward; a difference keeps float32.
 Cost: that, and for a `PeftModel` hashing its frozen weights before instead of at the first save.
-Conflicts: FSDP and DeepSpeed gather what they have split in half precision themselves; `--save_full` keeps weights that
-are saved in float32; DoRA's norms are taken from the weights. The base stays in half precision after the run;
-`merged_copy` and `trainer.save_merged` merge in float32, from the encoder read again (`AffinityModel`) or the rounded
-weights (others).
+Conflicts: `quantized_base` stores the same weights in fewer bits; FSDP and DeepSpeed gather what they have split in
+half precision themselves; `--save_full` keeps weights that are saved in float32; DoRA's norms are taken from the
+weights. The base stays in half precision after the run; `merged_copy` and `trainer.save_merged` merge in float32, from
+the encoder read again (`AffinityModel`) or the rounded weights (others).
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import torch
 from peft import PeftModel
-from peft.tuners.tuners_utils import BaseTunerLayer
-from torch import nn
 
 from ..checkpoints.state.weights import keep_source_digests
 from ..models.half_linear import difference, narrow
-from ..models.wrapping import find_blocks
+from ..models.wrapping import find_base_layers
 from ..zero import splits_weights
 from . import precision
 from .base import Context, Decision, Kind, Run, off
+from .quantized_base import asked_bits
 
 NAME = "lora_base"
 KIND: Kind = "I"
@@ -41,6 +39,8 @@ def decide(context: Context) -> Decision:
     trains_in = precision.decide(context)
     if not (context.args.use_peft or context.model.has_adapters):
         problem = "no LoRA"
+    elif asked_bits(context.args):
+        problem = f"quantized_base stores the frozen weights in {asked_bits(context.args)} bits"
     elif context.args.use_dora:
         problem = "DoRA takes norms of the frozen weights: they stay in float32"
     elif trains_in.status != "applied":
@@ -73,26 +73,3 @@ def apply(decision: Decision, run: Run) -> Decision:
     reason = f"{decision.reason}: {saved / 2**20:.1f} MiB less of weights, and as much of copies"
     evidence = {"layers": len(layers), "bytes_saved": saved, "copies_saved": saved, "largest_difference": 0.0}
     return replace(decision, reason=reason).with_evidence(**evidence)
-
-
-def find_base_layers(model: nn.Module) -> list[nn.Linear]:
-    """Frozen float32 linear layers of encoders that have adapters, in their repeated layers.
-
-    Without those of DoRA, whose norms are taken from the weights themselves, and quantised ones, which are no plain
-    `nn.Linear`.
-    """
-    dora = {id(m.get_base_layer()) for m in model.modules() if isinstance(m, BaseTunerLayer) and _uses_dora(m)}
-    return [
-        module
-        for block in find_blocks(model)
-        if any(isinstance(module, BaseTunerLayer) for module in block.modules())
-        for module in block.modules()
-        if type(module) is nn.Linear
-        and id(module) not in dora
-        and not module.weight.requires_grad
-        and module.weight.dtype == torch.float32
-    ]
-
-
-def _uses_dora(layer: Any) -> bool:
-    return bool(getattr(layer, "lora_magnitude_vector", None))

@@ -28,7 +28,7 @@ PARTNERS = ("adamw_torch_fused", "adamw_torch")
 def decide(context: Context) -> Decision:
     """Applies with `--optim_ext muon` where whole matrices of an encoder train; anything else is refused."""
     args = context.args
-    if args.optim_ext != NAME:
+    if NAME not in (args.optim_ext or ()):
         if NAME in (args.speedups or []):
             return Decision(NAME, KIND, "skipped", "give --optim_ext muon: it changes what is learned")
         return off(NAME, KIND)

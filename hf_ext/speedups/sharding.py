@@ -26,6 +26,7 @@ from peft import PeftModel
 from ..errors import ArgumentError
 from ..models.wrapping import choose_classes, unused_parameters
 from ..processes import fsdp_version, read_fsdp2
+from .activation_checkpointing import recomputes
 from .base import Context, Decision, Kind, Run
 from .zero import decide_zero
 
@@ -69,8 +70,7 @@ def _decide_fsdp2(context: Context) -> Decision:
     args = context.args
     plugin = read_fsdp2(args)
     assert plugin is not None
-    checkpoints = bool(args.activation_checkpointing or args.gradient_checkpointing)
-    if checkpoints and plugin.activation_checkpointing:
+    if (args.activation_checkpointing or args.gradient_checkpointing) and plugin.activation_checkpointing:
         reason = "--activation_checkpointing and fsdp_activation_checkpointing do the same: leave one of them out"
         return Decision(NAME, KIND, "refused", reason)
     if plugin.cpu_ram_efficient_loading:
@@ -106,7 +106,7 @@ def _why_all_must_train(args: Any) -> str | None:
     """Why DDP fails on a trainable weight without a gradient; None where Trainer lets it look for such weights."""
     if args.ddp_find_unused_parameters is False:
         return "ddp_find_unused_parameters=False"
-    if args.activation_checkpointing or args.gradient_checkpointing:
+    if recomputes(args):
         return "activation checkpointing"
     return None
 

@@ -6,6 +6,7 @@ import dataclasses
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from ..checkpoints.state.weights import stored_model
 from ..checkpoints.storage.staging import Staging
 from ..disk import describe_failure
 from ..errors import CheckpointError, NotFiniteError
+from ..out_of_memory import attempt_twice, is_out_of_memory
 from ..training_args import FastTrainingArguments
 from ..zero import own_part
 from .backends import Backend
@@ -135,12 +137,16 @@ class Checkpointer:
             prepared.append((store.stage(step), sizes.full_bytes))
 
         def write() -> None:
-            spread.update(self._write_state(store.staging_path(step), now, sums, moment, writers))
+            write_once = partial(self._write_state, store.staging_path(step), now, sums, moment, writers)
+            # What is spread is gathered while it is written, which no process can begin again alone.
+            spread.update(write_once() if self._backend.is_spread else attempt_twice(write_once))
 
         def write_spread() -> None:
             self._backend.write_parts(stored_model(now.model), store.staging_path(step), spread)
 
         def describe(error: Exception) -> str:
+            if is_out_of_memory(error):
+                return f"{store.folder}: checkpoint-{step} was not written, out of memory twice ({error})."
             return describe_failure(error, store.folder, writers.sizes().full_bytes)
 
         actions = [prepare if self._team.writes else None, write]
@@ -249,7 +255,7 @@ class Checkpointer:
         tensors = [(name, own_part(p)) for name, p in now.model.named_parameters() if p.requires_grad]
         if with_optimizer and not (self._backend.keeps_library_files or self._args.save_only_model):
             tensors += optimizer_tensors(now.optimizer, now.model.named_parameters())
-        names = not_finite(tensors)
+        names = attempt_twice(partial(not_finite, tensors))
         if self._backend.is_spread:  # each process looked at its part
             count = torch.tensor(len(names), device=now.accelerator.device)
             names = names or (["in another process's part"] if now.accelerator.reduce(count).item() else [])

@@ -37,7 +37,11 @@ class DataWorkers:
         try:
             yield
         except BROKEN as error:
-            death = find_death(error, self._args.dataloader_num_workers)
+            num_workers = self._args.dataloader_num_workers
+            try:
+                death = find_death(error, num_workers)
+            except RuntimeError as later:  # torch's signal handler speaks when it hears of it, in here too
+                death = find_death(later, num_workers)
             if death is None:
                 raise
             raise DataWorkerDied(

@@ -83,6 +83,7 @@ class Encoding:
             "dtype": str(self.model.encoder_dtype),
             "autocast": str(self.model.encoder_autocast),
             "products": self._float32_products() if computes_float32 else "half",
+            **({"bits": bits} if (bits := self.model.config.encoder_bits) else {}),
         }
 
     def _float32_products(self) -> str:

@@ -18,6 +18,7 @@ from ..data.random_states import kept_random_states
 from ..data.streams import is_stream
 from ..errors import ArgumentError, HfExtError
 from ..plan import Plan
+from ..speedups.activation_checkpointing import recomputes
 from ..training_args import FastTrainingArguments
 from .losses import DecidedLoss
 
@@ -105,7 +106,7 @@ class LossCheck:
         draws = (*draws, *model.modules(), loader.dataset, loader.collate_fn)
         with (
             kept_random_states(*draws, getattr(loader.collate_fn, "data_collator", None)),
-            _left_as_it_was(model, bool(self._args.activation_checkpointing), self._compiles),
+            _left_as_it_was(model, recomputes(self._args), self._compiles),
         ):
             loss = compute(_draw_batch(loader, self._args.train_batch_size))
             self._check_value(loss, name)

@@ -10,18 +10,20 @@ from torch.optim import AdamW, Optimizer
 from ..errors import ArgumentError
 from ..models.affinity import AffinityModel
 from ..models.generation.model import AntibodyGenerator
+from ..models.host_optimizer import find_host_optimizer, move_to_host
 from ..models.lora import unwrap_peft
 from ..models.muon import MuonAdamW, encoder_matrices
+from ..optional import require
 from ..plan import Plan
-from ..speedups.cpu_offload import offload_adamw, refresh_host_weights
+from ..speedups.cpu_offload import BITSANDBYTES
 
 
 def finish_optimizer(optimizer: Any, is_new: bool, model: Any, plan: Plan, encoder_rate: float | None) -> Any:
     """The optimizer that the plan stands for.
 
     The order matters: Muon takes whole groups apart by algorithm and copies a group's rate; encoders move to groups of
-    their own among what that left, so that their matrices have their rate, too; torchao takes over the groups as they
-    are in the end, since it keeps its own copies. Checkpoints hold the groups in this order.
+    their own among what that left, so that their matrices have their rate, too; what steps on the host is the whole of
+    it. Checkpoints hold the groups in this order.
 
     Args:
         optimizer: as Trainer made it, or as it was: of the caller, of a run before, in Accelerate's wrapper.
@@ -29,17 +31,35 @@ def finish_optimizer(optimizer: Any, is_new: bool, model: Any, plan: Plan, encod
         encoder_rate: learning rate of encoders that train; None for one rate.
 
     Raises:
-        ArgumentError: the plan or the rate needs Trainer's AdamW, and the caller brought an optimizer; the model does
-            not tell its encoder from its head, or has no encoder that trains.
+        ArgumentError: the plan or the rate needs Trainer's AdamW, and the caller brought an optimizer; the caller's
+            cannot step on the host; the model does not tell its encoder from its head, or has no encoder that trains.
     """
+    if is_new:
+        _forget_other_runs(optimizer)
     if plan.applied("muon"):
         optimizer = _with_muon(optimizer, is_new, model)
     if is_new and encoder_rate is not None:
         split_groups(optimizer, {id(p) for p in encoder_parameters(model)}, encoder_rate)
     offload = plan["cpu_offload"]
-    if offload.status == "applied" and offload.settings["by"] == "torchao":
-        optimizer = _on_host(optimizer, is_new)
+    if offload.status == "applied" and offload.settings["by"] == "host":
+        optimizer = move_to_host(optimizer)
     return optimizer
+
+
+def require_optimizer(args: Any) -> None:
+    """Raises MissingDependencyError where `--optim` is one of bitsandbytes' and that does not work here."""
+    name = str(getattr(args.optim, "value", args.optim))
+    if name in BITSANDBYTES:
+        require("bitsandbytes", "quantization", f"--optim {name}")
+
+
+def _forget_other_runs(optimizer: Any) -> None:
+    """Of bitsandbytes 0.50.2, which keeps per process, by their place in the groups, whose states stay in float32.
+
+    An embedding of an optimizer before would keep whatever has its place in this one in float32, too.
+    """
+    if (manager := getattr(_unwrap(optimizer), "mng", None)) is not None:
+        manager.index2config.clear()
 
 
 def _with_muon(optimizer: Any, is_new: bool, model: Any) -> Any:
@@ -54,21 +74,10 @@ def _with_muon(optimizer: Any, is_new: bool, model: Any) -> Any:
     return MuonAdamW(optimizer, encoder_matrices(model))
 
 
-def _on_host(optimizer: Any, is_new: bool) -> Any:
-    inner = _unwrap(optimizer)
-    if not is_new and hasattr(inner, "param_d2h_map"):  # torchao's
-        refresh_host_weights(inner)
-        return optimizer
-    if not is_new or not isinstance(optimizer, AdamW):
-        raise ArgumentError(
-            f"--optim_ext cpu_offload: the trainer was given an optimizer ({type(inner).__name__}). Leave one of "
-            "them out."
-        )
-    return offload_adamw(optimizer)
-
-
 def _unwrap(optimizer: Any) -> Any:
-    return getattr(optimizer, "optimizer", optimizer)  # Accelerate's wrapper holds it
+    """What steps in the end: not Accelerate's wrapper, nor what has it step on the host."""
+    on_host = find_host_optimizer(optimizer)
+    return on_host.wrapped if on_host else getattr(optimizer, "optimizer", optimizer)
 
 
 def encoder_parameters(model: Any) -> list[torch.nn.Parameter]:

@@ -13,6 +13,7 @@ from ..reporting.run_clock import RunClockCallback
 from ..reporting.throughput import ThroughputCallback
 from ..training_args import FastTrainingArguments
 from .backends import Backend
+from .batch_finder import BatchFinder
 from .carried import Carried
 from .checkpoint_model import CheckpointModel
 from .checkpointer import Checkpointer
@@ -22,12 +23,16 @@ from .data_workers import DataWorkers
 from .disk_space import DiskSpace
 from .early_stopping import EarlyStopping
 from .embedder import Embedder
+from .evaluation_parts import EvaluationParts
 from .evaluation_record import EvaluationRecord
 from .evaluation_schedule import EvaluationSchedule
 from .evaluator import Evaluator
 from .exporter import Exporter
+from .host_steps import HostSteps
+from .ladder import Ladder
 from .loaders import Loaders
 from .loss_check import LossCheck
+from .memory import MemoryWatch
 from .places import Places
 from .planned import PlannedRun
 from .repeatable_loading import RepeatableLoading
@@ -67,10 +72,15 @@ class Parts:
         self.embedder = Embedder(args, team, settings, partial(planned.record, "embedding_cache"))
         self.loss_check = LossCheck(args, planned.plan)
         self.step_guard = StepGuard(args, backend)
+        self.batch_finder = BatchFinder(args, team, planned)
+        self.ladder = Ladder(args, team, planned)
+        self.eval_parts = EvaluationParts(args, planned)
         self.throughput = ThroughputCallback(tokenizer=getattr(collator, "tokenizer", None))
         self.throughput.writes_file = planned.keeps_records
         self.throughput.packs = planned.applied("packing")
         self.run_clock = RunClockCallback()
+        self._host_steps = HostSteps(args, partial(planned.record, "cpu_offload"))
+        self.memory = MemoryWatch(args, planned)
 
         # Stopping, and evaluations, which a stop gives up.
         self.stopper = Stopper(args, team)
@@ -86,7 +96,15 @@ class Parts:
         self.committer = Committer(args, team, self.places, self.disk_space, self.stopper)
         self.carried = Carried(
             trees=[self.collapse_alarm, self.early_stopping],
-            progress=[self.step_guard, self.stopper, self.loaders, self.run_clock, self.evaluator],
+            progress=[
+                self.step_guard,
+                self.stopper,
+                self.loaders,
+                self.run_clock,
+                self.evaluator,
+                self.ladder,
+                self.eval_parts,
+            ],
             at_step=[self.repeatable],
             of_process=[self.row_order],
         )
@@ -104,9 +122,9 @@ class Parts:
     def listeners(self) -> Sequence[TrainerCallback]:
         """Those that need Trainer's events, in the order in which they must have them.
 
-        Rates and clocks first: what the others do is not training. Losses are judged before a step is stopped for, and
-        the schedule asks for an evaluation before a stop can hold it back.
+        What is said before a run, then rates and clocks: what the others do is not training. Losses are judged before a
+        step is stopped for, and the schedule asks for an evaluation before a stop can hold it back.
         """
         watchers = [self.collapse_alarm, *([self.early_stopping] if self.early_stopping.is_on else [])]
-        counters = [self.throughput, self.run_clock, self.loaders, *self._masking]
-        return [*counters, self.step_guard, EvaluationRecord(), self._schedule, *watchers, self.stopper]
+        counters = [self.memory, self.throughput, self.run_clock, self._host_steps, self.loaders, *self._masking]
+        return [*counters, self.step_guard, self.ladder, EvaluationRecord(), self._schedule, *watchers, self.stopper]

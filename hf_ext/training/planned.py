@@ -8,12 +8,16 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import torch
+
 from ..checkpoints.run_folder.folder_lock import find_other_run
 from ..disk import describe_failure, is_disk_failure
+from ..models.quantization import keep_gradients
 from ..plain_arguments import as_fast_arguments
 from ..plan import Plan, describe_model, make_plan
 from ..processes import check_fsdp, check_parallelism
 from ..speedups import Run
+from .optimizers import require_optimizer
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +38,11 @@ class PlannedRun:
 
         Raises:
             PlanRefused: a decision that a measurement made necessary to take again is refused.
+            MissingDependencyError: the optimizer, or a decision, needs a package that does not work here.
         """
+        require_optimizer(self.run.args)
+        if isinstance(self.run.model, torch.nn.Module):
+            keep_gradients(self.run.model)
         with self.restored_on_error():
             self.plan.apply(self.run)
 

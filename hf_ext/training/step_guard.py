@@ -111,6 +111,10 @@ class StepGuard(TrainerCallback):
         self._losses.append(loss)
         return loss
 
+    def see_again(self, losses: list[torch.Tensor]) -> None:
+        """The micro-batches of this step so far were computed again: their losses."""
+        self._losses = list(losses)
+
     def see_norm(self, norm: Any, num_batches: int) -> Any:
         """Keeps the gradient's norm, which it returns whole: FSDP2 has a part of it on each process.
 

@@ -13,6 +13,7 @@ from transformers import TrainingArguments
 from ..disk import is_disk_failure
 from ..errors import CheckpointError
 from ..main_process import do_on_main
+from ..out_of_memory import is_out_of_memory
 
 Result = TypeVar("Result")
 _BEAT_S = 0.2
@@ -43,6 +44,8 @@ class Team:
     def together(self, action: Callable[[], None] | None, describe: Callable[[Exception], str]) -> str | None:
         """Runs `action`, if any; returns what the disk refused to any process, as `describe` says it, on all alike.
 
+        So it does where memory did not suffice.
+
         Raises:
             CheckpointError: another process failed for another reason; this one's own error is raised as it is.
         """
@@ -51,7 +54,7 @@ class Team:
             if action is not None:
                 action()
         except Exception as raised:  # whatever it is: the others wait for this process
-            if is_disk_failure(raised):
+            if is_disk_failure(raised) or is_out_of_memory(raised):
                 failure = describe(raised)
             elif self.size == 1:
                 raise

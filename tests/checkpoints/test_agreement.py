@@ -110,6 +110,22 @@ def test_an_argument_without_effect_is_noted(facts, shared, old, new):
     assert (len(changes.notes), changes.contradictions) == (1, [])
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "noted", "refused"),
+    [
+        ("muon", ["muon"], 0, 0),  # as it was written when there was one
+        (["muon"], ["muon", "cpu_offload"], 1, 0),
+        ("cpu_offload", None, 1, 0),
+        (["cpu_offload", "muon"], ["muon", "cpu_offload"], 1, 0),
+        (None, ["muon", "cpu_offload"], 0, 1),
+        ("muon", ["cpu_offload"], 0, 1),
+    ],
+)
+def test_where_an_optimizer_steps_may_change_and_what_it_computes_may_not(facts, old, new, noted, refused):
+    changes = compare_runs(alter(facts, optim_ext=old), alter(facts, optim_ext=new))
+    assert (len(changes.notes), len(changes.contradictions)) == (noted, refused)
+
+
 def test_nested_arguments_are_compared_entry_by_entry(facts):
     one, two = ({**facts["arguments"]["accelerator_config"], "even_batches": value} for value in (True, False))
     changes = compare_runs(alter(facts, accelerator_config=one), alter(facts, accelerator_config=two))

@@ -7,7 +7,7 @@ import pytest
 import torch
 from closeness import largest
 from equal_cases import CASES, TOWERS, differences, load_numbers, make_esm, make_trainer, save_numbers, write_encoders
-from fsdp2_on_ranks import CHECKPOINTED, SHORT_STEPS, WITHOUT_PEFT, run_others
+from fsdp2_on_ranks import CHECKPOINTED, RECOMPUTING, SHORT_STEPS, WITHOUT_PEFT, run_others
 from hub_server import serve_hub
 from locations import HELPERS
 from peft import PeftModel
@@ -169,9 +169,10 @@ def test_a_bert_that_trains_twice_and_frozen_encoders_without_a_cache_are_as_in_
 
 
 @pytest.mark.nightly
+@pytest.mark.parametrize("name", RECOMPUTING)
 @pytest.mark.parametrize("case", CHECKPOINTED)
-def test_recomputed_activations_change_nothing(fsdp2, case):
-    ours = load_numbers(fsdp2, f"fsdp2-recomputed-{case}")
+def test_recomputed_activations_change_nothing(fsdp2, case, name):
+    ours = load_numbers(fsdp2, f"fsdp2-{name}-{case}")
     assert differences(ours, load_numbers(fsdp2, f"fsdp2-{case}")) == (0.0, 0.0)
 
 

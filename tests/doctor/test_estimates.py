@@ -127,6 +127,13 @@ def test_memory_is_weights_gradients_two_optimizer_states_and_half_copies():
     assert facts.static_bytes == 4 * total + 14 * trained
 
 
+def test_states_in_host_memory_take_none_of_the_card():
+    before, after = look("t4", use_peft=True), look("t4", use_peft=True, optim_ext="cpu_offload")
+    lines = dict(after.memory)
+    assert lines["optimizer (in host memory)"] == 0
+    assert before.static_bytes - after.static_bytes == 2 * lines["gradients"]
+
+
 def test_a_lora_base_takes_two_bytes_a_weight_in_half_precision_and_six_otherwise():
     linear = 2 * 2 * (4 * 64 * 64 + 2 * 64 * 128)  # of two encoders, in two layers: attention, feed-forward
     facts = look("t4", use_peft=True)

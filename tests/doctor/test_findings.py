@@ -136,7 +136,6 @@ def test_an_old_or_missing_package_stops_with_the_pip_command():
     ("package", "args", "level"),
     [
         ("torchao", {"optim": "adamw_torch_8bit"}, "stops"),
-        ("torchao", {"optim_ext": "cpu_offload"}, "stops"),
         ("deepspeed", {"deepspeed": "zero2.json"}, "stops"),
         ("flash-attn", {"attention": "flash_attention_2"}, "stops"),
         ("flash-attn", {"attention": "faesm"}, "warns"),

@@ -21,6 +21,7 @@ from hf_ext.trainer import FastTrainer
 
 SHORT_STEPS = 3
 CHECKPOINTED = ("full", "lora")  # cases that are also trained with recomputed activations
+RECOMPUTING = {"recomputed": {"activation_checkpointing": True}, "policy": {"activation_policy": "attention"}}
 WITHOUT_PEFT = tuple(case for case in CASES if case != "lora")  # what FSDP's own recomputing is allowed for
 
 
@@ -120,7 +121,8 @@ def main(folder: Path, part: str, num_processes: int) -> None:
             trainer = run(folder, f"{part}-{case}", case, num_processes)
             run(folder, f"{part}-louder-{case}", case, num_processes, broken=True)
         for case in CHECKPOINTED if part == "fsdp2" else ():
-            run(folder, f"{part}-recomputed-{case}", case, num_processes, activation_checkpointing=True)
+            for name, given in RECOMPUTING.items():
+                run(folder, f"{part}-{name}-{case}", case, num_processes, **given)
     if trainer is not None:
         leave(trainer)
 

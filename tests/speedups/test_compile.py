@@ -1,12 +1,11 @@
 """Blocks compiled in place: the same training, few graphs, plain checkpoints; with a cheap backend, on a CPU."""
 
 import copy
-import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
+from compiled_runs import BLOCKS, compiled_trainer, evidence
 from miniature_esm import make_wide_esm
 from safetensors.torch import load_file
 from tiny_masked_lm import largest_weight_difference, make_args, make_rows, make_trainer, resumed_difference
@@ -18,7 +17,6 @@ from hf_ext.plan import make_plan
 from hf_ext.speedups import Context, ModelFacts, Run, compile
 from hf_ext.speedups.compile import compilable_layers, compile_blocks, uncompile_blocks
 
-BLOCKS = {"speedups": ["compile"]}
 PACKED_BLOCKS = {"speedups": ["attention", "packing", "compile"]}
 FROZEN = ModelFacts(("esm",), ("heavy",), trains_encoders=False)
 
@@ -38,14 +36,13 @@ def decide(hardware="A100", model=None, **given):
     return compile.decide(Context(describe_hardware(hardware), args, model or ModelFacts(("esm",))))
 
 
-CHECKPOINTED = "activation checkpointing recomputes whole blocks, which torch does not compile around attention"
+KEPT_PRODUCTS = "compiled code writes into the products that --activation_policy pointwise keeps: use attention or half"
 
 
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
-        ({"activation_checkpointing": True}, CHECKPOINTED),
-        ({"gradient_checkpointing": True}, CHECKPOINTED),
+        ({"activation_policy": "pointwise"}, KEPT_PRODUCTS),
         ({"torch_compile": True}, "--torch_compile compiles the whole model"),
         ({"attention": "faesm"}, "faesm's attention is not compiled"),
         ({"hardware": "sm61"}, "sm61 is older than Triton's 7.0"),
@@ -60,9 +57,15 @@ def test_a_conflict_is_skipped_among_all_and_refused_by_name(given, reason):
     assert (by_name.status, by_name.reason) == ("refused", reason)
 
 
+@pytest.mark.parametrize("policy", ["half", "attention", "full"])
+def test_blocks_that_are_computed_again_are_compiled(policy):
+    assert decide(activation_policy=policy).status == "applied"
+    assert decide(activation_checkpointing=True).status == "applied"
+
+
 def test_a_refused_conflict_stops_the_run(tmp_path):
-    with pytest.raises(PlanRefused, match="compile: activation checkpointing recomputes"):
-        make_trainer(tmp_path, activation_checkpointing=True, **BLOCKS)
+    with pytest.raises(PlanRefused, match="compile: compiled code writes into the products"):
+        make_trainer(tmp_path, activation_policy="pointwise", **BLOCKS)
 
 
 @pytest.mark.parametrize("hardware", ["T4", "V100", "A100"])
@@ -83,22 +86,6 @@ def test_compile_is_off_where_it_is_not_asked_for():
 
 
 # --- training --------------------------------------------------------------------------------------------------------
-
-
-def compiled_trainer(folder, backend="eager", model=None, given=BLOCKS, dynamic=True, **others):
-    """A trainer whose plan names another compiler than inductor: `eager` runs the same graphs as they are."""
-    model, rows = make_wide_esm() if model is None else model, make_rows()
-    plan = make_plan(make_args(folder, **given, **others), model, rows, pad_rows)
-    found = plan["compile"]
-    assert found.settings == {"dynamic": True}
-    named = replace(found, settings={"dynamic": dynamic, "backend": backend})
-    plan.decisions = [named if decision.name == "compile" else decision for decision in plan.decisions]
-    return make_trainer(folder, model, rows, plan, **given, **others)
-
-
-def evidence(trainer) -> dict:
-    written = json.loads((Path(trainer.args.output_dir) / "plan.json").read_text())["decisions"]
-    return next(decision["evidence"] for decision in written if decision["name"] == "compile")
 
 
 def test_compiled_training_ends_in_the_weights_of_stock_training(tmp_path):

@@ -5,8 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 from datasets import Dataset
-from miniature_esm import make_esm
+from miniature_esm import make_esm, make_wide_esm
 from peft import PeftModel
+from small_memory import Room
+from tiny_masked_lm import make_trainer as make_masked_lm_trainer
 from torch import nn
 from transformers import EsmForSequenceClassification, default_data_collator
 
@@ -176,7 +178,7 @@ def test_where_there_are_no_rows_at_hand_activations_are_said_to_be_unmeasured(c
     _, decision = applied(make_esm(EsmForSequenceClassification), rows.get(case, make_rows()), collator)
     assert decision.evidence["with_lora"]["activation_bytes"] is None
     assert decision.evidence["with_lora"]["trainable_parameters"] == TRAINABLE
-    assert "activations not measured (no map-style dataset and collator at hand)" in decision.reason
+    assert "activations not measured (no map-style dataset and collator at hand" in decision.reason
 
 
 class TwoLayers(nn.Module):
@@ -195,3 +197,14 @@ def test_activation_bytes_are_what_autograd_keeps():
     model.first.requires_grad_(False)
     assert measure_activations(model, batch) == 32  # the hidden layer only
     assert not model.training
+
+
+@pytest.mark.parametrize(("calls", "said"), [((1,), "activations not measured"), ((2,), "full fine-tuning do not fit")])
+def test_measuring_what_lora_saves_needs_no_room_that_training_does_not(tmp_path, calls, said):
+    model = make_wide_esm()
+    room = Room(calls=calls)
+    room.watch(model.esm.encoder.layer[0])
+    trainer = make_masked_lm_trainer(tmp_path, model, use_peft=True)
+    assert room.num_failed == 1
+    assert said in trainer.plan["lora"].reason
+    trainer.train()

@@ -16,8 +16,8 @@ from hf_ext.errors import CheckpointError
 from hf_ext.hardware import describe_hardware
 from hf_ext.models.half_linear import HalfLinear, difference, narrow, widen
 from hf_ext.models.lora import merged_copy
+from hf_ext.models.wrapping import find_base_layers
 from hf_ext.plan import make_plan
-from hf_ext.speedups.lora_base import find_base_layers
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 

@@ -75,7 +75,7 @@ def test_another_name_is_refused_and_the_command_line_takes_the_right_one(tmp_pa
         make_args(optim_ext="dion")
     command = ["--optim_ext", "muon", "--output_dir", str(tmp_path), "--use_cpu", "true"]
     (args,) = FastArgumentParser(FastTrainingArguments).parse_args_into_dataclasses(command)
-    assert args.optim_ext == "muon"
+    assert args.optim_ext == ["muon"]
 
 
 # --- carried out -----------------------------------------------------------------------------------------------------

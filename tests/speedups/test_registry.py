@@ -16,7 +16,7 @@ NAMES = [speedup.NAME for speedup in REGISTRY]
 
 
 def test_every_module_is_registered_exactly_once_under_its_own_name():
-    assert len(MODULES) == 22
+    assert len(MODULES) == 26
     assert sorted(NAMES) == MODULES
     assert [speedup.__name__.rsplit(".", 1)[1] for speedup in REGISTRY] == NAMES
 
@@ -45,7 +45,7 @@ def test_the_order_of_application_is_the_one_whose_reasons_the_registry_states()
     assert order["fused_gelu"] < order["encoder_precision"] < order["embedding_cache"] < order["batch_size"]
     for earlier in ("precision", "encoder_precision", "lora"):  # parity is proven in the dtype and on the layers to be
         assert order[earlier] < order["attention"]
-    assert order["lora"] < order["lora_base"] < order["fused_gelu"]
+    assert order["lora"] < order["quantized_base"] < order["lora_base"] < order["fused_gelu"]
     assert order["precision"] < order["lora_base"] < order["attention"]
     assert order["fused_optimizer"] < order["muon"]
     assert order["attention"] < order["packing"] < order["masked_lm_head"]

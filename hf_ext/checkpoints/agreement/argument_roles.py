@@ -20,7 +20,7 @@ ANOTHER_RUN = STEP_SIZE | frozenset(
     bf16 fp16 tf32 seed data_seed
     accelerator_config parallelism_config fsdp fsdp_config deepspeed
     dataloader_drop_last train_sampling_strategy length_column_name max_tokens_per_batch
-    use_peft lora_r lora_alpha lora_dropout lora_target_modules use_rslora use_dora
+    use_peft lora_r lora_alpha lora_dropout lora_target_modules use_rslora use_dora load_in_8bit load_in_4bit
     metric_for_best_model greater_is_better
     """.split()  # noqa: SIM905  readable as a paragraph
 )
@@ -32,6 +32,7 @@ HARMLESS = frozenset(
     preset speedups without attention effective_batch_size max_tokens_per_step lr_scaling cached_batch_size
     embedding_cache_dir embedding_tokens_per_batch max_encoder_noise throughput_warmup_steps baseline_json
     auto_find_batch_size torch_empty_cache_steps
+    activation_policy activation_budget_gb
     activation_checkpointing activation_checkpointing_kwargs gradient_checkpointing gradient_checkpointing_kwargs
     torch_compile torch_compile_backend torch_compile_mode use_liger_kernel liger_kernel_config use_cache use_cpu
     full_determinism remove_unused_columns label_names
@@ -43,7 +44,7 @@ HARMLESS = frozenset(
     bf16_full_eval fp16_full_eval load_best_model_at_end
     save_strategy save_steps save_only_model save_on_each_node save_total_limit enable_jit_checkpoint
     save_minutes max_hours stop_margin_minutes keep_epoch_checkpoint save_total_size_gb disk_policy
-    save_failures_allowed local_checkpoint_dir nan_policy
+    save_failures_allowed local_checkpoint_dir nan_policy oom_policy find_batch_size
     max_eval_samples eval_every_epochs eval_minutes eval_full_every eval_group_column
     early_stopping_patience early_stopping_min_delta dollars_per_hour
     push_to_hub hub_private_repo hub_model_id hub_strategy hub_always_push hub_revision
@@ -67,14 +68,22 @@ UNRECORDED = frozenset(
 def is_idle(name: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     """Whether a change of an argument has no effect beside the others.
 
-    So for epochs where steps are counted, LoRA's settings without LoRA, and what is best where only one of the two runs
-    looks for it.
+    So for epochs where steps are counted, LoRA's settings without LoRA, what is best where only one of the two runs
+    looks for it, and the place where an optimizer steps.
     """
     both = (before, now)
     if name == "num_train_epochs":
         return all(arguments.get("max_steps", -1) > 0 for arguments in both)
+    if name == "optim_ext":
+        algorithms = [set(_words(arguments.get(name))) - {"cpu_offload"} for arguments in both]
+        return algorithms[0] == algorithms[1]
     if name.startswith("lora_") or name in ("use_rslora", "use_dora"):
         return not any(arguments.get("use_peft") for arguments in both)
     if name in ("metric_for_best_model", "greater_is_better"):
         return any(arguments.get("metric_for_best_model") is None for arguments in both)
     return False
+
+
+def _words(value: Any) -> list[Any]:
+    """Those of a list; of what older checkpoints have as one word, that."""
+    return value if isinstance(value, list) else [value] if value is not None else []

@@ -116,10 +116,11 @@ class _Comparison:
 def _compare_arguments(comparison: _Comparison, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
     before, now = old["arguments"], new["arguments"]
     for name in dict.fromkeys([*before, *now]):
-        if name in STEP_SIZE:
+        one, other = before.get(name, _ABSENT), now.get(name, _ABSENT)
+        if name in STEP_SIZE or (isinstance(one, str) and other == [one]):  # a choice that takes several by now
             continue
         matters = name in ANOTHER_RUN and not is_idle(name, before, now)
-        comparison.compare(name, before.get(name, _ABSENT), now.get(name, _ABSENT), [name], matters, is_strict=True)
+        comparison.compare(name, one, other, [name], matters, is_strict=True)
 
 
 def _compare_processes(comparison: _Comparison, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:

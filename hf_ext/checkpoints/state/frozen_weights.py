@@ -16,7 +16,7 @@ from ...errors import CheckpointError
 from ..format.tensor_files import as_bytes, describe_names, find_file, first_names, read_json
 
 FROZEN = "frozen.json"
-_HALVES = (torch.bfloat16, torch.float16)
+_ROUNDED = (torch.bfloat16, torch.float16, torch.int8)
 
 
 def describe_frozen(model: Any, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
@@ -38,9 +38,9 @@ def describe_frozen(model: Any, tensors: dict[str, torch.Tensor]) -> dict[str, A
         return kept[1]
     # Of weights that were rounded in memory, those of what they were rounded from: see `keep_source_digests`.
     sources = getattr(model, "_source_digests", {})
-    halves = {name: sources[name] for name, t in tensors.items() if name in sources and t.dtype in _HALVES}
+    rounded = {name: sources[name] for name, t in tensors.items() if name in sources and t.dtype in _ROUNDED}
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        digests = dict(zip(tensors, pool.map(lambda name: halves.get(name) or _digest(tensors[name]), tensors)))
+        digests = dict(zip(tensors, pool.map(lambda name: rounded.get(name) or _digest(tensors[name]), tensors)))
     description = {
         "sha256": hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest(),
         "num_tensors": len(tensors),

@@ -15,6 +15,7 @@ from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.scheduler import AcceleratedScheduler
 
 from ...errors import ArgumentError, CheckpointError
+from ...models.host_optimizer import HostOptimizer
 from ...optional import require
 from ..format.trees import tree_bytes
 
@@ -134,9 +135,20 @@ def _stepped_twin(optimizer: Any, device: str) -> Any:
     else:
         twin = object.__new__(cls)
         torch.optim.Optimizer.__init__(twin, groups, dict(optimizer.defaults))
+        if hasattr(optimizer, "check_overrides"):  # of bitsandbytes
+            _tell_bits(optimizer, twin)
     with torch.random.fork_rng(devices=[]):  # some optimizers round at random
         cls.step.__wrapped__(twin)  # of the class: schedulers replace the instance's; without anybody's hooks
     return twin
+
+
+def _tell_bits(optimizer: Any, twin: Any) -> None:
+    """Gives a twin what bitsandbytes' optimizers hold besides groups: bits, maps, which parameters stay in float32."""
+    optimizer.check_overrides()  # of embeddings, which are then known by their place, the twin's too
+    for name, value in vars(optimizer).items():
+        if name not in vars(twin):
+            setattr(twin, name, copy.copy(value))  # it moves its maps to the device of the parameters
+    twin.initialized = True
 
 
 def _on_device(group: dict[str, Any], device: str) -> dict[str, Any]:
@@ -196,8 +208,11 @@ def load_scaler_tree(scaler: Any, tree: dict[str, Any]) -> None:
 
 
 def _unwrap(wrapped: Any) -> Any:
+    """What steps in the end. One in host memory keeps the state of the one in it, so that a run goes on with either."""
     if isinstance(wrapped, AcceleratedOptimizer):
         return _unwrap(wrapped.optimizer)
+    if isinstance(wrapped, HostOptimizer):
+        return wrapped.wrapped
     return _unwrap(wrapped.scheduler) if isinstance(wrapped, AcceleratedScheduler) else wrapped
 
 

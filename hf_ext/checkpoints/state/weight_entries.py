@@ -13,6 +13,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ...models.affinity import AffinityModel
+from ...models.quantization import quantized_weights
 from .frozen_weights import read_base
 
 # Entries that a pretrained base may lack: adapters, and modules that are made at random where it has none. Frozen or
@@ -35,7 +36,9 @@ def split_entries(model: Any) -> Split:
     if isinstance(model, PeftModel):
         entries = [entry for adapter in model.peft_config for entry in adapter_entries(model, adapter).values()]
         adapted = {name for name, _ in entries if name is not None}
-    rest = {name: tensor for name, tensor in model.state_dict(keep_vars=True).items() if name not in adapted}
+    # Layers in 8 or 4 bits have no weights in the state dict; they are known by those they were made from.
+    state = {**model.state_dict(keep_vars=True), **quantized_weights(model)}
+    rest = {name: tensor for name, tensor in state.items() if name not in adapted}
     frozen = {name: tensor for name, tensor in rest.items() if _is_frozen(name, tensor)}
     return Split(adapted, {name: tensor for name, tensor in rest.items() if name not in frozen}, frozen)
 

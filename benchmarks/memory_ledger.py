@@ -1,0 +1,308 @@
+"""Peak memory of training steps, predicted by the ledger and measured twice, for ESM-2 shapes of 150M and 650M.
+
+Each case runs in processes of its own, on this CPU, one thread: two optimizer steps of masked language modelling on
+random weights and random tokens. Measured: the most that torch's allocator held (its own memory events, by
+torch.profiler), and, in another process, how far the resident memory rose above what it was before there was a model
+(VmHWM; glibc is told to give every larger block back; libraries keep some 50 MB of it for themselves). The prediction
+has seen neither: it is made from the configuration. Step time is that of the second step, of the process without
+profiler; it says something on an idle machine only.
+
+python benchmarks/memory_ledger.py --output benchmarks/results/memory_ledger_cpu.json
+
+Cases that the file already has are predicted anew, and not measured again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import EsmConfig, EsmForMaskedLM
+
+from hf_ext.data.segments import Segments
+from hf_ext.memory.forecast import Choice, Forecaster
+from hf_ext.memory.probe import Graph, Subject
+from hf_ext.models.activation_checkpointing import Policy, set_policy
+from hf_ext.models.half_linear import narrow
+from hf_ext.models.lora import LoraSettings, wrap_with_lora
+from hf_ext.models.packing import pack_encoders
+from hf_ext.models.wrapping import find_base_layers
+from hf_ext.speedups.attention import set_attention
+from hf_ext.speedups.fused_gelu import fuse_gelu
+from hf_ext.speedups.masked_lm_head import all_tokens
+
+SHAPES = {"150M": (640, 20, 30), "650M": (1280, 20, 33)}  # width, heads, layers
+# glibc: blocks from 64 KiB on are mapped and given back one by one, so that resident memory is what is in use.
+HONEST = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "MALLOC_MMAP_MAX_": "1000000"}
+HONEST |= {"MALLOC_ARENA_MAX": "1", "OMP_NUM_THREADS": "1"}
+STEPS = 2
+GOAL = 0.10
+
+
+@dataclass(frozen=True)
+class Case:
+    """One way to train.
+
+    Attributes:
+        trains: "full", "lora" or "frozen" (the head alone).
+        padded: the last row is half padding, so that attention has a mask; packed rows have none.
+    """
+
+    name: str
+    size: str = "150M"
+    trains: str = "full"
+    rows: int = 8
+    length: int = 128
+    policy: Policy = "none"
+    half: bool = False
+    half_base: bool = False
+    optimizer: str = "adamw_torch_fused"
+    attention: str = "sdpa"
+    packed: bool = False
+    fused_gelu: bool = False
+    passes: int = 1
+    padded: bool = True
+
+
+ALL = {"half": True, "fused_gelu": True, "policy": "attention"}
+CASES = [
+    Case("full"),
+    Case("full, eager attention", attention="eager"),
+    Case("full, fused GELU", fused_gelu=True),
+    Case("full, packed", packed=True),
+    Case("full, 2 passes per step", passes=2, rows=4),
+    Case("full, recomputing attention", policy="attention"),
+    Case("full, bf16", half=True),
+    Case("full, bf16, recomputing all", half=True, policy="full"),
+    Case("full, AdamW in 8 bits", optimizer="adamw_8bit"),
+    Case("full, all together", optimizer="adamw_8bit", **ALL),  # type: ignore[arg-type]
+    Case("LoRA", trains="lora"),
+    Case("LoRA, bf16", trains="lora", half=True),
+    Case("LoRA, bf16, half base", trains="lora", half=True, half_base=True),
+    Case("LoRA, all together", trains="lora", half_base=True, packed=True, **ALL),  # type: ignore[arg-type]
+    Case("frozen", trains="frozen"),
+    Case("650M LoRA, bf16", "650M", "lora", rows=4, half=True),
+    Case("650M LoRA, all together", "650M", "lora", rows=4, half_base=True, **ALL),  # type: ignore[arg-type]
+    Case("650M full, all together", "650M", rows=4, optimizer="adamw_8bit", **ALL),  # type: ignore[arg-type]
+    Case("650M frozen", "650M", "frozen", rows=4),
+    Case("650M full, recomputing all", "650M", rows=4, policy="full"),
+    Case("full, Adafactor", optimizer="adafactor"),
+    Case("full, recomputing half", policy="half"),
+    Case("full, recomputing all", policy="full"),
+]
+
+
+def make_model(case: Case) -> Any:
+    """On the meta device, with what the case switches on in the model itself."""
+    width, heads, layers = SHAPES[case.size]
+    special = {"vocab_size": 33, "pad_token_id": 1, "mask_token_id": 32, "position_embedding_type": "rotary"}
+    fixed = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "token_dropout": True}
+    shape = {"hidden_size": width, "intermediate_size": 4 * width, "num_attention_heads": heads}
+    config = EsmConfig(**special, **fixed, **shape, num_hidden_layers=layers, max_position_embeddings=1026)
+    with torch.device("meta"):
+        model: Any = EsmForMaskedLM(config)
+        for parameter in model.esm.contact_head.parameters():
+            parameter.requires_grad_(False)
+        if case.trains == "frozen":
+            model.esm.requires_grad_(False)
+        if case.trains == "lora":
+            model = wrap_with_lora(model, LoraSettings(r=8))
+        if case.half_base:
+            narrow(find_base_layers(model), torch.bfloat16)
+    if case.packed:
+        set_attention(model, "blocked")
+        pack_encoders(model)
+    elif case.attention == "eager":
+        model.set_attn_implementation("eager")
+    if case.fused_gelu:
+        fuse_gelu(model)
+    all_tokens(model)
+    return model.train()
+
+
+def make_batch(case: Case, rows: int) -> dict[str, Any]:
+    """Random residues; 15 % of the tokens have a label."""
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(4, 24, (rows, case.length), generator=generator)
+    mask = torch.ones_like(ids)
+    if case.padded:
+        mask[-1, case.length // 2 :] = 0
+    labels = ids.masked_fill(torch.rand(ids.shape, generator=generator) > 0.15, -100)
+    batch: dict[str, Any] = {"input_ids": ids, "attention_mask": mask, "labels": labels}
+    if case.packed:
+        from hf_ext.data.batch_layout import BatchLayout
+
+        batch["layout"] = BatchLayout(tuple(ids.shape), Segments.from_mask(mask))
+    return batch
+
+
+def predict(case: Case) -> dict[str, Any]:
+    """The ledger's forecast, and how long it took."""
+    model = make_model(case)
+    began = time.perf_counter()
+    subject = Subject(model, lambda rows: make_batch(case, rows), kind="cpu", scales=not case.packed)
+    graph = Graph(case.policy, case.half)
+    found = Forecaster(subject).forecast(Choice(case.rows, graph, case.optimizer, passes=case.passes))
+    return {
+        "bytes": found.peak,
+        "moment": found.moment,
+        "lines": dict(found.lines()),
+        "seconds": round(time.perf_counter() - began, 2),
+    }
+
+
+def fill(model: nn.Module) -> nn.Module:
+    """Real weights for a model on the meta device: each tensor once, every page touched."""
+    model.to_empty(device="cpu")
+    model.tie_weights()  # type: ignore[operator]
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.uniform_(-0.02, 0.02)
+        for buffer in model.buffers():
+            buffer.zero_()
+    return model
+
+
+def make_optimizer(case: Case, model: nn.Module) -> Any:
+    """As Trainer makes it."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if case.optimizer == "adamw_8bit":
+        import bitsandbytes
+
+        manager = bitsandbytes.optim.GlobalOptimManager.get_instance()
+        for module in model.modules():
+            if isinstance(module, nn.Embedding):
+                manager.register_module_override(module, "weight", {"optim_bits": 32})
+        return bitsandbytes.optim.AdamW(trained, lr=1e-5, optim_bits=8)
+    if case.optimizer == "adafactor":
+        from transformers.optimization import Adafactor
+
+        return Adafactor(trained, lr=1e-5, scale_parameter=False, relative_step=False)
+    return torch.optim.AdamW(trained, lr=1e-5, fused=True)
+
+
+def train(case: Case) -> list[float]:
+    """Seconds of each of `STEPS` optimizer steps."""
+    model = fill(make_model(case))
+    if case.policy != "none":
+        set_policy(model, case.policy)
+    optimizer = make_optimizer(case, model)
+    batch, seconds = make_batch(case, case.rows), []
+    for _ in range(STEPS):
+        began = time.perf_counter()
+        for _ in range(case.passes):
+            with torch.autocast("cpu", torch.bfloat16) if case.half else nullcontext():
+                loss = model(**batch).loss
+            loss.backward()
+            del loss
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        seconds.append(time.perf_counter() - began)
+    return seconds
+
+
+def warm_up() -> None:
+    """Loads what a first step loads: kernels, libraries, their buffers."""
+    SHAPES["warm"] = (32, 2, 2)
+    for half in (False, True):
+        train(Case("", "warm", rows=2, length=16, half=half))
+
+
+def measure_resident(case: Case) -> dict[str, Any]:
+    """Growth of the resident peak over the state before there is a model; seconds of the last step."""
+    warm_up()
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before = _status("VmRSS")
+    seconds = train(case)
+    return {"bytes": _status("VmHWM") - before, "seconds": round(seconds[-1], 2)}
+
+
+def _status(name: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(name)) * 1024
+
+
+def measure_allocations(case: Case) -> dict[str, Any]:
+    """Most that torch's allocator held at one moment, by its own events."""
+    warm_up()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
+        train(case)
+    events = profiler.profiler.kineto_results.events()  # type: ignore[union-attr]
+    changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
+    held = peak = 0
+    for _, num_bytes in changes:
+        held += num_bytes
+        peak = max(peak, held)
+    return {"bytes": peak, "events": len(changes)}
+
+
+MEASURES: dict[str, Callable[[Case], dict[str, Any]]] = {
+    "predicted": predict,
+    "allocations": measure_allocations,
+    "resident": measure_resident,
+}
+
+
+def in_a_process(case: Case, measure: str) -> dict[str, Any]:
+    """Runs one measurement of one case in a fresh process."""
+    with tempfile.NamedTemporaryFile("r", suffix=".json") as file:
+        command = [sys.executable, __file__, "--case", case.name, "--measure", measure, "--output", file.name]
+        subprocess.run(command, check=True, env={**os.environ, **HONEST}, stdout=subprocess.DEVNULL)
+        return json.load(file)
+
+
+def summarize(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """How many predictions are within the goal of each measurement."""
+    return {
+        "cases": len(rows),
+        "goal": GOAL,
+        **{
+            f"within_goal_of_{name}": sum(abs(row[f"predicted_by_{name}"] - 1) <= GOAL for row in rows)
+            for name in ("allocations", "resident")
+        },
+    }
+
+
+def main() -> None:
+    """All cases, or one measurement of one case."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--case")
+    parser.add_argument("--measure", choices=MEASURES)
+    args = parser.parse_args()
+    chosen = [case for case in CASES if args.case in (None, case.name)]
+    if args.measure:
+        args.output.write_text(json.dumps(MEASURES[args.measure](chosen[0])))
+        return
+    known = json.loads(args.output.read_text())["rows"] if args.output.exists() else []
+    measured = {row["case"]: row for row in known}
+    rows = []
+    for case in chosen:
+        found = {"predicted": in_a_process(case, "predicted")}
+        for name in ("allocations", "resident"):
+            found[name] = measured[case.name][name] if case.name in measured else in_a_process(case, name)
+        ratios = {
+            f"predicted_by_{name}": round(found["predicted"]["bytes"] / found[name]["bytes"], 4)
+            for name in ("allocations", "resident")
+        }
+        rows.append({"case": case.name, "settings": asdict(case), **found, **ratios})
+        print(case.name, ratios, found["predicted"]["bytes"] / 2**30, found["resident"], flush=True)
+        written = {"torch": torch.__version__, "threads": 1, "steps": STEPS, **summarize(rows), "rows": rows}
+        args.output.write_text(json.dumps(written, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What a training step takes, before it is taken: a ledger of allocations, on tensors without memory."""

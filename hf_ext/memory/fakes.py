@@ -1,0 +1,233 @@
+"""A small copy of a model that has shapes and no memory: a few of its layers, on torch's fake tensors."""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from ..models.half_linear import HalfLinear
+from ..models.wrapping import block_lists, find_base_layers
+
+Base = Literal["as it is", "half", "8-bit", "4-bit"]
+HALF = torch.bfloat16  # float16 takes as much
+SCALE_BLOCK = 64  # nf4 keeps a float32 scale per 64 weights (bitsandbytes, arXiv:2305.14314)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A list of repeated layers, and how many of them a copy keeps.
+
+    Attributes:
+        layers: the whole model's.
+        period: layers that repeat together, as every second is checkpointed.
+        kept: `first`, `period` that stand for all in the middle, and the rest at the end; all where they differ.
+    """
+
+    layers: nn.ModuleList
+    period: int
+    kept: int
+    first: int = 1
+
+    @property
+    def copies(self) -> int:
+        """How often the middle stands for itself in the whole model."""
+        return 1 + (len(self.layers) - self.kept) // self.period
+
+
+def plan_cuts(model: nn.Module, period: int = 1) -> list[Cut]:
+    """How far each list of repeated layers can be cut: what is left over stands for the whole, whatever its depth."""
+    cuts = []
+    for layers in block_lists(model):
+        # What goes into the first layer is held by the caller; where layers keep nothing else, that would count.
+        first = 1 if any(parameter.requires_grad for parameter in layers.parameters()) else 2
+        kept = first + 1 + period + (len(layers) - first - 1 - period) % period
+        if kept >= len(layers) or not _alike(layers):
+            kept = len(layers)
+        cuts.append(Cut(layers, period, kept, first))
+    return cuts
+
+
+def _alike(layers: nn.ModuleList) -> bool:
+    """Whether all layers but the first (T5's has the position bias) have the same weights, training the same."""
+    seen = {
+        tuple((name, p.shape, p.dtype, p.requires_grad) for name, p in layer.named_parameters()) for layer in layers[1:]
+    }
+    return len(seen) <= 1 and len({type(layer) for layer in layers}) <= 1
+
+
+def copy_as_fake(model: nn.Module, cuts: list[Cut], base: Base = "as it is") -> nn.Module:
+    """A copy with the layers that `cuts` keep, its weights fake tensors on the CPU; to be called in a fake mode.
+
+    What was changed on the model (attention, packing, adapters, a fused GELU) is changed on the copy. Not for
+    compiled layers, whose code is no part of the module.
+
+    Raises:
+        TypeError, RuntimeError: the model holds what cannot be copied.
+
+    Cost: some milliseconds; no weight is read.
+    """
+    memo: dict[int, Any] = {}
+    left_out = {id(part) for cut in cuts for layer in cut.layers[cut.kept :] for part in layer.modules()}
+    for module in model.modules():
+        if id(module) not in left_out:
+            for tensor in (*module._parameters.values(), *module._buffers.values()):
+                if tensor is not None and id(tensor) not in memo:
+                    memo[id(tensor)] = _fake_like(tensor)
+            for hooks in (module._forward_pre_hooks, module._forward_hooks):
+                memo[id(hooks)] = OrderedDict((key, hook) for key, hook in hooks.items() if _computes(hook))
+    for cut in cuts:
+        if cut.kept < len(cut.layers):
+            memo[id(cut.layers)] = nn.ModuleList(copy.deepcopy(layer, memo) for layer in cut.layers[: cut.kept])
+    made = copy.deepcopy(model, memo)
+    _replace(made, _is_coded)
+    _store_base(made, base)
+    return made
+
+
+def _computes(hook: Any) -> bool:
+    """Whether a hook is part of what the model computes; others count or time what passes, and shall not see this."""
+    return str(getattr(hook, "__module__", "")).split(".")[0] in ("transformers", "peft")
+
+
+def _fake_like(tensor: torch.Tensor) -> torch.Tensor:
+    fake = torch.empty(tensor.shape, dtype=tensor.dtype)
+    if not isinstance(tensor, nn.Parameter):
+        return fake
+    return nn.Parameter(fake, requires_grad=tensor.requires_grad)
+
+
+def _store_base(model: nn.Module, base: Base) -> None:
+    """Frozen linear layers beside adapters, stored in fewer bits."""
+    if base == "as it is":
+        return
+    layers = find_base_layers(model)
+    if base == "half":
+        for layer in layers:
+            layer.weight = nn.Parameter(torch.empty(layer.weight.shape, dtype=HALF), requires_grad=False)
+            layer.__class__ = HalfLinear
+        return
+    chosen = {id(layer) for layer in layers}
+    _replace(model, lambda child: id(child) in chosen, 8 if base == "8-bit" else 4)
+
+
+def _is_coded(layer: nn.Module) -> bool:
+    """Whether a layer consists of codes and scales, whose kernels know no fake tensors."""
+    return hasattr(layer, "bits") and hasattr(layer, "scales") and not isinstance(layer, CodedLinear)
+
+
+def _replace(model: nn.Module, is_meant: Callable[[nn.Module], bool], bits: int | None = None) -> None:
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if is_meant(child):
+                setattr(module, name, _coded(child, bits))
+
+
+def _coded(layer: Any, bits: int | None) -> CodedLinear:
+    return CodedLinear(layer.in_features, layer.out_features, bits or layer.bits, layer.bias)
+
+
+class CodedLinear(nn.Module):
+    """What a frozen linear layer of 8 or 4 bits holds: codes, scales, and a whole weight for the length of each use."""
+
+    def __init__(self, in_features: int, out_features: int, bits: int, bias: Any):
+        super().__init__()
+        size = in_features * out_features
+        self.in_features, self.out_features, self.bits, self.bias = in_features, out_features, bits, bias
+        self.weight = nn.Parameter(torch.empty(size * bits // 8, dtype=torch.int8), requires_grad=False)
+        num_scales = out_features if bits == 8 else -(-size // SCALE_BLOCK)
+        self.scales = nn.Parameter(torch.empty(num_scales), requires_grad=False)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """(..., in_features) to (..., out_features), in autocast's dtype where that is on."""
+        if torch.is_autocast_enabled("cpu"):
+            input = input.to(torch.get_autocast_dtype("cpu"))
+        output = _Coded.apply(input, self.out_features)
+        return output if self.bias is None else output + self.bias.to(output.dtype)
+
+
+class _Coded(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, input: torch.Tensor, out_features: int) -> torch.Tensor:
+        ctx.shape = out_features, input.shape[-1]
+        return functional.linear(input, input.new_empty(ctx.shape))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradient @ gradient.new_empty(ctx.shape), None
+
+
+def fake_batch(mode: FakeTensorMode, value: Any) -> Any:
+    """The batch with every tensor in it a fake one; numbers, layouts of packed rows and the like stay readable."""
+    if isinstance(value, torch.Tensor):
+        return mode.from_tensor(value.cpu()) if value.device.type != "meta" else torch.empty_like(value, device="cpu")
+    if isinstance(value, dict):
+        return {name: fake_batch(mode, part) for name, part in value.items()}
+    if is_dataclass(value) and not isinstance(value, type):
+        parts = {field.name: fake_batch(mode, getattr(value, field.name)) for field in fields(value)}
+        return replace(value, **parts)
+    return value
+
+
+# Functions that autocast computes in float32 on CUDA and leaves in half precision on a CPU, of those that encoders
+# call (https://docs.pytorch.org/docs/stable/amp.html, "CUDA Ops that can autocast to float32").
+_EXACT_ON_CUDA = {
+    functional.layer_norm,
+    functional.softmax,
+    functional.log_softmax,
+    functional.cross_entropy,
+    functional.mse_loss,
+    functional.smooth_l1_loss,
+    functional.softplus,
+    torch.layer_norm,
+    torch.softmax,
+    torch.log_softmax,
+    torch.exp,
+    torch.log,
+    torch.pow,
+    torch.rsqrt,
+    torch.sum,
+    torch.cumsum,
+    torch.Tensor.softmax,
+    torch.Tensor.exp,
+    torch.Tensor.log,
+    torch.Tensor.pow,
+    torch.Tensor.rsqrt,
+    torch.Tensor.sum,
+    torch.Tensor.cumsum,
+}
+
+
+class _CudaRule(TorchFunctionMode):
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function in _EXACT_ON_CUDA and torch.is_autocast_enabled("cpu"):
+            args = tuple(_widened(arg) for arg in args)
+        return function(*args, **(kwargs or {}))
+
+
+def _widened(value: Any) -> Any:
+    is_half = isinstance(value, torch.Tensor) and value.dtype in (torch.bfloat16, torch.float16)
+    return value.float() if is_half else value
+
+
+@contextmanager
+def autocast_rule(half: bool, kind: str) -> Iterator[Callable[[], Any]]:
+    """Gives what opens autocast as a device of `kind` has it, on CPU tensors; backward must be inside of this too."""
+
+    def opened() -> Any:
+        return torch.autocast("cpu", HALF, enabled=half)
+
+    if half and kind != "cpu":
+        with _CudaRule():
+            yield opened
+    else:
+        yield opened

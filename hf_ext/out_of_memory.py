@@ -1,0 +1,94 @@
+"""What "out of memory" looks like, wherever it comes from; and getting back what a failed attempt holds."""
+
+from __future__ import annotations
+
+import gc
+import traceback
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+
+Result = TypeVar("Result")
+
+# RuntimeErrors of allocators and libraries. Triton's "out of resource: shared memory" is none: no memory would help.
+_SIGNS = (
+    "CUDA out of memory",
+    "CUDA error: out of memory",
+    "CUDA driver error: out of memory",
+    "cudaErrorMemoryAllocation",
+    "Triton Error [CUDA]: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUSOLVER_STATUS_ALLOC_FAILED",
+    "CUSPARSE_STATUS_INSUFFICIENT_RESOURCES",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "HIP out of memory",
+    "HIP error: out of memory",
+    "hipErrorOutOfMemory",
+    "XPU out of memory",
+    "MPS backend out of memory",
+    "can't allocate memory",  # DefaultCPUAllocator: ... you tried to allocate ... bytes
+    "not enough memory: you tried to allocate",  # the same on Windows
+    "std::bad_alloc",
+)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory, of the device or the host, did not suffice, and nothing else.
+
+    Also where it is the cause of another one, as torch's compiler raises it.
+    """
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, torch.OutOfMemoryError | MemoryError):
+            return True
+        if isinstance(cause, RuntimeError) and any(sign in str(cause) for sign in _SIGNS):
+            return True
+        cause = cause.__cause__
+    return False
+
+
+def release_memory() -> None:
+    """Collects garbage, and hands back what accelerators keep for the next tensors."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    elif torch.accelerator.is_available():
+        torch.accelerator.memory.empty_cache()
+
+
+class DidNotFit(Exception):
+    """An attempt was out of memory; what it held is free again. Its text is the first line of the error."""
+
+
+def attempt(work: Callable[[], Result]) -> Result:
+    """What `work` returns or raises; where it is out of memory, all that it held is let go first.
+
+    An error's traceback holds the frames it passed, and they the tensors: as long as the error is alive, so are they.
+
+    Raises:
+        DidNotFit: `work` was out of memory.
+    """
+    try:
+        return work()
+    except Exception as error:  # allocators raise RuntimeErrors, which wrappers turn into others
+        if not is_out_of_memory(error):
+            raise
+        said = (str(error).strip() or type(error).__name__).splitlines()[0]
+        _let_go(error)
+    release_memory()
+    raise DidNotFit(said)
+
+
+def attempt_twice(work: Callable[[], Result]) -> Result:
+    """What `work` returns or raises; once more, where the first time was out of memory and left nothing behind."""
+    try:
+        return attempt(work)
+    except DidNotFit:
+        return work()
+
+
+def _let_go(error: BaseException | None) -> None:
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__

@@ -1,0 +1,244 @@
+"""What layers keep for their backward pass, and what they compute again: a policy, on transformers' own switch.
+
+Class I: losses and gradients are those without, bit for bit, with dropout too (but for a weight that a pass uses twice
+under autocast, see `models/activation_checkpointing.py`). `--activation_policy` says how much:
+- `pointwise` keeps products of matrices and attention, and computes norms, GELU, rotation and casts again;
+- `half` computes every second layer again; `attention` all but what attention puts out; `full` everything.
+- `auto` with `--activation_budget_gb`: the first of `none` and these, in this order, whose activations fit.
+Effect and cost: `benchmarks/results/activation_checkpointing_cpu.json`. Goes with compiled blocks but for `pointwise`
+(`compile.py`). Attention is kept where it is one operation: SDPA's kernels, flash-attn, `varlen`, `padded`, `blocked`.
+With dropout of weights, or written out in products (`eager`), it is computed again. `blocked` then keeps no softmax,
+and computes it once more in the backward pass, as flash attention does.
+Conflicts: Trainer's own `--activation_checkpointing` (the same as `full`; it stays what it is where this is not asked
+for), FSDP's, and `--torch_compile`, inside which operations cannot be named.
+Evidence: megabytes that one layer keeps, with and without, of up to four of the longest rows, and how much of its
+forward FLOPs it does again. Cost: four passes of one layer; models that FSDP or DeepSpeed splits are not measured.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..data.columns import column_names, has_numbered_rows, row_lengths
+from ..models.activation_bytes import LayerCost, measure_layer, predict_bytes
+from ..models.activation_checkpointing import POLICIES, Policy, set_policy, trained_layers, unset_policy
+from ..processes import read_fsdp2
+from . import compile, parity
+from .base import Context, Decision, Kind, Run, Status, off
+
+NAME = "activation_checkpointing"
+KIND: Kind = "I"
+NAMES_OPERATIONS = ("attention", "pointwise")
+GB = 10**9
+
+
+def recomputes(args: Any) -> bool:
+    """Whether layers are computed again in the backward pass: by Trainer's own switch, or by a policy."""
+    asked = getattr(args, "activation_policy", None) not in (None, "none")
+    return bool(asked or args.activation_checkpointing or args.gradient_checkpointing)
+
+
+def decide(context: Context) -> Decision:
+    """On where a policy was named; one that only a preset names gives way to Trainer's own switch."""
+    args, policy = context.args, context.args.activation_policy
+    if policy in (None, "none") or NAME in (args.without or []):
+        return off(NAME, KIND)
+    named = context.user_set("activation_policy")
+    if args.activation_checkpointing or args.gradient_checkpointing:
+        reason = "--activation_checkpointing true is Trainer's own form of --activation_policy full"
+        if named:
+            return Decision(NAME, KIND, "refused", f"{reason}: give one of them")
+        return Decision(NAME, KIND, "off", reason)
+    if not named and {"activation_checkpointing", "gradient_checkpointing"} & context.args.explicit_fields:
+        return Decision(NAME, KIND, "off", "--activation_checkpointing false")
+    if context.caches_all_inputs:
+        return Decision(NAME, KIND, "skipped", "no encoder trains: there is nothing to compute again")
+    problem = _problem(context)
+    if problem:
+        status: Status = "refused" if named else "skipped"
+        return Decision(NAME, KIND, status, problem)
+    settings = {"policy": policy}
+    if policy == "auto":  # what does not go with compiled blocks is not chosen, where these come
+        settings["left_out"] = ["pointwise"] if compile.decide(context).status == "applied" else []
+    return Decision(NAME, KIND, "applied", policy, settings)
+
+
+def _problem(context: Context) -> str | None:
+    args = context.args
+    fsdp2 = read_fsdp2(args)
+    if fsdp2 and fsdp2.activation_checkpointing:
+        return "fsdp_activation_checkpointing of the YAML computes every layer again: leave one of them out"
+    if args.torch_compile and args.activation_policy in (*NAMES_OPERATIONS, "auto"):
+        return (
+            f"--torch_compile compiles the whole model, inside which --activation_policy {args.activation_policy} "
+            "cannot name operations: use half or full, or --speedups compile, which compiles blocks"
+        )
+    return None
+
+
+def apply(decision: Decision, run: Run) -> Decision:
+    """Measures a layer of each encoder that trains, chooses where that is left to us, and sets the policy.
+
+    Refused here: `auto` where nothing can be measured, or where nothing fits the budget.
+    """
+    if run.model is None or not trained_layers(run.model):
+        return Decision(NAME, KIND, "skipped", "the model has no layers that transformers can compute again")
+    policy, costs = decision.settings["policy"], _measure(run)
+    if policy == "auto":
+        decision = _choose(decision, run, costs)
+        policy = decision.settings["policy"]
+        if decision.status != "applied":
+            return decision
+    run.on_end(partial(unset_policy, run.model))
+    num_layers = set_policy(run.model, policy)
+    if not num_layers:
+        return Decision(NAME, KIND, "skipped", "the model has no layers that transformers can compute again")
+    return decision.with_evidence(layers=num_layers, **_evidence(costs, policy))
+
+
+def _choose(decision: Decision, run: Run, costs: list[_Cost]) -> Decision:
+    """The same decision with the policy that `auto` comes to."""
+    num_measured, num_layers = sum(part.num_layers for part in costs), len(trained_layers(run.model))
+    if num_measured < num_layers:
+        reason = (
+            f"auto could measure {num_measured} of {num_layers} layers (of whole ESM and T5 encoders): name a policy"
+        )
+        return replace(decision, status="refused", reason=reason)
+    names = [name for name in POLICIES if name not in decision.settings["left_out"]]
+    predicted = {name: sum(part.predict(name) for part in costs) for name in names}
+    policy = choose_policy(predicted, round(run.args.activation_budget_gb * GB))
+    if policy is None:
+        return replace(decision, status="refused", reason=_too_small(predicted, run.args))
+    reason = f"{policy}, with {predicted[policy] / GB:.3g} GB kept of the largest batch"
+    status: Status = "off" if policy == "none" else "applied"
+    return replace(decision, status=status, reason=reason, settings={"policy": policy})
+
+
+def choose_policy(predicted: Mapping[Policy, int], budget_bytes: int) -> Policy | None:
+    """The policy that computes least again among those whose bytes fit; None where none does."""
+    return next((policy for policy in POLICIES if predicted.get(policy, math.inf) <= budget_bytes), None)
+
+
+def _too_small(predicted: Mapping[Policy, int], args: Any) -> str:
+    least = min(predicted, key=lambda policy: predicted[policy])
+    return (
+        f"--activation_budget_gb {args.activation_budget_gb:g}: encoder layers keep "
+        f"{predicted[least] / GB:.3g} GB even with {least}. Use a smaller --per_device_train_batch_size (or "
+        "--max_tokens_per_batch), shorter sequences, or a larger budget"
+    )
+
+
+def _evidence(costs: list[_Cost], policy: str) -> dict[str, Any]:
+    """Of the encoder whose layers keep most."""
+    if not costs:
+        return {"layer_mb": "not measured: no whole encoder and rows at hand"}
+    part = max(costs, key=lambda cost: cost.layer.bytes_kept["none"] * cost.num_layers)
+    kept = {name: round(part.layer.bytes_kept[name] / 1e6, 2) for name in (policy, "none")}
+    return {
+        "tokens": part.num_tokens,
+        "layer_mb": kept[policy],
+        "layer_mb_without": kept["none"],
+        "recomputed_flops": part.layer.recomputed[policy],
+    }
+
+
+class _Cost:
+    """What one encoder's layers cost on the rows that were measured, and how many times those the largest batch is."""
+
+    def __init__(self, layer: LayerCost, num_layers: int, num_tokens: int, scale: float):
+        self.layer, self.num_layers, self.num_tokens, self.scale = layer, num_layers, num_tokens, scale
+
+    def predict(self, policy: str) -> int:
+        """Bytes of the largest batch."""
+        return round(self.scale * predict_bytes(policy, self.layer.bytes_kept, self.num_layers))
+
+
+def _measure(run: Run) -> list[_Cost]:
+    """Of each encoder that trains, its first layer on up to four of the longest rows."""
+    costs = []
+    rows = _longest_rows(run)
+    with _training(run.model):
+        for probe in parity.find_probes(replace(run, train_dataset=rows)):
+            layers = trained_layers(probe.encoder)
+            if not (probe.trains and layers):
+                continue
+            device = probe.input_ids.device.type
+            autocast = partial(torch.autocast, device, probe.autocast, enabled=probe.autocast is not None)
+            args, kwargs = _first_call(probe, layers[0])
+            layer = measure_layer(probe.encoder, layers[0], args, kwargs, autocast)
+            tokens = int(probe.attention_mask.sum())
+            if run.args.max_tokens_per_batch:
+                scale = run.args.max_tokens_per_batch / tokens
+            else:
+                scale = run.args.per_device_train_batch_size / len(probe.input_ids) * _times_read(run, probe, rows)
+            costs.append(_Cost(layer, len(layers), tokens, scale))
+    return costs
+
+
+def _times_read(run: Run, probe: parity.Probe, rows: Any) -> float:
+    """How many tokens of these rows the encoder reads for each of the probe's: an AffinityModel may feed it twice."""
+    if not hasattr(run.model, "tower_of"):
+        return 1.0
+    encoders = {name: run.model.encoders[str(run.model.tower_of(name).encoder)] for name in run.model.embedding_sizes}
+    names = [name for name, encoder in encoders.items() if probe.encoder in set(encoder.modules())]
+    masks = (run.collator.encode_rows(name, parity.first_rows(rows))["attention_mask"] for name in names)
+    return sum(int(mask.sum()) for mask in masks) / int(probe.attention_mask.sum())
+
+
+def _longest_rows(run: Run) -> Any:
+    """Up to four rows with the most residues; the data as it is where it does not tell."""
+    dataset, inputs = run.train_dataset, getattr(run.collator, "columns", {})
+    if dataset is None or not has_numbered_rows(dataset) or not len(dataset):
+        return dataset
+    if inputs:
+        lengths = row_lengths(dataset, inputs)
+    elif run.args.length_column_name in column_names(dataset):
+        lengths = dataset[run.args.length_column_name][:]
+    else:
+        return dataset
+    longest = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)[: parity.NUM_ROWS]
+    return [dataset[i] for i in longest]
+
+
+class _Reached(Exception):
+    """Ends a forward pass at the layer whose inputs are wanted."""
+
+
+def _first_call(probe: parity.Probe, layer: nn.Module) -> tuple[Any, Any]:
+    """What `layer` is called with on the rows of a probe."""
+    seen: list[tuple[Any, Any]] = []
+
+    def keep(module: nn.Module, args: Any, kwargs: Any) -> None:
+        seen.append((args, kwargs))
+        raise _Reached
+
+    handle = layer.register_forward_pre_hook(keep, with_kwargs=True)
+    device = probe.input_ids.device
+    try:
+        with torch.no_grad(), torch.random.fork_rng([device] if device.type == "cuda" else []):
+            probe.states(probe.autocast)
+    except _Reached:
+        pass
+    finally:
+        handle.remove()
+    return seen[0]
+
+
+@contextmanager
+def _training(model: nn.Module) -> Iterator[None]:
+    """Training mode (of an AffinityModel, frozen encoders stay in evaluation), and then each module's own again."""
+    modes = {module: module.training for module in model.modules()}
+    try:
+        model.train()
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode

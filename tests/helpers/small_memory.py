@@ -1,0 +1,91 @@
+"""Memory that does not suffice, where and when a test says: errors as torch raises them, from inside a model."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+
+def out_of_memory() -> torch.OutOfMemoryError:
+    return torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+
+class _Burst(torch.autograd.Function):
+    """Passes states on; its backward asks whether there is room."""
+
+    @staticmethod
+    def forward(ctx, states, room, rows):
+        ctx.room, ctx.rows = room, rows
+        return states.view_as(states)
+
+    @staticmethod
+    def backward(ctx, grad):
+        ctx.room.ask("backward", ctx.rows)
+        return grad, None, None
+
+
+class Room:
+    """A device with room for so many rows at a time in the layers it watches.
+
+    Args:
+        rows: most rows (or `unit`, "tokens", padding included); None for any number, so that only `calls` fail.
+        where: "forward" or "backward".
+        calls: numbers, from 1, of the calls of `where` that fail whatever their rows, once each.
+
+    Attributes:
+        asked: rows of each call of `where`, in order; `num_failed`: how many did not fit.
+    """
+
+    def __init__(
+        self, rows: int | None = None, where: str = "forward", calls: tuple[int, ...] = (), unit: str = "rows"
+    ):
+        self.unit = unit
+        self.rows, self.where, self.calls = rows, where, set(calls)
+        self.asked: list[int] = []
+        self.num_failed = 0
+        self.only_training, self.only_evaluation = True, False
+
+    def ask(self, where: str, rows: int) -> None:
+        if where != self.where:
+            return
+        self.asked.append(rows)
+        if len(self.asked) in self.calls or (self.rows is not None and rows > self.rows):
+            self.num_failed += 1
+            raise out_of_memory()
+
+    def watch(self, layer: nn.Module):
+        """`layer`, whose first argument has a row per sequence and whose result is a tensor."""
+
+        def hook(module, args, output):
+            if (self.only_training and not module.training) or (self.only_evaluation and module.training):
+                return output
+            states = output[0] if isinstance(output, tuple) else output
+            size = len(states) if self.unit == "rows" else states.shape[0] * states.shape[1]
+            self.ask("forward", size)
+            if self.where == "backward" and states.requires_grad:
+                states = _Burst.apply(states, self, size)
+                return (states, *output[1:]) if isinstance(output, tuple) else states
+            return output
+
+        layer.register_forward_hook(hook)
+        return layer
+
+
+@contextmanager
+def failing(owner, name: str, calls: set[int]):
+    """Within it, the calls of `owner.name` with these numbers, from 1, are out of memory before they begin."""
+    whole, made = getattr(owner, name), []
+
+    def maybe(*args, **kwargs):
+        made.append(None)
+        if len(made) in calls:
+            raise out_of_memory()
+        return whole(*args, **kwargs)
+
+    setattr(owner, name, maybe)
+    try:
+        yield made
+    finally:
+        setattr(owner, name, whole)

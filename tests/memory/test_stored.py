@@ -1,0 +1,109 @@
+"""Bytes by formula are those of the real optimizers and of weights stored in fewer bits."""
+
+import pytest
+import torch
+from torch import nn
+from transformers.optimization import Adafactor
+
+from hf_ext.memory.fakes import CodedLinear
+from hf_ext.memory.stored import OPTIMIZERS, gradient_bytes, optimizer_bytes, weight_bytes
+from hf_ext.models.wrapping import find_base_layers
+from tests.helpers.ledger_subjects import make_model
+
+# 100 x 64 x 4 = 25,600 of a table; 128 x 64 = 8,192 numbers of a matrix; 128 of its bias, too few for 8 bits.
+TABLE, MATRIX, BIAS = 6400, 8192, 128
+
+
+def small_model():
+    return nn.ModuleDict({"table": nn.Embedding(100, 64), "layer": nn.Linear(64, 128)})
+
+
+def test_weights_gradients_and_two_states_of_adamw():
+    model = small_model()
+    assert weight_bytes(model) == gradient_bytes(model) == 4 * (TABLE + MATRIX + BIAS)
+    assert optimizer_bytes(model, "adamw_torch_fused") == (8 * (TABLE + MATRIX + BIAS), 0)
+    model["table"].requires_grad_(False)
+    assert gradient_bytes(model) == 4 * (MATRIX + BIAS)
+    assert optimizer_bytes(model, "adamw_torch") == (8 * (MATRIX + BIAS), 4 * (MATRIX + BIAS))
+
+
+def test_states_in_8_bits_leave_tables_and_small_tensors_in_32():
+    # A byte and 4 / 256 of a scale for each of two states of the matrix.
+    assert optimizer_bytes(small_model(), "adamw_8bit")[0] == 8 * (TABLE + BIAS) + 2 * (MATRIX + 4 * MATRIX // 256)
+
+
+def test_adafactor_keeps_a_row_and_a_column():
+    assert optimizer_bytes(small_model(), "adafactor")[0] == 4 * (100 + 64 + 128 + 64 + 128)
+
+
+def test_an_unknown_optimizer_is_taken_for_adamw():
+    assert optimizer_bytes(small_model(), "of_next_year")[0] == optimizer_bytes(small_model(), "adamw_torch")[0]
+
+
+def state_bytes(optimizer):
+    states = [tensor for state in optimizer.state.values() for tensor in state.values()]
+    return sum(tensor.nbytes for tensor in states if isinstance(tensor, torch.Tensor) and tensor.numel() > 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [
+        ("adamw_torch_fused", lambda weights: torch.optim.AdamW(weights, fused=True)),
+        ("adagrad", torch.optim.Adagrad),
+        ("rmsprop", torch.optim.RMSprop),
+        ("sgd", torch.optim.SGD),
+        ("adafactor", lambda weights: Adafactor(weights, relative_step=False, scale_parameter=False, lr=1e-3)),
+    ],
+)
+def test_the_formula_is_what_the_optimizer_keeps(name, make):
+    model = small_model()
+    optimizer = make([*model.parameters()])
+    (model["table"].weight.sum() + model["layer"].weight.sum() + model["layer"].bias.sum()).backward()
+    optimizer.step()
+    assert state_bytes(optimizer) == optimizer_bytes(model, name)[0]
+
+
+@pytest.mark.parametrize(("name", "kind"), [("adamw_8bit", "AdamW8bit"), ("lion_8bit", "Lion8bit")])
+def test_so_it_is_with_bitsandbytes_but_for_its_maps(name, kind):
+    bitsandbytes = pytest.importorskip("bitsandbytes")
+    model = nn.Linear(64, 128)
+    optimizer = getattr(bitsandbytes.optim, kind)(model.parameters())
+    optimizer.mng.index2config.clear()  # which it keeps of other optimizers of the process, by place
+    model(torch.ones(2, 64)).sum().backward()
+    optimizer.step()
+    maps = 2 * 256 * 4  # one of 256 numbers per state, shared by all tensors
+    assert 0 <= state_bytes(optimizer) - optimizer_bytes(model, name)[0] <= maps
+
+
+def test_muon_keeps_one_number_per_weight_of_a_matrix():
+    model = make_model((32, 2, 2))
+    adamw, muon = (optimizer_bytes(model, "adamw_torch_fused", is_muon)[0] for is_muon in (False, True))
+    assert adamw - muon == 4 * 2 * (4 * 32 * 32 + 2 * 32 * 128)  # 4 matrices of 32 x 32, 2 of 32 x 128, per layer
+
+
+def test_a_frozen_base_takes_what_its_bits_say():
+    model = make_model((64, 2, 2), "lora")
+    layers = find_base_layers(model)
+    size = sum(layer.weight.numel() for layer in layers)
+    rows = sum(layer.out_features for layer in layers)
+    assert size == 2 * (4 * 64 * 64 + 2 * 64 * 256)
+    saved = {base: weight_bytes(model) - weight_bytes(model, base, layers) for base in ("half", "8-bit", "4-bit")}
+    assert saved["half"] == 2 * size
+    assert saved["8-bit"] == 3 * size - 4 * rows
+    assert saved["4-bit"] == 4 * size - size // 2 - 4 * size // 64
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_a_layer_of_codes_holds_what_the_formula_says(bits):
+    layer = CodedLinear(64, 128, bits, None)
+    scales = 128 if bits == 8 else 64 * 128 // 64
+    assert sum(parameter.nbytes for parameter in layer.parameters()) == 64 * 128 * bits // 8 + 4 * scales
+    inputs = torch.ones(2, 64, requires_grad=True)
+    layer(inputs).sum().backward()
+    assert (inputs.grad.shape, layer.weight.grad) == (inputs.shape, None)
+
+
+def test_every_known_optimizer_is_one_of_transformers():
+    from transformers.training_args import OptimizerNames
+
+    assert {*OPTIMIZERS} <= {name.value for name in OptimizerNames}

@@ -1,0 +1,339 @@
+"""Policies of activation checkpointing: the same numbers bit for bit, less kept, and attention computed once."""
+
+import copy
+from collections import Counter
+from contextlib import nullcontext
+
+import pytest
+import torch
+from miniature_esm import make_esm
+from peft import LoraConfig, get_peft_model
+from tiny_affinity import ROWS
+from tiny_affinity import make_batch as make_affinity_batch
+from tiny_affinity import make_model as make_affinity_model
+from tiny_encoders import make_batch, packed, real_outputs, states_and_gradients, tiny_esm, tiny_t5
+from tiny_generators import make_batch as make_antigens
+from tiny_generators import make_generator
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import AttentionInterface, BertConfig, BertModel, EsmModel
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+from hf_ext.errors import ArgumentError
+from hf_ext.models import activation_checkpointing, attention
+from hf_ext.models.activation_bytes import KeptBytes, measure_layer, predict_bytes
+from hf_ext.models.activation_checkpointing import POLICIES, recomputed_layers, set_policy, trained_layers, unset_policy
+
+pytestmark = pytest.mark.usefixtures("blocked_in_float32")
+
+ATTENTION = "aten::_scaled_dot_product_flash_attention_for_cpu"
+BLOCKED = "hf_ext::blocked_attention"
+MODELS = {
+    "ESM": lambda: tiny_esm(hidden_dropout_prob=0.1),
+    "ESM, weights dropped": lambda: tiny_esm(hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1),
+    "T5": lambda: tiny_t5(dropout_rate=0.1),
+}
+
+
+def make(name="ESM", kernel="sdpa"):
+    model = MODELS[name]().train()
+    return model if kernel == "sdpa" else packed(model, kernel)
+
+
+def numbers(model, half=False, batch=None, compute=real_outputs):
+    """Outputs and gradients of one pass in training mode, with the same random numbers every time."""
+    torch.manual_seed(5)
+    with torch.autocast("cpu", torch.bfloat16, enabled=half):
+        outputs, gradients = states_and_gradients(model, make_batch() if batch is None else batch, compute)
+    return {**outputs, **{f"gradient of {name}": x for name, x in gradients.items()}}
+
+
+def same(found, expected) -> bool:
+    return found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("kernel", ["sdpa", "padded", "blocked"])
+@pytest.mark.parametrize("name", MODELS)
+def test_every_policy_gives_the_numbers_of_none_bit_for_bit(name, kernel, half):
+    expected = numbers(make(name, kernel), half)
+    layers = {"none": 0, "pointwise": 2, "half": 1, "attention": 2, "full": 2}
+    for policy in POLICIES:
+        model = make(name, kernel)
+        assert set_policy(model, policy) == layers[policy]
+        assert same(numbers(model, half), expected), policy
+
+
+# --- broken twins ----------------------------------------------------------------------------------------------------
+
+
+class Stale(TorchDispatchMode):
+    """Gives back another attention than the forward pass had."""
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        output = operation(*args, **(kwargs or {}))
+        return (output[0] * 1.01, *output[1:]) if operation.name().split(".")[0] == ATTENTION else output
+
+
+class Nothing(TorchDispatchMode):
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        return operation(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    "given", [{"context_fn": lambda: (Nothing(), Stale())}, {"preserve_rng_state": False}], ids=["stale", "random"]
+)
+def test_the_comparison_sees_stale_attention_and_dropout_that_is_drawn_anew(given):
+    model = make()
+    model.activation_checkpointing_enable({"use_reentrant": False, **given})
+    assert not same(numbers(model), numbers(make()))
+
+
+@torch.library.custom_op("flash_attn::_flash_attn_forward", mutates_args=())
+def drawing(value: torch.Tensor, dropout_p: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Stands for a kernel with dropout inside, of a library that is not installed."""
+    kept = torch.rand_like(value) >= dropout_p
+    return value * kept, kept
+
+
+drawing.register_autograd(
+    lambda ctx, grad, _: (grad * ctx.saved_tensors[0], None),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(output[1]),
+)
+
+
+def test_attention_that_draws_is_computed_again_since_what_is_drawn_after_it_would_shift(monkeypatch):
+    def backend(module, query, key, value, *args, **kwargs):
+        return drawing(value, 0.1)[0].transpose(1, 2), None
+
+    AttentionInterface.register("tests_drawing", backend)
+    AttentionMaskInterface.register("tests_drawing", sdpa_mask)
+
+    def run(policy):
+        model = make()
+        model.set_attn_implementation("tests_drawing")
+        set_policy(model, policy)
+        return numbers(model)
+
+    expected = run("none")
+    assert same(run("attention"), expected)
+    monkeypatch.setattr(activation_checkpointing, "_draws", lambda *_: False)
+    assert not same(run("attention"), expected)
+
+
+# --- what is computed, and what is kept ------------------------------------------------------------------------------
+
+
+class Count(TorchDispatchMode):
+    """Operations that were really computed, by name."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = Counter()
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        self.found[operation.name().split(".")[0]] += 1
+        return operation(*args, **(kwargs or {}))
+
+
+def count(policy, kernel) -> Counter:
+    model = make("ESM", kernel)
+    set_policy(model, policy)
+    with Count() as counted:
+        numbers(model)
+    return counted.found
+
+
+def test_attention_is_computed_once_under_attention_and_twice_under_full():
+    by_policy = {policy: count(policy, "padded") for policy in POLICIES}
+    assert {policy: found[ATTENTION] for policy, found in by_policy.items()} == {
+        **{"none": 2, "pointwise": 2, "half": 3, "attention": 2, "full": 4}
+    }
+    products = {policy: found["aten::addmm"] for policy, found in by_policy.items()}
+    assert products["none"] == products["pointwise"] < products["half"] < products["attention"] <= products["full"]
+    assert by_policy["none"]["aten::native_layer_norm"] < by_policy["pointwise"]["aten::native_layer_norm"]
+
+
+def test_blocked_attention_is_computed_once_under_attention():
+    """LENGTHS has three distinct lengths in each of two layers; tiny scores go to it in bfloat16."""
+
+    def blocked(policy):
+        model = make("ESM", "blocked")
+        set_policy(model, policy)
+        calls = []
+        inner = attention._blocked_forward
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(attention, "_blocked_forward", lambda *given: calls.append(given[3]) or inner(*given))
+            numbers(model, half=True)
+        return calls
+
+    assert blocked("none") == [True] * 6  # the softmax is kept
+    assert blocked("attention") == [False] * 6  # and here it is not
+    assert blocked("full") == [True] * 12
+
+
+def test_the_operation_is_the_function_bit_for_bit_and_a_good_citizen():
+    def run(context):
+        generator = torch.Generator().manual_seed(0)
+        query, key, value = (torch.randn(3, 2, 9, 8, generator=generator).requires_grad_() for _ in range(3))
+        with context:
+            output = attention.attend(query, key, value, 0.5, 0.0, keep=True)
+        output.backward(torch.arange(output.numel()).sin().view_as(output))
+        return [output, query.grad, key.grad, value.grad]
+
+    assert all(map(torch.equal, run(nullcontext()), run(attention.keeping_no_weights())))
+    rows = tuple(torch.randn(4, 5, 8).requires_grad_() for _ in range(3))
+    torch.library.opcheck(attention._blocked_op, rows)
+
+
+def test_a_layer_keeps_what_its_policy_says_in_bytes():
+    model = tiny_esm(EsmModel, add_pooling_layer=False).train()  # 32 wide, 4 heads
+    states = torch.randn(3, 7, 32)
+    rotation = model.rotary_embeddings(states, torch.arange(7)[None])
+    found = measure_layer(model, trained_layers(model)[0], (states,), {"position_embeddings": rotation})
+    row = 3 * 7 * 32 * 4  # one tensor as large as what goes in
+    assert found.bytes_kept["full"] == row  # what comes out, which the next layer would keep
+    assert found.bytes_kept["attention"] == 2 * row + 3 * 7 * 4 * 4  # with attention, and a number per head and token
+    # Of the products that are kept: query, key, value, output, twice that in the feed-forward layer, and its output.
+    assert found.bytes_kept["pointwise"] == found.bytes_kept["attention"] + 7 * row
+    assert found.bytes_kept["none"] > found.bytes_kept["pointwise"] + row
+    assert found.bytes_kept["half"] == (found.bytes_kept["none"] + row) // 2
+    assert found.recomputed["none"] == found.recomputed["pointwise"] == 0
+    assert 0 < found.recomputed["attention"] < found.recomputed["full"] <= 1
+    assert found.recomputed["half"] == pytest.approx(found.recomputed["full"] / 2, abs=1e-3)
+    assert all(weight.grad is None for weight in model.parameters())
+    assert recomputed_layers(model) == []
+
+
+def test_the_prediction_for_all_layers_is_what_is_kept_and_one_layer_being_computed_again():
+    kept = {"none": 100, "pointwise": 40, "half": 55, "attention": 20, "full": 10}
+    predicted = {policy: predict_bytes(policy, kept, 5) for policy in POLICIES}
+    assert predicted == {"none": 500, "pointwise": 300, "half": 330, "attention": 200, "full": 150}
+
+
+@pytest.mark.parametrize("kernel", ["sdpa", "padded", "blocked"])
+def test_a_whole_model_keeps_less_under_each_policy(kernel):
+    kept = {}
+    for policy in POLICIES:
+        model = make("ESM", kernel)
+        set_policy(model, policy)
+        ledger = KeptBytes()
+        with ledger, torch.autocast("cpu", torch.bfloat16):
+            output = model(**make_batch())
+        kept[policy] = ledger.now
+        del output
+        assert ledger.now < kept[policy] / 4  # what stays is autocast's and random states
+    assert kept["full"] < kept["attention"] < kept["half"] < kept["none"]
+    assert kept["attention"] < kept["pointwise"] < kept["none"]
+
+
+# --- models ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", ["attention", "half"])
+def test_under_lora_no_gradient_goes_to_the_embeddings(policy):
+    def wrapped():
+        targets = LoraConfig(r=4, target_modules=["query", "value"], init_lora_weights=False, lora_dropout=0.1)
+        torch.manual_seed(0)
+        return get_peft_model(make("ESM", "padded"), targets).train()
+
+    model, seen = wrapped(), []
+    assert set_policy(model, policy) == (2 if policy == "attention" else 1)
+    model.get_input_embeddings().register_forward_hook(lambda m, i, output: seen.append(output.requires_grad))
+    expected = numbers(wrapped())
+    assert sum("lora_" in name for name in expected) == 8
+    assert same(numbers(model), expected)
+    assert not any(seen)
+
+
+@pytest.mark.parametrize(("training", "layers"), [("full", 2), ("lora", 2), ("frozen", 0)])
+def test_towers_of_an_affinity_model_and_frozen_ones_are_left_alone(demo_encoders, training, layers):
+    def compute(model, batch):
+        return {"logits": model(**batch).logits}
+
+    folders = [demo_encoders[1], demo_encoders[1]]
+    stock, model = (make_affinity_model(folders, training).train() for _ in range(2))
+    num = len(trained_layers(model))
+    assert (num > 0) is (layers > 0)
+    batch = make_affinity_batch(model, ROWS)
+    expected = numbers(stock, batch=batch, compute=compute)
+    for policy in ("attention", "full"):
+        assert set_policy(model, policy) == num
+        assert same(numbers(model, batch=batch, compute=compute), expected)
+    unset_policy(model)
+    assert recomputed_layers(model) == []
+
+
+def test_of_two_towers_only_the_one_that_trains_is_computed_again(make_affinity):
+    model, _ = make_affinity("full", "frozen")
+    model.attach_encoders()
+    towers = [len(trained_layers(model.encoders[name])) for name in ("0", "1")]
+    assert towers[0] > 0
+    assert towers[1] == 0
+    assert set_policy(model, "full") == towers[0]
+
+
+@pytest.mark.parametrize(("architecture", "layers"), [("transformer", 4), ("lstm", 0), ("light", 0)])
+def test_generators_without_layers_of_transformers_are_left_as_they_are(architecture, layers):
+    def compute(model, batch):
+        return {"logits": model(**batch).logits}
+
+    batch = make_antigens()
+    expected = numbers(make_generator(architecture, dropout=0.1).train(), batch=batch, compute=compute)
+    for policy in ("attention", "pointwise", "full"):
+        model = make_generator(architecture, dropout=0.1).train()
+        assert set_policy(model, policy) == layers
+        assert same(numbers(model, batch=batch, compute=compute), expected)
+
+
+def test_a_bert_and_a_model_without_any_layer():
+    def bert():
+        torch.manual_seed(0)
+        shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+        return BertModel(BertConfig(vocab_size=33, **shape), add_pooling_layer=False).train()
+
+    expected = numbers(bert())
+    for policy in ("attention", "full"):
+        model = bert()
+        assert set_policy(model, policy) == 2
+        assert same(numbers(model), expected)
+    assert set_policy(torch.nn.Linear(2, 2), "full") == 0
+
+
+def test_a_policy_replaces_the_one_before_is_undone_and_goes_with_copies():
+    model = make()
+    assert [set_policy(model, policy) for policy in ("full", "half", "attention")] == [2, 1, 2]
+    twin = copy.deepcopy(model)
+    assert same(numbers(twin), numbers(make()))
+    unset_policy(model)
+    assert recomputed_layers(model) == []
+    assert model.is_activation_checkpointing is False
+    assert len(recomputed_layers(twin)) == 2
+    frozen = make_esm().requires_grad_(False)
+    assert set_policy(frozen, "full") == 0
+    with pytest.raises(ArgumentError, match="policy='most': allowed are none, pointwise, half, attention, full"):
+        set_policy(model, "most")
+
+
+@pytest.mark.parametrize("policy", ["attention", "pointwise"])
+@pytest.mark.parametrize("training", ["full", "lora"])
+def test_an_encoder_of_two_inputs_trains_under_autocast(demo_encoders, training, policy):
+    """Its weights are cast once in the forward pass, for both; when computed again they are cast for each."""
+    esm = str(demo_encoders[1])
+    model = make_affinity_model([esm, esm], training).train()
+    batch = make_affinity_batch(model)
+
+    def gradients():
+        model.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model(**batch).loss
+        loss.backward()
+        return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+    expected = gradients()
+    assert torch.is_autocast_cache_enabled()
+    set_policy(model, policy)
+    found = gradients()
+    assert torch.is_autocast_cache_enabled()
+    assert found.keys() == expected.keys()
+    for name, gradient in expected.items():  # added in float32 here, and there in bfloat16
+        assert (found[name] - gradient).norm() <= 0.02 * gradient.norm() + 1e-6, name

@@ -1,0 +1,114 @@
+"""Out of memory in every form in which libraries say it, and nothing else; and what an attempt held is free."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+
+from hf_ext.out_of_memory import DidNotFit, attempt, attempt_twice, is_out_of_memory
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+        torch.cuda.OutOfMemoryError("HIP out of memory"),
+        MemoryError(),
+        RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"),
+        RuntimeError("CUDA driver error: out of memory"),
+        RuntimeError("Triton Error [CUDA]: out of memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+        RuntimeError("MPS backend out of memory (MPS allocated: 1 GB)"),
+        RuntimeError(
+            "[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory: you "
+            "tried to allocate 4000000000000 bytes. Error code 12 (Cannot allocate memory)"
+        ),
+        RuntimeError("std::bad_alloc"),
+    ],
+)
+def test_is(error):
+    assert is_out_of_memory(error)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("CUDA error: an illegal memory access was encountered"),
+        RuntimeError("CUDA error: device-side assert triggered"),
+        RuntimeError("mat1 and mat2 shapes cannot be multiplied"),
+        RuntimeError("out of resource: shared memory, Required: 131072, Hardware limit: 101376"),
+        RuntimeError("DataLoader worker (pid 7) is killed by signal: Bus error"),
+        RuntimeError("unable to write to file </torch_7>: No space left on device (28)"),
+        ValueError("CUDA out of memory"),
+        OSError(28, "No space left on device"),
+        KeyError("std::bad_alloc"),
+    ],
+)
+def test_is_not(error):
+    assert not is_out_of_memory(error)
+
+
+def test_what_the_cpu_allocator_raises_is():
+    with pytest.raises(RuntimeError) as raised:
+        torch.empty(2**50)
+    assert is_out_of_memory(raised.value)
+
+
+def test_the_cause_of_another_error_counts_and_its_context_does_not():
+    def wrap(chained):
+        try:
+            try:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            except torch.OutOfMemoryError as error:
+                raise KeyError("compiler") from (error if chained else None)
+        except KeyError as error:
+            return error
+
+    assert is_out_of_memory(wrap(True))
+    assert not is_out_of_memory(wrap(False))
+
+
+def test_an_attempt_lets_go_of_what_failed():
+    held = []
+
+    def work():
+        activations = torch.ones(1000)
+        held.append(weakref.ref(activations))
+        deeper(activations)
+
+    def deeper(states):
+        kept = states * 2
+        held.append(weakref.ref(kept))
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried\nmore")
+
+    gc.disable()  # so that nothing else lets go
+    try:
+        with pytest.raises(DidNotFit, match=r"^CUDA out of memory. Tried$"):
+            attempt(work)
+        assert [reference() for reference in held] == [None, None]
+        with pytest.raises(torch.OutOfMemoryError) as plain:  # the twin: the error holds its frames
+            work()
+        assert held[2]() is not None
+        del plain
+    finally:
+        gc.enable()
+
+
+def test_other_errors_pass_and_a_second_attempt_is_the_last():
+    assert attempt(lambda: 3) == 3
+    with pytest.raises(ZeroDivisionError):
+        attempt(lambda: 1 / 0)
+    calls = []
+
+    def work(times):
+        calls.append(None)
+        if len(calls) <= times:
+            raise MemoryError
+        return "done"
+
+    assert attempt_twice(lambda: work(1)) == "done"
+    calls.clear()
+    with pytest.raises(MemoryError):
+        attempt_twice(lambda: work(2))

@@ -1,0 +1,209 @@
+"""The finder takes the largest batch that fits, keeps the rows of a step, and leaves everything else as it was."""
+
+import gc
+import json
+import random
+
+import numpy as np
+import pytest
+import torch
+from faulty_runs import messages
+from miniature_esm import make_wide_esm
+from small_memory import Room
+from tiny_masked_lm import make_rows, make_trainer
+
+from hf_ext.errors import ArgumentError, MemoryExhausted, PlanRefused
+from hf_ext.training.batch_finder import longest_rows
+
+STEP = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 3, "optim": "adamw_torch", "max_steps": 20}
+
+
+def watched(room, **shape):
+    model = make_wide_esm(**shape)
+    room.watch(model.esm.encoder.layer[1])
+    return model
+
+
+def find(folder, room, shape=None, **given):
+    model = watched(room, **(shape or {}))
+    given = {**STEP, "embedding_cache_dir": str(folder / "cache"), "find_batch_size": True, **given}
+    trainer = make_trainer(folder / "out", model, **given)
+    trainer.train()
+    return trainer
+
+
+def weights(trainer):
+    return torch.cat([weight.detach().flatten() for weight in trainer.model.parameters()])
+
+
+@pytest.mark.parametrize(("room", "rows", "passes"), [(None, 12, 1), (7, 6, 2), (3, 3, 4), (1, 1, 12)])
+def test_weights_after_20_steps_equal_those_of_the_batch_given(tmp_path, room, rows, passes):
+    """With dropout: the tries draw random numbers, and give them back."""
+    shape = {"hidden_dropout_prob": 0.1}
+    found = find(tmp_path, Room(room), shape)
+    assert (found.args.per_device_train_batch_size, found.args.gradient_accumulation_steps) == (rows, passes)
+    sizes = {**STEP, "per_device_train_batch_size": rows, "gradient_accumulation_steps": passes}
+    given = make_trainer(tmp_path / "given", make_wide_esm(**shape), **sizes)
+    given.train()
+    assert found.state.global_step == given.state.global_step == 20
+    assert torch.equal(weights(found), weights(given))
+    evidence = found.plan["find_batch_size"].evidence
+    assert evidence["rows"] == rows
+    assert [t["size"] for t in evidence["tried"]] == [size for size in (1, 2, 3, 4, 6, 12) if size <= 2 * rows][
+        : len(evidence["tried"])
+    ]
+    assert [t["fits"] for t in evidence["tried"]][-1] is (rows == 12)
+
+
+def test_tries_see_the_longest_rows_forward_and_backward(tmp_path):
+    room = Room(5, "backward")
+    trainer = find(tmp_path, room, max_steps=1)
+    assert trainer.args.per_device_train_batch_size == 4
+    assert room.asked[:3] == [1, 1, 2]  # a step takes several passes, so gradients are there in the second
+    assert longest_rows(np.array([[3], [9], [4], [9]]), 2, "rows") == [1, 3]
+
+
+def test_the_widest_row_of_each_input_is_in_the_batch():
+    tokens = np.array([[5, 5], [9, 1], [1, 8], [6, 6]])
+    assert longest_rows(tokens, 3, "rows") == [1, 2, 3]
+    assert longest_rows(tokens, 6, "rows") == [1, 2, 3, 0, 1, 1]  # fewer rows than asked for: one stands in
+    assert longest_rows(tokens, 40, "tokens") == [1, 2]  # 17 a row at the widest
+    assert longest_rows(tokens, 16, "tokens") is None
+
+
+def test_a_result_is_remembered_and_checked(tmp_path):
+    first = find(tmp_path, Room(6), max_steps=1)
+    kept = [*(tmp_path / "cache" / "batch_sizes").iterdir()]
+    assert len(kept) == 1
+    assert json.loads(kept[0].read_text())["size"] == 6
+    with messages() as said:
+        again = find(tmp_path, Room(6), max_steps=1)
+    assert [t["size"] for t in again.plan["find_batch_size"].evidence["tried"]] == [6]
+    assert any("6 rows at a time, found before: fits" in line for line in said)
+    with messages() as said:
+        smaller = find(tmp_path, Room(3), max_steps=1)  # the card is shared with something now
+    assert any("6 rows at a time, found before: does not fit (CUDA out of memory" in line for line in said)
+    assert [first, again, smaller][2].args.per_device_train_batch_size == 3
+    assert json.loads(kept[0].read_text())["size"] == 3
+    other = find(tmp_path, Room(6), max_steps=1, optim="sgd")  # which takes less: another question
+    assert len(other.plan["find_batch_size"].evidence["tried"]) == 6
+    kept[0].write_text("{broken")
+    assert find(tmp_path, Room(6), max_steps=1).args.per_device_train_batch_size == 6
+
+
+def test_what_a_failed_try_held_is_freed(tmp_path):
+    def living():
+        gc.collect()
+        return sum(t.numel() for t in gc.get_objects() if torch.is_tensor(t))
+
+    trainer = make_trainer(
+        tmp_path / "out",
+        watched(Room(2)),
+        **{**STEP, "embedding_cache_dir": str(tmp_path), "find_batch_size": True, "max_steps": 1},
+    )
+    before = living()
+    trainer._ext_find_batch_size()
+    assert living() - before < 1000
+    assert all(parameter.grad is None for parameter in trainer.model.parameters())
+
+
+def test_no_row_that_fits_is_an_error_that_says_what_helps(tmp_path):
+    with pytest.raises(MemoryExhausted, match=r"no room for one of the longest rows.*--use_peft"):
+        find(tmp_path, Room(0))
+
+
+def test_another_error_is_not_taken_for_memory(tmp_path):
+    model = make_wide_esm()
+    model.esm.encoder.layer[0].register_forward_hook(lambda *given: 1 / 0)
+    given = {**STEP, "find_batch_size": True, "embedding_cache_dir": str(tmp_path)}
+    with pytest.raises(ZeroDivisionError):
+        make_trainer(tmp_path / "out", model, **given).train()
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"auto_find_batch_size": True}, "leave it out"),
+        ({"max_tokens_per_batch": 100, "speedups": ["token_budget"]}, "--max_tokens_per_step"),
+    ],
+)
+def test_refused(tmp_path, given, said):
+    with pytest.raises((PlanRefused, ArgumentError), match=said):
+        make_trainer(tmp_path, find_batch_size=True, **given)
+
+
+def test_with_a_token_budget_the_tokens_of_a_step_stay(tmp_path):
+    given = {"max_tokens_per_batch": 80, "max_tokens_per_step": 320, "speedups": ["token_budget"], "max_steps": 3}
+    given |= {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}
+    trainer = find(tmp_path, Room(170, unit="tokens"), **given)
+    tried = trainer.plan["find_batch_size"].evidence["tried"]
+    assert [(t["size"], t["fits"]) for t in tried] == [(40, True), (80, True), (160, True), (320, False)]
+    assert (trainer.args.max_tokens_per_batch, trainer.args.gradient_accumulation_steps) == (160, 2)
+
+
+def test_resumed_with_another_batch_the_run_is_the_same(tmp_path):
+    whole = find(tmp_path, Room(6), max_steps=4, save_strategy="steps", save_steps=2)
+    resumed = make_trainer(
+        tmp_path / "out2",
+        watched(Room(3)),
+        **{**STEP, "max_steps": 4, "find_batch_size": True, "embedding_cache_dir": str(tmp_path / "cache")},
+    )
+    resumed.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-2"))
+    assert resumed.args.per_device_train_batch_size == 3
+    assert (weights(resumed) - weights(whole)).abs().max() < 1e-3
+
+
+@pytest.mark.parametrize("damage", ["a file", "a size that is no number"])
+def test_what_cannot_be_kept_or_read_costs_a_search_and_no_run(tmp_path, damage):
+    if damage == "a file":
+        (tmp_path / "cache").write_text("in the way")
+        with messages() as said:
+            assert find(tmp_path, Room(6), max_steps=1).args.per_device_train_batch_size == 6
+        assert any("not kept for later runs" in line for line in said)
+        return
+    find(tmp_path, Room(6), max_steps=1)
+    (kept,) = (tmp_path / "cache" / "batch_sizes").iterdir()
+    kept.write_text(json.dumps({"format": 1, "size": True}))
+    trainer = find(tmp_path, Room(6), max_steps=1)
+    assert type(trainer.args.per_device_train_batch_size) is int
+    assert len(trainer.plan["find_batch_size"].evidence["tried"]) == 6
+
+
+def test_a_model_that_normalises_over_batches_is_refused_and_a_loss_of_the_users_warned_of(tmp_path):
+    model = make_wide_esm()
+    model.lm_head.layer_norm = torch.nn.BatchNorm1d(model.config.hidden_size)
+    with pytest.raises(ArgumentError, match="normalises over batches"):
+        make_trainer(tmp_path, model, find_batch_size=True, embedding_cache_dir=str(tmp_path / "cache")).train()
+    with messages() as said:
+        trainer = make_trainer(tmp_path, find_batch_size=True, embedding_cache_dir=str(tmp_path / "cache"), max_steps=1)
+        trainer.compute_loss_func = lambda outputs, labels, num_items_in_batch=None: outputs["logits"].square().mean()
+        trainer.train()
+    assert any("not known to be a sum" in line for line in said)
+
+
+class Drawing(torch.utils.data.Dataset):
+    """Rows that draw from every generator there is when they are read, and from one of their own."""
+
+    def __init__(self):
+        self.rows, self.generator = make_rows(), np.random.default_rng(0)
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, index):
+        row = self.rows[index]
+        drawn = random.random() + torch.rand(()).item() + np.random.rand() + self.generator.random()  # noqa: NPY002
+        return {**row, "input_ids": [*row["input_ids"][:-1], 4 + int(drawn * 5)]}
+
+
+def test_rows_that_draw_draw_the_same_afterwards(tmp_path):
+    """The rows read for tries, and those of a run that remembers the result, cost the training no number."""
+    given = {**STEP, "max_steps": 4, "per_device_train_batch_size": 6, "gradient_accumulation_steps": 2}
+    plain = make_trainer(tmp_path / "plain", make_wide_esm(), Drawing(), **given)
+    plain.train()
+    for _ in range(2):
+        cache = {"embedding_cache_dir": str(tmp_path / "cache"), "find_batch_size": True}
+        found = make_trainer(tmp_path / "out", watched(Room(6)), Drawing(), **{**given, **cache})
+        found.train()
+        assert found.args.per_device_train_batch_size == 6
+        assert torch.equal(weights(found), weights(plain))
