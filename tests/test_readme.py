@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
+from tables import PAGES, render
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, HfArgumentParser
 
 from hf_ext.affinity.arguments import AffinityArguments
@@ -39,11 +40,6 @@ COMMANDS = [
 
 
 def test_tables_are_what_the_results_say() -> None:
-    sys.path.insert(0, str(ROOT / "benchmarks"))
-    try:
-        from tables import PAGES, render
-    finally:
-        sys.path.pop(0)
     assert [path.name for path in PAGES] == ["README.md", "memory.md"]
     for path in PAGES:
         assert render(path.read_text(encoding="utf-8")) == path.read_text(encoding="utf-8")

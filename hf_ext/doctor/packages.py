@@ -24,7 +24,7 @@ PURPOSES = {
     "sentencepiece": ("T5 encoders' tokenizers", "sentencepiece"),
     "flash-attn": ("flash attention 2", "flash_attn"),
     "torchao": ("--optim adamw_torch_8bit", "torchao"),
-    "bitsandbytes": ("--load_in_8bit, --load_in_4bit, --optim adamw_8bit", "bitsandbytes"),
+    "bitsandbytes": ("--load_in_8bit, 4bit", "bitsandbytes"),
     "deepspeed": ("--deepspeed, ZeRO", "deepspeed"),
 }
 

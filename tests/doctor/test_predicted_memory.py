@@ -1,13 +1,13 @@
 """What the doctor says of memory: the ledger's numbers, on a described card, with the switches that would help."""
 
 import pytest
+from doctored import look
 
 from hf_ext.affinity.arguments import AffinityArguments
 from hf_ext.doctor.findings import find_problems
 from hf_ext.doctor.page import format_page
 from hf_ext.masked_lm.arguments import MaskedLMArguments
 from hf_ext.memory.report import MemoryReport
-from tests.helpers.doctored import look
 
 GIB = 2**30
 ESM_650M = MaskedLMArguments(model_size="esm2_650M")

@@ -1,6 +1,7 @@
 """Models on torch's meta device and batches for them, for the memory ledger."""
 
 import torch
+from miniature_esm import NO_DROPOUT
 from transformers import BertConfig, BertModel, EsmConfig, EsmForMaskedLM, T5Config, T5EncoderModel
 
 from hf_ext.memory.batches import give_layouts, masked_lm_batch
@@ -10,7 +11,6 @@ from hf_ext.models.lora import LoraSettings, wrap_with_lora
 from hf_ext.models.packing import pack_encoders
 from hf_ext.models.wrapping import block_lists
 from hf_ext.speedups.attention import set_attention
-from tests.helpers.miniature_esm import NO_DROPOUT
 
 # Width, heads, layers of the published checkpoints.
 SHAPES = {"650M": (1280, 20, 33), "3B": (2560, 40, 36), "15B": (5120, 40, 48)}

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import torch
+from ledger_subjects import keep_whole, make_model, make_subject
 from torch.nn import functional
 
 from hf_ext.memory.fakes import autocast_rule
@@ -11,7 +12,6 @@ from hf_ext.memory.ledger import BLOCK_BYTES
 from hf_ext.memory.probe import Graph, LayerLedger, record_pass
 from hf_ext.memory.timeline import Middle, Timeline
 from hf_ext.models.activation_checkpointing import set_policy
-from tests.helpers.ledger_subjects import keep_whole, make_model, make_subject
 
 ROUNDING = 64 * BLOCK_BYTES  # tensors that live at once, each rounded for its own number of rows
 

@@ -2,13 +2,13 @@
 
 import pytest
 import torch
+from ledger_subjects import make_model
 from torch import nn
 from transformers.optimization import Adafactor
 
 from hf_ext.memory.fakes import CodedLinear
 from hf_ext.memory.stored import OPTIMIZERS, gradient_bytes, optimizer_bytes, weight_bytes
 from hf_ext.models.wrapping import find_base_layers
-from tests.helpers.ledger_subjects import make_model
 
 # 100 x 64 x 4 = 25,600 of a table; 128 x 64 = 8,192 numbers of a matrix; 128 of its bias, too few for 8 bits.
 TABLE, MATRIX, BIAS = 6400, 8192, 128

@@ -4,6 +4,7 @@ import dataclasses
 import json
 
 import pytest
+from ledger_subjects import SHAPES, make_model, make_subject
 
 from hf_ext.memory.forecast import Choice, Forecaster
 from hf_ext.memory.probe import Graph
@@ -15,7 +16,6 @@ from hf_ext.memory.what_fits import (
     switches,
     usable_bytes,
 )
-from tests.helpers.ledger_subjects import SHAPES, make_model, make_subject
 
 GIB = 2**30
 MIB = 2**20
