@@ -7,7 +7,7 @@ from transformers import EsmForMaskedLM, TrainingArguments
 
 from hf_ext.data.arguments import DataArguments
 from hf_ext.errors import ArgumentError, DataError
-from hf_ext.masked_lm.arguments import SIZES, MaskedLMArguments, stock_arguments
+from hf_ext.masked_lm.arguments import SIZES, MaskedLMArguments
 from hf_ext.masked_lm.building import (
     build_collator,
     build_model,
@@ -15,6 +15,7 @@ from hf_ext.masked_lm.building import (
     make_demo_sequences,
     prepare_splits,
 )
+from hf_ext.plain_arguments import stock_arguments
 from hf_ext.training_args import FastTrainingArguments
 
 TINY = {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2}

@@ -1,0 +1,137 @@
+"""Errors of a trained operator per task, the trivial predictions beside it, and what a run leaves behind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..evaluation.bootstrap import bootstrap_mean, percentile_interval
+from ..evaluation.verdict import judge_errors
+from ..parser import FastArgumentParser
+from ..reporting.plots import plot_loss
+from ..reporting.run_record import record_evaluations, record_run, write_json
+from ..reporting.tables import format_table
+from ..tasks import plots_if_possible
+from ..trainer import FastTrainer
+from .model import relative_l2
+
+CONFIDENCE, NUM_RESAMPLES = 0.95, 1000
+MODEL = "model"
+
+
+class ErrorMetrics:
+    """nRMSE of each task, `{task}_nrmse`, and their mean, `nrmse`: what an evaluation computes.
+
+    A row's nRMSE is the L2 of its error over the L2 of its solution, as in PDEBench; a metric is its mean over rows.
+
+    Args:
+        tasks: in the order in which they stand in a batch.
+    """
+
+    def __init__(self, tasks: Sequence[str]):
+        self.tasks = [*tasks]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return ("loss", *(f"{task}_nrmse" for task in self.tasks), "nrmse")
+
+    def reduce(self, logits: Any, labels: torch.Tensor) -> torch.Tensor:
+        """As `preprocess_logits_for_metrics`: (B, tasks), float32, so that fields are not kept."""
+        return relative_l2(logits[0] if isinstance(logits, tuple) else logits, labels)
+
+    def __call__(self, prediction: Any) -> dict[str, float]:
+        """As `compute_metrics`, from what `reduce` kept."""
+        means = np.asarray(prediction.predictions, np.float64).mean(0)
+        return {**{f"{task}_nrmse": float(mean) for task, mean in zip(self.tasks, means)}, "nrmse": float(means.mean())}
+
+
+def score_split(errors: np.ndarray, trivial: Mapping[str, np.ndarray], tasks: Sequence[str], seed: int) -> dict:
+    """Scores of the model and of trivial predictions on one split.
+
+    Args:
+        errors: (n, tasks), nRMSE of each row.
+        trivial: predictor -> (n, tasks), on the same rows; NaN where a predictor has nothing to say of a task.
+        tasks: names.
+        seed: of the bootstrap over rows.
+
+    Returns:
+        `num_rows`, `scores` (predictor -> metric -> value with its interval), `factors` (task -> by how much the
+        model's nRMSE is below the best trivial one), `verdict`.
+    """
+    best = {task: min(trivial, key=lambda name, i=i: _last(trivial[name][:, i])) for i, task in enumerate(tasks)}
+    rival = np.stack([trivial[best[task]][:, i] for i, task in enumerate(tasks)], axis=1)
+    named = " and ".join(dict.fromkeys(f"the {name}" for name in best.values()))
+    return {
+        "num_rows": len(errors),
+        "scores": {name: _scores(found, tasks, seed) for name, found in {MODEL: errors, **trivial}.items()},
+        "baselines": {name: {} for name in trivial},
+        "factors": {task: float(rival[:, i].mean() / errors[:, i].mean()) for i, task in enumerate(tasks)},
+        "verdict": judge_errors(errors.mean(1), rival.mean(1), baseline=named, seed=seed).as_dict(),
+    }
+
+
+def _last(errors: np.ndarray) -> float:
+    """The mean, for a minimum that NaN never is."""
+    return float(errors.mean()) if np.isfinite(errors).all() else np.inf
+
+
+def _scores(errors: np.ndarray, tasks: Sequence[str], seed: int) -> dict[str, Any]:
+    columns = {f"{task}_nrmse": errors[:, i] for i, task in enumerate(tasks)}
+    found = {name: values for name, values in columns.items() if np.isfinite(values).all()}
+    if len(found) == len(tasks) > 1:
+        found["nrmse"] = errors.mean(1)
+    return {name: _score(values, seed) for name, values in found.items()}
+
+
+def _score(values: np.ndarray, seed: int) -> dict[str, Any]:
+    low, high = percentile_interval(bootstrap_mean(values, num_resamples=NUM_RESAMPLES, seed=seed), CONFIDENCE)
+    facts = {"value": float(values.mean()), "low": low, "high": high, "confidence": CONFIDENCE, "n": len(values)}
+    return {**facts, "num_resamples": NUM_RESAMPLES}
+
+
+def format_scores(found: Mapping[str, Any]) -> str:
+    """The verdict, a table of `score_split`, and how far the model is below the best trivial prediction."""
+    scores = found["scores"]
+    metrics = [*scores[MODEL]]
+    rows = [
+        [name, *(f"{each[m]['value']:.4f}" if m in each else "-" for m in metrics)] for name, each in scores.items()
+    ]
+    factors = ", ".join(f"{task} {factor:.1f} times" for task, factor in found["factors"].items())
+    return f"{found['verdict']['text']}\n\n{format_table(rows, ['', *metrics])}\n\nBelow the best of these: {factors}."
+
+
+def save_results(
+    trainer: Any,
+    trained: Any,
+    scores: Mapping[str, Mapping[str, Any]],
+    data_report: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    parser: FastArgumentParser,
+) -> dict[str, Any]:
+    """Writes `all_results.json` and `loss.png` into the output folder; returns what the JSON holds.
+
+    Args:
+        trainer, trained: after training, and what `train` returned; stock Trainer's too.
+        scores: split -> `score_split`; the verdict of the run is that of its test split.
+        data_report: what was generated.
+        settings: arguments of the operator by name; training arguments come from the trainer.
+        parser: after parsing; it knows the command line and where each argument came from.
+    """
+    folder = Path(str(trainer.args.output_dir))
+    results = {
+        **record_run(trainer, trained, settings, parser.origins, parser.arguments),
+        **(record_evaluations(trainer) if isinstance(trainer, FastTrainer) else {}),
+        "task": "pde_operator",
+        "data": dict(data_report),
+        "verdict": scores["test"]["verdict"],
+        **scores,
+    }
+    if trainer.is_world_process_zero():
+        write_json(folder / "all_results.json", results)
+        with plots_if_possible():
+            plot_loss(trainer.state.log_history, folder / "loss.png")
+    return results
