@@ -1,15 +1,15 @@
 """Train one operator Transformer on two equations at once: 1-D advection and 2-D Darcy flow, on generated data.
 
-    accelerate launch --quiet recipes/pde_operator.py                     # generated data, under two minutes on two cores
+    accelerate launch --quiet recipes/pde_operator.py  # two minutes on two cores
     accelerate launch --quiet recipes/pde_operator.py --resolution 64 --num_train_samples 1000 --hidden_size 256 \\
         --num_queries 1024 --inverse_loss_every 4 --physics_every 4
     accelerate launch --config_file accelerate_configs/2gpu_ddp.yaml recipes/pde_operator.py \\
         --config recipes/configs/pde_2gpu_optimized.yaml
 
-Advection is solved exactly, Darcy flow by finite volumes; samples are made once and kept in --data_cache_dir. Scores are
-nRMSE: the L2 of the error over the L2 of the solution, beside what the mean of the training solutions and, for
-advection, the initial state score. Killed, or stopped with Ctrl-C, the same command goes on where it was. `--stock_trainer
-true` trains with transformers.Trainer itself, on the same samples, points and losses.
+Advection is solved exactly, Darcy flow by finite volumes; samples are made once and kept in --data_cache_dir. Scores
+are nRMSE: the L2 of the error over the L2 of the solution, beside what the mean of the training solutions and, for
+advection, the initial state score. Killed, or stopped with Ctrl-C, the same command goes on where it was.
+`--stock_trainer true` trains with transformers.Trainer itself, on the same samples, points and losses.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from ..reporting.run_record import record_evaluations, record_run, write_json
 from ..reporting.tables import format_table
 from ..tasks import plots_if_possible
 from ..trainer import FastTrainer
+from .data import TASKS
 from .model import relative_l2
 
 CONFIDENCE, NUM_RESAMPLES = 0.95, 1000
@@ -47,6 +48,55 @@ class ErrorMetrics:
         """As `compute_metrics`, from what `reduce` kept."""
         means = np.asarray(prediction.predictions, np.float64).mean(0)
         return {**{f"{task}_nrmse": float(mean) for task, mean in zip(self.tasks, means)}, "nrmse": float(means.mean())}
+
+
+def score_splits(trainer: Any, rows: Mapping[str, Any], samples: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """`score_split` of validation and test. All processes call it.
+
+    Args:
+        trainer: after training; stock Trainer's too.
+        rows, samples: from `building`, by split.
+    """
+    tasks = [*samples["train"]]
+    return {
+        split: score_split(
+            np.asarray(trainer.predict(rows[split]).predictions, np.float64),
+            trivial_errors(samples["train"], samples[split]),
+            tasks,
+            trainer.args.seed,
+        )
+        for split in ("validation", "test")
+    }
+
+
+def trivial_errors(train: Mapping[str, Any], split: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """nRMSE of each row of predictions that learn nothing of the input.
+
+    Args:
+        train, split: task -> {"inputs", "targets"}.
+
+    Returns:
+        predictor -> (n, tasks): the mean of the training solutions; and, for tasks in time, the initial state, which is
+        NaN for others.
+    """
+    means = [_errors(task["targets"], train[name]["targets"].mean(0)) for name, task in split.items()]
+    found = {"training mean": np.stack(means, axis=1)}
+    if any(TASKS[name].has_time for name in split):
+        still = [
+            _errors(task["targets"], task["inputs"][:, None])
+            if TASKS[name].has_time
+            else np.full(len(means[0]), np.nan)
+            for name, task in split.items()
+        ]
+        found["persistence"] = np.stack(still, axis=1)
+    return found
+
+
+def _errors(true: np.ndarray, predicted: np.ndarray) -> np.ndarray:
+    """(n,), float64."""
+    exact = true.astype(np.float64)
+    difference = (predicted - exact).reshape(len(true), -1)
+    return np.linalg.norm(difference, axis=1) / np.linalg.norm(exact.reshape(len(true), -1), axis=1)
 
 
 def score_split(errors: np.ndarray, trivial: Mapping[str, np.ndarray], tasks: Sequence[str], seed: int) -> dict:
