@@ -1,0 +1,19 @@
+"""Samples of both equations at a resolution of 16, and an operator of 8,000 parameters or so."""
+
+from hf_ext.pde.configuration import OperatorConfig
+from hf_ext.pde.data import load_task, measure_units
+from hf_ext.pde.model import OperatorTransformer
+
+RESOLUTION = 16
+TASKS = ["advection1d", "darcy2d"]
+
+
+def make_samples(num: int, split: str = "train", cache_dir=None):
+    """task -> {"inputs", "targets"}."""
+    return {task: load_task(task, split, num, resolution=RESOLUTION, seed=0, cache_dir=cache_dir) for task in TASKS}
+
+
+def make_operator(**given) -> OperatorTransformer:
+    shape = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "patch_size": 4}
+    settings = {**shape, "tasks": TASKS, "resolution": RESOLUTION, **measure_units(make_samples(8)), **given}
+    return OperatorTransformer(OperatorConfig(**settings))

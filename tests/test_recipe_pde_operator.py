@@ -1,0 +1,182 @@
+"""recipes/pde_operator.py as users run it: in a subprocess, through accelerate; and its configs."""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from closeness import largest
+from launches import Launch, run_recipe
+from safetensors.torch import load_file
+
+from hf_ext.parser import FastArgumentParser
+from hf_ext.pde.arguments import OperatorArguments
+from hf_ext.presets import PRESETS
+from hf_ext.training_args import FastTrainingArguments
+
+ROOT = Path(__file__).resolve().parent.parent
+RECIPE = str(ROOT / "recipes" / "pde_operator.py")
+SMALL = ["--resolution", "16", "--num_train_samples", "24", "--num_eval_samples", "8", "--hidden_size", "16"]
+SMALL += ["--num_hidden_layers", "1", "--num_attention_heads", "2", "--per_device_train_batch_size", "4"]
+SMALL += ["--num_queries", "64", "--inverse_loss_every", "3", "--physics_every", "2"]
+LAUNCHER = [sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "1", "--mixed_precision", "no"]
+
+
+def environment(folder: Path) -> dict[str, str]:
+    return {**os.environ, "HF_HUB_OFFLINE": "1", "HOME": str(folder)}
+
+
+def train(folder: Path, *arguments: str) -> dict:
+    """Runs the recipe through accelerate; returns its results, its output and its folder."""
+    command = [*LAUNCHER, RECIPE, "--disable_tqdm", "true", *arguments]
+    done = subprocess.run(
+        command, cwd=folder, env=environment(folder), capture_output=True, text=True, timeout=600, check=False
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    output = folder / "outputs" / "pde_operator"
+    return {
+        "results": json.loads((output / "all_results.json").read_text()),
+        "stdout": done.stdout,
+        "folder": output,
+        "weights": load_file(output / "model.safetensors"),
+    }
+
+
+def difference(one: dict, other: dict) -> float:
+    assert one["weights"].keys() == other["weights"].keys()
+    return largest((one["weights"][name] - other["weights"][name]).abs().max() for name in one["weights"])
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    return train(tmp_path_factory.mktemp("whole"), *SMALL, "--num_train_epochs", "3")
+
+
+def test_a_run_leaves_scores_beside_trivial_ones_and_everything_else(whole):
+    results = whole["results"]
+    assert results["task"] == "pde_operator"
+    scores = results["test"]["scores"]
+    assert set(scores) == {"model", "training mean", "persistence"}
+    assert set(scores["model"]) == {"advection1d_nrmse", "darcy2d_nrmse", "nrmse"}
+    assert set(scores["persistence"]) == {"advection1d_nrmse"}  # Darcy flow has no time
+    mean = (scores["model"]["advection1d_nrmse"]["value"] + scores["model"]["darcy2d_nrmse"]["value"]) / 2
+    assert scores["model"]["nrmse"]["value"] == pytest.approx(mean)
+    left = {path.name for path in whole["folder"].iterdir()}
+    assert left >= {"README.md", "report.html", "model.safetensors", "config.json", "loss.png", "plan.json", "run.log"}
+
+
+def test_a_killed_run_goes_on_to_the_same_weights(whole, tmp_path):
+    command = [*LAUNCHER, RECIPE, "--disable_tqdm", "true", *SMALL, "--num_train_epochs", "3"]
+    command += ["--save_steps", "1", "--dataloader_num_workers", "2"]
+    output = tmp_path / "outputs" / "pde_operator"
+    with (tmp_path / "log").open("w") as log:
+        child = subprocess.Popen(
+            command, cwd=tmp_path, env=environment(tmp_path), stdout=log, stderr=log, start_new_session=True
+        )
+        ends = time.monotonic() + 120
+        while not list(output.glob("checkpoint-7*")) and child.poll() is None and time.monotonic() < ends:
+            time.sleep(0.01)
+        os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+    assert child.returncode == -signal.SIGKILL, (tmp_path / "log").read_text()[-3000:]
+    resumed = train(tmp_path, *command[len(LAUNCHER) + 3 :])
+    assert "checkpoint" in resumed["stdout"]
+    assert difference(whole, resumed) == 0.0
+
+
+def test_points_and_terms_are_what_makes_the_weights(whole, tmp_path):
+    """What the comparison above can tell apart."""
+    other = train(tmp_path, *SMALL, "--num_train_epochs", "3", "--inverse_loss_every", "2")
+    assert difference(whole, other) > 1e-4
+
+
+@pytest.mark.nightly
+def test_the_control_is_transformers_own_trainer_on_the_same_losses(tmp_path):
+    arguments = [*SMALL, "--preset", "baseline", "--logging_steps", "1", "--max_steps", "6"]
+    curves = []
+    for name, extra in (("ours", []), ("stock", ["--stock_trainer", "true"])):
+        folder = tmp_path / name
+        folder.mkdir()
+        found = train(folder, *arguments, *extra)
+        state = json.loads((found["folder"] / "trainer_state.json").read_text())
+        curves.append([entry["loss"] for entry in state["log_history"] if "loss" in entry])
+    assert found["results"]["trainer"] == "transformers.trainer.Trainer"
+    assert len(curves[0]) == 6
+    assert curves[0] == pytest.approx(curves[1], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--tasks", "burgers"], "advection1d, darcy2d"),
+        (["--tasks", "darcy2d", "darcy2d"], "each once"),
+        (["--resolution", "30"], "multiple of twice the patch_size"),
+        (["--num_queries", "5000"], "1,024 points"),
+        (["--hidden_size", "30"], "num_attention_heads"),
+        (["--task_weights", "1"], "a number above 0 for each"),
+        (["--inverse_loss_every", "-1"], "inverse_loss_every"),
+        (["--model_name_or_path", "nowhere"], "no operator there"),
+        (["--metric_for_best_model", "rsme"], "nrmse"),
+    ],
+)
+def test_a_mistake_names_the_remedy(arguments, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    main = runpy.run_path(RECIPE)["main"]
+    with pytest.raises(Exception, match=message):
+        main([*SMALL, *arguments, "--num_queries", "64"] if "--num_queries" not in arguments else [*arguments])
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "launch"),
+    [
+        ("pde_4gpu_baseline", 96, 4),
+        ("pde_4gpu_optimized", 192, 4),
+        ("pde_conservative", 160, 4),
+        ("pde_2gpu_baseline", 120, 2),
+        ("pde_2gpu_optimized", 120, 2),
+    ],
+)
+def test_every_config_parses_to_its_effective_batch(name, rows, launch, tmp_path):
+    defaults = runpy.run_path(RECIPE)["DEFAULTS"]
+    parser = FastArgumentParser((OperatorArguments, FastTrainingArguments), presets=PRESETS, defaults=defaults)
+    path = ROOT / "recipes" / "configs" / f"{name}.yaml"
+    model_args, args = parser.parse_args_into_dataclasses(["--config", str(path), "--output_dir", str(tmp_path)])
+    assert args.per_device_train_batch_size * args.gradient_accumulation_steps * launch == rows
+    assert model_args.hidden_size == 384
+    assert model_args.inverse_loss_every == {"baseline": 1}.get(name.rpartition("_")[2], 0 if "2gpu" in name else 4)
+
+
+EQUAL = [*SMALL, "--max_steps", "4", "--effective_batch_size", "8", "--per_device_train_batch_size", "2"]
+EQUAL += ["--without", "precision", "--warmup_steps", "0"]
+FP32 = ("--mixed_precision", "no")
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="two processes on the CPU")
+@pytest.mark.parametrize("optimizer", [[], ["--optim_ext", "muon"]], ids=["adamw", "muon"])
+def test_ddp_and_fsdp2_train_what_one_process_trains(optimizer, tmp_path):
+    launches = {
+        "one": Launch("cpu", "NO", 1),
+        "ddp": Launch("2cpu_ddp", "MULTI_CPU", 2),
+        "fsdp2": Launch("2gpu_fsdp2", "FSDP", 2, FP32),
+    }
+    found = {}
+    for name, launch in launches.items():
+        facts = run_recipe(launch, tmp_path / name, "pde_operator.py", *EQUAL, *optimizer, limit_s=250)
+        assert [process["steps"] for process in facts] == [4] * launch.processes
+        assert {process["kind"] for process in facts} == {launch.kind}
+        found[name] = {"weights": load_file(tmp_path / name / "output" / "model.safetensors")}
+    assert difference(found["one"], found["ddp"]) < 1e-4
+    assert difference(found["one"], found["fsdp2"]) < 1e-4
+    half = ["--effective_batch_size", "4"]  # what each process would train alone
+    run_recipe(launches["one"], tmp_path / "half", "pde_operator.py", *EQUAL, *optimizer, *half, limit_s=250)
+    broken = {"weights": load_file(tmp_path / "half" / "output" / "model.safetensors")}
+    assert difference(found["one"], broken) > 1e-3
