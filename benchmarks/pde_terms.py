@@ -1,8 +1,8 @@
 """What the auxiliary losses of the operator cost, with 2,048 and 1,024 queries, and in every 4th step instead of each.
 
-Two parts. Pieces: training steps of one process and one thread, with and without the terms, for both numbers of queries,
-interleaved; from them follows what a run with the terms in every n-th step should take. Runs: the recipe itself, both
-ways, over seeds, by recipes/compare.py; this script starts it, and sets what it measured beside the prediction.
+Two parts. Pieces: training steps of one process and one thread, with and without the terms, for both numbers of
+queries, interleaved; from them follows what a run with the terms in every n-th step should take. Runs: the recipe
+itself, both ways, over seeds, by recipes/compare.py; what that measured stands beside the prediction.
 
 python benchmarks/pde_terms.py --output benchmarks/results/pde_terms_cpu.json
 """
