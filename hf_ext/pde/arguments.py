@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from ..argument_checks import COUNT, COUNT_FROM_ZERO, WIDTH, Range, check_ranges
 from ..errors import ArgumentError
-from .data import TASKS
+from .tasks import TASKS
 
 FROM_ZERO = Range("0 or more", lambda value: value >= 0)
 RANGES = {
@@ -41,7 +41,9 @@ class OperatorArguments:
     )
     num_train_samples: int = field(default=512, metadata={"help": "Training samples of each task."})
     num_eval_samples: int = field(default=128, metadata={"help": "Samples of each task for validation, and for test."})
-    data_seed: int = field(default=0, metadata={"help": "Of the generated data, so that --seed varies training alone."})
+    samples_seed: int = field(
+        default=0, metadata={"help": "Of the generated data, so that --seed varies training alone."}
+    )
     data_cache_dir: str = field(
         default="~/.cache/hf_ext/pde", metadata={"help": "Where generated data are kept; the same for all runs."}
     )

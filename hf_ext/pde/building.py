@@ -21,12 +21,12 @@ from ..trainer import FastTrainer
 from .arguments import OperatorArguments
 from .collator import OperatorCollator, OperatorRows
 from .configuration import OperatorConfig
-from .data import TASKS, load_task, measure_units
+from .data import SPLITS, load_task, measure_units
 from .model import OperatorTransformer
 from .results import ErrorMetrics
+from .tasks import TASKS
 from .terms import AuxiliaryTerms
 
-SPLITS = ("train", "validation", "test")
 Samples = dict[str, dict[str, dict[str, np.ndarray]]]
 
 
@@ -36,7 +36,7 @@ def load_samples(args: OperatorArguments, training: Any) -> Samples:
     Cost: 64 x 64 Darcy flow, 15 ms a sample; the rest is nothing beside it.
     """
     counts = {"train": args.num_train_samples, "validation": args.num_eval_samples, "test": args.num_eval_samples}
-    made = {"resolution": args.resolution, "seed": args.data_seed, "cache_dir": args.data_cache_dir}
+    made = {"resolution": args.resolution, "seed": args.samples_seed, "cache_dir": args.data_cache_dir}
     with training.main_process_first(desc="generated data"):
         return {split: {task: load_task(task, split, counts[split], **made) for task in args.tasks} for split in SPLITS}
 
@@ -48,7 +48,7 @@ def describe_samples(samples: Samples, args: OperatorArguments) -> dict[str, Any
         "sizes": {split: max(len(task["targets"]) for task in tasks.values()) for split, tasks in samples.items()},
         "tasks": {task: TASKS[task].description for task in args.tasks},
         "resolution": args.resolution,
-        "seed": args.data_seed,
+        "seed": args.samples_seed,
     }
 
 

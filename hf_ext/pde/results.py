@@ -17,8 +17,8 @@ from ..reporting.run_record import record_evaluations, record_run, write_json
 from ..reporting.tables import format_table
 from ..tasks import plots_if_possible
 from ..trainer import FastTrainer
-from .data import TASKS
-from .model import relative_l2
+from .outputs import relative_l2
+from .tasks import TASKS
 
 CONFIDENCE, NUM_RESAMPLES = 0.95, 1000
 MODEL = "model"

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from ..models.auxiliary import OptimizerStep, compute_every
-from .data import ADVECTION_SPEED, ADVECTION_TIMES
-from .model import relative_l2
+from .outputs import TaskStep, relative_l2
+from .tasks import ADVECTION_SPEED, ADVECTION_TIMES
 
 
 @dataclass
@@ -45,25 +45,6 @@ class AuxiliaryTerms:
             physics = compute_every(self.physics_every, lambda: PRIORS[task](model, step), **due)
             total = total + self.physics_weight * physics
         return total
-
-
-@dataclass(frozen=True)
-class TaskStep:
-    """What a step has computed of one task.
-
-    Attributes:
-        inputs: (B, ...), in the unit of the data.
-        encoded: (B, T, d), latents before the trunk.
-        latents: (B, T, d), latents after it.
-        points: (B, Q), int64: the places on the task's grid that were decoded.
-        predictions: (B, Q), there.
-    """
-
-    inputs: torch.Tensor
-    encoded: torch.Tensor
-    latents: torch.Tensor
-    points: torch.Tensor
-    predictions: torch.Tensor
 
 
 def inverse_loss(model: Any, task: str, step: TaskStep) -> torch.Tensor:

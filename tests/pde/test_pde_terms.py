@@ -6,7 +6,8 @@ import pytest
 import torch
 from operators import RESOLUTION, make_operator, make_samples
 
-from hf_ext.pde.terms import AuxiliaryTerms, TaskStep, constant_along_characteristics, inverse_loss, ritz_energy
+from hf_ext.pde.outputs import TaskStep
+from hf_ext.pde.terms import AuxiliaryTerms, constant_along_characteristics, inverse_loss, ritz_energy
 
 
 class Exact:
