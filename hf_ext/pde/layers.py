@@ -1,0 +1,143 @@
+"""Layers of an operator: patches of a grid in, blocks that all tasks share, values at query points out."""
+
+from __future__ import annotations
+
+from math import pi
+
+import torch
+from torch import nn
+from torch.nn import functional
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from .configuration import OperatorConfig
+from .tasks import TASKS, Task
+
+
+class OperatorBlock(GradientCheckpointingLayer):
+    """A pre-norm Transformer block: attention among all tokens, then a feed-forward layer with GELU."""
+
+    def __init__(self, config: OperatorConfig):
+        super().__init__()
+        width = config.hidden_size
+        self.num_heads = config.num_attention_heads
+        self.attention_norm = nn.LayerNorm(width)
+        self.query_key_value = nn.Linear(width, 3 * width)
+        self.attention_output = nn.Linear(width, width)
+        self.feed_forward_norm = nn.LayerNorm(width)
+        self.feed_forward = nn.Linear(width, config.intermediate_size or 4 * width)
+        self.feed_forward_output = nn.Linear(self.feed_forward.out_features, width)
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """(B, T, d) to (B, T, d)."""
+        rows, tokens, width = hidden_states.shape
+        heads = self.query_key_value(self.attention_norm(hidden_states)).view(rows, tokens, 3, self.num_heads, -1)
+        query, key, value = heads.permute(2, 0, 3, 1, 4)
+        attended = functional.scaled_dot_product_attention(query, key, value)
+        hidden_states = hidden_states + self.attention_output(attended.transpose(1, 2).reshape(rows, tokens, width))
+        inner = functional.gelu(self.feed_forward(self.feed_forward_norm(hidden_states)))
+        return hidden_states + self.feed_forward_output(inner)
+
+
+class GridEncoder(nn.Module):
+    """A function on a task's grid as T tokens: a convolution, patches, and where they lie.
+
+    The positions' layer has a bias of its own in each task, which is the task's embedding.
+    """
+
+    def __init__(self, config: OperatorConfig, name: str):
+        super().__init__()
+        self.grid, self.patch = config.grid(name)
+        self.task, self.num_frequencies = TASKS[name], config.num_frequencies
+        self.local = _local_layer(1, config.decoder_channels, self.grid, self.task)
+        self.patches = nn.Conv2d(config.decoder_channels, config.hidden_size, self.patch, stride=self.patch)
+        self.position = nn.Linear(4 * config.num_frequencies, config.hidden_size)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Standardised inputs, (B, ...), to (B, T, d)."""
+        dtype = self.position.weight.dtype  # under autocast float32, so that what blocks add to stays so
+        maps = self.local(inputs.reshape(-1, 1, *self.grid).to(dtype))
+        tokens = self.patches(functional.gelu(maps)).flatten(2).transpose(1, 2)
+        places = fourier_features(self._places(inputs.device), self.num_frequencies, self.task.is_periodic)
+        return tokens.to(dtype) + self.position(places.to(dtype))
+
+    def _places(self, device: torch.device) -> torch.Tensor:
+        """(T, 2): the coordinates of each patch; in one dimension the second one is 0."""
+        rows, columns = (
+            (torch.arange(cells // width, device=device) + 0.5) * width / cells
+            for cells, width in zip(self.grid, self.patch)
+        )
+        if self.grid[0] == 1:
+            return torch.stack([columns, torch.zeros_like(columns)], dim=-1)
+        return torch.cartesian_prod(rows, columns)
+
+
+class QueryDecoder(nn.Module):
+    """Values at query points: tokens are laid out as maps on the task's grid, looked up there, and read by two layers.
+
+    Between points of the grid the maps are interpolated linearly, in periodic coordinates across the end too; beyond
+    the outermost cell centres they are constant. Where the task's solutions vanish at the boundary, so do decoded ones:
+    what the layers say is multiplied by 16 x (1 - x) y (1 - y).
+    """
+
+    def __init__(self, config: OperatorConfig, name: str, vanishes: bool):
+        super().__init__()
+        self.grid, self.patch = config.grid(name)
+        self.task, self.num_frequencies, self.vanishes = TASKS[name], config.num_frequencies, vanishes
+        channels, width = config.decoder_channels, config.decoder_hidden_size
+        self.norm = nn.LayerNorm(config.hidden_size)
+        self.patches = nn.ConvTranspose2d(config.hidden_size, channels, self.patch, stride=self.patch)
+        self.local = _local_layer(channels, channels, self.grid, self.task)
+        self.from_maps = nn.Linear(channels, width)
+        self.from_place = nn.Linear(4 * config.num_frequencies, width)
+        self.hidden = nn.Linear(width, width)
+        self.output = nn.Linear(width, 1)
+
+    def forward(self, latents: torch.Tensor, queries: torch.Tensor) -> torch.Tensor:
+        """Latents, (B, T, d), at queries, (B, Q, 2), float32: (B, Q), float32, standardised."""
+        rows, columns = (cells // width for cells, width in zip(self.grid, self.patch))
+        tokens = self.norm(latents).transpose(1, 2)
+        maps = self.patches(tokens.reshape(len(latents), -1, rows, columns))
+        maps = maps + self.local(functional.gelu(maps))
+        found = self._look_up(maps.float(), queries).transpose(1, 2)
+        places = fourier_features(queries, self.num_frequencies, self.task.is_periodic)
+        dtype = self.from_maps.weight.dtype
+        inner = functional.gelu(self.from_maps(found.to(dtype)) + self.from_place(places.to(dtype)))
+        values = self.output(functional.gelu(self.hidden(inner))).squeeze(-1).float()
+        return values * (4 * queries * (1 - queries)).prod(-1) if self.vanishes else values
+
+    def _look_up(self, maps: torch.Tensor, queries: torch.Tensor) -> torch.Tensor:
+        """Maps, (B, c, rows, columns), interpolated at queries, (B, Q, 2): (B, c, Q)."""
+        if self.task.is_periodic:  # points lie at j / n, not at the centres of cells, and the last one is the first
+            maps = torch.cat([maps, maps[..., :1]], dim=-1)
+            across = 2 * (queries[..., 0] % 1.0) - 1
+            places = torch.stack([across, torch.zeros_like(across)], dim=-1)
+        else:
+            places = 2 * queries.flip(-1) - 1  # grid_sample names the column first
+        sampled = functional.grid_sample(
+            maps, places.unsqueeze(1), padding_mode="border", align_corners=self.task.is_periodic
+        )
+        return sampled.squeeze(2)
+
+
+def fourier_features(coordinates: torch.Tensor, num_frequencies: int, is_periodic: bool) -> torch.Tensor:
+    """sin and cos of pi k z of each coordinate z for k = 1, ..., K; of a periodic first one, of 2 pi k z.
+
+    Args:
+        coordinates: (..., 2), in float32: half precision would blur them.
+
+    Returns:
+        (..., 4 K), float32.
+    """
+    waves = pi * torch.arange(1, num_frequencies + 1, device=coordinates.device, dtype=torch.float32)
+    first, second = (coordinates.float()[..., i : i + 1] * waves for i in range(2))
+    if is_periodic:
+        first = 2 * first
+    return torch.cat([first.sin(), first.cos(), second.sin(), second.cos()], dim=-1)
+
+
+def _local_layer(inputs: int, outputs: int, grid: tuple[int, int], task: Task) -> nn.Conv2d:
+    """A convolution over each point and its neighbours, across the end of a periodic grid."""
+    reach = tuple(int(cells > 1) for cells in grid)
+    kernel = tuple(2 * cells + 1 for cells in reach)
+    padding_mode = "circular" if task.is_periodic else "zeros"
+    return nn.Conv2d(inputs, outputs, kernel, padding=reach, padding_mode=padding_mode)  # type: ignore[arg-type]

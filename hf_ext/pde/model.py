@@ -1,0 +1,228 @@
+"""OperatorTransformer: reads a function on a grid, and writes the solution of its equation at any points.
+
+Written here and not taken from the `neuraloperator` package (2.0), which brings wandb, h5py, tensorly and zarr, and
+whose only Transformers decode the grid that they read (CODANO, attention among channels) or need a mesh (OTNO).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers import initialization as init
+
+from ..errors import ArgumentError
+from .configuration import OperatorConfig
+from .layers import GridEncoder, OperatorBlock, QueryDecoder
+from .outputs import OperatorOutput, TaskStep, relative_l2
+from .tasks import TASKS
+
+Terms = Callable[["OperatorTransformer", str, TaskStep], torch.Tensor | float]
+
+
+class OperatorTransformer(PreTrainedModel):
+    """An encoder and a decoder per task around a trunk that all tasks share, and go through as one batch.
+
+    All methods take and return data in their own units. Under autocast the matrices are in half precision; coordinates,
+    predictions and losses are float32. A loss is a sum over rows by the rows of the whole effective batch, so that
+    accumulation and several processes give the gradients of one batch.
+
+    Attributes:
+        terms: what else a row's loss has in training, such as inverse losses: called once per task with model, task and
+            `TaskStep`, returns (B,) or a number. None; it is no part of a saved model.
+
+    Cost of a step, per row, task and point of the grid: with T tokens of width d and L blocks 6 T L (12 d^2 + 2 T d)
+    floating-point operations in the trunk, forward and backward; decoders, below 10 % of it from d = 256 on.
+    """
+
+    config_class = OperatorConfig
+    base_model_prefix = "operator"
+    main_input_name = "darcy2d_inputs"
+    accepts_loss_kwargs = True
+    supports_gradient_checkpointing = True
+    _supports_sdpa = True
+    _no_split_modules = ["OperatorBlock"]
+
+    def __init__(self, config: OperatorConfig):
+        super().__init__(config)
+        tasks = config.tasks or []
+        self.main_input_name = f"{tasks[0]}_inputs"
+        self.encoders = nn.ModuleDict({name: GridEncoder(config, name) for name in tasks})
+        self.blocks = nn.ModuleList(OperatorBlock(config) for _ in range(config.num_hidden_layers))
+        self.decoders = nn.ModuleDict(
+            {name: QueryDecoder(config, name, vanishes=TASKS[name].is_zero_at_boundary) for name in tasks}
+        )
+        self.input_decoders = nn.ModuleDict({name: QueryDecoder(config, name, vanishes=False) for name in tasks})
+        self.terms: Terms | None = None
+        self.post_init()
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """What a layer puts out is as large as what goes in; what a block adds, by the depth of all, smaller."""
+        if isinstance(module, nn.Linear | nn.Conv2d | nn.ConvTranspose2d):
+            fan_in = module.weight[0].numel()
+            if isinstance(module, nn.ConvTranspose2d):  # kernels do not overlap: each output sees one of their places
+                fan_in = len(module.weight)
+            init.normal_(module.weight, mean=0.0, std=fan_in**-0.5)
+            if module.bias is not None:
+                init.zeros_(module.bias)
+        elif isinstance(module, OperatorBlock):
+            depth = (2 * self.config.num_hidden_layers) ** 0.5
+            for last in (module.attention_output, module.feed_forward_output):
+                init.normal_(last.weight, mean=0.0, std=last.in_features**-0.5 / depth)
+        else:
+            super()._init_weights(module)
+
+    def encode(self, task: str, inputs: torch.Tensor) -> torch.Tensor:
+        """Inputs, (B, *input_shape), as latents before the trunk, (B, T, d).
+
+        Raises:
+            ArgumentError: a task that this model does not have, or inputs on another grid.
+        """
+        config = self.config
+        shape = TASKS[self._known(task)].input_shape(config.resolution)
+        if inputs.shape[1:] != shape:
+            raise ArgumentError(
+                f"{task}_inputs of shape {tuple(inputs.shape)}: must be (rows, {', '.join(map(str, shape))}), the grid "
+                f"of resolution {config.resolution} that this model was built for."
+            )
+        return self.encoders[task]((inputs.float() - config.input_means[task]) / config.input_stds[task])
+
+    def propagate(self, latents: torch.Tensor) -> torch.Tensor:
+        """The trunk: (B, T, d) to (B, T, d), for rows of any tasks."""
+        for block in self.blocks:
+            latents = block(latents)
+        return latents
+
+    def decode(self, task: str, latents: torch.Tensor, queries: torch.Tensor) -> torch.Tensor:
+        """The solution at query points, in the unit of the data.
+
+        Args:
+            latents: (B, T, d), after the trunk.
+            queries: (B, Q, 2), float32, coordinates from 0 to 1, on the grid or not; see `Task.coordinates`.
+
+        Returns:
+            (B, Q), float32. Of Darcy flow it is exactly 0 on the boundary.
+
+        Raises:
+            ArgumentError: a task that this model does not have.
+        """
+        values = self.decoders[self._known(task)](latents, queries)
+        mean = 0.0 if TASKS[task].is_zero_at_boundary else self.config.target_means[task]
+        return mean + self.config.target_stds[task] * values
+
+    def decode_inputs(self, task: str, latents: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        """The input function read back from its encoding, in the unit of the data.
+
+        Args:
+            latents: (B, T, d), before the trunk.
+            places: (B, Q), int64, of the flattened input grid.
+
+        Returns:
+            (B, Q), float32.
+
+        Raises:
+            ArgumentError: a task that this model does not have.
+        """
+        (rows, columns), _ = self.config.grid(self._known(task))
+        if TASKS[task].has_time:
+            queries = torch.stack([places / columns, torch.zeros_like(places, dtype=torch.float32)], dim=-1)
+        else:
+            queries = torch.stack([(places // columns + 0.5) / rows, (places % columns + 0.5) / columns], dim=-1)
+        values = self.input_decoders[task](latents, queries)
+        return self.config.input_means[task] + self.config.input_stds[task] * values
+
+    def coordinates(self, task: str, points: torch.Tensor) -> torch.Tensor:
+        """The coordinates of points of the target's grid: (..., 2), float32, for `decode`.
+
+        Args:
+            points: (...), int64, places in a flattened target.
+        """
+        return torch.stack(TASKS[self._known(task)].locate(points, self.config.resolution), dim=-1)
+
+    def forward(
+        self,
+        labels: torch.Tensor | None = None,
+        points: torch.Tensor | None = None,
+        num_items_in_batch: torch.Tensor | int | None = None,
+        return_dict: bool | None = None,
+        **inputs: torch.Tensor,
+    ) -> Any:
+        """Predictions of B rows, each with one sample of every task, and their loss.
+
+        Args:
+            labels: (B, tasks, Q), float, solutions at `points`, in the order of `config.tasks`.
+            points: (B, tasks, Q), int64, places in flattened targets; None: all of them.
+            num_items_in_batch: labels in the whole effective batch, as Trainer counts them; None: those here.
+            return_dict: False: a tuple.
+            inputs: `{task}_inputs`, (B, *input_shape), float, of each task.
+
+        Returns:
+            `OperatorOutput`. The loss is, summed over tasks with their weights, the relative L2 at the points, and what
+            `terms` add in training; summed over rows, by the rows of the whole effective batch.
+
+        Raises:
+            ArgumentError: inputs of a task are missing or have another shape, or labels and points do not fit.
+        """
+        names = self.config.tasks
+        self._check_batch(inputs, labels, points)
+        encoded = [self.encode(name, inputs[f"{name}_inputs"]) for name in names]
+        latents = self.propagate(torch.cat(encoded)).chunk(len(names))
+        if points is None:
+            points = torch.arange(self.config.resolution**2, device=encoded[0].device)
+            points = points.expand(len(encoded[0]), len(names), -1)
+        predictions, extra = [], []
+        for i, name in enumerate(names):
+            predictions.append(self.decode(name, latents[i], self.coordinates(name, points[:, i])))
+            if self.terms is not None and self.training and labels is not None:
+                step = TaskStep(inputs[f"{name}_inputs"], encoded[i], latents[i], points[:, i], predictions[i])
+                extra.append(self.terms(self, name, step))
+        output = OperatorOutput(logits=torch.stack(predictions, dim=1))
+        if labels is not None:
+            output = self._score(output.logits, labels, extra, num_items_in_batch)
+        return output if return_dict is not False else output.to_tuple()
+
+    def row_losses(
+        self, logits: torch.Tensor, labels: torch.Tensor, bounds: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """The loss of each row, (B,), float32, without `terms`; `bounds` is not read."""
+        return self._weigh(relative_l2(logits, labels))
+
+    def _weigh(self, errors: torch.Tensor) -> torch.Tensor:
+        """(B, tasks) to (B,)."""
+        return sum(weight * errors[:, i] for i, weight in enumerate(self.config.task_weights or []))
+
+    def _score(self, logits: Any, labels: torch.Tensor, extra: list[Any], num_items: Any) -> OperatorOutput:
+        errors = relative_l2(logits, labels)
+        losses = self._weigh(errors)
+        if (
+            self.training
+        ):  # a gradient of each weight in each step, also where no term reads inputs back: DDP waits for it
+            losses = losses + 0.0 * sum(weight.sum() for weight in self.input_decoders.parameters())
+        for term, weight in zip(extra, self.config.task_weights or []):
+            losses = losses + weight * term
+        num_rows = len(labels) if num_items is None else num_items / labels[0].numel()
+        return OperatorOutput(loss=losses.sum() / num_rows, logits=logits, nrmse=errors.detach())
+
+    def _known(self, task: str) -> str:
+        if task not in self.encoders:
+            raise ArgumentError(f"task={task!r}: this model has {', '.join(self.encoders)}.")
+        return task
+
+    def _check_batch(self, inputs: dict[str, torch.Tensor], labels: Any, points: Any) -> None:
+        names = [f"{name}_inputs" for name in self.config.tasks or []]
+        if {*inputs} != {*names}:
+            raise ArgumentError(f"Inputs {sorted(inputs)}: must be {', '.join(names)}, which this model has tasks for.")
+        rows = {len(inputs[name]) for name in names}
+        if len(rows) > 1:
+            raise ArgumentError(f"Inputs of {sorted(rows)} rows: each row has one sample of every task.")
+        sizes = {tuple(one.shape) for one in (labels, points) if one is not None}
+        expected = (*rows, len(names), self.config.resolution**2)
+        if len(sizes) > 1 or any(size[:2] != expected[:2] or (points is None and size != expected) for size in sizes):
+            raise ArgumentError(
+                f"labels and points of shapes {sorted(sizes)}: must both be (rows, tasks, points) = {expected}, or "
+                "have fewer points."
+            )
