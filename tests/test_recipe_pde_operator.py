@@ -118,9 +118,9 @@ def test_the_control_is_transformers_own_trainer_on_the_same_losses(tmp_path):
     [
         (["--tasks", "burgers"], "advection1d, darcy2d"),
         (["--tasks", "darcy2d", "darcy2d"], "each once"),
-        (["--resolution", "30"], "multiple of twice the patch_size"),
-        (["--num_queries", "5000"], "1,024 points"),
-        (["--hidden_size", "30"], "num_attention_heads"),
+        (["--resolution", "30"], "patch_size must be even and divide"),
+        (["--num_queries", "5000"], "256 points"),
+        (["--hidden_size", "33"], "num_attention_heads"),
         (["--task_weights", "1"], "a number above 0 for each"),
         (["--inverse_loss_every", "-1"], "inverse_loss_every"),
         (["--model_name_or_path", "nowhere"], "no operator there"),
@@ -131,7 +131,7 @@ def test_a_mistake_names_the_remedy(arguments, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     main = runpy.run_path(RECIPE)["main"]
     with pytest.raises(Exception, match=message):
-        main([*SMALL, *arguments, "--num_queries", "64"] if "--num_queries" not in arguments else [*arguments])
+        main([*SMALL, *arguments])
 
 
 @pytest.mark.parametrize(

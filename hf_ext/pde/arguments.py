@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
-from ..argument_checks import COUNT, COUNT_FROM_ZERO, WIDTH, Range, check_ranges
+from ..argument_checks import COUNT, COUNT_FROM_ZERO, Range, check_ranges
 from ..errors import ArgumentError
+from .configuration import OperatorConfig
 from .tasks import TASKS
 
 FROM_ZERO = Range("0 or more", lambda value: value >= 0)
 RANGES = {
-    **dict.fromkeys(("num_train_samples", "num_eval_samples", "patch_size", "num_queries"), COUNT),
-    **dict.fromkeys(("num_hidden_layers", "num_attention_heads"), COUNT),
-    **dict.fromkeys(("hidden_size",), WIDTH),
-    **dict.fromkeys(("inverse_loss_every", "physics_every"), COUNT_FROM_ZERO),
+    **dict.fromkeys(("num_train_samples", "num_eval_samples", "num_queries"), COUNT),
+    **dict.fromkeys(("samples_seed", "inverse_loss_every", "physics_every"), COUNT_FROM_ZERO),
     **dict.fromkeys(("inverse_loss_weight", "physics_weight"), FROM_ZERO),
 }
-POSITIONS = 4  # a patch of Darcy flow is square, so a resolution is a multiple of its side; advection has r * r / 4
 
 
 @dataclass
@@ -75,25 +74,17 @@ class OperatorArguments:
 
     def __post_init__(self) -> None:
         check_ranges(self, RANGES)
-        unknown = [name for name in self.tasks if name not in TASKS]
-        if unknown or not self.tasks or len({*self.tasks}) < len(self.tasks):
-            raise ArgumentError(f"tasks={self.tasks}: name one or more of {', '.join(TASKS)}, each once.")
-        weights = self.task_weights
-        if weights is not None and (len(weights) != len(self.tasks) or min(weights) <= 0):
-            raise ArgumentError(f"task_weights={weights}: give a number above 0 for each of {', '.join(self.tasks)}.")
-        if self.resolution < 2 * self.patch_size or self.resolution % (2 * self.patch_size):
-            raise ArgumentError(
-                f"resolution={self.resolution}: must be a multiple of twice the patch_size of {self.patch_size}."
-            )
+        OperatorConfig(**self.shape)  # refuses what no model has
         if self.num_queries is not None and self.num_queries > self.resolution**2:
             raise ArgumentError(
                 f"num_queries={self.num_queries}: a sample has {self.resolution**2:,} points at resolution "
                 f"{self.resolution}. Give at most as many, or leave it out for all."
             )
-        if self.hidden_size % (2 * self.num_attention_heads):
-            raise ArgumentError(
-                f"hidden_size={self.hidden_size}: must be a multiple of twice num_attention_heads="
-                f"{self.num_attention_heads}."
-            )
         if not self.data_cache_dir:
             raise ArgumentError("data_cache_dir='': name a folder.")
+
+    @property
+    def shape(self) -> dict[str, Any]:
+        """Fields of `OperatorConfig` of a new model, without the units of its data."""
+        names = ("tasks", "task_weights", "resolution", "patch_size", "hidden_size")
+        return {name: getattr(self, name) for name in (*names, "num_hidden_layers", "num_attention_heads")}

@@ -36,7 +36,7 @@ def load_samples(args: OperatorArguments, training: Any) -> Samples:
     Cost: 64 x 64 Darcy flow, 15 ms a sample; the rest is nothing beside it.
     """
     counts = {"train": args.num_train_samples, "validation": args.num_eval_samples, "test": args.num_eval_samples}
-    made = {"resolution": args.resolution, "seed": args.samples_seed, "cache_dir": args.data_cache_dir}
+    made: dict[str, Any] = {"resolution": args.resolution, "seed": args.samples_seed, "cache_dir": args.data_cache_dir}
     with training.main_process_first(desc="generated data"):
         return {split: {task: load_task(task, split, counts[split], **made) for task in args.tasks} for split in SPLITS}
 
@@ -76,17 +76,8 @@ def build_model(args: OperatorArguments, train: Mapping[str, Mapping[str, np.nda
         ArgumentError: there is no operator, its files are damaged, or it is one of other tasks or another resolution.
     """
     if args.model_name_or_path is None:
-        config = OperatorConfig(
-            tasks=args.tasks,
-            task_weights=args.task_weights or [1.0] * len(args.tasks),
-            resolution=args.resolution,
-            hidden_size=args.hidden_size,
-            num_hidden_layers=args.num_hidden_layers,
-            num_attention_heads=args.num_attention_heads,
-            patch_size=args.patch_size,
-            **measure_units(train),
-        )
-        return OperatorTransformer(config)
+        units: dict[str, Any] = measure_units(train)
+        return OperatorTransformer(OperatorConfig(**args.shape, **units))
     model = _read_model(args.model_name_or_path)
     if model.config.tasks != args.tasks or model.config.resolution != args.resolution:
         raise ArgumentError(

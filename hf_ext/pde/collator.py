@@ -84,5 +84,5 @@ class OperatorCollator:
 
     def _draw(self, task: str, rows: Sequence[int]) -> torch.Tensor:
         identities = [f"{task}\t{row}" for row in rows]
-        draw = {"seed": self.seed, "epoch": int(self._epoch), "row_ids": identities}
+        draw: dict[str, Any] = {"seed": self.seed, "epoch": int(self._epoch), "row_ids": identities}
         return torch.from_numpy(choose_points(self.num_points, self.num_queries, **draw))

@@ -112,7 +112,8 @@ def score_split(errors: np.ndarray, trivial: Mapping[str, np.ndarray], tasks: Se
         `num_rows`, `scores` (predictor -> metric -> value with its interval), `factors` (task -> by how much the
         model's nRMSE is below the best trivial one), `verdict`.
     """
-    best = {task: min(trivial, key=lambda name, i=i: _last(trivial[name][:, i])) for i, task in enumerate(tasks)}
+    means = [{name: _last(found[:, i]) for name, found in trivial.items()} for i in range(len(tasks))]
+    best = {task: min(mean, key=mean.__getitem__) for task, mean in zip(tasks, means)}
     rival = np.stack([trivial[best[task]][:, i] for i, task in enumerate(tasks)], axis=1)
     named = " and ".join(dict.fromkeys(f"the {name}" for name in best.values()))
     return {

@@ -36,7 +36,7 @@ class AuxiliaryTerms:
 
     def __call__(self, model: Any, task: str, step: TaskStep) -> torch.Tensor | float:
         """What the terms of one task add to the loss of each row: (B,), float32; 0.0 where none is due."""
-        due = {"step": self.schedule.taken, "training": True}
+        due: dict[str, Any] = {"step": self.schedule.taken, "training": True}
         total: torch.Tensor | float = 0.0
         if self.inverse_every and self.inverse_weight:
             inverse = compute_every(self.inverse_every, lambda: inverse_loss(model, task, step), **due)
