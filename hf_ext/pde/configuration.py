@@ -98,10 +98,10 @@ def _check_tasks(config: OperatorConfig) -> None:
 
 
 def _check_shape(config: OperatorConfig) -> None:
-    if config.hidden_size % config.num_attention_heads:
+    if config.hidden_size % (4 * config.num_attention_heads):  # sine and cosine in two directions
         raise ArgumentError(
             f"hidden_size={config.hidden_size} with num_attention_heads={config.num_attention_heads}: must be a "
-            "multiple of it."
+            "multiple of four times as many."
         )
     if config.patch_size % 2 or config.resolution % config.patch_size:
         raise ArgumentError(

@@ -6,7 +6,7 @@ whose only Transformers decode the grid that they read (CODANO, attention among 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -91,11 +91,27 @@ class OperatorTransformer(PreTrainedModel):
             )
         return self.encoders[task]((inputs.float() - config.input_means[task]) / config.input_stds[task])
 
-    def propagate(self, latents: torch.Tensor) -> torch.Tensor:
-        """The trunk: (B, T, d) to (B, T, d), for rows of any tasks."""
+    def propagate(self, *latents: torch.Tensor, tasks: Sequence[str] | None = None) -> list[torch.Tensor]:
+        """The trunk, through which all tasks go as one batch.
+
+        Args:
+            latents: one or more of (B, T, d), from `encode`.
+            tasks: which task each of them is of; None: those of the configuration, in order.
+
+        Returns:
+            As many, of the same shapes.
+        """
+        names = list(tasks or self.config.tasks or [])
+        half = self.config.hidden_size // self.config.num_attention_heads // 2
+        angles = [
+            self.encoders[self._known(name)].angles(half, one.device).expand(len(one), 1, -1, -1)
+            for name, one in zip(names, latents, strict=True)
+        ]
+        cosines, sines = torch.cat(angles).cos(), torch.cat(angles).sin()
+        hidden_states = torch.cat(latents)
         for block in self.blocks:
-            latents = block(latents)
-        return latents
+            hidden_states = block(hidden_states, cosines, sines)
+        return list(hidden_states.split([len(one) for one in latents]))
 
     def decode(self, task: str, latents: torch.Tensor, queries: torch.Tensor) -> torch.Tensor:
         """The solution at query points, in the unit of the data.
@@ -170,7 +186,7 @@ class OperatorTransformer(PreTrainedModel):
         names = self.config.tasks
         self._check_batch(inputs, labels, points)
         encoded = [self.encode(name, inputs[f"{name}_inputs"]) for name in names]
-        latents = self.propagate(torch.cat(encoded)).chunk(len(names))
+        latents = self.propagate(*encoded)
         if points is None:
             points = torch.arange(self.config.resolution**2, device=encoded[0].device)
             points = points.expand(len(encoded[0]), len(names), -1)
