@@ -16,6 +16,7 @@ _METRICS = {
     "pearson": ("Pearson", "Pearson's r"),
     "rmse": ("RMSE", "RMSE"),
     "mae": ("MAE", "MAE"),
+    "nrmse": ("nRMSE", "nRMSE, mean over tasks"),
     "r2": ("R2", "R2"),
     "f1": ("F1", "F1"),
     "per_group_spearman": ("Spearman within groups", "Mean Spearman's rho per group"),
@@ -27,12 +28,20 @@ _TIMES = ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s"))
 
 def metric_name(metric: str) -> str:
     """The name that a reader knows a metric by."""
-    return _METRICS.get(metric, (metric.replace("_", " "),))[0]
+    part = _part_of_nrmse(metric)
+    return f"nRMSE of {part}" if part else _METRICS.get(metric, (metric.replace("_", " "),))[0]
 
 
 def metric_title(metric: str) -> str:
     """The same in full, where nothing beside it says what it is of."""
+    if _part_of_nrmse(metric):
+        return metric_name(metric)
     return _METRICS.get(metric, (metric.replace("_", " ").capitalize(),))[-1]
+
+
+def _part_of_nrmse(metric: str) -> str:
+    """What an nRMSE is of, where it is of a part: "darcy2d" of `darcy2d_nrmse`; else nothing."""
+    return metric.removesuffix("_nrmse") if metric.endswith("_nrmse") else ""
 
 
 def less_is_better(metric: str) -> bool:

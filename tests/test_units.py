@@ -90,6 +90,8 @@ def test_ticks_are_short(value, text) -> None:
         ("spearman", "Spearman", "Spearman's rho"),
         ("per_group_spearman", "Spearman within groups", "Mean Spearman's rho per group"),
         ("recall", "recall", "Recall"),
+        ("nrmse", "nRMSE", "nRMSE, mean over tasks"),
+        ("darcy2d_nrmse", "nRMSE of darcy2d", "nRMSE of darcy2d"),
         ("my_own_metric", "my own metric", "My own metric"),
     ],
 )
@@ -98,6 +100,6 @@ def test_a_metric_has_a_name_and_a_title(metric, name, title) -> None:
 
 
 def test_errors_are_better_low_and_scores_high() -> None:
-    errors = ["loss", "eval_loss", "rmse", "eval_new_mae", "mse", "token_loss", "perplexity"]
+    errors = ["loss", "eval_loss", "rmse", "eval_new_mae", "mse", "token_loss", "perplexity", "darcy2d_nrmse"]
     scores = ["spearman", "r2", "accuracy", "f1", "num_distinct", "per_group_spearman"]
     assert [metric for metric in [*errors, *scores] if units.less_is_better(metric)] == errors

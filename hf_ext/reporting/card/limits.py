@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...units import capitalize, is_finite, metric_title, number, share
+from ...units import is_finite, metric_title, number, share
 from ..markdown import code, plain
 from ..near_copies import describe_near_copies
 from ..report.run_files import RunFiles
 from ..report.scores import undefined_notes
-from ..report.summary import label_name
 from ..report.values import as_dict
+from .facts import is_demo
 from .loading import missing_bases
-from .metadata import is_demo, scored_split
+from .tasks import TaskCard
 
 _SPLITS = {
     "random": "The split is random over rows: the scores say how the model does on rows like those of training, not on "
@@ -27,51 +27,18 @@ _SPLITS = {
 }
 
 
-def limits_section(run: RunFiles) -> list[str]:
+def limits_section(task: TaskCard) -> list[str]:
     """Markdown: a list, the most serious first."""
-    data = as_dict(run.results.get("data"))
-    lines = [*_basic(run), *_alarms(run), *_split(data), *_leaks(data)]
-    if not (run.is_masked_lm or run.is_generator):
-        lines += _labels(run)
-    lines += [*_lengths(run, data), *_scores(run), *_reference(run)]
-    lines += [f"This is about {_task(run)}, and about nothing else: no safety, no function in a cell, no patient."]
+    run, data = task.run, as_dict(task.run.results.get("data"))
+    lines = [f"Trained on generated demo data: it shows that the code works and {task.demo_effect} nothing real."]
+    lines = [*(lines if is_demo(run) else []), *task.findings(), *_alarms(task), *_split(data), *_leaks(data)]
+    lines += [*task.limits(), *_lengths(run, data), *_scores(task), *_reference(task)]
+    lines += [f"This is about {task.subject()}, and about nothing else: {task.not_about}."]
     return ["## Limitations", "", *(f"- {line}" for line in lines), ""]
 
 
-def _task(run: RunFiles) -> str:
-    if run.is_masked_lm:
-        return "filling in masked residues"
-    if run.is_generator:
-        return "writing sequences like those of the training antibodies"
-    return f"predicting {code(label_name(run))} as it was measured in the training data"
-
-
-def _basic(run: RunFiles) -> list[str]:
-    lines = []
-    if is_demo(run):
-        does = "writes" if run.is_generator else "predicts"
-        lines.append(f"Trained on generated demo data: it shows that the code works and {does} nothing real.")
-    if run.is_generator:
-        return [*lines, *_generator_lines(run)]
-    verdict = as_dict(run.results.get("verdict"))
-    better, baseline = verdict.get("is_better"), plain(verdict.get("baseline") or "a trivial predictor")
-    if better is False:
-        lines.append(f"It is not better than {baseline}: prefer that to its predictions.")
-    if better is None:
-        lines.append(f"Whether it is better than {baseline} is not decided by this run.")
-    return lines
-
-
-def _generator_lines(run: RunFiles) -> list[str]:
-    """What the verdict found wrong, or did not find out."""
-    verdict = as_dict(as_dict(run.results.get("generation")).get("verdict"))
-    found = [as_dict(one) for one in verdict.get("findings") or []]
-    wrong = [one for one in found if one.get("is_failure") or one.get("kind") in ("undecided", "discriminator")]
-    return [plain(capitalize(f"{one.get('text')}.")) for one in wrong]
-
-
-def _alarms(run: RunFiles) -> list[str]:
-    split, _ = scored_split(run)
+def _alarms(task: TaskCard) -> list[str]:
+    run, (split, _) = task.run, task.scored_split()
     collapse = as_dict(as_dict(run.results.get(split)).get("collapse"))
     lines = [f"Predictions on the {split} split: {plain(alarm)}" for alarm in collapse.get("alarms") or []]
     during = [entry for entry in run.results.get("alarms") or [] if entry.get("alarms")]
@@ -111,24 +78,6 @@ def _leaks(data: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _labels(run: RunFiles) -> list[str]:
-    lines = []
-    loss = as_dict(run.results.get("model")).get("loss")
-    for split, audit in as_dict(run.results.get("labels")).items():
-        censored = audit.get("censored_share")
-        if censored:
-            read = "which its loss reads as bounds" if loss in ("tobit", "ranking") else "taken as exact"
-            lines.append(f"{share(censored)} of the {split} labels are bounds, {read}.")
-        lines += [f"Labels of {split}: {plain(alarm)}" for alarm in audit.get("alarms") or []]
-    train = as_dict(as_dict(run.results.get("labels")).get("train"))
-    if is_finite(train.get("min")) and is_finite(train.get("max")):
-        lines.append(
-            f"Training labels go from {train['min']:g} to {train['max']:g}; a prediction outside that "
-            "range is an extrapolation."
-        )
-    return lines
-
-
 def _lengths(run: RunFiles, data: dict[str, Any]) -> list[str]:
     lines = []
     for name, facts in as_dict(data.get("inputs")).items():
@@ -143,23 +92,11 @@ def _lengths(run: RunFiles, data: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _scores(run: RunFiles) -> list[str]:
-    _, scores = scored_split(run)
+def _scores(task: TaskCard) -> list[str]:
+    _, scores = task.scored_split()
     return undefined_notes({"the model": scores.get("model")}, metric_title)
 
 
-def _reference(run: RunFiles) -> list[str]:
-    lines = []
-    if missing_bases(run):
-        lines.append("A pretrained model that it needs is neither in this repository nor on the Hub.")
-    if not (run.is_masked_lm or run.is_generator or _resamples_units(run)):
-        lines.append(
-            "The intervals treat rows as independent: where rows share an antibody or an antigen they are too narrow "
-            "for a claim about new ones."
-        )
-    return lines
-
-
-def _resamples_units(run: RunFiles) -> bool:
-    """Whether the intervals resample what was held out together, which the scores' notes say."""
-    return bool(as_dict(run.results.get(scored_split(run)[0])).get("interval_by"))
+def _reference(task: TaskCard) -> list[str]:
+    missing = "A pretrained model that it needs is neither in this repository nor on the Hub."
+    return [*([missing] if missing_bases(task) else []), *task.interval_limits()]

@@ -10,8 +10,7 @@ from urllib.parse import quote
 
 from ..markdown import code, plain
 from ..report.run_files import RunFiles
-from ..report.values import as_dict, setting
-from .generation import generator_bases
+from ..report.values import setting
 
 PLACEHOLDER = "USER/NAME"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -85,17 +84,3 @@ def model_title(run: RunFiles, repo_id: str | None) -> str:
     """The model's own name: of its repository, else of its folder."""
     name = repo_id or run.settings.get("hub_model_id") or run.folder.resolve().name
     return str(name).rpartition("/")[2]
-
-
-def bases(run: RunFiles) -> list[dict[str, Any]]:
-    """The pretrained models under this one: {"encoder", "revision", "training", "inputs"}; none for a new model."""
-    towers = as_dict(run.results.get("model")).get("towers")
-    if towers:
-        return [dict(tower) for tower in towers]
-    if run.is_generator:
-        return generator_bases(run)
-    name = run.settings.get("model_name_or_path")
-    if not name:
-        return []
-    training = "lora" if run.settings.get("use_peft") else "full"
-    return [{"encoder": name, "revision": run.settings.get("model_revision"), "training": training}]

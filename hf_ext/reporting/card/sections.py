@@ -1,21 +1,18 @@
-"""The parts of a card about what the model is, its data, its training and its licence."""
+"""The parts of a card about what the model is, its training and its licence."""
 
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import quote
 
 from ... import units
 from ..markdown import code, code_block, plain
 from ..report.run_files import RunFiles
-from ..report.summary import label_name
 from ..report.values import as_dict
 from ..run_record import is_secret
 from ..tables import format_markdown_table
-from .generation import generator_lines
-from .loading import ranks, sequence_columns
-from .metadata import data_source, has_licence_file, is_demo
-from .names import bases, is_hub_id, last_part, link_name, show_argument, show_command
+from .facts import data_source, has_licence_file
+from .names import link_name, show_argument, show_command
+from .tasks import TaskCard
 
 # Beginning of an id -> what its authors ask to be cited as.
 _PAPERS = {
@@ -27,32 +24,15 @@ _PAPERS = {
 _CLASSES = {"I": "same mathematics", "N": "other numerics", "L": "changes learning"}
 
 
-def model_section(run: RunFiles) -> list[str]:
+def model_section(task: TaskCard) -> list[str]:
     """Markdown: what it predicts from what, and what it is made of."""
-    model = as_dict(run.results.get("model"))
-    columns = ", ".join(map(code, sequence_columns(run)))
-    if run.is_masked_lm:
-        lines = [
-            f"A masked protein language model ({plain(model.get('class', 'class not recorded'))}): it predicts masked "
-            f"residues of amino-acid sequences. Trained on {columns}."
-        ]
-    elif run.is_generator:
-        lines = generator_lines(run)
-    else:
-        label, loss = code(label_name(run)), plain(model.get("loss", "not recorded"))
-        what = f"the order of rows by {label}, not its values," if ranks(run) else f"{label}, in that column's unit,"
-        lines = [f"Predicts {what} from amino-acid sequences in {columns}. Loss: {loss}."]
-        lacking = [*as_dict(as_dict(run.results.get("data")).get("missing_chains"))]
-        if lacking:
-            lines.append(f"It has learned to do without {' and '.join(map(code, lacking))}: such a cell may be empty.")
-    size = _size(model)
     rows = [
         [plain(_inputs(base)), link_name(base["encoder"], base.get("revision")), *map(_word, _how(base))]
-        for base in bases(run)
+        for base in task.bases()
     ]
     table = [format_markdown_table(rows, ["reads", "pretrained model", "training", "pooling"]), ""] if rows else []
-    title = "## What it writes" if run.is_generator else "## What it predicts"
-    return [title, "", *lines, size, "", *table]
+    size = _size(as_dict(task.run.results.get("model")))
+    return [f"## {task.heading}", "", *task.description(), size, "", *table]
 
 
 def _size(model: dict[str, Any]) -> str:
@@ -71,43 +51,6 @@ def _word(value: Any) -> str | None:
 
 def _inputs(base: dict[str, Any]) -> str:
     return ", ".join("+".join(columns) for columns in base.get("inputs") or []) or "masked sequences"
-
-
-def data_section(run: RunFiles) -> list[str]:
-    """Markdown: source, rows, split."""
-    data = as_dict(run.results.get("data"))
-    if not data:
-        return []
-    lines = ["## Data", "", f"Source: {_source(run)}."]
-    if data.get("streaming"):
-        return [*lines, "It was streamed, so rows were not counted.", ""]
-    sizes = ", ".join(f"{name} {size:,}" for name, size in as_dict(data.get("sizes")).items())
-    lines.append(
-        f"{units.number(data.get('rows_read'))} rows read, {units.number(data.get('rows_filtered_out'))} filtered "
-        f"out, {units.number(data.get('rows_rejected'))} rejected as unusable; {sizes} rows."
-    )
-    if data.get("filter"):
-        lines.append(f"Filter: {code(data['filter'])}.")
-    rule = as_dict(data.get("split")).get("rule")
-    lines += [f"Split: {plain(rule)}, seed {as_dict(data.get('split')).get('seed', 'not recorded')}."] if rule else []
-    subset = as_dict(data.get("train_subset"))
-    lines += (
-        [f"Trained on a random subset of {subset['num_rows']:,} of its {subset['of']:,} rows."]
-        if "of" in subset
-        else []
-    )
-    return [*lines, ""]
-
-
-def _source(run: RunFiles) -> str:
-    name = data_source(run)
-    if is_demo(run):
-        return "generated demo data"
-    if not is_hub_id(name):
-        return f"{code(last_part(name))}, a local file or folder"
-    revision = run.settings.get("dataset_revision")
-    link = f"[{plain(name)}](https://huggingface.co/datasets/{quote(name)})"
-    return link + (f" at {code(revision)}" if revision else ", without a fixed revision")
 
 
 def training_section(run: RunFiles) -> list[str]:
@@ -173,10 +116,10 @@ def _versions(record: dict[str, Any]) -> list[str]:
     return [f"Versions: {', '.join(found)}.", ""] if found else []
 
 
-def licence_section(run: RunFiles) -> list[str]:
+def licence_section(task: TaskCard) -> list[str]:
     """Markdown: the licence as far as the folder says one, those of others, and whom to cite."""
+    run, found = task.run, task.bases()
     own = "See [LICENSE](LICENSE)." if has_licence_file(run) else "Whoever trained this model has not chosen a licence."
-    found = bases(run)
     data = " and of the training data" if data_source(run) else ""
     others = f" The licences of the pretrained models above{data} hold as well." if found else ""
     lines = ["## Licence and citation", "", own + others, ""]

@@ -12,13 +12,13 @@ from ...whole_files import replacing
 from ..markdown import plain, plain_line
 from ..report.run_files import RunFiles, read_run
 from ..report.values import as_dict
-from .generation import use_section
 from .limits import limits_section
 from .loading import loading_section
 from .metadata import card_data
 from .names import model_title, repo_name
 from .scores import scores_section
-from .sections import data_section, licence_section, model_section, training_section
+from .sections import licence_section, model_section, training_section
+from .tasks import card_of
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ def write_card(folder: str | os.PathLike[str], *, repo_id: str | None = None) ->
     Hub or to files of the folder; so it comes after the report, which it links.
 
     Args:
-        folder: `output_dir` of a run of `recipes/max_speed.py`, `mlm.py` or `generate_antibody.py`.
+        folder: `output_dir` of a run of `recipes/max_speed.py`, `mlm.py`, `generate_antibody.py` or `pde_operator.py`.
         repo_id: OWNER/NAME that the model is pushed to; None takes `--hub_model_id`, or leaves `USER/NAME` to be
             filled in.
 
@@ -63,27 +63,27 @@ def write_card(folder: str | os.PathLike[str], *, repo_id: str | None = None) ->
 
 def render_card(run: RunFiles, repo_id: str | None = None) -> str:
     """The text of the card, YAML block included."""
-    title, repo = model_title(run, repo_id), repo_name(run, repo_id)
+    task, title, repo = card_of(run), model_title(run, repo_id), repo_name(run, repo_id)
     verdict = as_dict(run.results.get("verdict")).get("text") or "This run compared the model with nothing."
     reports = [name for name in _REPORTS if (run.folder / name).is_file()]
     lines = [
         "---",
-        card_data(run, title).to_yaml(),
+        card_data(task, title).to_yaml(),
         "---",
         "",
         f"# {plain(title)}",
         "",
         plain_line(verdict),
         "",
-        *model_section(run),
-        *(use_section(run) if run.is_generator else []),
-        *scores_section(run),
+        *model_section(task),
+        *task.use_section(),
+        *scores_section(task),
         *([f"How it got there: {' and '.join(f'[{name}]({name})' for name in reports)}.", ""] if reports else []),
-        *loading_section(run, repo),
-        *limits_section(run),
-        *data_section(run),
+        *loading_section(task, repo),
+        *limits_section(task),
+        *task.data_section(),
         *training_section(run),
-        *licence_section(run),
+        *licence_section(task),
         MARK,
         "",
     ]

@@ -7,13 +7,13 @@ from pathlib import Path
 
 from ...whole_files import write_text
 from .blocks import Report
-from .data_card import data_section
 from .html import render_html
 from .markdown import render_markdown
 from .run_files import RunFiles, read_run
 from .running import cost_section, plan_section, reproduce_section
-from .scores import result_section
-from .summary import collect_alarms, key_numbers, make_subtitle, make_title, read_verdict
+from .summary import collect_alarms, key_numbers, make_subtitle, read_verdict
+from .task_sections import data_section, result_section
+from .tasks import report_of
 from .training import training_section
 
 __all__ = ["write_report"]
@@ -48,20 +48,21 @@ def write_report(folder: str | os.PathLike[str]) -> tuple[Path, Path]:
 
 def build_report(run: RunFiles) -> Report:
     """The report's content, before it is HTML or Markdown."""
+    task = report_of(run)
     verdict, is_better = read_verdict(run)
     return Report(
-        title=make_title(run),
+        title=task.title(),
         subtitle=make_subtitle(run),
         verdict=verdict,
         is_better=is_better,
-        alarms=collect_alarms(run),
-        key_numbers=key_numbers(run),
+        alarms=collect_alarms(task),
+        key_numbers=key_numbers(task),
         sections=[
-            result_section(run),
-            training_section(run),
-            data_section(run),
+            result_section(task),
+            training_section(task),
+            data_section(task),
             plan_section(run),
-            cost_section(run),
+            cost_section(task),
             reproduce_section(run),
         ],
         footer="Written by hf_ext from the files of the run; every number is one of theirs.",

@@ -8,9 +8,9 @@ from typing import Any
 from ... import units
 from ..charts.rows import length_chart
 from ..near_copies import count_near
-from .blocks import Block, Bullets, Code, Figure, Paragraph, Section, Table
+from .blocks import Block, Bullets, Code, Figure, Paragraph, Table
+from .columns import list_columns
 from .run_files import RunFiles
-from .summary import list_columns
 from .values import as_dict, hide_folders
 
 _AUDIT = (
@@ -27,14 +27,13 @@ _AUDIT = (
 )
 
 
-def data_section(run: RunFiles) -> Section:
-    """What the model learned from, what was left out, and what of the test it had seen."""
+def table_blocks(run: RunFiles) -> list[Block]:
+    """Of rows read from a table: what the model learned from, what was left out, what of the test it had seen."""
     data = as_dict(run.results.get("data"))
     blocks: list[Block] = [*_source_blocks(data, run), *_split_blocks(data), *_missing_blocks(data)]
     blocks += [*_leak_blocks(data), *_label_blocks(run), *_input_blocks(data)]
     chart = length_chart(run.predictions.columns, list_columns(run)) if run.predictions else None
-    blocks += [Figure(chart)] if chart else []
-    return Section("data", "Data", blocks or [Paragraph("Not recorded: the run has no data report.")])
+    return [*blocks, *([Figure(chart)] if chart else [])]
 
 
 def _source_blocks(data: Mapping[str, Any], run: RunFiles) -> list[Block]:

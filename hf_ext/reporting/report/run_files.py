@@ -16,6 +16,7 @@ from ...csv_cells import read_cell
 from ...errors import DataError
 
 FORMAT = 1  # of all_results.json
+TASKS = ("affinity", "masked_lm", "generation", "pde_operator")  # whose runs have pages
 IMAGES = ("loss.png", "scatter.png")
 
 
@@ -44,12 +45,9 @@ class RunFiles:
         return [entry for entry in self.state.get("log_history") or [] if isinstance(entry, dict)]
 
     @property
-    def is_masked_lm(self) -> bool:
-        return self.results.get("task") == "masked_lm"
-
-    @property
-    def is_generator(self) -> bool:
-        return self.results.get("task") == "generation"
+    def task(self) -> str:
+        """ "affinity" also of records that name none."""
+        return str(self.results.get("task", TASKS[0]))
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -60,7 +58,7 @@ def read_run(folder: str | os.PathLike[str]) -> RunFiles:
     """Reads `all_results.json`, and `plan.json`, `trainer_state.json` and `predictions.csv` where they are.
 
     Raises:
-        DataError: no such folder, no `all_results.json` in it, a file that is damaged or of a newer hf_ext.
+        DataError: no such folder, no `all_results.json` in it, a file that is damaged, or a format or task of a newer hf_ext.
 
     Cost: 0.2 s for 24,000 predictions with three sequence columns.
     """
@@ -69,13 +67,18 @@ def read_run(folder: str | os.PathLike[str]) -> RunFiles:
     if not record.is_file():
         raise DataError(
             f"{path}: holds no all_results.json, so it is not the folder of a finished run. Name the --output_dir of a "
-            "run of recipes/max_speed.py, mlm.py or generate_antibody.py that came to its end."
+            "run of recipes/max_speed.py, mlm.py, generate_antibody.py or pde_operator.py that came to its end."
         )
     results = _read_json(record)
     if results.get("format", FORMAT) != FORMAT:
         raise DataError(
             f"{record}: format {results['format']!r}, this hf_ext reads format {FORMAT}. Install the hf_ext that "
             "trained the run."
+        )
+    if results.get("task", TASKS[0]) not in TASKS:
+        raise DataError(
+            f"{record}: task {results['task']!r}, this hf_ext writes pages of {', '.join(TASKS)}. Install the hf_ext "
+            "that trained the run."
         )
     table = path / "predictions.csv"
     return RunFiles(

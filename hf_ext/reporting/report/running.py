@@ -8,6 +8,7 @@ from typing import Any
 from ... import units
 from .blocks import Block, Code, Command, Fold, Paragraph, Section, Table
 from .run_files import RunFiles
+from .tasks import TaskReport
 from .values import as_dict, hide_folders, setting
 
 _KINDS = {"I": "identical", "N": "numerics", "L": "learning"}
@@ -46,8 +47,9 @@ def _evidence(evidence: Mapping[str, Any]) -> str:
     return "".join(f"; {name.replace('_', ' ')} {units.number(value)}" for name, value in plain.items())
 
 
-def cost_section(run: RunFiles) -> Section:
+def cost_section(task: TaskReport) -> Section:
     """Time, throughput, memory, money."""
+    run = task.run
     train, costs = as_dict(run.results.get("train")), as_dict(run.results.get("costs"))
     sessions = costs.get("num_sessions")
     rows: list[list[object]] = [
@@ -55,8 +57,8 @@ def cost_section(run: RunFiles) -> Section:
         ["training", units.seconds(costs.get("train_s", train.get("train_runtime")))],
         ["of it warm-up, not in the rates", units.seconds(train.get("train_warmup_seconds"))],
         ["sessions", units.number(sessions)],
-        *_rates(train, " of the last session" if units.is_finite(sessions) and sessions > 1 else ""),
-        ["padding", units.share(train.get("train_padding_share"))],
+        *_rates(task, " of the last session" if units.is_finite(sessions) and sessions > 1 else ""),
+        *_padding(task),
         ["waiting for data", units.share(train.get("train_data_wait_share"))],
         ["model FLOPs utilization", units.share(train.get("train_mfu"))],
         ["speed against the baseline", units.factor(train.get("train_speed_vs_baseline"))],
@@ -64,13 +66,21 @@ def cost_section(run: RunFiles) -> Section:
         ["price", _price(costs)],
         ["money", units.dollars(costs.get("dollars"))],
     ]
-    note = "Padding does not count as residues. Rates leave evaluation, saving and logging out."
+    padding = "Padding does not count as residues. " if task.pads else ""
+    note = f"{padding}Rates leave evaluation, saving and logging out."
     return Section("cost", "Time, memory, money", [Table(["", ""], rows), Paragraph(note)])
 
 
-def _rates(train: Mapping[str, Any], last: str) -> list[list[object]]:
+def _rates(task: TaskReport, last: str) -> list[list[object]]:
+    train = as_dict(task.run.results.get("train"))
     counted = [unit for unit in ("residues", "tokens", "sequences") if f"train_{unit}_per_s" in train] or ["residues"]
-    return [[f"throughput{last}", units.rate(train.get(f"train_{unit}_per_s"), unit)] for unit in counted]
+    rates = [units.rate(train.get(f"train_{unit}_per_s"), task.unit_word(unit)) for unit in counted]
+    return [[f"throughput{last}", rate] for rate in rates]
+
+
+def _padding(task: TaskReport) -> list[list[object]]:
+    share = as_dict(task.run.results.get("train")).get("train_padding_share")
+    return [["padding", units.share(share)]] if task.pads else []
 
 
 def _of(costs: Mapping[str, Any]) -> str:

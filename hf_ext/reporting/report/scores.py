@@ -1,4 +1,4 @@
-"""The result: scores beside baselines, rows that training has not seen, figures of predictions, groups, advice."""
+"""Scores of several predictors as a table, what has to be known to read it, and the baseline to beat."""
 
 from __future__ import annotations
 
@@ -6,64 +6,32 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ... import units
-from ...units import metric_name
-from ..charts.rows import group_chart, prediction_charts
-from ..near_copies import describe_near_copies
-from .blocks import Block, Bullets, Figure, Fold, Paragraph, Section, Table
-from .generation import generation_blocks
-from .run_files import RunFiles
-from .summary import label_name
-from .values import as_dict, hide_folders
-
-MAX_GROUP_ROWS = 300
+from ...units import is_finite, less_is_better, metric_name
+from .blocks import Table
+from .values import as_dict
 
 
-def result_section(run: RunFiles) -> Section:
-    """How good the model is, and compared with what."""
-    if run.is_generator:
-        blocks = generation_blocks(run)
-    else:
-        blocks = _token_blocks(run) if run.is_masked_lm else _score_blocks(run)
-    advice = [hide_folders(str(line)) for line in run.results.get("advice") or []]
-    if advice:
-        blocks.append(Fold("What the run suggests next", [Bullets(advice)]))
-    return Section("result", "Result", blocks)
-
-
-def _score_blocks(run: RunFiles) -> list[Block]:
-    test = as_dict(run.results.get("test"))
-    scores = as_dict(test.get("scores"))
-    if not scores:
-        return [Paragraph("Not measured: the run has no scores of a test split."), *_figures(run)]
-    blocks: list[Block] = [score_table(scores, f"Test rows: {units.number(test.get('num_rows'))}.")]
-    notes = _score_notes(scores)
-    for part in test.get("slices") or []:
-        rows = f"{units.capitalize(str(part.get('name')))}: {units.number(part.get('num_rows'))} rows."
-        blocks.append(score_table(as_dict(part.get("scores")), rows))
-        notes += _score_notes(as_dict(part.get("scores")))
-    if test.get("notes"):
-        blocks.append(Bullets([str(note) for note in test["notes"]]))
-    notes += fit_notes(as_dict(test.get("baselines")))
-    if notes:
-        blocks.append(Bullets(list(dict.fromkeys(notes)), is_note=True))
-    blocks += _figures(run)
-    return blocks + _group_blocks(as_dict(scores.get("model")))
-
-
-def score_table(scores: Mapping[str, Any], caption: str = "", names: Mapping[str, str] | None = None) -> Table:
+def score_table(
+    scores: Mapping[str, Any],
+    caption: str = "",
+    names: Mapping[str, str] | None = None,
+    absent: str = units.NOT_MEASURED,
+) -> Table:
     """A row per metric, a column per predictor: there are more metrics than a page is wide.
 
     Args:
         scores: predictor -> metric -> score, or a number that has no interval.
         names: metric -> what its row is called, of those that are shown; None: every metric by its name.
+        absent: what a cell says where a predictor has no such metric.
     """
     found = dict.fromkeys(metric for entries in scores.values() for metric in as_dict(entries))
     names = {metric: metric_name(metric) for metric in found} if names is None else names
-    rows = [[name, *(units.score(as_dict(both).get(m)) for both in scores.values())] for m, name in names.items()]
+    entries = [as_dict(both) for both in scores.values()]
+    rows = [[name, *(units.score(e[m]) if m in e else absent for e in entries)] for m, name in names.items()]
     return Table(["", *scores], rows, caption, highlight="model")
 
 
-def _score_notes(scores: Mapping[str, Any]) -> list[str]:
+def score_notes(scores: Mapping[str, Any]) -> list[str]:
     """What intervals mean, where a score has no value and why, and what counts as positive."""
     notes = []
     entries = [(name, m, as_dict(e)) for name, both in scores.items() for m, e in as_dict(both).items()]
@@ -95,7 +63,7 @@ def undefined_notes(scores: Mapping[str, Any], name_metric: Callable[[str], str]
     for predictor, both in scores.items():
         reasons: dict[str, list[str]] = {}
         for metric, entry in ((metric, as_dict(entry)) for metric, entry in as_dict(both).items()):
-            if entry and not units.is_finite(entry.get("value")):
+            if entry and not is_finite(entry.get("value")):
                 reasons.setdefault(str(entry.get("undefined") or "no value"), []).append(name_metric(metric))
         for why, metrics in reasons.items():
             found.setdefault((", ".join(metrics), why), []).append(predictor)
@@ -118,45 +86,13 @@ def _part(facts: Mapping[str, Any], what: str, word: str) -> str:
     return "" if whole in (None, number) else f"{units.number(number)} of {units.number(whole)} {word}"
 
 
-def _figures(run: RunFiles) -> list[Figure]:
-    if run.predictions is None:
-        return []
-    png = "scatter.png" if "scatter.png" in run.images else None
-    charts = prediction_charts(run.predictions.labels, run.predictions.predictions, label_name(run))
-    return [Figure(chart, None if i else png) for i, chart in enumerate(charts)]
-
-
-def _group_blocks(model: Mapping[str, Any]) -> list[Block]:
-    entry = as_dict(model.get("per_group_spearman"))
-    groups = as_dict(entry.get("groups"))
-    if not groups:
-        return []
-    chart = group_chart(groups, "Spearman")
-    ordered = sorted(groups.items(), key=lambda item: (-(item[1].get("n") or 0), item[0]))
-    rows = [
-        [name, units.number(group.get("n")), units.score(group), group.get("undefined") or ""]
-        for name, group in ordered[:MAX_GROUP_ROWS]
-    ]
-    cut = f" The {MAX_GROUP_ROWS} largest of {len(ordered):,}." if len(ordered) > MAX_GROUP_ROWS else ""
-    table = Table(["group", "rows", "Spearman", "why undefined"], rows, f"Scores within groups.{cut}")
-    blocks: list[Block] = [Figure(chart)] if chart else []
-    return [*blocks, Fold(f"All {len(ordered):,} groups", [table]) if len(ordered) > 12 else table]
-
-
-def _token_blocks(run: RunFiles) -> list[Block]:
-    metrics = ("token_loss", "perplexity", "accuracy", "num_tokens")
-    rows = [
-        [f"{split}, {name}", *(units.number(as_dict(entry).get(metric)) for metric in metrics)]
-        for split in ("validation", "test")
-        for name, entry in as_dict(run.results.get(split)).items()
-        if isinstance(entry, dict) and "token_loss" in entry
-    ]
-    if not rows:
-        return [Paragraph("Not measured: the run has no scores of a validation or test split.")]
-    note = (
-        "Loss in nats per masked residue, perplexity is its exponential. The unigram predicts from how often residues "
-        "occur in training, whatever stands around them; a model that is no better has learned nothing about order."
-    )
-    near = describe_near_copies(as_dict(as_dict(run.results.get("data")).get("leaks")))
-    table = Table(["split, predictor", *map(metric_name, metrics[:3]), "masked residues"], rows)
-    return [table, *([Bullets(near)] if near else []), Paragraph(note)]
+def best_baseline(test: Mapping[str, Any], metric: str) -> tuple[str, dict[str, Any]] | None:
+    """Name and score of the baseline with the best value; None where no baseline has one. A teacher is none."""
+    scores = as_dict(test.get("scores"))
+    entries = {name: as_dict(as_dict(scores.get(name)).get(metric)) for name in as_dict(test.get("baselines"))}
+    known = {name: entry for name, entry in entries.items() if is_finite(entry.get("value"))}
+    if not known:
+        return None
+    choose = min if less_is_better(metric) else max
+    name = choose(known, key=lambda key: known[key]["value"])
+    return name, known[name]

@@ -12,6 +12,7 @@ from .blocks import Block, Figure, Fold, Paragraph, Section, Table
 from .head import head_blocks
 from .run_files import RunFiles
 from .seeds import first_seed_blocks, seed_blocks, teacher_blocks
+from .tasks import TaskReport
 from .values import as_dict, hide_folders
 
 MAX_EVALUATIONS = 200
@@ -26,10 +27,11 @@ _EVALUATION = {
 _TIMES = ("runtime", "per_second", "num_distinct", "num_tokens")
 
 
-def training_section(run: RunFiles) -> Section:
+def training_section(task: TaskReport) -> Section:
     """The model, and how its training went."""
+    run = task.run
     png = "loss.png" if "loss.png" in run.images else None
-    blocks: list[Block] = [*_model_blocks(run), *head_blocks(run), *first_seed_blocks(run), *_facts(run)]
+    blocks: list[Block] = [*_model_blocks(task), *head_blocks(run), *first_seed_blocks(run), *_facts(run)]
     charts = curve_charts(run.log_history, run.results)
     blocks += [Figure(chart, None if i else png) for i, chart in enumerate(charts)] or [
         Paragraph("No learning curves: the run logged fewer than two losses or scores.")
@@ -44,13 +46,13 @@ def training_section(run: RunFiles) -> Section:
     return Section("training", "Training", blocks)
 
 
-def _model_blocks(run: RunFiles) -> list[Block]:
-    model = as_dict(run.results.get("model"))
+def _model_blocks(task: TaskReport) -> list[Block]:
+    model = as_dict(task.run.results.get("model"))
     if not model:
         return []
     total, trainable = model.get("num_parameters"), model.get("num_trainable")
     size = f"{units.number(total)} parameters, {units.number(trainable)} of them trained"
-    text = f"{model.get('class') or 'A model'} of {size}.{_start(run)}"
+    text = f"{model.get('class') or 'A model'} of {size}.{task.start()}"
     rows = [
         [
             hide_folders(str(tower.get("encoder"))),
@@ -62,16 +64,6 @@ def _model_blocks(run: RunFiles) -> list[Block]:
     ]
     table = Table(["encoder", "revision", "training", "columns"], rows, "Encoders, and what they read.")
     return [Paragraph(text), *([table] if rows else [])]
-
-
-def _start(run: RunFiles) -> str:
-    """Of a masked language model: which weights it began with."""
-    if not run.is_masked_lm or "model_name_or_path" not in run.settings:
-        return ""
-    name, revision = run.settings["model_name_or_path"], run.settings.get("model_revision")
-    if not name:
-        return " It began with random weights."
-    return f" It began as {hide_folders(name)}{f', revision {revision}' if revision else ', not pinned'}."
 
 
 def _inputs_text(tower: Mapping[str, Any]) -> str:

@@ -4,17 +4,59 @@ from __future__ import annotations
 
 from typing import Any
 
-from ... import units
-from ..markdown import code, code_block, plain, plain_line
-from ..report.generation import MODEL, effect_sentence, failed_gates, generation_scores
-from ..report.run_files import RunFiles
-from ..report.values import as_dict
+from .... import units
+from ....units import capitalize
+from ...markdown import code, code_block, plain, plain_line
+from ...report.run_files import RunFiles
+from ...report.tasks.generation import MODEL, effect_sentence, failed_gates, generation_scores, measure_title
+from ...report.values import as_dict
+from .base import TaskCard
 
 EXAMPLE = "MKTAYIAKQRQISFVKSHFSRQLEE"  # made up
 _FROZEN = "frozen"
 
 
-def generator_lines(run: RunFiles) -> list[str]:
+class GenerationCard(TaskCard):
+    heading = "What it writes"
+    tags = ("biology", "protein", "protein-language-model", "antibody-generation")
+    index_task = ("text-generation", "Antibodies for an antigen")
+    demo_effect = "writes"
+
+    def description(self) -> list[str]:
+        return _description(self.run)
+
+    def subject(self) -> str:
+        return "writing sequences like those of the training antibodies"
+
+    def loading_code(self, repo: str) -> list[str]:
+        return _code(repo)
+
+    def loading_notes(self, repo: str) -> list[str]:
+        return _sampling(repo)
+
+    def use_section(self) -> list[str]:
+        return _use(self.run)
+
+    def bases(self) -> list[dict[str, Any]]:
+        return _bases(self.run)
+
+    def scored_split(self) -> tuple[str, dict[str, Any]]:
+        return "test", generation_scores(self.run)
+
+    def metric_title(self, metric: str) -> str:
+        return measure_title(metric)
+
+    def score_notes(self) -> list[str]:
+        return _measured(self.run)
+
+    def findings(self) -> list[str]:
+        verdict = as_dict(as_dict(self.run.results.get("generation")).get("verdict"))
+        found = [as_dict(one) for one in verdict.get("findings") or []]
+        wrong = [one for one in found if one.get("is_failure") or one.get("kind") in ("undecided", "discriminator")]
+        return [plain(capitalize(f"{one.get('text')}.")) for one in wrong]
+
+
+def _description(run: RunFiles) -> list[str]:
     """What it writes from what, and what it is made of."""
     settings, model = run.settings, as_dict(run.results.get("model"))
     chains = ", ".join(code(settings[name]) for name in ("heavy_column", "light_column") if settings.get(name))
@@ -28,7 +70,7 @@ def generator_lines(run: RunFiles) -> list[str]:
     return [" ".join(lines)]
 
 
-def generator_code(repo: str) -> list[str]:
+def _code(repo: str) -> list[str]:
     """Lines that sample from it as they stand."""
     return [
         "from hf_ext.generation.generator import load_generator",
@@ -41,7 +83,7 @@ def generator_code(repo: str) -> list[str]:
     ]
 
 
-def sampling_lines(repo: str) -> list[str]:
+def _sampling(repo: str) -> list[str]:
     """The command that ranks and marks what it writes."""
     command = f"python recipes/sample.py --model {repo} --dataset_name antigens.fasta --training_data pairs.csv"
     return [
@@ -52,7 +94,7 @@ def sampling_lines(repo: str) -> list[str]:
     ]
 
 
-def use_section(run: RunFiles) -> list[str]:
+def _use(run: RunFiles) -> list[str]:
     """Markdown: what it must not be used for."""
     return [
         "## What it must not be used for",
@@ -80,7 +122,7 @@ def _copies(run: RunFiles) -> str:
     )
 
 
-def findings_lines(run: RunFiles) -> list[str]:
+def _measured(run: RunFiles) -> list[str]:
     """Conditions and gates, below the table of scores."""
     found = as_dict(run.results.get("generation"))
     effects = [plain(effect_sentence(as_dict(one))) for one in found.get("effects") or []]
@@ -91,8 +133,8 @@ def findings_lines(run: RunFiles) -> list[str]:
     return [*(f"- {line}" for line in lines), ""] if lines else []
 
 
-def generator_bases(run: RunFiles) -> list[dict[str, Any]]:
-    """The pretrained encoder of antigens, as `names.bases` lists such."""
+def _bases(run: RunFiles) -> list[dict[str, Any]]:
+    """The pretrained encoder of antigens, as `TaskCard.bases` lists such."""
     model = as_dict(run.results.get("model"))
     name = model.get("antigen_encoder") or run.settings.get("antigen_encoder")
     if not name:

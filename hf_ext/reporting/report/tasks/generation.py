@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ... import units
-from ...csv_cells import read_cell
-from ...errors import DataError
-from .blocks import Block, Bullets, Code, Fold, KeyNumber, Paragraph, Table
-from .run_files import RunFiles
-from .values import as_dict
+from .... import units
+from ....csv_cells import read_cell
+from ....errors import DataError
+from ..blocks import Block, Bullets, Code, Fold, KeyNumber, Paragraph, Table
+from ..run_files import RunFiles
+from ..values import as_dict
+from .base import TaskReport
 
 MODEL = "model"
 GENERATED = "generated.csv"
@@ -43,6 +44,22 @@ _SAMPLED = "sampled_"  # what an evaluation logs of its samples
 _SAID = {True: "passed", False: "FAILED", None: "does not apply"}
 
 
+class GenerationReport(TaskReport):
+    def title(self) -> str:
+        """What is written for what."""
+        named = self.run.settings.get("antigen_column")
+        return "Generating antibodies" + (f" for {named}" if named else "")
+
+    def alarms(self) -> list[str]:
+        return failed_gates(self.run)
+
+    def score_numbers(self) -> list[KeyNumber]:
+        return _key_numbers(self.run)
+
+    def result_blocks(self) -> list[Block]:
+        return _blocks(self.run)
+
+
 def generation_scores(run: RunFiles) -> dict[str, dict[str, Any]]:
     """Set of antibodies ("model", each baseline, what was held out) -> measure -> score; without what nobody measured.
 
@@ -65,13 +82,7 @@ def _find(one: Mapping[str, Any], measure: str) -> dict[str, Any]:
     return as_dict((as_dict(one.get(part)) if part else one).get(name))
 
 
-def generation_title(run: RunFiles) -> str:
-    """What is written for what."""
-    named = run.settings.get("antigen_column")
-    return "Generating antibodies" + (f" for {named}" if named else "")
-
-
-def generation_numbers(run: RunFiles) -> list[KeyNumber]:
+def _key_numbers(run: RunFiles) -> list[KeyNumber]:
     """Validity, uniqueness, copies, recovery beside the hardest baseline, and what the antigen is worth."""
     scores = generation_scores(run)
     model = scores.get(MODEL)
@@ -109,7 +120,7 @@ def effect_sentence(effect: Mapping[str, Any]) -> str:
     return f"It is {text}." if text.startswith("not known") else f"The model {text}."
 
 
-def generation_blocks(run: RunFiles) -> list[Block]:
+def _blocks(run: RunFiles) -> list[Block]:
     """Findings, scores beside baselines, differences to these, conditions, gates, the course of sampling, a gallery."""
     scores = generation_scores(run)
     if not scores:

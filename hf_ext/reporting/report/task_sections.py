@@ -1,0 +1,22 @@
+"""The two sections that a task writes: its result, with what the run advises, and its data."""
+
+from __future__ import annotations
+
+from .blocks import Bullets, Fold, Paragraph, Section
+from .tasks import TaskReport
+from .values import hide_folders
+
+
+def result_section(task: TaskReport) -> Section:
+    """How good the model is, and compared with what."""
+    blocks = task.result_blocks()
+    advice = [hide_folders(str(line)) for line in task.run.results.get("advice") or []]
+    if advice:
+        blocks.append(Fold("What the run suggests next", [Bullets(advice)]))
+    return Section("result", "Result", blocks)
+
+
+def data_section(task: TaskReport) -> Section:
+    """What the model learned from."""
+    blocks = task.data_blocks() or [Paragraph("Not recorded: the run has no data report.")]
+    return Section("data", "Data", blocks)
