@@ -15,7 +15,7 @@ smaller last batch, and batches of a few places of the data must come out alike;
 with recomputed layers. Its gain was not measured, so it is not the default. `--torch_compile_mode`, Trainer's own,
 switches `--torch_compile` on.
 Conflicts: `--activation_policy pointwise` (inductor writes into products of matrices that the policy keeps), FSDP's own
-checkpointing, which was not tried, Trainer's own `--torch_compile`, faesm's attention.
+checkpointing, which was not tried, Trainer's own `--torch_compile`, faesm's and flex attention.
 Evidence: graphs compiled by one training pass on the first real rows at the start (0 where an earlier run of this
 process had them compiled), those compiled after it while training, and the seconds that both took.
 Cost: about a minute of compilation. Where it fails, the blocks run as they were and the plan says why.
@@ -41,7 +41,6 @@ from .model_probe import modes_kept
 
 NAME = "compile"
 KIND: Kind = "N"
-MIN_CAPABILITY = (7, 0)
 GRAPHS = "reduce-overhead"  # torch's name of the mode that replays CUDA graphs
 
 
@@ -84,7 +83,9 @@ def _problem(context: Context) -> str | None:
         return "compiled code writes into the products that --activation_policy pointwise keeps: use attention or half"
     if args.attention == "faesm":
         return "faesm's attention is not compiled"
-    if hardware.kind == "cuda" and (hardware.compute_capability or (0, 0)) < MIN_CAPABILITY:
+    if args.attention == "flex":
+        return "flex attention is compiled by itself, and was not tried inside of compiled blocks"
+    if hardware.kind == "cuda" and (hardware.compute_capability or (0, 0)) < attention.TRITON:
         return f"{hardware.name} is older than Triton's 7.0"
     if hardware.kind not in ("cuda", "rocm", "cpu"):
         return f"no compiler for {hardware.name}"
