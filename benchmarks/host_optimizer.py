@@ -25,7 +25,7 @@ from transformers import EsmConfig, EsmForMaskedLM
 
 from hf_ext.hardware import detect_hardware
 from hf_ext.models.host_optimizer import HostOptimizer, HostTimes, move_to_host
-from hf_ext.models.muon import MuonAdamW, encoder_matrices
+from hf_ext.models.muon import MuonAdamW, block_matrices
 
 ROWS, LENGTH = 2, 512
 ACCUMULATION = (1, 4, 16, 64)
@@ -44,7 +44,7 @@ def build_model(layers: int, device: torch.device) -> nn.Module:
 def make_optimizer(name: str, model: nn.Module) -> Optimizer:
     """Adds to no memory before its first step."""
     adamw = AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-5, fused=True)
-    return MuonAdamW(adamw, encoder_matrices(model)) if name == "muon" else adamw
+    return MuonAdamW(adamw, block_matrices(model)) if name == "muon" else adamw
 
 
 class Stopwatch:

@@ -24,7 +24,7 @@ import torch
 from hf_ext.hardware import detect_hardware
 from hf_ext.masked_lm.arguments import MaskedLMArguments
 from hf_ext.masked_lm.building import build_model
-from hf_ext.models.muon import MuonAdamW, encoder_matrices
+from hf_ext.models.muon import MuonAdamW, block_matrices
 
 ROOT = Path(__file__).parents[1]
 OPTIMIZERS = ("adamw", "muon")
@@ -72,7 +72,7 @@ def time_step(size: str, rows: int, length: int, repeats: int) -> dict[str, Any]
         model(input_ids=ids, labels=ids).loss.backward()
 
     adamw = torch.optim.AdamW(trained, lr=1e-5, fused=True)
-    muon = MuonAdamW(torch.optim.AdamW(trained, lr=1e-5, fused=True), encoder_matrices(model))
+    muon = MuonAdamW(torch.optim.AdamW(trained, lr=1e-5, fused=True), block_matrices(model))
     actions: dict[str, Callable[[], Any]] = {"pass": pass_batch, "adamw": adamw.step, "muon": muon.step}
     seconds: dict[str, list[float]] = {name: [] for name in actions}
     for _ in range(repeats + 1):

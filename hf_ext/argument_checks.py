@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
 from types import NoneType, UnionType
@@ -172,6 +173,13 @@ def check_training_values(arguments: Any, trackers: Sequence[str]) -> None:
     for word in arguments.optim_ext or ():
         if word not in OPTIMIZER_EXTENSIONS:
             raise ArgumentError(f"optim_ext={word!r}: allowed are {', '.join(OPTIMIZER_EXTENSIONS)}.")
+    if arguments.block_pattern is not None:
+        try:
+            re.compile(arguments.block_pattern)
+        except re.error as error:
+            raise ArgumentError(
+                f"block_pattern={arguments.block_pattern!r}: no regular expression ({error})."
+            ) from None
     budget = arguments.activation_budget_gb
     if (arguments.activation_policy == "auto") != (budget is not None):
         raise ArgumentError(

@@ -22,6 +22,7 @@ TRAINING_GROUPS: dict[str, tuple[str, ...]] = {
         *("use_peft", "lora_r", "lora_alpha", "lora_dropout", "lora_target_modules", "use_rslora", "use_dora"),
         *("load_in_8bit", "load_in_4bit"),
         *("attention", "activation_checkpointing", "activation_policy", "activation_budget_gb"),
+        *("block_pattern", "compile_mode"),
     ),
     "training presets": ("preset", "speedups", "without"),
     "training": (

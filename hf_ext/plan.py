@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -17,17 +18,22 @@ from .data.columns import column_names, has_numbered_rows, read_columns, row_len
 from .data.random_states import kept_random_states
 from .errors import PlanRefused
 from .hardware import Hardware, count_cpu_cores, detect_hardware
+from .models.blocks import describe_blocks, find_blocks
 from .models.lora import has_adapters, unwrap_peft
-from .models.muon import encoder_matrices
+from .models.muon import block_matrices, count_rest
 from .optional import installed_version
 from .processes import import_deepspeed
 from .reporting.tables import format_table
 from .speedups import REGISTRY, Context, DataFacts, Decision, ModelFacts, Run
 from .speedups.base import KIND_NAMES
+from .speedups.model_probe import collate
 from .whole_files import write_text
 from .zero import num_elements
 
+logger = logging.getLogger(__name__)
+
 _PACKAGES = ("torch", "transformers", "accelerate", "datasets", "peft", "safetensors", "numpy")
+SHAPE_SAMPLES = 4  # batches whose shapes are compared
 PADDING_SAMPLE = 20_000  # rows that the share of padding is estimated from
 
 
@@ -115,7 +121,8 @@ def make_plan(
         model, train_dataset, collator: as for `FastTrainer`; decisions that need what is absent are skipped.
         hardware: described hardware instead of this machine's.
     """
-    model_facts, data_facts = describe_model(model), describe_data(train_dataset, collator, args)
+    model_facts = describe_model(model, args.block_pattern)
+    data_facts = describe_data(train_dataset, collator, args, model)
     context = Context(
         hardware=hardware or detect_hardware(args.device),
         args=copy.copy(args),  # as asked for: applying changes the run's own
@@ -129,8 +136,8 @@ def make_plan(
     return Plan(context.hardware, decisions, args.preset, facts, context)
 
 
-def describe_model(model: Any) -> ModelFacts:
-    """Names encoder families and frozen inputs, counts parameters in memory."""
+def describe_model(model: Any, pattern: str | None = None) -> ModelFacts:
+    """Names encoder families, frozen inputs and repeated layers (as `find_blocks`), counts parameters in memory."""
     if model is None:
         return ModelFacts()
     frozen = tuple(getattr(model, "frozen_inputs", ()))
@@ -147,13 +154,15 @@ def describe_model(model: Any) -> ModelFacts:
         trains_encoders=len(frozen) < len(inputs) or not inputs,
         num_parameters=sum(num_elements(p) for p in model.parameters()),
         num_trainable=sum(num_elements(p) for p in model.parameters() if p.requires_grad),
-        num_encoder_matrices=len(encoder_matrices(model)),
+        blocks=describe_blocks(find_blocks(model, pattern)),
+        num_block_matrices=len(block_matrices(model, pattern)),
+        muon_leaves=count_rest(model, pattern),
         has_adapters=has_adapters(model),
         has_own_decoder=hasattr(model, "encoder_families"),
     )
 
 
-def describe_data(dataset: Any, collator: Any, args: Any) -> DataFacts:
+def describe_data(dataset: Any, collator: Any, args: Any, model: Any = None) -> DataFacts:
     """Row count, distinct inputs, and the padding that random batches would have."""
     if dataset is None:
         return DataFacts()
@@ -177,7 +186,24 @@ def describe_data(dataset: Any, collator: Any, args: Any) -> DataFacts:
     elif isinstance(dataset, datasets.Dataset) and args.length_column_name in names:
         lengths = dataset[args.length_column_name][:]
     padding = None if lengths is None else padding_share(lengths, args.per_device_train_batch_size)
-    return DataFacts(len(dataset), lengths is not None, padding, distinct)
+    shapes = None if args.compile_mode == "default" else count_batch_shapes(model, dataset, collator, args)
+    return DataFacts(len(dataset), lengths is not None, padding, distinct, num_batch_shapes=shapes)
+
+
+def count_batch_shapes(model: Any, dataset: Any, collator: Any, args: Any) -> int | None:
+    """How many shapes a few batches have that are made of rows from all over the data; None where none can be made."""
+    size, shapes = min(args.per_device_train_batch_size, len(dataset)), set()
+    order = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(0)).tolist()
+    try:
+        with kept_random_states(dataset, collator):
+            for start in range(0, SHAPE_SAMPLES * size, size):
+                rows = [dataset[order[i % len(order)]] for i in range(start, start + size)]
+                batch = collate(model, collator, args, rows)
+                shapes.add(tuple((name, x.shape) for name, x in batch.items() if isinstance(x, torch.Tensor)))
+    except Exception:  # data and a collator of the user's own, which may only fit together in their trainer
+        logger.debug("no batch at hand", exc_info=True)
+        return None
+    return len(shapes)
 
 
 def padding_share(lengths: list[int], batch_size: int) -> float:

@@ -375,7 +375,9 @@ class FastTrainer(Trainer):
         """As in Trainer; where the plan or the arguments say so, with Muon, groups for encoders, or on the host."""
         is_new = self.optimizer is None
         made = super().create_optimizer(*args, **kwargs)
-        finished = finish_optimizer(made, is_new, self.model, self.plan, self.args.encoder_learning_rate)
+        finished = finish_optimizer(
+            made, is_new, self.model, self.plan, self.args.encoder_learning_rate, self.args.block_pattern
+        )
         if finished is not made:
             self.optimizer = finished
         self._ext_backend.check_optimizer(finished)

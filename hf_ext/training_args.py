@@ -168,9 +168,18 @@ class FastTrainingArguments(TrainingArguments, metaclass=TakesPresets):
         default=None,
         metadata={"help": "Fast folder to save to first; copied to output_dir (a mounted Drive) in the background."},
     )
-    attention: Literal["auto", "faesm", "varlen", "blocked", "padded", "flash_attention_2", "sdpa", "eager"] = field(
-        default="auto",
-        metadata={"help": "Attention of ESM and T5 encoders; auto takes what the hardware is fastest with."},
+    attention: Literal["auto", "faesm", "varlen", "blocked", "padded", "flex", "flash_attention_2", "sdpa", "eager"] = (
+        field(
+            default="auto",
+            metadata={"help": "Attention of ESM and T5 encoders; auto takes what the hardware is fastest with."},
+        )
+    )
+    compile_mode: Literal["default", "reduce-overhead", "auto"] = field(
+        default="default",
+        metadata={
+            "help": "Of compiled blocks: reduce-overhead replays CUDA graphs, where every batch has one shape; auto "
+            "takes it there. (--torch_compile_mode compiles the whole model.)"
+        },
     )
     activation_policy: Literal["none", "pointwise", "half", "attention", "full", "auto"] | None = field(
         default=None,
@@ -183,13 +192,20 @@ class FastTrainingArguments(TrainingArguments, metaclass=TakesPresets):
         default=None,
         metadata={"help": "With --activation_policy auto: GB (10^9 bytes) that encoder layers may keep of a batch."},
     )
+    block_pattern: None | str = field(  # noqa: RUF036
+        default=None,
+        metadata={
+            "help": "Which modules are the repeated layers, where the model's structure does not show it: a regular "
+            "expression of their whole names (trunk\\.layers\\.\\d+). For compilation, recomputing, FSDP2 and Muon."
+        },
+    )
     encoder_learning_rate: None | float = field(  # noqa: RUF036
         default=None, metadata={"help": "Learning rate of encoders that train; --learning_rate is then the head's."}
     )
     optim_ext: list[str] | None = field(
         default=None,
         metadata={
-            "help": "muon: torch's Muon for matrices of encoders, AdamW for the rest; sweep the rate. Class L. "
+            "help": "muon: torch's Muon for matrices of repeated layers, AdamW for the rest; sweep the rate. Class L. "
             "cpu_offload: the optimizer's states and steps in host memory. Both may be given."
         },
     )

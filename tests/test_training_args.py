@@ -35,6 +35,8 @@ ADDED = {
     "attention",
     "activation_policy",
     "activation_budget_gb",
+    "block_pattern",
+    "compile_mode",
     "throughput_warmup_steps",
     "baseline_json",
     "resume",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
 
@@ -30,6 +30,7 @@ class Segments:
         num_filled: tokens at the end of the row that stand for nothing and only round T up.
         rounds_up: whether the row is filled where its length is not one of a few.
         has_holes: whether some sequence's tokens do not stand side by side in the padded batch.
+        memo: what a kernel makes of the layout once, for every layer; a copy on another device begins without.
     """
 
     lengths: tuple[int, ...]
@@ -42,6 +43,7 @@ class Segments:
     num_filled: int = 0
     rounds_up: bool = False
     has_holes: bool = False
+    memo: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def from_mask(cls, mask: torch.Tensor, round_up: bool = False) -> Segments:
@@ -88,7 +90,7 @@ class Segments:
     def _map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Segments:
         names = ("indices", "cu_seqlens", "slots", "is_token")
         changed: dict[str, Any] = {name: function(getattr(self, name)) for name in names}
-        return replace(self, **changed)
+        return replace(self, **changed, memo={})
 
     @property
     def columns(self) -> torch.Tensor:

@@ -75,7 +75,9 @@ def _report(args: Any, plan: Plan, work: Work, rows: int, capacity: int | None, 
         make = masked_lm_batch(length, plan.applied("masked_lm_head"))
     kernel = plan["attention"].settings.get("kernel") if plan.applied("attention") else None
     scales = kernel != "blocked" or not plan.applied("packing")  # it works block by block
-    subject = Subject(model.train(), make, kind, partial(_change, plan, kernel), scales=scales)
+    subject = Subject(
+        model.train(), make, kind, partial(_change, plan, kernel), scales=scales, pattern=args.block_pattern
+    )
     graph = Graph(_policy(args, plan), half, _base(plan))
     batch = plan["batch_size"].settings if plan.applied("batch_size") else {}
     passes = batch.get("gradient_accumulation_steps", args.gradient_accumulation_steps)

@@ -15,8 +15,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from ..models.blocks import block_lists
 from ..models.half_linear import HalfLinear
-from ..models.wrapping import block_lists, find_base_layers
+from ..models.wrapping import find_base_layers
 
 Base = Literal["as it is", "half", "8-bit", "4-bit"]
 HALF = torch.bfloat16  # float16 takes as much
@@ -30,13 +31,15 @@ class Cut:
     Attributes:
         layers: the whole model's.
         period: layers that repeat together, as every second is checkpointed.
+        name: of the list in the model; not needed where all are kept.
         kept: `first`, `period` that stand for all in the middle, and the rest at the end; all where they differ.
     """
 
-    layers: nn.ModuleList
+    layers: nn.ModuleList | nn.Sequential
     period: int
     kept: int
     first: int = 1
+    name: str = ""
 
     @property
     def copies(self) -> int:
@@ -44,23 +47,31 @@ class Cut:
         return 1 + (len(self.layers) - self.kept) // self.period
 
 
-def plan_cuts(model: nn.Module, period: int = 1) -> list[Cut]:
-    """How far each list of repeated layers can be cut: what is left over stands for the whole, whatever its depth."""
+def plan_cuts(model: nn.Module, period: int = 1, pattern: str | None = None) -> list[Cut]:
+    """How far each list of `block_lists` can be cut: what is left over stands for the whole, whatever its depth."""
     cuts = []
-    for layers in block_lists(model):
+    for name, layers in block_lists(model, pattern).items():
         # What goes into the first layer is held by the caller; where layers keep nothing else, that would count.
         first = 1 if any(parameter.requires_grad for parameter in layers.parameters()) else 2
         kept = first + 1 + period + (len(layers) - first - 1 - period) % period
         if kept >= len(layers) or not _alike(layers):
             kept = len(layers)
-        cuts.append(Cut(layers, period, kept, first))
+        cuts.append(Cut(layers, period, kept, first, name))
     return cuts
 
 
-def _alike(layers: nn.ModuleList) -> bool:
-    """Whether all layers but the first (T5's has the position bias) have the same weights, training the same."""
+def _alike(layers: nn.ModuleList | nn.Sequential) -> bool:
+    """Whether all layers but the first (T5's has the position bias) have the same weights, training the same.
+
+    None of them is in the list twice, and a list that computes by itself does it as `nn.Sequential`.
+    """
+    if len({id(layer) for layer in layers}) < len(layers):
+        return False
+    if isinstance(layers, nn.Sequential) and type(layers) is not nn.Sequential:
+        return False
     seen = {
-        tuple((name, p.shape, p.dtype, p.requires_grad) for name, p in layer.named_parameters()) for layer in layers[1:]
+        tuple((name, p.shape, p.dtype, p.requires_grad) for name, p in layer.named_parameters())
+        for layer in list(layers)[1:]
     }
     return len(seen) <= 1 and len({type(layer) for layer in layers}) <= 1
 
@@ -77,7 +88,7 @@ def copy_as_fake(model: nn.Module, cuts: list[Cut], base: Base = "as it is") -> 
     Cost: some milliseconds; no weight is read.
     """
     memo: dict[int, Any] = {}
-    left_out = {id(part) for cut in cuts for layer in cut.layers[cut.kept :] for part in layer.modules()}
+    left_out = {id(part) for cut in cuts for layer in list(cut.layers)[cut.kept :] for part in layer.modules()}
     for module in model.modules():
         if id(module) not in left_out:
             for tensor in (*module._parameters.values(), *module._buffers.values()):
@@ -87,7 +98,9 @@ def copy_as_fake(model: nn.Module, cuts: list[Cut], base: Base = "as it is") -> 
                 memo[id(hooks)] = OrderedDict((key, hook) for key, hook in hooks.items() if _computes(hook))
     for cut in cuts:
         if cut.kept < len(cut.layers):
-            memo[id(cut.layers)] = nn.ModuleList(copy.deepcopy(layer, memo) for layer in cut.layers[: cut.kept])
+            members = [copy.deepcopy(layer, memo) for layer in list(cut.layers)[: cut.kept]]
+            in_turn = isinstance(cut.layers, nn.Sequential)
+            memo[id(cut.layers)] = nn.Sequential(*members) if in_turn else nn.ModuleList(members)
     made = copy.deepcopy(model, memo)
     _replace(made, _is_coded)
     _store_base(made, base)

@@ -133,7 +133,7 @@ class Forecaster:
     def _states_of(self, choice: Choice) -> tuple[int, int]:
         key = choice.optimizer, choice.is_muon
         if key not in self._states:
-            self._states[key] = optimizer_bytes(self.subject.model, *key)
+            self._states[key] = optimizer_bytes(self.subject.model, *key, self.subject.pattern)
         return self._states[key]
 
 

@@ -28,7 +28,7 @@ def longest_batch(dataset: Any, collator: Any, rows: int) -> dict[str, Any]:
         return dict(copy.copy(collator)([dataset[i] for i in chosen]))
 
 
-def describe_run(model: Any, batch: dict[str, Any], kind: str) -> tuple[Subject, int]:
+def describe_run(model: Any, batch: dict[str, Any], kind: str, pattern: str | None = None) -> tuple[Subject, int]:
     """What the ledger is asked about, and the tokens of a row.
 
     Batches of other sizes are made for the models of hf_ext's tasks; of others there is this one alone.
@@ -37,14 +37,16 @@ def describe_run(model: Any, batch: dict[str, Any], kind: str) -> tuple[Subject,
         model: with everything applied that the plan applies.
         batch: from `longest_batch`.
         kind: as `Hardware.kind`.
+        pattern: of the names of repeated layers, as of `find_blocks`.
     """
     known = _sizes(model, batch)
     if known is not None:
         make, length = known
         blocked = any("blocked" in str(getattr(c, "_attn_implementation", "")) for c in _configs(model))
-        return Subject(model, make, kind, give_layouts, scales=not blocked), length
+        return Subject(model, make, kind, give_layouts, scales=not blocked, pattern=pattern), length
     length = next((tensor.shape[1] for name, tensor in batch.items() if name == "input_ids"), 1)
-    return Subject(model, lambda rows: batch, kind, give_layouts, scales=False, has_one_batch=True), length
+    one: dict[str, Any] = {"scales": False, "has_one_batch": True, "pattern": pattern}
+    return Subject(model, lambda rows: batch, kind, give_layouts, **one), length
 
 
 def _sizes(model: Any, batch: dict[str, Any]) -> tuple[Callable[[int], dict[str, Any]], int] | None:

@@ -16,7 +16,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ..models.activation_checkpointing import POLICIES, Policy, set_policy
-from ..models.wrapping import block_lists
+from ..models.lora import unwrap_peft
 from .fakes import Base, Cut, autocast_rule, copy_as_fake, fake_batch, plan_cuts
 from .ledger import BLOCK_BYTES, GRADIENTS, OTHER, Ledger, storage_key
 from .timeline import Middle, Timeline
@@ -55,6 +55,7 @@ class Subject:
         block: what the allocator rounds to.
         scales: whether a batch of any number of rows does the same operations, on tensors that grow with it or do not:
             one pass then answers for all. Not so for kernels that go by blocks of rows.
+        pattern: of the names of repeated layers, as of `find_blocks`.
         has_one_batch: `make_batch` gives the same batch whatever is asked for: of models that nothing is known of.
     """
 
@@ -65,13 +66,14 @@ class Subject:
     block: int = BLOCK_BYTES
     scales: bool = True
     has_one_batch: bool = False
+    pattern: str | None = None
     known: dict[tuple[Graph, int], Timeline] = field(default_factory=dict)
     _cuts: dict[int, list[Cut]] = field(default_factory=dict)
 
     def cuts(self, period: int) -> list[Cut]:
         """As `plan_cuts`."""
         if period not in self._cuts:
-            self._cuts[period] = plan_cuts(self.model, period)
+            self._cuts[period] = plan_cuts(self.model, period, self.pattern)
         return self._cuts[period]
 
     def timeline(self, graph: Graph, rows: int) -> Timeline:
@@ -98,7 +100,7 @@ def run_pass(subject: Subject, graph: Graph, rows: int) -> Timeline:
         if subject.change is not None:
             subject.change(model)
         if graph.policy is not None:
-            set_policy(model, graph.policy)
+            set_policy(model, graph.policy, subject.pattern)
         ledger = LayerLedger(subject.block, rows if subject.scales else 0)
         return record_pass(ledger, model.train(), cuts, fake_batch(mode, batch), graph.half, subject.kind)
 
@@ -149,9 +151,9 @@ def _watch(model: nn.Module, ledger: LayerLedger, cuts: Sequence[Cut], marks: li
         if parameter.requires_grad:
             handle = parameter.register_post_accumulate_grad_hook(lambda p: ledger.know([p.grad], GRADIENTS))
             around.callback(handle.remove)
-    for index, (cut, layers) in enumerate(zip(cuts, block_lists(model))):
+    for index, cut in enumerate(cuts):
         if cut.kept < len(cut.layers):
-            for number, layer in enumerate(layers):
+            for number, layer in enumerate(unwrap_peft(model).get_submodule(cut.name).children()):
                 watch = _Watch(ledger, marks, index, number, cut)
                 layer.register_forward_pre_hook(watch.begin)
                 layer.register_forward_hook(watch.end)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..models.muon import encoder_matrices
+from ..models.muon import block_matrices
 from .fakes import SCALE_BLOCK, Base
 
 WEIGHT_BYTES, GRADIENT_BYTES, OPTIMIZER_BYTES, HALF_BYTES = 4, 4, 8, 2  # AdamW has two float32 states
@@ -92,16 +92,17 @@ def trained(model: nn.Module) -> list[nn.Parameter]:
     return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
-def optimizer_bytes(model: nn.Module, name: str, is_muon: bool = False) -> tuple[int, int]:
+def optimizer_bytes(model: nn.Module, name: str, is_muon: bool = False, pattern: str | None = None) -> tuple[int, int]:
     """States of an optimizer, and what a step of it makes besides and lets go of again.
 
     Args:
         name: a value of Trainer's `--optim`; of one that is not known, what AdamW takes.
-        is_muon: one float32 number per weight of encoder layers' matrices, `name` for the rest.
+        is_muon: one float32 number per weight of repeated layers' matrices, `name` for the rest.
+        pattern: of the names of these layers, as of `find_blocks`.
     """
     kind = OPTIMIZERS.get(name, UNKNOWN)
     tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
-    matrices = {id(p) for p in encoder_matrices(model)} if is_muon else set()
+    matrices = {id(p) for p in block_matrices(model, pattern)} if is_muon else set()
     kept, sizes = 0, []
     for parameter in trained(model):
         sizes.append(parameter.numel() * WEIGHT_BYTES)

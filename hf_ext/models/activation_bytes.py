@@ -67,13 +67,21 @@ class LayerCost:
     recomputed: Mapping[str, float]
 
 
-def measure_layer(model: nn.Module, layer: nn.Module, args: Any, kwargs: Any, autocast: Any = nullcontext) -> LayerCost:
+def measure_layer(
+    model: nn.Module,
+    layer: nn.Module,
+    args: Any,
+    kwargs: Any,
+    autocast: Any = nullcontext,
+    pattern: str | None = None,
+) -> LayerCost:
     """Runs `layer` forward and backward under each policy; the model is left without one, and without gradients.
 
     Args:
         model: whose layer it is, in training mode.
         args, kwargs: what the layer is called with.
         autocast: makes the context that it is called in.
+        pattern: as of `set_policy`.
 
     Cost: four forward and four backward passes of one layer, with random states put back.
     """
@@ -82,7 +90,7 @@ def measure_layer(model: nn.Module, layer: nn.Module, args: Any, kwargs: Any, au
     device = next(layer.parameters()).device
     weights = {tuple(shape) for p in layer.parameters() for shape in (p.shape, p.T.shape if p.dim() == 2 else p.shape)}
     for policy in MEASURED:
-        set_policy(model, policy)
+        set_policy(model, policy, pattern)
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             kept[policy], flops[policy] = _run(lambda: layer(*args, **kwargs), autocast, weights)
     unset_policy(model)

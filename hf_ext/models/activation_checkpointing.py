@@ -1,4 +1,7 @@
-"""What a layer keeps for its backward pass and what it computes again, as policies on transformers' own switch.
+"""What a layer keeps for its backward pass and what it computes again, as policies.
+
+They act through transformers' own switch where a model has it, and else through torch's checkpoint around each block
+(`blocks.py`), with the same contexts.
 
 `attention` keeps what attention puts out, which is dear to compute and small; `pointwise` keeps products with weights
 too, so that only norms, GELU, rotation and casts are computed again. Both name operations to torch's selective
@@ -14,16 +17,18 @@ from __future__ import annotations
 from collections.abc import Collection
 from contextlib import ExitStack
 from functools import partial
+from types import MethodType
 from typing import Any, Literal, get_args
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ..errors import ArgumentError
 from .attention import keeping_no_weights
+from .blocks import find_blocks
 from .lora import unwrap_peft
 
 Policy = Literal["none", "pointwise", "half", "attention", "full"]
@@ -40,16 +45,21 @@ ATTENTION = frozenset(
     }
 )
 PRODUCTS = frozenset({"aten::mm", "aten::addmm", "aten::_scaled_mm"})  # with weights; not the scores of eager attention
+_OWN = "recomputed_by_hf_ext"  # in a layer that is no `GradientCheckpointingLayer`: options, and the forward it had
 _KEPT: dict[str, frozenset[str]] = {"attention": ATTENTION, "pointwise": ATTENTION | PRODUCTS}
 
 
-def set_policy(model: nn.Module, policy: Policy) -> int:
+def set_policy(model: nn.Module, policy: Policy, pattern: str | None = None) -> int:
     """Makes a model's layers compute again in the backward pass what `policy` does not keep, while they train.
 
+    Of a `PreTrainedModel` that can, by transformers' own switch; of any other model, and by pattern, around the forward
+    of each block.
+
     Args:
-        model: a `PreTrainedModel`, or one with adapters of PEFT.
+        model: any, or one with adapters of PEFT.
         policy: `none` keeps everything; `pointwise` products of matrices and attention; `half` all of every second
             layer; `attention` what attention puts out; `full` what goes into each layer. Replaces the one before.
+        pattern: of the names of layers, as of `find_blocks`, whose errors are raised.
 
     Returns:
         Number of layers that compute something again; 0 where the model has none that can.
@@ -63,17 +73,45 @@ def set_policy(model: nn.Module, policy: Policy) -> int:
         raise ArgumentError(f"policy={policy!r}: allowed are {', '.join(POLICIES)}.")
     unset_policy(model)
     inner: Any = unwrap_peft(model)
-    if policy == "none" or not _supports(inner):
+    if policy == "none":
         return 0
     given: dict[str, Any] = {"use_reentrant": False}
     if policy in _KEPT:
         given["context_fn"] = partial(_contexts, _KEPT[policy])
+    period = 2 if policy == "half" else 1
+    if pattern is None and _supports(inner):
+        _set_of_transformers(inner, given, period)
+    else:
+        for layer in trained_layers(model, pattern)[::period]:
+            _recompute_layer(layer, given)
+    return len(recomputed_layers(model))
+
+
+def _set_of_transformers(inner: Any, given: dict[str, Any], period: int) -> None:
     hooked = _asks_for_input_gradients(inner)
-    inner.activation_checkpointing_enable(given, every_n_layers=2 if policy == "half" else 1)
+    inner.activation_checkpointing_enable(given, every_n_layers=period)
     if not hooked and _asks_for_input_gradients(inner):
         # Only reentrant checkpointing needs them; here they would send a backward pass through layers that are frozen.
         inner.disable_input_require_grads()
-    return len(recomputed_layers(model))
+
+
+def _recompute_layer(layer: Any, given: dict[str, Any]) -> None:
+    """One layer; those of transformers know how, and leave their cache out."""
+    if isinstance(layer, GradientCheckpointingLayer):
+        layer.gradient_checkpointing = True
+        vars(layer)["_gradient_checkpointing_func"] = partial(checkpoint, **given)
+        return
+    # In the instance, as packing has it: names of modules and weights stay, and copies take it along.
+    vars(layer)[_OWN] = (given, vars(layer).get("forward"))
+    vars(layer)["forward"] = MethodType(_forward_and_again, layer)
+
+
+def _forward_and_again(layer: Any, *args: Any, **kwargs: Any) -> Any:
+    given, replaced = vars(layer)[_OWN]
+    plain = replaced or partial(type(layer).forward, layer)
+    if not (layer.training and torch.is_grad_enabled()):
+        return plain(*args, **kwargs)
+    return checkpoint(partial(plain, **kwargs), *args, **given)
 
 
 def unset_policy(model: nn.Module) -> None:
@@ -81,21 +119,55 @@ def unset_policy(model: nn.Module) -> None:
     inner: Any = unwrap_peft(model)
     if _supports(inner) and inner.is_activation_checkpointing:
         inner.activation_checkpointing_disable()
+    for layer in model.modules():
+        if _OWN in vars(layer):
+            _, replaced = vars(layer).pop(_OWN)
+            vars(layer).pop("forward")
+            if replaced is not None:
+                vars(layer)["forward"] = replaced
+        elif isinstance(layer, GradientCheckpointingLayer) and layer.gradient_checkpointing:
+            layer.gradient_checkpointing = False
+
+
+def is_recomputed(module: nn.Module) -> bool:
+    """Whether a module computes something again in the backward pass, as a whole."""
+    return _OWN in vars(module) or bool(getattr(module, "gradient_checkpointing", False))
 
 
 def recomputed_layers(model: nn.Module) -> list[nn.Module]:
     """Layers that compute something again while they train, and not those of encoders whose every weight is frozen."""
+    left_out = _frozen_parts(unwrap_peft(model))
+    layers = [m for m in model.modules() if _OWN in vars(m) or isinstance(m, GradientCheckpointingLayer)]
+    return [layer for layer in layers if is_recomputed(layer) and layer not in left_out]
+
+
+def trained_layers(model: nn.Module, pattern: str | None = None) -> list[Any]:
+    """Layers that can be computed again, in their order; none of encoders that do not train at all.
+
+    Those that transformers would take, where it can; else `find_blocks`, but for those before which nothing trains.
+    """
     inner = unwrap_peft(model)
-    return [layer for layer in trained_layers(inner) if layer.gradient_checkpointing]
+    left_out = _frozen_parts(inner)
+    if pattern is None and _supports(inner):
+        layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+        return [layer for layer in layers if layer not in left_out]
+    untrained: set[int] = set()
+    for weight in inner.parameters():
+        if weight.requires_grad:
+            break
+        untrained.add(id(weight))
+    return [
+        block
+        for block in find_blocks(model, pattern)
+        if block not in left_out and not all(id(weight) in untrained for weight in block.parameters())
+    ]
 
 
-def trained_layers(model: nn.Module) -> list[Any]:
-    """Layers that transformers can compute again, in their order; none of encoders that do not train at all."""
+def _frozen_parts(model: nn.Module) -> set[nn.Module]:
+    """All modules of those `PreTrainedModel`s in `model` that do not train."""
     encoders = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
     frozen = [part for part in encoders if not any(weight.requires_grad for weight in part.parameters())]
-    left_out = {module for part in frozen for module in part.modules()}
-    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
-    return [layer for layer in layers if layer not in left_out]
+    return {module for part in frozen for module in part.modules()}
 
 
 def _supports(model: Any) -> bool:

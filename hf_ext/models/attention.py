@@ -21,6 +21,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, bidirectional_mask_function, sdpa_mask
 
 from ..data.segments import Segments
+from .flex_attention import flex_packed_attention
 
 PREFIX = "hf_ext_"
 # Scores of one block, in bytes. Measured on two cores with 20 heads of 16: 1 to 4 MiB are alike, 8 MiB leaves the cache
@@ -149,10 +150,29 @@ def varlen_attention(
     return output
 
 
+def flex_kernel(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    segments: Segments,
+    scaling: float,
+    dropout: float,
+    bias: torch.Tensor | None,
+) -> torch.Tensor:
+    """torch's FlexAttention with a block mask of the layout (`flex_attention.py`).
+
+    Arguments as `blocked_attention`. A bias and dropout go to `padded_attention`, which gives the same result.
+    """
+    if bias is not None or dropout:
+        return padded_attention(query, key, value, segments, scaling, dropout, bias)
+    return flex_packed_attention(query, key, value, segments, scaling)
+
+
 KERNELS: dict[str, Callable[..., torch.Tensor]] = {
     "blocked": blocked_attention,
     "padded": padded_attention,
     "varlen": varlen_attention,
+    "flex": flex_kernel,
 }
 
 

@@ -1,17 +1,17 @@
-"""Muon for the weight matrices of encoder layers, AdamW for everything else, in one optimizer."""
+"""Muon for the weight matrices of repeated layers, AdamW for everything else, in one optimizer."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import AdamW, Muon, Optimizer
-from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
-from .affinity import AffinityModel
-from .lora import unwrap_peft
+from .blocks import find_blocks
 
 ADJUST_LR = "match_rms_adamw"
 
@@ -80,21 +80,60 @@ class MuonAdamW(Optimizer):
         return {**super().__getstate__(), "_muon": self._muon, "_adamw": self._adamw}
 
 
-def encoder_matrices(model: nn.Module | None) -> list[nn.Parameter]:
-    """Weights of linear layers, attention and feed-forward, in the repeated layers of encoders; those that train.
+def block_matrices(model: nn.Module | None, pattern: str | None = None) -> list[nn.Parameter]:
+    """Weights of linear maps, attention and feed-forward, in the repeated layers of a model; those that train.
 
-    Not embeddings, poolers, ESM's contact head, heads, norms and biases. Not adapters either: LoRA's two factors are no
-    matrix of the model, and orthogonalizing each by itself is not what Muon does to their product.
+    Of `nn.Linear`, of what has its `in_features` and `out_features`, of GPT-2's `Conv1D`, and of
+    `nn.MultiheadAttention`, whose query, key and value are one matrix. Not embeddings and what is tied to them, tables
+    of positions, convolutions and stacks of matrices (three dimensions and more, which torch's Muon does not take),
+    norms, biases, and nothing outside of the layers: heads, poolers, a patch projection. Not adapters either: LoRA's
+    two factors are no matrix of the model, and orthogonalizing each by itself is not what Muon does to their product.
+
+    Args:
+        model: any; None has none.
+        pattern: as of `find_blocks`, whose errors are raised.
     """
-    inner = unwrap_peft(model)
-    if not isinstance(inner, PreTrainedModel):
+    if model is None:
         return []
-    encoder = inner.encoders if isinstance(inner, AffinityModel) else inner.base_model
+    tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     found: dict[int, Any] = {
-        id(linear.weight): linear.weight
-        for layers in encoder.modules()
-        if isinstance(layers, nn.ModuleList)
-        for name, linear in layers.named_modules()
-        if isinstance(linear, nn.Linear) and "lora_" not in name
+        id(weight): weight
+        for block in find_blocks(model, pattern)
+        for name, module in block.named_modules()
+        if "lora_" not in name
+        for weight in _maps(module)
     }
-    return [weight for weight in found.values() if weight.requires_grad and weight.ndim == 2]
+    return [weight for key, weight in found.items() if weight.requires_grad and weight.ndim == 2 and key not in tables]
+
+
+def _maps(module: Any) -> list[nn.Parameter]:
+    """The weights that a module multiplies what comes in with."""
+    names: tuple[str, ...]
+    if isinstance(module, nn.MultiheadAttention):
+        names = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")  # what goes out is a Linear
+    else:
+        is_map = isinstance(module, Conv1D) or (hasattr(module, "in_features") and hasattr(module, "out_features"))
+        names = ("weight",) if is_map else ()
+    found = (getattr(module, name, None) for name in names)
+    return [weight for weight in found if isinstance(weight, nn.Parameter)]
+
+
+def count_rest(model: nn.Module, pattern: str | None = None) -> dict[str, int]:
+    """How many trained parameters AdamW keeps beside Muon's matrices: what they are -> how many."""
+    matrices = {id(weight) for weight in block_matrices(model, pattern)}
+    tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    inside = {id(weight) for block in find_blocks(model, pattern) for weight in block.parameters()}
+    rest: Counter[str] = Counter()
+    for weight in model.parameters():
+        if not weight.requires_grad or id(weight) in matrices:
+            continue
+        dims = len(getattr(weight, "ds_shape", weight.shape))
+        if id(weight) in tables:
+            rest["embeddings"] += 1
+        elif dims < 2:
+            rest["vectors"] += 1
+        elif dims > 2:
+            rest["convolutions and stacks"] += 1
+        else:
+            rest["other tables in layers" if id(weight) in inside else "matrices outside of layers"] += 1
+    return dict(rest)

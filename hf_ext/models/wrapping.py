@@ -2,63 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
-from transformers import PreTrainedModel
 
 from ..errors import ArgumentError
 from .affinity import AffinityModel
+from .blocks import find_blocks
 from .head import RegressionHead
-from .lora import unwrap_peft
 
 
-def find_blocks(model: nn.Module) -> list[nn.Module]:
-    """The repeated layers of all encoders: members of outermost `ModuleList`s, so of every family alike.
-
-    Layers of ESM, T5, BERT and what stands in for them (faesm's attention, LoRA inside, a `PeftModel` around). Not the
-    parts of a T5 block, which are a list too, and not the heads of an ensemble.
-    """
-    return [block for blocks in block_lists(model) for block in blocks]
-
-
-def block_lists(model: nn.Module) -> list[nn.ModuleList]:
-    """The lists that hold the members of `find_blocks`, each once, in the model's order."""
-    inner = unwrap_peft(model)
-    if isinstance(inner, AffinityModel):
-        roots: Iterable[nn.Module] = inner.encoders.values()
-    else:
-        roots = [inner.base_model if isinstance(inner, PreTrainedModel) else inner]
-    return [blocks for root in roots for blocks in _outermost_lists(root)]
-
-
-def _outermost_lists(module: nn.Module) -> Iterator[nn.ModuleList]:
-    for child in module.children():
-        if isinstance(child, nn.ModuleList):
-            yield child
-        else:
-            yield from _outermost_lists(child)
-
-
-def block_classes(model: nn.Module) -> list[str]:
+def block_classes(model: nn.Module, pattern: str | None = None) -> list[str]:
     """Class names of `find_blocks`, each once, in the model's order."""
-    return list(dict.fromkeys(type(block).__name__ for block in find_blocks(model)))
+    return list(dict.fromkeys(type(block).__name__ for block in find_blocks(model, pattern)))
 
 
-def choose_classes(model: nn.Module, asked: list[str] | None) -> list[str]:
+def choose_classes(model: nn.Module, asked: list[str] | None, pattern: str | None = None) -> list[str]:
     """The classes to shard by: those asked for, else `block_classes`.
 
     Raises:
         ArgumentError: the model has no module of a class that was asked for.
     """
     if asked is None:
-        return block_classes(model)
+        return block_classes(model, pattern)
     there = {type(module).__name__ for module in model.modules()}
     if lacking := [name for name in asked if name not in there]:
-        blocks = ", ".join(block_classes(model)) or "no repeated layers"
+        blocks = ", ".join(block_classes(model, pattern)) or "no repeated layers"
         raise ArgumentError(
             f"fsdp_transformer_layer_cls_to_wrap {', '.join(lacking)}: the model has no such module. Its layers are "
             f"{blocks}: name these, or leave the option out."

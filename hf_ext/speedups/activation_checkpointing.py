@@ -1,7 +1,9 @@
-"""What layers keep for their backward pass, and what they compute again: a policy, on transformers' own switch.
+"""What layers keep for their backward pass, and what they compute again: a policy.
 
 Class I: losses and gradients are those without, bit for bit, with dropout too (but for a weight that a pass uses twice
-under autocast, see `models/activation_checkpointing.py`). `--activation_policy` says how much:
+under autocast, see `models/activation_checkpointing.py`). Of any model with repeated
+layers: by transformers' own switch where it has one, else around each block that is found, or named by
+`--block_pattern` (`models/blocks.py`). `--activation_policy` says how much:
 - `pointwise` keeps products of matrices and attention, and computes norms, GELU, rotation and casts again;
 - `half` computes every second layer again; `attention` all but what attention puts out; `full` everything.
 - `auto` with `--activation_budget_gb`: the first of `none` and these, in this order, whose activations fit.
@@ -18,8 +20,7 @@ forward FLOPs it does again. Cost: four passes of one layer; models that FSDP or
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -33,17 +34,13 @@ from ..models.activation_checkpointing import POLICIES, Policy, set_policy, trai
 from ..processes import read_fsdp2
 from . import compile, parity
 from .base import Context, Decision, Kind, Run, Status, off
+from .model_probe import modes_kept
 
 NAME = "activation_checkpointing"
 KIND: Kind = "I"
 NAMES_OPERATIONS = ("attention", "pointwise")
 GB = 10**9
-
-
-def recomputes(args: Any) -> bool:
-    """Whether layers are computed again in the backward pass: by Trainer's own switch, or by a policy."""
-    asked = getattr(args, "activation_policy", None) not in (None, "none")
-    return bool(asked or args.activation_checkpointing or args.gradient_checkpointing)
+NO_LAYERS = "the model has no repeated layers that train: name them with --block_pattern"
 
 
 def decide(context: Context) -> Decision:
@@ -89,8 +86,8 @@ def apply(decision: Decision, run: Run) -> Decision:
 
     Refused here: `auto` where nothing can be measured, or where nothing fits the budget.
     """
-    if run.model is None or not trained_layers(run.model):
-        return Decision(NAME, KIND, "skipped", "the model has no layers that transformers can compute again")
+    if run.model is None or not trained_layers(run.model, run.args.block_pattern):
+        return Decision(NAME, KIND, "skipped", NO_LAYERS)
     policy, costs = decision.settings["policy"], _measure(run)
     if policy == "auto":
         decision = _choose(decision, run, costs)
@@ -98,19 +95,19 @@ def apply(decision: Decision, run: Run) -> Decision:
         if decision.status != "applied":
             return decision
     run.on_end(partial(unset_policy, run.model))
-    num_layers = set_policy(run.model, policy)
+    num_layers = set_policy(run.model, policy, run.args.block_pattern)
     if not num_layers:
-        return Decision(NAME, KIND, "skipped", "the model has no layers that transformers can compute again")
+        return Decision(NAME, KIND, "skipped", NO_LAYERS)
     return decision.with_evidence(layers=num_layers, **_evidence(costs, policy))
 
 
 def _choose(decision: Decision, run: Run, costs: list[_Cost]) -> Decision:
     """The same decision with the policy that `auto` comes to."""
-    num_measured, num_layers = sum(part.num_layers for part in costs), len(trained_layers(run.model))
+    num_measured = sum(part.num_layers for part in costs)
+    num_layers = len(trained_layers(run.model, run.args.block_pattern))
     if num_measured < num_layers:
-        reason = (
-            f"auto could measure {num_measured} of {num_layers} layers (of whole ESM and T5 encoders): name a policy"
-        )
+        reason = f"auto could measure {num_measured} of {num_layers} layers, for want of rows or a batch of them"
+        reason += ": name a policy"
         return replace(decision, status="refused", reason=reason)
     names = [name for name in POLICIES if name not in decision.settings["left_out"]]
     predicted = {name: sum(part.predict(name) for part in costs) for name in names}
@@ -165,32 +162,34 @@ def _measure(run: Run) -> list[_Cost]:
     """Of each encoder that trains, its first layer on up to four of the longest rows."""
     costs = []
     rows = _longest_rows(run)
-    with _training(run.model):
+    pattern = run.args.block_pattern
+    with modes_kept(run.model):
+        run.model.train()  # of an AffinityModel, frozen encoders stay in evaluation
         for probe in parity.find_probes(replace(run, train_dataset=rows)):
-            layers = trained_layers(probe.encoder)
+            layers = trained_layers(probe.module, pattern)
             if not (probe.trains and layers):
                 continue
-            device = probe.input_ids.device.type
+            device = probe.device.type
             autocast = partial(torch.autocast, device, probe.autocast, enabled=probe.autocast is not None)
             args, kwargs = _first_call(probe, layers[0])
-            layer = measure_layer(probe.encoder, layers[0], args, kwargs, autocast)
-            tokens = int(probe.attention_mask.sum())
+            layer = measure_layer(probe.module, layers[0], args, kwargs, autocast, pattern)
+            tokens = probe.num_tokens
             if run.args.max_tokens_per_batch:
                 scale = run.args.max_tokens_per_batch / tokens
             else:
-                scale = run.args.per_device_train_batch_size / len(probe.input_ids) * _times_read(run, probe, rows)
+                scale = run.args.per_device_train_batch_size / probe.num_rows * _times_read(run, probe, rows)
             costs.append(_Cost(layer, len(layers), tokens, scale))
     return costs
 
 
-def _times_read(run: Run, probe: parity.Probe, rows: Any) -> float:
+def _times_read(run: Run, probe: parity.AnyProbe, rows: Any) -> float:
     """How many tokens of these rows the encoder reads for each of the probe's: an AffinityModel may feed it twice."""
     if not hasattr(run.model, "tower_of"):
         return 1.0
     encoders = {name: run.model.encoders[str(run.model.tower_of(name).encoder)] for name in run.model.embedding_sizes}
-    names = [name for name, encoder in encoders.items() if probe.encoder in set(encoder.modules())]
+    names = [name for name, encoder in encoders.items() if probe.module in set(encoder.modules())]
     masks = (run.collator.encode_rows(name, parity.first_rows(rows))["attention_mask"] for name in names)
-    return sum(int(mask.sum()) for mask in masks) / int(probe.attention_mask.sum())
+    return sum(int(mask.sum()) for mask in masks) / probe.num_tokens
 
 
 def _longest_rows(run: Run) -> Any:
@@ -212,7 +211,7 @@ class _Reached(Exception):
     """Ends a forward pass at the layer whose inputs are wanted."""
 
 
-def _first_call(probe: parity.Probe, layer: nn.Module) -> tuple[Any, Any]:
+def _first_call(probe: parity.AnyProbe, layer: nn.Module) -> tuple[Any, Any]:
     """What `layer` is called with on the rows of a probe."""
     seen: list[tuple[Any, Any]] = []
 
@@ -221,7 +220,7 @@ def _first_call(probe: parity.Probe, layer: nn.Module) -> tuple[Any, Any]:
         raise _Reached
 
     handle = layer.register_forward_pre_hook(keep, with_kwargs=True)
-    device = probe.input_ids.device
+    device = probe.device
     try:
         with torch.no_grad(), torch.random.fork_rng([device] if device.type == "cuda" else []):
             probe.states(probe.autocast)
@@ -230,15 +229,3 @@ def _first_call(probe: parity.Probe, layer: nn.Module) -> tuple[Any, Any]:
     finally:
         handle.remove()
     return seen[0]
-
-
-@contextmanager
-def _training(model: nn.Module) -> Iterator[None]:
-    """Training mode (of an AffinityModel, frozen encoders stay in evaluation), and then each module's own again."""
-    modes = {module: module.training for module in model.modules()}
-    try:
-        model.train()
-        yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode

@@ -4,6 +4,8 @@ Class N. Choices of `--attention`:
 - `auto`: `varlen` from compute capability 8.0 in half precision, `padded` on other GPUs, `blocked` on CPUs.
 - `varlen`: torch's flash attention on unpadded sequences. `flash_attention_2`: the flash-attn package.
 - `padded`: torch SDPA with padding around attention only; on a T4 that is its memory-efficient kernel.
+- `flex`: torch's FlexAttention on unpadded sequences, block masks made of their layout; for GPUs with Triton, and for
+  frozen encoders anywhere. Its speed was not measured, so `auto` does not take it. ESM only.
 - `blocked`: for CPUs, equally long sequences together in blocks that stay in the cache (`models/attention.py`).
 - `faesm`: the faesm library's ESM (`models/faesm_bridge.py`); its gain is flash attention, so from 8.0 with flash-attn.
 - `sdpa`, `eager`: transformers' own, for padded batches.
@@ -35,8 +37,9 @@ from .base import Context, Decision, Kind, Run, Status, off
 NAME = "attention"
 KIND: Kind = "N"
 FAMILIES = ("esm", "t5")
+TRITON = (7, 0)  # compute capability that its kernels need
 FALLBACKS = {"varlen": ("padded",)}  # what `auto` tries where its choice does not hold
-PACKED = ("blocked", "padded", "varlen", "flash_attention_2")  # kernels that take unpadded sequences
+PACKED = ("blocked", "padded", "varlen", "flex", "flash_attention_2")  # kernels that take unpadded sequences
 
 
 def decide(context: Context) -> Decision:
@@ -92,8 +95,27 @@ def _problem(asked: str, context: Context) -> str | None:
             return "T5's relative bias has no flash kernel: use --attention auto"
         problem = _flash_problem(context) or _missing(package)
         return problem and f"{problem}: use --attention auto"
+    if asked == "flex":
+        return _flex_problem(context)
     if asked == "blocked" and context.hardware.kind != "cpu":
         return f"made for CPUs, and {context.hardware.name} has faster kernels: use --attention auto"
+    return None
+
+
+def _flex_problem(context: Context) -> str | None:
+    hardware = context.hardware
+    if "t5" in context.model.families or "esm" not in context.model.families:
+        return "T5's relative bias was not tried in its kernel: use --attention auto"
+    if not context.model.trains_encoders:
+        return None
+    if hardware.kind not in ("cuda", "rocm"):
+        return f"torch has no backward pass of it for {hardware.name}: use --attention auto"
+    if hardware.kind == "cuda" and (hardware.compute_capability or (0, 0)) < TRITON:
+        return f"{hardware.name} is older than Triton's 7.0: use --attention auto"
+    if context.args.activation_policy in ("attention", "pointwise", "auto"):
+        return (
+            f"--activation_policy {context.args.activation_policy} does not know its kernel by name: use half or full"
+        )
     return None
 
 

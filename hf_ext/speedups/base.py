@@ -45,7 +45,9 @@ class ModelFacts:
     trains_encoders: bool = True
     num_parameters: int = 0
     num_trainable: int = 0
-    num_encoder_matrices: int = 0  # that train
+    blocks: str = ""  # its repeated layers, in words
+    num_block_matrices: int = 0  # that train
+    muon_leaves: dict[str, int] = field(default_factory=dict)  # what else trains
     classes: tuple[str, ...] = ()
     has_adapters: bool = False
     has_own_decoder: bool = False
@@ -60,6 +62,7 @@ class DataFacts:
     padding_share_random: float | None = None
     distinct_inputs: dict[str, int] = field(default_factory=dict)
     streaming: bool = False
+    num_batch_shapes: int | None = None  # among a few batches from all over the data; counted where it matters
 
 
 @dataclass(frozen=True)
@@ -168,3 +171,9 @@ class Speedup(Protocol):
 def off(name: str, kind: Kind) -> Decision:
     """The decision for a speed-up that nobody asked for."""
     return Decision(name, kind, "off", "not asked for")
+
+
+def recomputes(args: Any) -> bool:
+    """Whether layers are computed again in the backward pass: by Trainer's own switch, or by a policy."""
+    asked = getattr(args, "activation_policy", None) not in (None, "none")
+    return bool(asked or args.activation_checkpointing or args.gradient_checkpointing)

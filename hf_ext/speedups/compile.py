@@ -1,16 +1,21 @@
-"""Encoder blocks compiled in place, one at a time.
+"""Repeated layers compiled in place, one at a time.
 
-Class N. Effect: inductor fuses the element-wise work of a block (norms, rotation, GELU, residuals). Blocks are compiled
-through `Module.compile`, so names in checkpoints stay as they are; all blocks share their graphs. A block with SDPA is
-one graph; packed with `padded` attention two; with `blocked`, which the compiler leaves alone, nine short ones. Lengths
-are dynamic, and packed rows are filled up to few lengths (`data/segments.py`), so new batches do not recompile.
+Class N. Models: any with repeated layers, found or named by `--block_pattern` (`models/blocks.py`).
+Effect: inductor fuses the element-wise work of a block (norms, rotation, GELU, residuals). Blocks are compiled through
+`Module.compile`, so names in checkpoints stay as they are; all blocks share their graphs. A block with SDPA is one
+graph; packed with `padded` attention two; with `blocked`, which the compiler leaves alone, nine short ones. Lengths are
+dynamic, and packed rows are filled up to few lengths (`data/segments.py`), so new batches do not recompile.
 Hardware: CUDA from compute capability 7.0 (Triton). On CPUs only when named: no benchmark has shown a gain there yet.
 Order with FSDP2: compiled here, before blocks are split, which adds hooks around them; their graphs stay whole.
 With activation checkpointing, the parts of a block that is computed again are compiled (attention, feed-forward), and
 the checkpoint stands around their graphs. Compiled around the checkpoint, torch would trace into it, and compile
 nothing where attention breaks the graph, as `blocked` does. Policy `half` leaves every second block whole.
+`--compile_mode reduce-overhead` replays CUDA graphs, which need batches of one shape: no packing or token budget, no
+smaller last batch, and batches of a few places of the data must come out alike; `auto` takes it where that holds. Not
+with recomputed layers. Its gain was not measured, so it is not the default. `--torch_compile_mode`, Trainer's own,
+switches `--torch_compile` on.
 Conflicts: `--activation_policy pointwise` (inductor writes into products of matrices that the policy keeps), FSDP's own
-checkpointing, which was not tried, Trainer's own `--torch_compile`, faesm's attention.
+checkpointing, which was not tried, Trainer's own `--torch_compile`, faesm's and flex attention.
 Evidence: graphs compiled by one training pass on the first real rows at the start (0 where an earlier run of this
 process had them compiled), those compiled after it while training, and the seconds that both took.
 Cost: about a minute of compilation. Where it fails, the blocks run as they were and the plan says why.
@@ -24,18 +29,19 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers.models.esm.modeling_esm import EsmLayer
-from transformers.models.t5.modeling_t5 import T5Block
 
 from ..data.batch_layout import change_layout
+from ..models.activation_checkpointing import is_recomputed
+from ..models.blocks import find_blocks
 from ..models.packing import find_encoders, pack_encoders
 from ..processes import read_fsdp2
 from . import attention, parity
-from .base import Context, Decision, Kind, Run, off
+from .base import Context, Decision, Kind, Run, off, recomputes
+from .model_probe import modes_kept
 
 NAME = "compile"
 KIND: Kind = "N"
-MIN_CAPABILITY = (7, 0)
+GRAPHS = "reduce-overhead"  # torch's name of the mode that replays CUDA graphs
 
 
 def decide(context: Context) -> Decision:
@@ -48,17 +54,26 @@ def decide(context: Context) -> Decision:
         return Decision(NAME, KIND, "refused" if named else "skipped", problem)
     if context.hardware.kind == "cpu" and not named:
         return Decision(NAME, KIND, "skipped", "no gain was shown on CPUs: use --speedups all compile to try")
-    return Decision(NAME, KIND, "applied", f"block by block on {context.hardware.name}", {"dynamic": True})
+    what = f"{context.model.blocks}, " if context.model.blocks else ""
+    reason, settings = f"{what}block by block on {context.hardware.name}", {"dynamic": True}
+    if context.args.compile_mode == "default":
+        return Decision(NAME, KIND, "applied", reason, settings)
+    varies = _why_no_graphs(context)
+    if varies is None:
+        return Decision(NAME, KIND, "applied", f"{reason}, as CUDA graphs", {"dynamic": False, "mode": GRAPHS})
+    if context.args.compile_mode == GRAPHS:
+        return Decision(NAME, KIND, "refused", f"--compile_mode {GRAPHS}: {varies}")
+    return Decision(NAME, KIND, "applied", f"{reason}, without CUDA graphs: {varies}", settings)
 
 
 def _problem(context: Context) -> str | None:
     args, hardware = context.args, context.hardware
-    if not set(attention.FAMILIES) & set(context.model.families):
-        return f"known for blocks of {' and '.join(attention.FAMILIES)} encoders; the model has none"
-    if context.model.has_own_decoder:
-        return "no gain was measured for an encoder whose states a decoder reads"
     if context.caches_all_inputs:
         return "no encoder trains: blocks run once per distinct sequence"
+    if not context.model.blocks and not context.model.frozen_inputs:  # frozen encoders may not be loaded yet
+        return "the model has no repeated layers: name them with --block_pattern"
+    if context.model.has_own_decoder:
+        return "no gain was measured for an encoder whose states a decoder reads"
     if args.torch_compile:
         return "--torch_compile compiles the whole model"
     fsdp2 = read_fsdp2(args)
@@ -68,43 +83,70 @@ def _problem(context: Context) -> str | None:
         return "compiled code writes into the products that --activation_policy pointwise keeps: use attention or half"
     if args.attention == "faesm":
         return "faesm's attention is not compiled"
-    if hardware.kind == "cuda" and (hardware.compute_capability or (0, 0)) < MIN_CAPABILITY:
+    if args.attention == "flex":
+        return "flex attention is compiled by itself, and was not tried inside of compiled blocks"
+    if hardware.kind == "cuda" and (hardware.compute_capability or (0, 0)) < attention.TRITON:
         return f"{hardware.name} is older than Triton's 7.0"
     if hardware.kind not in ("cuda", "rocm", "cpu"):
         return f"no compiler for {hardware.name}"
     return None
 
 
-def compile_blocks(model: nn.Module, in_parts: bool = False, **options: Any) -> int:
-    """Compiles every encoder block of `model` in place; returns how many.
+def _why_no_graphs(context: Context) -> str | None:
+    """Why CUDA graphs cannot be replayed, which read and write fixed places in memory; None where they can."""
+    args, data = context.args, context.data
+    rows_per_step = args.per_device_train_batch_size * context.world_size
+    if context.hardware.kind != "cuda":
+        return f"CUDA graphs need a CUDA device, not {context.hardware.name}"
+    if recomputes(args):
+        return "recomputed layers would write into graphs that wait for their backward pass"
+    if context.wants("packing", "I") and set(context.model.families) & set(attention.FAMILIES):
+        return "packed rows differ in length: add --without packing"
+    if args.max_tokens_per_batch:
+        return "--max_tokens_per_batch makes batches of different shapes"
+    if data.streaming or data.num_rows is None:
+        return "a stream does not tell whether its batches have one shape"
+    if not args.dataloader_drop_last and data.num_rows % rows_per_step:
+        return "the last batch of an epoch is smaller: add --dataloader_drop_last true"
+    if data.num_batch_shapes != 1:
+        if data.num_batch_shapes is None:
+            return "no batches could be made to see whether all have one shape"
+        return f"batches from a few places of the data have {data.num_batch_shapes} shapes: pad rows to one length"
+    return None
+
+
+def compile_blocks(model: nn.Module, in_parts: bool = False, pattern: str | None = None, **options: Any) -> int:
+    """Compiles every block of `model` in place; returns how many.
 
     Args:
         in_parts: the parts of each block, since it will be computed again in the backward pass; those whose
             checkpointing is on already are compiled in parts anyway.
+        pattern: of the names of blocks, as of `find_blocks`, whose errors are raised.
         options: go to `torch.compile`.
     """
-    blocks = compilable_layers(model)
+    blocks = find_blocks(model, pattern)
     for block in blocks:
-        for module in _parts(block) if in_parts or block.gradient_checkpointing else [block]:
+        for module in _parts(block) if in_parts or is_recomputed(block) else [block]:
             module.compile(**options)
     return len(blocks)
 
 
-def uncompile_blocks(model: nn.Module) -> None:
-    """Lets every encoder block of `model` run as written."""
-    for block in compilable_layers(model):
+def uncompile_blocks(model: nn.Module, pattern: str | None = None) -> None:
+    """Lets every block of `model` run as written."""
+    for block in find_blocks(model, pattern):
         for module in [block, *_parts(block)]:
             module._compiled_call_impl = None  # Module.compile has no counterpart
 
 
-def _parts(block: Any) -> list[nn.Module]:
-    """What a block calls one after the other, but for a norm and the addition of what goes in."""
-    return [block.attention, block.intermediate, block.output] if isinstance(block, EsmLayer) else [*block.layer]
-
-
-def compilable_layers(model: nn.Module) -> list[Any]:
-    """ESM layers and T5 blocks."""
-    return [module for module in model.modules() if isinstance(module, EsmLayer | T5Block)]
+def _parts(block: nn.Module) -> list[nn.Module]:
+    """What a block calls one after the other (attention, feed-forward): its children with matrices, none of a norm."""
+    parts: list[nn.Module] = []
+    for child in block.children():
+        if isinstance(child, nn.ModuleList | nn.ModuleDict):
+            parts += _parts(child)
+        elif any(weight.dim() >= 2 for weight in child.parameters()):
+            parts.append(child)
+    return parts
 
 
 def apply(decision: Decision, run: Run) -> Decision:
@@ -112,38 +154,45 @@ def apply(decision: Decision, run: Run) -> Decision:
 
     `decision.settings` go to `torch.compile`: `dynamic`, and `backend` where it is not inductor.
     """
+    probes = parity.find_probes(run)  # as written: what does not compute then is not the compiler's fault
     measure = count_graphs()
     # Trainer's own switch turns checkpointing on when training begins.
     by_trainer = bool(run.args.activation_checkpointing or run.args.gradient_checkpointing)
-    blocks = compile_blocks(run.model, by_trainer, **decision.settings)
+    pattern, settings = run.args.block_pattern, decision.settings
+    blocks = compile_blocks(run.model, by_trainer, pattern, **settings)
+    if settings.get("mode") == GRAPHS:
+        _begin_steps(run)
     try:
-        _train_once(run)
+        _train_once(run, probes)
     except Exception as error:
         # Whatever a compiler backend raises, training goes on with what worked before it.
-        uncompile_blocks(run.model)
+        uncompile_blocks(run.model, pattern)
         _pack_without_filling(run)
         return Decision(NAME, KIND, "skipped", f"compilation failed: {parity.one_line(error)}")
-    run.on_end(partial(uncompile_blocks, run.model))
+    run.on_end(partial(uncompile_blocks, run.model, pattern))
     run.measure_training(NAME, lambda: count_graphs("recompilations", "recompile_s"))
     return decision.with_evidence(blocks=blocks, **measure())
 
 
-def _train_once(run: Run) -> None:
-    """Forward and backward through each encoder on real rows, as in training; leaves no gradient, draws no number."""
+def _train_once(run: Run, probes: list[parity.AnyProbe]) -> None:
+    """Forward and backward through the model on real rows, as in training; leaves no gradient, draws no number."""
     device = torch.device(run.args.device)
-    training = run.model.training
-    run.model.train()  # of an AffinityModel, frozen encoders stay in evaluation mode
     try:
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            for probe in parity.find_probes(run):
-                trains = any(parameter.requires_grad for parameter in probe.encoder.parameters())
-                with torch.set_grad_enabled(trains):
+        with modes_kept(run.model), torch.random.fork_rng([device] if device.type == "cuda" else []):
+            run.model.train()  # of an AffinityModel, frozen encoders stay in evaluation mode
+            for probe in probes:
+                with torch.set_grad_enabled(probe.trains):
                     states = probe.states(probe.autocast)
-                if trains:
+                if probe.trains:
                     states.sum().backward()
     finally:
-        run.model.train(training)
         run.model.zero_grad(set_to_none=True)
+
+
+def _begin_steps(run: Run) -> None:
+    """Tells CUDA graphs where a pass through the model begins: what the one before put out may be written over."""
+    mark = run.model.register_forward_pre_hook(lambda *_: torch.compiler.cudagraph_mark_step_begin())
+    run.on_end(mark.remove)
 
 
 def _pack_without_filling(run: Run) -> None:

@@ -25,8 +25,7 @@ from torch import nn
 from ..models.wrapping import unused_parameters
 from ..processes import fsdp_version
 from . import parity
-from .activation_checkpointing import recomputes
-from .base import Context, Decision, Kind, Run, off
+from .base import Context, Decision, Kind, Run, off, recomputes
 
 NAME = "ddp"
 KIND: Kind = "I"

@@ -1,4 +1,4 @@
-"""Muon: the weight matrices of encoder layers get orthogonalized updates, everything else AdamW.
+"""Muon: the weight matrices of repeated layers get orthogonalized updates, everything else AdamW.
 
 Class L: another optimizer takes another path, so it happens only with `--optim_ext muon`. Effect: all directions of a
 matrix are learned at the same pace, and optimizer state is one number per matrix weight instead of two. The learning
@@ -6,6 +6,8 @@ rate is on AdamW's scale (`match_rms_adamw`), so `--learning_rate`, `--encoder_l
 schedule act as before; AdamW's betas and epsilon apply to the rest. The best rate is another one, so sweep it: on
 demo data a new 2-layer model ends, from AdamW's best rate of three, at the same loss; at twice that rate at half of
 it; at half that rate far behind (`benchmarks/results/muon_vs_adamw_cpu.json`). Nothing larger was measured.
+Models: any with repeated layers, found or named by `--block_pattern` (`models/blocks.py`); what counts as a matrix says
+`models/muon.py`, and the plan how many parameters of which kind AdamW keeps.
 Hardware: any; the iteration is bfloat16, also where training is not, so a chip without it (T4) emulates it.
 Cost: five rounds of three matrix products per matrix and step, whatever the batch: little beside a large batch, much
 beside a small one (`benchmarks/muon_vs_adamw.py`). bfloat16 also amplifies rounding: two processes end 20
@@ -16,7 +18,7 @@ Conflicts: optimizers other than AdamW; LoRA; DeepSpeed and FSDP 1, which hand t
 
 from __future__ import annotations
 
-from ..models.muon import encoder_matrices
+from ..models.muon import block_matrices
 from ..processes import fsdp_version
 from .base import Context, Decision, Kind, Run, off
 
@@ -26,7 +28,7 @@ PARTNERS = ("adamw_torch_fused", "adamw_torch")
 
 
 def decide(context: Context) -> Decision:
-    """Applies with `--optim_ext muon` where whole matrices of an encoder train; anything else is refused."""
+    """Applies with `--optim_ext muon` where whole matrices of repeated layers train; anything else is refused."""
     args = context.args
     if NAME not in (args.optim_ext or ()):
         if NAME in (args.speedups or []):
@@ -35,7 +37,10 @@ def decide(context: Context) -> Decision:
     problem = _find_problem(context)
     if problem:
         return Decision(NAME, KIND, "refused", problem)
-    reason = f"{context.model.num_encoder_matrices} matrices of encoder layers get Muon, the rest AdamW"
+    rest = ", ".join(f"{number} {what}" for what, number in context.model.muon_leaves.items())
+    blocks = context.model.blocks or "repeated layers"
+    reason = f"{context.model.num_block_matrices} matrices of {blocks} get Muon, the rest AdamW"
+    reason += f" ({rest})" if rest else ""
     if not context.hardware.native_bf16:
         reason += f"; {context.hardware.name} emulates the bfloat16 that Muon computes in, which takes longer"
     return Decision(NAME, KIND, "applied", reason)
@@ -56,14 +61,17 @@ def _find_problem(context: Context) -> str | None:
         return "FSDP 1 hands the optimizer flat slices: use FSDP2 (fsdp_version: 2) or DDP"
     if not model.num_parameters:
         return "there is no model yet to find matrices in: pass the model itself instead of model_init"
-    if not model.num_encoder_matrices:
-        return "no matrix of an encoder layer trains: let encoders train (--tower_training full), or leave it out"
+    if not model.num_block_matrices:
+        return (
+            "no matrix of a repeated layer trains: let encoders train (--tower_training full), name the layers "
+            "(--block_pattern), or leave it out"
+        )
     return None
 
 
 def apply(decision: Decision, run: Run) -> Decision:
     """Changes nothing: the optimizer is made when training starts. Records what it will keep."""
     trained = [p for p in run.model.parameters() if p.requires_grad]
-    in_matrices = sum(p.numel() * p.element_size() for p in encoder_matrices(run.model))
+    in_matrices = sum(p.numel() * p.element_size() for p in block_matrices(run.model, run.args.block_pattern))
     adamw = 2 * sum(p.numel() * p.element_size() for p in trained)
     return decision.with_evidence(optimizer_bytes=adamw - in_matrices, adamw_bytes=adamw)

@@ -1,7 +1,10 @@
-"""Proof that a changed encoder still computes what it did: the first real rows through the old and the new one.
+"""Proof that a changed model still computes what it did: the first real rows through the old and the new one.
+
+ESM and T5 encoders are compared one by one; any other model as a whole, by what it puts out (`model_probe.py`).
 
 Of encoders that train, gradients are compared too: those of the embedded tokens, which come through the backward pass
-of every layer, of two rows cut to 160 and 100 tokens. Memory for them: about 1 GiB at 650M parameters.
+of every layer, of two rows cut to 160 and 100 tokens; of other models, those of the first repeated layer that trains.
+Memory for them: about 1 GiB at 650M parameters.
 
 Bounds, on the last hidden states of real tokens, in evaluation mode:
 - float32: the largest difference is at most 1e-4, relative to the largest state where that is above 1;
@@ -32,6 +35,7 @@ from transformers import PreTrainedModel
 from ..models.packing import find_encoders
 from ..zero import splits_weights
 from .base import Run
+from .model_probe import ModelProbe, probe_model
 
 NUM_ROWS = 4
 MAX_DIFFERENCE = 1e-4
@@ -57,6 +61,27 @@ class Probe:
         with torch.autocast(device, autocast, enabled=autocast is not None):
             output = self.encoder(input_ids=self.input_ids, attention_mask=self.attention_mask)
         return output.last_hidden_state[self.attention_mask.bool()].float()
+
+    @property
+    def module(self) -> nn.Module:
+        return self.encoder
+
+    @property
+    def device(self) -> torch.device:
+        return self.input_ids.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.encoder.dtype
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.input_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        """Without padding."""
+        return int(self.attention_mask.sum())
 
     @property
     def trains(self) -> bool:
@@ -91,6 +116,9 @@ class Probe:
         lengths = torch.tensor([len(row) for row in cut], device=ids.device)
         mask = torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]
         return replace(self, input_ids=ids, attention_mask=mask.long())
+
+
+AnyProbe = Probe | ModelProbe
 
 
 @dataclass(frozen=True)
@@ -129,24 +157,24 @@ def prove(run: Run, change: Callable[[], Any]) -> Parity | None:
     with _evaluating(probes):
         exact = [_measure(probe, None) for probe in probes]
         before = [_measure(probe, probe.autocast) if probe.autocast else found for probe, found in zip(probes, exact)]
-        identity = [identify(probe.encoder) for probe in probes]
+        identity = [identify(probe.module) for probe in probes]
         try:
             change()
             after = [_measure(probe, probe.autocast) for probe in probes]
         except (RuntimeError, ValueError, TypeError, ImportError) as error:  # what kernels raise where they cannot run
             return Parity(problem=f"it does not run here ({one_line(error)})")
-    if [identify(probe.encoder) for probe in probes] != identity:
+    if [identify(probe.module) for probe in probes] != identity:
         return Parity(problem="a weight was replaced or re-initialised, or a dropout changed")
     found = [_compare_both(*measured) for measured in zip(exact, before, after, probes)]
     return max(found, key=lambda parity: (parity.problem is not None, parity.max_difference), default=None)
 
 
-def _measure(probe: Probe, autocast: torch.dtype | None) -> tuple[torch.Tensor, torch.Tensor | None]:
+def _measure(probe: AnyProbe, autocast: torch.dtype | None) -> tuple[torch.Tensor, torch.Tensor | None]:
     """States, and gradients where the encoder trains."""
     return probe.states(autocast), probe.gradients(autocast) if probe.trains else None
 
 
-def _compare_both(exact: Any, before: Any, after: Any, probe: Probe) -> Parity:
+def _compare_both(exact: Any, before: Any, after: Any, probe: AnyProbe) -> Parity:
     states = judge_states(exact[0], before[0], after[0], probe)
     if before[1] is None:
         return states
@@ -156,9 +184,9 @@ def _compare_both(exact: Any, before: Any, after: Any, probe: Probe) -> Parity:
 
 
 @contextmanager
-def _evaluating(probes: list[Probe]) -> Iterator[None]:
+def _evaluating(probes: list[AnyProbe]) -> Iterator[None]:
     """The encoders in evaluation mode, and then in the one they were in."""
-    modes = [(probe.encoder, probe.encoder.training) for probe in probes]
+    modes = [(probe.module, probe.module.training) for probe in probes]
     try:
         for encoder, _ in modes:
             encoder.eval()
@@ -174,7 +202,7 @@ def one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[:200]}" if lines else type(error).__name__
 
 
-def judge_states(exact: torch.Tensor, before: torch.Tensor, after: torch.Tensor, probe: Probe) -> Parity:
+def judge_states(exact: torch.Tensor, before: torch.Tensor, after: torch.Tensor, probe: AnyProbe) -> Parity:
     """Judges `after` against `before`; `exact` is the float32 result where `probe` runs under autocast."""
     difference = (after - before).abs()
     cosine = nn.functional.cosine_similarity(after, before, dim=1).min().item()
@@ -183,7 +211,7 @@ def judge_states(exact: torch.Tensor, before: torch.Tensor, after: torch.Tensor,
         ratio = _noise_ratio(exact, before, after)
         if not ratio <= MAX_NOISE_RATIO:
             problem = _too_noisy(ratio)
-    elif before.numel() and probe.encoder.dtype != torch.float32:
+    elif before.numel() and probe.dtype != torch.float32:
         distance = (difference.norm() / before.norm()).item()
         if not distance <= MAX_HALF_DISTANCE:
             problem = f"states differ by {distance:.3g} (bound {MAX_HALF_DISTANCE})"
@@ -192,13 +220,13 @@ def judge_states(exact: torch.Tensor, before: torch.Tensor, after: torch.Tensor,
     return Parity(difference.max().item(), difference.mean().item(), cosine, ratio, problem)
 
 
-def compare_gradients(exact: torch.Tensor, before: torch.Tensor, after: torch.Tensor, probe: Probe) -> Parity:
+def compare_gradients(exact: torch.Tensor, before: torch.Tensor, after: torch.Tensor, probe: AnyProbe) -> Parity:
     """Judges gradients `after` against `before`; `exact` are those in float32 where `probe` runs under autocast."""
     if not before.isfinite().all():  # they overflow in the training dtype: no kernel's doing
         return Parity()
     distance = ((after - before).norm() / before.norm().clamp(min=torch.finfo(before.dtype).tiny)).item()
     if not probe.autocast:
-        bound = MAX_GRADIENT_DISTANCE if probe.encoder.dtype == torch.float32 else MAX_HALF_DISTANCE
+        bound = MAX_GRADIENT_DISTANCE if probe.dtype == torch.float32 else MAX_HALF_DISTANCE
         problem = None if distance <= bound else f"gradients differ by {distance:.3g} (bound {bound})"
         return Parity(gradient_distance=distance, problem=problem)
     ratio = _noise_ratio(exact, before, after)
@@ -222,12 +250,15 @@ def identify(encoder: nn.Module) -> dict[str, Any]:
     dropouts = {name: module.p for name, module in encoder.named_modules() if isinstance(module, nn.Dropout)}
     of_scores = {name: getattr(module, "dropout", None) for name, module in encoder.named_modules()}
     dropouts |= {f"{name}.dropout": p for name, p in of_scores.items() if isinstance(p, float)}
-    settings = {name: value for name, value in vars(encoder.config).items() if "drop" in name}
+    config = getattr(encoder, "config", None)
+    settings = {name: value for name, value in vars(config).items() if "drop" in name} if config else {}
     return {"weights": weights, "dropouts": dropouts, "settings": settings}
 
 
-def find_probes(run: Run) -> list[Probe]:
-    """One probe per encoder with a packed path; an `AffinityModel` loads the encoders that it references.
+def find_probes(run: Run) -> list[AnyProbe]:
+    """One probe per encoder with a packed path, and of a model without any the whole; see `Probe` and `ModelProbe`.
+
+    An `AffinityModel` loads the encoders that it references.
 
     No probe for an `AffinityModel` without rows, and where FSDP or DeepSpeed will shard the model: whole, it may not
     fit a device.
@@ -239,15 +270,19 @@ def find_probes(run: Run) -> list[Probe]:
         return _tower_probes(run)
     autocast = _training_dtype(run)
     tokens = ((encoder, *_first_tokens(run, encoder)) for encoder in find_encoders(run.model))
-    return [Probe(encoder, ids, mask, autocast) for encoder, ids, mask in tokens]
+    found: list[AnyProbe] = [Probe(encoder, ids, mask, autocast) for encoder, ids, mask in tokens]
+    if found:
+        return found
+    whole = probe_model(run, first_rows(run.train_dataset), autocast)
+    return [whole] if whole else []
 
 
-def _tower_probes(run: Run) -> list[Probe]:
+def _tower_probes(run: Run) -> list[AnyProbe]:
     rows = first_rows(run.train_dataset)
     if not rows or not hasattr(run.collator, "encode_rows"):
         return []
     run.model.attach_encoders()
-    probes = {}
+    probes: dict[Any, AnyProbe] = {}
     for name in run.model.embedding_sizes:
         index = run.model.tower_of(name).encoder
         inside = find_encoders(run.model.encoders[str(index)])

@@ -24,6 +24,7 @@ from torch import nn
 
 from ..checkpoints.state.weights import keep_source_digests
 from ..models.affinity import AffinityModel
+from ..models.blocks import find_blocks
 from ..models.lora import has_adapters
 from ..models.quantization import (
     QuantizedLinear,
@@ -32,7 +33,6 @@ from ..models.quantization import (
     quantize_linear_layers,
     quantized_layers,
 )
-from ..models.wrapping import find_blocks
 from ..processes import fsdp_version
 from .base import Context, Decision, Kind, Run, off
 

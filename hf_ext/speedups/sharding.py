@@ -26,8 +26,7 @@ from peft import PeftModel
 from ..errors import ArgumentError
 from ..models.wrapping import choose_classes, unused_parameters
 from ..processes import fsdp_version, read_fsdp2
-from .activation_checkpointing import recomputes
-from .base import Context, Decision, Kind, Run
+from .base import Context, Decision, Kind, Run, recomputes
 from .zero import decide_zero
 
 NAME = "sharding"
@@ -122,7 +121,7 @@ def apply(decision: Decision, run: Run) -> Decision:
     settings = dict(decision.settings)
     if settings["is_sharded"]:
         try:
-            settings["classes"] = choose_classes(run.model, settings["classes"])
+            settings["classes"] = choose_classes(run.model, settings["classes"], run.args.block_pattern)
         except ArgumentError as error:
             return replace(decision, status="refused", reason=str(error))
         if settings["wraps_layers"] and isinstance(run.model, PeftModel):

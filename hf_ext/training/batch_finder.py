@@ -262,7 +262,7 @@ def trial(model: nn.Module, device: torch.device, num_bytes: int) -> Iterator[No
 def bytes_beside(model: nn.Module, args: FastTrainingArguments, planned: PlannedRun) -> int:
     """Bytes that a training step holds on the device beside weights, gradients and activations."""
     optimizer = str(getattr(args.optim, "value", args.optim))
-    states, _ = optimizer_bytes(model, optimizer, planned.applied("muon"))
+    states, _ = optimizer_bytes(model, optimizer, planned.applied("muon"), args.block_pattern)
     beside = 0 if planned.applied("cpu_offload") else states
     if args.world_size > 1:  # DistributedDataParallel's copy of every gradient
         beside += gradient_bytes(model)

@@ -252,7 +252,7 @@ class Ladder(TrainerCallback):
         if recomputed_layers(model):  # by the user's own word
             return False
         self._planned.run.on_end(partial(unset_policy, model))
-        return set_policy(model, "attention") > 0
+        return set_policy(model, "attention", self._args.block_pattern) > 0
 
     def _move(self, optimizer: Any) -> bool:
         if find_host_optimizer(optimizer) is not None:

@@ -18,7 +18,7 @@ from ..data.random_states import kept_random_states
 from ..data.streams import is_stream
 from ..errors import ArgumentError, HfExtError
 from ..plan import Plan
-from ..speedups.activation_checkpointing import recomputes
+from ..speedups.base import recomputes
 from ..training_args import FastTrainingArguments
 from .losses import DecidedLoss
 

@@ -14,6 +14,7 @@ from ..memory.live import describe_run, longest_batch
 from ..memory.probe import Graph
 from ..memory.report import MemoryReport, format_memory, format_savings, report_memory
 from ..memory.what_fits import usable_bytes
+from ..models.activation_checkpointing import is_recomputed
 from ..reporting.throughput import peak_bytes
 from ..training_args import FastTrainingArguments
 from .planned import PlannedRun
@@ -77,11 +78,12 @@ class MemoryWatch(TrainerCallback):
             return None
         try:
             batch = longest_batch(dataset, collator, args.train_batch_size)
-            subject, length = describe_run(model, batch, "cuda" if plan.hardware.kind == "cuda" else "cpu")
+            kind = "cuda" if plan.hardware.kind == "cuda" else "cpu"
+            subject, length = describe_run(model, batch, kind, args.block_pattern)
             rows = args.train_batch_size
             if args.max_tokens_per_batch:
                 rows = max(1, args.max_tokens_per_batch // length)
-            recomputes = any(getattr(part, "gradient_checkpointing", False) for part in model.modules())
+            recomputes = any(is_recomputed(part) for part in model.modules())
             graph = Graph(None if recomputes else "none", plan.applied("precision"))
             choice = choice_of(args, rows, graph, plan.applied("muon"), plan.applied("cpu_offload"))
             capacity = self._capacity()

@@ -12,13 +12,15 @@ from ..models.affinity import AffinityModel
 from ..models.generation.model import AntibodyGenerator
 from ..models.host_optimizer import find_host_optimizer, move_to_host
 from ..models.lora import unwrap_peft
-from ..models.muon import MuonAdamW, encoder_matrices
+from ..models.muon import MuonAdamW, block_matrices
 from ..optional import require
 from ..plan import Plan
 from ..speedups.cpu_offload import BITSANDBYTES
 
 
-def finish_optimizer(optimizer: Any, is_new: bool, model: Any, plan: Plan, encoder_rate: float | None) -> Any:
+def finish_optimizer(
+    optimizer: Any, is_new: bool, model: Any, plan: Plan, encoder_rate: float | None, pattern: str | None = None
+) -> Any:
     """The optimizer that the plan stands for.
 
     The order matters: Muon takes whole groups apart by algorithm and copies a group's rate; encoders move to groups of
@@ -29,6 +31,7 @@ def finish_optimizer(optimizer: Any, is_new: bool, model: Any, plan: Plan, encod
         optimizer: as Trainer made it, or as it was: of the caller, of a run before, in Accelerate's wrapper.
         is_new: whether Trainer made it just now; one that is not keeps its groups.
         encoder_rate: learning rate of encoders that train; None for one rate.
+        pattern: of the names of repeated layers, as of `find_blocks`.
 
     Raises:
         ArgumentError: the plan or the rate needs Trainer's AdamW, and the caller brought an optimizer; the caller's
@@ -37,7 +40,7 @@ def finish_optimizer(optimizer: Any, is_new: bool, model: Any, plan: Plan, encod
     if is_new:
         _forget_other_runs(optimizer)
     if plan.applied("muon"):
-        optimizer = _with_muon(optimizer, is_new, model)
+        optimizer = _with_muon(optimizer, is_new, model, pattern)
     if is_new and encoder_rate is not None:
         split_groups(optimizer, {id(p) for p in encoder_parameters(model)}, encoder_rate)
     offload = plan["cpu_offload"]
@@ -62,7 +65,7 @@ def _forget_other_runs(optimizer: Any) -> None:
         manager.index2config.clear()
 
 
-def _with_muon(optimizer: Any, is_new: bool, model: Any) -> Any:
+def _with_muon(optimizer: Any, is_new: bool, model: Any, pattern: str | None) -> Any:
     """AdamW keeps its groups and settings, but for the matrices."""
     if not is_new and isinstance(_unwrap(optimizer), MuonAdamW):
         return optimizer
@@ -71,7 +74,7 @@ def _with_muon(optimizer: Any, is_new: bool, model: Any) -> Any:
             f"--optim_ext muon: the trainer was given an optimizer ({type(optimizer).__name__}). Leave one of "
             "them out; hf_ext.models.muon.MuonAdamW can be built and passed without the flag."
         )
-    return MuonAdamW(optimizer, encoder_matrices(model))
+    return MuonAdamW(optimizer, block_matrices(model, pattern))
 
 
 def _unwrap(optimizer: Any) -> Any:

@@ -79,7 +79,11 @@ def test_the_same_run_has_nothing_to_say(facts, tmp_path):
 
 @pytest.mark.parametrize("name", sorted(ANOTHER_RUN - STEP_SIZE - {"accelerator_config"}))
 def test_an_argument_that_makes_another_run_is_refused_unless_allowed(facts, name):
-    context = {"use_peft": True, "metric_for_best_model": "loss"}  # else some of them have no effect
+    context = {
+        "use_peft": True,
+        "metric_for_best_model": "loss",
+        "optim_ext": ["muon"],
+    }  # else some of them have no effect
     old, new = (alter(facts, **{**context, name: value}) for value in (1, 2))
     line = f"{name}: 1 in the checkpoint, 2 now"
     refused = compare_runs(old, new)
@@ -102,6 +106,7 @@ def test_a_harmless_argument_is_noted(facts, name):
     [
         ({"max_steps": 9}, {"num_train_epochs": 3.0}, {"num_train_epochs": 5.0}),
         ({"use_peft": False}, {"lora_r": 8}, {"lora_r": 16}),
+        ({"optim_ext": None}, {"block_pattern": None}, {"block_pattern": "layers"}),
         ({}, {"metric_for_best_model": None}, {"metric_for_best_model": "loss"}),
     ],
 )

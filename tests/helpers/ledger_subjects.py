@@ -7,9 +7,9 @@ from transformers import BertConfig, BertModel, EsmConfig, EsmForMaskedLM, T5Con
 from hf_ext.memory.batches import give_layouts, masked_lm_batch
 from hf_ext.memory.fakes import Cut
 from hf_ext.memory.probe import Subject
+from hf_ext.models.blocks import block_lists
 from hf_ext.models.lora import LoraSettings, wrap_with_lora
 from hf_ext.models.packing import pack_encoders
-from hf_ext.models.wrapping import block_lists
 from hf_ext.speedups.attention import set_attention
 
 # Width, heads, layers of the published checkpoints.
@@ -58,7 +58,7 @@ def make_subject(model, length=16, kind="cuda", labelled=True, **settings):
 
 def keep_whole(subject):
     """`subject`, with every layer computed: what the extrapolation has to equal."""
-    whole = [Cut(layers, 1, len(layers)) for layers in block_lists(subject.model)]
+    whole = [Cut(layers, 1, len(layers)) for layers in block_lists(subject.model).values()]
     subject.cuts = lambda period: whole
     subject.scales = False
     return subject

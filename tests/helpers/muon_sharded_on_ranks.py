@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from token_rows import stack_rows
 from transformers import Trainer, TrainingArguments
 
-from hf_ext.models.muon import MuonAdamW, encoder_matrices
+from hf_ext.models.muon import MuonAdamW, block_matrices
 
 FSDP2 = {
     "ACCELERATE_TORCH_DEVICE": "cpu",
@@ -37,7 +37,7 @@ class MuonTrainer(Trainer):
 
     def create_optimizer(self, model=None):
         if self.optimizer is None:
-            self.optimizer = MuonAdamW(super().create_optimizer(model), encoder_matrices(self.model))
+            self.optimizer = MuonAdamW(super().create_optimizer(model), block_matrices(self.model))
         return self.optimizer
 
 

@@ -14,14 +14,14 @@ from hf_ext.checkpoints.format.trees import load_tree, save_tree, tree_bytes
 from hf_ext.checkpoints.state.steppers import expected_optimizer_bytes, load_optimizer_tree, optimizer_tree
 from hf_ext.errors import CheckpointError
 from hf_ext.models.lora import LoraSettings, wrap_with_lora
-from hf_ext.models.muon import MuonAdamW, encoder_matrices
+from hf_ext.models.muon import MuonAdamW, block_matrices
 
 SHAPE = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
 ESM = esm_config(vocab_size=24, mask_token_id=23)
 
 
 def names_of(model: nn.Module) -> set[str]:
-    chosen = {id(matrix) for matrix in encoder_matrices(model)}
+    chosen = {id(matrix) for matrix in block_matrices(model)}
     return {name for name, parameter in model.named_parameters() if id(parameter) in chosen}
 
 
@@ -45,7 +45,7 @@ def test_towers_give_the_matrices_of_those_that_train(make_affinity):
     assert len(names_of(model)) == 12  # two layers
     assert all(name.startswith("encoders.0.") for name in names_of(model))
     assert names_of(make_affinity("frozen", "frozen")[0]) == set()
-    assert encoder_matrices(None) == encoder_matrices(nn.ModuleList([nn.Linear(2, 2)])) == []
+    assert block_matrices(None) == block_matrices(nn.ModuleList([nn.Linear(2, 2)])) == []
 
 
 # --- steps -----------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from tiny_affinity import ROWS
 from tiny_affinity import make_model as make_affinity_model
 from tiny_masked_lm import largest_weight_difference, make_args, make_rows, make_trainer
 from token_rows import pad_rows
-from transformers import BertConfig, BertForMaskedLM
+from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel
 
 from hf_ext.affinity.building import build_collator
 from hf_ext.data.arguments import DataArguments
@@ -53,7 +53,7 @@ def evidence(trainer) -> dict:
 
 def decide(model=None, hardware="A100", world_size=1, **given):
     args = make_args(**given)
-    facts = model or ModelFacts(("esm",))
+    facts = model or ModelFacts(("esm",), blocks="2 EsmLayer")
     return activation_checkpointing.decide(Context(describe_hardware(hardware), args, facts, world_size=world_size))
 
 
@@ -187,18 +187,25 @@ def test_off_means_untouched(tmp_path):
     assert len(recomputed_layers(stock.model)) == 2
 
 
-def test_models_without_such_layers_are_left_as_they_are_and_others_than_esm_are_not_measured(tmp_path):
-    frozen = make_trainer(tmp_path / "frozen", make_wide_esm(), activation_policy="full")
-    assert frozen.plan.applied("activation_checkpointing")
+def test_a_bert_is_measured_on_its_own_rows_and_what_does_not_train_is_left_alone(tmp_path):
     torch.manual_seed(0)
     shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
     bert = BertForMaskedLM(BertConfig(vocab_size=33, pad_token_id=1, **shape))
     trainer = make_trainer(tmp_path / "bert", bert, activation_policy="attention")
-    assert evidence(trainer) == {"layers": 2, "layer_mb": "not measured: no whole encoder and rows at hand"}
-    with pytest.raises(PlanRefused, match="auto could measure 0 of 2 layers"):
-        make_trainer(tmp_path / "auto", bert, activation_policy="auto", activation_budget_gb=1.0)
+    found = evidence(trainer)
+    assert found["layers"] == 2
+    assert found["tokens"] == sum(sorted(make_rows()["length"])[-4:])
+    assert 0 < found["layer_mb"] < found["layer_mb_without"]
+    auto = make_trainer(tmp_path / "auto", bert, activation_policy="auto", activation_budget_gb=1.0)
+    assert auto.plan["activation_checkpointing"].reason.startswith("none, with")
     still = make_trainer(tmp_path / "still", make_esm().requires_grad_(False), activation_policy="full")
     assert still.plan["activation_checkpointing"].status == "skipped"
+
+
+def test_auto_is_refused_where_no_row_tells_what_a_layer_keeps(tmp_path):
+    args = make_args(tmp_path, activation_policy="auto", activation_budget_gb=1.0)
+    with pytest.raises(PlanRefused, match="auto could measure 0 of 2 layers, for want of rows"):
+        FastTrainer(GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=2, n_head=2, vocab_size=9)), args)
 
 
 def test_auto_goes_by_what_one_layer_keeps_of_the_largest_batch(tmp_path):

@@ -13,11 +13,13 @@ from token_rows import pad_rows
 
 from hf_ext.errors import PlanRefused
 from hf_ext.hardware import describe_hardware
+from hf_ext.models.blocks import find_blocks
 from hf_ext.plan import make_plan
 from hf_ext.speedups import Context, ModelFacts, Run, compile
-from hf_ext.speedups.compile import compilable_layers, compile_blocks, uncompile_blocks
+from hf_ext.speedups.compile import compile_blocks, uncompile_blocks
 
 PACKED_BLOCKS = {"speedups": ["attention", "packing", "compile"]}
+ESM = ModelFacts(("esm",), blocks="2 EsmLayer")
 FROZEN = ModelFacts(("esm",), ("heavy",), trains_encoders=False)
 
 
@@ -33,7 +35,7 @@ def nothing_compiled_before():
 
 def decide(hardware="A100", model=None, **given):
     args = make_args(**{"speedups": ["all"], **given})
-    return compile.decide(Context(describe_hardware(hardware), args, model or ModelFacts(("esm",))))
+    return compile.decide(Context(describe_hardware(hardware), args, model or ESM))
 
 
 KEPT_PRODUCTS = "compiled code writes into the products that --activation_policy pointwise keeps: use attention or half"
@@ -47,7 +49,7 @@ KEPT_PRODUCTS = "compiled code writes into the products that --activation_policy
         ({"attention": "faesm"}, "faesm's attention is not compiled"),
         ({"hardware": "sm61"}, "sm61 is older than Triton's 7.0"),
         ({"hardware": "mps"}, "no compiler for mps"),
-        ({"model": ModelFacts(("bert",))}, "known for blocks of esm and t5 encoders; the model has none"),
+        ({"model": ModelFacts(("bert",))}, "the model has no repeated layers: name them with --block_pattern"),
         ({"model": FROZEN}, "no encoder trains: blocks run once per distinct sequence"),
     ],
 )
@@ -69,10 +71,11 @@ def test_a_refused_conflict_stops_the_run(tmp_path):
 
 
 @pytest.mark.parametrize("hardware", ["T4", "V100", "A100"])
-@pytest.mark.parametrize("family", ["esm", "t5"])
-def test_gpus_with_triton_compile(hardware, family):
-    decision = decide(hardware, ModelFacts((family,)))
+@pytest.mark.parametrize("blocks", ["33 EsmLayer", "12 GPT2Block"])
+def test_gpus_with_triton_compile_the_blocks_of_any_model(hardware, blocks):
+    decision = decide(hardware, ModelFacts(blocks=blocks))
     assert (decision.status, decision.settings) == ("applied", {"dynamic": True})
+    assert decision.reason == f"{blocks}, block by block on {describe_hardware(hardware).name}"
 
 
 def test_a_cpu_compiles_only_when_named():
@@ -90,7 +93,7 @@ def test_compile_is_off_where_it_is_not_asked_for():
 
 def test_compiled_training_ends_in_the_weights_of_stock_training(tmp_path):
     stock, compiled = make_trainer(tmp_path / "stock"), compiled_trainer(tmp_path / "compiled", "aot_eager")
-    assert [block._compiled_call_impl is None for block in compilable_layers(compiled.model)] == [False, False]
+    assert [block._compiled_call_impl is None for block in find_blocks(compiled.model)] == [False, False]
     start = evidence(compiled)
     assert start["blocks"] == 2
     assert start["graphs"] >= 1
@@ -195,7 +198,7 @@ def test_copies_run_uncompiled_on_their_own_weights():
         batch = pad_rows(make_rows(3))
         assert torch.allclose(twin(**batch).logits, stock(**batch).logits, atol=1e-6)
     uncompile_blocks(model)
-    assert [block._compiled_call_impl for block in compilable_layers(model)] == [None, None]
+    assert [block._compiled_call_impl for block in find_blocks(model)] == [None, None]
 
 
 # --- compilers that fail ---------------------------------------------------------------------------------------------
@@ -213,7 +216,7 @@ def test_a_compiler_that_fails_is_left_out_with_the_reason_and_training_works(tm
     assert decision.reason.startswith("compilation failed: BackendCompilerFailed: ")
     assert "no compiler here" in decision.reason
     assert "\n" not in decision.reason
-    assert [block._compiled_call_impl for block in compilable_layers(trainer.model)] == [None, None]
+    assert [block._compiled_call_impl for block in find_blocks(trainer.model)] == [None, None]
     assert trainer.model.esm.packed_round_up is False  # rows are filled up for compiled blocks only
     assert all(weight.grad is None for weight in trainer.model.parameters())
     for each in (stock, trainer):
@@ -223,10 +226,10 @@ def test_a_compiler_that_fails_is_left_out_with_the_reason_and_training_works(tm
 
 
 def test_off_and_end_leave_blocks_uncompiled(tmp_path):
-    assert [block._compiled_call_impl for block in compilable_layers(make_trainer(tmp_path).model)] == [None, None]
+    assert [block._compiled_call_impl for block in find_blocks(make_trainer(tmp_path).model)] == [None, None]
     trainer = compiled_trainer(tmp_path, "eager")
     trainer.end()
-    assert [block._compiled_call_impl for block in compilable_layers(trainer.model)] == [None, None]
+    assert [block._compiled_call_impl for block in find_blocks(trainer.model)] == [None, None]
 
 
 @pytest.mark.nightly

@@ -23,7 +23,7 @@ from hf_ext.speedups import Context, ModelFacts, Run, cpu_offload, muon
 from hf_ext.training_args import FastTrainingArguments
 
 A100, T4 = describe_hardware("A100"), describe_hardware("T4")
-MODEL = ModelFacts(("esm",), num_parameters=100, num_trainable=100, num_encoder_matrices=6)
+MODEL = ModelFacts(("esm",), num_parameters=100, num_trainable=100, num_block_matrices=6)
 OFFLOAD = {"optim": "adamw_torch_fused", "optim_ext": "cpu_offload"}
 BOTH = ["muon", "cpu_offload"]
 

@@ -10,7 +10,7 @@ from hf_ext.speedups import batch_size as batch_size_module
 from hf_ext.training_args import FastTrainingArguments
 
 FROZEN = ModelFacts(("esm",), ("heavy", "light"), trains_encoders=False)
-LORA = ModelFacts(("esm",), (), trains_encoders=True)
+LORA = ModelFacts(("esm",), (), trains_encoders=True, blocks="2 EsmLayer")
 ROWS = DataFacts(num_rows=10_000, has_lengths=True, padding_share_random=0.3, distinct_inputs={"heavy": 1200})
 
 

@@ -51,6 +51,7 @@ A100 = {
     "attention": ("applied", "flash attention of A100-40GB"),
     "compile": ("applied", "block by block on A100-40GB"),
 }
+BLOCKS = {"masked lm": "2 EsmLayer", "full towers": "2 BertLayer and 2 EsmLayer"}
 # And what of the two models.
 MODELS = {
     "masked lm": {
@@ -78,7 +79,11 @@ def plan_for(request, make_affinity, demo_rows):
         rows = demo_rows.map(lambda row, i: {"antigen": row["antigen"][: 10 + i]}, with_indices=True)
         return make_plan(args, model, rows, collator, describe_hardware(hardware))
 
-    make.lines = MODELS[request.param]
+    def expected(card: dict) -> dict:
+        blocks = card["compile"][0], f"{BLOCKS[request.param]}, {card['compile'][1]}"
+        return {**card, **MODELS[request.param], "compile": blocks}
+
+    make.lines = expected
     return make
 
 
@@ -92,7 +97,7 @@ def settings(plan) -> dict:
 
 def test_fine_tuning_on_a_t4_gets_fp16_and_padding_around_attention_only(plan_for):
     plan = plan_for("T4")
-    assert lines(plan) == {**T4, **plan_for.lines}
+    assert lines(plan) == plan_for.lines(T4)
     assert settings(plan)["precision"] == {"mixed_precision": "fp16"}
     assert settings(plan)["attention"] == {"kernel": "padded", "asked": False}
     assert settings(plan)["packing"] == {"round_up": True, "named": False}
@@ -102,7 +107,7 @@ def test_fine_tuning_on_a_t4_gets_fp16_and_padding_around_attention_only(plan_fo
 
 def test_fine_tuning_on_an_a100_gets_bf16_and_flash_attention(plan_for):
     plan = plan_for("A100")
-    assert lines(plan) == {**A100, **plan_for.lines}
+    assert lines(plan) == plan_for.lines(A100)
     assert settings(plan)["precision"] == {"mixed_precision": "bf16"}
     assert settings(plan)["attention"] == {"kernel": "varlen", "asked": False}
     assert settings(plan)["packing"] == {"round_up": True, "named": False}

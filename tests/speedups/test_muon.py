@@ -9,12 +9,12 @@ from tiny_masked_lm import largest_weight_difference, make_args, make_trainer, r
 
 from hf_ext.errors import ArgumentError, PlanRefused
 from hf_ext.hardware import describe_hardware
-from hf_ext.models.muon import MuonAdamW, encoder_matrices
+from hf_ext.models.muon import MuonAdamW, block_matrices
 from hf_ext.parser import FastArgumentParser
 from hf_ext.speedups import Context, ModelFacts, muon
 from hf_ext.training_args import FastTrainingArguments
 
-TRAINS = ModelFacts(("esm",), num_parameters=100, num_trainable=100, num_encoder_matrices=6)
+TRAINS = ModelFacts(("esm",), num_parameters=100, num_trainable=100, num_block_matrices=6)
 MUON = {"optim": "adamw_torch_fused", "optim_ext": "muon", "learning_rate": 1e-3, "weight_decay": 0.1}
 A100 = describe_hardware("A100")
 
@@ -25,7 +25,7 @@ def decide(model=TRAINS, hardware=A100, **given):
 
 def test_it_is_applied_on_request_and_never_by_all():
     assert decide().status == "applied"
-    assert decide().reason == "6 matrices of encoder layers get Muon, the rest AdamW"
+    assert decide().reason == "6 matrices of repeated layers get Muon, the rest AdamW"
     t4 = decide(hardware=describe_hardware("T4"))
     assert (t4.status, "T4 emulates the bfloat16" in t4.reason) == ("applied", True)
     assert decide(optim_ext=None, speedups=["all"]).status == "off"
@@ -41,7 +41,7 @@ def test_it_is_applied_on_request_and_never_by_all():
         (TRAINS, {"use_peft": True}, "leave out --use_peft or --optim_ext muon"),
         (TRAINS, {"without": ["muon"]}, "contradict each other"),
         (ModelFacts(), {}, "pass the model itself instead of model_init"),
-        (ModelFacts(("esm",), ("heavy",), False, 100, 10), {}, "no matrix of an encoder layer trains"),
+        (ModelFacts(("esm",), ("heavy",), False, 100, 10), {}, "no matrix of a repeated layer trains"),
     ],
 )
 def test_what_it_cannot_do_is_refused_with_the_alternative(model, given, says):
@@ -66,7 +66,7 @@ def test_sharding_that_flattens_matrices_is_refused_and_fsdp2_is_not(monkeypatch
 
 
 def test_frozen_towers_are_refused_before_anything_starts(make_affinity, tmp_path):
-    with pytest.raises(PlanRefused, match="muon: no matrix of an encoder layer trains"):
+    with pytest.raises(PlanRefused, match="muon: no matrix of a repeated layer trains"):
         make_trainer(tmp_path, make_affinity("frozen", "frozen")[0], **MUON)
 
 
@@ -101,7 +101,7 @@ def test_the_optimizer_holds_every_parameter_once_with_trainers_weight_decay(tmp
 
     assert decay(ours) == decay(plain)
     matrices = [p for group in ours.param_groups if group["algorithm"] == "muon" for p in group["params"]]
-    assert {id(p) for p in matrices} == {id(p) for p in encoder_matrices(model)}
+    assert {id(p) for p in matrices} == {id(p) for p in block_matrices(model)}
     assert all(group["fused"] for group in ours.param_groups if group["algorithm"] == "adamw")
 
 
@@ -112,7 +112,7 @@ def test_the_schedule_scales_both_and_the_plan_says_what_state_it_saves(tmp_path
     assert rates(optimizer) == {"muon": {0.0}, "adamw": {0.0}}  # linear, at its end
     assert {group["initial_lr"] for group in optimizer.param_groups} == {1e-3}
     evidence = trainer.plan["muon"].evidence
-    matrices = sum(p.numel() for p in encoder_matrices(trainer.model))
+    matrices = sum(p.numel() for p in block_matrices(trainer.model))
     assert matrices == 2 * (4 * 32 * 32 + 2 * 32 * 64)
     assert evidence["adamw_bytes"] - evidence["optimizer_bytes"] == 4 * matrices
     trainer.train()  # a second time, with the optimizer it has

@@ -19,7 +19,7 @@ PACKED = ["attention", "packing"]
 
 def context(hardware="A100", families=("esm",), data=ROWS, **given) -> Context:
     args = make_args(**{"speedups": ["all"], **given})
-    return Context(describe_hardware(hardware), args, ModelFacts(families), data)
+    return Context(describe_hardware(hardware), args, ModelFacts(families, blocks="2 EsmLayer"), data)
 
 
 def decide(*args, **given):

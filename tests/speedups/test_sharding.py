@@ -31,7 +31,9 @@ def decide(world_size=2, **given):
 
 
 def apply(decision, model=None):
-    return sharding.apply(decision, Run(SimpleNamespace(deepspeed_plugin=None), model or make_wide_esm()))
+    return sharding.apply(
+        decision, Run(SimpleNamespace(deepspeed_plugin=None, block_pattern=None), model or make_wide_esm())
+    )
 
 
 def trains_contacts(model):
@@ -125,7 +127,7 @@ def test_recomputing_by_fsdp_is_refused_for_a_peft_model_whose_adapters_would_no
 
 
 def test_blocks_that_fsdp_recomputes_are_not_compiled(fsdp2):
-    facts = ModelFacts(families=("esm",))
+    facts = ModelFacts(families=("esm",), blocks="2 EsmLayer")
     args = make_args(speedups=["compile"])
     fsdp2(ACTIVATION_CHECKPOINTING="false")
     assert compile.decide(Context(A100, args, facts, world_size=2)).status == "applied"

@@ -6,7 +6,7 @@ from tiny_classifier import make_args, make_model
 from torch.optim import SGD, AdamW
 
 from hf_ext.errors import ArgumentError
-from hf_ext.models.muon import MuonAdamW, encoder_matrices
+from hf_ext.models.muon import MuonAdamW, block_matrices
 from hf_ext.plan import make_plan
 from hf_ext.training.optimizers import finish_optimizer
 
@@ -34,7 +34,7 @@ def test_encoders_have_their_rate_and_their_matrices_too(tmp_path):
     assert {rates[id(p)] for p in model.base_model.parameters()} == {1e-5}
     assert {rates[id(p)] for p in model.classifier.parameters()} == {1e-3}
     algorithms = {id(p): group["algorithm"] for group in optimizer.param_groups for p in group["params"]}
-    assert {algorithms[id(matrix)] for matrix in encoder_matrices(model)} == {"muon"}
+    assert {algorithms[id(matrix)] for matrix in block_matrices(model)} == {"muon"}
 
 
 def test_one_that_was_there_before_keeps_its_groups_and_a_callers_is_refused(tmp_path):

@@ -16,6 +16,7 @@ ANOTHER_RUN = STEP_SIZE | frozenset(
     """
     max_steps num_train_epochs learning_rate encoder_learning_rate lr_scheduler_type lr_scheduler_kwargs warmup_steps
     optim optim_ext optim_args optim_target_modules weight_decay adam_beta1 adam_beta2 adam_epsilon max_grad_norm
+    block_pattern
     average_tokens_across_devices label_smoothing_factor neftune_noise_alpha
     bf16 fp16 tf32 seed data_seed
     accelerator_config parallelism_config fsdp fsdp_config deepspeed
@@ -34,6 +35,7 @@ HARMLESS = frozenset(
     auto_find_batch_size torch_empty_cache_steps
     activation_policy activation_budget_gb
     activation_checkpointing activation_checkpointing_kwargs gradient_checkpointing gradient_checkpointing_kwargs
+    compile_mode
     torch_compile torch_compile_backend torch_compile_mode use_liger_kernel liger_kernel_config use_cache use_cpu
     full_determinism remove_unused_columns label_names
     logging_strategy logging_steps logging_first_step log_on_each_node logging_nan_inf_filter
@@ -69,11 +71,13 @@ def is_idle(name: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> boo
     """Whether a change of an argument has no effect beside the others.
 
     So for epochs where steps are counted, LoRA's settings without LoRA, what is best where only one of the two runs
-    looks for it, and the place where an optimizer steps.
+    looks for it, the place where an optimizer steps, and which layers are blocks where no optimizer asks.
     """
     both = (before, now)
     if name == "num_train_epochs":
         return all(arguments.get("max_steps", -1) > 0 for arguments in both)
+    if name == "block_pattern":  # kernels and pieces follow it too, and change nothing that is learned
+        return not any("muon" in _words(arguments.get("optim_ext")) for arguments in both)
     if name == "optim_ext":
         algorithms = [set(_words(arguments.get(name))) - {"cpu_offload"} for arguments in both]
         return algorithms[0] == algorithms[1]

@@ -20,7 +20,8 @@ from ...checkpoints.format.stored import Stored
 from ...checkpoints.state.sharded_steppers import take_out_spread
 from ...checkpoints.state.sharded_weights import OPTIMIZER, save_sharded_weights
 from ...checkpoints.state.weights import remember_frozen, stored_model
-from ...models.wrapping import block_classes, choose_classes, exact_modules, find_blocks, unused_parameters
+from ...models.blocks import find_blocks
+from ...models.wrapping import block_classes, choose_classes, exact_modules, unused_parameters
 from ...processes import read_fsdp2
 from ..planned import PlannedRun
 from .base import Backend
@@ -133,7 +134,7 @@ class Fsdp2(Backend):
         given = read_fsdp2(self._args)
         asked = given.transformer_cls_names_to_wrap if given else None
         if self._planned.run.model is None:  # of `model_init`: the plan has not seen the model
-            choose_classes(model, asked)
+            choose_classes(model, asked, self._args.block_pattern)
             for parameter in unused_parameters(model).values():
                 parameter.requires_grad_(False)
         if self._plugin.mixed_precision_policy is not None:
@@ -142,7 +143,7 @@ class Fsdp2(Backend):
         apart = {part for module in self._exact for part in module.modules()}
         present = {type(module).__name__ for module in model.modules() if module not in apart}
         # Not those of the plan: frozen encoders were loaded since, or let go by the embedding cache.
-        names = block_classes(model) if asked is None else asked
+        names = block_classes(model, self._args.block_pattern) if asked is None else asked
         self._plugin.transformer_cls_names_to_wrap = [name for name in names if name in present]
         # Accelerate 1.15 would make a piece of the embeddings, and so part BERT's output bias from the name it is tied
         # to, which torch refuses. Residues are few: their embeddings can stay in the model's own piece.

@@ -1,0 +1,178 @@
+"""The repeated layers of any model, its blocks: read from its structure, or named by a pattern.
+
+One answer for everything that goes block by block: compiled blocks, activation checkpointing, FSDP2's pieces, Muon's
+matrices, and the memory ledger.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from ..errors import ArgumentError
+from .affinity import AffinityModel
+from .lora import unwrap_peft
+
+SHOWN = 8  # names in an error
+_CONTAINERS = (nn.ModuleList, nn.ModuleDict)
+_STACKS = (PreTrainedModel, nn.Transformer, nn.TransformerEncoder, nn.TransformerDecoder)  # never one layer of many
+
+
+def find_blocks(model: nn.Module, pattern: str | None = None) -> list[nn.Module]:
+    """The modules of `name_blocks`."""
+    return [*name_blocks(model, pattern).values()]
+
+
+def name_blocks(model: nn.Module, pattern: str | None = None) -> dict[str, nn.Module]:
+    """The repeated layers of a model under their full names, each once, in the model's order.
+
+    Without a pattern these are, from the outside in:
+    - in an `nn.ModuleList` or `nn.Sequential`, the members of a class of which two or more have parameters of the same
+      names and shapes (what only some of them have, as T5's position bias, does not count);
+    - a `ModuleList`'s only member, and modules that attributes or an `nn.ModuleDict` hold under names that differ in a
+      number (`block1`, `block2`), where these hold no repeated layers themselves.
+    A lone linear layer, table or norm is no block (a list of heads), nor is a whole encoder or a `PreTrainedModel` (an
+    ensemble). Of a `PreTrainedModel` the part under the task head is searched, of an `AffinityModel` its encoders.
+
+    Args:
+        model: any, under PEFT's wrapper or not.
+        pattern: regular expression that must match the whole name of a module, as in `model.named_modules()` (under
+            PEFT's wrapper, of the model in it); what it matches are the blocks, whatever they look like.
+
+    Raises:
+        ArgumentError: the pattern matches no module, one inside another, or a container that computes nothing itself.
+    """
+    inner = unwrap_peft(model)
+    if pattern is not None:
+        return _match(inner, pattern)
+    found = {id(block): (name, block) for prefix, root in _roots(inner) for name, block in _walk(root, prefix)}
+    return dict(found.values())
+
+
+def block_lists(model: nn.Module, pattern: str | None = None) -> dict[str, nn.ModuleList | nn.Sequential]:
+    """Full name -> the lists whose every member is a block, in the model's order; none of a single attribute."""
+    blocks = {id(block) for block in name_blocks(model, pattern).values()}
+    return {
+        name: module
+        for name, module in unwrap_peft(model).named_modules()
+        if isinstance(module, nn.ModuleList | nn.Sequential) and len(module) and all(id(m) in blocks for m in module)
+    }
+
+
+def describe_blocks(blocks: list[nn.Module]) -> str:
+    """For a line of the plan: `12 BertLayer`, or `2 T5Block and 4 SwinLayer`."""
+    return " and ".join(f"{n} {name}" for name, n in Counter(type(block).__name__ for block in blocks).items())
+
+
+def _roots(inner: Any) -> Iterator[tuple[str, nn.Module]]:
+    """Prefix of names and module of what is searched."""
+    if isinstance(inner, AffinityModel):
+        for name, encoder in inner.encoders.items():
+            yield f"encoders.{name}.", encoder
+        return
+    root = inner.base_model if isinstance(inner, PreTrainedModel) else inner
+    name = next((name for name, module in inner.named_modules() if module is root), "")
+    yield f"{name}." if name else "", root
+
+
+def _walk(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
+    repeated = _repeated(module)
+    for name, child in module.named_children():
+        if name in repeated:
+            yield prefix + name, child
+        else:
+            yield from _walk(child, f"{prefix}{name}.")
+
+
+def _repeated(module: nn.Module) -> set[str]:
+    """Names of the children of `module` that repeat each other."""
+    children = {name: child for name, child in module.named_children() if _may_be_block(child)}
+    if not isinstance(module, nn.ModuleList | nn.Sequential):
+        numbered = {name: re.sub(r"\d+", "#", name) for name in children if re.search(r"\d", name)}
+        return {
+            name
+            for stem in set(numbered.values())
+            for name in _agreeing({name: children[name] for name in numbered if numbered[name] == stem})
+            if not _holds_blocks(children[name])
+        }
+    if isinstance(module, nn.ModuleList) and len(module) == 1:
+        return {name for name, child in children.items() if not _holds_blocks(child)}
+    return _agreeing(children)
+
+
+def _holds_blocks(module: nn.Module) -> bool:
+    return any(True for _ in _walk(module, ""))
+
+
+def _agreeing(children: dict[str, nn.Module]) -> set[str]:
+    """Of each class of which two agree in their parameters, all: also a first that takes another width."""
+    classes: dict[type, list[tuple[dict[str, Any], str]]] = {}
+    for name, child in children.items():
+        classes.setdefault(type(child), []).append((_shapes(child), name))
+    return {
+        name
+        for members in classes.values()
+        if any(_agree(a[0], b[0]) for i, a in enumerate(members) for b in members[i + 1 : i + 3])
+        for _, name in members
+    }
+
+
+def _agree(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether two modules' parameters of the same name have the same shape, and most names are in both."""
+    common = one.keys() & other.keys()
+    return 2 * len(common) >= min(len(one), len(other)) and all(one[name] == other[name] for name in common)
+
+
+def _shapes(module: nn.Module) -> dict[str, Any]:
+    """By name, without adapters, which may be in some layers only; DeepSpeed's stage 3 keeps whole shapes apart."""
+    return {
+        name.replace(".base_layer", ""): tuple(getattr(parameter, "ds_shape", parameter.shape))
+        for name, parameter in module.named_parameters()
+        if "lora_" not in name
+    }
+
+
+def _may_be_block(module: nn.Module) -> bool:
+    """Whether a module has weights, and is more than one linear layer, table or norm."""
+    if isinstance(module, (*_STACKS, *_CONTAINERS)) or not any(True for _ in module.parameters()):
+        return False
+    return any(True for _ in module.children()) or sum(p.dim() >= 2 for p in module.parameters()) >= 2
+
+
+def _match(inner: nn.Module, pattern: str) -> dict[str, nn.Module]:
+    """As `name_blocks`, by pattern; of an `AffinityModel` whose encoders are not loaded, nothing may match."""
+    wanted = re.compile(pattern)
+    matched = {name: module for name, module in inner.named_modules() if wanted.fullmatch(name)}
+    given = f"block_pattern={pattern!r}"
+    if not matched:
+        if isinstance(inner, AffinityModel) and len(inner.encoders) < len(inner.config.encoder_specs):
+            return {}
+        raise ArgumentError(f"{given} matches the whole name of no module of {type(inner).__name__}. {_offer(inner)}")
+    for name, module in matched.items():
+        if isinstance(module, _CONTAINERS):
+            raise ArgumentError(f"{given} matches {name}, which only holds modules: match its members. {_offer(inner)}")
+        around = next((other for other in matched if other != name and _is_inside(name, other)), None)
+        if around is not None:
+            raise ArgumentError(
+                f"{given} matches {name}, which is inside {around or 'the model itself'}, and that matches too: blocks "
+                f"stand side by side. {_offer(inner)}"
+            )
+    return matched
+
+
+def _is_inside(name: str, other: str) -> bool:
+    return not other or name.startswith(f"{other}.")
+
+
+def _offer(inner: nn.Module) -> str:
+    """Patterns that do match, for an error."""
+    there = [*name_blocks(inner)] or [name for name, child in inner.named_modules() if name and _may_be_block(child)]
+    patterns = list(dict.fromkeys(re.sub(r"\d+", r"\\d+", re.escape(name)) for name in there))
+    if not patterns:
+        return "It has no module that could be one."
+    return f"There are: {', '.join(patterns[:SHOWN])}{', ...' if len(patterns) > SHOWN else ''}."
