@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
-
-from transformers import TrainingArguments
 
 from ..errors import ArgumentError
 
@@ -99,26 +97,3 @@ class MaskedLMArguments:
                 "positions need heads of even width, so the width must be a multiple of twice the heads."
             )
         return {**result, "intermediate_size": self.intermediate_size or 4 * result["hidden_size"]}
-
-
-def stock_arguments(args: Any, explicit: frozenset[str]) -> TrainingArguments:
-    """`args` as plain `TrainingArguments`, for the stock Trainer.
-
-    Args:
-        args: `FastTrainingArguments`.
-        explicit: the fields that the user set; a preset's speed-ups are left out, since a control has none.
-
-    Raises:
-        ArgumentError: the user set a field that the stock Trainer does not have.
-    """
-    plain = [spec.name for spec in fields(TrainingArguments) if spec.init]
-    harmless = {"preset", "throughput_warmup_steps", "embedding_cache_dir"}
-    foreign = explicit - {*harmless, *plain}
-    asked = sorted(name for name in foreign if getattr(args, name, None))
-    if asked:
-        raise ArgumentError(f"--stock_trainer has none of {', '.join(asked)}: leave them out, or train without it.")
-    values = {name: getattr(args, name) for name in plain}
-    # Its `_remove_unused_columns` would take the text away before the collator can read it, and on a machine without a
-    # GPU it takes bf16 only together with `use_cpu`.
-    changed = {"remove_unused_columns": False, "use_cpu": args.device.type == "cpu"}
-    return TrainingArguments(**{**values, **changed})

@@ -21,11 +21,12 @@ from ..data.proteins import ESM_VOCABULARY
 from ..data.tokenization import ResidueTokenizer
 from ..errors import ArgumentError, DataError
 from ..models.encoders import check_configuration, load_tokenizer
+from ..plain_arguments import stock_arguments
 from ..pretrained import check_index, reading
 from ..reporting.throughput import ThroughputCallback
 from ..tasks import learned_positions
 from ..trainer import FastTrainer
-from .arguments import MaskedLMArguments, stock_arguments
+from .arguments import MaskedLMArguments
 from .results import compute_metrics, sum_rows
 
 DEMO_SHAPE = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4}
@@ -220,6 +221,7 @@ def build_trainer(
     }
     if explicit is None:
         return FastTrainer(model, args, **shared)
-    plain = stock_arguments(args, explicit)
+    # Its `_remove_unused_columns` would take the text away before the collator can read it.
+    plain = stock_arguments(args, explicit, remove_unused_columns=False)
     throughput = ThroughputCallback(model, collator.tokenizer, args.throughput_warmup_steps)
     return Trainer(model, plain, callbacks=[MaskingEpochCallback(collator), throughput], **shared)

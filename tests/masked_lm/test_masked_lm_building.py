@@ -7,7 +7,7 @@ from transformers import EsmForMaskedLM, TrainingArguments
 
 from hf_ext.data.arguments import DataArguments
 from hf_ext.errors import ArgumentError, DataError
-from hf_ext.masked_lm.arguments import SIZES, MaskedLMArguments, stock_arguments
+from hf_ext.masked_lm.arguments import SIZES, MaskedLMArguments
 from hf_ext.masked_lm.building import (
     build_collator,
     build_model,
