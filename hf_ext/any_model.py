@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn import functional
 from transformers import EvalPrediction, Trainer
 
 from .errors import ArgumentError
@@ -36,6 +37,7 @@ __all__ = [
     "finish_any_run",
     "judge_classes",
     "judge_next_tokens",
+    "sum_classes",
     "sum_next_tokens",
 ]
 
@@ -87,9 +89,19 @@ def build_trainer(
     return trainer
 
 
+def sum_classes(logits: Any, labels: torch.Tensor) -> torch.Tensor:
+    """As `preprocess_logits_for_metrics` of a classifier: cross-entropy, whether right, and 1 per row: (n, 3), float32.
+
+    Early stopping compares evaluations by these, row by row.
+    """
+    logits = (logits[0] if isinstance(logits, tuple) else logits).float()
+    losses = functional.cross_entropy(logits, labels, reduction="none")
+    return torch.stack([losses, (logits.argmax(-1) == labels).float(), torch.ones_like(losses)], dim=1)
+
+
 def compute_accuracy(prediction: EvalPrediction) -> dict[str, float]:
-    """For Trainer: the share of rows whose largest logit is that of their label."""
-    return {"accuracy": float((prediction.predictions.argmax(-1) == prediction.label_ids).mean())}
+    """For Trainer, from `sum_classes`: the share of rows whose largest logit is that of their label."""
+    return {"accuracy": float(np.asarray(prediction.predictions)[:, 1].mean())}
 
 
 def compute_next_tokens(prediction: EvalPrediction) -> dict[str, float]:
@@ -102,14 +114,14 @@ def judge_classes(output: Any, train_labels: Sequence[int], seed: int) -> dict[s
     """Accuracy on held-out rows, beside that of always naming the class that is most frequent in training.
 
     Args:
-        output: what `trainer.predict` returned: logits (n, classes) and labels (n,).
+        output: what `trainer.predict` returned with `sum_classes`: (n, 3), and labels (n,).
         train_labels: of the training rows.
         seed: of the bootstrap.
 
     Returns:
         {"verdict": ..., "test": scores by predictor}, as reports read them.
     """
-    right = output.predictions.argmax(-1) == output.label_ids
+    right = np.asarray(output.predictions)[:, 1]
     frequent = output.label_ids == np.bincount(np.asarray(train_labels)).argmax()
     verdict = judge_accuracy(right, frequent, baseline="the most frequent class", seed=seed).as_dict()
     scores = {"model": {"accuracy": right.mean()}, "most frequent class": {"accuracy": frequent.mean()}}
@@ -159,8 +171,8 @@ def judge_next_tokens(output: Any, table: BigramTable, seed: int) -> dict[str, A
     """
     both = {"model": np.asarray(output.predictions, np.float64), "bigram table": table.score(output.label_ids)}
     losses = [sums[:, 0] for sums in both.values()]
-    counted = {"baseline": "the bigram table", "unit": "token", "seed": seed}
-    verdict = judge_tokens(both["model"][:, 2], *losses, **counted).as_dict()
+    num_tokens = both["model"][:, 2]
+    verdict = judge_tokens(num_tokens, *losses, baseline="the bigram table", unit="token", seed=seed).as_dict()
     scores = {name: compute_next_tokens(EvalPrediction(sums, output.label_ids)) for name, sums in both.items()}
     return {"verdict": verdict, "test": _as_test(len(output.label_ids), scores)}
 

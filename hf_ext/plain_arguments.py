@@ -66,7 +66,7 @@ def stock_arguments(args: Any, explicit: frozenset[str], **changed: Any) -> Trai
     plain = [spec.name for spec in dataclasses.fields(TrainingArguments) if spec.init]
     harmless = {"preset", "throughput_warmup_steps", "embedding_cache_dir"}
     foreign = explicit - {*harmless, *plain}
-    asked = sorted(name for name in foreign if getattr(args, name, None))
+    asked = sorted(name for name in foreign if getattr(args, name, None) not in (None, False, [], "no"))
     if asked:
         raise ArgumentError(f"--stock_trainer has none of {', '.join(asked)}: leave them out, or train without it.")
     values = {name: getattr(args, name) for name in plain}

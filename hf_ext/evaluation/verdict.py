@@ -185,8 +185,8 @@ def judge_accuracy(model_right: Any, baseline_right: Any, *, baseline: str, seed
     Raises:
         DataError: shapes or lengths do not fit.
     """
-    right = [np.asarray(each, np.float64) for each in (baseline_right, model_right)]
-    compared = compare_paired(np.ones(len(right[0])), *right, "accuracy", seed=seed)
+    before, after = (np.asarray(each, np.float64) for each in (baseline_right, model_right))
+    compared = compare_paired(np.ones(len(before)), before, after, "accuracy", seed=seed)
     if compared.undefined:
         return _undefined(compared.n, f"the accuracy is undefined ({compared.undefined})")
     basis = f"difference {_difference(compared)}, {compared.n:,} rows"

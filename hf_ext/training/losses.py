@@ -237,8 +237,8 @@ class Losses:
 def countable(batches: list[Any], loss: DecidedLoss) -> list[Any]:
     """What `Trainer._get_num_items_in_batch` counts right: rows that another process trains on as none.
 
-    So it does measurements, each as one, where -100 is one like any other; and next tokens, of which a row's first label
-    is none: transformers 5.23 leaves it out for classes named `...ForCausalLM` alone.
+    So it does measurements, each as one, where -100 is one like any other; and next tokens, of which a row's first
+    label is none: transformers 5.23 leaves it out for classes named `...ForCausalLM` alone.
     """
     batches = [_without_labels(batch) if isinstance(batch, RepeatedRows) else batch for batch in batches]
     if loss.predicts_next:

@@ -33,23 +33,32 @@ from hf_ext.training_args import FastTrainingArguments
 
 DEFAULTS = {
     "preset": "max_speed",
+    # Rows of one length in a batch teach the place to look at for that length: 2.13 nats a token after as many steps as
+    # bring batches of all lengths to 1.04.
+    "without": ["length_grouping"],
     "output_dir": "outputs/causal_lm",
     "learning_rate": 3e-3,
     "warmup_steps": 0.1,
-    "num_train_epochs": 6,
+    "num_train_epochs": 5,
     "per_device_train_batch_size": 32,
     "per_device_eval_batch_size": 128,
     "eval_strategy": "epoch",
     "save_strategy": "epoch",
     "save_total_limit": 2,
-    "metric_for_best_model": "loss",
+    "metric_for_best_model": "perplexity",
     "resume": "auto",
     "logging_steps": 20,
     "report_to": "none",
 }
 PAD, BEGIN, AGAIN, END = range(4)
 NUM_WORDS = 8
-NO_DROPOUT = {"embd_pdrop": 0.0, "attn_pdrop": 0.0, "resid_pdrop": 0.0}
+TOKENS: dict[str, Any] = {
+    "vocab_size": END + 1 + NUM_WORDS,
+    "pad_token_id": PAD,
+    "bos_token_id": BEGIN,
+    "eos_token_id": END,
+}
+NO_DROPOUT: dict[str, Any] = {"embd_pdrop": 0.0, "attn_pdrop": 0.0, "resid_pdrop": 0.0}
 
 
 def make_rows(num_rows: int, seed: int) -> Dataset:
@@ -75,8 +84,7 @@ def main(argv: list[str] | None = None) -> dict:
         set_seed(args.seed)
         rows = make_rows(example.num_rows + example.num_test_rows, args.data_seed or args.seed)
         training, held_out = rows.select(range(example.num_rows)), rows.select(range(example.num_rows, len(rows)))
-        tokens = {"vocab_size": END + 1 + NUM_WORDS, "pad_token_id": PAD, "bos_token_id": BEGIN, "eos_token_id": END}
-        model = GPT2LMHeadModel(GPT2Config(n_positions=32, n_embd=64, n_layer=2, n_head=4, **tokens, **NO_DROPOUT))
+        model = GPT2LMHeadModel(GPT2Config(n_positions=32, n_embd=64, n_layer=2, n_head=4, **TOKENS, **NO_DROPOUT))
         trainer = build_trainer(
             *(model, args, example, parser),
             data_collator=collate,
@@ -86,7 +94,7 @@ def main(argv: list[str] | None = None) -> dict:
             compute_metrics=compute_next_tokens,
         )
         trained = trainer.train()
-        table = BigramTable.fit(training["input_ids"], tokens["vocab_size"])
+        table = BigramTable.fit(training["input_ids"], TOKENS["vocab_size"])
         scores = judge_next_tokens(trainer.predict(held_out), table, args.seed)
         return finish_any_run(trainer, trained, parser, example, scores)
 

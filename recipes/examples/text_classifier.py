@@ -11,6 +11,8 @@ your own model, replace `make_rows` and the configuration.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from datasets import Dataset
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
@@ -22,7 +24,14 @@ from transformers import (
     set_seed,
 )
 
-from hf_ext.any_model import AnyModelArguments, build_trainer, compute_accuracy, finish_any_run, judge_classes
+from hf_ext.any_model import (
+    AnyModelArguments,
+    build_trainer,
+    compute_accuracy,
+    finish_any_run,
+    judge_classes,
+    sum_classes,
+)
 from hf_ext.checkpoints.run_folder.holding import run_folder
 from hf_ext.errors import exit_on_errors
 from hf_ext.tasks import parse_command
@@ -44,6 +53,7 @@ DEFAULTS = {
     "logging_steps": 20,
     "report_to": "none",
 }
+SHAPE: dict[str, Any] = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
 WORDS = ("red", "blue", "the", "a", "cat", "dog", "saw", "near", "house", "tree", "old", "small", "ran", "slept")
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 
@@ -81,14 +91,14 @@ def main(argv: list[str] | None = None) -> dict:
         # `length` is what batches of similar length are made by.
         rows = rows.map(lambda batch: tokenizer(batch["text"], return_length=True), batched=True)
         held_out = rows.select(range(example.num_rows, len(rows)))
-        shape = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
-        model = BertForSequenceClassification(BertConfig(vocab_size=len(tokenizer), pad_token_id=0, **shape))
+        model = BertForSequenceClassification(BertConfig(vocab_size=len(tokenizer), pad_token_id=0, **SHAPE))
         trainer = build_trainer(
             *(model, args, example, parser),
             data_collator=DataCollatorWithPadding(tokenizer),
             train_dataset=rows.select(range(example.num_rows)),
             eval_dataset=held_out,
             processing_class=tokenizer,
+            preprocess_logits_for_metrics=sum_classes,  # 12 bytes a row
             compute_metrics=compute_accuracy,
         )
         trained = trainer.train()

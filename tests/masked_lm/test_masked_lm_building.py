@@ -15,6 +15,7 @@ from hf_ext.masked_lm.building import (
     make_demo_sequences,
     prepare_splits,
 )
+from hf_ext.plain_arguments import stock_arguments
 from hf_ext.training_args import FastTrainingArguments
 
 TINY = {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2}
@@ -132,7 +133,7 @@ def make_args(tmp_path, **given) -> FastTrainingArguments:
 
 def test_stock_arguments_are_plain_and_keep_their_values(tmp_path):
     args = make_args(tmp_path, speedups=["all"], learning_rate=3e-4, eval_strategy="steps", eval_steps=0.1, seed=5)
-    plain = stock_arguments(args, frozenset({"preset", "learning_rate"}))
+    plain = stock_arguments(args, frozenset({"preset", "learning_rate"}), remove_unused_columns=False)
     assert type(plain) is TrainingArguments
     assert (plain.learning_rate, plain.eval_steps, plain.seed, plain.remove_unused_columns) == (3e-4, 0.1, 5, False)
 
