@@ -54,6 +54,7 @@ TRAINING_RANGES = {
             "eval_every_epochs",
             "eval_full_every",
             "early_stopping_patience",
+            "torch_profiler",
         ),
         COUNT,
     ),

@@ -52,6 +52,28 @@ def with_values_of(args: FastTrainingArguments) -> FastTrainingArguments:
     return shared
 
 
+def stock_arguments(args: Any, explicit: frozenset[str], **changed: Any) -> TrainingArguments:
+    """`args` as plain `TrainingArguments`, for the stock Trainer.
+
+    Args:
+        args: `FastTrainingArguments`.
+        explicit: the fields that the user set; a preset's speed-ups are left out, since a control has none.
+        changed: what has another value there.
+
+    Raises:
+        ArgumentError: the user set a field that the stock Trainer does not have.
+    """
+    plain = [spec.name for spec in dataclasses.fields(TrainingArguments) if spec.init]
+    harmless = {"preset", "throughput_warmup_steps", "embedding_cache_dir"}
+    foreign = explicit - {*harmless, *plain}
+    asked = sorted(name for name in foreign if getattr(args, name, None) not in (None, False, [], "no"))
+    if asked:
+        raise ArgumentError(f"--stock_trainer has none of {', '.join(asked)}: leave them out, or train without it.")
+    values = {name: getattr(args, name) for name in plain}
+    # On a machine without a GPU it takes bf16 only together with `use_cpu`.
+    return TrainingArguments(**{**values, "use_cpu": args.device.type == "cpu", **changed})
+
+
 @cache
 def _fast_class(plain: Any) -> type[FastTrainingArguments]:
     if plain is TrainingArguments:

@@ -262,6 +262,7 @@ class FastTrainer(Trainer):
         parts.repeatable.go_on(None if folder is None else begun_before(Path(folder), self.eval_dataset))
         with ExitStack() as around:
             around.enter_context(parts.workers.naming_deaths())
+            around.callback(parts.profiling.leave)
             around.callback(self._ext_committer.leave)  # what is under way, if an exception ends the run
             around.enter_context(self._ext_pusher.left_on_error())
             around.enter_context(
@@ -1055,6 +1056,7 @@ class FastTrainer(Trainer):
     )
     stopping_decisions = property(attrgetter("_ext_parts.early_stopping.decisions"), doc="Those of early stopping.")
     collapse_alarms = property(attrgetter("_ext_parts.collapse_alarm.alarms"), doc="Every alarm said while training.")
+    profile = property(attrgetter("_ext_parts.profiling.found"), doc="What `torch_profiler` found, or None.")
     compared_evaluation = property(attrgetter("_ext_evaluator.compared"), doc="The last `Evaluation`, or None.")
 
     @property

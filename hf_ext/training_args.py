@@ -72,6 +72,13 @@ class FastTrainingArguments(TrainingArguments, metaclass=TakesPresets):
     throughput_warmup_steps: int = field(
         default=3, metadata={"help": "First steps (compilation, warm-up) that no reported rate includes."}
     )
+    torch_profiler: None | int = field(  # noqa: RUF036
+        default=None,
+        metadata={
+            "help": "Optimizer steps to run under torch.profiler after warm-up, once: writes profile_trace.json.gz, "
+            "and the ten most costly operations into record and report. No rate includes them."
+        },
+    )
     baseline_json: None | str = field(  # noqa: RUF036
         default=None, metadata={"help": "comparison.json of recipes/compare.py: logs the speed against its baseline."}
     )

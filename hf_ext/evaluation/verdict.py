@@ -144,16 +144,17 @@ def judge_tokens(
     baseline_losses: Any,
     *,
     baseline: str = "unigram frequencies",
+    unit: str = "masked residue",
     confidence: float = 0.95,
     num_resamples: int = 1000,
     seed: int = 0,
 ) -> Verdict:
-    """Decide whether a masked language model beats predictions that do not look at the sequence.
+    """Decide whether a language model beats predictions that do not look at the sequence, or at less of it.
 
     Args:
-        num_tokens: (n,) masked residues of each row.
+        num_tokens: (n,) masked residues of each row, or whatever else is predicted.
         model_losses, baseline_losses: (n,) each row's summed cross-entropy in nats, on the same masked residues.
-        baseline: what to call the baseline.
+        baseline, unit: what to call the baseline, and one of what is predicted.
         confidence, num_resamples, seed: of the paired bootstrap over rows.
 
     Raises:
@@ -164,12 +165,12 @@ def judge_tokens(
     options: dict[str, Any] = {"confidence": confidence, "num_resamples": num_resamples, "seed": seed}
     compared = compare_paired(num_tokens, baseline_losses, model_losses, "token_loss", **options)
     if compared.undefined:
-        return _undefined(compared.n, f"the loss per residue is undefined ({compared.undefined})")
+        return _undefined(compared.n, f"the loss per {unit} is undefined ({compared.undefined})")
     # The interval is of the loss in nats; perplexities stand beside it because they are what people compare.
     assert compared.before is not None
     assert compared.after is not None
     perplexities = f"perplexity {np.exp(compared.after):.2f} against {np.exp(compared.before):.2f} of {baseline}"
-    basis = f"improvement of the loss per masked residue {_difference(compared)}, {compared.n:,} rows"
+    basis = f"improvement of the loss per {unit} {_difference(compared)}, {compared.n:,} rows"
     return _from_comparison(compared, baseline, f"{perplexities} ({basis})")
 
 
@@ -199,6 +200,25 @@ def judge_errors(
         return _undefined(compared.n, f"the error is undefined ({compared.undefined})")
     basis = f"improvement {_difference(compared)}, {compared.n:,} rows"
     return _from_comparison(compared, baseline, f"nRMSE {_errors(compared)} ({basis})")
+
+
+def judge_accuracy(model_right: Any, baseline_right: Any, *, baseline: str, seed: int = 0) -> Verdict:
+    """Decide whether a classifier is right about more rows than a baseline that sees less of them.
+
+    Args:
+        model_right, baseline_right: (n,) whether each row's class was named.
+        baseline: what to call the baseline.
+        seed: of the paired bootstrap over rows.
+
+    Raises:
+        DataError: shapes or lengths do not fit.
+    """
+    before, after = (np.asarray(each, np.float64) for each in (baseline_right, model_right))
+    compared = compare_paired(np.ones(len(before)), before, after, "accuracy", seed=seed)
+    if compared.undefined:
+        return _undefined(compared.n, f"the accuracy is undefined ({compared.undefined})")
+    basis = f"difference {_difference(compared)}, {compared.n:,} rows"
+    return _from_comparison(compared, baseline, f"{_scores(compared)} of {baseline} ({basis})")
 
 
 def _judge_scores(case: _Case) -> Verdict | None:

@@ -221,6 +221,7 @@ def build_trainer(
     }
     if explicit is None:
         return FastTrainer(model, args, **shared)
-    plain = stock_arguments(args, explicit)
+    # Its `_remove_unused_columns` would take the text away before the collator can read it.
+    plain = stock_arguments(args, explicit, remove_unused_columns=False)
     throughput = ThroughputCallback(model, collator.tokenizer, args.throughput_warmup_steps)
     return Trainer(model, plain, callbacks=[MaskingEpochCallback(collator), throughput], **shared)

@@ -16,6 +16,7 @@ from typing import Any
 from peft import LoraConfig, PeftModel, get_peft_model, inject_adapter_in_model
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
+from transformers.pytorch_utils import Conv1D
 
 from ..errors import ArgumentError
 from ..pretrained import reading
@@ -24,9 +25,10 @@ from .quantization import make_float, quantized_layers
 
 logger = logging.getLogger(__name__)
 
+LINEAR = (nn.Linear, Conv1D)
 _BERT_LINEAR = ["query", "key", "value", "dense"]
 _T5_LINEAR = ["q", "k", "v", "o", "wi", "wo", "wi_0", "wi_1"]  # wi_0 and wi_1 where the feed-forward layer is gated
-# Linear layers that LoRA adapts, per model type (module names in transformers).
+# Linear layers that LoRA adapts, per model type (module names in transformers); of others all in layers that repeat.
 LORA_TARGETS: dict[str, list[str]] = {
     "esm": _BERT_LINEAR,
     "bert": _BERT_LINEAR,
@@ -90,23 +92,30 @@ def wrap_with_lora(model: nn.Module, settings: LoraSettings) -> PeftModel:
 def find_targets(model: nn.Module, settings: LoraSettings) -> list[str]:
     """Full names of the linear layers to adapt: those of the encoder, without heads and poolers.
 
+    GPT-2's `Conv1D` is one. Of a model type that `LORA_TARGETS` lacks, and without names: all in layers that repeat.
+
     Raises:
-        ArgumentError: no targets are known for the model's type and none are named, or a named one matches nothing.
+        ArgumentError: a named target matches nothing; or none are named, and the model has no configuration or no
+            linear layer in what repeats.
     """
+    inside = set(getattr(model, "base_model", model).modules())
+    linear = [name for name, module in model.named_modules() if isinstance(module, LINEAR) and module in inside]
+    linear = [name for name in linear if "pooler" not in name.split(".")]
+    leaves = ", ".join(sorted({name.rsplit(".", 1)[-1] for name in linear}))
     model_type = getattr(getattr(model, "config", None), "model_type", None)
     wanted = settings.target_modules or LORA_TARGETS.get(str(model_type), [])
-    if not wanted:
-        raise ArgumentError(
-            f"LoRA targets are known for {', '.join(LORA_TARGETS)}, not for {model_type!r}: name the linear layers to "
-            "adapt, with --lora_target_modules."
-        )
-    inside = set(getattr(model, "base_model", model).modules())
-    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and module in inside]
-    linear = [name for name in linear if "pooler" not in name.split(".")]
     if settings.target_modules and (unmatched := [t for t in wanted if not any(_ends(name, t) for name in linear)]):
-        leaves = sorted({name.rsplit(".", 1)[-1] for name in linear})
-        raise ArgumentError(f"--lora_target_modules {unmatched}: no such linear layer; there are {', '.join(leaves)}.")
-    return [name for name in linear if any(_ends(name, target) for target in wanted)]
+        raise ArgumentError(f"--lora_target_modules {unmatched}: no such linear layer; there are {leaves}.")
+    if wanted:
+        return [name for name in linear if any(_ends(name, target) for target in wanted)]
+    repeated = [name for name in linear if any(part.isdigit() for part in name.split("."))]  # encoder.layer.0...
+    if model_type is None or not repeated:
+        raise ArgumentError(
+            f"LoRA targets are known for {', '.join(LORA_TARGETS)} and for layers that repeat in other models of "
+            f"transformers; this {type(model).__name__} has none: name the linear layers to adapt, with "
+            f"--lora_target_modules; there are {leaves or 'none'}."
+        )
+    return repeated
 
 
 def find_heads(model: nn.Module) -> list[str]:
@@ -238,13 +247,15 @@ def trained_in_full(model: nn.Module) -> Iterator[None]:
 
 
 def _lora_config(model: nn.Module, settings: LoraSettings, heads: list[str] | None = None) -> LoraConfig:
+    targets = find_targets(model, settings)
     return LoraConfig(
         r=settings.r,
         lora_alpha=settings.alpha,
         lora_dropout=settings.dropout,
         use_rslora=settings.use_rslora,
         use_dora=settings.use_dora,
-        target_modules=find_targets(model, settings),
+        target_modules=targets,
+        fan_in_fan_out=any(isinstance(model.get_submodule(name), Conv1D) for name in targets),
         modules_to_save=heads or None,
     )
 

@@ -17,7 +17,15 @@ from .flops import flops_coefficients
 
 Unit = Literal["residues", "tokens", "sequences"]
 COUNTS = ("residues", "tokens", "padded_tokens", "flops", "sequences")
+MAX_RESIDUE_WORDS = 1000  # ProtT5 has 128; of text, whose bytes are letters too, there are thousands
 _FRAMING = ("cls_token_id", "bos_token_id", "eos_token_id", "sep_token_id", "pad_token_id")
+
+
+def spells_residues(tokenizer: Any) -> bool:
+    """Whether single amino acids are words of the vocabulary: those of other texts are counted as tokens."""
+    vocabulary = tokenizer.get_vocab() if hasattr(tokenizer, "get_vocab") else {}
+    found = {str(word).lstrip("\u2581").upper() for word in vocabulary}
+    return not vocabulary or (found >= {*"ACDEFGHIKLMNPQRSTVWY"} and len(vocabulary) <= MAX_RESIDUE_WORDS)
 
 
 class BatchCounter:
@@ -41,7 +49,7 @@ class BatchCounter:
     """
 
     def __init__(self, model: nn.Module, tokenizer: Any = None) -> None:
-        ids = [getattr(tokenizer, name, None) for name in _FRAMING]
+        ids = [getattr(tokenizer, name, None) for name in _FRAMING] if spells_residues(tokenizer) else []
         self._framing = [index for index in ids if index is not None]
         self._pad_token_id = getattr(tokenizer or getattr(model, "config", None), "pad_token_id", None)
         self.unit: Unit = "residues"

@@ -49,7 +49,7 @@ def record_run(
     Local data and models are absolute paths in the settings, so that nobody takes `data/pairs` for a Hub id.
     """
     parameters = [(p.numel(), p.requires_grad) for p in trainer.model.parameters()]
-    best = trainer.args.metric_for_best_model
+    best, profile = trainer.args.metric_for_best_model, getattr(trainer, "profile", None)
     return {
         "format": FORMAT,
         "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -65,6 +65,7 @@ def record_run(
         "best": {"step": trainer.state.best_global_step, **({best: trainer.state.best_metric} if best else {})},
         "settings": {name: _setting(trainer.args, settings, name) for name in sorted(origins)},
         "settings_from": {name: origin for name, origin in sorted(origins.items()) if origin != "default"},
+        **({"profile": profile} if profile else {}),
         "environment": _environment(trainer),
         "costs": _costs(trainer, trained.metrics),
     }
@@ -103,11 +104,10 @@ def absolute_if_local(name: Any) -> Any:
 
 def _command(arguments: Sequence[str]) -> str:
     """The command line without tokens; those come from `hf auth login` or the environment when it is repeated."""
-    script = Path(sys.argv[0])
+    parts = Path(sys.argv[0]).parts
+    script = "/".join(parts[parts.index("recipes") :] if "recipes" in parts else parts[-2:])
     # --quiet: where the run fails, its message is the last line, and not accelerate's traceback.
-    return shlex.join(
-        ["accelerate", "launch", "--quiet", f"{script.parent.name}/{script.name}", *without_tokens(arguments)]
-    )
+    return shlex.join(["accelerate", "launch", "--quiet", script, *without_tokens(arguments)])
 
 
 def without_tokens(arguments: Sequence[str]) -> list[str]:

@@ -93,6 +93,7 @@ class ThroughputCallback(TrainerCallback):
         self._timer = StepTimer(args.device, self._clock)
         self._pending: list[torch.Tensor] = []
         self._num_steps, self._warmup_seconds, self._peak_bytes = 0, 0.0, 0
+        self._left_out_since: float | None = None
         self._window, self._totals = np.zeros(len(COLUMNS)), np.zeros(len(COLUMNS))
         self._last: deque[np.ndarray] = deque(maxlen=MAX_STEPS_WRITTEN)
         self._wall_start = self._now() if self._warmup_steps == 0 else None
@@ -101,6 +102,13 @@ class ThroughputCallback(TrainerCallback):
         self._timer.begin()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self._left_out_since is not None:
+            self.begin_again()
+            self.resume()
+            if self._wall_start is not None:
+                self._wall_start += self._now() - self._left_out_since
+            self._left_out_since = None
+            return
         self._timer.end()
         self._pending.append(self._require_counter().take())
         if len(self._pending) >= READ_EVERY:
@@ -137,6 +145,10 @@ class ThroughputCallback(TrainerCallback):
         """Labels of the next batch, for Trainers that take them out of what the model is called with."""
         if self._counter is not None:
             self._counter.labels = labels
+
+    def leave_out_step(self) -> None:
+        """Says that the step at hand is in no rate, as it is profiled. To be called on all processes."""
+        self._left_out_since = self._now()
 
     def begin_again(self) -> None:
         """Says that the step at hand is computed again from its beginning: what was counted of it is forgotten."""

@@ -50,7 +50,7 @@ def lora_settings(args: Any) -> LoraSettings:
 
 
 def decide(context: Context) -> Decision:
-    """Applies with `--use_peft` to models whose linear layers are known or named."""
+    """Applies with `--use_peft`: to layers that are named, known of the family, or else all that repeat."""
     args, model = context.args, context.model
     if not args.use_peft:
         if NAME in (args.speedups or []):
@@ -63,13 +63,14 @@ def decide(context: Context) -> Decision:
         problem = "there is no model yet to adapt: pass the model itself instead of model_init"
     elif model.frozen_inputs and not model.trains_encoders:
         problem = FROZEN
-    elif not args.lora_target_modules and not set(model.families) & set(LORA_TARGETS):
-        kinds = ", ".join(model.families) or "a model without a configuration"
-        problem = f"targets are known for {', '.join(LORA_TARGETS)}, not for {kinds}: give --lora_target_modules"
+    elif not args.lora_target_modules and not model.families:
+        problem = "which layers to adapt is not known of a model without a configuration: give --lora_target_modules"
     if problem:
         return Decision(NAME, KIND, "refused", problem)
     settings = vars(lora_settings(args))
-    return Decision(NAME, KIND, "applied", "adapters train beside frozen linear layers", settings)
+    is_known = args.lora_target_modules or set(model.families) & set(LORA_TARGETS)
+    reason = f"adapters train beside {'frozen' if is_known else 'all'} linear layers"
+    return Decision(NAME, KIND, "applied", reason if is_known else f"{reason} that repeat", settings)
 
 
 def apply(decision: Decision, run: Run) -> Decision:

@@ -70,6 +70,11 @@ class DecidedLoss:
         return getattr(self.model, "accepts_loss_kwargs", None) is True
 
     @property
+    def predicts_next(self) -> bool:
+        """Whether each label is predicted from what stands before it; of the user's function nobody knows."""
+        return not self.is_users and find_loss_kind(self.model) == "next_tokens"
+
+    @property
     def counts_measurements(self) -> bool:
         """Whether the loss is ours or that of our model, for which -100 is a measurement like any other."""
         return self.is_exact or (self.function is None and hasattr(self.model, "row_losses") and self.override is None)
@@ -137,7 +142,7 @@ class Losses:
         loss = DecidedLoss(unwrap_peft(model), self.given if self.is_given else None, is_smoothed, override)
         if self.is_given or is_smoothed or override or loss.model_divides or self._args.n_gpu > 1:
             return loss
-        if find_loss_kind(loss.model) is None:
+        if find_loss_kind(loss.model) is None or self._args.use_liger_kernel:  # its loss has no logits
             return loss
         return DecidedLoss(loss.model, ExactLoss(loss.model), is_smoothed, override)
 
@@ -232,9 +237,12 @@ class Losses:
 def countable(batches: list[Any], loss: DecidedLoss) -> list[Any]:
     """What `Trainer._get_num_items_in_batch` counts right: rows that another process trains on as none.
 
-    So it does measurements, each as one, where -100 is one like any other.
+    So it does measurements, each as one, where -100 is one like any other; and next tokens, of which a row's first
+    label is none: transformers 5.23 leaves it out for classes named `...ForCausalLM` alone.
     """
     batches = [_without_labels(batch) if isinstance(batch, RepeatedRows) else batch for batch in batches]
+    if loss.predicts_next:
+        return [_with_next_labels(batch) for batch in batches]
     labels = [batch.get("labels") for batch in batches if isinstance(batch, Mapping)]
     measured = [label for label in labels if isinstance(label, torch.Tensor) and label.is_floating_point()]
     if not measured or len(measured) < len(batches) or not loss.counts_measurements:
@@ -243,6 +251,12 @@ def countable(batches: list[Any], loss: DecidedLoss) -> list[Any]:
         batch if isinstance(batch, RepeatedRows) else {"labels": torch.zeros_like(label)}
         for batch, label in zip(batches, measured)
     ]
+
+
+def _with_next_labels(batch: Any) -> Any:
+    if not isinstance(batch, Mapping) or not isinstance(batch.get("labels"), torch.Tensor) or "shift_labels" in batch:
+        return batch
+    return {"labels": batch["labels"], "shift_labels": batch["labels"][..., 1:]}
 
 
 def _without_labels(batch: RepeatedRows) -> RepeatedRows:

@@ -35,6 +35,7 @@ from .loss_check import LossCheck
 from .memory import MemoryWatch
 from .places import Places
 from .planned import PlannedRun
+from .profiling import Profiling
 from .repeatable_loading import RepeatableLoading
 from .restoring import Restorer
 from .resuming import Resumer
@@ -78,6 +79,7 @@ class Parts:
         self.throughput = ThroughputCallback(tokenizer=getattr(collator, "tokenizer", None))
         self.throughput.writes_file = planned.keeps_records
         self.throughput.packs = planned.applied("packing")
+        self.profiling = Profiling(args, self.throughput.leave_out_step, self.throughput.resume)
         self.run_clock = RunClockCallback()
         self._host_steps = HostSteps(args, partial(planned.record, "cpu_offload"))
         self.memory = MemoryWatch(args, planned)
@@ -104,6 +106,7 @@ class Parts:
                 self.evaluator,
                 self.ladder,
                 self.eval_parts,
+                self.profiling,
             ],
             at_step=[self.repeatable],
             of_process=[self.row_order],
@@ -123,8 +126,18 @@ class Parts:
         """Those that need Trainer's events, in the order in which they must have them.
 
         What is said before a run, then rates and clocks: what the others do is not training. Losses are judged before a
-        step is stopped for, and the schedule asks for an evaluation before a stop can hold it back.
+        step is stopped for, and the schedule asks for an evaluation before a stop can hold it back. A
+        profile ends where any of them asks for something.
         """
         watchers = [self.collapse_alarm, *([self.early_stopping] if self.early_stopping.is_on else [])]
         counters = [self.memory, self.throughput, self.run_clock, self._host_steps, self.loaders, *self._masking]
-        return [*counters, self.step_guard, self.ladder, EvaluationRecord(), self._schedule, *watchers, self.stopper]
+        return [
+            *counters,
+            self.step_guard,
+            self.ladder,
+            EvaluationRecord(),
+            self._schedule,
+            *watchers,
+            self.stopper,
+            self.profiling,
+        ]

@@ -133,7 +133,7 @@ def make_args(tmp_path, **given) -> FastTrainingArguments:
 
 def test_stock_arguments_are_plain_and_keep_their_values(tmp_path):
     args = make_args(tmp_path, speedups=["all"], learning_rate=3e-4, eval_strategy="steps", eval_steps=0.1, seed=5)
-    plain = stock_arguments(args, frozenset({"preset", "learning_rate"}))
+    plain = stock_arguments(args, frozenset({"preset", "learning_rate"}), remove_unused_columns=False)
     assert type(plain) is TrainingArguments
     assert (plain.learning_rate, plain.eval_steps, plain.seed, plain.remove_unused_columns) == (3e-4, 0.1, 5, False)
 

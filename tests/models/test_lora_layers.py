@@ -15,9 +15,13 @@ from transformers import (
     EsmForTokenClassification,
     EsmModel,
     EsmPreTrainedModel,
+    GPT2Config,
+    GPT2LMHeadModel,
     T5Config,
     T5EncoderModel,
     T5ForTokenClassification,
+    ViTConfig,
+    ViTForImageClassification,
 )
 
 from hf_ext.errors import ArgumentError
@@ -108,8 +112,30 @@ def test_a_named_target_that_matches_nothing_is_refused_with_what_there_is():
 
 
 def test_a_model_without_known_targets_is_refused():
-    with pytest.raises(ArgumentError, match=r"known for esm, bert, t5.*not for None: name the linear layers"):
+    with pytest.raises(ArgumentError, match=r"this Sequential has none: name the linear layers.*there are 0\."):
         find_targets(nn.Sequential(nn.Linear(2, 2)), EXACT)
+
+
+def test_of_other_families_all_linear_layers_that_repeat_are_adapted_and_gpt2s_convolutions_are_linear():
+    shape = {"vocab_size": 8, "n_positions": 8, "n_embd": 8, "n_layer": 1, "n_head": 2}
+    gpt2 = GPT2LMHeadModel(GPT2Config(**shape))
+    layers = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
+    assert find_targets(gpt2, EXACT) == [f"transformer.h.0.{name}" for name in layers]
+    ids = torch.tensor([[1, 2, 3]])
+    before = gpt2.eval()(ids).logits
+    adapted = wrap_with_lora(gpt2, EXACT)
+    assert torch.equal(adapted.eval()(ids).logits, before)  # they begin as zero
+    for name, weight in adapted.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(weight)
+    changed = adapted(ids).logits
+    assert not torch.allclose(changed, before, atol=1e-3)
+    assert torch.allclose(merged_copy(adapted)(ids).logits, changed, atol=1e-5)
+    image = {"image_size": 4, "patch_size": 2, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vit = ViTForImageClassification(ViTConfig(**image, intermediate_size=8))
+    found = [name.removeprefix("vit.") for name in find_targets(vit, EXACT)]
+    assert len(found) == 6  # query, key, value, output, and two of the feed-forward layer
+    assert all(".0." in name for name in found)
 
 
 class EsmWithHead(EsmPreTrainedModel):

@@ -59,8 +59,7 @@ def test_it_applies_to_the_families_whose_linear_layers_are_known(family):
         (PLAIN, {"without": ["lora"]}, "--use_peft and --without lora contradict each other"),
         (ModelFacts(), {}, "there is no model yet to adapt: pass the model itself instead of model_init"),
         (replace(PLAIN, frozen_inputs=("a",), trains_encoders=False), {}, "every tower is frozen"),
-        (replace(PLAIN, families=("gpt2",)), {}, "targets are known for esm, bert, t5, mt5, umt5, not for gpt2"),
-        (replace(PLAIN, families=()), {}, "not for a model without a configuration: give --lora_target_modules"),
+        (replace(PLAIN, families=()), {}, "not known of a model without a configuration: give --lora_target_modules"),
     ],
 )
 def test_what_cannot_be_adapted_is_refused_with_the_remedy(model, given, reason):
@@ -69,7 +68,9 @@ def test_what_cannot_be_adapted_is_refused_with_the_remedy(model, given, reason)
     assert reason in found.reason
 
 
-def test_named_layers_make_an_unknown_family_known():
+def test_of_another_family_all_layers_that_repeat_are_adapted_unless_some_are_named():
+    found = decide(replace(PLAIN, families=("gpt2",)))
+    assert (found.status, found.reason) == ("applied", "adapters train beside all linear layers that repeat")
     assert decide(replace(PLAIN, families=("gpt2",)), lora_target_modules=["c_attn"]).status == "applied"
 
 

@@ -31,7 +31,8 @@ ANOTHER_RUN = STEP_SIZE | frozenset(
 HARMLESS = frozenset(
     """
     preset speedups without attention effective_batch_size max_tokens_per_step lr_scaling cached_batch_size
-    embedding_cache_dir embedding_tokens_per_batch max_encoder_noise throughput_warmup_steps baseline_json
+    embedding_cache_dir embedding_tokens_per_batch max_encoder_noise throughput_warmup_steps torch_profiler
+    baseline_json
     auto_find_batch_size torch_empty_cache_steps
     activation_policy activation_budget_gb
     activation_checkpointing activation_checkpointing_kwargs gradient_checkpointing gradient_checkpointing_kwargs

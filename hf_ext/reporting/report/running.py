@@ -68,7 +68,38 @@ def cost_section(task: TaskReport) -> Section:
     ]
     padding = "Padding does not count as residues. " if task.pads else ""
     note = f"{padding}Rates leave evaluation, saving and logging out."
-    return Section("cost", "Time, memory, money", [Table(["", ""], rows), Paragraph(note)])
+    blocks = [Table(["", ""], rows), Paragraph(note), *_profile_blocks(task.run)]
+    return Section("cost", "Time, memory, money", blocks)
+
+
+def _profile_blocks(run: RunFiles) -> list[Block]:
+    """The most costly operations, where the run was profiled."""
+    profile = as_dict(run.results.get("profile"))
+    found = [as_dict(operation) for operation in profile.get("operations") or []]
+    if not found:
+        return []
+    first, last = profile["steps"]
+    times = profile.get("seconds") or []
+    on_device = any(operation.get("self_device_ms") for operation in found)
+    kind = "self_device_ms" if on_device else "self_cpu_ms"
+    num_steps = max(1, last - first + 1)
+    rows = [
+        [
+            Code(str(o.get("name"))),
+            units.number(o["calls"] / num_steps),
+            f"{o[kind] / num_steps:.3f}",
+            units.share(o["share"]),
+        ]
+        for o in found
+    ]
+    where = "the device" if on_device else "the CPU"
+    step = f" A step took {units.seconds(sum(times) / len(times))} under the profiler." if times else ""
+    trace = f" {profile['trace']} opens in ui.perfetto.dev." if profile.get("trace") else ""
+    text = (
+        f"The most costly operations of steps {first} to {last}, profiled on the main process: time on {where} of "
+        f"their own, without what they call.{step} No rate above includes these steps.{trace}"
+    )
+    return [Paragraph(text), Table(["operation", "calls per step", "ms per step", "share"], rows)]
 
 
 def _rates(task: TaskReport, last: str) -> list[list[object]]:

@@ -1,0 +1,223 @@
+"""Runs of any model that a Trainer can train: a held-out score beside a trivial baseline, a record, a report.
+
+What the scripts of `recipes/examples` share. Nothing here knows what the model is: a classifier of text or images gets
+`judge_classes`, a causal language model `judge_next_tokens`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional
+from transformers import EvalPrediction, Trainer
+
+from .errors import ArgumentError
+from .evaluation.verdict import judge_accuracy, judge_tokens
+from .masked_lm.results import compute_metrics, sum_rows
+from .parser import FastArgumentParser
+from .plain_arguments import stock_arguments
+from .reporting.report import write_report
+from .reporting.run_log import LOGGER, start_run_log
+from .reporting.run_record import record_evaluations, record_run, write_json
+from .reporting.tables import format_table
+from .reporting.throughput import ThroughputCallback
+from .trainer import FastTrainer
+
+__all__ = [
+    "AnyModelArguments",
+    "BigramTable",
+    "build_trainer",
+    "compute_accuracy",
+    "compute_next_tokens",
+    "finish_any_run",
+    "judge_classes",
+    "judge_next_tokens",
+    "sum_classes",
+    "sum_next_tokens",
+]
+
+
+@dataclass
+class AnyModelArguments:
+    """How much data an example generates, and which Trainer it uses.
+
+    Raises:
+        ArgumentError: fewer than two rows to train on, or none to score.
+    """
+
+    _argument_group_name = "data"  # in --help
+
+    num_rows: int = field(default=4000, metadata={"help": "Rows to generate for training."})
+    num_test_rows: int = field(default=1000, metadata={"help": "Rows to generate for the held-out score."})
+    stock_trainer: bool = field(
+        default=False,
+        metadata={"help": "Train with transformers.Trainer itself, the control that comparisons measure against."},
+    )
+
+    def __post_init__(self) -> None:
+        for name, least in (("num_rows", 2), ("num_test_rows", 1)):
+            if getattr(self, name) < least:
+                raise ArgumentError(f"{name}={getattr(self, name)}: must be at least {least}.")
+
+
+def build_trainer(
+    model: Any, args: Any, example: AnyModelArguments, parser: FastArgumentParser, **given: Any
+) -> Trainer:
+    """`FastTrainer`, or with `--stock_trainer` `transformers.Trainer` on the same data; says what was planned.
+
+    Args:
+        model, args: as for Trainer; `args` are `FastTrainingArguments`.
+        example, parser: after parsing.
+        given: what else Trainer takes, by name.
+
+    Raises:
+        ArgumentError: `--stock_trainer` beside an argument that stock Trainer does not have.
+        PlanRefused: a request would do something else than asked.
+    """
+    log = start_run_log(args.output_dir, args.process_index == 0)
+    if example.stock_trainer:
+        throughput = ThroughputCallback(model, given.get("processing_class"), args.throughput_warmup_steps)
+        log.info("\nStock Trainer, no plan.\n")
+        return Trainer(model, stock_arguments(args, parser.explicit), callbacks=[throughput], **given)
+    trainer = FastTrainer(model, args, **given)
+    log.info("\n%s\n", trainer.plan.table())
+    return trainer
+
+
+def sum_classes(logits: Any, labels: torch.Tensor) -> torch.Tensor:
+    """As `preprocess_logits_for_metrics` of a classifier: cross-entropy, whether right, and 1 per row: (n, 3), float32.
+
+    Early stopping compares evaluations by these, row by row.
+    """
+    logits = (logits[0] if isinstance(logits, tuple) else logits).float()
+    losses = functional.cross_entropy(logits, labels, reduction="none")
+    return torch.stack([losses, (logits.argmax(-1) == labels).float(), torch.ones_like(losses)], dim=1)
+
+
+def compute_accuracy(prediction: EvalPrediction) -> dict[str, float]:
+    """For Trainer, from `sum_classes`: the share of rows whose largest logit is that of their label."""
+    return {"accuracy": float(np.asarray(prediction.predictions)[:, 1].mean())}
+
+
+def compute_next_tokens(prediction: EvalPrediction) -> dict[str, float]:
+    """For Trainer, from `sum_next_tokens`: perplexity and accuracy over all tokens but the first of each row."""
+    scores = compute_metrics(prediction)
+    return {name: scores[name] for name in ("perplexity", "accuracy")}
+
+
+def judge_classes(output: Any, train_labels: Sequence[int], seed: int) -> dict[str, Any]:
+    """Accuracy on held-out rows, beside that of always naming the class that is most frequent in training.
+
+    Args:
+        output: what `trainer.predict` returned with `sum_classes`: (n, 3), and labels (n,).
+        train_labels: of the training rows.
+        seed: of the bootstrap.
+
+    Returns:
+        {"verdict": ..., "test": scores by predictor}, as reports read them.
+    """
+    right = np.asarray(output.predictions)[:, 1]
+    frequent = output.label_ids == np.bincount(np.asarray(train_labels)).argmax()
+    verdict = judge_accuracy(right, frequent, baseline="the most frequent class", seed=seed).as_dict()
+    scores = {"model": {"accuracy": right.mean()}, "most frequent class": {"accuracy": frequent.mean()}}
+    return {"verdict": verdict, "test": _as_test(len(right), scores)}
+
+
+def sum_next_tokens(logits: Any, labels: torch.Tensor) -> torch.Tensor:
+    """As `preprocess_logits_for_metrics` of a causal language model: `sum_rows` of next tokens, (n, 3), float32."""
+    logits = logits[0] if isinstance(logits, tuple) else logits
+    return sum_rows(logits[:, :-1], labels[:, 1:])
+
+
+class BigramTable:
+    """Predicts each token from the one before it, as often as the two followed each other in training.
+
+    Args:
+        counts: (vocabulary, vocabulary), how often the second token followed the first.
+    """
+
+    def __init__(self, counts: np.ndarray):
+        smoothed = counts + 1.0
+        self.log_probabilities = np.log(smoothed / smoothed.sum(1, keepdims=True))
+
+    @classmethod
+    def fit(cls, rows: Sequence[Sequence[int]], num_tokens: int) -> BigramTable:
+        """Counts pairs in rows of token ids below `num_tokens`."""
+        counts = np.zeros((num_tokens, num_tokens))
+        for row in rows:
+            np.add.at(counts, (row[:-1], row[1:]), 1)
+        return cls(counts)
+
+    def score(self, labels: np.ndarray) -> np.ndarray:
+        """`sum_next_tokens` of the table: (n, 3), float64; `labels` (n, tokens), -100 at the end of shorter rows."""
+        before, after = labels[:, :-1], labels[:, 1:]
+        chosen = after >= 0
+        found = self.log_probabilities[np.where(chosen, before, 0)]  # (n, tokens - 1, vocabulary)
+        likely = np.take_along_axis(found, np.where(chosen, after, 0)[..., None], -1)[..., 0]
+        right = (found.argmax(-1) == after) & chosen
+        return np.stack([-(likely * chosen).sum(1), right.sum(1), chosen.sum(1)], 1)
+
+
+def judge_next_tokens(output: Any, table: BigramTable, seed: int) -> dict[str, Any]:
+    """Loss per token on held-out rows, beside that of a table of which token follows which; as `judge_classes`.
+
+    Args:
+        output: what `trainer.predict` returned with `sum_next_tokens`: sums (n, 3) and labels (n, tokens).
+    """
+    both = {"model": np.asarray(output.predictions, np.float64), "bigram table": table.score(output.label_ids)}
+    losses = [sums[:, 0] for sums in both.values()]
+    num_tokens = both["model"][:, 2]
+    verdict = judge_tokens(num_tokens, *losses, baseline="the bigram table", unit="token", seed=seed).as_dict()
+    scores = {name: compute_next_tokens(EvalPrediction(sums, output.label_ids)) for name, sums in both.items()}
+    return {"verdict": verdict, "test": _as_test(len(output.label_ids), scores)}
+
+
+def _as_test(num_rows: int, scores: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    entries = {name: {m: {"value": float(v)} for m, v in both.items()} for name, both in scores.items()}
+    return {"num_rows": num_rows, "scores": entries, "baselines": {name: {} for name in entries if name != "model"}}
+
+
+def finish_any_run(
+    trainer: Any, trained: Any, parser: FastArgumentParser, example: AnyModelArguments, scores: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Saves model, state, `all_results.json` and report; says the verdict; ends the trainer. To be called by all.
+
+    Args:
+        trainer, trained: after training, and what `train` returned; stock Trainer's too.
+        parser, example: after parsing.
+        scores: from `judge_classes` or `judge_next_tokens`.
+
+    Returns:
+        What `all_results.json` holds.
+    """
+    trainer.save_model()
+    trainer.save_state()
+    results = {
+        **record_run(trainer, trained, vars(example), parser.origins, parser.arguments),
+        **(record_evaluations(trainer) if isinstance(trainer, FastTrainer) else {}),
+        "task": "any_model",
+        "data": {"sizes": {"train": example.num_rows, "test": example.num_test_rows}},
+        **scores,
+    }
+    if trainer.is_world_process_zero():
+        write_json(Path(trainer.args.output_dir) / "all_results.json", results)
+    LOGGER.info("\n%s\n\n%s\n", results["verdict"]["text"], format_scores(results["test"]["scores"]))
+    if trainer.is_world_process_zero():  # no card: those of hf_ext are of protein models
+        write_report(trainer.args.output_dir)
+    LOGGER.info("Everything is in %s; report.html is the place to begin.", trainer.args.output_dir)
+    if trainer.args.push_to_hub:
+        trainer.push_to_hub()
+    trainer.end()
+    return results
+
+
+def format_scores(scores: Mapping[str, Any]) -> str:
+    """A table: predictors, and their scores."""
+    metrics = list(scores["model"])
+    rows = [[name, *(entry[metric]["value"] for metric in metrics)] for name, entry in scores.items()]
+    return format_table(rows, ["held-out rows", *metrics])
