@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import ArgumentError
-from .intervals import RoundRates, resample_rates
+from .intervals import NUM_RESAMPLES, RoundRates, resample_rates
 from .running import SideRun
 
 UNITS = ("residues", "tokens", "sequences")  # finest first
@@ -22,10 +22,33 @@ def common_unit(runs: Iterable[SideRun]) -> str:
     return max((run.throughput["unit"] for run in runs), key=UNITS.index)
 
 
-def round_rates(runs: Sequence[SideRun], unit: str) -> RoundRates:
-    """Rates of one side's runs, in order of their rounds. The seed is one for all sides, as are the rounds."""
+def round_rates(runs: Sequence[SideRun], unit: str, seconds: str = "seconds") -> RoundRates:
+    """Rates of one side's runs, in order of their rounds. The seed is one for all sides, as are the rounds.
+
+    `seconds`: "cpu_seconds" takes time of the processor, without data workers, instead of that of the clock.
+    """
     steps = [run.throughput["steps"] for run in runs]
-    return resample_rates([np.array(s[unit]) for s in steps], [np.array(s["seconds"]) for s in steps], seed=0)
+    return resample_rates([np.array(s[unit]) for s in steps], [np.array(s[seconds]) for s in steps], seed=0)
+
+
+def loop_rates(runs: Sequence[SideRun]) -> RoundRates:
+    """Rows per second of the whole training loop: with evaluation, saves, compilation and the first steps.
+
+    One number per run, so that intervals hold variation between rounds only.
+    """
+    rates = np.array([_count_rows(run.throughput) / _loop_seconds(run) for run in runs])
+    return RoundRates(rates, np.tile(rates, (NUM_RESAMPLES, 1)))
+
+
+def _count_rows(throughput: dict[str, Any]) -> float:
+    """Of all steps; those before the measured ones are taken to be like them."""
+    num_steps = throughput["measured_steps"] + throughput["warmup_steps"]
+    return float(np.mean(throughput["steps"]["sequences"])) * num_steps
+
+
+def _loop_seconds(run: SideRun) -> float:
+    seconds = find_metric(run, "train_runtime")
+    return run.wall_seconds if seconds is None else seconds
 
 
 def describe_side(runs: Sequence[SideRun], metric: str) -> dict[str, Any]:
@@ -37,6 +60,9 @@ def describe_side(runs: Sequence[SideRun], metric: str) -> dict[str, Any]:
     return {
         **{name: value for name, value in rates.items() if value is not None},
         "step_seconds": step,
+        "cpu_step_seconds": _median([_median(t["steps"].get("cpu_seconds", ())) for t in throughputs]),
+        "loop_seconds": _median([_loop_seconds(run) for run in runs]),
+        "final_loss": _spread([curve[-1] for run in runs if (curve := smooth([*loss_curve(run).values()]))]),
         "sequences_per_step": _median([float(np.median(t["steps"]["sequences"])) for t in throughputs]),
         "peak_memory_gib": max(t["peak_memory_gib"] for t in throughputs),
         "warmup_seconds": _median([t["warmup_seconds"] for t in throughputs]),
