@@ -35,7 +35,7 @@ def phases_table(result: dict[str, Any]) -> str:
     measured = _measured(sides["baseline"], base["batch"], base["claimed_memory"], None)
     rows = [["baseline", MISSING, MISSING, MISSING, "1.00x", "1.00x", MISSING, *measured, ""]]
     for phase in result["phases"]:
-        claimed = _claim(phase["claimed"])
+        claimed = format_claim(phase["claimed"])
         if phase["why_not"]:
             memory = f"- / {phase['claimed_memory']:g}" if phase["claimed_memory"] else MISSING
             rows.append(
@@ -81,7 +81,7 @@ def _measured(
 def _whole_row(result: dict[str, Any]) -> list[str]:
     whole = result["whole"]
     product = whole["product_of_singles"]
-    cells = [f"**{whole['phases']} phases together**", _claim(whole["claimed"]), MISSING, MISSING]
+    cells = [f"**{whole['phases']} phases together**", format_claim(whole["claimed"]), MISSING, MISSING]
     cells += [_interval(whole["speedup"]["step"]), _times(whole["speedup"]["loop"])]
     cells += [f"product {_times(product['step'])}" if product else MISSING, *[MISSING] * 5]
     return [*cells, f"by CPU time {_times(whole['speedup']['cpu'])}"]
@@ -108,9 +108,9 @@ def summarize(result: dict[str, Any]) -> list[str]:
         text += f"; the product of each alone on the baseline: {_interval(product[kind])}" if product else ""
         lines.append(text + ".")
     if whole["product_of_claims"]:
-        text = f"Claimed: {_claim(whole['claimed'])} in all; the product of the claims is "
-        text += f"{_claim(whole['product_of_claims'])}, of those measured here "
-        lines.append(f"{text}{_claim(whole['product_of_claims_measured_here'])}.")
+        text = f"Claimed: {format_claim(whole['claimed'])} in all; the product of the claims is "
+        text += f"{format_claim(whole['product_of_claims'])}, of those measured here "
+        lines.append(f"{text}{format_claim(whole['product_of_claims_measured_here'])}.")
     other = [row["name"] for row in result["phases"] if row.get("same_sequences_per_step") is False]
     if other:
         names = ", ".join(other)
@@ -120,7 +120,8 @@ def summarize(result: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _claim(claim: list[float] | tuple[float, float] | None) -> str:
+def format_claim(claim: list[float] | tuple[float, float] | None) -> str:
+    """A claimed speed-up: 1.5x, 1.5-2x, or "-"."""
     if claim is None:
         return MISSING
     low, high = (f"{end:.3g}" for end in claim)
