@@ -15,7 +15,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from hf_ext.comparing.progression_file import read_progression
-from hf_ext.comparing.progression_report import format_claim, phases_table, summarize
+from hf_ext.comparing.progression_report import describe_runs, format_claim, phases_table, summarize
 from hf_ext.reporting.tables import format_markdown_table
 from hf_ext.units import NOT_MEASURED
 
@@ -560,7 +560,8 @@ def _progression(name: str) -> str:
     path = RESULTS / f"{name}.json"
     if path.is_file():
         result = json.loads(path.read_text())
-        return "\n".join([phases_table(result), "", *(f"- {line}" for line in summarize(result))])
+        lines = [phases_table(result), "", describe_runs(result), "", *(f"- {line}" for line in summarize(result))]
+        return "\n".join(lines)
     file = read_progression(str(ROOT / "recipes" / "configs" / f"{name.removesuffix('_cpu')}.yaml"))
     rows = [[phase.name, format_claim(phase.claimed), NOT_MEASURED] for phase in file.phases]
     return format_markdown_table(rows, ["phase", "claimed", "this phase"])

@@ -12,20 +12,28 @@ KINDS = {"step": "steps", "loop": "the whole loop"}
 
 def format_progression(result: dict[str, Any]) -> str:
     """The whole report."""
-    lines = [f"# {result['progression']}", ""]
-    lines.append(
-        f"{result['recipe']} on {result['baseline']['device']}, {result['rounds']} interleaved rounds in fresh "
-        "processes. Medians over rounds, with 95 % intervals (rounds and steps drawn again). Evaluation, saving, "
-        "compilation and the first steps are in the loop, not in the steps."
-    )
-    if result["rounds"] == 1:
-        lines.append("One round only: the intervals hold variation between steps, none between runs.")
+    lines = [f"# {result['progression']}", "", describe_runs(result)]
     if result["source"]:
         lines.append(f"Claimed: {result['source']}")
     lines += ["", phases_table(result), "", *(f"- {line}" for line in summarize(result))]
     if result["criteria"]:
         lines += ["", "## Criteria", "", *(f"- {criterion['line']}" for criterion in result["criteria"])]
     return "\n".join(lines)
+
+
+def describe_runs(result: dict[str, Any]) -> str:
+    """What was run, where and how often, and what the numbers are."""
+    rounds = f"{result['rounds']} interleaved rounds" if result["rounds"] > 1 else "one round"
+    text = (
+        f"{result['recipe']} on {result['baseline']['device']}, {rounds} in fresh processes. Medians over rounds, with "
+    )
+    text += (
+        "95 % intervals (rounds and steps drawn again). Evaluation, saving, compilation and the first steps are in the "
+    )
+    text += "loop, not in the steps."
+    if result["rounds"] == 1:
+        text += " One round only: the intervals hold variation between steps, none between runs."
+    return text
 
 
 def phases_table(result: dict[str, Any]) -> str:
