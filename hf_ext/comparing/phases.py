@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..errors import ArgumentError
 from .launching import read_launch
 from .needs import find_problem
 from .progression_file import Phase, Progression, add_settings, as_flags
@@ -43,14 +44,19 @@ def run_phases(
         The baseline's runs, and the phases in the order of the file.
 
     Raises:
-        ArgumentError: a launch file is absent, or no Accelerate config; before anything runs.
+        ArgumentError: a launch file is absent, or no Accelerate config, or this machine can run no phase; before
+            anything runs.
         ChildFailed: a run of the baseline failed.
     """
     base = progression.baseline
-    problems = [find_problem(phase.needs, phase.launch) for phase in progression.phases]
+    problems = [find_problem(phase.needs, phase.launch) or "" for phase in progression.phases]
+    if all(problems):
+        raise ArgumentError(
+            f"{progression.name}: this machine can run no phase ({'; '.join(dict.fromkeys(problems))})."
+        )
     baseline = _make_side("baseline", "baseline", base.arguments, base.launch)
     baseline_runs = [run_one(baseline, 0)]
-    phases = [PhaseRuns(phase, problem or "") for phase, problem in zip(progression.phases, problems)]
+    phases = [PhaseRuns(phase, problem) for phase, problem in zip(progression.phases, problems)]
     settings, launch = base.arguments, base.launch
     for phase in phases:
         if phase.why:

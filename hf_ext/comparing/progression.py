@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -18,8 +17,8 @@ from .phases import PhaseRuns, all_runs, run_phases
 from .progression_file import Claim, Progression, as_flags, read_progression
 from .progression_report import format_progression
 from .running import SideRun
+from .sides import Side
 
-logger = logging.getLogger(__name__)
 Rates = dict[str, dict[str, RoundRates]]  # name of a side -> kind of time -> its rates
 
 
@@ -34,17 +33,15 @@ def compare_phases(args: CompareArguments, shared: Sequence[str] = ()) -> dict[s
         What `comparison.json` holds; `passed` says whether all criteria hold.
 
     Raises:
-        ArgumentError: the file cannot be understood, or no phase can be measured.
+        ArgumentError: the file cannot be understood, or this machine can run no phase.
         ChildFailed: a run of the baseline failed; shows the end of its log. A phase that fails is reported.
     """
     assert args.progression is not None
     progression = read_progression(args.progression)
     words = [*as_flags(progression.common), *shared]
-    if args.warmup_run:
-        logger.info("--warmup_run: of the baseline")
 
-    def run_one(side: Any, round_: int) -> SideRun:
-        if args.warmup_run and side.role == "baseline" and round_ == 0:
+    def run_one(side: Side, round_: int) -> SideRun:
+        if args.warmup_run and round_ == 0:
             run_side(args, words, side, -1)
         return run_side(args, words, side, round_)
 
