@@ -14,7 +14,10 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+from hf_ext.comparing.progression_file import read_progression
+from hf_ext.comparing.progression_report import describe_runs, format_claim, phases_table, summarize
 from hf_ext.reporting.tables import format_markdown_table
+from hf_ext.units import NOT_MEASURED
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -542,6 +545,28 @@ def memory_ledger() -> str:
     return format_markdown_table(rows, headers)
 
 
+def progression_affinity() -> str:
+    """The ten optimizations of an affinity run, one on top of the other."""
+    return _progression("progression_affinity_cpu")
+
+
+def progression_pde() -> str:
+    """The eight phases of the PDE operator, one on top of the other."""
+    return _progression("progression_pde_cpu")
+
+
+def _progression(name: str) -> str:
+    """`compare.py --progression`'s own table and sentences, or what is claimed where nothing was measured yet."""
+    path = RESULTS / f"{name}.json"
+    if path.is_file():
+        result = json.loads(path.read_text())
+        lines = [phases_table(result), "", describe_runs(result), "", *(f"- {line}" for line in summarize(result))]
+        return "\n".join(lines)
+    file = read_progression(str(ROOT / "recipes" / "configs" / f"{name.removesuffix('_cpu')}.yaml"))
+    rows = [[phase.name, format_claim(phase.claimed), NOT_MEASURED] for phase in file.phases]
+    return format_markdown_table(rows, ["phase", "claimed", "this phase"])
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "activation_checkpointing": activation_checkpointing,
     "attention_backward": attention_backward,
@@ -556,6 +581,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "host_optimizer": host_optimizer,
     "memory_ledger": memory_ledger,
     "optimizer_states": optimizer_states,
+    "progression_affinity": progression_affinity,
+    "progression_pde": progression_pde,
     "same_numbers": same_numbers,
     "scaling": scaling,
     "eight_bit": eight_bit,
@@ -564,7 +591,7 @@ TABLES: dict[str, Callable[[], str]] = {
 }
 
 
-PAGES = (ROOT / "README.md", ROOT / "docs" / "memory.md")
+PAGES = (ROOT / "README.md", ROOT / "docs" / "memory.md", ROOT / "docs" / "progression.md")
 
 
 def render(text: str) -> str:

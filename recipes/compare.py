@@ -6,9 +6,13 @@
     python recipes/compare.py --baseline baseline --baseline_launch accelerate_configs/2gpu_baseline.yaml \\
         --optimized max_speed --optimized_launch accelerate_configs/2gpu_ddp.yaml -- --effective_batch_size 64
 
+    python recipes/compare.py --progression recipes/configs/progression_affinity.yaml --singles -- --num_train_epochs 2
+
+A progression switches phases on one after another, and shows what each brings beside what was claimed of it.
 Every run is a fresh process, or as many as its side's Accelerate config file starts, with a folder of its own; sides
 take turns (A B A B) on the same data and seeds. What stands after `--` goes to all sides. Writes comparison.json,
-comparison.md and comparison.png. Exit status: 0 if all criteria hold, 3 if one does not, 1 if a run failed.
+comparison.md and comparison.png. Killed and started again, the same command keeps the runs that it had finished.
+Exit status: 0 if all criteria hold, 3 if one does not, 1 if a run failed.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from pathlib import Path
 
 from hf_ext.comparing.arguments import CompareArguments
 from hf_ext.comparing.comparison import compare
+from hf_ext.comparing.progression import compare_phases
 from hf_ext.errors import exit_on_errors
 from hf_ext.help_groups import GroupedArgumentParser
 from hf_ext.parser import refuse_unknown
@@ -37,7 +42,8 @@ def main(argv: list[str] | None = None) -> int:
     refuse_unknown(parser, parser.parse_known_args(words[:end])[1])
     (args,) = parser.parse_args_into_dataclasses(words[:end], look_for_args_file=False)
     log = start_run_log(args.output_dir)
-    result = compare(args, words[end + 1 :])
+    run = compare_phases if args.progression else compare
+    result = run(args, words[end + 1 :])
     log.info("\n%s\n", (Path(args.output_dir) / "comparison.md").read_text())
     return 0 if result["passed"] else CRITERIA_FAILED
 

@@ -19,6 +19,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, HfAr
 from hf_ext.affinity.arguments import AffinityArguments
 from hf_ext.affinity.predictor import AffinityPredictor
 from hf_ext.comparing.arguments import CompareArguments
+from hf_ext.comparing.progression_file import as_flags, read_progression
 from hf_ext.data.arguments import DataArguments
 from hf_ext.doctor.arguments import DoctorArguments
 from hf_ext.generation.arguments import GeneratorArguments
@@ -40,7 +41,7 @@ COMMANDS = [
 
 
 def test_tables_are_what_the_results_say() -> None:
-    assert [path.name for path in PAGES] == ["README.md", "memory.md"]
+    assert [path.name for path in PAGES] == ["README.md", "memory.md", "progression.md"]
     for path in PAGES:
         assert render(path.read_text(encoding="utf-8")) == path.read_text(encoding="utf-8")
     assert render(README.replace("x |", "y |")) == README  # a table edited by hand would be put right
@@ -134,6 +135,25 @@ def test_the_commands_and_flags_of_the_page_on_memory_are_there() -> None:
     assert flags <= known
     for script in re.findall(r"`(benchmarks/\w+\.py)`", page):
         assert (ROOT / script).exists(), script
+
+
+def test_the_commands_of_the_page_on_progressions_parse(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (ROOT / "docs" / "progression.md").read_text(encoding="utf-8")
+    commands = [line for block in re.findall(r"```bash\n(.*?)```", page, re.DOTALL) for line in shell_lines(block)]
+    assert len(commands) == 2
+    monkeypatch.chdir(ROOT)
+    for command in commands:
+        own, _, shared = command.partition("recipes/compare.py")[2].partition(" -- ")
+        (args,) = HfArgumentParser(CompareArguments).parse_args_into_dataclasses(shlex.split(own))
+        phases = read_progression(args.progression).phases
+        words = [*shlex.split(shared), *(word for phase in phases for word in as_flags(phase.arguments))]
+        if args.recipe == "recipes/max_speed.py":
+            parser = FastArgumentParser((AffinityArguments, DataArguments, FastTrainingArguments), presets=PRESETS)
+            assert len(parser.parse_args_into_dataclasses([*words, "--use_cpu", "true"])) == 3
+
+
+def shell_lines(block: str) -> list[str]:
+    return [line for line in block.replace("\\\n", " ").splitlines() if line.strip()]
 
 
 def test_the_loading_example_names_what_there_is() -> None:

@@ -12,7 +12,10 @@ class CompareArguments:
     """Two or more sides of one recipe. What stands after `--` on the command line goes to all sides."""
 
     _argument_groups = {
-        "sides": ("recipe", "config", "baseline", "baseline_args", "optimized", "optimized_args", "ablate"),
+        "sides": (
+            *("recipe", "config", "baseline", "baseline_args", "optimized", "optimized_args", "ablate"),
+            *("progression", "singles"),
+        ),
         "measurement": (
             *("output_dir", "rounds", "seed", "warmup_steps_excluded", "warmup_run", "logging_steps", "metric"),
             "greater_is_better",
@@ -71,6 +74,12 @@ class CompareArguments:
         default=False, metadata={"help": "Also run without each applied speed-up, and with each one alone."}
     )
 
+    progression: None | str = field(  # noqa: RUF036
+        default=None,
+        metadata={"help": "YAML of phases that are switched on one after another, instead of two sides to compare."},
+    )
+    singles: bool = field(default=False, metadata={"help": "With --progression: also run each phase alone."})
+
     def __post_init__(self) -> None:
         for name, least in (("rounds", 1), ("warmup_steps_excluded", 0), ("logging_steps", 1)):
             if getattr(self, name) < least:
@@ -83,7 +92,17 @@ class CompareArguments:
                 )
         if bool(self.baseline_launch) != bool(self.optimized_launch):
             raise ArgumentError("--baseline_launch and --optimized_launch go together: give a file to each side.")
+        self._check_progression()
         if self.launch and self.optimized_launch:
             raise ArgumentError(
                 "--launch starts all sides, --baseline_launch and --optimized_launch each its own: choose."
             )
+
+    def _check_progression(self) -> None:
+        if self.singles and not self.progression:
+            raise ArgumentError("--singles runs the phases of --progression FILE alone: give a file.")
+        sides = ("baseline", "baseline_args", "optimized", "optimized_args", "ablate", "optimized_launch")
+        defaults = vars(CompareArguments()) if self.progression else vars(self)
+        changed = [name for name in sides if getattr(self, name) != defaults[name]]
+        if changed:
+            raise ArgumentError(f"--progression has sides of its own: leave --{' and --'.join(changed)} out.")

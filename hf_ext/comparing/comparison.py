@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,26 +36,31 @@ def compare(args: CompareArguments, shared: Sequence[str] = ()) -> dict[str, Any
         ArgumentError: a side cannot be understood.
         ChildFailed: a baseline's or the optimized side's run failed; shows the end of its log.
     """
-    root = Path(args.output_dir)
-    sides = make_sides(args)
-
-    def run_one(side: Side, round_: int) -> SideRun:
-        name = f"round_{round_}" if round_ >= 0 else "warmup"
-        folder = root / side.name.replace(" ", "_") / name
-        logger.info("%s, %s", side.name, name.replace("_", " "))
-        return run_child(make_command(args, shared, side, folder, round_), side, round_, folder)
-
+    sides, run_one = make_sides(args), partial(run_side, args, shared)
     if args.warmup_run:
         for side in sides:
             run_one(side, -1)
     ablations = (lambda run: make_ablations(run.side, run.plan)) if args.ablate else None
     runs = run_all(sides, args.rounds, run_one, ablations)
     result = {"recipe": args.recipe, "arguments": [*shared], "rounds": args.rounds, **analyze(args, runs)}
+    write_result(Path(args.output_dir), result, format_comparison(result), runs)
+    return result
+
+
+def run_side(args: CompareArguments, shared: Sequence[str], side: Side, round_: int) -> SideRun:
+    """Runs one side in a folder of its own below `args.output_dir`; round -1 is a warm-up. Errors: see `run_child`."""
+    name = f"round_{round_}" if round_ >= 0 else "warmup"
+    folder = Path(args.output_dir) / side.name.replace(" ", "_") / name
+    logger.info("%s, %s", side.name, name.replace("_", " "))
+    return run_child(make_command(args, shared, side, folder, round_), side, round_, folder)
+
+
+def write_result(root: Path, result: dict[str, Any], text: str, runs: Sequence[SideRun]) -> None:
+    """Writes `comparison.json`, `comparison.md` and `comparison.png`."""
     root.mkdir(parents=True, exist_ok=True)
     (root / "comparison.json").write_text(json.dumps(result, indent=2) + "\n")
-    (root / "comparison.md").write_text(format_comparison(result) + "\n")
+    (root / "comparison.md").write_text(text + "\n")
     plot_comparison(result, runs, root / "comparison.png")
-    return result
 
 
 def analyze(args: CompareArguments, runs: Sequence[SideRun]) -> dict[str, Any]:
@@ -69,7 +75,7 @@ def analyze(args: CompareArguments, runs: Sequence[SideRun]) -> dict[str, Any]:
     roles = {name: group[0].side for name, group in by_side.items()}
     optimized = next(name for name, side in roles.items() if side.role == "optimized")
     baselines = [name for name, side in roles.items() if side.role == "baseline"]
-    sides = {name: _describe(group, args.metric, rate_interval(rates[name])) for name, group in good.items()}
+    sides = {name: describe_group(group, args.metric, rate_interval(rates[name])) for name, group in good.items()}
     pairs = {
         name: {
             "ratio": asdict(ratio_interval(rates[optimized], rates[name])),
@@ -108,7 +114,8 @@ def _failed(group: Sequence[SideRun]) -> bool:
     return any(run.error for run in group)
 
 
-def _describe(group: Sequence[SideRun], metric: str, rate: Interval) -> dict[str, Any]:
+def describe_group(group: Sequence[SideRun], metric: str, rate: Interval) -> dict[str, Any]:
+    """Settings and numbers of one side's runs."""
     side = group[0].side
     settings: dict[str, Any] = {"role": side.role, "config": side.config, "arguments": [*side.arguments]}
     if side.launch is not None:

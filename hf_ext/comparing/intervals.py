@@ -60,6 +60,13 @@ def ratio_interval(rates: RoundRates, baseline: RoundRates) -> Interval:
     return _interval(rates.measured / baseline.measured, rates.resampled / baseline.resampled)
 
 
+def multiply(factors: Sequence[RoundRates], baseline: RoundRates) -> Interval:
+    """The product of several ratios to one baseline, multiplied within each round: what there would be, were each
+    gain the same beside the others."""
+    ratios = [(rates.measured / baseline.measured, rates.resampled / baseline.resampled) for rates in factors]
+    return _interval(np.prod([ratio[0] for ratio in ratios], axis=0), np.prod([ratio[1] for ratio in ratios], axis=0))
+
+
 def _interval(measured: Floats, resampled: Floats) -> Interval:
     num_rounds = len(measured)
     drawn = np.random.default_rng(0).integers(0, num_rounds, size=resampled.shape)

@@ -12,6 +12,14 @@ import yaml
 from ..errors import ArgumentError
 
 
+class CannotLaunch(ArgumentError):
+    """The file is right, and this machine has not what it needs; `problem` says what, without the file."""
+
+    def __init__(self, message: str, problem: str) -> None:
+        super().__init__(message)
+        self.problem = problem
+
+
 @dataclass(frozen=True)
 class Launch:
     """A file for `accelerate launch`, and the processes that it starts."""
@@ -32,7 +40,8 @@ def read_launch(path: str, flag: str) -> Launch:
         flag: the argument that named it, for messages.
 
     Raises:
-        ArgumentError: the file is absent or no Accelerate config, is for several machines, or for more GPUs than here.
+        ArgumentError: the file is absent or no Accelerate config.
+        CannotLaunch: it is for several machines, or for more GPUs than here.
     """
     try:
         config = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
@@ -44,14 +53,14 @@ def read_launch(path: str, flag: str) -> Launch:
             "recipe's YAML belongs to --config, --baseline or --optimized."
         )
     if config.get("num_machines", 1) > 1:
-        raise ArgumentError(
-            f"--{flag} {path}: for {config['num_machines']} machines; a comparison starts processes on this one only."
-        )
+        problem = f"for {config['num_machines']} machines; a comparison starts processes on this one only"
+        raise CannotLaunch(f"--{flag} {path}: {problem}.", problem)
     num_processes = int(config.get("num_processes", 1))
     num_gpus = torch.accelerator.device_count()
     if not config.get("use_cpu", False) and num_processes > num_gpus:
-        raise ArgumentError(
-            f"--{flag} {path}: for {num_processes} GPU(s), and this machine has {num_gpus}. Take a file for fewer, or "
-            "accelerate_configs/cpu.yaml and 2cpu_ddp.yaml."
+        problem = f"for {num_processes} GPU(s), and this machine has {num_gpus}"
+        raise CannotLaunch(
+            f"--{flag} {path}: {problem}. Take a file for fewer, or accelerate_configs/cpu.yaml and 2cpu_ddp.yaml.",
+            problem,
         )
     return Launch(path, num_processes)

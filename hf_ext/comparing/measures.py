@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import ArgumentError
-from .intervals import RoundRates, resample_rates
+from .intervals import NUM_RESAMPLES, RoundRates, resample_rates
 from .running import SideRun
 
 UNITS = ("residues", "tokens", "sequences")  # finest first
@@ -22,10 +22,33 @@ def common_unit(runs: Iterable[SideRun]) -> str:
     return max((run.throughput["unit"] for run in runs), key=UNITS.index)
 
 
-def round_rates(runs: Sequence[SideRun], unit: str) -> RoundRates:
-    """Rates of one side's runs, in order of their rounds. The seed is one for all sides, as are the rounds."""
+def round_rates(runs: Sequence[SideRun], unit: str, seconds: str = "seconds") -> RoundRates:
+    """Rates of one side's runs, in order of their rounds. The seed is one for all sides, as are the rounds.
+
+    `seconds`: "cpu_seconds" takes time of the processor, without data workers, instead of that of the clock.
+    """
     steps = [run.throughput["steps"] for run in runs]
-    return resample_rates([np.array(s[unit]) for s in steps], [np.array(s["seconds"]) for s in steps], seed=0)
+    return resample_rates([np.array(s[unit]) for s in steps], [np.array(s[seconds]) for s in steps], seed=0)
+
+
+def loop_rates(runs: Sequence[SideRun]) -> RoundRates:
+    """Rows per second of the whole training loop: with evaluation, saves, compilation and the first steps.
+
+    One number per run, so that intervals hold variation between rounds only.
+    """
+    rates = np.array([_count_rows(run.throughput) / _loop_seconds(run) for run in runs])
+    return RoundRates(rates, np.tile(rates, (NUM_RESAMPLES, 1)))
+
+
+def _count_rows(throughput: dict[str, Any]) -> float:
+    """Of all steps; those before the measured ones are taken to be like them."""
+    num_steps = throughput["measured_steps"] + throughput["warmup_steps"]
+    return float(np.mean(throughput["steps"]["sequences"])) * num_steps
+
+
+def _loop_seconds(run: SideRun) -> float:
+    seconds = find_metric(run, "train_runtime")
+    return run.wall_seconds if seconds is None else seconds
 
 
 def describe_side(runs: Sequence[SideRun], metric: str) -> dict[str, Any]:
@@ -37,6 +60,9 @@ def describe_side(runs: Sequence[SideRun], metric: str) -> dict[str, Any]:
     return {
         **{name: value for name, value in rates.items() if value is not None},
         "step_seconds": step,
+        "cpu_step_seconds": _median([_median(t["steps"].get("cpu_seconds", ())) for t in throughputs]),
+        "loop_seconds": _median([_loop_seconds(run) for run in runs]),
+        "final_loss": _spread([end_of_curve(run) for run in runs if loss_curve(run)]),
         "sequences_per_step": _median([float(np.median(t["steps"]["sequences"])) for t in throughputs]),
         "peak_memory_gib": max(t["peak_memory_gib"] for t in throughputs),
         "warmup_seconds": _median([t["warmup_seconds"] for t in throughputs]),
@@ -59,10 +85,12 @@ def find_metric(run: SideRun, name: str) -> float | None:
 
 
 def compare_losses(runs: Sequence[SideRun], baseline: Sequence[SideRun]) -> dict[str, float] | None:
-    """Training-loss differences, run minus baseline, at steps that both logged; None where there are none.
+    """Training-loss differences, run minus baseline; None where no step was logged by both.
 
-    `final` (over the last tenth) and `mean` are means over rounds; `largest_gap` is between the two smoothed curves
-    (trailing means over a tenth of the points), wherever and in whichever round it is largest.
+    `final`: between the ends of the two curves (each over its last tenth), whatever their numbers of steps; with other
+    rows per step, equal epochs end at other steps. `mean`: at steps that both logged. Both are means over rounds.
+    `largest_gap`: between the two smoothed curves (trailing means over a tenth of the points) at such steps, wherever
+    and in whichever round it is largest.
     """
     finals, means, gaps = [], [], []
     for run, other in zip(runs, baseline):
@@ -71,7 +99,7 @@ def compare_losses(runs: Sequence[SideRun], baseline: Sequence[SideRun]) -> dict
         if not steps:
             return None
         a, b = (smooth([curve[step] for step in steps]) for curve in (mine, theirs))
-        finals.append(a[-1] - b[-1])
+        finals.append(end_of_curve(run) - end_of_curve(other))
         means.append(statistics.fmean(mine[step] - theirs[step] for step in steps))
         gaps.append(np.abs(np.subtract(a, b)).max())  # NaN if one is, which Python's max would drop
     return {"final": statistics.fmean(finals), "mean": statistics.fmean(means), "largest_gap": float(np.max(gaps))}
@@ -80,6 +108,11 @@ def compare_losses(runs: Sequence[SideRun], baseline: Sequence[SideRun]) -> dict
 def loss_curve(run: SideRun) -> dict[int, float]:
     """Step -> logged training loss."""
     return {int(log["step"]): float(log["loss"]) for log in run.throughput["log_history"] if "loss" in log}
+
+
+def end_of_curve(run: SideRun) -> float:
+    """Mean of the last tenth of the logged training losses; there must be one."""
+    return smooth([*loss_curve(run).values()])[-1]
 
 
 def smooth(values: Sequence[float]) -> list[float]:

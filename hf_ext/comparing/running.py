@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 import subprocess
 import time
@@ -11,8 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..errors import ArgumentError, HfExtError
+from ..errors import HfExtError
+from .kept_runs import find_finished, mark_finished
 from .sides import Side
+
+logger = logging.getLogger(__name__)
 
 TAIL_LINES = 30
 
@@ -31,6 +35,7 @@ class SideRun:
     throughput: dict[str, Any] = field(default_factory=dict)
     results: dict[str, Any] = field(default_factory=dict)
     plan: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
     error: str = ""
 
 
@@ -66,13 +71,16 @@ def run_all(
 def run_child(command: Sequence[str], side: Side, round_: int, folder: Path) -> SideRun:
     """Runs one side in a fresh process and reads what it wrote; output goes to `<folder>.log`.
 
+    A run that ended well in the same folder by the same command, before the comparison was started again, is kept.
+
     Raises:
-        ArgumentError: the folder holds another run already.
+        ArgumentError: the folder holds a run of another command already.
         ChildFailed: the process failed, or left no throughput.
     """
-    if folder.exists():
-        raise ArgumentError(f"{folder} is there already: choose another --output_dir, or remove it.")
-    folder.mkdir(parents=True)
+    kept = find_finished(folder, command)
+    if kept is not None:
+        logger.info("%s, round %d: measured before, kept", side.name, round_)
+        return _read_run(side, round_, kept, folder)
     log = Path(f"{folder}.log")
     began = time.perf_counter()
     with log.open("w", encoding="utf-8") as file:
@@ -81,7 +89,14 @@ def run_child(command: Sequence[str], side: Side, round_: int, folder: Path) -> 
     shutil.rmtree(folder / "embeddings", ignore_errors=True)
     if done.returncode:
         raise ChildFailed(f"{side.name}, round {round_}: exit status {done.returncode}.\n{_tail(log)}")
-    throughput = _read_json(folder / "throughput.json")
+    _check_throughput(_read_json(folder / "throughput.json"), command, side, round_, log)
+    mark_finished(folder, command, seconds)
+    return _read_run(side, round_, seconds, folder)
+
+
+def _check_throughput(
+    throughput: dict[str, Any] | None, command: Sequence[str], side: Side, round_: int, log: Path
+) -> None:
     if throughput is None:
         raise ChildFailed(
             f"{side.name}, round {round_}: {command[1:2]} wrote no throughput.json. A recipe with another Trainer than "
@@ -97,8 +112,13 @@ def run_child(command: Sequence[str], side: Side, round_: int, folder: Path) -> 
             f"{side.name}, round {round_}: {side.launch.file} is for {side.launch.num_processes} processes, and "
             f"{throughput['num_processes']} trained together. A recipe's script must make FastTrainingArguments."
         )
-    results, plan = _read_json(folder / "all_results.json"), _read_json(folder / "plan.json")
-    return SideRun(side, round_, seconds, throughput, results or {}, plan or {})
+
+
+def _read_run(side: Side, round_: int, seconds: float, folder: Path) -> SideRun:
+    throughput, results, plan, settings = (
+        _read_json(folder / f"{name}.json") or {} for name in ("throughput", "all_results", "plan", "training_args")
+    )
+    return SideRun(side, round_, seconds, throughput, results, plan, settings)
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:

@@ -17,7 +17,7 @@ from ..presets import PRESETS
 from .arguments import CompareArguments
 from .launching import Launch, read_launch
 
-Role = Literal["baseline", "optimized", "without", "only"]
+Role = Literal["baseline", "optimized", "without", "only", "phase", "single"]
 STOCK = ("--preset", "baseline", "--stock_trainer", "true")
 
 

@@ -1,8 +1,11 @@
-"""Seconds of training steps and of waiting for data, with evaluation, saving and logging left out.
+"""Seconds of training steps, of waiting for data and of the processor, with evaluation, saving and logging left out.
 
 A step lasts from the moment the loop was free for it (the end of the step before, or of what came between) to its own
 end. Its first part, up to `begin`, is waiting for data. On CUDA both ends are events in the stream: no step waits for
 the device, and time in which the device was still busy with the step before does not count as waiting.
+
+Seconds of the processor are those of this process and all its threads, without data workers. Other programs on the
+machine make a step longer; they hardly change these.
 """
 
 from __future__ import annotations
@@ -26,13 +29,13 @@ class StepTimer:
     def __init__(self, device: torch.device, clock: Callable[[], float] | None = None) -> None:
         self._uses_events = clock is None and device.type == "cuda"
         self._clock = clock or time.perf_counter
-        self._steps: list[tuple[Any, Any, Any]] = []
+        self._steps: list[tuple[Any, Any, Any, float]] = []
         self._begin: Any = None
         self.resume()
 
     def resume(self) -> None:
         """Evaluation, saving or logging ends: from here on the loop is waiting for data."""
-        self._free = self._mark()
+        self._free, self._cpu = self._mark(), time.process_time()
 
     def begin(self) -> None:
         """A step's batches are there."""
@@ -40,16 +43,19 @@ class StepTimer:
 
     def end(self) -> None:
         """The step ends."""
-        end = self._mark()
-        self._steps.append((self._free, self._begin, end))
-        self._free = end
+        end, cpu = self._mark(), time.process_time()
+        self._steps.append((self._free, self._begin, end, cpu - self._cpu))
+        self._free, self._cpu = end, cpu
 
-    def read(self) -> list[tuple[float, float]]:
-        """Per step since the last call: seconds, and how many of them were waiting. Waits for the device once."""
+    def read(self) -> list[tuple[float, float, float]]:
+        """Per step since the last call: seconds, those of them that were waiting, and seconds of the processor.
+
+        Waits for the device once.
+        """
         steps, self._steps = self._steps, []
         if self._uses_events and steps:
             steps[-1][2].synchronize()
-        return [(self._between(free, end), self._between(free, begin)) for free, begin, end in steps]
+        return [(self._between(free, end), self._between(free, begin), cpu) for free, begin, end, cpu in steps]
 
     def _mark(self) -> Any:
         if not self._uses_events:

@@ -37,7 +37,8 @@ WARMUP_STEPS = 3  # kernels are loaded and graphs compiled in these; a second sh
 MAX_STEPS_WRITTEN = 5000
 READ_EVERY = 1000  # steps, where Trainer logs more rarely
 FILE_NAME = "throughput.json"
-COLUMNS = ("seconds", "data_wait_seconds", *COUNTS)  # of one step
+TIMES = ("seconds", "data_wait_seconds", "cpu_seconds")
+COLUMNS = (*TIMES, *COUNTS)  # of one step
 
 
 class ThroughputCallback(TrainerCallback):
@@ -207,7 +208,7 @@ class ThroughputCallback(TrainerCallback):
 
     def _read(self, args: Any) -> None:
         """Moves what was measured since the last call from the device into totals; the one place that waits."""
-        times = torch.tensor(self._timer.read(), dtype=torch.float64).reshape(-1, 2)
+        times = torch.tensor(self._timer.read(), dtype=torch.float64).reshape(-1, len(TIMES))
         self._peak_bytes = max(self._peak_bytes, peak_bytes(args.device))
         peak = torch.tensor([self._peak_bytes], dtype=torch.float64)
         rows = times.new_zeros(0, len(COLUMNS))
@@ -216,7 +217,8 @@ class ThroughputCallback(TrainerCallback):
             rows = torch.cat([times, counts], dim=1)
         if args.world_size > 1:
             world = gather(rows.to(args.device)).cpu().reshape(args.world_size, *rows.shape)
-            rows = torch.cat([world[..., :2].mean(0), world[..., 2:].sum(0)], dim=1)
+            num_times = len(TIMES)
+            rows = torch.cat([world[..., :num_times].mean(0), world[..., num_times:].sum(0)], dim=1)
             peak = gather(peak.to(args.device)).cpu().max()
         self._peak_bytes = int(peak)
         self._pending = []

@@ -1,0 +1,70 @@
+"""What a comparison that is started again finds of the one before: finished runs are kept, unfinished ones run anew."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import ArgumentError
+from ..owners import describe_process, is_alive
+from ..whole_files import write_text
+
+MAX_HASHED_BYTES = 2**20  # larger files, which are data, are known by size and time
+
+
+def find_finished(folder: Path, command: Sequence[str]) -> float | None:
+    """Returns the seconds of a run that ended well in `folder`, or makes `folder` new and empty for one to begin.
+
+    Beside the folder stands `<folder>.run.json`: the command, what its files held, and how long it took. The code that
+    the command runs is not part of it.
+
+    Raises:
+        ArgumentError: what is in the folder came from another command, or a comparison that writes there still runs.
+    """
+    record = _record_of(folder)
+    found = json.loads(record.read_text(encoding="utf-8")) if record.is_file() else None
+    if found and found["seconds"] is None and is_alive(found["owner"]) and found["owner"] != describe_process():
+        raise ArgumentError(f"{folder}: process {found['owner']['pid']} is writing there: wait for it, or end it.")
+    if folder.exists():
+        if found is None or found["run"] != _describe(command):
+            raise ArgumentError(
+                f"{folder} is there already, from another command or other files: choose another --output_dir, or "
+                "remove it."
+            )
+        if found["seconds"] is not None:
+            return float(found["seconds"])
+        shutil.rmtree(folder)  # killed half-way: what it measured is no run
+    folder.mkdir(parents=True)
+    _write(record, command, None)
+    return None
+
+
+def mark_finished(folder: Path, command: Sequence[str], seconds: float) -> None:
+    """Says that the run in `folder` ended well, and took so many seconds."""
+    _write(_record_of(folder), command, seconds)
+
+
+def _record_of(folder: Path) -> Path:
+    return Path(f"{folder}.run.json")
+
+
+def _write(record: Path, command: Sequence[str], seconds: float | None) -> None:
+    content = {"run": _describe(command), "seconds": seconds, "owner": describe_process()}
+    write_text(record, json.dumps(content, indent=1) + "\n")
+
+
+def _describe(command: Sequence[str]) -> dict[str, Any]:
+    """The command, and what the files among its words hold: a YAML that was edited makes another run."""
+    files = {word: _fingerprint(Path(word)) for word in command[1:] if len(word) < 1024 and Path(word).is_file()}
+    return {"command": [*command], "files": files}
+
+
+def _fingerprint(path: Path) -> str:
+    status = path.stat()
+    if status.st_size > MAX_HASHED_BYTES:
+        return f"{status.st_size} bytes, {status.st_mtime_ns}"
+    return hashlib.sha256(path.read_bytes()).hexdigest()
