@@ -22,11 +22,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 import torch
-from hf_ext.pde.data import load_task
 
 from hf_ext.pde.arguments import OperatorArguments
 from hf_ext.pde.building import build_model, build_rows
 from hf_ext.pde.collator import OperatorCollator
+from hf_ext.pde.data import load_task
 from hf_ext.pde.terms import AuxiliaryTerms
 
 ROOT = Path(__file__).resolve().parent.parent

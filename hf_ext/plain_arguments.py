@@ -93,26 +93,3 @@ def _rebuild(plain: Any, state: dict[str, Any]) -> FastTrainingArguments:
     fast = object.__new__(_fast_class(plain))
     fast.__dict__.update(state)
     return fast
-
-
-def stock_arguments(args: Any, explicit: frozenset[str]) -> TrainingArguments:
-    """`args` as plain `TrainingArguments`, for the stock Trainer.
-
-    Args:
-        args: `FastTrainingArguments`.
-        explicit: the fields that the user set; a preset's speed-ups are left out, since a control has none.
-
-    Raises:
-        ArgumentError: the user set a field that the stock Trainer does not have.
-    """
-    plain = [spec.name for spec in dataclasses.fields(TrainingArguments) if spec.init]
-    harmless = {"preset", "throughput_warmup_steps", "embedding_cache_dir"}
-    foreign = explicit - {*harmless, *plain}
-    asked = sorted(name for name in foreign if getattr(args, name, None))
-    if asked:
-        raise ArgumentError(f"--stock_trainer has none of {', '.join(asked)}: leave them out, or train without it.")
-    values = {name: getattr(args, name) for name in plain}
-    # Its `_remove_unused_columns` would take the text away before the collator can read it, and on a machine without a
-    # GPU it takes bf16 only together with `use_cpu`.
-    changed = {"remove_unused_columns": False, "use_cpu": args.device.type == "cpu"}
-    return TrainingArguments(**{**values, **changed})
