@@ -38,8 +38,8 @@ class OperatorArguments:
         default=32,
         metadata={"help": "Darcy flow on r x r cells; advection on r * r / 4 points at 4 times: as many values."},
     )
-    num_train_samples: int = field(default=512, metadata={"help": "Training samples of each task."})
-    num_eval_samples: int = field(default=128, metadata={"help": "Samples of each task for validation, and for test."})
+    num_train_samples: int = field(default=2000, metadata={"help": "Training samples of each task."})
+    num_eval_samples: int = field(default=200, metadata={"help": "Samples of each task for validation, and for test."})
     samples_seed: int = field(
         default=0, metadata={"help": "Of the generated data, so that --seed varies training alone."}
     )
@@ -49,7 +49,7 @@ class OperatorArguments:
     model_name_or_path: None | str = field(  # noqa: RUF036
         default=None, metadata={"help": "Folder of a trained operator to go on from. Left out: a new one."}
     )
-    hidden_size: int = field(default=96, metadata={"help": "Width of a new model; 384 and 256 are the large ones."})
+    hidden_size: int = field(default=64, metadata={"help": "Width of a new model; 384 and 256 are the large ones."})
     num_hidden_layers: int = field(default=4, metadata={"help": "Transformer blocks of a new model."})
     num_attention_heads: int = field(default=4, metadata={"help": "Attention heads of a new model."})
     patch_size: int = field(
@@ -57,7 +57,7 @@ class OperatorArguments:
     )
     num_queries: None | int = field(  # noqa: RUF036
         default=None,
-        metadata={"help": "Points of each sample and task that a training step decodes; left out: all r * r."},
+        metadata={"help": "Points of each sample and task that a training step decodes; left out: half of all."},
     )
     inverse_loss_every: int = field(
         default=4, metadata={"help": "Inverse losses in every n-th optimizer step; 0: never, 1: always."}
@@ -82,6 +82,11 @@ class OperatorArguments:
             )
         if not self.data_cache_dir:
             raise ArgumentError("data_cache_dir='': name a folder.")
+
+    @property
+    def queries_per_step(self) -> int:
+        """Points of each sample and task that a training step decodes."""
+        return self.num_queries or self.resolution**2 // 2
 
     @property
     def shape(self) -> dict[str, Any]:

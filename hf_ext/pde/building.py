@@ -119,7 +119,7 @@ def build_trainer(
         physics_every=model_args.physics_every,
         physics_weight=model_args.physics_weight,
     )
-    collator = OperatorCollator(model_args.tasks, model_args.resolution**2, model_args.num_queries, args.seed)
+    collator = OperatorCollator(model_args.tasks, model_args.resolution**2, model_args.queries_per_step, args.seed)
     metrics = ErrorMetrics(model_args.tasks)
     shared: dict[str, Any] = {
         "data_collator": collator,
