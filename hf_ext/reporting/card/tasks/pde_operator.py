@@ -66,8 +66,8 @@ class OperatorCard(TaskCard):
         names, size = list_equations(self.run), self._resolution()
         order = join_words([code(name) for name in names]) + (", in this order" if len(names) > 1 else "")
         return [
-            f"`logits` (B, {len(names)}, {size * size:,}) are the solutions of {order}, in the unit of the data, at all "
-            f"points of a grid; `hf_ext.pde.tasks.TASKS[name].query_grid({size})` has their coordinates.",
+            f"`logits` (B, {len(names)}, {size * size:,}) are the solutions of {order}, in the unit of the data, at "
+            f"all points of a grid; `hf_ext.pde.tasks.TASKS[name].query_grid({size})` has their coordinates.",
             "",
         ]
 
