@@ -43,7 +43,7 @@ FLOORS = (
     {"plain_arguments", "tasks"},
     {"training"},
     {"trainer"},
-    {"affinity", "comparing", "masked_lm"},
+    {"affinity", "comparing", "masked_lm", "pde"},
     {"generation"},  # judges what it generates with a trained affinity model
     {"doctor"},
 )
