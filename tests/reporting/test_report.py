@@ -67,7 +67,7 @@ def write_case(name: str, folder: Path) -> Path:
         "stream": (affinity_results(data={"streaming": True, "source": "a/b"}, labels=None), {}),
         "not stopped early": (affinity_results(early_stopping={"patience": 3, "stopped_at_step": None}), {}),
         "masked_lm": (masked_lm_results(), {"num_rows": 0}),
-        "operator": (operator_results(), {"num_rows": 0}),
+        "operator": (operator_results(settings={"resolution": 32}), {"num_rows": 0}),
         "nothing but a record": ({}, {"num_rows": 0, "plan": None, "log": []}),
         "hostile": (hostile_results(), {}),
     }
