@@ -16,6 +16,7 @@ from report_runs import (
     affinity_results,
     make_score,
     masked_lm_results,
+    operator_results,
     write_predictions,
     write_run,
 )
@@ -66,6 +67,7 @@ def write_case(name: str, folder: Path) -> Path:
         "stream": (affinity_results(data={"streaming": True, "source": "a/b"}, labels=None), {}),
         "not stopped early": (affinity_results(early_stopping={"patience": 3, "stopped_at_step": None}), {}),
         "masked_lm": (masked_lm_results(), {"num_rows": 0}),
+        "operator": (operator_results(settings={"resolution": 32}), {"num_rows": 0}),
         "nothing but a record": ({}, {"num_rows": 0, "plan": None, "log": []}),
         "hostile": (hostile_results(), {}),
     }
@@ -75,7 +77,7 @@ def write_case(name: str, folder: Path) -> Path:
 
 CASES = (
     *("everything", "one test row", "no test split", "stream", "not stopped early", "masked_lm"),
-    *("nothing but a record", "hostile", "constant predictions"),
+    *("operator", "nothing but a record", "hostile", "constant predictions"),
 )
 
 
@@ -322,6 +324,11 @@ def test_contrast_is_that_of_wcag() -> None:
         ({"all_results.json": "{"}, "all_results.json: not JSON"),
         ({"all_results.json": "[]"}, "all_results.json: holds a list"),
         ({"all_results.json": '{"format": 2}'}, "format 2, this hf_ext reads format 1"),
+        (
+            {"all_results.json": '{"task": "folding"}'},
+            "task 'folding', this hf_ext writes pages of affinity, masked_",
+        ),
+        ({}, "mlm.py, generate_antibody.py or pde_operator.py that came to its end"),
         ({"all_results.json": "{}", "plan.json": "x"}, "plan.json: not JSON"),
         (
             {"all_results.json": "{}", "predictions.csv": "label,prediction\n1,2\n3,x\n"},
