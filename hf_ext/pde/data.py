@@ -172,5 +172,5 @@ def _write(path: Path, identity: str, samples: Samples) -> None:
 def _digest(identity: str, samples: Samples) -> str:
     content = hashlib.sha256(identity.encode())
     for kind in KINDS:
-        content.update(np.ascontiguousarray(samples[kind]))
+        content.update(np.ascontiguousarray(samples[kind]).data)
     return content.hexdigest()
