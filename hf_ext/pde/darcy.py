@@ -7,6 +7,7 @@ from functools import lru_cache
 import numpy as np
 from scipy.linalg import solveh_banded
 
+from ..errors import ArgumentError
 from .drawing import check_counts, row_generator
 
 HIGH, LOW = 12.0, 3.0
@@ -31,7 +32,7 @@ def make_darcy(num: int, *, resolution: int = 64, seed: int, stream: int = 0) ->
         coefficients and solutions, each (num, resolution, resolution), float32; solved in float64, see `solve_darcy`.
 
     Raises:
-        ArgumentError: a number of rows or cells below 1, or a seed or stream outside of its range.
+        ArgumentError: no rows, less than 2 cells along a side, or a seed or stream outside of its range.
     """
     check_counts("make_darcy", num=num, resolution=resolution)
     shape = (num, resolution, resolution)
@@ -55,9 +56,16 @@ def solve_darcy(coefficients: np.ndarray, source: float = 1.0) -> np.ndarray:
 
     Returns:
         (resolution, resolution), float64, at the same places.
+
+    Raises:
+        ArgumentError: no square, or less than 2 x 2 cells.
+
+    Cost: on one core, 0.9 ms at 32 x 32, 8 ms at 64 x 64; it grows with the fourth power of the resolution.
     """
     a = np.asarray(coefficients, dtype=np.float64)
     resolution = len(a)
+    if a.shape != (resolution, resolution) or resolution < 2:
+        raise ArgumentError(f"Coefficients of shape {a.shape}: must be those of a square of at least 2 x 2 cells.")
     across_x = 2 * a[:-1] * a[1:] / (a[:-1] + a[1:])
     across_y = 2 * a[:, :-1] * a[:, 1:] / (a[:, :-1] + a[:, 1:])
     diagonal = np.zeros_like(a)
@@ -70,7 +78,7 @@ def solve_darcy(coefficients: np.ndarray, source: float = 1.0) -> np.ndarray:
     # Lower band of the matrix: row d holds entries d below the diagonal.
     band = np.zeros((resolution + 1, resolution**2))
     band[resolution].reshape(resolution, resolution)[:-1] = -across_x
-    band[1].reshape(resolution, resolution)[:, :-1] -= across_y  # -=: with one cell a side both bands are one
+    band[1].reshape(resolution, resolution)[:, :-1] = -across_y
     band[0] = diagonal.reshape(-1)
     right = np.full(resolution**2, source / resolution**2)
     return solveh_banded(band, right, overwrite_ab=True, lower=True, check_finite=False).reshape(a.shape)

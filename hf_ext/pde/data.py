@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import os
+import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -26,6 +27,7 @@ logger = logging.getLogger(__name__)
 
 FORMAT = 1  # another one where what is generated changes: samples of the old one are then made anew
 SPLITS = ("train", "validation", "test")  # the place of a name is part of the seed: append, never reorder
+KINDS = ("inputs", "targets")
 Samples = dict[str, np.ndarray]
 
 
@@ -60,11 +62,13 @@ def load_task(
     if cache_dir is None:
         return _GENERATORS[name](num, resolution, seed, stream)
     key = {"format": FORMAT, "task": name, "split": split, "num": num, "resolution": resolution, "seed": seed}
-    path = Path(cache_dir).expanduser() / _file_name(key)
-    found = _read(path, name, num, resolution)
+    identity = json.dumps(key, sort_keys=True)
+    digest = hashlib.sha256(identity.encode()).hexdigest()[:16]
+    path = Path(cache_dir).expanduser() / f"{name}_{split}_{num}x{resolution}_{digest}.safetensors"
+    found = _read(path, identity)
     if found is None:
         found = _GENERATORS[name](num, resolution, seed, stream)
-        _write(path, found, key)
+        _write(path, identity, found)
     return found
 
 
@@ -135,36 +139,29 @@ def _check(name: str, split: str, num: int, resolution: int) -> None:
         raise ArgumentError(f"resolution={resolution}: must be even, since advection has a quarter of its square.")
 
 
-def _file_name(key: Mapping[str, object]) -> str:
-    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
-    return f"{key['task']}_{key['split']}_{key['num']}x{key['resolution']}_{digest}.safetensors"
-
-
-def _read(path: Path, name: str, num: int, resolution: int) -> Samples | None:
-    """The samples of a file; None if there is none, or none that is whole, which is then said."""
+def _read(path: Path, identity: str) -> Samples | None:
+    """The samples of a file; None if there is none, or not one that is whole and of these, which is then said."""
     if not path.exists():
         return None
-    shapes = {"inputs": TASKS[name].input_shape(resolution), "targets": TASKS[name].target_shape(resolution)}
     try:
         with safe_open(path, framework="numpy") as file:
-            found = {kind: file.get_tensor(kind) for kind in shapes}
-            is_whole = (file.metadata() or {}).get("sha256") == _digest(found)
+            found = {kind: file.get_tensor(kind) for kind in KINDS}
+            is_whole = (file.metadata() or {}).get("sha256") == _digest(identity, found)
     except (OSError, SafetensorError, ValueError) as error:
         logger.warning("Cached samples %s cannot be read (%s); they are made anew.", path, error)
         return None
-    if is_whole and all(found[kind].shape == (num, *shape) for kind, shape in shapes.items()):
+    if is_whole:
         return found
     logger.warning("Cached samples %s are damaged; they are made anew.", path)
     return None
 
 
-def _write(path: Path, samples: Samples, key: Mapping[str, object]) -> None:
-    """Whole or not at all: under a name of this process's own, then renamed over what stands there."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    metadata = {"sha256": _digest(samples), "key": json.dumps(key, sort_keys=True)}
+def _write(path: Path, identity: str, samples: Samples) -> None:
+    """Whole or not at all: under a name of this writer's own, then renamed over what stands there."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        draft.write_bytes(save(samples, metadata))
+        draft.write_bytes(save(samples, {"sha256": _digest(identity, samples)}))  # one entry: their order is not fixed
         os.replace(draft, path)
     except OSError as error:
         logger.warning("Samples cannot be kept in %s (%s): the next run makes them anew.", path.parent, error)
@@ -172,8 +169,8 @@ def _write(path: Path, samples: Samples, key: Mapping[str, object]) -> None:
             draft.unlink(missing_ok=True)
 
 
-def _digest(samples: Samples) -> str:
-    content = hashlib.sha256()
-    for kind in ("inputs", "targets"):
-        content.update(np.ascontiguousarray(samples[kind]).tobytes())
+def _digest(identity: str, samples: Samples) -> str:
+    content = hashlib.sha256(identity.encode())
+    for kind in KINDS:
+        content.update(np.ascontiguousarray(samples[kind]).data)
     return content.hexdigest()

@@ -44,7 +44,7 @@ class OperatorBlock(GradientCheckpointingLayer):
 
 
 def rotate(heads: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
-    """Turns each pair (i, i + n / 2) of the last dimension, of n, by its token's angle; shapes of `OperatorBlock`."""
+    """Turns pairs (i, i + n / 2) of the last dimension, of n, by their token's angle; shapes as in `OperatorBlock`."""
     first, second = heads.chunk(2, dim=-1)
     turned = torch.cat([first * cosines - second * sines, second * cosines + first * sines], dim=-1)
     return turned.to(heads.dtype)

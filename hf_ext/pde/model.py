@@ -103,9 +103,10 @@ class OperatorTransformer(PreTrainedModel):
         """
         names = list(tasks or self.config.tasks or [])
         half = self.config.hidden_size // self.config.num_attention_heads // 2
+        encoders: list[Any] = [self.encoders[self._known(name)] for name in names]
         angles = [
-            self.encoders[self._known(name)].angles(half, one.device).expand(len(one), 1, -1, -1)
-            for name, one in zip(names, latents, strict=True)
+            encoder.angles(half, one.device).expand(len(one), 1, -1, -1)
+            for encoder, one in zip(encoders, latents, strict=True)
         ]
         cosines, sines = torch.cat(angles).cos(), torch.cat(angles).sin()
         hidden_states = torch.cat(latents)

@@ -12,6 +12,9 @@ from huggingface_hub import ModelCard
 from page_checks import Page
 from report_runs import OPERATOR_VERDICT, affinity_results, log_history, make_score, operator_results, write_run
 
+from hf_ext.pde.configuration import OperatorConfig
+from hf_ext.pde.model import OperatorTransformer
+from hf_ext.pde.tasks import TASKS
 from hf_ext.reporting.card import write_card
 from hf_ext.reporting.report import write_report
 
@@ -233,10 +236,8 @@ def test_inputs_of_the_code_have_the_grid_of_the_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("tasks", [["darcy2d", "advection1d"], ["darcy2d"]])
 def test_the_code_of_the_card_runs(tmp_path: Path, tasks: list[str], monkeypatch, capsys) -> None:
-    configuration = pytest.importorskip("hf_ext.pde.configuration")
-    model, grids = pytest.importorskip("hf_ext.pde.model"), pytest.importorskip("hf_ext.pde.tasks")
     shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "resolution": 16}
-    operator = model.OperatorTransformer(configuration.OperatorConfig(tasks=tasks, **shape))
+    operator = OperatorTransformer(OperatorConfig(tasks=tasks, **shape))
     operator.save_pretrained(tmp_path / "USER" / "NAME")
     monkeypatch.chdir(tmp_path)
     recorded = operator_results()["data"]["tasks"]
@@ -246,4 +247,4 @@ def test_the_code_of_the_card_runs(tmp_path: Path, tasks: list[str], monkeypatch
     exec(compile(code.replace(".logits)", ".logits.shape)"), "card", "exec"), {})
     assert capsys.readouterr().out.strip() == f"torch.Size([1, {len(tasks)}, 256])"
     assert f"`logits` (B, {len(tasks)}, 256)" in text
-    assert len(grids.TASKS["darcy2d"].query_grid(16)) == 256  # as the card says of it
+    assert len(TASKS["darcy2d"].query_grid(16)) == 256  # as the card says of it
