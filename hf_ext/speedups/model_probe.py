@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from accelerate.utils import send_to_device
@@ -39,6 +39,7 @@ class ModelProbe:
     batch: dict[str, Any]
     autocast: torch.dtype | None
     pattern: str | None = None
+    least_scale: ClassVar[float] = 0.0  # differences are relative to what is put out, however small
 
     @property
     def device(self) -> torch.device:
@@ -112,6 +113,8 @@ def probe_model(run: Run, rows: list[Any], autocast: torch.dtype | None) -> Mode
     try:
         with kept_random_states(run.train_dataset, run.collator):
             batch = collate(run.model, run.collator, run.args, rows)
+        if not run.args.use_cache and "use_cache" in inspect.signature(run.model.forward).parameters:
+            batch["use_cache"] = False  # which Trainer sets in the configuration later
         probe = ModelProbe(run.model, send_to_device(batch, run.args.device), autocast, run.args.block_pattern)
         with evaluating(run.model), torch.no_grad():
             probe.states(autocast)
