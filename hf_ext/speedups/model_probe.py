@@ -64,9 +64,15 @@ class ModelProbe:
         return int(mask.sum()) if isinstance(mask, torch.Tensor) else self.num_rows
 
     def states(self, autocast: torch.dtype | None) -> torch.Tensor:
-        """What the model puts out, (tokens or rows, width), float32; without padding where there is a mask."""
-        with torch.autocast(self.device.type, autocast, enabled=autocast is not None):
-            states = _first_tensor(self.module(**self.batch))
+        """What the model puts out, (tokens or rows, width), float32; without padding where there is a mask.
+
+        With the same random numbers each time, for models that draw while they evaluate; none is taken from the run's.
+        """
+        device, half = self.device, autocast is not None
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            torch.manual_seed(0)
+            with torch.autocast(device.type, autocast, enabled=half):
+                states = _first_tensor(self.module(**self.batch))
         mask = self.batch.get("attention_mask")
         if isinstance(mask, torch.Tensor) and states.dim() == 3 and mask.shape == states.shape[:2]:
             return states[mask.bool()].float()

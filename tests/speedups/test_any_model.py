@@ -1,15 +1,17 @@
 """Speed-ups on models that are none of proteins: a classifier of texts, of images, a causal LM, a plain module."""
 
 import copy
+import re
 from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
-from any_models import TRAINED, Net, gpt2, resnet, rows_of_images, rows_of_numbers
+from any_models import TRAINED, Layer, Net, gpt2, resnet, rows_of_images, rows_of_numbers
 from miniature_esm import make_wide_esm
 from tiny_masked_lm import largest_weight_difference, make_args, make_rows
 from token_rows import pad_rows
+from torch import nn
 from transformers import default_data_collator
 
 from hf_ext.errors import ArgumentError
@@ -102,6 +104,20 @@ def test_another_dropout_of_a_plain_module_would_be_seen(tmp_path, monkeypatch):
         vars(block)["recomputed_by_hf_ext"][0]["preserve_rng_state"] = False
     broken.train()
     assert largest_weight_difference(broken.model, stock.model) > 1e-5
+
+
+def test_layers_of_every_width_are_counted_in_what_auto_goes_by(tmp_path):
+    narrow, wide = [Layer(8, 16), Layer(8, 16)], [Layer(64, 128), Layer(64, 128)]
+    up, down = nn.Linear(8, 64), nn.Linear(64, 8)
+
+    def kept(*trunk):
+        args = make_args(tmp_path, activation_policy="auto", activation_budget_gb=1.0)
+        trainer = FastTrainer(Net(nn.Sequential(*trunk)), args, train_dataset=rows_of_numbers())
+        return float(re.search(r"none, with (\S+) GB", trainer.plan["activation_checkpointing"].reason)[1])
+
+    parts = kept(*narrow), kept(up, *wide, down)
+    assert parts[1] > 4 * parts[0]
+    assert kept(*narrow, up, *wide, down) == pytest.approx(sum(parts), rel=0.02)
 
 
 @MODELS
