@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -159,26 +159,24 @@ class _Cost:
 
 
 def _measure(run: Run) -> list[_Cost]:
-    """Of each encoder that trains, its first layer on up to four of the longest rows."""
+    """Of each encoder that trains, one layer of each kind and width, on up to four of the longest rows."""
     costs = []
-    rows = _longest_rows(run)
-    pattern = run.args.block_pattern
+    rows, pattern = _longest_rows(run), run.args.block_pattern
     with modes_kept(run.model):
         run.model.train()  # of an AffinityModel, frozen encoders stay in evaluation
         for probe in parity.find_probes(replace(run, train_dataset=rows)):
             layers = trained_layers(probe.module, pattern)
             if not (probe.trains and layers):
                 continue
-            device = probe.device.type
-            autocast = partial(torch.autocast, device, probe.autocast, enabled=probe.autocast is not None)
-            args, kwargs = _first_call(probe, layers[0])
-            layer = measure_layer(probe.module, layers[0], args, kwargs, autocast, pattern)
+            autocast = partial(torch.autocast, probe.device.type, probe.autocast, enabled=probe.autocast is not None)
             tokens = probe.num_tokens
             if run.args.max_tokens_per_batch:
                 scale = run.args.max_tokens_per_batch / tokens
             else:
                 scale = run.args.per_device_train_batch_size / probe.num_rows * _times_read(run, probe, rows)
-            costs.append(_Cost(layer, len(layers), tokens, scale))
+            for call in _first_calls(probe, layers):
+                layer = measure_layer(probe.module, call.layer, call.args, call.kwargs, autocast, pattern)
+                costs.append(_Cost(layer, call.count, tokens, scale))
     return costs
 
 
@@ -207,25 +205,31 @@ def _longest_rows(run: Run) -> Any:
     return [dataset[i] for i in longest]
 
 
-class _Reached(Exception):
-    """Ends a forward pass at the layer whose inputs are wanted."""
+@dataclass
+class _Call:
+    """What the first layer of its kind is called with, and how often layers of this kind are."""
+
+    layer: nn.Module
+    args: Any
+    kwargs: Any
+    count: int = 0
 
 
-def _first_call(probe: parity.AnyProbe, layer: nn.Module) -> tuple[Any, Any]:
-    """What `layer` is called with on the rows of a probe."""
-    seen: list[tuple[Any, Any]] = []
+def _first_calls(probe: parity.AnyProbe, layers: list[nn.Module]) -> list[_Call]:
+    """One for each class of layers and shape of states, from one forward pass on the rows of a probe."""
+    calls: dict[Any, _Call] = {}
 
     def keep(module: nn.Module, args: Any, kwargs: Any) -> None:
-        seen.append((args, kwargs))
-        raise _Reached
+        given = [x for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor) and x.is_floating_point()]
+        key = type(module), given[0].shape if given else None
+        calls.setdefault(key, _Call(module, args, kwargs)).count += 1
 
-    handle = layer.register_forward_pre_hook(keep, with_kwargs=True)
+    handles = [layer.register_forward_pre_hook(keep, with_kwargs=True) for layer in layers]
     device = probe.device
     try:
         with torch.no_grad(), torch.random.fork_rng([device] if device.type == "cuda" else []):
             probe.states(probe.autocast)
-    except _Reached:
-        pass
     finally:
-        handle.remove()
-    return seen[0]
+        for handle in handles:
+            handle.remove()
+    return [*calls.values()]

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from accelerate.utils import send_to_device
@@ -39,6 +39,7 @@ class ModelProbe:
     batch: dict[str, Any]
     autocast: torch.dtype | None
     pattern: str | None = None
+    least_scale: ClassVar[float] = 0.0  # differences are relative to what is put out, however small
 
     @property
     def device(self) -> torch.device:
@@ -63,9 +64,15 @@ class ModelProbe:
         return int(mask.sum()) if isinstance(mask, torch.Tensor) else self.num_rows
 
     def states(self, autocast: torch.dtype | None) -> torch.Tensor:
-        """What the model puts out, (tokens or rows, width), float32; without padding where there is a mask."""
-        with torch.autocast(self.device.type, autocast, enabled=autocast is not None):
-            states = _first_tensor(self.module(**self.batch))
+        """What the model puts out, (tokens or rows, width), float32; without padding where there is a mask.
+
+        With the same random numbers each time, for models that draw while they evaluate; none is taken from the run's.
+        """
+        device, half = self.device, autocast is not None
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            torch.manual_seed(0)
+            with torch.autocast(device.type, autocast, enabled=half):
+                states = _first_tensor(self.module(**self.batch))
         mask = self.batch.get("attention_mask")
         if isinstance(mask, torch.Tensor) and states.dim() == 3 and mask.shape == states.shape[:2]:
             return states[mask.bool()].float()
@@ -112,6 +119,8 @@ def probe_model(run: Run, rows: list[Any], autocast: torch.dtype | None) -> Mode
     try:
         with kept_random_states(run.train_dataset, run.collator):
             batch = collate(run.model, run.collator, run.args, rows)
+        if not run.args.use_cache and "use_cache" in inspect.signature(run.model.forward).parameters:
+            batch["use_cache"] = False  # which Trainer sets in the configuration later
         probe = ModelProbe(run.model, send_to_device(batch, run.args.device), autocast, run.args.block_pattern)
         with evaluating(run.model), torch.no_grad():
             probe.states(autocast)

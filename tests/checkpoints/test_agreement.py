@@ -79,11 +79,8 @@ def test_the_same_run_has_nothing_to_say(facts, tmp_path):
 
 @pytest.mark.parametrize("name", sorted(ANOTHER_RUN - STEP_SIZE - {"accelerator_config"}))
 def test_an_argument_that_makes_another_run_is_refused_unless_allowed(facts, name):
-    context = {
-        "use_peft": True,
-        "metric_for_best_model": "loss",
-        "optim_ext": ["muon"],
-    }  # else some of them have no effect
+    # Else some of them have no effect.
+    context = {"use_peft": True, "metric_for_best_model": "loss", "optim_ext": ["muon"]}
     old, new = (alter(facts, **{**context, name: value}) for value in (1, 2))
     line = f"{name}: 1 in the checkpoint, 2 now"
     refused = compare_runs(old, new)

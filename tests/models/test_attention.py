@@ -379,7 +379,7 @@ def test_decoders_and_cross_attention_are_answered_as_by_sdpa():
 def test_registering_twice_is_registering_once():
     register_attention()
     register_attention()
-    assert {PREFIX + name for name in KERNELS} == {"hf_ext_blocked", "hf_ext_padded", "hf_ext_varlen"}
+    assert {PREFIX + name for name in KERNELS} == {f"hf_ext_{name}" for name in ("blocked", "padded", "varlen", "flex")}
     assert PREFIX + "blocked" in attention.AttentionInterface().valid_keys()
 
 

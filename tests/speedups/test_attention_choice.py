@@ -7,11 +7,16 @@ import weakref
 
 import pytest
 import torch
+from datasets import Dataset
 from miniature_esm import make_wide_esm
+from tiny_affinity import ROWS as ROWS_OF_PAIRS
+from tiny_affinity import make_model as make_affinity_model
 from tiny_masked_lm import largest_weight_difference, make_args, make_rows, make_trainer
 from token_rows import pad_rows
 from transformers import EsmForMaskedLM
 
+from hf_ext.affinity.building import build_collator
+from hf_ext.data.arguments import DataArguments
 from hf_ext.errors import PlanRefused
 from hf_ext.hardware import describe_hardware
 from hf_ext.models import attention as kernels
@@ -84,6 +89,10 @@ def test_a_run_in_float32_and_a_t5_get_no_flash_attention_and_the_reason_says_so
         ("flash_attention_2", {"families": ("esm", "t5")}, BIAS),
         ("flash_attention_2", {}, "flash_attn: is not installed: use --attention auto"),
         ("blocked", {}, "made for CPUs, and A100-40GB has faster kernels: use --attention auto"),
+        ("flex", {"hardware": "cpu"}, "torch has no backward pass of it for cpu: use --attention auto"),
+        ("flex", {"hardware": "sm61"}, "sm61 is older than Triton's 7.0: use --attention auto"),
+        ("flex", {"families": ("esm", "t5")}, "T5's relative bias was not tried in its kernel: use --attention auto"),
+        ("flex", {"activation_policy": "attention"}, "does not know its kernel by name: use half or full"),
         ("faesm", {"families": ("t5",)}, "the model has no ESM encoder"),
         ("padded", {"families": ("bert",)}, "known for esm and t5 encoders; the model has none"),
         ("sdpa", {"families": ()}, "known for esm and t5 encoders; the model has none"),
@@ -105,6 +114,8 @@ def test_a_choice_that_cannot_be_met_is_refused_with_what_to_do(flash_attn_is_mi
         ("varlen", "A100", {}),
         ("varlen", "A100", {"families": ("esm", "t5")}),
         ("varlen", "A100", {"speedups": [], "bf16": True}),
+        ("flex", "A100", {}),
+        ("flex", "T4", {"activation_policy": "full"}),
         ("padded", "T4", {}),
         ("padded", "cpu", {"speedups": []}),
         ("blocked", "cpu", {}),
@@ -138,6 +149,21 @@ def test_auto_leaves_the_models_attention_where_nothing_is_gained(hardware, give
 
 def test_a_cpu_gains_without_packing_too():
     assert decide("cpu", speedups=["attention"]).settings["kernel"] == "blocked"
+
+
+def test_flex_may_encode_on_a_cpu_is_packed_and_is_proven_before_it_is_used(demo_encoders, tmp_path):
+    model = make_affinity_model([demo_encoders[1]], "frozen")
+    args = make_args(tmp_path, attention="flex", speedups=["packing"])
+    trainer = FastTrainer(model, args, build_collator(model, DataArguments()), Dataset.from_list(ROWS_OF_PAIRS))
+    decision = trainer.plan["attention"]
+    assert (decision.status, decision.evidence["kernel"]) == ("applied", "flex")
+    assert 0 < decision.evidence["max_difference"] < 1e-4
+    assert trainer.plan["packing"].status == "applied"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(kernels.KERNELS, "flex", lambda *given: kernels.padded_attention(*given) + 1e-2)
+        other = make_affinity_model([demo_encoders[1]], "frozen")
+        with pytest.raises(PlanRefused, match="flex against the old attention: states differ"):
+            FastTrainer(other, args, build_collator(other, DataArguments()), Dataset.from_list(ROWS_OF_PAIRS))
 
 
 def test_attention_is_off_where_it_is_not_asked_for_or_left_out():

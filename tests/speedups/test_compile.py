@@ -47,6 +47,7 @@ KEPT_PRODUCTS = "compiled code writes into the products that --activation_policy
         ({"activation_policy": "pointwise"}, KEPT_PRODUCTS),
         ({"torch_compile": True}, "--torch_compile compiles the whole model"),
         ({"attention": "faesm"}, "faesm's attention is not compiled"),
+        ({"attention": "flex"}, "flex attention is compiled by itself, and was not tried inside of compiled blocks"),
         ({"hardware": "sm61"}, "sm61 is older than Triton's 7.0"),
         ({"hardware": "mps"}, "no compiler for mps"),
         ({"model": ModelFacts(("bert",))}, "the model has no repeated layers: name them with --block_pattern"),

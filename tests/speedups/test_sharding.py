@@ -31,9 +31,8 @@ def decide(world_size=2, **given):
 
 
 def apply(decision, model=None):
-    return sharding.apply(
-        decision, Run(SimpleNamespace(deepspeed_plugin=None, block_pattern=None), model or make_wide_esm())
-    )
+    args = SimpleNamespace(deepspeed_plugin=None, block_pattern=None)
+    return sharding.apply(decision, Run(args, model or make_wide_esm()))
 
 
 def trains_contacts(model):

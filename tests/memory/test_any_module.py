@@ -1,0 +1,64 @@
+"""The ledger on models that are no encoders of transformers: a plain module in a `Sequential`, a GPT-2, a pattern."""
+
+import pytest
+import torch
+from any_models import Layer, Net, gpt2
+from ledger_subjects import keep_whole
+from torch import nn
+
+from hf_ext.memory.probe import Graph, Subject
+from hf_ext.memory.stored import optimizer_bytes
+
+
+def deep_net(kind=nn.Sequential):
+    torch.manual_seed(0)
+    layers = [Layer(32, 64) for _ in range(8)]
+    return Net(nn.Sequential(*layers) if kind is nn.Sequential else kind(*layers), width=32).train()
+
+
+class Ordered(nn.Sequential):
+    """A list with a forward of its own, which a copy cannot cut."""
+
+    def forward(self, x):
+        return super().forward(x) * 1.0
+
+
+def numbers(rows):
+    return {"x": torch.zeros(rows, 5, device="meta"), "labels": torch.zeros(rows, dtype=torch.long, device="meta")}
+
+
+def tokens(rows):
+    ids = torch.zeros(rows, 16, dtype=torch.long, device="meta")
+    return {"input_ids": ids, "labels": ids, "use_cache": False}
+
+
+def peak(subject, policy="none"):
+    return subject.timeline(Graph(policy), 64).peak()
+
+
+@pytest.mark.parametrize("policy", ["none", "full", "half"])
+@pytest.mark.parametrize(
+    ("make", "batch"), [(deep_net, numbers), (lambda: gpt2(n_layer=8).train(), tokens)], ids=["Sequential", "GPT-2"]
+)
+def test_a_few_layers_give_the_peak_of_the_whole_model(make, batch, policy):
+    cut, whole = Subject(make(), batch, scales=False), keep_whole(Subject(make(), batch))
+    assert peak(cut, policy) == peak(whole, policy)
+    assert any(middle.copies > 1 for middle in cut.timeline(Graph(policy), 64).middles)
+
+
+def test_a_list_with_a_forward_of_its_own_is_kept_whole():
+    subject = Subject(deep_net(Ordered), numbers, scales=False)
+    assert [cut.kept for cut in subject.cuts(1)] == [8]
+    assert peak(subject).activations > 0
+
+
+def test_a_pattern_says_which_layers_are_recomputed_and_get_muon():
+    def activations(pattern):
+        return peak(Subject(deep_net(), numbers, scales=False, pattern=pattern), "full").activations
+
+    assert activations(None) == activations(r"trunk\.\d+") < activations(r"trunk\.[0-3]")
+    model = deep_net()
+    kept = [optimizer_bytes(model, "adamw_torch", True, pattern)[0] for pattern in (None, r"trunk\.[0-3]")]
+    assert (
+        kept[1] - kept[0] == 4 * 2 * 32 * 64 * 4
+    )  # four layers of two matrices, a float32 number more for each weight

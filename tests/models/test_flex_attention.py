@@ -1,0 +1,128 @@
+"""FlexAttention on packed rows: the block mask, what it computes beside other kernels, and what a CPU cannot do."""
+
+import pytest
+import torch
+from tiny_encoders import esm_encoder, make_batch, packed, real_outputs, tiny_t5
+from torch.nn.attention.flex_attention import create_block_mask
+
+from hf_ext.data.segments import Segments
+from hf_ext.models import flex_attention
+from hf_ext.models.attention import KERNELS, padded_attention
+from hf_ext.models.flex_attention import BLOCK, block_mask, flex_packed_attention
+
+pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+
+LAYOUTS = [(3, 7, 3, 1, 12, 0, 7), (130, 7, 300, 128, 0, 128), (256,), (600, 5), (BLOCK, BLOCK)]
+
+
+def layout(lengths, round_up=False) -> Segments:
+    return Segments.from_mask(torch.arange(max(lengths)) < torch.tensor(lengths)[:, None], round_up)
+
+
+def numbers_of_sequences(segments) -> torch.Tensor:
+    """Of each token, filling included."""
+    lengths = segments.cu_seqlens.diff()
+    return torch.repeat_interleave(torch.arange(len(lengths)), lengths)
+
+
+def make_rows(segments, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(len(segments.slots), 3, 8, generator=generator).to(dtype) for _ in range(3)]
+
+
+@pytest.mark.parametrize("round_up", [False, True])
+@pytest.mark.parametrize("lengths", LAYOUTS)
+def test_the_block_mask_is_the_one_that_torch_makes_of_all_pairs(lengths, round_up):
+    segments = layout(lengths, round_up)
+    of, total = numbers_of_sequences(segments), len(segments.slots)
+    expected = create_block_mask(lambda b, h, q, k: of[q] == of[k], None, None, total, total, device="cpu")
+    found = block_mask(segments)
+    assert found.shape == expected.shape
+    assert torch.equal(found.to_dense(), expected.to_dense())
+    for name in ("kv_num_blocks", "full_kv_num_blocks", "q_num_blocks", "full_q_num_blocks"):
+        assert torch.equal(getattr(found, name), getattr(expected, name)), name
+
+
+def test_strangers_share_no_block_where_they_end_with_one():
+    # Shortest first: one block of 128, two of 256.
+    assert block_mask(layout((256, 128))).to_dense()[0, 0].tolist() == [[1, 0, 0], [0, 1, 1], [0, 1, 1]]
+    assert block_mask(layout((256, 128))).full_kv_num_blocks.flatten().tolist() == [1, 2, 2]
+
+
+@pytest.mark.parametrize("round_up", [False, True])
+@pytest.mark.parametrize("lengths", LAYOUTS)
+def test_it_computes_what_attention_with_padding_around_it_does(lengths, round_up):
+    segments = layout(lengths, round_up)
+    rows, num = make_rows(segments), len(segments.indices)
+    found = flex_packed_attention(*rows, segments, 0.3)[:num]
+    expected = padded_attention(*rows, segments, 0.3, 0.0, None)[:num]
+    assert (found - expected).abs().max() < 2e-6
+    assert (flex_packed_attention(*rows, segments, 0.33)[:num] - expected).abs().max() > 1e-3  # would be seen
+
+
+def test_the_comparison_sees_sequences_that_meet(monkeypatch):
+    segments = layout((40, 30))
+    rows = make_rows(segments)
+    expected = padded_attention(*rows, segments, 0.3, 0.0, None)
+    whole = layout((70,))
+    monkeypatch.setattr(flex_attention, "block_mask", lambda _: block_mask(whole))
+    assert (flex_packed_attention(*rows, segments, 0.3) - expected).abs().max() > 0.1
+
+
+def test_gradients_of_what_the_mask_lets_through_are_those_of_padded_attention():
+    """By the mask's own rule written out, since torch has no backward pass of flex for a CPU."""
+    segments = layout((130, 7, 40))
+    rows = [x.requires_grad_() for x in make_rows(segments)]
+    q, k, v = (x.transpose(0, 1) for x in rows)
+    places = torch.arange(len(segments.slots))
+    allowed = block_mask(segments).mask_mod(None, None, places[:, None], places)
+    scores = (q @ k.transpose(1, 2) * 0.3).masked_fill(~allowed, -torch.inf)
+    found = (scores.softmax(-1) @ v).transpose(0, 1)
+    expected = padded_attention(*rows, segments, 0.3, 0.0, None)
+    factors = torch.arange(found.numel()).view_as(found).sin()
+    ours, theirs = (torch.autograd.grad((x * factors).sum(), rows) for x in (found, expected))
+    assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(ours, theirs))
+
+
+def test_a_mask_is_made_once_for_all_layers_and_not_taken_to_another_device():
+    segments = layout((5, 9))
+    flex_packed_attention(*make_rows(segments), segments, 0.3)
+    (mask,) = segments.memo.values()
+    flex_packed_attention(*make_rows(segments), segments, 0.5)
+    assert [*segments.memo.values()] == [mask]
+    assert segments.to("cpu").memo == {}
+
+
+def test_a_packed_encoder_gives_the_states_of_a_padded_one_and_a_bias_or_dropout_goes_another_way():
+    batch = make_batch()
+    with torch.no_grad():
+        expected = real_outputs(esm_encoder(), batch)["last_hidden_state"]
+        found = real_outputs(packed(esm_encoder(), "flex"), batch)["last_hidden_state"]
+        assert torch.allclose(found, expected, atol=2e-5)
+        biased = real_outputs(packed(tiny_t5(), "flex"), batch)["last_hidden_state"]
+        assert torch.equal(biased, real_outputs(packed(tiny_t5(), "padded"), batch)["last_hidden_state"])
+    segments = layout((5, 9))
+    rows = make_rows(segments)
+    torch.manual_seed(0)
+    dropped = KERNELS["flex"](*rows, segments, 0.3, 0.5, None)
+    torch.manual_seed(0)
+    assert torch.equal(dropped, padded_attention(*rows, segments, 0.3, 0.5, None))
+
+
+def test_torch_has_no_backward_pass_on_a_cpu():
+    """When this fails, `--attention flex` need not be refused for training on CPUs any more."""
+    segments = layout((5, 9))
+    with pytest.raises(NotImplementedError, match="does not support backward on CPU"):
+        flex_packed_attention(*(x.requires_grad_() for x in make_rows(segments)), segments, 0.3)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_outputs_and_gradients_are_those_of_padded_attention():
+    segments = layout((130, 7, 300)).to("cuda")
+    results = []
+    for kernel in ("flex", "padded"):
+        rows = [x.cuda().requires_grad_() for x in make_rows(layout((130, 7, 300)), torch.bfloat16)]
+        output = KERNELS[kernel](*rows, segments, 0.3, 0.0, None)
+        results.append([output, *torch.autograd.grad(output.float().square().sum(), rows)])
+    for ours, theirs in zip(*results):
+        assert ((ours - theirs).float().norm() / theirs.float().norm()).item() < 2e-2

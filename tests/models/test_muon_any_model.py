@@ -1,0 +1,85 @@
+"""Which parameters of any model are Muon's matrices, and what is left to AdamW: counted by hand."""
+
+import pytest
+import torch
+from any_models import Net, bert, gpt2, llama, mixtral, resnet, swin, t5, vit
+from torch import nn
+
+from hf_ext.models.muon import MuonAdamW, block_matrices, count_rest
+
+
+def names(model, pattern=None) -> set[str]:
+    chosen = {id(matrix) for matrix in block_matrices(model, pattern)}
+    return {name for name, weight in model.named_parameters() if id(weight) in chosen}
+
+
+def encoder():
+    return nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16), 2, enable_nested_tensor=False)
+
+
+@pytest.mark.parametrize(
+    ("make", "matrices", "rest"),
+    [
+        # Per layer: query, key, value, output, two of the feed-forward.
+        (bert, 18, {"embeddings": 3, "matrices outside of layers": 2, "vectors": 34}),
+        # The patch projection has four dimensions, the class token and positions three.
+        (vit, 18, {"convolutions and stacks": 3, "matrices outside of layers": 1, "vectors": 34}),
+        # Conv1D: query, key and value in one; the head is tied to the embeddings.
+        (gpt2, 12, {"embeddings": 2, "vectors": 26}),
+        (llama, 21, {"embeddings": 1, "matrices outside of layers": 1, "vectors": 7}),
+        # 4 attention matrices in each; the router's weight has no in_features; experts are stacks.
+        (mixtral, 12, {"embeddings": 1, "matrices outside of layers": 1, "vectors": 7, "convolutions and stacks": 6}),
+        # 6 in a layer of the encoder, 10 of the decoder; the tables of positions are embeddings.
+        (t5, 42, {"embeddings": 3, "vectors": 15}),
+        (Net, 8, {"matrices outside of layers": 2, "vectors": 18}),
+        # in_proj is one matrix of 24 x 8.
+        (encoder, 8, {"vectors": 16}),
+        (resnet, 0, None),  # convolutions only
+    ],
+)
+def test_matrices_of_layers_get_muon_and_everything_else_is_counted(make, matrices, rest):
+    model = make()
+    assert len(block_matrices(model)) == matrices
+    counted = count_rest(model)
+    counted.pop("other tables in layers", None)
+    if rest is not None:
+        assert counted == rest
+    assert matrices + sum(count_rest(model).values()) == len([*model.parameters()])
+
+
+def test_tables_in_layers_that_are_no_linear_map_stay_with_adamw():
+    found = names(swin())
+    assert not any("relative_position_bias_table" in name or "reduction" in name for name in found)
+    assert count_rest(swin())["other tables in layers"] == 5
+    assert len(found) == 5 * 6
+    assert count_rest(mixtral())["other tables in layers"] == 3  # routers
+
+
+def test_what_is_tied_to_an_embedding_stays_with_adamw():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = nn.Embedding(8, 8)
+            self.layers = nn.ModuleList([nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)) for _ in range(2)])
+            self.layers[0][0].weight = self.table.weight
+
+    assert names(Tied()) == {"layers.0.1.weight", "layers.1.0.weight", "layers.1.1.weight"}
+
+
+def test_a_pattern_says_which_layers():
+    assert names(Net(), r"trunk\.0|head") == {"trunk.0.up.weight", "trunk.0.down.weight", "head.weight"}
+    assert count_rest(Net(), r"trunk\.0|head")["matrices outside of layers"] == 7  # the stem, and of three layers two
+
+
+def test_a_step_of_muon_moves_every_parameter_of_a_vision_model_once():
+    torch.manual_seed(0)
+    model = vit()
+    optimizer = MuonAdamW(torch.optim.AdamW(model.parameters(), lr=1e-2), block_matrices(model))
+    groups = [{id(p) for p in group["params"]} for group in optimizer.param_groups]
+    assert sum(map(len, groups)) == len(set.union(*groups)) == len([*model.parameters()])
+    before = [weight.detach().clone() for weight in model.parameters()]
+    batch = {"pixel_values": torch.randn(4, 3, 16, 16), "labels": torch.tensor([0, 1, 0, 1])}
+    model(**batch).loss.backward()
+    optimizer.step()
+    moved = [not torch.equal(old, new) for old, new in zip(before, model.parameters())]
+    assert all(moved)

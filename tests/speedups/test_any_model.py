@@ -1,0 +1,322 @@
+"""Speed-ups on models that are none of proteins: a classifier of texts, of images, a causal LM, a plain module."""
+
+import copy
+import re
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from any_models import TRAINED, Layer, Net, gpt2, resnet, rows_of_images, rows_of_numbers
+from miniature_esm import make_wide_esm
+from tiny_masked_lm import largest_weight_difference, make_args, make_rows
+from token_rows import pad_rows
+from torch import nn
+from transformers import default_data_collator
+
+from hf_ext.errors import ArgumentError
+from hf_ext.hardware import describe_hardware
+from hf_ext.models.activation_checkpointing import recomputed_layers
+from hf_ext.models.blocks import find_blocks
+from hf_ext.models.muon import MuonAdamW
+from hf_ext.plan import make_plan
+from hf_ext.speedups import Context, DataFacts, ModelFacts, Run, compile, parity
+from hf_ext.speedups.compile import compile_blocks
+from hf_ext.trainer import FastTrainer
+
+MODELS = pytest.mark.parametrize("name", TRAINED)
+ADAMW = {"optim": "adamw_torch", "learning_rate": 1e-3}
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled_before():
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+def trainer_of(name, folder, plan=None, **given):
+    make, rows = TRAINED[name]
+    torch.manual_seed(0)
+    return FastTrainer(make(), make_args(folder, **given), train_dataset=rows(), plan=plan)
+
+
+def compiled(name, folder, backend, **given):
+    """With a cheap compiler in place of inductor."""
+    make, rows = TRAINED[name]
+    args = make_args(folder, speedups=["compile"], **given)
+    plan = make_plan(args, make(), rows())
+    named = replace(plan["compile"], settings={"dynamic": True, "backend": backend})
+    plan.decisions = [named if decision.name == "compile" else decision for decision in plan.decisions]
+    return trainer_of(name, folder, plan, speedups=["compile"], **given)
+
+
+NIGHTLY = [pytest.param(name, "aot_eager", marks=pytest.mark.nightly) for name in TRAINED]
+
+
+@pytest.mark.parametrize(("name", "backend"), [("ViT", "eager"), ("plain module", "eager"), *NIGHTLY])
+def test_blocks_are_compiled_and_the_run_ends_in_the_weights_of_one_without(tmp_path, name, backend):
+    stock = trainer_of(name, tmp_path / "stock")
+    stock.train()
+    trainer = compiled(name, tmp_path / "compiled", backend)
+    decision = trainer.plan["compile"]
+    assert decision.status == "applied"
+    assert decision.evidence["blocks"] == len(find_blocks(trainer.model)) >= 3
+    assert decision.evidence["graphs"] >= 1
+    trainer.train()
+    assert largest_weight_difference(trainer.model, stock.model) < 1e-6
+    assert trainer.plan["compile"].evidence["recompilations"] <= 1
+    trainer.end()
+    assert all(block._compiled_call_impl is None for block in find_blocks(trainer.model))
+
+
+def failing(graph, inputs):
+    raise RuntimeError("no compiler here")
+
+
+def test_a_compiler_that_fails_is_seen_on_the_models_own_rows(tmp_path):
+    trainer = compiled("ViT", tmp_path, failing)
+    assert trainer.plan["compile"].status == "skipped"
+    assert "no compiler here" in trainer.plan["compile"].reason
+    trainer.train()
+
+
+@MODELS
+def test_recomputed_runs_end_in_the_weights_of_one_without(tmp_path, name):
+    stock = trainer_of(name, tmp_path / "stock")
+    stock.train()
+    for policy in ("attention", "full"):
+        trainer = trainer_of(name, tmp_path / policy, activation_policy=policy)
+        found = trainer.plan["activation_checkpointing"].evidence
+        assert found["layers"] == len(find_blocks(trainer.model)) == len(recomputed_layers(trainer.model))
+        assert found["layer_mb"] <= found["layer_mb_without"]
+        trainer.train()
+        assert largest_weight_difference(trainer.model, stock.model) == 0
+        trainer.end()
+        assert recomputed_layers(trainer.model) == []
+
+
+def test_another_dropout_of_a_plain_module_would_be_seen(tmp_path, monkeypatch):
+    stock = trainer_of("plain module", tmp_path / "stock")
+    stock.train()
+    broken = trainer_of("plain module", tmp_path / "broken", activation_policy="full")
+    for block in find_blocks(broken.model):
+        vars(block)["recomputed_by_hf_ext"][0]["preserve_rng_state"] = False
+    broken.train()
+    assert largest_weight_difference(broken.model, stock.model) > 1e-5
+
+
+def test_layers_of_every_width_are_counted_in_what_auto_goes_by(tmp_path):
+    narrow, wide = [Layer(8, 16), Layer(8, 16)], [Layer(64, 128), Layer(64, 128)]
+    up, down = nn.Linear(8, 64), nn.Linear(64, 8)
+
+    def kept(*trunk):
+        args = make_args(tmp_path, activation_policy="auto", activation_budget_gb=1.0)
+        trainer = FastTrainer(Net(nn.Sequential(*trunk)), args, train_dataset=rows_of_numbers())
+        return float(re.search(r"none, with (\S+) GB", trainer.plan["activation_checkpointing"].reason)[1])
+
+    parts = kept(*narrow), kept(up, *wide, down)
+    assert parts[1] > 4 * parts[0]
+    assert kept(*narrow, up, *wide, down) == pytest.approx(sum(parts), rel=0.02)
+
+
+@MODELS
+def test_muon_trains_and_says_what_goes_where(tmp_path, name):
+    trainer = trainer_of(name, tmp_path, optim_ext="muon", weight_decay=0.1, **ADAMW)
+    reason = trainer.plan["muon"].reason
+    blocks = {"BERT": "18 matrices of 3 BertLayer", "ViT": "18 matrices of 3 ViTLayer"}
+    blocks |= {"GPT-2": "12 matrices of 3 GPT2Block", "plain module": "8 matrices of 4 Layer"}
+    assert reason.startswith(f"{blocks[name]} get Muon, the rest AdamW (")
+    before = copy.deepcopy(trainer.model)
+    trainer.train()
+    optimizer = trainer.optimizer.optimizer
+    assert type(optimizer) is MuonAdamW
+    assert {group["weight_decay"] for group in optimizer.param_groups if group["algorithm"] == "muon"} == {0.1}
+    assert {group["weight_decay"] for group in optimizer.param_groups if group["algorithm"] == "adamw"} == {0.0, 0.1}
+    assert largest_weight_difference(trainer.model.cpu(), before.cpu()) > 0
+
+
+def test_muon_runs_go_on_exactly_from_a_checkpoint(tmp_path):
+    given = {"optim_ext": "muon", "block_pattern": r"trunk\.\d", **ADAMW}
+    whole = trainer_of("plain module", tmp_path / "whole", save_strategy="steps", save_steps=2, **given)
+    whole.train()
+    resumed = trainer_of("plain module", tmp_path / "resumed", **given)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
+    assert largest_weight_difference(whole.model, resumed.model) == 0
+
+
+def test_a_pattern_is_one_for_all_of_them(tmp_path):
+    pattern = r"trunk\.[01]"
+    given = {"block_pattern": pattern, "activation_policy": "full", "optim_ext": "muon", **ADAMW}
+    trainer = trainer_of("plain module", tmp_path, **given)
+    assert recomputed_layers(trainer.model) == find_blocks(trainer.model, pattern) == [*trainer.model.trunk[:2]]
+    assert trainer.plan["muon"].reason.startswith("4 matrices of 2 Layer get Muon")
+    assert compiled("plain module", tmp_path / "c", "eager", **given).plan["compile"].evidence["blocks"] == 2
+    with pytest.raises(ArgumentError, match=r"There are: trunk\\\.\\d\+"):
+        trainer_of("plain module", tmp_path, block_pattern="layers")
+    with pytest.raises(ArgumentError, match=r"block_pattern='\(': no regular expression"):
+        make_args(block_pattern="(")
+
+
+# --- parity ----------------------------------------------------------------------------------------------------------
+
+
+def run_of(name) -> Run:
+    make, rows = TRAINED[name]
+    torch.manual_seed(0)
+    return Run(make_args(), make(), None, rows())
+
+
+@MODELS
+def test_parity_of_any_model_is_proven_on_its_own_rows(name):
+    run = run_of(name)
+    (probe,) = parity.find_probes(run)
+    assert isinstance(probe, parity.ModelProbe)
+    assert probe.num_rows == 4
+    compiling = partial(compile_blocks, run.model, backend="eager")
+    kernel = getattr(run.model, "set_attn_implementation", None)
+    found = parity.prove(run, compiling if kernel is None else partial(kernel, "eager"))
+    assert found.problem is None
+    assert found.max_difference < 1e-5
+    assert found.gradient_distance < 1e-4
+    assert all(weight.grad is None for weight in run.model.parameters())
+
+
+@MODELS
+def test_parity_sees_a_layer_that_computes_something_else_forward_or_backward(name):
+    run = run_of(name)
+    last = find_blocks(run.model)[-1]
+
+    def tilt(states):  # not a factor, which a norm takes out again
+        return states * (1 + 0.01 * torch.arange(states.shape[-1]).sin())
+
+    def change(module, args, output):
+        return (tilt(output[0]), *output[1:]) if isinstance(output, tuple) else tilt(output)
+
+    class Flat(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad * 1.05
+
+    def bend(module, args, output):
+        return (Flat.apply(output[0]), *output[1:]) if isinstance(output, tuple) else Flat.apply(output)
+
+    for hook, problem in ((change, "states differ"), (bend, "gradients differ")):
+        found = parity.prove(run, lambda hook=hook: last.register_forward_hook(hook))
+        assert found.problem.startswith(problem)
+        last._forward_hooks.clear()
+    assert "weight was replaced" in parity.prove(run, lambda: _replace_first_weight(run.model)).problem
+
+
+def _replace_first_weight(model):
+    with torch.no_grad():
+        next(model.parameters()).mul_(1.0)
+
+
+def test_probing_changes_no_mean_of_a_batch_norm_and_no_random_number():
+    torch.manual_seed(0)
+    model = resnet().train()
+    before = [buffer.clone() for buffer in model.buffers()]
+    state = torch.get_rng_state()
+    run = Run(make_args(), model, None, rows_of_images())
+    (probe,) = parity.find_probes(run)
+    compile._train_once(run, [probe])
+    assert all(torch.equal(old, new) for old, new in zip(before, model.buffers()))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert model.training
+    assert all(weight.grad is None for weight in model.parameters())
+
+
+def test_a_model_that_does_not_compute_on_its_rows_gives_no_probe():
+    rows = [{"x": torch.randn(4), "labels": 0}]  # five are needed
+    assert parity.find_probes(Run(make_args(), Net(), None, rows)) == []
+    assert parity.find_probes(Run(make_args(), Net(), None, None)) == []
+    texts = [{"weight": 1.0, **row} for row in rows_of_numbers(4)]  # as Trainer drops what forward does not name
+    assert len(parity.find_probes(Run(make_args(), Net(), None, texts))) == 1
+    assert parity.find_probes(Run(make_args(remove_unused_columns=False), Net(), None, texts)) == []
+    assert isinstance(parity.find_probes(Run(make_args(), make_wide_esm(), pad_rows, make_rows()))[0], parity.Probe)
+
+
+# --- CUDA graphs -----------------------------------------------------------------------------------------------------
+
+FIXED = DataFacts(num_rows=64, num_batch_shapes=1)
+
+
+def decide(data=FIXED, hardware="A100", world_size=1, model=None, **given):
+    args = make_args(speedups=["compile"], compile_mode="reduce-overhead", per_device_train_batch_size=4, **given)
+    facts = model or ModelFacts(blocks="12 ViTLayer")
+    return compile.decide(Context(describe_hardware(hardware), args, facts, data, world_size=world_size))
+
+
+def test_cuda_graphs_are_replayed_where_every_batch_has_one_shape():
+    decision = decide()
+    assert (decision.status, decision.settings) == ("applied", {"dynamic": False, "mode": "reduce-overhead"})
+    assert decision.reason == "12 ViTLayer, block by block on A100-40GB, as CUDA graphs"
+    assert decide(replace(FIXED, num_rows=63), dataloader_drop_last=True).status == "applied"
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"hardware": "cpu"}, "CUDA graphs need a CUDA device"),
+        ({"activation_policy": "full"}, "recomputed layers would write into graphs"),
+        ({"max_tokens_per_batch": 99}, "--max_tokens_per_batch makes batches of different shapes"),
+        ({"data": DataFacts(streaming=True)}, "a stream does not tell"),
+        ({"data": replace(FIXED, num_rows=63)}, "the last batch of an epoch is smaller: add --dataloader_drop_last"),
+        ({"world_size": 3}, "the last batch of an epoch is smaller"),
+        (
+            {"data": replace(FIXED, num_batch_shapes=3)},
+            "a few places of the data have 3 shapes: pad rows to one length",
+        ),
+        ({"data": replace(FIXED, num_batch_shapes=None)}, "no batches could be made"),
+    ],
+)
+def test_else_they_are_refused_where_asked_for_and_left_out_by_auto(given, reason):
+    refused = decide(**given)
+    assert refused.status == "refused"
+    assert reason in refused.reason
+    context = Context(
+        describe_hardware(given.get("hardware", "A100")),
+        make_args(
+            speedups=["compile"],
+            compile_mode="auto",
+            per_device_train_batch_size=4,
+            **{name: value for name, value in given.items() if name in ("activation_policy", "max_tokens_per_batch")},
+        ),
+        ModelFacts(blocks="12 ViTLayer"),
+        given.get("data", FIXED),
+        world_size=given.get("world_size", 1),
+    )
+    left_out = compile.decide(context)
+    assert (left_out.status, left_out.settings) == ("applied", {"dynamic": True})
+    assert "without CUDA graphs: " in left_out.reason
+    assert reason in left_out.reason
+
+
+def test_packed_rows_are_no_fixed_shape_and_the_default_does_not_ask():
+    packed = decide(model=ModelFacts(("esm",), blocks="2 EsmLayer"), without=["attention"])
+    assert packed.status == "applied"  # nothing is packed
+    args = make_args(speedups=["packing", "compile"], compile_mode="reduce-overhead")
+    facts = ModelFacts(("esm",), blocks="2 EsmLayer")
+    assert (
+        "packed rows differ in length" in compile.decide(Context(describe_hardware("A100"), args, facts, FIXED)).reason
+    )
+    assert compile.decide(Context(describe_hardware("A100"), make_args(speedups=["compile"]), facts)).settings == {
+        "dynamic": True
+    }
+
+
+def test_shapes_are_those_of_the_collators_batches(tmp_path):
+    def shapes(dataset, collator=None, model=None, **given):
+        args = make_args(tmp_path, speedups=["compile"], **{"compile_mode": "auto", **given})
+        return make_plan(args, model or gpt2(), dataset, collator).context.data.num_batch_shapes
+
+    assert shapes(TRAINED["GPT-2"][1]()) == 1
+    assert shapes(make_rows(), pad_rows, make_wide_esm()) > 1
+    fixed = [{"x": torch.zeros(9), "labels": 0}] * 8
+    assert shapes(fixed, lambda rows: default_data_collator([{**row, "x": row["x"][:5]} for row in rows]), Net()) == 1
+    assert shapes(TRAINED["GPT-2"][1](), compile_mode="default") is None
