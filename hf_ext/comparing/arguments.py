@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from ..errors import ArgumentError
 
@@ -18,7 +19,7 @@ class CompareArguments:
         ),
         "measurement": (
             *("output_dir", "rounds", "seed", "warmup_steps_excluded", "warmup_run", "logging_steps", "metric"),
-            "greater_is_better",
+            *("greater_is_better", "timed_by"),
         ),
         "launching": ("launch", "baseline_launch", "optimized_launch"),
         "criteria": ("min_speedup", "max_loss_delta", "max_memory_gib", "max_metric_drop"),
@@ -78,6 +79,10 @@ class CompareArguments:
         default=None,
         metadata={"help": "YAML of phases that are switched on one after another, instead of two sides to compare."},
     )
+    timed_by: Literal["clock", "processor"] = field(
+        default="clock",
+        metadata={"help": "With --progression: what steps are judged by; processor where other programs share a CPU."},
+    )
     singles: bool = field(default=False, metadata={"help": "With --progression: also run each phase alone."})
 
     def __post_init__(self) -> None:
@@ -101,6 +106,8 @@ class CompareArguments:
     def _check_progression(self) -> None:
         if self.singles and not self.progression:
             raise ArgumentError("--singles runs the phases of --progression FILE alone: give a file.")
+        if self.timed_by != "clock" and not self.progression:
+            raise ArgumentError(f"--timed_by {self.timed_by} is for the phases of --progression FILE: give a file.")
         sides = ("baseline", "baseline_args", "optimized", "optimized_args", "ablate", "optimized_launch")
         defaults = vars(CompareArguments()) if self.progression else vars(self)
         changed = [name for name in sides if getattr(self, name) != defaults[name]]

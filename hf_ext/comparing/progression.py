@@ -20,6 +20,7 @@ from .running import SideRun
 from .sides import Side
 
 Rates = dict[str, dict[str, RoundRates]]  # name of a side -> kind of time -> its rates
+STEPS = {"clock": "step", "processor": "cpu"}  # --timed_by -> kind of time
 
 
 def compare_phases(args: CompareArguments, shared: Sequence[str] = ()) -> dict[str, Any]:
@@ -77,6 +78,7 @@ def analyze_phases(
         "progression": progression.name,
         "source": progression.source,
         "unit": unit,
+        "timed_by": STEPS[args.timed_by],
         "metric": args.metric,
         "baseline": {
             "name": "baseline",
@@ -114,7 +116,7 @@ def _describe_phase(
         "name": name,
         "arguments": spec.arguments,
         "launch": spec.launch,
-        "judged_by": spec.judged_by,
+        "judged_by": "loop" if spec.judged_by == "loop" else STEPS[args.timed_by],
         "claimed": spec.claimed,
         "claimed_memory": spec.claimed_memory,
         "note": spec.note,
@@ -130,7 +132,7 @@ def _describe_phase(
         "speedup": speedup,
         "cumulative": _ratios(rates[name], rates["baseline"]),
         "alone": _ratios(rates[phase.alone[0].side.name], rates["baseline"]) if phase.alone else None,
-        "verdict": judge(speedup[spec.judged_by]),
+        "verdict": judge(speedup[row["judged_by"]]),
         "batch": _batch(phase.runs[0]),
         "same_sequences_per_step": rows_per_step[0] == rows_per_step[1],
         "loss": compare_losses(phase.runs, baseline),
@@ -193,7 +195,9 @@ def _multiply_claims(claims: Sequence[Claim]) -> Claim:
 def _pair(args: CompareArguments, runs: Sequence[SideRun], baseline: Sequence[SideRun], rates: Rates) -> dict[str, Any]:
     """All measured phases against the baseline, as `analyze` has it of a pair of sides."""
     return {
-        "ratio": asdict(ratio_interval(rates[runs[0].side.name]["step"], rates["baseline"]["step"])),
+        "ratio": asdict(
+            ratio_interval(*(rates[name][STEPS[args.timed_by]] for name in (runs[0].side.name, "baseline")))
+        ),
         "loss": compare_losses(runs, baseline),
         "metric_drop": metric_drop(runs, baseline, args.metric, args.greater_is_better),
     }

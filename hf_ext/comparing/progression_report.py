@@ -7,7 +7,8 @@ from typing import Any
 from ..reporting.tables import format_markdown_table
 from ..units import MISSING, NOT_MEASURED
 
-KINDS = {"step": "steps", "loop": "the whole loop"}
+KINDS = {"step": "steps by the clock", "cpu": "steps by CPU time", "loop": "the whole loop"}
+OTHER = {"step": "by CPU time", "cpu": "by the clock"}  # the time that the phases are not judged by
 
 
 def format_progression(result: dict[str, Any]) -> str:
@@ -31,6 +32,8 @@ def describe_runs(result: dict[str, Any]) -> str:
         "95 % intervals (rounds and steps drawn again). Evaluation, saving, compilation and the first steps are in the "
     )
     text += "loop, not in the steps."
+    if result["timed_by"] == "cpu":
+        text += " Steps are timed by the processor, as other programs shared the machine."
     if result["rounds"] == 1:
         text += " One round only: the intervals hold variation between steps, none between runs."
     return text
@@ -38,7 +41,8 @@ def describe_runs(result: dict[str, Any]) -> str:
 
 def phases_table(result: dict[str, Any]) -> str:
     """One row for the baseline, one per phase, and one for all that were measured."""
-    base, sides = result["baseline"], result["sides"]
+    base, sides, main = result["baseline"], result["sides"], result["timed_by"]
+    other = "step" if main == "cpu" else "cpu"
     unknown = [MISSING] * 4
     measured = _measured(sides["baseline"], base["batch"], base["claimed_memory"], None)
     rows = [["baseline", MISSING, MISSING, MISSING, "1.00x", "1.00x", MISSING, *measured, ""]]
@@ -56,8 +60,8 @@ def phases_table(result: dict[str, Any]) -> str:
                 phase["name"],
                 claimed,
                 _interval(phase["speedup"][judged]) + (", of the loop" if judged == "loop" else ""),
-                _times(phase["speedup"]["cpu"]),
-                _interval(phase["cumulative"]["step"]),
+                _times(phase["speedup"][other]),
+                _interval(phase["cumulative"][main]),
                 _times(phase["cumulative"]["loop"]),
                 _interval(alone[judged]) if alone else MISSING,
                 *_measured(sides[phase["name"]], phase["batch"], phase["claimed_memory"], phase["loss"]),
@@ -65,7 +69,7 @@ def phases_table(result: dict[str, Any]) -> str:
             ]
         )
     rows.append(_whole_row(result))
-    headers = ["phase", "claimed", "this phase", "by CPU time", "so far", "loop, so far", "alone", "step / CPU, ms"]
+    headers = ["phase", "claimed", "this phase", OTHER[main], "so far", "loop, so far", "alone", "step / CPU, ms"]
     headers += ["rows per step", "peak GiB / claimed GB", "loss", result["metric"], "verdict"]
     return format_markdown_table(rows, headers)
 
@@ -87,12 +91,12 @@ def _measured(
 
 
 def _whole_row(result: dict[str, Any]) -> list[str]:
-    whole = result["whole"]
+    whole, main = result["whole"], result["timed_by"]
     product = whole["product_of_singles"]
     cells = [f"**{whole['phases']} phases together**", format_claim(whole["claimed"]), MISSING, MISSING]
-    cells += [_interval(whole["speedup"]["step"]), _times(whole["speedup"]["loop"])]
-    cells += [f"product {_times(product['step'])}" if product else MISSING, *[MISSING] * 5]
-    return [*cells, f"by CPU time {_times(whole['speedup']['cpu'])}"]
+    cells += [_interval(whole["speedup"][main]), _times(whole["speedup"]["loop"])]
+    cells += [f"product {_times(product[main])}" if product else MISSING, *[MISSING] * 5]
+    return [*cells, f"{OTHER[main]} {_times(whole['speedup']['step' if main == 'cpu' else 'cpu'])}"]
 
 
 def _why(phase: dict[str, Any]) -> str:

@@ -104,9 +104,8 @@ def test_each_alone_is_measured_and_the_product_stands_beside_the_whole(compare)
     assert alone == {"half": 2.0, "idle": 1.0, "slower": 4.0}
     whole = result["whole"]
     assert (whole["speedup"]["step"]["value"], whole["product_of_singles"]["step"]["value"]) == (4.0, 8.0)
-    line = (
-        "In steps, all 3 measured phases together: 4.00x [4.00, 4.00]; the product of each alone on the baseline: 8.00x"
-    )
+    line = "In steps by the clock, all 3 measured phases together: 4.00x [4.00, 4.00]; the product of each alone "
+    line += "on the baseline: 8.00x"
     assert line in Path("out/comparison.md").read_text()
     assert result["sides"]["only slower"]["arguments"] == ["--seconds", "0.25", "--speedups", "precision"]
     assert "only_half" not in Path("calls.txt").read_text()  # the first phase stands alone already
@@ -122,6 +121,19 @@ def test_a_phase_of_the_loop_is_judged_by_the_loop(compare):
     assert rows_of_table()["rarer validation"][1] == "2.00x [2.00, 2.00], of the loop"
     assert compare(text.replace(", judged_by: loop", ""), "--rounds 1") == 0  # the twin, judged by steps
     assert read_result()["phases"][0]["verdict"] == "does not pay here"
+
+
+def test_on_a_shared_machine_the_processor_judges(compare):
+    text = "name: a\nbaseline: {}\nphases: [{name: waits, arguments: {seconds: 0.5, processor: 0.5}}]\n"
+    assert compare(text, "--rounds 1 --timed_by processor --min_speedup 1.5") == 3
+    (row,) = read_result()["phases"]
+    assert {kind: ratio["value"] for kind, ratio in row["speedup"].items()} == {"step": 2.0, "cpu": 1.0, "loop": 2.0}
+    assert row["verdict"] == "does not pay here"
+    rows = rows_of_table()
+    assert rows["phase"][1:4] == ["this phase", "by the clock", "so far"]
+    assert rows["waits"][1:4] == ["1.00x [1.00, 1.00]", "2.00x", "1.00x [1.00, 1.00]"]
+    assert compare(text, "--rounds 1 --min_speedup 1.5") == 0  # the same runs, by the clock
+    assert rows_of_table()["waits"][1:4] == ["2.00x [2.00, 2.00]", "1.00x", "2.00x [2.00, 2.00]"]
 
 
 def test_another_batch_is_said_in_the_row_and_below(compare):
@@ -227,6 +239,7 @@ def test_a_gain_that_the_interval_does_not_show_does_not_pay(interval, says):
     ("words", "message"),
     [
         (["--singles", "true"], "--singles runs the phases of --progression"),
+        (["--timed_by", "processor"], "--timed_by processor is for the phases of --progression"),
         (
             ["--progression", "x.yaml", "--optimized", "low_disk", "--ablate", "true"],
             "leave --optimized and --ablate out",

@@ -42,7 +42,7 @@ def main() -> None:
     speedups = given.get("speedups", "").split()
     steps = {
         "seconds": [seconds] * num_steps,
-        "cpu_seconds": [seconds / 2] * num_steps,
+        "cpu_seconds": [float(given.get("processor", seconds / 2))] * num_steps,
         "residues": [25.0 * per_step] * num_steps,
         "sequences": [float(per_step)] * num_steps,
     }
