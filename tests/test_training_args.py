@@ -36,6 +36,7 @@ ADDED = {
     "activation_policy",
     "activation_budget_gb",
     "throughput_warmup_steps",
+    "torch_profiler",
     "baseline_json",
     "resume",
     "allow_changed",
