@@ -545,6 +545,55 @@ def memory_ledger() -> str:
     return format_markdown_table(rows, headers)
 
 
+def pde_demo() -> str:
+    """The demo of the operator recipe: errors beside trivial ones, and what it took."""
+    result = _read_if_there("pde_demo_cpu")
+    if result is None:
+        return _NOT_MEASURED
+    runs = result["runs"]
+    rows: list[list[str]] = []
+    for name in runs[0]["scores"]:
+        cells = []
+        for metric in ("advection1d_nrmse", "darcy2d_nrmse"):
+            values = [run["scores"][name][metric]["value"] for run in runs if metric in run["scores"][name]]
+            cells.append(_over_seeds(values, 4) if values else "-")
+        rows.append([name, *cells, *([""] * 2)])
+    for task, column in (("advection1d", 1), ("darcy2d", 2)):
+        least = min(run["factors"][task] for run in runs)
+        rows[0][column] += f", {least:.1f} times below at least"
+    rows[0][3:] = [_over_seeds([run[key] for run in runs], 0) for key in ("wall_s", "cpu_s")]
+    seeds = f"{len(runs)} seed" + ("s" if len(runs) > 1 else "")
+    return format_markdown_table(rows, [seeds, "advection, nRMSE", "Darcy flow, nRMSE", "seconds", "CPU seconds"])
+
+
+def pde_terms() -> str:
+    """What auxiliary losses cost, predicted and measured, and what leaving some out costs in error."""
+    result = _read_if_there("pde_terms_cpu")
+    if result is None:
+        return _NOT_MEASURED
+    rows = []
+    for side in result["sides"]:
+        speedup = side.get("speedup")
+        measured = "1" if speedup is None else "{median:.2f}x [{low:.2f}, {high:.2f}]".format(**speedup)
+        errors = [_over_seeds(side[metric], 4) for metric in ("advection1d_nrmse", "darcy2d_nrmse", "nrmse")]
+        rows.append([side["name"], f"{side['predicted_speedup']:.2f}x", measured, *errors])
+    headers = ["terms", "predicted", "measured", "advection, nRMSE", "Darcy flow, nRMSE", "mean"]
+    return format_markdown_table(rows, headers)
+
+
+def _over_seeds(values: list[float], digits: int) -> str:
+    spread = f" +- {stdev(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{mean(values):.{digits}f}{spread}"
+
+
+def _read_if_there(name: str) -> Any:
+    path = RESULTS / f"{name}.json"
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+_NOT_MEASURED = "Not measured yet."
+
+
 def progression_affinity() -> str:
     """The ten optimizations of an affinity run, one on top of the other."""
     return _progression("progression_affinity_cpu")
@@ -581,6 +630,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "host_optimizer": host_optimizer,
     "memory_ledger": memory_ledger,
     "optimizer_states": optimizer_states,
+    "pde_demo": pde_demo,
+    "pde_terms": pde_terms,
     "progression_affinity": progression_affinity,
     "progression_pde": progression_pde,
     "same_numbers": same_numbers,
@@ -591,7 +642,7 @@ TABLES: dict[str, Callable[[], str]] = {
 }
 
 
-PAGES = (ROOT / "README.md", ROOT / "docs" / "memory.md", ROOT / "docs" / "progression.md")
+PAGES = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("memory", "pde", "progression")))
 
 
 def render(text: str) -> str:

@@ -44,7 +44,7 @@ FLOORS = (
     {"training"},
     {"trainer"},
     {"affinity", "comparing", "masked_lm", "pde"},
-    {"generation"},  # judges what it generates with a trained affinity model
+    {"generation", "any_model"},  # judges what it generates with a trained affinity model
     {"doctor"},
 )
 

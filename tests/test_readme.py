@@ -20,6 +20,7 @@ from hf_ext.affinity.arguments import AffinityArguments
 from hf_ext.affinity.predictor import AffinityPredictor
 from hf_ext.comparing.arguments import CompareArguments
 from hf_ext.comparing.progression_file import as_flags, read_progression
+from hf_ext.comparing.progression_file import read_progression
 from hf_ext.data.arguments import DataArguments
 from hf_ext.doctor.arguments import DoctorArguments
 from hf_ext.generation.arguments import GeneratorArguments
@@ -41,14 +42,14 @@ COMMANDS = [
 
 
 def test_tables_are_what_the_results_say() -> None:
-    assert [path.name for path in PAGES] == ["README.md", "memory.md", "progression.md"]
+    assert [path.name for path in PAGES] == ["README.md", "memory.md", "pde.md", "progression.md"]
     for path in PAGES:
         assert render(path.read_text(encoding="utf-8")) == path.read_text(encoding="utf-8")
     assert render(README.replace("x |", "y |")) == README  # a table edited by hand would be put right
 
 
-def test_there_are_fifteen_commands_and_their_files_exist() -> None:
-    assert len(COMMANDS) == 15
+def test_there_are_seventeen_commands_and_their_files_exist() -> None:
+    assert len(COMMANDS) == 17
     for command in COMMANDS:
         for word in shlex.split(command):
             if word.startswith(("recipes/", "accelerate_configs/")):
@@ -67,6 +68,14 @@ def test_the_masked_lm_command_parses() -> None:
     (command,) = [command for command in COMMANDS if command.startswith("accelerate launch --quiet recipes/mlm.py")]
     parser = FastArgumentParser((MaskedLMArguments, DataArguments, FastTrainingArguments), presets=PRESETS)
     assert len(parser.parse_args_into_dataclasses(shlex.split(command.partition("recipes/mlm.py")[2]))) == 3
+
+
+def test_the_command_of_a_progression_parses_and_reads_its_phases() -> None:
+    (command,) = [command for command in COMMANDS if "--progression" in command]
+    words = shlex.split(command.partition("recipes/compare.py")[2])
+    parser = HfArgumentParser(CompareArguments)
+    (args,) = parser.parse_args_into_dataclasses(words[: words.index("--")], look_for_args_file=False)
+    assert len(read_progression(str(ROOT / args.progression)).phases) == 8
 
 
 def test_the_commands_of_the_generator_parse() -> None:

@@ -38,6 +38,7 @@ ADDED = {
     "block_pattern",
     "compile_mode",
     "throughput_warmup_steps",
+    "torch_profiler",
     "baseline_json",
     "resume",
     "allow_changed",

@@ -409,3 +409,30 @@ def test_two_processes_are_added_up_and_their_times_averaged(tmp_path, tokenizer
     loop.args = args
     loop.step(0, 1)
     assert loop.log(loss=1.0)["residues_per_s"] == (4 + 4) / 2.0
+
+
+def test_texts_are_counted_in_tokens_and_proteins_in_residues(tokenizer) -> None:
+    words = SimpleNamespace(get_vocab=lambda: {"[PAD]": 0, "[CLS]": 1, "red": 2}, cls_token_id=1, pad_token_id=0)
+    units = []
+    for known in (tokenizer, words):
+        model = make_esm(EsmForMaskedLM).train()
+        counter = BatchCounter(model, known)
+        model(input_ids=IDS, attention_mask=MASK)
+        units.append((counter.unit, int(counter.take()[1])))
+    assert units == [("residues", 8), ("tokens", 8)]
+
+
+def test_a_step_that_is_left_out_is_in_no_rate_and_not_waited_for(tmp_path, tokenizer) -> None:
+    loop = Loop(tmp_path, tokenizer, warmup=0)
+    callback = loop.callback
+    callback.on_train_begin(loop.args, loop.state, None, model=loop.model)
+    for seconds, is_left_out in ((1.0, False), (50.0, True), (3.0, False)):
+        if is_left_out:
+            callback.leave_out_step()
+        callback.on_step_begin(loop.args, loop.state, None)
+        loop.model(input_ids=IDS, attention_mask=MASK)
+        loop.now += seconds
+        callback.on_step_end(loop.args, loop.state, None)
+    callback.extend_logs({"loss": 1.0}, loop.args, loop.state)
+    found = callback.summarize([])
+    assert (found["measured_steps"], found["totals"]["seconds"], found["totals"]["residues"]) == (2, 4.0, 8.0)

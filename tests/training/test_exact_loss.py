@@ -223,9 +223,77 @@ def test_the_exact_loss_of_one_batch_is_the_models_own(name, kind):
         assert model.config.problem_type == expected_problem is not None
 
 
+IMAGE = {"image_size": 8, "patch_size": 4, "num_labels": 3}
+OTHERS = {
+    "GPT2": {"n_positions": 40, "n_embd": 16, "n_layer": 1, "n_head": 2, "attn_pdrop": 0.0},
+    "GPT2LMHeadModel": {"embd_pdrop": 0.0, "resid_pdrop": 0.0},
+    "OPT": {"ffn_dim": 32, "word_embed_proj_dim": 16, "dropout": 0.0},
+    "ConvNext": {"hidden_sizes": [8, 8], "depths": [1, 1], "num_stages": 2},
+    "ResNet": {"hidden_sizes": [8, 8], "depths": [1, 1], "embedding_size": 8},
+    "Swin": {"patch_size": 2, "embed_dim": 8, "depths": [1], "num_attention_heads": [2], "window_size": 2},
+}
+
+
+def make_other(name: str, **given) -> torch.nn.Module:
+    """A tiny causal language model or image classifier."""
+    torch.manual_seed(0)
+    family = name.split("For")[0].removesuffix("LMHeadModel")
+    special = dict.fromkeys(("bos_token_id", "eos_token_id"), 2) | {"num_key_value_heads": 2}
+    settings = {**SMALL, **(IMAGE if "Image" in name else special), **OTHERS.get(family, {}), **OTHERS.get(name, {})}
+    return getattr(transformers, name)(getattr(transformers, f"{family}Config")(**{**settings, **given}))
+
+
+COMPARED_HERE = [name for name, kind in LOSS_KINDS.items() if kind == "next_tokens" or "Image" in name]
+
+
+@pytest.mark.parametrize("name", COMPARED_HERE)
+def test_the_exact_loss_of_causal_models_and_of_images_is_their_own(name):
+    model = make_other(name).eval()
+    if "Image" in name:
+        batch = {"pixel_values": torch.randn(4, 3, 8, 8), "labels": torch.tensor([0, 1, 2, 1])}
+    else:
+        batch = pad_rows(make_rows("masked"))
+    with torch.no_grad():
+        own = model(**batch)
+    ours = exact_loss(find_loss_kind(model), model.config, own.logits, batch["labels"])
+    assert ours.item() == pytest.approx(own.loss.item(), rel=1e-6)
+
+
 def test_every_covered_class_was_compared():
-    assert len(LOSS_KINDS) == 21
+    heads = [name for name in LOSS_KINDS if any(head in name for head in HEADS)]
+    assert len(LOSS_KINDS) == len(heads) + len(COMPARED_HERE) == 40
     assert all(hasattr(transformers, name) for name in LOSS_KINDS)
+
+
+def test_gpt2_counts_what_it_predicts_however_a_step_is_split_and_stock_trainer_counts_first_tokens_too(tmp_path):
+    rows = [{**row, "labels": row["input_ids"]} for row in make_rows("masked")]
+
+    def step(trainer, split):
+        return train_step(*trainer, make_other("GPT2LMHeadModel"), rows, tmp_path, split)
+
+    (whole, loss), (split, split_loss) = step(FAST, (16, 1)), step(FAST, (4, 4))
+    assert distance(split, whole) < 1e-5
+    assert split_loss == pytest.approx(loss, rel=1e-5)
+    num_tokens = sum(len(row["input_ids"]) for row in rows)  # 304
+    stock, stock_loss = step(STOCK, (16, 1))
+    # When this fails, transformers counts right: `_with_next_labels` can go.
+    assert stock_loss == pytest.approx(loss * (num_tokens - 16) / num_tokens, rel=1e-5)
+    assert distance(stock * num_tokens / (num_tokens - 16), whole) < 1e-5
+
+
+def test_the_evaluation_loss_of_a_causal_model_is_a_mean_over_its_tokens(tmp_path):
+    rows = [{**row, "labels": row["input_ids"]} for row in make_rows("masked")]
+    model = make_other("LlamaForCausalLM").eval()
+    settings = {"output_dir": str(tmp_path), "use_cpu": True, "report_to": "none", "per_device_eval_batch_size": 3}
+    with torch.no_grad():
+        expected = model(**pad_rows(rows)).loss.item()
+
+    def evaluate(trainer_cls, args_cls):
+        trainer = trainer_cls(model, args_cls(**settings), pad_rows, eval_dataset=Dataset.from_list(rows))
+        return trainer.evaluate()["eval_loss"]
+
+    assert evaluate(*FAST) == pytest.approx(expected, rel=1e-5)
+    assert abs(evaluate(*STOCK) - expected) > 1e-4 * expected
 
 
 def test_the_loss_is_the_sum_over_items_divided_by_the_given_number():
