@@ -1,4 +1,4 @@
-"""The demo of recipes/pde_operator.py as a user starts it: samples made anew, trained, scored; time and errors per seed.
+"""The demo of recipes/pde_operator.py as a user starts it: it makes its samples, trains, scores. Time and errors.
 
 python benchmarks/pde_demo.py --output benchmarks/results/pde_demo_cpu.json
 """
@@ -42,7 +42,7 @@ def main() -> None:
         runs.append(run(seed))
         result = {"cores": os.cpu_count(), "threads": os.environ.get("OMP_NUM_THREADS", "torch's choice"), "runs": runs}
         args.output.write_text(json.dumps(result, indent=1) + "\n")
-        print(seed, runs[-1]["factors"], round(runs[-1]["wall_s"]), round(runs[-1]["cpu_s"]))  # noqa: T201
+        print(seed, runs[-1]["factors"], round(runs[-1]["wall_s"]), round(runs[-1]["cpu_s"]))
 
 
 if __name__ == "__main__":

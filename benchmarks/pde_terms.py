@@ -2,7 +2,7 @@
 
 Two parts. Pieces: training steps of one process and one thread, with and without the terms, for both numbers of
 queries, interleaved; from them follows what a run with the terms in every n-th step should take. Runs: the recipe
-itself, both ways, over seeds, by recipes/compare.py; what that measured stands beside the prediction.
+itself in fresh processes, sides in turns, over seeds: CPU time of the training loop per step, and errors.
 
 python benchmarks/pde_terms.py --output benchmarks/results/pde_terms_cpu.json
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -30,10 +31,15 @@ from hf_ext.pde.data import load_task
 from hf_ext.pde.terms import AuxiliaryTerms
 
 ROOT = Path(__file__).resolve().parent.parent
-SHAPE = {"resolution": 64, "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "patch_size": 8}
+SHAPE = {"resolution": 64, "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "patch_size": 4}
 ROWS, EVERY, MANY, FEW = 8, 4, 2048, 1024
-BEFORE = f"--inverse_loss_every 1 --physics_every 1 --num_queries {MANY}"
-AFTER = f"--inverse_loss_every {EVERY} --physics_every {EVERY} --num_queries {FEW}"
+SIDES = {
+    "in every step, 2,048 points": (1, MANY),
+    "in every 4th step, 1,024 points": (EVERY, FEW),
+    "in every 4th step, 2,048 points": (EVERY, MANY),
+    "never, 1,024 points": (0, FEW),
+}
+METRICS = ("advection1d_nrmse", "darcy2d_nrmse", "nrmse")
 
 
 def measure_pieces(rounds: int, cache_dir: str) -> dict[str, dict[str, float]]:
@@ -72,20 +78,54 @@ def _spread(values: list[float]) -> dict[str, float]:
 def predict(pieces: dict[str, dict[str, float]], queries: int, every: int) -> float:
     """Seconds of a mean step."""
     plain, due = (pieces[f"{queries} {kind}"]["median"] for kind in ("plain", "due"))
-    return plain + (due - plain) / every
+    return plain + (due - plain) / every if every else plain
 
 
-def run_recipe(folder: Path, rounds: int, steps: int, rows: int) -> dict:
-    """What recipes/compare.py measured of the recipe, before and after."""
-    shape = [word for name, value in SHAPE.items() for word in (f"--{name}", str(value))]
-    common = [*shape, "--num_train_samples", str(rows), "--num_eval_samples", "100", "--max_steps", str(steps)]
-    common += ["--per_device_train_batch_size", str(ROWS), "--eval_strategy", "no", "--save_strategy", "no"]
-    command = [sys.executable, str(ROOT / "recipes" / "compare.py"), "--recipe", str(ROOT / "recipes/pde_operator.py")]
-    command += ["--output_dir", str(folder), "--rounds", str(rounds), "--metric", "test.scores.model.nrmse.value"]
-    command += ["--baseline", "max_speed", "--baseline_args", BEFORE, "--optimized", "max_speed"]
-    command += ["--optimized_args", AFTER, "--", *common, "--use_cpu", "true"]
-    subprocess.run(command, check=True, cwd=folder.parent)
-    return json.loads((folder / "comparison.json").read_text())
+def run_recipe(folder: Path, seed: int, steps: int, rows: int, every: int, queries: int) -> dict:
+    """CPU seconds of a step, start and scoring left out, and the errors on the test samples."""
+    command = [
+        sys.executable,
+        str(ROOT / "recipes" / "pde_operator.py"),
+        "--output_dir",
+        str(folder),
+        "--use_cpu",
+        "true",
+    ]
+    command += [word for name, value in SHAPE.items() for word in (f"--{name}", str(value))]
+    command += [
+        "--num_train_samples",
+        str(rows),
+        "--num_eval_samples",
+        "100",
+        "--per_device_train_batch_size",
+        str(ROWS),
+    ]
+    command += ["--num_queries", str(queries), "--inverse_loss_every", str(every), "--physics_every", str(every)]
+    command += ["--eval_strategy", "no", "--save_strategy", "no", "--without", "precision", "--disable_tqdm", "true"]
+    command += ["--seed", str(seed), "--data_cache_dir", str(folder.parent / "data")]
+    seconds = []
+    for number in (steps, 8):  # the second run is what is no training
+        begin = resource.getrusage(resource.RUSAGE_CHILDREN)
+        extra = ["--max_steps", str(number), "--output_dir", str(folder / str(number))]
+        subprocess.run([*command, *extra], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        now = resource.getrusage(resource.RUSAGE_CHILDREN)
+        seconds.append(now.ru_utime + now.ru_stime - begin.ru_utime - begin.ru_stime)
+    scores = json.loads((folder / str(steps) / "all_results.json").read_text())["test"]["scores"]["model"]
+    errors = {metric: scores[metric]["value"] for metric in METRICS}
+    return {"cpu_s_per_step": (seconds[0] - seconds[1]) / (steps - 8), **errors}
+
+
+def describe_side(name: str, runs: dict[str, list[dict]], pieces: dict[str, dict[str, float]]) -> dict:
+    """Predicted and measured speed against the first side, and the errors of each seed."""
+    first = next(iter(SIDES))
+    ratios = [a["cpu_s_per_step"] / b["cpu_s_per_step"] for a, b in zip(runs[first], runs[name])]
+    (every, queries), (base_every, base_queries) = SIDES[name], SIDES[first]
+    return {
+        "name": name,
+        "predicted_speedup": predict(pieces, base_queries, base_every) / predict(pieces, queries, every),
+        "speedup": None if name == first else dict(zip(("low", "median", "high"), np.quantile(ratios, [0, 0.5, 1]))),
+        **{metric: [run[metric] for run in runs[name]] for metric in METRICS},
+    }
 
 
 def main() -> None:
@@ -93,28 +133,26 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=600)
-    parser.add_argument("--rows", type=int, default=400)
+    parser.add_argument("--steps", type=int, default=250)
+    parser.add_argument("--rows", type=int, default=500)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         pieces = measure_pieces(args.rounds, str(Path(folder) / "data"))
-        compared = run_recipe(Path(folder) / "comparison", args.seeds, args.steps, args.rows)
-    before, after = predict(pieces, MANY, 1), predict(pieces, FEW, EVERY)
-    terms = {
-        queries: pieces[f"{queries} due"]["median"] - pieces[f"{queries} plain"]["median"] for queries in (MANY, FEW)
-    }
+        runs: dict[str, list[dict]] = {name: [] for name in SIDES}
+        for seed in range(args.seeds):
+            for number, (name, side) in enumerate(SIDES.items()):
+                run = run_recipe(Path(folder) / f"{seed}-{number}", seed, args.steps, args.rows, *side)
+                runs[name].append(run)
+                print(seed, name, run, flush=True)
+    terms = {q: pieces[f"{q} due"]["median"] - pieces[f"{q} plain"]["median"] for q in (MANY, FEW)}
     result = {
-        "shape": {**SHAPE, "rows": ROWS},
+        "shape": {**SHAPE, "rows": ROWS, "steps": args.steps, "train_samples": args.rows},
         "pieces": pieces,
-        "share_of_terms": terms[MANY] / before,
+        "share_of_terms": terms[MANY] / pieces[f"{MANY} due"]["median"],
         "terms_cut": 1 - terms[FEW] / EVERY / terms[MANY],
-        "predicted_speedup": before / after,
-        "steps": args.steps,
-        "train_rows": args.rows,
-        "comparison": compared,
+        "sides": [describe_side(name, runs, pieces) for name in SIDES],
     }
     args.output.write_text(json.dumps(result, indent=1) + "\n")
-    print(json.dumps({k: v for k, v in result.items() if k != "comparison"}, indent=1))
 
 
 if __name__ == "__main__":

@@ -556,14 +556,31 @@ def pde_demo() -> str:
         cells = []
         for metric in ("advection1d_nrmse", "darcy2d_nrmse"):
             values = [run["scores"][name][metric]["value"] for run in runs if metric in run["scores"][name]]
-            cells.append(_over_seeds(values, 4) if values else "-")
+            cells.append(_mean_and_spread(values, 4) if values else "-")
         rows.append([name, *cells, *([""] * 2)])
     for task, column in (("advection1d", 1), ("darcy2d", 2)):
         least = min(run["factors"][task] for run in runs)
         rows[0][column] += f", {least:.1f} times below at least"
-    rows[0][3:] = [_over_seeds([run[key] for run in runs], 0) for key in ("wall_s", "cpu_s")]
+    rows[0][3:] = [_mean_and_spread([run[key] for run in runs], 0) for key in ("wall_s", "cpu_s")]
     seeds = f"{len(runs)} seed" + ("s" if len(runs) > 1 else "")
     return format_markdown_table(rows, [seeds, "advection, nRMSE", "Darcy flow, nRMSE", "seconds", "CPU seconds"])
+
+
+def pde_darcy() -> str:
+    """Darcy flow at 64 x 64: our operator and neuraloperator's FNO after equal CPU time, and the published error."""
+    result = _read_if_there("pde_darcy_cpu")
+    if result is None:
+        return _NOT_MEASURED
+    names = {"operator": "OperatorTransformer", "fno": "FNO of neuraloperator"}
+    rows = []
+    for name, side in result["sides"].items():
+        cpu = f"{side['cpu_s'] / 60:.0f} min"
+        rows.append([names[name], f"{side['num_parameters']:,}", cpu, f"{side['relative_l2']:.4f}"])
+    published = result["published"]
+    rows.append([f"FNO as published, at {published['resolution']} x {published['resolution']}", "-", "500 epochs", ""])
+    rows[-1][-1] = f"{published['relative_l2']:.4f}"
+    rows.append(["training mean", "-", "-", f"{result['baselines']['mean']:.4f}"])
+    return format_markdown_table(rows, ["", "parameters", "trained for", "relative L2"])
 
 
 def pde_terms() -> str:
@@ -575,13 +592,13 @@ def pde_terms() -> str:
     for side in result["sides"]:
         speedup = side.get("speedup")
         measured = "1" if speedup is None else "{median:.2f}x [{low:.2f}, {high:.2f}]".format(**speedup)
-        errors = [_over_seeds(side[metric], 4) for metric in ("advection1d_nrmse", "darcy2d_nrmse", "nrmse")]
+        errors = [_mean_and_spread(side[metric], 4) for metric in ("advection1d_nrmse", "darcy2d_nrmse", "nrmse")]
         rows.append([side["name"], f"{side['predicted_speedup']:.2f}x", measured, *errors])
     headers = ["terms", "predicted", "measured", "advection, nRMSE", "Darcy flow, nRMSE", "mean"]
     return format_markdown_table(rows, headers)
 
 
-def _over_seeds(values: list[float], digits: int) -> str:
+def _mean_and_spread(values: list[float], digits: int) -> str:
     spread = f" +- {stdev(values):.{digits}f}" if len(values) > 1 else ""
     return f"{mean(values):.{digits}f}{spread}"
 
@@ -630,6 +647,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "host_optimizer": host_optimizer,
     "memory_ledger": memory_ledger,
     "optimizer_states": optimizer_states,
+    "pde_darcy": pde_darcy,
     "pde_demo": pde_demo,
     "pde_terms": pde_terms,
     "progression_affinity": progression_affinity,

@@ -20,7 +20,6 @@ from hf_ext.affinity.arguments import AffinityArguments
 from hf_ext.affinity.predictor import AffinityPredictor
 from hf_ext.comparing.arguments import CompareArguments
 from hf_ext.comparing.progression_file import as_flags, read_progression
-from hf_ext.comparing.progression_file import read_progression
 from hf_ext.data.arguments import DataArguments
 from hf_ext.doctor.arguments import DoctorArguments
 from hf_ext.generation.arguments import GeneratorArguments
