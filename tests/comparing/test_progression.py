@@ -114,13 +114,15 @@ def test_each_alone_is_measured_and_the_product_stands_beside_the_whole(compare)
 def test_a_phase_of_the_loop_is_judged_by_the_loop(compare):
     text = "name: a\nbaseline: {arguments: {evaluation: 20}}\nphases:\n"
     text += "  - {name: rarer validation, arguments: {evaluation: 0}, judged_by: loop}\n"
-    assert compare(text, "--rounds 1") == 0
+    assert compare(text, "--rounds 2") == 0
     (row,) = read_result()["phases"]
     assert {kind: ratio["value"] for kind, ratio in row["speedup"].items()} == {"step": 1.0, "cpu": 1.0, "loop": 2.0}
     assert row["verdict"] == "pays here"
     assert rows_of_table()["rarer validation"][1] == "2.00x [2.00, 2.00], of the loop"
-    assert compare(text.replace(", judged_by: loop", ""), "--rounds 1") == 0  # the twin, judged by steps
+    assert compare(text.replace(", judged_by: loop", ""), "--rounds 2") == 0  # the twin, judged by steps
     assert read_result()["phases"][0]["verdict"] == "does not pay here"
+    assert compare(text, "--rounds 1") == 0
+    assert read_result()["phases"][0]["verdict"] == "not shown: one round has one time of the loop"
 
 
 def test_on_a_shared_machine_the_processor_judges(compare):
