@@ -3,8 +3,8 @@
 Class I in expectation: each epoch still sees every row once, in random order of batches; which rows share a batch is
 correlated with length. That is not always harmless: a small causal model that learns to repeat 3 to 8 words was at 2.13
 nats a token after as many steps as brought batches of all lengths to 1.04 (`recipes/examples/causal_lm.py`): each
-of its batches had one length. Effect: on proteins of 30 to 1024 residues, random batches are about 58 % padding, grouped ones
-3 %. Not needed where sequences are packed, or where all inputs come from the embedding cache.
+of its batches had one length. Effect: on proteins of 30 to 1024 residues, random batches are about 58 % padding, and
+grouped ones 3 %. Not needed where sequences are packed, or where all inputs come from the embedding cache.
 """
 
 from __future__ import annotations
