@@ -9,7 +9,7 @@
 Advection is solved exactly, Darcy flow by finite volumes; samples are made once and kept in --data_cache_dir. Scores
 are nRMSE: the L2 of the error over the L2 of the solution, beside what the mean of the training solutions and, for
 advection, the initial state score. Killed, or stopped with Ctrl-C, the same command goes on where it was.
-`--stock_trainer true` trains with transformers.Trainer itself, on the same samples, points and losses.
+`--stock_trainer true` trains with transformers.Trainer itself and AdamW, on the same samples, points and losses.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from hf_ext.training_args import FastTrainingArguments
 DEFAULTS = {
     "preset": "max_speed",
     "output_dir": "outputs/pde_operator",
+    "optim_ext": ["muon"],  # --without muon for AdamW alone
     "learning_rate": 4e-3,
     "adam_beta2": 0.98,
     "weight_decay": 0.01,
@@ -40,9 +41,9 @@ DEFAULTS = {
     "per_device_train_batch_size": 16,
     "per_device_eval_batch_size": 64,
     "eval_strategy": "steps",
-    "eval_steps": 0.2,
+    "eval_steps": 0.5,
     "save_strategy": "steps",
-    "save_steps": 0.2,
+    "save_steps": 0.5,
     "save_total_limit": 2,
     "resume": "auto",
     "logging_steps": 0.05,

@@ -24,8 +24,9 @@ FEW += ["--disable_tqdm", "true"]
 
 
 def command(name: str, *arguments: str, processes: int = 1) -> list[str]:
-    launcher = [sys.executable, "-m", "accelerate.commands.launch", "--mixed_precision", "no", "--cpu"]
-    launcher += ["--num_processes", str(processes), "--main_process_port", str(free_port())]
+    # Without a file, `--cpu --num_processes 2` starts one process.
+    chosen = ["--config_file", str(ROOT / "accelerate_configs" / ("2cpu_ddp.yaml" if processes == 2 else "cpu.yaml"))]
+    launcher = [sys.executable, "-m", "accelerate.commands.launch", *chosen, "--main_process_port", str(free_port())]
     return [*launcher, str(ROOT / "recipes" / "examples" / f"{name}.py"), *arguments]
 
 

@@ -102,7 +102,7 @@ def test_points_and_terms_are_what_makes_the_weights(whole, tmp_path):
 def test_the_control_is_transformers_own_trainer_on_the_same_losses(tmp_path):
     arguments = [*SMALL, "--preset", "baseline", "--logging_steps", "1", "--max_steps", "6"]
     curves = []
-    for name, extra in (("ours", []), ("stock", ["--stock_trainer", "true"])):
+    for name, extra in (("ours", ["--without", "muon"]), ("stock", ["--stock_trainer", "true"])):
         folder = tmp_path / name
         folder.mkdir()
         found = train(folder, *arguments, *extra)
@@ -161,7 +161,7 @@ FP32 = ("--mixed_precision", "no")
 
 @pytest.mark.nightly
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="two processes on the CPU")
-@pytest.mark.parametrize("optimizer", [[], ["--optim_ext", "muon"]], ids=["adamw", "muon"])
+@pytest.mark.parametrize("optimizer", [["--without", "precision", "muon"], []], ids=["adamw", "muon"])
 def test_ddp_and_fsdp2_train_what_one_process_trains(optimizer, tmp_path):
     launches = {
         "one": Launch("cpu", "NO", 1),

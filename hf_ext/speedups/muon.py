@@ -34,6 +34,8 @@ def decide(context: Context) -> Decision:
         if NAME in (args.speedups or []):
             return Decision(NAME, KIND, "skipped", "give --optim_ext muon: it changes what is learned")
         return off(NAME, KIND)
+    if NAME in (args.without or []) and "optim_ext" not in args.explicit_fields:
+        return Decision(NAME, KIND, "skipped", "left out by --without muon: AdamW steps all")
     problem = _find_problem(context)
     if problem:
         return Decision(NAME, KIND, "refused", problem)

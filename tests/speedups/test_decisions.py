@@ -10,6 +10,7 @@ from hf_ext.speedups import batch_size as batch_size_module
 from hf_ext.training_args import FastTrainingArguments
 
 FROZEN = ModelFacts(("esm",), ("heavy", "light"), trains_encoders=False)
+NO_LENGTHS = "the dataset has no column 'length' (--length_column_name); rows of one size, as images are, need none"
 LORA = ModelFacts(("esm",), (), trains_encoders=True, blocks="2 EsmLayer")
 ROWS = DataFacts(num_rows=10_000, has_lengths=True, padding_share_random=0.3, distinct_inputs={"heavy": 1200})
 
@@ -366,7 +367,7 @@ def test_pinned_memory_that_a_preset_switched_off_stays_off():
         (LORA, ROWS, {}, "packed batches have no padding: rows stay in random order"),
         (LORA, DataFacts(streaming=True), {}, "a stream's lengths are not known in advance"),
         (LORA, replace(ROWS, padding_share_random=0.019), {}, "random batches are only 1.9% padding"),
-        (LORA, DataFacts(num_rows=5), {}, "the dataset has no column 'length' (--length_column_name)"),
+        (LORA, DataFacts(num_rows=5), {}, NO_LENGTHS),
         (
             LORA,
             ROWS,
