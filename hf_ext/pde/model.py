@@ -36,7 +36,7 @@ class OperatorTransformer(PreTrainedModel):
 
     Cost of a step, per row and task, with T tokens of width d and L blocks: 6 T L (12 d^2 + 2 T d) floating-point
     operations in the trunk, forward and backward; encoder and decoder add a tenth of that in the default configuration
-    with all points, and as much again in that of the demo.
+    with all points, and half as much again as the trunk takes in the small one of the demo.
     """
 
     config_class = OperatorConfig
