@@ -1,7 +1,7 @@
 """OperatorTransformer: reads a function on a grid, and writes the solution of its equation at any points.
 
-Written here and not taken from the `neuraloperator` package (2.0), which brings wandb, h5py, tensorly and zarr, and
-whose only Transformers decode the grid that they read (CODANO, attention among channels) or need a mesh (OTNO).
+Written here and not taken from the `neuraloperator` package (2.0), which brings wandb, h5py, matplotlib and tensorly,
+and whose only Transformer, CODANO, attends among channels and decodes the whole of the grid that it reads.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ class OperatorTransformer(PreTrainedModel):
         terms: what else a row's loss has in training, such as inverse losses: called once per task with model, task and
             `TaskStep`, returns (B,) or a number. None; it is no part of a saved model.
 
-    Cost of a step, per row, task and point of the grid: with T tokens of width d and L blocks 6 T L (12 d^2 + 2 T d)
-    floating-point operations in the trunk, forward and backward; decoders, below 10 % of it from d = 256 on.
+    Cost of a step, per row and task, with T tokens of width d and L blocks: 6 T L (12 d^2 + 2 T d) floating-point
+    operations in the trunk, forward and backward; encoder and decoder add a tenth of that in the default configuration
+    with all points, and half as much again as the trunk takes in the small one of the demo.
     """
 
     config_class = OperatorConfig
