@@ -33,10 +33,10 @@ DEFAULTS = {
     "preset": "max_speed",
     "output_dir": "outputs/pde_operator",
     "optim_ext": ["muon"],  # --without muon for AdamW alone
-    "learning_rate": 4e-3,
-    "adam_beta2": 0.98,
+    "learning_rate": 6e-3,
     "weight_decay": 0.01,
     "warmup_steps": 0.1,
+    "lr_scheduler_type": "cosine",
     "num_train_epochs": 3,
     "per_device_train_batch_size": 16,
     "per_device_eval_batch_size": 64,

@@ -17,6 +17,7 @@ from closeness import largest
 from launches import Launch, run_recipe
 from safetensors.torch import load_file
 
+from hf_ext.comparing.progression_file import add_settings, as_flags, read_progression
 from hf_ext.parser import FastArgumentParser
 from hf_ext.pde.arguments import OperatorArguments
 from hf_ext.presets import PRESETS
@@ -152,6 +153,22 @@ def test_every_config_parses_to_its_effective_batch(name, rows, launch, tmp_path
     assert args.per_device_train_batch_size * args.gradient_accumulation_steps * launch == rows
     assert model_args.hidden_size == 384
     assert model_args.inverse_loss_every == {"baseline": 1}.get(name.rpartition("_")[2], 0 if "2gpu" in name else 4)
+
+
+def test_every_phase_of_the_progression_is_a_command_of_the_recipe(tmp_path):
+    defaults = runpy.run_path(RECIPE)["DEFAULTS"]
+    progression = read_progression(str(ROOT / "recipes" / "configs" / "progression_pde.yaml"))
+    settings = add_settings(progression.common, progression.baseline.arguments)
+    sides = [settings]
+    for phase in progression.phases:
+        sides.append(add_settings(sides[-1], phase.arguments))
+    for side in sides:
+        parser = FastArgumentParser((OperatorArguments, FastTrainingArguments), presets=PRESETS, defaults=defaults)
+        words = [str(word) for word in as_flags(side)]
+        _, args = parser.parse_args_into_dataclasses([*words, "--output_dir", str(tmp_path), "--bf16", "false"])
+        assert args.effective_batch_size == 96
+    assert sides[0]["optim_ext"] == ["muon"]
+    assert sides[-1]["optim_ext"] == ["muon", "cpu_offload"]
 
 
 EQUAL = [*SMALL, "--max_steps", "4", "--effective_batch_size", "8", "--per_device_train_batch_size", "2"]

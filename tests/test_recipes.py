@@ -22,7 +22,7 @@ from hf_ext.presets import PRESETS
 from hf_ext.training_args import FastTrainingArguments
 
 ROOT = Path(__file__).resolve().parent.parent
-OTHER_TASKS = ("mlm_", "generate_", "progression_")
+OTHER_TASKS = ("mlm_", "generate_", "progression_", "pde_")
 CONFIGS = sorted(p for p in (ROOT / "recipes" / "configs").glob("*.yaml") if not p.name.startswith(OTHER_TASKS))
 OUTPUTS = {
     "README.md",

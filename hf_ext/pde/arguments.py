@@ -38,7 +38,7 @@ class OperatorArguments:
         default=32,
         metadata={"help": "Darcy flow on r x r cells; advection on r * r / 4 points at 4 times: as many values."},
     )
-    num_train_samples: int = field(default=2000, metadata={"help": "Training samples of each task."})
+    num_train_samples: int = field(default=1600, metadata={"help": "Training samples of each task."})
     num_eval_samples: int = field(default=200, metadata={"help": "Samples of each task for validation, and for test."})
     samples_seed: int = field(
         default=0, metadata={"help": "Of the generated data, so that --seed varies training alone."}

@@ -33,7 +33,7 @@ class Profiling(TrainerCallback):
     ends before an evaluation or a save, with the steps it has, and without any where an exception or a stop ends it;
     the next session then profiles. All processes count the steps, the main one records. Rates leave the window out;
     Trainer's own `train_runtime` has it. Nothing that training computes or draws is changed.
-    Cost: on a CPU steps of the window take about a tenth longer, and writing the trace takes seconds.
+    Cost: steps of the window take longer, which no rate counts, and writing the trace takes seconds.
 
     Args:
         args: of the run.
