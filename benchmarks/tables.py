@@ -579,7 +579,7 @@ def pde_darcy() -> str:
     published = result["published"]
     rows.append([f"FNO as published, at {published['resolution']} x {published['resolution']}", "-", "500 epochs", ""])
     rows[-1][-1] = f"{published['relative_l2']:.4f}"
-    rows.append(["training mean", "-", "-", f"{result['baselines']['mean']:.4f}"])
+    rows.append(["training mean", "-", "-", f"{next(iter(result['baselines'].values())):.4f}"])
     return format_markdown_table(rows, ["", "parameters", "trained for", "relative L2"])
 
 

@@ -21,7 +21,7 @@ from .darcy import make_darcy
 from .drawing import check_counts
 from .tasks import ADVECTION_SPEED, ADVECTION_TIMES, TASKS, num_points
 
-__all__ = ["ADVECTION_SPEED", "ADVECTION_TIMES", "SPLITS", "TASKS", "baselines", "load_task", "measure_units"]
+__all__ = ["ADVECTION_SPEED", "ADVECTION_TIMES", "SPLITS", "TASKS", "baseline_errors", "load_task", "measure_units"]
 
 logger = logging.getLogger(__name__)
 
@@ -90,26 +90,28 @@ def measure_units(train: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, di
     return units
 
 
-def baselines(name: str, train: Mapping[str, np.ndarray], test: Mapping[str, np.ndarray]) -> dict[str, float]:
-    """nRMSE of predictions that learn nothing: relative L2 per sample, averaged over the test samples.
+def baseline_errors(
+    name: str, train: Mapping[str, np.ndarray], test: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """Relative L2 of each test sample, (n,) float64, of predictions that learn nothing.
 
     Args:
         name: of the task.
         train, test: {"inputs", "targets"} of it.
 
     Returns:
-        "mean": of the mean field of the training targets; "persistence", for tasks in time: of the initial state.
+        "training mean": of the mean field of the training targets; "persistence", for tasks in time: of the initial
+        state.
     """
-    predictions = {"mean": train["targets"].mean(0, dtype=np.float64)[None]}
+    exact = test["targets"].astype(np.float64)
+    predictions = {"training mean": train["targets"].mean(0, dtype=np.float64)[None]}
     if TASKS[name].has_time:
         predictions["persistence"] = test["inputs"][:, None].astype(np.float64)
-    return {kind: _nrmse(predictions[kind], test["targets"]) for kind in TASKS[name].baselines}
-
-
-def _nrmse(predicted: np.ndarray, true: np.ndarray) -> float:
-    exact = true.astype(np.float64)
-    errors = np.linalg.norm((predicted - exact).reshape(len(exact), -1), axis=1)
-    return float((errors / np.linalg.norm(exact.reshape(len(exact), -1), axis=1)).mean())
+    scale = np.linalg.norm(exact.reshape(len(exact), -1), axis=1)
+    return {
+        kind: np.linalg.norm((predictions[kind] - exact).reshape(len(exact), -1), axis=1) / scale
+        for kind in TASKS[name].baselines
+    }
 
 
 def _make_advection(num: int, resolution: int, seed: int, stream: int) -> Samples:

@@ -17,8 +17,8 @@ from ..reporting.run_record import record_evaluations, record_run, write_json
 from ..reporting.tables import format_table
 from ..tasks import plots_if_possible
 from ..trainer import FastTrainer
+from .data import baseline_errors
 from .outputs import relative_l2
-from .tasks import TASKS
 
 CONFIDENCE, NUM_RESAMPLES = 0.95, 1000
 MODEL = "model"
@@ -76,27 +76,12 @@ def trivial_errors(train: Mapping[str, Any], split: Mapping[str, Any]) -> dict[s
         train, split: task -> {"inputs", "targets"}.
 
     Returns:
-        predictor -> (n, tasks): the mean of the training solutions; and, for tasks in time, the initial state, which is
-        NaN for others.
+        predictor -> (n, tasks); NaN where a predictor has nothing to say of a task.
     """
-    means = [_errors(task["targets"], train[name]["targets"].mean(0)) for name, task in split.items()]
-    found = {"training mean": np.stack(means, axis=1)}
-    if any(TASKS[name].has_time for name in split):
-        still = [
-            _errors(task["targets"], task["inputs"][:, None])
-            if TASKS[name].has_time
-            else np.full(len(means[0]), np.nan)
-            for name, task in split.items()
-        ]
-        found["persistence"] = np.stack(still, axis=1)
-    return found
-
-
-def _errors(true: np.ndarray, predicted: np.ndarray) -> np.ndarray:
-    """(n,), float64."""
-    exact = true.astype(np.float64)
-    difference = (predicted - exact).reshape(len(true), -1)
-    return np.linalg.norm(difference, axis=1) / np.linalg.norm(exact.reshape(len(true), -1), axis=1)
+    found = {task: baseline_errors(task, train[task], samples) for task, samples in split.items()}
+    predictors = dict.fromkeys(name for errors in found.values() for name in errors)
+    nothing = np.full(len(next(iter(split.values()))["targets"]), np.nan)
+    return {name: np.stack([errors.get(name, nothing) for errors in found.values()], axis=1) for name in predictors}
 
 
 def score_split(errors: np.ndarray, trivial: Mapping[str, np.ndarray], tasks: Sequence[str], seed: int) -> dict:

@@ -26,7 +26,7 @@ class Task:
         input_shape, target_shape: resolution -> shape of a sample.
         locate: places in a flattened target (whole numbers, NumPy or torch, of any shape), resolution -> their first
             and second coordinates.
-        baselines: trivial predictions that make sense of it, see `hf_ext.pde.data.baselines`.
+        baselines: trivial predictions that make sense of it, see `hf_ext.pde.data.baseline_errors`.
     """
 
     name: str
@@ -73,7 +73,7 @@ TASKS = {
             input_shape=lambda resolution: (num_points(resolution),),
             target_shape=lambda resolution: (ADVECTION_TIMES, num_points(resolution)),
             locate=_locate_advection,
-            baselines=("mean", "persistence"),
+            baselines=("training mean", "persistence"),
         ),
         Task(
             name="darcy2d",
@@ -85,7 +85,7 @@ TASKS = {
             input_shape=lambda resolution: (resolution, resolution),
             target_shape=lambda resolution: (resolution, resolution),
             locate=_locate_darcy,
-            baselines=("mean",),
+            baselines=("training mean",),
         ),
     )
 }
