@@ -76,6 +76,7 @@ def test_an_example_is_launched_as_users_do_and_leaves_what_every_run_leaves(tmp
     assert read(folder, "throughput.json")["unit"] == "tokens"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", NAMES)
 def test_every_example_splits_a_step_without_changing_it_under_every_preset_of_two(name, tmp_path):
     still = ["--max_steps", "3", "--eval_strategy", "steps", "--eval_steps", "3", "--save_strategy", "no"]
@@ -92,6 +93,7 @@ def test_every_example_splits_a_step_without_changing_it_under_every_preset_of_t
         assert math.exp(entry["eval_loss"]) == pytest.approx(entry["eval_perplexity"], rel=1e-5)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["causal_lm", "image_classifier"])
 def test_adapters_go_into_layers_that_nobody_named(name, tmp_path):
     results = run_here(

@@ -74,6 +74,7 @@ def test_a_run_leaves_scores_beside_trivial_ones_and_everything_else(whole):
     assert left >= {"README.md", "report.html", "model.safetensors", "config.json", "loss.png", "plan.json", "run.log"}
 
 
+@pytest.mark.nightly
 def test_a_killed_run_goes_on_to_the_same_weights(whole, tmp_path):
     command = [*LAUNCHER, RECIPE, "--disable_tqdm", "true", *SMALL, "--num_train_epochs", "3"]
     command += ["--save_steps", "1", "--dataloader_num_workers", "2"]
@@ -93,6 +94,7 @@ def test_a_killed_run_goes_on_to_the_same_weights(whole, tmp_path):
     assert difference(whole, resumed) == 0.0
 
 
+@pytest.mark.nightly
 def test_points_and_terms_are_what_makes_the_weights(whole, tmp_path):
     """What the comparison above can tell apart."""
     other = train(tmp_path, *SMALL, "--num_train_epochs", "3", "--inverse_loss_every", "2")
