@@ -16,7 +16,7 @@ from ...csv_cells import read_cell
 from ...errors import DataError
 
 FORMAT = 1  # of all_results.json
-TASKS = ("affinity", "masked_lm", "generation", "pde_operator")  # whose runs have pages
+TASKS = ("affinity", "masked_lm", "generation", "pde_operator", "any_model")  # whose runs have reports
 IMAGES = ("loss.png", "scatter.png")
 
 

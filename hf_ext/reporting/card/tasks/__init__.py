@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ....errors import DataError
 from ...report.run_files import RunFiles
 from .affinity import AffinityCard
 from .base import TaskCard
@@ -18,5 +19,11 @@ _CARDS: dict[str, type[TaskCard]] = {
 
 
 def card_of(run: RunFiles) -> TaskCard:
-    """By the task that the run recorded."""
+    """By the task that the run recorded.
+
+    Raises:
+        DataError: it has reports and no cards.
+    """
+    if run.task not in _CARDS:
+        raise DataError(f"{run.folder}: runs of task {run.task!r} have a report and no model card. Write one by hand.")
     return _CARDS[run.task](run)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..run_files import RunFiles
 from .affinity import AffinityReport
+from .any_model import AnyModelReport
 from .base import TaskReport
 from .generation import GenerationReport
 from .masked_lm import MaskedLMReport
@@ -14,6 +15,7 @@ _REPORTS: dict[str, type[TaskReport]] = {
     "masked_lm": MaskedLMReport,
     "generation": GenerationReport,
     "pde_operator": OperatorReport,
+    "any_model": AnyModelReport,
 }
 
 
