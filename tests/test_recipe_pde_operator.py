@@ -174,7 +174,7 @@ def test_every_phase_of_the_progression_is_a_command_of_the_recipe(tmp_path):
 
 
 EQUAL = [*SMALL, "--max_steps", "4", "--effective_batch_size", "8", "--per_device_train_batch_size", "2"]
-EQUAL += ["--without", "precision", "--warmup_steps", "0"]
+EQUAL += ["--without", "precision", "--warmup_steps", "0", "--learning_rate", "1e-3"]
 FP32 = ("--mixed_precision", "no")
 
 
@@ -193,8 +193,9 @@ def test_ddp_and_fsdp2_train_what_one_process_trains(optimizer, tmp_path):
         assert [process["steps"] for process in facts] == [4] * launch.processes
         assert {process["kind"] for process in facts} == {launch.kind}
         found[name] = {"weights": load_file(tmp_path / name / "output" / "model.safetensors")}
-    assert difference(found["one"], found["ddp"]) < 1e-4
-    assert difference(found["one"], found["fsdp2"]) < 1e-4
+    bound = 1e-4 if optimizer else 2e-4  # Muon orthogonalises in bf16, which enlarges rounding
+    assert difference(found["one"], found["ddp"]) < bound
+    assert difference(found["one"], found["fsdp2"]) < bound
     half = ["--effective_batch_size", "4"]  # what each process would train alone
     run_recipe(launches["one"], tmp_path / "half", "pde_operator.py", *EQUAL, *optimizer, *half, limit_s=250)
     broken = {"weights": load_file(tmp_path / "half" / "output" / "model.safetensors")}
