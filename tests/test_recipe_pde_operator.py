@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import runpy
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from launches import Launch, run_recipe
 from safetensors.torch import load_file
 
 from hf_ext.comparing.progression_file import add_settings, as_flags, read_progression
+from hf_ext.errors import ArgumentError, CheckpointError
 from hf_ext.parser import FastArgumentParser
 from hf_ext.pde.arguments import OperatorArguments
 from hf_ext.presets import PRESETS
@@ -99,6 +101,23 @@ def test_points_and_terms_are_what_makes_the_weights(whole, tmp_path):
     """What the comparison above can tell apart."""
     other = train(tmp_path, *SMALL, "--num_train_epochs", "3", "--inverse_loss_every", "2")
     assert difference(whole, other) > 1e-4
+
+
+def test_other_terms_of_the_loss_are_another_run(whole, tmp_path):
+    output = shutil.copytree(whole["folder"], tmp_path / "run")
+    words = [*SMALL, "--num_train_epochs", "3", "--data_cache_dir", str(tmp_path), "--output_dir", str(output)]
+    with pytest.raises(CheckpointError) as caught:
+        runpy.run_path(RECIPE)["main"]([*words, "--physics_every", "1", "--inverse_loss_weight", "0.2"])
+    assert "model.terms.physics_every: 2 in the checkpoint, 1 now" in str(caught.value)
+    assert "model.terms.inverse_weight: 0.1 in the checkpoint, 0.2 now" in str(caught.value)
+    assert "model.terms.inverse_every" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("name", "given", "there"), [("hidden_size", ["32"], "16"), ("task_weights", ["1", "9"], "1")])
+def test_a_trained_model_keeps_its_shape(name, given, there, whole, tmp_path):
+    words = [*SMALL, "--data_cache_dir", str(tmp_path), "--output_dir", str(tmp_path / "run")]
+    with pytest.raises(ArgumentError, match=rf"{name}=.*, which has \[?{there}.*Leave --{name} out"):
+        runpy.run_path(RECIPE)["main"]([*words, "--model_name_or_path", str(whole["folder"]), f"--{name}", *given])
 
 
 @pytest.mark.nightly

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ..checkpoints.run_folder.folder_lock import find_other_run
 from ..errors import ArgumentError
 from ..owners import describe_process, is_alive
 from ..whole_files import write_text
@@ -37,6 +38,8 @@ def find_finished(folder: Path, command: Sequence[str]) -> float | None:
             )
         if found["seconds"] is not None:
             return float(found["seconds"])
+        if (other := find_other_run(folder)) is not None:  # a comparison that was killed leaves its child at work
+            raise ArgumentError(f"{other} (Left at work by a comparison that was killed.)")
         shutil.rmtree(folder)  # killed half-way: what it measured is no run
     folder.mkdir(parents=True)
     _write(record, command, None)

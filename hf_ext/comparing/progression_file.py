@@ -79,9 +79,12 @@ def read_progression(path: str) -> Progression:
     baseline = _read_phase(top.fields("baseline", OF_BASELINE), "baseline")
     phases = tuple(_read_phase(entry) for entry in top.entries("phases", OF_PHASE))
     names = [baseline.name, *(phase.name for phase in phases)]
-    for number, name in enumerate(names):
-        if name.casefold() in map(str.casefold, names[:number]):  # folders are named after them
-            raise top.error("phases", f"the name {name!r} is there twice; each needs its own")
+    folders = [name.replace(" ", "_").casefold() for name in names]
+    for number, folder in enumerate(folders):
+        if folder in folders[:number]:
+            raise top.error("phases", f"the name {names[number]!r} is there twice; each needs its own")
+        if folder.removeprefix("only_") in folders and folder.startswith("only_"):
+            raise top.error("phases", f"{names[number]!r} is what --singles calls another phase; name it otherwise")
     return Progression(
         top.text("name"), baseline, phases, top.text("source", ""), top.claim("claimed"), top.settings("common")
     )
@@ -181,7 +184,8 @@ class _Fields:
 
     def names(self, key: str) -> tuple[str, ...]:
         node = self.nodes.get(key)
-        found = [] if node is None else [one.value for one in node.value] if _is_list(node) else [node.value]
+        nodes = [] if node is None else node.value if _is_list(node) else [node]
+        found = [one.value if isinstance(one, yaml.ScalarNode) else "a list or mapping" for one in nodes]
         for name in found:
             if name not in NEEDS:
                 raise self.error(key, f"{name!r} is not known{name_nearest(str(name), NEEDS)}; there are {_listed()}")
@@ -215,9 +219,14 @@ def _pairs(path: str, node: yaml.Node, inside: str) -> list[tuple[str, yaml.Node
 def _as_typed(fields: _Fields, name: str, node: yaml.Node) -> Any:
     """A value as it would be typed; `no` stays no, and a mapping becomes JSON, which Trainer's arguments take."""
     if isinstance(node, yaml.MappingNode):
-        loader = yaml.SafeLoader("")
-        return json.dumps(loader.construct_document(node))
+        try:
+            return json.dumps(yaml.SafeLoader("").construct_document(node))
+        except (yaml.YAMLError, TypeError, ValueError) as error:
+            why = " ".join(str(error).split())
+            raise fields.error(name, f"must map names to texts, numbers and lists ({why})") from error
     if isinstance(node, yaml.SequenceNode):
+        if any(isinstance(one, yaml.SequenceNode) for one in node.value):
+            raise fields.error(name, "a list inside of a list is no argument")
         return [_as_typed(fields, name, one) for one in node.value]
     if node.tag == "tag:yaml.org,2002:null":
         raise fields.error(name, "has no value; leave the line out, or write the value that switches it off")

@@ -45,7 +45,8 @@ def name_blocks(model: nn.Module, pattern: str | None = None) -> dict[str, nn.Mo
             PEFT's wrapper, of the model in it); what it matches are the blocks, whatever they look like.
 
     Raises:
-        ArgumentError: the pattern matches no module, one inside another, or a container that computes nothing itself.
+        ArgumentError: the pattern matches no module, the model itself, one inside another, or a container that computes
+            nothing itself.
     """
     inner = unwrap_peft(model)
     if pattern is not None:
@@ -153,6 +154,8 @@ def _match(inner: nn.Module, pattern: str) -> dict[str, nn.Module]:
         if isinstance(inner, AffinityModel) and len(inner.encoders) < len(inner.config.encoder_specs):
             return {}
         raise ArgumentError(f"{given} matches the whole name of no module of {type(inner).__name__}. {_offer(inner)}")
+    if matched.keys() == {""}:
+        raise ArgumentError(f"{given} matches the model itself: match the layers in it. {_offer(inner)}")
     for name, module in matched.items():
         if isinstance(module, _CONTAINERS):
             raise ArgumentError(f"{given} matches {name}, which only holds modules: match its members. {_offer(inner)}")

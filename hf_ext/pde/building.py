@@ -73,7 +73,8 @@ def build_model(args: OperatorArguments, train: Mapping[str, Mapping[str, np.nda
     """A new operator with the units of the training samples, or the trained one of `model_name_or_path`.
 
     Raises:
-        ArgumentError: there is no operator, its files are damaged, or it is one of other tasks or another resolution.
+        ArgumentError: there is no operator, its files are damaged, or it has other tasks, another resolution or shape
+            than what was asked for.
     """
     if args.model_name_or_path is None:
         units: dict[str, Any] = measure_units(train)
@@ -84,6 +85,14 @@ def build_model(args: OperatorArguments, train: Mapping[str, Mapping[str, np.nda
             f"model_name_or_path={args.model_name_or_path!r} was trained on {', '.join(model.config.tasks)} at "
             f"resolution {model.config.resolution}: give --tasks and --resolution of the same."
         )
+    default = OperatorArguments().shape
+    for name, value in args.shape.items():
+        there = getattr(model.config, name)
+        if value not in (default[name], there):
+            raise ArgumentError(
+                f"{name}={value} with model_name_or_path={args.model_name_or_path!r}, which has {there}: it goes on as "
+                f"it is. Leave --{name} out."
+            )
     return model
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -203,6 +205,31 @@ def test_a_run_that_another_process_still_writes_is_left_alone(compare, monkeypa
     monkeypatch.setattr("hf_ext.comparing.kept_runs.is_alive", lambda owner: owner["pid"] == 1)
     with pytest.raises(ArgumentError, match="half/round_0: process 1 is writing there"):
         compare(TEXT, "--rounds 1")
+
+
+HOLD = """
+import sys, time
+from hf_ext.checkpoints.run_folder.folder_lock import hold_folder
+hold = hold_folder(sys.argv[1])
+print("held", flush=True)
+time.sleep(100)
+"""
+
+
+def test_a_run_that_outlived_its_comparison_is_not_written_over(compare):
+    assert compare(TEXT, "--rounds 1") == 0
+    folder, path = Path("out/half/round_0"), Path("out/half/round_0.run.json")
+    path.write_text(json.dumps({**json.loads(path.read_text()), "seconds": None}))
+    left = {file.name for file in folder.iterdir()}
+    with subprocess.Popen([sys.executable, "-c", HOLD, str(folder)], stdout=subprocess.PIPE, text=True) as child:
+        try:
+            assert child.stdout.readline() == "held\n"
+            with pytest.raises(ArgumentError, match=rf"half/round_0 is in use by another run: process {child.pid} "):
+                compare(TEXT, "--rounds 1")
+        finally:
+            child.kill()
+    assert {file.name for file in folder.iterdir()} > left
+    assert compare(TEXT, "--rounds 1") == 0
 
 
 def test_the_command_line_wins_over_the_file_and_phases_win_over_it(compare):

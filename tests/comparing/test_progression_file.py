@@ -88,6 +88,11 @@ def test_lists_grow_and_other_values_are_replaced():
         ("{speedups: [packing, tf32]}", "[packing]", "phases, number 1: arguments: must be lines of 'key: value'"),
         ("bf16: yes", "bf16: ", "arguments: bf16: has no value"),
         ("bf16: yes", "bf16: *a", "aliases"),
+        ("needs: ampere", "needs: {cuda: yes}", "needs: 'a list or mapping' is not known"),
+        ("needs: ampere", "needs: [[cuda]]", "needs: 'a list or mapping' is not known"),
+        ("{version: 2}", "{version: 2026-01-01}", "fsdp_config: must map names to texts, numbers and lists"),
+        ("[packing, tf32]", "[[packing], tf32]", "speedups: a list inside of a list is no argument"),
+        ("- name: packing", "- name: only bf16", "'only bf16' is what --singles calls another phase"),
         ("baseline:\n", "base:\n", "base: no such key, did you mean 'baseline'?"),
     ],
 )

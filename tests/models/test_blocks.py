@@ -140,6 +140,7 @@ def test_a_pattern_names_blocks_that_the_structure_does_not_show():
         (bert, "layer", r"matches the whole name of no module.*There are: bert\\\.encoder\\\.layer\\\.\\d\+\."),
         (Net, r"trunk(\.\d)?", r"matches trunk\.0, which is inside trunk, and that matches too"),
         (Net, ".*", r"which is inside the model itself"),
+        (Net, "", r"matches the model itself: match the layers in it"),
         (bert, r"bert\.encoder\.layer", r"matches bert\.encoder\.layer, which only holds modules: match its members"),
         (lambda: Listed(a=Layer(), b=Layer()), "c", r"There are: a, b\."),
     ],

@@ -83,7 +83,13 @@ def write_others(file):
     save_file({name: value + 1 for name, value in load_file(file).items()}, file)
 
 
+def call_floats_whole_numbers(file):
+    """The hash of the values' bytes does not notice."""
+    file.write_bytes(file.read_bytes().replace(b'"F32"', b'"I32"'))
+
+
 DAMAGES = {
+    "type": call_floats_whole_numbers,
     "bit": flip_a_bit,
     "half": lambda file: file.write_bytes(file.read_bytes()[: file.stat().st_size // 2]),
     "empty": lambda file: file.write_bytes(b""),
@@ -111,6 +117,21 @@ def test_a_folder_that_cannot_be_made_is_said_and_samples_are_used(tmp_path, cap
     with caplog.at_level(logging.WARNING):
         assert are_equal(load(tmp_path / "taken" / "cache"), load(None))
     assert "cannot be kept" in caplog.text
+
+
+def test_a_folder_that_cannot_be_searched_is_said_and_samples_are_used(tmp_path, caplog, monkeypatch):
+    def refuse(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(type(tmp_path), "exists", refuse)
+    with caplog.at_level(logging.WARNING):
+        assert are_equal(load(tmp_path), load(None))
+    assert "cannot be read" in caplog.text
+
+
+def test_a_home_of_nobody_is_refused():
+    with pytest.raises(ArgumentError, match="no such user's home"):
+        load("~no_such_user_here/pde")
 
 
 def test_many_who_ask_at_once_get_the_same(tmp_path, caplog):

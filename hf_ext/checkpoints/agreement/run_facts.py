@@ -81,7 +81,9 @@ def _describe_model(model: Any) -> dict[str, Any]:
     config: Any = getattr(inner, "config", None)
     adapters = getattr(model, "peft_config", None) or {}
     training = sorted(f"{name} {tuple(p.shape)}" for name, p in model.named_parameters() if p.requires_grad)
+    terms: Any = getattr(inner, "terms", None)  # of the loss, beside the data's: part of what is learned
     return {
+        **({"terms": _plain(terms)} if dataclasses.is_dataclass(terms) else {}),
         "class": [unsharded_class(model).__name__, unsharded_class(inner).__name__],
         "config": _shape(config.to_dict()) if hasattr(config, "to_dict") else {},
         "adapters": {name: _shape(adapter.to_dict()) for name, adapter in adapters.items()},
