@@ -174,28 +174,19 @@ def judge_tokens(
     return _from_comparison(compared, baseline, f"{perplexities} ({basis})")
 
 
-def judge_errors(
-    model_errors: Any,
-    baseline_errors: Any,
-    *,
-    baseline: str,
-    confidence: float = 0.95,
-    num_resamples: int = 1000,
-    seed: int = 0,
-) -> Verdict:
+def judge_errors(model_errors: Any, baseline_errors: Any, *, baseline: str, seed: int = 0) -> Verdict:
     """Decide whether a model of fields beats a trivial prediction of them.
 
     Args:
         model_errors, baseline_errors: (n,) each row's relative L2 error.
         baseline: what to call the baseline.
-        confidence, num_resamples, seed: of the paired bootstrap over rows.
+        seed: of the paired bootstrap over rows.
 
     Raises:
         DataError: shapes or lengths do not fit.
     """
-    ones = np.ones(len(model_errors))
-    options: dict[str, Any] = {"confidence": confidence, "num_resamples": num_resamples, "seed": seed}
-    compared = compare_paired(ones, baseline_errors, model_errors, "token_loss", **options)  # a mean over rows
+    ones = np.ones(len(model_errors))  # so that the loss per token is a mean over rows
+    compared = compare_paired(ones, baseline_errors, model_errors, "token_loss", seed=seed)
     if compared.undefined:
         return _undefined(compared.n, f"the error is undefined ({compared.undefined})")
     basis = f"improvement {_difference(compared)}, {compared.n:,} rows"

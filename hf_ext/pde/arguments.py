@@ -53,7 +53,7 @@ class OperatorArguments:
     num_hidden_layers: int = field(default=4, metadata={"help": "Transformer blocks of a new model."})
     num_attention_heads: int = field(default=4, metadata={"help": "Attention heads of a new model."})
     patch_size: int = field(
-        default=4, metadata={"help": "Side of a patch of Darcy flow; a token of advection has as many points."}
+        default=4, metadata={"help": "Side of a patch of Darcy flow; a token of advection has p * p / 4 points."}
     )
     num_queries: None | int = field(  # noqa: RUF036
         default=None,

@@ -33,7 +33,7 @@ Samples = dict[str, dict[str, dict[str, np.ndarray]]]
 def load_samples(args: OperatorArguments, training: Any) -> Samples:
     """split -> task -> {"inputs", "targets"}: made once, and read from the cache of generated data from then on.
 
-    Cost: 64 x 64 Darcy flow, 15 ms a sample; the rest is nothing beside it.
+    Cost: see `load_task`.
     """
     counts = {"train": args.num_train_samples, "validation": args.num_eval_samples, "test": args.num_eval_samples}
     made: dict[str, Any] = {"resolution": args.resolution, "seed": args.samples_seed, "cache_dir": args.data_cache_dir}

@@ -216,9 +216,7 @@ class OperatorTransformer(PreTrainedModel):
     def _score(self, logits: Any, labels: torch.Tensor, extra: list[Any], num_items: Any) -> OperatorOutput:
         errors = relative_l2(logits, labels)
         losses = self._weigh(errors)
-        if (
-            self.training
-        ):  # a gradient of each weight in each step, also where no term reads inputs back: DDP waits for it
+        if self.training:  # each weight has a gradient in each step, as DDP waits for, also where no term reads it
             losses = losses + 0.0 * sum(weight.sum() for weight in self.input_decoders.parameters())
         for term, weight in zip(extra, self.config.task_weights or []):
             losses = losses + weight * term

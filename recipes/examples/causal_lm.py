@@ -1,6 +1,6 @@
 """Any causal language model: GPT-2 from scratch learns to repeat what was said.
 
-    accelerate launch --quiet recipes/examples/causal_lm.py                      # generated data, about a minute
+    accelerate launch --quiet recipes/examples/causal_lm.py                      # generated data
     accelerate launch --quiet recipes/examples/causal_lm.py --gradient_accumulation_steps 4
 
 What is said of proteins elsewhere holds here: the plan says of each speed-up whether it serves this model, killed runs
@@ -33,8 +33,7 @@ from hf_ext.training_args import FastTrainingArguments
 
 DEFAULTS = {
     "preset": "max_speed",
-    # Rows of one length in a batch teach the place to look at for that length: 2.13 nats a token after as many steps as
-    # bring batches of all lengths to 1.04.
+    # Rows of one length in a batch teach the place to look at for that length alone.
     "without": ["length_grouping"],
     "output_dir": "outputs/causal_lm",
     "learning_rate": 3e-3,

@@ -1,6 +1,6 @@
 """Any vision model: ViT from scratch tells which shape stands somewhere in a noisy image.
 
-    accelerate launch --quiet recipes/examples/image_classifier.py               # generated data, under a minute
+    accelerate launch --quiet recipes/examples/image_classifier.py               # generated data
     accelerate launch --quiet recipes/examples/image_classifier.py --use_peft    # LoRA, on all linear layers
 
 What is said of proteins elsewhere holds here: the plan says of each speed-up whether it serves this model, killed runs

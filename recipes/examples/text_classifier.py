@@ -1,6 +1,6 @@
 """Any text classifier: BERT from scratch tells which of two words occurs more often in a sentence.
 
-    accelerate launch --quiet recipes/examples/text_classifier.py                    # generated data, under a minute
+    accelerate launch --quiet recipes/examples/text_classifier.py                    # generated data
     accelerate launch --quiet recipes/examples/text_classifier.py --preset baseline  # what stock Trainer does
     accelerate launch --quiet recipes/examples/text_classifier.py --stock_trainer true  # stock Trainer itself
 
