@@ -126,6 +126,12 @@ def blocked_in_float32(monkeypatch):
 
 
 @pytest.fixture
+def bf16_cpu(monkeypatch):
+    """A CPU that has bf16 instructions, as far as the plan knows: torch computes bf16 on every CPU, on others slowly."""
+    monkeypatch.setattr("hf_ext.hardware._cpu_flags", lambda: frozenset({"avx512_bf16"}))
+
+
+@pytest.fixture
 def torch_settings():
     """The process-wide torch settings that speed-ups may switch, as a function; put back after the test."""
     before = read_torch_settings()

@@ -403,6 +403,7 @@ def test_frozen_towers_are_cached_beside_towers_that_train(fast_trainer, grouped
     assert metrics["eval_num_distinct"] > 1
 
 
+@pytest.mark.usefixtures("bf16_cpu")
 def test_mixed_precision_reaches_the_towers_that_train(fast_trainer):
     trainer = fast_trainer(towers=("lora", "lora"), bf16=True, max_steps=1)
     model = trainer.model

@@ -137,6 +137,7 @@ def test_auto_does_not_take_pointwise_where_blocks_are_compiled():
 # --- training --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("bf16_cpu")
 @pytest.mark.parametrize("policy", [policy for policy in POLICIES if policy != "none"])
 def test_a_run_ends_in_the_weights_of_one_without(tmp_path, policy):
     for name, given in (("padded", {}), ("packed", PACKED), ("half", {**PACKED, "bf16": True})):

@@ -352,6 +352,7 @@ def with_gradients(kernel, change):
     return broken
 
 
+@pytest.mark.usefixtures("bf16_cpu")
 @pytest.mark.parametrize("bf16", [False, True])
 @pytest.mark.parametrize(
     "change",
@@ -373,6 +374,7 @@ def test_a_kernel_that_is_right_forward_and_wrong_backward_is_not_used(tmp_path,
     assert implementations(trainer.model) == ["sdpa"]
 
 
+@pytest.mark.usefixtures("bf16_cpu")
 def test_gradients_of_the_kernel_that_is_used_are_proven(tmp_path):
     exact = make_trainer(tmp_path / "float32", speedups=["attention"]).plan["attention"].evidence
     assert exact["gradient_distance"] < 1e-5

@@ -57,7 +57,7 @@ def test_a_profile_changes_no_number_and_is_in_no_rate(tmp_path):
     rows = profiled.profile["operations"]
     assert len(rows) == 10
     assert [row["share"] for row in rows] == sorted((row["share"] for row in rows), reverse=True)
-    assert 0.5 < sum(row["share"] for row in rows) <= 1.001
+    assert 0 < sum(row["share"] for row in rows) <= 1.001
     assert calls(profiled.profile, "aten::addmm") % 2 == 0  # as many in each step
 
 
