@@ -228,9 +228,7 @@ def tower_inputs(args: AffinityArguments, sequence_columns: Sequence[str]) -> li
     return towers
 
 
-def build_collator(
-    model: AffinityModel, data_args: DataArguments, max_length: int | None = None
-) -> SequenceCollator:
+def build_collator(model: AffinityModel, data_args: DataArguments, max_length: int | None = None) -> SequenceCollator:
     """The collator for a model's inputs, with each encoder's own tokenizer and length limit.
 
     Args:
