@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 YAML = ROOT / "recipes" / "configs" / "igt5_esm2_original_t4.yaml"
 LETTERS = "ACDEFGHIKLMNPQRSTVWY"
 TO_HEAD = ["--rename", "regressor.=head.layers."]
-TOLERANCE = 2e-5  # batches are padded there, and not here: sums in another order
+TOLERANCE = 5e-6  # batches are padded there, and not here: sums in another order
 
 
 def rows(with_pairs: bool) -> list[dict[str, str]]:
@@ -93,6 +93,7 @@ def differences(predictor: AffinityPredictor, original) -> np.ndarray:
     return np.abs(predictor.predict(original[2]) - original[3])
 
 
+PAIR = pytest.mark.parametrize("original", ["pair"], indirect=True)
 HEAD_ALONE = [*TO_HEAD, "--drop", "igt5_model.", "esm2_model."]
 
 
@@ -100,22 +101,24 @@ def test_a_converted_head_predicts_what_its_script_predicted(original, convert, 
     predictor = convert(*HEAD_ALONE)
     assert differences(predictor, original).max() < TOLERANCE
     assert np.ptp(original[3]) > 1000 * TOLERANCE  # not by predicting nothing
-    tokenizers = [tokenizer.tokenizer for tokenizer in predictor.collator.tokenizers.values()]
-    assert [type(tokenizer) for tokenizer in tokenizers] == [T5Tokenizer, EsmTokenizer]
+    tokenizers = [type(tokenizer.tokenizer) for tokenizer in predictor.collator.tokenizers.values()]
+    assert tokenizers == [T5Tokenizer, EsmTokenizer]
     towers = json.loads((tmp_path / "new" / "config.json").read_text())["towers"]
     assert [tower["pooling"] for tower in towers] == ["mean_tokens", "cls"]
     assert json.loads((tmp_path / "new" / "conversion.json").read_text())["values"]["best_spearman"] == 0.46
 
 
+@PAIR
 @pytest.mark.parametrize(
     "changes",
     [{"pooling": ["mean", "cls"]}, {"pooling": ["mean_tokens", "mean"]}, {"max_length": 256}],
     ids=["residues of IgT5", "mean of ESM-2", "256 tokens"],
 )
 def test_another_pooling_or_limit_than_it_was_trained_on_is_told_apart(changes, original, convert):
-    assert differences(convert(*HEAD_ALONE, **changes), original).max() > 20 * TOLERANCE
+    assert differences(convert(*HEAD_ALONE, **changes), original).max() > 100 * TOLERANCE
 
 
+@PAIR
 def test_the_files_encoders_are_compared_with_those_that_the_model_names(original, convert):
     encoders = ["igt5_model.=encoders.0.", "esm2_model.=encoders.1."]
     predictor = convert(*TO_HEAD, *encoders, "--drop", "encoders.1.pooler.")  # of random numbers, never used
@@ -135,6 +138,7 @@ def test_ids_are_those_of_the_scripts_tokenizers(original, encoders, convert):
         assert torch.equal(found["attention_mask"], expected["attention_mask"])
 
 
+@PAIR
 def test_without_spaces_between_residues_antibodies_are_one_and_the_same_to_igt5(original):
     model, _, table, _ = original
     antibodies = [next(iter(row.values())) for row in table[:3]]
@@ -142,6 +146,7 @@ def test_without_spaces_between_residues_antibodies_are_one_and_the_same_to_igt5
     assert len({str(model.igt5_tokenizer(antibody[1:])["input_ids"][1:]) for antibody in antibodies}) == 1
 
 
+@PAIR
 def test_a_yaml_of_the_first_token_of_igt5_is_refused(original, encoders, tmp_path, resume_check):
     config = write_yaml(tmp_path, encoders, original[2], pooling=["cls"])
     command = ["--convert", str(original[1]), "--model", str(config), "--output_dir", str(tmp_path / "new")]
