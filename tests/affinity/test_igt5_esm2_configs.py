@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from hf_ext.affinity.arguments import AffinityArguments
 from hf_ext.affinity.building import build_collator, build_model
 from hf_ext.affinity.predictor import AffinityPredictor
 from hf_ext.data.arguments import DataArguments
+from hf_ext.errors import ArgumentError
 from hf_ext.hardware import describe_hardware
 from hf_ext.plan import make_plan
 from hf_ext.tasks import parse_command
@@ -119,12 +121,21 @@ def may_mount(tmp_path):
         pytest.skip("mounting a tmpfs is not allowed here")
 
 
+def smallest_gb(train, folder: Path) -> float:
+    """The budget that a refusal of far too little names."""
+    with pytest.raises(ArgumentError, match="cannot hold this run's checkpoints") as refusal:
+        train(ORIGINAL[0], *OFTEN, "--save_total_size_gb", "1e-6", folder=folder)
+    return float(re.search(r"Smallest budget that works: --save_total_size_gb ([\d.]+\d)", str(refusal.value))[1])
+
+
 @pytest.mark.nightly
-def test_latest_backup_best_and_epoch_stay_within_the_budget_at_every_moment(train, tmp_path):
-    with sampled(tmp_path / "run") as samples:
-        train(ORIGINAL[0], *OFTEN, "--save_total_size_gb", str(BUDGET_GB))
-    assert samples.peak_bytes <= BUDGET_GB * 10**9
+@pytest.mark.parametrize("is_smallest", [False, True], ids=["9 GB scaled down", "smallest"])
+def test_latest_backup_best_and_epoch_stay_within_the_budget_at_every_moment(is_smallest, train, tmp_path):
+    budget_gb = smallest_gb(train, tmp_path / "refused") if is_smallest else BUDGET_GB
     folder = tmp_path / "run"
+    with sampled(folder) as samples:
+        train(ORIGINAL[0], *OFTEN, "--save_total_size_gb", str(budget_gb))
+    assert samples.peak_bytes <= round(budget_gb * 10**9)
     assert "was not written" not in (folder / "run.log").read_text()
     # Epochs of 5 steps, evaluated every second one: the best is 10, the last end of an epoch 15, the backup 17.
     assert kept(folder) == [10, 15, 17, 18]

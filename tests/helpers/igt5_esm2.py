@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -43,7 +44,7 @@ class OriginalModel(nn.Module):
         self.requires_grad_(False)
         sizes = [self.igt5_model.config.d_model + self.esm2_model.config.hidden_size, *HEAD_SIZES]
         layers: list[nn.Module] = []
-        for before, after in zip(sizes, sizes[1:]):
+        for before, after in pairwise(sizes):
             layers += [nn.Linear(before, after), nn.GELU(), nn.Dropout(dropout), nn.LayerNorm(after)]
         self.regressor = nn.Sequential(*layers[:-1], nn.Linear(sizes[-1], 1))
 

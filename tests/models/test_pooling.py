@@ -30,9 +30,7 @@ def test_pooled_values_are_those_worked_out_by_hand(method, values):
     torch.testing.assert_close(pool(STATES, MASKS, method), torch.tensor(values))
 
 
-@pytest.mark.parametrize(
-    ("method", "ignores"), [("mean", True), ("max", True), ("cls", False), ("mean_tokens", False)]
-)
+@pytest.mark.parametrize(("method", "ignores"), [("mean", True), ("max", True), ("cls", False), ("mean_tokens", False)])
 def test_only_cls_and_mean_tokens_read_a_token_that_is_no_residue(method, ignores):
     changed = STATES.masked_fill(~RESIDUES.unsqueeze(-1), 1e4)
     assert torch.equal(pool(changed, MASKS, method), pool(STATES, MASKS, method)) is ignores
