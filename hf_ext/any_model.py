@@ -19,6 +19,7 @@ from transformers import EvalPrediction, Trainer
 from .errors import ArgumentError
 from .evaluation.verdict import judge_accuracy, judge_tokens
 from .masked_lm.results import compute_metrics, sum_rows
+from .models.lora import require_base
 from .parser import FastArgumentParser
 from .plain_arguments import stock_arguments
 from .reporting.report import write_report
@@ -76,9 +77,12 @@ def build_trainer(
         given: what else Trainer takes, by name.
 
     Raises:
-        ArgumentError: `--stock_trainer` beside an argument that stock Trainer does not have.
+        ArgumentError: `--stock_trainer` beside an argument that stock Trainer does not have; `--use_peft` on a model
+            that was not read from a folder or the Hub.
         PlanRefused: a request would do something else than asked.
     """
+    if args.use_peft:
+        require_base(getattr(model, "name_or_path", None))
     log = start_run_log(args.output_dir, args.process_index == 0)
     if example.stock_trainer:
         throughput = ThroughputCallback(model, given.get("processing_class"), args.throughput_warmup_steps)

@@ -22,7 +22,7 @@ from hf_ext.argument_checks import check_metric_name
 from hf_ext.checkpoints.run_folder.holding import run_folder
 from hf_ext.errors import exit_on_errors
 from hf_ext.parser import FastArgumentParser
-from hf_ext.pde.arguments import OperatorArguments
+from hf_ext.pde.arguments import OperatorArguments, check_training
 from hf_ext.pde.building import build_model, build_rows, build_trainer, describe_samples, load_samples
 from hf_ext.pde.results import ErrorMetrics, format_scores, save_results, score_splits
 from hf_ext.reporting.run_log import start_run_log
@@ -60,6 +60,7 @@ def main(argv: list[str] | None = None) -> dict:
     """Runs the recipe; returns what `all_results.json` holds."""
     parser, (model_args, args) = parse_command((OperatorArguments, FastTrainingArguments), DEFAULTS, __doc__, argv)
     check_metric_name(args.metric_for_best_model, ErrorMetrics(model_args.tasks).names)
+    check_training(model_args, args)
     with run_folder(args):
         return run(model_args, args, parser)
 

@@ -16,6 +16,8 @@ import pytest
 from launches import free_port
 from safetensors.torch import load_file
 
+from hf_ext.errors import ArgumentError
+
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = sorted((ROOT / "recipes" / "examples").glob("*.py"))
 NAMES = ("causal_lm", "image_classifier", "text_classifier")
@@ -93,16 +95,11 @@ def test_every_example_splits_a_step_without_changing_it_under_every_preset_of_t
         assert math.exp(entry["eval_loss"]) == pytest.approx(entry["eval_perplexity"], rel=1e-5)
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("name", ["causal_lm", "image_classifier"])
-def test_adapters_go_into_layers_that_nobody_named(name, tmp_path):
-    results = run_here(
-        name, tmp_path, "--max_steps", "2", "--preset", "baseline", "--use_peft", "--save_strategy", "no"
-    )
-    model = results["model"]
-    assert 0 < model["num_trainable"] < model["num_parameters"] / 3
-    lora = next(d for d in read(tmp_path, "plan.json")["decisions"] if d["name"] == "lora")
-    assert lora["reason"].startswith("adapters train beside all linear layers that repeat")
+@pytest.mark.parametrize("name", NAMES)
+def test_adapters_beside_weights_that_are_kept_nowhere_are_refused(name, tmp_path):
+    with pytest.raises(ArgumentError, match="the weights beside them are new here and kept nowhere"):
+        run_here(name, tmp_path, "--use_peft")
+    assert not list(tmp_path.glob("*.safetensors"))
 
 
 def test_early_stopping_compares_a_classifiers_evaluations_row_by_row(tmp_path):

@@ -147,6 +147,7 @@ def test_the_control_is_transformers_own_trainer_on_the_same_losses(tmp_path):
         (["--inverse_loss_every", "-1"], "inverse_loss_every"),
         (["--model_name_or_path", "nowhere"], "no operator there"),
         (["--metric_for_best_model", "rsme"], "nrmse"),
+        (["--use_peft", "true"], "start from a model that was saved"),
     ],
 )
 def test_a_mistake_names_the_remedy(arguments, message, tmp_path, monkeypatch):

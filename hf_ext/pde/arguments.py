@@ -7,6 +7,7 @@ from typing import Any
 
 from ..argument_checks import COUNT, COUNT_FROM_ZERO, Range, check_ranges
 from ..errors import ArgumentError
+from ..models.lora import require_base
 from .configuration import OperatorConfig
 from .tasks import TASKS
 
@@ -16,6 +17,20 @@ RANGES = {
     **dict.fromkeys(("samples_seed", "inverse_loss_every", "physics_every"), COUNT_FROM_ZERO),
     **dict.fromkeys(("inverse_loss_weight", "physics_weight"), FROM_ZERO),
 }
+
+
+def check_training(args: OperatorArguments, training: Any) -> None:
+    """Refuses training arguments that no operator can be trained with, before anything is generated.
+
+    Args:
+        args: which operator.
+        training: `FastTrainingArguments`.
+
+    Raises:
+        ArgumentError: `use_peft` on a new model.
+    """
+    if training.use_peft:
+        require_base(args.model_name_or_path)
 
 
 @dataclass
