@@ -59,7 +59,7 @@ DEFAULTS = {
 def main(argv: list[str] | None = None) -> dict:
     """Runs the recipe; returns what `all_results.json` holds."""
     parser, (model_args, args) = parse_command((OperatorArguments, FastTrainingArguments), DEFAULTS, __doc__, argv)
-    check_metric_name(args.metric_for_best_model, ErrorMetrics(model_args.tasks).names)
+    check_metric_name(args.metric_for_best_model, ErrorMetrics(model_args.tasks).row_metrics)
     check_training(model_args, args)
     with run_folder(args):
         return run(model_args, args, parser)

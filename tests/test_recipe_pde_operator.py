@@ -120,6 +120,22 @@ def test_a_trained_model_keeps_its_shape(name, given, there, whole, tmp_path):
         runpy.run_path(RECIPE)["main"]([*words, "--model_name_or_path", str(whole["folder"]), f"--{name}", *given])
 
 
+@pytest.mark.parametrize(
+    "metric", ["loss", "darcy2d_nrmse", *(pytest.param(m, marks=pytest.mark.nightly) for m in ("nrmse", "eval_nrmse"))]
+)
+def test_early_stopping_compares_every_metric_that_is_reported(metric, tmp_path):
+    words = [*SMALL, "--output_dir", str(tmp_path / "run"), "--data_cache_dir", str(tmp_path), "--save_strategy", "no"]
+    words += ["--max_steps", "6", "--eval_steps", "1", "--task_weights", "1", "3", "--learning_rate", "0"]
+    asked = ["--early_stopping_patience", "2", "--metric_for_best_model", metric]
+    results = runpy.run_path(RECIPE)["main"]([*words, *asked])
+    decisions = results["early_stopping"]["decisions"]
+    assert [(one["step"], one["should_stop"]) for one in decisions] == [(1, False), (2, False), (3, True)]
+    log = json.loads((tmp_path / "run" / "trainer_state.json").read_text())["log_history"]
+    name = f"eval_{metric.removeprefix('eval_')}"
+    logged = next(entry[name] for entry in log if name in entry)
+    assert decisions[-1]["against_best"]["after"] == pytest.approx(logged, rel=1e-4)
+
+
 @pytest.mark.nightly
 def test_the_control_is_transformers_own_trainer_on_the_same_losses(tmp_path):
     arguments = [*SMALL, "--preset", "baseline", "--logging_steps", "1", "--max_steps", "6"]

@@ -185,8 +185,7 @@ def judge_errors(model_errors: Any, baseline_errors: Any, *, baseline: str, seed
     Raises:
         DataError: shapes or lengths do not fit.
     """
-    ones = np.ones(len(model_errors))  # so that the loss per token is a mean over rows
-    compared = compare_paired(ones, baseline_errors, model_errors, "token_loss", seed=seed)
+    compared = compare_paired(np.ones(len(model_errors)), baseline_errors, model_errors, "nrmse", seed=seed)
     if compared.undefined:
         return _undefined(compared.n, f"the error is undefined ({compared.undefined})")
     basis = f"improvement {_difference(compared)}, {compared.n:,} rows"

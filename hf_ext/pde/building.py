@@ -129,7 +129,7 @@ def build_trainer(
         physics_weight=model_args.physics_weight,
     )
     collator = OperatorCollator(model_args.tasks, model_args.resolution**2, model_args.queries_per_step, args.seed)
-    metrics = ErrorMetrics(model_args.tasks)
+    metrics = ErrorMetrics(model_args.tasks, model.config.task_weights)
     shared: dict[str, Any] = {
         "data_collator": collator,
         "train_dataset": rows["train"],

@@ -27,18 +27,29 @@ MODEL = "model"
 class ErrorMetrics:
     """nRMSE of each task, `{task}_nrmse`, and their mean, `nrmse`: what an evaluation computes.
 
-    A row's nRMSE is the L2 of its error over the L2 of its solution, as in PDEBench; a metric is its mean over rows.
+    A row's nRMSE is the L2 of its error over the L2 of its solution, as in PDEBench; a metric is its mean over rows,
+    and so is `loss`, which Trainer reports: that of a row is the weighted sum over tasks.
 
     Args:
         tasks: in the order in which they stand in a batch.
+        task_weights: of each task's loss; None: 1 each.
+
+    Attributes:
+        row_metrics: `loss` and these; early stopping compares them row by row.
     """
 
-    def __init__(self, tasks: Sequence[str]):
+    def __init__(self, tasks: Sequence[str], task_weights: Sequence[float] | None = None):
         self.tasks = [*tasks]
+        self.task_weights = [1.0] * len(tasks) if task_weights is None else [*task_weights]
+        self.row_metrics = ("loss", *(f"{task}_nrmse" for task in tasks), "nrmse")
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        return ("loss", *(f"{task}_nrmse" for task in self.tasks), "nrmse")
+    def row_values(self, metric: str, predictions: np.ndarray) -> np.ndarray:
+        """One of `row_metrics` of each row, (n,), from what `reduce` kept, (n, tasks)."""
+        if metric == "loss":
+            return predictions @ np.asarray(self.task_weights, predictions.dtype)
+        if metric == "nrmse":
+            return predictions.mean(1)
+        return predictions[:, self.tasks.index(metric.removesuffix("_nrmse"))]
 
     def reduce(self, logits: Any, labels: torch.Tensor) -> torch.Tensor:
         """As `preprocess_logits_for_metrics`: (B, tasks), float32, so that fields are not kept."""
@@ -46,8 +57,8 @@ class ErrorMetrics:
 
     def __call__(self, prediction: Any) -> dict[str, float]:
         """As `compute_metrics`, from what `reduce` kept."""
-        means = np.asarray(prediction.predictions, np.float64).mean(0)
-        return {**{f"{task}_nrmse": float(mean) for task, mean in zip(self.tasks, means)}, "nrmse": float(means.mean())}
+        errors = np.asarray(prediction.predictions, np.float64)
+        return {name: float(self.row_values(name, errors).mean()) for name in self.row_metrics if name != "loss"}
 
 
 def score_splits(trainer: Any, rows: Mapping[str, Any], samples: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
