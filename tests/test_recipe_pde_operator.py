@@ -163,7 +163,6 @@ def test_the_control_is_transformers_own_trainer_on_the_same_losses(tmp_path):
         (["--inverse_loss_every", "-1"], "inverse_loss_every"),
         (["--model_name_or_path", "nowhere"], "no operator there"),
         (["--metric_for_best_model", "rsme"], "nrmse"),
-        (["--use_peft", "true"], "start from a model that was saved"),
     ],
 )
 def test_a_mistake_names_the_remedy(arguments, message, tmp_path, monkeypatch):
@@ -171,6 +170,25 @@ def test_a_mistake_names_the_remedy(arguments, message, tmp_path, monkeypatch):
     main = runpy.run_path(RECIPE)["main"]
     with pytest.raises(Exception, match=message):
         main([*SMALL, *arguments])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["--use_peft", "true"], "start from a model that was saved"),
+        (["--prediction_loss_only", "true"], "=True: scores are made of predictions. Leave it out"),
+        (["--batch_eval_metrics", "true"], "=True: errors are means over all rows"),
+        (["--label_smoothing_factor", "0.1"], "=0.1: labels are fields, not classes"),
+        (["--neftune_noise_alpha", "5"], "=5.0: there are no embeddings of tokens"),
+        (["--train_sampling_strategy", "group_by_length"], "='group_by_length': all rows have one length"),
+        (["--remove_unused_columns", "true"], "=True: batches are made of all columns"),
+    ],
+)
+def test_what_no_operator_can_be_trained_with_is_refused_before_anything_is_made(arguments, why, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ArgumentError, match=why):
+        runpy.run_path(RECIPE)["main"]([*SMALL, "--data_cache_dir", "cache", *arguments])
+    assert not [*tmp_path.iterdir()]
 
 
 @pytest.mark.parametrize(

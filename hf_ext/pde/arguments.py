@@ -19,6 +19,16 @@ RANGES = {
 }
 
 
+ALLOWED: dict[str, tuple[tuple[Any, ...], str]] = {  # training argument -> its values, and why it has no others
+    "prediction_loss_only": ((False,), "scores are made of predictions"),
+    "batch_eval_metrics": ((False,), "errors are means over all rows"),
+    "label_smoothing_factor": ((0.0,), "labels are fields, not classes"),
+    "neftune_noise_alpha": ((None,), "there are no embeddings of tokens to add noise to"),
+    "train_sampling_strategy": (("random", "sequential"), "all rows have one length"),
+    "remove_unused_columns": ((False,), "batches are made of all columns"),
+}
+
+
 def check_training(args: OperatorArguments, training: Any) -> None:
     """Refuses training arguments that no operator can be trained with, before anything is generated.
 
@@ -27,8 +37,11 @@ def check_training(args: OperatorArguments, training: Any) -> None:
         training: `FastTrainingArguments`.
 
     Raises:
-        ArgumentError: `use_peft` on a new model.
+        ArgumentError: a value that is not in `ALLOWED`; `use_peft` on a new model.
     """
+    for name, (values, why) in ALLOWED.items():
+        if (value := getattr(training, name)) not in values:
+            raise ArgumentError(f"{name}={value!r}: {why}. Leave it out.")
     if training.use_peft:
         require_base(args.model_name_or_path)
 
