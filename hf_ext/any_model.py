@@ -27,6 +27,7 @@ from .reporting.run_log import LOGGER, start_run_log
 from .reporting.run_record import record_evaluations, record_run, write_json
 from .reporting.tables import format_table
 from .reporting.throughput import ThroughputCallback
+from .tasks import check_scored
 from .trainer import FastTrainer
 
 __all__ = [
@@ -124,7 +125,11 @@ def judge_classes(output: Any, train_labels: Sequence[int], seed: int) -> dict[s
 
     Returns:
         {"verdict": ..., "test": scores by predictor}, as reports read them.
+
+    Raises:
+        NotFiniteError: a loss is NaN or infinite.
     """
+    check_scored(output.predictions, "held-out")
     right = np.asarray(output.predictions)[:, 1]
     frequent = output.label_ids == np.bincount(np.asarray(train_labels)).argmax()
     verdict = judge_accuracy(right, frequent, baseline="the most frequent class", seed=seed).as_dict()
@@ -173,6 +178,7 @@ def judge_next_tokens(output: Any, table: BigramTable, seed: int) -> dict[str, A
     Args:
         output: what `trainer.predict` returned with `sum_next_tokens`: sums (n, 3) and labels (n, tokens).
     """
+    check_scored(output.predictions, "held-out")
     both = {"model": np.asarray(output.predictions, np.float64), "bigram table": table.score(output.label_ids)}
     losses = [sums[:, 0] for sums in both.values()]
     num_tokens = both["model"][:, 2]

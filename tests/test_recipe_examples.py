@@ -12,11 +12,14 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from launches import free_port
 from safetensors.torch import load_file
+from transformers.trainer_utils import PredictionOutput
 
-from hf_ext.errors import ArgumentError
+from hf_ext.any_model import BigramTable, judge_classes, judge_next_tokens
+from hf_ext.errors import ArgumentError, NotFiniteError
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = sorted((ROOT / "recipes" / "examples").glob("*.py"))
@@ -106,6 +109,16 @@ def test_early_stopping_compares_a_classifiers_evaluations_row_by_row(tmp_path):
     asked = ["--eval_strategy", "steps", "--eval_steps", "1", "--early_stopping_patience", "2", "--warmup_steps", "0"]
     results = run_here("image_classifier", tmp_path, "--max_steps", "4", *asked, "--save_strategy", "no")
     assert len(results["early_stopping"]["decisions"]) >= 2
+
+
+def test_predictions_that_are_no_numbers_get_no_score():
+    labels = np.array([0, 1])
+    classes = PredictionOutput(np.array([[0.5, 1.0, 1.0], [np.nan, 0.0, 1.0]]), labels, {})
+    with pytest.raises(NotFiniteError, match="1 of 2 held-out rows"):
+        judge_classes(classes, [0, 1], seed=0)
+    tokens = PredictionOutput(np.array([[np.inf, 1.0, 2.0]]), np.array([[0, 1, 1]]), {})
+    with pytest.raises(NotFiniteError, match="1 of 1 held-out rows"):
+        judge_next_tokens(tokens, BigramTable(np.ones((2, 2))), seed=0)
 
 
 # --- minutes ---------------------------------------------------------------------------------------------------------

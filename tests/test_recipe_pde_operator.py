@@ -19,7 +19,7 @@ from launches import Launch, run_recipe
 from safetensors.torch import load_file
 
 from hf_ext.comparing.progression_file import add_settings, as_flags, read_progression
-from hf_ext.errors import ArgumentError, CheckpointError
+from hf_ext.errors import ArgumentError, CheckpointError, NotFiniteError
 from hf_ext.parser import FastArgumentParser
 from hf_ext.pde.arguments import OperatorArguments
 from hf_ext.presets import PRESETS
@@ -189,6 +189,15 @@ def test_what_no_operator_can_be_trained_with_is_refused_before_anything_is_made
     with pytest.raises(ArgumentError, match=why):
         runpy.run_path(RECIPE)["main"]([*SMALL, "--data_cache_dir", "cache", *arguments])
     assert not [*tmp_path.iterdir()]
+
+
+def test_scores_that_are_no_numbers_end_the_run_with_an_error(tmp_path):
+    words = [*SMALL, "--output_dir", str(tmp_path / "run"), "--data_cache_dir", str(tmp_path), "--max_steps", "3"]
+    words += ["--eval_strategy", "no", "--save_strategy", "no", "--stock_trainer", "true", "--preset", "baseline"]
+    with pytest.raises(NotFiniteError, match="8 of 8 validation rows have errors that are NaN or infinite") as caught:
+        runpy.run_path(RECIPE)["main"]([*words, "--learning_rate", "1e30", "--warmup_steps", "0"])
+    assert caught.value.exit_code == 65
+    assert not (tmp_path / "run" / "all_results.json").exists()
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,6 @@ RANGES = {
     **dict.fromkeys(("samples_seed", "inverse_loss_every", "physics_every"), COUNT_FROM_ZERO),
     **dict.fromkeys(("inverse_loss_weight", "physics_weight"), FROM_ZERO),
 }
-
-
 ALLOWED: dict[str, tuple[tuple[Any, ...], str]] = {  # training argument -> its values, and why it has no others
     "prediction_loss_only": ((False,), "scores are made of predictions"),
     "batch_eval_metrics": ((False,), "errors are means over all rows"),

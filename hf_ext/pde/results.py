@@ -15,7 +15,7 @@ from ..parser import FastArgumentParser
 from ..reporting.plots import plot_loss
 from ..reporting.run_record import record_evaluations, record_run, write_json
 from ..reporting.tables import format_table
-from ..tasks import plots_if_possible
+from ..tasks import check_scored, plots_if_possible
 from ..trainer import FastTrainer
 from .data import baseline_errors
 from .outputs import relative_l2
@@ -67,17 +67,17 @@ def score_splits(trainer: Any, rows: Mapping[str, Any], samples: Mapping[str, An
     Args:
         trainer: after training; stock Trainer's too.
         rows, samples: from `building`, by split.
+
+    Raises:
+        NotFiniteError: an error is NaN or infinite.
     """
-    tasks = [*samples["train"]]
-    return {
-        split: score_split(
-            np.asarray(trainer.predict(rows[split]).predictions, np.float64),
-            trivial_errors(samples["train"], samples[split]),
-            tasks,
-            trainer.args.seed,
-        )
-        for split in ("validation", "test")
-    }
+    tasks, scores = [*samples["train"]], {}
+    for split in ("validation", "test"):
+        errors = np.asarray(trainer.predict(rows[split]).predictions, np.float64)
+        check_scored(errors, split)
+        trivial = trivial_errors(samples["train"], samples[split])
+        scores[split] = score_split(errors, trivial, tasks, trainer.args.seed)
+    return scores
 
 
 def trivial_errors(train: Mapping[str, Any], split: Mapping[str, Any]) -> dict[str, np.ndarray]:
