@@ -31,17 +31,23 @@ from .tasks import check_scored
 from .trainer import FastTrainer
 
 __all__ = [
+    "CLASS_METRICS",
+    "TOKEN_METRICS",
     "AnyModelArguments",
     "BigramTable",
     "build_trainer",
     "compute_accuracy",
     "compute_next_tokens",
+    "data_seed",
     "finish_any_run",
     "judge_classes",
     "judge_next_tokens",
     "sum_classes",
     "sum_next_tokens",
 ]
+
+CLASS_METRICS = ("loss", "accuracy")  # what an evaluation with `compute_accuracy` computes
+TOKEN_METRICS = ("loss", "perplexity", "accuracy")  # with `compute_next_tokens`
 
 
 @dataclass
@@ -65,6 +71,11 @@ class AnyModelArguments:
         for name, least in (("num_rows", 2), ("num_test_rows", 1)):
             if getattr(self, name) < least:
                 raise ArgumentError(f"{name}={getattr(self, name)}: must be at least {least}.")
+
+
+def data_seed(args: Any) -> int:
+    """Of generated rows: `args.data_seed`, or `args.seed` where it is None."""
+    return int(args.seed if args.data_seed is None else args.data_seed)
 
 
 def build_trainer(

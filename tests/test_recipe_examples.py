@@ -111,6 +111,35 @@ def test_early_stopping_compares_a_classifiers_evaluations_row_by_row(tmp_path):
     assert len(results["early_stopping"]["decisions"]) >= 2
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_a_metric_that_no_evaluation_computes_is_refused_before_anything_is_made(name, tmp_path):
+    with pytest.raises(ArgumentError, match="metric_for_best_model='f1': allowed are loss, "):
+        run_here(name, tmp_path / "run", "--metric_for_best_model", "f1")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("given", "taken"), [([], 5), (["--data_seed", "0"], 0), (["--data_seed", "3"], 3)])
+def test_rows_are_generated_from_the_data_seed_where_there_is_one(name, given, taken, tmp_path):
+    class Seen(Exception):
+        pass
+
+    def note_seed(num_rows, seed):
+        raise Seen(seed)
+
+    main = runpy.run_path(str(ROOT / "recipes" / "examples" / f"{name}.py"))["main"]
+    main.__globals__["make_rows"] = note_seed
+    with pytest.raises(Seen) as caught:
+        main([*FEW, "--use_cpu", "true", "--output_dir", str(tmp_path), "--seed", "5", *given])
+    assert caught.value.args == (taken,)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_stock_trainer_refuses_a_checkpoint_that_is_not_there(name, tmp_path):
+    with pytest.raises(ArgumentError, match="resume_from_checkpoint='absent': no such folder"):
+        run_here(name, tmp_path, "--stock_trainer", "true", "--resume_from_checkpoint", "absent", "--max_steps", "1")
+
+
 def test_predictions_that_are_no_numbers_get_no_score():
     labels = np.array([0, 1])
     classes = PredictionOutput(np.array([[0.5, 1.0, 1.0], [np.nan, 0.0, 1.0]]), labels, {})
@@ -190,3 +219,17 @@ def test_stock_trainer_is_the_control(name, tmp_path):
     results = read(tmp_path / "outputs" / name)
     assert results["trainer"] == "transformers.trainer.Trainer"
     assert not (tmp_path / "outputs" / name / "plan.json").exists()
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", NAMES)
+def test_stock_trainer_goes_on_from_the_checkpoint_that_is_named(name, tmp_path):
+    few = ["--stock_trainer", "true", "--preset", "baseline", "--max_steps", "4", "--eval_strategy", "no"]
+    few += ["--save_strategy", "steps", "--save_steps", "2", "--metric_for_best_model", "loss"]
+    run_here(name, tmp_path / "whole", *few)
+    other = [*few, "--seed", "7", "--data_seed", "42"]
+    named = ["--resume_from_checkpoint", str(tmp_path / "whole" / "checkpoint-2")]
+    run_here(name, tmp_path / "anew", *other)
+    run_here(name, tmp_path / "continued", *other, *named)
+    whole, anew, continued = (losses(tmp_path / folder) for folder in ("whole", "anew", "continued"))
+    assert continued[:2] == whole[:2] != anew[:2]
