@@ -70,7 +70,7 @@ def stock_arguments(args: Any, explicit: frozenset[str], **changed: Any) -> Trai
     asked = sorted(name for name in foreign if getattr(args, name, None) not in (None, False, [], "no"))
     if asked:
         raise ArgumentError(f"--stock_trainer has none of {', '.join(asked)}: leave them out, or train without it.")
-    if args.resume_from_checkpoint and not Path(args.resume_from_checkpoint).is_dir():
+    if args.resume_from_checkpoint and not Path(str(args.resume_from_checkpoint)).is_dir():
         raise ArgumentError(f"resume_from_checkpoint={args.resume_from_checkpoint!r}: no such folder in {Path.cwd()}.")
     values = {name: getattr(args, name) for name in plain}
     # On a machine without a GPU it takes bf16 only together with `use_cpu`.
