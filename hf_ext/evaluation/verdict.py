@@ -16,6 +16,7 @@ from .limits import at_limits
 from .metrics import spearman
 from .paired import PairedComparison, compare_paired
 from .resampling import ResamplingUnits, check_units, unit_facts
+from .scores import PLAIN_METRICS
 
 MODEL = "model"
 CONSTANT = "training mean"
@@ -115,6 +116,8 @@ def judge(
     """
     if MODEL not in predictions:
         raise ArgumentError(f"predictions of {[*predictions]}: {MODEL!r} is needed, beside its baselines.")
+    if metric not in (None, *PLAIN_METRICS):
+        raise ArgumentError(f"metric={metric!r}: use one of {', '.join(PLAIN_METRICS)}.")
     measured = as_column(labels, "labels")
     columns = {name: as_pair(values, measured)[0] for name, values in predictions.items()}
     sides = np.zeros(len(measured)) if bounds is None else as_pair(bounds, measured)[0]
