@@ -20,6 +20,9 @@ RANGES = {
 ALLOWED: dict[str, tuple[tuple[Any, ...], str]] = {  # training argument -> its values, and why it has no others
     "prediction_loss_only": ((False,), "scores are made of predictions"),
     "batch_eval_metrics": ((False,), "errors are means over all rows"),
+    "eval_do_concat_batches": ((True,), "errors are means over all rows"),
+    "dataloader_drop_last": ((False,), "evaluations would drop rows, too, and scores are of all"),
+    "label_names": ((None, ["labels"]), "batches call the solutions labels"),
     "label_smoothing_factor": ((0.0,), "labels are fields, not classes"),
     "neftune_noise_alpha": ((None,), "there are no embeddings of tokens to add noise to"),
     "train_sampling_strategy": (("random", "sequential"), "all rows have one length"),
