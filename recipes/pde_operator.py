@@ -82,7 +82,8 @@ def run(model_args: OperatorArguments, args: FastTrainingArguments, parser: Fast
     trainer.save_state()
 
     scores = score_splits(trainer, rows, samples)
-    results = save_results(trainer, trained, scores, report, {**vars(model_args)}, parser)
+    settings = {**vars(model_args), **{name: getattr(model.config, name) for name in model_args.shape}}
+    results = save_results(trainer, trained, scores, report, settings, parser)
     log.info("\nnRMSE on the test samples, none of which was trained on:\n%s", format_scores(scores["test"]))
     finish_run(trainer, log)
     return results

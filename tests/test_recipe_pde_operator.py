@@ -136,6 +136,14 @@ def test_early_stopping_compares_every_metric_that_is_reported(metric, tmp_path)
     assert decisions[-1]["against_best"]["after"] == pytest.approx(logged, rel=1e-4)
 
 
+def test_a_trained_model_that_goes_on_is_recorded_with_its_own_shape(whole, tmp_path):
+    words = ["--resolution", "16", "--num_train_samples", "4", "--num_eval_samples", "4", "--max_steps", "1"]
+    words += ["--output_dir", str(tmp_path / "run"), "--data_cache_dir", str(tmp_path), "--save_strategy", "no"]
+    settings = runpy.run_path(RECIPE)["main"]([*words, "--model_name_or_path", str(whole["folder"])])["settings"]
+    names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "patch_size", "task_weights")
+    assert [settings[name] for name in names] == [16, 1, 2, 4, [1.0, 1.0]]
+
+
 @pytest.mark.nightly
 def test_the_control_is_transformers_own_trainer_on_the_same_losses(tmp_path):
     arguments = [*SMALL, "--preset", "baseline", "--logging_steps", "1", "--max_steps", "6"]
