@@ -19,6 +19,7 @@ from transformers import EvalPrediction, Trainer
 from .errors import ArgumentError
 from .evaluation.verdict import judge_accuracy, judge_tokens
 from .masked_lm.results import compute_metrics, sum_rows
+from .models.lora import require_base
 from .parser import FastArgumentParser
 from .plain_arguments import stock_arguments
 from .reporting.report import write_report
@@ -26,20 +27,27 @@ from .reporting.run_log import LOGGER, start_run_log
 from .reporting.run_record import record_evaluations, record_run, write_json
 from .reporting.tables import format_table
 from .reporting.throughput import ThroughputCallback
+from .tasks import check_scored
 from .trainer import FastTrainer
 
 __all__ = [
+    "CLASS_METRICS",
+    "TOKEN_METRICS",
     "AnyModelArguments",
     "BigramTable",
     "build_trainer",
     "compute_accuracy",
     "compute_next_tokens",
+    "data_seed",
     "finish_any_run",
     "judge_classes",
     "judge_next_tokens",
     "sum_classes",
     "sum_next_tokens",
 ]
+
+CLASS_METRICS = ("loss", "accuracy")  # what an evaluation with `compute_accuracy` computes
+TOKEN_METRICS = ("loss", "perplexity", "accuracy")  # with `compute_next_tokens`
 
 
 @dataclass
@@ -65,6 +73,11 @@ class AnyModelArguments:
                 raise ArgumentError(f"{name}={getattr(self, name)}: must be at least {least}.")
 
 
+def data_seed(args: Any) -> int:
+    """Of generated rows: `args.data_seed`, or `args.seed` where it is None."""
+    return int(args.seed if args.data_seed is None else args.data_seed)
+
+
 def build_trainer(
     model: Any, args: Any, example: AnyModelArguments, parser: FastArgumentParser, **given: Any
 ) -> Trainer:
@@ -76,9 +89,12 @@ def build_trainer(
         given: what else Trainer takes, by name.
 
     Raises:
-        ArgumentError: `--stock_trainer` beside an argument that stock Trainer does not have.
+        ArgumentError: `--stock_trainer` beside an argument that stock Trainer does not have; `--use_peft` on a model
+            that was not read from a folder or the Hub.
         PlanRefused: a request would do something else than asked.
     """
+    if args.use_peft:
+        require_base(getattr(model, "name_or_path", None))
     log = start_run_log(args.output_dir, args.process_index == 0)
     if example.stock_trainer:
         throughput = ThroughputCallback(model, given.get("processing_class"), args.throughput_warmup_steps)
@@ -120,7 +136,11 @@ def judge_classes(output: Any, train_labels: Sequence[int], seed: int) -> dict[s
 
     Returns:
         {"verdict": ..., "test": scores by predictor}, as reports read them.
+
+    Raises:
+        NotFiniteError: a loss is NaN or infinite.
     """
+    check_scored(output.predictions, "held-out")
     right = np.asarray(output.predictions)[:, 1]
     frequent = output.label_ids == np.bincount(np.asarray(train_labels)).argmax()
     verdict = judge_accuracy(right, frequent, baseline="the most frequent class", seed=seed).as_dict()
@@ -169,6 +189,7 @@ def judge_next_tokens(output: Any, table: BigramTable, seed: int) -> dict[str, A
     Args:
         output: what `trainer.predict` returned with `sum_next_tokens`: sums (n, 3) and labels (n, tokens).
     """
+    check_scored(output.predictions, "held-out")
     both = {"model": np.asarray(output.predictions, np.float64), "bigram table": table.score(output.label_ids)}
     losses = [sums[:, 0] for sums in both.values()]
     num_tokens = both["model"][:, 2]

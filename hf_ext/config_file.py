@@ -37,7 +37,7 @@ def read_config(path: str) -> dict[str, Given]:
     loader, root = _compose(path, _Loader)
     if root is None:
         return {}
-    _refuse_duplicates(root, path, _key)
+    refuse_duplicates(root, path, _key)
     return {_key(key): _read_value(path, loader, key, value) for key, value in root.value}
 
 
@@ -145,8 +145,16 @@ def _text(node: yaml.Node) -> Any:
     return None if node.tag == "tag:yaml.org,2002:null" else node.value
 
 
-def _refuse_duplicates(node: yaml.Node, path: str, spell: Callable[[yaml.Node], str]) -> None:
-    """PyYAML keeps the last of two equal keys without a word; `spell` says when two keys are equal."""
+def _as_written(node: yaml.Node) -> str:
+    return str(node.value)
+
+
+def refuse_duplicates(node: yaml.Node, path: str, spell: Callable[[yaml.Node], str] = _as_written) -> None:
+    """PyYAML keeps the last of two equal keys without a word; `spell` says when two of the outermost are equal.
+
+    Raises:
+        ArgumentError: a key is there twice, wherever it is nested. Names the file, both lines and the key.
+    """
     if isinstance(node, yaml.MappingNode):
         lines: dict[str, int] = {}
         for key, value in node.value:
@@ -154,7 +162,7 @@ def _refuse_duplicates(node: yaml.Node, path: str, spell: Callable[[yaml.Node], 
             if name in lines:
                 raise ArgumentError(f"{_line(path, key)}: {name!r} is already given on line {lines[name]}; keep one.")
             lines[name] = key.start_mark.line + 1
-            _refuse_duplicates(value, path, lambda inner: str(inner.value))
+            refuse_duplicates(value, path)
     elif isinstance(node, yaml.SequenceNode):
         for item in node.value:
-            _refuse_duplicates(item, path, lambda inner: str(inner.value))
+            refuse_duplicates(item, path)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from transformers import TrainingArguments
@@ -61,7 +62,7 @@ def stock_arguments(args: Any, explicit: frozenset[str], **changed: Any) -> Trai
         changed: what has another value there.
 
     Raises:
-        ArgumentError: the user set a field that the stock Trainer does not have.
+        ArgumentError: the user set a field that the stock Trainer does not have, or a checkpoint that is not there.
     """
     plain = [spec.name for spec in dataclasses.fields(TrainingArguments) if spec.init]
     harmless = {"preset", "throughput_warmup_steps", "embedding_cache_dir"}
@@ -69,6 +70,8 @@ def stock_arguments(args: Any, explicit: frozenset[str], **changed: Any) -> Trai
     asked = sorted(name for name in foreign if getattr(args, name, None) not in (None, False, [], "no"))
     if asked:
         raise ArgumentError(f"--stock_trainer has none of {', '.join(asked)}: leave them out, or train without it.")
+    if args.resume_from_checkpoint and not Path(str(args.resume_from_checkpoint)).is_dir():
+        raise ArgumentError(f"resume_from_checkpoint={args.resume_from_checkpoint!r}: no such folder in {Path.cwd()}.")
     values = {name: getattr(args, name) for name in plain}
     # On a machine without a GPU it takes bf16 only together with `use_cpu`.
     return TrainingArguments(**{**values, "use_cpu": args.device.type == "cpu", **changed})

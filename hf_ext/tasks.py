@@ -11,9 +11,11 @@ from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
+import numpy as np
+
 from .data.columns import read_columns
 from .data.missing_chains import describe_missing
-from .errors import DataError
+from .errors import DataError, NotFiniteError
 from .parser import FastArgumentParser
 from .presets import PRESETS
 from .reporting.card import write_card
@@ -142,6 +144,25 @@ def summarize_data(report: Mapping[str, Any]) -> str:
         cut = f", {facts['num_above_limit']} above the encoder's limit" if facts["num_above_limit"] else ""
         lines.append(f"  input {name}: longest {facts['longest']} residues{cut}, {facts['unknown_share']:.2%} unknown")
     return "\n".join([*lines, *notes])
+
+
+def check_scored(values: Any, split: str) -> None:
+    """Refuses to score predictions that are no numbers, as of a model that diverged under stock Trainer.
+
+    Args:
+        values: (n, columns), what each row is scored by.
+        split: which rows, in words.
+
+    Raises:
+        NotFiniteError: some are NaN or infinite.
+    """
+    wrong = ~np.isfinite(np.asarray(values, np.float64)).all(1)
+    if wrong.any():
+        raise NotFiniteError(
+            f"{wrong.sum():,} of {len(wrong):,} {split} rows have errors that are NaN or infinite: the model cannot be "
+            "scored. Usual causes: a learning rate that is too high, float16 that overflows. Train again with a lower "
+            "--learning_rate, into another --output_dir."
+        )
 
 
 def with_absolute_path(facts: Mapping[str, Any], name: str) -> dict[str, Any]:

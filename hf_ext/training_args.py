@@ -255,10 +255,11 @@ class FastTrainingArguments(TrainingArguments, metaclass=TakesPresets):
         self.use_cpu = self.use_cpu or moved
         if not self.use_cpu and self.ddp_backend is None and need_gloo():
             self.ddp_backend = "gloo"
+        self._check_one_precision()
         # The parent refuses these two by the machine it stands on, or switches TF32 on for good: the plan decides.
         tf32, bf16 = self.tf32, self.bf16
         self.tf32 = False if tf32 is False else None
-        self.bf16 = bool(bf16 and (self.fp16 or self.use_cpu or is_torch_bf16_gpu_available()))
+        self.bf16 = bool(bf16 and (self.use_cpu or is_torch_bf16_gpu_available()))
         strategy = read_hub_strategy(self)
         self.hub_strategy = "end"  # the parent does not know "best"
         super().__post_init__()
@@ -293,6 +294,12 @@ class FastTrainingArguments(TrainingArguments, metaclass=TakesPresets):
         wrap_single_words(self, FastTrainingArguments, TrainingArguments)
         check_types(self, FastTrainingArguments, TrainingArguments)
         check_resume(self.resume)
+
+    def _check_one_precision(self) -> None:
+        """Before the parent, which would say first that this machine has no bf16."""
+        for bf16, fp16 in (("bf16", "fp16"), ("bf16_full_eval", "fp16_full_eval")):
+            if getattr(self, bf16) and getattr(self, fp16):
+                raise ArgumentError(f"{bf16}=True with {fp16}=True: a run computes in one precision. Leave one out.")
 
     def _check_values(self) -> None:
         known = [speedup.NAME for speedup in REGISTRY]

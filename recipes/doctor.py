@@ -5,9 +5,10 @@
     python recipes/doctor.py --model_size esm2_650M --dataset_name proteins.fasta --device h100
     python recipes/doctor.py --config recipes/configs/gb1.yaml --device a100 --plan_scale --gpus 1 2 4 8 16
     python recipes/doctor.py --stage auto --dataset_name pairs.csv --device a100 --dollars_per_hour 2
+    python recipes/doctor.py --resolution 64 --hidden_size 384 --device a100
 
-Takes every argument of recipes/max_speed.py; or, where one of them belongs to recipes/mlm.py or
-recipes/generate_antibody.py alone, of that. Prints a page: machine, versions, plan, what the run would say of rows and
+Takes every argument of recipes/max_speed.py; or, where one of them belongs to recipes/mlm.py,
+recipes/generate_antibody.py or recipes/pde_operator.py alone, of that. Prints a page: machine, versions, plan, what the run would say of rows and
 labels, an estimate of time, memory and money, and what is off. Of a generator each stage has a row, with its time on
 some cards; --json has all cards that are known. Trains, downloads and writes nothing (but --json FILE; of a model on
 the Hub its config.json is read). Exit status: 0 if the command would run, 1 if something would stop it. --plan_scale
@@ -27,6 +28,7 @@ from typing import Any
 import generate_antibody
 import max_speed
 import mlm
+import pde_operator
 import yaml
 from transformers.utils.logging import disable_progress_bar
 
@@ -36,6 +38,7 @@ from hf_ext.data.arguments import DataArguments
 from hf_ext.doctor.arguments import DoctorArguments
 from hf_ext.doctor.findings import find_problems, would_run
 from hf_ext.doctor.gathering import gather
+from hf_ext.doctor.operator_gathering import gather_operator
 from hf_ext.doctor.page import format_page, page_values
 from hf_ext.doctor.scale_page import format_scale
 from hf_ext.doctor.scale_plan import plan_scale
@@ -43,6 +46,7 @@ from hf_ext.doctor.stage_gathering import gather_generator
 from hf_ext.errors import ArgumentError, exit_on_errors
 from hf_ext.generation.arguments import GeneratorArguments
 from hf_ext.masked_lm.arguments import MaskedLMArguments
+from hf_ext.pde.arguments import OperatorArguments
 from hf_ext.tasks import parse_command
 from hf_ext.training_args import FastTrainingArguments
 
@@ -50,6 +54,7 @@ TASKS: dict[str, tuple[Any, dict[str, Any]]] = {
     "affinity": (AffinityArguments, max_speed.DEFAULTS),
     "masked_lm": (MaskedLMArguments, mlm.DEFAULTS),
     "generation": (GeneratorArguments, generate_antibody.DEFAULTS),
+    "pde_operator": (OperatorArguments, pde_operator.DEFAULTS),
 }
 SHARED = (DataArguments, FastTrainingArguments, DoctorArguments)
 
@@ -66,8 +71,9 @@ def find_task(argv: list[str]) -> str:
             names |= set(values) if isinstance(values, dict) else set()
     names = {str(name).replace("-", "_") for name in names}
     own = {task: {spec.name for spec in dataclasses.fields(each)} for task, (each, _) in TASKS.items()}
-    if names & (own["generation"] - own["masked_lm"] - own["affinity"]):
-        return "generation"
+    for task in ("generation", "pde_operator"):
+        if names & (own[task] - own["masked_lm"] - own["affinity"]):
+            return task
     return "masked_lm" if names & own["masked_lm"] else "affinity"
 
 
@@ -77,8 +83,9 @@ def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     task = find_task(argv)
     arguments, defaults = TASKS[task]
+    shared = SHARED if task != "pde_operator" else SHARED[1:]  # its data are generated
     try:
-        _, (model_args, data_args, args, doctor_args) = parse_command((arguments, *SHARED), defaults, __doc__, argv)
+        _, (model_args, *data_args, args, doctor_args) = parse_command((arguments, *shared), defaults, __doc__, argv)
     except ImportError as error:  # transformers looks for --deepspeed's package while it reads arguments
         raise ArgumentError(f'{str(error).strip()} With --deepspeed: pip install "deepspeed>=0.19".') from error
     if args.process_index > 0:
@@ -86,9 +93,11 @@ def main(argv: list[str] | None = None) -> int:
     if task == "affinity":
         settle_measure(args, model_args.loss)
     if task == "generation":
-        facts = gather_generator(model_args, data_args, args, doctor_args)
+        facts = gather_generator(model_args, *data_args, args, doctor_args)
+    elif task == "pde_operator":
+        facts = gather_operator(model_args, args, doctor_args)
     else:
-        facts = gather(task, model_args, data_args, args, doctor_args)
+        facts = gather(task, model_args, *data_args, args, doctor_args)
     findings = find_problems(facts)
     print(format_page(facts, findings))
     written = page_values(facts, findings)

@@ -22,7 +22,7 @@ from hf_ext.argument_checks import check_metric_name
 from hf_ext.checkpoints.run_folder.holding import run_folder
 from hf_ext.errors import exit_on_errors
 from hf_ext.parser import FastArgumentParser
-from hf_ext.pde.arguments import OperatorArguments
+from hf_ext.pde.arguments import OperatorArguments, check_training
 from hf_ext.pde.building import build_model, build_rows, build_trainer, describe_samples, load_samples
 from hf_ext.pde.results import ErrorMetrics, format_scores, save_results, score_splits
 from hf_ext.reporting.run_log import start_run_log
@@ -59,7 +59,8 @@ DEFAULTS = {
 def main(argv: list[str] | None = None) -> dict:
     """Runs the recipe; returns what `all_results.json` holds."""
     parser, (model_args, args) = parse_command((OperatorArguments, FastTrainingArguments), DEFAULTS, __doc__, argv)
-    check_metric_name(args.metric_for_best_model, ErrorMetrics(model_args.tasks).names)
+    check_metric_name(args.metric_for_best_model, ErrorMetrics(model_args.tasks).row_metrics)
+    check_training(model_args, args)
     with run_folder(args):
         return run(model_args, args, parser)
 
@@ -81,7 +82,8 @@ def run(model_args: OperatorArguments, args: FastTrainingArguments, parser: Fast
     trainer.save_state()
 
     scores = score_splits(trainer, rows, samples)
-    results = save_results(trainer, trained, scores, report, {**vars(model_args)}, parser)
+    settings = {**vars(model_args), **{name: getattr(model.config, name) for name in model_args.shape}}
+    results = save_results(trainer, trained, scores, report, settings, parser)
     log.info("\nnRMSE on the test samples, none of which was trained on:\n%s", format_scores(scores["test"]))
     finish_run(trainer, log)
     return results

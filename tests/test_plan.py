@@ -117,6 +117,31 @@ def test_process_wide_settings_are_switched_back_by_end(
     assert torch_settings() == before
 
 
+def test_what_cpu_matmul_gains_is_timed_once_per_run_folder(tmp_path, torch_settings, monkeypatch, make_affinity):
+    monkeypatch.setattr("hf_ext.speedups.cpu_matmul.MAX_ERROR", 1.0)
+
+    def decide(folder, **given):
+        trainer = FastTrainer(make_affinity()[0], make_args(tmp_path / folder, speedups=["cpu_matmul"], **given))
+        trainer.end()
+        return trainer.plan["cpu_matmul"]
+
+    def record(gain):
+        path = tmp_path / "a" / "plan.json"
+        plan = json.loads(path.read_text())
+        next(one for one in plan["decisions"] if one["name"] == "cpu_matmul")["evidence"]["speedup"] = gain
+        path.write_text(json.dumps(plan))
+
+    assert decide("a").evidence["speedup"] not in (99.0, 0.25)
+    record(99.0)
+    found = decide("a"), decide("a"), decide("b", resume=str(tmp_path / "a" / "checkpoint-1"))
+    assert [(one.status, one.evidence["speedup"]) for one in found] == [("applied", 99.0)] * 3
+    record(0.25)
+    assert (decide("a").status, decide("a").reason) == ("skipped", "no faster here (0.25x)")
+    assert decide("c").evidence["speedup"] not in (99.0, 0.25)
+    (tmp_path / "a" / "plan.json").write_text("{}")
+    assert decide("a").evidence["speedup"] not in (99.0, 0.25)
+
+
 def test_process_wide_settings_are_switched_back_when_the_trainer_cannot_be_built(
     tmp_path, torch_settings, monkeypatch, demo_rows, make_affinity
 ):

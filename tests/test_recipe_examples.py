@@ -12,9 +12,14 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from launches import free_port
 from safetensors.torch import load_file
+from transformers.trainer_utils import PredictionOutput
+
+from hf_ext.any_model import BigramTable, judge_classes, judge_next_tokens
+from hf_ext.errors import ArgumentError, NotFiniteError
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = sorted((ROOT / "recipes" / "examples").glob("*.py"))
@@ -93,22 +98,56 @@ def test_every_example_splits_a_step_without_changing_it_under_every_preset_of_t
         assert math.exp(entry["eval_loss"]) == pytest.approx(entry["eval_perplexity"], rel=1e-5)
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("name", ["causal_lm", "image_classifier"])
-def test_adapters_go_into_layers_that_nobody_named(name, tmp_path):
-    results = run_here(
-        name, tmp_path, "--max_steps", "2", "--preset", "baseline", "--use_peft", "--save_strategy", "no"
-    )
-    model = results["model"]
-    assert 0 < model["num_trainable"] < model["num_parameters"] / 3
-    lora = next(d for d in read(tmp_path, "plan.json")["decisions"] if d["name"] == "lora")
-    assert lora["reason"].startswith("adapters train beside all linear layers that repeat")
+@pytest.mark.parametrize("name", NAMES)
+def test_adapters_beside_weights_that_are_kept_nowhere_are_refused(name, tmp_path):
+    with pytest.raises(ArgumentError, match="the weights beside them are new here and kept nowhere"):
+        run_here(name, tmp_path, "--use_peft")
+    assert not list(tmp_path.glob("*.safetensors"))
 
 
 def test_early_stopping_compares_a_classifiers_evaluations_row_by_row(tmp_path):
     asked = ["--eval_strategy", "steps", "--eval_steps", "1", "--early_stopping_patience", "2", "--warmup_steps", "0"]
     results = run_here("image_classifier", tmp_path, "--max_steps", "4", *asked, "--save_strategy", "no")
     assert len(results["early_stopping"]["decisions"]) >= 2
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_metric_that_no_evaluation_computes_is_refused_before_anything_is_made(name, tmp_path):
+    with pytest.raises(ArgumentError, match="metric_for_best_model='f1': allowed are loss, "):
+        run_here(name, tmp_path / "run", "--metric_for_best_model", "f1")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("given", "taken"), [([], 5), (["--data_seed", "0"], 0), (["--data_seed", "3"], 3)])
+def test_rows_are_generated_from_the_data_seed_where_there_is_one(name, given, taken, tmp_path):
+    class Seen(Exception):
+        pass
+
+    def note_seed(num_rows, seed):
+        raise Seen(seed)
+
+    main = runpy.run_path(str(ROOT / "recipes" / "examples" / f"{name}.py"))["main"]
+    main.__globals__["make_rows"] = note_seed
+    with pytest.raises(Seen) as caught:
+        main([*FEW, "--use_cpu", "true", "--output_dir", str(tmp_path), "--seed", "5", *given])
+    assert caught.value.args == (taken,)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_stock_trainer_refuses_a_checkpoint_that_is_not_there(name, tmp_path):
+    with pytest.raises(ArgumentError, match="resume_from_checkpoint='absent': no such folder"):
+        run_here(name, tmp_path, "--stock_trainer", "true", "--resume_from_checkpoint", "absent", "--max_steps", "1")
+
+
+def test_predictions_that_are_no_numbers_get_no_score():
+    labels = np.array([0, 1])
+    classes = PredictionOutput(np.array([[0.5, 1.0, 1.0], [np.nan, 0.0, 1.0]]), labels, {})
+    with pytest.raises(NotFiniteError, match="1 of 2 held-out rows"):
+        judge_classes(classes, [0, 1], seed=0)
+    tokens = PredictionOutput(np.array([[np.inf, 1.0, 2.0]]), np.array([[0, 1, 1]]), {})
+    with pytest.raises(NotFiniteError, match="1 of 1 held-out rows"):
+        judge_next_tokens(tokens, BigramTable(np.ones((2, 2))), seed=0)
 
 
 # --- minutes ---------------------------------------------------------------------------------------------------------
@@ -180,3 +219,17 @@ def test_stock_trainer_is_the_control(name, tmp_path):
     results = read(tmp_path / "outputs" / name)
     assert results["trainer"] == "transformers.trainer.Trainer"
     assert not (tmp_path / "outputs" / name / "plan.json").exists()
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", NAMES)
+def test_stock_trainer_goes_on_from_the_checkpoint_that_is_named(name, tmp_path):
+    few = ["--stock_trainer", "true", "--preset", "baseline", "--max_steps", "4", "--eval_strategy", "no"]
+    few += ["--save_strategy", "steps", "--save_steps", "2", "--metric_for_best_model", "loss"]
+    run_here(name, tmp_path / "whole", *few)
+    other = [*few, "--seed", "7", "--data_seed", "42"]
+    named = ["--resume_from_checkpoint", str(tmp_path / "whole" / "checkpoint-2")]
+    run_here(name, tmp_path / "anew", *other)
+    run_here(name, tmp_path / "continued", *other, *named)
+    whole, anew, continued = (losses(tmp_path / folder) for folder in ("whole", "anew", "continued"))
+    assert continued[:2] == whole[:2] != anew[:2]

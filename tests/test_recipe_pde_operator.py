@@ -19,7 +19,7 @@ from launches import Launch, run_recipe
 from safetensors.torch import load_file
 
 from hf_ext.comparing.progression_file import add_settings, as_flags, read_progression
-from hf_ext.errors import ArgumentError, CheckpointError
+from hf_ext.errors import ArgumentError, CheckpointError, NotFiniteError
 from hf_ext.parser import FastArgumentParser
 from hf_ext.pde.arguments import OperatorArguments
 from hf_ext.presets import PRESETS
@@ -120,6 +120,30 @@ def test_a_trained_model_keeps_its_shape(name, given, there, whole, tmp_path):
         runpy.run_path(RECIPE)["main"]([*words, "--model_name_or_path", str(whole["folder"]), f"--{name}", *given])
 
 
+@pytest.mark.parametrize(
+    "metric", ["loss", "darcy2d_nrmse", *(pytest.param(m, marks=pytest.mark.nightly) for m in ("nrmse", "eval_nrmse"))]
+)
+def test_early_stopping_compares_every_metric_that_is_reported(metric, tmp_path):
+    words = [*SMALL, "--output_dir", str(tmp_path / "run"), "--data_cache_dir", str(tmp_path), "--save_strategy", "no"]
+    words += ["--max_steps", "6", "--eval_steps", "1", "--task_weights", "1", "3", "--learning_rate", "0"]
+    asked = ["--early_stopping_patience", "2", "--metric_for_best_model", metric]
+    results = runpy.run_path(RECIPE)["main"]([*words, *asked])
+    decisions = results["early_stopping"]["decisions"]
+    assert [(one["step"], one["should_stop"]) for one in decisions] == [(1, False), (2, False), (3, True)]
+    log = json.loads((tmp_path / "run" / "trainer_state.json").read_text())["log_history"]
+    name = f"eval_{metric.removeprefix('eval_')}"
+    logged = next(entry[name] for entry in log if name in entry)
+    assert decisions[-1]["against_best"]["after"] == pytest.approx(logged, rel=1e-4)
+
+
+def test_a_trained_model_that_goes_on_is_recorded_with_its_own_shape(whole, tmp_path):
+    words = ["--resolution", "16", "--num_train_samples", "4", "--num_eval_samples", "4", "--max_steps", "1"]
+    words += ["--output_dir", str(tmp_path / "run"), "--data_cache_dir", str(tmp_path), "--save_strategy", "no"]
+    settings = runpy.run_path(RECIPE)["main"]([*words, "--model_name_or_path", str(whole["folder"])])["settings"]
+    names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "patch_size", "task_weights")
+    assert [settings[name] for name in names] == [16, 1, 2, 4, [1.0, 1.0]]
+
+
 @pytest.mark.nightly
 def test_the_control_is_transformers_own_trainer_on_the_same_losses(tmp_path):
     arguments = [*SMALL, "--preset", "baseline", "--logging_steps", "1", "--max_steps", "6"]
@@ -154,6 +178,37 @@ def test_a_mistake_names_the_remedy(arguments, message, tmp_path, monkeypatch):
     main = runpy.run_path(RECIPE)["main"]
     with pytest.raises(Exception, match=message):
         main([*SMALL, *arguments])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["--use_peft", "true"], "start from a model that was saved"),
+        (["--prediction_loss_only", "true"], "=True: scores are made of predictions. Leave it out"),
+        (["--batch_eval_metrics", "true"], "=True: errors are means over all rows"),
+        (["--eval_do_concat_batches", "false"], "=False: errors are means over all rows"),
+        (["--dataloader_drop_last", "true"], "=True: evaluations would drop rows"),
+        (["--label_names", "targets"], r"=\['targets'\]: batches call the solutions labels"),
+        (["--label_smoothing_factor", "0.1"], "=0.1: labels are fields, not classes"),
+        (["--neftune_noise_alpha", "5"], "=5.0: there are no embeddings of tokens"),
+        (["--train_sampling_strategy", "group_by_length"], "='group_by_length': all rows have one length"),
+        (["--remove_unused_columns", "true"], "=True: batches are made of all columns"),
+    ],
+)
+def test_what_no_operator_can_be_trained_with_is_refused_before_anything_is_made(arguments, why, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ArgumentError, match=why):
+        runpy.run_path(RECIPE)["main"]([*SMALL, "--data_cache_dir", "cache", *arguments])
+    assert not [*tmp_path.iterdir()]
+
+
+def test_scores_that_are_no_numbers_end_the_run_with_an_error(tmp_path):
+    words = [*SMALL, "--output_dir", str(tmp_path / "run"), "--data_cache_dir", str(tmp_path), "--max_steps", "3"]
+    words += ["--eval_strategy", "no", "--save_strategy", "no", "--stock_trainer", "true", "--preset", "baseline"]
+    with pytest.raises(NotFiniteError, match="8 of 8 validation rows have errors that are NaN or infinite") as caught:
+        runpy.run_path(RECIPE)["main"]([*words, "--learning_rate", "1e30", "--warmup_steps", "0"])
+    assert caught.value.exit_code == 65
+    assert not (tmp_path / "run" / "all_results.json").exists()
 
 
 @pytest.mark.parametrize(

@@ -115,9 +115,11 @@ def test_the_best_of_an_error_is_the_smallest(metric, expected):
     assert FastTrainingArguments(output_dir="o", metric_for_best_model=metric, greater_is_better=True).greater_is_better
 
 
-def test_bf16_together_with_fp16_is_still_refused():
-    with pytest.raises(ValueError, match="fp16"):
-        FastTrainingArguments(output_dir="o", bf16=True, fp16=True, use_cpu=True)
+@pytest.mark.parametrize("use_cpu", [True, False])
+@pytest.mark.parametrize("end", ["", "_full_eval"])
+def test_bf16_together_with_fp16_is_refused_for_what_it_is_on_every_machine(end, use_cpu):
+    with pytest.raises(ArgumentError, match=f"bf16{end}=True with fp16{end}=True: a run computes in one precision"):
+        FastTrainingArguments(output_dir="o", use_cpu=use_cpu, **{f"bf16{end}": True, f"fp16{end}": True})
 
 
 @pytest.mark.parametrize("field", ["speedups", "without"])

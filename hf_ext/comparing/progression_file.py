@@ -17,6 +17,7 @@
         note: one sentence for the table                 # optional
 
 A value that is a list is added to the list so far (`speedups: [packing]`); any other value replaces the one before.
+`max-steps` is read as `max_steps`. Each run has an output folder of its own.
 """
 
 from __future__ import annotations
@@ -30,13 +31,14 @@ from typing import Any, Literal
 import yaml
 
 from ..argument_names import name_nearest
-from ..config_file import read_mapping
+from ..config_file import read_mapping, refuse_duplicates
 from ..errors import ArgumentError
 from .needs import NEEDS
 
 JudgedBy = Literal["step", "loop"]
 Claim = tuple[float, float]  # least and most that is claimed; equal where one number is
 Settings = dict[str, Any]  # argument -> its value as it would be typed: text, or a list of texts
+MAX_NAME_BYTES = 200  # of the 255 that file systems give the name of a folder
 OF_FILE = ("name", "source", "claimed", "common", "baseline", "phases")
 OF_BASELINE = ("arguments", "claimed_memory", "launch")
 OF_PHASE = ("name", *OF_BASELINE, "claimed", "needs", "judged_by", "note")
@@ -94,6 +96,8 @@ def _read_phase(entry: _Fields, name: str | None = None) -> Phase:
     own = name or entry.text("name")
     if any(character in own for character in "/\\") or own.startswith("."):
         raise entry.error("name", f"{own!r} names a folder as well: leave out / and \\, and a dot at the beginning")
+    if (size := len(own.encode())) > MAX_NAME_BYTES:
+        raise entry.error("name", f"names a folder as well, and has {size} bytes: at most {MAX_NAME_BYTES}")
     judged_by: Any = entry.choice("judged_by", ("step", "loop"))
     return Phase(
         own,
@@ -196,7 +200,9 @@ class _Fields:
         if node is None:
             return {}
         inner = _Fields(self.path, node, (), f"{self.inside}{key}: ")
-        return {name.replace("-", "_"): _as_typed(inner, name, value) for name, value in inner.nodes.items()}
+        if "output_dir" in inner.nodes:
+            raise inner.error("output_dir", "each run has a folder of its own; leave it out")
+        return {name: _as_typed(inner, name, value) for name, value in inner.nodes.items()}
 
     def fields(self, key: str, known: tuple[str, ...]) -> _Fields:
         if key not in self.nodes:
@@ -213,12 +219,13 @@ class _Fields:
 def _pairs(path: str, node: yaml.Node, inside: str) -> list[tuple[str, yaml.Node]]:
     if not isinstance(node, yaml.MappingNode):
         raise ArgumentError(f"{path} line {node.start_mark.line + 1}: {inside}must be lines of 'key: value'.")
-    return [(str(key.value), value) for key, value in node.value]
+    return [(str(key.value).replace("-", "_"), value) for key, value in node.value]
 
 
 def _as_typed(fields: _Fields, name: str, node: yaml.Node) -> Any:
     """A value as it would be typed; `no` stays no, and a mapping becomes JSON, which Trainer's arguments take."""
     if isinstance(node, yaml.MappingNode):
+        refuse_duplicates(node, fields.path)
         try:
             return json.dumps(yaml.SafeLoader("").construct_document(node))
         except (yaml.YAMLError, TypeError, ValueError) as error:

@@ -32,7 +32,7 @@ class Facts:
     """What is known of machine, libraries, plan and work; what could not be found out stays empty.
 
     Attributes:
-        task: "affinity", "masked_lm" or "generation".
+        task: "affinity", "masked_lm", "generation" or "pde_operator".
         args: `FastTrainingArguments`.
         save_full: frozen encoders are saved with the model.
         rate_basis: what the estimate of time rests on; empty where there is none, then `why_no_time` says why.
@@ -44,7 +44,7 @@ class Facts:
         encoding_bytes: frozen encoders' weights while they encode.
         output_bytes, embedding_bytes, download_bytes: most on disk, in the three folders of `Machine`.
         data: what reading the rows reported, as the run reports it; `labels`: what the run's audit says of training's.
-        measure: which weights the run keeps, and what its verdict compares in; empty for masked_lm.
+        measure: which weights the run keeps, and what its verdict compares in; of affinity models alone.
         stages: of a generator, all three, whichever the command does; empty for others.
         problems: what reading data and model found.
         notes: what could not be found out, and why.

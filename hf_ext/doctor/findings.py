@@ -96,7 +96,7 @@ def _device(facts: Facts) -> Iterator[Finding]:
         yield Finding("driver", "warns", text, remedy)
     elif machine.hardware.kind == "cpu" and not machine.has_nvidia_driver:
         remedy = "Colab: Runtime > Change runtime type > T4 GPU; --device t4 shows what one would take"
-        yield Finding("gpu", "warns", "no GPU: encoders run on the CPU", remedy)
+        yield Finding("gpu", "warns", "no GPU: models run on the CPU", remedy)
     if machine.load_average > BUSY_SHARE * machine.cpu_cores:
         text = (
             f"{machine.load_average:.1f} processes want {machine.cpu_cores} cores: the measured rate is that low, too"

@@ -91,10 +91,11 @@ def gather(task: str, model_args: Any, data_args: DataArguments, args: Any, doct
         "notes": reader.notes,
     }
     facts = Facts(task, args, machine, packages, plan, work, **found)
-    return replace(facts, forecast=_forecast(facts)) if work else facts
+    return replace(facts, forecast=forecast_memory(facts)) if work else facts
 
 
-def _forecast(facts: Facts) -> MemoryReport | str:
+def forecast_memory(facts: Facts) -> MemoryReport | str:
+    """The ledger's, of facts with plan, work and schedule; or why there is none."""
     plan, work, args = facts.plan, facts.work, facts.args
     assert plan
     assert work

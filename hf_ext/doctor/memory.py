@@ -71,6 +71,8 @@ def _report(args: Any, plan: Plan, work: Work, rows: int, capacity: int | None, 
         live = {name: tokens for name, tokens in lengths.items() if not cached or name not in model.frozen_inputs}
         embedded = {name: width for name, width in model.embedding_sizes.items() if name not in live}
         make = affinity_batch(live, embedded)
+    elif work.make_batch is not None:
+        make = work.make_batch
     else:
         make = masked_lm_batch(length, plan.applied("masked_lm_head"))
     kernel = plan["attention"].settings.get("kernel") if plan.applied("attention") else None

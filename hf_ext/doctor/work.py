@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -97,6 +97,7 @@ class Work:
         num_heads: heads that train one after the other (`--num_seeds`).
         other_tokens: of the rows of train, what no encoder of these reads.
         num_rows: rows of each split; of a stream, how many rows at its start the tokens were counted on.
+        make_batch: rows -> arguments of the model's forward, on the meta device; None of models that read sequences.
     """
 
     model: Any
@@ -107,6 +108,7 @@ class Work:
     num_rows: dict[str, int] = field(default_factory=dict)
     is_stream: bool = False
     other_tokens: int = 0
+    make_batch: Callable[[int], dict[str, Any]] | None = None
 
     @property
     def num_train_tokens(self) -> int:

@@ -30,6 +30,8 @@ from .scores import PLAIN_METRICS, THRESHOLD_METRICS
 PAIRED_METRICS = (*PLAIN_METRICS, *THRESHOLD_METRICS)
 # Of rows that each hold many predictions: the sum over all rows divided by their number.
 RATIO_METRICS = ("token_loss", "perplexity", "accuracy")
+# Of rows that have one number each: its mean; also of a part, such as `darcy2d_nrmse`.
+MEAN_METRICS = ("loss", "nrmse")
 
 _Scorer = Callable[[FloatArray], list[FloatArray]]  # counts (resamples, n) -> scores before and after, (resamples,)
 
@@ -102,10 +104,12 @@ def compare_paired(
 
     Args:
         labels: (n,) or (n, 1) finite numbers; for token_loss, perplexity and accuracy how many predictions each row
-            holds (its masked residues), 0 or more.
+            holds (its masked residues), 0 or more; for loss and nrmse 1.
         before, after: (n,) or (n, 1) predictions of the two models, row by row as `labels`; for token_loss and
-            perplexity each row's summed loss in nats, for accuracy its number of right predictions.
-        metric: spearman, pearson, rmse, mae, r2, recall, precision, f1, token_loss, perplexity or accuracy.
+            perplexity each row's summed loss in nats, for accuracy its number of right predictions, for loss and nrmse
+            each row's own.
+        metric: spearman, pearson, rmse, mae, r2, recall, precision, f1, token_loss, perplexity, accuracy, loss or
+            nrmse; of a part, `NAME_loss` or `NAME_nrmse`.
         threshold: rows at or above it count as binders, for recall, precision and f1; in the unit of the labels.
         confidence: of the interval, between 0 and 1.
         num_resamples: 2 or more; lowered for more than 50,000 rows (the result says how many were drawn).
@@ -174,7 +178,7 @@ def paired_samples(
     num_rows, units = len(labels), check_units(units, len(labels))
     if metric == "spearman":
         score = _spearman_scorer(labels, before, after)
-    elif metric in RATIO_METRICS:
+    elif is_ratio(metric):
         score = _ratio_scorer(labels, before, after, metric)
     else:
         score = _moment_scorer(labels, before, after, metric, threshold)
@@ -234,7 +238,7 @@ def _ratio_value(metric: str, sums: FloatArray, numbers: FloatArray) -> MetricVa
 
 
 def _point_value(metric: str, predicted: FloatArray, measured: FloatArray, threshold: float) -> MetricValue:
-    if metric in RATIO_METRICS:
+    if is_ratio(metric):
         return _ratio_value(metric, predicted, measured)
     if metric in PLAIN_METRICS:
         return PLAIN_METRICS[metric](predicted, measured)
@@ -249,10 +253,16 @@ def _number_or_none(value: MetricValue) -> float | None:
     return None if value.undefined else float(value.value)
 
 
+def is_ratio(metric: str) -> bool:
+    """Whether a metric is a sum over rows by the sum of what the rows hold: of `RATIO_METRICS` or `MEAN_METRICS`."""
+    return metric in RATIO_METRICS or metric.rpartition("_")[2] in MEAN_METRICS
+
+
 def check_comparison(metric: str, *, threshold: float, confidence: float, num_resamples: int, seed: int) -> None:
     """Raises `ArgumentError` where `compare_paired` would."""
-    if metric not in (*PAIRED_METRICS, *RATIO_METRICS):
-        raise ArgumentError(f"metric={metric!r}: use one of {', '.join((*PAIRED_METRICS, *RATIO_METRICS))}.")
+    if metric not in PAIRED_METRICS and not is_ratio(metric):
+        known = (*PAIRED_METRICS, *RATIO_METRICS, *MEAN_METRICS)
+        raise ArgumentError(f"metric={metric!r}: use one of {', '.join(known)}.")
     if not math.isfinite(threshold):
         raise ArgumentError(f"threshold={threshold!r}: a finite number in the unit of the labels is needed.")
     if not 0.0 < confidence < 1.0:

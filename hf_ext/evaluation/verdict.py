@@ -16,6 +16,7 @@ from .limits import at_limits
 from .metrics import spearman
 from .paired import PairedComparison, compare_paired
 from .resampling import ResamplingUnits, check_units, unit_facts
+from .scores import PLAIN_METRICS
 
 MODEL = "model"
 CONSTANT = "training mean"
@@ -115,6 +116,8 @@ def judge(
     """
     if MODEL not in predictions:
         raise ArgumentError(f"predictions of {[*predictions]}: {MODEL!r} is needed, beside its baselines.")
+    if metric not in (None, *PLAIN_METRICS):
+        raise ArgumentError(f"metric={metric!r}: use one of {', '.join(PLAIN_METRICS)}.")
     measured = as_column(labels, "labels")
     columns = {name: as_pair(values, measured)[0] for name, values in predictions.items()}
     sides = np.zeros(len(measured)) if bounds is None else as_pair(bounds, measured)[0]
@@ -185,8 +188,7 @@ def judge_errors(model_errors: Any, baseline_errors: Any, *, baseline: str, seed
     Raises:
         DataError: shapes or lengths do not fit.
     """
-    ones = np.ones(len(model_errors))  # so that the loss per token is a mean over rows
-    compared = compare_paired(ones, baseline_errors, model_errors, "token_loss", seed=seed)
+    compared = compare_paired(np.ones(len(model_errors)), baseline_errors, model_errors, "nrmse", seed=seed)
     if compared.undefined:
         return _undefined(compared.n, f"the error is undefined ({compared.undefined})")
     basis = f"improvement {_difference(compared)}, {compared.n:,} rows"

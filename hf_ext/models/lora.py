@@ -145,6 +145,22 @@ def unwrap_peft(model: Any) -> Any:
     return model.get_base_model() if isinstance(model, PeftModel) else model
 
 
+def require_base(name: str | None) -> None:
+    """Refuses adapters beside weights that are nowhere but in memory: a saved model would lack them.
+
+    Args:
+        name: folder or Hub id that those weights were read from; None or "" of a new model.
+
+    Raises:
+        ArgumentError: there is none.
+    """
+    if not name:
+        raise ArgumentError(
+            "--use_peft: a saved model would be the adapters alone, and the weights beside them are new here and kept "
+            "nowhere. Leave it out, or start from a model that was saved or is on the Hub."
+        )
+
+
 def has_adapters(model: nn.Module | None) -> bool:
     """Whether PEFT layers are in the model, wherever they are."""
     return model is not None and any(isinstance(module, BaseTunerLayer) for module in model.modules())

@@ -7,6 +7,7 @@ from typing import Any
 
 from ..argument_checks import COUNT, COUNT_FROM_ZERO, Range, check_ranges
 from ..errors import ArgumentError
+from ..models.lora import require_base
 from .configuration import OperatorConfig
 from .tasks import TASKS
 
@@ -16,6 +17,34 @@ RANGES = {
     **dict.fromkeys(("samples_seed", "inverse_loss_every", "physics_every"), COUNT_FROM_ZERO),
     **dict.fromkeys(("inverse_loss_weight", "physics_weight"), FROM_ZERO),
 }
+ALLOWED: dict[str, tuple[tuple[Any, ...], str]] = {  # training argument -> its values, and why it has no others
+    "prediction_loss_only": ((False,), "scores are made of predictions"),
+    "batch_eval_metrics": ((False,), "errors are means over all rows"),
+    "eval_do_concat_batches": ((True,), "errors are means over all rows"),
+    "dataloader_drop_last": ((False,), "evaluations would drop rows, too, and scores are of all"),
+    "label_names": ((None, ["labels"]), "batches call the solutions labels"),
+    "label_smoothing_factor": ((0.0,), "labels are fields, not classes"),
+    "neftune_noise_alpha": ((None,), "there are no embeddings of tokens to add noise to"),
+    "train_sampling_strategy": (("random", "sequential"), "all rows have one length"),
+    "remove_unused_columns": ((False,), "batches are made of all columns"),
+}
+
+
+def check_training(args: OperatorArguments, training: Any) -> None:
+    """Refuses training arguments that no operator can be trained with, before anything is generated.
+
+    Args:
+        args: which operator.
+        training: `FastTrainingArguments`.
+
+    Raises:
+        ArgumentError: a value that is not in `ALLOWED`; `use_peft` on a new model.
+    """
+    for name, (values, why) in ALLOWED.items():
+        if (value := getattr(training, name)) not in values:
+            raise ArgumentError(f"{name}={value!r}: {why}. Leave it out.")
+    if training.use_peft:
+        require_base(args.model_name_or_path)
 
 
 @dataclass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -80,31 +81,67 @@ def build_model(args: OperatorArguments, train: Mapping[str, Mapping[str, np.nda
         units: dict[str, Any] = measure_units(train)
         return OperatorTransformer(OperatorConfig(**args.shape, **units))
     model = _read_model(args.model_name_or_path)
-    if model.config.tasks != args.tasks or model.config.resolution != args.resolution:
+    _check_shape(args, model.config)
+    return model
+
+
+def build_config(args: OperatorArguments) -> OperatorConfig:
+    """What `build_model` would make or read, without weights and, of a new operator, without the units of its data.
+
+    Raises:
+        ArgumentError: there is no operator, or one of other tasks, another resolution or shape than was asked for.
+    """
+    if args.model_name_or_path is None:
+        return OperatorConfig(**args.shape)
+    with _reading(args.model_name_or_path):
+        config = OperatorConfig.from_pretrained(args.model_name_or_path)
+    _check_shape(args, config)
+    return config
+
+
+def _check_shape(args: OperatorArguments, there: OperatorConfig) -> None:
+    if there.tasks != args.tasks or there.resolution != args.resolution:
         raise ArgumentError(
-            f"model_name_or_path={args.model_name_or_path!r} was trained on {', '.join(model.config.tasks)} at "
-            f"resolution {model.config.resolution}: give --tasks and --resolution of the same."
+            f"model_name_or_path={args.model_name_or_path!r} was trained on {', '.join(there.tasks or [])} at "
+            f"resolution {there.resolution}: give --tasks and --resolution of the same."
         )
     default = OperatorArguments().shape
     for name, value in args.shape.items():
-        there = getattr(model.config, name)
-        if value not in (default[name], there):
+        if value not in (default[name], getattr(there, name)):
             raise ArgumentError(
-                f"{name}={value} with model_name_or_path={args.model_name_or_path!r}, which has {there}: it goes on as "
-                f"it is. Leave --{name} out."
+                f"{name}={value} with model_name_or_path={args.model_name_or_path!r}, which has "
+                f"{getattr(there, name)}: it goes on as it is. Leave --{name} out."
             )
-    return model
 
 
 def _read_model(name: str) -> OperatorTransformer:
     if Path(name).is_dir():
         check_model(name)
         check_index(name)
-    remedy = "Give the --output_dir of a run of recipes/pde_operator.py, or the Hub id of its model."
-    with reading(f"model_name_or_path={name!r}: no operator there", name, remedy):
+    with _reading(name):
         model = OperatorTransformer.from_pretrained(name, dtype="float32")
     check_finite(name, model.state_dict())
     return model
+
+
+def _reading(name: str) -> AbstractContextManager[None]:
+    remedy = "Give the --output_dir of a run of recipes/pde_operator.py, or the Hub id of its model."
+    return reading(f"model_name_or_path={name!r}: no operator there", name, remedy)
+
+
+def build_terms(args: OperatorArguments) -> AuxiliaryTerms:
+    """What a row's loss has beside the data."""
+    return AuxiliaryTerms(
+        inverse_every=args.inverse_loss_every,
+        inverse_weight=args.inverse_loss_weight,
+        physics_every=args.physics_every,
+        physics_weight=args.physics_weight,
+    )
+
+
+def build_collator(args: OperatorArguments, seed: int) -> OperatorCollator:
+    """The collator, which draws the points of a step."""
+    return OperatorCollator(args.tasks, args.resolution**2, args.queries_per_step, seed)
 
 
 def build_trainer(
@@ -122,14 +159,9 @@ def build_trainer(
         rows: from `build_rows`.
         explicit: the fields that the user set; the stock Trainer has no others of ours.
     """
-    model.terms = AuxiliaryTerms(
-        inverse_every=model_args.inverse_loss_every,
-        inverse_weight=model_args.inverse_loss_weight,
-        physics_every=model_args.physics_every,
-        physics_weight=model_args.physics_weight,
-    )
-    collator = OperatorCollator(model_args.tasks, model_args.resolution**2, model_args.queries_per_step, args.seed)
-    metrics = ErrorMetrics(model_args.tasks)
+    model.terms = terms = build_terms(model_args)
+    collator = build_collator(model_args, args.seed)
+    metrics = ErrorMetrics(model_args.tasks, model.config.task_weights)
     shared: dict[str, Any] = {
         "data_collator": collator,
         "train_dataset": rows["train"],
@@ -137,7 +169,7 @@ def build_trainer(
         "compute_metrics": metrics,
         "preprocess_logits_for_metrics": metrics.reduce,
     }
-    callbacks: list[Any] = [model.terms.schedule]
+    callbacks: list[Any] = [terms.schedule]
     if not model_args.stock_trainer:
         return FastTrainer(model, args, callbacks=callbacks, **shared)
     plain = stock_arguments(args, explicit)

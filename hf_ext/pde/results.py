@@ -15,7 +15,7 @@ from ..parser import FastArgumentParser
 from ..reporting.plots import plot_loss
 from ..reporting.run_record import record_evaluations, record_run, write_json
 from ..reporting.tables import format_table
-from ..tasks import plots_if_possible
+from ..tasks import check_scored, plots_if_possible
 from ..trainer import FastTrainer
 from .data import baseline_errors
 from .outputs import relative_l2
@@ -27,18 +27,29 @@ MODEL = "model"
 class ErrorMetrics:
     """nRMSE of each task, `{task}_nrmse`, and their mean, `nrmse`: what an evaluation computes.
 
-    A row's nRMSE is the L2 of its error over the L2 of its solution, as in PDEBench; a metric is its mean over rows.
+    A row's nRMSE is the L2 of its error over the L2 of its solution, as in PDEBench; a metric is its mean over rows,
+    and so is `loss`, which Trainer reports: that of a row is the weighted sum over tasks.
 
     Args:
         tasks: in the order in which they stand in a batch.
+        task_weights: of each task's loss; None: 1 each.
+
+    Attributes:
+        row_metrics: `loss` and these; early stopping compares them row by row.
     """
 
-    def __init__(self, tasks: Sequence[str]):
+    def __init__(self, tasks: Sequence[str], task_weights: Sequence[float] | None = None):
         self.tasks = [*tasks]
+        self.task_weights = [1.0] * len(tasks) if task_weights is None else [*task_weights]
+        self.row_metrics = ("loss", *(f"{task}_nrmse" for task in tasks), "nrmse")
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        return ("loss", *(f"{task}_nrmse" for task in self.tasks), "nrmse")
+    def row_values(self, metric: str, predictions: np.ndarray) -> np.ndarray:
+        """One of `row_metrics` of each row, (n,), from what `reduce` kept, (n, tasks)."""
+        if metric == "loss":
+            return predictions @ np.asarray(self.task_weights, predictions.dtype)
+        if metric == "nrmse":
+            return predictions.mean(1)
+        return predictions[:, self.tasks.index(metric.removesuffix("_nrmse"))]
 
     def reduce(self, logits: Any, labels: torch.Tensor) -> torch.Tensor:
         """As `preprocess_logits_for_metrics`: (B, tasks), float32, so that fields are not kept."""
@@ -46,8 +57,8 @@ class ErrorMetrics:
 
     def __call__(self, prediction: Any) -> dict[str, float]:
         """As `compute_metrics`, from what `reduce` kept."""
-        means = np.asarray(prediction.predictions, np.float64).mean(0)
-        return {**{f"{task}_nrmse": float(mean) for task, mean in zip(self.tasks, means)}, "nrmse": float(means.mean())}
+        errors = np.asarray(prediction.predictions, np.float64)
+        return {name: float(self.row_values(name, errors).mean()) for name in self.row_metrics if name != "loss"}
 
 
 def score_splits(trainer: Any, rows: Mapping[str, Any], samples: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -56,17 +67,17 @@ def score_splits(trainer: Any, rows: Mapping[str, Any], samples: Mapping[str, An
     Args:
         trainer: after training; stock Trainer's too.
         rows, samples: from `building`, by split.
+
+    Raises:
+        NotFiniteError: an error is NaN or infinite.
     """
-    tasks = [*samples["train"]]
-    return {
-        split: score_split(
-            np.asarray(trainer.predict(rows[split]).predictions, np.float64),
-            trivial_errors(samples["train"], samples[split]),
-            tasks,
-            trainer.args.seed,
-        )
-        for split in ("validation", "test")
-    }
+    tasks, scores = [*samples["train"]], {}
+    for split in ("validation", "test"):
+        errors = np.asarray(trainer.predict(rows[split]).predictions, np.float64)
+        check_scored(errors, split)
+        trivial = trivial_errors(samples["train"], samples[split])
+        scores[split] = score_split(errors, trivial, tasks, trainer.args.seed)
+    return scores
 
 
 def trivial_errors(train: Mapping[str, Any], split: Mapping[str, Any]) -> dict[str, np.ndarray]:

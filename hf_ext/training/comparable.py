@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,14 +21,21 @@ SUM_COLUMN = {"token_loss": 0, "perplexity": 0, "accuracy": 1}  # of what `maske
 
 @dataclass(frozen=True)
 class Watched:
-    """What early stopping looks at: a metric of `COMPARABLE`, and the key of a dict of evaluation sets, or ""."""
+    """What early stopping looks at: a metric, and the key of a dict of evaluation sets, or "".
+
+    `row_values` gives each row's own number from the metric and the predictions; None of a metric of `COMPARABLE`.
+    """
 
     metric: str
     name: str
+    row_values: Callable[[str, np.ndarray], np.ndarray] | None = None
 
 
 def choose_watched(args: Any, eval_dataset: Any, compute_metrics: Any) -> Watched:
     """Reads `metric_for_best_model` as a metric whose difference on the same rows has an interval.
+
+    A `compute_metrics` whose metrics are means over rows, of errors that are not those of `COMPARABLE`, names them as
+    `row_metrics` and has `row_values(metric, predictions)`, (n,): then these are compared.
 
     Raises:
         ArgumentError: there is none, its direction contradicts `greater_is_better`, or predictions are not kept.
@@ -43,12 +50,14 @@ def choose_watched(args: Any, eval_dataset: Any, compute_metrics: Any) -> Watche
                 f"metric_for_best_model={given!r}: of several evaluation sets, early stopping looks at one, whose name "
                 f"comes first, such as {next(iter(eval_dataset), 'NAME')}_spearman."
             )
-    if metric not in COMPARABLE:
+    own = tuple(getattr(compute_metrics, "row_metrics", ()))
+    if metric not in (own or COMPARABLE):
         hint = "; rmse orders models as a mean squared loss does" if metric == "loss" else ""
+        known = f"{', '.join(PLAIN_METRICS)}, or, over masked residues, {', '.join(RATIO_METRICS)}{hint}"
         raise ArgumentError(
             f"early_stopping_patience={args.early_stopping_patience} with metric_for_best_model={given!r}: models are "
-            f"compared row by row, in {', '.join(PLAIN_METRICS)}, or, over masked residues, {', '.join(RATIO_METRICS)}"
-            f"{hint}. Give one of these, or transformers' EarlyStoppingCallback, which takes any metric."
+            f"compared row by row, in {', '.join(own) or known}. Give one of these, or transformers' "
+            "EarlyStoppingCallback, which takes any metric."
         )
     if args.greater_is_better == less_is_better(metric):
         raise ArgumentError(
@@ -60,16 +69,18 @@ def choose_watched(args: Any, eval_dataset: Any, compute_metrics: Any) -> Watche
         lacking = "predictions: compute_metrics, without prediction_loss_only and batch_eval_metrics"
     if lacking:
         raise ArgumentError(f"early_stopping_patience={args.early_stopping_patience} needs {lacking}.")
-    return Watched(metric, name)
+    return Watched(metric, name, compute_metrics.row_values if own else None)
 
 
-def comparable_columns(evaluation: Evaluation, metric: str) -> tuple[np.ndarray, np.ndarray]:
+def comparable_columns(evaluation: Evaluation, watched: Watched) -> tuple[np.ndarray, np.ndarray]:
     """An evaluation's labels and predictions as `StoppingRule` takes them, (n,) each.
 
     Raises:
         ArgumentError: the predictions are neither one number per row nor, where the metric needs them, sums per row.
     """
-    predictions = np.asarray(evaluation.predictions)
+    predictions, metric = np.asarray(evaluation.predictions), watched.metric
+    if watched.row_values is not None:
+        return np.ones(len(predictions)), watched.row_values(metric, predictions)
     if metric in RATIO_METRICS:
         if _are_row_sums(predictions):
             return predictions[:, 2], predictions[:, SUM_COLUMN[metric]]

@@ -74,7 +74,7 @@ class EarlyStopping(TrainerCallback):
             return {}
         if self.decisions and self.decisions[-1]["step"] == step:
             return {}  # the same weights again
-        labels, predictions = comparable_columns(evaluation, watched.metric)
+        labels, predictions = comparable_columns(evaluation, watched)
         rule = self._rule_of(labels, watched.metric, state.max_steps)
         decision = rule.update(predictions, step=step)
         self.decisions.append(decision.as_dict())

@@ -18,14 +18,17 @@ from datasets import Dataset
 from transformers import GPT2Config, GPT2LMHeadModel, set_seed
 
 from hf_ext.any_model import (
+    TOKEN_METRICS,
     AnyModelArguments,
     BigramTable,
     build_trainer,
     compute_next_tokens,
+    data_seed,
     finish_any_run,
     judge_next_tokens,
     sum_next_tokens,
 )
+from hf_ext.argument_checks import check_metric_name
 from hf_ext.checkpoints.run_folder.holding import run_folder
 from hf_ext.errors import exit_on_errors
 from hf_ext.tasks import parse_command
@@ -79,9 +82,10 @@ def collate(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
 def main(argv: list[str] | None = None) -> dict:
     """Runs the example; returns what `all_results.json` holds."""
     parser, (example, args) = parse_command((AnyModelArguments, FastTrainingArguments), DEFAULTS, __doc__, argv)
+    check_metric_name(args.metric_for_best_model, TOKEN_METRICS)
     with run_folder(args):
         set_seed(args.seed)
-        rows = make_rows(example.num_rows + example.num_test_rows, args.data_seed or args.seed)
+        rows = make_rows(example.num_rows + example.num_test_rows, data_seed(args))
         training, held_out = rows.select(range(example.num_rows)), rows.select(range(example.num_rows, len(rows)))
         model = GPT2LMHeadModel(GPT2Config(n_positions=32, n_embd=64, n_layer=2, n_head=4, **TOKENS, **NO_DROPOUT))
         trainer = build_trainer(
@@ -92,7 +96,7 @@ def main(argv: list[str] | None = None) -> dict:
             preprocess_logits_for_metrics=sum_next_tokens,  # 12 bytes a row are kept, and not all logits
             compute_metrics=compute_next_tokens,
         )
-        trained = trainer.train()
+        trained = trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
         table = BigramTable.fit(training["input_ids"], TOKENS["vocab_size"])
         scores = judge_next_tokens(trainer.predict(held_out), table, args.seed)
         return finish_any_run(trainer, trained, parser, example, scores)

@@ -1,7 +1,7 @@
 """Any vision model: ViT from scratch tells which shape stands somewhere in a noisy image.
 
     accelerate launch --quiet recipes/examples/image_classifier.py               # generated data
-    accelerate launch --quiet recipes/examples/image_classifier.py --use_peft    # LoRA, on all linear layers
+    accelerate launch --quiet recipes/examples/image_classifier.py --activation_policy half  # less memory
 
 What is said of proteins elsewhere holds here: the plan says of each speed-up whether it serves this model, killed runs
 go on where they were (`--resume auto`, the default), and beside the score stands that of the most frequent class.
@@ -18,13 +18,16 @@ from datasets import Dataset
 from transformers import ViTConfig, ViTForImageClassification, set_seed
 
 from hf_ext.any_model import (
+    CLASS_METRICS,
     AnyModelArguments,
     build_trainer,
     compute_accuracy,
+    data_seed,
     finish_any_run,
     judge_classes,
     sum_classes,
 )
+from hf_ext.argument_checks import check_metric_name
 from hf_ext.checkpoints.run_folder.holding import run_folder
 from hf_ext.errors import exit_on_errors
 from hf_ext.tasks import parse_command
@@ -82,9 +85,10 @@ def collate(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
 def main(argv: list[str] | None = None) -> dict:
     """Runs the example; returns what `all_results.json` holds."""
     parser, (example, args) = parse_command((AnyModelArguments, FastTrainingArguments), DEFAULTS, __doc__, argv)
+    check_metric_name(args.metric_for_best_model, CLASS_METRICS)
     with run_folder(args):
         set_seed(args.seed)
-        rows = make_rows(example.num_rows + example.num_test_rows, args.data_seed or args.seed)
+        rows = make_rows(example.num_rows + example.num_test_rows, data_seed(args))
         train_labels = rows["labels"][: example.num_rows]
         rows = rows.with_transform(to_pixels)
         held_out = rows.select(range(example.num_rows, len(rows)))
@@ -98,7 +102,7 @@ def main(argv: list[str] | None = None) -> dict:
             preprocess_logits_for_metrics=sum_classes,  # 12 bytes a row
             compute_metrics=compute_accuracy,
         )
-        trained = trainer.train()
+        trained = trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
         scores = judge_classes(trainer.predict(held_out), train_labels, args.seed)
         return finish_any_run(trainer, trained, parser, example, scores)
 

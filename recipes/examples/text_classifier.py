@@ -25,13 +25,16 @@ from transformers import (
 )
 
 from hf_ext.any_model import (
+    CLASS_METRICS,
     AnyModelArguments,
     build_trainer,
     compute_accuracy,
+    data_seed,
     finish_any_run,
     judge_classes,
     sum_classes,
 )
+from hf_ext.argument_checks import check_metric_name
 from hf_ext.checkpoints.run_folder.holding import run_folder
 from hf_ext.errors import exit_on_errors
 from hf_ext.tasks import parse_command
@@ -84,10 +87,11 @@ def make_rows(num_rows: int, seed: int) -> Dataset:
 def main(argv: list[str] | None = None) -> dict:
     """Runs the example; returns what `all_results.json` holds."""
     parser, (example, args) = parse_command((AnyModelArguments, FastTrainingArguments), DEFAULTS, __doc__, argv)
+    check_metric_name(args.metric_for_best_model, CLASS_METRICS)
     with run_folder(args):
         set_seed(args.seed)
         tokenizer = make_tokenizer()
-        rows = make_rows(example.num_rows + example.num_test_rows, args.data_seed or args.seed)
+        rows = make_rows(example.num_rows + example.num_test_rows, data_seed(args))
         # `length` is what batches of similar length are made by.
         rows = rows.map(lambda batch: tokenizer(batch["text"], return_length=True), batched=True)
         held_out = rows.select(range(example.num_rows, len(rows)))
@@ -101,7 +105,7 @@ def main(argv: list[str] | None = None) -> dict:
             preprocess_logits_for_metrics=sum_classes,  # 12 bytes a row
             compute_metrics=compute_accuracy,
         )
-        trained = trainer.train()
+        trained = trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
         scores = judge_classes(trainer.predict(held_out), rows["labels"][: example.num_rows], args.seed)
         return finish_any_run(trainer, trained, parser, example, scores)
 

@@ -71,6 +71,12 @@ def test_a_ratio_is_of_the_sums_over_all_rows_and_not_a_mean_of_rows(metric, bef
     assert compared.improvement == pytest.approx(improvement)
 
 
+@pytest.mark.parametrize("metric", ["nrmse", "darcy2d_nrmse", "loss"])
+def test_errors_that_rows_have_of_their_own_are_averaged_and_less_is_better(metric) -> None:
+    compared = compare_paired([1, 1], [0.4, 0.2], [0.1, 0.3], metric)
+    assert (compared.before, compared.after, compared.improvement) == pytest.approx((0.3, 0.2, 0.1))
+
+
 def test_ratios_are_resampled_by_rows_with_all_their_predictions() -> None:
     # Two rows: both drawn once (half of the draws), or one of them twice.
     numbers, before, after = np.array([1.0, 3.0]), np.array([6.0, 0.0]), np.array([2.0, 1.0])

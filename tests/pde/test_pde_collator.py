@@ -87,6 +87,11 @@ def test_metrics_are_means_over_rows_of_each_task_by_hand():
 
     expected = {"advection1d_nrmse": 0.3, "darcy2d_nrmse": 0.25, "nrmse": 0.275}
     assert metrics(Prediction) == pytest.approx(expected)
+    weighted = ErrorMetrics(TASKS, [1.0, 3.0])
+    rows = {name: weighted.row_values(name, Prediction.predictions).tolist() for name in weighted.row_metrics}
+    assert rows["loss"] == pytest.approx([1.6, 0.5])
+    assert rows["nrmse"] == pytest.approx([0.3, 0.25])
+    assert (rows["advection1d_nrmse"], rows["darcy2d_nrmse"]) == (pytest.approx([0.1, 0.5]), pytest.approx([0.5, 0.0]))
 
 
 def test_scores_stand_beside_the_best_trivial_prediction_of_each_task():

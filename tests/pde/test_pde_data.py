@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -181,3 +182,16 @@ def test_trivial_errors_of_what_is_generated():
     assert found["advection1d"]["training mean"] == pytest.approx(1.0, abs=0.05)
     assert found["advection1d"]["persistence"] > 1.2
     assert found["darcy2d"]["training mean"] == pytest.approx(0.25, abs=0.03)
+
+
+@pytest.mark.parametrize(
+    ("make", "kind"),
+    [(os.mkfifo, "a named pipe"), (os.mkdir, "a folder"), (lambda path: path.symlink_to("/dev/zero"), "a device")],
+)
+def test_what_is_no_regular_file_in_the_cache_is_refused_and_not_waited_for(tmp_path, make, kind):
+    load(tmp_path)
+    (path,) = tmp_path.iterdir()
+    path.unlink()
+    make(path)
+    with pytest.raises(ArgumentError, match=f"{path.name}: is {kind}, not a regular file. Remove it"):
+        load(tmp_path)
