@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 from accelerate.utils import gather
 from torch import nn
@@ -94,6 +95,9 @@ class ThroughputCallback(TrainerCallback):
         self._timer = StepTimer(args.device, self._clock)
         self._pending: list[torch.Tensor] = []
         self._num_steps, self._warmup_seconds, self._peak_bytes = 0, 0.0, 0
+        self._seconds_before = time.time() - psutil.Process().create_time()
+        self._rows_per_epoch = _count_dataset(kwargs.get("train_dataloader"))
+        self._steps_per_epoch: float | None = None
         self._left_out_since: float | None = None
         self._window, self._totals = np.zeros(len(COLUMNS)), np.zeros(len(COLUMNS))
         self._last: deque[np.ndarray] = deque(maxlen=MAX_STEPS_WRITTEN)
@@ -132,6 +136,7 @@ class ThroughputCallback(TrainerCallback):
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Writes `throughput.json` and stops watching the model."""
+        self._steps_per_epoch = state.global_step / state.epoch if state.epoch else None
         if self.writes_file and state.is_world_process_zero:
             path = Path(args.output_dir) / FILE_NAME
             try:
@@ -197,6 +202,9 @@ class ThroughputCallback(TrainerCallback):
             "measured_steps": max(self._num_steps - self._warmup_steps, 0),
             "warmup_steps": min(self._num_steps, self._warmup_steps),
             "warmup_seconds": self._warmup_seconds,
+            "seconds_before_training": round(self._seconds_before, 3),
+            "rows_per_epoch": self._rows_per_epoch,
+            "steps_per_epoch": self._steps_per_epoch,
             "rates": self._rates(self._totals),
             "totals": dict(zip(COLUMNS, self._totals.tolist())),
             "step_seconds": dict(zip(("q1", "median", "q3"), quartiles)),
@@ -264,6 +272,11 @@ def _compute_dtype(args: Any, model: nn.Module) -> str:
     largest = max(model.parameters(), key=lambda parameter: parameter.numel()).dtype
     names = {torch.bfloat16: "bf16", torch.float16: "fp16"}
     return names.get(largest) or ("tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "fp32")
+
+
+def _count_dataset(loader: Any) -> int | None:
+    dataset = getattr(loader, "dataset", None)
+    return len(dataset) if hasattr(dataset, "__len__") else None
 
 
 def peak_bytes(device: torch.device) -> int:
