@@ -2,16 +2,15 @@
 
     python -m hf_ext.affinity.row_by_row --sample_rows 96 [arguments of recipes/max_speed.py]
 
-What `recipes/compare.py --baseline row_by_row` runs. Nothing is cached; a Python loop in `forward` tokenizes and encodes
-one input after the other, in float32 and without a gradient, and the head trains on their pooled embeddings. With
-transformers' own Trainer, on a sample of the training rows, without evaluation or checkpoints; of the run only
+What `recipes/compare.py --baseline row_by_row` runs. Nothing is cached; a Python loop in `forward` tokenizes and
+encodes one input after the other, in float32 and without a gradient, and the head trains on their pooled embeddings.
+With transformers' own Trainer, on a sample of the training rows, without evaluation or checkpoints; of the run only
 `throughput.json` is left.
 """
 
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -129,4 +128,4 @@ def main(words: Sequence[str] | None = None) -> None:
 
 if __name__ == "__main__":
     with exit_on_errors():
-        sys.exit(main())
+        main()

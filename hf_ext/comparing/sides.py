@@ -101,7 +101,8 @@ def _make_side(text: str, role: Role, extra: str) -> Side:
     if unknown:
         slow = f"'{ROW_BY_ROW}', " if role == "baseline" else ""
         raise ArgumentError(
-            f"--{role} {text!r}: {unknown} is no preset. Give 'stock', a YAML file, {slow}or presets: {', '.join(PRESETS)}."
+            f"--{role} {text!r}: {unknown} is no preset. Give 'stock', a YAML file, {slow}or presets: "
+            f"{', '.join(PRESETS)}."
         )
     return Side(text, role, ("--preset", text, *more))
 

@@ -198,8 +198,9 @@ class ThroughputCallback(TrainerCallback):
     def live(self, args: Any, state: Any) -> dict[str, float]:
         """Rates of the last steps of this process, for a line that is shown while it trains; {} in the warm-up.
 
-        `batches_per_s` (passes through the model, of one process), `data_wait_share`, `hours_left`, and with what a step
-        held so far in the mean, as soon as that was read, the rates of the logs. Changes nothing, and waits for nothing.
+        `batches_per_s` (passes through the model, of one process), `data_wait_share`, `hours_left`, and with what a
+        step held so far in the mean, as soon as that was read, the rates of the logs. Changes nothing, and waits for
+        nothing.
         """
         unread_warmup = max(0, self._warmup_steps - self._num_steps)
         read = ((float(row[0]), float(row[1])) for row in reversed(self._last))
@@ -308,7 +309,7 @@ def _compute_dtype(args: Any, model: nn.Module) -> str:
 
 
 def _count_dataset(loader: Any) -> int | None:
-    dataset = getattr(loader, "dataset", None)
+    dataset: Any = getattr(loader, "dataset", None)
     return len(dataset) if hasattr(dataset, "__len__") else None
 
 

@@ -127,9 +127,9 @@ class Parts:
     def listeners(self) -> Sequence[TrainerCallback]:
         """Those that need Trainer's events, in the order in which they must have them.
 
-        What is said before a run, then rates, who shows them, and clocks: what the others do is not training. Losses are judged before a
-        step is stopped for, and the schedule asks for an evaluation before a stop can hold it back. A
-        profile ends where any of them asks for something.
+        What is said before a run, then rates, who shows them, and clocks: what the others do is not training. Losses
+        are judged before a step is stopped for, and the schedule asks for an evaluation before a stop can hold it back.
+        A profile ends where any of them asks for something.
         """
         watchers = [self.collapse_alarm, *([self.early_stopping] if self.early_stopping.is_on else [])]
         rates = [self.throughput, self.speed_line]

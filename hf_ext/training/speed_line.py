@@ -32,8 +32,8 @@ logger = logging.getLogger(__name__)
 class SpeedLine(TrainerCallback):
     """Says on the main process how fast the last steps were, against which baseline, how long is left, and what is off.
 
-    First with the first logged loss, then every few seconds. Nothing is synchronised for it. Cost: one look at the clock
-    per step, and a few milliseconds per refresh.
+    First with the first logged loss, then every few seconds. Nothing is synchronised for it. Cost: one look at the
+    clock per step, and a few milliseconds per refresh.
 
     Args:
         args: of the run.
