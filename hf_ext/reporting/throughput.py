@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 WARMUP_STEPS = 3  # kernels are loaded and graphs compiled in these; a second shape compiles again
 MAX_STEPS_WRITTEN = 5000
 READ_EVERY = 1000  # steps, where Trainer logs more rarely
-FIRST_READ = 10  # measured steps, after which what a step holds is known for a live rate
+FIRST_READS = (1, 10)  # measured steps, after which what a step holds is known for a live rate
 RECENT_S, RECENT_STEPS = 30.0, 200  # what counts as now: so many seconds of steps, or so many steps
 FILE_NAME = "throughput.json"
 TIMES = ("seconds", "data_wait_seconds", "cpu_seconds")
@@ -119,7 +119,7 @@ class ThroughputCallback(TrainerCallback):
         self._timer.end()
         self._pending.append(self._require_counter().take())
         num_steps = self._num_steps + len(self._pending)
-        if len(self._pending) >= READ_EVERY or num_steps == self._warmup_steps + FIRST_READ:
+        if len(self._pending) >= READ_EVERY or num_steps - self._warmup_steps in FIRST_READS:
             self._read(args)
         if num_steps == self._warmup_steps:
             self._wall_start = self._now()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -24,6 +25,7 @@ from .planned import PlannedRun
 
 REFRESH_S = 5.0
 LINE_S = 60.0  # between lines of their own
+JUDGED_STEPS = 10  # after the warm-up, before anything is said to be too slow
 SAMPLES = 12  # of how busy the card is; one per refresh
 
 logger = logging.getLogger(__name__)
@@ -32,8 +34,8 @@ logger = logging.getLogger(__name__)
 class SpeedLine(TrainerCallback):
     """Says on the main process how fast the last steps were, against which baseline, how long is left, and what is off.
 
-    First with the first logged loss, then every few seconds. Nothing is synchronised for it. Cost: one look at the
-    clock per step, and a few milliseconds per refresh.
+    First with the first logged loss or after a few seconds, then again every few. Nothing is synchronised for it.
+    Cost: one look at the clock per step, and a few milliseconds per refresh.
 
     Args:
         args: of the run.
@@ -61,7 +63,7 @@ class SpeedLine(TrainerCallback):
         self._forget()
 
     def _forget(self) -> None:
-        self._due: float | None = None  # None until it was shown once
+        self._due, self._is_shown, self._first_judged = math.inf, False, 0
         self._said: set[str] = set()
         self._gpu_use: deque[float] = deque(maxlen=SAMPLES)
         self._graphs: tuple[float, Callable[[], dict[str, float]]] | None = None
@@ -70,29 +72,32 @@ class SpeedLine(TrainerCallback):
         """Says which callbacks there are; a bar among them, Trainer's table in a notebook too, shows the line."""
         self._callbacks = callbacks
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Starts afresh: rates are those of this process."""
         self._forget()
-        self._width = encoder_width(self._throughput.model if self._throughput.model is not None else model)
+        self._width = encoder_width(self._throughput.model)
+        self._first_judged = state.global_step + self._args.throughput_warmup_steps + JUDGED_STEPS
+        if state.is_world_process_zero:
+            self._due = self._clock() + REFRESH_S
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """Shows it for the first time."""
-        if self._due is None and state.is_world_process_zero and "loss" in (logs or {}):
+        if not self._is_shown and state.is_world_process_zero and "loss" in (logs or {}):
             self._refresh(state)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Shows it again, when it is time."""
-        if self._due is not None and self._clock() >= self._due:
+        if self._clock() >= self._due:
             self._refresh(state)
 
     def _refresh(self, state: Any) -> None:
         numbers = self._throughput.live(self._args, state)
         if not numbers:  # still warming up
             return
-        shortfall = self._judge(numbers)
+        shortfall = self._judge(numbers) if state.global_step >= self._first_judged else None
         bars = [callback for callback in self._callbacks if isinstance(callback, LiveProgress)]
         tables = [c.training_tracker for c in self._callbacks if getattr(c, "training_tracker", None) is not None]
-        self._due = self._clock() + (REFRESH_S if bars or tables else LINE_S)
+        self._due, self._is_shown = self._clock() + (REFRESH_S if bars or tables else LINE_S), True
         text = describe_speed(numbers, shortfall)
         for bar in bars:
             bar.show_speed(numbers, shortfall.names if shortfall else "", self._args, state)
