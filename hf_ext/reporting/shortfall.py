@@ -97,10 +97,11 @@ def _evidence(facts: SpeedFacts) -> str:
 
 
 def _certain_causes(facts: SpeedFacts) -> Iterator[tuple[str, str]]:
+    hardware, dtype = facts.device.hardware, facts.device.dtype
     waiting = facts.rates.get("data_wait_share", 0.0)
     if waiting >= MUCH_WAITING:
-        yield "waiting for data", f"it waits for data {waiting:.0%} of the time (more --dataloader_num_workers)"
-    hardware, dtype = facts.device.hardware, facts.device.dtype
+        remedy = "" if hardware.kind == "cpu" else " (more --dataloader_num_workers)"  # which want cores, too
+        yield "waiting for data", f"it waits for data {waiting:.0%} of the time{remedy}"
     if hardware.kind == "cuda" and dtype == "bf16" and not hardware.native_bf16:
         other = "--fp16 true" if hardware.native_fp16 else "float32"
         yield "emulated bf16", f"{hardware.name} emulates bf16 ({other} in its place)"
