@@ -66,7 +66,7 @@ def time_slow_rows(task: Task, rows: list[dict[str, Any]]) -> list[float]:
     """Seconds per row, one value per pass: each sequence encoded alone, then the head trained."""
     set_seed(task.args.seed)
     model = build_model(task.model_args, task.data_args.sequence_columns)
-    loop = RowByRow(model, build_collator(model, task.data_args)).train()
+    loop = RowByRow(model, build_collator(model, task.data_args, task.model_args.max_length)).train()
     optimizer = torch.optim.AdamW(model.head.parameters(), lr=1e-3)
     size, seconds = task.bench.loop_batch_size, []
     for step, start in enumerate(range(0, len(rows), size)):
@@ -88,7 +88,7 @@ def make_trainer(task: Task, output_dir: str, **changes: Any) -> FastTrainer:
     return FastTrainer(
         model,
         args,
-        data_collator=build_collator(model, task.data_args),
+        data_collator=build_collator(model, task.data_args, task.model_args.max_length),
         train_dataset=task.splits["train"],
         eval_dataset=task.splits["validation"],
         compute_metrics=compute_metrics,

@@ -117,7 +117,7 @@ def test_predict_repeats_the_predictions_of_training(demo: dict) -> None:
     ("arguments", "message"),
     [
         pytest.param(["--dataset_name", "absent.csv"], "absent.csv", marks=pytest.mark.nightly),
-        pytest.param(["--pooling", "median"], "mean, cls, max", marks=pytest.mark.nightly),
+        pytest.param(["--pooling", "median"], "mean, mean_tokens, cls, max", marks=pytest.mark.nightly),
         (["--interval_by", "antigem"], "antigen"),
     ],
 )
@@ -170,7 +170,7 @@ def test_streaming_trains_and_scores(demo: dict) -> None:
 
 
 def test_every_config_parses(tmp_path: Path) -> None:
-    assert len(CONFIGS) == 8
+    assert len(CONFIGS) == 10
     for path in CONFIGS:
         parser = FastArgumentParser((AffinityArguments, DataArguments, FastTrainingArguments), presets=PRESETS)
         model_args, data_args, _ = parser.parse_args_into_dataclasses(["--config", str(path)])

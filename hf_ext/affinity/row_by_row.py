@@ -122,7 +122,7 @@ def main(words: Sequence[str] | None = None) -> None:
     plain = stock_arguments(args, frozenset(), **PLAIN)
     train = rows.splits["train"]
     log.info("%d of %d training rows, each by itself through every encoder.", sample.sample_rows, len(train))
-    module = RowByRow(model, build_collator(model, data_args))
+    module = RowByRow(model, build_collator(model, data_args, model_args.max_length))
     measure(plain, args.throughput_warmup_steps, sample.sample_rows, module, train)
 
 
