@@ -269,6 +269,7 @@ class FastTrainer(Trainer):
                 self._ext_stopper.during_training(folder is not None, kwargs.get("ignore_keys_for_eval"))
             )
             self._ext_evaluator.begin(self.callback_handler.callbacks, self._ext_resumer.resumed)
+            parts.speed_line.shown_by(self.callback_handler.callbacks)
             around.enter_context(messages_above_bars(self.callback_handler.callbacks))
             return super()._inner_training_loop(*args, **kwargs)
 
