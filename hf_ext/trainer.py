@@ -623,7 +623,8 @@ class FastTrainer(Trainer):
         given = (description, prediction_loss_only, ignore_keys, metric_key_prefix)
         with self._ext_parts.workers.naming_deaths():
             if not (self.is_in_train and self._ext_evaluator.looks_at_own):
-                return self._ext_one_pass(dataloader, given)[0]
+                knowing = self._ext_evaluator.for_all_rows(self.compute_metrics)
+                return self._ext_one_pass(dataloader, given, knowing)[0]
             return self._ext_evaluator.run(dataloader, given, self._ext_means(), self._ext_now())
 
     def _ext_one_pass(

@@ -8,23 +8,34 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ArgumentError
+from ..errors import ArgumentError, DataError
+from ..evaluation.metrics import DEFAULT_THRESHOLD
 from ..evaluation.paired import RATIO_METRICS
-from ..evaluation.scores import PLAIN_METRICS
+from ..evaluation.resampling import MIN_UNITS
+from ..evaluation.row_metrics import RowMetrics, count_large_groups
+from ..evaluation.scores import GROUP_METRIC, PLAIN_METRICS, THRESHOLD_METRICS
 from ..units import less_is_better
 from .evaluation_passes import Evaluation
 from .evaluation_schedule import is_evaluated
 
 COMPARABLE = (*PLAIN_METRICS, *RATIO_METRICS)
+BY_ROW_METRICS = (*THRESHOLD_METRICS, GROUP_METRIC)  # need a threshold or groups, which `RowMetrics` knows
 SUM_COLUMN = {"token_loss": 0, "perplexity": 0, "accuracy": 1}  # of what `masked_lm.results.sum_rows` returns
 
 
 @dataclass(frozen=True)
 class Watched:
-    """What early stopping looks at: a metric of `COMPARABLE`, and the key of a dict of evaluation sets, or ""."""
+    """What early stopping looks at.
+
+    Attributes:
+        metric: one that `compare_paired` knows.
+        name: the key of a dict of evaluation sets, or "".
+        threshold: of metrics of binders, in the unit of the labels.
+    """
 
     metric: str
     name: str
+    threshold: float = DEFAULT_THRESHOLD
 
 
 def choose_watched(args: Any, eval_dataset: Any, compute_metrics: Any) -> Watched:
@@ -43,12 +54,14 @@ def choose_watched(args: Any, eval_dataset: Any, compute_metrics: Any) -> Watche
                 f"metric_for_best_model={given!r}: of several evaluation sets, early stopping looks at one, whose name "
                 f"comes first, such as {next(iter(eval_dataset), 'NAME')}_spearman."
             )
-    if metric not in COMPARABLE:
+    known = compute_metrics.names if isinstance(compute_metrics, RowMetrics) else ()
+    if metric not in COMPARABLE and not (metric in BY_ROW_METRICS and metric in known):
         hint = "; rmse orders models as a mean squared loss does" if metric == "loss" else ""
         raise ArgumentError(
             f"early_stopping_patience={args.early_stopping_patience} with metric_for_best_model={given!r}: models are "
             f"compared row by row, in {', '.join(PLAIN_METRICS)}, or, over masked residues, {', '.join(RATIO_METRICS)}"
-            f"{hint}. Give one of these, or transformers' EarlyStoppingCallback, which takes any metric."
+            f"{hint}; in {', '.join(BY_ROW_METRICS)} where compute_metrics is a RowMetrics that computes it. Give one "
+            "of these, or transformers' EarlyStoppingCallback, which takes any metric."
         )
     if args.greater_is_better == less_is_better(metric):
         raise ArgumentError(
@@ -60,7 +73,36 @@ def choose_watched(args: Any, eval_dataset: Any, compute_metrics: Any) -> Watche
         lacking = "predictions: compute_metrics, without prediction_loss_only and batch_eval_metrics"
     if lacking:
         raise ArgumentError(f"early_stopping_patience={args.early_stopping_patience} needs {lacking}.")
+    if metric in THRESHOLD_METRICS:
+        return Watched(metric, name, compute_metrics.threshold)
     return Watched(metric, name)
+
+
+def check_metric_on_rows(args: Any, compute_metrics: Any, dataset: Any, name: str, rows: Any) -> None:
+    """Refuses a `metric_for_best_model` that has no value on the rows of the evaluations, whatever is predicted.
+
+    Args:
+        dataset, name: an evaluation set, and its name where there are several.
+        rows: numbers of those that evaluations look at; None: all.
+
+    Raises:
+        DataError: labels or groups do not allow the metric, or, for early stopping, too few groups.
+    """
+    metric = (args.metric_for_best_model or "").removeprefix("eval_").removeprefix(f"{name}_" if name else "")
+    if not isinstance(compute_metrics, RowMetrics) or metric not in compute_metrics.names:
+        return
+    problem = compute_metrics.why_undefined(metric, dataset, rows)
+    if problem is None and metric == GROUP_METRIC and args.early_stopping_patience is not None:
+        number = count_large_groups(compute_metrics.of_rows(dataset, rows).groups)
+        if number < MIN_UNITS:
+            problem = f"early stopping compares groups, of which {number} have rows enough and {MIN_UNITS} are needed"
+    if problem:
+        where = "evaluation rows" if rows is None else f"{len(rows):,} rows of --max_eval_samples"
+        raise DataError(
+            f"metric_for_best_model={args.metric_for_best_model!r} on the {where}: {problem}. Take another metric"
+            + (", more rows" if rows is not None else "")
+            + (" or another threshold." if metric in THRESHOLD_METRICS else ".")
+        )
 
 
 def comparable_columns(evaluation: Evaluation, metric: str) -> tuple[np.ndarray, np.ndarray]:
