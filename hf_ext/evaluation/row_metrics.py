@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any
@@ -28,8 +27,7 @@ class RowMetrics:
     and with groups `num_defined_groups`, over how many the mean of the groups' correlations is.
 
     A `FastTrainer` tells it the rows of each evaluation of a map-style set with `of_rows`, of a subset too and on
-    several processes. Called without knowing them (in `predict`, by stock `Trainer`, on streams) it leaves the metric by
-    groups out.
+    several processes. Called without knowing them (in `predict`, by stock `Trainer`, on streams) it leaves groups out.
 
     Args:
         threshold: labels at or above it are binders, in the unit of the labels; None: no metrics of binders.
@@ -61,7 +59,10 @@ class RowMetrics:
             self._check_rows(measured)
             grouped = per_group(predicted, measured, self.groups)
             found |= {GROUP_METRIC: grouped.mean.value, "num_defined_groups": len(grouped.defined)}
-        return {**{name: float(value) for name, value in found.items()}, "num_distinct": float(len(np.unique(predicted)))}
+        return {
+            **{name: float(value) for name, value in found.items()},
+            "num_distinct": float(len(np.unique(predicted))),
+        }
 
     def of_rows(self, dataset: Any, rows: NDArray[np.int64] | None) -> RowMetrics:
         """The same for predictions of these rows, in this order; as it is where there are no groups, or of a stream.
@@ -90,23 +91,21 @@ class RowMetrics:
             metric: one of `names`.
             dataset, rows: as of `of_rows`.
         """
-        if metric == GROUP_METRIC:
-            return self._why_no_group(dataset, rows)
-        if metric not in THRESHOLD_METRICS or not has_numbered_rows(dataset):
+        if metric == GROUP_METRIC and self.count_groups(dataset, rows) == 0:
+            return f"no {self.group_column} has {MIN_GROUP_ROWS} of these rows, or they are a stream"
+        if metric not in THRESHOLD_METRICS or self.threshold is None or not has_numbered_rows(dataset):
             return None
         labels = read_labels(dataset)
-        labels = labels if labels is None or rows is None else labels[rows]
-        if labels is None or np.any(labels >= self.threshold):
+        chosen: Any = slice(None) if rows is None else rows
+        if labels is None or np.any(labels[chosen] >= self.threshold):
             return None
-        return f"none of the {len(labels):,} labels is at or above the threshold {self.threshold:g}"
+        return f"none of their labels is at or above the threshold {self.threshold:g}"
 
-    def _why_no_group(self, dataset: Any, rows: NDArray[np.int64] | None) -> str | None:
+    def count_groups(self, dataset: Any, rows: NDArray[np.int64] | None) -> int:
+        """How many groups have rows enough for a correlation of their own; 0 of a stream."""
         groups = self.of_rows(dataset, rows).groups
-        if groups is None:
-            return "rows of a stream have no groups"
-        if count_large_groups(groups):
-            return None
-        return f"no {self.group_column} has {MIN_GROUP_ROWS} of the {len(groups):,} rows"
+        sizes = np.zeros(0) if groups is None else np.unique(groups, return_counts=True)[1]
+        return int(np.count_nonzero(sizes >= MIN_GROUP_ROWS))
 
     def _check_rows(self, measured: FloatArray) -> None:
         """Groups are told by place: rows in another order would get those of others, and nobody would notice."""
@@ -118,15 +117,10 @@ class RowMetrics:
             is_right = bool(np.allclose(measured, known, rtol=0.0, atol=close, equal_nan=True))
         if not is_right:
             raise DataError(
-                f"group_column={self.group_column!r}: the evaluation's labels are not those of the evaluation set, row "
-                "by row, so nobody knows the groups of its predictions. Let loader and collator keep rows and labels as "
-                "they are, or leave the groups out."
+                f"group_column={self.group_column!r}: the labels of this evaluation are not those of the evaluation "
+                "set, row by row, so that groups cannot be told. Let loader and collator keep rows and labels as they "
+                "are, or leave the groups out."
             )
-
-
-def count_large_groups(groups: Sequence[Any] | NDArray[Any]) -> int:
-    """How many groups have rows enough for a correlation of their own."""
-    return int(np.count_nonzero(np.unique(np.asarray(groups), return_counts=True)[1] >= MIN_GROUP_ROWS))
 
 
 def read_labels(dataset: Any) -> FloatArray | None:

@@ -56,8 +56,8 @@ class StoppingRule:
       counting restarts.
     * "no improvement": one of the two intervals lies at or below `min_delta`, so that an improvement worth having is
       excluded: the model is worse than the best, or its predictions have settled.
-    * "undecided": neither, or a score has no value (constant predictions, a NaN), or a recall (F1) is 0: models that call
-      nothing a binder yet have not settled. Counting restarts: training goes on.
+    * "undecided": neither, or a score has no value (constant predictions, a NaN), or recall or F1 is 0: a model that
+      calls nothing a binder yet has not settled. Counting restarts: training goes on.
 
     After `patience` evaluations in a row without improvement `should_stop` is set, in warm-up never. The best is
     replaced only by a model that is certainly better, because the highest of many noisy scores is mostly luck, and

@@ -37,7 +37,7 @@ class RankedHits:
         return cls(np.argsort(inverse, kind="stable"), np.cumsum(counts) - 1, is_hit.astype(np.float64))
 
     def score(self, counts: FloatArray) -> dict[str, FloatArray]:
-        """Every metric below on resamples in which each row comes as often as `counts` says; NaN where none has a binder.
+        """Every metric below on resamples in which each row comes as often as `counts` says; NaN without a binder.
 
         Args:
             counts: (resamples, n), whole numbers.

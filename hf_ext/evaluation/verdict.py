@@ -122,7 +122,7 @@ def judge(
     columns = {name: as_pair(values, measured)[0] for name, values in predictions.items()}
     sides = np.zeros(len(measured)) if bounds is None else as_pair(bounds, measured)[0]
     units = check_units(units, len(measured))
-    options = {"confidence": confidence, "num_resamples": num_resamples, "seed": seed, "units": units}
+    options: dict[str, Any] = {"confidence": confidence, "num_resamples": num_resamples, "seed": seed, "units": units}
     options |= {"threshold": threshold, "groups": groups}
     one_sided = {name: at_limits(values, measured, sides) for name, values in columns.items()}
     decisive = metric or ("spearman" if is_scale_free else "rmse")

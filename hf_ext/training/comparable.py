@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from ..errors import ArgumentError, DataError
-from ..evaluation.metrics import DEFAULT_THRESHOLD
+from ..evaluation.metrics import DEFAULT_THRESHOLD, MIN_GROUP_ROWS
 from ..evaluation.paired import RATIO_METRICS
 from ..evaluation.resampling import MIN_UNITS
-from ..evaluation.row_metrics import RowMetrics, count_large_groups
+from ..evaluation.row_metrics import RowMetrics
 from ..evaluation.scores import GROUP_METRIC, PLAIN_METRICS, THRESHOLD_METRICS
 from ..units import less_is_better
 from .evaluation_passes import Evaluation
@@ -93,9 +93,9 @@ def check_metric_on_rows(args: Any, compute_metrics: Any, dataset: Any, name: st
         return
     problem = compute_metrics.why_undefined(metric, dataset, rows)
     if problem is None and metric == GROUP_METRIC and args.early_stopping_patience is not None:
-        number = count_large_groups(compute_metrics.of_rows(dataset, rows).groups)
+        number = compute_metrics.count_groups(dataset, rows)
         if number < MIN_UNITS:
-            problem = f"early stopping compares groups, of which {number} have rows enough and {MIN_UNITS} are needed"
+            problem = f"early stopping needs {MIN_UNITS} groups of {MIN_GROUP_ROWS} rows and more, here are {number}"
     if problem:
         where = "evaluation rows" if rows is None else f"{len(rows):,} rows of --max_eval_samples"
         raise DataError(

@@ -85,9 +85,7 @@ class EarlyStopping(TrainerCallback):
             logger.log(logging.WARNING if stops else logging.INFO, describe(decision, rule))
         return improvement_logs(decision.against_best, f"eval_{evaluation.name}_" if evaluation.name else "eval_")
 
-    def _rule_of(
-        self, labels: np.ndarray, watched: Watched, groups: np.ndarray | None, max_steps: int
-    ) -> StoppingRule:
+    def _rule_of(self, labels: np.ndarray, watched: Watched, groups: np.ndarray | None, max_steps: int) -> StoppingRule:
         """The rule of these rows: the one there is, that of the checkpoint, or a new one."""
         if self._rule is not None and self._rule.is_of(labels):
             return self._rule

@@ -12,6 +12,7 @@ import numpy as np
 from transformers import TrainerControl, TrainerState
 from transformers.trainer_utils import EvalLoopOutput
 
+from .comparable import check_metric_on_rows
 from .evaluation_passes import (
     Evaluation,
     NotingMetrics,
@@ -28,7 +29,6 @@ from .evaluation_passes import (
 )
 from .evaluation_record import EvaluationRecord, record_of
 from .evaluation_rows import EvalParts, EvaluationRows, MakeLoader
-from .comparable import check_metric_on_rows
 from .evaluation_schedule import check_callbacks, check_schedule, check_subset, is_evaluated
 from .now import Training
 from .resuming import Resumed
@@ -132,7 +132,9 @@ class Evaluator:
         for name in means.sets if isinstance(means.sets, Mapping) else [""]:
             is_part = self._args.max_eval_samples is not None
             rows = self._parts(name, means).chosen.rows if is_part else None
-            check_metric_on_rows(self._args, means.compute_metrics, means.sets[name] if name else means.sets, name, rows)
+            check_metric_on_rows(
+                self._args, means.compute_metrics, means.sets[name] if name else means.sets, name, rows
+            )
 
     def _parts(self, name: str, means: Means) -> EvalParts:
         return self.rows.parts(name, means.sets, means.make_loader)
