@@ -178,13 +178,14 @@ class AveragePrecision(ThresholdMetric):
     key = "average_precision"
 
 
-class Enrichment1Percent(ThresholdMetric):
+# evaluate makes the name of a metric from that of its class.
+class Enrichment_1pct(ThresholdMetric):
     """Share of binders among the 1 % of rows predicted highest, as a multiple of their share in all rows."""
 
     key = "enrichment_1pct"
 
 
-class Enrichment5Percent(ThresholdMetric):
+class Enrichment_5pct(ThresholdMetric):
     """Share of binders among the 5 % of rows predicted highest, as a multiple of their share in all rows."""
 
     key = "enrichment_5pct"
@@ -199,7 +200,7 @@ class PerGroupSpearman(GroupMetric):
 
 _METRICS = (
     *(Spearman, Pearson, Rmse, Mae, R2),
-    *(Recall, Precision, F1, AveragePrecision, Enrichment1Percent, Enrichment5Percent),
+    *(Recall, Precision, F1, AveragePrecision, Enrichment_1pct, Enrichment_5pct),
     PerGroupSpearman,
 )
 _CLASSES: dict[str, type[RegressionMetric]] = {metric.key: metric for metric in _METRICS}

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ..data.columns import column_names, has_numbered_rows, read_columns
 from ..errors import DataError
 from ._arrays import FloatArray, as_groups
-from .dataset_subset import LABEL_COLUMNS
+from .dataset_subset import LABEL_COLUMNS, one_per_row
 from .metrics import MIN_GROUP_ROWS, per_group
 from .scores import GROUP_METRIC, PLAIN_METRICS, THRESHOLD_METRICS
 
@@ -126,8 +126,10 @@ class RowMetrics:
 def read_labels(dataset: Any) -> FloatArray | None:
     """Labels of a map-style dataset, (n,); None without a column of plain numbers."""
     name = next((name for name in LABEL_COLUMNS if name in column_names(dataset)), None)
-    values = [] if name is None else [value for (value,) in read_columns(dataset, [name])]
-    return np.asarray(values, np.float64) if name and all(isinstance(value, Real) for value in values) else None
+    values = None if name is None else one_per_row([value for (value,) in read_columns(dataset, [name])])
+    if values is None or not all(isinstance(value, Real) for value in values):
+        return None
+    return np.asarray(values, np.float64)
 
 
 def unpack_labelled(output: Any) -> tuple[FloatArray, FloatArray]:
