@@ -58,7 +58,9 @@ def bootstrap_metrics(
         counts = draw_counts(generator, num_rows, min(chunk, num_resamples - start), units)
         part = metrics_from_moments(counts @ terms, counts.sum(axis=1))
         part["spearman"] = _spearman_from_counts(counts, *ranked)
-        parts.append({**part, **(binders.score(counts) if binders else {})})
+        if binders is not None:
+            part |= binders.score_hits(counts) | binders.ranked.score(counts)
+        parts.append(part)
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
@@ -194,14 +196,13 @@ class BinderMetrics:
         terms = np.stack([called & true, called, true], axis=1).astype(np.float64)
         return cls(terms, RankedHits.of(predicted, true))
 
-    def score(self, counts: FloatArray) -> dict[str, FloatArray]:
-        """Every metric on resamples in which each row comes as often as `counts`, (resamples, n), says."""
+    def score_hits(self, counts: FloatArray) -> dict[str, FloatArray]:
+        """Of predictions cut at the threshold, on resamples in which each row comes as often as `counts` says."""
         hits, called, true = (counts @ self.terms).T
         return {
             "recall": divide(hits, true),
             "precision": divide(hits, called),
             "f1": np.where(true > 0, divide(2 * hits, true + called), math.nan),
-            **self.ranked.score(counts),
         }
 
 

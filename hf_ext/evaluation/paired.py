@@ -26,7 +26,7 @@ from .bootstrap import (
 )
 from .metrics import DEFAULT_THRESHOLD, MetricValue, per_group
 from .resampling import MIN_UNITS, ResamplingUnits, check_units, unit_facts
-from .scores import GROUP_METRIC, PLAIN_METRICS, THRESHOLD_METRICS
+from .scores import GROUP_METRIC, HIT_METRICS, PLAIN_METRICS, THRESHOLD_METRICS
 
 PAIRED_METRICS = (*PLAIN_METRICS, *THRESHOLD_METRICS)
 # Of rows that each hold many predictions: the sum over all rows divided by their number.
@@ -256,7 +256,8 @@ def _spearman_scorer(labels: FloatArray, before: FloatArray, after: FloatArray) 
 
 def _binder_scorer(labels: FloatArray, before: FloatArray, after: FloatArray, metric: str, threshold: float) -> _Scorer:
     models = [BinderMetrics.of(predicted, labels, threshold) for predicted in (before, after)]
-    return lambda counts: [model.score(counts)[metric] for model in models]
+    scorers = [model.score_hits if metric in HIT_METRICS else model.ranked.score for model in models]
+    return lambda counts: [score(counts)[metric] for score in scorers]
 
 
 def _moment_scorer(labels: FloatArray, before: FloatArray, after: FloatArray, metric: str) -> _Scorer:
