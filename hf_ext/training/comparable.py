@@ -86,16 +86,16 @@ def check_metric_on_rows(args: Any, compute_metrics: Any, dataset: Any, name: st
         rows: numbers of those that evaluations look at; None: all.
 
     Raises:
-        DataError: labels or groups do not allow the metric, or, for early stopping, too few groups.
+        DataError: labels or groups do not allow the metric, or, for early stopping, too few groups; no group column.
     """
-    metric = (args.metric_for_best_model or "").removeprefix("eval_").removeprefix(f"{name}_" if name else "")
-    if not isinstance(compute_metrics, RowMetrics) or metric not in compute_metrics.names:
+    if not isinstance(compute_metrics, RowMetrics):
         return
+    metric = (args.metric_for_best_model or "").removeprefix("eval_").removeprefix(f"{name}_" if name else "")
+    num_groups = compute_metrics.count_groups(dataset, rows)
     problem = compute_metrics.why_undefined(metric, dataset, rows)
-    if problem is None and metric == GROUP_METRIC and args.early_stopping_patience is not None:
-        number = compute_metrics.count_groups(dataset, rows)
-        if number < MIN_UNITS:
-            problem = f"early stopping needs {MIN_UNITS} groups of {MIN_GROUP_ROWS} rows and more, here are {number}"
+    stops = metric == GROUP_METRIC and args.early_stopping_patience is not None
+    if problem is None and stops and num_groups < MIN_UNITS:
+        problem = f"early stopping needs {MIN_UNITS} groups of {MIN_GROUP_ROWS} rows and more, here are {num_groups}"
     if problem:
         where = "evaluation rows" if rows is None else f"{len(rows):,} rows of --max_eval_samples"
         raise DataError(
