@@ -26,7 +26,7 @@ from hf_ext.affinity.ensemble import train_seeds
 from hf_ext.affinity.heads.choice import choose_head, describe_choice, settle_head
 from hf_ext.affinity.held_out import find_lone_value, find_units, held_out_values
 from hf_ext.affinity.intervals import fit_intervals, score_intervals
-from hf_ext.affinity.measure import check_measure, describe_measure, settle_measure
+from hf_ext.affinity.measure import check_measure, describe_measure, settle_calibration, settle_measure
 from hf_ext.affinity.preparing import describe_rows, load_rows
 from hf_ext.affinity.results import save_results
 from hf_ext.affinity.scoring import score_split
@@ -109,7 +109,8 @@ def run(
     collator = build_collator(model, data_args)
     data.report["inputs"] = check_inputs(collator, {**splits, "train": train_rows}, data_args.dataset_name)
     log.info(describe_rows(data))
-    log.info(describe_measure(args, model_args.loss, metrics))
+    uncalibrated = settle_calibration(model_args, args, parser.explicit)
+    log.info(f"{describe_measure(args, model_args.loss, metrics)} {uncalibrated}".rstrip())
 
     trainer = FastTrainer(
         model,

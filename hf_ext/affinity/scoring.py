@@ -84,9 +84,12 @@ class SplitScores:
         return "\n".join(parts)
 
     def _table_of(self, scores: dict[str, dict[str, Any]]) -> str:
-        shown = [name for name in (*PLAIN_METRICS, *THRESHOLD_METRICS, GROUP_METRIC) if name in scores[MODEL]]
-        rows = [[name, *(units.score(both.get(metric)) for metric in shown)] for name, both in scores.items()]
-        return format_table(rows, ["", *shown])
+        further = [name for name in (*THRESHOLD_METRICS, GROUP_METRIC) if name in scores[MODEL]]
+        tables = []
+        for shown in filter(None, ([*PLAIN_METRICS], further)):  # all in one would be wider than a screen
+            rows = [[name, *(units.score(both.get(metric)) for metric in shown)] for name, both in scores.items()]
+            tables.append(format_table(rows, ["", *shown]))
+        return "\n\n".join(tables)
 
 
 def score_split(

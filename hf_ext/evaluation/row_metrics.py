@@ -84,6 +84,12 @@ class RowMetrics:
         chosen: Any = slice(None) if rows is None else rows
         return replace(self, groups=groups[chosen], labels=None if labels is None else labels[chosen])
 
+    def spell_out(self, name: str) -> str:
+        """A metric's name, prefixes included, with what else decides its value: "recall at 9"."""
+        if name.endswith(tuple(THRESHOLD_METRICS)) and self.threshold is not None:
+            return f"{name} at {self.threshold:g}"
+        return f"{name} by {self.group_column}" if name.endswith(GROUP_METRIC) and self.group_column else name
+
     def why_undefined(self, metric: str, dataset: Any, rows: NDArray[np.int64] | None) -> str | None:
         """Why a metric will have no value on these rows, whatever is predicted; None where nothing speaks against it.
 

@@ -78,6 +78,12 @@ def choose_watched(args: Any, eval_dataset: Any, compute_metrics: Any) -> Watche
     return Watched(metric, name)
 
 
+def spell_out_best(args: Any, compute_metrics: Any) -> str | None:
+    """`metric_for_best_model`, with the threshold or the groups that decide its value too."""
+    name = args.metric_for_best_model
+    return compute_metrics.spell_out(name) if name and isinstance(compute_metrics, RowMetrics) else name
+
+
 def check_metric_on_rows(args: Any, compute_metrics: Any, dataset: Any, name: str, rows: Any) -> None:
     """Refuses a `metric_for_best_model` that has no value on the rows of the evaluations, whatever is predicted.
 
@@ -103,6 +109,13 @@ def check_metric_on_rows(args: Any, compute_metrics: Any, dataset: Any, name: st
             + (", more rows" if rows is not None else "")
             + (" or another threshold." if metric in THRESHOLD_METRICS else ".")
         )
+
+
+def why_no_groups(compute_metrics: Any, dataset: Any, rows: Any) -> str | None:
+    """Why groups that were asked for have no value on any of these rows; None where none were, or some have."""
+    if not isinstance(compute_metrics, RowMetrics) or compute_metrics.group_column is None:
+        return None
+    return compute_metrics.why_undefined(GROUP_METRIC, dataset, rows)
 
 
 def comparable_columns(evaluation: Evaluation, metric: str) -> tuple[np.ndarray, np.ndarray]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -35,6 +36,8 @@ from .resuming import Resumed
 from .stopper import Stopper
 from .team import Team
 from .watcher import Watcher, load_watching
+
+logger = logging.getLogger(__name__)
 
 Given = tuple[Any, ...]  # to Trainer's loop, after the loader; the prefix of the metrics' names comes last
 
@@ -91,7 +94,7 @@ class Evaluator:
         self.watchers = tuple(watchers)
         self.rows = EvaluationRows(args, team)
         self.compared: Evaluation | None = None
-        self._args, self._stopper = args, stopper
+        self._args, self._stopper, self._is_main = args, stopper, team.is_main
         self._seconds: dict[str, dict[str, float]] = {}  # of the record's sets
         self._seen: Evaluation | None = None  # by the watchers
         self._set_name: str | None = None  # of the evaluation at hand; None where the rows are not the run's own
