@@ -122,7 +122,7 @@ class AffinityArguments:
         default=9.0,
         metadata={
             "help": "Labels at or above this count as hits for recall, precision, F1, average precision and enrichment "
-            "at 1 and 5 %, in every evaluation; null in YAML leaves them out."
+            "at 1 and 5 per cent, in every evaluation; null in YAML leaves them out."
         },
     )
 

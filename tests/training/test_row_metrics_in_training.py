@@ -13,7 +13,7 @@ from datasets import Dataset
 from transformers import TrainerCallback
 from watched_runs import LABELS, NUM_ROWS, make_script, make_trainer, model_of
 
-from hf_ext.errors import ArgumentError, DataError
+from hf_ext.errors import ArgumentError, CheckpointError, DataError
 from hf_ext.evaluation import score_predictions
 from hf_ext.evaluation.row_metrics import RowMetrics
 from hf_ext.trainer import FastTrainer
@@ -99,13 +99,12 @@ def best_step(folder: Path, metric: str, **given: Any) -> int | None:
     return trainer.state.best_global_step
 
 
-@pytest.mark.parametrize("subset", [{}, {"max_eval_samples": 150}])
 @pytest.mark.parametrize(
-    ("metric", "step"),
-    [("recall", 1), ("precision", 3), ("average_precision", 4), ("per_group_spearman", 4), ("eval_f1", 4)],
+    ("metric", "step", "num_rows"),
+    [("recall", 1, 150), ("precision", 3, 150), ("per_group_spearman", 4, 150), ("average_precision", 4, None)],
 )
-def test_each_metric_chooses_its_own_best_model(tmp_path, metric, step, subset):
-    assert best_step(tmp_path, metric, **subset) == step
+def test_each_metric_chooses_its_own_best_model_on_all_rows_and_beside_a_subset(tmp_path, metric, step, num_rows):
+    assert best_step(tmp_path, metric, max_eval_samples=num_rows) == step
 
 
 def test_a_metric_without_a_value_never_makes_a_model_the_best_and_that_is_said(tmp_path, caplog):
@@ -117,12 +116,26 @@ def test_a_metric_without_a_value_never_makes_a_model_the_best_and_that_is_said(
     assert said == [f"eval_precision is nan at step {step}: never the best." for step in (1, 2)]
 
 
+def test_a_run_goes_on_with_the_threshold_that_chose_its_best_model_or_chooses_anew(tmp_path):
+    given = {"metric_for_best_model": "recall", "resume": "auto", **SAVING}
+    make(tmp_path, *MODELS, **{**given, "max_steps": 2}).train()
+    more = {**given, "max_steps": 4, "allow_changed": ["max_steps"]}
+    with pytest.raises(CheckpointError, match="metric_for_best_model: recall at 9 in the checkpoint, recall at 8 now"):
+        make(tmp_path, *MODELS, metrics=RowMetrics(8.0, "antigen"), **more).train()
+    more["allow_changed"] = ["max_steps", "metric_for_best_model"]
+    other = make(tmp_path, *MODELS, metrics=RowMetrics(8.0, "antigen"), **more)
+    other.train()
+    values = {log["step"]: log["eval_recall"] for log in evaluations(other)}
+    assert values[1] > values[3] < values[4]  # at 9 and at 8: step 1 would have stayed the best
+    assert other.state.best_global_step == 4
+
+
 # --- early stopping ---------------------------------------------------------------------------------------------------
 
 WORSE = [model_of(0.2), *(model_of(1.5, i) - 1.0 for i in range(1, 6))]
 
 
-@pytest.mark.parametrize("metric", ["recall", "f1", "average_precision", "per_group_spearman"])
+@pytest.mark.parametrize("metric", ["recall", "average_precision", "per_group_spearman"])
 def test_a_run_that_gets_worse_in_a_metric_stops_by_it_at_its_threshold_and_groups(tmp_path, metric):
     antigens = np.array([f"antigen {i % 16}" for i in range(NUM_ROWS)])
     rows = make_rows(*WORSE, antigens=antigens)
