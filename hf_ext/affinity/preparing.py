@@ -111,11 +111,11 @@ def _settle_threshold(
     if threshold is None:
         return
     if labels.min() < threshold <= labels.max():
-        report["warnings"] += [
+        report["warnings"] += [  # of the default, the scores themselves say so
             f"No {name} label is at or above --binder_threshold {threshold:g}: recall and what else needs hits have no "
             "value there."
             for name in ("validation", "test")
-            if not np.any(by_split[name] >= threshold)
+            if "binder_threshold" in explicit and not np.any(by_split[name] >= threshold)
         ]
         return
     side = "below" if labels.max() < threshold else "at or above"
