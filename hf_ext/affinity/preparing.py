@@ -52,7 +52,7 @@ def load_rows(
         data.report["warnings"] += split_alarms(labels)
         data.report["warnings"] += _ignored_bounds(args, data_args, data.splits)
         _settle_missing(data_args, data)
-        _settle_threshold(args, explicit, labels, data.report)
+        _settle_threshold(args, explicit, np.concatenate([*labels.values()]), data.report)
     return data
 
 
@@ -104,19 +104,11 @@ def _ignored_bounds(args: AffinityArguments, data_args: DataArguments, splits: M
 
 
 def _settle_threshold(
-    args: AffinityArguments, explicit: Container[str], by_split: Mapping[str, np.ndarray], report: dict[str, Any]
+    args: AffinityArguments, explicit: Container[str], labels: np.ndarray, report: dict[str, Any]
 ) -> None:
     """Says where `--binder_threshold` divides no labels into hits and others; the default is left out then."""
-    threshold, labels = args.binder_threshold, np.concatenate([*by_split.values()])
-    if threshold is None:
-        return
-    if labels.min() < threshold <= labels.max():
-        report["warnings"] += [  # of the default, the scores themselves say so
-            f"No {name} label is at or above --binder_threshold {threshold:g}: recall and what else needs hits have no "
-            "value there."
-            for name in ("validation", "test")
-            if "binder_threshold" in explicit and not np.any(by_split[name] >= threshold)
-        ]
+    threshold = args.binder_threshold
+    if threshold is None or labels.min() < threshold <= labels.max():
         return
     side = "below" if labels.max() < threshold else "at or above"
     fact = f"all {len(labels):,} labels ({labels.min():.3g} to {labels.max():.3g}) are {side}"

@@ -244,14 +244,12 @@ def _describe_effect(
 ) -> str:
     sides = np.zeros(len(labels)) if bounds is None else bounds
     before, after = (units.format_cell(rmse_at_limits(each, labels, sides)) for each in (raw, calibrated))
-    text = f"RMSE before calibration {before}, after {after}"
-    if threshold is not None and np.any(labels >= threshold):
-        # Predictions that are drawn together reach a high threshold less often.
-        before, after = (
-            units.format_cell(HIT_METRICS["recall"](each, labels, threshold).value) for each in (raw, calibrated)
-        )
-        text += f"; recall at {threshold:g} before {before}, after {after}"
-    return f"{text} (these rows took no part in it)."
+    text = f"RMSE before calibration {before}, after {after} (these rows took no part in it)."
+    if threshold is None or not np.any(labels >= threshold):
+        return text
+    recall = HIT_METRICS["recall"]  # of predictions that were drawn together fewer reach a high threshold
+    before, after = (units.format_cell(recall(each, labels, threshold).value) for each in (raw, calibrated))
+    return f"{text} Recall at {threshold:g} before {before}, after {after}."
 
 
 def _compare_slice(chosen: Mapping[str, Any], scores: Mapping[str, Any]) -> str:

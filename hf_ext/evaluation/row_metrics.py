@@ -97,15 +97,17 @@ class RowMetrics:
             metric: one of `names`.
             dataset, rows: as of `of_rows`.
         """
+        if metric == GROUP_METRIC and not has_numbered_rows(dataset):
+            return "a stream has no groups"
         if metric == GROUP_METRIC and self.count_groups(dataset, rows) == 0:
-            return f"no {self.group_column} has {MIN_GROUP_ROWS} of these rows, or they are a stream"
+            return f"no {self.group_column} has {MIN_GROUP_ROWS} of the evaluation rows"
         if metric not in THRESHOLD_METRICS or self.threshold is None or not has_numbered_rows(dataset):
             return None
         labels = read_labels(dataset)
         chosen: Any = slice(None) if rows is None else rows
         if labels is None or np.any(labels[chosen] >= self.threshold):
             return None
-        return f"none of their labels is at or above the threshold {self.threshold:g}"
+        return f"no label of the evaluation rows is at or above the threshold {self.threshold:g}"
 
     def count_groups(self, dataset: Any, rows: NDArray[np.int64] | None) -> int:
         """How many groups have rows enough for a correlation of their own; 0 of a stream."""

@@ -103,19 +103,23 @@ def check_metric_on_rows(args: Any, compute_metrics: Any, dataset: Any, name: st
     if problem is None and stops and num_groups < MIN_UNITS:
         problem = f"early stopping needs {MIN_UNITS} groups of {MIN_GROUP_ROWS} rows and more, here are {num_groups}"
     if problem:
-        where = "evaluation rows" if rows is None else f"{len(rows):,} rows of --max_eval_samples"
+        where = "" if rows is None else f" ({len(rows):,} of --max_eval_samples)"
         raise DataError(
-            f"metric_for_best_model={args.metric_for_best_model!r} on the {where}: {problem}. Take another metric"
+            f"metric_for_best_model={args.metric_for_best_model!r}: {problem}{where}. Take another metric"
             + (", more rows" if rows is not None else "")
             + (" or another threshold." if metric in THRESHOLD_METRICS else ".")
         )
 
 
-def why_no_groups(compute_metrics: Any, dataset: Any, rows: Any) -> str | None:
-    """Why groups that were asked for have no value on any of these rows; None where none were, or some have."""
-    if not isinstance(compute_metrics, RowMetrics) or compute_metrics.group_column is None:
-        return None
-    return compute_metrics.why_undefined(GROUP_METRIC, dataset, rows)
+def name_undefined(compute_metrics: Any, dataset: Any, rows: Any) -> list[str]:
+    """Metrics that were asked for and have no value on these rows, whatever is predicted, with the reason."""
+    if not isinstance(compute_metrics, RowMetrics):
+        return []
+    asked = {"recall": "recall and what else needs binders", GROUP_METRIC: "Spearman within groups"}
+    found = {
+        name: compute_metrics.why_undefined(name, dataset, rows) for name in asked if name in compute_metrics.names
+    }
+    return [f"{asked[name]} will have no value: {reason}." for name, reason in found.items() if reason]
 
 
 def comparable_columns(evaluation: Evaluation, metric: str) -> tuple[np.ndarray, np.ndarray]:

@@ -13,7 +13,7 @@ import numpy as np
 from transformers import TrainerControl, TrainerState
 from transformers.trainer_utils import EvalLoopOutput
 
-from .comparable import check_metric_on_rows
+from .comparable import check_metric_on_rows, name_undefined
 from .evaluation_passes import (
     Evaluation,
     NotingMetrics,
@@ -135,9 +135,10 @@ class Evaluator:
         for name in means.sets if isinstance(means.sets, Mapping) else [""]:
             is_part = self._args.max_eval_samples is not None
             rows = self._parts(name, means).chosen.rows if is_part else None
-            check_metric_on_rows(
-                self._args, means.compute_metrics, means.sets[name] if name else means.sets, name, rows
-            )
+            compute, dataset = means.compute_metrics, means.sets[name] if name else means.sets
+            check_metric_on_rows(self._args, compute, dataset, name, rows)
+            for problem in name_undefined(compute, dataset, rows) if self._is_main else []:
+                logger.warning("While training %s", problem)
 
     def _parts(self, name: str, means: Means) -> EvalParts:
         return self.rows.parts(name, means.sets, means.make_loader)

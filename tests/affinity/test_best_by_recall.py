@@ -108,7 +108,7 @@ def test_a_measure_that_nothing_computes_is_refused_with_what_it_needs(metric, l
 def test_validation_rows_that_no_prediction_could_score_are_refused():
     args = FastTrainingArguments("never_made", report_to="none", metric_for_best_model="recall")
     rows: dict[str, Any] = {"label": [7.0, 8.0, 8.9]}
-    with pytest.raises(DataError, match=r"'recall' on the evaluation rows: none of their labels is at or above .* 9"):
+    with pytest.raises(DataError, match=r"'recall': no label of the evaluation rows is at or above .* 9"):
         check_measure(args, "mse", RowMetrics(9.0), Dataset.from_dict(rows))
     check_measure(args, "mse", RowMetrics(8.9), Dataset.from_dict(rows))
     for metric, loss in (("average_precision", "ranking"), ("rmse", "mse")):  # the innocent twins

@@ -89,11 +89,11 @@ def test_what_has_no_value_is_nan() -> None:
     ("metric", "threshold", "rows", "reason"),
     [
         ("recall", 9.0, None, None),
-        ("recall", 99.0, None, "none of their labels is at or above the threshold 99"),
-        ("enrichment_1pct", 9.0, LABELS[ORDER] < 9, "none of their labels is at or above the threshold 9"),
+        ("recall", 99.0, None, "no label of the evaluation rows is at or above the threshold 99"),
+        ("enrichment_1pct", 9.0, LABELS[ORDER] < 9, "no label of the evaluation rows is at or above the threshold 9"),
         ("spearman", 99.0, None, None),
         ("per_group_spearman", None, None, None),
-        ("per_group_spearman", None, GROUPS[ORDER] == "c", "no antigen has 10 of these rows, or they are a stream"),
+        ("per_group_spearman", None, GROUPS[ORDER] == "c", "no antigen has 10 of the evaluation rows"),
     ],
 )
 def test_that_a_metric_will_have_no_value_is_known_from_labels_and_groups(metric, threshold, rows, reason) -> None:
@@ -104,7 +104,4 @@ def test_that_a_metric_will_have_no_value_is_known_from_labels_and_groups(metric
 def test_a_stream_has_no_groups() -> None:
     metrics, stream = RowMetrics(None, "antigen"), table().to_iterable_dataset()
     assert metrics.of_rows(stream, None) is metrics
-    assert (
-        metrics.why_undefined("per_group_spearman", stream, None)
-        == "no antigen has 10 of these rows, or they are a stream"
-    )
+    assert metrics.why_undefined("per_group_spearman", stream, None) == "a stream has no groups"

@@ -205,18 +205,6 @@ MISTAKES = [
         kind="warning",
         before="silent",
     ),
-    Mistake(
-        "a typed threshold above all labels of validation and test",
-        labels(
-            spread(4.0, 8.5), "--binder_threshold 8 --split_column part", part=["valid", "test"] * 6 + ["train"] * 48
-        ),
-        ("No validation label is at or above --binder_threshold 8", "No test label", "have no value there"),
-        labels(
-            spread(4.0, 8.5), "--binder_threshold 8 --split_column part", part=["train"] * 48 + ["valid", "test"] * 6
-        ),
-        kind="warning",
-        before="silent",
-    ),
 ]
 
 
