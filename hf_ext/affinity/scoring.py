@@ -41,6 +41,13 @@ def compute_metrics(prediction: EvalPrediction) -> dict[str, float]:
     return {**metrics, "num_distinct": float(len(np.unique(predicted)))}
 
 
+def known_scores(threshold: float | None, group_column: str | None) -> list[str]:
+    """Names of the scores that a model gets: of rows with such a threshold and such a column, or None."""
+    rows = np.array([0.0, 1.0])
+    compared = Compared({MODEL: rows}, rows, threshold, seed=0)
+    return [*compared.score(["", ""] if group_column else None)[MODEL]]
+
+
 @dataclass
 class SplitScores:
     """A split's predictions, and the scores of the model and of its baselines on it.
@@ -127,12 +134,12 @@ def score_split(
     Cost: predictions; `fit_baselines`; 1,000 bootstrap resamples per predictor, for the verdict and for each slice:
     1.6 s each for 26,000 rows.
     """
-    before, predictions, labels = _predict(trainer, splits[name])
+    before, predictions, labels = predict_calibrated(trainer, splits[name])
     if not all(hasattr(splits[part], "__len__") for part in ("train", name)):
         return _score_stream(trainer, predictions, labels, threshold)
     baselines = fit_baselines(trainer, splits, name, group_column, ridge)
     units, bounds = check_units(units, len(labels)), read_bounds(splits[name])
-    compared = _Compared({MODEL: predictions, **baselines.predictions}, labels, threshold, trainer.args.seed, units)
+    compared = Compared({MODEL: predictions, **baselines.predictions}, labels, threshold, trainer.args.seed, units)
     scores = compared.score([row[0] for row in read_columns(splits[name], [group_column])] if group_column else None)
     found, notes = find_slices(splits["train"], splits[name], sequence_columns(trainer))
     slices = [compared.score_slice(one) for one in (*found, *find_exact(bounds))]
@@ -159,7 +166,7 @@ def score_split(
 
 
 @dataclass(frozen=True)
-class _Compared:
+class Compared:
     """Predictions by name of predictor and the labels of the same rows, (n,) each, and how they are scored."""
 
     predictors: Mapping[str, np.ndarray]
@@ -177,16 +184,19 @@ class _Compared:
         }
         return {name: {key: one for key, one in both.items() if key not in hidden} for name, both in scores.items()}
 
-    def score_slice(self, chosen: Slice) -> dict[str, Any]:
-        """The same for some of the rows."""
+    def select(self, chosen: Slice) -> Compared:
+        """The same of some of the rows."""
         parts = {name: predicted[chosen.rows] for name, predicted in self.predictors.items()}
         units = None if self.units is None else self.units.select(chosen.rows)
-        there = replace(self, predictors=parts, labels=self.labels[chosen.rows], units=units)
-        return {"name": chosen.name, "num_rows": int(chosen.rows.sum()), "scores": there.score()}
+        return replace(self, predictors=parts, labels=self.labels[chosen.rows], units=units)
+
+    def score_slice(self, chosen: Slice) -> dict[str, Any]:
+        """Scores of some of the rows."""
+        return {"name": chosen.name, "num_rows": int(chosen.rows.sum()), "scores": self.select(chosen).score()}
 
 
-def _predict(trainer: Any, rows: Any) -> tuple[np.ndarray | None, np.ndarray, np.ndarray]:
-    """Predictions before calibration, None where there is none; predictions; labels: (n,) each."""
+def predict_calibrated(trainer: Any, rows: Any) -> tuple[np.ndarray | None, np.ndarray, np.ndarray]:
+    """Predictions before calibration, None where there is none; predictions; labels: (n,) float64, label units."""
     with uncalibrated(trainer.model) as calibration:
         raw, labels = predict_labelled(trainer, rows)
     predictions = apply_calibration(raw, calibration, ridge_part(trainer, rows))
@@ -197,9 +207,7 @@ def _is_scale_free(trainer: Any) -> bool:
     return trainer.model.config.loss == "ranking"
 
 
-def _judge(
-    trainer: Any, compared: _Compared, bounds: Any, leaks: Mapping[str, Any] | None, lone: str | None
-) -> Verdict:
+def _judge(trainer: Any, compared: Compared, bounds: Any, leaks: Mapping[str, Any] | None, lone: str | None) -> Verdict:
     verdict = judge(
         compared.labels,
         compared.predictors,
@@ -253,7 +261,7 @@ def _score_stream(trainer: Any, predictions: np.ndarray, labels: np.ndarray, thr
     config, is_scale_free = trainer.model.config, _is_scale_free(trainer)
     note = "Training rows are a stream: no other baseline was fitted, and nothing says which test rows are new."
     predictors = {MODEL: predictions, CONSTANT: np.full(len(labels), config.label_mean)}
-    compared = _Compared(predictors, labels, threshold, trainer.args.seed)
+    compared = Compared(predictors, labels, threshold, trainer.args.seed)
     return SplitScores(
         predictions,
         labels,

@@ -237,9 +237,7 @@ def _judge_constant(case: _Case) -> Verdict | None:
     order = f"Spearman {spearman(case.model, case.labels).value:.3f} does not change that."
     if compared.improvement <= 0:
         return _decided(False, f"No better than a constant: {text}. {order}", compared, CONSTANT)
-    text = (
-        f"Not shown to be better than a constant: {text}; the difference may be 0 (lower by {describe_difference(compared)})."
-    )
+    text = f"Not shown to be better than a constant: {text}; the difference may be 0 (lower by {describe_difference(compared)})."
     return _decided(None, text, compared, CONSTANT)
 
 
@@ -271,7 +269,9 @@ def _judge_baselines(case: _Case) -> Verdict | None:
     hardest = min(compared, key=lambda name: ((compared[name].improvement or 0) > 0, compared[name].low or 0))
     result = compared[hardest]
     several = f", the hardest of {len(compared)} to beat" if len(compared) > 1 and result.is_better else ""
-    text = f"{describe_scores(result)} of {hardest}{several} (difference {describe_difference(result)}, {result.n:,} rows)"
+    text = (
+        f"{describe_scores(result)} of {hardest}{several} (difference {describe_difference(result)}, {result.n:,} rows)"
+    )
     order = "" if case.metric == "spearman" else _say_order(case, ordered)
     return _from_comparison(result, "every baseline" if result.is_better else hardest, text, hardest, order)
 
