@@ -108,7 +108,7 @@ def evaluate(
     first, *later = predictions
     compared = Compared(predictions, rows.labels, rows.threshold, seed, rows.units)
     scores = compared.score(rows.groups)
-    options = {"threshold": _threshold(compared), "seed": seed, "units": rows.units}
+    options: dict[str, Any] = {"threshold": _threshold(compared), "seed": seed, "units": rows.units}
     verdicts = {
         name: judge_pair(
             rows.labels,
@@ -139,7 +139,7 @@ def evaluate(
 
 def _differences(compared: Compared, first: str) -> dict[str, dict[str, Any]]:
     """Of every other model against the first, in each metric that can be compared row by row."""
-    options = {"threshold": _threshold(compared), "seed": compared.seed, "units": compared.units}
+    options: dict[str, Any] = {"threshold": _threshold(compared), "seed": compared.seed, "units": compared.units}
     columns, labels = compared.predictors, compared.labels
     metrics = [name for name in known_scores(compared.threshold, None) if name in PAIRED_METRICS]
     return {

@@ -89,8 +89,8 @@ def _by_source_row(path: Path, records: Sequence[Record], rows: Any) -> list[Rec
     lacking = [number for number in asked if number not in found]
     if lacking:
         raise DataError(
-            f"{path}: {len(lacking):,} of {len(asked):,} scored rows have no prediction: {SOURCE_ROW} {_list(lacking)}. "
-            "Predict all of them, or score the rows that these predictions are of."
+            f"{path}: {len(lacking):,} of {len(asked):,} scored rows have no prediction ({SOURCE_ROW} "
+            f"{_list(lacking)}). Predict all of them, or score the rows that these predictions are of."
         )
     return [found[number] for number in asked]
 

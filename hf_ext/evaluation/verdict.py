@@ -237,7 +237,8 @@ def _judge_constant(case: _Case) -> Verdict | None:
     order = f"Spearman {spearman(case.model, case.labels).value:.3f} does not change that."
     if compared.improvement <= 0:
         return _decided(False, f"No better than a constant: {text}. {order}", compared, CONSTANT)
-    text = f"Not shown to be better than a constant: {text}; the difference may be 0 (lower by {describe_difference(compared)})."
+    by = describe_difference(compared)
+    text = f"Not shown to be better than a constant: {text}; the difference may be 0 (lower by {by})."
     return _decided(None, text, compared, CONSTANT)
 
 
