@@ -6,9 +6,9 @@
 
 One table has every score with its interval and, beside the first model, by how much each later one is better, by a
 paired bootstrap on the same rows; a verdict says what that shows, and predictions that collapsed to a few values are
-called so. --test_of scores the rows that a run's own split held out, with its seed, threshold and slices: its model then
-has the scores of its report to the bit, on the same machine and with its embedding cache. A .pth becomes a model folder
-with recipes/resume_check.py --convert.
+called so. --test_of scores the rows that a run's own split held out, with its seed, threshold and slices: its model
+then has the scores of its report to the bit, on the same machine and with its embedding cache. A .pth becomes a model
+folder with recipes/resume_check.py --convert.
 
 A CSV has a column `prediction`, and `source_row` as predict.py writes it, or a line per row in their order; sequences
 and labels that it has too must be those of the rows. Requirements hold for every model but the first, or for a single

@@ -62,8 +62,8 @@ class EvaluatedRows:
 
     @property
     def labels(self) -> NDArray[np.float64]:
-        """(n,), label units."""
-        return label_array(self.table)
+        """(n,), label units; rounded to float32, as batches hold them and runs score them."""
+        return label_array(self.table).astype(np.float32).astype(np.float64)
 
     @property
     def bounds(self) -> NDArray[np.int64] | None:
