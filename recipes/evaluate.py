@@ -39,7 +39,7 @@ from hf_ext.checkpoints.run_folder.holding import make_folder
 from hf_ext.data.arguments import DataArguments
 from hf_ext.errors import ArgumentError, exit_on_errors
 from hf_ext.evaluation.paired import PAIRED_METRICS
-from hf_ext.evaluation.requirements import parse_requirements, raise_failed
+from hf_ext.evaluation.requirements import REQUIRE, parse_requirements, raise_failed
 from hf_ext.parser import FastArgumentParser
 from hf_ext.processes import refuse_several
 from hf_ext.reporting.run_log import start_run_log
@@ -62,10 +62,7 @@ class EvaluateArguments:
     test_of: Optional[str] = field(  # noqa: UP045 (HfArgumentParser reads these types)
         default=None, metadata={"help": "Output folder of a run of max_speed.py, whose test rows are scored."}
     )
-    require: list[str] = field(
-        default_factory=list,
-        metadata={"help": 'What scores must be, each in quotes: "spearman>=0.60" "rmse<=1.35". Else the status is 3.'},
-    )
+    require: list[str] = field(default_factory=list, metadata=REQUIRE)
     metric: Optional[str] = field(  # noqa: UP045
         default=None, metadata={"help": "Of the verdict. Left out: that of the run of --test_of; else rmse."}
     )
@@ -117,7 +114,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     if output:
         write_json(output, result)
         log.info("All numbers are in %s.", output)
-    raise_failed(found.requirements, f"All scores are in {output}." if output else "All scores stand above.")
+    raise_failed(found.failed(), f"All scores are in {output}." if output else "All scores stand above.")
     return result
 
 

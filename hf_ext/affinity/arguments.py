@@ -7,6 +7,7 @@ from typing import Literal, Optional
 
 from ..argument_checks import ABOVE_ZERO, COUNT, FINITE, SHARE_BELOW_ONE, WIDTH, check_choices, check_ranges
 from ..errors import ArgumentError
+from ..evaluation.requirements import REQUIRE
 
 Head = Literal["auto", "mlp", "product", "gated"]
 DISTILLABLE = ("mse", "huber")
@@ -120,6 +121,7 @@ class AffinityArguments:
     binder_threshold: Optional[float] = field(  # noqa: UP045
         default=9.0, metadata={"help": "Labels at or above this count as hits for recall, precision and F1."}
     )
+    require: list[str] = field(default_factory=list, metadata=REQUIRE)
 
     def __post_init__(self) -> None:
         check_choices(self)

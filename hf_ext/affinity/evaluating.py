@@ -14,7 +14,7 @@ from ..evaluation.guards import AlarmKind, examine_predictions
 from ..evaluation.metrics import DEFAULT_THRESHOLD
 from ..evaluation.pair_verdict import judge_pair
 from ..evaluation.paired import PAIRED_METRICS, compare_paired
-from ..evaluation.requirements import Requirement, Result, check_requirements, format_results
+from ..evaluation.requirements import Checked, Requirement, check_requirements, describe_failed, format_checked
 from ..evaluation.resampling import unit_facts
 from ..reporting.tables import format_table
 from .evaluated_rows import EvaluatedRows
@@ -45,7 +45,7 @@ class Evaluation:
     verdicts: dict[str, dict[str, Any]]
     differences: dict[str, dict[str, Any]]
     slices: list[dict[str, Any]]
-    requirements: dict[str, list[Result]] = field(default_factory=dict)
+    requirements: dict[str, list[Checked]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
@@ -61,7 +61,7 @@ class Evaluation:
             "verdicts": self.verdicts,
             "differences": self.differences,
             "slices": self.slices,
-            "requirements": {name: [one.as_dict() for one in found] for name, found in self.requirements.items()},
+            "requirements": self.requirements,
             "notes": self.notes,
         }
 
@@ -75,9 +75,13 @@ class Evaluation:
         for one in self.slices:
             title = f"{units.capitalize(one['name'])} ({one['num_rows']:,}):"
             parts += ["", title, _format(one["scores"], one["differences"])]
-        for name, results in self.requirements.items():
-            parts += ["", f"Required of {name}:", format_results(results)] if results else []
+        for name, checked in self.requirements.items():
+            parts += ["", f"Required of {name}:", format_checked(checked)] if checked else []
         return "\n".join(parts)
+
+    def failed(self) -> list[str]:
+        """Requirements that some model does not meet."""
+        return [f"{name}: {one}" for name, checked in self.requirements.items() for one in describe_failed(checked)]
 
 
 def evaluate(

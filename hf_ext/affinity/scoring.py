@@ -10,10 +10,12 @@ import numpy as np
 from transformers import EvalPrediction
 
 from .. import units
+from ..data.arguments import DataArguments
 from ..data.columns import read_columns
 from ..evaluation import collapse_report, score_predictions
 from ..evaluation.calibration import apply_calibration
 from ..evaluation.limits import rmse_at_limits
+from ..evaluation.requirements import Requirement, parse_requirements
 from ..evaluation.resampling import ResamplingUnits, check_units, unit_facts
 from ..evaluation.scores import PLAIN_METRICS
 from ..evaluation.verdict import CONSTANT, MODEL, Verdict, judge
@@ -21,6 +23,7 @@ from ..models.calibration import is_ridge_alone
 from ..reporting.near_copies import describe_near_copies, describe_repeated
 from ..reporting.report.scores import fit_notes, resampled
 from ..reporting.tables import format_table
+from .arguments import AffinityArguments
 from .baselines import EMBEDDING_RIDGE, PER_PARTNER, fit_baselines, sequence_columns
 from .calibrating import ridge_part, uncalibrated
 from .embedding_ridge import EmbeddingRidge
@@ -46,6 +49,16 @@ def known_scores(threshold: float | None, group_column: str | None) -> list[str]
     rows = np.array([0.0, 1.0])
     compared = Compared({MODEL: rows}, rows, threshold, seed=0)
     return [*compared.score(["", ""] if group_column else None)[MODEL]]
+
+
+def read_requirements(args: AffinityArguments, data_args: DataArguments) -> list[Requirement]:
+    """`--require`, of the scores that a run of these arguments ends with.
+
+    Raises:
+        ArgumentError: see `parse_requirements`.
+    """
+    groups = None if data_args.streaming else data_args.group_column
+    return parse_requirements(args.require, known_scores(args.binder_threshold, groups))
 
 
 @dataclass

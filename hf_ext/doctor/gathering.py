@@ -18,13 +18,16 @@ from ..affinity.measure import describe_measure
 from ..affinity.preparing import load_rows
 from ..affinity.results import audit_labels
 from ..affinity.scoring import EVALUATION_METRICS as AFFINITY_METRICS
+from ..affinity.scoring import read_requirements
 from ..argument_checks import check_metric_name
 from ..data.arguments import DataArguments
 from ..data.demo import make_demo_encoders
 from ..data.formats import file_format
 from ..data.loading import load_data
+from ..evaluation.requirements import parse_requirements
 from ..masked_lm import building as masked_lm
 from ..masked_lm.results import EVALUATION_METRICS as MASKED_LM_METRICS
+from ..masked_lm.results import known_scores
 from ..memory.report import MemoryReport
 from ..plan import Plan, make_plan
 from ..speedups.embedding_cache import CPU_TOKENS_PER_BATCH, GPU_TOKENS_PER_BATCH
@@ -146,7 +149,10 @@ class _Reader(Attempts):
         is_affinity = self.task == "affinity"
         check_metric_name(self.args.metric_for_best_model, AFFINITY_METRICS if is_affinity else MASKED_LM_METRICS)
         if is_affinity:
+            read_requirements(self.model_args, self.data_args)
             self.measure = describe_measure(self.args, self.model_args.loss)
+        else:
+            parse_requirements(self.model_args.require, known_scores())
 
     def _sketch(self) -> Work:
         columns = self.data_args.sequence_columns

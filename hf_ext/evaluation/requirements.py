@@ -7,14 +7,19 @@ import operator
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 from ..argument_names import name_nearest
 from ..data.numbers import NUMBER, parse_number
 from ..errors import ArgumentError, RequirementsFailed
+from ..reporting.requirements import HEADERS, required_rows
 from ..reporting.tables import format_table
-from ..units import format_cell, is_finite, less_is_better, metric_name
+from ..units import format_cell, is_finite, less_is_better
 
+REQUIRE = {  # of the field `require` of a recipe's arguments
+    "help": 'What the final scores must be, each in quotes: "spearman>=0.60" "rmse<=1.35". Where one is not, exit '
+    "status 3, after everything was written."
+}
 _HOLDS = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
 _FORM = re.compile(rf"([^\s<>=]+)\s*(>=|<=|>|<)\s*({NUMBER})").fullmatch
 
@@ -33,50 +38,14 @@ class Requirement:
         return bool(_HOLDS[self.sign](value, self.bound))
 
 
-@dataclass(frozen=True)
-class Result:
-    """A requirement, and the score that it is about: a `Score`, or a number without an interval."""
+class Checked(TypedDict):
+    """A requirement beside what there is, as results hold it. `value` is None, and has not passed, where it is NaN."""
 
-    requirement: Requirement
-    score: Any
-
-    @property
-    def value(self) -> float | None:
-        """None where the score has no value."""
-        found = self.score.get("value") if isinstance(self.score, Mapping) else self.score
-        return float(found) if is_finite(found) else None
-
-    @property
-    def has_passed(self) -> bool:
-        """A score without a value never has."""
-        return self.value is not None and self.requirement.holds(self.value)
-
-    @property
-    def expected(self) -> str:
-        """The bound as it was typed."""
-        return self.requirement.text.removeprefix(self.requirement.metric).strip()
-
-    @property
-    def actual(self) -> str:
-        """The value, with as many digits as it takes to see on which side of the bound it is, and its interval."""
-        if self.value is None:
-            reason = self.score.get("undefined") if isinstance(self.score, Mapping) else None
-            return f"undefined ({reason})" if reason else "undefined"
-        texts = (f"{self.value:#.{digits}g}" for digits in range(3, 18))
-        text = next((one for one in texts if self.requirement.holds(float(one)) == self.has_passed), str(self.value))
-        ends = [self.score.get(end) for end in ("low", "high")] if isinstance(self.score, Mapping) else []
-        interval = f" [{', '.join(map(format_cell, ends))}]" if ends and all(map(is_finite, ends)) else ""
-        return text + interval
-
-    def as_dict(self) -> dict[str, Any]:
-        """JSON-able."""
-        requirement = self.requirement
-        return {
-            "requirement": requirement.text,
-            "metric": requirement.metric,
-            "actual": self.value,
-            "passed": self.has_passed,
-        }
+    metric: str
+    expected: str
+    actual: str
+    value: float | None
+    passed: bool
 
 
 def parse_requirements(texts: Sequence[str], known: Sequence[str]) -> list[Requirement]:
@@ -92,37 +61,52 @@ def parse_requirements(texts: Sequence[str], known: Sequence[str]) -> list[Requi
     return [_parse(text.strip(), known) for text in texts]
 
 
-def check_requirements(requirements: Sequence[Requirement], scores: Mapping[str, Any]) -> list[Result]:
+def check_requirements(requirements: Sequence[Requirement], scores: Mapping[str, Any]) -> list[Checked]:
     """Holds requirements against `scores`, metric -> `Score` or number; a score that is missing has no value."""
-    return [Result(one, scores.get(one.metric)) for one in requirements]
+    return [_check(one, scores.get(one.metric)) for one in requirements]
 
 
-def format_results(results: Sequence[Result]) -> str:
+def format_checked(checked: Sequence[Checked]) -> str:
     """Expected against actual, a row per requirement."""
-    rows = [
-        [metric_name(one.requirement.metric), one.expected, one.actual, "passed" if one.has_passed else "FAILED"]
-        for one in results
-    ]
-    return format_table(rows, ["metric", "expected", "actual", ""])
+    return format_table(required_rows(checked), HEADERS)
 
 
-def raise_failed(results: Mapping[str, Sequence[Result]], where: str) -> None:
+def describe_failed(checked: Sequence[Checked]) -> list[str]:
+    """Each that failed: recall is 0.286 [0.136, 0.455], expected >=0.40."""
+    return [f"{one['metric']} is {one['actual']}, expected {one['expected']}" for one in checked if not one["passed"]]
+
+
+def raise_failed(failed: Sequence[str], where: str) -> None:
     """Ends a run whose scores are not as required.
 
     Args:
-        results: model -> its requirements; of a single model its name may be "".
+        failed: from `describe_failed`.
         where: a sentence on what there is all the same.
 
     Raises:
-        RequirementsFailed: naming each that failed.
+        RequirementsFailed: naming each.
     """
-    failed = [(name, one) for name, found in results.items() for one in found if not one.has_passed]
     if failed:
-        listed = "; ".join(
-            f"{f'{name}: ' if name else ''}{one.requirement.metric} is {one.actual}, expected {one.expected}"
-            for name, one in failed
-        )
-        raise RequirementsFailed(f"{listed}. {where}")
+        raise RequirementsFailed(f"{'; '.join(failed)}. {where}")
+
+
+def _check(requirement: Requirement, score: Any) -> Checked:
+    entry = score if isinstance(score, Mapping) else {"value": score}
+    value = float(entry["value"]) if is_finite(entry.get("value")) else None
+    passed = value is not None and requirement.holds(value)
+    expected = requirement.text.removeprefix(requirement.metric).strip()
+    actual = _show(requirement, entry, value, passed)
+    return {"metric": requirement.metric, "expected": expected, "actual": actual, "value": value, "passed": passed}
+
+
+def _show(requirement: Requirement, entry: Mapping[str, Any], value: float | None, passed: bool) -> str:
+    """The value, with as many digits as it takes to see on which side of the bound it is, and its interval."""
+    if value is None:
+        return f"undefined ({entry['undefined']})" if entry.get("undefined") else "undefined"
+    texts = (f"{value:#.{digits}g}" for digits in range(3, 18))
+    text = next((one for one in texts if requirement.holds(float(one)) == passed), str(value))
+    ends = [entry.get(end) for end in ("low", "high")]
+    return f"{text} [{', '.join(map(format_cell, ends))}]" if all(map(is_finite, ends)) else text
 
 
 def _parse(text: str, known: Sequence[str]) -> Requirement:
