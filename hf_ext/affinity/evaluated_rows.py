@@ -149,6 +149,21 @@ class TrainedRun:
         read_predictions(path, test, columns, args.label_column, policy=args.residue_policy)
 
 
+def find_labels(table: Any, folder: Path, given: str | None) -> str | None:
+    """The column of a table that has labels of what the model in `folder` predicts; None where there is none.
+
+    Args:
+        table: all columns as text, map-style.
+        folder: of the model, which knows what its run called the labels.
+        given: what the user calls them.
+    """
+    record = folder / "all_results.json"
+    name = given or (read_run(folder).settings.get("label_column") if record.is_file() else None)
+    if name is None or name not in table.column_names:
+        return None
+    return name if any(cell and cell.strip() for cell in table[name][:]) else None
+
+
 def load_labelled(args: DataArguments, settings: Any, explicit: Container[str], scratch: Path) -> EvaluatedRows:
     """All rows of a labelled table.
 
