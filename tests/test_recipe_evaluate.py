@@ -52,7 +52,7 @@ def write(path: Path, **columns: Any) -> Path:
 
 @pytest.fixture
 def labelled(tmp_path, monkeypatch):
-    """A labelled table in an empty folder, in which the test runs; and a function that scores files with predictions."""
+    """Scores files with predictions on a labelled table, both in an empty folder."""
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "rows.csv", sequence=SEQUENCES, pKd=LABELS)
 
@@ -104,10 +104,10 @@ def test_requirements_are_of_the_later_models_and_fail_with_status_3(labelled, c
         labelled(*files, words="--require rmse<=0.35 --output all.json")
     assert end.value.code == 3
     printed = capsys.readouterr()
-    assert printed.err.splitlines()[-1].startswith("RequirementsFailed: new.csv: rmse is 0.4")
+    assert printed.err.splitlines()[-1].startswith("RequirementsFailed: new.csv: rmse is 0.390 [0.352, 0.426], ")
     assert "RMSE    <=0.35" in printed.out
     assert json.loads(Path("all.json").read_text())["requirements"]["new.csv"][0]["passed"] is False
-    with pytest.raises(RequirementsFailed, match=r"^old\.csv: rmse is 0\.8"):
+    with pytest.raises(RequirementsFailed, match=r"^old\.csv: rmse is 0\.780 "):
         labelled(files[0], words="--require rmse<=0.6")
 
 
@@ -116,18 +116,18 @@ def test_requirements_are_of_the_later_models_and_fail_with_status_3(labelled, c
     [
         ("--require spearmann>=0.6", "unknown metric 'spearmann'"),
         ("--require per_group_spearman>=0.6", "unknown metric"),  # without --group_column
-        ("--require recall>=0.6 --binder_threshold 99", "RequirementsFailed"),
         ("--metric accuracy", "--metric accuracy: allowed here are spearman, "),
-        ("--test_of nowhere", "leave out --label_column"),
+        ("--test_of nowhere", "nowhere: holds no all_results.json"),
     ],
 )
 def test_what_cannot_be_scored_is_refused(labelled, words, message):
-    if message == "RequirementsFailed":  # asked for, but no label reaches it: undefined, and so not as required
-        with pytest.raises(RequirementsFailed, match="recall is undefined"):
-            labelled(given("old.csv", OLD), words=words)
-        return
     with pytest.raises((ArgumentError, DataError), match=message):
         labelled(given("old.csv", OLD), words=words)
+
+
+def test_a_score_without_a_value_is_not_as_required(labelled):
+    with pytest.raises(RequirementsFailed, match=r"recall is undefined \(no reference is >= 99\), expected >=0\.0"):
+        labelled(given("old.csv", OLD), words="--require recall>=0.0 --binder_threshold 99")
 
 
 def test_a_threshold_that_nobody_gave_and_no_label_reaches_leaves_recall_out(labelled):
@@ -153,15 +153,18 @@ def test_lines_go_to_the_rows_that_they_name(labelled):
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({"source_row": range(2, 301), "prediction": OLD[:299]}, r"1 of 300 scored rows have no prediction \(source_row 301\)"),
+        (
+            {"source_row": range(2, 301), "prediction": OLD[:299]},
+            r"1 of 300 scored .* no prediction \(source_row 301\)",
+        ),
         ({"source_row": [2, *range(2, 301)], "prediction": OLD}, "lines 3 repeat a source_row"),
         ({"prediction": OLD[:299]}, "299 predictions for 300 scored rows, and no column source_row"),
-        ({"prediction": OLD, "sequence": [*SEQUENCES[:7], "ACDEF", *SEQUENCES[8:]]}, r"lines 9 \(1 in all\) have another sequence"),
-        ({"prediction": OLD, "pKd": [*LABELS[:-1], 0.5]}, r"lines 301 \(1 in all\) have another pKd"),
+        ({"prediction": OLD, "sequence": [*SEQUENCES[:7], "ACDEF", *SEQUENCES[8:]]}, "lines 9 .* another sequence"),
+        ({"prediction": OLD, "pKd": [*LABELS[:-1], 0.5]}, "lines 301 .* another pKd"),
         ({"prediction": [*OLD[:-1], "nan"]}, "1 predictions in column 'prediction' are no finite numbers: lines 301"),
         ({"score": OLD}, "no column 'prediction' with predictions; there are score"),
     ],
-)  # fmt: skip
+)
 def test_predictions_of_other_rows_are_refused(labelled, columns, message):
     with pytest.raises(DataError, match=message):
         labelled(write(Path("other.csv"), **columns))
@@ -255,7 +258,9 @@ def test_with_another_bootstrap_or_another_head_they_do_not(run, tmp_path):
 
     folder, _ = run
     report = results_of(folder)["test"]["scores"]["model"]
-    other = evaluate("--models", folder, "--test_of", folder, "--seed", 43)["scores"]["run"]
+    other = evaluate("--models", folder / "predictions.csv", "--test_of", folder, "--seed", 43)["scores"][
+        "predictions.csv"
+    ]
     assert other != report
     assert other["rmse"]["value"] == report["rmse"]["value"]
     changed = tmp_path / "changed"
@@ -274,16 +279,20 @@ def test_with_another_bootstrap_or_another_head_they_do_not(run, tmp_path):
 def test_rows_that_have_changed_since_are_refused(run, tmp_path):
     folder, _ = run
     lines = (folder.parent / "pairs.csv").read_text().splitlines()
-    words = ("--models", folder, "--test_of", folder, "--dataset_name", tmp_path / "moved.csv")
-    (tmp_path / "moved.csv").write_text("\n".join(lines) + "\n")
-    assert evaluate(*words)["scores"]["run"] == results_of(folder)["test"]["scores"]["model"]
-    cells = lines[-1].split(",")
-    (tmp_path / "moved.csv").write_text("\n".join([*lines[:-1], ",".join([*cells[:-1], "5.5"])]) + "\n")
+    moved = tmp_path / "moved.csv"
+    words = ("--models", folder / "predictions.csv", "--test_of", folder, "--dataset_name", moved)
+
+    def score(*rows: str) -> dict:
+        moved.write_text("\n".join(rows) + "\n")
+        return evaluate(*words)["scores"]["predictions.csv"]
+
+    assert score(*lines) == results_of(folder)["test"]["scores"]["model"]
     with pytest.raises(DataError, match="have another label than the rows that are scored"):
-        evaluate(*words)
-    (tmp_path / "moved.csv").write_text("\n".join(lines[:-1]) + "\n")
+        score(*lines[:-1], lines[-1].rpartition(",")[0] + ",5.5")
     with pytest.raises(DataError, match="lists 80 test rows, and splitting the data again gives 79"):
-        evaluate(*words)
+        score(*lines[:-1])
+    with pytest.raises(ArgumentError, match=r"leave out --label_column, --split\."):
+        evaluate(*words, "--label_column", "pKd", "--split", "random")
 
 
 def test_a_model_scores_any_labelled_rows_and_predict_points_there(run, tmp_path, monkeypatch, capsys):
@@ -308,9 +317,8 @@ def test_a_model_scores_any_labelled_rows_and_predict_points_there(run, tmp_path
     capsys.readouterr()
     said = predict("test.csv")
     assert f"recipes/evaluate.py --models {folder} --dataset_name test.csv --label_column pKd scores the model" in said
-    Path("unlabelled.csv").write_text(
-        "\n".join(line.rsplit(",", 1)[0] + "," for line in lines[:9]).replace("family,", "family,pKd", 1) + "\n"
-    )
+    empty = [line.rpartition(",")[0] + "," for line in lines[1:9]]
+    Path("unlabelled.csv").write_text("\n".join([lines[0], *empty]) + "\n")
     assert "evaluate.py" not in predict("unlabelled.csv")
 
 
