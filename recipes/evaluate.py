@@ -54,7 +54,7 @@ DEFAULTS = {"speedups": SPEEDUPS, "per_device_eval_batch_size": 256, "report_to"
 class EvaluateArguments:
     """Which models, on which rows, and what they must reach."""
 
-    _argument_group_name = "evaluation"  # in --help
+    _argument_group_name = "scoring"  # in --help
 
     models: list[str] = field(
         metadata={"help": "Model folders, Hub ids, or files with predictions; later ones are compared with the first."}

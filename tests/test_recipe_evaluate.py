@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import csv
 import importlib
-import importlib.util
 import json
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import evaluate_recipe
 import numpy as np
 import pytest
+from evaluate_recipe import RECIPES
+from safetensors.torch import load_file, save_file
 
 from hf_ext.affinity.predictor import AffinityPredictor
 from hf_ext.errors import ArgumentError, DataError, RequirementsFailed, exit_on_errors
 
-RECIPES = Path(__file__).resolve().parent.parent / "recipes"
 LETTERS = "ACDEFGHIKLMNPQRSTVWY"
 GENERATOR = np.random.default_rng(0)
 NUM_ROWS = 300
@@ -27,19 +27,8 @@ SEQUENCES = ["".join(LETTERS[i] for i in GENERATOR.integers(0, 20, 12)) for _ in
 OLD, NEW = LABELS + 0.8 * NOISE, LABELS + 0.4 * NOISE
 
 
-def load_recipe() -> Any:
-    """The recipe under another name than that of the library."""
-    if "evaluate_recipe" not in sys.modules:
-        spec = importlib.util.spec_from_file_location("evaluate_recipe", RECIPES / "evaluate.py")
-        assert spec is not None
-        assert spec.loader is not None
-        module = sys.modules["evaluate_recipe"] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    return sys.modules["evaluate_recipe"]
-
-
 def evaluate(*words: Any) -> dict:
-    return load_recipe().main([*map(str, words), "--disable_tqdm", "true", "--use_cpu", "true"])
+    return evaluate_recipe.main([*map(str, words), "--disable_tqdm", "true", "--use_cpu", "true"])
 
 
 def write(path: Path, **columns: Any) -> Path:
@@ -254,8 +243,6 @@ def test_the_scores_of_a_run_come_back_to_the_bit(run):
 
 
 def test_with_another_bootstrap_or_another_head_they_do_not(run, tmp_path):
-    from safetensors.torch import load_file, save_file
-
     folder, _ = run
     report = results_of(folder)["test"]["scores"]["model"]
     other = evaluate("--models", folder / "predictions.csv", "--test_of", folder, "--seed", 43)["scores"][

@@ -29,6 +29,7 @@ class AffinityArguments:
     """
 
     _argument_group_name = "model"  # in --help
+    _argument_groups = {"evaluation": ("require",)}
 
     encoders: list[str] = field(
         default_factory=list,

@@ -28,6 +28,7 @@ class MaskedLMArguments:
     """
 
     _argument_group_name = "model"  # in --help
+    _argument_groups = {"evaluation": ("require",)}
 
     model_name_or_path: None | str = field(  # noqa: RUF036
         default=None, metadata={"help": "Model to continue training: Hub id or folder. Left out: a new ESM-2."}

@@ -28,6 +28,7 @@ class OperatorArguments:
     """
 
     _argument_group_name = "model"  # in --help
+    _argument_groups = {"evaluation": ("require",)}
 
     tasks: list[str] = field(
         default_factory=lambda: [*TASKS], metadata={"help": f"What is learned in one run: {', '.join(TASKS)}."}
