@@ -107,7 +107,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         metric=metric,
         requirements=requirements,
         seed=args.seed,
-        notes=[text for one in candidates if (text := one.describe_training(rows))],
+        notes=[note for one in candidates for note in one.notes(rows)],
     )
     log.info("\n%s\n", found.text())
     result = {"models": {one.name: str(one.path) for one in candidates}, "seed": args.seed, **found.as_dict()}

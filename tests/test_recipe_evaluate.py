@@ -13,10 +13,12 @@ from typing import Any
 import evaluate_recipe
 import numpy as np
 import pytest
+import torch
 from evaluate_recipe import RECIPES
 from safetensors.torch import load_file, save_file
 
 from hf_ext.affinity.predictor import AffinityPredictor
+from hf_ext.checkpoints.tools.migration import ConversionSettings, convert
 from hf_ext.errors import ArgumentError, DataError, RequirementsFailed, exit_on_errors
 
 LETTERS = "ACDEFGHIKLMNPQRSTVWY"
@@ -264,6 +266,16 @@ def test_with_another_bootstrap_or_another_head_they_do_not(run, tmp_path):
     assert any("changed was trained on these rows is not known" in note for note in found["notes"])
 
 
+def test_the_same_weights_from_a_pth_of_another_script_have_the_same_scores(run, tmp_path):
+    folder, _ = run
+    torch.save({"model_state_dict": load_file(folder / "model.safetensors")}, tmp_path / "best.pth")
+    config = json.loads((folder / "config.json").read_text())
+    scale = ConversionSettings(label_scale=(config["label_mean"], config["label_std"]))
+    convert(tmp_path / "best.pth", folder, tmp_path / "converted", scale)
+    found = evaluate("--models", tmp_path / "converted", "--test_of", folder)["scores"]["converted"]
+    assert found == results_of(folder)["test"]["scores"]["model"]
+
+
 def test_rows_that_have_changed_since_are_refused(run, tmp_path):
     folder, _ = run
     lines = (folder.parent / "pairs.csv").read_text().splitlines()
@@ -295,6 +307,8 @@ def test_a_model_scores_any_labelled_rows_and_predict_points_there(run, tmp_path
     expected = results_of(folder)["test"]["scores"]["model"]["rmse"]["value"]
     assert found["scores"]["run"]["rmse"]["value"] == pytest.approx(expected, rel=1e-6)
     assert found["num_rows"] == 80
+    with pytest.raises(ArgumentError, match="run reads binder, antigen; the rows have the sequence columns binder"):
+        evaluate("--models", folder, *own, "--sequence_columns", "binder")
     assert not any("known" in note for note in found["notes"])  # all of them are its own test rows
 
     def predict(name: str) -> str:

@@ -24,7 +24,7 @@ from .evaluated_rows import EvaluatedRows
 from .given_predictions import read_predictions
 from .own_test_rows import read_own_test_rows
 from .predictor import check_predictions, columns_of, find_model, load_model
-from .scoring import predict_calibrated
+from .scoring import RANKING_NOTE, predict_calibrated
 
 OLD_FILES = (".pth", ".pt", ".bin", ".ckpt")
 
@@ -51,7 +51,9 @@ class Candidate:
     @property
     def is_scale_free(self) -> bool:
         """Whether it predicts an order only (a ranking loss)."""
-        return self.collator is not None and json.loads((self.path / "config.json").read_text())["loss"] == "ranking"
+        return (
+            self.collator is not None and json.loads((self.path / "config.json").read_text()).get("loss") == "ranking"
+        )
 
     def predict(
         self, rows: EvaluatedRows, data_args: DataArguments, args: FastTrainingArguments, column: str
@@ -84,18 +86,19 @@ class Candidate:
             trainer.close()
         return check_predictions(predictions)
 
-    def describe_training(self, rows: EvaluatedRows) -> str:
-        """What is known of whether it was trained on these rows; "" where it was not."""
+    def notes(self, rows: EvaluatedRows) -> list[str]:
+        """Sentences on what its scores on these rows do not say."""
+        notes = [f"{self.name}: {RANKING_NOTE}"] if self.is_scale_free else []
         own = read_own_test_rows(self.path, self.columns) if self.collator else None
         if own is None:
-            return f"Whether {self.name} was trained on these rows is not known."
+            return [*notes, f"Whether {self.name} was trained on these rows is not known."]
         num, num_rows = sum(row in own for row in read_columns(rows.table, self.columns)), len(rows.table)
-        if num == num_rows:
-            return ""
-        return (
-            f"{self.name}'s own test split has {num:,} of these {num_rows:,} rows: it may have been trained on the "
-            "others, and then knows their labels."
-        )
+        if num < num_rows:
+            notes.append(
+                f"{self.name}'s own test split has {num:,} of these {num_rows:,} rows: it may have been trained on the "
+                "others, and then knows their labels."
+            )
+        return notes
 
 
 def find_candidates(given: Sequence[str], too_long: str | None = None) -> list[Candidate]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import tempfile
 from collections.abc import Container, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -157,9 +159,10 @@ def find_labels(table: Any, folder: Path, given: str | None) -> str | None:
         folder: of the model, which knows what its run called the labels.
         given: what the user calls them.
     """
-    record = folder / "all_results.json"
-    name = given or (read_run(folder).settings.get("label_column") if record.is_file() else None)
-    if name is None or name not in table.column_names:
+    name = given
+    with suppress(OSError, ValueError, KeyError):  # of a model that has no record, or a damaged one
+        name = given or json.loads((folder / "all_results.json").read_text())["settings"]["label_column"]
+    if name not in table.column_names:
         return None
     return name if any(cell and cell.strip() for cell in table[name][:]) else None
 

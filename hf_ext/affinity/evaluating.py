@@ -184,5 +184,6 @@ def _format(scores: Mapping[str, Any], differences: Mapping[str, Any]) -> str:
 def _difference(compared: Mapping[str, Any] | None) -> str:
     if compared is None:
         return units.MISSING
-    shown = units.score({**compared, "value": compared["improvement"]})
+    numbers = {"value": compared["improvement"], "low": compared["low"], "high": compared["high"]}
+    shown = units.score({name: None if value is None else value + 0.0 for name, value in numbers.items()})  # never -0
     return f"{shown} *" if compared["is_better"] or compared["is_worse"] else shown
