@@ -68,7 +68,7 @@ def find_task(argv: list[str]) -> str:
     own = {task: {spec.name for spec in dataclasses.fields(each)} for task, (each, _) in TASKS.items()}
     if names & (own["generation"] - own["masked_lm"] - own["affinity"]):
         return "generation"
-    return "masked_lm" if names & own["masked_lm"] else "affinity"
+    return "masked_lm" if names & (own["masked_lm"] - own["affinity"]) else "affinity"
 
 
 def main(argv: list[str] | None = None) -> int:
