@@ -66,7 +66,7 @@ def time_slow_rows(task: Task, rows: list[dict[str, Any]]) -> list[float]:
     set_seed(task.args.seed)
     model = build_model(task.model_args, task.data_args.sequence_columns)
     model.attach_encoders()
-    collator = build_collator(model, task.data_args)
+    collator = build_collator(model, task.data_args, task.model_args.max_length)
     model.train()
     optimizer = torch.optim.AdamW(model.head.parameters(), lr=1e-3)
     size, seconds = task.bench.loop_batch_size, []
@@ -94,7 +94,7 @@ def make_trainer(task: Task, output_dir: str, **changes: Any) -> FastTrainer:
     return FastTrainer(
         model,
         args,
-        data_collator=build_collator(model, task.data_args),
+        data_collator=build_collator(model, task.data_args, task.model_args.max_length),
         train_dataset=task.splits["train"],
         eval_dataset=task.splits["validation"],
         compute_metrics=compute_metrics,

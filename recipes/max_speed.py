@@ -110,7 +110,7 @@ def run(
     train_rows = distillation.train if distillation else splits["train"]
     settle_head(model_args, args, parser.explicit, train_rows)
     model = build_model(model_args, data_args.sequence_columns, lora_settings(args))
-    collator = build_collator(model, data_args)
+    collator = build_collator(model, data_args, model_args.max_length)
     data.report["inputs"] = check_inputs(collator, {**splits, "train": train_rows}, data_args.dataset_name)
     log.info(describe_rows(data))
     log.info(describe_measure(args, model_args.loss))

@@ -12,7 +12,7 @@ from ..evaluation.requirements import REQUIRE
 Head = Literal["auto", "mlp", "product", "gated"]
 DISTILLABLE = ("mse", "huber")
 RANGES = {
-    "num_seeds": COUNT,
+    **dict.fromkeys(("max_length", "num_seeds"), COUNT),
     "head_sizes": WIDTH,
     **dict.fromkeys(("huber_delta", "tobit_scale"), ABOVE_ZERO),
     "head_dropout": SHARE_BELOW_ONE,
@@ -48,7 +48,18 @@ class AffinityArguments:
         },
     )
     pooling: list[str] = field(
-        default_factory=lambda: ["mean"], metadata={"help": "mean, cls or max per tower; one is used for all."}
+        default_factory=lambda: ["mean"],
+        metadata={
+            "help": "How each tower makes one vector of its tokens: mean or max over residues, mean_tokens (special "
+            "tokens count too) or cls (the first token; T5 encoders have none). One is used for all."
+        },
+    )
+    max_length: Optional[int] = field(  # noqa: UP045
+        default=None,
+        metadata={
+            "help": "Longest encoder input in tokens, special ones included; --too_long says what becomes of longer "
+            "ones. Left out: as the encoder allows."
+        },
     )
     tower_training: list[str] = field(
         default_factory=list,

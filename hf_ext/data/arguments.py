@@ -139,7 +139,7 @@ class DataArguments:
     )
     too_long: Literal["error", "truncate", "window"] = field(
         default="error",
-        metadata={"help": "Sequences above max_residues: error (unusable), truncate, or window (overlapping pieces)."},
+        metadata={"help": "Sequences that are too long: error (unusable), truncate, or window (overlapping pieces)."},
     )
 
     def __post_init__(self) -> None:

@@ -183,10 +183,12 @@ class _Reader(Attempts):
         absent = [name for name in names if name is not None and not Path(name).is_dir()]
         if absent:
             self.notes.append(f"{', '.join(absent)}: tokenizer not at hand, so input lengths are checked by the run.")
-            limit = self.data_args.max_residues if self.data_args.too_long != "error" else None
+            # Of tokens one or two are special: that much too long is near enough for what a run would take.
+            given = (self.data_args.max_residues, getattr(self.model_args, "max_length", None))
+            limit = min(filter(None, given), default=None) if self.data_args.too_long != "error" else None
             return dict.fromkeys(work.columns, limit)
         if self.task == "affinity":
-            collator: Any = affinity.build_collator(work.model, self.data_args)
+            collator: Any = affinity.build_collator(work.model, self.data_args, self.model_args.max_length)
             limits = {name: tokenizer.max_residues for name, tokenizer in collator.tokenizers.items()}
         else:
             tokenizer = masked_lm.build_tokenizer(self.model_args)
