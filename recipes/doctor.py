@@ -8,11 +8,11 @@
     python recipes/doctor.py --resolution 64 --hidden_size 384 --device a100
 
 Takes every argument of recipes/max_speed.py; or, where one of them belongs to recipes/mlm.py,
-recipes/generate_antibody.py or recipes/pde_operator.py alone, of that. Prints a page: machine, versions, plan, what the run would say of rows and
-labels, an estimate of time, memory and money, and what is off. Of a generator each stage has a row, with its time on
-some cards; --json has all cards that are known. Trains, downloads and writes nothing (but --json FILE; of a model on
-the Hub its config.json is read). Exit status: 0 if the command would run, 1 if something would stop it. --plan_scale
-adds several GPUs on paper.
+recipes/generate_antibody.py or recipes/pde_operator.py alone, of that. Prints a page: machine, versions, plan, what the
+run would say of rows and labels, an estimate of time, memory and money, and what is off. Of a generator each stage has
+a row, with its time on some cards; --json has all cards that are known. Trains, downloads and writes nothing (but
+--json FILE; of a model on the Hub its config.json is read). Exit status: 0 if the command would run, 1 if something
+would stop it. --plan_scale adds several GPUs on paper.
 """
 
 from __future__ import annotations

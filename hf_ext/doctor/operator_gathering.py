@@ -1,4 +1,4 @@
-"""Finding out about a run of an operator: its plan, and what its steps take. Nothing is generated, trained or written."""
+"""Finding out about a run of an operator: its plan, and what its steps take. Nothing is generated or trained."""
 
 from __future__ import annotations
 

@@ -80,5 +80,5 @@ def test_a_trained_operator_is_looked_at_with_its_own_shape(tmp_path):
     make_operator(num_hidden_layers=3).save_pretrained(tmp_path)
     (encoder,) = sketch_operator(OperatorArguments(resolution=16, model_name_or_path=str(tmp_path))).encoders
     assert (encoder.num_layers, encoder.width) == (3, 16)
-    with pytest.raises(ArgumentError, match="num_hidden_layers=5 with model_name_or_path=.*, which has 3"):
+    with pytest.raises(ArgumentError, match=r"num_hidden_layers=5 with model_name_or_path=.*, which has 3"):
         sketch_operator(OperatorArguments(resolution=16, num_hidden_layers=5, model_name_or_path=str(tmp_path)))
