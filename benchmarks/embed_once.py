@@ -24,6 +24,7 @@ from transformers import set_seed
 
 from hf_ext.affinity.arguments import AffinityArguments
 from hf_ext.affinity.building import build_collator, build_model
+from hf_ext.affinity.row_by_row import RowByRow, collate
 from hf_ext.affinity.scoring import compute_metrics, score_split
 from hf_ext.data.arguments import DataArguments
 from hf_ext.data.loading import load_data
@@ -65,19 +66,12 @@ def time_slow_rows(task: Task, rows: list[dict[str, Any]]) -> list[float]:
     """Seconds per row, one value per pass: each sequence encoded alone, then the head trained."""
     set_seed(task.args.seed)
     model = build_model(task.model_args, task.data_args.sequence_columns)
-    model.attach_encoders()
-    collator = build_collator(model, task.data_args)
-    model.train()
+    loop = RowByRow(model, build_collator(model, task.data_args, task.model_args.max_length)).train()
     optimizer = torch.optim.AdamW(model.head.parameters(), lr=1e-3)
     size, seconds = task.bench.loop_batch_size, []
     for step, start in enumerate(range(0, len(rows), size)):
         batch, began = rows[start : start + size], time.perf_counter()
-        pooled = {
-            name: torch.cat([model.encode(name, collator.encode_rows(name, [row])) for row in batch])
-            for name in collator.columns
-        }
-        labels = torch.tensor([row["label"] for row in batch])
-        (model(embeddings=pooled, labels=labels).loss / task.bench.loop_accumulation).backward()
+        (loop(**collate(batch)).loss / task.bench.loop_accumulation).backward()
         if (step + 1) % task.bench.loop_accumulation == 0:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
@@ -94,7 +88,7 @@ def make_trainer(task: Task, output_dir: str, **changes: Any) -> FastTrainer:
     return FastTrainer(
         model,
         args,
-        data_collator=build_collator(model, task.data_args),
+        data_collator=build_collator(model, task.data_args, task.model_args.max_length),
         train_dataset=task.splits["train"],
         eval_dataset=task.splits["validation"],
         compute_metrics=compute_metrics,

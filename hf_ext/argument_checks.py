@@ -55,6 +55,7 @@ TRAINING_RANGES = {
             "eval_full_every",
             "early_stopping_patience",
             "torch_profiler",
+            "baseline_batch_size",
         ),
         COUNT,
     ),
@@ -63,6 +64,7 @@ TRAINING_RANGES = {
         ABOVE_ZERO,
     ),
     "activation_budget_gb": ABOVE_ZERO,
+    "baseline_batches_per_second": ABOVE_ZERO,
     "encoder_learning_rate": ABOVE_ZERO,
     **dict.fromkeys(
         ("stop_margin_minutes", "early_stopping_min_delta", "dollars_per_hour", "learning_rate", "weight_decay"),
@@ -187,9 +189,21 @@ def check_training_values(arguments: Any, trackers: Sequence[str]) -> None:
             f"activation_policy={arguments.activation_policy!r}, activation_budget_gb={budget!r}: auto needs a budget, "
             "and a budget needs auto."
         )
+    _check_baseline(arguments)
     unknown = [name for name in arguments.report_to or [] if isinstance(name, str) and name not in trackers]
     if unknown:
         raise ArgumentError(f"report_to={unknown[0]!r}: allowed are {', '.join(trackers)}.")
+
+
+def _check_baseline(arguments: Any) -> None:
+    batches, rows = arguments.baseline_batches_per_second, arguments.baseline_batch_size
+    if (batches is None) != (rows is None):
+        raise ArgumentError(
+            f"baseline_batches_per_second={batches!r}, baseline_batch_size={rows!r}: give both, since speeds are "
+            "compared by rows."
+        )
+    if batches is not None and arguments.baseline_json is not None:
+        raise ArgumentError("baseline_json and baseline_batches_per_second are two baselines: leave one of them out.")
 
 
 def check_metric_name(given: str | None, known: Sequence[str]) -> None:

@@ -35,7 +35,8 @@ TRAINING_GROUPS: dict[str, tuple[str, ...]] = {
     ),
     "logs and reports": (
         *("logging_strategy", "logging_steps", "report_to", "run_name", "disable_tqdm", "throughput_warmup_steps"),
-        *("torch_profiler", "baseline_json", "dollars_per_hour"),
+        *("torch_profiler", "baseline_json", "baseline_batches_per_second", "baseline_batch_size"),
+        "dollars_per_hour",
     ),
     "checkpoints": (
         *("resume", "allow_changed", "save_strategy", "save_steps", "save_minutes", "save_total_limit"),

@@ -40,6 +40,7 @@ from .reporting.progress import messages_above_bars, show_live
 from .training.backends import Backend, choose_backend
 from .training.batch_finder import bytes_beside, check_batches_alike, count_widths, fetch_rows, identify, trial
 from .training.checkpointer import Writers
+from .training.comparable import spell_out_best
 from .training.encoding import Encoding
 from .training.evaluation_record import EvaluationRecord
 from .training.evaluator import Means
@@ -221,9 +222,8 @@ class FastTrainer(Trainer):
         return fetch_rows(dataset, rows)
 
     def _ext_describe_run(self) -> dict[str, Any]:
-        return describe_run(
-            self.args, self.model, self.train_dataset, self.data_collator, self.args.world_size, self.plan
-        )
+        args, best = self.args, spell_out_best(self.args, self.compute_metrics)
+        return describe_run(args, self.model, self.train_dataset, self.data_collator, args.world_size, self.plan, best)
 
     def _ext_find_checkpoint(self, asked: str | bool | None) -> str | None:
         facts = self._ext_describe_run()
@@ -269,6 +269,7 @@ class FastTrainer(Trainer):
                 self._ext_stopper.during_training(folder is not None, kwargs.get("ignore_keys_for_eval"))
             )
             self._ext_evaluator.begin(self.callback_handler.callbacks, self._ext_resumer.resumed)
+            parts.speed_line.shown_by(self.callback_handler.callbacks)
             around.enter_context(messages_above_bars(self.callback_handler.callbacks))
             return super()._inner_training_loop(*args, **kwargs)
 
@@ -623,7 +624,8 @@ class FastTrainer(Trainer):
         given = (description, prediction_loss_only, ignore_keys, metric_key_prefix)
         with self._ext_parts.workers.naming_deaths():
             if not (self.is_in_train and self._ext_evaluator.looks_at_own):
-                return self._ext_one_pass(dataloader, given)[0]
+                knowing = self._ext_evaluator.for_all_rows(self.compute_metrics)
+                return self._ext_one_pass(dataloader, given, knowing)[0]
             return self._ext_evaluator.run(dataloader, given, self._ext_means(), self._ext_now())
 
     def _ext_one_pass(

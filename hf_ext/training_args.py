@@ -82,6 +82,16 @@ class FastTrainingArguments(TrainingArguments, metaclass=TakesPresets):
     baseline_json: None | str = field(  # noqa: RUF036
         default=None, metadata={"help": "comparison.json of recipes/compare.py: logs the speed against its baseline."}
     )
+    baseline_batches_per_second: None | float = field(  # noqa: RUF036
+        default=None,
+        metadata={
+            "help": "In place of --baseline_json: batches of --baseline_batch_size rows per second that something else "
+            "trains on this machine. Speeds are compared by rows."
+        },
+    )
+    baseline_batch_size: None | int = field(  # noqa: RUF036
+        default=None, metadata={"help": "Rows in a batch of --baseline_batches_per_second."}
+    )
     resume: str = field(
         default="no",
         metadata={

@@ -85,7 +85,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments, defaults = TASKS[task]
     shared = SHARED if task != "pde_operator" else SHARED[1:]  # its data are generated
     try:
-        _, (model_args, *data_args, args, doctor_args) = parse_command((arguments, *shared), defaults, __doc__, argv)
+        _, (model_args, *given, args, doctor_args) = parse_command((arguments, *shared), defaults, __doc__, argv)
     except ImportError as error:  # transformers looks for --deepspeed's package while it reads arguments
         raise ArgumentError(f'{str(error).strip()} With --deepspeed: pip install "deepspeed>=0.19".') from error
     if args.process_index > 0:
@@ -93,11 +93,11 @@ def main(argv: list[str] | None = None) -> int:
     if task == "affinity":
         settle_measure(args, model_args.loss)
     if task == "generation":
-        facts = gather_generator(model_args, *data_args, args, doctor_args)
+        facts = gather_generator(model_args, given[0], args, doctor_args)
     elif task == "pde_operator":
         facts = gather_operator(model_args, args, doctor_args)
     else:
-        facts = gather(task, model_args, *data_args, args, doctor_args)
+        facts = gather(task, model_args, given[0], args, doctor_args)
     findings = find_problems(facts)
     print(format_page(facts, findings))
     written = page_values(facts, findings)

@@ -26,19 +26,19 @@ from hf_ext.affinity.ensemble import train_seeds
 from hf_ext.affinity.heads.choice import choose_head, describe_choice, settle_head
 from hf_ext.affinity.held_out import find_lone_value, find_units, held_out_values
 from hf_ext.affinity.intervals import fit_intervals, score_intervals
-from hf_ext.affinity.measure import describe_measure, settle_measure
+from hf_ext.affinity.measure import check_measure, describe_measure, settle_calibration, settle_measure
 from hf_ext.affinity.preparing import describe_rows, load_rows
 from hf_ext.affinity.results import save_results
-from hf_ext.affinity.scoring import EVALUATION_METRICS, compute_metrics, score_split
+from hf_ext.affinity.scoring import score_split
 from hf_ext.affinity.seed_scores import score_seeds
 from hf_ext.affinity.stacking import fit_ridge
-from hf_ext.argument_checks import check_metric_name
 from hf_ext.checkpoints.run_folder.holding import run_folder
 from hf_ext.data.arguments import DataArguments
 from hf_ext.data.demo import make_demo_encoders
 from hf_ext.data.loading import LoadedData
 from hf_ext.errors import exit_on_errors
 from hf_ext.evaluation.resampling import ResamplingUnits
+from hf_ext.evaluation.row_metrics import RowMetrics
 from hf_ext.parser import FastArgumentParser
 from hf_ext.reporting.run_log import LOGGER, start_run_log
 from hf_ext.speedups.lora import lora_settings
@@ -74,7 +74,7 @@ def main(argv: list[str] | None = None) -> dict:
         (AffinityArguments, DataArguments, FastTrainingArguments), DEFAULTS, __doc__, argv
     )
     settle_measure(args, model_args.loss)
-    check_metric_name(args.metric_for_best_model, EVALUATION_METRICS)
+    check_measure(args, model_args.loss, evaluated(model_args, data_args))
     if args.max_eval_samples is not None:
         args.eval_group_column = args.eval_group_column or data_args.group_column
     with run_folder(args, subfolders(model_args, data_args, args)):
@@ -97,7 +97,8 @@ def run(
 
     table = use_demo(model_args, data_args, args) if data_args.dataset_name is None else None
     data = load_rows(model_args, data_args, parser.explicit, output_dir=args.output_dir, seed=args.seed, table=table)
-    splits = data.splits
+    splits, metrics = data.splits, evaluated(model_args, data_args)
+    check_measure(args, model_args.loss, metrics, splits["validation"])
     units = find_units(data_args, splits)
     validation_units = find_units(data_args, splits, "validation", min_units=1)
     model_args.tower_training, args.use_peft = settle_training(model_args, args.use_peft)
@@ -105,10 +106,11 @@ def run(
     train_rows = distillation.train if distillation else splits["train"]
     settle_head(model_args, args, parser.explicit, train_rows)
     model = build_model(model_args, data_args.sequence_columns, lora_settings(args))
-    collator = build_collator(model, data_args)
+    collator = build_collator(model, data_args, model_args.max_length)
     data.report["inputs"] = check_inputs(collator, {**splits, "train": train_rows}, data_args.dataset_name)
     log.info(describe_rows(data))
-    log.info(describe_measure(args, model_args.loss))
+    uncalibrated = settle_calibration(model_args, args, parser.explicit)
+    log.info(f"{describe_measure(args, model_args.loss, metrics)} {uncalibrated}".rstrip())
 
     trainer = FastTrainer(
         model,
@@ -116,7 +118,7 @@ def run(
         data_collator=collator,
         train_dataset=train_rows,
         eval_dataset=splits["validation"],
-        compute_metrics=compute_metrics,
+        compute_metrics=metrics,
     )
     log.info("\n%s\n", trainer.plan.table())
     searched = {**splits, "train": train_rows}
@@ -142,6 +144,11 @@ def run(
     results = report(trainer, trained, records, ridge, data, distillation, units, model_args, data_args, parser)
     finish_run(trainer, log)
     return results
+
+
+def evaluated(model_args: AffinityArguments, data_args: DataArguments) -> RowMetrics:
+    """What every evaluation computes."""
+    return RowMetrics(model_args.binder_threshold, data_args.group_column)
 
 
 def use_demo(model_args: AffinityArguments, data_args: DataArguments, args: FastTrainingArguments) -> Dataset:

@@ -4,12 +4,14 @@
     python recipes/resume_check.py outputs/affinity/checkpoint-400 --arguments --json report.json
     python recipes/resume_check.py --convert best_model.pth --model outputs/affinity --output_dir converted \\
         --rename regressor.=head.layers. --drop esm.
+    python recipes/resume_check.py --convert best_model.pth --model recipes/configs/igt5_esm2_original_t4.yaml \\
+        --output_dir converted --rename regressor.=head.layers. --drop igt5_model. esm2_model.
     python recipes/resume_check.py --merge outputs/affinity/checkpoint-400 --output_dir merged
 
-Converting takes the names and sizes of the model from the config.json in --model, not its weights, and refuses an entry
-that it cannot place. Merging makes a model folder for from_pretrained of a checkpoint that several processes wrote in
-pieces (FSDP2). Files are read as tensors and numbers only: nothing in them is run. Exit status: 0 if a run would
-continue, or the file was converted or merged; 1 if not.
+Converting takes the names and sizes of the model from the config.json in --model, not its weights, or from a YAML file
+of recipes/max_speed.py, and refuses an entry that it cannot place. Merging makes a model folder for from_pretrained of
+a checkpoint that several processes wrote in pieces (FSDP2). Files are read as tensors and numbers only: nothing in them
+is run. Exit status: 0 if a run would continue, or the file was converted or merged; 1 if not.
 """
 
 from __future__ import annotations
@@ -17,8 +19,12 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from hf_ext.affinity.untrained_folder import write_untrained_folder
 from hf_ext.checkpoints.tools.inspection import inspect_folder
 from hf_ext.checkpoints.tools.inspection_report import format_inspection, inspection_json
 from hf_ext.checkpoints.tools.merging import merge_checkpoint
@@ -35,7 +41,8 @@ def main(argv: list[str] | None = None) -> int:
     log = start_run_log(None)
     if args.convert is not None:
         settings = ConversionSettings(args.rename, args.drop, args.weights_key, tuple(args.label_scale))
-        result = convert(args.convert, args.model, args.output_dir, settings)
+        with model_folder(args.model) as model:
+            result = convert(args.convert, model, args.output_dir, settings)
         log.info(describe_conversion(result, args.output_dir))
         continues = True
     elif args.merge is not None:
@@ -66,7 +73,11 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     make = parser.add_argument_group("converting and merging")
     make.add_argument("--convert", type=Path, metavar="OLD.pth", help="File that torch.save wrote, to convert.")
     make.add_argument("--merge", type=Path, metavar="CHECKPOINT", help="Checkpoint in pieces, to make whole.")
-    make.add_argument("--model", type=Path, help="Folder with the config.json of the model it is for.")
+    make.add_argument(
+        "--model",
+        type=Path,
+        help="Folder with the config.json of the model it is for, or YAML file of recipes/max_speed.py.",
+    )
     make.add_argument("--output_dir", type=Path, help="New folder for the converted or merged model.")
     make.add_argument("--rename", nargs="+", type=as_pair, default=[], metavar="OLD=NEW", help="Prefixes of names.")
     make.add_argument("--drop", nargs="+", default=[], metavar="PREFIX", help="Entries to leave out, as renamed.")
@@ -88,8 +99,21 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     if args.merge is not None and args.output_dir is None:
         raise ArgumentError("--merge needs --output_dir, a new folder.")
     if args.convert is not None and (args.model is None or args.output_dir is None):
-        raise ArgumentError("--convert needs --model, the folder with a config.json, and --output_dir, a new folder.")
+        raise ArgumentError(
+            "--convert needs --model, a folder with a config.json or a YAML file, and --output_dir, a new folder."
+        )
     return args
+
+
+@contextmanager
+def model_folder(given: Path) -> Iterator[Path]:
+    """`given`, or of a YAML file a temporary folder with the model that it describes."""
+    if given.suffix not in (".yaml", ".yml"):
+        yield given
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        write_untrained_folder(given, Path(scratch))
+        yield Path(scratch)
 
 
 def as_pair(text: str) -> tuple[str, str]:

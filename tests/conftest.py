@@ -127,7 +127,7 @@ def blocked_in_float32(monkeypatch):
 
 @pytest.fixture
 def bf16_cpu(monkeypatch):
-    """A CPU that has bf16 instructions, as far as the plan knows: torch computes bf16 on every CPU, on others slowly."""
+    """A CPU that has bf16 instructions, as far as the plan knows; torch computes bf16 on any, only slower."""
     monkeypatch.setattr("hf_ext.hardware._cpu_flags", lambda: frozenset({"avx512_bf16"}))
 
 

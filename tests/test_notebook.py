@@ -112,6 +112,7 @@ def test_running_the_training_cell_again_trains_nothing_twice(executed):
     assert "Stopped with status" not in printed(first) + printed(second)
     assert len(re.findall(r"'loss':", printed(first))) == 3
     assert len(re.findall(r"'loss':", printed(second))) == 0
+    assert re.search(r"^Speed: \S+ batches/s, .* left", printed(first), re.MULTILINE)
     assert {path.name for path in folder.iterdir()} >= {"outputs", "embeddings"}
 
 
@@ -123,4 +124,5 @@ def test_a_fast_trainer_trains_inside_a_kernel_and_shows_its_table(executed):
     assert "NotebookProgressCallback" in printed(cell)
     tables = [output["data"]["text/html"] for output in cell.outputs if "text/html" in output.get("data", {})]
     assert "<th>Training Loss</th>" in tables[-1]
+    assert re.search(r" batches/s, .* left.*<br>", tables[-1])
     assert (folder / "in_kernel" / "checkpoint-8").is_dir()

@@ -47,8 +47,8 @@ def test_tables_are_what_the_results_say() -> None:
     assert render(README.replace("x |", "y |")) == README  # a table edited by hand would be put right
 
 
-def test_there_are_seventeen_commands_and_their_files_exist() -> None:
-    assert len(COMMANDS) == 17
+def test_there_are_eighteen_commands_and_their_files_exist() -> None:
+    assert len(COMMANDS) == 18
     for command in COMMANDS:
         for word in shlex.split(command):
             if word.startswith(("recipes/", "accelerate_configs/")):
@@ -88,14 +88,19 @@ def test_the_commands_of_the_generator_parse() -> None:
     assert (args.decoding.num_samples, args.model) == (100, "outputs/generator")
 
 
-def test_the_comparison_command_parses_and_so_does_what_it_hands_on() -> None:
-    (command,) = [command for command in COMMANDS if "recipes/compare.py" in command and "--baseline" in command]
-    words = shlex.split(command.partition("recipes/compare.py")[2])
-    own, shared = words[: words.index("--")], words[words.index("--") + 1 :]
-    (args,) = HfArgumentParser(CompareArguments).parse_args_into_dataclasses(own)
-    assert args.baseline == ["stock", "recipes/configs/mlm_stock_best.yaml"]
-    parser = FastArgumentParser((MaskedLMArguments, DataArguments, FastTrainingArguments), presets=PRESETS)
-    assert len(parser.parse_args_into_dataclasses(shared)) == 3
+def test_the_comparison_commands_parse_and_so_does_what_they_hand_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    commands = [command for command in COMMANDS if "recipes/compare.py" in command and "--baseline" in command]
+    tasks = (MaskedLMArguments, AffinityArguments)
+    baselines = []
+    for command, task in zip(commands, tasks, strict=True):
+        words = shlex.split(command.partition("recipes/compare.py")[2])
+        own, shared = words[: words.index("--")], words[words.index("--") + 1 :]
+        (args,) = HfArgumentParser(CompareArguments).parse_args_into_dataclasses(own)
+        baselines.append(args.baseline)
+        parser = FastArgumentParser((task, DataArguments, FastTrainingArguments), presets=PRESETS)
+        assert len(parser.parse_args_into_dataclasses(shared)) == 3
+    assert baselines == [["stock", "recipes/configs/mlm_stock_best.yaml"], ["row_by_row"]]
 
 
 def test_the_checkpoint_commands_parse() -> None:

@@ -101,6 +101,26 @@ def test_an_ablation_has_a_row_for_each_speedup_that_was_applied(recipe, tmp_pat
     assert all(row["ratio"]["value"] > 0 for row in result["ablation"] if row["ratio"])
 
 
+@pytest.mark.nightly
+def test_the_loop_over_rows_is_a_baseline_with_a_timeline_and_a_run_says_its_speed_against_it(tmp_path) -> None:
+    recipe = str(ROOT / "recipes" / "max_speed.py")
+    shared = ["--use_cpu", "true", "--head", "mlp", "--num_train_epochs", "2"]
+    sides = ["--baseline", "row_by_row", "--sample_rows", "24", "--rounds", "1"]
+    command = [sys.executable, str(ROOT / "recipes" / "compare.py"), "--recipe", recipe, "--output_dir", "out", *sides]
+    run = {"cwd": tmp_path, "capture_output": True, "text": True, "timeout": 600}
+    done = subprocess.run([*command, "--", *shared], check=False, **run)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert "- row_by_row: measured on 24 rows, projected to epochs of 2,400;" in done.stdout
+    result = json.loads((tmp_path / "out" / "comparison.json").read_text())
+    slow, fast = (result["timeline"]["sides"][name]["seconds"] for name in ("row_by_row", "max_speed"))
+    assert all(a > b for a, b in zip(slow[1:], fast[1:]))
+    against = ["--baseline_json", "out/comparison.json", "--disable_tqdm", "true", "--logging_steps", "10"]
+    done = subprocess.run([sys.executable, recipe, *shared, *against], check=False, **run)
+    assert done.returncode == 0, done.stderr[-3000:]
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("Speed: ")]
+    assert "x the baseline, " in line
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

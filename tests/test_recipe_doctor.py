@@ -147,7 +147,7 @@ def test_every_config_is_examined(doctor):
     examined = [
         path.name for path in CONFIGS if path.name != left_out and not path.name.startswith(("progression_", "pde_"))
     ]
-    assert len(examined) == 13
+    assert len(examined) == 15
     for name in examined:
         status, page = doctor("--config", str(ROOT / "recipes" / "configs" / name), "--device", "a100-80gb")
         assert status == 1  # their data lie nowhere here

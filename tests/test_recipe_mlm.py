@@ -88,6 +88,7 @@ def test_training_continues_on_a_stream_with_its_own_tokenizer(demo: dict, tmp_p
     assert model["perplexity"] < streamed["results"]["validation"]["unigram"]["perplexity"]
 
 
+@pytest.mark.nightly
 def test_the_control_is_transformers_own_trainer(tmp_path: Path) -> None:
     stock = train(tmp_path, "--stock_trainer", "true", "--max_steps", "2", *SHAPE)
     assert stock["results"]["trainer"] == "transformers.trainer.Trainer"

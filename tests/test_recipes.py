@@ -116,8 +116,8 @@ def test_predict_repeats_the_predictions_of_training(demo: dict) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--dataset_name", "absent.csv"], "absent.csv"),
-        (["--pooling", "median"], "mean, cls, max"),
+        pytest.param(["--dataset_name", "absent.csv"], "absent.csv", marks=pytest.mark.nightly),
+        pytest.param(["--pooling", "median"], "mean, mean_tokens, cls, max", marks=pytest.mark.nightly),
         (["--interval_by", "antigem"], "antigen"),
     ],
 )
@@ -151,6 +151,7 @@ def test_help_lists_presets(main: Any, capsys: pytest.CaptureFixture) -> None:
     assert all(name in printed for name in PRESETS)
 
 
+@pytest.mark.nightly
 def test_streaming_trains_and_scores(demo: dict) -> None:
     predictions = (demo["folder"] / "predictions.csv").read_text().splitlines()
     table = demo["cwd"] / "stream.csv"
@@ -169,7 +170,7 @@ def test_streaming_trains_and_scores(demo: dict) -> None:
 
 
 def test_every_config_parses(tmp_path: Path) -> None:
-    assert len(CONFIGS) == 8
+    assert len(CONFIGS) == 10
     for path in CONFIGS:
         parser = FastArgumentParser((AffinityArguments, DataArguments, FastTrainingArguments), presets=PRESETS)
         model_args, data_args, _ = parser.parse_args_into_dataclasses(["--config", str(path)])
@@ -213,6 +214,7 @@ def test_intervals_by_antigen_are_said_in_verdict_results_report_and_card(tmp_pa
     assert "The intervals treat rows as independent" not in card
 
 
+@pytest.mark.nightly
 def test_fine_tuning_is_one_flag(tmp_path: Path) -> None:
     steps = ["--max_steps", "2", "--eval_strategy", "no", "--save_strategy", "no", "--load_best_model_at_end", "false"]
     outcome = train(tmp_path, "--tower_training", "lora", "full", *steps)

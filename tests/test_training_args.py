@@ -40,6 +40,8 @@ ADDED = {
     "throughput_warmup_steps",
     "torch_profiler",
     "baseline_json",
+    "baseline_batches_per_second",
+    "baseline_batch_size",
     "resume",
     "allow_changed",
     "save_minutes",

@@ -11,7 +11,7 @@ from ..errors import ArgumentError
 Head = Literal["auto", "mlp", "product", "gated"]
 DISTILLABLE = ("mse", "huber")
 RANGES = {
-    "num_seeds": COUNT,
+    **dict.fromkeys(("max_length", "num_seeds"), COUNT),
     "head_sizes": WIDTH,
     **dict.fromkeys(("huber_delta", "tobit_scale"), ABOVE_ZERO),
     "head_dropout": SHARE_BELOW_ONE,
@@ -46,7 +46,18 @@ class AffinityArguments:
         },
     )
     pooling: list[str] = field(
-        default_factory=lambda: ["mean"], metadata={"help": "mean, cls or max per tower; one is used for all."}
+        default_factory=lambda: ["mean"],
+        metadata={
+            "help": "How each tower makes one vector of its tokens: mean or max over residues, mean_tokens (special "
+            "tokens count too) or cls (the first token; T5 encoders have none). One is used for all."
+        },
+    )
+    max_length: Optional[int] = field(  # noqa: UP045
+        default=None,
+        metadata={
+            "help": "Longest encoder input in tokens, special ones included; --too_long says what becomes of longer "
+            "ones. Left out: as the encoder allows."
+        },
     )
     tower_training: list[str] = field(
         default_factory=list,
@@ -113,12 +124,17 @@ class AffinityArguments:
             "help": "After training, predictions are mapped onto the labels' scale by a fit on the validation rows, if "
             "that lowers the error of rows that it was not fitted on. line: slope and intercept, which change no "
             "order. stack: that, or where it is better still a weighted sum with a ridge on the frozen embeddings. "
-            "isotonic: a rising curve, from 1,000 rows on."
+            "isotonic: a rising curve, from 1,000 rows on. Left out: stack; none where recall, precision or F1 choose "
+            "the best model."
         },
     )
     save_full: bool = field(default=False, metadata={"help": "Save frozen encoders' weights too, not only their id."})
     binder_threshold: Optional[float] = field(  # noqa: UP045
-        default=9.0, metadata={"help": "Labels at or above this count as hits for recall, precision and F1."}
+        default=9.0,
+        metadata={
+            "help": "Labels at or above this count as hits for recall, precision, F1, average precision and enrichment "
+            "at 1 and 5 per cent, in every evaluation; null in YAML leaves them out."
+        },
     )
 
     def __post_init__(self) -> None:

@@ -17,7 +17,7 @@ from ..data.tokenization import ResidueTokenizer
 from ..errors import ArgumentError
 from ..models.affinity import AffinityModel
 from ..models.configuration import AffinityConfig, EncoderSpec, Pooling, TowerSpec, Training
-from ..models.encoders import load_tokenizer, read_encoder
+from ..models.encoders import TEXT_ENCODERS, load_tokenizer, read_encoder
 from ..models.head import ONE_LAYER
 from ..models.lora import LoraSettings
 from ..tasks import learned_positions
@@ -100,8 +100,8 @@ def read_towers(
     """Encoders, each once, and the towers that read them; no weights are loaded.
 
     Raises:
-        ArgumentError: no encoder, towers that do not cover the columns, an encoder that cannot be read, several heads
-            on encoders that train.
+        ArgumentError: no encoder, towers that do not cover the columns, an encoder that cannot be read or has no first
+            token to pool, several heads on encoders that train.
     """
     if not args.encoders:
         raise ArgumentError("No encoder: give --encoders, for example facebook/esm2_t12_35M_UR50D.")
@@ -124,6 +124,11 @@ def read_towers(
         if identity not in index:
             index[identity] = len(specs)
             specs.append(read_encoder(name, revision, cast(Training, training), lora or LoraSettings()))
+        if pooling == "cls" and specs[index[identity]].config["model_type"] in TEXT_ENCODERS:
+            raise ArgumentError(
+                f"--pooling cls for {name!r}: a T5 encoder has no classification token, its first token is the first "
+                "residue. Give mean (over residues) or mean_tokens (over all tokens)."
+            )
         towers.append(TowerSpec(index[identity], columns, cast(Pooling, pooling)))
     return specs, towers
 
@@ -223,8 +228,15 @@ def tower_inputs(args: AffinityArguments, sequence_columns: Sequence[str]) -> li
     return towers
 
 
-def build_collator(model: AffinityModel, data_args: DataArguments) -> SequenceCollator:
-    """The collator for a model's inputs, with each encoder's own tokenizer and length limit."""
+def build_collator(model: AffinityModel, data_args: DataArguments, max_length: int | None = None) -> SequenceCollator:
+    """The collator for a model's inputs, with each encoder's own tokenizer and length limit.
+
+    Args:
+        max_length: lowers the limits, in tokens, special ones included.
+
+    Raises:
+        ArgumentError: `max_length` leaves no room for residues.
+    """
     specs = model.config.encoder_specs
     loaded: dict[int, Any] = {}
     tokenizers = {}
@@ -236,6 +248,8 @@ def build_collator(model: AffinityModel, data_args: DataArguments) -> SequenceCo
         is_known = specs[index].config["model_type"] in ("bert", "esm")
         limit = learned_positions(specs[index].config) if is_known else None
         tokenizers[name] = ResidueTokenizer(loaded[index], len(columns), limit)
+        if max_length:
+            tokenizers[name].limit_tokens(max_length)
         if data_args.max_residues and data_args.too_long != "error":
             residues = tokenizers[name].max_residues or data_args.max_residues
             tokenizers[name].max_residues = min(residues, data_args.max_residues)

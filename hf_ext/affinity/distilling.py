@@ -128,7 +128,7 @@ def compare_with_teacher(
     """
     groups = [row[0] for row in read_columns(test_rows, [group_column])] if group_column else None
     scores = score_predictions(
-        distillation.test_predictions, test.labels, groups=groups, threshold=threshold or 0.0, seed=seed, units=units
+        distillation.test_predictions, test.labels, groups=groups, threshold=threshold, seed=seed, units=units
     )
     test.scores["teacher"] = {name: score for name, score in scores.items() if name in test.scores["model"]}
     names = columns_of(SequenceCollator.from_pretrained(distillation.folder))

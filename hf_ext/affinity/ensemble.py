@@ -23,6 +23,7 @@ from ..errors import ArgumentError
 from ..models.affinity import AffinityModel
 from ..reporting.run_clock import RunClockCallback
 from ..reporting.run_record import record_evaluations, write_json
+from ..training.comparable import spell_out_best
 from ..training_args import FastTrainingArguments
 from .building import HEAD_SETTINGS
 
@@ -112,8 +113,9 @@ def _train_one(trainer: Any, args: FastTrainingArguments, seed: int) -> dict[str
     folder = _folder(trainer, seed)
     member = _make_member(trainer, _member_args(args, seed, folder, trainer.model.config.ensemble_size))
     try:
+        best, world_size = spell_out_best(member.args, member.compute_metrics), member.args.world_size
         facts = describe_run(
-            member.args, member.model, member.train_dataset, member.data_collator, member.args.world_size, member.plan
+            member.args, member.model, member.train_dataset, member.data_collator, world_size, member.plan, best
         )
         finished = folder / FINISHED
         if finished.is_file():

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from ..evaluation.scores import PLAIN_METRICS
+from collections.abc import Container
+from typing import Any
+
+from ..argument_checks import check_metric_name
+from ..errors import ArgumentError
+from ..evaluation.row_metrics import RowMetrics
+from ..evaluation.scores import GROUP_METRIC, HIT_METRICS, PLAIN_METRICS, THRESHOLD_METRICS
+from ..training.comparable import check_metric_on_rows
 from ..training_args import FastTrainingArguments
 from ..units import less_is_better
+from .arguments import AffinityArguments
 
 # By loss. A tobit loss knows that some labels are limits, which the RMSE of an evaluation does not.
 BEST_BY_LOSS = {"mse": "rmse", "huber": "rmse", "tobit": "loss", "ranking": "spearman"}
+
+PLAIN = RowMetrics()  # without a threshold and groups
 
 
 def settle_measure(args: FastTrainingArguments, loss: str) -> None:
@@ -20,15 +30,60 @@ def settle_measure(args: FastTrainingArguments, loss: str) -> None:
         args.greater_is_better = not less_is_better(args.metric_for_best_model)
 
 
-def verdict_metric(args: FastTrainingArguments) -> str | None:
+def settle_calibration(args: AffinityArguments, training: FastTrainingArguments, explicit: Container[str]) -> str:
+    """Leaves calibration out where the best model is that of predictions cut at a threshold, unless the user named one.
+
+    A calibration lowers the RMSE, and mostly by drawing predictions together: fewer reach a high threshold then.
+
+    Returns:
+        The sentence that says so; empty where nothing was changed.
+    """
+    name = _plain_name(training)
+    if name not in HIT_METRICS or "calibration" in explicit or args.calibration == "none":
+        return ""
+    args.calibration = "none"
+    return f"No calibration, which would change how many predictions reach the threshold of {name} (--calibration)."
+
+
+def check_measure(args: FastTrainingArguments, loss: str, metrics: RowMetrics, validation: Any = None) -> None:
+    """Refuses a `metric_for_best_model` that evaluations do not compute, or that has no value, whatever is predicted.
+
+    Args:
+        metrics: what evaluations compute; once rows were loaded, with the threshold that is left.
+        validation: rows, once they were loaded.
+
+    Raises:
+        ArgumentError: names it, and what is missing.
+        DataError: the validation rows do not allow it.
+    """
+    name, given = _plain_name(args), args.metric_for_best_model
+    if name in THRESHOLD_METRICS and metrics.threshold is None:
+        raise ArgumentError(
+            f"--metric_for_best_model {given} needs a --binder_threshold that divides the labels: a number within "
+            "their range."
+        )
+    if name == GROUP_METRIC and metrics.group_column is None:
+        raise ArgumentError(f"--metric_for_best_model {given} needs --group_column, such as the antigen's.")
+    if name in HIT_METRICS and loss == "ranking":
+        raise ArgumentError(
+            f"--metric_for_best_model {given} with --loss ranking: its predictions have no unit in which they could "
+            "reach a threshold. Give average_precision, enrichment_1pct or enrichment_5pct, which go by their order."
+        )
+    check_metric_name(given, metrics.names)
+    if validation is not None:
+        check_metric_on_rows(args, metrics, validation, "", None)
+
+
+def verdict_metric(args: FastTrainingArguments, metrics: RowMetrics = PLAIN) -> str | None:
     """What the verdict compares models and baselines in: `metric_for_best_model` where both have it, else its own."""
     name = _plain_name(args)
-    return name if name in PLAIN_METRICS else None
+    compared = (*PLAIN_METRICS, *THRESHOLD_METRICS, GROUP_METRIC)
+    return name if name in compared and name in metrics.names else None
 
 
-def describe_measure(args: FastTrainingArguments, loss: str) -> str:
+def describe_measure(args: FastTrainingArguments, loss: str, metrics: RowMetrics = PLAIN) -> str:
     """Which weights the run keeps, and what its verdict compares in, as one line; after `settle_measure`."""
-    verdict = f"verdict in {verdict_metric(args) or ('spearman' if loss == 'ranking' else 'rmse')}."
+    verdict = f"verdict in {verdict_metric(args, metrics) or ('spearman' if loss == 'ranking' else 'rmse')}."
     if not args.load_best_model_at_end:
         return f"Best checkpoint: not asked for, the last weights are kept (--load_best_model_at_end); {verdict}"
     end = "highest" if args.greater_is_better else "lowest"

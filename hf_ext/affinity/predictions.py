@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..data.columns import column_names
+from ..evaluation.row_metrics import unpack_labelled
 
 FloatArray = NDArray[np.float64]
 
@@ -17,20 +18,8 @@ def predict_labelled(trainer: Any, rows: Any) -> tuple[FloatArray, FloatArray]:
     return unpack_labelled(trainer.predict(rows))
 
 
-def unpack_labelled(output: Any) -> tuple[FloatArray, FloatArray]:
-    """Predictions and labels, (n,) float64 each, of an `EvalPrediction` or `PredictionOutput`.
-
-    Where a model returns several outputs, or rows hold several labels (a bound too), the first of each.
-    """
-    return _first_column(output.predictions), _first_column(output.label_ids)
-
-
 def read_bounds(rows: Any) -> NDArray[np.int64] | None:
     """Of each row -1 (the truth is at or below its label), 1 (at or above) or 0 (exact), (n,); None without bounds."""
     if not hasattr(rows, "__len__") or "bound" not in column_names(rows):
         return None
     return np.asarray(rows["bound"][:], np.int64)
-
-
-def _first_column(values: Any) -> FloatArray:
-    return np.asarray(values[0] if isinstance(values, tuple) else values, np.float64).reshape(-1)

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from transformers import EvalPrediction
 
 from .. import units
 from ..data.columns import read_columns
-from ..evaluation import collapse_report, score_predictions
+from ..evaluation import DEFAULT_THRESHOLD, collapse_report, score_predictions
 from ..evaluation.calibration import apply_calibration
 from ..evaluation.limits import rmse_at_limits
 from ..evaluation.resampling import ResamplingUnits, check_units, unit_facts
-from ..evaluation.scores import PLAIN_METRICS
+from ..evaluation.row_metrics import RowMetrics
+from ..evaluation.scores import GROUP_METRIC, HIT_METRICS, PLAIN_METRICS, THRESHOLD_METRICS
 from ..evaluation.verdict import CONSTANT, MODEL, Verdict, judge
 from ..models.calibration import is_ridge_alone
 from ..reporting.near_copies import describe_near_copies, describe_repeated
@@ -26,19 +26,12 @@ from .calibrating import ridge_part, uncalibrated
 from .embedding_ridge import EmbeddingRidge
 from .held_out import describe_units
 from .measure import verdict_metric
-from .predictions import predict_labelled, read_bounds, unpack_labelled
+from .predictions import predict_labelled, read_bounds
 from .slices import Slice, find_exact, find_slices
 
-EVALUATION_METRICS = ("loss", *PLAIN_METRICS, "num_distinct")  # what an evaluation computes
+compute_metrics = RowMetrics()  # for `Trainer`, without a threshold and groups
 LIMITS_NOTE = "The verdict's RMSE counts no error beyond a limit; in the tables a limit is taken for a value."
 RANKING_NOTE = "The loss ranks rows: predictions have no unit, so RMSE, MAE, R2 and any threshold say nothing here."
-
-
-def compute_metrics(prediction: EvalPrediction) -> dict[str, float]:
-    """For `Trainer`: metrics over all rows at once, undefined ones as nan, and the number of distinct predictions."""
-    predicted, labels = unpack_labelled(prediction)
-    metrics = {name: float(function(predicted, labels).value) for name, function in PLAIN_METRICS.items()}
-    return {**metrics, "num_distinct": float(len(np.unique(predicted)))}
 
 
 @dataclass
@@ -91,10 +84,12 @@ class SplitScores:
         return "\n".join(parts)
 
     def _table_of(self, scores: dict[str, dict[str, Any]]) -> str:
-        extra = ("recall", "precision", "per_group_spearman")
-        shown = [*PLAIN_METRICS, *(name for name in extra if name in scores[MODEL])]
-        rows = [[name, *(units.score(both.get(metric)) for metric in shown)] for name, both in scores.items()]
-        return format_table(rows, ["", *shown])
+        further = [name for name in (*THRESHOLD_METRICS, GROUP_METRIC) if name in scores[MODEL]]
+        tables = []
+        for shown in filter(None, ([*PLAIN_METRICS], further)):  # all in one would be wider than a screen
+            rows = [[name, *(units.score(both.get(metric)) for metric in shown)] for name, both in scores.items()]
+            tables.append(format_table(rows, ["", *shown]))
+        return "\n\n".join(tables)
 
 
 def score_split(
@@ -114,7 +109,7 @@ def score_split(
     Args:
         trainer: a `FastTrainer` whose model is trained.
         splits: train, validation and test; the baselines are fitted on train, ridge's penalty on validation.
-        threshold: label units; None leaves recall, precision and F1 out.
+        threshold: label units; None leaves the metrics of binders out.
         group_column: column for per-group Spearman and means by group, or None; streams go without.
         leaks: `leak_report` of the splits: the verdict names rows that stand in train, notes tell of near copies.
         units: rows that were held out together, from `find_units`: intervals resample them; None: rows.
@@ -133,13 +128,15 @@ def score_split(
     baselines = fit_baselines(trainer, splits, name, group_column, ridge)
     units, bounds = check_units(units, len(labels)), read_bounds(splits[name])
     compared = _Compared({MODEL: predictions, **baselines.predictions}, labels, threshold, trainer.args.seed, units)
-    scores = compared.score([row[0] for row in read_columns(splits[name], [group_column])] if group_column else None)
+    groups = [row[0] for row in read_columns(splits[name], [group_column])] if group_column else None
+    scores = compared.score(groups)
+    metric = verdict_metric(trainer.args, RowMetrics(threshold, group_column))
     found, notes = find_slices(splits["train"], splits[name], sequence_columns(trainer))
     slices = [compared.score_slice(one) for one in (*found, *find_exact(bounds))]
     return SplitScores(
         predictions,
         labels,
-        _judge(trainer, compared, bounds, leaks, lone_value),
+        _judge(trainer, compared, metric, groups, bounds, leaks, lone_value),
         scores,
         baselines.facts,
         collapse_report(predictions, labels),
@@ -147,7 +144,7 @@ def score_split(
         [
             *([RANKING_NOTE] if _is_scale_free(trainer) else []),
             *([LIMITS_NOTE] if bounds is not None and np.any(bounds) else []),
-            *([] if before is None else [_describe_effect(before, predictions, labels, bounds)]),
+            *([] if before is None else [_describe_effect(before, predictions, labels, bounds, threshold)]),
             *(_compare_slice(one, scores) for one in slices),
             *notes,
             *describe_units(units),
@@ -169,13 +166,11 @@ class _Compared:
     units: ResamplingUnits | None = None
 
     def score(self, groups: Any = None) -> dict[str, dict[str, Any]]:
-        """Scores of each predictor; without recall, precision and F1 where there is no threshold."""
-        hidden = () if self.threshold is not None else ("recall", "precision", "f1")
-        options = {"groups": groups, "threshold": self.threshold or 0.0, "seed": self.seed, "units": self.units}
-        scores = {
+        """Scores of each predictor; without metrics of binders where there is no threshold."""
+        options = {"groups": groups, "threshold": self.threshold, "seed": self.seed, "units": self.units}
+        return {
             name: score_predictions(predicted, self.labels, **options) for name, predicted in self.predictors.items()
         }
-        return {name: {key: one for key, one in both.items() if key not in hidden} for name, both in scores.items()}
 
     def score_slice(self, chosen: Slice) -> dict[str, Any]:
         """The same for some of the rows."""
@@ -198,16 +193,24 @@ def _is_scale_free(trainer: Any) -> bool:
 
 
 def _judge(
-    trainer: Any, compared: _Compared, bounds: Any, leaks: Mapping[str, Any] | None, lone: str | None
+    trainer: Any,
+    compared: _Compared,
+    metric: str | None,
+    groups: Sequence[Any] | None,
+    bounds: Any,
+    leaks: Mapping[str, Any] | None,
+    lone: str | None,
 ) -> Verdict:
     verdict = judge(
         compared.labels,
         compared.predictors,
         bounds=bounds,
         is_scale_free=_is_scale_free(trainer),
-        metric=verdict_metric(trainer.args),
+        metric=metric,
         seed=compared.seed,
         units=compared.units,
+        groups=groups,
+        threshold=DEFAULT_THRESHOLD if compared.threshold is None else compared.threshold,
     )
     if is_ridge_alone(trainer.model.config.calibration) and verdict.baseline != CONSTANT:
         has_partners = "partners" in trainer.model.config.calibration
@@ -236,10 +239,17 @@ def _about_one_value(verdict: Verdict, column: str) -> Verdict:
     return replace(verdict, text=text, is_better=None, outcome="undecided")
 
 
-def _describe_effect(raw: np.ndarray, calibrated: np.ndarray, labels: np.ndarray, bounds: np.ndarray | None) -> str:
+def _describe_effect(
+    raw: np.ndarray, calibrated: np.ndarray, labels: np.ndarray, bounds: np.ndarray | None, threshold: float | None
+) -> str:
     sides = np.zeros(len(labels)) if bounds is None else bounds
     before, after = (units.format_cell(rmse_at_limits(each, labels, sides)) for each in (raw, calibrated))
-    return f"RMSE before calibration {before}, after {after} (these rows took no part in it)."
+    text = f"RMSE before calibration {before}, after {after} (these rows took no part in it)."
+    if threshold is None or not np.any(labels >= threshold):
+        return text
+    recall = HIT_METRICS["recall"]  # of predictions that were drawn together fewer reach a high threshold
+    before, after = (units.format_cell(recall(each, labels, threshold).value) for each in (raw, calibrated))
+    return f"{text} Recall at {threshold:g} before {before}, after {after}."
 
 
 def _compare_slice(chosen: Mapping[str, Any], scores: Mapping[str, Any]) -> str:

@@ -73,8 +73,7 @@ def score_seeds(
     members = predict_members(trainer, rows).astype(np.float64)
     groups = [row[0] for row in read_columns(rows, [group_column])] if group_column else None
     singles = [
-        score_predictions(one, test.labels, groups=groups, threshold=threshold or 0.0, num_resamples=0)
-        for one in members.T
+        score_predictions(one, test.labels, groups=groups, threshold=threshold, num_resamples=0) for one in members.T
     ]
     held_out = predict_members(trainer, splits["validation"]).astype(np.float64)
     labels = np.asarray(splits["validation"]["label"][:], np.float64)
@@ -128,7 +127,7 @@ def judge_spread(
     spread, test_errors = test.std(axis=1, ddof=1), np.abs(test.mean(1) - test_labels)
     facts: dict[str, Any] = {
         "mean_std": float(spread.mean()),
-        "spearman_of_error": score_predictions(spread, test_errors, seed=seed, units=units)["spearman"],
+        "spearman_of_error": score_predictions(spread, test_errors, threshold=None, seed=seed, units=units)["spearman"],
         "scale": None,
         "coverage_1": None,
         "coverage_2": None,

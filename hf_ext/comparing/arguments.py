@@ -18,7 +18,8 @@ class CompareArguments:
             *("progression", "singles"),
         ),
         "measurement": (
-            *("output_dir", "rounds", "seed", "warmup_steps_excluded", "warmup_run", "logging_steps", "metric"),
+            *("output_dir", "rounds", "seed", "warmup_steps_excluded", "warmup_run", "logging_steps"),
+            *("sample_rows", "metric"),
             *("greater_is_better", "timed_by"),
         ),
         "launching": ("launch", "baseline_launch", "optimized_launch"),
@@ -32,7 +33,10 @@ class CompareArguments:
     )
     baseline: list[str] = field(
         default_factory=lambda: ["baseline"],
-        metadata={"help": "One or more: a preset, a YAML file, or 'stock' (transformers.Trainer itself)."},
+        metadata={
+            "help": "One or more: a preset, a YAML file, 'stock' (transformers.Trainer itself), or for max_speed.py "
+            "'row_by_row' (every row by itself through the frozen encoders, in every epoch; a sample is measured)."
+        },
     )
     baseline_args: list[str] = field(
         default_factory=list,
@@ -44,6 +48,9 @@ class CompareArguments:
     seed: int = field(default=42, metadata={"help": "Of the first round; each round adds 1, for all sides alike."})
     warmup_steps_excluded: int = field(default=3, metadata={"help": "First steps of every run that no rate includes."})
     warmup_run: bool = field(default=False, metadata={"help": "Run every side once before, and discard that."})
+    sample_rows: int = field(
+        default=96, metadata={"help": "Training rows on which --baseline row_by_row is measured in each round."}
+    )
     logging_steps: int = field(default=10, metadata={"help": "Steps between points of the loss curves."})
     launch: str = field(
         default="", metadata={"help": "Launcher, such as 'accelerate launch --num_processes 2'; else this Python."}
@@ -86,7 +93,7 @@ class CompareArguments:
     singles: bool = field(default=False, metadata={"help": "With --progression: also run each phase alone."})
 
     def __post_init__(self) -> None:
-        for name, least in (("rounds", 1), ("warmup_steps_excluded", 0), ("logging_steps", 1)):
+        for name, least in (("rounds", 1), ("warmup_steps_excluded", 0), ("logging_steps", 1), ("sample_rows", 1)):
             if getattr(self, name) < least:
                 raise ArgumentError(f"--{name} {getattr(self, name)}: must be at least {least}.")
         for name, what in (("baseline_args", "texts"), ("baseline_launch", "files")):

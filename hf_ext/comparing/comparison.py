@@ -18,6 +18,7 @@ from .plot import plot_comparison
 from .report import format_comparison
 from .running import SideRun, run_all, run_child
 from .sides import Side, make_ablations, make_command, make_sides
+from .timeline import make_timeline
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +80,7 @@ def analyze(args: CompareArguments, runs: Sequence[SideRun]) -> dict[str, Any]:
     pairs = {
         name: {
             "ratio": asdict(ratio_interval(rates[optimized], rates[name])),
-            "loss": compare_losses(good[optimized], good[name]),
+            "loss": None if roles[name].module else compare_losses(good[optimized], good[name]),  # of a sample
             "metric_drop": metric_drop(good[optimized], good[name], args.metric, args.greater_is_better),
             "same_sequences_per_step": sides[optimized]["sequences_per_step"] == sides[name]["sequences_per_step"],
         }
@@ -96,6 +97,7 @@ def analyze(args: CompareArguments, runs: Sequence[SideRun]) -> dict[str, Any]:
         for side in ablations
         if side.name not in failed
     }
+    timeline = make_timeline({name: good[name] for name in (*baselines, optimized)}, baselines[0])
     return {
         "format": 1,
         "unit": unit,
@@ -106,6 +108,7 @@ def analyze(args: CompareArguments, runs: Sequence[SideRun]) -> dict[str, Any]:
         "against": pairs,
         "criteria": [{**asdict(criterion), "line": str(criterion)} for criterion in criteria],
         "passed": all(criterion.passed for criterion in criteria),
+        "timeline": timeline,
         "ablation": [_ablation_row(side, ratios, failed) for side in ablations],
     }
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from ..reporting.tables import format_markdown_table
 from ..units import NOT_MEASURED, rounded, share
+from .timeline import format_timeline
 
 
 def format_comparison(result: dict[str, Any]) -> str:
@@ -20,6 +21,9 @@ def format_comparison(result: dict[str, Any]) -> str:
         lines.append("One round only: the intervals hold variation between steps, none between runs.")
     lines += ["", _sides_table(result), ""]
     lines += [_pair_text(result, name, pair) for name, pair in result["against"].items()]
+    if result.get("timeline"):
+        embedding = {name: side["embedding_seconds"] for name, side in result["sides"].items()}
+        lines += ["", "## Timeline", "", format_timeline(result["timeline"], embedding)]
     if result["criteria"]:
         lines += ["", "## Criteria", "", *(f"- {criterion['line']}" for criterion in result["criteria"])]
     if result["ablation"]:
@@ -64,7 +68,7 @@ def _pair_text(result: dict[str, Any], name: str, pair: dict[str, Any]) -> str:
         text += f"Training loss, difference: final {loss['final']:+.4g}, mean {loss['mean']:+.4g}, largest between "
         text += f"smoothed curves {loss['largest_gap']:.4g}. "
     else:
-        text += "Training loss: not compared, no step was logged by both. "
+        text += "Training loss: not compared, as no step was logged by both or one trained on a sample. "
     worse = pair["metric_drop"]
     text += f"{result['metric']}: " + ("not measured. " if worse is None else f"worse by {worse:+.4g}. ")
     if pair["same_sequences_per_step"]:

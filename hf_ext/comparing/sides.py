@@ -19,13 +19,22 @@ from .launching import Launch, read_launch
 
 Role = Literal["baseline", "optimized", "without", "only", "phase", "single"]
 STOCK = ("--preset", "baseline", "--stock_trainer", "true")
+ROW_BY_ROW = "row_by_row"
+SLOW_MODULE = "hf_ext.affinity.row_by_row"
+SLOW_RECIPE = "max_speed.py"  # whose arguments the module takes
+# As such scripts are run: 12 rows per pass. Later arguments win over those for all sides.
+SLOW_ARGUMENTS = (
+    *("--preset", "baseline", "--per_device_train_batch_size", "12", "--gradient_accumulation_steps", "1"),
+    *("--eval_strategy", "no", "--save_strategy", "no", "--load_best_model_at_end", "false"),
+)
 
 
 @dataclass(frozen=True)
 class Side:
     """One way to run the recipe. `speedup` is what an ablation leaves out ("without") or runs alone ("only").
 
-    `launch` is its own launch file, if it has one.
+    `launch` is its own launch file, if it has one. `module` runs in the recipe's place; it trains on a sample of the
+    rows only, so that nothing but its speed can be compared.
     """
 
     name: str
@@ -34,16 +43,21 @@ class Side:
     config: str | None = None
     speedup: str | None = None
     launch: Launch | None = None
+    module: str | None = None
 
 
 def make_sides(args: CompareArguments) -> list[Side]:
     """All baselines, then the optimized side; launch files are part of names, equal names are numbered.
 
     Raises:
-        ArgumentError: a side is no preset, no YAML file that is there, and not 'stock'; or see `read_launch`.
+        ArgumentError: a side is no preset, no YAML file that is there, and not 'stock'; 'row_by_row' of another recipe
+            than the one that it is measured for; or see `read_launch`.
     """
     extras = _spread(args.baseline_args, len(args.baseline)) or [""] * len(args.baseline)
-    sides = [_make_side(text, "baseline", extra) for text, extra in zip(args.baseline, extras)]
+    sides = [
+        _make_slow_side(args, extra) if text == ROW_BY_ROW else _make_side(text, "baseline", extra)
+        for text, extra in zip(args.baseline, extras)
+    ]
     sides.append(_make_side(args.optimized, "optimized", args.optimized_args))
     if args.optimized_launch:
         files = [*_spread(args.baseline_launch, len(args.baseline)), args.optimized_launch]
@@ -65,6 +79,16 @@ def _launch_side(side: Side, file: str) -> Side:
     return replace(side, name=f"{side.name} on {Path(file).stem}", launch=launch)
 
 
+def _make_slow_side(args: CompareArguments, extra: str) -> Side:
+    if Path(args.recipe).name != SLOW_RECIPE:
+        raise ArgumentError(
+            f"--baseline {ROW_BY_ROW} is a loop on frozen encoders with the arguments of recipes/{SLOW_RECIPE}, not of "
+            f"{args.recipe}: use 'stock' or a preset."
+        )
+    more = (*SLOW_ARGUMENTS, "--sample_rows", str(args.sample_rows), *shlex.split(extra))
+    return Side(ROW_BY_ROW, "baseline", more, module=SLOW_MODULE)
+
+
 def _make_side(text: str, role: Role, extra: str) -> Side:
     more = tuple(shlex.split(extra))
     if text == "stock":
@@ -75,8 +99,10 @@ def _make_side(text: str, role: Role, extra: str) -> Side:
         return Side(Path(text).stem, role, more, config=text)
     unknown = [name for name in text.split("+") if name not in PRESETS]
     if unknown:
+        slow = f"'{ROW_BY_ROW}', " if role == "baseline" else ""
         raise ArgumentError(
-            f"--{role} {text!r}: {unknown} is no preset. Give 'stock', a YAML file, or presets: {', '.join(PRESETS)}."
+            f"--{role} {text!r}: {unknown} is no preset. Give 'stock', a YAML file, {slow}or presets: "
+            f"{', '.join(PRESETS)}."
         )
     return Side(text, role, ("--preset", text, *more))
 
@@ -115,7 +141,8 @@ def make_command(args: CompareArguments, shared: Sequence[str], side: Side, fold
         ours["embedding_cache_dir"] = folder / "embeddings"
     flags = [part for name, value in ours.items() for part in (f"--{name}", str(value))]
     own_config = ["--config", config] if config else []
-    return [*launcher, args.recipe, *own_config, *flags, *shared, *side.arguments, "--output_dir", str(folder)]
+    script = ["-m", side.module] if side.module else [args.recipe]
+    return [*launcher, *script, *own_config, *flags, *shared, *side.arguments, "--output_dir", str(folder)]
 
 
 def _config_of(args: CompareArguments, side: Side, folder: Path) -> str | None:

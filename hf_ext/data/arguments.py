@@ -64,7 +64,11 @@ class DataArguments:
         },
     )
     group_column: Optional[str] = field(  # noqa: UP045
-        default=None, metadata={"help": "Column kept for metrics per group, for example antibody."}
+        default=None,
+        metadata={
+            "help": "Column whose values are scored each by itself, such as antigen: the mean Spearman over those of "
+            "10 rows and more is in every evaluation."
+        },
     )
     interval_by: Optional[str] = field(  # noqa: UP045
         default=None,
@@ -139,7 +143,7 @@ class DataArguments:
     )
     too_long: Literal["error", "truncate", "window"] = field(
         default="error",
-        metadata={"help": "Sequences above max_residues: error (unusable), truncate, or window (overlapping pieces)."},
+        metadata={"help": "Sequences that are too long: error (unusable), truncate, or window (overlapping pieces)."},
     )
 
     def __post_init__(self) -> None:

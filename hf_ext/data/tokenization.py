@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..errors import DataError
+from ..errors import ArgumentError, DataError
 from .proteins import RARE, STANDARD
 
 MAX_UNKNOWN_SHARE = 0.01
@@ -65,6 +65,20 @@ class ResidueTokenizer:
         _check_pairs(tokenizer, self.template, self.table)
         limit = max_length or int(min(tokenizer.model_max_length, _NO_LIMIT))
         self.max_residues: int | None = None if limit >= _NO_LIMIT else limit - self.template.num_special
+
+    def limit_tokens(self, max_length: int) -> None:
+        """Lowers the limit to `max_length` tokens, special ones included.
+
+        Raises:
+            ArgumentError: that leaves no room for a residue of each part.
+        """
+        residues = max_length - self.template.num_special
+        if residues < self.num_parts:
+            raise ArgumentError(
+                f"max_length={max_length}: {self.template.num_special} tokens are special ones, so nothing is left for "
+                "residues. Give more, or leave it out."
+            )
+        self.max_residues = min(residues, self.max_residues or residues)
 
     def __call__(self, *parts: Sequence[str]) -> dict[str, torch.Tensor]:
         """Encodes n rows; `parts` holds one list of n strings per part.

@@ -8,13 +8,9 @@ from typing import Any
 
 from ..hardware import Hardware
 from ..plan import Plan
+from ..reporting.shortfall import NARROW_WIDTH, UTILISATION
 from .work import Encoder, Tokens, Work
 
-# Share of the published dense peak that whole encoders reach. Assumed, not measured here: wide ones as in PaLM (46 %,
-# arXiv:2204.02311, table 3) down to what plain PyTorch reaches; products of width 512 and less do about as many FLOPs
-# per byte as a card's memory can feed (width / 2), so they wait for it.
-UTILISATION = {"wide": (0.15, 0.45), "narrow": (0.03, 0.20)}
-NARROW_WIDTH = 512
 # Of a forward rate measured here: backward, optimizer and data cost some; the plan's kernels and packing gain some.
 MEASURED_SHARES = (0.5, 1.5)
 STEP_SECONDS = (0.003, 0.02)  # Python and launches of one step of Trainer, beside the products

@@ -14,15 +14,15 @@ from typing import Any
 from huggingface_hub import try_to_load_from_cache
 
 from ..affinity import building as affinity
-from ..affinity.measure import describe_measure
+from ..affinity.measure import check_measure, describe_measure
 from ..affinity.preparing import load_rows
 from ..affinity.results import audit_labels
-from ..affinity.scoring import EVALUATION_METRICS as AFFINITY_METRICS
 from ..argument_checks import check_metric_name
 from ..data.arguments import DataArguments
 from ..data.demo import make_demo_encoders
 from ..data.formats import file_format
 from ..data.loading import load_data
+from ..evaluation.row_metrics import RowMetrics
 from ..masked_lm import building as masked_lm
 from ..masked_lm.results import EVALUATION_METRICS as MASKED_LM_METRICS
 from ..memory.report import MemoryReport
@@ -124,9 +124,9 @@ class _Reader(Attempts):
     def read(self) -> tuple[Work | None, dict[str, Any]]:
         """The work, with data where there is any, and the splits."""
         table = self._fill_in_demo() if self.data_args.dataset_name is None else None
-        self.attempt("measure", self._read_measure)
         work = self.attempt("model", self._sketch)
         splits: Mapping[str, Any] = self.attempt("data", lambda: self._load(table)) or {}
+        self.attempt("measure", lambda: self._read_measure(splits.get("validation")))
         if work and splits:
             limits = self.attempt("inputs", lambda: self._check_inputs(work, splits)) or {}
             work = add_data(work, splits, limits)
@@ -143,11 +143,13 @@ class _Reader(Attempts):
         encoders = make_demo_encoders(self.scratch / "demo_encoders")
         return affinity.fill_in_demo(self.model_args, self.data_args, encoders)
 
-    def _read_measure(self) -> None:
-        is_affinity = self.task == "affinity"
-        check_metric_name(self.args.metric_for_best_model, AFFINITY_METRICS if is_affinity else MASKED_LM_METRICS)
-        if is_affinity:
-            self.measure = describe_measure(self.args, self.model_args.loss)
+    def _read_measure(self, validation: Any) -> None:
+        if self.task != "affinity":
+            check_metric_name(self.args.metric_for_best_model, MASKED_LM_METRICS)
+            return
+        metrics = RowMetrics(self.model_args.binder_threshold, self.data_args.group_column)
+        check_measure(self.args, self.model_args.loss, metrics, validation)
+        self.measure = describe_measure(self.args, self.model_args.loss, metrics)
 
     def _sketch(self) -> Work:
         columns = self.data_args.sequence_columns
@@ -178,10 +180,12 @@ class _Reader(Attempts):
         absent = [name for name in names if name is not None and not Path(name).is_dir()]
         if absent:
             self.notes.append(f"{', '.join(absent)}: tokenizer not at hand, so input lengths are checked by the run.")
-            limit = self.data_args.max_residues if self.data_args.too_long != "error" else None
+            # Of tokens one or two are special: that much too long is near enough for what a run would take.
+            given = (self.data_args.max_residues, getattr(self.model_args, "max_length", None))
+            limit = min(filter(None, given), default=None) if self.data_args.too_long != "error" else None
             return dict.fromkeys(work.columns, limit)
         if self.task == "affinity":
-            collator: Any = affinity.build_collator(work.model, self.data_args)
+            collator: Any = affinity.build_collator(work.model, self.data_args, self.model_args.max_length)
             limits = {name: tokenizer.max_residues for name, tokenizer in collator.tokenizers.items()}
         else:
             tokenizer = masked_lm.build_tokenizer(self.model_args)

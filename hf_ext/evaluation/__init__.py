@@ -1,4 +1,4 @@
-"""Metrics, scores with intervals, baselines, a verdict, guards. Imports numpy only; `evaluate` waits for first use."""
+"""Metrics, scores with intervals, baselines, a verdict, guards. Imports numpy only; the rest waits for first use."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from .verdict import Verdict, judge
 
 if TYPE_CHECKING:
     from .modules import METRIC_NAMES, load_metric, metric_path
+    from .row_metrics import RowMetrics
 
 __all__ = [
     "DEFAULT_THRESHOLD",
@@ -21,6 +22,7 @@ __all__ = [
     "GroupScore",
     "MetricValue",
     "RidgeBaseline",
+    "RowMetrics",
     "Score",
     "Verdict",
     "collapse_report",
@@ -39,4 +41,8 @@ def __getattr__(name: str) -> Any:
         from . import modules
 
         return getattr(modules, name)
+    if name == "RowMetrics":
+        from .row_metrics import RowMetrics
+
+        return RowMetrics
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -75,3 +76,8 @@ def count_not_finite(values: FloatArray, name: str) -> str | None:
     if len(bad) == 0:
         return None
     return f"{len(bad):,} of {len(values):,} {name} are NaN or infinite (first: row {bad[0]})"
+
+
+def divide(part: FloatArray, whole: FloatArray) -> FloatArray:
+    """Divide, with NaN (and no warning) where `whole` is 0."""
+    return np.divide(part, whole, out=np.full(np.shape(part), math.nan), where=whole != 0)

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ._arrays import FloatArray
+from ._arrays import FloatArray, divide
 from .resampling import ResamplingUnits, check_units
+from .top_ranked import RankedHits
 
 # 50 million drawn rows take about 3 s on two cores; beyond that the number of resamples is lowered, but not below the
 # floor, under which the ends of a 95 % interval rest on fewer than five resamples each.
@@ -28,7 +29,7 @@ def bootstrap_metrics(
     predicted: FloatArray,
     measured: FloatArray,
     *,
-    threshold: float,
+    threshold: float | None,
     num_resamples: int,
     seed: int,
     units: ResamplingUnits | None = None,
@@ -37,7 +38,7 @@ def bootstrap_metrics(
 
     Args:
         predicted, measured: (n,) float64, finite, n >= 1.
-        threshold: for recall, precision and F1, in the unit of the labels.
+        threshold: of binders, in the unit of the labels; None leaves out the metrics that need one.
         num_resamples: how many times n rows, or as many units as there are, are drawn with replacement.
         seed: of the numpy generator; the same seed gives the same draws.
         units: rows that are drawn together; None: each by itself.
@@ -48,14 +49,17 @@ def bootstrap_metrics(
     """
     generator = np.random.default_rng(seed)
     num_rows, units = len(measured), check_units(units, len(measured))
-    terms = moment_terms(predicted, measured, threshold)
+    terms = moment_terms(predicted, measured)
     ranked = RankedColumn.of(predicted), RankedColumn.of(measured)
+    binders = None if threshold is None else BinderMetrics.of(predicted, measured, threshold)
     chunk = max(1, CHUNK_DRAWS // num_rows)
     parts: list[dict[str, FloatArray]] = []
     for start in range(0, num_resamples, chunk):
         counts = draw_counts(generator, num_rows, min(chunk, num_resamples - start), units)
         part = metrics_from_moments(counts @ terms, counts.sum(axis=1))
         part["spearman"] = _spearman_from_counts(counts, *ranked)
+        if binders is not None:
+            part |= binders.score_hits(counts) | binders.ranked.score(counts)
         parts.append(part)
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
@@ -154,18 +158,16 @@ def _spearman_from_counts(counts: FloatArray, left: RankedColumn, right: RankedC
     return divide(products, np.sqrt(left_squares) * np.sqrt(right_squares))
 
 
-def moment_terms(predicted: FloatArray, measured: FloatArray, threshold: float) -> FloatArray:
-    """Returns what each row adds to the sums below, (n, 10)."""
+def moment_terms(predicted: FloatArray, measured: FloatArray) -> FloatArray:
+    """Returns what each row adds to the sums below, (n, 7)."""
     left, right = predicted - predicted.mean(), measured - measured.mean()
     error = predicted - measured
-    called, true = predicted >= threshold, measured >= threshold
-    columns = [left, right, left**2, right**2, left * right, error**2, np.abs(error), called & true, called, true]
-    return np.stack([np.asarray(column, dtype=np.float64) for column in columns], axis=1)
+    return np.stack([left, right, left**2, right**2, left * right, error**2, np.abs(error)], axis=1)
 
 
 def metrics_from_moments(sums: FloatArray, num_rows: FloatArray) -> dict[str, FloatArray]:
-    """Returns every metric but Spearman from sums of `moment_terms`, (resamples, 10), over (resamples,) rows."""
-    left, right, left_sq, right_sq, product, error_sq, error_abs, hits, called, true = sums.T
+    """Returns the plain metrics but Spearman from sums of `moment_terms`, (resamples, 7), over (resamples,) rows."""
+    left, right, left_sq, right_sq, product, error_sq, error_abs = sums.T
     left_var, right_var = _centred(left_sq, left, num_rows), _centred(right_sq, right, num_rows)
     covariance = product - left * right / num_rows
     return {
@@ -173,18 +175,38 @@ def metrics_from_moments(sums: FloatArray, num_rows: FloatArray) -> dict[str, Fl
         "rmse": np.sqrt(error_sq / num_rows),
         "mae": error_abs / num_rows,
         "r2": 1.0 - divide(error_sq, right_var),
-        "recall": divide(hits, true),
-        "precision": divide(hits, called),
-        "f1": np.where(true > 0, divide(2 * hits, true + called), math.nan),
     }
+
+
+@dataclass(frozen=True)
+class BinderMetrics:
+    """What the metrics of rows at or above a threshold are computed from.
+
+    Attributes:
+        terms: (n, 3), 1 or 0: predicted and measured there; predicted; measured.
+        ranked: the rows from the highest prediction down.
+    """
+
+    terms: FloatArray
+    ranked: RankedHits
+
+    @classmethod
+    def of(cls, predicted: FloatArray, measured: FloatArray, threshold: float) -> BinderMetrics:
+        called, true = predicted >= threshold, measured >= threshold
+        terms = np.stack([called & true, called, true], axis=1).astype(np.float64)
+        return cls(terms, RankedHits.of(predicted, true))
+
+    def score_hits(self, counts: FloatArray) -> dict[str, FloatArray]:
+        """Of predictions cut at the threshold, on resamples in which each row comes as often as `counts` says."""
+        hits, called, true = (counts @ self.terms).T
+        return {
+            "recall": divide(hits, true),
+            "precision": divide(hits, called),
+            "f1": np.where(true > 0, divide(2 * hits, true + called), math.nan),
+        }
 
 
 def _centred(squares: FloatArray, total: FloatArray, num_rows: FloatArray) -> FloatArray:
     """Sum of squared deviations from the resample's own mean; exactly 0 where only rounding is left."""
     centred = squares - total**2 / num_rows
     return np.where(centred > RELATIVE_ZERO * squares, centred, 0.0)
-
-
-def divide(part: FloatArray, whole: FloatArray) -> FloatArray:
-    """Divide, with NaN (and no warning) where `whole` is 0."""
-    return np.divide(part, whole, out=np.full(np.shape(part), math.nan), where=whole != 0)

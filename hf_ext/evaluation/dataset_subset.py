@@ -81,7 +81,7 @@ def _read(dataset: Any, group_column: str | None) -> tuple[Any, Any, int]:
     names = column_names(dataset) if has_columns else []
     wanted = _wanted(names, group_column) if num_rows else {}
     read = {key: [value for (value,) in read_columns(dataset, [name])] for key, name in wanted.items()}
-    return _one_per_row(read.get("label")), read.get("group"), num_rows
+    return one_per_row(read.get("label")), read.get("group"), num_rows
 
 
 def _read_stream(stream: Any, group_column: str | None) -> tuple[Any, Any, int]:
@@ -94,7 +94,7 @@ def _read_stream(stream: Any, group_column: str | None) -> tuple[Any, Any, int]:
         num_rows += 1
         for key, name in wanted.items():
             read.setdefault(key, []).append(row[name])
-    return _one_per_row(read.get("label")), read.get("group"), num_rows
+    return one_per_row(read.get("label")), read.get("group"), num_rows
 
 
 def _wanted(names: list[str], group_column: str | None) -> dict[str, str]:
@@ -107,7 +107,7 @@ def _wanted(names: list[str], group_column: str | None) -> dict[str, str]:
     return {**({"label": label} if label else {}), **({"group": group_column} if group_column else {})}
 
 
-def _one_per_row(labels: list[Any] | None) -> list[Any] | None:
+def one_per_row(labels: list[Any] | None) -> list[Any] | None:
     """Plain values; None where a row has no single one, as in labels of tokens."""
     if labels is None or any(to_numpy(label).size != 1 for label in labels):
         return None

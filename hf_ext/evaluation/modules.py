@@ -13,6 +13,7 @@ import evaluate
 
 from ..errors import ArgumentError
 from . import metrics
+from .scores import THRESHOLD_METRICS
 
 _INPUTS = """
 Args:
@@ -68,8 +69,6 @@ class ThresholdMetric(RegressionMetric):
     (share of predictions) and `{key}_threshold`: recall of 1.0 means nothing where the predicted rate is 1.0 too.
     """
 
-    ratio: Callable[[metrics.ThresholdCounts], metrics.MetricValue]
-
     def __init__(self, *args: Any, threshold: float = metrics.DEFAULT_THRESHOLD, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.threshold = float(threshold)
@@ -77,9 +76,10 @@ class ThresholdMetric(RegressionMetric):
     def _compute(
         self, predictions: Any, references: Any, groups: Sequence[Any] | None = None, threshold: float | None = None
     ) -> dict[str, Any]:
-        counts = metrics.threshold_counts(predictions, references, self.threshold if threshold is None else threshold)
+        threshold = self.threshold if threshold is None else threshold
+        counts = metrics.threshold_counts(predictions, references, threshold)
         return {
-            **named(self.key, type(self).ratio(counts)),
+            **named(self.key, THRESHOLD_METRICS[self.key](predictions, references, threshold)),
             f"{self.key}_base_rate": counts.base_rate,
             f"{self.key}_predicted_rate": counts.predicted_rate,
             f"{self.key}_threshold": counts.threshold,
@@ -158,33 +158,52 @@ class Recall(ThresholdMetric):
     """Share of the rows measured at or above the threshold that were predicted there."""
 
     key = "recall"
-    ratio = staticmethod(metrics.ThresholdCounts.recall)
 
 
 class Precision(ThresholdMetric):
     """Share of the rows predicted at or above the threshold that were measured there."""
 
     key = "precision"
-    ratio = staticmethod(metrics.ThresholdCounts.precision)
 
 
 class F1(ThresholdMetric):
     """Harmonic mean of recall and precision at the threshold."""
 
     key = "f1"
-    ratio = staticmethod(metrics.ThresholdCounts.f1)
+
+
+class AveragePrecision(ThresholdMetric):
+    """Area under precision and recall of the rows ranked by prediction; binders are measured at the threshold."""
+
+    key = "average_precision"
+
+
+# evaluate makes the name of a metric from that of its class.
+class Enrichment_1pct(ThresholdMetric):
+    """Share of binders among the 1 % of rows predicted highest, as a multiple of their share in all rows."""
+
+    key = "enrichment_1pct"
+
+
+class Enrichment_5pct(ThresholdMetric):
+    """Share of binders among the 5 % of rows predicted highest, as a multiple of their share in all rows."""
+
+    key = "enrichment_5pct"
 
 
 class PerGroupSpearman(GroupMetric):
-    """Rank correlation inside every group, and its mean over the groups that have one."""
+    """Rank correlation inside every group of 10 rows and more, and its mean over the groups that have one."""
 
     key = "per_group_spearman"
     metric = staticmethod(metrics.spearman)
 
 
-_CLASSES: dict[str, type[RegressionMetric]] = {
-    metric.key: metric for metric in (Spearman, Pearson, Rmse, Mae, R2, Recall, Precision, F1, PerGroupSpearman)
-}
+_METRICS = (
+    *(Spearman, Pearson, Rmse, Mae, R2),
+    *(Recall, Precision, F1, AveragePrecision, Enrichment_1pct, Enrichment_5pct),
+    PerGroupSpearman,
+)
+_CLASSES: dict[str, type[RegressionMetric]] = {metric.key: metric for metric in _METRICS}
 METRIC_NAMES = tuple(_CLASSES)
 
 
@@ -195,7 +214,7 @@ def load_metric(name: str, *, keep_in_memory: bool | None = None, **kwargs: Any)
         name: one of `METRIC_NAMES`.
         keep_in_memory: hold the rows in memory, without a file and its lock under the Hugging Face cache. None: yes,
             unless `num_process` is above 1, where `evaluate` cannot.
-        **kwargs: for the metric's constructor: `threshold` for recall, precision and F1; `experiment_id`, `num_process`
+        **kwargs: for the metric's constructor: `threshold` for those of binders; `experiment_id`, `num_process`
             and the like for all.
 
     Raises:

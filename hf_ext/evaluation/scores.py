@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypedDict
 
 import numpy as np
@@ -12,8 +13,9 @@ from ..errors import ArgumentError
 from . import bootstrap, metrics
 from ._arrays import FloatArray, as_pair
 from .error_intervals import ERRORS, error_interval
-from .metrics import DEFAULT_THRESHOLD, GroupedValue, MetricValue, ThresholdCounts
+from .metrics import DEFAULT_THRESHOLD, GroupedValue, MetricValue, threshold_counts
 from .resampling import MIN_UNITS, ResamplingUnits, check_units, unit_facts
+from .top_ranked import ENRICHMENTS, average_precision, enrichment
 
 PLAIN_METRICS: dict[str, Callable[[Any, Any], MetricValue]] = {
     "spearman": metrics.spearman,
@@ -22,10 +24,17 @@ PLAIN_METRICS: dict[str, Callable[[Any, Any], MetricValue]] = {
     "mae": metrics.mae,
     "r2": metrics.r2,
 }
-THRESHOLD_METRICS: dict[str, Callable[[ThresholdCounts], MetricValue]] = {
-    "recall": ThresholdCounts.recall,
-    "precision": ThresholdCounts.precision,
-    "f1": ThresholdCounts.f1,
+# Of predictions, references and the threshold at which both are cut.
+HIT_METRICS: dict[str, Callable[[Any, Any, float], MetricValue]] = {
+    "recall": lambda predicted, measured, threshold: threshold_counts(predicted, measured, threshold).recall(),
+    "precision": lambda predicted, measured, threshold: threshold_counts(predicted, measured, threshold).precision(),
+    "f1": lambda predicted, measured, threshold: threshold_counts(predicted, measured, threshold).f1(),
+}
+# With those that cut the references alone, and so need no unit of the predictions.
+THRESHOLD_METRICS: dict[str, Callable[[Any, Any, float], MetricValue]] = {
+    **HIT_METRICS,
+    "average_precision": average_precision,
+    **{name: partial(enrichment, percent=percent) for name, percent in ENRICHMENTS.items()},
 }
 GROUP_METRIC = "per_group_spearman"
 
@@ -60,7 +69,7 @@ class Score(_ScoreBase, total=False):
     number of rows where rows were drawn. `num_effective_units` is how many of like size would weigh
     as evenly; `is_trusted` is False where these are fewer than 10.
 
-    Recall, precision and F1 also carry `threshold`, `base_rate` and `predicted_rate`; the per-group metric carries
+    Metrics of binders also carry `threshold`, `base_rate` and `predicted_rate`; the per-group metric carries
     `num_groups`, `num_defined_groups` and `groups`, and its `n` counts the rows of all groups.
     """
 
@@ -77,7 +86,7 @@ def score_predictions(
     references: Any,
     *,
     groups: Sequence[Any] | None = None,
-    threshold: float = DEFAULT_THRESHOLD,
+    threshold: float | None = DEFAULT_THRESHOLD,
     num_resamples: int = 1000,
     confidence: float = 0.95,
     seed: int = 0,
@@ -92,14 +101,15 @@ def score_predictions(
     Args:
         predictions, references: (n,) or (n, 1) numbers in the unit of the labels.
         groups: (n,) group names, or None for no per-group metric.
-        threshold: rows at or above it count as binders.
+        threshold: rows at or above it count as binders; None leaves out the metrics of binders.
         num_resamples: 0 for no intervals; lowered for more than 50,000 rows (each score says how many were drawn).
         confidence: between 0 and 1.
         seed: of the draws.
         units: rows that are drawn together; None: each by itself. Intervals are wider where they are few.
 
     Returns:
-        "spearman", "pearson", "rmse", "mae", "r2", "recall", "precision", "f1" and, with groups, "per_group_spearman".
+        "spearman", "pearson", "rmse", "mae", "r2"; with a threshold "recall", "precision", "f1", "average_precision",
+        "enrichment_1pct", "enrichment_5pct"; with groups "per_group_spearman", over those of 10 rows and more.
 
     Raises:
         DataError: shapes or lengths do not fit, or a row has no group.
@@ -117,7 +127,6 @@ def score_predictions(
         samples = bootstrap.bootstrap_metrics(
             predicted, measured, threshold=threshold, num_resamples=drawn, seed=seed, units=units
         )
-    counts = metrics.threshold_counts(predicted, measured, threshold)
     scores: dict[str, Score] = {}
     for name, metric in PLAIN_METRICS.items():
         scores[name] = _score(metric(predicted, measured), len(measured), samples.get(name), confidence, units)
@@ -125,12 +134,15 @@ def score_predictions(
             options: dict[str, Any] = {"confidence": confidence, "num_resamples": drawn, "seed": seed}
             ends = error_interval(name, predicted, measured, units, **options)
             scores[name]["low"], scores[name]["high"] = ends or (scores[name]["low"], scores[name]["high"])
-    for name, ratio in THRESHOLD_METRICS.items():
-        score = _score(ratio(counts), len(measured), samples.get(name), confidence, units)
-        score["threshold"] = float(threshold)
-        score["base_rate"] = _number_or_none(counts.base_rate)
-        score["predicted_rate"] = _number_or_none(counts.predicted_rate)
-        scores[name] = score
+    if threshold is not None:
+        counts = threshold_counts(predicted, measured, threshold)
+        for name, metric_at in THRESHOLD_METRICS.items():
+            result = metric_at(predicted, measured, threshold)
+            score = _score(result, len(measured), samples.get(name), confidence, units)
+            score["threshold"] = float(threshold)
+            score["base_rate"] = _number_or_none(counts.base_rate)
+            score["predicted_rate"] = _number_or_none(counts.predicted_rate)
+            scores[name] = score
     if groups is not None:
         grouped = metrics.per_group(predicted, measured, groups)
         scores[GROUP_METRIC] = _group_score(grouped, num_resamples, confidence, seed)
@@ -196,8 +208,8 @@ def _number_or_none(value: float) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
-def _check_arguments(threshold: float, num_resamples: int, confidence: float) -> None:
-    if not math.isfinite(threshold):
+def _check_arguments(threshold: float | None, num_resamples: int, confidence: float) -> None:
+    if threshold is not None and not math.isfinite(threshold):
         raise ArgumentError(f"threshold={threshold!r}: a finite number in the unit of the labels is needed.")
     if num_resamples < 0:
         raise ArgumentError(f"num_resamples={num_resamples!r}: 0 (no intervals) or more is needed.")

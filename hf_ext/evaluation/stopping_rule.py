@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..errors import ArgumentError, CheckpointError, DataError
 from ._arrays import FloatArray, as_column, as_pair, count_not_finite
 from .metrics import DEFAULT_THRESHOLD
 from .paired import PairedComparison, check_comparison, compare_paired
+from .scores import GROUP_METRIC, THRESHOLD_METRICS
 
 Verdict = Literal["improved", "undecided", "no improvement"]
 
@@ -54,7 +56,8 @@ class StoppingRule:
       counting restarts.
     * "no improvement": one of the two intervals lies at or below `min_delta`, so that an improvement worth having is
       excluded: the model is worse than the best, or its predictions have settled.
-    * "undecided": neither, or a score has no value (constant predictions, a NaN). Counting restarts: training goes on.
+    * "undecided": neither, or a score has no value (constant predictions, a NaN), or recall or F1 is 0: a model that
+      calls nothing a binder yet has not settled. Counting restarts: training goes on.
 
     After `patience` evaluations in a row without improvement `should_stop` is set, in warm-up never. The best is
     replaced only by a model that is certainly better, because the highest of many noisy scores is mostly luck, and
@@ -71,7 +74,7 @@ class StoppingRule:
         warmup_steps: evaluations at this step or earlier neither count nor stop.
         min_delta: the smallest improvement worth training for, in the unit of the metric, 0 or more. With 0 only
             models that are certainly worse count.
-        threshold, confidence, num_resamples, seed: see `compare_paired`.
+        threshold, confidence, num_resamples, seed, groups: see `compare_paired`.
 
     Raises:
         ArgumentError: an unknown metric, or a number out of range.
@@ -92,6 +95,7 @@ class StoppingRule:
         confidence: float = 0.99,
         num_resamples: int = 1000,
         seed: int = 0,
+        groups: Sequence[Any] | NDArray[Any] | None = None,
     ) -> None:
         self._settings: dict[str, Any] = {
             "threshold": threshold,
@@ -100,6 +104,7 @@ class StoppingRule:
             "seed": seed,
         }
         check_comparison(metric, **self._settings)
+        self._settings["groups"] = groups
         if patience < 1:
             raise ArgumentError(f"patience={patience!r}: 1 or more evaluations are needed.")
         if warmup_steps < 0:
@@ -157,6 +162,8 @@ class StoppingRule:
             return "undecided"
         if is_first or best.is_better:
             return "improved"
+        if self.metric in ("recall", "f1") and best.after == 0:
+            return "undecided"
         if recent is not None and recent.excludes_improvement(self.min_delta):
             return "no improvement"
         return "no improvement" if best.excludes_improvement(self.min_delta) else "undecided"
@@ -193,7 +200,8 @@ class StoppingRule:
         if state["labels_sha256"] != self._labels_digest():
             raise CheckpointError(
                 "Early-stopping state was made on other rows or labels than this run's: predictions of different rows "
-                "cannot be compared. Resume with the same evaluation data, subset size and seed, or start anew."
+                "cannot be compared. Resume with the same evaluation data, subset size, seed, threshold and groups, or "
+                "start anew."
             )
         best = state["best_predictions"]
         best_predictions = None if best is None else as_pair(best, self.labels)[0]
@@ -203,7 +211,12 @@ class StoppingRule:
         self.num_without_improvement = state["num_without_improvement"]
 
     def _labels_digest(self) -> str:
-        return hashlib.sha256(self.labels.astype("<f8").tobytes()).hexdigest()
+        digest = hashlib.sha256(self.labels.astype("<f8").tobytes())
+        if self.metric in THRESHOLD_METRICS:
+            digest.update(np.float64(self._settings["threshold"]).astype("<f8").tobytes())
+        if self.metric == GROUP_METRIC:
+            digest.update("\0".join(map(str, self._settings["groups"])).encode())
+        return digest.hexdigest()
 
 
 def _finite_labels(labels: Any) -> FloatArray:

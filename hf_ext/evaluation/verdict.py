@@ -13,7 +13,7 @@ from ..units import metric_name
 from ._arrays import FloatArray, as_column, as_pair, count_not_finite
 from .bootstrap import affordable_resamples, bootstrap_metrics, percentile_interval
 from .limits import at_limits
-from .metrics import spearman
+from .metrics import DEFAULT_THRESHOLD, spearman
 from .paired import PairedComparison, compare_paired
 from .resampling import ResamplingUnits, check_units, unit_facts
 from .scores import PLAIN_METRICS
@@ -86,6 +86,8 @@ def judge(
     num_resamples: int = 1000,
     seed: int = 0,
     units: ResamplingUnits | None = None,
+    threshold: float = DEFAULT_THRESHOLD,
+    groups: Sequence[Any] | None = None,
 ) -> Verdict:
     """Decide, on the same rows, whether a regression model beats the baselines beside it.
 
@@ -103,10 +105,11 @@ def judge(
         bounds: (n,) of -1 (the truth is at or below the label), 1 (at or above), 0 (exact), or None. In the RMSE a
             prediction beyond such a limit is no error then.
         is_scale_free: the model predicts an order only (a ranking loss): RMSE is not asked for.
-        metric: that decides among baselines, one of spearman, pearson, rmse, mae, r2: the one by which the checkpoint
-            was chosen. None: rmse, or spearman of an order.
+        metric: that decides among baselines, as of `compare_paired`: the one by which the checkpoint was chosen. None:
+            rmse, or spearman of an order. A baseline without a value in it is not compared.
         confidence, num_resamples, seed: of the intervals.
         units: rows that were held out together, and are resampled together; None: each by itself.
+        threshold, groups: of `metric`, see `compare_paired`.
 
     Raises:
         ArgumentError: no "model" in `predictions`, or an option is out of range.
@@ -122,7 +125,8 @@ def judge(
     columns = {name: as_pair(values, measured)[0] for name, values in predictions.items()}
     sides = np.zeros(len(measured)) if bounds is None else as_pair(bounds, measured)[0]
     units = check_units(units, len(measured))
-    options = {"confidence": confidence, "num_resamples": num_resamples, "seed": seed, "units": units}
+    options: dict[str, Any] = {"confidence": confidence, "num_resamples": num_resamples, "seed": seed, "units": units}
+    options |= {"threshold": threshold, "groups": groups}
     one_sided = {name: at_limits(values, measured, sides) for name, values in columns.items()}
     decisive = metric or ("spearman" if is_scale_free else "rmse")
     case = _Case(columns, measured, one_sided, bool(sides.any()), decisive, options)
@@ -249,7 +253,7 @@ def _judge_order(case: _Case) -> Verdict | None:
     """Spearman not above 0; None where it is."""
     num_rows, units = len(case.labels), case.options["units"]
     options = {"num_resamples": affordable_resamples(num_rows, case.options["num_resamples"]), "units": units}
-    samples = bootstrap_metrics(case.model, case.labels, threshold=0.0, seed=case.options["seed"], **options)
+    samples = bootstrap_metrics(case.model, case.labels, threshold=None, seed=case.options["seed"], **options)
     low, high = percentile_interval(samples["spearman"], case.options["confidence"], units)
     if low is not None and low > 0 and (units is None or units.are_enough):
         return None
@@ -269,16 +273,20 @@ def _judge_baselines(case: _Case) -> Verdict | None:
     if not ordered:
         return None
     compared = ordered if case.metric == "spearman" else {name: case.compare(name, case.metric) for name in ordered}
+    if all(result.after is None for result in compared.values()):
+        reason = next(iter(compared.values())).undefined
+        return _undefined(len(case.labels), f"{metric_name(case.metric)} is undefined ({reason})")
+    compared = {name: result for name, result in compared.items() if not result.undefined} or ordered
     # One that scores as high as the model first, then the one whose interval reaches lowest.
     hardest = min(compared, key=lambda name: ((compared[name].improvement or 0) > 0, compared[name].low or 0))
     result = compared[hardest]
     several = f", the hardest of {len(compared)} to beat" if len(compared) > 1 and result.is_better else ""
     text = f"{_scores(result)} of {hardest}{several} (difference {_difference(result)}, {result.n:,} rows)"
-    order = "" if case.metric == "spearman" else _say_order(case, ordered)
+    order = "" if result.metric == "spearman" else _say_order(ordered)
     return _from_comparison(result, "every baseline" if result.is_better else hardest, text, hardest, order)
 
 
-def _say_order(case: _Case, ordered: dict[str, PairedComparison]) -> str:
+def _say_order(ordered: dict[str, PairedComparison]) -> str:
     """Spearman beside a verdict in another metric: the model's, and the baseline that orders rows better, if any."""
     highest = max(ordered.values(), key=lambda result: result.before or 0)
     name = next(name for name, result in ordered.items() if result is highest)

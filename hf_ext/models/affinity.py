@@ -206,7 +206,7 @@ class AffinityModel(PreTrainedModel):
         own = torch.autocast(tokens["input_ids"].device.type, self.encoder_autocast, self.encoder_autocast is not None)
         with torch.set_grad_enabled(torch.is_grad_enabled() and not frozen), own if frozen else nullcontext():
             states = encoder(**tokens).last_hidden_state
-        pooled = pool(states, batch["residue_mask"], tower.pooling)
+        pooled = pool(states, batch, tower.pooling)
         if "owner" not in batch:
             return pooled
         return merge_windows(pooled, batch["owner"], batch["residue_mask"].sum(1), int(batch["num_rows"]))

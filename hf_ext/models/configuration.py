@@ -16,7 +16,7 @@ from .pooling import POOLINGS
 from .prediction_intervals import check_prediction_intervals
 
 Training = Literal["frozen", "lora", "full"]
-Pooling = Literal["mean", "cls", "max"]
+Pooling = Literal["mean", "mean_tokens", "cls", "max"]
 MAX_TOWERS = 3
 RANGES = {
     "head_sizes": WIDTH,
@@ -43,7 +43,7 @@ class EncoderSpec:
 class TowerSpec:
     """Inputs that share an encoder. Each entry of `inputs` is one column, or two columns that form a pair.
 
-    `encoder` indexes `AffinityConfig.encoders`; towers with the same index share weights.
+    `encoder` indexes `AffinityConfig.encoders`; towers with the same index share weights. `pooling`: see `pool`.
     """
 
     encoder: int

@@ -20,7 +20,7 @@ from ..zero import whole_weights
 from .configuration import EncoderSpec, Training
 from .lora import LORA_TARGETS, LoraSettings, add_adapters
 
-_TEXT_ENCODERS = ("t5", "mt5", "umt5")  # AutoModel would build their decoder too
+TEXT_ENCODERS = ("t5", "mt5", "umt5")  # AutoModel would build their decoder too; no first token stands for the sequence
 _WIDEST = 2**16  # a dozen times the widest known; numbers beyond are damage, and would take all memory
 _NOT_NEEDED = ("contact_head.", "pooler.")  # never used for embeddings
 
@@ -138,7 +138,7 @@ def load_encoder(spec: EncoderSpec, dtype: torch.dtype = torch.float32) -> PreTr
                 f"{spec.fingerprint}. Restore the folder, or train again."
             )
     check_index(spec.name_or_path)
-    factory = AutoModelForTextEncoding if spec.config["model_type"] in _TEXT_ENCODERS else AutoModel
+    factory = AutoModelForTextEncoding if spec.config["model_type"] in TEXT_ENCODERS else AutoModel
     # A branch may have moved since the spec was read: its commit is loaded, not what the branch is by now.
     revision = _commit(spec) or spec.revision
     settings = {"revision": revision, "dtype": dtype, "trust_remote_code": False, **_no_pooler(spec)}
@@ -176,7 +176,7 @@ def build_encoder(spec: EncoderSpec) -> PreTrainedModel:
 def _architecture(spec: EncoderSpec) -> PreTrainedModel:
     settings = dict(spec.config)
     config = AutoConfig.for_model(settings.pop("model_type"), **settings)
-    factory = AutoModelForTextEncoding if config.model_type in _TEXT_ENCODERS else AutoModel
+    factory = AutoModelForTextEncoding if config.model_type in TEXT_ENCODERS else AutoModel
     # Left to itself, from_config takes the dtype that the encoder was published in, such as float16.
     with whole_weights():
         return factory.from_config(config, dtype=torch.get_default_dtype(), **_no_pooler(spec))

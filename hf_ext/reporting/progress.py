@@ -13,6 +13,9 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 from transformers import TrainerCallback
 from transformers.trainer_callback import ProgressCallback
 
+from ..units import rounded
+from .shortfall import Shortfall
+
 # Without tqdm's time left, which jumps after every evaluation: ours counts evaluation and saving as they were so far.
 BAR = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}, {rate_fmt}{postfix}]"
 SPEED_UNITS = {"residues_per_s": "residues/s", "tokens_per_s": "tokens/s"}
@@ -64,6 +67,12 @@ class LiveProgress(ProgressCallback):
         if metrics:
             self.training_bar.write(f"step {state.global_step}: {describe_metrics(metrics)}")
 
+    def show_speed(self, rates: Logs, slow_because: str, args: Any, state: Any) -> None:
+        """Takes rates of the last steps, and what makes them low, into what stands behind the bar."""
+        self._numbers.update({**rates, "slow_because": slow_because})
+        if self.training_bar is not None:
+            self.training_bar.set_postfix_str(describe_training(self._numbers, args, state), refresh=False)
+
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Also closes the bar of an evaluation that was given up, or of rows that were looked at after it."""
         super().on_evaluate(args, state, control, **kwargs)
@@ -102,8 +111,23 @@ def describe_training(numbers: Logs, args: Any, state: Any) -> str:
         # Of a checkpoint, where the arguments name no metric any more.
         name = (args.metric_for_best_model or "").removeprefix("eval_")
         parts.append(f"best {name} {best:.4g}" if name else f"best {best:.4g}")
+    parts += _speed_parts(numbers)
     parts += [f"{_time(numbers['hours_left'])} left"] if "hours_left" in numbers else []
+    parts += [f"slow: {numbers['slow_because']}"] if numbers.get("slow_because") else []
     return ", ".join(parts)
+
+
+def describe_speed(rates: Logs, shortfall: Shortfall | None) -> str:
+    """Rates of the last steps in a line, and what makes them low."""
+    parts = _speed_parts(rates)
+    parts += [f"{_time(rates['hours_left'])} left"] if "hours_left" in rates else []
+    return ", ".join(parts) + (f"; {shortfall}" if shortfall else "")
+
+
+def _speed_parts(numbers: Logs) -> list[str]:
+    parts = [f"{rounded(numbers['batches_per_s'])} batches/s"] if "batches_per_s" in numbers else []
+    speed = numbers.get("speed_vs_baseline")
+    return parts if speed is None else [*parts, f"{rounded(speed)}x the baseline"]
 
 
 def describe_metrics(metrics: Logs) -> str:

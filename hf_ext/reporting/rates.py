@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from ..errors import ArgumentError
 from ..hardware import Hardware
@@ -68,6 +69,18 @@ def read_baseline(path: str, hardware_name: str) -> dict[str, float]:
             "compare. Measure a baseline here with recipes/compare.py, or leave --baseline_json out."
         )
     return rates
+
+
+def find_baseline(args: Any, hardware_name: str) -> dict[str, float]:
+    """Rates of the baseline that `args` name, from a file or as batches per second; empty where they name none.
+
+    Raises:
+        ArgumentError: as `read_baseline`.
+    """
+    if path := getattr(args, "baseline_json", None):
+        return read_baseline(path, hardware_name)
+    batches = getattr(args, "baseline_batches_per_second", None)
+    return {"sequences_per_s": batches * args.baseline_batch_size} if batches else {}
 
 
 def speed_against(baseline: Mapping[str, float], rates: Mapping[str, float]) -> dict[str, float]:

@@ -11,7 +11,7 @@ machine make a step longer; they hardly change these.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -56,6 +56,15 @@ class StepTimer:
         if self._uses_events and steps:
             steps[-1][2].synchronize()
         return [(self._between(free, end), self._between(free, begin), cpu) for free, begin, end, cpu in steps]
+
+    def newest(self, first: int = 0) -> Iterator[tuple[float, float]]:
+        """Seconds of steps that were not read yet, and those of them that were waiting; the last step first.
+
+        Never waits for the device: steps that it has not done yet are left out. So are those before `first`.
+        """
+        for free, begin, end, _ in reversed(self._steps[first:]):
+            if not self._uses_events or end.query():
+                yield self._between(free, end), self._between(free, begin)
 
     def _mark(self) -> Any:
         if not self._uses_events:

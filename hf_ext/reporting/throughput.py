@@ -15,10 +15,12 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 from accelerate.utils import gather
 from torch import nn
@@ -28,7 +30,7 @@ from ..errors import ArgumentError
 from ..hardware import detect_hardware
 from ..whole_files import write_text
 from .batch_counts import COUNTS, BatchCounter
-from .rates import Device, mean_rates, read_baseline, speed_against
+from .rates import Device, find_baseline, mean_rates, speed_against
 from .step_timer import StepTimer
 
 logger = logging.getLogger(__name__)
@@ -36,6 +38,8 @@ logger = logging.getLogger(__name__)
 WARMUP_STEPS = 3  # kernels are loaded and graphs compiled in these; a second shape compiles again
 MAX_STEPS_WRITTEN = 5000
 READ_EVERY = 1000  # steps, where Trainer logs more rarely
+FIRST_READS = (1, 10)  # measured steps, after which what a step holds is known for a live rate
+RECENT_S, RECENT_STEPS = 30.0, 200  # what counts as now: so many seconds of steps, or so many steps
 FILE_NAME = "throughput.json"
 TIMES = ("seconds", "data_wait_seconds", "cpu_seconds")
 COLUMNS = (*TIMES, *COUNTS)  # of one step
@@ -84,8 +88,7 @@ class ThroughputCallback(TrainerCallback):
             self._counter.detach()
         tokenizer = self.tokenizer or kwargs.get("processing_class")
         self._device = Device(detect_hardware(args.device), _compute_dtype(args, model), args.world_size)
-        path = getattr(args, "baseline_json", None)
-        self._baseline = read_baseline(path, self._device.hardware.name) if path else {}
+        self._baseline = find_baseline(args, self._device.hardware.name)
         given = getattr(args, "throughput_warmup_steps", WARMUP_STEPS)
         self._warmup_steps: int = given if self.warmup_steps is None else self.warmup_steps
         if self._warmup_steps < 0:
@@ -94,6 +97,9 @@ class ThroughputCallback(TrainerCallback):
         self._timer = StepTimer(args.device, self._clock)
         self._pending: list[torch.Tensor] = []
         self._num_steps, self._warmup_seconds, self._peak_bytes = 0, 0.0, 0
+        self._seconds_before = time.time() - psutil.Process().create_time()
+        self._rows_per_epoch = _count_dataset(kwargs.get("train_dataloader"))
+        self._steps_per_epoch: float | None = None
         self._left_out_since: float | None = None
         self._window, self._totals = np.zeros(len(COLUMNS)), np.zeros(len(COLUMNS))
         self._last: deque[np.ndarray] = deque(maxlen=MAX_STEPS_WRITTEN)
@@ -112,9 +118,10 @@ class ThroughputCallback(TrainerCallback):
             return
         self._timer.end()
         self._pending.append(self._require_counter().take())
-        if len(self._pending) >= READ_EVERY:
+        num_steps = self._num_steps + len(self._pending)
+        if len(self._pending) >= READ_EVERY or num_steps - self._warmup_steps in FIRST_READS:
             self._read(args)
-        if self._num_steps + len(self._pending) == self._warmup_steps:
+        if num_steps == self._warmup_steps:
             self._wall_start = self._now()
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -132,6 +139,7 @@ class ThroughputCallback(TrainerCallback):
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Writes `throughput.json` and stops watching the model."""
+        self._steps_per_epoch = state.global_step / state.epoch if state.epoch else None
         if self.writes_file and state.is_world_process_zero:
             path = Path(args.output_dir) / FILE_NAME
             try:
@@ -176,12 +184,47 @@ class ThroughputCallback(TrainerCallback):
         else:
             added = self._rates(self._window)
             added["peak_memory_gib"] = self._peak_gib()
-            if (measured := self._num_steps - self._warmup_steps) > 0 and self._wall_start is not None:
-                added["hours_left"] = (state.max_steps - state.global_step) * self._wall_per_step(measured) / 3600
+            added |= self._hours_left(state)
         self._window = np.zeros(len(COLUMNS))
         added = {name: float(f"{value:.5g}") for name, value in added.items()}
         logs.update(added)
         return added
+
+    @property
+    def device(self) -> Device:
+        """What the run computes on; known once training has begun."""
+        return self._device
+
+    def live(self, args: Any, state: Any) -> dict[str, float]:
+        """Rates of the last steps of this process, for a line that is shown while it trains; {} in the warm-up.
+
+        `batches_per_s` (passes through the model, of one process), `data_wait_share`, `hours_left`, and with what a
+        step held so far in the mean, as soon as that was read, the rates of the logs. Changes nothing, and waits for
+        nothing.
+        """
+        unread_warmup = max(0, self._warmup_steps - self._num_steps)
+        read = ((float(row[0]), float(row[1])) for row in reversed(self._last))
+        num_recent, seconds, waiting = 0, 0.0, 0.0
+        for step, wait in islice(chain(self._timer.newest(unread_warmup), read), RECENT_STEPS):
+            num_recent, seconds, waiting = num_recent + 1, seconds + step, waiting + wait
+            if seconds >= RECENT_S:
+                break
+        if seconds <= 0:
+            return {}
+        rates = {"batches_per_s": num_recent * args.gradient_accumulation_steps / seconds}
+        rates["data_wait_share"] = waiting / seconds
+        if (num_read := self._num_steps - self._warmup_steps) > 0:
+            sums = self._totals * (num_recent / num_read)
+            sums[COLUMNS.index("seconds")], sums[COLUMNS.index("data_wait_seconds")] = seconds, waiting
+            rates |= self._rates(sums)
+        return {**rates, **self._hours_left(state)}
+
+    def _hours_left(self, state: Any) -> dict[str, float]:
+        measured = self._num_steps + len(self._pending) - self._warmup_steps
+        if measured <= 0 or self._wall_start is None:
+            return {}
+        wall_per_step = (self._now() - self._wall_start) / measured
+        return {"hours_left": (state.max_steps - state.global_step) * wall_per_step / 3600}
 
     def summarize(self, log_history: list[dict[str, Any]]) -> dict[str, Any]:
         """What `throughput.json` holds; `steps` are the last 5,000 measured ones, seconds of this process's loop."""
@@ -197,6 +240,9 @@ class ThroughputCallback(TrainerCallback):
             "measured_steps": max(self._num_steps - self._warmup_steps, 0),
             "warmup_steps": min(self._num_steps, self._warmup_steps),
             "warmup_seconds": self._warmup_seconds,
+            "seconds_before_training": round(self._seconds_before, 3),
+            "rows_per_epoch": self._rows_per_epoch,
+            "steps_per_epoch": self._steps_per_epoch,
             "rates": self._rates(self._totals),
             "totals": dict(zip(COLUMNS, self._totals.tolist())),
             "step_seconds": dict(zip(("q1", "median", "q3"), quartiles)),
@@ -241,10 +287,6 @@ class ThroughputCallback(TrainerCallback):
             rates["mfu"] = sums_by_name["flops"] / sums_by_name["seconds"] / self._device.peak_flops
         return {**rates, **speed_against(self._baseline, rates)}
 
-    def _wall_per_step(self, measured: int) -> float:
-        assert self._wall_start is not None
-        return (self._now() - self._wall_start) / measured
-
     def _now(self) -> float:
         return (self._clock or time.perf_counter)()
 
@@ -264,6 +306,11 @@ def _compute_dtype(args: Any, model: nn.Module) -> str:
     largest = max(model.parameters(), key=lambda parameter: parameter.numel()).dtype
     names = {torch.bfloat16: "bf16", torch.float16: "fp16"}
     return names.get(largest) or ("tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "fp32")
+
+
+def _count_dataset(loader: Any) -> int | None:
+    dataset: Any = getattr(loader, "dataset", None)
+    return len(dataset) if hasattr(dataset, "__len__") else None
 
 
 def peak_bytes(device: torch.device) -> int:

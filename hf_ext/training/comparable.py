@@ -8,26 +8,35 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ArgumentError
+from ..errors import ArgumentError, DataError
+from ..evaluation.metrics import DEFAULT_THRESHOLD, MIN_GROUP_ROWS
 from ..evaluation.paired import RATIO_METRICS
-from ..evaluation.scores import PLAIN_METRICS
+from ..evaluation.resampling import MIN_UNITS
+from ..evaluation.row_metrics import RowMetrics
+from ..evaluation.scores import GROUP_METRIC, PLAIN_METRICS, THRESHOLD_METRICS
 from ..units import less_is_better
 from .evaluation_passes import Evaluation
 from .evaluation_schedule import is_evaluated
 
 COMPARABLE = (*PLAIN_METRICS, *RATIO_METRICS)
+BY_ROW_METRICS = (*THRESHOLD_METRICS, GROUP_METRIC)  # need a threshold or groups, which `RowMetrics` knows
 SUM_COLUMN = {"token_loss": 0, "perplexity": 0, "accuracy": 1}  # of what `masked_lm.results.sum_rows` returns
 
 
 @dataclass(frozen=True)
 class Watched:
-    """What early stopping looks at: a metric, and the key of a dict of evaluation sets, or "".
+    """What early stopping looks at.
 
-    `row_values` gives each row's own number from the metric and the predictions; None of a metric of `COMPARABLE`.
+    Attributes:
+        metric: one that `compare_paired` knows.
+        name: the key of a dict of evaluation sets, or "".
+        threshold: of metrics of binders, in the unit of the labels.
+        row_values: each row's own number from the metric and the predictions; None of a metric of `COMPARABLE`.
     """
 
     metric: str
     name: str
+    threshold: float = DEFAULT_THRESHOLD
     row_values: Callable[[str, np.ndarray], np.ndarray] | None = None
 
 
@@ -51,12 +60,16 @@ def choose_watched(args: Any, eval_dataset: Any, compute_metrics: Any) -> Watche
                 f"comes first, such as {next(iter(eval_dataset), 'NAME')}_spearman."
             )
     own = tuple(getattr(compute_metrics, "row_metrics", ()))
-    if metric not in (own or COMPARABLE):
+    known = compute_metrics.names if isinstance(compute_metrics, RowMetrics) else ()
+    if metric not in (own or COMPARABLE) and not (metric in BY_ROW_METRICS and metric in known):
         hint = "; rmse orders models as a mean squared loss does" if metric == "loss" else ""
-        known = f"{', '.join(PLAIN_METRICS)}, or, over masked residues, {', '.join(RATIO_METRICS)}{hint}"
+        usual = (
+            f"{', '.join(PLAIN_METRICS)}, or, over masked residues, {', '.join(RATIO_METRICS)}{hint}; in "
+            f"{', '.join(BY_ROW_METRICS)} where compute_metrics is a RowMetrics that computes it"
+        )
         raise ArgumentError(
             f"early_stopping_patience={args.early_stopping_patience} with metric_for_best_model={given!r}: models are "
-            f"compared row by row, in {', '.join(own) or known}. Give one of these, or transformers' "
+            f"compared row by row, in {', '.join(own) or usual}. Give one of these, or transformers' "
             "EarlyStoppingCallback, which takes any metric."
         )
     if args.greater_is_better == less_is_better(metric):
@@ -69,7 +82,53 @@ def choose_watched(args: Any, eval_dataset: Any, compute_metrics: Any) -> Watche
         lacking = "predictions: compute_metrics, without prediction_loss_only and batch_eval_metrics"
     if lacking:
         raise ArgumentError(f"early_stopping_patience={args.early_stopping_patience} needs {lacking}.")
-    return Watched(metric, name, compute_metrics.row_values if own else None)
+    if metric in THRESHOLD_METRICS:
+        return Watched(metric, name, compute_metrics.threshold)
+    return Watched(metric, name, row_values=compute_metrics.row_values if own else None)
+
+
+def spell_out_best(args: Any, compute_metrics: Any) -> str | None:
+    """`metric_for_best_model`, with the threshold or the groups that decide its value too."""
+    name = args.metric_for_best_model
+    return compute_metrics.spell_out(name) if name and isinstance(compute_metrics, RowMetrics) else name
+
+
+def check_metric_on_rows(args: Any, compute_metrics: Any, dataset: Any, name: str, rows: Any) -> None:
+    """Refuses a `metric_for_best_model` that has no value on the rows of the evaluations, whatever is predicted.
+
+    Args:
+        dataset, name: an evaluation set, and its name where there are several.
+        rows: numbers of those that evaluations look at; None: all.
+
+    Raises:
+        DataError: labels or groups do not allow the metric, or, for early stopping, too few groups; no group column.
+    """
+    if not isinstance(compute_metrics, RowMetrics):
+        return
+    metric = (args.metric_for_best_model or "").removeprefix("eval_").removeprefix(f"{name}_" if name else "")
+    num_groups = compute_metrics.count_groups(dataset, rows)
+    problem = compute_metrics.why_undefined(metric, dataset, rows)
+    stops = metric == GROUP_METRIC and args.early_stopping_patience is not None
+    if problem is None and stops and num_groups < MIN_UNITS:
+        problem = f"early stopping needs {MIN_UNITS} groups of {MIN_GROUP_ROWS} rows and more, here are {num_groups}"
+    if problem:
+        where = "" if rows is None else f" ({len(rows):,} of --max_eval_samples)"
+        raise DataError(
+            f"metric_for_best_model={args.metric_for_best_model!r}: {problem}{where}. Take another metric"
+            + (", more rows" if rows is not None else "")
+            + (" or another threshold." if metric in THRESHOLD_METRICS else ".")
+        )
+
+
+def name_undefined(compute_metrics: Any, dataset: Any, rows: Any) -> list[str]:
+    """Metrics that were asked for and have no value on these rows, whatever is predicted, with the reason."""
+    if not isinstance(compute_metrics, RowMetrics):
+        return []
+    asked = {"recall": "recall and what else needs binders", GROUP_METRIC: "Spearman within groups"}
+    found = {
+        name: compute_metrics.why_undefined(name, dataset, rows) for name in asked if name in compute_metrics.names
+    }
+    return [f"{asked[name]} will have no value: {reason}." for name, reason in found.items() if reason]
 
 
 def comparable_columns(evaluation: Evaluation, watched: Watched) -> tuple[np.ndarray, np.ndarray]:

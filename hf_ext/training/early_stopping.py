@@ -75,7 +75,7 @@ class EarlyStopping(TrainerCallback):
         if self.decisions and self.decisions[-1]["step"] == step:
             return {}  # the same weights again
         labels, predictions = comparable_columns(evaluation, watched)
-        rule = self._rule_of(labels, watched.metric, state.max_steps)
+        rule = self._rule_of(labels, watched, evaluation.groups, state.max_steps)
         decision = rule.update(predictions, step=step)
         self.decisions.append(decision.as_dict())
         stops = self._team.agree([decision.should_stop])[0]
@@ -85,13 +85,15 @@ class EarlyStopping(TrainerCallback):
             logger.log(logging.WARNING if stops else logging.INFO, describe(decision, rule))
         return improvement_logs(decision.against_best, f"eval_{evaluation.name}_" if evaluation.name else "eval_")
 
-    def _rule_of(self, labels: np.ndarray, metric: str, max_steps: int) -> StoppingRule:
+    def _rule_of(self, labels: np.ndarray, watched: Watched, groups: np.ndarray | None, max_steps: int) -> StoppingRule:
         """The rule of these rows: the one there is, that of the checkpoint, or a new one."""
         if self._rule is not None and self._rule.is_of(labels):
             return self._rule
         rule = StoppingRule(
             labels,
-            metric=metric,
+            metric=watched.metric,
+            threshold=watched.threshold,
+            groups=groups,
             patience=self._args.early_stopping_patience,
             warmup_steps=self._args.get_warmup_steps(max_steps),
             min_delta=self._args.early_stopping_min_delta,

@@ -13,6 +13,7 @@ from transformers.trainer_utils import EvalLoopOutput, denumpify_detensorize
 
 from ..errors import DataError
 from ..evaluation.dataset_subset import ChosenRows
+from ..evaluation.row_metrics import RowMetrics
 
 PADDING = -100  # as Trainer pads rows of unequal width
 FIELDS = ("predictions", "label_ids", "inputs", "losses")  # of `EvalPrediction`
@@ -26,12 +27,14 @@ class Evaluation:
         predictions, labels: row by row, as `compute_metrics` gets them: (n,) or (n, columns); the first of a tuple.
         name: key of a dictionary of evaluation sets, or "".
         is_full: whether these are all rows of the set.
+        groups: of the rows, (n,), where `compute_metrics` is a `RowMetrics` that scores by groups.
     """
 
     predictions: np.ndarray
     labels: np.ndarray
     name: str
     is_full: bool
+    groups: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,11 @@ class NotingMetrics:
         setattr(self._compute, name, value)
 
 
+def knowing_rows(compute: Any, dataset: Any, rows: Any = None) -> Any:
+    """`compute_metrics` for these rows of `dataset` (None: all): another where it is a `RowMetrics` with groups."""
+    return compute.of_rows(dataset, rows) if isinstance(compute, RowMetrics) else compute
+
+
 def last_prediction(noting: NotingMetrics | None) -> EvalPrediction | None:
     """What `compute_metrics` was called with, if it was."""
     return None if noting is None or not noting._seen else noting._seen[-1]
@@ -80,7 +88,9 @@ def predictions_of(output: EvalLoopOutput) -> EvalPrediction | None:
     return EvalPrediction(output.predictions, output.label_ids)
 
 
-def make_comparable(prediction: EvalPrediction | None, name: str, is_full: bool) -> Evaluation | None:
+def make_comparable(
+    prediction: EvalPrediction | None, name: str, is_full: bool, groups: np.ndarray | None = None
+) -> Evaluation | None:
     """The predictions, for comparison with those of another step; None where there are none, or some for every token.
 
     Those are left out because they would fill the memory until the next evaluation.
@@ -89,7 +99,9 @@ def make_comparable(prediction: EvalPrediction | None, name: str, is_full: bool)
         return None
     predictions, labels = _first(prediction.predictions), _first(prediction.label_ids)
     is_small = isinstance(predictions, np.ndarray) and predictions.ndim <= 2
-    return Evaluation(predictions, labels, name, is_full) if is_small and isinstance(labels, np.ndarray) else None
+    if not is_small or not isinstance(labels, np.ndarray):
+        return None
+    return Evaluation(predictions, labels, name, is_full, groups)
 
 
 def _first(values: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ import numpy as np
 from transformers import TrainerControl, TrainerState
 from transformers.trainer_utils import EvalLoopOutput
 
+from .comparable import check_metric_on_rows, name_undefined
 from .evaluation_passes import (
     Evaluation,
     NotingMetrics,
@@ -20,6 +22,7 @@ from .evaluation_passes import (
     choose_metrics,
     full_key,
     join_passes,
+    knowing_rows,
     last_prediction,
     make_comparable,
     predictions_of,
@@ -33,6 +36,8 @@ from .resuming import Resumed
 from .stopper import Stopper
 from .team import Team
 from .watcher import Watcher, load_watching
+
+logger = logging.getLogger(__name__)
 
 Given = tuple[Any, ...]  # to Trainer's loop, after the loader; the prefix of the metrics' names comes last
 
@@ -89,10 +94,11 @@ class Evaluator:
         self.watchers = tuple(watchers)
         self.rows = EvaluationRows(args, team)
         self.compared: Evaluation | None = None
-        self._args, self._stopper = args, stopper
+        self._args, self._stopper, self._is_main = args, stopper, team.is_main
         self._seconds: dict[str, dict[str, float]] = {}  # of the record's sets
         self._seen: Evaluation | None = None  # by the watchers
         self._set_name: str | None = None  # of the evaluation at hand; None where the rows are not the run's own
+        self._dataset: Any = None  # of the evaluation at hand
         self._best_set = ""  # the one that `metric_for_best_model` is of
         self._left_out: dict[str, tuple[Pass, Given]] = {}  # sets of which only the subset was looked at
 
@@ -121,12 +127,18 @@ class Evaluator:
         """Chooses the subset of every evaluation set, so that what is wrong with one is said before training.
 
         Raises:
-            DataError: see `choose_rows` of `evaluation.dataset_subset`.
+            DataError: see `choose_rows` of `evaluation.dataset_subset`; or `metric_for_best_model` has no value on
+                these rows, see `check_metric_on_rows`.
         """
-        if self._args.max_eval_samples is None or not is_evaluated(self._args):
+        if means.sets is None or not is_evaluated(self._args):
             return
         for name in means.sets if isinstance(means.sets, Mapping) else [""]:
-            self._parts(name, means)
+            is_part = self._args.max_eval_samples is not None
+            rows = self._parts(name, means).chosen.rows if is_part else None
+            compute, dataset = means.compute_metrics, means.sets[name] if name else means.sets
+            check_metric_on_rows(self._args, compute, dataset, name, rows)
+            for problem in name_undefined(compute, dataset, rows) if self._is_main else []:
+                logger.warning("While training %s", problem)
 
     def _parts(self, name: str, means: Means) -> EvalParts:
         return self.rows.parts(name, means.sets, means.make_loader)
@@ -141,15 +153,24 @@ class Evaluator:
         if not isinstance(sets if asked_for is None else asked_for, Mapping):  # of several, Trainer asks for each
             own = "" if asked_for is None else asked_for
             self._set_name = own if isinstance(own, str) else None
+            self._dataset = asked_for if self._set_name is None else sets[own] if own else sets
         try:
             yield
         finally:
-            self._set_name = None
+            self._set_name = self._dataset = None
 
     @property
     def looks_at_own(self) -> bool:
         """Whether the evaluation at hand is of an evaluation set of the run."""
         return self._set_name is not None
+
+    def for_all_rows(self, compute: Any) -> Any:
+        """The stand-in for a `compute_metrics` that can know the rows of the evaluation at hand, all of its set.
+
+        None where there is none, as in `predict`.
+        """
+        knowing = compute if self._dataset is None else knowing_rows(compute, self._dataset)
+        return None if knowing is compute else knowing
 
     def loader(self, means: Means) -> Any:
         """Of the subset, where the evaluation at hand looks at that; else None."""
@@ -163,11 +184,12 @@ class Evaluator:
         """An evaluation of a set of the run, over what `loader` is of, and over the rest where that is due."""
         name = self._set_name
         assert name is not None
-        first = self._pass(loader, given, means)
-        num_rows = first.output.num_samples
         parts = self._parts(name, means) if self._args.max_eval_samples is not None else None
+        compute = knowing_rows(means.compute_metrics, self._dataset, None if parts is None else parts.chosen.rows)
+        first = self._pass(loader, given, means, compute)
+        num_rows = first.output.num_samples
         is_full = parts is None or parts.chosen.are_all
-        self.compared = make_comparable(first.prediction, name, is_full)
+        self.compared = make_comparable(first.prediction, name, is_full, getattr(compute, "groups", None))
         record = self.record(now.callback_handler.callbacks)
         if parts is None:
             record.add_pass(name, 0, num_rows, is_full, first.seconds)
@@ -181,13 +203,18 @@ class Evaluator:
         self._left_out[name] = (first, given)
         return first.output
 
-    def _pass(self, loader: Any, given: Given, means: Means, with_metrics: bool = True) -> Pass:
-        """One pass by Trainer's loop; of a part of the rows, what `compute_metrics` gets is kept to be joined."""
-        args, compute = self._args, means.compute_metrics
+    def _pass(self, loader: Any, given: Given, means: Means, compute: Any, with_metrics: bool = True) -> Pass:
+        """One pass by Trainer's loop; of a part of the rows, what `compute_metrics` gets is kept to be joined.
+
+        Args:
+            compute: `compute_metrics`, as far as it can knowing the rows.
+        """
+        args = self._args
         is_called = compute is not None and not args.batch_eval_metrics
         noting = NotingMetrics(compute, with_metrics) if is_called and args.max_eval_samples is not None else None
+        stand_in = compute if noting is None and compute is not means.compute_metrics else noting
         began = time.perf_counter()
-        output, num_items = means.one_pass(loader, given, noting)
+        output, num_items = means.one_pass(loader, given, stand_in)
         prediction = predictions_of(output) if is_called and noting is None else last_prediction(noting)
         weight = output.num_samples if num_items is None else num_items
         return Pass(output, prediction, weight, time.perf_counter() - began)  # type: ignore[arg-type]
@@ -210,12 +237,14 @@ class Evaluator:
         began, num_more, whole = time.perf_counter(), 0, first
         if not parts.chosen.are_all:
             is_stream = parts.chosen.kept is not None
-            rest = self._pass(parts.rest_loader(means.make_loader), given, means, with_metrics=is_stream)
+            compute = means.compute_metrics  # of the rest alone nothing is computed, and streams have no groups
+            rest = self._pass(parts.rest_loader(means.make_loader), given, means, compute, with_metrics=is_stream)
             now.callback_handler.eval_dataloader = parts.subset
             num_more = rest.output.num_samples
             whole = rest if is_stream else join_passes(first, rest, parts.chosen, given[-1])
             if not is_stream and whole.prediction is not None:
-                whole.output.metrics.update(prefix_metrics(means.compute_metrics(whole.prediction), given[-1]))
+                of_all = knowing_rows(means.compute_metrics, parts.dataset)
+                whole.output.metrics.update(prefix_metrics(of_all(whole.prediction), given[-1]))
             self.record(now.callback_handler.callbacks).add_rest(name, time.perf_counter() - began)
         metrics = {**first.output.metrics, **{full_key(k): v for k, v in whole.output.metrics.items()}}
         return whole.output._replace(metrics=metrics, num_samples=first.output.num_samples + num_more)

@@ -41,6 +41,7 @@ from .restoring import Restorer
 from .resuming import Resumer
 from .row_order import RowOrder
 from .run_folder import RunFolder
+from .speed_line import SpeedLine
 from .step_guard import StepGuard
 from .stopper import Stopper
 from .team import Team
@@ -79,6 +80,7 @@ class Parts:
         self.throughput = ThroughputCallback(tokenizer=getattr(collator, "tokenizer", None))
         self.throughput.writes_file = planned.keeps_records
         self.throughput.packs = planned.applied("packing")
+        self.speed_line = SpeedLine(args, self.throughput, planned)
         self.profiling = Profiling(args, self.throughput.leave_out_step, self.throughput.resume)
         self.run_clock = RunClockCallback()
         self._host_steps = HostSteps(args, partial(planned.record, "cpu_offload"))
@@ -125,13 +127,16 @@ class Parts:
     def listeners(self) -> Sequence[TrainerCallback]:
         """Those that need Trainer's events, in the order in which they must have them.
 
-        What is said before a run, then rates and clocks: what the others do is not training. Losses are judged before a
-        step is stopped for, and the schedule asks for an evaluation before a stop can hold it back. A
-        profile ends where any of them asks for something.
+        What is said before a run, then rates, who shows them, and clocks: what the others do is not training. Losses
+        are judged before a step is stopped for, and the schedule asks for an evaluation before a stop can hold it back.
+        A profile ends where any of them asks for something.
         """
         watchers = [self.collapse_alarm, *([self.early_stopping] if self.early_stopping.is_on else [])]
-        counters = [self.memory, self.throughput, self.run_clock, self._host_steps, self.loaders, *self._masking]
+        rates = [self.throughput, self.speed_line]
+        counters = [self.run_clock, self._host_steps, self.loaders, *self._masking]
         return [
+            self.memory,
+            *rates,
             *counters,
             self.step_guard,
             self.ladder,

@@ -76,6 +76,20 @@ def test_the_subset_and_the_rest_are_the_same_rows_as_in_one_process(alone, rank
         assert not same(last, {key.replace("full_", ""): value for key, value in last.items() if "full_" in key})
 
 
+def test_binders_and_groups_are_those_of_one_process_on_a_subset_and_on_all_rows(alone, ranks):
+    names = ("recall", "precision", "f1", "average_precision", "enrichment_1pct", "enrichment_5pct")
+    names = (*names, "per_group_spearman", "num_defined_groups", "spearman")
+    expected = alone["groups"][-1]
+    assert (expected["eval_num_defined_groups"], expected["eval_full_num_defined_groups"]) == (3.0, 3.0)
+    for measured in ranks:
+        for prefix in ("eval_", "eval_full_"):
+            found = {name: measured["groups"][-1][f"{prefix}{name}"] for name in names}
+            wanted = {name: expected[f"{prefix}{name}"] for name in names}
+            assert found == pytest.approx(wanted, rel=1e-6, nan_ok=True)
+            assert found["per_group_spearman"] != pytest.approx(found["spearman"], rel=1e-3)
+    assert expected["eval_per_group_spearman"] != pytest.approx(expected["eval_full_per_group_spearman"], rel=1e-3)
+
+
 def test_a_loss_that_a_subclass_computes_trains_evaluates_and_predicts_as_in_stock_trainer(ranks):
     for measured in ranks:
         assert measured["overridden"]["seen"] == []

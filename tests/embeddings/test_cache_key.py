@@ -1,6 +1,7 @@
 """What a cached embedding is known by: the encoder's commit, what products are computed in, the library's version."""
 
 import shutil
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from hf_ext.data.arguments import DataArguments
 from hf_ext.errors import ArgumentError
 from hf_ext.models.encoders import identify_encoder, load_encoder, read_encoder
 from hf_ext.models.lora import LoraSettings
+from hf_ext.models.pooling import POOLINGS
 from hf_ext.presets import PRESETS
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
@@ -43,9 +45,13 @@ def repository(demo_encoders):
     shutil.rmtree(folder)
 
 
-def make_trainer(folder, rows, **given) -> FastTrainer:
+def make_trainer(folder, rows, pooling="mean", **given) -> FastTrainer:
     encoders = AffinityArguments(
-        encoders=[NAME], encoder_revisions=["main"], tower_inputs=["heavy,light,antigen"], head_sizes=[8]
+        encoders=[NAME],
+        encoder_revisions=["main"],
+        tower_inputs=["heavy,light,antigen"],
+        pooling=[pooling],
+        head_sizes=[8],
     )
     model = build_model(encoders, COLUMNS)
     given = {"speedups": ["embedding_cache"], "embedding_cache_dir": str(folder / "cache"), **given}
@@ -72,6 +78,20 @@ def test_a_branch_that_moved_gives_no_stale_embeddings(repository, demo_rows, tm
     again = make_trainer(tmp_path, demo_rows)
     assert torch.equal(encode(again, sequence), first)
     assert again.plan["embedding_cache"].evidence["num_encoded"] == 0
+
+
+def test_embeddings_of_one_pooling_are_never_those_of_another(repository, demo_rows, tmp_path):
+    sequence, found = demo_rows["heavy"][0], {}
+    for pooling in POOLINGS:
+        trainer = make_trainer(tmp_path, demo_rows, pooling)
+        assert trainer.embedding_key("heavy")["pooling"] == pooling
+        found[pooling] = encode(trainer, sequence)
+        assert trainer.plan["embedding_cache"].evidence["num_encoded"] == 1
+    assert min((a - b).abs().max() for a, b in combinations(found.values(), 2)) > 0.01
+    for pooling in POOLINGS:
+        again = make_trainer(tmp_path, demo_rows, pooling)
+        assert torch.equal(encode(again, sequence), found[pooling])
+        assert again.plan["embedding_cache"].evidence["num_encoded"] == 0
 
 
 def test_weights_are_those_of_the_commit_the_model_was_made_with(repository):

@@ -125,7 +125,7 @@ def test_what_has_no_value_is_nan_with_a_reason(
 def test_per_group_keeps_groups_apart_and_averages_those_with_a_value() -> None:
     # a: reversed (-1); b: in order (1); c: one row. Pooled, the same rows correlate positively.
     predicted, measured = [2, 1, 8, 9, 5], [1, 2, 8, 9, 5]
-    grouped = metrics.per_group(predicted, measured, ["a", "a", "b", "b", "c"])
+    grouped = metrics.per_group(predicted, measured, ["a", "a", "b", "b", "c"], min_rows=2)
     assert (grouped.values["a"], grouped.values["b"]) == ((-1.0, None), (1.0, None))
     assert grouped.values["c"].undefined == "1 row; at least 2 are needed"
     assert grouped.sizes == {"a": 2, "b": 2, "c": 1}
@@ -134,7 +134,7 @@ def test_per_group_keeps_groups_apart_and_averages_those_with_a_value() -> None:
 
 
 def test_per_group_finds_the_rows_of_interleaved_groups() -> None:
-    grouped = metrics.per_group([1, 9, 2, 8, 3, 7], [1, 1, 2, 2, 3, 3], [0, 1, 0, 1, 0, 1])
+    grouped = metrics.per_group([1, 9, 2, 8, 3, 7], [1, 1, 2, 2, 3, 3], [0, 1, 0, 1, 0, 1], min_rows=3)
     assert {name: result.value for name, result in grouped.values.items()} == {
         "0": pytest.approx(1),
         "1": pytest.approx(-1),
@@ -143,7 +143,15 @@ def test_per_group_finds_the_rows_of_interleaved_groups() -> None:
 
 def test_per_group_without_any_defined_group_says_so() -> None:
     grouped = metrics.per_group([1, 2], [1, 2], ["a", "b"])
-    assert grouped.mean.undefined == "none of the 2 groups has a value (first group: 1 row; at least 2 are needed)"
+    assert grouped.mean.undefined == "none of the 2 groups has a value (first group: 1 row; at least 10 are needed)"
+
+
+def test_nine_rows_are_too_few_for_a_value_of_their_own_and_ten_are_not() -> None:
+    # a, of ten rows, is reversed; b, of nine, in order: only a counts
+    columns = [*range(10), *range(9)]
+    grouped = metrics.per_group(columns, [*range(9, -1, -1), *range(9)], ["a"] * 10 + ["b"] * 9)
+    assert (grouped.mean.value, grouped.defined) == (pytest.approx(-1.0), [pytest.approx(-1.0)])
+    assert grouped.values["b"].undefined == "9 rows; at least 10 are needed"
 
 
 @pytest.mark.parametrize(

@@ -31,8 +31,12 @@ EXPECTED = {
     "recall_threshold": 9.0,
     "precision": 1.0,
     "f1": 1.0,
-    "per_group_spearman": 1.0,
+    # the one binder of four rows is predicted highest: the top row, alone in 1 % and 5 %, has 4 times their share
+    "average_precision": 1.0,
+    "enrichment_1pct": 4.0,
+    "enrichment_5pct": 4.0,
     "per_group_spearman_num_groups": 2,
+    "per_group_spearman_num_defined_groups": 0,
 }
 
 
@@ -58,8 +62,8 @@ LOADERS: list[Callable[[str], evaluate.Metric]] = [load_metric, lambda name: eva
 
 
 @pytest.mark.parametrize("load", LOADERS, ids=["load_metric", "evaluate.load"])
-def test_all_nine_metrics_load_combine_and_take_batches_without_network(load: Callable[[str], evaluate.Metric]) -> None:
-    assert len(METRIC_NAMES) == 9
+def test_all_metrics_load_combine_and_take_batches_without_network(load: Callable[[str], evaluate.Metric]) -> None:
+    assert len(METRIC_NAMES) == 12
     loaded = [load(name) for name in METRIC_NAMES]
     assert [metric.name for metric in loaded] == list(METRIC_NAMES)
     combined = evaluate.combine(loaded)
@@ -109,11 +113,11 @@ def test_constant_predictions_are_nan_with_a_reason() -> None:
 
 def test_a_group_of_one_row_is_nan_with_a_reason() -> None:
     result = load_metric("per_group_spearman").compute(
-        predictions=[1, 2, 3], references=[1, 2, 3], groups=["a", "a", "b"]
+        predictions=range(11), references=range(11), groups=["a"] * 10 + ["b"]
     )
     assert result["per_group_spearman"] == 1.0
     assert result["per_group_spearman_num_defined_groups"] == 1
-    assert result["per_group_spearman_by_group"]["b"]["value_undefined"] == "1 row; at least 2 are needed"
+    assert result["per_group_spearman_by_group"]["b"]["value_undefined"] == "1 row; at least 10 are needed"
 
 
 def test_unknown_names_and_arguments_are_refused() -> None:
@@ -126,7 +130,7 @@ def test_unknown_names_and_arguments_are_refused() -> None:
 
 
 def test_every_metric_file_holds_the_metric_that_evaluate_would_pick() -> None:
-    assert len(METRIC_NAMES) == 9
+    assert len(METRIC_NAMES) == 12
     for name in METRIC_NAMES:
         classes = [item for item in runpy.run_path(metric_path(name)).values() if isinstance(item, type)]
         assert [cls.key for cls in classes] == [name]

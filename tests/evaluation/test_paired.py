@@ -90,6 +90,70 @@ def test_ratios_over_rows_without_a_prediction_are_undefined() -> None:
     assert compare_paired([1, 1], [float("nan"), 0], [1, 1], "token_loss").undefined.startswith("before: 1 of 2")
 
 
+def in_groups(*order: int, num_groups: int) -> np.ndarray:
+    """The same ten numbers, in this order, for each group."""
+    return np.tile(np.array(order, float), num_groups)
+
+
+def test_within_groups_the_mean_difference_is_compared_and_groups_are_drawn() -> None:
+    # Ten rows a group: in order 1; with the first two swapped 1 - 6 * 2 / (10 * 99) = 0.98788
+    right, swapped = [*range(10)], [1, 0, *range(2, 10)]
+    labels, before = in_groups(*right, num_groups=12), in_groups(*swapped, num_groups=12)
+    after = np.concatenate([in_groups(*right, num_groups=6), in_groups(*swapped, num_groups=6)])
+    groups = [f"antigen {i // 10}" for i in range(120)]
+    compared = compare_paired(labels, before, after, "per_group_spearman", groups=groups)
+    step = 12 / 990
+    assert (compared.before, compared.after) == (pytest.approx(1 - step), pytest.approx(1 - step / 2))
+    assert compared.improvement == pytest.approx(step / 2)
+    # 6 of 12 groups are better by `step`: the mean of 12 drawn ones lies between 0 and `step`
+    assert 0 < compared.low < step / 2 < compared.high < step
+    assert (compared.interval_by, compared.num_units, compared.is_better) == ("group", 12, True)
+    assert compared.excludes_improvement(step)
+    assert json.loads(json.dumps(compared.as_dict(), allow_nan=False)) == compared.as_dict()
+
+
+def test_fewer_than_ten_groups_show_an_interval_and_claim_nothing() -> None:
+    labels, groups = in_groups(*range(10), num_groups=9), np.repeat(np.arange(9), 10)
+    compared = compare_paired(labels, -labels, labels, "per_group_spearman", groups=groups)
+    assert (compared.improvement, compared.low) == (pytest.approx(2.0), pytest.approx(2.0))
+    assert not compared.is_better
+
+
+def test_groups_without_a_value_of_both_models_are_left_out_of_both() -> None:
+    labels, groups = in_groups(*range(10), num_groups=3), np.repeat(["a", "b", "c"], 10)
+    before, after = labels.copy(), -labels
+    before[:10] = 5.0  # constant within a
+    compared = compare_paired(labels, before, after, "per_group_spearman", groups=groups)
+    assert (compared.before, compared.after, compared.num_units) == (pytest.approx(1), pytest.approx(-1), 2)
+    nothing = compare_paired(labels, np.ones(30), after, "per_group_spearman", groups=groups)
+    assert nothing.undefined.startswith("before: none of the 3 groups has a value (first group: all 10 predictions")
+    assert (nothing.improvement, nothing.low, nothing.is_better, nothing.is_worse) == (None, None, False, False)
+    assert nothing.after == pytest.approx(-1)
+
+
+def test_groups_are_needed_and_only_where_they_are() -> None:
+    with pytest.raises(ArgumentError, match="groups=None; one group name per row"):
+        compare_paired([1, 2], [1, 2], [1, 2], "per_group_spearman")
+    assert compare_paired([1, 2], [1, 2], [1, 2], "rmse", groups=None).improvement == 0
+
+
+@pytest.mark.parametrize(
+    ("metric", "before", "after"),
+    [
+        # Labels 10 9 8 7: binders are the first two. Before, the order is 8 10 9 7; after 10 8 9 7.
+        ("average_precision", (1 / 2 + 2 / 3) / 2, (1 + 2 / 3) / 2),
+        ("enrichment_1pct", 0.0, 2.0),  # the top is one row, and half of the rows are binders
+        ("recall", 0.5, 1.0),  # before 10 8.9 9.5 7: one of two is called
+    ],
+)
+def test_metrics_of_binders_are_compared_at_the_threshold(metric: str, before: float, after: float) -> None:
+    labels = [10, 9, 8, 7]
+    models = ([9.0, 8.9, 9.5, 7], [9.9, 9.0, 9.3, 7]) if metric != "recall" else ([10, 8.9, 9.5, 7], [10, 9, 9.5, 7])
+    compared = compare_paired(labels, *models, metric, threshold=9.0)
+    assert (compared.before, compared.after) == (pytest.approx(before), pytest.approx(after))
+    assert compared.improvement == pytest.approx(after - before)
+
+
 def differences_of_plain_bootstrap(metric: str, second_seed: int) -> tuple[np.ndarray, np.ndarray]:
     labels, before, after = rows()
     settings = {"threshold": 9.0, "num_resamples": 300}

@@ -11,8 +11,11 @@ import pytest
 
 from hf_ext.errors import ArgumentError, DataError
 from hf_ext.evaluation import bootstrap, intervals_overlap, metrics, score_predictions
+from hf_ext.evaluation.scores import THRESHOLD_METRICS
 
-NAMES = ["spearman", "pearson", "rmse", "mae", "r2", "recall", "precision", "f1"]
+PLAIN = ["spearman", "pearson", "rmse", "mae", "r2"]
+BINDERS = ["recall", "precision", "f1", "average_precision", "enrichment_1pct", "enrichment_5pct"]
+NAMES = [*PLAIN, *BINDERS]
 
 
 def tied_pair(num_rows: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -23,15 +26,14 @@ def tied_pair(num_rows: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 
 def plain_bootstrap(predicted: np.ndarray, measured: np.ndarray, counts: np.ndarray) -> dict[str, list[float]]:
     """The twin: copy the rows of each resample and call the metric functions on them."""
-    functions = {name: getattr(metrics, name) for name in NAMES[:5]}
+    functions = {name: getattr(metrics, name) for name in PLAIN}
     result: dict[str, list[float]] = {name: [] for name in NAMES}
     for row_counts in counts.astype(int):
         rows = np.repeat(np.arange(len(measured)), row_counts)
         for name, function in functions.items():
             result[name].append(function(predicted[rows], measured[rows]).value)
-        threshold = metrics.threshold_counts(predicted[rows], measured[rows], 9.0)
-        for name in NAMES[5:]:
-            result[name].append(getattr(threshold, name)().value)
+        for name in BINDERS:
+            result[name].append(THRESHOLD_METRICS[name](predicted[rows], measured[rows], 9.0).value)
     return result
 
 
@@ -107,9 +109,18 @@ def test_constant_predictions_have_no_correlation_but_a_full_rmse() -> None:
 
 def test_threshold_scores_stand_beside_their_rates() -> None:
     scores = score_predictions([9.0, 9.5, 8.0, 9.1, 7.0], [9.0, 8.0, 10.0, 9.3, 8.9], num_resamples=20)
-    for name in ("recall", "precision", "f1"):
+    for name in BINDERS[:3]:
         assert scores[name]["value"] == pytest.approx(2 / 3)
+    for name in BINDERS:
         assert (scores[name]["base_rate"], scores[name]["predicted_rate"], scores[name]["threshold"]) == (0.6, 0.6, 9.0)
+
+
+def test_without_a_threshold_there_are_no_scores_of_binders_and_the_others_are_the_same() -> None:
+    predicted, measured = tied_pair(50)
+    without = score_predictions(predicted, measured, threshold=None, num_resamples=50)
+    assert list(without) == PLAIN
+    whole = score_predictions(predicted, measured, num_resamples=50)
+    assert without == {name: whole[name] for name in PLAIN}
 
 
 def test_resamples_without_a_value_are_counted_and_left_out() -> None:
@@ -120,19 +131,20 @@ def test_resamples_without_a_value_are_counted_and_left_out() -> None:
 
 
 def test_group_mean_weighs_groups_equally_and_resamples_groups() -> None:
-    # a: -1 over 2 rows, b and c: +1 over 3 rows each, d: one row, no value
-    groups = ["a"] * 2 + ["b"] * 3 + ["c"] * 3 + ["d"]
-    scores = score_predictions([2, 1, 1, 2, 3, 1, 2, 3, 5], [1, 2, 1, 2, 3, 1, 2, 3, 5], groups=groups)
+    # a: -1 over 10 rows, b and c: +1 over 11 rows each, d: one row, no value
+    groups = ["a"] * 10 + ["b"] * 11 + ["c"] * 11 + ["d"]
+    measured = [*range(10), *range(11), *range(11), 5]
+    scores = score_predictions([*range(9, -1, -1), *measured[10:]], measured, groups=groups)
     score = scores["per_group_spearman"]
     assert score["value"] == pytest.approx(1 / 3)
     assert (score["low"], score["high"]) == (pytest.approx(-1.0), pytest.approx(1.0))
-    assert (score["n"], score["num_groups"], score["num_defined_groups"]) == (9, 4, 3)
-    assert score["groups"]["a"] == {"value": pytest.approx(-1.0), "n": 2, "undefined": None}
-    assert score["groups"]["d"] == {"value": None, "n": 1, "undefined": "1 row; at least 2 are needed"}
+    assert (score["n"], score["num_groups"], score["num_defined_groups"]) == (33, 4, 3)
+    assert score["groups"]["a"] == {"value": pytest.approx(-1.0), "n": 10, "undefined": None}
+    assert score["groups"]["d"] == {"value": None, "n": 1, "undefined": "1 row; at least 10 are needed"}
 
 
 def test_one_group_has_a_mean_but_no_interval() -> None:
-    score = score_predictions([1, 2, 3], [1, 2, 3], groups=["a"] * 3)["per_group_spearman"]
+    score = score_predictions(range(10), range(10), groups=["a"] * 10)["per_group_spearman"]
     assert (score["value"], score["low"], score["high"]) == (pytest.approx(1.0), None, None)
 
 

@@ -73,6 +73,36 @@ def test_an_undecided_evaluation_starts_the_count_anew() -> None:
     assert not any(decision.should_stop for decision in decisions)
 
 
+def test_models_that_call_no_row_a_binder_yet_have_not_settled() -> None:
+    none = [np.minimum(model(1.0, i), 8.9) for i in range(4)]
+    decisions = feed(StoppingRule(LABELS, metric="recall", patience=2), *none)
+    assert verdicts(decisions) == ["improved", "undecided", "undecided", "undecided"]
+    # the same predictions, once a row is called: recall stays at 1 of 48 binders
+    some = [np.where(np.arange(200) == LABELS.argmax(), 9.5, predicted) for predicted in none]
+    settled = feed(StoppingRule(LABELS, metric="recall", patience=2), *some)
+    assert verdicts(settled)[1:] == ["no improvement"] * 3
+    assert settled[2].should_stop
+    assert not any(decision.should_stop for decision in decisions)
+
+
+def test_metrics_of_binders_and_of_groups_stop_and_continue_and_refuse_the_state_of_other_ones() -> None:
+    groups = np.repeat(np.arange(20), 10)
+    for settings, other in (
+        ({"metric": "average_precision", "threshold": 8.5}, {"threshold": 9.0}),
+        ({"metric": "per_group_spearman", "groups": groups}, {"groups": groups[::-1] + 1}),
+    ):
+        rule = StoppingRule(LABELS, patience=2, **settings)
+        assert verdicts(feed(rule, model(0.3), model(1.5))) == ["improved", "no improvement"]
+        resumed = StoppingRule(LABELS, patience=2, **settings)
+        resumed.load_state_dict(rule.state_dict())
+        assert resumed.update(model(1.5, 1), step=3) == rule.update(model(1.5, 1), step=3)
+        assert resumed.num_without_improvement == 2
+        with pytest.raises(CheckpointError, match="subset size, seed, threshold and groups"):
+            StoppingRule(LABELS, **{**settings, **other}).load_state_dict(rule.state_dict())
+    plain = StoppingRule(LABELS, threshold=8.5)
+    plain.load_state_dict(StoppingRule(LABELS, threshold=9.0).state_dict())  # which does not matter to spearman
+
+
 def test_it_stops_where_the_predictions_have_settled_below_a_lucky_best() -> None:
     scored = sorted((float(np.corrcoef(LABELS, model(1.0, i))[0, 1]), i) for i in range(8))
     best, settled = model(1.0, scored[5][1]), model(1.0, scored[3][1])

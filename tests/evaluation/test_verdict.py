@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from hf_ext.errors import ArgumentError, DataError
+from hf_ext.evaluation.metrics import spearman
 from hf_ext.evaluation.verdict import judge, judge_tokens
 
 RIDGE = "one-hot ridge"
@@ -83,6 +84,41 @@ def test_a_metric_that_is_no_score_of_rows_is_refused() -> None:
     measured = labels(40)
     with pytest.raises(ArgumentError, match="metric='loss': use one of spearman"):
         judge(measured, predictors(measured, model=near(measured, 0.1), **{RIDGE: near(measured, 0.5)}), metric="loss")
+
+
+def test_a_verdict_in_recall_goes_by_the_threshold_and_says_the_order_too() -> None:
+    measured = labels()
+    low, high = near(measured, 0.3) - 0.5, near(measured, 0.5)
+    given = predictors(measured, model=low, **{RIDGE: high})
+    by_recall = judge(measured, given, metric="recall", threshold=9.0)
+    assert by_recall.text.startswith("No better than one-hot ridge: recall 0.")
+    assert by_recall.text.endswith(f" Spearman {spearman(low, measured).value:.3f}.")
+    assert by_recall.comparison is not None
+    assert by_recall.comparison["after"] == np.mean(low[measured >= 9] >= 9)
+    assert judge(measured, given, metric="average_precision", threshold=9.0).is_better
+    assert judge(measured, given, metric="spearman").is_better
+
+
+def test_a_verdict_within_groups_of_which_there_are_enough_and_too_few() -> None:
+    measured = labels()
+    given = predictors(measured, model=near(measured, 0.3), **{RIDGE: near(measured, 1.5)})
+    many = judge(measured, given, metric="per_group_spearman", groups=np.arange(200) % 20)
+    assert many.text.startswith("Better than every baseline: Spearman within groups 0.")
+    few = judge(measured, given, metric="per_group_spearman", groups=np.arange(200) % 5)
+    assert few.outcome == "undecided"
+    assert "more values of group decide" in few.text
+
+
+def test_a_baseline_without_a_value_in_the_metric_is_not_compared_and_a_model_without_one_has_no_verdict() -> None:
+    measured = labels()
+    never, some = near(measured, 0.5).clip(max=8.9), near(measured, 0.3)
+    model_alone = judge(measured, predictors(measured, model=some, **{RIDGE: never}), metric="precision", threshold=9.0)
+    assert model_alone.text.startswith("Better than every baseline: Spearman 0.")  # what both have
+    both = judge(measured, predictors(measured, model=some, a=never, b=near(measured, 1)), metric="precision")
+    assert (both.baseline, both.comparison["metric"] if both.comparison else None) == ("b", "precision")
+    nothing = judge(measured, predictors(measured, model=never, **{RIDGE: some}), metric="precision", threshold=9.0)
+    assert (nothing.outcome, nothing.is_better) == ("undefined", None)
+    assert nothing.text.startswith("No verdict: precision is undefined (after: no prediction is >= 9)")
 
 
 def test_of_several_a_baseline_that_scores_higher_decides_before_one_that_is_uncertain() -> None:

@@ -220,6 +220,7 @@ def test_stock_trainer_goes_on_with_the_old_learning_rate_and_says_nothing(bench
 # --- two processes ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 def test_two_processes_keep_the_layer_norms_too(counts, tmp_path):
     run_on_ranks(HELPERS / "stock_on_ranks.py", tmp_path)
     reports = [json.loads((tmp_path / f"stock-{rank}.json").read_text()) for rank in range(2)]

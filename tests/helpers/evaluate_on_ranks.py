@@ -20,6 +20,7 @@ from transformers import Trainer, TrainingArguments
 
 import hf_ext.trainer
 from hf_ext.errors import ArgumentError, DataError
+from hf_ext.evaluation.row_metrics import RowMetrics
 
 RANK = int(os.environ.get("RANK", "0"))
 BATCHES = (1, 4, 37)
@@ -42,6 +43,15 @@ def train(folder: Path, task: str, streams: bool = False) -> list[dict[str, floa
     """Logged evaluations of a run on a subset; the weights do not move, so that processes cannot differ by them."""
     given = {"eval_strategy": "steps", "eval_steps": 1, "max_steps": 2, "learning_rate": 0.0, "max_eval_samples": 5}
     trainer = make_trainer(folder, make_evals(task, streams), task, compute_metrics=count, **given)
+    trainer.train()
+    return evaluations(trainer)
+
+
+def score_groups(folder: Path) -> list[dict[str, float]]:
+    """Logged evaluations of binders and of groups: 33 rows of 37, 11 of each group, then all, in batches of 4."""
+    metrics = RowMetrics(threshold=14.0, group_column="group")
+    given = {"eval_strategy": "steps", "eval_steps": 1, "max_steps": 2, "learning_rate": 0.0, "max_eval_samples": 33}
+    trainer = make_trainer(folder, make_rows(37), compute_metrics=metrics, eval_group_column="group", **given)
     trainer.train()
     return evaluations(trainer)
 
@@ -93,6 +103,7 @@ def measure(folder: Path) -> dict[str, object]:
         "stock": {task: evaluate(folder, task, 4, **stock) for task in TASKS},
         "training": {task: train(folder, task) for task in TASKS},
         "training stream": {task: train(folder, task, streams=True) for task in TASKS},
+        "groups": score_groups(folder),
     }
 
 

@@ -87,7 +87,7 @@ def test_towers_share_weights_if_they_name_the_same_encoder_and_train_alike(demo
         ({"tower_training": ["half"]}, "--tower_training ['half']: allowed are frozen, lora, full"),
         ({"tower_training": ["frozen", "full"]}, "--tower_training has 2 values for 1 encoders: give 1 or as many"),
         ({"encoder_revisions": ["a", "b"]}, "--encoder_revisions has 2 values for 1 encoders"),
-        ({"pooling": ["median"]}, "pooling='median': allowed are mean, cls, max"),
+        ({"pooling": ["median"]}, "pooling='median': allowed are mean, mean_tokens, cls, max"),
         ({"loss": "mae"}, "loss='mae': allowed are mse, huber, tobit, ranking"),
         ({"encoders": ["/nowhere/esm"]}, "Encoder '/nowhere/esm': there is no such folder"),
     ],
@@ -98,9 +98,17 @@ def test_arguments_that_make_no_model_are_refused(demo_encoders, settings, messa
     assert message in str(error.value)
 
 
-def collator_of(encoders, inputs, columns=THREE, **data_arguments):
+def test_the_first_token_of_a_t5_tower_is_no_pooling(demo_encoders, tmp_path):
+    encoders = [write_t5_encoder(tmp_path), demo_encoders[1]]
+    with pytest.raises(ArgumentError, match=r"a T5 encoder has no classification token.*mean_tokens"):
+        build_model(AffinityArguments(encoders=encoders, pooling=["cls"]), THREE[:2])
+    model = build_model(AffinityArguments(encoders=encoders, pooling=["mean_tokens", "cls"]), THREE[:2])
+    assert [tower.pooling for tower in model.config.tower_specs] == ["mean_tokens", "cls"]
+
+
+def collator_of(encoders, inputs, columns=THREE, max_length=None, **data_arguments):
     args = AffinityArguments(encoders=encoders, tower_inputs=inputs, head_sizes=[4])
-    return build_collator(build_model(args, columns), DataArguments(**data_arguments))
+    return build_collator(build_model(args, columns), DataArguments(**data_arguments), max_length)
 
 
 def limits(collator):
@@ -112,6 +120,20 @@ def test_length_limits_are_those_of_positions_or_tokenizer_less_special_tokens(d
     t5 = write_t5_encoder(tmp_path)
     assert limits(collator_of([bert, esm, t5], [])) == {"heavy": 510, "light": 1022, "antigen": None}
     assert limits(collator_of([bert, esm], ["heavy+light", "antigen"])) == {"heavy+light": 509, "antigen": 1022}
+
+
+def test_max_length_counts_special_tokens_and_only_lowers_limits(demo_encoders, tmp_path):
+    bert, esm = demo_encoders
+    t5 = write_t5_encoder(tmp_path)
+    assert limits(collator_of([bert, esm, t5], [], max_length=512)) == {"heavy": 510, "light": 510, "antigen": 511}
+    pair = collator_of([t5, esm], ["heavy+light", "antigen"], max_length=512, max_residues=400, too_long="truncate")
+    assert limits(pair) == {"heavy+light": 400, "antigen": 400}
+    assert limits(collator_of([t5, bert], ["heavy+light", "antigen"], max_length=1000)) == {
+        "heavy+light": 998,
+        "antigen": 510,
+    }
+    with pytest.raises(ArgumentError, match="max_length=2: 2 tokens are special ones, so nothing is left for residues"):
+        collator_of([bert], [], ["heavy"], max_length=2)
 
 
 def test_esm_1_with_learned_positions_is_limited_by_them(demo_encoders, tmp_path):

@@ -22,7 +22,7 @@ def towers(*inputs, pooling="mean"):
         (towers([["a", "a"]]), {}, "repeat a column"),
         (towers([["a", "b", "c"]]), {}, "an input is one column or a pair such as heavy+light"),
         (towers([[]]), {}, "an input is one column or a pair such as heavy+light"),
-        (towers([["a"]], pooling="median"), {}, "pooling='median': allowed are mean, cls, max"),
+        (towers([["a"]], pooling="median"), {}, "pooling='median': allowed are mean, mean_tokens, cls, max"),
         (towers([["a"]]), {"loss": "mae"}, "loss='mae': allowed are mse, huber, tobit, ranking"),
     ],
 )
@@ -40,6 +40,11 @@ def test_a_configuration_read_from_a_file_is_checked_for_its_number_of_towers(tm
     file.write_text(json.dumps({**settings, "towers": settings["towers"] * 4}))
     with pytest.raises(ArgumentError, match="4 towers"):
         AffinityConfig.from_pretrained(tmp_path)
+
+
+def test_a_tower_that_does_not_say_its_pooling_has_the_mean_over_residues():
+    config = AffinityConfig(encoders=[vars(ENCODER)], towers=[{"encoder": 0, "inputs": [["a"]]}])
+    assert config.tower_specs == towers([["a"]], pooling="mean")
 
 
 @pytest.mark.parametrize(

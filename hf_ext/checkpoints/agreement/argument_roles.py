@@ -32,7 +32,7 @@ HARMLESS = frozenset(
     """
     preset speedups without attention effective_batch_size max_tokens_per_step lr_scaling cached_batch_size
     embedding_cache_dir embedding_tokens_per_batch max_encoder_noise throughput_warmup_steps torch_profiler
-    baseline_json
+    baseline_json baseline_batches_per_second baseline_batch_size
     auto_find_batch_size torch_empty_cache_steps
     activation_policy activation_budget_gb
     activation_checkpointing activation_checkpointing_kwargs gradient_checkpointing gradient_checkpointing_kwargs

@@ -32,7 +32,7 @@ _NO_DATA_ORDER = frozenset({"non_blocking", "use_configured_state"})  # of `acce
 
 
 def describe_run(
-    args: Any, model: Any, train_dataset: Any, collator: Any, world_size: int, plan: Any
+    args: Any, model: Any, train_dataset: Any, collator: Any, world_size: int, plan: Any, best: str | None = None
 ) -> dict[str, Any]:
     """The facts of a run, for the manifest of its checkpoints and for `compare_runs`.
 
@@ -44,6 +44,7 @@ def describe_run(
         train_dataset, collator: as for `FastTrainer`.
         world_size: number of processes.
         plan: `Plan`, or None.
+        best: `metric_for_best_model` with what decides its value beside its name; None: its name.
 
     Returns:
         JSON-able: versions, world_size, devices_per_process, arguments, data, model, collator, speedups. Equal to what
@@ -56,7 +57,7 @@ def describe_run(
         "versions": {"python": platform.python_version(), **{name: installed_version(name) for name in PACKAGES}},
         "world_size": world_size,
         "devices_per_process": max(1, args.n_gpu),
-        "arguments": _describe_arguments(args),
+        "arguments": {**_describe_arguments(args), **({"metric_for_best_model": best} if best else {})},
         "data": fingerprint(train_dataset),
         "model": _describe_model(model),
         "collator": _describe_collator(collator),

@@ -21,6 +21,12 @@ _PAPERS = {
     "Exscientia/Ig": "Kenlay et al. 2024, https://arxiv.org/abs/2403.17889",
     "Rostlab/prot_": "Elnaggar et al. 2021, https://doi.org/10.1109/TPAMI.2021.3095381",
 }
+_POOLINGS = {
+    "mean": "mean over residues",
+    "mean_tokens": "mean over all tokens, special ones too",
+    "cls": "first token",
+    "max": "maximum over residues",
+}
 _CLASSES = {"I": "same mathematics", "N": "other numerics", "L": "changes learning"}
 
 
@@ -42,7 +48,8 @@ def _size(model: dict[str, Any]) -> str:
 
 
 def _how(base: dict[str, Any]) -> tuple[Any, Any]:
-    return base.get("training"), base.get("pooling")
+    pooling = base.get("pooling")
+    return base.get("training"), _POOLINGS.get(str(pooling), pooling)
 
 
 def _word(value: Any) -> str | None:

@@ -43,8 +43,9 @@ def score_notes(scores: Mapping[str, Any]) -> list[str]:
     threshold = next((entry for _, _, entry in entries if "threshold" in entry), None)
     if threshold:
         notes.append(
-            f"Recall, precision and F1: labels at or above {units.number(threshold['threshold'])} count as positive, "
-            f"{units.share(threshold.get('base_rate'))} of the rows."
+            "Recall, precision, F1, average precision, enrichment: labels at or above "
+            f"{units.number(threshold['threshold'])} count as positive, {units.share(threshold.get('base_rate'))} of "
+            "the rows."
         )
     return notes
 

@@ -32,7 +32,8 @@ class AffinityReport(TaskReport):
         if not model:
             return [KeyNumber("test score", units.NOT_MEASURED, "no test split was scored")]
         numbers = []
-        for metric in ("spearman", "rmse"):
+        chosen_by = str(self.run.settings.get("metric_for_best_model")).removeprefix("eval_")
+        for metric in dict.fromkeys(("spearman", "rmse", chosen_by)):
             if metric not in model:
                 continue
             best = best_baseline(test, metric)

@@ -1,0 +1,150 @@
+"""The YAML files of IgT5 with ESM-2: what they become on a T4 and an A100, a run of each in miniature, and its disk."""
+
+import importlib
+import json
+import re
+from pathlib import Path
+
+import pytest
+from disk_faults import SmallDisk, small_disk
+from disk_samples import sampled
+from igt5_esm2 import write_encoders, write_rows
+
+from hf_ext.affinity.arguments import AffinityArguments
+from hf_ext.affinity.building import build_collator, build_model
+from hf_ext.affinity.predictor import AffinityPredictor
+from hf_ext.data.arguments import DataArguments
+from hf_ext.errors import ArgumentError
+from hf_ext.hardware import describe_hardware
+from hf_ext.plan import make_plan
+from hf_ext.tasks import parse_command
+from hf_ext.training_args import FastTrainingArguments
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIGS = sorted((ROOT / "recipes" / "configs").glob("igt5_esm2*.yaml"))
+ORIGINAL = [path for path in CONFIGS if "original" in path.name]
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory) -> list[str]:
+    """Words that put encoders and rows of this machine in the place of those that a YAML names."""
+    folder = tmp_path_factory.mktemp("here")
+    rows = write_rows(folder / "rows.csv", 300)  # 240 to train on: five steps of 48 an epoch
+    return ["--encoders", *write_encoders(folder), "--dataset_name", rows, "--split", "random"]
+
+
+@pytest.fixture
+def recipe(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "recipes"))
+    return importlib.import_module("max_speed")
+
+
+@pytest.fixture
+def train(recipe, here, tmp_path):
+    """Runs a YAML in `folder`, cache beside; its results."""
+
+    def trained(config: Path, *words: str, folder: Path = tmp_path) -> dict:
+        places = ["--output_dir", str(folder / "run"), "--embedding_cache_dir", str(folder / "cache")]
+        return recipe.main(["--config", str(config), *here, *places, "--disable_tqdm", "true", *words])
+
+    return trained
+
+
+def plan_of(recipe, config: Path, card: str, here: list[str], rows):
+    types = (AffinityArguments, DataArguments, FastTrainingArguments)
+    words = ["--config", str(config), *here, "--output_dir", "o", "--dataloader_num_workers", "7"]
+    _, (model_args, data_args, args) = parse_command(types, recipe.DEFAULTS, None, words)
+    model = build_model(model_args, data_args.sequence_columns)
+    collator = build_collator(model, data_args, model_args.max_length)
+    plan = make_plan(args, model, rows, collator, describe_hardware(card))
+    plan.check()
+    return args, {decision.name: (decision.status, decision.reason) for decision in plan.decisions}
+
+
+@pytest.mark.parametrize(("card", "half"), [("T4", "fp16"), ("A100", "bf16")])
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
+def test_every_file_resolves_on_both_cards(config, card, half, recipe, here, demo_rows):
+    assert len(CONFIGS) == 4
+    args, lines = plan_of(recipe, config, card, here, demo_rows)
+    name = describe_hardware(card).name
+    assert lines["encoder_precision"] == ("applied", f"{half} weights on {name}")
+    assert lines["precision"] == ("skipped", "only the head trains, and heads stay in float32")
+    assert lines["embedding_cache"] == ("applied", "frozen: 198 heavy+light, 162 antigen distinct")
+    assert lines["tf32"][0] == ("applied" if card == "A100" else "skipped")
+    assert lines["batch_size"][0] == ("off" if config in ORIGINAL else "applied")
+    if config in ORIGINAL:
+        assert (args.per_device_train_batch_size, args.gradient_accumulation_steps, args.learning_rate) == (12, 4, 4e-3)
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("config", ORIGINAL, ids=lambda path: path.stem)
+def test_the_original_run_trains_as_it_says(config, train, tmp_path):
+    results = train(config, "--num_train_epochs", "4", "--max_train_samples", "96")
+    folder = tmp_path / "run"
+    state = json.loads((folder / "trainer_state.json").read_text())
+    assert state["global_step"] == 8  # of 48 rows
+    assert [entry["epoch"] for entry in state["log_history"] if "eval_spearman" in entry] == [2.0, 4.0]
+    inputs = json.loads((folder / "inputs.json").read_text())
+    assert [spec["max_residues"] for spec in inputs["inputs"]] == [510, 510]
+    model = json.loads((folder / "config.json").read_text())
+    assert [tower["pooling"] for tower in model["towers"]] == ["mean_tokens", "cls"]
+    assert (model["head_sizes"], model["head_dropout"]) == ([1024, 512, 256, 128], 0.3)
+    assert (model.get("head_form"), model["calibration"]) == (None, None)
+    assert results["model"]["towers"][0]["pooling"] == "mean_tokens"
+    card = (folder / "README.md").read_text()
+    assert "| mean over all tokens, special ones too |" in card
+    assert "| first token  " in card
+    assert len(AffinityPredictor.from_pretrained(folder).columns) == 3
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("config", [path for path in CONFIGS if path not in ORIGINAL], ids=lambda path: path.stem)
+def test_the_other_runs_train(config, train):
+    assert train(config, "--num_train_epochs", "1", "--max_train_samples", "96")["test"]["num_rows"] == 30
+
+
+# --- the disk ---------------------------------------------------------------------------------------------------------
+
+SCALE = 150  # 10 GB of drive become 67 MB, and 9 GB of output folder 60; a checkpoint is 10 MB here, not 37
+DRIVE_BYTES, BUDGET_GB = 10 * 10**9 // SCALE // 4096 * 4096, 9 / SCALE
+OFTEN = ["--save_minutes", "0.00001", "--max_steps", "18"]  # a checkpoint after every step
+
+
+def kept(folder: Path) -> list[int]:
+    return sorted(int(path.name.removeprefix("checkpoint-")) for path in folder.glob("checkpoint-*"))
+
+
+@pytest.fixture
+def may_mount(tmp_path):
+    if not SmallDisk.is_allowed(tmp_path / "mount"):
+        pytest.skip("mounting a tmpfs is not allowed here")
+
+
+def smallest_gb(train, folder: Path) -> float:
+    """The budget that a refusal of far too little names."""
+    with pytest.raises(ArgumentError, match="cannot hold this run's checkpoints") as refusal:
+        train(ORIGINAL[0], *OFTEN, "--save_total_size_gb", "1e-6", folder=folder)
+    return float(re.search(r"Smallest budget that works: --save_total_size_gb ([\d.]+\d)", str(refusal.value))[1])
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("is_smallest", [False, True], ids=["9 GB scaled down", "smallest"])
+def test_latest_backup_best_and_epoch_stay_within_the_budget_at_every_moment(is_smallest, train, tmp_path):
+    budget_gb = smallest_gb(train, tmp_path / "refused") if is_smallest else BUDGET_GB
+    folder = tmp_path / "run"
+    with sampled(folder) as samples:
+        train(ORIGINAL[0], *OFTEN, "--save_total_size_gb", str(budget_gb))
+    assert samples.peak_bytes <= round(budget_gb * 10**9)
+    assert "was not written" not in (folder / "run.log").read_text()
+    # Epochs of 5 steps, evaluated every second one: the best is 10, the last end of an epoch 15, the backup 17.
+    assert kept(folder) == [10, 15, 17, 18]
+    assert json.loads((folder / "trainer_state.json").read_text())["best_global_step"] == 10
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("config", ORIGINAL, ids=lambda path: path.stem)
+def test_a_drive_scaled_down_holds_them_and_the_cache(config, train, tmp_path, may_mount):
+    with small_disk(tmp_path / "drive", DRIVE_BYTES) as drive:
+        train(config, *OFTEN, "--save_total_size_gb", str(BUDGET_GB), folder=drive.folder)
+        assert "was not written" not in (drive.folder / "run" / "run.log").read_text()
+        assert kept(drive.folder / "run") == [10, 15, 17, 18]

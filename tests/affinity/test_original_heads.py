@@ -1,0 +1,154 @@
+"""Heads of the script that pooled IgT5 over all tokens and took ESM-2's first: converted, they predict what it did."""
+
+import importlib
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from igt5_esm2 import LONGEST, OriginalModel, as_antibody, train_head, write_encoders
+from transformers import EsmTokenizer, T5Tokenizer
+
+from hf_ext.affinity.predictor import AffinityPredictor
+from hf_ext.data.demo import make_demo_table
+from hf_ext.errors import ArgumentError
+
+ROOT = Path(__file__).resolve().parents[2]
+YAML = ROOT / "recipes" / "configs" / "igt5_esm2_original_t4.yaml"
+LETTERS = "ACDEFGHIKLMNPQRSTVWY"
+TO_HEAD = ["--rename", "regressor.=head.layers."]
+TOLERANCE = 5e-6  # batches are padded there, and not here: sums in another order
+
+
+def rows(with_pairs: bool) -> list[dict[str, str]]:
+    """12 rows of unlike lengths; an antigen and, where one column holds it, an antibody are longer than 512 tokens."""
+    table = make_demo_table(num_rows=12)
+    found = [{name: str(row[name]) for name in ("heavy", "light", "antigen")} for row in table]
+    found[3]["antigen"] = 30 * LETTERS
+    found[4]["antigen"] = (26 * LETTERS)[:510]  # with <cls> and <eos> exactly as long as allowed
+    found[5]["heavy"] = found[5]["heavy"][:40]
+    if with_pairs:
+        return found
+    antibodies = [row["heavy"] for row in found]
+    antibodies[7], antibodies[8] = 31 * LETTERS, (26 * LETTERS)[:511]
+    return [{"antibody": antibody, "antigen": row["antigen"]} for antibody, row in zip(antibodies, found)]
+
+
+def antibodies_of(rows: list[dict[str, str]]) -> list[str]:
+    return [as_antibody(*(text for name, text in row.items() if name != "antigen")) for row in rows]
+
+
+@pytest.fixture(scope="module")
+def encoders(tmp_path_factory) -> list[str]:
+    return write_encoders(tmp_path_factory.mktemp("encoders"))
+
+
+@pytest.fixture(scope="module", params=["pair", "one column"])
+def original(request, encoders, tmp_path_factory):
+    """The script's model after training, its `.pth`, its rows and what it predicts for them, a sequence at a time."""
+    torch.manual_seed(0)
+    model, table = OriginalModel(*encoders), rows(request.param == "pair")
+    antibodies, antigens = antibodies_of(table), [row["antigen"] for row in table]
+    train_head(model, antibodies, antigens, [float(i % 5) for i in range(len(table))])
+    model.eval()
+    path = tmp_path_factory.mktemp("original") / "best_model.pth"
+    torch.save({"epoch": 12, "model_state_dict": model.state_dict(), "best_spearman": 0.46}, path)
+    with torch.no_grad():
+        return model, path, table, model(antibodies, antigens).numpy()
+
+
+def write_yaml(folder: Path, encoders: list[str], table: list[dict[str, str]], **changes) -> Path:
+    """The YAML of that run, for encoders here."""
+    settings = yaml.safe_load(YAML.read_text()) | {"encoders": encoders, **changes}
+    if "antibody" in table[0]:
+        settings |= {"sequence_columns": ["antibody", "antigen"], "tower_inputs": ["antibody", "antigen"]}
+    path = folder / "run.yaml"
+    path.write_text(yaml.safe_dump(settings))
+    return path
+
+
+@pytest.fixture
+def resume_check(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "recipes"))
+    return importlib.import_module("resume_check").main
+
+
+@pytest.fixture
+def convert(original, encoders, tmp_path, resume_check):
+    """Converts the `.pth` with recipes/resume_check.py for the model that a YAML describes; a predictor of it."""
+
+    def converted(*words: str, **changes) -> AffinityPredictor:
+        config = write_yaml(tmp_path, encoders, original[2], **changes)
+        new = tmp_path / "new"
+        command = ["--convert", str(original[1]), "--model", str(config), "--output_dir", str(new)]
+        assert resume_check([*command, *words]) == 0
+        return AffinityPredictor.from_pretrained(new, device="cpu")
+
+    return converted
+
+
+def differences(predictor: AffinityPredictor, original) -> np.ndarray:
+    return np.abs(predictor.predict(original[2]) - original[3])
+
+
+PAIR = pytest.mark.parametrize("original", ["pair"], indirect=True)
+HEAD_ALONE = [*TO_HEAD, "--drop", "igt5_model.", "esm2_model."]
+
+
+def test_a_converted_head_predicts_what_its_script_predicted(original, convert, tmp_path):
+    predictor = convert(*HEAD_ALONE)
+    assert differences(predictor, original).max() < TOLERANCE
+    assert np.ptp(original[3]) > 1000 * TOLERANCE  # not by predicting nothing
+    tokenizers = [type(tokenizer.tokenizer) for tokenizer in predictor.collator.tokenizers.values()]
+    assert tokenizers == [T5Tokenizer, EsmTokenizer]
+    towers = json.loads((tmp_path / "new" / "config.json").read_text())["towers"]
+    assert [tower["pooling"] for tower in towers] == ["mean_tokens", "cls"]
+    assert json.loads((tmp_path / "new" / "conversion.json").read_text())["values"]["best_spearman"] == 0.46
+
+
+@PAIR
+@pytest.mark.parametrize(
+    "changes",
+    [{"pooling": ["mean", "cls"]}, {"pooling": ["mean_tokens", "mean"]}, {"max_length": 256}],
+    ids=["residues of IgT5", "mean of ESM-2", "256 tokens"],
+)
+def test_another_pooling_or_limit_than_it_was_trained_on_is_told_apart(changes, original, convert):
+    assert differences(convert(*HEAD_ALONE, **changes), original).max() > 100 * TOLERANCE
+
+
+@PAIR
+def test_the_files_encoders_are_compared_with_those_that_the_model_names(original, convert):
+    encoders = ["igt5_model.=encoders.0.", "esm2_model.=encoders.1."]
+    predictor = convert(*TO_HEAD, *encoders, "--drop", "encoders.1.pooler.")  # of random numbers, never used
+    assert differences(predictor, original).max() < TOLERANCE
+
+
+def test_ids_are_those_of_the_scripts_tokenizers(original, encoders, convert):
+    model, _, table, _ = original
+    collator = convert(*HEAD_ALONE).collator
+    for name, tokenizer, texts in (
+        (next(iter(collator.columns)), model.igt5_tokenizer, antibodies_of(table)),
+        ("antigen", model.esm2_tokenizer, [row["antigen"] for row in table]),
+    ):
+        expected = tokenizer(texts, return_tensors="pt", padding=True, truncation=True, max_length=LONGEST)
+        found = collator.encode_rows(name, table)
+        assert torch.equal(found["input_ids"], expected["input_ids"])
+        assert torch.equal(found["attention_mask"], expected["attention_mask"])
+
+
+@PAIR
+def test_without_spaces_between_residues_antibodies_are_one_and_the_same_to_igt5(original):
+    model, _, table, _ = original
+    antibodies = [next(iter(row.values())) for row in table[:3]]
+    assert len({antibody[1:] for antibody in antibodies}) == 3
+    assert len({str(model.igt5_tokenizer(antibody[1:])["input_ids"][1:]) for antibody in antibodies}) == 1
+
+
+@PAIR
+def test_a_yaml_of_the_first_token_of_igt5_is_refused(original, encoders, tmp_path, resume_check):
+    config = write_yaml(tmp_path, encoders, original[2], pooling=["cls"])
+    command = ["--convert", str(original[1]), "--model", str(config), "--output_dir", str(tmp_path / "new")]
+    with pytest.raises(ArgumentError, match="a T5 encoder has no classification token"):
+        resume_check(command)

@@ -1,0 +1,280 @@
+"""The line on speed: hand-computed on a fake clock, where it is shown, and where it must not be."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any
+
+import pytest
+import torch
+from parts_alone import make_args
+from test_progress import load_notebook
+from transformers import TrainerCallback, TrainerState
+from watched_runs import Kill, Scripted, make_script, make_trainer, model_of
+
+from hf_ext.errors import ArgumentError
+from hf_ext.hardware import describe_hardware, detect_hardware
+from hf_ext.reporting.progress import LiveProgress
+from hf_ext.reporting.throughput import ThroughputCallback
+from hf_ext.speedups.compile import count_graphs
+from hf_ext.training.planned import plan_run
+from hf_ext.training.speed_line import SpeedLine, gpu_use
+
+ROWS = make_script(*(model_of(error, i) for i, error in enumerate((1.5, 1.0, 0.5, 0.3))))
+BASELINE = {"baseline_batches_per_second": 0.05, "baseline_batch_size": 10}  # 0.5 rows/s
+
+
+class Loop:
+    """Steps of 8 rows on a fake clock, with the events of Trainer for the two parts alone; one step warms up."""
+
+    def __init__(
+        self, folder: Path, bars: tuple[Any, ...] = (), first_step: int = 0, is_main: bool = True, **given: Any
+    ):
+        self.now, self.asked = 1000.0, 0
+        args = make_args(folder, throughput_warmup_steps=1, **given)
+        model = Scripted()
+        self.args, self.model = args, model
+        self.throughput = ThroughputCallback(clock=self.clock)
+        planned = plan_run({"args": args, "model": model}, None, None)
+        self.line = SpeedLine(args, self.throughput, planned, self.clock, self.read_gpu_use)
+        self.line.shown_by(bars)
+        self.state = TrainerState(max_steps=100, global_step=first_step, is_world_process_zero=is_main)
+        self.tell("train_begin")
+
+    def clock(self) -> float:
+        return self.now
+
+    def read_gpu_use(self, device: torch.device) -> None:
+        self.asked += 1
+
+    def tell(self, event: str, **kwargs: Any) -> None:
+        for part in (self.throughput, self.line):
+            getattr(part, f"on_{event}")(self.args, self.state, None, model=self.model, **kwargs)
+
+    def steps(self, count: int, wait: float, compute: float) -> Loop:
+        for _ in range(count):
+            self.now += wait
+            self.tell("step_begin")
+            self.model(script=torch.zeros(8, 1), labels=torch.zeros(8))
+            self.now += compute
+            self.state.global_step += 1
+            self.tell("step_end")
+        return self
+
+    def log(self) -> Loop:
+        logs = {"loss": 1.0}
+        self.throughput.extend_logs(logs, self.args, self.state)
+        self.tell("log", logs=logs)
+        return self
+
+
+@pytest.fixture
+def lines(caplog) -> Any:
+    """What was logged on speed so far."""
+    caplog.set_level(logging.INFO, logger="hf_ext")
+    return lambda: [m.removeprefix("Speed: ") for m in caplog.messages if m.startswith("Speed: ")]
+
+
+def test_the_line_is_that_of_the_hand_computed_steps(tmp_path, lines) -> None:
+    # 4 s a step, so 2 rows a second against 0.5; 98 steps of 4 s are left.
+    Loop(tmp_path, **BASELINE).steps(1, 0, 60).steps(2, 0.4, 3.6).log()
+    assert lines() == ["0.25 batches/s, 4x the baseline, 7 min left"]
+
+
+def test_batches_are_passes_and_rows_decide_against_a_baseline(tmp_path, lines) -> None:
+    Loop(tmp_path, gradient_accumulation_steps=4, **BASELINE).steps(3, 0.4, 3.6).log()
+    assert lines() == ["1 batches/s, 4x the baseline, 7 min left"]
+
+
+def test_nothing_is_said_in_the_warmup_and_evaluations_are_in_no_rate(tmp_path, lines) -> None:
+    loop = Loop(tmp_path).steps(1, 0, 50).log()
+    assert lines() == []
+    loop.steps(1, 0, 2)
+    loop.now += 500
+    loop.tell("evaluate", metrics={})
+    loop.steps(1, 0, 2)
+    # 98 steps of 2 s; then 97 of (2 + 500 + 2) / 2.
+    assert lines() == ["0.5 batches/s, 3 min left", "0.5 batches/s, 6.8 h left"]
+
+
+def test_now_is_the_last_half_minute(tmp_path) -> None:
+    loop = Loop(tmp_path).steps(41, 0, 1).log().steps(20, 0, 3)
+    live, whole = loop.throughput.live(loop.args, loop.state), loop.throughput.summarize([])["totals"]
+    assert live["batches_per_s"] == pytest.approx(1 / 3)
+    assert 40 / whole["seconds"] == 1.0  # the mean of all that was read: another number
+
+
+def test_many_short_steps_are_now_too(tmp_path) -> None:
+    loop = Loop(tmp_path).steps(1, 0, 1).steps(300, 0, 1 / 64).steps(200, 0, 1 / 32)
+    assert loop.throughput.live(loop.args, loop.state)["batches_per_s"] == 32.0
+
+
+def test_a_rate_by_rows_is_there_without_a_log(tmp_path) -> None:
+    loop = Loop(tmp_path).steps(2, 0, 1)
+    assert loop.throughput.live(loop.args, loop.state)["sequences_per_s"] == 8.0
+    assert loop.steps(5, 0, 4).throughput.live(loop.args, loop.state)["sequences_per_s"] == pytest.approx(48 / 21)
+
+
+def test_looking_changes_no_number_of_the_run(tmp_path) -> None:
+    def look(loop: Loop) -> None:
+        loop.throughput.live(loop.args, loop.state)
+
+    def take(loop: Loop) -> None:
+        loop.throughput.begin_again()  # forgets what was counted
+
+    results = []
+    for do in (lambda loop: None, look, take):
+        loop = Loop(tmp_path)
+        for _ in range(15):
+            loop.now += 0.5
+            loop.tell("step_begin")
+            loop.model(script=torch.zeros(8, 1), labels=torch.zeros(8))
+            do(loop)
+            loop.now += 1.5
+            loop.tell("step_end")
+        found = loop.log().throughput.summarize([])
+        results.append([found[name] for name in ("rates", "totals", "measured_steps", "warmup_seconds")])
+        results[-1][1].pop("cpu_seconds")  # of the clock of the processor
+    assert results[0] == results[1]
+    assert results[0] != results[2]
+
+
+def test_a_resumed_run_counts_its_own_steps_only(tmp_path, lines) -> None:
+    Loop(tmp_path, first_step=90).steps(3, 0, 2).log()
+    assert lines() == ["0.5 batches/s, 14 s left"]  # not 93 steps in 4 s, and 7 to go
+
+
+def test_other_processes_say_nothing(tmp_path, lines) -> None:
+    loop = Loop(tmp_path, is_main=False).steps(30, 0, 60).log()
+    assert (lines(), loop.asked) == ([], 0)
+    Loop(tmp_path).steps(30, 0, 60)
+    assert lines()  # the same on the main one
+
+
+def test_it_is_looked_at_again_after_seconds_not_after_steps(tmp_path, lines) -> None:
+    loop = Loop(tmp_path).steps(11, 0, 0.01).log()
+    assert (loop.steps(640, 0, 1 / 64).asked, len(lines())) == (1, 1)  # 10 s
+    assert (loop.steps(61, 0, 1).asked, len(lines())) == (2, 2)
+    bar = LiveProgress()
+    loop = Loop(tmp_path, (bar,)).steps(11, 0, 0.01).log()
+    assert (loop.steps(640, 0, 1 / 64).asked, len(lines())) == (3, 2)  # at once, after 5 s, and after 10 s
+
+
+def test_what_is_slow_is_said_after_ten_steps_and_on_a_cpu_without_a_claim(tmp_path, lines) -> None:
+    loop = Loop(tmp_path).steps(10, 30, 30)
+    assert ";" not in lines()[-1]
+    loop.steps(2, 30, 30)
+    assert lines()[-1].partition("; ")[2] == "it waits for data 50% of the time"
+
+
+@pytest.mark.parametrize("compiles", [True, False])
+def test_compiling_again_is_seen(tmp_path, lines, compiles) -> None:
+    loop = Loop(tmp_path, (LiveProgress(),), torch_compile=True).steps(20, 0, 1)
+    spent, num_graphs = count_graphs(), 0
+    while compiles and spent()["compile_s"] < 0.4 and num_graphs < 100:  # more than a twentieth of 6 s
+        num_graphs += 1
+        anew = FunctionType((lambda x: x + 1).__code__.replace(co_name=f"f{num_graphs}"), globals())
+        torch.compile(anew, backend="eager")(torch.zeros(2))
+    loop.steps(6, 0, 1)
+    assert any("blocks are compiled again, " in line for line in lines()) == compiles
+
+
+def test_a_card_falls_short_of_what_it_should_reach(tmp_path, lines, monkeypatch) -> None:
+    monkeypatch.setattr("hf_ext.reporting.throughput.detect_hardware", lambda device: describe_hardware("T4"))
+    bar = LiveProgress()
+    Loop(tmp_path, (bar,)).steps(20, 6, 6)
+    (said,) = lines()  # once: a bar has no room for the sentence
+    assert said.endswith(
+        "; below what this T4 should reach, because it waits for data 50% of the time (more --dataloader_num_workers)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"baseline_batches_per_second": 0.1}, "give both, since speeds are compared by rows"),
+        ({"baseline_batch_size": 12}, "give both"),
+        ({"baseline_batches_per_second": 0.0, "baseline_batch_size": 12}, "must be above 0"),
+        ({**BASELINE, "baseline_json": "c.json"}, "two baselines: leave one of them out"),
+    ],
+)
+def test_a_baseline_that_says_too_little_or_too_much_is_refused(tmp_path, given, message) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        make_args(tmp_path, **given)
+
+
+def test_a_baseline_of_another_machine_is_refused_before_training(tmp_path) -> None:
+    (tmp_path / "c.json").write_text('{"baseline": {"rates": {}, "device": "T4"}}')
+    with pytest.raises(ArgumentError, match="measured on T4"):
+        make_trainer(tmp_path, ROWS, baseline_json=str(tmp_path / "c.json"))
+    here = detect_hardware("cpu").name
+    (tmp_path / "c.json").write_text(json.dumps({"baseline": {"rates": {}, "device": here}}))
+    assert make_trainer(tmp_path, ROWS, baseline_json=str(tmp_path / "c.json"))
+
+
+# --- in a Trainer -----------------------------------------------------------------------------------------------------
+
+
+def test_the_bar_shows_it_and_nothing_is_printed_beside(tmp_path, capsys, lines) -> None:
+    make_trainer(tmp_path, ROWS, max_steps=5, disable_tqdm=False, **BASELINE).train()
+    last = capsys.readouterr().err.replace("\r", "\n").rstrip().splitlines()[-1]
+    assert " batches/s, " in last
+    assert "x the baseline, " in last
+    assert lines() == []
+
+
+def test_without_a_bar_it_is_a_line_of_its_own(tmp_path, capsys, lines) -> None:
+    make_trainer(tmp_path, ROWS, max_steps=5, **BASELINE).train()
+    (line,) = lines()
+    assert "batches/s" in line
+    assert "x the baseline" in line
+    assert "\r" not in capsys.readouterr().out
+
+
+def test_a_run_that_is_continued_shows_its_own_rates(tmp_path, lines) -> None:
+    settings = {"save_strategy": "steps", "save_steps": 1}
+    with pytest.raises(KeyboardInterrupt):
+        make_trainer(tmp_path, ROWS, Kill(6), **settings).train()
+    (first,) = lines()
+
+    class Slow(TrainerCallback):
+        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            clock.now += 100.0
+
+    clock = type("Clock", (), {"now": 0.0, "__call__": lambda self: self.now})()
+    trainer = make_trainer(tmp_path, ROWS, Slow(), resume="auto", **settings)
+    trainer.throughput._clock = clock
+    trainer.train()
+    assert lines()[1:] == ["0.01 batches/s, 0 s left"]  # its fourth step is the run's tenth
+    assert first != lines()[1]
+
+
+def test_the_table_of_a_notebook_shows_it_above(tmp_path, monkeypatch, lines) -> None:
+    shown: list[str] = []
+    notebook = load_notebook(monkeypatch, shown)
+    trainer = make_trainer(tmp_path, ROWS, max_steps=6)
+    trainer.add_callback(notebook.NotebookProgressCallback())
+    trainer.train()
+    assert " batches/s, " in shown[-1]
+    assert " left<br>" in shown[-1]
+    assert lines() == []
+
+
+def test_how_busy_a_card_is_comes_from_its_driver(monkeypatch) -> None:
+    assert gpu_use(torch.device("cpu")) is None
+    library = ModuleType("pynvml")
+    library.NVMLError = type("NVMLError", (Exception,), {})  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "pynvml", library)
+    monkeypatch.setattr("hf_ext.training.speed_line.import_problem", lambda package: None)
+    monkeypatch.setattr("torch.cuda.utilization", lambda device: 37)
+    assert gpu_use(torch.device("cuda", 0)) == 0.37
+
+    def refuse(device: torch.device) -> int:
+        raise library.NVMLError("Not Supported")
+
+    monkeypatch.setattr("torch.cuda.utilization", refuse)
+    assert gpu_use(torch.device("cuda", 0)) is None
