@@ -157,10 +157,10 @@ def check_scored(values: Any, split: str) -> None:
     Raises:
         NotFiniteError: some are NaN or infinite.
     """
-    wrong = ~np.isfinite(np.asarray(values, np.float64)).all(1)
-    if wrong.any():
+    finite: Any = np.isfinite(np.asarray(values, np.float64)).all(1)
+    if not finite.all():
         raise NotFiniteError(
-            f"{wrong.sum():,} of {len(wrong):,} {split} rows have errors that are NaN or infinite: the model cannot be "
+            f"{(~finite).sum():,} of {len(finite):,} {split} rows have errors that are NaN or infinite: the model cannot be "
             "scored. Usual causes: a learning rate that is too high, float16 that overflows. Train again with a lower "
             "--learning_rate, into another --output_dir."
         )

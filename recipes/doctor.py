@@ -8,11 +8,11 @@
     python recipes/doctor.py --resolution 64 --hidden_size 384 --device a100
 
 Takes every argument of recipes/max_speed.py; or, where one of them belongs to recipes/mlm.py,
-recipes/generate_antibody.py or recipes/pde_operator.py alone, of that. Prints a page: machine, versions, plan, what the run would say of rows and
-labels, an estimate of time, memory and money, and what is off. Of a generator each stage has a row, with its time on
-some cards; --json has all cards that are known. Trains, downloads and writes nothing (but --json FILE; of a model on
-the Hub its config.json is read). Exit status: 0 if the command would run, 1 if something would stop it. --plan_scale
-adds several GPUs on paper.
+recipes/generate_antibody.py or recipes/pde_operator.py alone, of that. Prints a page: machine, versions, plan, what the
+run would say of rows and labels, an estimate of time, memory and money, and what is off. Of a generator each stage has
+a row, with its time on some cards; --json has all cards that are known. Trains, downloads and writes nothing (but
+--json FILE; of a model on the Hub its config.json is read). Exit status: 0 if the command would run, 1 if something
+would stop it. --plan_scale adds several GPUs on paper.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments, defaults = TASKS[task]
     shared = SHARED if task != "pde_operator" else SHARED[1:]  # its data are generated
     try:
-        _, (model_args, *data_args, args, doctor_args) = parse_command((arguments, *shared), defaults, __doc__, argv)
+        _, (model_args, *given, args, doctor_args) = parse_command((arguments, *shared), defaults, __doc__, argv)
     except ImportError as error:  # transformers looks for --deepspeed's package while it reads arguments
         raise ArgumentError(f'{str(error).strip()} With --deepspeed: pip install "deepspeed>=0.19".') from error
     if args.process_index > 0:
@@ -93,11 +93,11 @@ def main(argv: list[str] | None = None) -> int:
     if task == "affinity":
         settle_measure(args, model_args.loss)
     if task == "generation":
-        facts = gather_generator(model_args, *data_args, args, doctor_args)
+        facts = gather_generator(model_args, given[0], args, doctor_args)
     elif task == "pde_operator":
         facts = gather_operator(model_args, args, doctor_args)
     else:
-        facts = gather(task, model_args, *data_args, args, doctor_args)
+        facts = gather(task, model_args, given[0], args, doctor_args)
     findings = find_problems(facts)
     print(format_page(facts, findings))
     written = page_values(facts, findings)

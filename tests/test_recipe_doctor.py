@@ -122,6 +122,17 @@ def test_an_argument_of_the_generator_asks_about_its_stages(doctor):
     assert json.loads(Path("other.json").read_text())["stages"] is None
 
 
+def test_an_argument_of_the_operator_asks_about_it(doctor, tmp_path):
+    status, page = doctor("--resolution", "16", "--device", "a100", "--dollars_per_hour", "2", "--json", "page.json")
+    assert status == 0
+    assert "muon learning applied 16 matrices of 4 OperatorBlock" in " ".join(page.split())
+    lines = page[page.index("Machine: A100") :].splitlines()
+    assert [line for line in lines if len(line) > 100 and "GB free" not in line] == []
+    assert json.loads((tmp_path / "page.json").read_text())["task"] == "pde_operator"
+    with pytest.raises(ArgumentError, match="unknown argument '--dataset_name'"):
+        doctor("--resolution", "16", "--dataset_name", "rows.csv")
+
+
 def test_several_gpus_are_planned_on_request_and_written_as_json(doctor):
     arguments = ("--device", "a100", "--model_size", "esm2_650M", "--max_steps", "10")
     status, page = doctor(*arguments, "--plan_scale", "--gpus", "1", "4", "--json", "page.json")
@@ -149,6 +160,16 @@ def test_every_config_is_examined(doctor):
         assert status == 1  # their data lie nowhere here
         assert "STOPS data: data/" in page
         assert "Machine: A100-80GB, 80 GiB" in page
+
+
+@pytest.mark.nightly
+def test_every_config_of_the_operator_would_run(doctor):
+    names = [path.name for path in CONFIGS if path.name.startswith("pde_")]
+    assert len(names) == 5
+    for name in names:
+        status, page = doctor("--config", str(ROOT / "recipes" / "configs" / name), "--device", "a100-80gb")
+        assert status == 0, page
+        assert "OperatorBlock" in page
 
 
 def test_a_mistake_is_named_with_the_nearest_flag(doctor):

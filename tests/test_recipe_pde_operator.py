@@ -190,7 +190,7 @@ def test_a_mistake_names_the_remedy(arguments, message, tmp_path, monkeypatch):
         (["--prediction_loss_only", "true"], "=True: scores are made of predictions. Leave it out"),
         (["--batch_eval_metrics", "true"], "=True: errors are means over all rows"),
         (["--eval_do_concat_batches", "false"], "=False: errors are means over all rows"),
-        (["--dataloader_drop_last", "true"], "=True: evaluations would drop rows"),
+        (["--dataloader_drop_last", "true"], "evaluations would drop rows, too.*Give a multiple of 64"),
         (["--label_names", "targets"], r"=\['targets'\]: batches call the solutions labels"),
         (["--label_smoothing_factor", "0.1"], "=0.1: labels are fields, not classes"),
         (["--neftune_noise_alpha", "5"], "=5.0: there are no embeddings of tokens"),

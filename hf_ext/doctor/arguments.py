@@ -23,7 +23,7 @@ class DoctorArguments:
         metadata={"help": "A machine that is not this one: t4, a100, a100-80gb, h100, rtx-4090, sm86, ... (its card)."},
     )
     measure_seconds: float = field(
-        default=2.0, metadata={"help": "How long to time one layer of an encoder on this machine; 0: do not."}
+        default=2.0, metadata={"help": "How long to time a layer, or steps, of the model on this machine; 0: do not."}
     )
     json: None | str = field(  # noqa: RUF036
         default=None, metadata={"help": "File to write the same findings to, as JSON."}

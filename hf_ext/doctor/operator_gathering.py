@@ -1,4 +1,4 @@
-"""Finding out about a run of an operator: its plan, and what its steps take. Nothing is generated, trained or written."""
+"""Finding out about a run of an operator: its plan, and what its steps take. Nothing is generated or trained."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def gather_operator(args: OperatorArguments, training: Any, doctor: DoctorArgume
     Raises:
         ArgumentError: an unknown `doctor.device`. All else that is wrong is a `Finding`.
 
-    Cost: about `doctor.measure_seconds`, or three training steps where these take longer.
+    Cost: about twice `doctor.measure_seconds`, or two training steps of one row where these take longer.
     """
     machine, packages, reader = read_machine(training, doctor.device), read_packages(), Attempts(REMEDIES)
     reader.attempt("arguments", lambda: check_training(args, training))
@@ -131,7 +131,7 @@ def _step_flops(model: Any, args: OperatorArguments, batch: Mapping[str, Any]) -
 
 
 def _batches(config: OperatorConfig, num_queries: int | None = None, device: str = "meta") -> MakeBatch:
-    """Rows to train on, decoded at as many points; None: rows to evaluate, at all."""
+    """Rows to train on, decoded at as many points; None: rows to evaluate, decoded at all."""
     tasks, all_points = config.tasks or [], config.resolution**2
     num_points = num_queries or all_points
 
@@ -164,8 +164,8 @@ def _find_rate(
     """Of whole steps, measured here, or published of a described card; or why it is not known."""
     hardware, config = machine.hardware, work.model.config
     if not machine.is_described and seconds:
-        speed = measure_operator(config, args.queries_per_step, hardware, dtype, num_rows, seconds)
-        return estimates.measured_rate(speed, dtype, f"{num_rows} rows, forward and backward")
+        speed, rows = measure_operator(config, args.queries_per_step, hardware, dtype, num_rows, seconds)
+        return estimates.measured_rate(speed, dtype, f"rows, {rows} at a time, forward and backward")
     rate = estimates.published_rate(hardware, dtype, config.hidden_size)
     measure = "" if machine.is_described else "; --measure_seconds 2 measures it"
     return rate or f"no {dtype} peak of {hardware.name} is published{measure}"
@@ -173,30 +173,38 @@ def _find_rate(
 
 def measure_operator(
     config: OperatorConfig, num_queries: int, hardware: Hardware, dtype: str, num_rows: int, seconds: float
-) -> float:
-    """FLOP/s of training steps without the optimizer and the terms of the loss, with random weights.
+) -> tuple[float, int]:
+    """FLOP/s of training steps without the optimizer and the terms of the loss, with random weights; rows of a step.
+
+    A step has as many rows as the time allows: 1, 2, 4, ..., up to `num_rows`.
 
     Args:
         num_queries: points of each row and task that are decoded.
         hardware: of this machine.
         dtype: "bf16" and "fp16" compute in it under autocast, others in float32.
-        num_rows: of a step.
-        seconds: how long to run, after two warm-up steps.
+        seconds: how long to measure.
 
-    Cost: `seconds`, or three steps where these take longer, and the memory of one.
+    Cost: about twice `seconds`, or two steps of one row where these take longer; the memory of a step.
     """
     device = "cuda" if hardware.kind in ("cuda", "rocm") else hardware.kind
     with torch.random.fork_rng(devices=[]):
         model = OperatorTransformer(config).train().to(device)
-    batch = _batches(config, num_queries, device)(num_rows)
-    context = torch.autocast(device, dtype=DTYPES[dtype]) if dtype in DTYPES else nullcontext()
 
-    def step() -> None:
-        with context:
-            loss = model(**batch).loss
-        loss.backward()
-        model.zero_grad()
+    def time_step(rows: int, seconds: float = 0.0) -> float:
+        batch = _batches(config, num_queries, device)(rows)
 
-    flops = count_flops(model, batch)
-    passes, elapsed = time_passes(step, device, seconds)
-    return flops * num_rows * passes / elapsed
+        def step() -> None:
+            with torch.autocast(device, dtype=DTYPES[dtype]) if dtype in DTYPES else nullcontext():
+                loss = model(**batch).loss
+            loss.backward()
+            model.zero_grad()
+
+        passes, elapsed = time_passes(step, device, seconds)
+        return elapsed / passes
+
+    rows, elapsed = 1, time_step(1)
+    while rows < num_rows and 4 * elapsed < seconds:
+        rows = min(2 * rows, num_rows)
+        elapsed = time_step(rows)
+    elapsed = time_step(rows, seconds / 2)
+    return count_flops(model.to("meta"), _batches(config, num_queries)(rows)) * rows / elapsed, rows

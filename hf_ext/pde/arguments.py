@@ -22,7 +22,6 @@ ALLOWED: dict[str, tuple[tuple[Any, ...], str]] = {  # training argument -> its 
     "prediction_loss_only": ((False,), "scores are made of predictions"),
     "batch_eval_metrics": ((False,), "errors are means over all rows"),
     "eval_do_concat_batches": ((True,), "errors are means over all rows"),
-    "dataloader_drop_last": ((False,), "evaluations would drop rows, too, and scores are of all"),
     "label_names": ((None, ["labels"]), "batches call the solutions labels"),
     "label_smoothing_factor": ((0.0,), "labels are fields, not classes"),
     "neftune_noise_alpha": ((None,), "there are no embeddings of tokens to add noise to"),
@@ -39,11 +38,18 @@ def check_training(args: OperatorArguments, training: Any) -> None:
         training: `FastTrainingArguments`.
 
     Raises:
-        ArgumentError: a value that is not in `ALLOWED`; `use_peft` on a new model.
+        ArgumentError: a value that is not in `ALLOWED`; `dataloader_drop_last` where evaluations would drop rows;
+            `use_peft` on a new model.
     """
     for name, (values, why) in ALLOWED.items():
         if (value := getattr(training, name)) not in values:
             raise ArgumentError(f"{name}={value!r}: {why}. Leave it out.")
+    rows = training.eval_batch_size * training.world_size
+    if training.dataloader_drop_last and args.num_eval_samples % rows:
+        raise ArgumentError(
+            f"dataloader_drop_last=True with num_eval_samples={args.num_eval_samples}: evaluations would drop rows, "
+            f"too, and scores are of all. Give a multiple of {rows}, or another per_device_eval_batch_size."
+        )
     if training.use_peft:
         require_base(args.model_name_or_path)
 

@@ -99,10 +99,10 @@ def build_config(args: OperatorArguments) -> OperatorConfig:
     return config
 
 
-def _check_shape(args: OperatorArguments, there: OperatorConfig) -> None:
+def _check_shape(args: OperatorArguments, there: Any) -> None:
     if there.tasks != args.tasks or there.resolution != args.resolution:
         raise ArgumentError(
-            f"model_name_or_path={args.model_name_or_path!r} was trained on {', '.join(there.tasks or [])} at "
+            f"model_name_or_path={args.model_name_or_path!r} was trained on {', '.join(there.tasks)} at "
             f"resolution {there.resolution}: give --tasks and --resolution of the same."
         )
     default = OperatorArguments().shape

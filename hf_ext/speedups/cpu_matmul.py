@@ -75,7 +75,7 @@ def _read_gain(path: Path) -> float | None:
     """The gain that a plan records; None where it records none."""
     try:
         decisions = json.loads(path.read_text(encoding="utf-8"))["decisions"] if path.is_file() else []
-        evidence = next((one["evidence"] for one in decisions if one["name"] == NAME), {})
+        evidence: Any = next((one["evidence"] for one in decisions if one["name"] == NAME), {})
         return float(evidence["speedup"]) if "speedup" in evidence else None
     except (OSError, ValueError, KeyError, TypeError):  # no plan of ours
         return None
