@@ -12,7 +12,7 @@ from hf_ext.errors import ArgumentError
 
 GUIDES = [ROOT / "docs" / name for name in ("migration.md", "troubleshooting.md")]
 COMMANDS = [(path.name, command) for path in GUIDES for command in read_commands(path)]
-LAUNCHERS = {"config_file", "main_process_port"}
+LAUNCHERS = {"config_file", "main_process_port", "quiet"}
 OTHERS = {"merge", "rename", "drop", "convert", "model", "progression"}  # of resume_check.py and compare.py
 OPERATORS = {"inverse_loss_every", "num_queries"}
 
