@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from evaluate_recipe import EvaluateArguments
 from transformers import HfArgumentParser
 
 from hf_ext.affinity.arguments import AffinityArguments
@@ -74,7 +75,5 @@ PARSERS: dict[str, Callable[[list[str]], Any]] = {
     "doctor": _dataclasses(DoctorArguments, *TRAINING),
     "compare": _compare,
     "resume_check": _own("resume_check", "parse_arguments"),
-    "evaluate": lambda words: _dataclasses(
-        runpy.run_path(str(ROOT / "recipes" / "evaluate.py"))["EvaluateArguments"], DataArguments, FastTrainingArguments
-    )(words),
+    "evaluate": _dataclasses(EvaluateArguments, DataArguments, FastTrainingArguments),
 }
