@@ -160,7 +160,7 @@ def check_scored(values: Any, split: str) -> None:
     finite: Any = np.isfinite(np.asarray(values, np.float64)).all(1)
     if not finite.all():
         raise NotFiniteError(
-            f"{(~finite).sum():,} of {len(finite):,} {split} rows have errors that are NaN or infinite: there is no score. "
+            f"{(~finite).sum():,} of {len(finite):,} {split} rows have errors that are NaN or infinite: no score. "
             "Usual causes: a learning rate that is too high, float16 that overflows. Train again with a lower "
             "--learning_rate, into another --output_dir."
         )
