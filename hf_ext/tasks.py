@@ -159,9 +159,9 @@ def check_scored(values: Any, split: str) -> None:
     finite: Any = np.isfinite(np.asarray(values, np.float64)).all(1)
     if not finite.all():
         raise NotFiniteError(
-            f"{(~finite).sum():,} of {len(finite):,} {split} rows have errors that are NaN or infinite: the model cannot be "
-            "scored. Usual causes: a learning rate that is too high, float16 that overflows. Train again with a lower "
-            "--learning_rate, into another --output_dir."
+            f"{(~finite).sum():,} of {len(finite):,} {split} rows have errors that are NaN or infinite: the model "
+            "cannot be scored. Usual causes: a learning rate that is too high, float16 that overflows. Train again "
+            "with a lower --learning_rate, into another --output_dir."
         )
 
 
