@@ -83,6 +83,12 @@ class MemoryExhausted(RunEnded):
     exit_code = 69  # EX_UNAVAILABLE
 
 
+class RequirementsFailed(RunEnded):
+    """Final scores are not what `--require` asks for; everything was written before."""
+
+    exit_code = 3  # as of a comparison whose criteria fail
+
+
 class MissingDependencyError(ImportError):
     """An optional package is needed for what was asked; the message names the extra that brings it."""
 

@@ -16,6 +16,7 @@ import numpy as np
 from .data.columns import read_columns
 from .data.missing_chains import describe_missing
 from .errors import DataError, NotFiniteError
+from .evaluation.requirements import Checked, describe_failed, format_checked, raise_failed
 from .parser import FastArgumentParser
 from .presets import PRESETS
 from .reporting.card import write_card
@@ -159,9 +160,9 @@ def check_scored(values: Any, split: str) -> None:
     finite: Any = np.isfinite(np.asarray(values, np.float64)).all(1)
     if not finite.all():
         raise NotFiniteError(
-            f"{(~finite).sum():,} of {len(finite):,} {split} rows have errors that are NaN or infinite: the model "
-            "cannot be scored. Usual causes: a learning rate that is too high, float16 that overflows. Train again "
-            "with a lower --learning_rate, into another --output_dir."
+            f"{(~finite).sum():,} of {len(finite):,} {split} rows have errors that are NaN or infinite: no score. "
+            "Usual causes: a learning rate that is too high, float16 that overflows. Train again with a lower "
+            "--learning_rate, into another --output_dir."
         )
 
 
@@ -179,18 +180,25 @@ def plots_if_possible() -> Iterator[None]:
         logger.warning("Not plotted: %s", error)
 
 
-def finish_run(trainer: Any, log: logging.Logger) -> None:
+def finish_run(trainer: Any, log: logging.Logger, required: Sequence[Checked] = ()) -> None:
     """Writes report and card beside the results, pushes where that was asked for, and ends the trainer.
 
     Args:
         trainer: after `save_results`; stock Trainer's too.
         log: where the last line goes.
+        required: what the final scores had to be.
+
+    Raises:
+        RequirementsFailed: a score is not as required; after everything else.
     """
+    if required:
+        log.info("\nRequired:\n%s\n", format_checked(required))
     leave_pages(trainer)
     log.info("Everything is in %s; report.html is the place to begin.", trainer.args.output_dir)
     if trainer.args.push_to_hub:
         trainer.push_to_hub()
     trainer.end()
+    raise_failed(describe_failed(required), f"Model and report are whole, in {trainer.args.output_dir}.")
 
 
 def leave_pages(trainer: Any) -> None:

@@ -74,7 +74,7 @@ def find_task(argv: list[str]) -> str:
     for task in ("generation", "pde_operator"):
         if names & (own[task] - own["masked_lm"] - own["affinity"]):
             return task
-    return "masked_lm" if names & own["masked_lm"] else "affinity"
+    return "masked_lm" if names & (own["masked_lm"] - own["affinity"]) else "affinity"
 
 
 def main(argv: list[str] | None = None) -> int:

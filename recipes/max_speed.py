@@ -11,6 +11,7 @@ goes on where it was (`--resume auto`, the default).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from hf_ext.affinity.intervals import fit_intervals, score_intervals
 from hf_ext.affinity.measure import check_measure, describe_measure, settle_calibration, settle_measure
 from hf_ext.affinity.preparing import describe_rows, load_rows
 from hf_ext.affinity.results import save_results
-from hf_ext.affinity.scoring import score_split
+from hf_ext.affinity.scoring import read_requirements, score_split
 from hf_ext.affinity.seed_scores import score_seeds
 from hf_ext.affinity.stacking import fit_ridge
 from hf_ext.checkpoints.run_folder.holding import run_folder
@@ -37,8 +38,10 @@ from hf_ext.data.arguments import DataArguments
 from hf_ext.data.demo import make_demo_encoders
 from hf_ext.data.loading import LoadedData
 from hf_ext.errors import exit_on_errors
+from hf_ext.evaluation.requirements import Requirement, check_requirements
 from hf_ext.evaluation.resampling import ResamplingUnits
 from hf_ext.evaluation.row_metrics import RowMetrics
+from hf_ext.evaluation.verdict import MODEL
 from hf_ext.parser import FastArgumentParser
 from hf_ext.reporting.run_log import LOGGER, start_run_log
 from hf_ext.speedups.lora import lora_settings
@@ -75,6 +78,7 @@ def main(argv: list[str] | None = None) -> dict:
     )
     settle_measure(args, model_args.loss)
     check_measure(args, model_args.loss, evaluated(model_args, data_args))
+    read_requirements(model_args, data_args)
     if args.max_eval_samples is not None:
         args.eval_group_column = args.eval_group_column or data_args.group_column
     with run_folder(args, subfolders(model_args, data_args, args)):
@@ -99,6 +103,7 @@ def run(
     data = load_rows(model_args, data_args, parser.explicit, output_dir=args.output_dir, seed=args.seed, table=table)
     splits, metrics = data.splits, evaluated(model_args, data_args)
     check_measure(args, model_args.loss, metrics, splits["validation"])
+    requirements = read_requirements(model_args, data_args)  # recall may be left out now
     units = find_units(data_args, splits)
     validation_units = find_units(data_args, splits, "validation", min_units=1)
     model_args.tower_training, args.use_peft = settle_training(model_args, args.use_peft)
@@ -141,8 +146,9 @@ def run(
         trainer.save_merged(Path(str(args.output_dir)) / "merged")
 
     records = {"head_search": head, "calibration": calibration}
-    results = report(trainer, trained, records, ridge, data, distillation, units, model_args, data_args, parser)
-    finish_run(trainer, log)
+    given = (model_args, data_args, requirements, parser)
+    results = report(trainer, trained, records, ridge, data, distillation, units, *given)
+    finish_run(trainer, log, results.get("requirements", ()))
     return results
 
 
@@ -169,6 +175,7 @@ def report(
     units: ResamplingUnits | None,
     model_args: AffinityArguments,
     data_args: DataArguments,
+    requirements: Sequence[Requirement],
     parser: FastArgumentParser,
 ) -> dict[str, Any]:
     """Scores the test split and writes the results; returns what `all_results.json` holds."""
@@ -196,6 +203,7 @@ def report(
         comparison = compare_with_teacher(distillation, test, splits["test"], folder, trainer.args.device, **scored)
     settings = {**vars(model_args), **vars(data_args)}
     records["prediction_intervals"] = intervals
+    records["requirements"] = check_requirements(requirements, test.scores[MODEL]) or None
     results = save_results(trainer, trained, test, splits, data.report, settings, parser, records, seeds, comparison)
     LOGGER.info("\n%s\n", test.table())
     if seeds:

@@ -13,6 +13,7 @@ and masks.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from transformers import set_seed
@@ -21,7 +22,8 @@ from hf_ext.argument_checks import check_metric_name
 from hf_ext.checkpoints.run_folder.holding import run_folder
 from hf_ext.data.arguments import DataArguments
 from hf_ext.data.loading import load_data
-from hf_ext.errors import exit_on_errors
+from hf_ext.errors import ArgumentError, exit_on_errors
+from hf_ext.evaluation.requirements import Requirement, check_requirements, parse_requirements
 from hf_ext.masked_lm.arguments import MaskedLMArguments
 from hf_ext.masked_lm.building import (
     build_collator,
@@ -32,7 +34,15 @@ from hf_ext.masked_lm.building import (
     make_demo_sequences,
     prepare_splits,
 )
-from hf_ext.masked_lm.results import EVALUATION_METRICS, UnigramBaseline, format_scores, save_results, score_splits
+from hf_ext.masked_lm.results import (
+    EVALUATION_METRICS,
+    UnigramBaseline,
+    final_scores,
+    format_scores,
+    known_scores,
+    save_results,
+    score_splits,
+)
 from hf_ext.parser import FastArgumentParser
 from hf_ext.reporting.run_log import start_run_log
 from hf_ext.tasks import check_inputs, finish_run, parse_command, summarize_data
@@ -73,12 +83,17 @@ def main(argv: list[str] | None = None) -> dict:
         (MaskedLMArguments, DataArguments, FastTrainingArguments), DEFAULTS, __doc__, argv
     )
     check_metric_name(args.metric_for_best_model, EVALUATION_METRICS)
+    requirements = parse_requirements(model_args.require, known_scores())
     with run_folder(args):
-        return run(model_args, data_args, args, parser)
+        return run(model_args, data_args, args, requirements, parser)
 
 
 def run(
-    model_args: MaskedLMArguments, data_args: DataArguments, args: FastTrainingArguments, parser: FastArgumentParser
+    model_args: MaskedLMArguments,
+    data_args: DataArguments,
+    args: FastTrainingArguments,
+    requirements: Sequence[Requirement],
+    parser: FastArgumentParser,
 ) -> dict:
     """Trains, scores and reports, in an output folder that is this run's alone."""
     log = start_run_log(args.output_dir, args.process_index == 0)
@@ -99,6 +114,8 @@ def run(
     log.info(summarize_data(data.report))
     splits = prepare_splits(data.splits, args, collator.columns, model_args.stock_trainer)
 
+    if requirements and not {"validation", "test"} & {*splits}:
+        raise ArgumentError("--require: there are no validation or test rows to score the model on.")
     trainer: Any = build_trainer(model, args, collator, splits, parser.explicit if model_args.stock_trainer else None)
     log.info("\n%s\n", "Stock Trainer, no plan." if model_args.stock_trainer else trainer.plan.table())
     trained = trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
@@ -107,9 +124,10 @@ def run(
 
     scores = score_splits(trainer, splits, UnigramBaseline.fit(data.splits["train"], collator))
     settings = {**vars(model_args), **vars(data_args)}
-    results = save_results(trainer, trained, scores, data.report, settings, parser)
+    required = check_requirements(requirements, final_scores(scores))
+    results = save_results(trainer, trained, scores, data.report, settings, parser, required)
     log.info("\nOver all masked residues; unigram: training frequencies alone:\n%s", format_scores(scores))
-    finish_run(trainer, log)
+    finish_run(trainer, log, required)
     return results
 
 

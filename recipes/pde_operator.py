@@ -14,6 +14,7 @@ advection, the initial state score. Killed, or stopped with Ctrl-C, the same com
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from transformers import set_seed
@@ -21,10 +22,11 @@ from transformers import set_seed
 from hf_ext.argument_checks import check_metric_name
 from hf_ext.checkpoints.run_folder.holding import run_folder
 from hf_ext.errors import exit_on_errors
+from hf_ext.evaluation.requirements import Requirement, check_requirements, parse_requirements
 from hf_ext.parser import FastArgumentParser
 from hf_ext.pde.arguments import OperatorArguments, check_training
 from hf_ext.pde.building import build_model, build_rows, build_trainer, describe_samples, load_samples
-from hf_ext.pde.results import ErrorMetrics, format_scores, save_results, score_splits
+from hf_ext.pde.results import MODEL, ErrorMetrics, format_scores, known_scores, save_results, score_splits
 from hf_ext.reporting.run_log import start_run_log
 from hf_ext.tasks import finish_run, parse_command
 from hf_ext.training_args import FastTrainingArguments
@@ -61,11 +63,17 @@ def main(argv: list[str] | None = None) -> dict:
     parser, (model_args, args) = parse_command((OperatorArguments, FastTrainingArguments), DEFAULTS, __doc__, argv)
     check_metric_name(args.metric_for_best_model, ErrorMetrics(model_args.tasks).row_metrics)
     check_training(model_args, args)
+    requirements = parse_requirements(model_args.require, known_scores(model_args.tasks))
     with run_folder(args):
-        return run(model_args, args, parser)
+        return run(model_args, args, requirements, parser)
 
 
-def run(model_args: OperatorArguments, args: FastTrainingArguments, parser: FastArgumentParser) -> dict:
+def run(
+    model_args: OperatorArguments,
+    args: FastTrainingArguments,
+    requirements: Sequence[Requirement],
+    parser: FastArgumentParser,
+) -> dict:
     """Trains, scores and reports, in an output folder that is this run's alone."""
     log = start_run_log(args.output_dir, args.process_index == 0)
     set_seed(args.seed)
@@ -82,10 +90,11 @@ def run(model_args: OperatorArguments, args: FastTrainingArguments, parser: Fast
     trainer.save_state()
 
     scores = score_splits(trainer, rows, samples)
+    required = check_requirements(requirements, scores["test"]["scores"][MODEL])
     settings = {**vars(model_args), **{name: getattr(model.config, name) for name in model_args.shape}}
-    results = save_results(trainer, trained, scores, report, settings, parser)
+    results = save_results(trainer, trained, scores, report, settings, parser, required)
     log.info("\nnRMSE on the test samples, none of which was trained on:\n%s", format_scores(scores["test"]))
-    finish_run(trainer, log)
+    finish_run(trainer, log, required)
     return results
 
 

@@ -21,11 +21,13 @@ from __future__ import annotations
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
+from shlex import join
 from typing import Any
 
 import numpy as np
 
 from hf_ext.affinity.ensemble import predict_members
+from hf_ext.affinity.evaluated_rows import find_labels
 from hf_ext.affinity.prediction_file import check_columns, find_output, find_rejected, refuse_added
 from hf_ext.affinity.predictor import check_interval, check_predictions, columns_of, find_model, load_model
 from hf_ext.affinity.results import write_predictions
@@ -111,6 +113,10 @@ def main(argv: list[str] | None = None) -> Path:
     rows = loaded.table
     if loaded.as_read is not None:
         refuse_added(str(data_args.dataset_name), loaded.as_read.column_names)  # those of the Hub are known by now
+        given = data_args.label_column if "label_column" in parser.explicit else None
+        if label := find_labels(loaded.as_read, folder, given):
+            words = ["--models", predict_args.model, "--dataset_name", data_args.dataset_name, "--label_column", label]
+            log.info("These rows have labels: python recipes/evaluate.py %s scores the model on them.", join(words))
     check_inputs(collator, {"rows": rows}, data_args.dataset_name)
     with tempfile.TemporaryDirectory() as scratch:
         args.output_dir = scratch

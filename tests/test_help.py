@@ -49,6 +49,7 @@ def default_of(lines: str, flag: str) -> str:
         ("mlm", WITH_MODEL),
         ("generate_antibody", WITH_MODEL),
         ("predict", ["options", "prediction", "data", "model", *SHARED[1:]]),
+        ("evaluate_recipe", ["options", "scoring", "data", "model", *SHARED[1:]]),
         ("doctor", ["options", "doctor", "data", "model", *SHARED[1:]]),
         ("compare", ["options", "sides", "measurement", "launching", "criteria"]),
         ("resume_check", ["options", "looking", "converting and merging"]),

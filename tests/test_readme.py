@@ -13,15 +13,18 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
+from evaluate_recipe import EvaluateArguments
 from tables import PAGES, render
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, HfArgumentParser
 
 from hf_ext.affinity.arguments import AffinityArguments
 from hf_ext.affinity.predictor import AffinityPredictor
+from hf_ext.affinity.scoring import known_scores
 from hf_ext.comparing.arguments import CompareArguments
 from hf_ext.comparing.progression_file import as_flags, read_progression
 from hf_ext.data.arguments import DataArguments
 from hf_ext.doctor.arguments import DoctorArguments
+from hf_ext.evaluation.requirements import parse_requirements
 from hf_ext.generation.arguments import GeneratorArguments
 from hf_ext.generation.sample_arguments import SampleArguments
 from hf_ext.masked_lm.arguments import MaskedLMArguments
@@ -47,8 +50,8 @@ def test_tables_are_what_the_results_say() -> None:
     assert render(README.replace("x |", "y |")) == README  # a table edited by hand would be put right
 
 
-def test_there_are_eighteen_commands_and_their_files_exist() -> None:
-    assert len(COMMANDS) == 18
+def test_there_are_twenty_commands_and_their_files_exist() -> None:
+    assert len(COMMANDS) == 20
     for command in COMMANDS:
         for word in shlex.split(command):
             if word.startswith(("recipes/", "accelerate_configs/")):
@@ -86,6 +89,14 @@ def test_the_commands_of_the_generator_parse() -> None:
     words = shlex.split(sampling.partition("recipes/sample.py")[2])
     (args,) = FastArgumentParser((SampleArguments,), presets=PRESETS).parse_args_into_dataclasses(words)
     assert (args.decoding.num_samples, args.model) == (100, "outputs/generator")
+
+
+def test_the_commands_that_evaluate_models_parse_and_so_does_what_they_require() -> None:
+    lines = [command.partition("recipes/evaluate.py")[2] for command in COMMANDS if "recipes/evaluate.py" in command]
+    parser = FastArgumentParser((EvaluateArguments, DataArguments, FastTrainingArguments), presets=PRESETS)
+    rows, run = (parser.parse_args_into_dataclasses(shlex.split(line))[0] for line in lines)
+    assert (len(rows.models), run.test_of) == (2, "outputs/affinity")
+    assert len(parse_requirements(rows.require, known_scores(rows.binder_threshold, None))) == 3
 
 
 def test_the_comparison_commands_parse_and_so_does_what_they_hand_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,6 +93,13 @@ def test_an_argument_of_mlm_asks_about_mlm(doctor):
     assert "masked_lm_head identical skipped" in " ".join(doctor("--device", "h100")[1].split())
 
 
+def test_an_argument_that_tasks_share_asks_about_none_of_them(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "recipes"))
+    find_task = importlib.import_module("doctor").find_task
+    assert find_task(["--require", "rmse<=1"]) == "affinity"
+    assert find_task(["--require", "perplexity<=9", "--model_size", "esm2_8M"]) == "masked_lm"
+
+
 def test_an_argument_of_the_generator_asks_about_its_stages(doctor):
     words = ("--stage", "auto", "--size", "tiny", "--device", "t4", "--dollars_per_hour", "0.35", "--json", "page.json")
     status, page = doctor(*words)

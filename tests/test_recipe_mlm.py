@@ -14,6 +14,7 @@ import pytest
 from hf_ext.data.arguments import DataArguments
 from hf_ext.masked_lm.arguments import MaskedLMArguments
 from hf_ext.masked_lm.building import make_demo_sequences
+from hf_ext.masked_lm.results import known_scores
 from hf_ext.parser import FastArgumentParser
 from hf_ext.presets import PRESETS
 from hf_ext.training_args import FastTrainingArguments
@@ -53,7 +54,8 @@ def train(cwd: Path, *arguments: str) -> dict:
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> dict:
-    return train(tmp_path_factory.mktemp("demo"), "--num_train_epochs", "6")
+    required = ("--require", "perplexity<=20", "accuracy>=0.01")
+    return train(tmp_path_factory.mktemp("demo"), "--num_train_epochs", "6", *required)
 
 
 def test_demo_says_it_is_generated_and_writes_everything(demo: dict) -> None:
@@ -70,6 +72,16 @@ def test_demo_learns_more_than_residue_frequencies(demo: dict) -> None:
         assert model["perplexity"] < unigram["perplexity"] - 2
         assert model["accuracy"] > unigram["accuracy"] + 0.05
         assert 15 < unigram["perplexity"] < 20
+
+
+def test_requirements_are_of_the_test_scores_by_the_names_that_scoring_gives_them(demo: dict) -> None:
+    scores, required = demo["results"]["test"]["model"], demo["results"]["requirements"]
+    assert known_scores() == [*scores]
+    assert [(one["metric"], one["value"]) for one in required] == [
+        ("perplexity", scores["perplexity"]),
+        ("accuracy", scores["accuracy"]),
+    ]
+    assert "expected  actual" in demo["stdout"]
 
 
 @pytest.mark.nightly

@@ -22,6 +22,7 @@ from hf_ext.comparing.progression_file import add_settings, as_flags, read_progr
 from hf_ext.errors import ArgumentError, CheckpointError, NotFiniteError
 from hf_ext.parser import FastArgumentParser
 from hf_ext.pde.arguments import OperatorArguments
+from hf_ext.pde.results import known_scores
 from hf_ext.presets import PRESETS
 from hf_ext.training_args import FastTrainingArguments
 
@@ -60,7 +61,7 @@ def difference(one: dict, other: dict) -> float:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    return train(tmp_path_factory.mktemp("whole"), *SMALL, "--num_train_epochs", "3")
+    return train(tmp_path_factory.mktemp("whole"), *SMALL, "--num_train_epochs", "3", "--require", "nrmse<=100")
 
 
 def test_a_run_leaves_scores_beside_trivial_ones_and_everything_else(whole):
@@ -72,6 +73,8 @@ def test_a_run_leaves_scores_beside_trivial_ones_and_everything_else(whole):
     assert set(scores["persistence"]) == {"advection1d_nrmse"}  # Darcy flow has no time
     mean = (scores["model"]["advection1d_nrmse"]["value"] + scores["model"]["darcy2d_nrmse"]["value"]) / 2
     assert scores["model"]["nrmse"]["value"] == pytest.approx(mean)
+    assert known_scores(["advection1d", "darcy2d"]) == [*scores["model"]]
+    assert results["requirements"][0]["value"] == scores["model"]["nrmse"]["value"]
     left = {path.name for path in whole["folder"].iterdir()}
     assert left >= {"README.md", "report.html", "model.safetensors", "config.json", "loss.png", "plan.json", "run.log"}
 

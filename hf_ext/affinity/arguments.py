@@ -7,6 +7,7 @@ from typing import Literal, Optional
 
 from ..argument_checks import ABOVE_ZERO, COUNT, FINITE, SHARE_BELOW_ONE, WIDTH, check_choices, check_ranges
 from ..errors import ArgumentError
+from ..evaluation.requirements import REQUIRE
 
 Head = Literal["auto", "mlp", "product", "gated"]
 DISTILLABLE = ("mse", "huber")
@@ -28,6 +29,7 @@ class AffinityArguments:
     """
 
     _argument_group_name = "model"  # in --help
+    _argument_groups = {"evaluation": ("require",)}
 
     encoders: list[str] = field(
         default_factory=list,
@@ -136,6 +138,7 @@ class AffinityArguments:
             "at 1 and 5 per cent, in every evaluation; null in YAML leaves them out."
         },
     )
+    require: list[str] = field(default_factory=list, metadata=REQUIRE)
 
     def __post_init__(self) -> None:
         check_choices(self)

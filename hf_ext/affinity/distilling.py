@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import logging
 import os
@@ -16,7 +15,6 @@ import torch
 from datasets import Dataset, concatenate_datasets
 from transformers import set_seed
 
-from ..csv_cells import read_cell
 from ..data.arguments import DataArguments
 from ..data.collators import SequenceCollator
 from ..data.columns import read_columns
@@ -26,6 +24,7 @@ from ..evaluation import score_predictions
 from ..evaluation.resampling import ResamplingUnits
 from ..training_args import FastTrainingArguments
 from .arguments import AffinityArguments
+from .own_test_rows import read_own_test_rows
 from .prediction_speed import measure_speeds
 from .predictor import columns_of, find_model
 from .scoring import SplitScores
@@ -223,7 +222,7 @@ def _append(train: Dataset, further: Dataset, teacher: Sequence[float]) -> Datas
 
 def _held_out(folder: Path, test: Sequence[Row], names: Sequence[str]) -> dict[str, Any]:
     """How many test rows the teacher did not train on, as far as its own `predictions.csv` says."""
-    rows = _own_test_rows(folder / "predictions.csv", names)
+    rows = read_own_test_rows(folder, names)
     if rows is None:
         text = "Whether the teacher was trained on these test rows is not known: its folder lists no test rows."
         return {"num_test_rows": len(test), "num_held_out": None, "is_clean": False, "text": text}
@@ -232,15 +231,3 @@ def _held_out(folder: Path, test: Sequence[Row], names: Sequence[str]) -> dict[s
     if num < len(test):
         text += " It may have been trained on the others, and the student then knows their labels through it."
     return {"num_test_rows": len(test), "num_held_out": num, "is_clean": num == len(test), "text": text}
-
-
-def _own_test_rows(path: Path, names: Sequence[str]) -> set[Row] | None:
-    """The test rows that a run left in its folder, None where they are not there."""
-    if not path.is_file():
-        return None
-    with path.open(newline="", encoding="utf-8") as file:
-        reader = csv.DictReader(file)
-        reader.fieldnames = [read_cell(name) for name in reader.fieldnames or ()]
-        if not set(names) <= set(reader.fieldnames):
-            return None
-        return {tuple(read_cell(line[name] or "") for name in names) for line in reader}

@@ -52,7 +52,7 @@ def load_rows(
         data.report["warnings"] += split_alarms(labels)
         data.report["warnings"] += _ignored_bounds(args, data_args, data.splits)
         _settle_missing(data_args, data)
-        _settle_threshold(args, explicit, np.concatenate([*labels.values()]), data.report)
+        settle_threshold(args, explicit, np.concatenate([*labels.values()]), data.report)
     return data
 
 
@@ -103,9 +103,7 @@ def _ignored_bounds(args: AffinityArguments, data_args: DataArguments, splits: M
     return []
 
 
-def _settle_threshold(
-    args: AffinityArguments, explicit: Container[str], labels: np.ndarray, report: dict[str, Any]
-) -> None:
+def settle_threshold(args: Any, explicit: Container[str], labels: np.ndarray, report: dict[str, Any]) -> None:
     """Says where `--binder_threshold` divides no labels into hits and others; the default is left out then."""
     threshold = args.binder_threshold
     if threshold is None or labels.min() < threshold <= labels.max():

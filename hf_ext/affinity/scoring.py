@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 
 from .. import units
+from ..data.arguments import DataArguments
 from ..data.columns import read_columns
 from ..evaluation import DEFAULT_THRESHOLD, collapse_report, score_predictions
 from ..evaluation.calibration import apply_calibration
 from ..evaluation.limits import rmse_at_limits
+from ..evaluation.requirements import Requirement, parse_requirements
 from ..evaluation.resampling import ResamplingUnits, check_units, unit_facts
 from ..evaluation.row_metrics import RowMetrics
 from ..evaluation.scores import GROUP_METRIC, HIT_METRICS, PLAIN_METRICS, THRESHOLD_METRICS
@@ -21,6 +23,7 @@ from ..models.calibration import is_ridge_alone
 from ..reporting.near_copies import describe_near_copies, describe_repeated
 from ..reporting.report.scores import fit_notes, resampled
 from ..reporting.tables import format_table
+from .arguments import AffinityArguments
 from .baselines import EMBEDDING_RIDGE, PER_PARTNER, fit_baselines, sequence_columns
 from .calibrating import ridge_part, uncalibrated
 from .embedding_ridge import EmbeddingRidge
@@ -32,6 +35,23 @@ from .slices import Slice, find_exact, find_slices
 compute_metrics = RowMetrics()  # for `Trainer`, without a threshold and groups
 LIMITS_NOTE = "The verdict's RMSE counts no error beyond a limit; in the tables a limit is taken for a value."
 RANKING_NOTE = "The loss ranks rows: predictions have no unit, so RMSE, MAE, R2 and any threshold say nothing here."
+
+
+def known_scores(threshold: float | None, group_column: str | None) -> list[str]:
+    """Names of the scores that a model gets: of rows with such a threshold and such a column, or None."""
+    rows = np.array([0.0, 1.0])
+    compared = Compared({MODEL: rows}, rows, threshold, seed=0)
+    return [*compared.score(["", ""] if group_column else None)[MODEL]]
+
+
+def read_requirements(args: AffinityArguments, data_args: DataArguments) -> list[Requirement]:
+    """`--require`, of the scores that a run of these arguments ends with.
+
+    Raises:
+        ArgumentError: see `parse_requirements`.
+    """
+    groups = None if data_args.streaming else data_args.group_column
+    return parse_requirements(args.require, known_scores(args.binder_threshold, groups))
 
 
 @dataclass
@@ -122,12 +142,12 @@ def score_split(
     Cost: predictions; `fit_baselines`; 1,000 bootstrap resamples per predictor, for the verdict and for each slice:
     1.6 s each for 26,000 rows.
     """
-    before, predictions, labels = _predict(trainer, splits[name])
+    before, predictions, labels = predict_calibrated(trainer, splits[name])
     if not all(hasattr(splits[part], "__len__") for part in ("train", name)):
         return _score_stream(trainer, predictions, labels, threshold)
     baselines = fit_baselines(trainer, splits, name, group_column, ridge)
     units, bounds = check_units(units, len(labels)), read_bounds(splits[name])
-    compared = _Compared({MODEL: predictions, **baselines.predictions}, labels, threshold, trainer.args.seed, units)
+    compared = Compared({MODEL: predictions, **baselines.predictions}, labels, threshold, trainer.args.seed, units)
     groups = [row[0] for row in read_columns(splits[name], [group_column])] if group_column else None
     scores = compared.score(groups)
     metric = verdict_metric(trainer.args, RowMetrics(threshold, group_column))
@@ -156,7 +176,7 @@ def score_split(
 
 
 @dataclass(frozen=True)
-class _Compared:
+class Compared:
     """Predictions by name of predictor and the labels of the same rows, (n,) each, and how they are scored."""
 
     predictors: Mapping[str, np.ndarray]
@@ -172,16 +192,19 @@ class _Compared:
             name: score_predictions(predicted, self.labels, **options) for name, predicted in self.predictors.items()
         }
 
-    def score_slice(self, chosen: Slice) -> dict[str, Any]:
-        """The same for some of the rows."""
+    def select(self, chosen: Slice) -> Compared:
+        """The same of some of the rows."""
         parts = {name: predicted[chosen.rows] for name, predicted in self.predictors.items()}
         units = None if self.units is None else self.units.select(chosen.rows)
-        there = replace(self, predictors=parts, labels=self.labels[chosen.rows], units=units)
-        return {"name": chosen.name, "num_rows": int(chosen.rows.sum()), "scores": there.score()}
+        return replace(self, predictors=parts, labels=self.labels[chosen.rows], units=units)
+
+    def score_slice(self, chosen: Slice) -> dict[str, Any]:
+        """Scores of some of the rows."""
+        return {"name": chosen.name, "num_rows": int(chosen.rows.sum()), "scores": self.select(chosen).score()}
 
 
-def _predict(trainer: Any, rows: Any) -> tuple[np.ndarray | None, np.ndarray, np.ndarray]:
-    """Predictions before calibration, None where there is none; predictions; labels: (n,) each."""
+def predict_calibrated(trainer: Any, rows: Any) -> tuple[np.ndarray | None, np.ndarray, np.ndarray]:
+    """Predictions before calibration, None where there is none; predictions; labels: (n,) float64, label units."""
     with uncalibrated(trainer.model) as calibration:
         raw, labels = predict_labelled(trainer, rows)
     predictions = apply_calibration(raw, calibration, ridge_part(trainer, rows))
@@ -194,7 +217,7 @@ def _is_scale_free(trainer: Any) -> bool:
 
 def _judge(
     trainer: Any,
-    compared: _Compared,
+    compared: Compared,
     metric: str | None,
     groups: Sequence[Any] | None,
     bounds: Any,
@@ -263,7 +286,7 @@ def _score_stream(trainer: Any, predictions: np.ndarray, labels: np.ndarray, thr
     config, is_scale_free = trainer.model.config, _is_scale_free(trainer)
     note = "Training rows are a stream: no other baseline was fitted, and nothing says which test rows are new."
     predictors = {MODEL: predictions, CONSTANT: np.full(len(labels), config.label_mean)}
-    compared = _Compared(predictors, labels, threshold, trainer.args.seed)
+    compared = Compared(predictors, labels, threshold, trainer.args.seed)
     return SplitScores(
         predictions,
         labels,

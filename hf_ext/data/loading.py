@@ -142,15 +142,16 @@ def load_sequences(
     output_dir: str | os.PathLike[str] | None = None,
     rejected_name: str = REJECTED_FILE,
     keeps_columns: bool = False,
+    needs_labels: bool = False,
     table: Dataset | None = None,
 ) -> LoadedSequences:
-    """Reads, filters and cleans one table for prediction: no labels, no splits, rows in file order.
+    """Reads, filters and cleans one table for prediction: no splits, rows in file order.
 
     A folder's train, validation and test files follow each other. Arguments and errors as in `load_data`; a single row
-    is fine here, `rejected_name` is that of the file in `output_dir`, and `keeps_columns` asks for `as_read`, which
-    takes the memory of the whole source.
+    is fine here, `rejected_name` is that of the file in `output_dir`, `keeps_columns` asks for `as_read`, which
+    takes the memory of the whole source, and `needs_labels` for `label`, `bound` and the column of `interval_by`.
     """
-    rules = RowRules.from_arguments(args, needs_labels=False, needs_splits=False)
+    rules = RowRules.from_arguments(args, needs_labels, needs_splits=False)
     rejected = Path(output_dir) / rejected_name if output_dir is not None else None
     keeps_columns = keeps_columns and not args.streaming
     parts = _open(args, rules, table, keeps_columns)

@@ -82,13 +82,14 @@ class RowRules:
     @classmethod
     def from_arguments(cls, args: DataArguments, needs_labels: bool, needs_splits: bool = True) -> RowRules:
         """Reads the rules off the arguments; raises ArgumentError for a malformed filter."""
-        held_out = [args.split_group_column, None if args.interval_by == "rows" else args.interval_by]
-        groups = [name for name in (args.group_column, *(held_out if needs_splits else [])) if name]
+        held_out = args.split_group_column if needs_splits else None
+        resampled = args.interval_by if needs_splits or needs_labels else None
+        groups = [name for name in (args.group_column, held_out, resampled if resampled != "rows" else None) if name]
         splits = [args.split_column] if args.split_column and needs_splits else []
         texts = [*groups, *([args.id_column] if args.id_column else []), *splits]
         # A masked language model does without no chain; predictions are made by a model that learned to, or did not.
         knows_chains = needs_labels or not needs_splits
-        if_missing = remedy_if_missing(args.sequence_columns, is_trained=not needs_labels)
+        if_missing = remedy_if_missing(args.sequence_columns, is_trained=not (needs_labels and needs_splits))
         return cls(
             sequence_columns=tuple(args.sequence_columns),
             text_columns=tuple(name for name in dict.fromkeys(texts) if name not in args.sequence_columns),

@@ -17,14 +17,17 @@ from ..affinity import building as affinity
 from ..affinity.measure import check_measure, describe_measure
 from ..affinity.preparing import load_rows
 from ..affinity.results import audit_labels
+from ..affinity.scoring import read_requirements
 from ..argument_checks import check_metric_name
 from ..data.arguments import DataArguments
 from ..data.demo import make_demo_encoders
 from ..data.formats import file_format
 from ..data.loading import load_data
+from ..evaluation.requirements import parse_requirements
 from ..evaluation.row_metrics import RowMetrics
 from ..masked_lm import building as masked_lm
 from ..masked_lm.results import EVALUATION_METRICS as MASKED_LM_METRICS
+from ..masked_lm.results import known_scores
 from ..memory.report import MemoryReport
 from ..plan import Plan, make_plan
 from ..speedups.embedding_cache import CPU_TOKENS_PER_BATCH, GPU_TOKENS_PER_BATCH
@@ -146,9 +149,11 @@ class _Reader(Attempts):
     def _read_measure(self, validation: Any) -> None:
         if self.task != "affinity":
             check_metric_name(self.args.metric_for_best_model, MASKED_LM_METRICS)
+            parse_requirements(self.model_args.require, known_scores())
             return
         metrics = RowMetrics(self.model_args.binder_threshold, self.data_args.group_column)
         check_measure(self.args, self.model_args.loss, metrics, validation)
+        read_requirements(self.model_args, self.data_args)
         self.measure = describe_measure(self.args, self.model_args.loss, metrics)
 
     def _sketch(self) -> Work:

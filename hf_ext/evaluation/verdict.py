@@ -14,9 +14,9 @@ from ._arrays import FloatArray, as_column, as_pair, count_not_finite
 from .bootstrap import affordable_resamples, bootstrap_metrics, percentile_interval
 from .limits import at_limits
 from .metrics import DEFAULT_THRESHOLD, spearman
-from .paired import PairedComparison, compare_paired
+from .paired import PAIRED_METRICS, PairedComparison, compare_paired, is_ratio
 from .resampling import ResamplingUnits, check_units, unit_facts
-from .scores import PLAIN_METRICS
+from .scores import GROUP_METRIC
 
 MODEL = "model"
 CONSTANT = "training mean"
@@ -119,8 +119,8 @@ def judge(
     """
     if MODEL not in predictions:
         raise ArgumentError(f"predictions of {[*predictions]}: {MODEL!r} is needed, beside its baselines.")
-    if metric not in (None, *PLAIN_METRICS):
-        raise ArgumentError(f"metric={metric!r}: use one of {', '.join(PLAIN_METRICS)}.")
+    if metric is not None and is_ratio(metric):
+        raise ArgumentError(f"metric={metric!r}: use one of {', '.join((*PAIRED_METRICS, GROUP_METRIC))}.")
     measured = as_column(labels, "labels")
     columns = {name: as_pair(values, measured)[0] for name, values in predictions.items()}
     sides = np.zeros(len(measured)) if bounds is None else as_pair(bounds, measured)[0]
@@ -177,7 +177,7 @@ def judge_tokens(
     assert compared.before is not None
     assert compared.after is not None
     perplexities = f"perplexity {np.exp(compared.after):.2f} against {np.exp(compared.before):.2f} of {baseline}"
-    basis = f"improvement of the loss per {unit} {_difference(compared)}, {compared.n:,} rows"
+    basis = f"improvement of the loss per {unit} {describe_difference(compared)}, {compared.n:,} rows"
     return _from_comparison(compared, baseline, f"{perplexities} ({basis})")
 
 
@@ -195,7 +195,7 @@ def judge_errors(model_errors: Any, baseline_errors: Any, *, baseline: str, seed
     compared = compare_paired(np.ones(len(model_errors)), baseline_errors, model_errors, "nrmse", seed=seed)
     if compared.undefined:
         return _undefined(compared.n, f"the error is undefined ({compared.undefined})")
-    basis = f"improvement {_difference(compared)}, {compared.n:,} rows"
+    basis = f"improvement {describe_difference(compared)}, {compared.n:,} rows"
     return _from_comparison(compared, baseline, f"nRMSE {_errors(compared)} ({basis})")
 
 
@@ -214,8 +214,8 @@ def judge_accuracy(model_right: Any, baseline_right: Any, *, baseline: str, seed
     compared = compare_paired(np.ones(len(before)), before, after, "accuracy", seed=seed)
     if compared.undefined:
         return _undefined(compared.n, f"the accuracy is undefined ({compared.undefined})")
-    basis = f"difference {_difference(compared)}, {compared.n:,} rows"
-    return _from_comparison(compared, baseline, f"{_scores(compared)} of {baseline} ({basis})")
+    basis = f"difference {describe_difference(compared)}, {compared.n:,} rows"
+    return _from_comparison(compared, baseline, f"{describe_scores(compared)} of {baseline} ({basis})")
 
 
 def _judge_scores(case: _Case) -> Verdict | None:
@@ -243,9 +243,8 @@ def _judge_constant(case: _Case) -> Verdict | None:
     order = f"Spearman {spearman(case.model, case.labels).value:.3f} does not change that."
     if compared.improvement <= 0:
         return _decided(False, f"No better than a constant: {text}. {order}", compared, CONSTANT)
-    text = (
-        f"Not shown to be better than a constant: {text}; the difference may be 0 (lower by {_difference(compared)})."
-    )
+    by = describe_difference(compared)
+    text = f"Not shown to be better than a constant: {text}; the difference may be 0 (lower by {by})."
     return _decided(None, text, compared, CONSTANT)
 
 
@@ -281,7 +280,9 @@ def _judge_baselines(case: _Case) -> Verdict | None:
     hardest = min(compared, key=lambda name: ((compared[name].improvement or 0) > 0, compared[name].low or 0))
     result = compared[hardest]
     several = f", the hardest of {len(compared)} to beat" if len(compared) > 1 and result.is_better else ""
-    text = f"{_scores(result)} of {hardest}{several} (difference {_difference(result)}, {result.n:,} rows)"
+    text = (
+        f"{describe_scores(result)} of {hardest}{several} (difference {describe_difference(result)}, {result.n:,} rows)"
+    )
     order = "" if result.metric == "spearman" else _say_order(ordered)
     return _from_comparison(result, "every baseline" if result.is_better else hardest, text, hardest, order)
 
@@ -336,7 +337,8 @@ def _undefined(num_rows: int, reason: str) -> Verdict:
     return Verdict(f"No verdict: {reason}.", None, "undefined", num_rows)
 
 
-def _difference(compared: PairedComparison) -> str:
+def describe_difference(compared: PairedComparison) -> str:
+    """0.12 [0.10, 0.14]: by how much the later one is better, with its interval where there is one."""
     digits = ".3g" if compared.metric in ERRORS else ".3f"
     numbers = [
         f"{each + 0.0:{digits}}" for each in (compared.improvement, compared.low, compared.high) if each is not None
@@ -344,7 +346,8 @@ def _difference(compared: PairedComparison) -> str:
     return numbers[0] if len(numbers) == 1 else f"{numbers[0]} [{numbers[1]}, {numbers[2]}]"
 
 
-def _scores(compared: PairedComparison) -> str:
+def describe_scores(compared: PairedComparison) -> str:
+    """RMSE 0.361 against 0.482: of the later one first."""
     name = metric_name(compared.metric)
     if compared.metric in ERRORS:
         return f"{name} {_errors(compared)}"

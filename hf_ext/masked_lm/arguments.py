@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import ArgumentError
+from ..evaluation.requirements import REQUIRE
 
 # Shapes of the published ESM-2 models: layers, width, attention heads. The feed-forward layer is four times as wide.
 SIZES = {
@@ -27,6 +28,7 @@ class MaskedLMArguments:
     """
 
     _argument_group_name = "model"  # in --help
+    _argument_groups = {"evaluation": ("require",)}
 
     model_name_or_path: None | str = field(  # noqa: RUF036
         default=None, metadata={"help": "Model to continue training: Hub id or folder. Left out: a new ESM-2."}
@@ -57,6 +59,7 @@ class MaskedLMArguments:
         default=False,
         metadata={"help": "Train with transformers.Trainer itself, the control that comparisons measure against."},
     )
+    require: list[str] = field(default_factory=list, metadata=REQUIRE)
 
     def __post_init__(self) -> None:
         if not 0 < self.mlm_probability <= 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from transformers import EvalPrediction
 from ..data.columns import read_columns
 from ..data.masking import IGNORED, MaskedLMCollator
 from ..data.proteins import RARE, STANDARD, UNKNOWN
+from ..evaluation.requirements import Checked
 from ..evaluation.verdict import judge_tokens
 from ..parser import FastArgumentParser
 from ..reporting.plots import plot_loss
@@ -52,6 +54,11 @@ def _scores(loss: float, accuracy: float, num_tokens: int) -> dict[str, float]:
         "accuracy": float(accuracy),
         "num_tokens": num_tokens,
     }
+
+
+def known_scores() -> list[str]:
+    """Names of the scores that a run ends with."""
+    return [*_scores(0.0, 0.0, 1)]
 
 
 class UnigramBaseline:
@@ -116,6 +123,11 @@ def score_splits(trainer: Any, splits: dict[str, Any], baseline: UnigramBaseline
     return scores
 
 
+def final_scores(scores: dict[str, Any]) -> dict[str, float]:
+    """Of `score_splits` those of the model on test, or on validation where there is no test; {} without both."""
+    return next((scores[name]["model"] for name in ("test", "validation") if name in scores), {})
+
+
 def format_scores(scores: dict[str, Any]) -> str:
     """`score_splits` as text: the verdict, then a table."""
     shown = ("token_loss", "perplexity", "accuracy", "num_tokens")
@@ -136,6 +148,7 @@ def save_results(
     data_report: dict[str, Any],
     settings: dict[str, Any],
     parser: FastArgumentParser,
+    required: Sequence[Checked] = (),
 ) -> dict[str, Any]:
     """Writes `all_results.json` and `loss.png` into the output folder; returns what the JSON holds.
 
@@ -145,6 +158,7 @@ def save_results(
         data_report: what loading reported.
         settings: model and data arguments by name; training arguments come from the trainer.
         parser: after parsing; it knows the command line and where each argument came from.
+        required: what the final scores had to be.
     """
     folder = Path(trainer.args.output_dir)
     results = {
@@ -153,6 +167,7 @@ def save_results(
         "task": "masked_lm",
         "data": with_absolute_path(data_report, "source"),
         **scores,
+        **({"requirements": [*required]} if required else {}),
     }
     if trainer.is_world_process_zero():
         write_json(folder / "all_results.json", results)

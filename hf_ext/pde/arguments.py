@@ -7,6 +7,7 @@ from typing import Any
 
 from ..argument_checks import COUNT, COUNT_FROM_ZERO, Range, check_ranges
 from ..errors import ArgumentError
+from ..evaluation.requirements import REQUIRE
 from ..models.lora import require_base
 from .configuration import OperatorConfig
 from .tasks import TASKS
@@ -62,6 +63,7 @@ class OperatorArguments:
     """
 
     _argument_group_name = "model"  # in --help
+    _argument_groups = {"evaluation": ("require",)}
 
     tasks: list[str] = field(
         default_factory=lambda: [*TASKS], metadata={"help": f"What is learned in one run: {', '.join(TASKS)}."}
@@ -106,6 +108,7 @@ class OperatorArguments:
         default=False,
         metadata={"help": "Train with transformers.Trainer itself, the control that comparisons measure against."},
     )
+    require: list[str] = field(default_factory=list, metadata=REQUIRE)
 
     def __post_init__(self) -> None:
         check_ranges(self, RANGES)

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from ..evaluation.bootstrap import bootstrap_mean, percentile_interval
+from ..evaluation.requirements import Checked
 from ..evaluation.verdict import judge_errors
 from ..parser import FastArgumentParser
 from ..reporting.plots import plot_loss
@@ -140,6 +141,11 @@ def _score(values: np.ndarray, seed: int) -> dict[str, Any]:
     return {**facts, "num_resamples": NUM_RESAMPLES}
 
 
+def known_scores(tasks: Sequence[str]) -> list[str]:
+    """Names of the scores that a run of these tasks ends with."""
+    return [*_scores(np.ones((2, len(tasks))), tasks, seed=0)]
+
+
 def format_scores(found: Mapping[str, Any]) -> str:
     """The verdict, a table of `score_split`, and how far the model is below the best trivial prediction."""
     scores = found["scores"]
@@ -158,6 +164,7 @@ def save_results(
     data_report: Mapping[str, Any],
     settings: Mapping[str, Any],
     parser: FastArgumentParser,
+    required: Sequence[Checked] = (),
 ) -> dict[str, Any]:
     """Writes `all_results.json` and `loss.png` into the output folder; returns what the JSON holds.
 
@@ -167,6 +174,7 @@ def save_results(
         data_report: what was generated.
         settings: arguments of the operator by name; training arguments come from the trainer.
         parser: after parsing; it knows the command line and where each argument came from.
+        required: what the scores on test had to be.
     """
     folder = Path(str(trainer.args.output_dir))
     results = {
@@ -176,6 +184,7 @@ def save_results(
         "data": dict(data_report),
         "verdict": scores["test"]["verdict"],
         **scores,
+        **({"requirements": [*required]} if required else {}),
     }
     if trainer.is_world_process_zero():
         write_json(folder / "all_results.json", results)

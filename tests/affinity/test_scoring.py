@@ -196,7 +196,7 @@ def test_sequences_without_a_single_varying_3_mer_have_no_sequence_ridge(make_tr
 def test_a_verdict_on_one_held_out_value_claims_nothing_about_others(make_trainer, splits, monkeypatch):
     trainer, labels = make_trainer(), np.asarray(splits["test"]["label"][:])
     told = (None, labels + 0.01, labels)  # a model that knows the labels
-    monkeypatch.setattr(scoring, "_predict", lambda trainer, rows: told)
+    monkeypatch.setattr(scoring, "predict_calibrated", lambda trainer, rows: told)
     plain, alone = (score_split(trainer, splits, "test", None, None, lone_value=value) for value in (None, "clone"))
     assert plain.verdict.outcome == "better"
     assert alone.verdict.outcome == "undecided"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from .blocks import Bullets, Fold, Paragraph, Section
+from ..requirements import HEADERS, required_rows
+from .blocks import Bullets, Fold, Paragraph, Section, Table
 from .tasks import TaskReport
 from .values import hide_folders
 
@@ -10,6 +11,8 @@ from .values import hide_folders
 def result_section(task: TaskReport) -> Section:
     """How good the model is, and compared with what."""
     blocks = task.result_blocks()
+    if checked := task.run.results.get("requirements"):
+        blocks.append(Table(HEADERS, required_rows(checked), "Required of the final scores (--require)."))
     advice = [hide_folders(str(line)) for line in task.run.results.get("advice") or []]
     if advice:
         blocks.append(Fold("What the run suggests next", [Bullets(advice)]))

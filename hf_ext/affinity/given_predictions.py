@@ -1,0 +1,158 @@
+"""Predictions that stand in a table, put beside the rows that they are of; other rows are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..csv_cells import read_cell
+from ..data.formats import iter_records
+from ..data.labels import parse_labels
+from ..data.numbers import parse_number
+from ..data.proteins import ResiduePolicy, clean_sequences
+from ..data.sources import SOURCE_ROW
+from ..errors import DataError
+from .prediction_file import PREDICTION
+
+MAX_LISTED = 10
+Record = tuple[int, Mapping[str, Any]]  # line of the table, its cells
+
+
+def read_predictions(
+    path: Path,
+    rows: Any,
+    sequence_columns: Sequence[str],
+    label_column: str,
+    *,
+    policy: ResiduePolicy | None = None,
+    column: str = PREDICTION,
+) -> NDArray[np.float64]:
+    """The predictions in a table for `rows`, in their order.
+
+    A line belongs to the row whose `source_row` it has; in a table without that column lines are the rows, in their
+    order. Either way, sequences and labels that the table has too must be those of the row.
+
+    Args:
+        path: CSV, TSV, JSONL or Parquet with `column`; as `predict.py` or a run wrote it, or of another program.
+        rows: map-style, with `source_row`, `label` and the sequence columns, as loading left them.
+        sequence_columns: of the rows.
+        label_column: what the labels were called in their file.
+        policy: by which the sequences of the rows were read.
+        column: of the predictions.
+
+    Returns:
+        (n,) float64, label units.
+
+    Raises:
+        DataError: no such column, a prediction that is no finite number, a row without one or with two, another number
+            of lines, or a sequence or label that is not the row's; lines are named.
+
+    Cost: one read of the table.
+    """
+    records = [*iter_records(path, None)]
+    names = [*dict.fromkeys(name for _, record in records for name in record)]
+    if column not in names:
+        raise DataError(
+            f"{path}: no column {column!r} with predictions; there are {', '.join(map(str, names[:30]))}. Name it with "
+            "--prediction_column."
+        )
+    chosen = _by_source_row(path, records, rows) if SOURCE_ROW in names else _by_order(path, records, rows)
+    for name in sequence_columns:
+        if name in names:
+            _check_sequences(path, chosen, rows, name, policy or ResiduePolicy())
+    if label := _own_label_column(names, label_column, column):
+        _check_labels(path, chosen, rows, label)
+    return _numbers(path, chosen, column)
+
+
+def _by_source_row(path: Path, records: Sequence[Record], rows: Any) -> list[Record]:
+    """For each row, the line that names it; lines of other rows are passed over."""
+    asked = [str(number) for number in rows[SOURCE_ROW][:]]
+    if len(set(asked)) < len(asked):
+        raise DataError(
+            f"The scored rows come from several files, and their {SOURCE_ROW} numbers repeat: {path} cannot be put "
+            f"beside them by these. Take its column {SOURCE_ROW} away, and write its lines in the order of the rows."
+        )
+    found: dict[str, Record] = {}
+    twice = []
+    for line, record in records:
+        number = str(record.get(SOURCE_ROW)).strip()
+        if number in found:
+            twice.append(line)
+        found[number] = (line, record)
+    if twice:
+        raise DataError(f"{path}: lines {_list(twice)} repeat a {SOURCE_ROW}. Leave one line for each row.")
+    lacking = [number for number in asked if number not in found]
+    if lacking:
+        raise DataError(
+            f"{path}: {len(lacking):,} of {len(asked):,} scored rows have no prediction ({SOURCE_ROW} "
+            f"{_list(lacking)}). Predict all of them, or score the rows that these predictions are of."
+        )
+    return [found[number] for number in asked]
+
+
+def _by_order(path: Path, records: Sequence[Record], rows: Any) -> list[Record]:
+    if len(records) != len(rows):
+        raise DataError(
+            f"{path}: {len(records):,} predictions for {len(rows):,} scored rows, and no column {SOURCE_ROW} that says "
+            "which row each is of. Write one line per row, in their order, or add that column (predict.py does)."
+        )
+    return [*records]
+
+
+def _check_sequences(path: Path, records: Sequence[Record], rows: Any, name: str, policy: ResiduePolicy) -> None:
+    cells = [_text(record.get(name)) for _, record in records]
+    cleaned = clean_sequences(cells, name, policy, [line for line, _ in records], may_be_missing=True).sequences
+    own = [sequence or "" for sequence in rows[name][:]]
+    _refuse(path, [line for (line, _), there, here in zip(records, cleaned, own) if there != here], name)
+
+
+def _check_labels(path: Path, records: Sequence[Record], rows: Any, name: str) -> None:
+    lines = [line for line, _ in records]
+    there = parse_labels([record.get(name) for _, record in records], name, lines).labels.astype(np.float32)
+    here = np.asarray(rows["label"][:], np.float32)  # in which a run writes them
+    _refuse(path, [line for line, is_other in zip(lines, there != here) if is_other], name)
+
+
+def _own_label_column(names: Sequence[str], label_column: str, column: str) -> str | None:
+    """Where the table has the labels; a run's own stands before its predictions, whatever the label was called."""
+    if label_column in names:
+        return label_column
+    return "label" if "label" in names and names.index("label") + 1 == names.index(column) else None
+
+
+def _refuse(path: Path, lines: Sequence[int], name: str) -> None:
+    if lines:
+        raise DataError(
+            f"{path}: lines {_list(lines)} ({len(lines):,} in all) have another {name} than the rows that are scored. "
+            "These predictions are of other rows, or the rows have changed since: predict again."
+        )
+
+
+def _numbers(path: Path, records: Sequence[Record], column: str) -> NDArray[np.float64]:
+    values = [_number(record.get(column)) for _, record in records]
+    wrong = [line for (line, _), value in zip(records, values) if value is None or not np.isfinite(value)]
+    if wrong:
+        raise DataError(
+            f"{path}: {len(wrong):,} predictions in column {column!r} are no finite numbers: lines {_list(wrong)}. "
+            "Mend them, or leave these rows out everywhere."
+        )
+    return np.array(values, np.float64)
+
+
+def _number(cell: Any) -> float | None:
+    if isinstance(cell, str):
+        return parse_number(cell.strip())
+    return float(cell) if isinstance(cell, int | float) and not isinstance(cell, bool) else None
+
+
+def _text(cell: Any) -> Any:
+    return read_cell(cell) if isinstance(cell, str) else cell
+
+
+def _list(values: Sequence[Any]) -> str:
+    return ", ".join(map(str, values[:MAX_LISTED])) + (", ..." if len(values) > MAX_LISTED else "")

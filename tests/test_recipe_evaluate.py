@@ -1,0 +1,352 @@
+"""recipes/evaluate.py as users call it: models and given predictions on labelled rows, and on a run's own test rows."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import evaluate_recipe
+import numpy as np
+import pytest
+import torch
+from evaluate_recipe import RECIPES
+from safetensors.torch import load_file, save_file
+
+from hf_ext.affinity.predictor import AffinityPredictor
+from hf_ext.checkpoints.tools.migration import ConversionSettings, convert
+from hf_ext.errors import ArgumentError, DataError, RequirementsFailed, exit_on_errors
+
+LETTERS = "ACDEFGHIKLMNPQRSTVWY"
+GENERATOR = np.random.default_rng(0)
+NUM_ROWS = 300
+LABELS = np.round(GENERATOR.normal(8, 1, NUM_ROWS), 4)
+NOISE = GENERATOR.normal(0, 1, NUM_ROWS)
+SEQUENCES = ["".join(LETTERS[i] for i in GENERATOR.integers(0, 20, 12)) for _ in range(NUM_ROWS)]
+OLD, NEW = LABELS + 0.8 * NOISE, LABELS + 0.4 * NOISE
+
+
+def evaluate(*words: Any) -> dict:
+    return evaluate_recipe.main([*map(str, words), "--disable_tqdm", "true", "--use_cpu", "true"])
+
+
+def write(path: Path, **columns: Any) -> Path:
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(columns)
+        writer.writerows(zip(*(np.asarray(column).tolist() for column in columns.values())))
+    return path
+
+
+@pytest.fixture
+def labelled(tmp_path, monkeypatch):
+    """Scores files with predictions on a labelled table, both in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "rows.csv", sequence=SEQUENCES, pKd=LABELS)
+
+    def score(*files: Path, words: str = "") -> dict:
+        rows = ["--dataset_name", "rows.csv", "--label_column", "pKd"]
+        return evaluate("--models", *files, *rows, *words.split())
+
+    return score
+
+
+def given(name: str, predictions: Any, **columns: Any) -> Path:
+    return write(Path(name), source_row=range(2, NUM_ROWS + 2), prediction=predictions, **columns)
+
+
+def test_the_model_with_half_the_error_is_better_and_the_other_way_round_worse(labelled):
+    files = given("old.csv", OLD), given("new.csv", NEW)
+    found = labelled(*files)
+    assert found["verdicts"]["new.csv"]["outcome"] == "better"
+    rmse = found["differences"]["new.csv"]["rmse"]
+    assert rmse["improvement"] == pytest.approx(0.4 * np.sqrt(np.mean(NOISE**2)), rel=1e-5)
+    assert rmse["is_better"]
+    assert labelled(*files[::-1])["verdicts"]["old.csv"]["outcome"] == "worse"
+
+
+def test_equal_models_show_no_difference(labelled):
+    files = given("old.csv", OLD), given("same.csv", OLD), given("shifted.csv", OLD + 0.5)
+    verdicts = labelled(*files)["verdicts"]
+    assert verdicts["same.csv"]["text"].startswith("No difference: same.csv predicts what old.csv predicts")
+    assert verdicts["shifted.csv"]["outcome"] == "worse"
+
+
+def test_nine_values_are_called_collapsed(labelled, capsys):
+    """As one model of users did, of which this was found after its publication."""
+    edges = np.quantile(OLD, np.arange(1, 9) / 9)
+    nine = np.array([6.5, 6.9, 7.2, 7.6, 8, 8.4, 8.8, 9.2, 9.9])[np.searchsorted(edges, OLD)]
+    found = labelled(given("v2.csv", nine), given("new.csv", NEW))
+    assert found["collapse"]["v2.csv"]["num_distinct"] == 9
+    assert found["collapse"]["v2.csv"]["is_collapsed"]
+    assert "ALARM, v2.csv: collapsed: 9 distinct values in 300 predictions" in capsys.readouterr().out
+    assert not found["collapse"]["new.csv"]["is_collapsed"]
+
+
+def test_requirements_are_of_the_later_models_and_fail_with_status_3(labelled, capsys):
+    files = given("old.csv", OLD), given("new.csv", NEW)
+    found = labelled(*files, words="--require spearman>=0.80 recall>=0.40 rmse<=0.6")
+    assert [one["passed"] for one in found["requirements"]["new.csv"]] == [True, True, True]
+    assert "old.csv" not in found["requirements"]
+    with pytest.raises(SystemExit) as end, exit_on_errors():
+        labelled(*files, words="--require rmse<=0.35 --output all.json")
+    assert end.value.code == 3
+    printed = capsys.readouterr()
+    assert printed.err.splitlines()[-1].startswith("RequirementsFailed: new.csv: rmse is 0.390 [0.352, 0.426], ")
+    assert "RMSE    <=0.35" in printed.out
+    assert json.loads(Path("all.json").read_text())["requirements"]["new.csv"][0]["passed"] is False
+    with pytest.raises(RequirementsFailed, match=r"^old\.csv: rmse is 0\.780 "):
+        labelled(files[0], words="--require rmse<=0.6")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--require spearmann>=0.6", "unknown metric 'spearmann'"),
+        ("--require per_group_spearman>=0.6", "unknown metric"),  # without --group_column
+        ("--metric accuracy", "--metric accuracy: allowed here are spearman, "),
+        ("--test_of nowhere", "nowhere: holds no all_results.json"),
+    ],
+)
+def test_what_cannot_be_scored_is_refused(labelled, words, message):
+    with pytest.raises((ArgumentError, DataError), match=message):
+        labelled(given("old.csv", OLD), words=words)
+
+
+def test_a_score_without_a_value_is_not_as_required(labelled):
+    with pytest.raises(RequirementsFailed, match=r"recall is undefined \(no reference is >= 99\), expected >=0\.0"):
+        labelled(given("old.csv", OLD), words="--require recall>=0.0 --binder_threshold 99")
+
+
+def test_a_threshold_that_nobody_gave_and_no_label_reaches_leaves_recall_out(labelled):
+    write(Path("rows.csv"), sequence=SEQUENCES, pKd=LABELS - 7)
+    assert "recall" not in labelled(given("old.csv", OLD - 7))["scores"]["old.csv"]
+    with pytest.raises(ArgumentError, match="unknown metric 'recall'"):
+        labelled(given("old.csv", OLD - 7), words="--require recall>=0.4")
+
+
+def test_lines_go_to_the_rows_that_they_name(labelled):
+    ordered = labelled(given("old.csv", OLD))["scores"]["old.csv"]
+    rows = np.arange(NUM_ROWS)[::-1]
+    extra = {"source_row": [*(rows + 2), 999], "prediction": [*OLD[rows], 0.0]}
+    assert labelled(write(Path("back.csv"), **extra))["scores"]["back.csv"] == ordered
+    assert (
+        labelled(write(Path("plain.csv"), pred=OLD), words="--prediction_column pred")["scores"]["plain.csv"] == ordered
+    )
+    assert (
+        labelled(write(Path("turned.csv"), prediction=OLD[rows]))["scores"]["turned.csv"] != ordered
+    )  # lines are rows
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        (
+            {"source_row": range(2, 301), "prediction": OLD[:299]},
+            r"1 of 300 scored .* no prediction \(source_row 301\)",
+        ),
+        ({"source_row": [2, *range(2, 301)], "prediction": OLD}, "lines 3 repeat a source_row"),
+        ({"prediction": OLD[:299]}, "299 predictions for 300 scored rows, and no column source_row"),
+        ({"prediction": OLD, "sequence": [*SEQUENCES[:7], "ACDEF", *SEQUENCES[8:]]}, "lines 9 .* another sequence"),
+        ({"prediction": OLD, "pKd": [*LABELS[:-1], 0.5]}, "lines 301 .* another pKd"),
+        ({"prediction": [*OLD[:-1], "nan"]}, "1 predictions in column 'prediction' are no finite numbers: lines 301"),
+        ({"score": OLD}, "no column 'prediction' with predictions; there are score"),
+    ],
+)
+def test_predictions_of_other_rows_are_refused(labelled, columns, message):
+    with pytest.raises(DataError, match=message):
+        labelled(write(Path("other.csv"), **columns))
+    right = {"source_row": range(2, 302), "prediction": OLD, "score": OLD, "sequence": SEQUENCES, "pKd": LABELS}
+    assert labelled(write(Path("right.csv"), **{name: right[name] for name in {*columns, "prediction"}}))
+
+
+def test_what_is_no_model_is_refused_with_the_way_out(labelled):
+    Path("best.pth").write_bytes(b"")
+    with pytest.raises(ArgumentError, match=r"resume_check\.py --convert best\.pth"):
+        labelled(Path("best.pth"))
+    with pytest.raises(ArgumentError, match="there is no such file"):
+        labelled(Path("absent.csv"))
+    with pytest.raises(ArgumentError, match="one is named twice"):
+        labelled(given("old.csv", OLD), Path("old.csv"))
+    Path("mine.json").write_text('{"task": "affinity"}')
+    with pytest.raises(ArgumentError, match="was not written by evaluate"):
+        labelled(Path("old.csv"), words="--output mine.json")
+
+
+# --- a run -----------------------------------------------------------------------------------------------------------
+
+PARTS = ["train"] * 120 + ["valid"] * 60 + ["test"] * 80
+QUICK = "--num_train_epochs 3 --learning_rate 0.003 --per_device_train_batch_size 8 --head_sizes 4 --head_dropout 0"
+
+
+def write_pairs(path: Path) -> None:
+    """Binders and antigens; half of the test rows have an antigen that training has not. The label sums residues."""
+    generator = np.random.default_rng(1)
+    binders, antigens = generator.integers(0, 20, (len(PARTS), 10)), generator.integers(0, 20, (20, 8))
+    chosen = [10 + i % 10 if part == "test" and i % 2 else i % 10 for i, part in enumerate(PARTS)]
+    values = np.linspace(-1, 1, 20)
+    labels = 7 + values[binders].sum(1) + values[antigens[chosen]].sum(1) + generator.normal(0, 0.2, len(PARTS))
+    text = ["".join(LETTERS[letter] for letter in row) for row in binders]
+    other = ["".join(LETTERS[letter] for letter in antigens[i]) for i in chosen]
+    families = [f"f{i % 12}" for i in range(len(PARTS))]
+    write(path, binder=text, antigen=other, part=PARTS, family=families, pKd=np.round(labels, 4))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, demo_encoders):
+    """A tiny run that requires more than it can reach: its folder, and how it ended."""
+    root = tmp_path_factory.mktemp("evaluated")
+    write_pairs(root / "pairs.csv")
+    words = ["--dataset_name", root / "pairs.csv", "--output_dir", root / "run", "--encoders", demo_encoders[1]]
+    words += ["--sequence_columns", "binder", "antigen", "--label_column", "pKd", "--split_column", "part"]
+    words += ["--group_column", "family", "--interval_by", "family", "--binder_threshold", "7"]
+    words += ["--embedding_cache_dir", root / "cache", "--disable_tqdm", "true", "--use_cpu", "true"]
+    words += ["--require", "spearman>=-1", "rmse<=0.001", *QUICK.split()]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(RECIPES))
+        with pytest.raises(RequirementsFailed) as ended:
+            importlib.import_module("max_speed").main([str(word) for word in words])
+    return root / "run", str(ended.value)
+
+
+def results_of(folder: Path) -> dict:
+    return json.loads((folder / "all_results.json").read_text())
+
+
+def test_a_run_that_does_not_reach_what_it_must_is_whole_and_says_so(run):
+    folder, message = run
+    assert message.startswith("rmse is ")
+    assert message.endswith(f", expected <=0.001. Model and report are whole, in {folder}.")
+    assert [one["passed"] for one in results_of(folder)["requirements"]] == [True, False]
+    assert "| RMSE" in (folder / "report.md").read_text()
+    assert "Required of the final scores" in (folder / "report.md").read_text()
+    log = (folder / "run.log").read_text()
+    assert log.index("Spearman  >=-1") < log.index("RMSE      <=0.001") < log.index("Everything is in")
+    AffinityPredictor.from_pretrained(folder, device="cpu")
+
+
+def test_the_scores_of_a_run_come_back_to_the_bit(run):
+    folder, _ = run
+    report, found = results_of(folder)["test"], evaluate("--models", folder, "--test_of", folder)
+    assert found["scores"]["run"] == report["scores"]["model"]
+    assert [one["name"] for one in found["slices"]] == ["rows whose antigen is not in training"]
+    for here, there in zip(found["slices"], report["slices"], strict=True):
+        assert (here["name"], here["num_rows"]) == (there["name"], there["num_rows"])
+        assert here["scores"]["run"] == there["scores"]["model"]
+    assert found["collapse"]["run"].items() >= {k: v for k, v in report["collapse"].items() if k != "alarms"}.items()
+    assert (found["interval_by"], found["num_units"]) == (report["interval_by"], report["num_units"]) == ("family", 12)
+    # Its own list of predictions is the same model.
+    again = evaluate("--models", folder, folder / "predictions.csv", "--test_of", folder)
+    assert again["scores"]["predictions.csv"] == report["scores"]["model"]
+    assert again["verdicts"]["predictions.csv"]["outcome"] == "no difference"
+
+
+def test_with_another_bootstrap_or_another_head_they_do_not(run, tmp_path):
+    folder, _ = run
+    report = results_of(folder)["test"]["scores"]["model"]
+    other = evaluate("--models", folder / "predictions.csv", "--test_of", folder, "--seed", 43)["scores"][
+        "predictions.csv"
+    ]
+    assert other != report
+    assert other["rmse"]["value"] == report["rmse"]["value"]
+    changed = tmp_path / "changed"
+    changed.mkdir()
+    for name in ("config.json", "inputs.json"):
+        (changed / name).write_bytes((folder / name).read_bytes())
+    (changed / "tokenizers").symlink_to(folder / "tokenizers")
+    weights = load_file(folder / "model.safetensors")
+    name = next(name for name in weights if name.endswith("bias"))
+    save_file({**weights, name: weights[name] + 1e-3}, changed / "model.safetensors", metadata={"format": "pt"})
+    found = evaluate("--models", changed, "--test_of", folder)
+    assert found["scores"]["changed"]["rmse"]["value"] != report["rmse"]["value"]
+    assert any("changed was trained on these rows is not known" in note for note in found["notes"])
+
+
+def test_the_same_weights_from_a_pth_of_another_script_have_the_same_scores(run, tmp_path):
+    folder, _ = run
+    torch.save({"model_state_dict": load_file(folder / "model.safetensors")}, tmp_path / "best.pth")
+    config = json.loads((folder / "config.json").read_text())
+    scale = ConversionSettings(label_scale=(config["label_mean"], config["label_std"]))
+    convert(tmp_path / "best.pth", folder, tmp_path / "converted", scale)
+    found = evaluate("--models", tmp_path / "converted", "--test_of", folder)["scores"]["converted"]
+    assert found == results_of(folder)["test"]["scores"]["model"]
+
+
+def test_rows_that_have_changed_since_are_refused(run, tmp_path):
+    folder, _ = run
+    lines = (folder.parent / "pairs.csv").read_text().splitlines()
+    moved = tmp_path / "moved.csv"
+    words = ("--models", folder / "predictions.csv", "--test_of", folder, "--dataset_name", moved)
+
+    def score(*rows: str) -> dict:
+        moved.write_text("\n".join(rows) + "\n")
+        return evaluate(*words)["scores"]["predictions.csv"]
+
+    assert score(*lines) == results_of(folder)["test"]["scores"]["model"]
+    with pytest.raises(DataError, match="have another label than the rows that are scored"):
+        score(*lines[:-1], lines[-1].rpartition(",")[0] + ",5.5")
+    with pytest.raises(DataError, match="lists 80 test rows, and splitting the data again gives 79"):
+        score(*lines[:-1])
+    with pytest.raises(ArgumentError, match=r"leave out --label_column, --split\."):
+        evaluate(*words, "--label_column", "pKd", "--split", "random")
+
+
+def test_a_model_scores_any_labelled_rows_and_predict_points_there(run, tmp_path, monkeypatch, capsys):
+    folder, _ = run
+    monkeypatch.syspath_prepend(str(RECIPES))
+    monkeypatch.chdir(tmp_path)
+    lines = (folder.parent / "pairs.csv").read_text().splitlines()
+    Path("test.csv").write_text("\n".join([lines[0], *(line for line in lines if ",test," in line)]) + "\n")
+    cache = ("--embedding_cache_dir", folder.parent / "cache")
+    own = ("--dataset_name", "test.csv", "--label_column", "pKd", "--binder_threshold", 7, *cache)
+    found = evaluate("--models", folder, *own)
+    expected = results_of(folder)["test"]["scores"]["model"]["rmse"]["value"]
+    assert found["scores"]["run"]["rmse"]["value"] == pytest.approx(expected, rel=1e-6)
+    assert found["num_rows"] == 80
+    with pytest.raises(ArgumentError, match="run reads binder, antigen; the rows have the sequence columns binder"):
+        evaluate("--models", folder, *own, "--sequence_columns", "binder")
+    assert not any("known" in note for note in found["notes"])  # all of them are its own test rows
+
+    def predict(name: str) -> str:
+        words = ["--model", folder, "--dataset_name", name, *cache, "--disable_tqdm", "true", "--use_cpu", "true"]
+        importlib.import_module("predict").main([str(word) for word in words])
+        return capsys.readouterr().out
+
+    capsys.readouterr()
+    said = predict("test.csv")
+    assert f"recipes/evaluate.py --models {folder} --dataset_name test.csv --label_column pKd scores the model" in said
+    empty = [line.rpartition(",")[0] + "," for line in lines[1:9]]
+    Path("unlabelled.csv").write_text("\n".join([lines[0], *empty]) + "\n")
+    assert "evaluate.py" not in predict("unlabelled.csv")
+
+
+# --- the name ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_script_beside_the_recipe_gets_the_library_of_that_name(tmp_path, monkeypatch):
+    monkeypatch.delitem(sys.modules, "evaluate", raising=False)
+    monkeypatch.syspath_prepend(str(RECIPES))
+    assert hasattr(importlib.import_module("evaluate"), "Metric")
+    assert [one for one in sys.path if one == str(RECIPES)] == [str(RECIPES)]
+    # The same without what gives way.
+    text = (RECIPES / "evaluate.py").read_text()
+    broken = text.replace('if __name__ == "evaluate":', 'if __name__ == "never":')
+    assert broken != text
+    (tmp_path / "evaluate.py").write_text(broken)
+    monkeypatch.delitem(sys.modules, "evaluate")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert not hasattr(importlib.import_module("evaluate"), "Metric")
+
+
+@pytest.mark.nightly
+def test_as_a_command_it_ends_with_status_3(tmp_path):
+    write(tmp_path / "rows.csv", sequence=SEQUENCES, label=LABELS)
+    write(tmp_path / "old.csv", prediction=OLD)
+    words = ["--models", "old.csv", "--dataset_name", "rows.csv", "--require"]
+    for bound, status in (("rmse<=9", 0), ("rmse<=0.1", 3), ("rmse>=9", 1)):
+        command = [sys.executable, str(RECIPES / "evaluate.py"), *words, bound]
+        assert subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=300).returncode == status
