@@ -14,9 +14,9 @@ from ._arrays import FloatArray, as_column, as_pair, count_not_finite
 from .bootstrap import affordable_resamples, bootstrap_metrics, percentile_interval
 from .limits import at_limits
 from .metrics import DEFAULT_THRESHOLD, spearman
-from .paired import PairedComparison, compare_paired
+from .paired import PAIRED_METRICS, PairedComparison, compare_paired
 from .resampling import ResamplingUnits, check_units, unit_facts
-from .scores import PLAIN_METRICS
+from .scores import GROUP_METRIC
 
 MODEL = "model"
 CONSTANT = "training mean"
@@ -119,8 +119,9 @@ def judge(
     """
     if MODEL not in predictions:
         raise ArgumentError(f"predictions of {[*predictions]}: {MODEL!r} is needed, beside its baselines.")
-    if metric not in (None, *PLAIN_METRICS):
-        raise ArgumentError(f"metric={metric!r}: use one of {', '.join(PLAIN_METRICS)}.")
+    known = (*PAIRED_METRICS, GROUP_METRIC)
+    if metric not in (None, *known):
+        raise ArgumentError(f"metric={metric!r}: use one of {', '.join(known)}.")
     measured = as_column(labels, "labels")
     columns = {name: as_pair(values, measured)[0] for name, values in predictions.items()}
     sides = np.zeros(len(measured)) if bounds is None else as_pair(bounds, measured)[0]
