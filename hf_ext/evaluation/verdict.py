@@ -14,7 +14,7 @@ from ._arrays import FloatArray, as_column, as_pair, count_not_finite
 from .bootstrap import affordable_resamples, bootstrap_metrics, percentile_interval
 from .limits import at_limits
 from .metrics import DEFAULT_THRESHOLD, spearman
-from .paired import PAIRED_METRICS, PairedComparison, compare_paired, is_ratio
+from .paired import PAIRED_METRICS, PairedComparison, compare_paired
 from .resampling import ResamplingUnits, check_units, unit_facts
 from .scores import GROUP_METRIC
 
@@ -119,8 +119,9 @@ def judge(
     """
     if MODEL not in predictions:
         raise ArgumentError(f"predictions of {[*predictions]}: {MODEL!r} is needed, beside its baselines.")
-    if metric is not None and is_ratio(metric):
-        raise ArgumentError(f"metric={metric!r}: use one of {', '.join((*PAIRED_METRICS, GROUP_METRIC))}.")
+    known = (*PAIRED_METRICS, GROUP_METRIC)
+    if metric not in (None, *known):
+        raise ArgumentError(f"metric={metric!r}: use one of {', '.join(known)}.")
     measured = as_column(labels, "labels")
     columns = {name: as_pair(values, measured)[0] for name, values in predictions.items()}
     sides = np.zeros(len(measured)) if bounds is None else as_pair(bounds, measured)[0]

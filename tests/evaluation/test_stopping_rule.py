@@ -215,7 +215,7 @@ def test_the_rule_keeps_its_own_copy_of_the_predictions() -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"metric": "spearmen"},
+        {"metric": "spearmann"},
         {"patience": 0},
         {"warmup_steps": -1},
         {"min_delta": -0.1},
