@@ -43,6 +43,7 @@ from hf_ext.masked_lm.results import (
     save_results,
     score_splits,
 )
+from hf_ext.models.lora import require_base
 from hf_ext.parser import FastArgumentParser
 from hf_ext.reporting.run_log import start_run_log
 from hf_ext.tasks import check_inputs, finish_run, parse_command, summarize_data
@@ -84,6 +85,8 @@ def main(argv: list[str] | None = None) -> dict:
     )
     check_metric_name(args.metric_for_best_model, EVALUATION_METRICS)
     requirements = parse_requirements(model_args.require, known_scores())
+    if args.use_peft:
+        require_base(model_args.model_name_or_path)
     with run_folder(args):
         return run(model_args, data_args, args, requirements, parser)
 

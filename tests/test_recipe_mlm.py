@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from hf_ext.data.arguments import DataArguments
+from hf_ext.errors import ArgumentError
 from hf_ext.masked_lm.arguments import MaskedLMArguments
 from hf_ext.masked_lm.building import make_demo_sequences
 from hf_ext.masked_lm.results import known_scores
@@ -121,6 +122,12 @@ def test_a_mistake_ends_in_one_line_that_names_the_remedy(tmp_path: Path, argume
     done = run(sys.executable, RECIPE, *arguments, cwd=tmp_path)
     assert done.returncode != 0
     assert message in done.stderr.strip().splitlines()[-1]
+
+
+def test_adapters_on_a_new_model_are_refused_before_a_folder_is_made(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match="new here and kept nowhere"):
+        runpy.run_path(RECIPE)["main"](["--use_peft", *SHAPE, "--output_dir", str(tmp_path / "run")])
+    assert not (tmp_path / "run").exists()
 
 
 def test_every_config_parses() -> None:

@@ -21,7 +21,7 @@ from ..parser import FastArgumentParser
 from ..reporting.plots import plot_loss
 from ..reporting.run_record import record_evaluations, record_run, write_json
 from ..reporting.tables import format_table
-from ..tasks import plots_if_possible, with_absolute_path
+from ..tasks import check_scored, plots_if_possible, with_absolute_path
 from ..trainer import FastTrainer
 
 EVALUATION_METRICS = ("loss", "token_loss", "perplexity", "accuracy", "num_tokens")  # what an evaluation computes
@@ -109,11 +109,15 @@ def score_splits(trainer: Any, splits: dict[str, Any], baseline: UnigramBaseline
     Returns:
         {"verdict": of the test split (of validation where there is no test), split: {"model": scores, "unigram":
         scores}}; {} where there is neither split.
+
+    Raises:
+        NotFiniteError: a loss is NaN or infinite.
     """
     scores: dict[str, Any] = {}
     for name in ("validation", "test"):
         if name in splits:
             output = trainer.predict(splits[name])
+            check_scored(output.predictions, name)
             labels, sums = np.asarray(output.label_ids), np.asarray(output.predictions, np.float64)
             scores["verdict"] = judge_tokens(
                 sums[:, 2], sums[:, 0], baseline.row_losses(labels), seed=trainer.args.seed

@@ -1,6 +1,7 @@
 """Scores are sums over counts of all masked residues, and the baseline's numbers are those of a calculation by hand."""
 
 import math
+from types import SimpleNamespace
 
 import datasets
 import numpy as np
@@ -9,9 +10,10 @@ import torch
 from transformers import EvalPrediction
 
 from hf_ext.data.arguments import DataArguments
+from hf_ext.errors import NotFiniteError
 from hf_ext.masked_lm.arguments import MaskedLMArguments
 from hf_ext.masked_lm.building import build_collator, build_model, build_tokenizer
-from hf_ext.masked_lm.results import UnigramBaseline, compute_metrics, format_scores, sum_rows
+from hf_ext.masked_lm.results import UnigramBaseline, compute_metrics, format_scores, score_splits, sum_rows
 
 
 def certain(ids: list[int], probability: float) -> torch.Tensor:
@@ -89,3 +91,9 @@ def test_the_verdict_stands_above_the_table():
     lines = format_scores({"verdict": verdict, "test": {"model": values, "unigram": values}}).splitlines()
     assert lines[:2] == ["No better than unigram frequencies: ...", ""]
     assert [line.split()[1] for line in lines[4:]] == ["model", "unigram"]
+
+
+def test_losses_that_are_no_numbers_get_no_score():
+    output = SimpleNamespace(predictions=np.array([[1.0, 1.0, 2.0], [np.nan, 0.0, 1.0]]), label_ids=np.zeros((2, 2)))
+    with pytest.raises(NotFiniteError, match="1 of 2 test rows"):
+        score_splits(SimpleNamespace(predict=lambda rows: output), {"test": []}, None)
