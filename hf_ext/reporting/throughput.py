@@ -25,6 +25,7 @@ import torch
 from accelerate.utils import gather
 from torch import nn
 from transformers import TrainerCallback
+from transformers.trainer_utils import has_length
 
 from ..errors import ArgumentError
 from ..hardware import detect_hardware
@@ -310,7 +311,7 @@ def _compute_dtype(args: Any, model: nn.Module) -> str:
 
 def _count_dataset(loader: Any) -> int | None:
     dataset: Any = getattr(loader, "dataset", None)
-    return len(dataset) if hasattr(dataset, "__len__") else None
+    return len(dataset) if dataset is not None and has_length(dataset) else None
 
 
 def peak_bytes(device: torch.device) -> int:
