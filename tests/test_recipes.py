@@ -183,7 +183,7 @@ def test_baseline_and_max_speed_agree_on_the_demo(tmp_path: Path) -> None:
     scores = {}
     for preset in ("baseline", "max_speed"):
         (tmp_path / preset).mkdir()
-        outcome = train(tmp_path / preset, "--preset", preset, "--num_train_epochs", "15")
+        outcome = train(tmp_path / preset, "--preset", preset, "--head", "mlp", "--num_train_epochs", "15")
         scores[preset] = outcome["results"]["test"]["scores"]["model"]
     for metric in ("spearman", "pearson", "rmse", "mae"):
         first, second = scores["baseline"][metric], scores["max_speed"][metric]
