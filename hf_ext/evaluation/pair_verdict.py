@@ -78,7 +78,7 @@ def judge_pair(
     if np.array_equal(earlier, later):
         text = f"No difference: {second} predicts what {first} predicts, on all {compared.n:,} rows."
         return PairVerdict(text, "no difference", compared)
-    numbers = f"{describe_scores(compared)} (better by {describe_difference(compared)}, {compared.n:,} rows)."
+    numbers = f"{describe_scores(compared)} (improvement {describe_difference(compared)}, {compared.n:,} rows)."
     by_groups = metric == GROUP_METRIC  # the interval resamples these then
     basis = "" if units is None or by_groups else units.why_not_enough() or f"Intervals resample {units.describe()}."
     text = f"{numbers} {basis}".rstrip()
