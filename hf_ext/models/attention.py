@@ -81,16 +81,56 @@ def blocked_attention(
     Returns:
         (T, heads, head size).
     """
+    outputs, room = [], KEPT_BYTES
+    for q, k, v in _equally_long(query, key, value, segments):
+        room -= q.shape[:3].numel() * k.shape[2] * q.element_size()
+        part = None if bias is None else bias[..., : q.shape[2], : q.shape[2]]
+        outputs.append(attend(q, k, v, scaling, dropout, part, room >= 0))
+    return _in_a_row(outputs, segments)
+
+
+@torch.compiler.disable
+def grouped_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    segments: Segments,
+    scaling: float,
+    dropout: float,
+    bias: torch.Tensor | None,
+) -> torch.Tensor:
+    """torch's own attention in float32, equally long sequences together; arguments as `blocked_attention`.
+
+    For half precision on CPUs without matrix instructions for it: there torch rounds, and computes a softmax, faster in
+    float32 (`benchmarks/results/attention_kernels_cpu.json`). Float32 copies of queries, keys, values and output stay
+    for the backward pass. With dropout or a bias it is `blocked_attention`.
+    """
+    if bias is not None or dropout:
+        return blocked_attention(query, key, value, segments, scaling, dropout, bias)
+    outputs = []
+    with torch.autocast(query.device.type, enabled=False):
+        for parts in _equally_long(query, key, value, segments):
+            q, k, v = (x.float() for x in parts)
+            output = scaled_dot_product_attention(q, k, v, scale=scaling)
+            outputs.append(output.to(query.dtype))
+    return _in_a_row(outputs, segments)
+
+
+def _equally_long(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: Segments
+) -> Iterator[list[torch.Tensor]]:
+    """Parts of a row's queries, keys and values as (sequences, heads, tokens, head size), for each length."""
     groups = [(count, length) for _, count, length in segments.groups()]
     sizes = [*(count * length for count, length in groups), segments.num_filled]
-    outputs, room = [], KEPT_BYTES
     # Not slices: the gradient of each is a row of zeros with one part filled in, and all of them are then added up.
-    for (count, length), *parts in zip(groups, *(x.split(sizes) for x in (query, key, value))):
-        q, k, v = (x.unflatten(0, (count, length)).transpose(1, 2) for x in parts)
-        room -= q.shape[0] * q.shape[1] * length**2 * q.element_size()
-        part = attend(q, k, v, scaling, dropout, None if bias is None else bias[..., :length, :length], room >= 0)
-        outputs.append(part.transpose(1, 2).flatten(0, 1))
-    return pad(torch.cat(outputs), (0, 0, 0, 0, 0, segments.num_filled))
+    for group, *parts in zip(groups, *(x.split(sizes) for x in (query, key, value))):
+        yield [x.unflatten(0, group).transpose(1, 2) for x in parts]
+
+
+def _in_a_row(parts: list[torch.Tensor], segments: Segments) -> torch.Tensor:
+    """(T, heads, head size) of parts as `_equally_long` gives them; the filling is zero."""
+    row = torch.cat([part.transpose(1, 2).flatten(0, 1) for part in parts])
+    return pad(row, (0, 0, 0, 0, 0, segments.num_filled))
 
 
 def padded_attention(
@@ -170,6 +210,7 @@ def flex_kernel(
 
 KERNELS: dict[str, Callable[..., torch.Tensor]] = {
     "blocked": blocked_attention,
+    "grouped": grouped_attention,
     "padded": padded_attention,
     "varlen": varlen_attention,
     "flex": flex_kernel,

@@ -1,12 +1,14 @@
 """The attention kernel that suits the machine, with proof that it computes the same.
 
 Class N. Choices of `--attention`:
-- `auto`: `varlen` from compute capability 8.0 in half precision, `padded` on other GPUs, `blocked` on CPUs.
+- `auto`: `varlen` from compute capability 8.0 in half precision, `padded` on other GPUs; on CPUs `blocked`, or in half
+  precision `grouped` unless `blocked` is found to be faster on the first real rows.
 - `varlen`: torch's flash attention on unpadded sequences. `flash_attention_2`: the flash-attn package.
 - `padded`: torch SDPA with padding around attention only; on a T4 that is its memory-efficient kernel.
 - `flex`: torch's FlexAttention on unpadded sequences, block masks made of their layout; for GPUs with Triton, and for
   frozen encoders anywhere. Its speed was not measured, so `auto` does not take it. ESM only.
 - `blocked`: for CPUs, equally long sequences together in blocks that stay in the cache (`models/attention.py`).
+- `grouped`: for half precision on CPUs, torch SDPA in float32 on equally long sequences together.
 - `faesm`: the faesm library's ESM (`models/faesm_bridge.py`); its gain is flash attention, so from 8.0 with flash-attn.
 - `sdpa`, `eager`: transformers' own, for padded batches.
 Evidence: parity on the first real rows in the training dtype (`speedups/parity.py`). Above the bound, a choice is
@@ -22,6 +24,7 @@ from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import torch
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.models.esm.modeling_esm import EsmModel
@@ -32,14 +35,18 @@ from ..models.faesm_bridge import faesm_kernel, faesm_problem, restore_faesm, sw
 from ..models.packing import find_encoders
 from ..optional import import_problem
 from . import encoder_precision, parity, precision
+from .attention_times import measure_gain
 from .base import Context, Decision, Kind, Run, Status, off
+from .measured_once import measure_once
 
 NAME = "attention"
 KIND: Kind = "N"
 FAMILIES = ("esm", "t5")
 TRITON = (7, 0)  # compute capability that its kernels need
+GAIN = "blocked_over_grouped"  # rates, as evidence
+MIN_GAIN = 1.2  # of `blocked`; below it, noise would choose
 FALLBACKS = {"varlen": ("padded",)}  # what `auto` tries where its choice does not hold
-PACKED = ("blocked", "padded", "varlen", "flex", "flash_attention_2")  # kernels that take unpadded sequences
+PACKED = ("blocked", "grouped", "padded", "varlen", "flex", "flash_attention_2")  # kernels that take unpadded sequences
 
 
 def decide(context: Context) -> Decision:
@@ -97,7 +104,7 @@ def _problem(asked: str, context: Context) -> str | None:
         return problem and f"{problem}: use --attention auto"
     if asked == "flex":
         return _flex_problem(context)
-    if asked == "blocked" and context.hardware.kind != "cpu":
+    if asked in ("blocked", "grouped") and context.hardware.kind != "cpu":
         return f"made for CPUs, and {context.hardware.name} has faster kernels: use --attention auto"
     return None
 
@@ -142,6 +149,9 @@ def apply(decision: Decision, run: Run) -> Decision:
         PlanRefused: an explicit choice is above the bound, or does not run here.
     """
     chosen, asked = decision.settings["kernel"], decision.settings["asked"]
+    gain = None if asked or chosen != "blocked" else _gain_of_blocks(run)
+    if gain is not None and gain < MIN_GAIN:
+        chosen, decision = "grouped", replace(decision, reason="torch's kernel in float32, none of it on padding")
     failed: list[str] = []
     for kernel in (chosen,) if asked else (chosen, *FALLBACKS.get(chosen, ())):
         swap, undo = swaps(run.model, kernel)
@@ -159,7 +169,21 @@ def apply(decision: Decision, run: Run) -> Decision:
     if failed:
         reason = f"SDPA, with padding around attention only: {failed[0]}"
         decision = replace(decision, reason=reason, settings={**decision.settings, "kernel": kernel})
+    if gain is not None:
+        decision = decision.with_evidence(**{GAIN: gain})
     return decision.with_evidence(kernel=kernel, **(found.evidence() if found else parity.NOT_MEASURED))
+
+
+def _gain_of_blocks(run: Run) -> float | None:
+    """How many times as fast `blocked` is as `grouped` here; None where they are alike, or without rows to try."""
+    probes = [probe for probe in parity.find_probes(run) if isinstance(probe, parity.Probe) and _differs(probe)]
+    return measure_once(run.args, NAME, GAIN, partial(measure_gain, probes, "blocked", "grouped")) if probes else None
+
+
+def _differs(probe: parity.Probe) -> bool:
+    """Whether the two kernels differ for an encoder: in half precision, without T5's bias."""
+    dtype = probe.autocast or probe.dtype
+    return isinstance(probe.encoder, EsmModel) and dtype in (torch.bfloat16, torch.float16)
 
 
 def swaps(model: nn.Module, kernel: str) -> tuple[Callable[[nn.Module], Any], Callable[[], Any]]:

@@ -4,26 +4,22 @@ Class N. Effect: `torch.set_float32_matmul_precision("medium")` routes float32 p
 oneDNN, which uses AVX-512 on AMD too. The setting merely permits bf16: whether this CPU rounds is measured, and if it
 does, the default comes back.
 Evidence: largest error of a 512 x 512 x 512 product against float64, and time against the default.
-A run that continues must round as it began, so the time is taken once per run folder: its `plan.json` keeps it, as does
-that of the checkpoint that `--resume` names. All processes go by the time of the main one.
+A run that continues must round as it began, so the time is taken once per run (`measured_once.py`).
 Hardware: x86 CPUs; on an AMD EPYC (Zen 5) the products measured twice as fast with errors of 1e-6, that is, float32.
 Cost: a few milliseconds for the measurement.
 """
 
 from __future__ import annotations
 
-import json
 import time
 from functools import partial
-from pathlib import Path
 from statistics import median
-from typing import Any
 
 import torch
 
-from ..main_process import do_on_main
 from ..matmul import FAST_CPU, MatmulPrecision, read_matmul_precision, set_matmul_precision
 from .base import Context, Decision, Kind, Run, off
+from .measured_once import measure_once
 
 NAME = "cpu_matmul"
 KIND: Kind = "N"
@@ -48,7 +44,7 @@ def apply(decision: Decision, run: Run) -> Decision:
     generator = torch.Generator().manual_seed(0)
     left, right = (torch.randn(_SIZE, _SIZE, generator=generator) for _ in range(2))
     exact = left.double() @ right.double()
-    gain = do_on_main(run.args, partial(_find_gain, run.args, left, right))
+    gain = measure_once(run.args, NAME, "speedup", partial(_measure_gain, left, right))
     before = read_matmul_precision()
     set_matmul_precision(FAST_CPU)
     error = ((left @ right - exact).abs().max() / exact.abs().max()).item()
@@ -59,26 +55,6 @@ def apply(decision: Decision, run: Run) -> Decision:
     set_matmul_precision(before)
     reason = f"would round to bf16 (error {error:.1g})" if error > MAX_ERROR else f"no faster here ({gain:.2f}x)"
     return Decision(NAME, KIND, "skipped", reason, {}, evidence)
-
-
-def _find_gain(args: Any, left: torch.Tensor, right: torch.Tensor) -> float:
-    """What the run found that is continued; measured where there is no record of it."""
-    named = [args.resume_from_checkpoint, None if args.resume in ("auto", "no") else args.resume]
-    for folder in (*(Path(str(checkpoint)).parent for checkpoint in named if checkpoint), Path(str(args.output_dir))):
-        gain = _read_gain(folder / "plan.json")
-        if gain is not None:
-            return gain
-    return _measure_gain(left, right)
-
-
-def _read_gain(path: Path) -> float | None:
-    """The gain that a plan records; None where it records none."""
-    try:
-        decisions = json.loads(path.read_text(encoding="utf-8"))["decisions"] if path.is_file() else []
-        evidence: Any = next((one["evidence"] for one in decisions if one["name"] == NAME), {})
-        return float(evidence["speedup"]) if "speedup" in evidence else None
-    except (OSError, ValueError, KeyError, TypeError):  # no plan of ours
-        return None
 
 
 def _measure_gain(left: torch.Tensor, right: torch.Tensor) -> float:

@@ -10,7 +10,15 @@ import hf_ext.speedups
 from hf_ext.speedups import REGISTRY
 
 FOLDER = Path(hf_ext.speedups.__file__).parent
-SHARED = ("__init__", "base", "model_probe", "parity", "zero")  # what speed-ups share
+SHARED = (
+    "__init__",
+    "attention_times",
+    "base",
+    "measured_once",
+    "model_probe",
+    "parity",
+    "zero",
+)  # what speed-ups share
 MODULES = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem not in SHARED)
 NAMES = [speedup.NAME for speedup in REGISTRY]
 
