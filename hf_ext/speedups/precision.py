@@ -1,7 +1,8 @@
 """Mixed precision for what trains: bf16 where the chip has it, fp16 with loss scaling where it has only that.
 
 Class N. Effect: matrix products in half precision, weights, heads, losses and metrics in float32.
-Hardware: bf16 from compute capability 8.0 and on CPUs with AVX512-BF16 or AMX; fp16 on V100 and T4. A T4 accepts
+Hardware: bf16 from compute capability 8.0 and on CPUs with AVX512-BF16 or AMX where products measure faster in it than
+in float32 (`half_rate.py`), which not all do; fp16 on V100 and T4. A T4 accepts
 `--bf16` through emulation, which is slower than float32, so asking for it is refused.
 Cost: rounding of activations to 8 (bf16) or 11 (fp16) significant bits.
 Source: Micikevicius et al., Mixed Precision Training, arXiv:1710.03740.
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 from ..hardware import Hardware
 from .base import Context, Decision, Kind, Run, off
+from .half_rate import GAIN, half_gain, too_slow
 
 NAME = "precision"
 KIND: Kind = "N"
@@ -57,8 +59,14 @@ def _decide_asked(asked: str, hardware: Hardware) -> Decision:
 
 
 def apply(decision: Decision, run: Run) -> Decision:
-    """Sets the Trainer's own precision fields."""
-    precision = decision.settings["mixed_precision"]
+    """Sets the Trainer's own precision fields; on a CPU, unless it was asked for, only where it measures faster."""
+    precision, measured = decision.settings["mixed_precision"], {}
+    is_asked = run.args.mixed_precision == precision
+    if run.args.device.type == "cpu" and not is_asked:
+        gain = half_gain(run.args, NAME)
+        measured = {GAIN: gain}
+        if problem := too_slow(gain):
+            return Decision(NAME, KIND, "skipped", problem, {}, measured)
     run.args.bf16, run.args.fp16 = precision == "bf16", precision == "fp16"
     run.args.mixed_precision = precision
-    return decision
+    return decision.with_evidence(**measured)

@@ -14,6 +14,7 @@ SHARED = (
     "__init__",
     "attention_times",
     "base",
+    "half_rate",
     "measured_once",
     "model_probe",
     "parity",

@@ -1,0 +1,53 @@
+"""Whether a CPU multiplies matrices faster in bf16 than in float32: having the instructions does not say so.
+
+On one core of a virtual Xeon that lists AVX512-BF16 and hides AMX it measured 0.55 times as fast. So it is measured,
+once per run (`measured_once.py`).
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+
+from .measured_once import measure_once
+
+GAIN = "bf16_over_float32"  # rates of products, as evidence
+MIN_GAIN = 1.2  # casts cost too; below it, noise would choose
+_ROUNDS = 5
+_SHAPE = (1024, 512, 1024)  # tokens, width in, width out: of a small encoder's feed-forward layer
+
+
+def half_gain(args: Any, name: str) -> float:
+    """How many times as fast products of matrices are in bf16 as in float32 with the settings in force, on the CPU.
+
+    All processes call it and go by the main one's time, or by what the plan of the run that is continued records.
+
+    Args:
+        args: of the run.
+        name: of the decision that keeps it, as `GAIN`, in its evidence.
+
+    Cost: about a tenth of a second of processor time, once.
+    """
+    return measure_once(args, name, GAIN, measure_half_gain)
+
+
+def measure_half_gain() -> float:
+    """The ratio, by processor time, the least of a few rounds that take turns; to two digits."""
+    tokens, width, out = _SHAPE
+    generator = torch.Generator().manual_seed(0)
+    exact = [torch.randn(shape, generator=generator) for shape in ((tokens, width), (width, out))]
+    pairs = {"float32": exact, "bf16": [x.bfloat16() for x in exact]}
+    times: dict[str, list[float]] = {dtype: [] for dtype in pairs}
+    for _ in range(_ROUNDS + 1):  # the first is not counted: libraries start in it
+        for dtype, (left, right) in pairs.items():
+            start = time.process_time()
+            torch.mm(left, right)
+            times[dtype].append(time.process_time() - start)
+    return round(min(times["float32"][1:]) / min(times["bf16"][1:]), 2)
+
+
+def too_slow(gain: float) -> str | None:
+    """Why bf16 is not taken on this CPU; None where it pays."""
+    return None if gain >= MIN_GAIN else f"products in bf16 are {gain:.2f} times as fast as in float32 on this CPU"
