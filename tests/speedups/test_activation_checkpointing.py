@@ -140,7 +140,10 @@ def test_auto_does_not_take_pointwise_where_blocks_are_compiled():
 @pytest.mark.usefixtures("bf16_cpu")
 @pytest.mark.parametrize("policy", [policy for policy in POLICIES if policy != "none"])
 def test_a_run_ends_in_the_weights_of_one_without(tmp_path, policy):
-    for name, given in (("padded", {}), ("packed", PACKED), ("half", {**PACKED, "bf16": True})):
+    half = {**PACKED, "bf16": True}
+    settings = {"padded": {}, "packed": PACKED, "blocked": half, "grouped": half}
+    for name, given in settings.items():
+        given = {**given, "attention": name} if given is half else given
         stock = make_trainer(tmp_path / name / "stock", small_esm(), **given)
         stock.train()  # at once: making a trainer sets the seed that its dropout is drawn with
         trainer = make_trainer(tmp_path / name / policy, small_esm(), activation_policy=policy, **given)
@@ -150,8 +153,8 @@ def test_a_run_ends_in_the_weights_of_one_without(tmp_path, policy):
         found = evidence(trainer)
         assert found["layers"] == (1 if policy == "half" else 2)
         assert 0 < found["layer_mb"] < found["layer_mb_without"]
-        # `blocked`, which is for half precision here, then computes its softmax again too.
-        assert (found["recomputed_flops"] > 0) is (policy != "pointwise" or name == "half")
+        # `blocked`, in half precision, then computes its softmax again too.
+        assert (found["recomputed_flops"] > 0) is (policy != "pointwise" or name == "blocked")
         trainer.end()
         assert recomputed_layers(trainer.model) == []
 
