@@ -44,7 +44,7 @@ def slices_attention(query, key, value, segments, scaling, dropout, bias):
     for start, count, length in segments.groups():
         shape = (count, length, *query.shape[1:])
         q, k, v = (x[start : start + count * length].reshape(shape).transpose(1, 2) for x in (query, key, value))
-        outputs.append(attention._attend(q, k, v, scaling, dropout, bias).transpose(1, 2).flatten(0, 1))
+        outputs.append(attention.attend(q, k, v, scaling, dropout, bias).transpose(1, 2).flatten(0, 1))
     return pad(torch.cat(outputs), (0, 0, 0, 0, 0, segments.num_filled))
 
 

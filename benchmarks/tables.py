@@ -351,6 +351,32 @@ def attention_backward() -> str:
     return format_markdown_table(rows, headers)
 
 
+def cpu_step() -> str:
+    """CPU time of steps and of encoding over that of their matrix products, and over what was taken before."""
+    result = json.loads((RESULTS / "cpu_step_avx512.json").read_text())
+    rows = []
+    for row in result["rows"]:
+        for side in ("bf16, blocked", "bf16, grouped", "float32"):
+            found = row[side]
+            seen = ["{1:.2f} [{0:.2f}, {2:.2f}]".format(*found[name]) for name in _STEP_RATIOS]
+            rows.append(
+                [row["what"], row["sequences"], side, f"{found['seconds'][1]:.1f} s", *seen, str(row["rounds"])]
+            )
+    headers = [
+        "ESM-2 8M's shape",
+        "tokens",
+        "side",
+        "CPU time",
+        "over its products",
+        "times as fast as before",
+        "rounds",
+    ]
+    return format_markdown_table(rows, headers)
+
+
+_STEP_RATIOS = ("over_its_products", "times_as_fast_as_before")
+
+
 def host_optimizer() -> str:
     """What a step in host memory takes beside one on the device; medians and quartiles."""
     result = json.loads((RESULTS / "host_optimizer_cpu.json").read_text())
@@ -636,6 +662,7 @@ def _progression(name: str) -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "activation_checkpointing": activation_checkpointing,
     "attention_backward": attention_backward,
+    "cpu_step": cpu_step,
     "compare": compare,
     "embed_once": embed_once,
     "evaluation": evaluation,

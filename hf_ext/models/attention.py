@@ -66,9 +66,9 @@ def blocked_attention(
     """Attention on a CPU: equally long sequences together, in blocks whose scores stay in the cache.
 
     Effect: weights above `KEPT_BYTES` are computed again in the backward pass instead of kept, so memory grows with the
-    length, not with its square. In bfloat16, where scores are rounded too, torch's CPU kernel took 5.6 times as long
-    forward and backward at 50 tokens, 3.1 at 122, 2.1 at 267 and 632, 1.3 at 1,022 (two AVX-512 cores, 20 heads of 16,
-    no weights kept; `benchmarks/results/attention_kernels_cpu.json`; what keeping them brings:
+    length, not with its square. In bfloat16, where scores are rounded too, torch's CPU kernel took 8.0 times as long
+    forward and backward at 50 tokens, 3.8 at 122, 2.1 at 267, 1.8 at 632, as long at 1,022 (one AVX-512 core, 20 heads
+    of 16; `benchmarks/results/attention_kernels_cpu.json`; what keeping weights brings:
     `benchmarks/attention_backward.py`). Where torch's kernel is the faster one it is used.
 
     Args:
@@ -101,9 +101,10 @@ def grouped_attention(
 ) -> torch.Tensor:
     """torch's own attention in float32, equally long sequences together; arguments as `blocked_attention`.
 
-    For half precision on CPUs without matrix instructions for it: there torch rounds, and computes a softmax, faster in
-    float32 (`benchmarks/results/attention_kernels_cpu.json`). Float32 copies of queries, keys, values and output stay
-    for the backward pass. With dropout or a bias it is `blocked_attention`.
+    For half precision on CPUs without matrix instructions for it: float32 needs no rounding between products, and its
+    softmax is faster (0.5 to 1.0 of the time of `blocked`; `benchmarks/results/attention_kernels_cpu.json`). Float32
+    copies of queries, keys, values and output stay for the backward pass. With dropout or a bias it is
+    `blocked_attention`.
     """
     if bias is not None or dropout:
         return blocked_attention(query, key, value, segments, scaling, dropout, bias)

@@ -3,9 +3,9 @@
 Class I. Effect: linear layers, norms and feed-forward layers compute on real tokens only, whatever shares a batch, so
 batches stay random and every optimizer step sees the rows that stock Trainer would show it. Positions, token dropout
 and attention stay those of each sequence (`models/packing.py`).
-Attention inside the packed row is the kernel that `attention` chose. On CPUs that is `blocked`: for eight sequences of
-109 to 632 tokens in bf16, SDPA took 2.2 times as long one by one and 6.3 times with padding around attention
-(`benchmarks/results/attention_kernels_cpu.json`).
+Attention inside the packed row is the kernel that `attention` chose. On CPUs that is `blocked` or `grouped`: for eight
+sequences of 109 to 632 tokens in bf16, SDPA took 3.1 times as long as `grouped` one by one and 8.9 times with padding
+around attention (`benchmarks/results/attention_kernels_cpu.json`).
 Families: ESM and T5 encoders. Evidence: parity with the padded encoder on the first real rows.
 Where sequences begin comes with the batches of `MaskedLMCollator`; elsewhere it is read from the mask.
 Cost: one gather and one scatter per encoder; on a GPU two reads from the device per batch where it is read.

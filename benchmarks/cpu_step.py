@@ -1,0 +1,159 @@
+"""A masked-LM step and an encoding pass of ESM-2 8M's shape on this CPU, beside their matrix products alone.
+
+    python benchmarks/cpu_step.py --output benchmarks/results/cpu_step_DEVICE.json
+
+Sides: bf16 autocast with `blocked` attention (what was taken wherever a CPU lists bf16 instructions), bf16 with
+`grouped`, and float32. Sides take turns in one process; times are of the processor, on one thread. Products alone:
+those of every linear layer and of attention, forward, and backward for a step, each timed by itself in the side's
+dtype. A run measures which side is the fastest here (`speedups/half_rate.py`, `speedups/attention_times.py`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from attention_backward import HEAD_SIZE, HEADS, LAYERS, make_model
+
+from hf_ext.data.segments import Segments
+from hf_ext.hardware import detect_hardware
+from hf_ext.models.attention import KERNELS
+from hf_ext.speedups.attention import set_attention
+from hf_ext.speedups.half_rate import MIN_GAIN, measure_half_gain
+
+WIDTH, INNER = HEADS * HEAD_SIZE, 4 * HEADS * HEAD_SIZE
+CASES = {"16 x 107-630": (16, 107, 630), "64 x 40-200": (64, 40, 200)}  # sequences and their tokens
+SIDES = {  # autocast, kernel
+    "bf16, blocked": (torch.bfloat16, "blocked"),
+    "bf16, grouped": (torch.bfloat16, "grouped"),
+    "float32": (torch.float32, "blocked"),
+}
+
+
+def make_batch(lengths: list[int]) -> dict[str, torch.Tensor]:
+    """Random residues with 15 % masked."""
+    generator = torch.Generator().manual_seed(0)
+    mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+    ids = torch.randint(4, 24, mask.shape, generator=generator).where(mask, torch.tensor(1))
+    chosen = (torch.rand(mask.shape, generator=generator) < 0.15) & mask
+    labels = ids.masked_fill(~chosen, -100)
+    return {"input_ids": ids.masked_fill(chosen, 32), "attention_mask": mask.long(), "labels": labels}
+
+
+def make_pass(side: str, batch: dict[str, torch.Tensor], trains: bool) -> Callable[[], None]:
+    """A training step, or a pass of the encoder alone, on a model of its own."""
+    dtype, kernel = SIDES[side]
+    model = make_model()
+    set_attention(model, kernel)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
+
+    def run() -> None:
+        with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+            if not trains:
+                with torch.no_grad():
+                    model.esm(**inputs)
+                return
+            optimizer.zero_grad()
+            loss = model(**batch).loss
+        loss.backward()
+        optimizer.step()
+
+    return run
+
+
+def make_products(side: str, lengths: list[int], trains: bool) -> Callable[[], None]:
+    """The products of one layer's linear layers and attention, and of their gradients for a step."""
+    dtype, tokens = SIDES[side][0], sum(lengths)
+    shapes = [(WIDTH, WIDTH)] * 4 + [(WIDTH, INNER), (INNER, WIDTH)]
+    linear = [[torch.randn(s).to(dtype) for s in ((tokens, a), (b, a), (tokens, b))] for a, b in shapes]
+    mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+    groups = [(count * HEADS, length) for _, count, length in Segments.from_mask(mask).groups()]
+
+    def run() -> None:
+        for x, weight, grad in linear:
+            torch.mm(x, weight.t())
+            if trains:
+                torch.mm(grad, weight)
+                torch.mm(grad.t(), x)
+        for num, length in groups:
+            for first in range(0, num, size := max(1, (1 << 18) // length**2)):  # scores that stay in the cache
+                row = torch.ones(min(size, num - first), length, HEAD_SIZE, dtype=dtype)
+                scores = torch.bmm(row, row.mT)
+                torch.bmm(scores, row)
+                if trains:
+                    torch.bmm(row, row.mT)
+                    for left in (scores, scores.mT, scores.mT):
+                        torch.bmm(left, row)
+
+    return run
+
+
+def measure(case: str, trains: bool, rounds: int) -> dict[str, Any]:
+    """Seconds per side and of its products, quartiles, and ratios round by round."""
+    num, shortest, longest = CASES[case]
+    lengths = [random.Random(i).randint(shortest, longest) for i in range(num)]
+    batch = make_batch(lengths)
+    passes = {side: make_pass(side, batch, trains) for side in SIDES}
+    products = {side: make_products(side, lengths, trains) for side in SIDES}
+    found: list[dict[str, float]] = []
+    for _ in range(rounds + 2):
+        times = {side: seconds(run) for side, run in passes.items()}
+        found.append({**times, **{f"products {side}": LAYERS * seconds(run) for side, run in products.items()}})
+    row: dict[str, Any] = {"what": "training step" if trains else "encoding", "sequences": case, "rounds": rounds}
+    row["tokens"] = sum(lengths)
+    first = next(iter(SIDES))
+    for side in SIDES:
+        kept = found[2:]  # libraries and memory start in the first two
+        row[side] = {
+            "seconds": quartiles([one[side] for one in kept]),
+            "products_seconds": quartiles([one[f"products {side}"] for one in kept]),
+            "over_its_products": quartiles([one[side] / one[f"products {side}"] for one in kept]),
+            "times_as_fast_as_before": quartiles([one[first] / one[side] for one in kept]),
+        }
+    print(json.dumps(row), flush=True)
+    return row
+
+
+def seconds(run: Callable[[], None]) -> float:
+    start = time.process_time()
+    run()
+    return time.process_time() - start
+
+
+def quartiles(values: list[float]) -> list[float]:
+    """First quartile, median, third quartile."""
+    return [round(value, 3) for value in statistics.quantiles(values, n=4, method="inclusive")]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=7, help="at least 5")
+    parser.add_argument("--output", type=Path, required=True)
+    args = parser.parse_args()
+    if args.rounds < 5:
+        parser.error(f"--rounds {args.rounds}: at least 5, so that there is a spread.")
+    torch.set_num_threads(1)
+    assert set(KERNELS) >= {kernel for _, kernel in SIDES.values()}
+    gain = measure_half_gain()
+    result = {
+        "device": detect_hardware("cpu").name,
+        "threads": 1,
+        "torch": torch.__version__,
+        "shape": {"heads": HEADS, "head_size": HEAD_SIZE, "layers": LAYERS},
+        "bf16_over_float32": gain,
+        "chosen": "bf16" if gain >= MIN_GAIN else "float32",
+        "rows": [measure(case, trains, args.rounds) for trains in (True, False) for case in CASES],
+    }
+    args.output.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
