@@ -12,7 +12,8 @@ A progression switches phases on one after another, and shows what each brings b
 Every run is a fresh process, or as many as its side's Accelerate config file starts, with a folder of its own; sides
 take turns (A B A B) on the same data and seeds. What stands after `--` goes to all sides. Writes comparison.json,
 comparison.md and comparison.png. Killed and started again, the same command keeps the runs that it had finished.
-Exit status: 0 if all criteria hold, 3 if one does not, 1 if a run failed.
+While a speed's interval holds both what passes and what fails, rounds are added, up to --max_rounds.
+Exit status: 0 if all criteria hold, 3 if one does not, 4 if none fails and one is too noisy to tell, 1 if a run failed.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from hf_ext.processes import refuse_several
 from hf_ext.reporting.run_log import start_run_log
 
 CRITERIA_FAILED = 3
+TOO_NOISY = 4
 USAGE = "%(prog)s [--FLAG VALUE ...] -- [flags of the recipe, for all sides]"
 
 
@@ -45,6 +47,8 @@ def main(argv: list[str] | None = None) -> int:
     run = compare_phases if args.progression else compare
     result = run(args, words[end + 1 :])
     log.info("\n%s\n", (Path(args.output_dir) / "comparison.md").read_text())
+    if result["too_noisy"]:
+        return TOO_NOISY
     return 0 if result["passed"] else CRITERIA_FAILED
 
 

@@ -18,7 +18,7 @@ class CompareArguments:
             *("progression", "singles"),
         ),
         "measurement": (
-            *("output_dir", "rounds", "seed", "warmup_steps_excluded", "warmup_run", "logging_steps"),
+            *("output_dir", "rounds", "max_rounds", "seed", "warmup_steps_excluded", "warmup_run", "logging_steps"),
             *("sample_rows", "metric"),
             *("greater_is_better", "timed_by"),
         ),
@@ -45,6 +45,13 @@ class CompareArguments:
     optimized: str = field(default="max_speed", metadata={"help": "As --baseline."})
     optimized_args: str = field(default="", metadata={"help": "More arguments for the optimized side, as one text."})
     rounds: int = field(default=3, metadata={"help": "How often every side runs; sides take turns."})
+    max_rounds: None | int = field(  # noqa: RUF036
+        default=None,
+        metadata={
+            "help": "Rounds are added, up to so many, while --min_speedup is too noisy to tell; default: three times "
+            "--rounds. Not with --progression."
+        },
+    )
     seed: int = field(default=42, metadata={"help": "Of the first round; each round adds 1, for all sides alike."})
     warmup_steps_excluded: int = field(default=3, metadata={"help": "First steps of every run that no rate includes."})
     warmup_run: bool = field(default=False, metadata={"help": "Run every side once before, and discard that."})
@@ -67,7 +74,10 @@ class CompareArguments:
     )
     greater_is_better: bool = field(default=False, metadata={"help": "Of --metric."})
     min_speedup: None | float = field(  # noqa: RUF036
-        default=None, metadata={"help": "Fail unless the ratio's interval begins here or higher, for every baseline."}
+        default=None,
+        metadata={
+            "help": "Pass where the ratio's interval begins here or above, fail where it ends below: every baseline."
+        },
     )
     max_loss_delta: None | float = field(  # noqa: RUF036
         default=None, metadata={"help": "Fail if the final training loss is higher than a baseline's by more."}
@@ -88,7 +98,7 @@ class CompareArguments:
     )
     timed_by: Literal["clock", "processor"] = field(
         default="clock",
-        metadata={"help": "With --progression: what steps are judged by; processor where other programs share a CPU."},
+        metadata={"help": "What steps are timed by; processor where other programs share a CPU."},
     )
     singles: bool = field(default=False, metadata={"help": "With --progression: also run each phase alone."})
 
@@ -96,6 +106,8 @@ class CompareArguments:
         for name, least in (("rounds", 1), ("warmup_steps_excluded", 0), ("logging_steps", 1), ("sample_rows", 1)):
             if getattr(self, name) < least:
                 raise ArgumentError(f"--{name} {getattr(self, name)}: must be at least {least}.")
+        if self.max_rounds is not None and self.max_rounds < self.rounds:
+            raise ArgumentError(f"--max_rounds {self.max_rounds}: must be at least --rounds, {self.rounds}.")
         for name, what in (("baseline_args", "texts"), ("baseline_launch", "files")):
             given = len(getattr(self, name))
             if given not in (0, 1, len(self.baseline)):
@@ -110,12 +122,17 @@ class CompareArguments:
                 "--launch starts all sides, --baseline_launch and --optimized_launch each its own: choose."
             )
 
+    @property
+    def most_rounds(self) -> int:
+        """Rounds that may be run until the criteria can be judged."""
+        if self.min_speedup is None or self.progression:
+            return self.rounds
+        return 3 * self.rounds if self.max_rounds is None else self.max_rounds
+
     def _check_progression(self) -> None:
         if self.singles and not self.progression:
             raise ArgumentError("--singles runs the phases of --progression FILE alone: give a file.")
-        if self.timed_by != "clock" and not self.progression:
-            raise ArgumentError(f"--timed_by {self.timed_by} is for the phases of --progression FILE: give a file.")
-        sides = ("baseline", "baseline_args", "optimized", "optimized_args", "ablate", "optimized_launch")
+        sides = ("baseline", "baseline_args", "optimized", "optimized_args", "ablate", "optimized_launch", "max_rounds")
         defaults = vars(CompareArguments()) if self.progression else vars(self)
         changed = [name for name in sides if getattr(self, name) != defaults[name]]
         if changed:

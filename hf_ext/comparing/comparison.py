@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from .arguments import CompareArguments
-from .criteria import check_criteria
-from .intervals import Interval, rate_interval, ratio_interval
+from .criteria import check_criteria, is_too_noisy
+from .intervals import Interval, decision_interval, rate_interval, ratio_interval
 from .measures import common_unit, compare_losses, describe_side, metric_drop, round_rates
 from .plot import plot_comparison
 from .report import format_comparison
@@ -21,6 +21,8 @@ from .sides import Side, make_ablations, make_command, make_sides
 from .timeline import make_timeline
 
 logger = logging.getLogger(__name__)
+
+STEP_SECONDS = {"clock": "seconds", "processor": "cpu_seconds"}  # --timed_by -> column of throughput.json's steps
 
 
 def compare(args: CompareArguments, shared: Sequence[str] = ()) -> dict[str, Any]:
@@ -42,8 +44,14 @@ def compare(args: CompareArguments, shared: Sequence[str] = ()) -> dict[str, Any
         for side in sides:
             run_one(side, -1)
     ablations = (lambda run: make_ablations(run.side, run.plan)) if args.ablate else None
-    runs = run_all(sides, args.rounds, run_one, ablations)
-    result = {"recipe": args.recipe, "arguments": [*shared], "rounds": args.rounds, **analyze(args, runs)}
+    runs: list[SideRun] = []
+    for rounds in range(args.rounds, args.most_rounds + 1):
+        runs = run_all(sides, rounds, run_one, ablations, runs)
+        found = analyze(args, runs)
+        if not found["too_noisy"]:
+            break
+        logger.info("after %d rounds, too noisy to tell", rounds)
+    result = {"recipe": args.recipe, "arguments": [*shared], "rounds": rounds, **found}
     write_result(Path(args.output_dir), result, format_comparison(result), runs)
     return result
 
@@ -72,7 +80,8 @@ def analyze(args: CompareArguments, runs: Sequence[SideRun]) -> dict[str, Any]:
     failed = {name: next(run.error for run in group if run.error) for name, group in by_side.items() if _failed(group)}
     good = {name: group for name, group in by_side.items() if name not in failed}
     unit = common_unit(run for group in good.values() for run in group)
-    rates = {name: round_rates(group, unit) for name, group in good.items()}
+    seconds, num_looks = STEP_SECONDS[args.timed_by], 1 + args.most_rounds - args.rounds
+    rates = {name: round_rates(group, unit, seconds) for name, group in good.items()}
     roles = {name: group[0].side for name, group in by_side.items()}
     optimized = next(name for name, side in roles.items() if side.role == "optimized")
     baselines = [name for name, side in roles.items() if side.role == "baseline"]
@@ -80,6 +89,7 @@ def analyze(args: CompareArguments, runs: Sequence[SideRun]) -> dict[str, Any]:
     pairs = {
         name: {
             "ratio": asdict(ratio_interval(rates[optimized], rates[name])),
+            "decided_by": decision_interval(rates[optimized], rates[name], num_looks),
             "loss": None if roles[name].module else compare_losses(good[optimized], good[name]),  # of a sample
             "metric_drop": metric_drop(good[optimized], good[name], args.metric, args.greater_is_better),
             "same_sequences_per_step": sides[optimized]["sequences_per_step"] == sides[name]["sequences_per_step"],
@@ -101,13 +111,15 @@ def analyze(args: CompareArguments, runs: Sequence[SideRun]) -> dict[str, Any]:
     return {
         "format": 1,
         "unit": unit,
+        "timed_by": args.timed_by,
         "metric": args.metric,
         "baseline": {"name": baselines[0], "device": first, "rates": medians},
         "optimized": optimized,
         "sides": sides,
         "against": pairs,
-        "criteria": [{**asdict(criterion), "line": str(criterion)} for criterion in criteria],
+        "criteria": [{**asdict(one), "passed": one.passed, "line": str(one)} for one in criteria],
         "passed": all(criterion.passed for criterion in criteria),
+        "too_noisy": is_too_noisy(criteria),
         "timeline": timeline,
         "ablation": [_ablation_row(side, ratios, failed) for side in ablations],
     }

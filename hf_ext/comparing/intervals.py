@@ -1,4 +1,9 @@
-"""Medians over rounds with 95 % intervals: rounds are drawn again, and within each round its steps."""
+"""Medians over rounds with 95 % intervals: rounds are drawn again, and within each round its steps.
+
+Of three rounds such an interval holds the true ratio in 82 % of comparisons, of five or more in 92 to 96 %, where the
+logarithms of rounds' ratios vary by a normal distribution or Student's with 2 degrees of freedom. Verdicts do not go by
+it, but by Student's interval of these logarithms (`decision_interval`), which holds it in 93 to 97 %.
+"""
 
 from __future__ import annotations
 
@@ -58,6 +63,26 @@ def rate_interval(rates: RoundRates) -> Interval:
 def ratio_interval(rates: RoundRates, baseline: RoundRates) -> Interval:
     """The median over rounds of rate / baseline's rate in the same round: what slows a round slows both sides."""
     return _interval(rates.measured / baseline.measured, rates.resampled / baseline.resampled)
+
+
+def decision_interval(rates: RoundRates, baseline: RoundRates, num_looks: int = 1) -> tuple[float, float]:
+    """Where the true ratio of rates lies, for a verdict: outside of it in 5 % of comparisons, over all looks.
+
+    Args:
+        rates, baseline: of the same rounds.
+        num_looks: how often a verdict may be asked for while rounds are added; each look gets its share of the 5 %.
+
+    Returns:
+        Lower and upper end; 0 and infinity for one round, which does not say how rounds vary.
+    """
+    from scipy.special import stdtrit  # here, since scipy takes 0.2 s that most of a comparison does not need
+
+    logs = np.log(rates.measured / baseline.measured)
+    num = len(logs)
+    if num < 2:
+        return 0.0, float("inf")
+    half = float(stdtrit(num - 1, 1 - 0.025 / num_looks) * logs.std(ddof=1) / np.sqrt(num))
+    return float(np.exp(logs.mean() - half)), float(np.exp(logs.mean() + half))
 
 
 def multiply(factors: Sequence[RoundRates], baseline: RoundRates) -> Interval:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Sequence
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,13 @@ from ..checkpoints.run_folder.folder_lock import find_other_run
 from ..errors import ArgumentError
 from ..owners import describe_process, is_alive
 from ..whole_files import write_text
+from .costs import Cost
 
 MAX_HASHED_BYTES = 2**20  # larger files, which are data, are known by size and time
 
 
-def find_finished(folder: Path, command: Sequence[str]) -> float | None:
-    """Returns the seconds of a run that ended well in `folder`, or makes `folder` new and empty for one to begin.
+def find_finished(folder: Path, command: Sequence[str]) -> Cost | None:
+    """Returns the cost of a run that ended well in `folder`, or makes `folder` new and empty for one to begin.
 
     Beside the folder stands `<folder>.run.json`: the command, what its files held, and how long it took. The code that
     the command runs is not part of it.
@@ -37,26 +39,26 @@ def find_finished(folder: Path, command: Sequence[str]) -> float | None:
                 "remove it."
             )
         if found["seconds"] is not None:
-            return float(found["seconds"])
+            return Cost(*(found.get(one.name) for one in fields(Cost)))
         if (other := find_other_run(folder)) is not None:  # a comparison that was killed leaves its child at work
             raise ArgumentError(f"{other} (Left at work by a comparison that was killed.)")
         shutil.rmtree(folder)  # killed half-way: what it measured is no run
     folder.mkdir(parents=True)
-    _write(record, command, None)
+    _write(record, command, {"seconds": None})
     return None
 
 
-def mark_finished(folder: Path, command: Sequence[str], seconds: float) -> None:
-    """Says that the run in `folder` ended well, and took so many seconds."""
-    _write(_record_of(folder), command, seconds)
+def mark_finished(folder: Path, command: Sequence[str], cost: Cost) -> None:
+    """Says that the run in `folder` ended well, and what it cost."""
+    _write(_record_of(folder), command, asdict(cost))
 
 
 def _record_of(folder: Path) -> Path:
     return Path(f"{folder}.run.json")
 
 
-def _write(record: Path, command: Sequence[str], seconds: float | None) -> None:
-    content = {"run": _describe(command), "seconds": seconds, "owner": describe_process()}
+def _write(record: Path, command: Sequence[str], cost: dict[str, Any]) -> None:
+    content = {"run": _describe(command), **cost, "owner": describe_process()}
     write_text(record, json.dumps(content, indent=1) + "\n")
 
 

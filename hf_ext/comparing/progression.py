@@ -10,8 +10,8 @@ from typing import Any
 
 from .arguments import CompareArguments
 from .comparison import describe_group, run_side, write_result
-from .criteria import check_criteria
-from .intervals import RoundRates, multiply, rate_interval, ratio_interval
+from .criteria import check_criteria, is_too_noisy
+from .intervals import RoundRates, decision_interval, multiply, rate_interval, ratio_interval
 from .measures import common_unit, compare_losses, loop_rates, metric_drop, round_rates
 from .phases import PhaseRuns, all_runs, run_phases
 from .progression_file import Claim, Progression, as_flags, read_progression
@@ -93,8 +93,9 @@ def analyze_phases(
         "phases": rows,
         "whole": whole,
         "against": {"baseline": pair},
-        "criteria": [{**asdict(criterion), "line": str(criterion)} for criterion in criteria],
+        "criteria": [{**asdict(one), "passed": one.passed, "line": str(one)} for one in criteria],
         "passed": all(criterion.passed for criterion in criteria),
+        "too_noisy": is_too_noisy(criteria),
     }
 
 
@@ -195,10 +196,10 @@ def _multiply_claims(claims: Sequence[Claim]) -> Claim:
 
 def _pair(args: CompareArguments, runs: Sequence[SideRun], baseline: Sequence[SideRun], rates: Rates) -> dict[str, Any]:
     """All measured phases against the baseline, as `analyze` has it of a pair of sides."""
+    ours, before = (rates[name][STEPS[args.timed_by]] for name in (runs[0].side.name, "baseline"))
     return {
-        "ratio": asdict(
-            ratio_interval(*(rates[name][STEPS[args.timed_by]] for name in (runs[0].side.name, "baseline")))
-        ),
+        "ratio": asdict(ratio_interval(ours, before)),
+        "decided_by": decision_interval(ours, before),
         "loss": compare_losses(runs, baseline),
         "metric_drop": metric_drop(runs, baseline, args.metric, args.greater_is_better),
     }

@@ -35,7 +35,16 @@ def _sides_table(result: dict[str, Any]) -> str:
     unit = result["unit"]
     named = "real residues" if unit == "residues" else unit
     headers = ["side", f"{named} / s", "padded tokens / s", "step ms [quartiles]", "waiting for data", "MFU"]
-    headers += ["peak GiB", "warm-up s", "embedding s", "whole run s", "sequences / step", result["metric"]]
+    headers += [
+        "peak GiB",
+        "warm-up s",
+        "embedding s",
+        "whole run s",
+        "its CPU s",
+        "stolen meanwhile",
+        "sequences / step",
+        result["metric"],
+    ]
     rows = [
         [
             name,
@@ -48,6 +57,8 @@ def _sides_table(result: dict[str, Any]) -> str:
             f"{side['warmup_seconds']:.2f}",
             rounded(side["embedding_seconds"]),
             f"{side['wall_seconds']:.1f}",
+            rounded(side["cpu_seconds"]),
+            share(side["stolen_share"]),
             f"{side['sequences_per_step']:g}",
             _metric_text(side["metric"]),
         ]

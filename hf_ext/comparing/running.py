@@ -6,13 +6,13 @@ import json
 import logging
 import shutil
 import subprocess
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..errors import HfExtError
+from .costs import Cost, start_costs
 from .kept_runs import find_finished, mark_finished
 from .sides import Side
 
@@ -37,6 +37,8 @@ class SideRun:
     plan: dict[str, Any] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
     error: str = ""
+    cpu_seconds: float | None = None
+    stolen_share: float | None = None
 
 
 def run_all(
@@ -44,6 +46,7 @@ def run_all(
     rounds: int,
     run_one: Callable[[Side, int], SideRun],
     find_ablations: Callable[[SideRun], list[Side]] | None = None,
+    done: Sequence[SideRun] = (),
 ) -> list[SideRun]:
     """Runs A B C A B C ...: every side once per round, so that drift of the machine meets all of them.
 
@@ -53,11 +56,12 @@ def run_all(
         run_one: runs a side in a round.
         find_ablations: more sides, from the first run of the optimized one; where one of these fails, its run says so
             and the comparison goes on.
+        done: what an earlier call for fewer rounds returned; only the rounds after it are run.
     """
-    runs = [run_one(side, 0) for side in sides]
+    runs = [*done] or [run_one(side, 0) for side in sides]
     optimized = next(run for run in runs if run.side.role == "optimized")
     ablations = find_ablations(optimized) if find_ablations else []
-    for round_ in range(rounds):
+    for round_ in range(1 + max(run.round for run in done) if done else 0, rounds):
         if round_:
             runs += [run_one(side, round_) for side in sides]
         for side in ablations:
@@ -82,16 +86,16 @@ def run_child(command: Sequence[str], side: Side, round_: int, folder: Path) -> 
         logger.info("%s, round %d: measured before, kept", side.name, round_)
         return _read_run(side, round_, kept, folder)
     log = Path(f"{folder}.log")
-    began = time.perf_counter()
+    end = start_costs()
     with log.open("w", encoding="utf-8") as file:
         done = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, check=False)
-    seconds = time.perf_counter() - began
+    cost = end()
     shutil.rmtree(folder / "embeddings", ignore_errors=True)
     if done.returncode:
         raise ChildFailed(f"{side.name}, round {round_}: exit status {done.returncode}.\n{_tail(log)}")
     _check_throughput(_read_json(folder / "throughput.json"), command, side, round_, log)
-    mark_finished(folder, command, seconds)
-    return _read_run(side, round_, seconds, folder)
+    mark_finished(folder, command, cost)
+    return _read_run(side, round_, cost, folder)
 
 
 def _check_throughput(
@@ -114,11 +118,12 @@ def _check_throughput(
         )
 
 
-def _read_run(side: Side, round_: int, seconds: float, folder: Path) -> SideRun:
+def _read_run(side: Side, round_: int, cost: Cost, folder: Path) -> SideRun:
     throughput, results, plan, settings = (
         _read_json(folder / f"{name}.json") or {} for name in ("throughput", "all_results", "plan", "training_args")
     )
-    return SideRun(side, round_, seconds, throughput, results, plan, settings)
+    files: dict[str, Any] = {"throughput": throughput, "results": results, "plan": plan, "settings": settings}
+    return SideRun(side, round_, cost.seconds, **files, cpu_seconds=cost.cpu_seconds, stolen_share=cost.stolen_share)
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:
