@@ -1,0 +1,1 @@
+"""Parts of `benchmarks/gpu_session.py`: what is measured on a card that nobody has measured yet."""

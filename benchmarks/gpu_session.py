@@ -1,0 +1,99 @@
+r"""The first 20 minutes on a card that nobody has measured: one command, numbers after each of its parts.
+
+    python benchmarks/gpu_session.py              # writes benchmarks/results/gpu_session.json
+    python benchmarks/gpu_session.py --parts speed memory --minutes 10
+    python benchmarks/gpu_session.py --size toy --output /tmp/toy.json    # tiny shapes, also on a CPU: does it run?
+
+Parts, in order of worth, each in a process of its own with a time limit (docs/gpu.md says what each measures): tests,
+parity, speed, compile, memory, processes, bits. One that fails, crashes, hangs or is out of memory is written down
+with the end of its log, and the next begins. Started again, parts that finished on the same sources and device are
+kept. The exit code is 1 where a part did not finish, 130 after Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from gpu.machine import describe_machine, find_device, identify_code
+from gpu.session import ROOT, Part, Session, run_session
+from gpu.work import Work
+
+from hf_ext.errors import ArgumentError, exit_on_errors
+
+# Name -> module of `gpu`, minutes of 20.
+PARTS = {
+    "tests": ("marked_tests", 2.0),
+    "parity": ("parity", 2.0),
+    "speed": ("speed", 7.0),
+    "compile": ("compiling", 2.5),
+    "memory": ("memory", 2.5),
+    "processes": ("launches", 3.0),
+    "bits": ("bits", 1.0),
+}
+
+
+def parse_arguments(words: list[str] | None = None) -> argparse.Namespace:
+    """Of a session, and of a part's own process."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", choices=("full", "toy"), default="full", help="toy: tiny shapes, no numbers.")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=[*PARTS], help="All by default, in this order.")
+    parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "gpu_session.json")
+    parser.add_argument("--minutes", type=float, default=20.0, help="Of the whole session.")
+    parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
+    parser.add_argument("--part_seconds", type=float, help=argparse.SUPPRESS)
+    args = parser.parse_args(words)
+    if not args.minutes > 0:
+        parser.error(f"--minutes {args.minutes:g}: must be above 0")
+    return args
+
+
+def measure(args: argparse.Namespace) -> None:
+    """One part, in this process; `--output` is its result."""
+    work = Work(args.size, find_device(), args.output, time.monotonic() + args.part_seconds)
+    importlib.import_module(f"gpu.{PARTS[args.part][0]}").measure(work)
+
+
+def list_parts(args: argparse.Namespace) -> list[Part]:
+    """Those that were asked for, in order of worth."""
+    script = str(Path(__file__).resolve())
+    shared = ("--size", args.size, "--output", "{result}", "--part_seconds", "{seconds}")
+    return [
+        Part(name, (sys.executable, script, "--part", name, *shared), minutes)
+        for name, (_, minutes) in PARTS.items()
+        if name in args.parts
+    ]
+
+
+def main(words: list[str] | None = None) -> int:
+    """A session, or one of its parts; see the module."""
+    args = parse_arguments(words)
+    if args.part:
+        measure(args)
+        return 0
+    device = find_device()
+    if device.type != "cuda" and args.size == "full":
+        raise ArgumentError("No GPU: torch sees no CUDA device. --size toy says whether the session runs, on a CPU.")
+    signal.signal(signal.SIGTERM, _interrupt)
+    session = Session(args.output, describe_machine(device), identify_code(), args.size)
+    print(f"{session.machine['device']} ({session.machine['name']}), {session.code['commit']} -> {args.output}")
+    try:
+        done = run_session(session, list_parts(args), args.minutes)
+    except KeyboardInterrupt:
+        print(f"Interrupted; what was measured is in {args.output}. The same command goes on.")
+        return 130
+    return 0 if done else 1
+
+
+def _interrupt(*_: Any) -> None:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    with exit_on_errors():
+        sys.exit(main())
