@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -253,8 +254,13 @@ def compare(row: dict[str, Any], reference: dict[str, Any]) -> dict[str, Any]:
     return row
 
 
-def smoke(args: argparse.Namespace, words: list[str]) -> dict[str, Any]:
-    """All launches of this machine, in float32 against one process, then in half precision for the speed."""
+def smoke(
+    args: argparse.Namespace, words: list[str], report: Callable[[list[dict[str, Any]]], None] = lambda rows: None
+) -> dict[str, Any]:
+    """All launches of this machine, in float32 against one process, then in half precision for the speed.
+
+    `report` gets the rows that there are after each launch.
+    """
     num_devices = count_devices(args.device)
     hardware = detect_hardware(args.device)
     launches = choose_launches(num_devices, has_deepspeed=installed_version("deepspeed") is not None)
@@ -271,6 +277,7 @@ def smoke(args: argparse.Namespace, words: list[str]) -> dict[str, Any]:
         for number, launch in enumerate([*launches, *timed]):
             print(f"{launch.file}.yaml, {launch.processes} processes, {launch.precision}", flush=True)
             rows.append(compare(run(launch, Path(scratch) / str(number), args, words), reference))
+            report([{name: value for name, value in row.items() if name != "folder"} for row in rows])
         del reference["folder"]
     given = {k: v for k, v in vars(args).items() if k not in ("rank_output", "output_json")}
     versions = {name: installed_version(name) for name in ("torch", "accelerate", "transformers", "deepspeed")}

@@ -28,11 +28,11 @@ from hf_ext.errors import ArgumentError, exit_on_errors
 
 # Name -> module of `gpu`, minutes of 20.
 PARTS = {
-    "tests": ("marked_tests", 2.0),
-    "parity": ("parity", 2.0),
-    "speed": ("speed", 7.0),
+    "tests": ("marked_tests", 1.5),
+    "parity": ("parity", 1.5),
+    "speed": ("speed", 8.5),
     "compile": ("compiling", 2.5),
-    "memory": ("memory", 2.5),
+    "memory": ("memory", 2.0),
     "processes": ("launches", 3.0),
     "bits": ("bits", 1.0),
 }

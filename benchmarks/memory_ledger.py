@@ -148,11 +148,11 @@ def make_batch(case: Case, rows: int) -> dict[str, Any]:
     return batch
 
 
-def predict(case: Case) -> dict[str, Any]:
+def predict(case: Case, kind: str = "cpu") -> dict[str, Any]:
     """The ledger's forecast, and how long it took."""
     model = make_model(case)
     began = time.perf_counter()
-    subject = Subject(model, lambda rows: make_batch(case, rows), kind="cpu", scales=not case.packed)
+    subject = Subject(model, lambda rows: make_batch(case, rows), kind=kind, scales=not case.packed)
     graph = Graph(case.policy, case.half)
     found = Forecaster(subject).forecast(Choice(case.rows, graph, case.optimizer, passes=case.passes))
     return {
@@ -163,9 +163,9 @@ def predict(case: Case) -> dict[str, Any]:
     }
 
 
-def fill(model: nn.Module) -> nn.Module:
+def fill(model: nn.Module, device: str = "cpu") -> nn.Module:
     """Real weights for a model on the meta device: each tensor once, every page touched."""
-    model.to_empty(device="cpu")
+    model.to_empty(device=device)
     model.tie_weights()  # type: ignore[operator]
     with torch.no_grad():
         for parameter in model.parameters():
@@ -193,17 +193,17 @@ def make_optimizer(case: Case, model: nn.Module) -> Any:
     return torch.optim.AdamW(trained, lr=1e-5, fused=True)
 
 
-def train(case: Case) -> list[float]:
-    """Seconds of each of `STEPS` optimizer steps."""
-    model = fill(make_model(case))
+def train(case: Case, device: str = "cpu") -> list[float]:
+    """Seconds of each of `STEPS` optimizer steps; of a GPU, until the host has handed them over."""
+    model = fill(make_model(case), device)
     if case.policy != "none":
         set_policy(model, case.policy)
     optimizer = make_optimizer(case, model)
-    batch, seconds = make_batch(case, case.rows), []
+    batch, seconds = {name: part.to(device) for name, part in make_batch(case, case.rows).items()}, []
     for _ in range(STEPS):
         began = time.perf_counter()
         for _ in range(case.passes):
-            with torch.autocast("cpu", torch.bfloat16) if case.half else nullcontext():
+            with torch.autocast(device, torch.bfloat16) if case.half else nullcontext():
                 loss = model(**batch).loss
             loss.backward()
             del loss

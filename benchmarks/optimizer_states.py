@@ -53,15 +53,15 @@ def pad(rows: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
     return {"input_ids": ids, "attention_mask": ids.ne(1).long(), "labels": labels}
 
 
-def train(side: str, seed: int, rows: Dataset, folder: str) -> dict[str, Any]:
+def train(side: str, seed: int, rows: Dataset, folder: str, steps: int = STEPS, use_cpu: bool = True) -> dict[str, Any]:
     """One run: its last logged loss, and bytes of states per trained number."""
     torch.manual_seed(seed)
     special = {"vocab_size": 33, "pad_token_id": 1, "mask_token_id": MASK, "position_embedding_type": "rotary"}
     fixed = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     model = EsmForMaskedLM(EsmConfig(**special, **fixed, **SHAPE))
-    settings = {"max_steps": STEPS, "per_device_train_batch_size": 16, "learning_rate": 1e-3, "warmup_steps": 20}
-    quiet = {"report_to": "none", "save_strategy": "no", "logging_steps": 50, "disable_tqdm": True, "use_cpu": True}
-    args = FastTrainingArguments(output_dir=folder, optim=side, seed=seed, **settings, **quiet)
+    settings = {"max_steps": steps, "per_device_train_batch_size": 16, "learning_rate": 1e-3, "warmup_steps": 20}
+    quiet = {"report_to": "none", "save_strategy": "no", "logging_steps": min(50, steps), "disable_tqdm": True}
+    args = FastTrainingArguments(output_dir=folder, optim=side, seed=seed, use_cpu=use_cpu, **settings, **quiet)
     trainer = FastTrainer(model, args, pad, rows)
     trainer.train()
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]

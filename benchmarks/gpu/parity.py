@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from transformers import EsmConfig, EsmModel, T5Config, T5EncoderModel
 
+from hf_ext.hardware import detect_hardware
 from hf_ext.models.packing import find_encoders, pack_encoders, unpack_encoders
 from hf_ext.speedups.attention import PACKED, swaps
 from hf_ext.speedups.parity import Probe, compare_gradients, judge_states, one_line
@@ -39,17 +40,23 @@ def measure(work: Work) -> None:
         for name, dtype in DTYPES.items():
             before = exact if dtype is None else _measure(probe, dtype)
             for kernel in KERNELS[work.device.type]:
-                problem = lost or why_not(family, kernel, work.device)
-                found: dict[str, Any] = {"not_run": problem} if problem else compare(probe, kernel, dtype, exact, before)
+                problem = lost or why_not(family, kernel, dtype, work.device)
+                measured = None if problem else compare(probe, kernel, dtype, exact, before)
+                found: dict[str, Any] = measured or {"not_run": problem}
                 work.add("rows", {"family": family, "kernel": kernel, "dtype": name, **found})
                 if any(word in found.get("failed", "") for word in LOST):
                     lost = f"the CUDA context was lost in {kernel}, {name}"
 
 
-def why_not(family: str, kernel: str, device: torch.device) -> str:
+def why_not(family: str, kernel: str, dtype: torch.dtype | None, device: torch.device) -> str:
     """Of what need not be tried; empty where it is."""
     if kernel == "flex" and device.type == "cpu":
         return "torch has no backward pass of it on a CPU"
+    if kernel in ("varlen", "flash_attention_2"):
+        if dtype is None:
+            return "half precision only"
+        if not detect_hardware(device).flash_attention_2:
+            return "flash attention needs compute capability 8.0"
     if family == "t5" and kernel not in ("sdpa", "padded", "blocked"):
         return "T5's bias has no such kernel: it would be answered by padded"
     return ""
@@ -89,6 +96,8 @@ def compare(probe: Probe, kernel: str, dtype: torch.dtype | None, exact: Any, be
         after = _measure(run, dtype)
         states = judge_states(exact[0], before[0], after[0], run)
         gradients = compare_gradients(exact[1], before[1], after[1], run)
+    except ImportError as error:
+        return {"not_run": one_line(error)}
     except Exception as error:  # of a kernel of any library
         return {"failed": one_line(error)}
     finally:
@@ -96,7 +105,9 @@ def compare(probe: Probe, kernel: str, dtype: torch.dtype | None, exact: Any, be
         undo()
         gc.collect()
     problem = states.problem or gradients.problem
-    found = {"noise_of_sdpa": _distance(exact[0], before[0]), "gradient_noise_of_sdpa": _distance(exact[1], before[1])}
+    found = {}
+    for name, whole, old, new in zip(("noise", "gradient_noise"), exact, before, after):
+        found |= {name: _distance(whole, new), f"{name}_of_sdpa": _distance(whole, old)}
     return {**found, **states.evidence(), **gradients.evidence(), "problem": problem}
 
 
