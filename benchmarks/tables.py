@@ -14,6 +14,8 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+from gpu.table import parts_table, read_sessions, speed_table
+
 from hf_ext.comparing.progression_file import read_progression
 from hf_ext.comparing.progression_report import describe_runs, format_claim, phases_table, summarize
 from hf_ext.reporting.tables import format_markdown_table
@@ -71,8 +73,9 @@ def compare() -> str:
         loss = f"{pair['loss']['final']:+.4f}" if pair else "-"
         step = f"{1000 * side['step_seconds']['median']:,.0f}"
         rows.append([name, f"{side['rate']['value']:,.0f}", step, f"{side['peak_memory_gib']:.2f}", ratio, loss])
+    known = "docs/gpu.md" if read_sessions(RESULTS) else NOT_MEASURED
     for kind in ("full", "LoRA", "frozen, encoding only"):
-        rows.append([f"one GPU, ESM-2 650M, {kind}", *["not measured"] * 5])
+        rows.append([f"one GPU, ESM-2 650M, {kind}", *[known] * 5])
     headers = [
         "side",
         "real residues / s",
@@ -659,6 +662,16 @@ def _progression(name: str) -> str:
     return format_markdown_table(rows, ["phase", "claimed", "this phase"])
 
 
+def gpu_speed() -> str:
+    """Sides of each card's session, or what will be measured on the first."""
+    return speed_table(RESULTS)
+
+
+def gpu_parts() -> str:
+    """What the other parts of each card's session found."""
+    return parts_table(RESULTS)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "activation_checkpointing": activation_checkpointing,
     "attention_backward": attention_backward,
@@ -670,6 +683,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "generator_affinities": generator_affinities,
     "generator_runs": generator_runs,
     "generator_speed": generator_speed,
+    "gpu_parts": gpu_parts,
+    "gpu_speed": gpu_speed,
     "hard_memory_limit": hard_memory_limit,
     "host_optimizer": host_optimizer,
     "memory_ledger": memory_ledger,
@@ -687,7 +702,7 @@ TABLES: dict[str, Callable[[], str]] = {
 }
 
 
-PAGES = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("memory", "pde", "progression")))
+PAGES = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("gpu", "memory", "pde", "progression")))
 
 
 def render(text: str) -> str:

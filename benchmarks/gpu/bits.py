@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import statistics
 import tempfile
 import time
@@ -17,7 +16,7 @@ from hf_ext.optional import import_problem
 
 from .encoding import HALVES
 from .shapes import SHAPES, make_collator, make_rows
-from .sides import half_precision
+from .sides import free_memory, half_precision
 from .work import Work
 
 STEPS = {"full": 250, "toy": 3}
@@ -47,14 +46,11 @@ def measure(work: Work) -> None:
 
 def train_base(work: Work, bits: int | None) -> dict[str, Any]:
     """Steps of LoRA on one batch: seconds of a step, losses, peak memory."""
-    gc.collect()
     is_cuda = work.device.type == "cuda"
     shape = SHAPES[work.size][0]
     model = shape.build(work.device, "lora").train()
     layers = quantize_linear_layers(model, bits) if bits else []
-    if is_cuda:
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
+    free_memory(work.device)  # of the float weights
     collated = make_collator()([*make_rows(ROWS[work.size], work.is_toy)])
     batch = {name: tensor.to(work.device) for name, tensor in collated.items()}
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)

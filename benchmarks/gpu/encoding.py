@@ -22,7 +22,7 @@ from hf_ext.speedups.attention import set_attention
 
 from .rounds import ROUNDS, quartiles, ratio
 from .shapes import Shape, make_rows, make_tokenizer
-from .sides import OURS, STOCK, half_precision
+from .sides import OURS, STOCK, free_memory, half_precision
 from .work import Work
 
 NUM_ROWS = {"full": 2048, "toy": 12}
@@ -92,9 +92,7 @@ def interleave(shape: Shape, work: Work, budget_s: float, save: Callable[[dict[s
 def _run(side: Side, budgets: dict[str, int], work: Work, failed: list[dict[str, Any]]) -> tuple[Any, torch.Tensor]:
     while True:
         batches = make_batches(work, budgets[side.name])
-        if work.device.type == "cuda":
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats()
+        free_memory(work.device)
         try:
             seconds, flops, first = attempt(partial(side.encode, batches))
         except DidNotFit:

@@ -6,7 +6,6 @@ model's door, for more rows than a number.
 
 from __future__ import annotations
 
-import gc
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,6 +23,7 @@ from hf_ext.optional import import_problem
 from hf_ext.out_of_memory import DidNotFit, attempt
 
 from .shapes import SHAPES, Shape, make_collator, make_rows
+from .sides import free_memory
 from .work import Work
 
 SHARE = 0.6  # of the memory of a run without a limit
@@ -67,16 +67,16 @@ def check_case(case: Case, work: Work) -> dict[str, Any]:
     row: dict[str, Any] = {"case": case.name, "model": case.size, "tokens": [case.rows, case.length]}
     row["predicted_gib"] = predicted / GIB
     try:
-        measured = _allocated(case) if kind == "cuda" else memory_ledger.measure_allocations(case)["bytes"]
+        measured = _allocated(case, work.device) if kind == "cuda" else memory_ledger.measure_allocations(case)["bytes"]
     except DidNotFit as failure:
         room = usable_bytes(torch.cuda.get_device_properties(0).total_memory, kind)
         return {**row, "did_not_fit": str(failure)[:200], "was_predicted_to": predicted <= room}
     return {**row, "measured_gib": measured / GIB, "predicted_over_measured": predicted / measured}
 
 
-def _allocated(case: Case) -> int:
+def _allocated(case: Case, device: torch.device) -> int:
     """Most that two steps held on the GPU, over what was held before."""
-    _free()
+    free_memory(device)
     before = torch.cuda.memory_allocated()
     attempt(lambda: memory_ledger.train(case, "cuda"))
     return torch.cuda.max_memory_allocated() - before
@@ -128,7 +128,7 @@ def _short(trained: dict[str, Any]) -> dict[str, Any]:
 @contextmanager
 def limited(allowed_bytes: int | None, work: Work) -> Iterator[None]:
     """Within it torch's allocator takes no more than so many bytes of the GPU."""
-    _free()
+    free_memory(work.device)
     if allowed_bytes is None:
         yield
         return
@@ -146,7 +146,7 @@ def train(shape: Shape, work: Work, rows: int, passes: int, limit: int | None, *
     Args:
         limit: rows above which the model raises, as a device would.
     """
-    _free()
+    free_memory(work.device)
     model = shape.build(work.device)
     if limit is not None:
         model.register_forward_pre_hook(_refuse_above(limit), with_kwargs=True)
@@ -172,10 +172,3 @@ def _refuse_above(limit: int) -> Any:
             raise torch.OutOfMemoryError(f"CUDA out of memory (imitated: more than {limit} rows).")
 
     return refuse
-
-
-def _free() -> None:
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()

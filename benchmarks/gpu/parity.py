@@ -7,7 +7,6 @@ there it is the distance from SDPA.
 
 from __future__ import annotations
 
-import gc
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from hf_ext.models.packing import find_encoders, pack_encoders, unpack_encoders
 from hf_ext.speedups.attention import PACKED, swaps
 from hf_ext.speedups.parity import Probe, compare_gradients, judge_states, one_line
 
+from .sides import free_memory
 from .work import Work
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "float32": None}
@@ -103,7 +103,7 @@ def compare(probe: Probe, kernel: str, dtype: torch.dtype | None, exact: Any, be
     finally:
         unpack_encoders(probe.encoder)
         undo()
-        gc.collect()
+        free_memory(probe.device)
     problem = states.problem or gradients.problem
     found = {}
     for name, whole, old, new in zip(("noise", "gradient_noise"), exact, before, after):

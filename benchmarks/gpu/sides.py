@@ -55,7 +55,7 @@ class Bench:
         """
         while True:
             passes = self.passes.setdefault(side, 1)
-            _free(self.device)
+            free_memory(self.device)
             try:
                 return attempt(partial(self.run, side, steps, passes, seed))
             except DidNotFit as failure:
@@ -143,8 +143,9 @@ def half_precision(device: torch.device) -> str | None:
     return "bf16" if hardware.native_bf16 else "fp16" if hardware.native_fp16 else None
 
 
-def _free(device: torch.device) -> None:
-    gc.collect()
+def free_memory(device: torch.device) -> None:
+    """Lets a GPU forget what earlier measurements held, and begins its peak anew."""
     if device.type == "cuda":
+        gc.collect()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
