@@ -14,12 +14,11 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import signal
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
+import psutil
 from gpu.machine import describe_machine, find_device, identify_code
 from gpu.session import ROOT, Part, Session, run_session
 from gpu.work import Work
@@ -55,7 +54,8 @@ def parse_arguments(words: list[str] | None = None) -> argparse.Namespace:
 
 def measure(args: argparse.Namespace) -> None:
     """One part, in this process; `--output` is its result."""
-    work = Work(args.size, find_device(), args.output, time.monotonic() + args.part_seconds)
+    spent_s = time.time() - psutil.Process().create_time()  # importing, which counts
+    work = Work(args.size, find_device(), args.output, time.monotonic() + args.part_seconds - spent_s)
     importlib.import_module(f"gpu.{PARTS[args.part][0]}").measure(work)
 
 
@@ -79,7 +79,6 @@ def main(words: list[str] | None = None) -> int:
     device = find_device()
     if device.type != "cuda" and args.size == "full":
         raise ArgumentError("No GPU: torch sees no CUDA device. --size toy says whether the session runs, on a CPU.")
-    signal.signal(signal.SIGTERM, _interrupt)
     session = Session(args.output, describe_machine(device), identify_code(), args.size)
     print(f"{session.machine['device']} ({session.machine['name']}), {session.code['commit']} -> {args.output}")
     try:
@@ -88,10 +87,6 @@ def main(words: list[str] | None = None) -> int:
         print(f"Interrupted; what was measured is in {args.output}. The same command goes on.")
         return 130
     return 0 if done else 1
-
-
-def _interrupt(*_: Any) -> None:
-    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

@@ -15,10 +15,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from hf_ext.errors import ArgumentError
 from hf_ext.whole_files import write_text
@@ -29,7 +31,7 @@ FINISHED = "finished"
 NO_TIME = "no time left"
 LOG_LINES, LOG_CHARACTERS = 30, 4000
 GRACE_S = 5.0  # between asking a part to end and ending it
-POLL_S = 0.05
+POLL_S, LOOK_S = 0.05, 1.0  # whether it has ended; what it has started
 _MEMORY = re.compile(r"OutOfMemoryError|CUDA out of memory|\bMemoryError\b|MemoryExhausted|CUBLAS_STATUS_ALLOC_FAILED")
 
 
@@ -119,30 +121,59 @@ def _places() -> list[tuple[str, str]]:
     return sorted(((path, name) for path, name in found.items() if len(path) > 3), key=lambda each: -len(each[0]))
 
 
+class Stop:
+    """Whether somebody asked the session to end; a flag and no exception, which could come between two lines."""
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Within it Ctrl-C and SIGTERM set the flag, however often they come."""
+
+        def ask(*_: Any) -> None:
+            self.asked = True
+
+        before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
 def run_session(session: Session, parts: Sequence[Part], minutes: float) -> bool:
-    """Runs the parts that are not done; whether all are now.
+    """Runs the parts that are not done; whether all are now. To be called from the main thread.
 
     Raises:
-        KeyboardInterrupt: Ctrl-C, after the part at hand has ended and was written down.
+        KeyboardInterrupt: Ctrl-C or SIGTERM, after the part at hand has ended and was written down.
     """
+    stop = Stop()
+    with stop.listening():
+        _run_open_parts(session, parts, minutes, stop)
+    if stop.asked:
+        raise KeyboardInterrupt
+    return all(session.is_done(part.name) for part in parts)
+
+
+def _run_open_parts(session: Session, parts: Sequence[Part], minutes: float, stop: Stop) -> None:
     open_parts = [part for part in parts if not session.is_done(part.name)]
     for part in parts:
         if part not in open_parts:
             print(f"{part.name}: finished before, on these sources", flush=True)
     ends = time.monotonic() + 60 * minutes
     for number, part in enumerate(open_parts):
+        if stop.asked:
+            return
         share = part.minutes / sum(each.minutes for each in open_parts[number:])
         limit_s = share * (ends - time.monotonic())
         print(f"{part.name}: at most {limit_s:.0f} s", flush=True)
-        entry = run_part(part, limit_s) if limit_s > 0 else {"status": NO_TIME}
+        entry = run_part(part, limit_s, stop) if limit_s > 0 else {"status": NO_TIME}
         session.record(part.name, entry)
         print(f"{part.name}: {entry['status']} after {entry.get('seconds', 0):.0f} s", flush=True)
-        if entry["status"] == "interrupted":
-            raise KeyboardInterrupt
-    return all(session.is_done(part.name) for part in parts)
 
 
-def run_part(part: Part, limit_s: float) -> dict[str, Any]:
+def run_part(part: Part, limit_s: float, stop: Stop) -> dict[str, Any]:
     """The entry of a part: status, seconds, what it wrote, and the end of its log where it did not finish."""
     with tempfile.TemporaryDirectory() as folder:
         result, log = Path(folder) / "result.json", Path(folder) / "log.txt"
@@ -150,7 +181,7 @@ def run_part(part: Part, limit_s: float) -> dict[str, Any]:
         command = [word.format(**given) if word in ("{result}", "{seconds}") else word for word in part.command]
         began = time.monotonic()
         with log.open("w") as stream:
-            status, code = _wait(command, stream, limit_s)
+            status, code = _wait(command, stream, limit_s, stop)
         entry: dict[str, Any] = {"status": status, "seconds": round(time.monotonic() - began, 1)}
         entry["limit_s"] = round(limit_s, 1)
         printed = log.read_text(errors="replace")
@@ -170,45 +201,44 @@ def _last_lines(printed: str) -> str:
     return "\n".join(printed.strip().splitlines()[-LOG_LINES:])[-LOG_CHARACTERS:]
 
 
-def _wait(command: list[str], stream: Any, limit_s: float) -> tuple[str, int | None]:
+def _wait(command: list[str], stream: Any, limit_s: float, stop: Stop) -> tuple[str, int | None]:
     """Status and exit code; the process, and all that it started, are gone afterwards."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     # A session of its own: Ctrl-C reaches us alone, and what it launches ends with it.
     given: dict[str, Any] = {"stdout": stream, "stderr": subprocess.STDOUT, "stdin": subprocess.DEVNULL}
     with subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True, **given) as process:
-        ends, status = time.monotonic() + limit_s, ""
-        try:
-            while process.poll() is None and not status:
-                time.sleep(POLL_S)
-                status = "timed out" if time.monotonic() > ends else ""
-        except KeyboardInterrupt:
-            status = "interrupted"
-        with _ctrl_c_ignored():
-            _end_group(process)
+        ends, status, looked = time.monotonic() + limit_s, "", 0.0
+        started: set[psutil.Process] = set()
+        while process.poll() is None and not status:
+            if time.monotonic() > looked + LOOK_S:
+                looked, started = time.monotonic(), started | _descendants(process.pid)
+            time.sleep(POLL_S)
+            status = "interrupted" if stop.asked else "timed out" if time.monotonic() > ends else ""
+        _end(process, started | _descendants(process.pid))
         code = process.returncode
     if not status:
         status = FINISHED if code == 0 else "failed" if code > 0 else f"crashed ({signal.Signals(-code).name})"
     return status, code
 
 
-def _end_group(process: subprocess.Popen[Any]) -> None:
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            os.killpg(process.pid, number)
-        except ProcessLookupError:
-            break
-        try:
-            process.wait(GRACE_S if number == signal.SIGTERM else None)
-        except subprocess.TimeoutExpired:
-            continue
-    process.wait()
-
-
-@contextmanager
-def _ctrl_c_ignored() -> Iterator[None]:
-    """A second Ctrl-C must not cost the JSON of the first."""
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _descendants(pid: int) -> set[psutil.Process]:
+    """Of a process; launchers give their ranks sessions of their own, so that its group does not have them all."""
     try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
+        return set(psutil.Process(pid).children(recursive=True))
+    except psutil.NoSuchProcess:
+        return set()
+
+
+def _end(process: subprocess.Popen[Any], started: set[psutil.Process]) -> None:
+    """Asks the process and what it started to end, and ends what does not."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        for each in started:
+            with suppress(psutil.NoSuchProcess):
+                each.send_signal(number)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(GRACE_S)
+        _, left = psutil.wait_procs(started, GRACE_S)
+        started = set(left)
+    process.wait()

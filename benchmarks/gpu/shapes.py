@@ -58,7 +58,7 @@ class Shape:
         return EsmForMaskedLM(EsmConfig(**tokens, **fixed, **sizes, intermediate_size=self.inner))
 
 
-# ESM C 300M: biohub/ESMC-300M's config.json. Toys keep the form alone.
+# ESM C's gated feed-forward layer is 8/3 of the width, rounded up to 256. Toys keep the form alone.
 SHAPES = {
     "full": (Shape("ESM-2 650M", "esm", 1280, 33, 20, 5120), Shape("ESMC-300M", "esmc", 960, 30, 15, 2560)),
     "toy": (Shape("ESM-2 toy", "esm", 32, 2, 2, 64), Shape("ESMC toy", "esmc", 32, 2, 2, 64)),

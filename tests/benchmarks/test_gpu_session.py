@@ -1,0 +1,354 @@
+"""The session for a card nobody has measured: it runs whole, survives its parts, goes on, and overwrites nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from gpu import rounds
+from gpu.roofline import find_roofline
+from gpu.session import ROOT, Part, Session, run_session
+from gpu.shapes import SHAPES
+from gpu.sides import OURS, STOCK, Bench
+from gpu.table import parts_table, read_sessions, speed_table
+from gpu_session import PARTS, parse_arguments
+
+from hf_ext.errors import ArgumentError
+from hf_ext.hardware import describe_hardware
+from hf_ext.out_of_memory import DidNotFit
+
+SCRIPT = ROOT / "benchmarks" / "gpu_session.py"
+MACHINE = {"device": "H100-SXM", "kind": "cuda", "memory_gib": 79.1}
+CODE = {"commit": "abc", "sources": "1"}
+needs_no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="on a card the session itself is the test")
+
+
+def command(*words: str) -> list[str]:
+    return [sys.executable, str(SCRIPT), *words]
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory) -> tuple[subprocess.CompletedProcess, str]:
+    """A whole session at toy size, in a process without a GPU; what it printed, and its JSON."""
+    path = tmp_path_factory.mktemp("session") / "toy.json"
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command("--size", "toy", "--output", str(path)), env=environment, capture_output=True, text=True, timeout=900
+    )
+    return done, path.read_text()
+
+
+def results(toy) -> dict[str, dict]:
+    return {name: entry["result"] for name, entry in json.loads(toy[1])["parts"].items()}
+
+
+# --- the whole of it, at toy size -----------------------------------------------------------------------------------
+
+
+def test_a_toy_session_finishes_every_part(toy):
+    done, text = toy
+    session = json.loads(text)
+    assert done.returncode == 0, text[-3000:]
+    assert {name: entry["status"] for name, entry in session["parts"].items()} == dict.fromkeys(PARTS, "finished")
+    assert session["machine"]["kind"] == "cpu"
+    assert all(entry["code"]["sources"] for entry in session["parts"].values())
+    for path in (str(ROOT), tempfile.gettempdir() + "/", sys.prefix):
+        assert path not in text
+
+
+def test_tests_that_need_a_gpu_are_collected_and_not_run_without_one(toy):
+    found = results(toy)["tests"]
+    assert found["collected"] >= 9
+    assert "tests/models/test_attention.py" in found["files"]
+    assert found["not_run"] == "no GPU"
+
+
+def test_every_kernel_has_a_row_in_every_dtype_with_a_number_or_a_reason(toy):
+    rows = {(row["family"], row["kernel"], row["dtype"]): row for row in results(toy)["parity"]["rows"]}
+    assert len(rows) == 2 * 8 * 3
+    assert "compute capability" in rows["esm", "varlen", "bf16"]["not_run"]
+    assert "backward" in rows["esm", "flex", "fp16"]["not_run"]
+    for dtype in ("fp16", "bf16"):
+        sdpa = rows["esm", "sdpa", dtype]
+        assert sdpa["noise"] == sdpa["noise_of_sdpa"] > 1e-5  # half precision was on
+        for kernel in ("padded", "blocked", "grouped"):
+            row = rows["esm", kernel, dtype]
+            assert row["problem"] is None
+            assert 0 < row["gradient_noise"] < 2 * row["gradient_noise_of_sdpa"]
+
+
+def test_each_model_and_way_has_both_sides_and_says_whether_it_packs(toy):
+    cases = results(toy)["speed"]["cases"]
+    assert [*cases] == [f"{name} toy, {ways}" for name in ("ESM-2", "ESMC") for ways in ("full", "lora", "frozen")]
+    for name, case in cases.items():
+        assert {*case["sides"]} == {STOCK, OURS}
+        assert all(side["tokens_per_s"]["median"] > 0 for side in case["sides"].values())
+        assert case["times_as_fast"][STOCK]["least"] > 0
+        known = case["packing_known"]
+        assert known is True if name.startswith("ESM-2") else "no packed path is known for esmc" in known
+        if not name.endswith("frozen"):
+            # One epoch of the same rows and masks from the same weights, in another order.
+            losses = [case["sides"][side]["loss"]["median"] for side in (STOCK, OURS)]
+            assert losses[0] == pytest.approx(losses[1], abs=0.01)
+        else:
+            assert case["relative_difference"] < 1e-5
+    packed = cases["ESM-2 toy, full"]["sides"]
+    assert packed[STOCK]["padding_share"]["median"] > 0 == packed[OURS]["padding_share"]["median"]
+    assert "no published" in cases["ESM-2 toy, full"]["roofline"]["not_known"]
+
+
+def test_the_other_parts_measure_what_they_say(toy):
+    found = results(toy)
+    assert found["compile"]["compile"].startswith("skipped: no gain was shown on CPUs")
+    assert [row["case"] for row in found["memory"]["ledger"]] == ["full", "LoRA"]
+    assert all(abs(row["predicted_over_measured"] - 1) < 0.05 for row in found["memory"]["ledger"])
+    assert found["memory"]["finder"]["found"]["rows"] == 4  # of 8, above which the imitation raises
+    ladder = found["memory"]["ladder"]
+    assert [rung["rung"] for rung in ladder["rungs"]] == ["2 rows at a time"]
+    assert ladder["largest_difference_of_a_loss_from_a_run_begun_there"] == 0
+    assert found["processes"]["wrong"] == []
+    ddp = found["processes"]["runs"][-1]
+    assert (ddp["file"], ddp["backend"], ddp["passed"]) == ("2gpu_ddp", "gloo", True)
+    bits = found["bits"]
+    if "not_run" not in bits:
+        assert bits["states"][1]["bytes_per_number"] < bits["states"][0]["bytes_per_number"] / 3
+        assert [row["bits"] for row in bits["bases"]] == [None, 8, 4]
+        assert [row["layers"] for row in bits["bases"]] == [0, 12, 12]
+
+
+# --- parts that fail ------------------------------------------------------------------------------------------------
+
+WRITE = "import json, sys; open(sys.argv[1], 'w').write(json.dumps({'found': 1})); "
+COUNT = "import pathlib, sys; p = pathlib.Path(sys.argv[2]); p.write_text(p.read_text() + 'x' if p.exists() else 'x')"
+
+
+def part(name: str, code: str, minutes: float = 1.0, *words: str) -> Part:
+    return Part(name, (sys.executable, "-c", code, "{result}", *words), minutes)
+
+
+def open_session(path: Path, **changed) -> Session:
+    return Session(path, **{"machine": MACHINE, "code": CODE, "size": "full", **changed})
+
+
+def entries(path: Path) -> dict[str, dict]:
+    return json.loads(path.read_text())["parts"]
+
+
+def test_parts_that_crash_raise_hang_or_run_out_of_memory_are_recorded_and_later_ones_run(tmp_path):
+    path, child = tmp_path / "session.json", tmp_path / "child"
+    hang = WRITE + "import subprocess, time; c = subprocess.Popen(['sleep', '300'], start_new_session=True); "
+    hang += "open(sys.argv[2], 'w').write(str(c.pid)); time.sleep(300)"
+    parts = [
+        part("crash", WRITE + "import os; os.abort()"),
+        part("raise", f"open({str(ROOT / 'absent')!r})"),
+        part("memory", "class OutOfMemoryError(RuntimeError): pass\nraise OutOfMemoryError('CUDA out of memory')"),
+        part("nothing", "print('all is well')"),
+        part("hang", hang, 0.4, str(child)),
+        part("last", WRITE),
+    ]
+    assert run_session(open_session(path), parts, 0.2) is False
+    found = entries(path)
+    statuses = {name: entry["status"] for name, entry in found.items()}
+    assert statuses == {
+        **{"crash": "crashed (SIGABRT)", "raise": "failed", "memory": "out of memory", "nothing": "failed"},
+        **{"hang": "timed out", "last": "finished"},
+    }
+    assert found["crash"]["result"] == {"found": 1}  # what it had measured until then
+    assert found["hang"]["result"] == {"found": 1}
+    assert "FileNotFoundError" in found["raise"]["log_end"]
+    assert "'PROJECT/absent'" in found["raise"]["log_end"]
+    assert found["nothing"]["log_end"] == "all is well"
+    assert found["hang"]["seconds"] == pytest.approx(found["hang"]["limit_s"], abs=3)
+    with pytest.raises(ProcessLookupError):  # what it had started is gone too
+        wait_until_gone(int(child.read_text()))
+
+
+def wait_until_gone(pid: int) -> None:
+    for _ in range(100):
+        os.kill(pid, 0)
+        if Path(f"/proc/{pid}/stat").exists() and ") Z " in Path(f"/proc/{pid}/stat").read_text():
+            raise ProcessLookupError(pid)
+        time.sleep(0.05)
+
+
+def test_a_session_goes_on_where_it_was_and_repeats_what_failed_or_was_of_other_sources(tmp_path):
+    path, done, open_ = tmp_path / "session.json", tmp_path / "done", tmp_path / "open"
+    good = part("good", WRITE + COUNT, 1.0, str(done))
+    bad, mended = part("bad", COUNT + "; 1 / 0", 1.0, str(open_)), part("bad", WRITE + COUNT, 1.0, str(open_))
+    assert run_session(open_session(path), [good, bad], 1) is False
+    first = entries(path)["good"]
+    assert run_session(open_session(path), [good, mended], 1) is True
+    assert (done.read_text(), open_.read_text()) == ("x", "xx")
+    assert entries(path)["good"] == first
+    assert run_session(open_session(path, code={**CODE, "sources": "2"}), [good, mended], 1) is True
+    assert (done.read_text(), open_.read_text()) == ("xx", "xxx")
+    assert entries(path)["good"]["code"]["sources"] == "2"
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"machine": {**MACHINE, "device": "cpu-amx-bf16", "kind": "cpu"}}, {"size": "toy"}],
+    ids=["a CPU's", "a toy"],
+)
+def test_a_session_of_another_device_or_size_is_not_overwritten(tmp_path, changed):
+    path = tmp_path / "session.json"
+    run_session(open_session(path), [part("good", WRITE)], 1)
+    before = path.read_bytes()
+    with pytest.raises(ArgumentError, match=r"a session on H100-SXM at size full.*--output"):
+        open_session(path, **changed)
+    assert path.read_bytes() == before
+
+
+def test_a_file_that_is_no_session_is_refused(tmp_path):
+    path = tmp_path / "session.json"
+    path.write_text('{"runs": []}')
+    with pytest.raises(ArgumentError, match="holds no session"):
+        open_session(path)
+
+
+@needs_no_gpu
+def test_ctrl_c_leaves_a_whole_file_and_the_same_command_goes_on(tmp_path):
+    path = tmp_path / "toy.json"
+    words = command("--size", "toy", "--parts", "tests", "parity", "--output", str(path))
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert process.stdout is not None
+        assert any(line.startswith("tests: at most") for line in process.stdout)
+        process.send_signal(signal.SIGINT)
+        rest = process.stdout.read()
+    assert process.returncode == 130
+    assert "The same command goes on." in rest
+    found = entries(path)
+    assert {name: entry["status"] for name, entry in found.items()} == {"tests": "interrupted"}
+    session = json.loads(path.read_text())
+    again = Session(path, session["machine"], found["tests"]["code"], "toy")
+    assert run_session(again, [part("tests", WRITE)], 1) is True
+
+
+@needs_no_gpu
+def test_without_a_gpu_a_full_session_is_refused_before_anything_is_written(tmp_path):
+    path = tmp_path / "full.json"
+    done = subprocess.run(command("--output", str(path)), capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "No GPU" in done.stderr
+    assert "--size toy" in done.stderr
+    assert not path.exists()
+
+
+# --- sides ----------------------------------------------------------------------------------------------------------
+
+
+class Small(Bench):
+    """A device with room for so many rows of a side; a row takes no time."""
+
+    room = {STOCK: 2, OURS: 8}
+
+    def run(self, side, steps, passes, seed):
+        if self.rows // passes > self.room[side]:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        rate = {STOCK: 10.0, OURS: 40.0}[side] * (1 + seed)
+        return {"tokens_per_s": rate, "step_s": 1.0, "wall_s": 0.0, "peak_memory_gib": 1.0, "loss": 2.0}
+
+
+def make_small(**room: int) -> Small:
+    bench = Small(SHAPES["toy"][0], "full", torch.device("cpu"), 8, False)
+    bench.room = {**Small.room, **room}
+    return bench
+
+
+def test_a_side_that_is_out_of_memory_takes_half_the_rows_at_a_time():
+    bench, saved = make_small(), []
+    rounds.interleave(bench, [STOCK, OURS], 100.0, saved.append)
+    found = saved[-1]
+    assert found["sides"][STOCK]["passes_per_step"] == 4
+    assert found["sides"][OURS]["passes_per_step"] == 1
+    assert [(each["side"], each["rows"]) for each in found["did_not_fit"]] == [(STOCK, 8), (STOCK, 4)]
+    assert found["rounds"] == rounds.ROUNDS
+    assert found["times_as_fast"] == {STOCK: {"median": 4.0, "least": 4.0, "most": 4.0}}  # round by round
+    assert found["sides"][STOCK]["tokens_per_s"] == {"median": 30.0, "least": 10.0, "most": 50.0}
+
+
+def test_a_side_of_which_no_row_fits_is_said_and_the_other_is_measured():
+    bench, saved = make_small(stock=0), []
+    rounds.interleave(bench, [STOCK, OURS], 100.0, saved.append)
+    assert saved[-1]["sides"][STOCK] == {"not_measured": "not one row fits"}
+    assert saved[-1]["sides"][OURS]["tokens_per_s"]["median"] == 120.0
+    assert saved[-1]["times_as_fast"] == {STOCK: None}
+    with pytest.raises(DidNotFit):
+        bench.run_fitting(STOCK, 1)
+
+
+def test_without_time_there_is_one_round_and_before_it_none():
+    saved: list[dict] = []
+    rounds.interleave(make_small(), [STOCK, OURS], 0.0, saved.append)
+    assert saved[-1]["rounds"] == 1
+    assert saved[0]["sides"][OURS] == {"not_measured": "no round has ended"}
+
+
+# --- roofline, tables, page -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("left", "tokens", "mfu"), [(1.0, 72_800, 0.325), (0.45, 106_300, 0.474), (0.3, 121_500, 0.542)]
+)
+def test_the_roofline_of_an_h200_is_the_one_worked_out_by_hand(left, tokens, mfu):
+    """ESM-2 650M at 1,024 tokens: 3.893 GFLOP in products, 0.519 in attention; 32.1 MB of element-wise traffic."""
+    flops = (6 * 12 * 1280**2 * 33, 12 * 1280 * 33)
+    found = find_roofline(flops, 1024, (33, 1280), 989e12, 4.8e12, left)
+    assert found["tokens_per_s"] == pytest.approx(tokens, rel=0.003)
+    assert found["mfu"] == pytest.approx(mfu, abs=0.002)
+
+
+def test_the_shape_of_650m_costs_what_the_roofline_assumes():
+    per_token, per_pair = Bench(SHAPES["full"][0], "full", torch.device("cpu"), 64, False).flops()
+    assert per_pair == 12 * 1280 * 33
+    assert per_token == pytest.approx(6 * 12 * 1280**2 * 33, rel=0.005)  # and the masked-LM head
+
+
+def test_no_toy_and_no_cpu_gets_into_the_tables(toy, tmp_path):
+    (tmp_path / "gpu_session_toy.json").write_text(toy[1])
+    assert read_sessions(tmp_path) == []
+    assert speed_table(tmp_path).count("not measured") == 6 * 8
+    assert "not measured" in parts_table(tmp_path)
+
+
+def test_a_session_of_a_card_fills_the_tables_with_what_failed_in_it(toy, tmp_path):
+    session = {**json.loads(toy[1]), "size": "full", "machine": MACHINE}
+    session["parts"]["compile"] = {"status": "timed out", "result": None}
+    del session["parts"]["bits"]
+    (tmp_path / "gpu_session.json").write_text(json.dumps(session))
+    speed, parts = speed_table(tmp_path), parts_table(tmp_path)
+    assert len(speed.splitlines()) == 2 + 6 * 2
+    assert "not measured" not in speed
+    median = session["parts"]["speed"]["result"]["cases"]["ESM-2 toy, full"]["sides"][OURS]["tokens_per_s"]["median"]
+    assert f"{median:,.0f} [" in speed
+    rows = {line.split("|")[2].strip(): line for line in parts.splitlines()}
+    assert "timed out" in rows["compile"]
+    assert "not measured" in rows["bits"]
+    assert "ladder: 2 rows at a time" in rows["memory"]
+    assert "2 launches, 0 wrong" in rows["processes"]
+
+
+def test_the_commands_of_the_page_parse_and_every_part_stands_on_it():
+    page = (ROOT / "docs" / "gpu.md").read_text(encoding="utf-8")
+    lines = re.findall(r"```bash\n(.*?)\n```", page)
+    given = [parse_arguments(shlex.split(line.partition("gpu_session.py")[2])) for line in lines]
+    assert [(args.size, args.minutes) for args in given] == [("full", 20.0), ("toy", 20.0)]
+    assert given[0].parts == [*PARTS]
+    assert re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE) == [*PARTS]
+    assert sum(minutes for _, minutes in PARTS.values()) == 20.0
+
+
+def test_bandwidths_are_of_cards_that_the_table_of_devices_knows():
+    from gpu.roofline import BANDWIDTH
+
+    assert [describe_hardware(name).name for name in BANDWIDTH] == [*BANDWIDTH]
