@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 import time
 from pathlib import Path
@@ -36,6 +37,8 @@ PARTS = {
     "bits": ("bits", 1.0),
 }
 
+ON_ALL_GPUS = ("tests", "processes")  # the others see the first alone: Trainer would split batches over all of them
+
 
 def parse_arguments(words: list[str] | None = None) -> argparse.Namespace:
     """Of a session, and of a part's own process."""
@@ -54,6 +57,8 @@ def parse_arguments(words: list[str] | None = None) -> argparse.Namespace:
 
 def measure(args: argparse.Namespace) -> None:
     """One part, in this process; `--output` is its result."""
+    if args.part not in ON_ALL_GPUS:
+        os.environ["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
     spent_s = time.time() - psutil.Process().create_time()  # importing, which counts
     work = Work(args.size, find_device(), args.output, time.monotonic() + args.part_seconds - spent_s)
     importlib.import_module(f"gpu.{PARTS[args.part][0]}").measure(work)

@@ -41,7 +41,8 @@ class Side:
         self.coefficients = flops_coefficients(self.encoder)
         self.kernel, self.autocast = "sdpa", half if name == STOCK else None
         if name == OURS and half is not None:
-            self.encoder.to(half)
+            for parameter in self.encoder.parameters():  # not buffers: positions are computed in float32
+                parameter.data = parameter.data.to(half)
         if name == OURS and find_encoders(model):
             hardware = detect_hardware(work.device)
             gpu = "varlen" if hardware.flash_attention_2 and half is not None else "padded"
@@ -75,8 +76,11 @@ def interleave(shape: Shape, work: Work, budget_s: float, save: Callable[[dict[s
     """Both sides in turn over the same batches; what does not fit is encoded in batches of half the tokens."""
     began, hardware = time.monotonic(), detect_hardware(work.device)
     sides = {name: Side(name, shape, work) for name in (STOCK, OURS)}
-    budgets, runs, failed = dict.fromkeys(sides, TOKENS[work.size]), {name: [] for name in sides}, []
-    longest, first = 0.0, {}
+    budgets = dict.fromkeys(sides, TOKENS[work.size])
+    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in sides}
+    failed: list[dict[str, Any]] = []
+    first: dict[str, torch.Tensor] = {}
+    longest = 0.0
     for number in range(-1, 1 if work.is_toy else ROUNDS):  # the first is warm-up
         round_began = time.monotonic()
         if number > 0 and round_began - began + longest > budget_s:

@@ -7,9 +7,10 @@ model's door, for more rows than a number.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import memory_ledger
@@ -21,6 +22,7 @@ from hf_ext.hardware import detect_hardware
 from hf_ext.memory.what_fits import usable_bytes
 from hf_ext.optional import import_problem
 from hf_ext.out_of_memory import DidNotFit, attempt
+from hf_ext.speedups.parity import one_line
 
 from .shapes import SHAPES, Shape, make_collator, make_rows
 from .sides import free_memory
@@ -36,9 +38,17 @@ GIB = 2**30
 def measure(work: Work) -> None:
     """Reports a row per case of the ledger, then the finder, then the ladder."""
     for case in choose_cases(work):
-        work.add("ledger", check_case(case, work))
-    work.report(finder=find_batch(work))
-    work.report(ladder=step_down(work))
+        work.add("ledger", try_to(partial(check_case, case), work, case=case.name))
+    work.report(finder=try_to(find_batch, work))
+    work.report(ladder=try_to(step_down, work))
+
+
+def try_to(action: Callable[[Work], dict[str, Any]], work: Work, **about: Any) -> dict[str, Any]:
+    """What it finds, or how it failed: one of them must not cost the others."""
+    try:
+        return action(work)
+    except Exception as error:  # of a trainer, an optimizer, an allocator
+        return {**about, "failed": one_line(error)}
 
 
 # --- the ledger -----------------------------------------------------------------------------------------------------

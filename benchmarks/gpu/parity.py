@@ -105,7 +105,7 @@ def compare(probe: Probe, kernel: str, dtype: torch.dtype | None, exact: Any, be
         undo()
         free_memory(probe.device)
     problem = states.problem or gradients.problem
-    found = {}
+    found: dict[str, Any] = {}
     for name, whole, old, new in zip(("noise", "gradient_noise"), exact, before, after):
         found |= {name: _distance(whole, new), f"{name}_of_sdpa": _distance(whole, old)}
     return {**found, **states.evidence(), **gradients.evidence(), "problem": problem}

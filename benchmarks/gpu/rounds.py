@@ -5,10 +5,10 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any
 
 from hf_ext.out_of_memory import DidNotFit
+from hf_ext.speedups.parity import one_line
 
 from .sides import OURS, Bench
 
@@ -27,8 +27,7 @@ def interleave(bench: Bench, sides: Sequence[str], budget_s: float, save: Callab
     usable: list[str] = []
     runs: dict[str, list[dict[str, Any]]] = {side: [] for side in sides}
     for side in sides:
-        with suppress(DidNotFit):  # which stands in `did_not_fit`
-            bench.run_fitting(side, LEAST_STEPS if not bench.is_toy else 2)
+        if try_run(bench, side, LEAST_STEPS if not bench.is_toy else 2):
             usable.append(side)
         save(describe(bench, runs, sides))
     steps = _count_steps(bench, usable, budget_s - (time.monotonic() - began))
@@ -37,10 +36,22 @@ def interleave(bench: Bench, sides: Sequence[str], budget_s: float, save: Callab
         round_began = time.monotonic()
         if number and round_began - began + longest > budget_s:
             break
-        for side in usable[:: 1 if number % 2 else -1]:
-            runs[side].append(bench.run_fitting(side, steps[side], number))
+        for side in [each for each in usable if each not in bench.failed][:: 1 if number % 2 else -1]:
+            if found := try_run(bench, side, steps[side], number):
+                runs[side].append(found)
         longest = max(longest, time.monotonic() - round_began)
         save(describe(bench, runs, sides))
+
+
+def try_run(bench: Bench, side: str, steps: int, seed: int = 0) -> dict[str, Any] | None:
+    """A run, or None; why a side failed stands in `bench.failed`, so that the others are measured all the same."""
+    try:
+        return bench.run_fitting(side, steps, seed)
+    except DidNotFit:
+        bench.failed[side] = "not one row fits"
+    except Exception as error:  # of a trainer, a kernel, a compiler
+        bench.failed[side] = f"failed: {one_line(error)}"
+    return None
 
 
 def _count_steps(bench: Bench, sides: Sequence[str], left_s: float) -> dict[str, int]:
@@ -48,9 +59,11 @@ def _count_steps(bench: Bench, sides: Sequence[str], left_s: float) -> dict[str,
     if bench.is_toy:
         return dict.fromkeys(sides, 2)
     share = max(left_s, 0.0) / (ROUNDS * max(len(sides), 1))
-    found = {}
+    found = dict.fromkeys(sides, LEAST_STEPS)
     for side in sides:
-        known = bench.run_fitting(side, LEAST_STEPS)  # compiled now: what a run takes from here on
+        known = try_run(bench, side, LEAST_STEPS)  # compiled now: what a run takes from here on
+        if known is None:
+            continue
         fixed = known["wall_s"] - LEAST_STEPS * known["step_s"]
         found[side] = min(MOST_STEPS, max(LEAST_STEPS, int((share - fixed) / known["step_s"])))
     return found
@@ -76,13 +89,13 @@ def describe(bench: Bench, runs: dict[str, list[dict[str, Any]]], sides: Sequenc
 
 def _summarize(bench: Bench, side: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
     if not runs:
-        alone = any(each["side"] == side and each["rows"] == 1 for each in bench.did_not_fit)
-        return {"not_measured": "not one row fits" if alone else "no round has ended"}
+        return {"not_measured": bench.failed.get(side, "no round has ended")}
     numbers = {name: [run[name] for run in runs] for name in runs[0]}
     kept = ("tokens_per_s", "tflops", "mfu", "step_s", "peak_memory_gib", "warmup_s", "loss", "padding_share")
     spread = {name: quartiles(numbers[name]) for name in kept if name in numbers and None not in numbers[name]}
     said = {name: numbers[name][-1] for name in ("dtype", "no_mfu_because", "measured_steps") if name in numbers}
-    return {"passes_per_step": bench.passes[side], **said, **spread}
+    ended = {"ended_early": bench.failed[side]} if side in bench.failed else {}
+    return {"passes_per_step": bench.passes[side], **said, **spread, **ended}
 
 
 def quartiles(values: Sequence[float]) -> dict[str, float]:

@@ -34,6 +34,7 @@ class Bench:
     Attributes:
         rows: of an optimizer step, on every side; a side with less memory takes them in several passes.
         passes: per step, by side; doubled where a side is out of memory.
+        failed: side -> why it is no longer run.
     """
 
     shape: Shape
@@ -45,6 +46,7 @@ class Bench:
     def __post_init__(self) -> None:
         self.passes: dict[str, int] = {}
         self.did_not_fit: list[dict[str, Any]] = []
+        self.failed: dict[str, str] = {}
         self.decisions: dict[str, str] = {}
 
     def run_fitting(self, side: str, steps: int, seed: int = 0) -> dict[str, Any]:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
+
+import torch
 
 from hf_ext.hardware import detect_hardware
 from hf_ext.models.packing import find_encoders
+from hf_ext.speedups.parity import one_line
 
 from . import encoding
 from .roofline import describe_roofline
@@ -15,6 +19,8 @@ from .sides import OURS, Bench, half_precision, stock_sides
 from .work import Work
 
 ROWS = {"full": 64, "toy": 4}  # of an optimizer step: about 20,000 tokens
+Save = Callable[[dict[str, Any]], None]
+
 RESERVE = 0.95  # of the time, so that the last case is written before the part is ended
 
 
@@ -24,15 +30,24 @@ def measure(work: Work) -> None:
     for number, (shape, ways) in enumerate(cases):
         budget_s = RESERVE * work.left_s / (len(cases) - number)
         save = _saver(work, f"{shape.name}, {ways}")
-        if ways == "frozen":
-            encoding.interleave(shape, work, budget_s, save)
-            continue
-        bench = Bench(shape, ways, work.device, ROWS[work.size], work.is_toy)
-        extra = {"packing_known": knows_packing(shape, work), "roofline": _roofline(bench)}
-        interleave(bench, [*stock_sides(bench), OURS], budget_s, lambda found, e=extra, s=save: s({**found, **e}))
+        try:
+            _measure_case(shape, ways, work, budget_s, save)
+        except Exception as error:  # of one case, which must not cost the others
+            save(
+                {**work.result.get("cases", {}).get(f"{shape.name}, {ways}", {"sides": {}}), "failed": one_line(error)}
+            )
 
 
-def _saver(work: Work, name: str) -> Any:
+def _measure_case(shape: Shape, ways: str, work: Work, budget_s: float, save: Save) -> None:
+    if ways == "frozen":
+        encoding.interleave(shape, work, budget_s, save)
+        return
+    bench = Bench(shape, ways, work.device, ROWS[work.size], work.is_toy)
+    extra = {"packing_known": knows_packing(shape), "roofline": _roofline(bench)}
+    interleave(bench, [*stock_sides(bench), OURS], budget_s, lambda found: save({**found, **extra}))
+
+
+def _saver(work: Work, name: str) -> Save:
     def save(found: dict[str, Any]) -> None:
         work.report(cases={**work.result.get("cases", {}), name: found})
         print(name, found.get("times_as_fast"), flush=True)
@@ -40,9 +55,9 @@ def _saver(work: Work, name: str) -> Any:
     return save
 
 
-def knows_packing(shape: Shape, work: Work) -> bool | str:
+def knows_packing(shape: Shape) -> bool | str:
     """True, or that there is none for this family."""
-    with_packing = find_encoders(shape.build(work.device.__class__("meta")))
+    with_packing = find_encoders(shape.build(torch.device("meta")))
     return True if with_packing else f"no packed path is known for {shape.family}: its batches keep their padding"
 
 

@@ -36,7 +36,7 @@ def _speed_rows(session: dict[str, Any]) -> list[list[str]]:
 
 
 def _case_rows(card: str, name: str, case: dict[str, Any]) -> list[list[str]]:
-    rows = []
+    rows = [[card, name, "-", f"failed: {case['failed']}", *["-"] * 6]] if "failed" in case else []
     for side, found in case["sides"].items():
         if "tokens_per_s" not in found:
             rows.append([card, name, side, found.get("not_measured", NOT_MEASURED), *["-"] * 6])
@@ -105,6 +105,9 @@ def _memory(found: dict[str, Any]) -> str:
     text = (
         f"ledger off by {min(off):+.1%} to {max(off):+.1%} in {len(off)} cases" if off else "no case of the ledger fits"
     )
+    failed = [row.get("case", "") for row in found.get("ledger", []) if "failed" in row]
+    failed += [name for name in ("finder", "ladder") if "failed" in found.get(name, {})]
+    text += f"; failed: {', '.join(failed)}" if failed else ""
     finder, ladder = found.get("finder", {}).get("found", {}), found.get("ladder", {})
     rungs = ", ".join(rung["rung"] for rung in ladder.get("rungs", [])) or "none"
     return f"{text}; finder: {finder.get('rows', '-')} rows; ladder: {rungs}"

@@ -248,11 +248,15 @@ def test_without_a_gpu_a_full_session_is_refused_before_anything_is_written(tmp_
 
 
 class Small(Bench):
-    """A device with room for so many rows of a side; a row takes no time."""
+    """A device with room for so many rows of a side; a row takes no time. From run `breaks` on, ours raises."""
 
     room = {STOCK: 2, OURS: 8}
+    breaks = 1_000
 
     def run(self, side, steps, passes, seed):
+        self.breaks -= side == OURS
+        if side == OURS and self.breaks < 0:
+            raise ValueError("a kernel broke")
         if self.rows // passes > self.room[side]:
             raise torch.OutOfMemoryError("CUDA out of memory.")
         rate = {STOCK: 10.0, OURS: 40.0}[side] * (1 + seed)
@@ -285,6 +289,20 @@ def test_a_side_of_which_no_row_fits_is_said_and_the_other_is_measured():
     assert saved[-1]["times_as_fast"] == {STOCK: None}
     with pytest.raises(DidNotFit):
         bench.run_fitting(STOCK, 1)
+
+
+@pytest.mark.parametrize(("breaks", "rounds_measured"), [(0, 0), (3, 1)])
+def test_a_side_that_raises_is_said_and_the_other_is_measured(breaks, rounds_measured):
+    bench, saved = make_small(), []
+    bench.breaks = breaks  # a warm-up, a run that counts steps, and then rounds
+    rounds.interleave(bench, [STOCK, OURS], 100.0, saved.append)
+    ours = saved[-1]["sides"][OURS]
+    if rounds_measured:
+        assert (ours["tokens_per_s"]["most"], ours["ended_early"]) == (40.0, "failed: ValueError: a kernel broke")
+        assert saved[-1]["times_as_fast"][STOCK]["median"] == 4.0  # of the rounds that both have
+    else:
+        assert ours == {"not_measured": "failed: ValueError: a kernel broke"}
+    assert saved[-1]["sides"][STOCK]["tokens_per_s"]["median"] == 30.0
 
 
 def test_without_time_there_is_one_round_and_before_it_none():
