@@ -107,14 +107,19 @@ def make_model() -> EsmForMaskedLM:
     return model
 
 
-def whole_step(lengths: list[int]) -> dict[str, Callable[[], list[torch.Tensor]]]:
-    """Per side, a training step of a model of its own; what is called returns the gradients that it stepped with."""
+def make_batch(lengths: list[int]) -> dict[str, torch.Tensor]:
+    """Random residues with 15 % masked."""
     generator = torch.Generator().manual_seed(0)
     mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
     ids = torch.randint(4, 24, mask.shape, generator=generator).where(mask, torch.tensor(1))
     chosen = (torch.rand(mask.shape, generator=generator) < 0.15) & mask
-    batch = {"input_ids": ids.masked_fill(chosen, 32), "attention_mask": mask.long()}
-    batch["labels"] = ids.masked_fill(~chosen, -100)
+    labels = ids.masked_fill(~chosen, -100)
+    return {"input_ids": ids.masked_fill(chosen, 32), "attention_mask": mask.long(), "labels": labels}
+
+
+def whole_step(lengths: list[int]) -> dict[str, Callable[[], list[torch.Tensor]]]:
+    """Per side, a training step of a model of its own; what is called returns the gradients that it stepped with."""
+    batch = make_batch(lengths)
     AttentionInterface.register("slices", slices_backend)
     AttentionMaskInterface.register("slices", sdpa_mask)
 

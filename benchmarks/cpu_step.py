@@ -12,39 +12,25 @@ from __future__ import annotations
 
 import argparse
 import json
-import random
-import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from attention_backward import HEAD_SIZE, HEADS, LAYERS, make_model
+from attention_backward import CASES, HEAD_SIZE, HEADS, LAYERS, draw_lengths, make_batch, make_model, quartiles
 
 from hf_ext.data.segments import Segments
 from hf_ext.hardware import detect_hardware
-from hf_ext.models.attention import KERNELS
 from hf_ext.speedups.attention import set_attention
 from hf_ext.speedups.half_rate import MIN_GAIN, measure_half_gain
 
 WIDTH, INNER = HEADS * HEAD_SIZE, 4 * HEADS * HEAD_SIZE
-CASES = {"16 x 107-630": (16, 107, 630), "64 x 40-200": (64, 40, 200)}  # sequences and their tokens
 SIDES = {  # autocast, kernel
     "bf16, blocked": (torch.bfloat16, "blocked"),
     "bf16, grouped": (torch.bfloat16, "grouped"),
     "float32": (torch.float32, "blocked"),
 }
-
-
-def make_batch(lengths: list[int]) -> dict[str, torch.Tensor]:
-    """Random residues with 15 % masked."""
-    generator = torch.Generator().manual_seed(0)
-    mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
-    ids = torch.randint(4, 24, mask.shape, generator=generator).where(mask, torch.tensor(1))
-    chosen = (torch.rand(mask.shape, generator=generator) < 0.15) & mask
-    labels = ids.masked_fill(~chosen, -100)
-    return {"input_ids": ids.masked_fill(chosen, 32), "attention_mask": mask.long(), "labels": labels}
 
 
 def make_pass(side: str, batch: dict[str, torch.Tensor], trains: bool) -> Callable[[], None]:
@@ -98,8 +84,7 @@ def make_products(side: str, lengths: list[int], trains: bool) -> Callable[[], N
 
 def measure(case: str, trains: bool, rounds: int) -> dict[str, Any]:
     """Seconds per side and of its products, quartiles, and ratios round by round."""
-    num, shortest, longest = CASES[case]
-    lengths = [random.Random(i).randint(shortest, longest) for i in range(num)]
+    lengths = draw_lengths(*CASES[case])
     batch = make_batch(lengths)
     passes = {side: make_pass(side, batch, trains) for side in SIDES}
     products = {side: make_products(side, lengths, trains) for side in SIDES}
@@ -113,10 +98,10 @@ def measure(case: str, trains: bool, rounds: int) -> dict[str, Any]:
     for side in SIDES:
         kept = found[2:]  # libraries and memory start in the first two
         row[side] = {
-            "seconds": quartiles([one[side] for one in kept]),
-            "products_seconds": quartiles([one[f"products {side}"] for one in kept]),
-            "over_its_products": quartiles([one[side] / one[f"products {side}"] for one in kept]),
-            "times_as_fast_as_before": quartiles([one[first] / one[side] for one in kept]),
+            "seconds": quartiles([one[side] for one in kept], 3),
+            "products_seconds": quartiles([one[f"products {side}"] for one in kept], 3),
+            "over_its_products": quartiles([one[side] / one[f"products {side}"] for one in kept], 3),
+            "times_as_fast_as_before": quartiles([one[first] / one[side] for one in kept], 3),
         }
     print(json.dumps(row), flush=True)
     return row
@@ -128,11 +113,6 @@ def seconds(run: Callable[[], None]) -> float:
     return time.process_time() - start
 
 
-def quartiles(values: list[float]) -> list[float]:
-    """First quartile, median, third quartile."""
-    return [round(value, 3) for value in statistics.quantiles(values, n=4, method="inclusive")]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7, help="at least 5")
@@ -141,7 +121,6 @@ def main() -> None:
     if args.rounds < 5:
         parser.error(f"--rounds {args.rounds}: at least 5, so that there is a spread.")
     torch.set_num_threads(1)
-    assert set(KERNELS) >= {kernel for _, kernel in SIDES.values()}
     gain = measure_half_gain()
     result = {
         "device": detect_hardware("cpu").name,

@@ -357,11 +357,11 @@ def attention_backward() -> str:
 def cpu_step() -> str:
     """CPU time of steps and of encoding over that of their matrix products, and over what was taken before."""
     result = json.loads((RESULTS / "cpu_step_avx512.json").read_text())
-    rows = []
+    rows, ratios = [], ("over_its_products", "times_as_fast_as_before")
     for row in result["rows"]:
         for side in ("bf16, blocked", "bf16, grouped", "float32"):
             found = row[side]
-            seen = ["{1:.2f} [{0:.2f}, {2:.2f}]".format(*found[name]) for name in _STEP_RATIOS]
+            seen = ["{1:.2f} [{0:.2f}, {2:.2f}]".format(*found[name]) for name in ratios]
             rows.append(
                 [row["what"], row["sequences"], side, f"{found['seconds'][1]:.1f} s", *seen, str(row["rounds"])]
             )
@@ -375,9 +375,6 @@ def cpu_step() -> str:
         "rounds",
     ]
     return format_markdown_table(rows, headers)
-
-
-_STEP_RATIOS = ("over_its_products", "times_as_fast_as_before")
 
 
 def host_optimizer() -> str:

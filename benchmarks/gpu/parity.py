@@ -58,7 +58,7 @@ def why_not(family: str, kernel: str, dtype: torch.dtype | None, device: torch.d
         if not detect_hardware(device).flash_attention_2:
             return "flash attention needs compute capability 8.0"
     if family == "t5" and kernel not in ("sdpa", "padded", "blocked"):
-        return "T5's bias has no such kernel: it would be answered by padded"
+        return "T5's bias has no such kernel: another would answer for it"
     return ""
 
 

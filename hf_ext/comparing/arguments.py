@@ -108,6 +108,8 @@ class CompareArguments:
                 raise ArgumentError(f"--{name} {getattr(self, name)}: must be at least {least}.")
         if self.max_rounds is not None and self.max_rounds < self.rounds:
             raise ArgumentError(f"--max_rounds {self.max_rounds}: must be at least --rounds, {self.rounds}.")
+        if self.max_rounds is not None and self.min_speedup is None and not self.progression:
+            raise ArgumentError(f"--max_rounds {self.max_rounds} adds rounds until --min_speedup is decided: give one.")
         for name, what in (("baseline_args", "texts"), ("baseline_launch", "files")):
             given = len(getattr(self, name))
             if given not in (0, 1, len(self.baseline)):

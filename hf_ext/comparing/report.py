@@ -17,6 +17,8 @@ def format_comparison(result: dict[str, Any]) -> str:
         "processes. Values are medians over rounds, with 95 % intervals (rounds and steps drawn again); evaluation, "
         "saving, compilation and warm-up are in no rate."
     ]
+    if result["timed_by"] == "processor":
+        lines.append("Rates are of processor time, without data workers; step times and the timeline are of the clock.")
     if result["rounds"] == 1:
         lines.append("One round only: the intervals hold variation between steps, none between runs.")
     lines += ["", _sides_table(result), ""]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 import torch
@@ -10,25 +9,30 @@ import torch
 from ..data.segments import Segments
 from ..models.attention import KERNELS
 from .parity import Probe
-
-ROUNDS = 5
+from .taking_turns import times_as_fast
 
 
 def measure_gain(probes: list[Probe], faster: str, than: str) -> float:
-    """How many times as fast one kernel is as another, forward, and backward where encoders train; to two digits.
+    """How many times as fast one kernel is as another, forward, and backward where encoders train.
 
-    By processor time of one layer of each encoder on the first rows, the least of a few rounds that take turns.
+    By one layer of each encoder on the first rows; see `times_as_fast`.
     """
-    runs = {kernel: [_one_layer(probe, kernel) for probe in probes] for kernel in (faster, than)}
-    times: dict[str, list[float]] = {kernel: [] for kernel in runs}
-    for _ in range(ROUNDS + 1):  # the first is not counted: libraries start in it
-        for kernel, layers in runs.items():
-            times[kernel].append(sum(layer() for layer in layers))
-    return round(min(times[than][1:]) / min(times[faster][1:]), 2)
+    return times_as_fast(_layers(probes, faster), _layers(probes, than))
 
 
-def _one_layer(probe: Probe, kernel: str) -> Callable[[], float]:
-    """A function that runs attention of one layer once and returns the seconds."""
+def _layers(probes: list[Probe], kernel: str) -> Callable[[], None]:
+    """A function that runs attention of one layer of each encoder."""
+    layers = [_one_layer(probe, kernel) for probe in probes]
+
+    def run() -> None:
+        for layer in layers:
+            layer()
+
+    return run
+
+
+def _one_layer(probe: Probe, kernel: str) -> Callable[[], None]:
+    """A function that runs attention of one layer once."""
     config = probe.encoder.config
     heads = config.num_attention_heads
     segments = Segments.from_mask(probe.attention_mask)
@@ -37,12 +41,10 @@ def _one_layer(probe: Probe, kernel: str) -> Callable[[], float]:
     dtype = probe.autocast or probe.dtype
     query, key, value = (torch.randn(shape, generator=generator).to(dtype).requires_grad_() for _ in range(3))
 
-    def run() -> float:
-        start = time.process_time()
+    def run() -> None:
         with torch.set_grad_enabled(probe.trains):
             output = KERNELS[kernel](query, key, value, segments, shape[-1] ** -0.5, 0.0, None)
             if probe.trains:
                 torch.autograd.grad(output, (query, key, value), output.detach())
-        return time.process_time() - start
 
     return run

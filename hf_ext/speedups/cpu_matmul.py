@@ -11,15 +11,14 @@ Cost: a few milliseconds for the measurement.
 
 from __future__ import annotations
 
-import time
 from functools import partial
-from statistics import median
 
 import torch
 
 from ..matmul import FAST_CPU, MatmulPrecision, read_matmul_precision, set_matmul_precision
 from .base import Context, Decision, Kind, Run, off
 from .measured_once import measure_once
+from .taking_turns import times_as_fast
 
 NAME = "cpu_matmul"
 KIND: Kind = "N"
@@ -58,19 +57,15 @@ def apply(decision: Decision, run: Run) -> Decision:
 
 
 def _measure_gain(left: torch.Tensor, right: torch.Tensor) -> float:
-    """How many times as fast oneDNN is as the settings of this process, which are put back; to two digits."""
+    """How many times as fast oneDNN is as the settings of this process, which are put back; see `times_as_fast`."""
     before = read_matmul_precision()
-    times: dict[MatmulPrecision, list[float]] = {before: [], FAST_CPU: []}
-    for _ in range(7):
-        for setting, spent in times.items():
-            set_matmul_precision(setting)
-            spent.append(_time(left, right))
-    set_matmul_precision(before)
-    return round(median(times[before]) / median(times[FAST_CPU]), 2)
+    try:
+        return times_as_fast(*(partial(_multiply, setting, left, right) for setting in (FAST_CPU, before)))
+    finally:
+        set_matmul_precision(before)
 
 
-def _time(left: torch.Tensor, right: torch.Tensor) -> float:
-    start = time.perf_counter()
+def _multiply(setting: MatmulPrecision, left: torch.Tensor, right: torch.Tensor) -> None:
+    set_matmul_precision(setting)
     for _ in range(3):
         torch.mm(left, right)
-    return time.perf_counter() - start

@@ -1,21 +1,21 @@
 """Whether a CPU multiplies matrices faster in bf16 than in float32: having the instructions does not say so.
 
-On one core of a virtual Xeon that lists AVX512-BF16 and hides AMX it measured 0.55 times as fast. So it is measured,
-once per run (`measured_once.py`).
+On one core of a virtual Xeon that lists AVX512-BF16 and hides AMX it measured half as fast
+(`benchmarks/results/cpu_step_avx512.json`). So it is measured, once per run (`measured_once.py`).
 """
 
 from __future__ import annotations
 
-import time
+from functools import partial
 from typing import Any
 
 import torch
 
 from .measured_once import measure_once
+from .taking_turns import times_as_fast
 
 GAIN = "bf16_over_float32"  # rates of products, as evidence
 MIN_GAIN = 1.2  # casts cost too; below it, noise would choose
-_ROUNDS = 5
 _SHAPE = (1024, 512, 1024)  # tokens, width in, width out: of a small encoder's feed-forward layer
 
 
@@ -34,18 +34,11 @@ def half_gain(args: Any, name: str) -> float:
 
 
 def measure_half_gain() -> float:
-    """The ratio, by processor time, the least of a few rounds that take turns; to two digits."""
+    """The ratio; see `times_as_fast`."""
     tokens, width, out = _SHAPE
     generator = torch.Generator().manual_seed(0)
     exact = [torch.randn(shape, generator=generator) for shape in ((tokens, width), (width, out))]
-    pairs = {"float32": exact, "bf16": [x.bfloat16() for x in exact]}
-    times: dict[str, list[float]] = {dtype: [] for dtype in pairs}
-    for _ in range(_ROUNDS + 1):  # the first is not counted: libraries start in it
-        for dtype, (left, right) in pairs.items():
-            start = time.process_time()
-            torch.mm(left, right)
-            times[dtype].append(time.process_time() - start)
-    return round(min(times["float32"][1:]) / min(times["bf16"][1:]), 2)
+    return times_as_fast(partial(torch.mm, *(x.bfloat16() for x in exact)), partial(torch.mm, *exact))
 
 
 def too_slow(gain: float) -> str | None:

@@ -13,7 +13,7 @@ from hf_ext.comparing import comparison
 from hf_ext.comparing.arguments import CompareArguments
 from hf_ext.comparing.costs import start_costs
 from hf_ext.comparing.criteria import check_criteria, is_too_noisy
-from hf_ext.comparing.intervals import RoundRates, decision_interval
+from hf_ext.comparing.intervals import RoundRates, decision_interval, ratio_interval
 from hf_ext.errors import ArgumentError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,6 +31,20 @@ def test_the_interval_that_decides_by_hand() -> None:
     wider = decision_interval(*rates_of([2, 4, 4]), num_looks=7)
     assert wider[0] < low < high < wider[1]
     assert decision_interval(*rates_of([2])) == (0.0, float("inf"))
+
+
+def test_of_three_rounds_students_interval_holds_the_true_ratio_and_medians_drawn_again_do_not() -> None:
+    generator = np.random.default_rng(0)
+    held = {"drawn again": 0, "Student": 0}
+    for _ in range(num := 400):
+        ratios = np.exp(generator.normal(0, 0.1, 3))
+        steps = ratios * np.exp(generator.normal(0, 0.01, (1000, 3)))  # each round's rate on steps drawn again
+        sides = RoundRates(ratios, steps), RoundRates(np.ones(3), np.ones((1000, 3)))
+        low, high = decision_interval(*sides)
+        held["Student"] += low <= 1 <= high
+        held["drawn again"] += ratio_interval(*sides).low <= 1 <= ratio_interval(*sides).high
+    assert 0.92 < held["Student"] / num < 0.98
+    assert 0.75 < held["drawn again"] / num < 0.86
 
 
 @pytest.mark.parametrize(
@@ -114,9 +128,27 @@ def test_the_exit_status_says_which(monkeypatch, tmp_path, ratios, status) -> No
     assert importlib.import_module("compare").main(words) == status
 
 
-def test_fewer_rounds_at_most_than_at_least_are_refused() -> None:
+def test_rounds_at_most_that_say_nothing_are_refused() -> None:
     with pytest.raises(ArgumentError, match="--max_rounds 2: must be at least --rounds, 3"):
-        CompareArguments(max_rounds=2)
+        CompareArguments(max_rounds=2, min_speedup=2.0)
+    with pytest.raises(ArgumentError, match="--max_rounds 9 adds rounds until --min_speedup is decided: give one"):
+        CompareArguments(max_rounds=9)
+
+
+def test_steps_are_timed_by_the_processor_where_that_is_asked_for(monkeypatch, tmp_path) -> None:
+    def run_side(args, shared, side, round_):
+        run = make_run(BASE if side.role == "baseline" else FAST, round_, 1.0 if side.role == "baseline" else 0.25)
+        run.throughput["steps"]["cpu_seconds"] = [1.0 if side.role == "baseline" else 0.5] * 20
+        return run
+
+    monkeypatch.setattr(comparison, "run_side", run_side)
+    found = {}
+    for timed_by in ("clock", "processor"):
+        args = CompareArguments(output_dir=str(tmp_path / timed_by), baseline=["stock"], timed_by=timed_by)
+        found[timed_by] = comparison.compare(args)["against"]["stock"]["ratio"]["value"]
+        said = "Rates are of processor time" in (tmp_path / timed_by / "comparison.md").read_text()
+        assert said == (timed_by == "processor")
+    assert found == {"clock": 4.0, "processor": 2.0}
 
 
 def test_costs_are_of_the_child_and_of_the_machine(tmp_path) -> None:

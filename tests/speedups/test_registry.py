@@ -18,6 +18,7 @@ SHARED = (
     "measured_once",
     "model_probe",
     "parity",
+    "taking_turns",
     "zero",
 )  # what speed-ups share
 MODULES = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem not in SHARED)
