@@ -27,7 +27,8 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from hf_ext.data.segments import Segments
 from hf_ext.hardware import detect_hardware
-from hf_ext.models import attention
+from hf_ext.models import cpu_attention
+from hf_ext.models.attention import KERNELS
 from hf_ext.models.packing import pack_encoders
 from hf_ext.speedups.attention import set_attention
 from hf_ext.speedups.fused_gelu import fuse_gelu
@@ -44,7 +45,7 @@ def slices_attention(query, key, value, segments, scaling, dropout, bias):
     for start, count, length in segments.groups():
         shape = (count, length, *query.shape[1:])
         q, k, v = (x[start : start + count * length].reshape(shape).transpose(1, 2) for x in (query, key, value))
-        outputs.append(attention.attend(q, k, v, scaling, dropout, bias).transpose(1, 2).flatten(0, 1))
+        outputs.append(cpu_attention.attend(q, k, v, scaling, dropout, bias).transpose(1, 2).flatten(0, 1))
     return pad(torch.cat(outputs), (0, 0, 0, 0, 0, segments.num_filled))
 
 
@@ -57,15 +58,15 @@ def slices_backend(module, query, key, value, mask, scaling=None, dropout=0.0, s
 @contextmanager
 def keeping(num_bytes: int):
     """`blocked` with another bound on the weights that it keeps."""
-    before, attention.KEPT_BYTES = attention.KEPT_BYTES, num_bytes
+    before, cpu_attention.KEPT_BYTES = cpu_attention.KEPT_BYTES, num_bytes
     try:
         yield
     finally:
-        attention.KEPT_BYTES = before
+        cpu_attention.KEPT_BYTES = before
 
 
 def bound(side: str) -> int:
-    return attention.KEPT_BYTES if side == "kept" else 0
+    return cpu_attention.KEPT_BYTES if side == "kept" else 0
 
 
 def draw_lengths(num: int, shortest: int, longest: int) -> list[int]:
@@ -80,7 +81,7 @@ def one_layer(lengths: list[int]) -> dict[str, Callable[[], list[torch.Tensor]]]
     query, key, value, grad = (torch.randn(shape, generator=generator).bfloat16() for _ in range(4))
 
     def make(side: str) -> Callable[[], list[torch.Tensor]]:
-        kernel = slices_attention if side == "slices" else attention.KERNELS["blocked"]
+        kernel = slices_attention if side == "slices" else KERNELS["blocked"]
 
         def run() -> list[torch.Tensor]:
             rows = [x.clone().requires_grad_() for x in (query, key, value)]
@@ -183,7 +184,7 @@ def main() -> None:
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "shape": {"heads": HEADS, "head_size": HEAD_SIZE, "layers": LAYERS, "dtype": "bfloat16"},
-        "kept_bytes": attention.KEPT_BYTES,
+        "kept_bytes": cpu_attention.KEPT_BYTES,
         "rows": rows,
     }
     args.output.write_text(json.dumps(result, indent=1) + "\n")

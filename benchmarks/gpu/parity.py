@@ -57,7 +57,7 @@ def why_not(family: str, kernel: str, dtype: torch.dtype | None, device: torch.d
             return "half precision only"
         if not detect_hardware(device).flash_attention_2:
             return "flash attention needs compute capability 8.0"
-    if family == "t5" and kernel not in ("sdpa", "padded", "blocked"):
+    if family == "t5" and kernel not in ("sdpa", "padded", "blocked", "flex"):
         return "T5's bias has no such kernel: another would answer for it"
     return ""
 

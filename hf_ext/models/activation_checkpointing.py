@@ -27,8 +27,8 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ..errors import ArgumentError
-from .attention import keeping_no_weights
 from .blocks import find_blocks
+from .cpu_attention import keeping_no_weights
 from .lora import unwrap_peft
 
 Policy = Literal["none", "pointwise", "half", "attention", "full"]

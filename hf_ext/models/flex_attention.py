@@ -1,10 +1,13 @@
 """torch's FlexAttention on packed rows: the layout of a batch as a block mask, so that sequences do not meet.
 
-transformers' `flex_attention` takes a packed row of an encoder for one sequence; what it compiles is used here, with
-the mask that it lacks.
+T5's bias, which depends on the distance of two tokens, is read for each pair where it is needed: no layer holds it for
+each sequence. transformers' `flex_attention` takes a packed row of an encoder for one sequence; what it compiles is
+used here, with the mask that it lacks.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
@@ -13,11 +16,18 @@ from transformers.integrations.flex_attention import compile_friendly_flex_atten
 from ..data.segments import Segments
 
 BLOCK = 128  # tokens; what flex's kernels skip or compute as a whole
-_MEMO = "flex block mask"
+_MASK = "flex block mask"
+_PLACES = "flex places"
+ScoreMod = Callable[..., torch.Tensor]
 
 
 def flex_packed_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: Segments, scaling: float
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    segments: Segments,
+    scaling: float,
+    bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attention of each sequence of a packed row to itself.
 
@@ -25,6 +35,7 @@ def flex_packed_attention(
         query, key, value: (T, heads, head size).
         segments: the layout of the T tokens.
         scaling: factor on the scores.
+        bias: (1, heads, longest, longest) added to the scores of every sequence, or None.
 
     Returns:
         (T, heads, head size).
@@ -35,16 +46,40 @@ def flex_packed_attention(
     Cost: compiled once on a GPU; on a CPU it is not compiled, and all T x T scores are in memory.
     """
     q, k, v = (x.transpose(0, 1)[None] for x in (query, key, value))
-    mask = segments.memo.get(_MEMO)
+    mask = segments.memo.get(_MASK)
     if mask is None:
-        mask = segments.memo[_MEMO] = block_mask(segments)
+        mask = segments.memo[_MASK] = block_mask(segments)
+    adds = None if bias is None else bias_mod(bias, segments)
     output: torch.Tensor | tuple[torch.Tensor, ...]
     if q.device.type == "cpu":
-        output = flex_attention(q, k, v, block_mask=mask, scale=scaling)
+        output = flex_attention(q, k, v, adds, mask, scaling)
     else:
-        output = compile_friendly_flex_attention(q, k, v, q.requires_grad, block_mask=mask, scale=scaling)
+        options = {"score_mod": adds, "block_mask": mask, "scale": scaling}
+        output = compile_friendly_flex_attention(q, k, v, q.requires_grad, **options)
     assert isinstance(output, torch.Tensor)  # a pair only where the scores' normaliser is asked for
     return output[0].transpose(0, 1)
+
+
+def bias_mod(bias: torch.Tensor, segments: Segments) -> ScoreMod:
+    """What adds to the score of two tokens the bias of their places in their sequence.
+
+    Of tokens of two sequences it adds some value too; the block mask leaves these pairs out.
+    """
+    places = segments.memo.get(_PLACES)
+    if places is None:
+        total = torch.arange(len(segments.slots), device=bias.device)
+        places = segments.memo[_PLACES] = total - segments.cu_seqlens[_sequences(segments)].long()
+
+    def add(score: torch.Tensor, batch: object, head: object, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        return score + bias[0, head, places[query], places[key]]  # type: ignore[index]
+
+    return add
+
+
+def _sequences(segments: Segments) -> torch.Tensor:
+    """The number of each token's sequence, (T,); pieces of filling count on."""
+    places = torch.arange(len(segments.slots), device=segments.cu_seqlens.device)
+    return torch.bucketize(places, segments.cu_seqlens[1:].long(), right=True)
 
 
 def block_mask(segments: Segments) -> BlockMask:
@@ -54,10 +89,9 @@ def block_mask(segments: Segments) -> BlockMask:
     `create_block_mask` would make T^2. No value is read from the device.
     """
     total = len(segments.slots)
-    places = torch.arange(total, device=segments.cu_seqlens.device)
-    sequence = torch.bucketize(places, segments.cu_seqlens[1:].long(), right=True)  # of each token; filling too
+    sequence = _sequences(segments)
     first = sequence[::BLOCK]
-    last = sequence[torch.arange(BLOCK - 1, total + BLOCK - 1, BLOCK, device=places.device).clamp(max=total - 1)]
+    last = sequence[torch.arange(BLOCK - 1, total + BLOCK - 1, BLOCK, device=first.device).clamp(max=total - 1)]
     meets = (first[:, None] <= last) & (last[:, None] >= first)
     same = (first == last)[:, None] & (first == last) & (first[:, None] == first)
     if total % BLOCK:  # not the last block, which is not filled

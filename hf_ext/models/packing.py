@@ -23,6 +23,7 @@ from transformers.models.t5.modeling_t5 import T5Stack
 
 from ..data.segments import Segments
 from ..errors import ArgumentError
+from .attention import bias_for_layers
 
 # Inputs and outputs that have no packed form: the encoder's own forward answers for them.
 _PLAIN = (
@@ -105,10 +106,17 @@ def _t5_forward(
     longest = segments.max_length
     # One bias for all: distances are the same in every sequence, so the longest one's contains the others'.
     bias = encoder.block[0].layer[0].SelfAttention.compute_bias(longest, longest, device=hidden.device)
+    bias = bias_for_layers(encoder.config._attn_implementation, bias, segments, _computing_dtype(hidden))
     for block in encoder.block:
         hidden = block(hidden, None, bias, None, None, None, **_for_layers(kwargs, segments))[0]
     states = segments.unpack(encoder.dropout(encoder.final_layer_norm(hidden)))
     return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=states)
+
+
+def _computing_dtype(hidden: torch.Tensor) -> torch.dtype:
+    """What linear layers put out."""
+    kind = hidden.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
 
 
 # Trainer keeps the columns of a dataset that the forward of a model names.

@@ -3,11 +3,14 @@
 Class N. Choices of `--attention`:
 - `auto`: `varlen` from compute capability 8.0 in half precision, `padded` on other GPUs; on CPUs `blocked`, or in half
   precision `grouped` unless `blocked` is found to be faster on the first real rows.
-- `varlen`: torch's flash attention on unpadded sequences. `flash_attention_2`: the flash-attn package.
+- `varlen`: torch's flash attention on unpadded sequences; version 3 or 4 of it where its package imports here, was made
+  for the card and agrees with torch's own 2 (`models/newer_flash.py`; not measured). `flash_attention_2`: the package
+  flash-attn, or what `kernels` downloads in its place.
 - `padded`: torch SDPA with padding around attention only; on a T4 that is its memory-efficient kernel.
-- `flex`: torch's FlexAttention on unpadded sequences, block masks made of their layout; for GPUs with Triton, and for
-  frozen encoders anywhere. Its speed was not measured, so `auto` does not take it. ESM only.
-- `blocked`: for CPUs, equally long sequences together in blocks that stay in the cache (`models/attention.py`).
+- `flex`: torch's FlexAttention on unpadded sequences, block masks made of their layout, T5's bias read where it is
+  needed (`padded` holds it once per batch and sequence); for GPUs with Triton, and for frozen encoders anywhere. With
+  dropout, as T5 trains by default, it is `padded`. Its speed was not measured, so `auto` does not take it.
+- `blocked`: for CPUs, equally long sequences together in blocks that stay in the cache (`models/cpu_attention.py`).
 - `grouped`: for half precision on CPUs, torch SDPA in float32 on equally long sequences together.
 - `faesm`: the faesm library's ESM (`models/faesm_bridge.py`); its gain is flash attention, so from 8.0 with flash-attn.
 - `sdpa`, `eager`: transformers' own, for padded batches.
@@ -28,10 +31,12 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.models.esm.modeling_esm import EsmModel
+from transformers.utils import is_kernels_available
 
 from ..errors import PlanRefused
 from ..models.attention import KERNELS, PREFIX, register_attention
 from ..models.faesm_bridge import faesm_kernel, faesm_problem, restore_faesm, swap_faesm
+from ..models.newer_flash import find_newer_flash, use_newer_flash
 from ..models.packing import find_encoders
 from ..optional import import_problem
 from . import encoder_precision, parity, precision
@@ -68,12 +73,18 @@ def decide(context: Context) -> Decision:
     if asked == "faesm":
         kernel, why = faesm_kernel(context.hardware)
         reason = f"asked for, with its {kernel} kernel: {why}"
-    return Decision(NAME, KIND, "applied", reason, {"kernel": asked, "asked": True})
+    return Decision(NAME, KIND, "applied", reason, {"kernel": asked, "asked": True, **_newer(asked, context)})
+
+
+def _newer(kernel: str, context: Context) -> dict[str, str]:
+    """A newer flash attention than torch's own, as a setting."""
+    version = find_newer_flash(context.hardware) if kernel == "varlen" else None
+    return {"flash": version} if version else {}
 
 
 def _decide_auto(context: Context) -> Decision:
     hardware = context.hardware
-    settings = {"asked": False}
+    settings: dict[str, Any] = {"asked": False}
     if hardware.kind == "cpu":
         reason = "scores in blocks that stay in the cache, none on padding"
         return Decision(NAME, KIND, "applied", reason, {"kernel": "blocked", **settings})
@@ -87,7 +98,8 @@ def _decide_auto(context: Context) -> Decision:
         reason = problem or "T5's bias has no flash kernel"
         reason = f"SDPA, with padding around attention only: {reason}"
         return Decision(NAME, KIND, "applied", reason, {"kernel": "padded", **settings})
-    return Decision(NAME, KIND, "applied", f"flash attention of {hardware.name}", {"kernel": "varlen", **settings})
+    settings |= {"kernel": "varlen", **_newer("varlen", context)}
+    return Decision(NAME, KIND, "applied", f"flash attention of {hardware.name}", settings)
 
 
 def _problem(asked: str, context: Context) -> str | None:
@@ -97,10 +109,10 @@ def _problem(asked: str, context: Context) -> str | None:
             return "the model has no ESM encoder"
         return faesm_problem()
     if asked in ("varlen", "flash_attention_2"):
-        package = "torch.nn.attention.varlen" if asked == "varlen" else "flash_attn"
         if "esm" not in context.model.families or (asked == "flash_attention_2" and "t5" in context.model.families):
             return "T5's relative bias has no flash kernel: use --attention auto"
-        problem = _flash_problem(context) or _missing(package)
+        missing = _missing("torch.nn.attention.varlen") if asked == "varlen" else _missing_flash_attn()
+        problem = _flash_problem(context) or missing
         return problem and f"{problem}: use --attention auto"
     if asked == "flex":
         return _flex_problem(context)
@@ -111,8 +123,6 @@ def _problem(asked: str, context: Context) -> str | None:
 
 def _flex_problem(context: Context) -> str | None:
     hardware = context.hardware
-    if "t5" in context.model.families or "esm" not in context.model.families:
-        return "T5's relative bias was not tried in its kernel: use --attention auto"
     if not context.model.trains_encoders:
         return None
     if hardware.kind not in ("cuda", "rocm"):
@@ -129,6 +139,12 @@ def _flex_problem(context: Context) -> str | None:
 def _missing(package: str) -> str | None:
     problem = import_problem(package)
     return problem and f"{package}: {problem}"
+
+
+def _missing_flash_attn() -> str | None:
+    """Why transformers finds neither the package nor, through `kernels`, the Hub's build of it."""
+    from_hub = import_problem("kernels") is None and is_kernels_available()
+    return None if from_hub else _missing("flash_attn")
 
 
 def _flash_problem(context: Context) -> str | None:
@@ -168,10 +184,24 @@ def apply(decision: Decision, run: Run) -> Decision:
     run.on_end(undo)  # the choice stands in the model's configuration, which other models may share
     if failed:
         reason = f"SDPA, with padding around attention only: {failed[0]}"
-        decision = replace(decision, reason=reason, settings={**decision.settings, "kernel": kernel})
+        decision = replace(decision, reason=reason, settings={"kernel": kernel, "asked": asked})
     if gain is not None:
         decision = decision.with_evidence(**{GAIN: gain})
+    if kernel == "varlen" and "flash" in decision.settings:
+        decision = decision.with_evidence(flash=_take_newer_flash(decision.settings["flash"], run))
     return decision.with_evidence(kernel=kernel, **(found.evidence() if found else parity.NOT_MEASURED))
+
+
+def _take_newer_flash(version: str, run: Run) -> str:
+    """Which flash attention computes from now on: `version` if it agrees with torch's own, as evidence."""
+    undo: list[Callable[[], None]] = []
+    found = parity.prove(run, lambda: undo.append(use_newer_flash(version)))
+    if not (found and found.problem):
+        run.on_end(undo[0])
+        return version
+    for restore in undo:
+        restore()
+    return f"FA2; {version} against it: {found.problem}"
 
 
 def _gain_of_blocks(run: Run) -> float | None:

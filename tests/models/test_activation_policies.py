@@ -19,7 +19,7 @@ from transformers import AttentionInterface, BertConfig, BertModel, EsmModel
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from hf_ext.errors import ArgumentError
-from hf_ext.models import activation_checkpointing, attention
+from hf_ext.models import activation_checkpointing, cpu_attention
 from hf_ext.models.activation_bytes import KeptBytes, measure_layer, predict_bytes
 from hf_ext.models.activation_checkpointing import POLICIES, recomputed_layers, set_policy, trained_layers, unset_policy
 
@@ -160,9 +160,9 @@ def test_blocked_attention_is_computed_once_under_attention():
         model = make("ESM", "blocked")
         set_policy(model, policy)
         calls = []
-        inner = attention._blocked_forward
+        inner = cpu_attention._blocked_forward
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(attention, "_blocked_forward", lambda *given: calls.append(given[3]) or inner(*given))
+            patch.setattr(cpu_attention, "_blocked_forward", lambda *given: calls.append(given[3]) or inner(*given))
             numbers(model, half=True)
         return calls
 
@@ -176,13 +176,13 @@ def test_the_operation_is_the_function_bit_for_bit_and_a_good_citizen():
         generator = torch.Generator().manual_seed(0)
         query, key, value = (torch.randn(3, 2, 9, 8, generator=generator).requires_grad_() for _ in range(3))
         with context:
-            output = attention.attend(query, key, value, 0.5, 0.0, keep=True)
+            output = cpu_attention.attend(query, key, value, 0.5, 0.0, keep=True)
         output.backward(torch.arange(output.numel()).sin().view_as(output))
         return [output, query.grad, key.grad, value.grad]
 
-    assert all(map(torch.equal, run(nullcontext()), run(attention.keeping_no_weights())))
+    assert all(map(torch.equal, run(nullcontext()), run(cpu_attention.keeping_no_weights())))
     rows = tuple(torch.randn(4, 5, 8).requires_grad_() for _ in range(3))
-    torch.library.opcheck(attention._blocked_op, rows)
+    torch.library.opcheck(cpu_attention._blocked_op, rows)
 
 
 def test_a_layer_keeps_what_its_policy_says_in_bytes():

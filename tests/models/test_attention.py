@@ -6,14 +6,14 @@ import math
 import pytest
 import torch
 from closeness import relative_error
-from tiny_encoders import esm_encoder, largest_error, make_batch, tiny_esm, tiny_t5, use_kernel
+from tiny_encoders import esm_encoder, largest_error, make_batch, packed, tiny_esm, tiny_t5, use_kernel
 from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import EsmModel, T5Config, T5ForConditionalGeneration
 
 from hf_ext.data.segments import Segments
-from hf_ext.models import attention
+from hf_ext.models import attention, cpu_attention
 from hf_ext.models.attention import (
     KERNELS,
     PREFIX,
@@ -84,7 +84,7 @@ def sliced_attention(query, key, value, segments, scaling, dropout, bias):
     for start, count, length in segments.groups():
         shape = (count, length, *query.shape[1:])
         q, k, v = (x[start : start + count * length].reshape(shape).transpose(1, 2) for x in (query, key, value))
-        part = attention.attend(q, k, v, scaling, dropout, None if bias is None else bias[..., :length, :length])
+        part = cpu_attention.attend(q, k, v, scaling, dropout, None if bias is None else bias[..., :length, :length])
         outputs.append(part.transpose(1, 2).flatten(0, 1))
     return nn.functional.pad(torch.cat(outputs), (0, 0, 0, 0, 0, segments.num_filled))
 
@@ -241,9 +241,9 @@ def test_weights_are_kept_for_backward_up_to_a_bound_and_change_no_bit(monkeypat
         # Queries, keys and values are 8 wide, which no sequence is long.
         return count, sum(x.numel() for x in saved if x.shape[-1] != SIZE), [x.grad for x in rows]
 
-    monkeypatch.setattr(attention, "KEPT_BYTES", 0)
+    monkeypatch.setattr(cpu_attention, "KEPT_BYTES", 0)
     expected = run()[2]
-    monkeypatch.setattr(attention, "KEPT_BYTES", kept_bytes)
+    monkeypatch.setattr(cpu_attention, "KEPT_BYTES", kept_bytes)
     found = run()
     assert found[:2] == (softmaxes, kept)
     assert all(torch.equal(a, b) for a, b in zip(found[2], expected))
@@ -251,7 +251,7 @@ def test_weights_are_kept_for_backward_up_to_a_bound_and_change_no_bit(monkeypat
 
 @pytest.mark.parametrize(("block_bytes", "blocks"), [(100, 12), (500, 3), (1200, 1)])
 def test_results_do_not_depend_on_where_blocks_end(monkeypatch, block_bytes, blocks):
-    monkeypatch.setattr(attention, "BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(cpu_attention, "BLOCK_BYTES", block_bytes)
     settings = {"lengths": (5, 5, 5, 5)}  # 12 score matrices of 100 bytes; in blocks of 5 the last has 2
     segments, *rows, bias = make_inputs(**settings)
     calls = count_calls(lambda: blocked_attention(*rows, segments, SCALING, 0.0, bias), "aten::bmm")
@@ -260,7 +260,7 @@ def test_results_do_not_depend_on_where_blocks_end(monkeypatch, block_bytes, blo
 
 
 def test_sequences_whose_scores_leave_the_cache_go_to_sdpa(monkeypatch):
-    monkeypatch.setattr(attention, "MAX_HEAD_BYTES", 4 * 7 * 7)  # 7 tokens fit, 12 do not
+    monkeypatch.setattr(cpu_attention, "MAX_HEAD_BYTES", 4 * 7 * 7)  # 7 tokens fit, 12 do not
     segments, *rows, bias = make_inputs()
     name = "aten::scaled_dot_product_attention"
     assert count_calls(lambda: blocked_attention(*rows, segments, SCALING, 0.0, bias), name) == 1
@@ -408,3 +408,48 @@ def test_varlen_on_a_gpu_equals_one_sequence_at_a_time():
     found = KERNELS["varlen"](*(x.cuda() for x in rows), on_gpu, SCALING, 0.0, None).cpu()
     expected = one_at_a_time(*rows, segments, SCALING, 0.0, None)
     assert ((found.double() - expected).abs().max() / expected.abs().max()).item() < 2e-2
+
+
+# --- T5's bias --------------------------------------------------------------------------------------------------------
+
+
+def test_the_bias_of_every_sequence_is_lowest_where_a_key_is_padding_and_begins_at_multiples_of_eight():
+    segments = Segments.from_mask(torch.tensor([[1, 1, 1], [1, 0, 0]]))
+    bias = torch.arange(9.0).view(1, 1, 3, 3)
+    found = attention.padded_bias(bias, segments, torch.bfloat16)
+    lowest = torch.finfo(torch.bfloat16).min
+    one_token = [[0, lowest, lowest], [3, lowest, lowest], [6, lowest, lowest]]
+    assert found.tolist() == [[one_token], [[[0, 1, 2], [3, 4, 5], [6, 7, 8]]]]  # shortest first
+    assert found.stride() == (24, 24, 8, 1)
+
+
+class CountBiases(TorchFunctionMode):
+    """Keeps the mask of each call of torch's attention."""
+
+    def __init__(self):
+        super().__init__()
+        self.masks = []
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function is nn.functional.scaled_dot_product_attention:
+            self.masks.append(kwargs["attn_mask"])
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_layers_of_a_packed_t5_share_one_bias(half):
+    model = packed(tiny_t5(num_layers=3), "padded")
+    with CountBiases() as counted, torch.autocast("cpu", torch.bfloat16, enabled=half):
+        model(**make_batch()).last_hidden_state.sum().backward()
+    assert len(counted.masks) == 3
+    assert len({mask.untyped_storage().data_ptr() for mask in counted.masks}) == 1
+    assert counted.masks[0].dtype == (torch.bfloat16 if half else torch.float32)
+    assert model.encoder.block[0].layer[0].SelfAttention.relative_attention_bias.weight.grad.abs().sum() > 0
+
+
+def test_a_bias_that_comes_alone_counts_as_one_for_every_sequence():
+    segments, *rows, bias = make_inputs(bias=True)
+    made = attention.padded_bias(bias, segments, torch.float32)
+    given = [padded_attention(*rows, segments, SCALING, 0.0, one) for one in (bias, made)]
+    assert torch.equal(*given)
+    assert not torch.equal(given[0], padded_attention(*rows, segments, SCALING, 0.0, made * 2))

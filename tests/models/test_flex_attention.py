@@ -8,7 +8,7 @@ from torch.nn.attention.flex_attention import create_block_mask
 from hf_ext.data.segments import Segments
 from hf_ext.models import flex_attention
 from hf_ext.models.attention import KERNELS, padded_attention
-from hf_ext.models.flex_attention import BLOCK, block_mask, flex_packed_attention
+from hf_ext.models.flex_attention import BLOCK, bias_mod, block_mask, flex_packed_attention
 
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 
@@ -23,6 +23,13 @@ def numbers_of_sequences(segments) -> torch.Tensor:
     """Of each token, filling included."""
     lengths = segments.cu_seqlens.diff()
     return torch.repeat_interleave(torch.arange(len(lengths)), lengths)
+
+
+def make_bias(segments):
+    """(1, 3 heads, longest, longest), another number for each distance, as T5 has it."""
+    longest = segments.max_length
+    distances = torch.arange(longest)[:, None] - torch.arange(longest)
+    return torch.stack([(distances * (head + 1) * 0.7).sin() for head in range(3)])[None]
 
 
 def make_rows(segments, dtype=torch.float32):
@@ -60,6 +67,29 @@ def test_it_computes_what_attention_with_padding_around_it_does(lengths, round_u
     assert (flex_packed_attention(*rows, segments, 0.33)[:num] - expected).abs().max() > 1e-3  # would be seen
 
 
+@pytest.mark.parametrize("round_up", [False, True])
+@pytest.mark.parametrize("lengths", LAYOUTS)
+def test_a_bias_is_that_of_places_in_each_sequence(lengths, round_up):
+    segments = layout(lengths, round_up)
+    rows, num, bias = make_rows(segments), len(segments.indices), make_bias(segments)
+    found = flex_packed_attention(*rows, segments, 0.3, bias)[:num]
+    expected = padded_attention(*rows, segments, 0.3, 0.0, bias)[:num]
+    assert (found - expected).abs().max() < 2e-6
+    turned = flex_packed_attention(*rows, segments, 0.3, bias.transpose(2, 3))[:num]
+    assert (turned - expected).abs().max() > 1e-3  # a bias of the other direction would be seen
+
+
+def test_the_bias_of_two_tokens_by_hand():
+    """Shortest first: places are 0 1, 0 1 2."""
+    segments = layout((3, 2))
+    bias = torch.arange(9.0).view(1, 1, 3, 3)
+    add = bias_mod(bias, segments)
+    index = [torch.tensor(x) for x in (0, 0)]
+    pairs = [(0, 1), (1, 0), (2, 4), (4, 3)]
+    found = [add(torch.tensor(100.0), *index, torch.tensor(q), torch.tensor(k)).item() for q, k in pairs]
+    assert found == [101, 103, 102, 107]
+
+
 def test_the_comparison_sees_sequences_that_meet(monkeypatch):
     segments = layout((40, 30))
     rows = make_rows(segments)
@@ -70,37 +100,42 @@ def test_the_comparison_sees_sequences_that_meet(monkeypatch):
 
 
 def test_gradients_of_what_the_mask_lets_through_are_those_of_padded_attention():
-    """By the mask's own rule written out, since torch has no backward pass of flex for a CPU."""
+    """By the rules of mask and bias written out, since torch has no backward pass of flex for a CPU."""
     segments = layout((130, 7, 40))
+    bias = make_bias(segments).requires_grad_()
     rows = [x.requires_grad_() for x in make_rows(segments)]
     q, k, v = (x.transpose(0, 1) for x in rows)
     places = torch.arange(len(segments.slots))
     allowed = block_mask(segments).mask_mod(None, None, places[:, None], places)
-    scores = (q @ k.transpose(1, 2) * 0.3).masked_fill(~allowed, -torch.inf)
-    found = (scores.softmax(-1) @ v).transpose(0, 1)
-    expected = padded_attention(*rows, segments, 0.3, 0.0, None)
+    add, pairs = bias_mod(bias, segments), (places[:, None].expand(*allowed.shape), places.expand(*allowed.shape))
+    scores = torch.stack([add(one, None, head, *pairs) for head, one in enumerate(q @ k.transpose(1, 2) * 0.3)])
+    found = (scores.masked_fill(~allowed, -torch.inf).softmax(-1) @ v).transpose(0, 1)
+    expected = padded_attention(*rows, segments, 0.3, 0.0, bias)
     factors = torch.arange(found.numel()).view_as(found).sin()
-    ours, theirs = (torch.autograd.grad((x * factors).sum(), rows) for x in (found, expected))
-    assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(ours, theirs))
+    ours, theirs = (torch.autograd.grad((x * factors).sum(), [*rows, bias]) for x in (found, expected))
+    assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(ours, theirs, strict=True))
 
 
 def test_a_mask_is_made_once_for_all_layers_and_not_taken_to_another_device():
     segments = layout((5, 9))
-    flex_packed_attention(*make_rows(segments), segments, 0.3)
-    (mask,) = segments.memo.values()
-    flex_packed_attention(*make_rows(segments), segments, 0.5)
-    assert [*segments.memo.values()] == [mask]
+    flex_packed_attention(*make_rows(segments), segments, 0.3, make_bias(segments))
+    made = dict(segments.memo)
+    assert len(made) == 2
+    flex_packed_attention(*make_rows(segments), segments, 0.5, make_bias(segments))
+    assert all(segments.memo[name] is one for name, one in made.items())
     assert segments.to("cpu").memo == {}
 
 
-def test_a_packed_encoder_gives_the_states_of_a_padded_one_and_a_bias_or_dropout_goes_another_way():
+def test_a_packed_encoder_gives_the_states_of_a_padded_one_and_dropout_goes_another_way():
     batch = make_batch()
     with torch.no_grad():
         expected = real_outputs(esm_encoder(), batch)["last_hidden_state"]
         found = real_outputs(packed(esm_encoder(), "flex"), batch)["last_hidden_state"]
         assert torch.allclose(found, expected, atol=2e-5)
+        expected = real_outputs(tiny_t5(), batch)["last_hidden_state"]
         biased = real_outputs(packed(tiny_t5(), "flex"), batch)["last_hidden_state"]
-        assert torch.equal(biased, real_outputs(packed(tiny_t5(), "padded"), batch)["last_hidden_state"])
+        assert torch.allclose(biased, expected, atol=2e-5)
+        assert not torch.equal(biased, real_outputs(packed(tiny_t5(), "padded"), batch)["last_hidden_state"])
     segments = layout((5, 9))
     rows = make_rows(segments)
     torch.manual_seed(0)
@@ -117,12 +152,14 @@ def test_torch_has_no_backward_pass_on_a_cpu():
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_outputs_and_gradients_are_those_of_padded_attention():
-    segments = layout((130, 7, 300)).to("cuda")
+@pytest.mark.parametrize("biased", [False, True])
+def test_on_a_gpu_outputs_and_gradients_are_those_of_padded_attention(biased):
+    segments = layout((130, 7, 300))
     results = []
     for kernel in ("flex", "padded"):
-        rows = [x.cuda().requires_grad_() for x in make_rows(layout((130, 7, 300)), torch.bfloat16)]
-        output = KERNELS[kernel](*rows, segments, 0.3, 0.0, None)
-        results.append([output, *torch.autograd.grad(output.float().square().sum(), rows)])
-    for ours, theirs in zip(*results):
+        inputs = [x.cuda().requires_grad_() for x in make_rows(segments, torch.bfloat16)]
+        inputs += [make_bias(segments).cuda().requires_grad_()] if biased else []
+        output = KERNELS[kernel](*inputs[:3], segments.to("cuda"), 0.3, 0.0, inputs[3] if biased else None)
+        results.append([output, *torch.autograd.grad(output.float().square().sum(), inputs)])
+    for ours, theirs in zip(*results, strict=True):
         assert ((ours - theirs).float().norm() / theirs.float().norm()).item() < 2e-2

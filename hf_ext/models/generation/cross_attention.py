@@ -14,7 +14,7 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
-from ..attention import KEPT_BYTES, attend
+from ..cpu_attention import KEPT_BYTES, attend
 from .outputs import pick
 
 NAME = "hf_ext_shared_antigens"

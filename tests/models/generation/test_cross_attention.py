@@ -7,7 +7,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from hf_ext.errors import ArgumentError
-from hf_ext.models.attention import attend
+from hf_ext.models.cpu_attention import attend
 from hf_ext.models.generation import cross_attention
 from hf_ext.models.generation.cross_attention import SharedAntigens, attend_by_antigen, shared_attention
 
@@ -62,7 +62,7 @@ def test_a_gpu_takes_keys_by_row_once_they_are_projected(mask, monkeypatch):
 
 @pytest.mark.parametrize("keep", [False, True])
 def test_blocks_of_more_keys_than_tokens_are_torchs_attention(blocked_in_float32, monkeypatch, keep):
-    monkeypatch.setattr("hf_ext.models.attention.BLOCK_BYTES", 3 * 4 * 7 * 4)  # three heads at a time
+    monkeypatch.setattr("hf_ext.models.cpu_attention.BLOCK_BYTES", 3 * 4 * 7 * 4)  # three heads at a time
     torch.manual_seed(0)
     inputs = [torch.randn(2, 2, size, 3).requires_grad_() for size in (4, 7, 7)]
     ours, theirs = attend(*inputs, 0.5, 0.0, keep=keep), scaled_dot_product_attention(*inputs, scale=0.5)
