@@ -63,9 +63,7 @@ def install(monkeypatch):
         (["FA3", "FA4"], "cpu", None),
     ],
 )
-def test_a_version_is_found_where_its_package_imports_on_a_card_it_was_made_for(
-    install, installed, hardware, found
-):
+def test_a_version_is_found_where_its_package_imports_on_a_card_it_was_made_for(install, installed, hardware, found):
     for name in installed:
         install(name)
     assert find_newer_flash(describe_hardware(hardware)) == found
