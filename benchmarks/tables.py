@@ -377,6 +377,22 @@ def cpu_step() -> str:
     return format_markdown_table(rows, headers)
 
 
+def element_wise() -> str:
+    """What a layer moves beside products and attention, counted."""
+    rows = json.loads((RESULTS / "element_wise.json").read_text())["rows"]
+    stock = rows[0]["bytes_per_token"]
+    cells = [
+        [
+            row["side"],
+            f"{row['bytes_per_token'] / 1000:,.0f} kB",
+            f"{row['bytes_per_token'] / stock:.0%}",
+            str(row["kernels"]),
+        ]
+        for row in rows
+    ]
+    return format_markdown_table(cells, ["a layer of ESM-2 650M, bf16", "per token", "share", "kernels"])
+
+
 def host_optimizer() -> str:
     """What a step in host memory takes beside one on the device; medians and quartiles."""
     result = json.loads((RESULTS / "host_optimizer_cpu.json").read_text())
@@ -672,6 +688,7 @@ def gpu_parts() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "activation_checkpointing": activation_checkpointing,
     "attention_backward": attention_backward,
+    "element_wise": element_wise,
     "cpu_step": cpu_step,
     "compare": compare,
     "embed_once": embed_once,

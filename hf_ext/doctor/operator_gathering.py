@@ -9,10 +9,10 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from ..argument_checks import check_metric_name
 from ..hardware import Hardware
+from ..models.flop_counter import flop_counter
 from ..pde.arguments import OperatorArguments, check_training
 from ..pde.building import build_collator, build_config, build_terms
 from ..pde.collator import OperatorRows
@@ -107,7 +107,7 @@ def sketch_operator(args: OperatorArguments) -> Work:
 
 def count_flops(model: Any, batch: Mapping[str, Any], trains: bool = True) -> float:
     """FLOPs of a row in the products of one pass, forward, and backward where it trains; also on the meta device."""
-    with FlopCounterMode(display=False) as counter:
+    with flop_counter() as counter:
         loss = model.train(trains)(**batch).loss
         if trains:
             loss.backward()

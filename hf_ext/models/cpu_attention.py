@@ -180,6 +180,7 @@ def _op_backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 _blocked_op.register_fake(lambda query, key, value: torch.empty_like(query))
 _blocked_op.register_autograd(_op_backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs))
+BLOCKED = torch.ops.hf_ext.blocked_attention  # by which dispatch modes know it
 
 
 def _blocked_forward(

@@ -1,5 +1,7 @@
 """A training step that asks its device for nothing: on torch's meta device, where every read is an error."""
 
+from collections import Counter
+
 import datasets
 import pytest
 import torch
@@ -7,7 +9,7 @@ from accelerate.utils import send_to_device
 from miniature_esm import MASK
 from tiny_encoders import packed, tiny_esm
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import EsmTokenizer
+from transformers import EsmTokenizer, TrainerCallback
 
 from hf_ext.data.batch_layout import LayoutMaker, change_layout
 from hf_ext.data.masking import MaskedLMCollator
@@ -158,3 +160,69 @@ def test_forward_and_backward_of_a_trainer_read_nothing(collator, tmp_path, work
     assert reads == [[] if with_layout else ["nonzero", "nonzero"]] * 3  # where sequences and where labels stand
     trainer.end()
     assert collator.layout is None
+
+
+class ReadsOfSteps(TrainerCallback):
+    """Counts what would wait between the ends of two steps: data, callbacks and optimizer included."""
+
+    def __init__(self, first, last):
+        self.first, self.last, self.reads, self.counted = first, last, None, None
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == self.first:
+            self.counted = CountReads()
+            self.counted.__enter__()
+        if state.global_step == self.last:
+            self.counted.__exit__(None, None, None)
+            self.reads = self.counted.reads
+
+
+def count_reads_of_steps(tmp_path, collator, **settings):
+    """Of steps 2 to 7 with a worker, which makes the layouts."""
+    speedups = {"speedups": ["attention", "packing", "masked_lm_head"], "attention": "padded"}
+    settings = {"max_steps": 8, "logging_steps": 100, "save_strategy": "no", "report_to": "none", **settings}
+    sizes = {"per_device_train_batch_size": 4, "dataloader_num_workers": 1, "disable_tqdm": True}
+    args = FastTrainingArguments(str(tmp_path), use_cpu=True, **settings, **sizes, **speedups)
+    counting = ReadsOfSteps(2, 7)
+    trainer = FastTrainer(tiny_esm(), args, collator, datasets.Dataset.from_list(ROWS * 20), callbacks=[counting])
+    trainer.train()
+    trainer.end()
+    return counting.reads
+
+
+@pytest.mark.parametrize("settings", [{}, {"gradient_accumulation_steps": 2}, {"max_grad_norm": 0.0}])
+def test_whole_steps_wait_for_nothing(collator, tmp_path, settings):
+    assert count_reads_of_steps(tmp_path, collator, **settings) == []
+
+
+def test_a_step_that_is_logged_waits_and_would_be_seen(collator, tmp_path):
+    assert "_local_scalar_dense" in count_reads_of_steps(tmp_path, collator, logging_steps=5)
+
+
+class CountCasts(TorchDispatchMode):
+    """Counts casts of weights, by their place in memory; the same weight has one."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.names = {p.data_ptr(): name for name, p in model.named_parameters()}
+        self.casts = Counter()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function.overloadpacket.__name__ == "_to_copy" and args[0].data_ptr() in self.names:
+            self.casts[self.names[args[0].data_ptr()]] += 1
+        return function(*args, **(kwargs or {}))
+
+
+def test_a_weight_is_cast_once_in_forward_and_backward(collator):
+    """However many layers or labels use it: autocast keeps what it rounded."""
+    change_layout(collator, packs=True, locates_labels=True)
+    model = make_model()
+    with CountCasts(model) as counted:
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model(**collator(ROWS)).loss
+        loss.backward()
+    assert len(counted.casts) > 15
+    assert set(counted.casts.values()) == {1}
+    with CountCasts(model) as uncached, torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+        model(**collator(ROWS)).loss.backward()
+    assert sum(uncached.casts.values()) >= sum(counted.casts.values())

@@ -8,11 +8,13 @@ import torch
 from compiled_runs import BLOCKS, compiled_trainer, evidence
 from miniature_esm import make_wide_esm
 from safetensors.torch import load_file
+from tiny_encoders import esm_encoder, make_batch, packed, tiny_t5
 from tiny_masked_lm import largest_weight_difference, make_args, make_rows, make_trainer, resumed_difference
 from token_rows import pad_rows
 
 from hf_ext.errors import PlanRefused
 from hf_ext.hardware import describe_hardware
+from hf_ext.models.attention import KERNELS
 from hf_ext.models.blocks import find_blocks
 from hf_ext.plan import make_plan
 from hf_ext.speedups import Context, ModelFacts, Run, compile
@@ -135,6 +137,27 @@ def count_recompilations(folder, dynamic) -> int:
     trainer.train()
     assert len(lengths) >= 4
     return evidence(trainer)["recompilations"]
+
+
+def first_block(model, batch):
+    """A block, and what it is given in a pass."""
+    block, given = find_blocks(model)[0], []
+    handle = block.register_forward_pre_hook(lambda module, *inputs: given.append(inputs), with_kwargs=True)
+    model(**batch)
+    handle.remove()
+    return block, *given[0]
+
+
+@pytest.mark.parametrize(
+    ("make", "kernel", "graphs"),
+    [(esm_encoder, "padded", 1), (esm_encoder, "varlen", 1), (tiny_t5, "padded", 1), (esm_encoder, "blocked", 2)],
+)
+def test_the_compiler_sees_a_packed_block_as_one_graph(monkeypatch, make, kernel, graphs):
+    """But with `blocked`, which it leaves alone. `varlen` has no kernel for CPUs: here it is one without padding."""
+    monkeypatch.setitem(KERNELS, "varlen", lambda q, k, v, segments, *others: v * segments.cu_seqlens[-1])
+    block, args, kwargs = first_block(packed(make(), kernel, round_up=True), make_batch())
+    found = torch._dynamo.explain(block)(*args, **kwargs)
+    assert (found.graph_count >= graphs, found.graph_break_count > 0) == (True, graphs > 1)
 
 
 @pytest.mark.nightly
