@@ -178,13 +178,13 @@ class ReadsOfSteps(TrainerCallback):
 
 
 def count_reads_of_steps(tmp_path, collator, **settings):
-    """Of steps 2 to 7 with a worker, which makes the layouts."""
+    """Of steps 6 to 12 with a worker, which makes the layouts; rates are read at step 4, 13 and where Trainer logs."""
     speedups = {"speedups": ["attention", "packing", "masked_lm_head"], "attention": "padded"}
-    settings = {"max_steps": 8, "logging_steps": 100, "save_strategy": "no", "report_to": "none", **settings}
+    settings = {"max_steps": 14, "logging_steps": 100, "save_strategy": "no", "report_to": "none", **settings}
     sizes = {"per_device_train_batch_size": 4, "dataloader_num_workers": 1, "disable_tqdm": True}
     args = FastTrainingArguments(str(tmp_path), use_cpu=True, **settings, **sizes, **speedups)
-    counting = ReadsOfSteps(2, 7)
-    trainer = FastTrainer(tiny_esm(), args, collator, datasets.Dataset.from_list(ROWS * 20), callbacks=[counting])
+    counting = ReadsOfSteps(5, 12)
+    trainer = FastTrainer(tiny_esm(), args, collator, datasets.Dataset.from_list(ROWS * 40), callbacks=[counting])
     trainer.train()
     trainer.end()
     return counting.reads
@@ -196,7 +196,7 @@ def test_whole_steps_wait_for_nothing(collator, tmp_path, settings):
 
 
 def test_a_step_that_is_logged_waits_and_would_be_seen(collator, tmp_path):
-    assert "_local_scalar_dense" in count_reads_of_steps(tmp_path, collator, logging_steps=5)
+    assert "_local_scalar_dense" in count_reads_of_steps(tmp_path, collator, logging_steps=7)
 
 
 class CountCasts(TorchDispatchMode):
