@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 import re
@@ -10,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import chains
 import pytest
 import torch
 from datasets import Dataset
@@ -29,6 +31,7 @@ from hf_ext.generation.arguments import GeneratorArguments
 from hf_ext.generation.sample_arguments import SampleArguments
 from hf_ext.masked_lm.arguments import MaskedLMArguments
 from hf_ext.parser import FastArgumentParser
+from hf_ext.plan import padding_share
 from hf_ext.presets import PRESETS
 from hf_ext.training_args import FastTrainingArguments
 
@@ -50,8 +53,8 @@ def test_tables_are_what_the_results_say() -> None:
     assert render(README.replace("x |", "y |")) == README  # a table edited by hand would be put right
 
 
-def test_there_are_twenty_commands_and_their_files_exist() -> None:
-    assert len(COMMANDS) == 20
+def test_there_are_twenty_one_commands_and_their_files_exist() -> None:
+    assert len(COMMANDS) == 21
     for command in COMMANDS:
         for word in shlex.split(command):
             if word.startswith(("recipes/", "accelerate_configs/")):
@@ -111,7 +114,30 @@ def test_the_comparison_commands_parse_and_so_does_what_they_hand_on(monkeypatch
         baselines.append(args.baseline)
         parser = FastArgumentParser((task, DataArguments, FastTrainingArguments), presets=PRESETS)
         assert len(parser.parse_args_into_dataclasses(shared)) == 3
-    assert baselines == [["stock", "recipes/configs/mlm_stock_best.yaml"], ["row_by_row"]]
+    best = [f"recipes/configs/mlm_stock_best{name}.yaml" for name in ("", "_float32")]
+    assert baselines == [["stock", *best], ["row_by_row"]]
+
+
+def test_the_comparison_command_is_that_of_its_table_on_chains_as_long_as_its_own(tmp_path: Path) -> None:
+    result = json.loads((ROOT / "benchmarks" / "results" / "compare_mlm_8M_cpu.json").read_text())
+    measured = dict(read_flags(result["arguments"]))
+    command = next(line for line in COMMANDS if "recipes/compare.py" in line and "chains.csv" in line)
+    own, _, shared = command.partition("recipes/compare.py")[2].partition(" -- ")
+    said = dict(read_flags(shlex.split(shared)))
+    assert said.pop("dataset_name") == ["outputs/chains.csv"]
+    assert said == {name: value for name, value in measured.items() if name != "dataset_name"}
+    baselines = [name for name, side in result["sides"].items() if side["role"] == "baseline"]
+    assert [Path(name).stem for name in dict(read_flags(shlex.split(own)))["baseline"]] == baselines
+    chains.main(["--output", str(tmp_path / "chains.csv")])
+    lengths = [len(line) for line in (tmp_path / "chains.csv").read_text().splitlines()[1:]]
+    assert (len(lengths), min(lengths), max(lengths)) == (1020, 60, 960)
+    assert padding_share(lengths, 8) == pytest.approx(result["sides"]["stock"]["padding_share"], abs=0.04)
+
+
+def read_flags(words: list[str]) -> list[tuple[str, list[str]]]:
+    """(name, values) of each flag."""
+    parts = " ".join(words).split("--")[1:]
+    return [(part.split()[0], part.split()[1:]) for part in parts]
 
 
 def test_the_checkpoint_commands_parse() -> None:
