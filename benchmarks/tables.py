@@ -393,6 +393,17 @@ def element_wise() -> str:
     return format_markdown_table(cells, ["a layer of ESM-2 650M, bf16", "per token", "share", "kernels"])
 
 
+def start_time() -> str:
+    """Seconds of the processor until the first step, and of imports; medians and quartiles."""
+    result = json.loads((RESULTS / "start_time_cpu.json").read_text())
+    by_what: dict[str, dict[str, str]] = {}
+    for row in result["rows"]:
+        low, median, high = row["cpu_seconds"]
+        by_what.setdefault(row["what"], {})[row["side"]] = f"{median:.2f} s [{low:.2f}, {high:.2f}]"
+    rows = [[what, sides.get("before", "-"), sides["now"]] for what, sides in by_what.items()]
+    return format_markdown_table(rows, ["CPU time, one core", "before", "now"])
+
+
 def host_optimizer() -> str:
     """What a step in host memory takes beside one on the device; medians and quartiles."""
     result = json.loads((RESULTS / "host_optimizer_cpu.json").read_text())
@@ -689,6 +700,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "activation_checkpointing": activation_checkpointing,
     "attention_backward": attention_backward,
     "element_wise": element_wise,
+    "start_time": start_time,
     "cpu_step": cpu_step,
     "compare": compare,
     "embed_once": embed_once,
@@ -716,7 +728,8 @@ TABLES: dict[str, Callable[[], str]] = {
 }
 
 
-PAGES = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("gpu", "memory", "pde", "progression")))
+_DOCS = ("gpu", "memory", "pde", "progression", "troubleshooting")
+PAGES = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in _DOCS))
 
 
 def render(text: str) -> str:

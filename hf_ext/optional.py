@@ -83,8 +83,12 @@ def _one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
+@functools.cache
 def installed_version(package: str) -> str | None:
-    """The version of a distribution ("flash-attn"), None where it is not installed. Imports nothing."""
+    """The version of a distribution ("flash-attn"), None where it is not installed. Imports nothing.
+
+    Read once per process: a plan is written a dozen times before the first step.
+    """
     try:
         return version(package)
     except PackageNotFoundError:

@@ -21,14 +21,17 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from hf_ext.comparing.arguments import CompareArguments
-from hf_ext.comparing.comparison import compare
-from hf_ext.comparing.progression import compare_phases
-from hf_ext.errors import exit_on_errors
-from hf_ext.help_groups import GroupedArgumentParser
-from hf_ext.parser import refuse_unknown
-from hf_ext.processes import refuse_several
-from hf_ext.reporting.run_log import start_run_log
+from hf_ext.quick_imports import quick_imports
+
+with quick_imports():
+    from hf_ext.comparing.arguments import CompareArguments
+    from hf_ext.comparing.comparison import compare
+    from hf_ext.comparing.progression import compare_phases
+    from hf_ext.errors import exit_on_errors
+    from hf_ext.help_groups import GroupedArgumentParser
+    from hf_ext.parser import refuse_unknown
+    from hf_ext.processes import refuse_several
+    from hf_ext.reporting.run_log import start_run_log
 
 CRITERIA_FAILED = 3
 TOO_NOISY = 4

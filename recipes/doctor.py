@@ -25,30 +25,33 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import generate_antibody
-import max_speed
-import mlm
-import pde_operator
-import yaml
-from transformers.utils.logging import disable_progress_bar
+from hf_ext.quick_imports import quick_imports
 
-from hf_ext.affinity.arguments import AffinityArguments
-from hf_ext.affinity.measure import settle_measure
-from hf_ext.data.arguments import DataArguments
-from hf_ext.doctor.arguments import DoctorArguments
-from hf_ext.doctor.findings import find_problems, would_run
-from hf_ext.doctor.gathering import gather
-from hf_ext.doctor.operator_gathering import gather_operator
-from hf_ext.doctor.page import format_page, page_values
-from hf_ext.doctor.scale_page import format_scale
-from hf_ext.doctor.scale_plan import plan_scale
-from hf_ext.doctor.stage_gathering import gather_generator
-from hf_ext.errors import ArgumentError, exit_on_errors
-from hf_ext.generation.arguments import GeneratorArguments
-from hf_ext.masked_lm.arguments import MaskedLMArguments
-from hf_ext.pde.arguments import OperatorArguments
-from hf_ext.tasks import parse_command
-from hf_ext.training_args import FastTrainingArguments
+with quick_imports():
+    import generate_antibody
+    import max_speed
+    import mlm
+    import pde_operator
+    import yaml
+    from transformers.utils.logging import disable_progress_bar
+
+    from hf_ext.affinity.arguments import AffinityArguments
+    from hf_ext.affinity.measure import settle_measure
+    from hf_ext.data.arguments import DataArguments
+    from hf_ext.doctor.arguments import DoctorArguments
+    from hf_ext.doctor.findings import find_problems, would_run
+    from hf_ext.doctor.gathering import gather
+    from hf_ext.doctor.operator_gathering import gather_operator
+    from hf_ext.doctor.page import format_page, page_values
+    from hf_ext.doctor.scale_page import format_scale
+    from hf_ext.doctor.scale_plan import plan_scale
+    from hf_ext.doctor.stage_gathering import gather_generator
+    from hf_ext.errors import ArgumentError, exit_on_errors
+    from hf_ext.generation.arguments import GeneratorArguments
+    from hf_ext.masked_lm.arguments import MaskedLMArguments
+    from hf_ext.pde.arguments import OperatorArguments
+    from hf_ext.tasks import parse_command
+    from hf_ext.training_args import FastTrainingArguments
 
 TASKS: dict[str, tuple[Any, dict[str, Any]]] = {
     "affinity": (AffinityArguments, max_speed.DEFAULTS),

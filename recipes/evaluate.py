@@ -18,36 +18,40 @@ one. Exit status: 0; 3 if a requirement fails; 1 for what cannot be scored.
 from __future__ import annotations
 
 import dataclasses
-import importlib
-import json
-import sys
-import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Optional
 
-from hf_ext.affinity.candidates import Candidate, find_candidates, settle_columns
-from hf_ext.affinity.evaluated_rows import EvaluatedRows, TrainedRun, load_labelled
-from hf_ext.affinity.evaluating import evaluate
-from hf_ext.affinity.measure import verdict_metric
-from hf_ext.affinity.prediction_file import PREDICTION
-from hf_ext.affinity.scoring import known_scores
-from hf_ext.affinity.teacher import SPEEDUPS
-from hf_ext.argument_checks import FINITE, check_ranges
-from hf_ext.checkpoints.run_folder.holding import make_folder
-from hf_ext.data.arguments import DataArguments
-from hf_ext.errors import ArgumentError, exit_on_errors
-from hf_ext.evaluation.paired import PAIRED_METRICS
-from hf_ext.evaluation.requirements import REQUIRE, parse_requirements, raise_failed
-from hf_ext.evaluation.row_metrics import RowMetrics
-from hf_ext.evaluation.scores import GROUP_METRIC
-from hf_ext.parser import FastArgumentParser
-from hf_ext.processes import refuse_several
-from hf_ext.reporting.run_log import start_run_log
-from hf_ext.reporting.run_record import write_json
-from hf_ext.tasks import parse_command
-from hf_ext.training_args import FastTrainingArguments
+from hf_ext.quick_imports import quick_imports
+
+with quick_imports():
+    import importlib
+    import json
+    import sys
+    import tempfile
+    from collections.abc import Sequence
+    from dataclasses import dataclass, field
+    from pathlib import Path
+    from typing import Any, Optional
+
+    from hf_ext.affinity.candidates import Candidate, find_candidates, settle_columns
+    from hf_ext.affinity.evaluated_rows import EvaluatedRows, TrainedRun, load_labelled
+    from hf_ext.affinity.evaluating import evaluate
+    from hf_ext.affinity.measure import verdict_metric
+    from hf_ext.affinity.prediction_file import PREDICTION
+    from hf_ext.affinity.scoring import known_scores
+    from hf_ext.affinity.teacher import SPEEDUPS
+    from hf_ext.argument_checks import FINITE, check_ranges
+    from hf_ext.checkpoints.run_folder.holding import make_folder
+    from hf_ext.data.arguments import DataArguments
+    from hf_ext.errors import ArgumentError, exit_on_errors
+    from hf_ext.evaluation.paired import PAIRED_METRICS
+    from hf_ext.evaluation.requirements import REQUIRE, parse_requirements, raise_failed
+    from hf_ext.evaluation.row_metrics import RowMetrics
+    from hf_ext.evaluation.scores import GROUP_METRIC
+    from hf_ext.parser import FastArgumentParser
+    from hf_ext.processes import refuse_several
+    from hf_ext.reporting.run_log import start_run_log
+    from hf_ext.reporting.run_record import write_json
+    from hf_ext.tasks import parse_command
+    from hf_ext.training_args import FastTrainingArguments
 
 DEFAULTS = {"speedups": SPEEDUPS, "per_device_eval_batch_size": 256, "report_to": "none"}
 

@@ -5,6 +5,8 @@
         --heavy_column heavy --light_column light                         # your pairs, stage 1: proof
     accelerate launch --quiet recipes/generate_antibody.py --dataset_name pairs.csv --stage auto
 
+On one device, `python recipes/generate_antibody.py` does the same and starts sooner.
+
 Each row is an antibody and the antigen that it binds; joining tables is yours. With `--label_column pKd` the generator
 can be asked for an affinity. Rows are split by antigen, unless you say how. A stage ends with `gates.json`; where a
 gate fails, the exit status is 1, and `--stage auto` goes no further. Killed, or stopped with Ctrl-C, the same command
@@ -23,24 +25,27 @@ from __future__ import annotations
 
 from typing import Any
 
-from transformers import set_seed
+from hf_ext.quick_imports import quick_imports
 
-from hf_ext.argument_checks import check_metric_name
-from hf_ext.checkpoints.run_folder.holding import run_folder
-from hf_ext.data.arguments import DataArguments
-from hf_ext.errors import exit_on_errors
-from hf_ext.generation.arguments import GeneratorArguments
-from hf_ext.generation.building import build_inputs, build_model, build_trainer, fill_in_demo, read_settings
-from hf_ext.generation.epoch_samples import EpochSamples
-from hf_ext.generation.measuring import Decoded, find_judges
-from hf_ext.generation.preparing import load_pairs, settle_columns
-from hf_ext.generation.results import BEST_METRIC, check_passed, measure, save_all_gates, save_results
-from hf_ext.generation.stages import check_auto, describe_stage, settle_stage, stage_folder
-from hf_ext.masked_lm.results import EVALUATION_METRICS
-from hf_ext.parser import FastArgumentParser
-from hf_ext.reporting.run_log import start_run_log
-from hf_ext.tasks import finish_run, leave_pages, parse_command, summarize_data
-from hf_ext.training_args import FastTrainingArguments
+with quick_imports():
+    from transformers import set_seed
+
+    from hf_ext.argument_checks import check_metric_name
+    from hf_ext.checkpoints.run_folder.holding import run_folder
+    from hf_ext.data.arguments import DataArguments
+    from hf_ext.errors import exit_on_errors
+    from hf_ext.generation.arguments import GeneratorArguments
+    from hf_ext.generation.building import build_inputs, build_model, build_trainer, fill_in_demo, read_settings
+    from hf_ext.generation.epoch_samples import EpochSamples
+    from hf_ext.generation.measuring import Decoded, find_judges
+    from hf_ext.generation.preparing import load_pairs, settle_columns
+    from hf_ext.generation.results import BEST_METRIC, check_passed, measure, save_all_gates, save_results
+    from hf_ext.generation.stages import check_auto, describe_stage, settle_stage, stage_folder
+    from hf_ext.masked_lm.results import EVALUATION_METRICS
+    from hf_ext.parser import FastArgumentParser
+    from hf_ext.reporting.run_log import start_run_log
+    from hf_ext.tasks import finish_run, leave_pages, parse_command, summarize_data
+    from hf_ext.training_args import FastTrainingArguments
 
 DEFAULTS = {
     "preset": "max_speed",

@@ -3,6 +3,8 @@
     accelerate launch --quiet recipes/max_speed.py                        # generated demo data, about a minute
     accelerate launch --quiet recipes/max_speed.py --config recipes/configs/gb1.yaml  # your data: copy and edit one
 
+On one device, `python recipes/max_speed.py` does the same and starts sooner.
+
 Frozen encoders are run once per distinct sequence; the head trains from the cache. `--use_peft` turns the same command
 into fine-tuning with LoRA, `--tower_training full` into full fine-tuning; `--init_head_from` starts either from the
 head of a frozen run. `--preset baseline` does what stock Trainer does. Killed, or stopped with Ctrl-C, the same command
@@ -15,39 +17,42 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from datasets import Dataset
-from transformers import set_seed
+from hf_ext.quick_imports import quick_imports
 
-from hf_ext.affinity.arguments import AffinityArguments
-from hf_ext.affinity.building import build_collator, build_model, fill_in_demo, settle_training
-from hf_ext.affinity.calibrating import calibrate_model, describe_calibration
-from hf_ext.affinity.distilling import Distillation, compare_with_teacher, distill, format_distillation
-from hf_ext.affinity.embedding_ridge import EmbeddingRidge
-from hf_ext.affinity.ensemble import train_seeds
-from hf_ext.affinity.heads.choice import choose_head, describe_choice, settle_head
-from hf_ext.affinity.held_out import find_lone_value, find_units, held_out_values
-from hf_ext.affinity.intervals import fit_intervals, score_intervals
-from hf_ext.affinity.measure import check_measure, describe_measure, settle_calibration, settle_measure
-from hf_ext.affinity.preparing import describe_rows, load_rows
-from hf_ext.affinity.results import save_results
-from hf_ext.affinity.scoring import read_requirements, score_split
-from hf_ext.affinity.seed_scores import score_seeds
-from hf_ext.affinity.stacking import fit_ridge
-from hf_ext.checkpoints.run_folder.holding import run_folder
-from hf_ext.data.arguments import DataArguments
-from hf_ext.data.demo import make_demo_encoders
-from hf_ext.data.loading import LoadedData
-from hf_ext.errors import exit_on_errors
-from hf_ext.evaluation.requirements import Requirement, check_requirements
-from hf_ext.evaluation.resampling import ResamplingUnits
-from hf_ext.evaluation.row_metrics import RowMetrics
-from hf_ext.evaluation.verdict import MODEL
-from hf_ext.parser import FastArgumentParser
-from hf_ext.reporting.run_log import LOGGER, start_run_log
-from hf_ext.speedups.lora import lora_settings
-from hf_ext.tasks import check_inputs, finish_run, parse_command
-from hf_ext.trainer import FastTrainer
-from hf_ext.training_args import FastTrainingArguments
+with quick_imports():
+    from datasets import Dataset
+    from transformers import set_seed
+
+    from hf_ext.affinity.arguments import AffinityArguments
+    from hf_ext.affinity.building import build_collator, build_model, fill_in_demo, settle_training
+    from hf_ext.affinity.calibrating import calibrate_model, describe_calibration
+    from hf_ext.affinity.distilling import Distillation, compare_with_teacher, distill, format_distillation
+    from hf_ext.affinity.embedding_ridge import EmbeddingRidge
+    from hf_ext.affinity.ensemble import train_seeds
+    from hf_ext.affinity.heads.choice import choose_head, describe_choice, settle_head
+    from hf_ext.affinity.held_out import find_lone_value, find_units, held_out_values
+    from hf_ext.affinity.intervals import fit_intervals, score_intervals
+    from hf_ext.affinity.measure import check_measure, describe_measure, settle_calibration, settle_measure
+    from hf_ext.affinity.preparing import describe_rows, load_rows
+    from hf_ext.affinity.results import save_results
+    from hf_ext.affinity.scoring import read_requirements, score_split
+    from hf_ext.affinity.seed_scores import score_seeds
+    from hf_ext.affinity.stacking import fit_ridge
+    from hf_ext.checkpoints.run_folder.holding import run_folder
+    from hf_ext.data.arguments import DataArguments
+    from hf_ext.data.demo import make_demo_encoders
+    from hf_ext.data.loading import LoadedData
+    from hf_ext.errors import exit_on_errors
+    from hf_ext.evaluation.requirements import Requirement, check_requirements
+    from hf_ext.evaluation.resampling import ResamplingUnits
+    from hf_ext.evaluation.row_metrics import RowMetrics
+    from hf_ext.evaluation.verdict import MODEL
+    from hf_ext.parser import FastArgumentParser
+    from hf_ext.reporting.run_log import LOGGER, start_run_log
+    from hf_ext.speedups.lora import lora_settings
+    from hf_ext.tasks import check_inputs, finish_run, parse_command
+    from hf_ext.trainer import FastTrainer
+    from hf_ext.training_args import FastTrainingArguments
 
 DEFAULTS = {
     "preset": "max_speed",

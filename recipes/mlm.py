@@ -4,6 +4,8 @@
     accelerate launch --quiet recipes/mlm.py --config recipes/configs/mlm_esm2_8M.yaml  # your sequences: copy, edit it
     accelerate launch --quiet recipes/mlm.py --model_size esm2_35M --dataset_name proteins.fasta --max_residues 512
 
+On one device, `python recipes/mlm.py` does the same and starts sooner.
+
 Killed, or stopped with Ctrl-C, the same command goes on where it was (`--resume auto`, the default): masks are a
 function of seed, epoch and sequence, and streams are read on from their position. Sequences above --max_residues are
 cropped at random, anew in every epoch (--too_long error refuses them instead). A stream (--streaming true --max_steps
@@ -16,38 +18,41 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from transformers import set_seed
+from hf_ext.quick_imports import quick_imports
 
-from hf_ext.argument_checks import check_metric_name
-from hf_ext.checkpoints.run_folder.holding import run_folder
-from hf_ext.data.arguments import DataArguments
-from hf_ext.data.loading import load_data
-from hf_ext.errors import ArgumentError, exit_on_errors
-from hf_ext.evaluation.requirements import Requirement, check_requirements, parse_requirements
-from hf_ext.masked_lm.arguments import MaskedLMArguments
-from hf_ext.masked_lm.building import (
-    build_collator,
-    build_model,
-    build_tokenizer,
-    build_trainer,
-    fill_in_demo,
-    make_demo_sequences,
-    prepare_splits,
-)
-from hf_ext.masked_lm.results import (
-    EVALUATION_METRICS,
-    UnigramBaseline,
-    final_scores,
-    format_scores,
-    known_scores,
-    save_results,
-    score_splits,
-)
-from hf_ext.models.lora import require_base
-from hf_ext.parser import FastArgumentParser
-from hf_ext.reporting.run_log import start_run_log
-from hf_ext.tasks import check_inputs, finish_run, parse_command, summarize_data
-from hf_ext.training_args import FastTrainingArguments
+with quick_imports():
+    from transformers import set_seed
+
+    from hf_ext.argument_checks import check_metric_name
+    from hf_ext.checkpoints.run_folder.holding import run_folder
+    from hf_ext.data.arguments import DataArguments
+    from hf_ext.data.loading import load_data
+    from hf_ext.errors import ArgumentError, exit_on_errors
+    from hf_ext.evaluation.requirements import Requirement, check_requirements, parse_requirements
+    from hf_ext.masked_lm.arguments import MaskedLMArguments
+    from hf_ext.masked_lm.building import (
+        build_collator,
+        build_model,
+        build_tokenizer,
+        build_trainer,
+        fill_in_demo,
+        make_demo_sequences,
+        prepare_splits,
+    )
+    from hf_ext.masked_lm.results import (
+        EVALUATION_METRICS,
+        UnigramBaseline,
+        final_scores,
+        format_scores,
+        known_scores,
+        save_results,
+        score_splits,
+    )
+    from hf_ext.models.lora import require_base
+    from hf_ext.parser import FastArgumentParser
+    from hf_ext.reporting.run_log import start_run_log
+    from hf_ext.tasks import check_inputs, finish_run, parse_command, summarize_data
+    from hf_ext.training_args import FastTrainingArguments
 
 DEFAULTS = {
     "preset": "max_speed",

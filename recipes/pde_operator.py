@@ -6,6 +6,8 @@
     accelerate launch --config_file accelerate_configs/2gpu_ddp.yaml recipes/pde_operator.py \\
         --config recipes/configs/pde_2gpu_optimized.yaml
 
+On one device, `python recipes/pde_operator.py` does the same and starts sooner.
+
 Advection is solved exactly, Darcy flow by finite volumes; samples are made once and kept in --data_cache_dir. Scores
 are nRMSE: the L2 of the error over the L2 of the solution, beside what the mean of the training solutions and, for
 advection, the initial state score. Killed, or stopped with Ctrl-C, the same command goes on where it was.
@@ -17,19 +19,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from transformers import set_seed
+from hf_ext.quick_imports import quick_imports
 
-from hf_ext.argument_checks import check_metric_name
-from hf_ext.checkpoints.run_folder.holding import run_folder
-from hf_ext.errors import exit_on_errors
-from hf_ext.evaluation.requirements import Requirement, check_requirements, parse_requirements
-from hf_ext.parser import FastArgumentParser
-from hf_ext.pde.arguments import OperatorArguments, check_training
-from hf_ext.pde.building import build_model, build_rows, build_trainer, describe_samples, load_samples
-from hf_ext.pde.results import MODEL, ErrorMetrics, format_scores, known_scores, save_results, score_splits
-from hf_ext.reporting.run_log import start_run_log
-from hf_ext.tasks import finish_run, parse_command
-from hf_ext.training_args import FastTrainingArguments
+with quick_imports():
+    from transformers import set_seed
+
+    from hf_ext.argument_checks import check_metric_name
+    from hf_ext.checkpoints.run_folder.holding import run_folder
+    from hf_ext.errors import exit_on_errors
+    from hf_ext.evaluation.requirements import Requirement, check_requirements, parse_requirements
+    from hf_ext.parser import FastArgumentParser
+    from hf_ext.pde.arguments import OperatorArguments, check_training
+    from hf_ext.pde.building import build_model, build_rows, build_trainer, describe_samples, load_samples
+    from hf_ext.pde.results import MODEL, ErrorMetrics, format_scores, known_scores, save_results, score_splits
+    from hf_ext.reporting.run_log import start_run_log
+    from hf_ext.tasks import finish_run, parse_command
+    from hf_ext.training_args import FastTrainingArguments
 
 DEFAULTS = {
     "preset": "max_speed",

@@ -24,24 +24,27 @@ from pathlib import Path
 from shlex import join
 from typing import Any
 
-import numpy as np
+from hf_ext.quick_imports import quick_imports
 
-from hf_ext.affinity.ensemble import predict_members
-from hf_ext.affinity.evaluated_rows import find_labels
-from hf_ext.affinity.prediction_file import check_columns, find_output, find_rejected, refuse_added
-from hf_ext.affinity.predictor import check_interval, check_predictions, columns_of, find_model, load_model
-from hf_ext.affinity.results import write_predictions
-from hf_ext.affinity.teacher import SPEEDUPS
-from hf_ext.data.arguments import DataArguments
-from hf_ext.data.collators import SequenceCollator
-from hf_ext.data.loading import load_sequences
-from hf_ext.errors import ArgumentError, exit_on_errors
-from hf_ext.models.affinity import AffinityModel
-from hf_ext.models.prediction_intervals import describe_basis
-from hf_ext.reporting.run_log import LOGGER, start_run_log
-from hf_ext.tasks import check_inputs, parse_command
-from hf_ext.trainer import FastTrainer
-from hf_ext.training_args import FastTrainingArguments
+with quick_imports():
+    import numpy as np
+
+    from hf_ext.affinity.ensemble import predict_members
+    from hf_ext.affinity.evaluated_rows import find_labels
+    from hf_ext.affinity.prediction_file import check_columns, find_output, find_rejected, refuse_added
+    from hf_ext.affinity.predictor import check_interval, check_predictions, columns_of, find_model, load_model
+    from hf_ext.affinity.results import write_predictions
+    from hf_ext.affinity.teacher import SPEEDUPS
+    from hf_ext.data.arguments import DataArguments
+    from hf_ext.data.collators import SequenceCollator
+    from hf_ext.data.loading import load_sequences
+    from hf_ext.errors import ArgumentError, exit_on_errors
+    from hf_ext.models.affinity import AffinityModel
+    from hf_ext.models.prediction_intervals import describe_basis
+    from hf_ext.reporting.run_log import LOGGER, start_run_log
+    from hf_ext.tasks import check_inputs, parse_command
+    from hf_ext.trainer import FastTrainer
+    from hf_ext.training_args import FastTrainingArguments
 
 DEFAULTS = {
     "speedups": SPEEDUPS,

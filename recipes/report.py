@@ -13,11 +13,14 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from hf_ext.errors import exit_on_errors
-from hf_ext.processes import refuse_several
-from hf_ext.reporting.card import write_card
-from hf_ext.reporting.report import write_report
-from hf_ext.reporting.run_log import start_run_log
+from hf_ext.quick_imports import quick_imports
+
+with quick_imports():
+    from hf_ext.errors import exit_on_errors
+    from hf_ext.processes import refuse_several
+    from hf_ext.reporting.card import write_card
+    from hf_ext.reporting.report import write_report
+    from hf_ext.reporting.run_log import start_run_log
 
 
 def main(argv: list[str] | None = None) -> list[Path]:

@@ -24,14 +24,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from hf_ext.affinity.untrained_folder import write_untrained_folder
-from hf_ext.checkpoints.tools.inspection import inspect_folder
-from hf_ext.checkpoints.tools.inspection_report import format_inspection, inspection_json
-from hf_ext.checkpoints.tools.merging import merge_checkpoint
-from hf_ext.checkpoints.tools.migration import ConversionSettings, convert, describe_conversion
-from hf_ext.errors import ArgumentError, exit_on_errors
-from hf_ext.processes import refuse_several
-from hf_ext.reporting.run_log import start_run_log
+from hf_ext.quick_imports import quick_imports
+
+with quick_imports():
+    from hf_ext.affinity.untrained_folder import write_untrained_folder
+    from hf_ext.checkpoints.tools.inspection import inspect_folder
+    from hf_ext.checkpoints.tools.inspection_report import format_inspection, inspection_json
+    from hf_ext.checkpoints.tools.merging import merge_checkpoint
+    from hf_ext.checkpoints.tools.migration import ConversionSettings, convert, describe_conversion
+    from hf_ext.errors import ArgumentError, exit_on_errors
+    from hf_ext.processes import refuse_several
+    from hf_ext.reporting.run_log import start_run_log
 
 
 def main(argv: list[str] | None = None) -> int:

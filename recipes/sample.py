@@ -16,41 +16,44 @@ tested in a laboratory: an output is a sequence to examine, not a binder and not
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from hf_ext.quick_imports import quick_imports
 
-from datasets import Dataset
+with quick_imports():
+    import logging
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+    from typing import Any
 
-from hf_ext.affinity.prediction_file import find_rejected, refuse_added
-from hf_ext.data.arguments import DataArguments
-from hf_ext.data.collators import SequenceCollator
-from hf_ext.data.loading import load_sequences
-from hf_ext.data.sources import SOURCE_ROW, peek_columns
-from hf_ext.data.tokenization import ResidueTokenizer
-from hf_ext.errors import ArgumentError, DataError, exit_on_errors
-from hf_ext.generation.candidates import (
-    Scores,
-    as_rows,
-    collect,
-    describe,
-    rank,
-    rank_by_affinity,
-    score_candidates,
-    tabulate,
-)
-from hf_ext.generation.generator import LoadedGenerator, load_generator
-from hf_ext.generation.judging.discriminator import Discriminator, examine_record
-from hf_ext.generation.judging.numbering import Numberer
-from hf_ext.generation.judging.rows import AntibodyRows
-from hf_ext.generation.sample_arguments import ANTIGEN, KNOWN_ANTIGENS, SampleArguments
-from hf_ext.generation.sample_files import ADDED, find_outputs, name_antigens, write_fasta, write_table
-from hf_ext.generation.sampling import sample_pairs
-from hf_ext.optional import import_problem
-from hf_ext.processes import refuse_several
-from hf_ext.reporting.run_log import start_run_log
-from hf_ext.tasks import check_inputs, learned_positions, parse_command
+    from datasets import Dataset
+
+    from hf_ext.affinity.prediction_file import find_rejected, refuse_added
+    from hf_ext.data.arguments import DataArguments
+    from hf_ext.data.collators import SequenceCollator
+    from hf_ext.data.loading import load_sequences
+    from hf_ext.data.sources import SOURCE_ROW, peek_columns
+    from hf_ext.data.tokenization import ResidueTokenizer
+    from hf_ext.errors import ArgumentError, DataError, exit_on_errors
+    from hf_ext.generation.candidates import (
+        Scores,
+        as_rows,
+        collect,
+        describe,
+        rank,
+        rank_by_affinity,
+        score_candidates,
+        tabulate,
+    )
+    from hf_ext.generation.generator import LoadedGenerator, load_generator
+    from hf_ext.generation.judging.discriminator import Discriminator, examine_record
+    from hf_ext.generation.judging.numbering import Numberer
+    from hf_ext.generation.judging.rows import AntibodyRows
+    from hf_ext.generation.sample_arguments import ANTIGEN, KNOWN_ANTIGENS, SampleArguments
+    from hf_ext.generation.sample_files import ADDED, find_outputs, name_antigens, write_fasta, write_table
+    from hf_ext.generation.sampling import sample_pairs
+    from hf_ext.optional import import_problem
+    from hf_ext.processes import refuse_several
+    from hf_ext.reporting.run_log import start_run_log
+    from hf_ext.tasks import check_inputs, learned_positions, parse_command
 
 
 def main(argv: list[str] | None = None) -> tuple[Path, Path]:

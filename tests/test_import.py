@@ -76,3 +76,48 @@ def test_every_lazy_name_resolves_to_the_object_of_its_module():
 def test_an_unknown_name_says_what_there_is():
     with pytest.raises(AttributeError, match=r"no attribute 'FastTrainr'; it offers .*FastTrainer"):
         hf_ext.FastTrainr  # noqa: B018
+
+
+NEEDED = """
+import sys
+from transformers import Trainer, TrainingArguments
+before = {name.split(".")[0] for name in sys.modules}
+import hf_ext.trainer
+sys.path.insert(0, "recipes")
+import max_speed
+print(*sorted({name.split(".")[0] for name in sys.modules} - before))
+"""
+
+
+def test_the_recipe_imports_no_library_that_trainer_itself_does_not():
+    """scipy and peft are among those that it does; matplotlib, jinja2 or tabulate wait until they are used."""
+    assert run_fresh(NEEDED)[0].split() == ["hf_ext", "max_speed"]
+    assert run_fresh(NEEDED.replace("import max_speed", "import max_speed, matplotlib"))[0] != "hf_ext max_speed"
+
+
+COLLECTED = """
+import gc
+from hf_ext.quick_imports import quick_imports
+counts = []
+gc.callbacks.append(lambda phase, info: counts.append(phase))
+with quick_imports():
+    import statistics, email, http.client, asyncio
+    inside = list(counts)
+print(len(inside), gc.isenabled(), gc.get_freeze_count() > 10_000)
+gc.disable()
+with quick_imports():
+    pass
+print(gc.isenabled())
+try:
+    with quick_imports():
+        import no_such_library
+except ImportError:
+    gc.enable()
+counts.clear()
+kept = [[] for _ in range(100_000)]
+print(len(counts) > 0)
+"""
+
+
+def test_nothing_is_collected_while_a_program_imports_and_all_is_afterwards():
+    assert run_fresh(COLLECTED)[:3] == ["0 True True", "False", "True"]
