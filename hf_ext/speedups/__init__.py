@@ -9,6 +9,7 @@ from . import (
     compile,
     cpu_matmul,
     cpu_offload,
+    cpu_threads,
     data_loading,
     ddp,
     embedding_cache,
@@ -36,6 +37,7 @@ REGISTRY: tuple[Speedup, ...] = (
     cpu_matmul,  # before anything computes
     tf32,
     precision,  # before parity is proven, which is in the training dtype
+    cpu_threads,  # in that dtype; before anything else is timed
     lora,  # before anything that replaces a forward function: the layers stand where they will stay
     quantized_base,  # before lora_base, which rounds what is left in float32
     lora_base,  # before parity is proven, on the weights as they will be

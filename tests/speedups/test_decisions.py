@@ -35,6 +35,7 @@ def statuses(*args, **given) -> dict[str, str]:
 def test_a_t4_gets_fp16_and_neither_tf32_nor_bf16():
     assert statuses("T4", LORA) == {
         "cpu_matmul": "skipped",
+        "cpu_threads": "skipped",
         "tf32": "skipped",
         "lora": "off",
         "quantized_base": "off",

@@ -34,6 +34,7 @@ EITHER = {
 T4 = {
     **EITHER,
     "cpu_matmul": ("skipped", "T4 is not a CPU"),
+    "cpu_threads": ("skipped", "T4 is not a CPU"),
     "tf32": ("skipped", "T4 has no TF32"),
     "precision": ("applied", "T4 has fp16 but no native bf16"),
     "attention": (
@@ -46,6 +47,7 @@ T4 = {
 A100 = {
     **EITHER,
     "cpu_matmul": ("skipped", "A100-40GB is not a CPU"),
+    "cpu_threads": ("skipped", "A100-40GB is not a CPU"),
     "tf32": ("applied", "A100-40GB has TF32"),
     "precision": ("applied", "A100-40GB has native bf16"),
     "attention": ("applied", "flash attention of A100-40GB"),
@@ -118,7 +120,7 @@ def test_fine_tuning_on_an_a100_gets_bf16_and_flash_attention(plan_for):
 def test_the_two_plans_differ_in_what_the_cards_differ_in():
     assert {name for name in T4 if T4[name][0] != A100[name][0]} == {"tf32"}
     assert {name for name in T4 if T4[name] != A100[name]} == {
-        "cpu_matmul", "tf32", "precision", "attention", "compile",
+        "cpu_matmul", "cpu_threads", "tf32", "precision", "attention", "compile",
     }  # fmt: skip
 
 

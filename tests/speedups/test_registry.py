@@ -26,7 +26,7 @@ NAMES = [speedup.NAME for speedup in REGISTRY]
 
 
 def test_every_module_is_registered_exactly_once_under_its_own_name():
-    assert len(MODULES) == 26
+    assert len(MODULES) == 27
     assert sorted(NAMES) == MODULES
     assert [speedup.__name__.rsplit(".", 1)[1] for speedup in REGISTRY] == NAMES
 
@@ -52,6 +52,7 @@ def test_a_speedup_does_nothing_when_it_is_imported(name):
 def test_the_order_of_application_is_the_one_whose_reasons_the_registry_states():
     order = {name: i for i, name in enumerate(NAMES)}
     assert order["cpu_matmul"] == 0
+    assert order["precision"] < order["cpu_threads"] < order["attention"]  # it times products in the training dtype
     assert order["fused_gelu"] < order["encoder_precision"] < order["embedding_cache"] < order["batch_size"]
     for earlier in ("precision", "encoder_precision", "lora"):  # parity is proven in the dtype and on the layers to be
         assert order[earlier] < order["attention"]
