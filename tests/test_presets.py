@@ -85,7 +85,7 @@ def test_max_speed_with_reproducible_leaves_every_rounding_speedup_out():
     assert args.full_determinism
     rounding = {speedup.NAME for speedup in REGISTRY if speedup.KIND == "N"}
     rounding -= {"quantized_base"}  # which comes by the user's own word alone
-    others = {"precision", "encoder_precision", "tf32", "cpu_matmul"}
+    others = {"precision", "encoder_precision", "tf32", "cpu_matmul", "cpu_threads"}
     assert set(args.without) == rounding == {*others, "attention", "compile"}
 
 
