@@ -25,6 +25,7 @@ from gpu.session import ROOT, Part, Session, run_session
 from gpu.work import Work
 
 from hf_ext.errors import ArgumentError, exit_on_errors
+from hf_ext.quick_imports import quick_imports
 
 # Name -> module of `gpu`, minutes of 20.
 PARTS = {
@@ -61,7 +62,9 @@ def measure(args: argparse.Namespace) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
     spent_s = time.time() - psutil.Process().create_time()  # importing, which counts
     work = Work(args.size, find_device(), args.output, time.monotonic() + args.part_seconds - spent_s)
-    importlib.import_module(f"gpu.{PARTS[args.part][0]}").measure(work)
+    with quick_imports():
+        part = importlib.import_module(f"gpu.{PARTS[args.part][0]}")
+    part.measure(work)
 
 
 def list_parts(args: argparse.Namespace) -> list[Part]:

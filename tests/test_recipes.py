@@ -94,7 +94,8 @@ def test_demo_encodes_each_distinct_sequence_once(demo: dict) -> None:
 
 
 def test_second_run_encodes_nothing(demo: dict) -> None:
-    again = train(demo["cwd"], "--num_train_epochs", "1", "--output_dir", "outputs/affinity", "--resume", "no")
+    shared = ["--num_train_epochs", "1", "--output_dir", "outputs/affinity", "--resume", "no"]
+    again = train(demo["cwd"], *shared, "--head", "mlp")
     assert decision(again["folder"], "embedding_cache")["evidence"]["num_encoded"] == 0
 
 

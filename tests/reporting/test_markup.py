@@ -103,6 +103,7 @@ def test_a_model_named_like_a_link_is_linked_by_its_quoted_name(tmp_path: Path) 
     assert "http://evil" not in card.targets
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", PAYLOADS)
 def test_a_name_of_the_user_adds_no_markup_to_the_report(tmp_path: Path, name: str) -> None:
     def render(word: str) -> _Tags:
