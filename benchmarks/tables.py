@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+from device_table import DEVICES, device_rows
 from gpu.table import parts_table, read_sessions, speed_table
 
 from hf_ext.comparing.progression_file import read_progression
@@ -393,6 +394,11 @@ def element_wise() -> str:
     return format_markdown_table(cells, ["a layer of ESM-2 650M, bf16", "per token", "share", "kernels"])
 
 
+def devices() -> str:
+    """What is decided on each device, and the test that holds it."""
+    return format_markdown_table(device_rows(), ["", *DEVICES, "held by"])
+
+
 def start_time() -> str:
     """Seconds of the processor until the first step, and of imports; medians and quartiles."""
     result = json.loads((RESULTS / "start_time_cpu.json").read_text())
@@ -701,6 +707,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "attention_backward": attention_backward,
     "element_wise": element_wise,
     "start_time": start_time,
+    "devices": devices,
     "cpu_step": cpu_step,
     "compare": compare,
     "embed_once": embed_once,
@@ -728,7 +735,7 @@ TABLES: dict[str, Callable[[], str]] = {
 }
 
 
-_DOCS = ("gpu", "memory", "pde", "progression", "troubleshooting")
+_DOCS = ("devices", "gpu", "memory", "pde", "progression", "troubleshooting")
 PAGES = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in _DOCS))
 
 

@@ -28,6 +28,10 @@ _TURING = "NVIDIA Turing GPU Architecture white paper (2018), reference clocks"
 _A30 = "NVIDIA A30 Tensor Core GPU datasheet (2022)"
 _A40 = "NVIDIA A40 datasheet (2021)"
 _A6000 = "NVIDIA Ampere GA102 GPU Architecture white paper V2 (2021), RTX A6000"
+_P100 = "NVIDIA Tesla P100 datasheet (2016)"
+_A2 = "NVIDIA A2 datasheet (2022), sparse peaks halved"
+_L40 = "NVIDIA L40 datasheet (2022), sparse peaks halved"
+_PRO = "NVIDIA RTX PRO 6000 Blackwell data sheets: memory; no peak without sparsity is printed"
 _L40S = "NVIDIA L40S datasheet (2023)"
 _ADA_6000 = "NVIDIA Ada GPU Architecture white paper V2 (2023), RTX 6000 Ada"
 _H100_NVL = "NVIDIA H100 Tensor Core GPU datasheet (2024), H100 NVL column, sparse peaks halved"
@@ -114,6 +118,8 @@ ROWS: tuple[tuple[Hardware, str], ...] = (
     (plain_device("cpu-avx512-bf16", "cpu", "Intel SDM: AVX512_BF16 (VDPBF16PS)", bf16=True, fused_sdpa=True), ""),
     (plain_device("cpu-amx-bf16", "cpu", "Intel SDM: AMX-BF16 (TDPBF16PS)", bf16=True, fused_sdpa=True), ""),
     (plain_device("mps", "mps", "Apple Metal Performance Shaders; conservative", fp16=True, fused_sdpa=False), ""),
+    (cuda_card("P100", (6, 0), 56, 16, _P100, fp32=9.3), "P100-PCIE-16GB"),  # Kaggle's
+    (cuda_card("P100-SXM2", (6, 0), 56, 16, _P100, fp32=10.6), "P100-SXM2-16GB"),
     (cuda_card("T4", (7, 5), 40, 16, _T4, fp32=8.1, fp16=65), "T4"),
     (cuda_card("V100-16GB", (7, 0), 80, 16, _V100, fp32=15.7, fp16=125), "V100-SXM2-16GB"),
     (cuda_card("V100-32GB", (7, 0), 80, 32, _V100, fp32=15.7, fp16=125), "V100-SXM[23]-32GB"),
@@ -127,6 +133,7 @@ ROWS: tuple[tuple[Hardware, str], ...] = (
         cuda_card("A100-80GB", (8, 0), 108, 80, _A100, fp32=19.5, tf32=156, fp16=312, bf16=312),
         "A100-SXM4?-80GB|A100[ -]80GB[ -]PCIe",
     ),
+    (cuda_card("A2", (8, 6), 10, 16, _A2, fp32=4.5, tf32=9, fp16=18, bf16=18), "A2"),
     (cuda_card("A10", (8, 6), 72, 24, _A10, fp32=31.2, tf32=62.5, fp16=125, bf16=125), "A10"),
     (cuda_card("A10G", (8, 6), 80, 24, _A10G, fp32=35, tf32=35, fp16=70, bf16=70), "A10G"),
     (cuda_card("A30", (8, 0), 56, 24, _A30, fp32=10.3, tf32=82, fp16=165, bf16=165), "A30"),
@@ -136,6 +143,7 @@ ROWS: tuple[tuple[Hardware, str], ...] = (
         cuda_card("RTX-6000-Ada", (8, 9), 142, 48, _ADA_6000, fp32=91.1, tf32=182.1, fp16=364.2, bf16=364.2, fp8=728.5),
         "RTX 6000 Ada Generation",
     ),
+    (cuda_card("L40", (8, 9), 142, 48, _L40, fp32=90.5, tf32=90.5, fp16=181.05, bf16=181.05, fp8=362), "L40"),
     (cuda_card("L40S", (8, 9), 142, 48, _L40S, fp32=91.6, tf32=183, fp16=362.05, bf16=362.05, fp8=733), "L40S"),
     (cuda_card("L4", (8, 9), 58, 24, _L4, fp32=30.3, tf32=60, fp16=121, bf16=121, fp8=242.5), "L4"),
     (
@@ -160,6 +168,7 @@ ROWS: tuple[tuple[Hardware, str], ...] = (
     ),
     (cuda_card("H200", (9, 0), 132, 141, _H200, fp32=67, tf32=494.5, fp16=989.5, bf16=989.5, fp8=1979), "H200"),
     (cuda_card("B200", (10, 0), 148, 180, _B200, fp32=75, tf32=1100, fp16=2250, bf16=2250, fp8=4500), "B200"),
+    (cuda_card("RTX-PRO-6000", (12, 0), 188, 96, _PRO), "RTX PRO 6000 Blackwell (Workstation|Server) Edition"),
     (cuda_card("RTX-2060", (7, 5), 30, 6, _PRODUCT.format("RTX 2060"), fp32=6.5), "(GeForce )?RTX 2060"),
     (
         cuda_card("RTX-2060-SUPER", (7, 5), 34, 8, _PRODUCT.format("RTX 2060 SUPER"), fp32=7.2),

@@ -36,10 +36,10 @@ def card(monkeypatch):
     return plug_in
 
 
-def test_the_table_has_44_rows_with_unique_names_and_a_source_each():
+def test_the_table_has_49_rows_with_unique_names_and_a_source_each():
     rows = [describe_hardware(name) for name in known_hardware()]
-    assert len(rows) == 44
-    assert len({row.name for row in rows}) == 44
+    assert len(rows) == 49
+    assert len({row.name for row in rows}) == 49
     assert all(row.source for row in rows)
     assert {row.kind for row in rows} == {"cpu", "mps", "cuda"}
 
@@ -118,6 +118,11 @@ def test_peaks_are_dense_with_fp32_accumulation(name, precision, tflops):
         ("GH200", "GH200-96GB"),
         ("a6000", "RTX-A6000"),
         ("rtx 2080 ti", "RTX-2080-Ti"),
+        ("Tesla P100-PCIE-16GB", "P100"),
+        ("NVIDIA L40", "L40"),
+        ("NVIDIA L40S", "L40S"),
+        ("NVIDIA A2", "A2"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "RTX-PRO-6000"),
     ],
 )
 def test_names_are_found_in_any_spelling(spelled, name):
@@ -209,8 +214,8 @@ def test_a_live_card_is_recognised_by_its_driver_name(card, driver, sm, memory_g
         ("Quadro RTX 6000", (7, 5), 23.6),
         ("NVIDIA RTX 6000", (7, 5), 23.6),
         ("NVIDIA RTX 5000 Ada Generation", (8, 9), 31.5),
-        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", (12, 0), 94.9),
-        ("NVIDIA L40", (8, 9), 44.4),
+        ("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", (12, 0), 94.9),
+        ("NVIDIA L40G", (8, 9), 22.2),
         ("NVIDIA L4", (8, 9), 44.4),
         ("NVIDIA A30 MIG 2g.12gb", (8, 0), 11.9),
         ("NVIDIA GH200 480GB MIG 1g.12gb", (9, 0), 10.9),

@@ -47,7 +47,7 @@ COMMANDS = [
 
 
 def test_tables_are_what_the_results_say() -> None:
-    names = ["gpu.md", "memory.md", "pde.md", "progression.md", "troubleshooting.md"]
+    names = ["devices.md", "gpu.md", "memory.md", "pde.md", "progression.md", "troubleshooting.md"]
     assert [path.name for path in PAGES] == ["README.md", *names]
     for path in PAGES:
         assert render(path.read_text(encoding="utf-8")) == path.read_text(encoding="utf-8")

@@ -14,7 +14,7 @@ from ..speedups.quantized_base import asked_bits
 from . import sizes
 from .facts import Facts, Finding
 from .machine import COLAB_DRIVE
-from .wheels import advise, lacks_kernels
+from .wheels import DEFAULT_WHEELS_FROM, advise, lacks_kernels
 
 MIN_SHARED_BYTES = 2**30  # Docker's default of 64 MiB ends workers with "bus error"
 COLAB_HOURS = 12.0  # free sessions end then at the latest
@@ -78,9 +78,11 @@ def _kernels(facts: Facts) -> Iterator[Finding]:
         return
     installed = next((p.installed for p in facts.packages if p.name == "torch"), "")
     major, minor = hardware.compute_capability or (0, 0)
+    whose = f"torch {installed} has" if built else "torch's default wheels have"
+    has = f"it has {', '.join(built)}" if built else "they begin with sm_{}{}".format(*DEFAULT_WHEELS_FROM)
     text = (
-        f"torch {installed} has no kernels for {hardware.name} (sm_{major}{minor}; it has {', '.join(built)}): the "
-        'first operation there would fail with "no kernel image is available"'
+        f"{whose} no kernels for {hardware.name} (sm_{major}{minor}; {has}): the first operation there would fail with "
+        '"no kernel image is available"'
     ).replace("  ", " ")
     yield Finding("kernels", "warns" if facts.machine.is_described else "stops", text, advise(hardware, built))
 

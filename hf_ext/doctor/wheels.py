@@ -7,15 +7,20 @@ from collections.abc import Iterable
 
 from ..hardware import Hardware
 
+# Default wheels of torch 2.11 and later are built for CUDA 13, which has no Pascal and no Volta.
+DEFAULT_WHEELS_FROM = (7, 5)
+
 
 def lacks_kernels(hardware: Hardware, architectures: Iterable[str]) -> bool:
     """Whether none of `architectures`, as `torch.cuda.get_arch_list()` names them, runs on a card.
 
     "sm_86" runs on cards of the same major capability from 8.6 on, "sm_90a" on 9.0 only; "compute_90" is compiled
-    anew for every later card. A build without CUDA has none, and says nothing about a card.
+    anew for every later card. A build without CUDA has none; then it is what the default wheels have.
     """
     card, known = hardware.compute_capability, [*architectures]
-    return card is not None and bool(known) and not any(_runs(name, card) for name in known)
+    if card is None:
+        return False
+    return not any(_runs(name, card) for name in known) if known else card < DEFAULT_WHEELS_FROM
 
 
 def _runs(architecture: str, card: tuple[int, int]) -> bool:
@@ -31,7 +36,8 @@ def _runs(architecture: str, card: tuple[int, int]) -> bool:
 def advise(hardware: Hardware, architectures: Iterable[str]) -> str:
     """What to install: older cards have kernels in the wheels of older CUDA versions, newer ones in newer wheels."""
     built = [(int(m[1]), int(m[2])) for name in architectures if (m := re.fullmatch(r"sm_(\d+)(\d)[a-z]?", name))]
-    if hardware.compute_capability is not None and built and hardware.compute_capability < min(built):
+    oldest = min(built, default=DEFAULT_WHEELS_FROM)
+    if hardware.compute_capability is not None and hardware.compute_capability < oldest:
         return (
             "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu126 (built for CUDA "
             "12.6, which has kernels from compute capability 5.0 on)"

@@ -174,6 +174,15 @@ def test_wheels_without_kernels_for_the_card_are_named_with_what_to_install():
     assert finding.remedy.startswith("pip install --upgrade torch")
 
 
+@pytest.mark.parametrize("card", ["P100", "V100-32GB"])
+def test_a_build_without_cuda_is_told_what_the_default_wheels_lack(card):
+    (finding,) = without_kernels(card, ())
+    sm = "".join(map(str, describe_hardware(card).compute_capability))
+    assert finding.text.startswith(f"torch's default wheels have no kernels for {card} ")
+    assert f"(sm_{sm}; they begin with sm_75)" in finding.text
+    assert "whl/cu126" in finding.remedy
+
+
 @pytest.mark.parametrize(
     "card", ["T4", "RTX-2080-Ti", "A100", "A10", "L4", "RTX-4090", "H100", "B200", "RTX-5090", "cpu"]
 )

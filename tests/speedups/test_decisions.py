@@ -87,6 +87,43 @@ def test_a_cpu_with_bf16_instructions_uses_them_under_autocast(cpu):
     assert decide("encoder_precision", cpu).settings == {"dtype": "bf16", "mode": "autocast", "max_noise": 0.05}
 
 
+@pytest.mark.parametrize(
+    ("device", "trained", "frozen"),
+    [
+        ("P100", None, None),  # float16 by emulated matrix units would be no gain
+        ("V100", "fp16", ("fp16", "weights")),
+        ("T4", "fp16", ("fp16", "weights")),
+        ("A100", "bf16", ("bf16", "weights")),
+        ("B200", "bf16", ("bf16", "weights")),
+        ("mps", None, None),
+        ("cpu", None, None),
+        ("cpu-amx-bf16", "bf16", ("bf16", "autocast")),
+    ],
+)
+def test_each_device_trains_in_what_it_has_units_for(device, trained, frozen):
+    assert decide("precision", device, LORA).settings.get("mixed_precision") == trained
+    settings = decide("encoder_precision", device).settings
+    assert (settings["dtype"], settings["mode"]) == frozen if frozen else settings == {}
+
+
+@pytest.mark.parametrize(
+    ("device", "compiles", "onednn", "loading"),
+    [
+        ("P100", "skipped", "skipped", (7, True)),  # older than Triton's 7.0
+        ("V100", "applied", "skipped", (7, True)),
+        ("T4", "applied", "skipped", (7, True)),
+        ("H100", "applied", "skipped", (7, True)),
+        ("mps", "skipped", "skipped", (0, False)),
+        ("cpu", "skipped", "applied", (0, False)),
+    ],
+)
+def test_what_compiles_and_what_loads_by_device(device, compiles, onednn, loading):
+    assert decide("compile", device, LORA).status == compiles
+    assert decide("cpu_matmul", device, LORA).status == onednn
+    settings = decide("data_loading", device, LORA).settings
+    assert (settings["dataloader_num_workers"], settings["dataloader_pin_memory"]) == loading
+
+
 def test_nothing_is_decided_for_when_nothing_is_asked_for():
     for card in ("cpu-avx512-bf16", "T4", "A100"):
         assert set(statuses(card, speedups=[]).values()) == {"off"}
