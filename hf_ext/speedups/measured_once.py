@@ -23,13 +23,24 @@ def measure_once(args: Any, name: str, key: str, measure: Callable[[], float]) -
     return do_on_main(args, partial(_find, args, name, key, measure))
 
 
+def was_begun(args: Any) -> bool:
+    """Whether a run that may be continued has written a plan, whatever is in it."""
+    return any(path.is_file() for path in _plans(args))
+
+
 def _find(args: Any, name: str, key: str, measure: Callable[[], float]) -> float:
-    named = [args.resume_from_checkpoint, None if args.resume in ("auto", "no") else args.resume]
-    for folder in (*(Path(str(checkpoint)).parent for checkpoint in named if checkpoint), Path(str(args.output_dir))):
-        found = _read(folder / "plan.json", name, key)
+    for path in _plans(args):
+        found = _read(path, name, key)
         if found is not None:
             return found
     return measure()
+
+
+def _plans(args: Any) -> list[Path]:
+    """Of the run of a checkpoint that was named, and of this run's folder; they need not be there."""
+    named = [args.resume_from_checkpoint, None if args.resume in ("auto", "no") else args.resume]
+    folders = [*(Path(str(checkpoint)).parent for checkpoint in named if checkpoint), Path(str(args.output_dir))]
+    return [folder / "plan.json" for folder in folders]
 
 
 def _read(path: Path, name: str, key: str) -> float | None:

@@ -158,6 +158,18 @@ def test_a_run_goes_on_with_the_number_that_it_began_with(monkeypatch, tmp_path)
     assert found == [(2, 3), (2, 1), (1, 3)]
 
 
+@pytest.mark.usefixtures("nobody_said")
+def test_a_run_that_was_begun_on_threads_somebody_chose_goes_on_with_those_of_the_process(monkeypatch, tmp_path):
+    with monkeypatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        first = make_run(patch, tmp_path, STEADY)
+        assert first.plan["cpu_threads"].status == "skipped"
+        first.end()
+    trainer = make_run(monkeypatch, tmp_path, STEADY)
+    assert trainer.plan["cpu_threads"].evidence == {"threads": 1}
+    trainer.end()
+
+
 def test_off_leaves_the_process_as_it_is(monkeypatch, tmp_path):
     monkeypatch.setattr(cpu_threads, "measure_rates", lambda *given: pytest.fail("measured"))
     for name, given in (("set", {"speedups": ["cpu_threads"]}), ("off", {})):  # tests set OMP_NUM_THREADS
