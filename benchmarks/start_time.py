@@ -1,7 +1,7 @@
 """Seconds of the processor until a run on frozen encoders has made its first step, beside those of imports alone.
 
 The demo of `recipes/max_speed.py` with `--head mlp`, since the search for a head is training too; fresh processes that
-take turns, children included. bitsandbytes is hidden unless asked for: it is optional, and PEFT imports it where it is.
+take turns, children included. bitsandbytes is hidden: it is optional, and PEFT imports it where it is installed.
 
 python benchmarks/start_time.py --against ../before --output benchmarks/results/start_time_cpu.json
 """
