@@ -31,6 +31,7 @@ _PLAIN = (
     "inputs_embeds",
     "encoder_hidden_states",
     "encoder_attention_mask",
+    "cache",
     "past_key_values",
     "use_cache",
     "output_attentions",

@@ -21,7 +21,7 @@ from .configuration import GeneratorConfig
 from .esm import PretrainedEncoder
 from .light import LightDecoder, LightEncoder
 from .lstm import LstmDecoder, LstmEncoder
-from .outputs import EncoderStates, as_states, pick
+from .outputs import CACHE, EncoderStates, as_states, pick
 from .transformer import TransformerDecoder, TransformerEncoder
 
 # No antibody can be made of them; after few steps they would be drawn all the same.
@@ -185,32 +185,35 @@ class AntibodyGenerator(PreTrainedModel, GenerationMixin):
         encoder_outputs: Any = None,
         antigen_index: torch.Tensor | None = None,
         affinity: torch.Tensor | None = None,
-        past_key_values: Any = None,
+        cache: Any = None,
         use_cache: bool | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
         layout: Any = None,
         return_dict: bool | None = None,
+        past_key_values: Any = None,
     ) -> Any:
         """Scores of each next token of n rows, and the loss.
 
         Args:
             input_ids, attention_mask: (k, antigen tokens), int64; padding may stand on either side.
             labels: (n, tokens), int64, what is to be written, without `<bos>`; -100 is left out of the loss.
-            decoder_input_ids: (n, tokens), int64, with `<bos>`; None: made from `labels`. After `past_key_values` only
-                those that it has not seen.
+            decoder_input_ids: (n, tokens), int64, with `<bos>`; None: made from `labels`. After `cache` only those
+                that it has not seen.
             encoder_outputs: states of the k antigens, (k, tokens, width), in place of `input_ids`; as a tensor, the
                 first entry of a tuple, or a ModelOutput. Of the LSTM, what `encode` returns.
             antigen_index: (n,), int64, which antigen each row has; None: n = k, in their order.
             affinity: (n,), float, in the units of `config.label_mean`; NaN: unknown. None: unknown in all rows.
-            past_key_values: what this model returned for the tokens before.
-            use_cache: return `past_key_values`; None: as in the configuration, but not where there are labels.
+            cache: what this model returned for the tokens before.
+            use_cache: return the cache; None: as in the configuration, but not where there are labels.
             num_items_in_batch: labels in the whole effective batch; None: those here.
             layout: a batch's `BatchLayout`, for encoders that run without padding.
             return_dict: False: a tuple.
+            past_key_values: what transformers before 5.24 calls `cache`.
 
         Returns:
             `Seq2SeqLMOutput`: `loss`, the summed cross entropy by `num_items_in_batch`, scalar, float32; `logits`,
-            (n, tokens, vocabulary); `past_key_values`; `encoder_last_hidden_state`, of the k antigens.
+            (n, tokens, vocabulary); `cache` (`past_key_values` before transformers 5.24); `encoder_last_hidden_state`,
+            of the k antigens.
 
         Raises:
             ArgumentError: no antigen, nothing to write, or numbers of rows that do not fit.
@@ -230,13 +233,14 @@ class AntibodyGenerator(PreTrainedModel, GenerationMixin):
         embedded = embedded + self.affinity(affinity, len(embedded))[:, None]
         if use_cache is None:
             use_cache = self.config.use_cache and labels is None and not self.training
-        hidden, past = self.decoder(embedded, encoded, attention_mask, antigen_index, past_key_values, use_cache)
+        cache = past_key_values if cache is None else cache
+        hidden, cache = self.decoder(embedded, encoded, attention_mask, antigen_index, cache, use_cache)
         logits = self._score(hidden)
         loss = None if labels is None else exact_loss("tokens", self.config, logits, labels, num_items_in_batch)
         output = Seq2SeqLMOutput(
             loss=loss,
             logits=logits,
-            past_key_values=past,
+            **{CACHE: cache},
             encoder_last_hidden_state=encoded.last_hidden_state,
         )
         return output.to_tuple() if return_dict is False else output

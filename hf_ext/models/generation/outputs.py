@@ -6,9 +6,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from transformers.modeling_outputs import Seq2SeqLMOutput
 from transformers.utils import ModelOutput
 
 from ...errors import ArgumentError
+
+# What transformers calls the decoder's memory, in outputs and as an argument; before 5.24 `past_key_values`.
+CACHE = "cache" if "cache" in Seq2SeqLMOutput.__dataclass_fields__ else "past_key_values"
 
 
 @dataclass

@@ -17,7 +17,7 @@ from transformers.models.t5.modeling_t5 import T5Attention, T5Stack
 from . import cross_attention
 from .configuration import GeneratorConfig
 from .cross_attention import SharedAntigens, register_shared_attention
-from .outputs import EncoderStates, pick
+from .outputs import CACHE, EncoderStates, pick
 from .positions import sinusoids
 
 register_shared_attention()
@@ -109,11 +109,11 @@ class TransformerDecoder(nn.Module):
         positions = torch.arange(first, first + embedded.shape[1], device=embedded.device)
         output = self.stack(
             inputs_embeds=embedded + sinusoids(positions, embedded.shape[2]).to(embedded.dtype),
-            past_key_values=past,
             use_cache=use_cache,
+            **{CACHE: past},
             **self._to_read(states, attention_mask, index, is_shared=past is None),
         )
-        return output.last_hidden_state, output.past_key_values if use_cache else None
+        return output.last_hidden_state, output[CACHE] if use_cache else None
 
     def _to_read(
         self, states: torch.Tensor, mask: torch.Tensor | None, index: torch.Tensor | None, is_shared: bool
