@@ -282,7 +282,7 @@ class AntibodyGenerator(PreTrainedModel, GenerationMixin):
         if antigen_index is not None:
             encoded, attention_mask = encoded.select(antigen_index), pick(attention_mask, antigen_index)
         kwargs |= {"encoder_outputs": encoded, "attention_mask": attention_mask}
-        return super().generate(None, *args, **kwargs)  # type: ignore[misc]
+        return super().generate(None, *args, **kwargs)
 
 
 def check_rows(
