@@ -3,7 +3,7 @@
     accelerate launch --quiet recipes/max_speed.py                        # generated demo data, about a minute
     accelerate launch --quiet recipes/max_speed.py --config recipes/configs/gb1.yaml  # your data: copy and edit one
 
-On one device, `python recipes/max_speed.py` does the same and starts sooner.
+On one device, `hf-ext train` or `python recipes/max_speed.py` does the same and starts sooner.
 
 Frozen encoders are run once per distinct sequence; the head trains from the cache. `--use_peft` turns the same command
 into fine-tuning with LoRA, `--tower_training full` into full fine-tuning; `--init_head_from` starts either from the

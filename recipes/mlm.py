@@ -4,7 +4,7 @@
     accelerate launch --quiet recipes/mlm.py --config recipes/configs/mlm_esm2_8M.yaml  # your sequences: copy, edit it
     accelerate launch --quiet recipes/mlm.py --model_size esm2_35M --dataset_name proteins.fasta --max_residues 512
 
-On one device, `python recipes/mlm.py` does the same and starts sooner.
+On one device, `hf-ext mlm` or `python recipes/mlm.py` does the same and starts sooner.
 
 Killed, or stopped with Ctrl-C, the same command goes on where it was (`--resume auto`, the default): masks are a
 function of seed, epoch and sequence, and streams are read on from their position. Sequences above --max_residues are
