@@ -13,6 +13,7 @@ DOCS = ["sphinx>=8.1", "myst-parser>=4", "furo>=2025.7"]
 setup(
     packages=[*find_packages(include=["hf_ext", "hf_ext.*"], exclude=list(TOP_LEVEL)), *TOP_LEVEL],
     package_dir=TOP_LEVEL,
+    include_package_data=False,  # else all that MANIFEST.in has for the source archive
     package_data={
         "hf_ext": ["py.typed"],
         "hf_ext.reporting.report": ["templates/*"],

@@ -61,11 +61,11 @@ def help_page() -> str:
             *commands,
             "",
             f"  {PROGRAM} train                    on generated data, a minute; so mlm, generate",
-            f"  {PROGRAM} train --help             the flags that people use first; --help all: every one",
+            f"  {PROGRAM} train --help             flags that people use first; --help all: all",
             f"  {PROGRAM} train --config gb1.yaml  a file of yours, or one that comes with hf_ext",
             f"  {PROGRAM} --version                that of hf_ext",
-            f"  {PROGRAM} --path                   the YAML files that come with it, with their paths",
-            f"  {PROGRAM} --path NAME.yaml         the path of one, to copy it or to launch with it:",
+            f"  {PROGRAM} --path                   paths of all files that come with it",
+            f"  {PROGRAM} --path NAME.yaml         the path of one, to copy or launch with:",
             "",
             f"  accelerate launch --config_file $({PROGRAM} --path 2gpu_ddp.yaml) -m hf_ext train",
             "",
@@ -86,8 +86,6 @@ def _find_path(words: Sequence[str]) -> str:
     if not words:
         return "\n".join(map(str, paths.values()))
     if words[0] not in paths:
-        near = name_nearest(words[0], paths)
-        raise ArgumentError(
-            f"{PROGRAM} --path: no {words[0]!r} comes with hf_ext{near or '.'} Files: {', '.join(paths)}."
-        )
+        near = name_nearest(words[0], paths) or "."
+        raise ArgumentError(f"{PROGRAM} --path: no {words[0]!r} comes with hf_ext{near} Files: {', '.join(paths)}.")
     return str(paths[words[0]])

@@ -97,8 +97,8 @@ class GroupedArgumentParser(HfArgumentParser):
         kwargs.setdefault("formatter_class", HelpFormatter)
         super().__init__(dataclass_types, **{**kwargs, "add_help": False})
         if kwargs.get("add_help", True):
-            words = {"action": ShowHelp, "default": argparse.SUPPRESS, "help": "The flags used most, or all."}
-            self.add_argument("-h", "--help", **words)
+            one_line = "The flags used most, or all."
+            self.add_argument("-h", "--help", action=ShowHelp, default=argparse.SUPPRESS, help=one_line)
 
     def shown_defaults(self) -> Mapping[str, Any]:
         """Field -> the value that it has where nobody gives one, where that is not the dataclass's own default."""

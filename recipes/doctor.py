@@ -28,6 +28,10 @@ from typing import Any
 from hf_ext.quick_imports import quick_imports
 
 with quick_imports():
+    import hf_ext.recipes.generate_antibody as generate_antibody
+    import hf_ext.recipes.max_speed as max_speed
+    import hf_ext.recipes.mlm as mlm
+    import hf_ext.recipes.pde_operator as pde_operator
     import yaml
     from transformers.utils.logging import disable_progress_bar
 
@@ -46,7 +50,6 @@ with quick_imports():
     from hf_ext.generation.arguments import GeneratorArguments
     from hf_ext.masked_lm.arguments import MaskedLMArguments
     from hf_ext.pde.arguments import OperatorArguments
-    from hf_ext.recipes import generate_antibody, max_speed, mlm, pde_operator
     from hf_ext.shipped import CONFIGS, find_shipped
     from hf_ext.tasks import parse_command
     from hf_ext.training_args import FastTrainingArguments

@@ -1,11 +1,11 @@
 """Train a generator of antibodies for antigens, in stages with gates, and say whether it reads the antigen at all.
 
-    accelerate launch --quiet recipes/generate_antibody.py                # generated demo data, about a minute
+    hf-ext generate                                   # generated demo data, about a minute
     accelerate launch --quiet recipes/generate_antibody.py --dataset_name pairs.csv --antigen_column antigen \\
         --heavy_column heavy --light_column light                         # your pairs, stage 1: proof
     accelerate launch --quiet recipes/generate_antibody.py --dataset_name pairs.csv --stage auto
 
-On one device, `hf-ext generate` or `python recipes/generate_antibody.py` does the same and starts sooner.
+On one device, `python recipes/generate_antibody.py` does the same and starts sooner.
 
 Each row is an antibody and the antigen that it binds; joining tables is yours. With `--label_column pKd` the generator
 can be asked for an affinity. Rows are split by antigen, unless you say how. A stage ends with `gates.json`; where a

@@ -81,7 +81,8 @@ def imported_modules(name: str, path: Path, package: str, known: dict[str, Path]
             if node.level:
                 here = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
                 base = ".".join([*here[: len(here) - node.level + 1], *filter(None, [node.module])])
-            targets = [f"{base}.{alias.name}" if f"{base}.{alias.name}" in known else base for alias in node.names]
+            names = [alias.name for alias in node.names if alias.name != "__version__"]  # the package's own
+            targets = [f"{base}.{name}" if f"{base}.{name}" in known else base for name in names]
         else:
             continue
         found |= {target for target in targets if target.split(".")[0] == package}

@@ -64,11 +64,9 @@ def test_a_command_imports_its_own_recipe_alone_and_reads_its_words(tmp_path):
     assert "nowhere" in done.stderr
 
 
-@pytest.mark.parametrize("words", [["report", "--run", "nowhere"], ["resume", "nowhere"], ["resume"]])
-def test_a_command_ends_as_the_script_does(words, tmp_path):
-    module = COMMANDS[words[0]][0].rpartition(".")[2]
-    script = run(str(ROOT / "recipes" / f"{module}.py"), *words[1:], cwd=tmp_path)
-    command = run("-m", "hf_ext", *words, cwd=tmp_path)
+def test_a_command_ends_as_the_script_does(tmp_path):
+    script = run(str(ROOT / "recipes" / "resume_check.py"), "nowhere", cwd=tmp_path)
+    command = run("-m", "hf_ext", "resume", "nowhere", cwd=tmp_path)
     assert (command.returncode, command.stderr) == (script.returncode, script.stderr)
     assert (script.returncode, "Traceback" in script.stderr) == (1, False)
 

@@ -126,7 +126,7 @@ def test_what_help_shows_is_what_a_run_gets(print_help, recipe, words):
         if isinstance(value, int | float) and not isinstance(value, bool) and default_of(shown, f"--{flag}") != "None":
             assert float(default_of(shown, f"--{flag}")) == value, flag
             compared += 1
-    assert compared > (30 if words else 0)
+    assert compared > (25 if words else 0)
 
 
 FIRST = {
@@ -134,7 +134,7 @@ FIRST = {
     "mlm": 22,
     "generate_antibody": 22,
     "pde_operator": 19,
-    "sample": 20,
+    "sample": 21,
     "predict": 20,
     "evaluate_recipe": 20,
     "doctor": 27,
@@ -155,7 +155,7 @@ def test_the_first_page_has_the_flags_of_its_table_as_all_has_them_and_says_how_
         (group,) = [name for name, lines in first.items() if f"\n  --{flag} " in f"\n{lines}"]
         assert default_of(first[group], f"--{flag}") == default_of(every[group], f"--{flag}"), flag
     last = " ".join(page.split("\n\n")[-1].split())
-    named = re.findall(r"^  (?:-h, )?--(\w+)", whole, re.MULTILINE)
+    named = re.findall(r"^  (?:-h \[all\], )?--(\w+)", whole, re.MULTILINE)
     total = len([flag for flag in named if not (flag.startswith("no_") and flag[3:] in named)])
     assert re.fullmatch(rf"All {total} flags, and more on them: .+ --help all", last)
     assert page.count("\n") < 0.6 * whole.count("\n")
