@@ -1,24 +1,25 @@
-from pathlib import Path
-
 from setuptools import find_packages, setup
 
-ROOT = Path(__file__).parent
-VERSION = next(
-    line.split('"')[1]
-    for line in (ROOT / "hf_ext/__init__.py").read_text().splitlines()
-    if line.startswith("__version__")
-)
+# Everything else about the project is in pyproject.toml.
+# Package, where hf_ext is installed -> folder of the top level, where it stands in a clone and people launch it.
+TOP_LEVEL = {
+    "hf_ext.recipes": "recipes",
+    "hf_ext.recipes.configs": "recipes/configs",
+    "hf_ext.recipes.examples": "recipes/examples",
+    "hf_ext.accelerate_configs": "accelerate_configs",
+}
+DOCS = ["sphinx>=8.1", "myst-parser>=4", "furo>=2025.7"]
 
 setup(
-    name="hf_ext",
-    version=VERSION,
-    description="The Hugging Face Trainer for protein language models on the hardware you have.",
-    long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
-    long_description_content_type="text/markdown",
-    license="Apache-2.0",
-    packages=find_packages(include=["hf_ext", "hf_ext.*"]),
-    package_data={"hf_ext.reporting.report": ["templates/*"]},
-    python_requires=">=3.10",
+    packages=[*find_packages(include=["hf_ext", "hf_ext.*"], exclude=list(TOP_LEVEL)), *TOP_LEVEL],
+    package_dir=TOP_LEVEL,
+    include_package_data=False,  # else all that MANIFEST.in has for the source archive
+    package_data={
+        "hf_ext": ["py.typed"],
+        "hf_ext.reporting.report": ["templates/*"],
+        "hf_ext.recipes.configs": ["*.yaml"],
+        "hf_ext.accelerate_configs": ["*.yaml"],
+    },
     install_requires=[
         "torch>=2.11,<2.14",
         "transformers>=5.23,<6",
@@ -48,11 +49,14 @@ setup(
         "quantization": ["bitsandbytes>=0.50"],  # the first whose 8-bit optimizers step on a CPU, where we test
         "numbering": ['anarcii>=2.0.8; python_version >= "3.11"'],  # antibodies as variable domains, IMGT
         "humanness": ["promb>=1.0.2"],  # OASis 9-mers of human antibodies
+        "docs": DOCS,
         "dev": [
+            *DOCS,
             *("pytest>=8", "pytest-timeout>=2.3", "pytest-xdist>=3.6", "ruff>=0.14", "mypy>=1.18", "types-PyYAML"),
             *("nbclient>=0.10", "nbformat>=5.10", "ipykernel>=6.29"),  # the notebook is executed by a test
             "tensorboard>=2.18",  # what report_to writes is read back by a test
             "bitsandbytes>=0.50",
+            *("build>=1.2", "setuptools>=77"),  # a test builds wheel and sdist with what is installed
         ],
     },
 )

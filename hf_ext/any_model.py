@@ -59,6 +59,12 @@ class AnyModelArguments:
     """
 
     _argument_group_name = "data"  # in --help
+    _first_flags = (
+        *("num_rows", "num_test_rows", "stock_trainer", "preset", "without", "max_steps", "max_tokens_per_batch"),
+        *("eval_strategy", "metric_for_best_model"),
+        *("output_dir", "num_train_epochs", "learning_rate", "per_device_train_batch_size", "seed", "report_to"),
+        *("resume", "max_hours", "push_to_hub", "hub_model_id"),
+    )
 
     num_rows: int = field(default=4000, metadata={"help": "Rows to generate for training."})
     num_test_rows: int = field(default=1000, metadata={"help": "Rows to generate for the held-out score."})

@@ -15,6 +15,7 @@ import yaml
 
 from hf_ext.data.contents import irregular_kind
 from hf_ext.errors import ArgumentError
+from hf_ext.shipped import CONFIGS, find_shipped, list_shipped
 
 _INT, _FLOAT = _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 MAX_BYTES = 64 * 1024  # twenty times the largest in recipes/configs; PyYAML reads about 100 KB a second
@@ -31,9 +32,13 @@ class Given(NamedTuple):
 def read_config(path: str) -> dict[str, Given]:
     """Returns field name -> value with its line; `output-dir` is read as `output_dir`.
 
+    Args:
+        path: a file, or the name of one that comes with hf_ext; see `find_shipped`.
+
     Raises:
         ArgumentError: no regular file, too large, not UTF-8, not YAML, beyond plain YAML, or a key given twice.
     """
+    path = str(find_shipped(path, CONFIGS))
     loader, root = _compose(path, _Loader)
     if root is None:
         return {}
@@ -43,6 +48,7 @@ def read_config(path: str) -> dict[str, Given]:
 
 def read_mapping(path: str) -> yaml.MappingNode:
     """Returns the file's nodes with their values as they are written; errors as in `read_config`."""
+    path = str(find_shipped(path, CONFIGS))
     root = _compose(path, _PlainLoader)[1]
     if root is None:
         raise ArgumentError(f"{path}: the file is empty; it needs lines of 'field: value'.")
@@ -116,6 +122,11 @@ def _read_text(path: str) -> str:
         if len(content) > MAX_BYTES:
             raise ArgumentError(f"{path}: larger than {MAX_BYTES // 1024} KB; is this a recipe's YAML file?")
         return content.decode("utf-8")
+    except FileNotFoundError as error:
+        known = ", ".join(list_shipped(CONFIGS))
+        raise ArgumentError(
+            f"--config {path}: cannot be read from {Path.cwd()}: {error}. With hf_ext come: {known}."
+        ) from error
     except (OSError, UnicodeDecodeError) as error:
         raise ArgumentError(f"--config {path}: cannot be read from {Path.cwd()}: {error}") from error
 

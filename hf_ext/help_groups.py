@@ -1,4 +1,4 @@
-"""`--help` in groups: what users look for first, and the many flags of transformers that few need last."""
+"""`--help` in groups: the flags that people use first; with `--help all` every one, those that few need last."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import Enum
+from itertools import takewhile
 from typing import Any
 
 from transformers import HfArgumentParser, TrainingArguments
 
 from .argument_names import with_short_name
 
+ALL = "all"
 LAST = "everything else of transformers.TrainingArguments"
 # Group -> the training arguments in it, as they are typed. Those of transformers that stand nowhere come last; of other
 # dataclasses `_argument_group_name` says it, which is HfArgumentParser's own.
@@ -61,12 +63,25 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescript
     """Shows defaults, and keeps the line breaks of descriptions."""
 
 
+class ShowHelp(argparse.Action):
+    """`--help`: prints the first page, or with the word `all` the whole, and ends the program."""
+
+    def __init__(self, option_strings: Any, dest: str, **kwargs: Any) -> None:
+        super().__init__(option_strings, dest, nargs="?", choices=(ALL,), metavar=ALL, **kwargs)
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        print(parser.format_all_help() if values == ALL else parser.format_help(), end="")
+        parser.exit()
+
+
 class GroupedArgumentParser(HfArgumentParser):
     """`HfArgumentParser` whose help has the fields of its dataclasses in groups, and a place for other defaults.
 
     A dataclass of its own stands in the group that its `_argument_group_name` says, or in several that its
     `_argument_groups` names, {group: (field, ...)}: before all others unless that is one of `TRAINING_GROUPS`; without
     either, among the options. Training arguments stand as `TRAINING_GROUPS` says.
+    `--help` shows the fields that `_first_flags` of a dataclass names, its own and others of the parser, as they are
+    typed, and says that `--help all` shows the rest; where no dataclass has such a table, it shows all.
     Parsing is that of the parent class.
     """
 
@@ -78,31 +93,56 @@ class GroupedArgumentParser(HfArgumentParser):
         names = dict.fromkeys([*listed, *filter(None, self._group_of.values())])
         self._order = [*(name for name in names if name not in TRAINING_GROUPS), *TRAINING_GROUPS]
         self._groups: dict[str, Any] = {}
+        self._first_flags = frozenset(name for dtype in given for name in getattr(dtype, "_first_flags", ()))
         kwargs.setdefault("formatter_class", HelpFormatter)
-        super().__init__(dataclass_types, **kwargs)
+        super().__init__(dataclass_types, **{**kwargs, "add_help": False})
+        if kwargs.get("add_help", True):
+            one_line = "The flags used most, or all."
+            self.add_argument("-h", "--help", action=ShowHelp, default=argparse.SUPPRESS, help=one_line)
 
     def shown_defaults(self) -> Mapping[str, Any]:
         """Field -> the value that it has where nobody gives one, where that is not the dataclass's own default."""
         return {}
 
     def format_help(self) -> str:
-        """As argparse, with the defaults that are in effect."""
+        """The first page: as argparse, with the defaults that are in effect, of the flags that people use first."""
+        if not self._first_flags:
+            return self.format_all_help()
+        description, epilog = self.description, self.epilog
+        self.description = _first_paragraphs(description or "")
+        self.epilog = f"All {self._count_flags()} flags, and more on them: {self.prog} --help {ALL}"
+        try:
+            with self._showing(self.shown_defaults(), self._first_flags):
+                return super().format_help()
+        finally:
+            self.description, self.epilog = description, epilog
+
+    def format_all_help(self) -> str:
+        """As argparse, with the defaults that are in effect, and with all flags."""
         with self._showing(self.shown_defaults()):
             return super().format_help()
 
+    def _count_flags(self) -> int:
+        return len({action.dest for action in self._actions if action.option_strings})
+
     @contextmanager
-    def _showing(self, values: Mapping[str, Any]) -> Iterator[None]:
-        before = [(action, action.default) for action in self._actions]
+    def _showing(self, values: Mapping[str, Any], only: frozenset[str] | None = None) -> Iterator[None]:
+        """Inside, actions have the defaults `values`, and those whose field is not in `only` no help."""
+        before = [(action, dict(vars(action))) for action in self._actions]
         met: set[str] = set()
         try:
-            for action, default in before:
+            for action in self._actions:
                 is_twin = action.dest in met  # --no_x, after --x
                 met.add(action.dest)
-                action.default = argparse.SUPPRESS if is_twin else _as_typed(values.get(action.dest, default))
+                action.default = argparse.SUPPRESS if is_twin else _as_typed(values.get(action.dest, action.default))
+                if only is not None and action.dest in self._group_of:
+                    action.option_strings = action.option_strings[:1]  # not --with-dashes too
+                    if is_twin or action.dest not in only:
+                        action.help = argparse.SUPPRESS
             yield
         finally:
-            for action, default in before:
-                action.default = default
+            for action, attributes in before:
+                vars(action).update(attributes)
 
     def _named(self, field: dataclasses.Field) -> dataclasses.Field:
         return with_short_name(field, self._taken)
@@ -127,6 +167,12 @@ def _groups(dtype: Any, taken: Iterable[str]) -> Iterator[tuple[dataclasses.Fiel
             yield named, _GROUP_OF.get(short, LAST if field.name in stock else own)
         else:
             yield named, own
+
+
+def _first_paragraphs(description: str) -> str:
+    """What something is, and the examples that follow: the first paragraph, and those after it that are indented."""
+    first, *rest = description.split("\n\n")
+    return "\n\n".join([first, *takewhile(lambda paragraph: paragraph.startswith(" "), rest)])
 
 
 def _as_typed(value: Any) -> Any:

@@ -29,7 +29,8 @@ _UNSET: Any = object()
 class FastArgumentParser(GroupedArgumentParser):
     """`HfArgumentParser` with `--config file.yaml`, `--preset NAME[+NAME]`, and errors instead of guesses.
 
-    `--help` prints groups, and the defaults of the recipe and its preset instead of the dataclasses'.
+    `--help` prints groups, and the defaults of the recipe and its preset instead of the dataclasses': of the flags that
+    people use first, or with `--help all` of all.
 
     Flags are never abbreviated, both spellings (`--output_dir`, `--output-dir`) work, in YAML too. Arguments added with
     `add_argument` are read from the command line only and come back in a last namespace, as in the parent class.
@@ -78,7 +79,7 @@ class FastArgumentParser(GroupedArgumentParser):
         for action in self._actions:
             action.type = NUMBER_READERS.get(action.type, action.type)
         if "config" not in self._hints:
-            self.add_argument("--config", metavar="FILE.yaml", help="YAML file under the command line")
+            self.add_argument("--config", metavar="FILE.yaml", help="YAML file, or the name of one of hf_ext's own")
         if "preset" not in self._hints:
             self.add_argument("--preset", metavar="NAME[+NAME]", help=f"presets under YAML; {NO_PRESET!r} for none")
         self.epilog = "\n\n".join(filter(None, [kwargs.get("epilog"), self._preset_list()])) or None
@@ -251,7 +252,7 @@ class FastArgumentParser(GroupedArgumentParser):
 
 def command_line_error(message: str) -> ArgumentError:
     """What is raised for a mistake in the words of the command line."""
-    return ArgumentError(f"Command line: {message}. Run with --help for all flags.")
+    return ArgumentError(f"Command line: {message}. Run with --help all for all flags.")
 
 
 def refuse_unknown(parser: argparse.ArgumentParser, unknown: list[str]) -> None:

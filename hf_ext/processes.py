@@ -17,6 +17,7 @@ from accelerate.utils import (
 )
 from transformers.utils import is_torch_xla_available
 
+from .commands import recipe_command
 from .errors import ArgumentError, PlanRefused
 
 UNSPLIT_FAMILIES = ("esm", "t5", "bert")
@@ -73,7 +74,7 @@ def refuse_several(recipe: str) -> None:
     """Refuses to do in several launched processes what one does alone.
 
     Args:
-        recipe: what the user started, by name.
+        recipe: what the user started, the name of its file.
 
     Raises:
         ArgumentError: several processes were launched.
@@ -82,7 +83,7 @@ def refuse_several(recipe: str) -> None:
     if launched > 1:
         raise ArgumentError(
             f"{launched} processes were launched (WORLD_SIZE={launched}), but {recipe} is the work of one: each would "
-            f"do all of it and write the same files. Start it as python {recipe}."
+            f"do all of it and write the same files. Start it as {recipe_command(recipe)}."
         )
 
 

@@ -16,7 +16,7 @@ from .argument_checks import check_training_values, read_hub_strategy
 from .argument_names import ShortName, short_name
 from .argument_types import check_resume, check_types, wrap_single_words
 from .errors import ArgumentError
-from .presets import TakesPresets
+from .presets import PRESETS, TakesPresets
 from .processes import check_together, need_cpu_backend, need_gloo
 from .speedups import REGISTRY
 from .units import less_is_better
@@ -34,7 +34,7 @@ class FastTrainingArguments(TrainingArguments, metaclass=TakesPresets):
     """
 
     preset: None | str = field(  # noqa: RUF036
-        default=None, metadata={"help": "Preset(s) these arguments came from, joined by '+'. Recorded in the plan."}
+        default=None, metadata={"help": f"{', '.join(PRESETS)}; several joined by '+', or none. Recorded in the plan."}
     )
     speedups: list[str] = field(
         default_factory=list,

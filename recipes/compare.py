@@ -1,12 +1,12 @@
 """Compare two or more ways to run a recipe: speed, memory, loss, metric, with intervals and pass/fail criteria.
 
-    python recipes/compare.py --baseline baseline --optimized max_speed -- --num_train_epochs 3
-    python recipes/compare.py --recipe recipes/mlm.py --baseline stock stock_best.yaml --optimized max_speed \\
+    hf-ext compare --baseline baseline --optimized max_speed -- --num_train_epochs 3
+    hf-ext compare --recipe recipes/mlm.py --baseline stock stock_best.yaml --optimized max_speed \\
         --rounds 5 --min_speedup 3 --max_loss_delta 0.001 --max_memory_gib 50 --ablate -- --max_steps 200
-    python recipes/compare.py --baseline baseline --baseline_launch accelerate_configs/2gpu_baseline.yaml \\
+    hf-ext compare --baseline baseline --baseline_launch accelerate_configs/2gpu_baseline.yaml \\
         --optimized max_speed --optimized_launch accelerate_configs/2gpu_ddp.yaml -- --effective_batch_size 64
 
-    python recipes/compare.py --progression recipes/configs/progression_affinity.yaml --singles -- --num_train_epochs 2
+    hf-ext compare --progression progression_affinity.yaml --singles -- --num_train_epochs 2
 
 A progression switches phases on one after another, and shows what each brings beside what was claimed of it.
 Every run is a fresh process, or as many as its side's Accelerate config file starts, with a folder of its own; sides
@@ -41,7 +41,7 @@ USAGE = "%(prog)s [--FLAG VALUE ...] -- [flags of the recipe, for all sides]"
 def main(argv: list[str] | None = None) -> int:
     """Runs the comparison; returns the exit status."""
     words = sys.argv[1:] if argv is None else argv
-    refuse_several("recipes/compare.py")
+    refuse_several("compare")
     end = words.index("--") if "--" in words else len(words)
     parser = GroupedArgumentParser(CompareArguments, description=__doc__, usage=USAGE, allow_abbrev=False)
     refuse_unknown(parser, parser.parse_known_args(words[:end])[1])

@@ -1,11 +1,11 @@
 """Look before you train: what this machine can do, what a command would take, what is off, and the remedy.
 
-    python recipes/doctor.py --config recipes/configs/gb1.yaml
-    python recipes/doctor.py --config recipes/configs/igt5_esm2_t4.yaml --device t4 --dollars_per_hour 0.35
-    python recipes/doctor.py --model_size esm2_650M --dataset_name proteins.fasta --device h100
-    python recipes/doctor.py --config recipes/configs/gb1.yaml --device a100 --plan_scale --gpus 1 2 4 8 16
-    python recipes/doctor.py --stage auto --dataset_name pairs.csv --device a100 --dollars_per_hour 2
-    python recipes/doctor.py --resolution 64 --hidden_size 384 --device a100
+    hf-ext doctor --config gb1.yaml
+    hf-ext doctor --config igt5_esm2_t4.yaml --device t4 --dollars_per_hour 0.35
+    hf-ext doctor --model_size esm2_650M --dataset_name proteins.fasta --device h100
+    hf-ext doctor --config gb1.yaml --device a100 --plan_scale --gpus 1 2 4 8 16
+    hf-ext doctor --stage auto --dataset_name pairs.csv --device a100 --dollars_per_hour 2
+    hf-ext doctor --resolution 64 --hidden_size 384 --device a100
 
 Takes every argument of recipes/max_speed.py; or, where one of them belongs to recipes/mlm.py,
 recipes/generate_antibody.py or recipes/pde_operator.py alone, of that. Prints a page: machine, versions, plan, what the
@@ -28,10 +28,10 @@ from typing import Any
 from hf_ext.quick_imports import quick_imports
 
 with quick_imports():
-    import generate_antibody
-    import max_speed
-    import mlm
-    import pde_operator
+    import hf_ext.recipes.generate_antibody as generate_antibody
+    import hf_ext.recipes.max_speed as max_speed
+    import hf_ext.recipes.mlm as mlm
+    import hf_ext.recipes.pde_operator as pde_operator
     import yaml
     from transformers.utils.logging import disable_progress_bar
 
@@ -50,6 +50,7 @@ with quick_imports():
     from hf_ext.generation.arguments import GeneratorArguments
     from hf_ext.masked_lm.arguments import MaskedLMArguments
     from hf_ext.pde.arguments import OperatorArguments
+    from hf_ext.shipped import CONFIGS, find_shipped
     from hf_ext.tasks import parse_command
     from hf_ext.training_args import FastTrainingArguments
 
@@ -70,7 +71,7 @@ def find_task(argv: list[str]) -> str:
     names = {word[2:].partition("=")[0] for word in words if word.startswith("--")}
     if given.config:
         with contextlib.suppress(OSError, ValueError, yaml.YAMLError):  # the parser says what is wrong with the file
-            values = yaml.safe_load(Path(given.config).read_text())
+            values = yaml.safe_load(find_shipped(given.config, CONFIGS).read_text())
             names |= set(values) if isinstance(values, dict) else set()
     names = {str(name).replace("-", "_") for name in names}
     own = {task: {spec.name for spec in dataclasses.fields(each)} for task, (each, _) in TASKS.items()}

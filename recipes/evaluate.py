@@ -1,8 +1,8 @@
 """Score trained models on labelled rows, and compare them: folders, Hub ids, or predictions of any program in a CSV.
 
-    python recipes/evaluate.py --models outputs/old outputs/new --dataset_name labelled.csv --label_column pKd \\
+    hf-ext evaluate --models outputs/old outputs/new --dataset_name labelled.csv --label_column pKd \\
         --require "spearman>=0.60" "recall>=0.40" "rmse<=1.35"
-    python recipes/evaluate.py --models outputs/affinity other_program.csv --test_of outputs/affinity
+    hf-ext evaluate --models outputs/affinity other_program.csv --test_of outputs/affinity
 
 One table has every score with its interval and, beside the first model, by how much each later one is better, by a
 paired bootstrap on the same rows; a verdict says what that shows, and predictions that collapsed to a few values are
@@ -61,6 +61,11 @@ class EvaluateArguments:
     """Which models, on which rows, and what they must reach."""
 
     _argument_group_name = "scoring"  # in --help
+    _first_flags = (
+        *("models", "test_of", "require", "metric", "binder_threshold", "prediction_column", "output"),
+        *("dataset_name", "sequence_columns", "label_column", "censor_column", "group_column", "interval_by"),
+        *("filter", "bad_rows", "too_long", "seed", "use_cpu", "embedding_cache_dir", "per_device_eval_batch_size"),
+    )
 
     models: list[str] = field(
         metadata={"help": "Model folders, Hub ids, or files with predictions; later ones are compared with the first."}
@@ -92,7 +97,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     Raises:
         RequirementsFailed: a score is not as required; everything was said and written before.
     """
-    refuse_several("recipes/evaluate.py")
+    refuse_several("evaluate")
     parser, (own, data_args, args) = parse_command(TYPES, DEFAULTS, __doc__, argv)
     run = TrainedRun.read(own.test_of) if own.test_of else None
     if run:

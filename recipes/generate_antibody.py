@@ -1,6 +1,6 @@
 """Train a generator of antibodies for antigens, in stages with gates, and say whether it reads the antigen at all.
 
-    accelerate launch --quiet recipes/generate_antibody.py                # generated demo data, about a minute
+    hf-ext generate                                   # generated demo data, about a minute
     accelerate launch --quiet recipes/generate_antibody.py --dataset_name pairs.csv --antigen_column antigen \\
         --heavy_column heavy --light_column light                         # your pairs, stage 1: proof
     accelerate launch --quiet recipes/generate_antibody.py --dataset_name pairs.csv --stage auto

@@ -1,7 +1,9 @@
 """Train an affinity or property model: encoders, a head, scores with intervals, a folder to share.
 
-    accelerate launch --quiet recipes/max_speed.py                        # generated demo data, about a minute
-    accelerate launch --quiet recipes/max_speed.py --config recipes/configs/gb1.yaml  # your data: copy and edit one
+    hf-ext train                                      # generated demo data, about a minute
+    hf-ext train --config gb1.yaml                    # your data: copy one and edit it
+    accelerate launch --quiet recipes/max_speed.py    # from a clone, on several devices
+    accelerate launch --quiet recipes/max_speed.py --config recipes/configs/gb1.yaml
 
 On one device, `python recipes/max_speed.py` does the same and starts sooner.
 

@@ -1,7 +1,9 @@
 """Train a masked protein language model: ESM-2 from scratch, or any masked language model further.
 
-    accelerate launch --quiet recipes/mlm.py                              # generated demo data, under a minute
-    accelerate launch --quiet recipes/mlm.py --config recipes/configs/mlm_esm2_8M.yaml  # your sequences: copy, edit it
+    hf-ext mlm                                        # generated demo data, under a minute
+    hf-ext mlm --config mlm_esm2_8M.yaml              # your sequences: copy that file and edit it
+    accelerate launch --quiet recipes/mlm.py          # from a clone, on several devices
+    accelerate launch --quiet recipes/mlm.py --config recipes/configs/mlm_esm2_8M.yaml
     accelerate launch --quiet recipes/mlm.py --model_size esm2_35M --dataset_name proteins.fasta --max_residues 512
 
 On one device, `python recipes/mlm.py` does the same and starts sooner.

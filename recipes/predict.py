@@ -1,8 +1,8 @@
 """Predict with a trained model: a folder or Hub id, and a table or FASTA of sequences; writes a CSV.
 
-    python recipes/predict.py --model outputs/affinity --dataset_name new.csv --output predictions.csv
+    hf-ext predict --model outputs/affinity --dataset_name new.csv --output predictions.csv
 
-    python recipes/predict.py --model USER/NAME --dataset_name new.csv
+    hf-ext predict --model USER/NAME --dataset_name new.csv
 
 The model reads the columns that it was trained on. The CSV has all columns of the table, in their order and as they
 were read, then `source_row` (the row's line in it) and `prediction`; --keep_columns false leaves out those that the
@@ -35,6 +35,7 @@ with quick_imports():
     from hf_ext.affinity.predictor import check_interval, check_predictions, columns_of, find_model, load_model
     from hf_ext.affinity.results import write_predictions
     from hf_ext.affinity.teacher import SPEEDUPS
+    from hf_ext.commands import recipe_command
     from hf_ext.data.arguments import DataArguments
     from hf_ext.data.collators import SequenceCollator
     from hf_ext.data.loading import load_sequences
@@ -58,6 +59,11 @@ class PredictArguments:
     """Which model, and where predictions go."""
 
     _argument_group_name = "prediction"  # in --help
+    _first_flags = (
+        *("model", "revision", "output", "keep_columns", "interval", "calibrated", "dataset_name", "streaming"),
+        *("filter", "bad_rows", "stop_codon", "gaps", "max_residues", "too_long", "speedups", "without", "use_cpu"),
+        *("embedding_cache_dir", "embedding_tokens_per_batch", "per_device_eval_batch_size"),
+    )
 
     model: str = field(metadata={"help": "Folder that max_speed.py wrote, or Hub id."})
     output: str = field(
@@ -119,7 +125,8 @@ def main(argv: list[str] | None = None) -> Path:
         given = data_args.label_column if "label_column" in parser.explicit else None
         if label := find_labels(loaded.as_read, folder, given):
             words = ["--models", predict_args.model, "--dataset_name", data_args.dataset_name, "--label_column", label]
-            log.info("These rows have labels: python recipes/evaluate.py %s scores the model on them.", join(words))
+            scoring = f"{recipe_command('evaluate')} {join(words)}"
+            log.info("These rows have labels: %s scores the model on them.", scoring)
     check_inputs(collator, {"rows": rows}, data_args.dataset_name)
     with tempfile.TemporaryDirectory() as scratch:
         args.output_dir = scratch

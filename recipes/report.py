@@ -1,7 +1,7 @@
 """Write the report and the model card of a finished run anew: report.html, report.md and README.md in its folder.
 
-    python recipes/report.py --run outputs/affinity
-    python recipes/report.py --run outputs/affinity outputs/mlm    # several runs
+    hf-ext report --run outputs/affinity
+    hf-ext report --run outputs/affinity outputs/mlm    # several runs
 
 Reads what the run left there (all_results.json, plan.json, trainer_state.json, predictions.csv) and nothing else: no
 model, no data, no network. A README.md that hf_ext did not write stays, and the card is README.hf_ext.md then. Exit
@@ -29,7 +29,7 @@ def main(argv: list[str] | None = None) -> list[Path]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter, allow_abbrev=False)
     parser.add_argument("--run", nargs="+", required=True, metavar="FOLDER", help="Output folders of finished runs.")
     args = parser.parse_args(argv)
-    refuse_several("recipes/report.py")
+    refuse_several("report")
     log = start_run_log(None)
     written: list[Path] = []
     for folder in args.run:

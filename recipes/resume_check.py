@@ -1,12 +1,12 @@
 """What a folder of checkpoints holds and what a re-run would do; or a .pth of another script as a model to go on from.
 
-    python recipes/resume_check.py outputs/affinity                     # changes nothing; 0 if --resume auto continues
-    python recipes/resume_check.py outputs/affinity/checkpoint-400 --arguments --json report.json
-    python recipes/resume_check.py --convert best_model.pth --model outputs/affinity --output_dir converted \\
+    hf-ext resume outputs/affinity                     # changes nothing; 0 if --resume auto continues
+    hf-ext resume outputs/affinity/checkpoint-400 --arguments --json report.json
+    hf-ext resume --convert best_model.pth --model outputs/affinity --output_dir converted \\
         --rename regressor.=head.layers. --drop esm.
-    python recipes/resume_check.py --convert best_model.pth --model recipes/configs/igt5_esm2_original_t4.yaml \\
+    hf-ext resume --convert best_model.pth --model igt5_esm2_original_t4.yaml \\
         --output_dir converted --rename regressor.=head.layers. --drop igt5_model. esm2_model.
-    python recipes/resume_check.py --merge outputs/affinity/checkpoint-400 --output_dir merged
+    hf-ext resume --merge outputs/affinity/checkpoint-400 --output_dir merged
 
 Converting takes the names and sizes of the model from the config.json in --model, not its weights, or from a YAML file
 of recipes/max_speed.py, and refuses an entry that it cannot place. Merging makes a model folder for from_pretrained of
@@ -40,7 +40,7 @@ with quick_imports():
 def main(argv: list[str] | None = None) -> int:
     """Runs the recipe; returns the exit status."""
     args = parse_arguments(argv)
-    refuse_several("recipes/resume_check.py")
+    refuse_several("resume_check")
     log = start_run_log(None)
     if args.convert is not None:
         settings = ConversionSettings(args.rename, args.drop, args.weights_key, tuple(args.label_scale))

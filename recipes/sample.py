@@ -1,8 +1,8 @@
 """Sample antibodies from a trained generator: a folder or Hub id, and antigens; writes a ranked CSV and a FASTA.
 
-    python recipes/sample.py --model outputs/generator --dataset_name antigens.fasta --num_samples 100
+    hf-ext sample --model outputs/generator --dataset_name antigens.fasta --num_samples 100
 
-    python recipes/sample.py --model USER/NAME --antigen MKTAYIAKQRQISFVKSH --temperature 0.8 --output new.csv
+    hf-ext sample --model USER/NAME --antigen MKTAYIAKQRQISFVKSH --temperature 0.8 --output new.csv
 
 Each line of the CSV is a distinct antibody of an antigen: the columns of its input row, `source_row` (the row's line),
 `rank` within the antigen, both chains, `copies` (how often it was drawn), `log_probability` (mean per token, of the
@@ -59,7 +59,7 @@ with quick_imports():
 def main(argv: list[str] | None = None) -> tuple[Path, Path]:
     """Runs the recipe; returns the paths of the CSV and of the FASTA."""
     _, (args,) = parse_command((SampleArguments,), {}, __doc__, argv)
-    refuse_several("recipes/sample.py")
+    refuse_several("sample")
     log = start_run_log(None)
     output, fasta = find_outputs(args.output, args.dataset_name)
     antigen_column, id_column = _find_columns(args)

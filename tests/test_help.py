@@ -1,4 +1,4 @@
-"""`--help` of the recipes: in groups, every flag once, and the defaults that a run without arguments has."""
+"""`--help` of the recipes: in groups, with the defaults that a run without arguments has; first flags, or every one."""
 
 from __future__ import annotations
 
@@ -7,11 +7,19 @@ import importlib
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from hf_ext.affinity.arguments import AffinityArguments
+from hf_ext.argument_names import short_name
+from hf_ext.data.arguments import DataArguments
+from hf_ext.errors import ArgumentError
 from hf_ext.help_groups import LAST, TRAINING_GROUPS
+from hf_ext.masked_lm.arguments import MaskedLMArguments
 from hf_ext.parser import FastArgumentParser
+from hf_ext.pde.arguments import OperatorArguments
+from hf_ext.presets import PRESETS
 from hf_ext.training_args import FastTrainingArguments
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -20,26 +28,40 @@ WITH_MODEL = ["options", "data", "model", *SHARED[1:]]
 
 
 @pytest.fixture
-def read_help(monkeypatch, capsys) -> Callable[[str], dict[str, str]]:
-    """Group -> its lines, of the help that `recipes/NAME.py --help` prints."""
+def print_help(monkeypatch, capsys) -> Callable[..., str]:
+    """What `recipes/NAME.py --help` prints, with more words after that."""
     monkeypatch.syspath_prepend(str(ROOT / "recipes"))
+    monkeypatch.syspath_prepend(str(ROOT / "recipes" / "examples"))
     monkeypatch.setenv("COLUMNS", "120")
 
-    def call(name: str) -> dict[str, str]:
+    def call(name: str, *words: str) -> str:
         with pytest.raises(SystemExit) as ended:
-            importlib.import_module(name).main(["--help"])
+            importlib.import_module(name).main(["--help", *words])
         assert ended.value.code == 0
-        printed = capsys.readouterr().out
-        parts = re.split(r"^(\w[^\n]*):\n(?=  )", printed, flags=re.MULTILINE)
-        return {name: lines for name, lines in zip(parts[1::2], parts[2::2]) if not name.startswith("presets (")}
+        return capsys.readouterr().out
 
     return call
 
 
+@pytest.fixture
+def read_help(print_help) -> Callable[[str], dict[str, str]]:
+    """Group -> its lines, of the help that `recipes/NAME.py --help all` prints."""
+    return lambda name: groups_of(print_help(name, "all"))
+
+
+def groups_of(printed: str) -> dict[str, str]:
+    parts = re.split(r"^(\w[^\n]*):\n(?=  )", printed, flags=re.MULTILINE)
+    return {name: lines for name, lines in zip(parts[1::2], parts[2::2]) if not name.startswith("presets (")}
+
+
+def flags_of(groups: dict[str, str]) -> list[str]:
+    return re.findall(r"^  --(\w+)", "\n".join(groups.values()), re.MULTILINE)
+
+
 def default_of(lines: str, flag: str) -> str:
-    text = re.split(r"\n  (?=-)", "\n" + lines)
+    text = re.split(r"\n  (?=-)|\n\n", "\n" + lines)
     (own,) = [" ".join(entry.split()) for entry in text if re.match(rf"{flag}\b", entry)]
-    return own.rpartition("(default: ")[2].rstrip(")")
+    return own.rpartition("(default: ")[2].removesuffix(")")
 
 
 @pytest.mark.parametrize(
@@ -81,27 +103,97 @@ def test_defaults_are_those_of_the_recipe_and_its_preset(read_help):
     assert default_of(other["data"], "--too_long") == "truncate"
 
 
-def test_what_help_shows_is_what_a_run_gets(read_help):
-    """Every default that is a number or a word, against the arguments that parsing nothing gives."""
-    import max_speed
+def values_of_a_run(recipe: str) -> dict[str, Any]:
+    """Flag -> the value that parsing nothing but what is required gives."""
+    module = importlib.import_module(recipe)
+    task = {"max_speed": AffinityArguments, "mlm": MaskedLMArguments, "pde_operator": OperatorArguments}.get(recipe)
+    shared = (FastTrainingArguments,) if recipe == "pde_operator" else (DataArguments, FastTrainingArguments)
+    types = (task, *shared) if task else getattr(module, "TYPES", (getattr(module, "PredictArguments", None), *shared))
+    parser = FastArgumentParser(types, presets=PRESETS, defaults=module.DEFAULTS)
+    required = ["--model", "m"] if recipe == "predict" else []
+    parsed = parser.parse_args_into_dataclasses(required)
+    return {short_name(field.name): getattr(one, field.name) for one in parsed for field in dataclasses.fields(one)}
 
-    from hf_ext.affinity.arguments import AffinityArguments
-    from hf_ext.data.arguments import DataArguments
-    from hf_ext.presets import PRESETS
 
-    types = (AffinityArguments, DataArguments, FastTrainingArguments)
-    parser = FastArgumentParser(types, presets=PRESETS, defaults=max_speed.DEFAULTS)
-    shown = "".join(read_help("max_speed").values())
-    values = {
-        f.name: getattr(one, f.name) for one in parser.parse_args_into_dataclasses([]) for f in dataclasses.fields(one)
-    }
-    compared = 0
-    for flag in re.findall(r"^  --(\w+)", shown, re.MULTILINE):
+@pytest.mark.parametrize("recipe", ["max_speed", "mlm", "generate_antibody", "pde_operator", "predict"])
+@pytest.mark.parametrize("words", [["all"], []], ids=["all", "first"])
+def test_what_help_shows_is_what_a_run_gets(print_help, recipe, words):
+    """Every default that is a number, against the arguments that parsing nothing gives."""
+    groups = groups_of(print_help(recipe, *words))
+    shown, values, compared = "\n".join(groups.values()), values_of_a_run(recipe), 0
+    for flag in flags_of(groups):
         value = values.get(flag)
         if isinstance(value, int | float) and not isinstance(value, bool) and default_of(shown, f"--{flag}") != "None":
             assert float(default_of(shown, f"--{flag}")) == value, flag
             compared += 1
-    assert compared > 30
+    assert compared > (25 if words else 0)
+
+
+FIRST = {
+    "max_speed": 22,
+    "mlm": 22,
+    "generate_antibody": 22,
+    "pde_operator": 19,
+    "sample": 21,
+    "predict": 20,
+    "evaluate_recipe": 20,
+    "doctor": 27,
+    "compare": 20,
+    "text_classifier": 19,
+}
+
+
+@pytest.mark.parametrize("recipe", FIRST)
+def test_the_first_page_has_the_flags_of_its_table_as_all_has_them_and_says_how_to_see_the_rest(print_help, recipe):
+    page, whole = print_help(recipe), print_help(recipe, "all")
+    first, every = groups_of(page), groups_of(whole)
+    shown = [flag for flag in flags_of(first) if flag != "config" or recipe == "compare"]
+    assert len(shown) == len(set(shown)) == FIRST[recipe]
+    assert set(shown) <= set(flags_of(every))
+    assert [*first] == [name for name in every if name in first]  # the same groups, in the same order
+    for flag in shown:
+        (group,) = [name for name, lines in first.items() if f"\n  --{flag} " in f"\n{lines}"]
+        assert default_of(first[group], f"--{flag}") == default_of(every[group], f"--{flag}"), flag
+    last = " ".join(page.split("\n\n")[-1].split())
+    named = re.findall(r"^  (?:-h \[all\], )?--(\w+)", whole, re.MULTILINE)
+    total = len([flag for flag in named if not (flag.startswith("no_") and flag[3:] in named)])
+    assert re.fullmatch(rf"All {total} flags, and more on them: .+ --help all", last)
+    assert page.count("\n") < min(110, 0.85 * whole.count("\n"))
+    assert page.split("\n\n")[1] == whole.split("\n\n")[1]  # what it is
+
+
+@pytest.mark.parametrize("recipe", FIRST)
+def test_every_name_of_a_table_of_first_flags_is_a_flag(print_help, recipe):
+    """A name that no parser has would be left out without a word."""
+    module = importlib.import_module(recipe)
+    tables = [one._first_flags for one in vars(module).values() if hasattr(one, "_first_flags")]
+    whole = flags_of(groups_of(print_help(recipe, "all")))
+    assert tables
+    known = [table for table in tables if set(table) <= set(whole)]
+    assert len(known) == (2 if recipe == "doctor" else 1)  # the doctor knows other tasks too
+    assert all(len(table) == len(set(table)) for table in tables)
+
+
+def test_help_takes_one_word_and_no_other():
+    parser = FastArgumentParser((AffinityArguments, DataArguments, FastTrainingArguments))
+    with pytest.raises(ArgumentError, match=r"-h/--help: invalid choice: 'al' \(choose from '?all'?\)"):
+        parser.parse_args_into_dataclasses(["--help", "al"])
+
+
+def test_a_parser_without_a_table_shows_all():
+    parser = FastArgumentParser((FastTrainingArguments,))
+    assert parser.format_help() == parser.format_all_help()
+    assert "All " not in parser.format_help().split("\n\n")[-1]
+
+
+def test_the_first_page_leaves_parser_and_whole_page_as_they_were():
+    parser = FastArgumentParser((AffinityArguments, DataArguments, FastTrainingArguments), description="One.\n\nTwo.")
+    before = parser.format_all_help()
+    assert "Two." not in parser.format_help()
+    assert parser.format_all_help() == before
+    assert "--dataset-name" in before
+    (args, *_) = parser.parse_args_into_dataclasses(["--tower-training", "full"])
+    assert args.tower_training == ["full"]
 
 
 def test_parsing_after_help_sees_no_trace_of_it(read_help):
@@ -120,8 +212,6 @@ def test_parsing_after_help_sees_no_trace_of_it(read_help):
 
 def test_every_argument_of_ours_has_a_group_and_every_name_in_one_is_an_argument():
     from transformers import TrainingArguments
-
-    from hf_ext.argument_names import short_name
 
     stock = {field.name for field in dataclasses.fields(TrainingArguments)}
     ours = [short_name(f.name) for f in dataclasses.fields(FastTrainingArguments) if f.name not in stock]

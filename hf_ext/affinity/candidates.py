@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from ..commands import recipe_command
 from ..data.arguments import DataArguments
 from ..data.collators import SequenceCollator
 from ..data.columns import read_columns
@@ -123,8 +124,8 @@ def _find(name: str, given: str, too_long: str | None) -> Candidate:
     path = Path(given).expanduser()
     if path.suffix.lower() in OLD_FILES:
         raise ArgumentError(
-            f"--models {given}: make it a model folder first: python recipes/resume_check.py --convert {given} --model "
-            "FOLDER --output_dir NEW, where FOLDER has the config.json of such a model."
+            f"--models {given}: make it a model folder first: {recipe_command('resume_check')} --convert {given} "
+            "--model FOLDER --output_dir NEW, where FOLDER has the config.json of such a model."
         )
     if file_format(path) and not path.is_dir():
         if not path.is_file():

@@ -25,6 +25,11 @@ class CompareArguments:
         "launching": ("launch", "baseline_launch", "optimized_launch"),
         "criteria": ("min_speedup", "max_loss_delta", "max_memory_gib", "max_metric_drop"),
     }
+    _first_flags = (
+        *("recipe", "config", "baseline", "baseline_args", "optimized", "optimized_args", "ablate", "progression"),
+        *("output_dir", "rounds", "max_rounds", "seed", "metric", "greater_is_better", "baseline_launch"),
+        *("optimized_launch", "min_speedup", "max_loss_delta", "max_memory_gib", "max_metric_drop"),
+    )
 
     output_dir: str = field(default="outputs/comparison", metadata={"help": "Where runs and the report go."})
     recipe: str = field(default="recipes/max_speed.py", metadata={"help": "The recipe that all sides run."})

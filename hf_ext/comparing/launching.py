@@ -10,6 +10,7 @@ import torch
 import yaml
 
 from ..errors import ArgumentError
+from ..shipped import LAUNCHERS, find_shipped
 
 
 class CannotLaunch(ArgumentError):
@@ -36,13 +37,14 @@ def read_launch(path: str, flag: str) -> Launch:
     """Reads a config file and checks that this machine can start it.
 
     Args:
-        path: a YAML file as in accelerate_configs.
+        path: a YAML file as in accelerate_configs, or the name of one there.
         flag: the argument that named it, for messages.
 
     Raises:
         ArgumentError: the file is absent or no Accelerate config.
         CannotLaunch: it is for several machines, or for more GPUs than here.
     """
+    path = str(find_shipped(path, LAUNCHERS))
     try:
         config = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError) as error:

@@ -14,6 +14,7 @@ import yaml
 from ..config_file import read_mapping
 from ..errors import ArgumentError
 from ..presets import PRESETS
+from ..shipped import CONFIGS, RECIPES, find_shipped
 from .arguments import CompareArguments
 from .launching import Launch, read_launch
 
@@ -94,9 +95,10 @@ def _make_side(text: str, role: Role, extra: str) -> Side:
     if text == "stock":
         return Side("stock", role, (*STOCK, *more))
     if text.endswith((".yaml", ".yml")):
-        if not Path(text).is_file():
-            raise ArgumentError(f"--{role} {text}: no such file in {Path.cwd()}.")
-        return Side(Path(text).stem, role, more, config=text)
+        path = find_shipped(text, CONFIGS)
+        if not path.is_file():
+            raise ArgumentError(f"--{role} {text}: no such file in {Path.cwd()}, and none that comes with hf_ext.")
+        return Side(path.stem, role, more, config=str(path))
     unknown = [name for name in text.split("+") if name not in PRESETS]
     if unknown:
         slow = f"'{ROW_BY_ROW}', " if role == "baseline" else ""
@@ -141,14 +143,14 @@ def make_command(args: CompareArguments, shared: Sequence[str], side: Side, fold
         ours["embedding_cache_dir"] = folder / "embeddings"
     flags = [part for name, value in ours.items() for part in (f"--{name}", str(value))]
     own_config = ["--config", config] if config else []
-    script = ["-m", side.module] if side.module else [args.recipe]
+    script = ["-m", side.module] if side.module else [str(find_shipped(args.recipe, RECIPES))]
     return [*launcher, *script, *own_config, *flags, *shared, *side.arguments, "--output_dir", str(folder)]
 
 
 def _config_of(args: CompareArguments, side: Side, folder: Path) -> str | None:
     """The YAML of a run: the shared one, the side's, or the side's on top of the shared one as a new file."""
     if not (args.config and side.config):
-        return args.config or side.config
+        return str(find_shipped(args.config, CONFIGS)) if args.config else side.config
     merged = folder.parent / f"{folder.name}.yaml"
     merged.parent.mkdir(parents=True, exist_ok=True)
     merged.write_text(merge_yaml(args.config, side.config), encoding="utf-8")

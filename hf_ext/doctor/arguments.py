@@ -17,6 +17,7 @@ class DoctorArguments:
     """
 
     _argument_group_name = "doctor"  # in --help
+    _first_flags = ("device", "json", "plan_scale", "gpus", "dollars_per_hour")  # beside those of the run
 
     device: None | str = field(  # noqa: RUF036
         default=None,

@@ -32,7 +32,7 @@ from .packages import read_packages
 from .work import Encoder, Tokens, Work
 
 REMEDIES = {
-    "arguments": "what the message says; python recipes/pde_operator.py --help lists all arguments",
+    "arguments": "what the message says; python recipes/pde_operator.py --help all lists all arguments",
     "model": "--model_name_or_path: the --output_dir of a run of recipes/pde_operator.py, or left out for a new model",
 }
 COUNTED_ROWS = 2

@@ -55,7 +55,7 @@ ASSUMED_ROWS = {"train": 127_000, "validation": 16_000}
 ASSUMED_RESIDUES, ROWS_PER_ANTIGEN = (470, 230), 14  # of antigen and of pair
 STATE_BYTES = 4  # of a number of a frozen encoder's states, on disk
 REMEDIES = {
-    "arguments": "what the message says; python recipes/generate_antibody.py --help lists all arguments",
+    "arguments": "what the message says; hf-ext generate --help all lists all arguments",
     "data": "--dataset_name, --antigen_column, --heavy_column, --light_column, --label_column as the file has them",
     "model": "--architecture, --size; --antigen_encoder: a Hub id or a folder, without a network HF_HUB_OFFLINE=1",
 }

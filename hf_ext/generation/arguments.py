@@ -51,6 +51,12 @@ class GeneratorArguments:
     """
 
     _argument_group_name = "model"  # in --help
+    _first_flags = (
+        *("dataset_name", "antigen_column", "heavy_column", "light_column", "label_column", "stage", "architecture"),
+        *("size", "antigen_encoder", "encoder_training", "discriminator", "preset"),
+        *("output_dir", "num_train_epochs", "learning_rate", "per_device_train_batch_size", "seed", "report_to"),
+        *("resume", "max_hours", "push_to_hub", "hub_model_id"),
+    )
 
     stage: Literal["1", "2", "3", "auto"] = field(
         default="1",

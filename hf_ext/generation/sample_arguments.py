@@ -31,6 +31,11 @@ class SampleArguments:
     """
 
     _argument_group_name = "sampling"  # in --help
+    _first_flags = (
+        *("model", "revision", "antigen", "dataset_name", "antigen_column", "id_column", "bad_rows", "output"),
+        *("num_samples", "affinity", "temperature", "top_p", "greedy", "seed", "max_tokens_per_batch", "needs_light"),
+        *("numbering", "training_data", "training_columns", "discriminator"),
+    )
 
     model: str = field(metadata={"help": "Folder that generate_antibody.py wrote, or Hub id."})
     revision: Optional[str] = field(  # noqa: UP045 (HfArgumentParser reads these types)

@@ -29,6 +29,12 @@ class MaskedLMArguments:
 
     _argument_group_name = "model"  # in --help
     _argument_groups = {"evaluation": ("require",)}
+    _first_flags = (
+        *("dataset_name", "sequence_columns", "streaming", "max_residues", "model_name_or_path", "model_size"),
+        *("mlm_probability", "use_peft", "preset", "max_steps", "max_tokens_per_batch", "eval_steps"),
+        *("output_dir", "num_train_epochs", "learning_rate", "per_device_train_batch_size", "seed", "report_to"),
+        *("resume", "max_hours", "push_to_hub", "hub_model_id"),
+    )
 
     model_name_or_path: None | str = field(  # noqa: RUF036
         default=None, metadata={"help": "Model to continue training: Hub id or folder. Left out: a new ESM-2."}

@@ -7,7 +7,6 @@ import math
 import os
 import platform
 import shlex
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
@@ -16,6 +15,7 @@ from typing import Any
 
 import psutil
 
+from ..commands import program_words
 from ..hardware import count_cpu_cores, detect_hardware
 from ..nccl import known_variables
 from ..optional import installed_version
@@ -104,10 +104,14 @@ def absolute_if_local(name: Any) -> Any:
 
 def _command(arguments: Sequence[str]) -> str:
     """The command line without tokens; those come from `hf auth login` or the environment when it is repeated."""
-    parts = Path(sys.argv[0]).parts
-    script = "/".join(parts[parts.index("recipes") :] if "recipes" in parts else parts[-2:])
+    program = program_words()
+    if len(program) > 1 and "LOCAL_RANK" not in os.environ:
+        return shlex.join([*program, *without_tokens(arguments)])
+    parts = Path(program[0]).parts
+    script = ["/".join(parts[parts.index("recipes") :] if "recipes" in parts else parts[-2:])]
+    script = ["-m", "hf_ext", *program[1:]] if len(program) > 1 else script
     # --quiet: where the run fails, its message is the last line, and not accelerate's traceback.
-    return shlex.join(["accelerate", "launch", "--quiet", script, *without_tokens(arguments)])
+    return shlex.join(["accelerate", "launch", "--quiet", *script, *without_tokens(arguments)])
 
 
 def without_tokens(arguments: Sequence[str]) -> list[str]:

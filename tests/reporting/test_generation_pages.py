@@ -121,7 +121,7 @@ def test_the_card_says_what_the_model_must_not_be_used_for(folder):
     assert "writing sequences like those of the training antibodies" in limits
     assert "antibody-generation" in text.split("---")[1]
     assert "FAILED" in text
-    assert "python recipes/sample.py --model USER/NAME" in text
+    assert "hf-ext sample --model USER/NAME" in text
 
 
 def test_the_code_of_the_card_samples_from_the_folder(folder, capsys):

@@ -30,21 +30,29 @@ class Line(nn.Module):
         return {"loss": (logits - labels).square().mean(), "logits": logits}
 
 
-@pytest.fixture(scope="module", params=[["--hub_token", SECRET], [f"--hub_token={SECRET}"]], ids=["apart", "joined"])
+STARTED = {  # how the token is given -> how the program was started, and what to type to do so again
+    "apart": (["--hub_token", SECRET], "/home/ann/clone/recipes/mlm.py", "accelerate launch --quiet recipes/mlm.py"),
+    "joined": ([f"--hub_token={SECRET}"], "hf-ext train", "hf-ext train"),
+}
+
+
+@pytest.fixture(scope="module", params=STARTED)
 def recorded(request, tmp_path_factory):
+    token, program, _ = STARTED[request.param]
     folder = tmp_path_factory.mktemp("run")
     parser = FastArgumentParser(FastTrainingArguments)
-    words = ["--output_dir", str(folder), *request.param, "--max_steps", "2", "--dollars_per_hour", "3.6"]
+    words = ["--output_dir", str(folder), *token, "--max_steps", "2", "--dollars_per_hour", "3.6"]
     (args,) = parser.parse_args_into_dataclasses([*words, "--save_strategy", "no", "--report_to", "none"])
     rows = [{"x": torch.ones(1), "labels": torch.ones(1)}] * 4
     trainer = FastTrainer(Line(), args, train_dataset=rows)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["/home/somebody/repository/recipes/max_speed.py"])
+        patch.setattr(sys, "argv", [program])
         return record_run(trainer, trainer.train(), {"loss": "mse"}, parser.origins, parser.arguments)
 
 
-def test_the_command_repeats_the_run_and_no_token_is_anywhere(recorded):
-    command = f"accelerate launch --quiet recipes/max_speed.py --output_dir {recorded['settings']['output_dir']}"
+def test_the_command_repeats_the_run_and_no_token_is_anywhere(recorded, request):
+    start = STARTED[request.node.callspec.params["recorded"]][2]
+    command = f"{start} --output_dir {recorded['settings']['output_dir']}"
     assert recorded["command"] == f"{command} --max_steps 2 --dollars_per_hour 3.6 --save_strategy no --report_to none"
     assert recorded["settings"]["hub_token"] == "<set>"
     assert SECRET not in json.dumps(recorded, default=str)

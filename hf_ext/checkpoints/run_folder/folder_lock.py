@@ -24,6 +24,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from ...commands import program_words
 from ...errors import FolderError
 from ...owners import describe_process, is_alive
 from ...reporting.run_record import without_tokens
@@ -156,7 +157,7 @@ _guard = threading.RLock()
 
 
 def _describe_run() -> dict[str, Any]:
-    command = " ".join(shlex.join([sys.argv[0], *without_tokens(sys.argv[1:])]).split())
+    command = " ".join(shlex.join([*program_words(), *without_tokens(sys.argv[1:])]).split())
     shown = command if len(command) <= _COMMAND_CHARS else f"{command[:_COMMAND_CHARS]}..."
     since = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
     return {**describe_process(), "since": since, "command": shown, "id": uuid.uuid4().hex}

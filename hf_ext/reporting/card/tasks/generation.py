@@ -85,7 +85,7 @@ def _code(repo: str) -> list[str]:
 
 def _sampling(repo: str) -> list[str]:
     """The command that ranks and marks what it writes."""
-    command = f"python recipes/sample.py --model {repo} --dataset_name antigens.fasta --training_data pairs.csv"
+    command = f"hf-ext sample --model {repo} --dataset_name antigens.fasta --training_data pairs.csv"
     return [
         "Outputs may be malformed, invalid or copies of training antibodies. This marks them, and ranks the rest:",
         "",

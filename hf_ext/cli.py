@@ -1,0 +1,91 @@
+"""The command `hf-ext`: one subcommand per recipe. Each imports its own alone, and the help page none."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from . import __version__
+from .argument_names import name_nearest
+from .commands import COMMANDS, PROGRAM, name_program
+from .errors import ArgumentError, exit_on_errors
+from .shipped import CONFIGS, LAUNCHERS, list_shipped, shipped_folder
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs `hf-ext`; returns its exit status. It ends as the recipe's own script does, see `exit_on_errors`.
+
+    Args:
+        argv: the words after `hf-ext`; None takes the process's own.
+    """
+    words = [*(sys.argv[1:] if argv is None else argv)]
+    with exit_on_errors():
+        return _run(words)
+
+
+def _run(words: Sequence[str]) -> int:
+    first, *rest = words or ["--help"]
+    if first in COMMANDS:
+        return _run_command(first, rest)
+    if first in ("-h", "--help"):
+        print(help_page())
+    elif first == "--version":
+        print(f"hf_ext {__version__}")
+    elif first == "--path":
+        print(_find_path(rest))
+    else:
+        near = name_nearest(first, [*COMMANDS, "--help", "--version", "--path"])
+        kind = "argument" if first.startswith("-") else "command"
+        raise ArgumentError(f"{PROGRAM}: unknown {kind} {first!r}{near or '.'} Commands: {', '.join(COMMANDS)}.")
+    return 0
+
+
+def _run_command(name: str, words: list[str]) -> int:
+    """Runs a subcommand; a `main` that returns results instead of an exit status has succeeded."""
+    name_program(name)
+    result = import_module(COMMANDS[name][0]).main(words)
+    return result if isinstance(result, int) else 0
+
+
+def help_page() -> str:
+    """What `hf-ext --help` prints; fits a screen of 80 columns and 30 lines."""
+    width = max(map(len, COMMANDS))
+    commands = [f"  {name:<{width}}  {line}" for name, (_, line) in COMMANDS.items()]
+    return "\n".join(
+        [
+            f"usage: {PROGRAM} COMMAND [--config FILE.yaml] [--FLAG VALUE ...]",
+            "",
+            "The Hugging Face Trainer for protein language models on the hardware you have.",
+            "",
+            *commands,
+            "",
+            f"  {PROGRAM} train                    on generated data, a minute; so mlm, generate",
+            f"  {PROGRAM} train --help             flags that people use first; --help all: all",
+            f"  {PROGRAM} train --config gb1.yaml  a file of yours, or one that comes with hf_ext",
+            f"  {PROGRAM} --version                that of hf_ext",
+            f"  {PROGRAM} --path                   paths of all files that come with it",
+            f"  {PROGRAM} --path NAME.yaml         the path of one, to copy or launch with:",
+            "",
+            f"  accelerate launch --config_file $({PROGRAM} --path 2gpu_ddp.yaml) -m hf_ext train",
+            "",
+            "Exit status: 0, 1 for a mistake in what was given, 75 if it stopped and saved.",
+        ]
+    )
+
+
+def _find_path(words: Sequence[str]) -> str:
+    """The path of a YAML file that comes with hf_ext; without a name those of all, one a line.
+
+    Raises:
+        ArgumentError: no such file, with the names of those that there are; more than one word.
+    """
+    if len(words) > 1:
+        raise ArgumentError(f"{PROGRAM} --path takes one name, not {len(words)} words: {' '.join(words)}.")
+    paths = {name: shipped_folder(folder) / name for folder in (CONFIGS, LAUNCHERS) for name in list_shipped(folder)}
+    if not words:
+        return "\n".join(map(str, paths.values()))
+    if words[0] not in paths:
+        near = name_nearest(words[0], paths) or "."
+        raise ArgumentError(f"{PROGRAM} --path: no {words[0]!r} comes with hf_ext{near} Files: {', '.join(paths)}.")
+    return str(paths[words[0]])

@@ -1,0 +1,159 @@
+"""`hf-ext`: what it prints, what it imports, and that it ends as the recipes' own scripts do."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from locations import ROOT
+
+from hf_ext import __version__
+from hf_ext.cli import help_page, main
+from hf_ext.commands import COMMANDS, program_words, recipe_command
+from hf_ext.shipped import shipped_folder
+
+ASKED = ["train", "mlm", "generate", "sample", "predict", "evaluate", "doctor", "compare", "report", "resume"]
+
+
+def run(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=120, cwd=cwd)
+
+
+def test_the_help_page_fits_a_screen_and_names_every_command():
+    lines = help_page().splitlines()
+    assert 20 <= len(lines) <= 30
+    assert max(map(len, lines)) <= 80
+    listed = [line.split()[0] for line in lines if line.startswith("  ") and not line.startswith(("  hf-ext", "  acc"))]
+    assert listed == [*COMMANDS]
+    assert set(ASKED) <= set(listed)
+
+
+def test_help_is_quick_and_imports_no_library(tmp_path):
+    code = (
+        "import json, sys, time\nstart = time.perf_counter()\nfrom hf_ext.cli import main\nmain(['--help'])\n"
+        "spent = time.perf_counter() - start\n"
+        "heavy = sorted({'torch', 'transformers', 'numpy', 'yaml', 'hf_ext.recipes'} & {*sys.modules})\n"
+        "print(json.dumps([spent, heavy]))"
+    )
+    runs = [json.loads(run("-c", code, cwd=tmp_path).stdout.splitlines()[-1]) for _ in range(3)]
+    assert min(spent for spent, _ in runs) < 0.5
+    assert [heavy for _, heavy in runs] == [[], [], []]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_a_module_whose_main_takes_words(name):
+    module, line = COMMANDS[name]
+    package, _, stem = module.rpartition(".")
+    folder = shipped_folder("recipes") if package == "hf_ext.recipes" else ROOT / "hf_ext"
+    tree = ast.parse((folder / f"{stem}.py").read_text())
+    (found,) = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "main"]
+    assert len(found.args.args) == 1
+    assert line
+
+
+def test_a_command_imports_its_own_recipe_alone_and_reads_its_words(tmp_path):
+    code = "import sys; from hf_ext.cli import main\ntry: main(sys.argv[1:])\nfinally: print(*sorted(sys.modules))"
+    done = run("-c", code, "report", "--run", "nowhere", cwd=tmp_path)
+    assert "hf_ext.recipes.report" in done.stdout.split()
+    assert [name for name in done.stdout.split() if name.startswith("hf_ext.recipes.")] == ["hf_ext.recipes.report"]
+    assert "nowhere" in done.stderr
+
+
+def test_a_command_ends_as_the_script_does(tmp_path):
+    script = run(str(ROOT / "recipes" / "resume_check.py"), "nowhere", cwd=tmp_path)
+    command = run("-m", "hf_ext", "resume", "nowhere", cwd=tmp_path)
+    assert (command.returncode, command.stderr) == (script.returncode, script.stderr)
+    assert (script.returncode, "Traceback" in script.stderr) == (1, False)
+
+
+@pytest.fixture
+def toy(tmp_path, monkeypatch):
+    """Makes `hf-ext toy` a module whose main has the given body."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["hf-ext"])
+    monkeypatch.setitem(COMMANDS, "toy", ("toy_recipe", "a toy"))
+    monkeypatch.delitem(sys.modules, "toy_recipe", raising=False)
+
+    def write(body: str) -> None:
+        (tmp_path / "toy_recipe.py").write_text(f"from hf_ext.errors import *\ndef main(argv):\n    {body}\n")
+
+    return write
+
+
+@pytest.mark.parametrize(("body", "status"), [("return 4", 4), ("return {'rmse': 1}", 0), ("return None", 0)])
+def test_the_status_is_that_of_a_recipe_that_returns_one(toy, body, status):
+    toy(body)
+    assert main(["toy"]) == status
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "said"),
+    [
+        ("raise ArgumentError('no such column')", 1, "ArgumentError: no such column"),
+        ("raise TrainingStopped('saved step 5')", 75, "TrainingStopped: saved step 5"),
+        ("raise RequirementsFailed('rmse')", 3, "RequirementsFailed: rmse"),
+        ("raise KeyboardInterrupt", 75, "Interrupted by SIGINT"),
+        ("raise ImportError('pip install anarcii')", 1, "pip install anarcii"),
+    ],
+)
+def test_other_ends_have_the_recipes_status_and_no_traceback(toy, capsys, body, status, said):
+    toy(body)
+    with pytest.raises(SystemExit) as ended:
+        main(["toy"])
+    printed = capsys.readouterr().err
+    assert ended.value.code == status
+    assert said in printed
+    assert "Traceback" not in printed
+
+
+def test_a_mistake_of_ours_keeps_its_traceback(toy):
+    toy("raise KeyError('ours')")
+    with pytest.raises(KeyError):
+        main(["toy"])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["trian"], r"unknown command 'trian', did you mean 'train'\? Commands: train, mlm"),
+        (["max_speed"], "unknown command 'max_speed'"),
+        (["--hlep"], r"unknown argument '--hlep', did you mean '--help'\?"),
+        (["--path", "gb2.yaml"], r"no 'gb2.yaml' comes with hf_ext, did you mean 'gb1.yaml'\? Files: .*4gpu_ddp.yaml"),
+        (["--path", "a", "b"], "takes one name, not 2 words: a b"),
+    ],
+)
+def test_unknown_words_name_the_nearest_and_all_that_there_are(capsys, words, said):
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 1
+    assert re.search(said, capsys.readouterr().err)
+
+
+def test_paths_are_those_of_every_yaml_file_that_comes_along(capsys):
+    assert main(["--path"]) == 0
+    listed = capsys.readouterr().out.split()
+    here = [*ROOT.glob("recipes/configs/*.yaml"), *ROOT.glob("accelerate_configs/*.yaml")]
+    assert sorted(listed) == sorted(map(str, here))
+    assert len({Path(path).name for path in listed}) == len(listed) > 30  # a name means one file
+    assert main(["--path", "2gpu_ddp.yaml"]) == 0
+    assert capsys.readouterr().out == f"{ROOT / 'accelerate_configs' / '2gpu_ddp.yaml'}\n"
+
+
+def test_the_version_is_printed_and_no_words_are_a_request_for_help(capsys):
+    assert (main(["--version"]), capsys.readouterr().out) == (0, f"hf_ext {__version__}\n")
+    assert (main([]), capsys.readouterr().out) == (0, help_page() + "\n")
+
+
+def test_what_users_are_told_to_type_is_what_they_typed(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["/home/ann/my clone/recipes/predict.py", "--model", "m"])
+    assert program_words() == ["/home/ann/my clone/recipes/predict.py"]
+    assert recipe_command("resume_check") == "python recipes/resume_check.py"
+    monkeypatch.setattr(sys, "argv", ["hf-ext predict", "--model", "m"])
+    assert program_words() == ["hf-ext", "predict"]
+    assert recipe_command("resume_check") == "hf-ext resume"
+    assert recipe_command("pde_operator") == "python -m hf_ext.recipes.pde_operator"
