@@ -1,4 +1,4 @@
-"""Train a masked protein language model: ESM-2 from scratch, or any masked language model further.
+"""Train a masked protein language model: ESM-2 or ESM C from scratch, or a published one further.
 
     accelerate launch --quiet recipes/mlm.py                              # generated demo data, under a minute
     accelerate launch --quiet recipes/mlm.py --config recipes/configs/mlm_esm2_8M.yaml  # your sequences: copy, edit it
