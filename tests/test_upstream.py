@@ -122,15 +122,15 @@ def test_packed_rows_leak_in_transformers(make):
     assert (alone - together).abs().max() > 0.1
 
 
+DIVIDES = ("esmc", "modernbert")
+
+
 @pytest.mark.parametrize("name", MASKED_LMS)
-def test_losses_do_not_divide_by_the_items_of_the_whole_batch(name):
-    """Else the class may leave `LOSS_KINDS` (models/exact_loss.py)."""
+def test_which_losses_divide_by_the_items_of_the_whole_batch(name):
+    """What `models/exact_loss.py` says of them."""
     torch.manual_seed(0)
     model = FAMILIES[name][0]().eval()
     ids = torch.tensor([[5, 6, 7, 8]])
     once, twice = (model(input_ids=ids, labels=ids, num_items_in_batch=count).loss for count in (4, 8))
     divides = torch.allclose(once, 2 * twice)
     assert divides == (name in DIVIDES)
-
-
-DIVIDES = ("modernbert",)  # and so needs no place there

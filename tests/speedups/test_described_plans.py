@@ -123,7 +123,7 @@ def test_fine_tuning_on_an_a100_gets_bf16_and_flash_attention(plan_for):
 def test_the_two_plans_differ_in_what_the_cards_differ_in():
     assert {name for name in T4 if T4[name][0] != A100[name][0]} == {"tf32"}
     assert {name for name in T4 if T4[name] != A100[name]} == {
-        "cpu_matmul", "cpu_threads", "tf32", "precision", "attention", "compile",
+        "cpu_matmul", "cpu_threads", "tf32", "precision", "fused_rotary", "attention", "compile",
     }  # fmt: skip
 
 
