@@ -103,7 +103,7 @@ def check_index(folder: str | os.PathLike[str]) -> None:
 def _explain(error: Exception, folder: Path) -> str:
     text = str(error)
     if "trust_remote_code" in text or ("backend tokenizer" in text and _names_code(folder)):
-        return "it needs code of its own, which is never run here; give one of transformers' own architectures"
+        return "it needs code of its own, which is never run here; take one of transformers' own: biohub/ESMC-300M, say"
     if "weights_only" in text or "Unsupported class" in text:
         asked = re.search(r"GLOBAL (\S+) ", text)
         more = f": it asks for {asked[1]}" if asked else ""

@@ -20,7 +20,7 @@ from transformers.utils import is_torch_xla_available
 from .commands import recipe_command
 from .errors import ArgumentError, PlanRefused
 
-UNSPLIT_FAMILIES = ("esm", "t5", "bert")
+UNSPLIT_FAMILIES = ("esm", "esmc", "t5", "bert", "roformer", "modernbert")
 
 
 def count_launched() -> int:
@@ -128,9 +128,9 @@ def check_fsdp(args: Any) -> None:
 def check_parallelism(args: Any, families: Sequence[str]) -> None:
     """Refuses ways to split a model that encoders of proteins cannot be split by; FSDP2 and HSDP are let through.
 
-    Splitting layers (tensor parallel) needs a plan that `transformers` 5 has for neither ESM nor T5 nor BERT; splitting
-    sequences needs causal attention (context parallel, `Trainer._prepare_context_parallel_inputs`) or DeepSpeed's
-    attention, which these models' padding and relative positions do not have (sequence parallel).
+    Splitting layers (tensor parallel) needs a plan that `transformers` 5 has for few encoders, and none of them was
+    tried; splitting sequences needs causal attention (context parallel, `Trainer._prepare_context_parallel_inputs`) or
+    DeepSpeed's attention, which these models' padding and relative positions do not have (sequence parallel).
 
     Args:
         args: `TrainingArguments`; the launcher's PARALLELISM_CONFIG_* are read as accelerate reads them.
@@ -148,8 +148,8 @@ def check_parallelism(args: Any, families: Sequence[str]) -> None:
     asked = [f"{name} parallel over {size} processes" for name, size in sizes.items() if size > 1]
     if asked:
         raise PlanRefused(
-            f"{' and '.join(asked)}: {', '.join(families)} cannot be split that way (no tensor plan in transformers; "
-            "attention in both directions, over padding). Split weights instead: FSDP2 "
+            f"{' and '.join(asked)}: {', '.join(families)} cannot be split that way (no tensor plan that was "
+            "tried; attention in both directions, over padding). Split weights instead: FSDP2 "
             "(accelerate_configs/4gpu_fsdp2.yaml), HSDP (8gpu_hsdp.yaml: dp_replicate_size and dp_shard_size) or ZeRO "
             "(4gpu_zero2.yaml). Long sequences: --max_tokens_per_batch, --activation_checkpointing true."
         )

@@ -53,19 +53,6 @@ def parse_command(
     return parser, parsed
 
 
-def learned_positions(config: Mapping[str, Any]) -> int | None:
-    """Tokens, special ones included, for which a model has learned positions; None where they are relative or rotary.
-
-    Args:
-        config: a model's configuration as a dictionary, with "model_type".
-    """
-    family, limit = config["model_type"], config.get("max_position_embeddings")
-    is_learned = family == "bert" or config.get("position_embedding_type", "absolute") == "absolute"
-    if limit is None or not is_learned:
-        return None
-    return int(limit) - (int(config["pad_token_id"]) + 1 if family == "esm" else 0)  # ESM-1b counts from there
-
-
 def check_inputs(collator: Any, splits: Mapping[str, Any], source: str | None = None) -> dict[str, dict[str, float]]:
     """Checks that the vocabulary and the length limit of each encoder fit the data, before anything is computed.
 

@@ -1,4 +1,4 @@
-"""Train a masked protein language model: ESM-2 from scratch, or any masked language model further.
+"""Train a masked protein language model: ESM-2 or ESM C from scratch, or a published one further.
 
     hf-ext mlm                                        # generated demo data, under a minute
     hf-ext mlm --config mlm_esm2_8M.yaml              # your sequences: copy that file and edit it

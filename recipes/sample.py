@@ -50,10 +50,11 @@ with quick_imports():
     from hf_ext.generation.sample_arguments import ANTIGEN, KNOWN_ANTIGENS, SampleArguments
     from hf_ext.generation.sample_files import ADDED, find_outputs, name_antigens, write_fasta, write_table
     from hf_ext.generation.sampling import sample_pairs
+    from hf_ext.models.families import limit_of_positions
     from hf_ext.optional import import_problem
     from hf_ext.processes import refuse_several
     from hf_ext.reporting.run_log import start_run_log
-    from hf_ext.tasks import check_inputs, learned_positions, parse_command
+    from hf_ext.tasks import check_inputs, parse_command
 
 
 def main(argv: list[str] | None = None) -> tuple[Path, Path]:
@@ -125,7 +126,7 @@ def _check_generator(generator: LoadedGenerator, rows: Any, antigen_column: str,
     if args.affinity is not None and not generator.knows_affinity:
         raise ArgumentError(f"--affinity {args.affinity:g}: this model was trained without affinities; leave it out.")
     if generator.tokenizer is not None:
-        limit = learned_positions(generator.model.encoder.spec.config)
+        limit = limit_of_positions(generator.model.encoder.spec.config)
         tokenizers = {antigen_column: ResidueTokenizer(generator.tokenizer, 1, limit)}
         collator = SequenceCollator(tokenizers, {antigen_column: [antigen_column]})
         check_inputs(collator, {"antigens": rows}, args.dataset_name)

@@ -9,7 +9,8 @@ import pytest
 
 from hf_ext.affinity.arguments import AffinityArguments
 from hf_ext.errors import DataError
-from hf_ext.tasks import learned_positions, parse_command, plots_if_possible
+from hf_ext.models.families import limit_of_positions
+from hf_ext.tasks import parse_command, plots_if_possible
 from hf_ext.training_args import FastTrainingArguments
 
 
@@ -23,7 +24,7 @@ from hf_ext.training_args import FastTrainingArguments
     ],
 )
 def test_learned_positions_limit_the_tokens_and_rotary_or_relative_ones_do_not(config, limit):
-    assert learned_positions(config) == limit
+    assert limit_of_positions(config) == limit
 
 
 def test_a_plot_that_cannot_be_drawn_is_said_in_the_log_and_the_run_goes_on(caplog):

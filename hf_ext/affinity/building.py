@@ -17,10 +17,10 @@ from ..data.tokenization import ResidueTokenizer
 from ..errors import ArgumentError
 from ..models.affinity import AffinityModel
 from ..models.configuration import AffinityConfig, EncoderSpec, Pooling, TowerSpec, Training
-from ..models.encoders import TEXT_ENCODERS, load_tokenizer, read_encoder
+from ..models.encoders import load_tokenizer, read_encoder
+from ..models.families import FAMILIES, limit_of_positions
 from ..models.head import ONE_LAYER
 from ..models.lora import LoraSettings
-from ..tasks import learned_positions
 from .arguments import AffinityArguments
 from .predictor import load_model
 
@@ -124,10 +124,11 @@ def read_towers(
         if identity not in index:
             index[identity] = len(specs)
             specs.append(read_encoder(name, revision, cast(Training, training), lora or LoraSettings()))
-        if pooling == "cls" and specs[index[identity]].config["model_type"] in TEXT_ENCODERS:
+        model_type = specs[index[identity]].config["model_type"]
+        if pooling == "cls" and not FAMILIES[model_type].has_first_token:
             raise ArgumentError(
-                f"--pooling cls for {name!r}: a T5 encoder has no classification token, its first token is the first "
-                "residue. Give mean (over residues) or mean_tokens (over all tokens)."
+                f"--pooling cls for {name!r}: the first token of a model of type {model_type!r} does not stand for the "
+                "sequence. Give mean (over residues) or mean_tokens (over all tokens)."
             )
         towers.append(TowerSpec(index[identity], columns, cast(Pooling, pooling)))
     return specs, towers
@@ -244,9 +245,7 @@ def build_collator(model: AffinityModel, data_args: DataArguments, max_length: i
         index = model.tower_of(name).encoder
         if index not in loaded:
             loaded[index] = load_tokenizer(specs[index].name_or_path, specs[index].revision)
-        # Of other families the tokenizer decides.
-        is_known = specs[index].config["model_type"] in ("bert", "esm")
-        limit = learned_positions(specs[index].config) if is_known else None
+        limit = limit_of_positions(specs[index].config)
         tokenizers[name] = ResidueTokenizer(loaded[index], len(columns), limit)
         if max_length:
             tokenizers[name].limit_tokens(max_length)

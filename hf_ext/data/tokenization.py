@@ -42,7 +42,7 @@ class ResidueTokenizer:
 
     Args:
         tokenizer: a transformers tokenizer.
-        num_parts: 1 for single sequences, 2 for pairs (`heavy </s> light`).
+        num_parts: 1 for single sequences, 2 for pairs (`heavy </s> light`, of ESM C `heavy|light`).
         max_length: tokens including special ones; default: the tokenizer's own limit, if it has one.
 
     Raises:
@@ -165,7 +165,9 @@ def _write_specials(ids: np.ndarray, rows: np.ndarray, start: np.ndarray, specia
 
 def _tokenize(tokenizer: Any, spaced: bool, *parts: str) -> Any:
     texts = [" ".join(part) if spaced else part for part in parts]
-    return tokenizer(*texts)
+    # ESM C's chains are one text with a token between them; as two texts its tokenizer frames them with nothing at all.
+    chain_break = getattr(tokenizer, "chain_break_token", None)
+    return tokenizer(chain_break.join(texts)) if chain_break else tokenizer(*texts)
 
 
 def _read_template(tokenizer: Any, num_parts: int) -> Template:

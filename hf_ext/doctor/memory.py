@@ -25,6 +25,7 @@ from ..models.packing import pack_encoders
 from ..plan import Plan
 from ..speedups.attention import set_attention
 from ..speedups.fused_gelu import fuse_gelu
+from ..speedups.fused_rotary import fuse_rotary
 from ..speedups.lora import lora_settings
 from ..speedups.masked_lm_head import label_only
 from ..speedups.precision import best_precision
@@ -126,6 +127,8 @@ def _change(plan: Plan, kernel: str | None, model: nn.Module) -> None:
     """What the plan will do to the model, in the order of its registry."""
     if plan.applied("fused_gelu"):
         fuse_gelu(model)
+    if plan.applied("fused_rotary"):
+        fuse_rotary(model)
     if kernel is not None:
         # Of a padded batch ours would read the mask, which holds nothing here; faesm's on a CPU is SDPA.
         set_attention(model, kernel if plan.applied("packing") and kernel in KERNELS else "sdpa")

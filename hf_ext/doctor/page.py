@@ -12,6 +12,7 @@ from ..evaluation.guards import format_report
 from ..memory.report import MemoryReport, format_memory, format_savings
 from ..reporting.tables import format_table
 from ..tasks import summarize_data
+from .encoder_choice import Choice, choose_encoders, describe_choices
 from .estimates import money
 from .facts import Facts, Finding
 from .findings import would_run
@@ -32,6 +33,7 @@ def format_page(facts: Facts, findings: list[Finding]) -> str:
         else "Plan: it depends on a model that could not be read.",
         *_data(facts),
         _estimate(facts),
+        *_encoders(facts),
         *_stages(facts),
         _off(findings),
     ]
@@ -64,6 +66,7 @@ def page_values(facts: Facts, findings: list[Finding]) -> dict[str, Any]:
             "embedding_bytes": facts.embedding_bytes,
             "download_bytes": facts.download_bytes,
         },
+        "encoders": [dataclasses.asdict(choice) for choice in _choices(facts)] or None,
         "stages": [stage_values(stage, facts.args.dollars_per_hour) for stage in facts.stages] or None,
         "findings": [dataclasses.asdict(finding) for finding in findings],
         "notes": facts.notes,
@@ -164,6 +167,22 @@ def _estimate(facts: Facts) -> str:
         beside = f", and {PROCESS_GIB} GiB of Python and libraries" if facts.machine.hardware.kind == "cpu" else ""
         lines += wrap(f"memory while training: {parts}{beside}")
     return "\n".join([*lines, *(line for note in facts.notes for line in wrap(f"note: {note}"))])
+
+
+def _choices(facts: Facts) -> list[Choice]:
+    """Of tasks that take a pretrained encoder."""
+    if facts.task not in ("affinity", "masked_lm"):
+        return []
+    return choose_encoders(facts.machine.hardware, facts.device_bytes)
+
+
+def _encoders(facts: Facts) -> list[str]:
+    choices = _choices(facts)
+    if not choices:
+        return []
+    title = "Encoders for this device, computed: the lowest published loss of those that fit and are not too slow"
+    lines = [folded for line in describe_choices(choices) for folded in wrap(line)]
+    return ["\n".join([f"{title} (docs/encoders.md)", *lines])]
 
 
 def _stages(facts: Facts) -> list[str]:

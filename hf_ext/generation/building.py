@@ -22,11 +22,11 @@ from ..embeddings.token_states import StateTable, TokenStateStore
 from ..errors import ArgumentError
 from ..masked_lm.results import compute_metrics, sum_rows
 from ..models.encoders import load_tokenizer, read_encoder
+from ..models.families import limit_of_positions
 from ..models.generation.configuration import GeneratorConfig
 from ..models.generation.esm import state_encoder, state_key
 from ..models.generation.model import AntibodyGenerator
 from ..speedups.lora import lora_settings
-from ..tasks import learned_positions
 from ..trainer import FastTrainer
 from .arguments import GeneratorArguments
 from .judging.rows import AntibodyRows
@@ -154,7 +154,7 @@ def build_inputs(model: AntibodyGenerator, training: Any, antigens: Sequence[str
     spec = model.encoder.spec
     tokenizer = load_tokenizer(spec.name_or_path, spec.revision)
     inputs = Inputs(tokenizer)
-    inputs.encoder.antigens.max_residues = ResidueTokenizer(tokenizer, 1, learned_positions(spec.config)).max_residues
+    inputs.encoder.antigens.max_residues = ResidueTokenizer(tokenizer, 1, limit_of_positions(spec.config)).max_residues
     if spec.training != "frozen":
         return inputs
     distinct = sorted(set(antigens))

@@ -8,14 +8,16 @@ from typing import Any
 from ..errors import ArgumentError
 from ..evaluation.requirements import REQUIRE
 
-# Shapes of the published ESM-2 models: layers, width, attention heads. The feed-forward layer is four times as wide.
-SIZES = {
+# Shapes of published models: layers, width, attention heads.
+ESM2_SIZES = {
     "esm2_8M": (6, 320, 20),
     "esm2_35M": (12, 480, 20),
     "esm2_150M": (30, 640, 20),
     "esm2_650M": (33, 1280, 20),
     "esm2_3B": (36, 2560, 40),
 }
+ESMC_SIZES = {"esmc_300M": (30, 960, 15), "esmc_600M": (36, 1152, 18), "esmc_6B": (80, 2560, 40)}
+SIZES = {**ESM2_SIZES, **ESMC_SIZES}
 _SHAPE = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size")
 
 
@@ -44,7 +46,9 @@ class MaskedLMArguments:
     )
     model_size: None | str = field(  # noqa: RUF036
         default=None,
-        metadata={"help": f"Shape of a new ESM-2 ({', '.join(SIZES)}); the four flags below change parts of it."},
+        metadata={
+            "help": f"Shape of a new ESM-2 or ESM C ({', '.join(SIZES)}); the four flags below change parts of it."
+        },
     )
     num_hidden_layers: None | int = field(  # noqa: RUF036
         default=None, metadata={"help": "Layers of a new model."}
@@ -56,7 +60,8 @@ class MaskedLMArguments:
         default=None, metadata={"help": "Attention heads of a new model."}
     )
     intermediate_size: None | int = field(  # noqa: RUF036
-        default=None, metadata={"help": "Feed-forward width of a new model; left out: four times hidden_size."}
+        default=None,
+        metadata={"help": "Feed-forward width of a new model; left out: 4 times hidden_size, of ESM C 8/3 times."},
     )
     mlm_probability: float = field(
         default=0.15, metadata={"help": "Share of residues to predict; ESM-2's token dropout is made for 0.15."}
@@ -81,8 +86,13 @@ class MaskedLMArguments:
             raise ArgumentError(f"model_revision={self.model_revision!r} only acts with --model_name_or_path.")
 
     @property
+    def makes_esmc(self) -> bool:
+        """Whether the new model is an ESM C, not an ESM-2."""
+        return self.model_size in ESMC_SIZES
+
+    @property
     def shape(self) -> dict[str, Any]:
-        """`EsmConfig` fields of a new model.
+        """Fields of the configuration of a new model.
 
         Raises:
             ArgumentError: parts of the shape are missing, or the width does not divide into heads of even width.
@@ -105,4 +115,8 @@ class MaskedLMArguments:
                 f"hidden_size={result['hidden_size']} with num_attention_heads={result['num_attention_heads']}: rotary "
                 "positions need heads of even width, so the width must be a multiple of twice the heads."
             )
-        return {**result, "intermediate_size": self.intermediate_size or 4 * result["hidden_size"]}
+        return {**result, "intermediate_size": self.intermediate_size or self._inner_width(result["hidden_size"])}
+
+    def _inner_width(self, width: int) -> int:
+        """Of the feed-forward layers: ESM C's are gated, and as wide as the next multiple of 256."""
+        return -(-width * 8 // (3 * 256)) * 256 if self.makes_esmc else 4 * width

@@ -8,7 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
-from transformers import AutoModelForMaskedLM, EsmConfig, EsmForMaskedLM, EsmTokenizer, PreTrainedModel, Trainer
+from transformers import (
+    AutoConfig,
+    AutoModelForMaskedLM,
+    EsmcConfig,
+    EsmcForMaskedLM,
+    EsmConfig,
+    EsmcTokenizer,
+    EsmForMaskedLM,
+    EsmTokenizer,
+    PreTrainedModel,
+    Trainer,
+)
 from transformers.utils import logging
 
 from ..checkpoints.run_folder.finished_model import check_model
@@ -21,16 +32,17 @@ from ..data.proteins import ESM_VOCABULARY
 from ..data.tokenization import ResidueTokenizer
 from ..errors import ArgumentError, DataError
 from ..models.encoders import check_configuration, load_tokenizer
+from ..models.families import check_family, limit_of_positions
 from ..plain_arguments import stock_arguments
 from ..pretrained import check_index, reading
 from ..reporting.throughput import ThroughputCallback
-from ..tasks import learned_positions
 from ..trainer import FastTrainer
 from .arguments import MaskedLMArguments
 from .results import compute_metrics, sum_rows
 
 DEMO_SHAPE = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4}
 ESM_MAX_TOKENS = 1024  # what ESM-2 was trained on, with <cls> and <eos>
+ESMC_MAX_TOKENS = 2048
 
 logger = logging.get_logger(__name__)
 
@@ -51,11 +63,13 @@ def fill_in_demo(args: MaskedLMArguments) -> bool:
 
 
 def build_tokenizer(args: MaskedLMArguments) -> Any:
-    """The pretrained model's tokenizer, or ESM-2's, written from its 33 tokens.
+    """The pretrained model's tokenizer, ESM C's, or ESM-2's, written from its 33 tokens.
 
     Raises:
         ArgumentError: there is no tokenizer at `model_name_or_path`.
     """
+    if args.model_name_or_path is None and args.makes_esmc:
+        return EsmcTokenizer(model_max_length=ESMC_MAX_TOKENS)
     if args.model_name_or_path is None:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "vocab.txt"
@@ -65,7 +79,7 @@ def build_tokenizer(args: MaskedLMArguments) -> Any:
 
 
 def build_model(args: MaskedLMArguments) -> PreTrainedModel:
-    """The pretrained model, or a new ESM-2 with random weights (seed torch first), in float32.
+    """The pretrained model, or a new ESM-2 or ESM C with random weights (seed torch first), in float32.
 
     ESM's contact head is frozen.
 
@@ -73,7 +87,10 @@ def build_model(args: MaskedLMArguments) -> PreTrainedModel:
         ArgumentError: no masked language model at `model_name_or_path`, one whose files are not those of its manifest
             or hold what is not finite, or a shape that cannot be built.
     """
-    model = _new_esm2(args) if args.model_name_or_path is None else _pretrained(args)
+    if args.model_name_or_path is None:
+        model = EsmcForMaskedLM(EsmcConfig(**args.shape)) if args.makes_esmc else _new_esm2(args)
+    else:
+        model = _pretrained(args)
     freeze_contact_head(model)
     return model
 
@@ -106,6 +123,11 @@ def _pretrained(args: MaskedLMArguments) -> PreTrainedModel:
     if Path(str(args.model_name_or_path)).is_dir():
         check_model(str(args.model_name_or_path))
         check_index(str(args.model_name_or_path))
+    with reading_model(args):
+        config = AutoConfig.from_pretrained(
+            str(args.model_name_or_path), revision=args.model_revision, trust_remote_code=False
+        )
+    check_family(str(args.model_name_or_path), config.to_dict(), "Model")
     with reading_model(args):
         model, info = AutoModelForMaskedLM.from_pretrained(
             str(args.model_name_or_path),
@@ -149,7 +171,7 @@ def build_collator(
         raise ArgumentError(f"sequence_columns={data_args.sequence_columns}: name one column, or two that form a pair.")
     if data_args.too_long == "window":
         raise ArgumentError("too_long='window': masked training crops at random (truncate) or refuses (error).")
-    limit = learned_positions(model.config.to_dict())
+    limit = limit_of_positions(model.config.to_dict())
     residues = ResidueTokenizer(tokenizer, len(data_args.sequence_columns), limit)
     collator = MaskedLMCollator(
         residues,

@@ -158,6 +158,8 @@ def _as_backend(kernel: Callable[..., torch.Tensor]) -> Callable[..., tuple[torc
         **kwargs: Any,
     ) -> tuple[torch.Tensor, None]:
         factor = query.shape[-1] ** -0.5 if scaling is None else scaling
+        # Under autocast ESM C has float32 queries and keys beside half values; torch's own attention casts them too.
+        query, key = query.to(value.dtype), key.to(value.dtype)
         rows = [x.transpose(1, 2) for x in (query, key, value)]
         if segments is not None:
             # Not x[0], whose gradient is a row of zeros that is filled in.

@@ -18,11 +18,14 @@ from ..errors import ArgumentError
 from ..pretrained import check_folder, check_index, reading
 from ..zero import whole_weights
 from .configuration import EncoderSpec, Training
-from .lora import LORA_TARGETS, LoraSettings, add_adapters
+from .families import FAMILIES, check_family
+from .lora import LoraSettings, add_adapters
 
-TEXT_ENCODERS = ("t5", "mt5", "umt5")  # AutoModel would build their decoder too; no first token stands for the sequence
 _WIDEST = 2**16  # a dozen times the widest known; numbers beyond are damage, and would take all memory
 _NOT_NEEDED = ("contact_head.", "pooler.")  # never used for embeddings
+# ESM's contact head never sees a gradient; left trainable it breaks DDP and optimizer resume. RoFormer's table of sines
+# is a weight by name alone.
+_NEVER_TRAINED = ("contact_head.", "encoder.embed_positions.")
 
 
 def read_encoder(name_or_path: str, revision: str | None, training: Training, lora: LoraSettings) -> EncoderSpec:
@@ -30,7 +33,7 @@ def read_encoder(name_or_path: str, revision: str | None, training: Training, lo
 
     Raises:
         ArgumentError: no configuration there, or of nothing that can be built here; an index of weights that names
-            files elsewhere; LoRA on a family whose target modules are neither known nor named.
+            files elsewhere; a family that is not served.
     """
     hint = check_folder(name_or_path, "Encoder")
     check_index(name_or_path)
@@ -38,13 +41,8 @@ def read_encoder(name_or_path: str, revision: str | None, training: Training, lo
     what = "no such folder here, nor such a model on the Hub" if hint else "no model configuration found"
     with reading(f"Encoder {name_or_path!r}: {what}", name_or_path, f"{hint} {remedy}".lstrip()):
         config = AutoConfig.from_pretrained(name_or_path, revision=revision, trust_remote_code=False)
+    check_family(name_or_path, config.to_dict())
     check_configuration(name_or_path, config.to_dict())
-    if training == "lora" and not lora.target_modules and config.model_type not in LORA_TARGETS:
-        raise ArgumentError(
-            f"Encoder {name_or_path!r} is of type {config.model_type!r}; LoRA targets are known for "
-            f"{', '.join(LORA_TARGETS)}. Name its linear layers with --lora_target_modules, or use --tower_training "
-            "frozen or full."
-        )
     commit = find_commit(name_or_path, revision)
     spec = EncoderSpec(
         name_or_path=str(Path(name_or_path).resolve() if Path(name_or_path).is_dir() else name_or_path),
@@ -69,7 +67,7 @@ def check_configuration(name_or_path: str, config: dict[str, Any]) -> None:
     if not isinstance(width, int) or not width:
         raise ArgumentError(
             f"{name_or_path!r} is of type {config['model_type']!r}, whose config.json gives no width as hidden_size or "
-            f"d_model: give an encoder of proteins, of type {', '.join(LORA_TARGETS)} for example."
+            f"d_model: give an encoder of proteins, of type {', '.join(FAMILIES)} for example."
         )
     if width > _WIDEST:
         raise ArgumentError(f"{name_or_path!r}: its config.json says {width} wide; allowed are up to {_WIDEST}.")
@@ -138,7 +136,7 @@ def load_encoder(spec: EncoderSpec, dtype: torch.dtype = torch.float32) -> PreTr
                 f"{spec.fingerprint}. Restore the folder, or train again."
             )
     check_index(spec.name_or_path)
-    factory = AutoModelForTextEncoding if spec.config["model_type"] in TEXT_ENCODERS else AutoModel
+    factory = _factory(spec.config["model_type"])
     # A branch may have moved since the spec was read: its commit is loaded, not what the branch is by now.
     revision = _commit(spec) or spec.revision
     settings = {"revision": revision, "dtype": dtype, "trust_remote_code": False, **_no_pooler(spec)}
@@ -176,10 +174,15 @@ def build_encoder(spec: EncoderSpec) -> PreTrainedModel:
 def _architecture(spec: EncoderSpec) -> PreTrainedModel:
     settings = dict(spec.config)
     config = AutoConfig.for_model(settings.pop("model_type"), **settings)
-    factory = AutoModelForTextEncoding if config.model_type in TEXT_ENCODERS else AutoModel
+    factory = _factory(config.model_type)
     # Left to itself, from_config takes the dtype that the encoder was published in, such as float16.
     with whole_weights():
         return factory.from_config(config, dtype=torch.get_default_dtype(), **_no_pooler(spec))
+
+
+def _factory(model_type: str) -> Any:
+    family = FAMILIES.get(model_type)
+    return AutoModelForTextEncoding if family and family.reads_text else AutoModel
 
 
 def prepare_encoder(encoder: PreTrainedModel, spec: EncoderSpec) -> PreTrainedModel:
@@ -193,8 +196,7 @@ def prepare_encoder(encoder: PreTrainedModel, spec: EncoderSpec) -> PreTrainedMo
 def set_trainable(encoder: PreTrainedModel, training: Training) -> None:
     """Lets all weights train ("full"), the adapters only ("lora") or none ("frozen")."""
     for name, parameter in encoder.named_parameters():
-        # ESM's contact head never sees a gradient; left trainable it breaks DDP and optimizer resume.
-        trains = not name.startswith("contact_head.") if training == "full" else "lora_" in name
+        trains = not name.startswith(_NEVER_TRAINED) if training == "full" else "lora_" in name
         parameter.requires_grad_(trains)
 
 

@@ -20,22 +20,15 @@ from transformers.pytorch_utils import Conv1D
 
 from ..errors import ArgumentError
 from ..pretrained import reading
+from .families import FAMILIES
 from .half_linear import stores_half, widen
 from .quantization import make_float, quantized_layers
 
 logger = logging.getLogger(__name__)
 
 LINEAR = (nn.Linear, Conv1D)
-_BERT_LINEAR = ["query", "key", "value", "dense"]
-_T5_LINEAR = ["q", "k", "v", "o", "wi", "wo", "wi_0", "wi_1"]  # wi_0 and wi_1 where the feed-forward layer is gated
 # Linear layers that LoRA adapts, per model type (module names in transformers); of others all in layers that repeat.
-LORA_TARGETS: dict[str, list[str]] = {
-    "esm": _BERT_LINEAR,
-    "bert": _BERT_LINEAR,
-    "t5": _T5_LINEAR,
-    "mt5": _T5_LINEAR,
-    "umt5": _T5_LINEAR,
-}
+LORA_TARGETS = {name: [*family.lora_targets] for name, family in FAMILIES.items()}
 
 
 @dataclass(frozen=True)

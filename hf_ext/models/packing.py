@@ -1,12 +1,11 @@
 """Encoders without padding: packed at the door, unpacked at the exit, so that no layer in between sees padding.
 
-transformers 5.23 accepts packed inputs for ESM and ignores them: proteins then attend to each other and share
-positions and token dropout (https://github.com/huggingface/transformers: models/esm/modeling_esm.py). Here each
-sequence keeps its own positions (rotary for ESM, relative bias for T5), its own token dropout and its own attention.
+What each family computes in between: `packed_families.py`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from inspect import signature
 from types import MethodType
 from typing import Any
@@ -14,20 +13,15 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import PreTrainedModel
-from transformers.modeling_outputs import (
-    BaseModelOutputWithPastAndCrossAttentions,
-    BaseModelOutputWithPoolingAndCrossAttentions,
-)
-from transformers.models.esm.modeling_esm import EsmModel
-from transformers.models.t5.modeling_t5 import T5Stack
 
 from ..data.segments import Segments
 from ..errors import ArgumentError
-from .attention import bias_for_layers
+from .packed_families import BIASED, PACKED, PackedPass
 
 # Inputs and outputs that have no packed form: the encoder's own forward answers for them.
 _PLAIN = (
     "position_ids",
+    "sequence_id",
     "inputs_embeds",
     "encoder_hidden_states",
     "encoder_attention_mask",
@@ -40,12 +34,15 @@ _PLAIN = (
 )
 # Attention of transformers that takes the packed row for one sequence.
 _ONE_SEQUENCE = (None, "eager", "sdpa", "flex_attention")
+_FOR_EMBEDDINGS = ("token_type_ids",)  # what embeddings are given beside ids
 
 
 def find_encoders(model: nn.Module) -> list[PreTrainedModel]:
-    """The encoders in `model` that have a packed path: ESM, and T5's encoder."""
+    """The encoders in `model` that have a packed path: ESM-2's, ESM C's, BERT's and T5's, no decoders."""
     return [
-        module for module in model.modules() if isinstance(module, EsmModel | T5Stack) and not module.config.is_decoder
+        module
+        for module in model.modules()
+        if isinstance(module, tuple(PACKED)) and not getattr(module.config, "is_decoder", False)
     ]
 
 
@@ -63,7 +60,7 @@ def pack_encoders(model: nn.Module, round_up: bool = False) -> int:
     """
     encoders = find_encoders(model)
     for encoder in encoders:
-        forward = _esm_forward if isinstance(encoder, EsmModel) else _t5_forward
+        forward = next(forward for family, forward in _FORWARDS.items() if isinstance(encoder, family))
         encoder.__dict__["forward"] = MethodType(forward, encoder)
         encoder.__dict__["packed_round_up"] = round_up
     return len(encoders)
@@ -81,48 +78,23 @@ def keeps_sequences_apart(encoder: PreTrainedModel) -> bool:
     return encoder.config._attn_implementation not in _ONE_SEQUENCE
 
 
-def _esm_forward(
-    encoder: Any, input_ids: Any = None, attention_mask: Any = None, *others: Any, **kwargs: Any
-) -> BaseModelOutputWithPoolingAndCrossAttentions:
-    segments = _layout(encoder, input_ids, attention_mask, others, kwargs)
-    if segments is None:
-        return type(encoder).forward(encoder, input_ids, attention_mask, *others, **kwargs)
-    hidden = segments.pack(encoder.embeddings(input_ids=input_ids, attention_mask=attention_mask))
-    rotary = None
-    if encoder.position_embedding_type == "rotary":
-        rotary = encoder.rotary_embeddings(hidden, segments.columns)
-    output = encoder.encoder(hidden, position_embeddings=rotary, **_for_layers(kwargs, segments))
-    states = segments.unpack(output.last_hidden_state)
-    pooled = None if encoder.pooler is None else encoder.pooler(states)
-    return BaseModelOutputWithPoolingAndCrossAttentions(last_hidden_state=states, pooler_output=pooled)
+def _packed_forward(family: type[nn.Module], run: PackedPass) -> Callable[..., Any]:
+    """The forward of packed encoders of one class."""
+
+    def forward(encoder: Any, input_ids: Any = None, attention_mask: Any = None, *others: Any, **kwargs: Any) -> Any:
+        segments = _layout(encoder, input_ids, attention_mask, others, kwargs)
+        # With holes, relative distances in the packed row would not be those of the padded one.
+        if segments is None or (segments.has_holes and isinstance(encoder, BIASED)):
+            return type(encoder).forward(encoder, input_ids, attention_mask, *others, **kwargs)
+        embeds = {name: kwargs.pop(name) for name in _FOR_EMBEDDINGS if name in kwargs}
+        return run(encoder, segments, input_ids, attention_mask, embeds, _for_layers(kwargs, segments))
+
+    # Trainer keeps the columns of a dataset that the forward of a model names.
+    forward.__signature__ = signature(family.forward)  # type: ignore[attr-defined]
+    return forward
 
 
-def _t5_forward(
-    encoder: Any, input_ids: Any = None, attention_mask: Any = None, *others: Any, **kwargs: Any
-) -> BaseModelOutputWithPastAndCrossAttentions:
-    segments = _layout(encoder, input_ids, attention_mask, others, kwargs)
-    if segments is None or segments.has_holes:  # relative distances would then not be those of the padded row
-        return type(encoder).forward(encoder, input_ids, attention_mask, *others, **kwargs)
-    hidden = encoder.dropout(segments.pack(encoder.embed_tokens(input_ids)))
-    longest = segments.max_length
-    # One bias for all: distances are the same in every sequence, so the longest one's contains the others'.
-    bias = encoder.block[0].layer[0].SelfAttention.compute_bias(longest, longest, device=hidden.device)
-    bias = bias_for_layers(encoder.config._attn_implementation, bias, segments, _computing_dtype(hidden))
-    for block in encoder.block:
-        hidden = block(hidden, None, bias, None, None, None, **_for_layers(kwargs, segments))[0]
-    states = segments.unpack(encoder.dropout(encoder.final_layer_norm(hidden)))
-    return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=states)
-
-
-def _computing_dtype(hidden: torch.Tensor) -> torch.dtype:
-    """What linear layers put out."""
-    kind = hidden.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
-
-
-# Trainer keeps the columns of a dataset that the forward of a model names.
-_esm_forward.__signature__ = signature(EsmModel.forward)  # type: ignore[attr-defined]
-_t5_forward.__signature__ = signature(T5Stack.forward)  # type: ignore[attr-defined]
+_FORWARDS = {family: _packed_forward(family, run) for family, run in PACKED.items()}
 
 
 def _layout(encoder: Any, ids: Any, mask: Any, others: tuple[Any, ...], kwargs: dict[str, Any]) -> Segments | None:

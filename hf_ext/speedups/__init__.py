@@ -17,6 +17,7 @@ from . import (
     find_batch_size,
     fused_gelu,
     fused_optimizer,
+    fused_rotary,
     length_grouping,
     lora,
     lora_base,
@@ -42,6 +43,7 @@ REGISTRY: tuple[Speedup, ...] = (
     quantized_base,  # before lora_base, which rounds what is left in float32
     lora_base,  # before parity is proven, on the weights as they will be
     fused_gelu,
+    fused_rotary,
     encoder_precision,  # before the cache, whose key holds the precision
     attention,
     packing,  # after attention, whose kernel it feeds

@@ -37,6 +37,7 @@ from ..errors import PlanRefused
 from ..models.attention import KERNELS, PREFIX, register_attention
 from ..models.faesm_bridge import faesm_kernel, faesm_problem, restore_faesm, swap_faesm
 from ..models.newer_flash import find_newer_flash, use_newer_flash
+from ..models.packed_families import BIASED, PACKED_FAMILIES
 from ..models.packing import find_encoders
 from ..optional import import_problem
 from . import encoder_precision, parity, precision
@@ -46,7 +47,8 @@ from .measured_once import measure_once
 
 NAME = "attention"
 KIND: Kind = "N"
-FAMILIES = ("esm", "t5")
+FAMILIES = PACKED_FAMILIES
+WITHOUT_BIAS = ("esm", "esmc", "bert")  # whose scores flash attention computes; T5 adds a bias to them
 TRITON = (7, 0)  # compute capability that its kernels need
 GAIN = "blocked_over_grouped"  # rates, as evidence
 MIN_GAIN = 1.2  # of `blocked`; below it, noise would choose
@@ -63,7 +65,7 @@ def decide(context: Context) -> Decision:
         return off(NAME, KIND)
     if not set(FAMILIES) & set(context.model.families):
         status: Status = "skipped" if asked == "auto" else "refused"
-        return Decision(NAME, KIND, status, f"known for {' and '.join(FAMILIES)} encoders; the model has none")
+        return Decision(NAME, KIND, status, f"known for encoders of type {', '.join(FAMILIES)}; the model has none")
     if asked == "auto":
         return _decide_auto(context)
     problem = _problem(asked, context)
@@ -94,7 +96,7 @@ def _decide_auto(context: Context) -> Decision:
     if context.low_padding:
         return Decision(NAME, KIND, "skipped", f"{context.low_padding}: transformers' SDPA is the best there is")
     problem = _flash_problem(context) or _missing("torch.nn.attention.varlen")
-    if problem or "esm" not in context.model.families:
+    if problem or not set(WITHOUT_BIAS) & set(context.model.families):
         reason = problem or "T5's bias has no flash kernel"
         reason = f"SDPA, with padding around attention only: {reason}"
         return Decision(NAME, KIND, "applied", reason, {"kernel": "padded", **settings})
@@ -109,7 +111,8 @@ def _problem(asked: str, context: Context) -> str | None:
             return "the model has no ESM encoder"
         return faesm_problem()
     if asked in ("varlen", "flash_attention_2"):
-        if "esm" not in context.model.families or (asked == "flash_attention_2" and "t5" in context.model.families):
+        families = set(context.model.families)
+        if not families & set(WITHOUT_BIAS) or (asked == "flash_attention_2" and "t5" in families):
             return "T5's relative bias has no flash kernel: use --attention auto"
         missing = _missing("torch.nn.attention.varlen") if asked == "varlen" else _missing_flash_attn()
         problem = _flash_problem(context) or missing
@@ -213,7 +216,7 @@ def _gain_of_blocks(run: Run) -> float | None:
 def _differs(probe: parity.Probe) -> bool:
     """Whether the two kernels differ for an encoder: in half precision, without T5's bias."""
     dtype = probe.autocast or probe.dtype
-    return isinstance(probe.encoder, EsmModel) and dtype in (torch.bfloat16, torch.float16)
+    return not isinstance(probe.encoder, BIASED) and dtype in (torch.bfloat16, torch.float16)
 
 
 def swaps(model: nn.Module, kernel: str) -> tuple[Callable[[nn.Module], Any], Callable[[], Any]]:

@@ -1,20 +1,22 @@
 """The masked-LM head on the tokens that have a label, not on all.
 
-Class I. Effect: with 15 % of the tokens masked, ESM's head (a hidden layer, a norm, the vocabulary) computes 15 % of
-its rows in training; logits at other tokens never enter the loss. In evaluation, and without labels, the model is as it
+Class I. Effect: with 15 % of the tokens masked, the head (a hidden layer, a norm, the vocabulary) computes 15 % of its
+rows in training; logits at other tokens never enter the loss. In evaluation, and without labels, the model is as it
 was. The loss is the sum over labelled tokens / `num_items_in_batch`, so it stays exact under accumulation.
+Models: those of ESM-2, ESM C and BERT.
 Where labels stand comes with the batches of `MaskedLMCollator`; from those of other collators it is read.
 Cost: training outputs carry no `logits`; on a GPU one read from the device per pass where it is read.
 """
 
 from __future__ import annotations
 
-from functools import partial
+from functools import lru_cache, partial
+from inspect import signature
 from types import MethodType
 from typing import Any
 
 from torch import nn
-from transformers import EsmForMaskedLM
+from transformers import BertForMaskedLM, EsmcForMaskedLM, EsmForMaskedLM
 from transformers.modeling_outputs import MaskedLMOutput
 
 from ..data.batch_layout import change_layout, locate_labels
@@ -23,16 +25,18 @@ from .base import Context, Decision, Kind, Run, off
 
 NAME = "masked_lm_head"
 KIND: Kind = "I"
+HEADS = {EsmForMaskedLM: "lm_head", EsmcForMaskedLM: "lm_head", BertForMaskedLM: "cls"}  # what follows the encoder
 
 
 def decide(context: Context) -> Decision:
-    """Applies to ESM's masked language model, unless the loss is someone else's."""
+    """Applies to the masked language models of `HEADS`, unless the loss is someone else's."""
     if not context.wants(NAME, KIND):
         return off(NAME, KIND)
     if context.replicas:
         return Decision(NAME, KIND, "skipped", context.replicas)
-    if "EsmForMaskedLM" not in context.model.classes:
-        return Decision(NAME, KIND, "skipped", "no masked-LM head of ESM")
+    known = [model.__name__ for model in HEADS]
+    if not set(known) & set(context.model.classes):
+        return Decision(NAME, KIND, "skipped", f"the model is none of {', '.join(known)}")
     if context.args.label_smoothing_factor:
         return Decision(NAME, KIND, "skipped", "--label_smoothing_factor needs all logits")
     return Decision(NAME, KIND, "applied", "computed where there is a label")
@@ -49,52 +53,51 @@ def apply(decision: Decision, run: Run) -> Decision:
 
 
 def label_only(model: nn.Module) -> int:
-    """Makes each `EsmForMaskedLM` in `model` compute its head at labelled tokens in training; returns how many."""
+    """Makes each masked language model in `model` compute its head at labelled tokens in training; returns how many."""
     found = _masked_lms(model)
     for masked_lm in found:
-        masked_lm.__dict__["forward"] = MethodType(_forward, masked_lm)
+        masked_lm.__dict__["forward"] = MethodType(_label_only_forward(type(masked_lm)), masked_lm)
         masked_lm.__dict__["accepts_loss_kwargs"] = True  # tells Trainer to pass num_items_in_batch
     return len(found)
 
 
 def all_tokens(model: nn.Module) -> None:
-    """Gives each `EsmForMaskedLM` in `model` its own forward back."""
+    """Gives each of them its own forward back."""
     for masked_lm in _masked_lms(model):
         masked_lm.__dict__.pop("forward", None)
         masked_lm.__dict__.pop("accepts_loss_kwargs", None)
 
 
 def _masked_lms(model: nn.Module) -> list[nn.Module]:
-    return [module for module in model.modules() if isinstance(module, EsmForMaskedLM)]
+    return [module for module in model.modules() if isinstance(module, tuple(HEADS))]
 
 
-def _forward(
-    model: Any,
-    input_ids: Any = None,
-    attention_mask: Any = None,
-    position_ids: Any = None,
-    inputs_embeds: Any = None,
-    encoder_hidden_states: Any = None,
-    encoder_attention_mask: Any = None,
-    labels: Any = None,
-    **kwargs: Any,
-) -> Any:
-    """Named and ordered as in `EsmForMaskedLM.forward`: the names tell Trainer which columns of the data to keep."""
-    num_items = kwargs.pop("num_items_in_batch", None)
-    inputs = {
-        "attention_mask": attention_mask,
-        "position_ids": position_ids,
-        "inputs_embeds": inputs_embeds,
-        "encoder_hidden_states": encoder_hidden_states,
-        "encoder_attention_mask": encoder_attention_mask,
-        **kwargs,
-    }
-    if labels is None or not model.training:
-        return type(model).forward(model, input_ids, labels=labels, **inputs)
-    outputs = model.esm(input_ids, **{**inputs, "return_dict": True})
-    layout = kwargs.get("layout")
+@lru_cache
+def _label_only_forward(family: type[Any]) -> Any:
+    """The forward of one class, with its signature: the names tell Trainer which columns of the data to keep."""
+    takes = signature(family.forward)
+    head = next(name for base, name in HEADS.items() if issubclass(family, base))
+
+    def forward(model: Any, *args: Any, **kwargs: Any) -> Any:
+        given = takes.bind(model, *args, **kwargs).arguments
+        labels = given.get("labels")
+        if labels is None or not model.training:
+            kwargs.pop("num_items_in_batch", None)
+            return family.forward(model, *args, **kwargs)
+        inputs = {name: value for name, value in given.items() if name not in ("self", "labels", "kwargs")}
+        inputs |= given.get("kwargs", {})
+        num_items = inputs.pop("num_items_in_batch", None)
+        outputs = model.base_model(**{**inputs, "return_dict": True})
+        labelled = _locate(labels, inputs.get("layout"))
+        logits = getattr(model, head)(outputs.last_hidden_state.flatten(0, 1).index_select(0, labelled))
+        loss = exact_loss("tokens", model.config, logits, labels.flatten().index_select(0, labelled), num_items)
+        return MaskedLMOutput(loss=loss, hidden_states=outputs.hidden_states, attentions=outputs.attentions)
+
+    forward.__signature__ = takes  # type: ignore[attr-defined]
+    return forward
+
+
+def _locate(labels: Any, layout: Any) -> Any:
+    """Where labels stand in the flattened rows, as the batch says, or read from them."""
     known = None if layout is None or layout.shape != tuple(labels.shape) else layout.labelled
-    labelled = locate_labels(labels) if known is None else known.to(labels.device)
-    logits = model.lm_head(outputs.last_hidden_state.flatten(0, 1).index_select(0, labelled))
-    loss = exact_loss("tokens", model.config, logits, labels.flatten().index_select(0, labelled), num_items)
-    return MaskedLMOutput(loss=loss, hidden_states=outputs.hidden_states, attentions=outputs.attentions)
+    return locate_labels(labels) if known is None else known.to(labels.device)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from tiny_t5 import T5_LETTERS, write_t5_vocabulary
 from tokenizers import Tokenizer, models
-from transformers import AutoTokenizer, BertTokenizer, EsmTokenizer, PreTrainedTokenizerFast, T5Config
+from transformers import AutoTokenizer, BertTokenizer, EsmcTokenizer, EsmTokenizer, PreTrainedTokenizerFast, T5Config
 
 from hf_ext.data.proteins import RARE, STANDARD
 from hf_ext.data.tokenization import ResidueTokenizer
@@ -14,12 +14,16 @@ from hf_ext.errors import DataError
 
 ESM_VOCAB = ["<cls>", "<pad>", "<eos>", "<unk>", *"LAGVSERTIDPKQNFYMHWCXBUZO", ".", "-", "<null_1>", "<mask>"]
 BERT_VOCAB = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *STANDARD, "X"]
-SPACED = {"esm": False, "bert": True, "t5": True}
+SPACED = {"esm": False, "esmc": False, "bert": True, "t5": True}
 
 
 def esm(folder, vocabulary=ESM_VOCAB):
     (folder / "vocab.txt").write_text("\n".join(vocabulary) + "\n")
     return EsmTokenizer(str(folder / "vocab.txt"), model_max_length=1024)
+
+
+def esmc(folder):
+    return EsmcTokenizer()
 
 
 def bert(folder, vocabulary=BERT_VOCAB):
@@ -34,7 +38,7 @@ def t5(folder, letters=T5_LETTERS):
 
 @pytest.fixture(scope="module")
 def tokenizers(tmp_path_factory):
-    return {make.__name__: make(tmp_path_factory.mktemp(make.__name__)) for make in (esm, bert, t5)}
+    return {make.__name__: make(tmp_path_factory.mktemp(make.__name__)) for make in (esm, esmc, bert, t5)}
 
 
 def random_parts(num_parts, letters=STANDARD + "X", num_rows=40, longest=60, seed=0):
@@ -46,8 +50,10 @@ def random_parts(num_parts, letters=STANDARD + "X", num_rows=40, longest=60, see
 
 
 def tokenizer_own(tokenizer, *parts):
-    spaced = SPACED[{EsmTokenizer: "esm", BertTokenizer: "bert"}.get(type(tokenizer), "t5")]
-    texts = [[" ".join(text) if spaced else text for text in part] for part in parts]
+    names = {EsmTokenizer: "esm", EsmcTokenizer: "esmc", BertTokenizer: "bert"}
+    name = names.get(type(tokenizer), "t5")
+    texts = [[" ".join(text) if SPACED[name] else text for text in part] for part in parts]
+    texts = [["|".join(chains) for chains in zip(*texts)]] if name == "esmc" else texts
     return tokenizer(*texts, padding=True, return_tensors="pt")
 
 
@@ -64,6 +70,8 @@ def assert_same_as_tokenizer(fast, tokenizer, *parts):
     [
         ("esm", [["AC", "L"]], [[0, 5, 23, 2], [0, 4, 2, 1]], [[0, 1, 1, 0], [0, 1, 0, 0]]),
         ("esm", [["AC"], ["L"]], [[0, 5, 23, 2, 4, 2]], [[0, 1, 1, 0, 1, 0]]),
+        ("esmc", [["AC", "L"]], [[0, 5, 23, 2], [0, 4, 2, 1]], [[0, 1, 1, 0], [0, 1, 0, 0]]),
+        ("esmc", [["AC"], ["L"]], [[0, 5, 23, 31, 4, 2]], [[0, 1, 1, 0, 1, 0]]),  # a chain break between them
         ("bert", [["AC", "D"]], [[2, 5, 6, 3], [2, 7, 3, 0]], [[0, 1, 1, 0], [0, 1, 0, 0]]),
         ("bert", [["AC", "D"], ["D", "A"]], [[2, 5, 6, 3, 7, 3], [2, 7, 3, 5, 3, 0]], None),
         ("t5", [["AC", "L"]], [[3, 22, 1], [4, 1, 0]], [[1, 1, 0], [1, 0, 0]]),

@@ -13,7 +13,7 @@ from locations import HELPERS
 from peft import PeftModel
 from ranks import run_on_ranks
 from sharded_launch import FSDP2
-from transformers import EsmForMaskedLM, EsmForSequenceClassification
+from transformers import EsmcForMaskedLM, EsmForMaskedLM, EsmForSequenceClassification
 
 from hf_ext.models.affinity import AffinityModel
 
@@ -42,9 +42,8 @@ def load_saved(folder: Path, case: str) -> torch.nn.Module:
     """The model as a user loads it; every weight must be found."""
     if case == "lora":
         return PeftModel.from_pretrained(make_esm(EsmForSequenceClassification), folder)
-    model, info = (AffinityModel if case in TOWERS else EsmForMaskedLM).from_pretrained(
-        folder, output_loading_info=True
-    )
+    masked_lm = EsmcForMaskedLM if case == "esm_c" else EsmForMaskedLM
+    model, info = (AffinityModel if case in TOWERS else masked_lm).from_pretrained(folder, output_loading_info=True)
     assert not info["missing_keys"]
     assert not info["unexpected_keys"]
     return model

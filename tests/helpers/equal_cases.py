@@ -13,6 +13,7 @@ from miniature_esm import MASK, WIDE
 from miniature_esm import make_esm as make_base_esm
 from run_outcomes import losses
 from safetensors.torch import load_file, save_file
+from tiny_encoders import tiny_esmc
 from tiny_t5 import write_t5_encoder
 from token_rows import pad_rows
 from torch.distributed.tensor import DTensor
@@ -38,6 +39,7 @@ EXTRA = {  # case -> arguments beside those of all
     "frozen_cache": {"speedups": ["embedding_cache"]},
     "lora": {"use_peft": True, "lora_r": 4},
     "masked_lm": {},  # input and output embeddings are one tensor
+    "esm_c": {},
     "muon": {"optim_ext": "muon", "learning_rate": 1e-4},
 }
 CASES = tuple(EXTRA)
@@ -78,6 +80,8 @@ def make_tokens(kind: str) -> Dataset:
 
 def make_parts(case: str, encoders: Path) -> tuple:
     """Model, collator and training rows of a case; `encoders` is what `write_encoders` filled."""
+    if case == "esm_c":
+        return tiny_esmc(), pad_rows, make_tokens("masked_lm")
     if case not in TOWERS:
         head = EsmForSequenceClassification if case == "lora" else EsmForMaskedLM
         return make_esm(head), pad_rows, make_tokens("lora" if case == "lora" else "masked_lm")

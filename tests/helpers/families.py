@@ -10,6 +10,7 @@ import torch
 from datasets import Dataset
 from faulty_runs import make_rows
 from miniature_esm import make_narrow_esm
+from protein_families import write_family
 from tiny_t5 import write_t5_encoder
 from token_rows import stack_rows
 from transformers import Trainer, TrainingArguments
@@ -81,9 +82,13 @@ WITH_WORKERS = {
 }
 
 
+WITH_WORKERS["ESM C towers, workers"] = Family(("esmc", "esmc"), "full", PLANNED)
+
+
 def write_encoders(folder: Path) -> None:
-    """Writes the encoders that towers are made of: `bert`, `esm`, `t5`."""
+    """Writes the encoders that towers are made of: `bert`, `esm`, `esmc`, `t5`."""
     make_demo_encoders(folder)
+    write_family("esmc", folder)
     write_t5_encoder(folder / "t5")
 
 

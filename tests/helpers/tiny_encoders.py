@@ -1,11 +1,20 @@
-"""Small ESM and T5 models with random weights, padded batches, and what is compared between two ways to compute."""
+"""Small encoders of each packed family with random weights, padded batches, and what two ways to compute differ in."""
 
 from functools import partial
 
 import torch
 from closeness import largest, relative_error
-from miniature_esm import MASK, PAD, make_wide_esm
-from transformers import EsmForMaskedLM, EsmModel, T5Config, T5EncoderModel
+from miniature_esm import MASK, NO_DROPOUT, PAD, make_wide_esm
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    EsmcConfig,
+    EsmcForMaskedLM,
+    EsmForMaskedLM,
+    EsmModel,
+    T5Config,
+    T5EncoderModel,
+)
 
 from hf_ext.models.attention import PREFIX, register_attention
 from hf_ext.models.packing import pack_encoders
@@ -16,7 +25,26 @@ LENGTHS = (9, 4, 6, 4)
 def tiny_esm(head=EsmForMaskedLM, **settings):
     """ESM-2 in miniature, 32 wide, 2 layers, token dropout on; `head` is any of transformers' ESM classes."""
     options = {name: settings.pop(name) for name in ("add_pooling_layer",) if name in settings}
-    model = make_wide_esm(partial(head, **options), **{"max_position_embeddings": 40, **settings})
+    return _with_biases(make_wide_esm(partial(head, **options), **{"max_position_embeddings": 40, **settings}))
+
+
+def tiny_esmc(head=EsmcForMaskedLM, **settings):
+    """ESM C in miniature, 32 wide, 2 layers, residues' scale of two of 36 layers; `head` as of `tiny_esm`."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    return _with_biases(head(EsmcConfig(**{**sizes, "initializer_range": 0.2, "classifier_dropout": 0.0, **settings})))
+
+
+def tiny_bert(head=BertForMaskedLM, **settings):
+    """BERT in miniature, 32 wide, 2 layers, no dropout; `head` as of `tiny_esm`."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes |= {"vocab_size": 33, "pad_token_id": PAD, "max_position_embeddings": 40, "initializer_range": 0.2}
+    options = {name: settings.pop(name) for name in ("add_pooling_layer",) if name in settings}
+    return _with_biases(head(BertConfig(**{**sizes, **NO_DROPOUT, **settings}), **options))
+
+
+def _with_biases(model):
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 1:  # biases start at 0, and padding, which starts at 0 too, would stay there unseen

@@ -23,7 +23,11 @@ TINY = {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2}
 
 @pytest.mark.parametrize(
     ("size", "millions"),
-    [("esm2_8M", 7.5), ("esm2_35M", 33.5), ("esm2_150M", 148), ("esm2_650M", 651), ("esm2_3B", 2839)],
+    [
+        *(("esm2_8M", 7.5), ("esm2_35M", 33.5), ("esm2_150M", 148), ("esm2_650M", 651), ("esm2_3B", 2839)),
+        # Of published names; 333 = 30 x (4 x 960^2 + 3 x 960 x 2560) and a head.
+        *(("esmc_300M", 333), ("esmc_600M", 575), ("esmc_6B", 6344)),
+    ],
 )
 def test_named_sizes_have_the_parameters_of_the_published_models(size, millions):
     with torch.device("meta"):
@@ -40,6 +44,22 @@ def test_a_new_model_is_built_as_esm2():
         False,
     )
     assert (config.intermediate_size, config.layer_norm_eps, config.hidden_dropout_prob) == (64, 1e-5, 0.0)
+
+
+def test_a_new_esm_c_is_built_as_published():
+    config = build_model(MaskedLMArguments(model_size="esmc_600M", **TINY)).config
+    assert (config.model_type, config.vocab_size, config.pad_token_id, config.mask_token_id) == ("esmc", 64, 1, 32)
+    assert (config.intermediate_size, config.hidden_act, config.attention_dropout) == (256, "silu", 0.0)
+    assert MaskedLMArguments(model_size="esmc_6B").shape["intermediate_size"] == 6912
+
+
+def test_the_tokenizer_of_a_new_esm_c_is_its_own(tmp_path):
+    tokenizer = build_tokenizer(MaskedLMArguments(model_size="esmc_300M"))
+    assert tokenizer("MKT<mask>X")["input_ids"] == [0, 20, 15, 11, 32, 24, 2]
+    assert tokenizer.model_max_length == 2048
+    tokenizer.save_pretrained(tmp_path)
+    again = build_tokenizer(MaskedLMArguments(model_name_or_path=str(tmp_path)))
+    assert (again.get_vocab(), again.model_max_length) == (tokenizer.get_vocab(), 2048)
 
 
 def test_single_sizes_override_a_named_one():
@@ -114,7 +134,8 @@ def test_arguments_that_contradict_each_other_are_refused(given, message):
 def test_models_that_cannot_be_built_are_refused(given, message):
     with pytest.raises(ArgumentError, match=message):
         build_model(MaskedLMArguments(**given))
-    assert set(SIZES) == {"esm2_8M", "esm2_35M", "esm2_150M", "esm2_650M", "esm2_3B"}
+    esm2 = {"esm2_8M", "esm2_35M", "esm2_150M", "esm2_650M", "esm2_3B"}
+    assert set(SIZES) == esm2 | {"esmc_300M", "esmc_600M", "esmc_6B"}
 
 
 @pytest.mark.parametrize(

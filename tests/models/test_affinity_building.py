@@ -100,7 +100,7 @@ def test_arguments_that_make_no_model_are_refused(demo_encoders, settings, messa
 
 def test_the_first_token_of_a_t5_tower_is_no_pooling(demo_encoders, tmp_path):
     encoders = [write_t5_encoder(tmp_path), demo_encoders[1]]
-    with pytest.raises(ArgumentError, match=r"a T5 encoder has no classification token.*mean_tokens"):
+    with pytest.raises(ArgumentError, match=r"type 't5' does not stand for the sequence.*mean_tokens"):
         build_model(AffinityArguments(encoders=encoders, pooling=["cls"]), THREE[:2])
     model = build_model(AffinityArguments(encoders=encoders, pooling=["mean_tokens", "cls"]), THREE[:2])
     assert [tower.pooling for tower in model.config.tower_specs] == ["mean_tokens", "cls"]

@@ -20,12 +20,12 @@ def test_a_folder_without_a_configuration_is_refused_by_name(tmp_path):
     assert "Give a Hub id, such as facebook/esm2_t33_650M_UR50D, or a folder" in str(error.value)
 
 
-def test_lora_on_a_family_without_known_targets_is_refused(tmp_path):
+@pytest.mark.parametrize("training", ["frozen", "lora", "full"])
+def test_a_family_that_is_not_served_is_refused_with_what_to_take(tmp_path, training):
     sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
     RobertaConfig(vocab_size=32, **sizes).save_pretrained(tmp_path)
-    with pytest.raises(ArgumentError, match="is of type 'roberta'; LoRA targets are known for esm, bert, t5"):
-        read_encoder(str(tmp_path), None, "lora", LoraSettings())
-    assert read_encoder(str(tmp_path), None, "frozen", LoraSettings()).lora == {}
+    with pytest.raises(ArgumentError, match=r"type 'roberta'; recipes take esm .* Take ESM C \(biohub/ESMC-300M\), or"):
+        read_encoder(str(tmp_path), None, training, LoraSettings())
 
 
 def test_reading_an_encoder_loads_no_weights_and_names_them(demo_encoders):

@@ -16,22 +16,30 @@ from tiny_encoders import (
     packed,
     real_outputs,
     states_and_gradients,
+    tiny_bert,
     tiny_esm,
+    tiny_esmc,
     tiny_t5,
     without_empty_rows,
 )
 from tiny_t5 import write_t5_encoder
 from transformers import (
     AttentionInterface,
+    BertModel,
+    EsmcForSequenceClassification,
+    EsmcModel,
     EsmForMaskedLM,
     EsmForSequenceClassification,
     EsmForTokenClassification,
     EsmModel,
 )
+from transformers.models.bert.modeling_bert import BertSelfAttention
 from transformers.models.esm.modeling_esm import EsmEmbeddings, EsmSelfAttention
+from transformers.models.esmc.modeling_esmc import EsmcAttention
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from hf_ext.data.segments import Segments
+from hf_ext.models.blocks import find_blocks
 
 pytestmark = pytest.mark.usefixtures("blocked_in_float32")
 
@@ -45,11 +53,17 @@ HEADS = {
     "absolute positions, layer norm first": lambda: tiny_esm(
         position_embedding_type="absolute", emb_layer_norm_before=True, token_dropout=False
     ),
+    "ESM C masked language model": tiny_esmc,
+    "ESM C sequence classification": lambda: tiny_esmc(EsmcForSequenceClassification, num_labels=3),
+    "ESM C encoder": lambda: tiny_esmc(EsmcModel),
+    "BERT masked language model": tiny_bert,
+    "BERT encoder with pooler": lambda: tiny_bert(BertModel),
     "T5 encoder": tiny_t5,
     "T5 encoder, not gated": lambda: tiny_t5(feed_forward_proj="relu"),
 }
 # Heads that pool read the first column, which is padding in a row that is padded left.
 PER_TOKEN = ["masked language model", "token classification", "encoder", "T5 encoder"]
+PER_TOKEN += ["ESM C masked language model", "BERT masked language model"]
 
 
 @pytest.fixture(params=HEADS)
@@ -87,7 +101,8 @@ def test_positions_of_masks_with_holes_follow_columns(make):
 
 
 def test_states_are_zero_where_padding_is():
-    for model in (packed(esm_encoder()), packed(tiny_t5(), "padded", True)):
+    others = (packed(tiny_esmc(EsmcModel)), packed(tiny_bert(BertModel)))
+    for model in (packed(esm_encoder()), packed(tiny_t5(), "padded", True), *others):
         batch = make_batch()
         states = model(**batch).last_hidden_state
         assert states.shape == (4, 9, 32)
@@ -123,10 +138,11 @@ def test_the_comparison_tells_attention_over_the_whole_row_apart(name):
     assert largest_error(model, HEADS[name](), make_batch(), one_by_one) > 100 * BOUND
 
 
-def test_the_comparison_tells_shared_positions_apart(monkeypatch):
+@pytest.mark.parametrize("make", [tiny_esm, tiny_esmc])
+def test_the_comparison_tells_shared_positions_apart(monkeypatch, make):
     # Rotation only knows distances: positions that run on over the row would do no harm, one position for all does.
     monkeypatch.setattr(Segments, "columns", property(lambda s: torch.zeros(1, len(s.indices), dtype=torch.long)))
-    assert largest_error(packed(tiny_esm()), tiny_esm(), make_batch()) > 100 * BOUND
+    assert largest_error(packed(make()), make(), make_batch()) > 100 * BOUND
 
 
 def test_the_comparison_tells_a_bias_of_the_wrong_distance_apart(monkeypatch):
@@ -147,12 +163,12 @@ def test_the_comparison_tells_token_dropout_over_the_whole_row_apart():
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-@pytest.mark.parametrize("name", ["masked language model", "T5 encoder"])
+@pytest.mark.parametrize("name", ["masked language model", "T5 encoder", "ESM C encoder", "BERT masked language model"])
 def test_under_activation_checkpointing(name, reentrant):
     model, batch = packed(HEADS[name](), round_up=True).train(), make_batch()
     calls = []
     for module in model.modules():
-        if isinstance(module, EsmSelfAttention | T5Attention):
+        if isinstance(module, EsmSelfAttention | T5Attention | EsmcAttention | BertSelfAttention):
             module.register_forward_hook(lambda *_: calls.append(1))
     states_and_gradients(model, batch)
     assert len(calls) == 2
@@ -167,7 +183,12 @@ def with_lora(model, targets):
 
 
 @pytest.mark.parametrize(
-    ("name", "targets"), [("token classification", ["query", "value"]), ("T5 encoder", ["q", "wo"])]
+    ("name", "targets"),
+    [
+        ("token classification", ["query", "value"]),
+        ("T5 encoder", ["q", "wo"]),
+        ("ESM C masked language model", ["q_proj", "up_proj"]),
+    ],
 )
 def test_under_lora_with_activation_checkpointing(name, targets):
     stock, late = (with_lora(HEADS[name](), targets) for _ in range(2))
@@ -217,7 +238,7 @@ def test_towers_of_an_affinity_model(demo_encoders, t5_folder, training):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_autocast_is_as_far_from_float32_as_padded_autocast_is(dtype):
-    for make in (tiny_esm, tiny_t5):
+    for make in (tiny_esm, tiny_t5, tiny_esmc, tiny_bert):
         exact = real_outputs(make(), make_batch())
         with torch.autocast("cpu", dtype):
             new, old = (real_outputs(model, make_batch()) for model in (packed(make()), make()))
@@ -234,7 +255,7 @@ def test_two_threads_compute_what_one_computes():
 
 
 def test_evaluation_and_inference_mode_compute_the_same():
-    for make in (tiny_esm, tiny_t5):
+    for make in (tiny_esm, tiny_t5, tiny_esmc, tiny_bert):
         expected = real_outputs(make(), make_batch())
         for context in (torch.no_grad, torch.inference_mode):
             with context():
@@ -245,6 +266,8 @@ def test_dropout_is_that_of_training_mode_only():
     for make, settings in (
         (tiny_esm, {"hidden_dropout_prob": 0.3, "attention_probs_dropout_prob": 0.3}),
         (tiny_t5, {"dropout_rate": 0.3}),
+        (tiny_esmc, {"attention_dropout": 0.3}),
+        (tiny_bert, {"hidden_dropout_prob": 0.3, "attention_probs_dropout_prob": 0.3}),
     ):
         model, batch = packed(make(**settings)), make_batch()
         a, b = (real_outputs(model.train(), batch) for _ in range(2))
@@ -264,14 +287,15 @@ def fresh_compiler():
 
 
 def compile_blocks(model, backend):
-    base = model.esm if hasattr(model, "esm") else model
-    blocks = base.encoder.layer if hasattr(base.encoder, "layer") else base.encoder.block
-    for block in blocks:
+    for block in find_blocks(model):
         block.compile(backend=backend)
     return model
 
 
-@pytest.mark.parametrize(("name", "kernel"), [("masked language model", "blocked"), ("T5 encoder", "padded")])
+@pytest.mark.parametrize(
+    ("name", "kernel"),
+    [("masked language model", "blocked"), ("T5 encoder", "padded"), ("ESM C encoder", "padded")],
+)
 def test_compiled_blocks(fresh_compiler, name, kernel):
     model = compile_blocks(packed(HEADS[name](), kernel, round_up=True), "aot_eager")
     assert largest_error(model, HEADS[name](), make_batch()) < BOUND
@@ -279,7 +303,7 @@ def test_compiled_blocks(fresh_compiler, name, kernel):
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("name", ["masked language model", "T5 encoder"])
+@pytest.mark.parametrize("name", ["masked language model", "T5 encoder", "ESM C masked language model"])
 @pytest.mark.parametrize("kernel", ["blocked", "padded"])
 def test_compiled_blocks_are_not_compiled_anew_for_other_lengths_or_numbers_of_sequences(fresh_compiler, name, kernel):
     model = compile_blocks(packed(HEADS[name](), kernel, round_up=True), "aot_eager")
@@ -291,7 +315,7 @@ def test_compiled_blocks_are_not_compiled_anew_for_other_lengths_or_numbers_of_s
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("name", ["masked language model", "T5 encoder"])
+@pytest.mark.parametrize("name", ["masked language model", "T5 encoder", "ESM C masked language model"])
 def test_blocks_compiled_with_inductor(fresh_compiler, name):
     model = compile_blocks(packed(HEADS[name](), round_up=True), "inductor")
     assert largest_error(model, HEADS[name](), make_batch()) < BOUND

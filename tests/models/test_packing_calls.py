@@ -12,12 +12,23 @@ from tiny_encoders import (
     make_batch,
     packed,
     real_outputs,
+    tiny_bert,
     tiny_esm,
+    tiny_esmc,
     tiny_t5,
     use_kernel,
 )
 from torch import nn
-from transformers import BertConfig, BertModel, EsmForMaskedLM, EsmModel, T5Config, T5ForConditionalGeneration
+from transformers import (
+    BertConfig,
+    BertModel,
+    EsmForMaskedLM,
+    EsmModel,
+    RoFormerConfig,
+    RoFormerModel,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 from transformers.models.t5.modeling_t5 import T5Stack
 
 from hf_ext.errors import ArgumentError
@@ -25,7 +36,7 @@ from hf_ext.models.packing import find_encoders, keeps_sequences_apart, pack_enc
 
 pytestmark = pytest.mark.usefixtures("blocked_in_float32")
 
-MAKE = {"esm": tiny_esm, "t5": tiny_t5}
+MAKE = {"esm": tiny_esm, "t5": tiny_t5, "esmc": tiny_esmc, "bert": tiny_bert}
 
 
 @pytest.fixture(params=MAKE)
@@ -84,6 +95,7 @@ def test_attentions_are_those_of_eager_attention():
     assert equal_outputs(found, expected)
 
 
+@pytest.mark.parametrize("make", [tiny_esm, tiny_t5, tiny_bert])  # ESM C takes none
 def test_embeddings_given_instead_of_ids_are_answered_plainly(make):
     inputs = {"inputs_embeds": torch.randn(4, 9, 32), "attention_mask": make_batch()["attention_mask"]}
     assert equal_outputs(packed(make())(**inputs), use_kernel(make())(**inputs))
@@ -222,5 +234,6 @@ def test_encoders_inside_other_models_are_found_and_decoders_are_not():
     whole = T5ForConditionalGeneration(T5Config(vocab_size=33, **settings))
     assert find_encoders(whole) == [whole.encoder]
     assert find_encoders(tiny_esm(EsmForMaskedLM, is_decoder=True)) == []
-    bert = BertConfig(vocab_size=5, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8)
-    assert pack_encoders(BertModel(bert)) == 0
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
+    assert pack_encoders(BertModel(BertConfig(vocab_size=5, is_decoder=True, **sizes))) == 0
+    assert pack_encoders(RoFormerModel(RoFormerConfig(vocab_size=5, **sizes))) == 0

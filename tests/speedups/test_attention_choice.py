@@ -31,6 +31,8 @@ ROWS = DataFacts(num_rows=10_000, has_lengths=True, padding_share_random=0.3)
 OLD = "flash attention needs compute capability 8.0"
 BIAS = "T5's relative bias has no flash kernel: use --attention auto"
 
+NONE = "known for encoders of type esm, esmc, bert, t5; the model has none"
+
 
 def decide(hardware: str, families=("esm",), data=ROWS, **given):
     args = make_args(**{"speedups": ["all"], **given})
@@ -94,8 +96,8 @@ def test_a_run_in_float32_and_a_t5_get_no_flash_attention_and_the_reason_says_so
         ("flex", {"hardware": "sm61"}, "sm61 is older than Triton's 7.0: use --attention auto"),
         ("flex", {"activation_policy": "attention"}, "does not know its kernel by name: use half or full"),
         ("faesm", {"families": ("t5",)}, "the model has no ESM encoder"),
-        ("padded", {"families": ("bert",)}, "known for esm and t5 encoders; the model has none"),
-        ("sdpa", {"families": ()}, "known for esm and t5 encoders; the model has none"),
+        ("padded", {"families": ("roformer",)}, NONE),
+        ("sdpa", {"families": ()}, NONE),
     ],
 )
 def test_a_choice_that_cannot_be_met_is_refused_with_what_to_do(flash_attn_is_missing, asked, given, reason):
@@ -140,7 +142,7 @@ def test_a_choice_that_can_be_met_is_applied_also_where_no_speedup_is_asked_for(
             {"data": DataFacts(10, True, 0.019)},
             "random batches are only 1.9% padding: transformers' SDPA is the best there is",
         ),
-        ("cpu", {"families": ("bert",)}, "known for esm and t5 encoders; the model has none"),
+        ("cpu", {"families": ("roformer",)}, NONE),
     ],
 )
 def test_auto_leaves_the_models_attention_where_nothing_is_gained(hardware, given, reason):
@@ -458,7 +460,7 @@ def tower_trainer(folder, make_affinity, rows, *towers, **given):
 def test_encoders_that_parity_loads_get_their_attention_back_where_it_fails(tmp_path, make_affinity, demo_rows):
     trainer = tower_trainer(tmp_path, make_affinity, demo_rows, "frozen", "frozen")
     assert trainer.plan["attention"].status == "skipped"
-    assert implementations(trainer.model) == ["sdpa"]
+    assert implementations(trainer.model) == ["sdpa", "sdpa"]
 
 
 def test_towers_loaded_later_get_the_kernel_and_released_ones_leave_memory(tmp_path, make_affinity, demo_rows):
@@ -469,9 +471,9 @@ def test_towers_loaded_later_get_the_kernel_and_released_ones_leave_memory(tmp_p
     gc.collect()
     assert released() is None
     trainer.model.attach_encoders()
-    assert implementations(trainer.model) == ["hf_ext_blocked"]
+    assert implementations(trainer.model) == ["hf_ext_blocked", "hf_ext_blocked"]
     trainer.end()
-    assert implementations(trainer.model) == ["sdpa"]
+    assert implementations(trainer.model) == ["sdpa", "sdpa"]
 
 
 def test_faesm_serves_the_esm_tower_and_leaves_the_other_alone(tmp_path, make_affinity, demo_rows):

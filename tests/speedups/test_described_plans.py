@@ -33,6 +33,7 @@ EITHER = {
 }
 T4 = {
     **EITHER,
+    "fused_rotary": ("skipped", "made for CPUs; on T4 compiled blocks fuse it"),
     "cpu_matmul": ("skipped", "T4 is not a CPU"),
     "cpu_threads": ("skipped", "T4 is not a CPU"),
     "tf32": ("skipped", "T4 has no TF32"),
@@ -46,6 +47,7 @@ T4 = {
 }
 A100 = {
     **EITHER,
+    "fused_rotary": ("skipped", "made for CPUs; on A100-40GB compiled blocks fuse it"),
     "cpu_matmul": ("skipped", "A100-40GB is not a CPU"),
     "cpu_threads": ("skipped", "A100-40GB is not a CPU"),
     "tf32": ("applied", "A100-40GB has TF32"),
@@ -61,8 +63,9 @@ MODELS = {
         "length_grouping": ("skipped", "packed batches have no padding: rows stay in random order"),
     },
     "full towers": {
-        "masked_lm_head": ("skipped", "no masked-LM head of ESM"),
-        "length_grouping": ("applied", "groups rows of similar length"),  # one tower is a BERT, which is not packed
+        "masked_lm_head": ("skipped", "the model is none of EsmForMaskedLM, EsmcForMaskedLM, BertForMaskedLM"),
+        "length_grouping": ("skipped", "packed batches have no padding: rows stay in random order"),
+        "packing": ("applied", "no layer of bert and esm encoders computes on padding"),
     },
 }
 
@@ -120,7 +123,7 @@ def test_fine_tuning_on_an_a100_gets_bf16_and_flash_attention(plan_for):
 def test_the_two_plans_differ_in_what_the_cards_differ_in():
     assert {name for name in T4 if T4[name][0] != A100[name][0]} == {"tf32"}
     assert {name for name in T4 if T4[name] != A100[name]} == {
-        "cpu_matmul", "cpu_threads", "tf32", "precision", "attention", "compile",
+        "cpu_matmul", "cpu_threads", "tf32", "precision", "fused_rotary", "attention", "compile",
     }  # fmt: skip
 
 

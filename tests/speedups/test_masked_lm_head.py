@@ -143,12 +143,14 @@ def test_undoing_it_leaves_the_model_as_it_was(model, stock):
 
 # --- the plan --------------------------------------------------------------------------------------------------------
 
+NONE = "the model is none of EsmForMaskedLM, EsmcForMaskedLM, BertForMaskedLM"
+
 
 @pytest.mark.parametrize(
     ("model_class", "given", "status", "reason"),
     [
         (EsmForMaskedLM, {}, "applied", "computed where there is a label"),
-        (EsmForTokenClassification, {}, "skipped", "no masked-LM head of ESM"),
+        (EsmForTokenClassification, {}, "skipped", NONE),
         (EsmForMaskedLM, {"label_smoothing_factor": 0.1}, "skipped", "--label_smoothing_factor needs all logits"),
         (EsmForMaskedLM, {"speedups": []}, "off", "not asked for"),
         (EsmForMaskedLM, {"without": ["masked_lm_head"]}, "off", "not asked for"),

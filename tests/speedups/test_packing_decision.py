@@ -52,7 +52,7 @@ def test_rows_are_filled_up_for_compiled_blocks_only():
             {"without": ["attention"]},
             "the model's own attention takes no packed sequences: add attention to --speedups",
         ),
-        ({"families": ("bert",)}, "known for esm and t5 encoders; the model has none"),
+        ({"families": ("roformer",)}, "known for encoders of type esm, esmc, bert, t5; the model has none"),
     ],
 )
 def test_what_cannot_be_packed_is_skipped_among_all_and_refused_by_name(given, reason):
@@ -75,7 +75,7 @@ def test_packing_is_off_where_it_is_not_asked_for():
 
 def test_rows_are_not_grouped_by_length_where_every_encoder_is_packed():
     assert length_grouping.decide(context()).status == "skipped"
-    assert length_grouping.decide(context(families=("bert", "esm"))).status == "applied"
+    assert length_grouping.decide(context(families=("roformer", "esm"))).status == "applied"
     assert length_grouping.decide(context(without=["packing"])).status == "applied"
 
 
@@ -194,5 +194,7 @@ def test_towers_loaded_later_are_packed_too(tmp_path, make_affinity, demo_rows):
     assert trainer.plan["packing"].evidence["max_difference"] < 1e-4
     trainer.model.release_encoders()
     trainer.model.attach_encoders()
-    (encoder,) = find_encoders(trainer.model)
-    assert ("forward" in vars(encoder), encoder.config._attn_implementation) == (True, "hf_ext_blocked")
+    encoders = find_encoders(trainer.model)
+    assert [encoder.config.model_type for encoder in encoders] == ["bert", "esm"]
+    for encoder in encoders:
+        assert ("forward" in vars(encoder), encoder.config._attn_implementation) == (True, "hf_ext_blocked")

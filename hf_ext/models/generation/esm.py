@@ -1,4 +1,4 @@
-"""A pretrained ESM as the antigen's encoder: frozen, with adapters, or trained in full."""
+"""A pretrained ESM-2 or ESM C as the antigen's encoder: frozen, with adapters, or trained in full."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from ..lora import merge_layers
 from .configuration import GeneratorConfig
 from .outputs import EncoderStates
 
+ALLOWED = ("esm", "esmc")
 EncodeStates = Callable[[Sequence[str]], list[torch.Tensor]]
 
 
@@ -37,15 +38,20 @@ class PretrainedEncoder(nn.Module):
     def __init__(self, config: GeneratorConfig):
         super().__init__()
         self.spec = EncoderSpec(**(config.antigen_encoder or {}))
-        if self.spec.config["model_type"] != "esm":
+        if self.family not in ALLOWED:
             raise ArgumentError(
-                f"Antigen encoder {self.spec.name_or_path!r} is of type {self.spec.config['model_type']!r}; allowed is "
-                "esm, such as facebook/esm2_t12_35M_UR50D."
+                f"Antigen encoder {self.spec.name_or_path!r} is of type {self.family!r}; allowed are "
+                f"{' and '.join(ALLOWED)}, such as facebook/esm2_t12_35M_UR50D."
             )
         self.dtype = getattr(torch, config.encoder_dtype)
         is_owned = config.save_full or self.spec.training != "frozen"
         self.model = build_encoder(self.spec) if is_owned else None
         self._referenced: list[Any] = []  # a list, so that torch does not count it among the model's modules
+
+    @property
+    def family(self) -> str:
+        """Its model type in transformers."""
+        return str(self.spec.config["model_type"])
 
     @property
     def width(self) -> int:

@@ -49,7 +49,7 @@ class AntibodyGenerator(PreTrainedModel, GenerationMixin):
     loss_kind = "tokens"  # what `exact_loss` and the loss of an evaluation count
     supports_gradient_checkpointing = True
     _supports_sdpa = True
-    _no_split_modules = ["T5Block", "EsmLayer"]
+    _no_split_modules = ["T5Block", "EsmLayer", "EsmcLayer"]
     _is_stateful = True  # sums and LSTM states cannot be cut back by a token, as assisted generation would
 
     def __init__(self, config: GeneratorConfig):
@@ -73,7 +73,7 @@ class AntibodyGenerator(PreTrainedModel, GenerationMixin):
         if self.config.architecture == "transformer":
             return ("t5",)
         if self.config.architecture == "esm" and self.encoder.spec.training != "frozen":
-            return ("esm",)
+            return (self.encoder.family,)
         return ()
 
     @classmethod
