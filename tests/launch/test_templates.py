@@ -1,0 +1,341 @@
+"""Templates of engines that are not here: fields that exist, by the engines' own schemas; commands that run or parse.
+
+The tables of fields were read off the packages that a template names, and hold what the templates use of them.
+"""
+
+import ast
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from jsonschema import ValidationError, validate
+from locations import HELPERS, ROOT
+
+LAUNCH = ROOT / "launch"
+STOPPED = 75
+NAMES = {"slurm.sbatch", "skypilot.yaml", "hf_jobs.py", "kubeflow_trainjob.yaml", "ray_train.py"}
+
+
+def test_each_template_has_its_command_and_what_was_not_tried_in_its_head():
+    assert {path.name for path in LAUNCH.iterdir() if path.is_file()} == NAMES
+    for name in NAMES:
+        head = (LAUNCH / name).read_text(encoding="ascii")[:1600]
+        assert f"launch/{name}" in head
+        assert re.search(r"not (run )?on (a cloud|a cluster|Jobs|several machines)", head), name
+
+
+# --- fields ----------------------------------------------------------------------------------------------------------
+
+
+def only(required: tuple[str, ...] = (), **properties: Any) -> dict[str, Any]:
+    """A JSON schema of an object with these properties and no others."""
+    return {"type": "object", "properties": properties, "required": list(required), "additionalProperties": False}
+
+
+def many(items: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "array", "items": items, "minItems": 1}
+
+
+TEXT, NUMBER, FLAG = {"type": "string"}, {"type": "integer"}, {"type": "boolean"}
+LABELS = {"type": "object", "additionalProperties": TEXT}
+CODES = {"type": "integer", "minimum": 0, "maximum": 255}
+
+# sky/utils/schemas.py of skypilot 0.14.1: get_task_schema, get_resources_schema, get_storage_schema
+SKYPILOT = only(
+    name=TEXT,
+    workdir=TEXT,
+    num_nodes=NUMBER,
+    envs={"type": "object", "patternProperties": {"^[a-zA-Z_][a-zA-Z0-9_]*$": TEXT}, "additionalProperties": False},
+    resources=only(
+        accelerators=TEXT,
+        use_spot=FLAG,
+        job_recovery=only(
+            strategy={"enum": ["FAILOVER", "EAGER_NEXT_REGION"]},
+            max_restarts_on_errors={"type": "integer", "minimum": 0},
+            recover_on_exit_codes={"type": "array", "items": CODES, "uniqueItems": True},
+        ),
+    ),
+    file_mounts={
+        "type": "object",
+        "patternProperties": {"^/": only(name=TEXT, mode={"enum": ["MOUNT", "COPY", "MOUNT_CACHED"]})},
+        "additionalProperties": False,
+    },
+    setup=TEXT,
+    run=TEXT,
+)
+
+# models of kubeflow_trainer_api 2.3.0: TrainerV1alpha1TrainingRuntime, ...TrainJob, JobsetV1alpha2FailurePolicy,
+# IoK8sApiBatchV1JobSpec
+POD_RULE = only(
+    ("action",),
+    action={"enum": ["FailJob", "FailIndex", "Ignore", "Count"]},
+    onExitCodes=only(
+        ("operator", "values"),
+        containerName=TEXT,
+        operator={"enum": ["In", "NotIn"]},
+        values=many({"type": "integer", "minimum": 1, "maximum": 255}),
+    ),
+    onPodConditions=many(only(("type",), type=TEXT, status={"enum": ["True", "False", "Unknown"]})),
+)
+POD = only(
+    ("containers",),
+    restartPolicy={"const": "Never"},  # which a podFailurePolicy demands
+    terminationGracePeriodSeconds=NUMBER,
+    containers=many(
+        only(
+            ("name",), name=TEXT, image=TEXT, volumeMounts=many(only(("name", "mountPath"), name=TEXT, mountPath=TEXT))
+        )
+    ),
+    volumes=many(only(("name",), name=TEXT, persistentVolumeClaim=only(("claimName",), claimName=TEXT))),
+)
+SET_RULE = only(
+    ("name", "action"),
+    name={"type": "string", "pattern": "^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$"},
+    action={"enum": ["FailJobSet", "RestartJobSet", "RestartJobSetAndIgnoreMaxRestarts"]},
+    onJobFailureReasons=many({"enum": ["PodFailurePolicy", "BackoffLimitExceeded", "DeadlineExceeded"]}),
+)
+JOB = only(
+    ("template",), backoffLimit=NUMBER, podFailurePolicy=only(("rules",), rules=many(POD_RULE)), template=only(spec=POD)
+)
+JOB_SET = only(
+    failurePolicy=only(maxRestarts=NUMBER, rules=many(SET_RULE)),
+    replicatedJobs=many(
+        only(("name", "template"), name=TEXT, template=only(metadata=only(labels=LABELS), spec=JOB)),
+    ),
+)
+API = {"const": "trainer.kubeflow.org/v1alpha1"}
+KUBEFLOW = {
+    "TrainingRuntime": only(
+        ("apiVersion", "kind", "metadata", "spec"),
+        apiVersion=API,
+        kind=TEXT,
+        metadata=only(name=TEXT, labels=LABELS),
+        spec=only(mlPolicy=only(numNodes=NUMBER, torch=only()), template=only(spec=JOB_SET)),
+    ),
+    "TrainJob": only(
+        ("apiVersion", "kind", "metadata", "spec"),
+        apiVersion=API,
+        kind=TEXT,
+        metadata=only(name=TEXT),
+        spec=only(
+            ("runtimeRef",),
+            runtimeRef=only(("name",), name=TEXT, kind={"enum": ["TrainingRuntime", "ClusterTrainingRuntime"]}),
+            trainer=only(
+                image=TEXT,
+                numNodes=NUMBER,
+                numProcPerNode=NUMBER,
+                resourcesPerNode=only(limits={"type": "object"}),
+                command=many(TEXT),
+                args=many(TEXT),
+            ),
+        ),
+    ),
+}
+
+
+def skypilot() -> dict[str, Any]:
+    return yaml.safe_load((LAUNCH / "skypilot.yaml").read_text())
+
+
+def kubeflow() -> dict[str, dict[str, Any]]:
+    return {page["kind"]: page for page in yaml.safe_load_all((LAUNCH / "kubeflow_trainjob.yaml").read_text())}
+
+
+def test_skypilot_has_the_fields_of_its_schema_and_recovers_from_75_alone():
+    task = skypilot()
+    validate(task, SKYPILOT)
+    assert task["resources"]["job_recovery"]["recover_on_exit_codes"] == [STOPPED]
+    assert task["resources"]["job_recovery"]["max_restarts_on_errors"] == 0
+    with pytest.raises(ValidationError, match="recover_on_exit_code"):
+        validate({**task, "resources": {"job_recovery": {"recover_on_exit_code": 75}}}, SKYPILOT)
+
+
+def test_kubeflow_has_the_fields_of_its_models_and_restarts_after_75_alone():
+    pages = kubeflow()
+    assert pages.keys() == KUBEFLOW.keys()
+    for kind, page in pages.items():
+        validate(page, KUBEFLOW[kind])
+    runtime, job = pages["TrainingRuntime"], pages["TrainJob"]
+    assert job["spec"]["runtimeRef"]["name"] == runtime["metadata"]["name"]
+    node = runtime["spec"]["template"]["spec"]["replicatedJobs"][0]["template"]["spec"]
+    lost, others = node["podFailurePolicy"]["rules"]
+    assert lost["onPodConditions"][0]["type"] == "DisruptionTarget"
+    assert others["onExitCodes"] == {"containerName": "node", "operator": "NotIn", "values": [STOPPED]}
+    assert node["template"]["spec"]["containers"][0]["name"] == "node"
+    command = job["spec"]["trainer"]["command"]
+    grace_s = int(command[command.index("--grace_s") + 1])
+    assert grace_s < node["template"]["spec"]["terminationGracePeriodSeconds"]  # ranks are killed before the pod is
+    with pytest.raises(ValidationError, match="podFailurePolicy"):  # which is none of a TrainJob's fields
+        validate({**job, "spec": {**job["spec"], "podFailurePolicy": {}}}, KUBEFLOW["TrainJob"])
+
+
+# --- commands --------------------------------------------------------------------------------------------------------
+
+
+def as_the_engine_runs(script: str, folder: Path, words: str, **environment: str) -> int:
+    """A `run:` of SkyPilot, or the words of a container, run with an `accelerate` and a `torchrun` without torch."""
+    for name in ("accelerate", "torchrun"):
+        program = folder / name
+        program.write_text(
+            f'#!/bin/bash\necho "{name} $@" >"{folder}/arguments"\n'
+            f'exec {sys.executable} {HELPERS}/small_launcher.py passes "{folder}" {words}\n'
+        )
+        program.chmod(0o755)
+    programs = os.pathsep.join([str(folder), str(Path(sys.executable).parent), os.environ["PATH"]])
+    given = {**os.environ, "PATH": programs, "PYTHONPATH": str(ROOT), "HOME": str(folder), **environment}
+    return subprocess.run(["bash", "-c", script], env=given, cwd=ROOT, timeout=60, check=False).returncode
+
+
+def test_what_skypilot_runs_ends_with_the_status_of_the_ranks(tmp_path):
+    task = skypilot()
+    nodes = {"SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_RANK": "1", "SKYPILOT_NUM_GPUS_PER_NODE": "4"}
+    given = {**task["envs"], **nodes, "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2", "FLAGS": "--seed 1 --epochs 2"}
+    assert as_the_engine_runs(task["run"], tmp_path, "stopped,stopped", **given) == STOPPED
+    assert (tmp_path / "arguments").read_text() == (
+        "accelerate launch --config_file accelerate_configs/4gpu_ddp.yaml --num_machines 2 --machine_rank 1 "
+        "--num_processes 8 --main_process_ip 10.0.0.1 --main_process_port 29500 --module hf_ext train "
+        f"--output_dir /outputs/run --local_checkpoint_dir {tmp_path}/checkpoints --save_minutes 15 "
+        "--seed 1 --epochs 2\n"
+    )
+    assert (ROOT / task["envs"]["ACCELERATE_CONFIG"]).exists()
+
+
+def test_what_the_pod_runs_ends_with_the_status_of_the_ranks(tmp_path):
+    trainer = kubeflow()["TrainJob"]["spec"]["trainer"]
+    script = " ".join([*trainer["command"], *trainer["args"]])
+    assert as_the_engine_runs(script, tmp_path, "stopped,0.3:nan") == 65
+    assert (tmp_path / "arguments").read_text() == "torchrun -m hf_ext train --output_dir /outputs/run\n"
+
+
+# --- Hugging Face Jobs -----------------------------------------------------------------------------------------------
+
+
+def load(name: str) -> types.ModuleType:
+    spec = importlib.util.spec_from_file_location(name, LAUNCH / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def inline_metadata(text: str) -> str:
+    """The `script` block of PEP 723, as its reference implementation finds it."""
+    (found,) = re.finditer(r"(?m)^# /// (?P<type>[a-zA-Z0-9-]+)$\s(?P<content>(^#(| .*)$\s)+)^# ///$", text)
+    assert found["type"] == "script"
+    lines = found["content"].splitlines(keepends=True)
+    return "".join(line[2:] if line.startswith("# ") else line[1:] for line in lines)
+
+
+def test_the_head_of_the_jobs_script_is_what_uv_reads():
+    tomllib = pytest.importorskip("tomllib")  # Python 3.11
+    text = (LAUNCH / "hf_jobs.py").read_text()
+    assert tomllib.loads(inline_metadata(text)) == {
+        "requires-python": ">=3.10",
+        "dependencies": ["hf_ext"],
+        "tool": {"uv": {"find-links": ["/wheels"]}},
+    }
+
+
+def test_the_jobs_script_launches_one_process_per_gpu_into_the_bucket():
+    command = load("hf_jobs").command(["--max_hours", "7.5"], 2)
+    assert " ".join(command) == (
+        "--grace_s 110 torchrun --standalone --nproc_per_node 2 -m hf_ext train --output_dir /outputs/run "
+        "--local_checkpoint_dir /tmp/checkpoints --max_hours 7.5"
+    )
+
+
+def test_the_jobs_command_of_its_head_is_one_that_the_library_reads():
+    jobs = pytest.importorskip("huggingface_hub.cli.jobs")
+    source = Path(jobs.__file__).read_text()
+    head = ast.get_docstring(ast.parse((LAUNCH / "hf_jobs.py").read_text()))
+    command = head.split("hf jobs uv run ")[1].split("launch/hf_jobs.py")[0]
+    flags = re.findall(r"--[a-z]+", command)
+    assert flags == ["--flavor", "--timeout", "--attempts"]
+    assert all(f'"{flag}"' in source for flag in flags)
+    assert float(re.search(r"--max_hours ([\d.]+)", head)[1]) < float(re.search(r"--timeout (\d+)h", head)[1])
+
+
+# --- Ray -------------------------------------------------------------------------------------------------------------
+
+RAY = """
+import dataclasses, json, sys, types
+
+def module(name, **members):
+    made = sys.modules[name] = types.ModuleType(name)
+    vars(made).update(members)
+
+def record(name, *fields):
+    return dataclasses.make_dataclass(name, fields)
+
+class TorchTrainer:
+    def __init__(self, train_loop_per_worker, *, train_loop_config, scaling_config, run_config):
+        self.loop, self.config = train_loop_per_worker, train_loop_config
+        self.described = [dataclasses.asdict(scaling_config), dataclasses.asdict(run_config)]
+
+from transformers import TrainerCallback
+
+class RayTrainReportCallback(TrainerCallback):
+    saved = 0
+    def on_save(self, args, state, control, **kwargs):
+        RayTrainReportCallback.saved += 1
+
+module("ray")
+module(
+    "ray.train",
+    FailureConfig=record("FailureConfig", "max_failures"),
+    RunConfig=record("RunConfig", "storage_path", "failure_config"),
+    ScalingConfig=record("ScalingConfig", "num_workers", "use_gpu"),
+)
+module("ray.train.huggingface")
+module("ray.train.huggingface.transformers", RayTrainReportCallback=RayTrainReportCallback)
+module("ray.train.torch", TorchTrainer=TorchTrainer)
+sys.path.insert(0, sys.argv[1])
+import ray_train
+
+ray_train.OUTPUT_DIR = sys.argv[2]
+trainer = ray_train.make_trainer(sys.argv[3:])
+trainer.loop(trainer.config)
+print(json.dumps([*trainer.described, RayTrainReportCallback.saved]))
+"""
+
+
+@pytest.mark.nightly
+def test_the_ray_script_trains_a_recipe_that_reports_its_saves(tmp_path):
+    """Ray itself is a stub of its five names here: what a worker does is real."""
+    flags = ["--max_steps", "4", "--save_strategy", "steps", "--save_steps", "2", "--eval_strategy", "no"]
+    flags += ["--load_best_model_at_end", "false", "--disable_tqdm", "true"]
+    command = [sys.executable, "-c", RAY, str(LAUNCH), str(tmp_path), *flags]
+    given = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=given, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    scaling, run, saved = json.loads(done.stdout.splitlines()[-1])
+    assert scaling == {"num_workers": 4, "use_gpu": True}
+    assert run["failure_config"] == {"max_failures": 3}
+    assert saved >= 2
+
+
+def test_the_ray_script_names_what_ray_train_has():
+    """Names and their modules in ray 2.60."""
+    tree = ast.parse((LAUNCH / "ray_train.py").read_text())
+    imports = {
+        f"{node.module}.{alias.name}"
+        for node in tree.body
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("ray")
+        for alias in node.names
+    }
+    assert imports == {
+        "ray.train.FailureConfig",
+        "ray.train.RunConfig",
+        "ray.train.ScalingConfig",
+        "ray.train.huggingface.transformers.RayTrainReportCallback",
+        "ray.train.torch.TorchTrainer",
+    }
