@@ -13,8 +13,8 @@
 What follows the file are flags of `hf-ext train`; give files and data by folders that are mounted with -v. The first
 line builds the wheel that the second mounts for `find-links`. Before `--max_hours`, which must be less than --timeout,
 the run saves and ends with 75; Jobs repeats what ended with an error up to --attempts times, and the next attempt goes
-on from the bucket. `hf jobs uv run --dry-run` shows what would be sent. Checked so far: this header, the command that
-is built, and the flags above (huggingface_hub 2.4); not run on Jobs.
+on from the bucket. Checked so far: this header, the command that is built, and what `hf jobs uv run --dry-run` makes of
+the line above (huggingface_hub 2.4); not run on Jobs.
 """
 
 import sys

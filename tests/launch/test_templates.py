@@ -16,8 +16,11 @@ from typing import Any
 
 import pytest
 import yaml
+from documented_commands import read_commands
 from jsonschema import ValidationError, validate
 from locations import HELPERS, ROOT
+
+from hf_ext.errors import RunEnded
 
 LAUNCH = ROOT / "launch"
 STOPPED = 75
@@ -253,15 +256,27 @@ def test_the_jobs_script_launches_one_process_per_gpu_into_the_bucket():
     )
 
 
-def test_the_jobs_command_of_its_head_is_one_that_the_library_reads():
-    jobs = pytest.importorskip("huggingface_hub.cli.jobs")
-    source = Path(jobs.__file__).read_text()
+def test_hugging_face_reads_the_command_as_it_is_meant(tmp_path):
+    """The client's own dry run, which sends nothing; its server is a port at which nobody listens."""
     head = ast.get_docstring(ast.parse((LAUNCH / "hf_jobs.py").read_text()))
-    command = head.split("hf jobs uv run ")[1].split("launch/hf_jobs.py")[0]
-    flags = re.findall(r"--[a-z]+", command)
-    assert flags == ["--flavor", "--timeout", "--attempts"]
-    assert all(f'"{flag}"' in source for flag in flags)
-    assert float(re.search(r"--max_hours ([\d.]+)", head)[1]) < float(re.search(r"--timeout (\d+)h", head)[1])
+    command = re.search(r"hf (jobs uv run .*gb1.yaml)", head.replace("\\\n", " "))[1].split()
+    hf = [str(Path(sys.executable).with_name("hf")), *command[:3]]
+    if "--dry-run" not in subprocess.run([*hf, "--help"], capture_output=True, text=True, check=True).stdout:
+        pytest.skip("a huggingface_hub before --dry-run")
+    given = {**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9", "HF_TOKEN": "", "HOME": str(tmp_path)}
+    dry = [*hf, "--dry-run", "--namespace", "USER", *command[3:]]
+    said = subprocess.run(dry, env=given, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True).stdout
+    found = dict(re.findall(r"(?m)^  (\w+) +(.*)$", said))
+    wanted = {
+        "script": "launch/hf_jobs.py",
+        "args": "--max_hours 7.5 --config gb1.yaml",
+        "timeout": "8h",
+        "attempts": "20",
+    }
+    assert {name: found[name] for name in wanted} == wanted, said
+    assert found["volumes"] == "./dist:/wheels"
+    assert "hf://buckets/USER/BUCKET:/outputs" in said
+    assert float(command[-3]) < float(found["timeout"].removesuffix("h"))  # it stops itself before it is stopped
 
 
 # --- Ray -------------------------------------------------------------------------------------------------------------
@@ -339,3 +354,39 @@ def test_the_ray_script_names_what_ray_train_has():
         "ray.train.huggingface.transformers.RayTrainReportCallback",
         "ray.train.torch.TorchTrainer",
     }
+
+
+# --- the page --------------------------------------------------------------------------------------------------------
+
+PAGE = (ROOT / "docs" / "launching.md").read_text(encoding="ascii")
+
+
+def test_the_page_names_each_template_and_files_that_exist():
+    assert all(PAGE.count(f"launch/{name}") >= 3 for name in NAMES)  # which, how, and what was tried
+    for name in re.findall(r"(?:launch|recipes|tests|accelerate_configs)/[\w/]+\.\w+", PAGE):
+        assert (ROOT / name).exists(), name
+
+
+def test_the_page_has_every_status_of_a_run():
+    rows = re.findall(r"(?m)^\| ([\d, ]+?) +\|", PAGE)
+    named = {int(number) for row in rows for number in row.split(",")}
+    ends = {kind.exit_code for kind in RunEnded.__subclasses__() if kind.__module__ == "hf_ext.errors"}
+    assert named == ends | {0, 1, 137}
+
+
+def test_the_commands_of_the_page_are_those_of_the_templates():
+    commands = read_commands(ROOT / "docs" / "launching.md")
+    assert len(commands) == 7
+    for command in commands[:5]:
+        (name,) = re.findall(r"launch/([\w.]+)", command)
+        head = (LAUNCH / name).read_text().replace("\\\n", " ")
+        start = " ".join(command.split(" --config")[0].split(" --env")[0].split(" --max_hours")[0].split())
+        assert start in " ".join(head.split()), command
+
+
+def test_the_wrapper_reads_the_commands_of_the_page():
+    for command in read_commands(ROOT / "docs" / "launching.md")[5:]:
+        words = command.split()
+        assert words[:2] == ["hf-ext", "launch"]
+        assert words[2] in ("accelerate", "torchrun")
+        assert all((ROOT / word).exists() for word in words if "/" in word)
