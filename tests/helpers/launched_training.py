@@ -23,7 +23,7 @@ from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
 RANK, START = int(os.environ.get("RANK", "0")), os.environ.get("SLURM_RESTART_COUNT", "0")
-STEPS, ROWS_PER_STEP, NUM_ROWS = 10, 8, 40  # five steps a pass
+STEPS, ROWS_PER_STEP, ROWS_PER_BATCH, NUM_ROWS = 10, 8, 2, 40  # five steps a pass
 
 
 class Slow(TrainerCallback):
@@ -49,7 +49,7 @@ def main(argv: list[str]) -> None:
     given = parser.parse_args(argv)
     given.output_dir.mkdir(parents=True, exist_ok=True)
     gc.freeze()
-    fixed = {"per_device_train_batch_size": 2, "effective_batch_size": ROWS_PER_STEP, "max_steps": STEPS}
+    fixed = {"per_device_train_batch_size": ROWS_PER_BATCH, "effective_batch_size": ROWS_PER_STEP, "max_steps": STEPS}
     saving = {"save_strategy": "steps", "save_steps": 100, "logging_steps": 1, "learning_rate": 1e-2}
     args = FastTrainingArguments(**settings(given.output_dir / "run", **fixed, **saving, resume="auto"))
     slow = Slow(given.output_dir, given.step_s, given.fails)
@@ -63,7 +63,6 @@ def main(argv: list[str]) -> None:
             "batches": trainer.data_collator.batches,
             "losses": losses(trainer),
             "step": trainer.state.global_step,
-            "accumulation": args.gradient_accumulation_steps,
         }
         (given.output_dir / f"seen-{START}-{RANK}.json").write_text(json.dumps(seen))
     trainer.end()

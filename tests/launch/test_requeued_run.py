@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from closeness import largest
-from launched_training import NUM_ROWS, ROWS_PER_STEP, STEPS
+from launched_training import NUM_ROWS, ROWS_PER_BATCH, ROWS_PER_STEP, STEPS
 from locations import HELPERS, ROOT
 from resume_on_ranks import rows_of_steps
 from safetensors.torch import load_file
@@ -35,7 +35,7 @@ def seen(folder: Path, start: int) -> list[dict]:
 
 def steps_of(reports: list[dict], first: int = 0, last: int = STEPS) -> list[list[int]]:
     """Rows of each optimizer step from `first` on, of what the processes collated; loaders fetch ahead."""
-    passes = reports[0]["accumulation"]
+    passes = ROWS_PER_STEP // (ROWS_PER_BATCH * len(reports))
     per_epoch = NUM_ROWS // ROWS_PER_STEP
     kept = [report["batches"] for report in reports]
     if first % per_epoch:  # what is left of the pass in which it was stopped, then whole ones
