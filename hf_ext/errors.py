@@ -142,6 +142,8 @@ def _noting_status() -> Iterator[None]:
     """
     folder = os.environ.pop(STATUS_FOLDER, None)
     status = 1  # of whatever goes up as a traceback
+    if folder is not None:
+        _note_status(Path(folder), None)  # who is killed from here on has said so much
     try:
         yield
         status = 0
@@ -154,7 +156,7 @@ def _noting_status() -> Iterator[None]:
             _note_status(Path(folder), status)
 
 
-def _note_status(folder: Path, status: int) -> None:
+def _note_status(folder: Path, status: int | None) -> None:
     own = os.environ.get  # as torch elastic sets them, and accelerate where MPI launched
     attempt, rank = own("TORCHELASTIC_RESTART_COUNT", "0"), own("RANK", "0")
     ranks = int(own("LOCAL_WORLD_SIZE") or own("WORLD_SIZE") or "1")

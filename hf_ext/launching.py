@@ -116,12 +116,13 @@ def _choose(launcher: int, folder: Path) -> int:
             said.append(json.loads(path.read_text()))
     said = [one for one in said if one["attempt"] == max(other["attempt"] for other in said)]
     stopped = TrainingStopped.exit_code
-    failures = [one for one in said if one["status"] not in (0, stopped)]
+    failures = [one for one in said if one["status"] not in (0, stopped, None)]
     if launcher == 0 or not said:
         return launcher
     if failures:  # the first is the cause; the others lost their partner, or were stopped because of it
         return int(min(failures, key=lambda one: one["time"])["status"])
-    is_complete = len(said) >= max(one["ranks"] for one in said)  # who was killed has said nothing
+    ended = [one for one in said if one["status"] is not None]  # who was killed has said at most that it began
+    is_complete = len(ended) >= max(one["ranks"] for one in said)
     return stopped if is_complete and any(one["status"] == stopped for one in said) else launcher
 
 

@@ -67,6 +67,7 @@ def is_alive(number: int) -> bool:
         (["traceback,0.6:disk"], 1),
         (["mother"], STOPPED),  # the status of a process that the rank started is not its own
         (["stopped,stopped", "stopped,killed"], 1),
+        (["stopped,stopped", "killed,killed"], 1),
         (["stopped,killed", "stopped,stopped"], STOPPED),
         (["nan,nan", "done,done"], 0),
     ],
