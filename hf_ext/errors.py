@@ -16,6 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+STATUS_FOLDER = "HF_EXT_STATUS_FOLDER"  # set by hf_ext.launching, for ranks
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
 
@@ -100,8 +101,14 @@ def exit_on_errors() -> Iterator[None]:
     1 for the user's mistakes (`HfExtError`) and for packages that are missing, `exit_code` for other ends of a run
     (`RunEnded`), that of `DiskFailure` also where a disk that is full, over quota, read-only or broken stops anything
     else; that of `TrainingStopped` where SIGINT or SIGHUP comes before or after training, which has its own answer to
-    them.
+    them. `hf_ext.launching` learns the status too, whatever the launcher between makes of it.
     """
+    with _noting_status(), _ending():
+        yield
+
+
+@contextmanager
+def _ending() -> Iterator[None]:
     try:
         with _interrupting():
             yield
@@ -125,6 +132,37 @@ def exit_on_errors() -> Iterator[None]:
             raise
         text = f"DiskFailure: {error}. Free space there, or choose another --output_dir."
         _end(text, DiskFailure.exit_code)
+
+
+@contextmanager
+def _noting_status() -> Iterator[None]:
+    """Leaves the status that this process ends with in the folder of `hf_ext.launching`, where that runs.
+
+    Processes that this one starts are not told of the folder: their ends are not its own.
+    """
+    folder = os.environ.pop(STATUS_FOLDER, None)
+    status = 1  # of whatever goes up as a traceback
+    if folder is not None:
+        _note_status(Path(folder), None)  # who is killed from here on has said so much
+    try:
+        yield
+        status = 0
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+        raise
+    finally:
+        if folder is not None:
+            os.environ[STATUS_FOLDER] = folder
+            _note_status(Path(folder), status)
+
+
+def _note_status(folder: Path, status: int | None) -> None:
+    own = os.environ.get  # as torch elastic sets them, and accelerate where MPI launched
+    attempt, rank = own("TORCHELASTIC_RESTART_COUNT", "0"), own("RANK", "0")
+    ranks = int(own("LOCAL_WORLD_SIZE") or own("WORLD_SIZE") or "1")
+    note = {"status": status, "attempt": int(attempt), "ranks": ranks, "time": time.time()}
+    with suppress(OSError):  # on another machine than the folder
+        (folder / f"{attempt}-{rank}").write_text(json.dumps(note))
 
 
 def _is_missing_package(error: ImportError | RuntimeError) -> bool:

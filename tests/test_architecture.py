@@ -31,6 +31,7 @@ FLOORS = (
         "disk",
         "owners",
         "out_of_memory",
+        "launching",
     },
     {"main_process", "pretrained"},
     {"data", "reporting"},

@@ -22,6 +22,9 @@ STOPPING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP
 class SignalWatch:
     """Notes SIGTERM, SIGINT and SIGHUP instead of dying of them, while entered; a third one raises KeyboardInterrupt.
 
+    But not a third SIGTERM. People press Ctrl-C again; machines repeat themselves: where systemd or a scheduler signals
+    every process, a rank hears of one stop from there, and twice from torch elastic, which heard of it twice itself.
+
     SIGHUP comes when a terminal is closed: what is written to it from then on is dropped instead of being an error.
 
     Signals that the process ignores (SIGINT under nohup, or after `&` in a script) stay ignored. Only the main thread
@@ -64,8 +67,8 @@ class SignalWatch:
             self.received = signal.Signals(number)
             _say(f"{name}: training stops after this batch and saves a checkpoint.")
         elif self._count == 2:
-            _say(f"{name}: the stop is under way; a third signal ends the process at once, unsaved.")
-        else:
+            _say(f"{name}: the stop is under way; a third signal (not SIGTERM) ends the process at once, unsaved.")
+        elif name != "SIGTERM":
             for other in STOPPING:
                 signal.signal(other, signal.default_int_handler if other == signal.SIGINT else signal.SIG_DFL)
             raise KeyboardInterrupt

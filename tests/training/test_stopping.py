@@ -194,6 +194,14 @@ def test_a_third_signal_ends_the_process_at_once_and_the_last_checkpoint_continu
     continued(tmp_path, case, whole(case))
 
 
+def test_sigterm_as_often_as_machines_send_it_is_one_stop(tmp_path, whole):
+    case = Case(
+        {}, ("on_step_end", 5), ("SIGTERM",) * 3
+    )  # of systemd to all, and twice of a launcher that heard it twice
+    assert finish(tmp_path, case, "stopped", code=STOPPED)["step"] == 5
+    continued(tmp_path, case, whole(case))
+
+
 def test_a_signal_that_comes_when_training_is_over_is_not_lost(tmp_path):
     report = finish(tmp_path, Case(CYCLES, ("on_train_end", 1)), "ended", code=-signal.SIGTERM)
     assert report == {}  # the process died of it, as it would have without us
