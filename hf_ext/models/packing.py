@@ -39,10 +39,11 @@ _FOR_EMBEDDINGS = ("token_type_ids",)  # what embeddings are given beside ids
 
 def find_encoders(model: nn.Module) -> list[PreTrainedModel]:
     """The encoders in `model` that have a packed path: ESM-2's, ESM C's, BERT's and T5's, no decoders."""
+    families: Any = tuple(PACKED)
     return [
         module
         for module in model.modules()
-        if isinstance(module, tuple(PACKED)) and not getattr(module.config, "is_decoder", False)
+        if isinstance(module, families) and not getattr(module.config, "is_decoder", False)
     ]
 
 

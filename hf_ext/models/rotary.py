@@ -25,7 +25,7 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, factor: float 
     half = x.shape[-1] // 2
     dtype = torch.promote_types(torch.promote_types(x.dtype, cos.dtype), torch.float32)
     cosines, sines = (part[..., None, :half].to(dtype) * factor for part in (cos, sin))
-    return _Rotation.apply(x, cosines, sines)  # type: ignore[no-any-return]
+    return _Rotation.apply(x, cosines, sines)
 
 
 class _Rotation(torch.autograd.Function):
@@ -37,7 +37,8 @@ class _Rotation(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        return _rotate(grad, *ctx.saved_tensors, -1), None, None
+        cos, sin = ctx.saved_tensors
+        return _rotate(grad, cos, sin, -1), None, None
 
 
 def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, sign: int) -> torch.Tensor:

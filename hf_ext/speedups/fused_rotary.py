@@ -94,8 +94,8 @@ def _esm_forward(
         return type(layer).forward(layer, *given, **kwargs)
     shape = (*hidden_states.shape[:-1], -1, layer.attention_head_size)
     query, key, value = (part(hidden_states).view(shape) for part in (layer.query, layer.key, layer.value))
-    query = rotate(query, *position_embeddings, factor=layer.attention_head_size**-0.5)
-    key = rotate(key, *position_embeddings)
+    cos, sin = position_embeddings
+    query, key = rotate(query, cos, sin, layer.attention_head_size**-0.5), rotate(key, cos, sin)
     dropout = layer.dropout if layer.training else 0.0
     eager = modeling_esm.eager_attention_forward
     return _attend(layer, (query, key, value), attention_mask, dropout, eager, **kwargs)
@@ -112,7 +112,8 @@ def _esmc_forward(
     shape, dtype = (*hidden_states.shape[:-1], -1, layer.head_dim), hidden_states.dtype
     query = layer.q_norm(layer.q_proj(hidden_states)).to(dtype).view(shape)
     key = layer.k_norm(layer.k_proj(hidden_states)).to(dtype).view(shape)
-    parts = (rotate(query, *position_embeddings), rotate(key, *position_embeddings))
+    cos, sin = position_embeddings
+    parts = (rotate(query, cos, sin), rotate(key, cos, sin))
     value = layer.v_proj(hidden_states).view(shape)
     dropout = layer.attention_dropout if layer.training else 0.0
     eager = modeling_esmc.eager_attention_forward

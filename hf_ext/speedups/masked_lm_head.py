@@ -10,7 +10,7 @@ Cost: training outputs carry no `logits`; on a GPU one read from the device per 
 
 from __future__ import annotations
 
-from functools import lru_cache, partial
+from functools import partial
 from inspect import signature
 from types import MethodType
 from typing import Any
@@ -72,8 +72,7 @@ def _masked_lms(model: nn.Module) -> list[nn.Module]:
     return [module for module in model.modules() if isinstance(module, tuple(HEADS))]
 
 
-@lru_cache
-def _label_only_forward(family: type[Any]) -> Any:
+def _label_only_forward(family: Any) -> Any:
     """The forward of one class, with its signature: the names tell Trainer which columns of the data to keep."""
     takes = signature(family.forward)
     head = next(name for base, name in HEADS.items() if issubclass(family, base))

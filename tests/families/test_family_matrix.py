@@ -10,6 +10,7 @@ import torch
 from datasets import Dataset
 from hub_server import HubServer
 from protein_families import FAMILIES, MASKED_LMS, write_family
+from run_outcomes import losses
 from tiny_masked_lm import largest_weight_difference
 from transformers import AutoModelForMaskedLM, BartConfig, DistilBertConfig, ViTConfig
 
@@ -93,8 +94,7 @@ def test_it_trains_what_it_should_goes_on_exactly_and_comes_back(folders, hub, n
     assert trainer.plan.applied("embedding_cache") == is_cached
     before = {name: weight.detach().clone() for name, weight in trainer.model.named_parameters()}
     trainer.train()
-    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    assert len(losses) == 4
+    assert len(losses(trainer)) == 4
     moved = changed(trainer.model, before)
     inside = {name for name in moved if name.startswith("encoders.")}
     trains = {n for n, p in trainer.model.named_parameters() if p.requires_grad and n.startswith("encoders.")}
@@ -111,16 +111,13 @@ def test_it_trains_what_it_should_goes_on_exactly_and_comes_back(folders, hub, n
     assert largest_weight_difference(trainer.model, resumed.model) == 0
 
     trainer.save_model(str(tmp_path / "saved"))
+    trainer.end()
     rows = [dict(row) for row in make_rows(4)]
     expected = AffinityPredictor(trainer.model, trainer.data_collator).predict(rows)
     assert np.ptp(expected) > 0
     sent = push_folder(tmp_path / "saved", "me/model", token=TOKEN, endpoint=hub.url, wait_s=0.01)
     verify_push(sent, tmp_path / "back", token=TOKEN, endpoint=hub.url, wait_s=0.01)
-    saved, back = (AffinityPredictor.from_pretrained(tmp_path / name).predict(rows) for name in ("saved", "back"))
-    np.testing.assert_array_equal(back, saved)
-    np.testing.assert_allclose(
-        saved, expected, rtol=1e-3 if packing.status == "applied" else 1e-6
-    )  # bf16, one kernel or another
+    np.testing.assert_array_equal(AffinityPredictor.from_pretrained(tmp_path / "back").predict(rows), expected)
 
 
 def make_masked_lm(folder: str, output: Path, **given) -> FastTrainer:
@@ -148,7 +145,7 @@ def test_masked_language_models(folders, name, use_peft, tmp_path):
     assert largest_weight_difference(whole.model, resumed.model) == 0
     stock = make_masked_lm(folders[name], tmp_path / "stock", **given, speedups=[], preset=None)
     stock.train()
-    assert largest_weight_difference(whole.model, stock.model) < 5e-3  # AdamW at 1e-2 moves a weight by up to 4e-2
+    assert losses(whole) == pytest.approx(losses(stock), rel=0.02)  # in bf16, where that is faster
     whole.save_model(str(tmp_path / "saved"))
     if not use_peft:
         saved = AutoModelForMaskedLM.from_pretrained(tmp_path / "saved")

@@ -33,6 +33,7 @@ from transformers import (
 from hf_ext.data.proteins import ESM_VOCABULARY, STANDARD
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 T5_SIZES = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2, "vocab_size": 64, "pad_token_id": 0}
 SPECIAL = ("<pad>", "<unk>", "<cls>", "<sep>", "<mask>")
 WORDS = (*SPECIAL, *STANDARD, "X")
@@ -64,7 +65,7 @@ def _esm_tokenizer(folder: Path) -> None:
 
 def _esm() -> EsmForMaskedLM:
     ids = {"vocab_size": 33, "pad_token_id": 1, "mask_token_id": 32, "max_position_embeddings": 1026}
-    return EsmForMaskedLM(EsmConfig(position_embedding_type="rotary", token_dropout=True, **ids, **SIZES))
+    return EsmForMaskedLM(EsmConfig(position_embedding_type="rotary", token_dropout=True, **ids, **SIZES, **NO_DROPOUT))
 
 
 def _plain(model_class: type, config_class: type, **settings: object) -> torch.nn.Module:
@@ -79,8 +80,11 @@ FAMILIES = {
     "t5": (lambda: T5EncoderModel(T5Config(**T5_SIZES)), write_t5_vocabulary),
     "mt5": (lambda: MT5EncoderModel(MT5Config(**T5_SIZES)), _with_residues),
     "umt5": (lambda: UMT5EncoderModel(UMT5Config(**T5_SIZES)), _with_residues),
-    "bert": (lambda: _plain(BertForMaskedLM, BertConfig), _bert_tokenizer),
-    "roformer": (lambda: _plain(RoFormerForMaskedLM, RoFormerConfig, max_position_embeddings=64), _with_residues),
+    "bert": (lambda: _plain(BertForMaskedLM, BertConfig, **NO_DROPOUT), _bert_tokenizer),
+    "roformer": (
+        lambda: _plain(RoFormerForMaskedLM, RoFormerConfig, max_position_embeddings=64, **NO_DROPOUT),
+        _with_residues,
+    ),
     "modernbert": (
         lambda: _plain(ModernBertForMaskedLM, ModernBertConfig, cls_token_id=2, sep_token_id=3, local_attention=8),
         _with_residues,

@@ -52,7 +52,7 @@ def make_model(name: str) -> nn.Module:
     torch.manual_seed(0)
     if name == "Plain":
         return PlainClassifier()
-    family = name.split("For")[0]
+    family = name.rsplit("For", 1)[0]
     config = getattr(transformers, f"{family}Config")(**SIZES, **FAMILIES[family])
     return getattr(transformers, name)(config)
 

@@ -39,7 +39,7 @@ MORE = {
 def make_model(name: str, **settings) -> torch.nn.Module:
     """A tiny transformers model from its class name."""
     torch.manual_seed(0)
-    family = name.split("For")[0]
+    family = name.rsplit("For", 1)[0]
     config = getattr(transformers, f"{family}Config")(**{**SMALL, **MORE.get(family, {}), "num_labels": 3, **settings})
     return getattr(transformers, name)(config)
 
@@ -237,7 +237,7 @@ OTHERS = {
 def make_other(name: str, **given) -> torch.nn.Module:
     """A tiny causal language model or image classifier."""
     torch.manual_seed(0)
-    family = name.split("For")[0].removesuffix("LMHeadModel")
+    family = name.rsplit("For", 1)[0].removesuffix("LMHeadModel")
     special = dict.fromkeys(("bos_token_id", "eos_token_id"), 2) | {"num_key_value_heads": 2}
     settings = {**SMALL, **(IMAGE if "Image" in name else special), **OTHERS.get(family, {}), **OTHERS.get(name, {})}
     return getattr(transformers, name)(getattr(transformers, f"{family}Config")(**{**settings, **given}))
