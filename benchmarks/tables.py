@@ -1,4 +1,6 @@
-"""Writes the tables of README.md from the JSON in benchmarks/results/; `--check` only says whether they are current.
+"""Writes the tables of README.md and docs/ from benchmarks/results/; `--check` only says whether they are current.
+
+The cards of speed-ups in docs/speedups.md are written too: they are the docstrings of their modules.
 
 python benchmarks/tables.py
 """
@@ -16,6 +18,7 @@ from typing import Any
 
 from device_table import DEVICES, device_rows
 from gpu.table import parts_table, read_sessions, speed_table
+from speedup_cards import cards, index, shared_cards
 
 from hf_ext.comparing.progression_file import read_progression
 from hf_ext.comparing.progression_report import describe_runs, format_claim, phases_table, summarize
@@ -29,7 +32,7 @@ _BLOCK = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def embed_once() -> str:
-    """The README's first result: one row per side of `benchmarks/embed_once.py`."""
+    """The first result: one row per side of `benchmarks/embed_once.py`."""
     result = json.loads((RESULTS / "embed_once_omicron.json").read_text())
     slow, fast = result["slow"], result["fast"]
     floor = json.loads((RESULTS / "one_hot_ridge_omicron.json").read_text())["scores"]["spearman"]
@@ -732,11 +735,13 @@ TABLES: dict[str, Callable[[], str]] = {
     "eight_bit": eight_bit,
     "default_runs": default_runs,
     "scores": scores,
+    "speedup_index": index,
+    "speedup_cards": cards,
+    "speedup_shared_cards": shared_cards,
 }
 
 
-_DOCS = ("devices", "gpu", "memory", "pde", "progression", "troubleshooting")
-PAGES = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in _DOCS))
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 
 
 def render(text: str) -> str:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import runpy
 import shlex
+import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from evaluate_recipe import EvaluateArguments
@@ -14,15 +18,41 @@ from transformers import HfArgumentParser
 
 from hf_ext.affinity.arguments import AffinityArguments
 from hf_ext.comparing.arguments import CompareArguments
+from hf_ext.comparing.progression_file import read_progression
 from hf_ext.data.arguments import DataArguments
 from hf_ext.doctor.arguments import DoctorArguments
+from hf_ext.errors import ArgumentError
+from hf_ext.generation.arguments import GeneratorArguments
+from hf_ext.generation.sample_arguments import SampleArguments
+from hf_ext.masked_lm.arguments import MaskedLMArguments
 from hf_ext.parser import FastArgumentParser
+from hf_ext.pde.arguments import OperatorArguments
 from hf_ext.presets import PRESETS
 from hf_ext.training_args import FastTrainingArguments
 
 ROOT = Path(__file__).resolve().parents[2]
+README = ROOT / "README.md"
+DOCS = sorted((ROOT / "docs").glob("*.md"))
 TRAINING = (AffinityArguments, DataArguments, FastTrainingArguments)
-SCRIPT = re.compile(r"recipes/(\w+)\.py\b")
+TASKS: dict[str, tuple[type, ...]] = {
+    "max_speed": TRAINING,
+    "mlm": (MaskedLMArguments, DataArguments, FastTrainingArguments),
+    "generate_antibody": (GeneratorArguments, DataArguments, FastTrainingArguments),
+    "pde_operator": (OperatorArguments, FastTrainingArguments),
+}
+SUBCOMMANDS = {  # of the console command -> the recipe whose `main` it calls
+    "train": "max_speed",
+    "mlm": "mlm",
+    "generate": "generate_antibody",
+    "sample": "sample",
+    "predict": "predict",
+    "evaluate": "evaluate",
+    "doctor": "doctor",
+    "compare": "compare",
+    "report": "report",
+    "resume": "resume_check",
+}
+SCRIPT = re.compile(r"recipes/(\w+)\.py\b|(?:^|&& )hf-ext (\w+)")
 
 
 def read_commands(page: Path) -> list[str]:
@@ -31,29 +61,75 @@ def read_commands(page: Path) -> list[str]:
     return [line.strip() for block in blocks for line in block.replace("\\\n", " ").splitlines() if line.strip()]
 
 
+def read_snippets(page: Path) -> list[str]:
+    """A page's Python blocks."""
+    return re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+
+
+def all_commands() -> list[str]:
+    """Those of the README and of all pages, in this order."""
+    return [command for page in (README, *DOCS) for command in read_commands(page)]
+
+
+def commands_of(recipe: str) -> list[str]:
+    """All commands that start a recipe itself, not as the side of a comparison."""
+    return [command for command in all_commands() if find_recipe(command) == recipe]
+
+
+def find_recipe(command: str) -> str | None:
+    """The recipe that a command starts, or None."""
+    found = SCRIPT.search(_without_wrapper(command))
+    return None if found is None else found[1] or SUBCOMMANDS[found[2]]
+
+
+def _without_wrapper(command: str) -> str:
+    """What `hf-ext launch` runs, or the command as it is."""
+    return command.removeprefix("hf-ext launch ")
+
+
 def read_flags(page: Path) -> set[str]:
     """Every `--flag` that a page names, without its dashes."""
     return set(re.findall(r"(?<![\w-])--([a-z][a-z_0-9]+)", page.read_text(encoding="utf-8")))
 
 
-def known_flags() -> set[str]:
-    """Of training, the doctor, comparisons and the launcher."""
-    types = (*TRAINING, DoctorArguments)
-    parsers = [FastArgumentParser(types, presets=PRESETS), HfArgumentParser(CompareArguments)]
-    return {action.dest for parser in parsers for action in parser._actions}
+@cache
+def known_flags() -> frozenset[str]:
+    """Of the recipes, whichever it is."""
+    types = [(*types, DoctorArguments) for types in TASKS.values()]
+    types += [(EvaluateArguments,), (SampleArguments,), (load_recipe("predict").PredictArguments,)]
+    parsers: list[Any] = [FastArgumentParser(each, presets=PRESETS) for each in types]
+    parsers.append(HfArgumentParser(CompareArguments))
+    return frozenset(action.dest for parser in parsers for action in parser._actions)
 
 
 def parse(command: str) -> Any:
     """What the recipe of a command makes of its words, as far as parsing goes; run in the root of the project.
 
     Raises:
-        KeyError: a recipe that this file has no parser of.
+        KeyError: a subcommand or a recipe that this file has no parser of.
         SystemExit, ArgumentError: the recipe would refuse it.
     """
+    command = _without_wrapper(command)
     found = SCRIPT.search(command)
     assert found is not None, command
     words = shlex.split(command[found.end() :], comments=True)
-    return PARSERS[found[1]](words)
+    return PARSERS[found[1] or SUBCOMMANDS[found[2]]](words)
+
+
+@cache
+def load_recipe(name: str) -> ModuleType:
+    """A recipe as a module; under another name, since some are called as libraries are."""
+    spec = importlib.util.spec_from_file_location(f"documented_{name}", ROOT / "recipes" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where its dataclasses look their types up
+    sys.path.insert(0, str(ROOT / "recipes"))  # as for a script: the doctor imports other recipes
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.pop(0)
+    return module
 
 
 def _dataclasses(*types: type) -> Callable[[list[str]], Any]:
@@ -62,8 +138,26 @@ def _dataclasses(*types: type) -> Callable[[list[str]], Any]:
 
 def _compare(words: list[str]) -> Any:
     cut = words.index("--") if "--" in words else len(words)
-    own = HfArgumentParser(CompareArguments).parse_args_into_dataclasses(words[:cut], look_for_args_file=False)
-    return own, _dataclasses(*TRAINING)(words[cut + 1 :])
+    own = HfArgumentParser(CompareArguments).parse_args_into_dataclasses(words[:cut], look_for_args_file=False)[0]
+    if own.progression:
+        assert read_progression(own.progression).phases
+    return own, _dataclasses(*TASKS[Path(own.recipe).stem])(words[cut + 1 :])
+
+
+def _doctor(words: list[str]) -> Any:
+    tasks = {"affinity": "max_speed", "masked_lm": "mlm", "generation": "generate_antibody"}
+    task = load_recipe("doctor").find_task(words)
+    return _dataclasses(DoctorArguments, *TASKS[tasks.get(task, task)])(words)
+
+
+def _predict(words: list[str]) -> Any:
+    return _dataclasses(load_recipe("predict").PredictArguments, DataArguments, FastTrainingArguments)(words)
+
+
+def _report(words: list[str]) -> list[str]:
+    if len(words) < 2 or words[0] != "--run" or any(word.startswith("-") for word in words[1:]):
+        raise ArgumentError(f"report.py takes --run FOLDER ..., not {words}")
+    return words[1:]
 
 
 def _own(recipe: str, name: str) -> Callable[[list[str]], Any]:
@@ -71,9 +165,12 @@ def _own(recipe: str, name: str) -> Callable[[list[str]], Any]:
 
 
 PARSERS: dict[str, Callable[[list[str]], Any]] = {
-    "max_speed": _dataclasses(*TRAINING),
-    "doctor": _dataclasses(DoctorArguments, *TRAINING),
+    **{name: _dataclasses(*types) for name, types in TASKS.items()},
+    "doctor": _doctor,
     "compare": _compare,
     "resume_check": _own("resume_check", "parse_arguments"),
     "evaluate": _dataclasses(EvaluateArguments, DataArguments, FastTrainingArguments),
+    "predict": _predict,
+    "report": _report,
+    "sample": _dataclasses(SampleArguments),
 }
