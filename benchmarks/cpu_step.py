@@ -2,8 +2,8 @@
 
     python benchmarks/cpu_step.py --output benchmarks/results/cpu_step_DEVICE.json
 
-Sides: bf16 autocast with `blocked` attention (what was taken wherever a CPU lists bf16 instructions), bf16 with
-`grouped`, and float32. Sides take turns in one process; times are of the processor, on one thread. Products alone:
+Sides: bf16 autocast with `blocked` attention as it was before (transformers' rotation, softmax in bf16; it was taken
+wherever a CPU lists bf16 instructions), as it is now, bf16 with `grouped`, and float32. Sides take turns in one process; times are of the processor, on one thread. Products alone:
 those of every linear layer and of attention, forward, and backward for a step, each timed by itself in the side's
 dtype. A run measures which side is the fastest here (`speedups/half_rate.py`, `speedups/attention_times.py`).
 """
@@ -16,17 +16,22 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from attention_backward import CASES, HEAD_SIZE, HEADS, LAYERS, draw_lengths, make_batch, make_model, quartiles
 
 from hf_ext.data.segments import Segments
 from hf_ext.hardware import detect_hardware
+from hf_ext.models import cpu_attention
 from hf_ext.speedups.attention import set_attention
+from hf_ext.speedups.fused_rotary import unfuse_rotary
 from hf_ext.speedups.half_rate import MIN_GAIN, measure_half_gain
 
 WIDTH, INNER = HEADS * HEAD_SIZE, 4 * HEADS * HEAD_SIZE
+BEFORE = "bf16, blocked, before"
 SIDES = {  # autocast, kernel
+    BEFORE: (torch.bfloat16, "blocked"),
     "bf16, blocked": (torch.bfloat16, "blocked"),
     "bf16, grouped": (torch.bfloat16, "grouped"),
     "float32": (torch.float32, "blocked"),
@@ -38,6 +43,9 @@ def make_pass(side: str, batch: dict[str, torch.Tensor], trains: bool) -> Callab
     dtype, kernel = SIDES[side]
     model = make_model()
     set_attention(model, kernel)
+    if side == BEFORE:
+        unfuse_rotary(model)
+    weigh = weigh_in_half if side == BEFORE else cpu_attention._weights
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
 
@@ -52,7 +60,16 @@ def make_pass(side: str, batch: dict[str, torch.Tensor], trains: bool) -> Callab
         loss.backward()
         optimizer.step()
 
-    return run
+    def run_so() -> None:
+        with mock.patch.object(cpu_attention, "_weights", weigh):
+            run()
+
+    return run_so
+
+
+def weigh_in_half(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    """The softmax of `blocked` before."""
+    return torch.softmax(torch.bmm(query, key.transpose(1, 2)), -1)
 
 
 def make_products(side: str, lengths: list[int], trains: bool) -> Callable[[], None]:

@@ -12,11 +12,13 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
 from device_table import DEVICES, device_rows
+from encoder_table import choice_rows, family_rows
 from gpu.table import parts_table, read_sessions, speed_table
 from speedup_cards import cards, index, shared_cards
 
@@ -65,9 +67,9 @@ def _interval(score: dict[str, Any]) -> str:
     return f"{score['value']:.3f} [{score['low']:.3f}, {score['high']:.3f}]"
 
 
-def compare() -> str:
-    """One row per side of the comparison on two CPU cores, the optimized side last."""
-    result = json.loads((RESULTS / "compare_mlm_8M_cpu.json").read_text())
+def compare(name: str = "compare_mlm_8M_cpu.json", on_gpus: bool = True) -> str:
+    """One row per side of the comparison on two CPU cores, the optimized side last; and what is not known of GPUs."""
+    result = json.loads((RESULTS / name).read_text())
     rows = []
     for name, side in result["sides"].items():
         if side["role"] not in ("baseline", "optimized"):
@@ -78,7 +80,7 @@ def compare() -> str:
         step = f"{1000 * side['step_seconds']['median']:,.0f}"
         rows.append([name, f"{side['rate']['value']:,.0f}", step, f"{side['peak_memory_gib']:.2f}", ratio, loss])
     known = "docs/gpu.md" if read_sessions(RESULTS) else NOT_MEASURED
-    for kind in ("full", "LoRA", "frozen, encoding only"):
+    for kind in ("full", "LoRA", "frozen, encoding only") if on_gpus else ():
         rows.append([f"one GPU, ESM-2 650M, {kind}", *[known] * 5])
     headers = [
         "side",
@@ -358,13 +360,14 @@ def attention_backward() -> str:
     return format_markdown_table(rows, headers)
 
 
-def cpu_step() -> str:
+def cpu_step(name: str = "cpu_step_avx512.json") -> str:
     """CPU time of steps and of encoding over that of their matrix products, and over what was taken before."""
-    result = json.loads((RESULTS / "cpu_step_avx512.json").read_text())
+    result = json.loads((RESULTS / name).read_text())
     rows, ratios = [], ("over_its_products", "times_as_fast_as_before")
     for row in result["rows"]:
-        for side in ("bf16, blocked", "bf16, grouped", "float32"):
-            found = row[side]
+        for side, found in row.items():
+            if not isinstance(found, dict):
+                continue
             seen = ["{1:.2f} [{0:.2f}, {2:.2f}]".format(*found[name]) for name in ratios]
             rows.append(
                 [row["what"], row["sequences"], side, f"{found['seconds'][1]:.1f} s", *seen, str(row["rounds"])]
@@ -395,6 +398,16 @@ def element_wise() -> str:
         for row in rows
     ]
     return format_markdown_table(cells, ["a layer of ESM-2 650M, bf16", "per token", "share", "kernels"])
+
+
+def families() -> str:
+    """Families of encoders that recipes take; `encoder_table.py` makes them."""
+    return format_markdown_table(family_rows(), ["type", "models", "packing", "layers that LoRA adapts"])
+
+
+def encoder_choices() -> str:
+    """The encoder for each of a few devices, computed as the doctor does."""
+    return format_markdown_table(choice_rows(), ["", "frozen", "LoRA", "all weights"])
 
 
 def devices() -> str:
@@ -711,8 +724,12 @@ TABLES: dict[str, Callable[[], str]] = {
     "element_wise": element_wise,
     "start_time": start_time,
     "devices": devices,
+    "families": families,
+    "encoder_choices": encoder_choices,
     "cpu_step": cpu_step,
+    "cpu_step_fast_bf16": partial(cpu_step, "cpu_step_fast_bf16.json"),
     "compare": compare,
+    "compare_fast_bf16": partial(compare, "compare_mlm_8M_fast_bf16.json", on_gpus=False),
     "embed_once": embed_once,
     "evaluation": evaluation,
     "faults": faults,
