@@ -3,9 +3,10 @@
     python benchmarks/cpu_step.py --output benchmarks/results/cpu_step_DEVICE.json
 
 Sides: bf16 autocast with `blocked` attention as it was before (transformers' rotation, softmax in bf16; it was taken
-wherever a CPU lists bf16 instructions), as it is now, bf16 with `grouped`, and float32. Sides take turns in one process; times are of the processor, on one thread. Products alone:
-those of every linear layer and of attention, forward, and backward for a step, each timed by itself in the side's
-dtype. A run measures which side is the fastest here (`speedups/half_rate.py`, `speedups/attention_times.py`).
+wherever a CPU lists bf16 instructions), as it is now, bf16 with `grouped`, and float32. They take turns in one process;
+times are of the processor, on one thread. Products alone: those of every linear layer and of attention, forward, and
+backward for a step, each timed by itself in the side's dtype. A run measures which side is the fastest here
+(`speedups/half_rate.py`, `speedups/attention_times.py`).
 """
 
 from __future__ import annotations

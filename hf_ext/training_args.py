@@ -189,9 +189,7 @@ class FastTrainingArguments(TrainingArguments, metaclass=TakesPresets):
         "auto", "faesm", "varlen", "blocked", "grouped", "padded", "flex", "flash_attention_2", "sdpa", "eager"
     ] = field(
         default="auto",
-        metadata={
-            "help": "Attention of ESM-2, ESM C, BERT and T5 encoders; auto takes what the hardware is fastest with."
-        },
+        metadata={"help": "Attention of ESM, BERT and T5 encoders; auto takes what the hardware is fastest with."},
     )
     compile_mode: Literal["default", "reduce-overhead", "auto"] = field(
         default="default",

@@ -41,7 +41,7 @@ def test_the_nightly_matrix_holds_the_oldest_versions_of_setup_py_and_the_newest
         "oldest": " ".join(f"{name}=={version}.*" for name, version in lower_bounds().items()),
         "newest": "",
     }
-    python = re.search(r'python_requires=">=([\d.]+)"', (ROOT / "setup.py").read_text())[1]
+    python = re.search(r'requires-python = ">=([\d.]+)"', (ROOT / "pyproject.toml").read_text())[1]
     assert rows[0]["python"] == python
 
 

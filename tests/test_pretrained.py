@@ -189,7 +189,7 @@ def change(folder, **settings):
         ({"hidden_size": 10**12}, "1000000000000 wide; allowed are up to 65536"),
         ({"hidden_size": 10**6, "num_attention_heads": 1}, "1000000 wide"),
         ({"num_attention_heads": 7}, "not a multiple of the number of attention heads (7)"),
-        ({"model_type": "gpt2"}, "no width as hidden_size or d_model"),
+        ({"model_type": "gpt2"}, "is of type 'gpt2'; recipes take esm"),
         ({"pad_token_id": None}, "no pad_token_id"),
         ({"num_hidden_layers": "x"}, "Validation error for field 'num_hidden_layers': "),
     ],

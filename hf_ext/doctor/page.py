@@ -180,9 +180,9 @@ def _encoders(facts: Facts) -> list[str]:
     choices = _choices(facts)
     if not choices:
         return []
-    title = "Encoders for this device, computed: the lowest published loss of those that fit and are not too slow"
+    title = "Encoders for this device, computed: best published loss of those that fit and are fast enough"
     lines = [folded for line in describe_choices(choices) for folded in wrap(line)]
-    return ["\n".join([f"{title} (docs/encoders.md)", *lines])]
+    return ["\n".join([title, *lines])]
 
 
 def _stages(facts: Facts) -> list[str]:

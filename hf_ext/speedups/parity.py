@@ -1,6 +1,7 @@
 """Proof that a changed model still computes what it did: the first real rows through the old and the new one.
 
-ESM-2, ESM C, BERT and T5 encoders are compared one by one; any other model as a whole, by what it puts out (`model_probe.py`).
+Encoders of packed families are compared one by one; any other model as a whole, by what it puts out
+(`model_probe.py`).
 
 Of encoders that train, gradients are compared too: those of the embedded tokens, which come through the backward pass
 of every layer, of two rows cut to 160 and 100 tokens; of other models, those of the first repeated layer that trains.

@@ -150,5 +150,5 @@ def test_without_spaces_between_residues_antibodies_are_one_and_the_same_to_igt5
 def test_a_yaml_of_the_first_token_of_igt5_is_refused(original, encoders, tmp_path, resume_check):
     config = write_yaml(tmp_path, encoders, original[2], pooling=["cls"])
     command = ["--convert", str(original[1]), "--model", str(config), "--output_dir", str(tmp_path / "new")]
-    with pytest.raises(ArgumentError, match="a T5 encoder has no classification token"):
+    with pytest.raises(ArgumentError, match="type 't5' does not stand for the sequence"):
         resume_check(command)

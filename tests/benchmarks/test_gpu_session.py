@@ -94,8 +94,7 @@ def test_each_model_and_way_has_both_sides_and_says_whether_it_packs(toy):
         assert {*case["sides"]} == {STOCK, OURS}
         assert all(side["tokens_per_s"]["median"] > 0 for side in case["sides"].values())
         assert case["times_as_fast"][STOCK]["least"] > 0
-        known = case["packing_known"]
-        assert known is True if name.startswith("ESM-2") else "no packed path is known for esmc" in known
+        assert case["packing_known"] is True
         if not name.endswith("frozen"):
             # One epoch of the same rows and masks from the same weights, in another order.
             losses = [case["sides"][side]["loss"]["median"] for side in (STOCK, OURS)]

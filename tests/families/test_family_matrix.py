@@ -117,7 +117,10 @@ def test_it_trains_what_it_should_goes_on_exactly_and_comes_back(folders, hub, n
     assert np.ptp(expected) > 0
     sent = push_folder(tmp_path / "saved", "me/model", token=TOKEN, endpoint=hub.url, wait_s=0.01)
     verify_push(sent, tmp_path / "back", token=TOKEN, endpoint=hub.url, wait_s=0.01)
-    np.testing.assert_array_equal(AffinityPredictor.from_pretrained(tmp_path / "back").predict(rows), expected)
+    saved, back = (AffinityPredictor.from_pretrained(tmp_path / name).predict(rows) for name in ("saved", "back"))
+    np.testing.assert_array_equal(back, saved)
+    # Beside adapters the run held its base weights in bf16, where that is faster.
+    np.testing.assert_allclose(saved, expected, rtol=1e-3 if training == "lora" else 0)
 
 
 def make_masked_lm(folder: str, output: Path, **given) -> FastTrainer:

@@ -156,8 +156,7 @@ def test_attention_that_is_asked_for_on_a_t4_is_met_or_refused_with_the_reason(p
         assert lines(plan)["attention"] == (status, reason)
     followers = {name: status for name, (status, _) in lines(plan_for("T4", attention=asked)).items()}
     assert followers["packing"] == ("applied" if asked == "padded" else "skipped")
-    grouped = asked != "padded" or plan_for.model == "full towers"
-    assert followers["length_grouping"] == ("applied" if grouped else "skipped")
+    assert followers["length_grouping"] == ("skipped" if asked == "padded" else "applied")
     assert followers["compile"] == ("skipped" if asked == "faesm" else "applied")
 
 

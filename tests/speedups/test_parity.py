@@ -281,11 +281,11 @@ def test_a_model_that_will_be_sharded_is_not_put_on_one_device(given):
 
 
 def test_towers_are_proven_in_the_precision_they_run_in(make_affinity, demo_rows):
-    model, collator = make_affinity("full", "frozen")  # BERT, which has no packed path, and ESM
+    model, collator = make_affinity("full", "frozen")  # BERT and ESM
     model.config.encoder_autocast = "bfloat16"
-    (frozen,) = parity.find_probes(make_run(model, demo_rows, collator, fp16=True))
-    assert (frozen.autocast, len(frozen.input_ids)) == (torch.bfloat16, 4)
+    trained, frozen = parity.find_probes(make_run(model, demo_rows, collator, fp16=True))
+    assert (trained.autocast, frozen.autocast, len(frozen.input_ids)) == (torch.float16, torch.bfloat16, 4)
     model, collator = make_affinity("full", "full")
-    (trained,) = parity.find_probes(make_run(model, demo_rows, collator, bf16=True))
-    assert trained.autocast == torch.bfloat16
+    for trained in parity.find_probes(make_run(model, demo_rows, collator, bf16=True)):
+        assert trained.autocast == torch.bfloat16
     assert parity.find_probes(make_run(model, None, collator)) == []

@@ -172,5 +172,5 @@ def test_decoding_through_the_cache_equals_decoding_all(esm, batch):
 
 
 def test_another_family_is_refused(demo_encoders):
-    with pytest.raises(ArgumentError, match="is of type 'bert'; allowed is esm"):
+    with pytest.raises(ArgumentError, match="is of type 'bert'; allowed are esm and esmc"):
         make(demo_encoders[0])
