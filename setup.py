@@ -21,7 +21,7 @@ setup(
         "hf_ext.accelerate_configs": ["*.yaml"],
     },
     install_requires=[
-        "torch>=2.11,<2.14",
+        "torch>=2.11,<2.16",
         "transformers>=5.23,<6",
         "accelerate>=1.15",
         "datasets>=5",

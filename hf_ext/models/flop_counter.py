@@ -1,6 +1,6 @@
 """torch's counter of FLOPs, with the attention on CPUs that it leaves out.
 
-torch 2.13 counts no `_scaled_dot_product_flash_attention_for_cpu`, which SDPA calls on a CPU, and knows nothing of the
+torch before 2.15 counts no `_scaled_dot_product_flash_attention_for_cpu`, which SDPA calls on a CPU, and none knows the
 operation of `cpu_attention.py`. Remove what `torch.utils.flop_counter.flop_registry` has by itself.
 """
 

@@ -4,12 +4,14 @@ import pytest
 import torch
 from tiny_encoders import esm_encoder, make_batch, packed
 from torch.nn.functional import scaled_dot_product_attention
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from hf_ext.models.cpu_attention import attend, keeping_no_weights
 from hf_ext.models.flop_counter import flop_counter
 from hf_ext.reporting.flops import flops_coefficients
 
+# Before 2.15; when that is the oldest torch of setup.py, tests/test_upstream.py says what may go.
+TORCH_LEAVES_IT_OUT = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu not in flop_registry
 SEQUENCES, HEADS, TOKENS, SIZE = 2, 3, 5, 8
 PRODUCT = 2 * SEQUENCES * HEADS * TOKENS * TOKENS * SIZE  # one of queries and keys, 1,200 multiplications and additions
 
@@ -39,11 +41,6 @@ def test_a_pass_of_attention_is_two_products_and_backward_five() -> None:
     assert count(flop_counter(), scaled_dot_product_attention) == (2 * PRODUCT, 5 * PRODUCT)
 
 
-def test_torch_itself_still_leaves_it_out() -> None:
-    """When this fails, the formulas of `flop_counter` can go."""
-    assert count(FlopCounterMode(display=False), scaled_dot_product_attention) == (0, 0)
-
-
 @pytest.mark.usefixtures("blocked_in_float32")
 def test_blocks_count_alike_and_one_product_less_where_the_softmax_was_kept() -> None:
     assert count(flop_counter(), blocked) == (2 * PRODUCT, 5 * PRODUCT)
@@ -66,6 +63,8 @@ def test_an_encoder_counts_what_its_configuration_says(kernel) -> None:
     expected = rows * length * (per_token + again * per_pair * length)
     unused = sum(2 * p.numel() * 3 * rows * length for p in encoder.contact_head.parameters() if p.dim() == 2)
     assert counted.get_total_flops() == pytest.approx(expected - unused, rel=0.02)
+    if not TORCH_LEAVES_IT_OUT:
+        return
     encoder, batch = esm_encoder(attn_implementation="sdpa"), make_batch((length, length))
     with FlopCounterMode(display=False) as without:
         encoder(**batch).last_hidden_state.sum().backward()
