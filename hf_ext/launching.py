@@ -35,6 +35,7 @@ from typing import Any
 
 import psutil
 
+from .commands import COMMANDS
 from .errors import STATUS_FOLDER, TrainingStopped
 
 _PASSED_ON = {"SIGTERM": "SIGTERM", "SIGINT": "SIGINT", "SIGHUP": "SIGHUP", "SIGUSR1": "SIGTERM"}
@@ -57,6 +58,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     command = args.command[args.command[:1] == ["--"] :]
     if not command:
         parser.error("no command: hf-ext launch accelerate launch ... or hf-ext launch torchrun ...")
+    if command[0] in COMMANDS:
+        parser.error(f"{command[0]} is no launcher: hf-ext launch accelerate launch -m hf_ext {' '.join(command)}")
     if Path(command[0]).name == "srun":  # whose nodes see neither the folder of statuses nor SIGTERM
         parser.error("srun goes before, so that each node has its own: srun hf-ext launch accelerate launch ...")
     with tempfile.TemporaryDirectory(prefix="hf_ext-status-") as folder, _adopting_orphans():

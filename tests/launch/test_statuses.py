@@ -148,7 +148,12 @@ def test_a_command_that_is_no_training_ends_as_in_a_shell(command, status, words
 
 
 @pytest.mark.parametrize(
-    ("command", "words"), [([], "no command"), (["srun", "accelerate", "launch"], "srun hf-ext launch accelerate")]
+    ("command", "words"),
+    [
+        ([], "no command"),
+        (["srun", "accelerate", "launch"], "srun hf-ext launch accelerate"),
+        (["train", "--max_steps", "3"], "hf-ext launch accelerate launch -m hf_ext train --max_steps 3"),
+    ],
 )
 def test_a_command_that_cannot_work_is_refused_with_the_one_that_can(command, words, capsys):
     with pytest.raises(SystemExit, match="2"):
