@@ -3,6 +3,7 @@
 `accelerate` is a program too that starts ranks without torch; with the real one: test_requeued_run.py.
 """
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -62,7 +63,7 @@ def test_a_run_that_never_gets_further_is_not_queued_for_ever(tmp_path, programs
 
 def test_two_nodes_have_a_wrapper_each_and_stop_together(tmp_path, programs):
     words = {"WORDS_0_0": "waits", "WORDS_0_1": "waits_long", "WORDS_1_0": "done", "WORDS_1_1": "done"}
-    limit = str(tmp_path / "ready-0")
+    limit = os.pathsep.join(str(tmp_path / f"ready-{rank}") for rank in range(2))  # each wrapper takes signals by then
     job = submit(tmp_path / "slurm", "--nodes", "2", SCRIPT, path=programs, PROCESSES="1", FAKE_LIMIT=limit, **words)
     assert job.statuses == [STOPPED, 0], job.output
     assert "--num_machines 2 --num_processes 2" in (tmp_path / "arguments-1").read_text()
