@@ -79,5 +79,12 @@ def test_a_signal_to_srun_itself_would_have_killed_the_run(tmp_path, programs):
     assert job.statuses == [137], job.output
 
 
+def test_numbers_are_numbers_and_nothing_in_them_runs(tmp_path, programs):
+    job = submit(tmp_path / "slurm", SCRIPT, path=programs, PROCESSES=f"a[$(touch {tmp_path}/ran)]")
+    assert job.statuses == [1]
+    assert "must be numbers" in job.output
+    assert not (tmp_path / "ran").exists()
+
+
 def test_bash_reads_the_script():
     subprocess.run(["bash", "-n", SCRIPT], check=True)
