@@ -5,18 +5,21 @@ from __future__ import annotations
 import errno
 import json
 import os
-import signal
 import sys
-import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
-from types import FrameType
 from typing import NoReturn
 
+from .interruption import interruptible
+from .orphans import stop_with_parent
+from .output import outliving_readers
+
 STATUS_FOLDER = "HF_EXT_STATUS_FOLDER"  # set by hf_ext.launching, for ranks
+Note = Callable[[int | None], None]  # takes a status, None where there is none yet
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
 
@@ -60,6 +63,12 @@ class TrainingStopped(RunEnded):
     exit_code = 75  # EX_TEMPFAIL of sysexits.h
 
 
+class StoppedForGood(TrainingStopped):
+    """Training saved and stopped, and the same command would not continue it: it would begin anew, or be refused."""
+
+    exit_code = 1  # not to be run again unchanged
+
+
 class DiskFailure(RunEnded):
     """Several checkpoints in a row, or the trained model, could not be written; what was saved before is valid."""
 
@@ -100,17 +109,22 @@ def exit_on_errors() -> Iterator[None]:
 
     1 for the user's mistakes (`HfExtError`) and for packages that are missing, `exit_code` for other ends of a run
     (`RunEnded`), that of `DiskFailure` also where a disk that is full, over quota, read-only or broken stops anything
-    else; that of `TrainingStopped` where SIGINT or SIGHUP comes before or after training, which has its own answer to
-    them. `hf_ext.launching` learns the status too, whatever the launcher between makes of it.
+    else; that of `TrainingStopped` where SIGTERM, SIGINT or SIGHUP comes before or after training, which has its own
+    answer to them. `hf_ext.launching` learns the status too, whatever the launcher between makes of it. Output whose
+    reader is gone is dropped, and ends nothing.
     """
-    with _noting_status(), _ending():
+    with _noting_status() as note, outliving_readers(), _ending(note):
         yield
 
 
 @contextmanager
-def _ending() -> Iterator[None]:
+def _ending(note: Note) -> Iterator[None]:
+    def give_up() -> None:
+        note(TrainingStopped.exit_code)
+        os._exit(TrainingStopped.exit_code)  # the main thread waits for other processes, and for nothing else any more
+
     try:
-        with _interrupting():
+        with interruptible(give_up):
             yield
     except KeyboardInterrupt as interrupt:
         name = interrupt.args[0] if interrupt.args else "SIGINT"
@@ -135,28 +149,32 @@ def _ending() -> Iterator[None]:
 
 
 @contextmanager
-def _noting_status() -> Iterator[None]:
+def _noting_status() -> Iterator[Note]:
     """Leaves the status that this process ends with in the folder of `hf_ext.launching`, where that runs.
 
     Processes that this one starts are not told of the folder: their ends are not its own.
     """
     folder = os.environ.pop(STATUS_FOLDER, None)
+    note: Note = partial(_note_status, None if folder is None else Path(folder))
     status = 1  # of whatever goes up as a traceback
     if folder is not None:
-        _note_status(Path(folder), None)  # who is killed from here on has said so much
+        stop_with_parent()
+        note(None)  # who is killed from here on has said so much
     try:
-        yield
+        yield note
         status = 0
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
         raise
     finally:
+        note(status)
         if folder is not None:
             os.environ[STATUS_FOLDER] = folder
-            _note_status(Path(folder), status)
 
 
-def _note_status(folder: Path, status: int | None) -> None:
+def _note_status(folder: Path | None, status: int | None) -> None:
+    if folder is None:
+        return
     own = os.environ.get  # as torch elastic sets them, and accelerate where MPI launched
     attempt, rank = own("TORCHELASTIC_RESTART_COUNT", "0"), own("RANK", "0")
     ranks = int(own("LOCAL_WORLD_SIZE") or own("WORLD_SIZE") or "1")
@@ -170,31 +188,6 @@ def _is_missing_package(error: ImportError | RuntimeError) -> bool:
     text = str(error)
     named = "pip install" in text or "to be installed" in text or "need to install" in text
     return named or isinstance(error, PackageNotFoundError | MissingDependencyError)
-
-
-@contextmanager
-def _interrupting() -> Iterator[None]:
-    """SIGHUP raises KeyboardInterrupt, as SIGINT does, where nobody handles or ignores it.
-
-    Not SIGTERM: a process that waits for others in native code must die of it.
-    """
-    is_main = threading.current_thread() is threading.main_thread()
-    if not (is_main and hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) == signal.SIG_DFL):
-        yield
-        return
-    pid = os.getpid()
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        if os.getpid() == pid:
-            raise KeyboardInterrupt(signal.Signals(number).name)
-        signal.signal(number, signal.SIG_DFL)  # a process forked from this one: as if this handler were not there
-        signal.raise_signal(number)
-
-    signal.signal(signal.SIGHUP, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def _end(text: str, status: int) -> NoReturn:

@@ -13,13 +13,13 @@ What launchers do by themselves, and a scheduler cannot work with (accelerate 1.
 - `accelerate launch` of one process dies of SIGTERM and leaves the process training. The kernel hands such orphans to
   this process (Linux), which asks them to stop, and waits.
 - torch elastic dies of SIGUSR1, the signal that `srun` passes on (of SIGTERM srun kills its tasks): it becomes SIGTERM.
+- Whoever is killed with -9 tells nobody: launcher and ranks get SIGTERM when their parent ends (Linux), and save.
 - torch elastic kills ranks 30 s after a signal (accelerate has no flag for it, but its environment does): `--grace_s`.
 """
 
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import os
 import signal
@@ -27,8 +27,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -37,10 +37,10 @@ import psutil
 
 from .commands import COMMANDS
 from .errors import STATUS_FOLDER, TrainingStopped
+from .orphans import adopting_orphans, stop_with_parent
 
 _PASSED_ON = {"SIGTERM": "SIGTERM", "SIGINT": "SIGINT", "SIGHUP": "SIGHUP", "SIGUSR1": "SIGTERM"}
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126  # as of a shell
-_SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of linux/prctl.h
 _SLACK_S = 10.0  # for a launcher to kill its ranks itself, and say so
 
 
@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     no such command, and 126 where it cannot be executed.
     """
     parser = argparse.ArgumentParser(prog="hf-ext launch", description=__doc__.split("\n")[0])
-    parser.add_argument("--grace_s", type=int, default=110, help="seconds that ranks have to save after a signal (110)")
+    parser.add_argument("--grace_s", type=_seconds, default=110, help="seconds that ranks have to save after a signal (110)")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="accelerate launch ..., torchrun ..., python ...")
     args = parser.parse_args(argv)
     command = args.command[args.command[:1] == ["--"] :]
@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"{command[0]} is no launcher: hf-ext launch accelerate launch -m hf_ext {' '.join(command)}")
     if Path(command[0]).name == "srun":  # whose nodes see neither the folder of statuses nor SIGTERM
         parser.error("srun goes before, so that each node has its own: srun hf-ext launch accelerate launch ...")
-    with tempfile.TemporaryDirectory(prefix="hf_ext-status-") as folder, _adopting_orphans():
+    with tempfile.TemporaryDirectory(prefix="hf_ext-status-") as folder, adopting_orphans():
         try:
             status = _run(command, folder, args.grace_s)
         except OSError as error:
@@ -71,16 +71,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _choose(status if status >= 0 else 128 - status, Path(folder))
 
 
+def _seconds(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of seconds, 0 or more")
+    return int(text)
+
+
 def _run(command: list[str], folder: str, grace_s: int) -> int:
     """Runs the launcher to its end and that of its ranks; returns its status, negative for a signal."""
     environment = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(grace_s), **os.environ, STATUS_FOLDER: folder}
     ends = float("inf")
     with _Signals() as signals:
         # In a session of its own: Ctrl-C in a terminal then comes once, from here.
-        launcher = subprocess.Popen(command, env=environment, start_new_session=True)
+        launcher = subprocess.Popen(command, env=environment, start_new_session=True, preexec_fn=stop_with_parent)
         while launcher.poll() is None:
             if signals.received and ends == float("inf"):
-                launcher.send_signal(getattr(signal, _PASSED_ON[signals.received[0]]))
+                launcher.send_signal(getattr(signal, _PASSED_ON.get(signals.received[0], "SIGTERM")))
                 ends = time.monotonic() + grace_s + min(grace_s, _SLACK_S)
             if time.monotonic() > ends or signals.is_impatient():
                 _kill(psutil.Process().children(recursive=True))  # not waited for: Popen would read 0 then
@@ -137,7 +143,7 @@ class _Signals:
         self._previous: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> _Signals:
-        for number in (getattr(signal, name) for name in _PASSED_ON if hasattr(signal, name)):
+        for number in (getattr(signal, name) for name in (*_PASSED_ON, "SIGQUIT") if hasattr(signal, name)):
             if signal.getsignal(number) != signal.SIG_IGN:
                 self._previous[number] = signal.signal(number, self._receive)
         return self
@@ -150,27 +156,8 @@ class _Signals:
         self.received.append(signal.Signals(number).name)
 
     def is_impatient(self) -> bool:
-        """Whether somebody pressed Ctrl-C a third time. SIGTERM comes from machines, also more than once per stop."""
-        return self.received.count("SIGINT") >= 3
-
-
-@contextmanager
-def _adopting_orphans() -> Iterator[None]:
-    """While entered, processes whose parent ends become children of this one (Linux; elsewhere nothing changes).
-
-    Those that have ended by then are cleared away at the end, as whoever adopts has to.
-    """
-    prctl = getattr(ctypes.CDLL(None), "prctl", None) if sys.platform == "linux" else None
-    if prctl is not None:
-        prctl(_SUBREAPER, 1, 0, 0, 0)
-    try:
-        yield
-    finally:
-        if prctl is not None:
-            prctl(_SUBREAPER, 0, 0, 0, 0)
-            with suppress(ChildProcessError):
-                while os.waitpid(-1, os.WNOHANG)[0]:  # the launcher was waited for before
-                    pass
+        """Whether somebody pressed Ctrl-C a third time, or Ctrl-\\. SIGTERM comes from machines, and more than once."""
+        return self.received.count("SIGINT") >= 3 or "SIGQUIT" in self.received
 
 
 if __name__ == "__main__":

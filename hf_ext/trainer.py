@@ -30,7 +30,7 @@ from .data.random_states import kept_random_states
 from .disk import describe_failure
 from .embeddings.dataset import EmbeddedDataset
 from .embeddings.store import EmbeddingStore
-from .errors import DiskFailure, RunEnded, TrainingStopped
+from .errors import DiskFailure, RunEnded, StoppedForGood, TrainingStopped
 from .hub.attempts import HubError
 from .out_of_memory import attempt_twice
 from .overrides import EVALUATION_LOSS, TRAINING_LOSS, find_override, find_own_loss, is_overridden
@@ -171,7 +171,8 @@ class FastTrainer(Trainer):
             NotFiniteError: a loss or the weights are NaN or infinite; such weights are never saved.
             DataWorkerDied: a data worker was killed.
             DiskFailure: too many checkpoints in a row could not be written, or the last one not copied.
-            TrainingStopped: a signal or a time limit stopped training, after a checkpoint.
+            TrainingStopped: a signal or a time limit stopped training, after a checkpoint; `StoppedForGood`, which is
+                one too, where the same call would not go on from it.
         """
         has_own_loader = find_override(self, "get_train_dataloader") is not None
         check_training(self.args, None if has_own_loader else getattr(self, "train_dataset", None))
@@ -183,11 +184,15 @@ class FastTrainer(Trainer):
             output = self._ext_train_and_copy(partial(super().train, folder, *args, **kwargs))
             if self._ext_stopper.reason is not None:
                 self._ext_team.wait_for_everyone()  # torchrun ends the others as soon as one has ended
-                raise TrainingStopped(
-                    f"{self.stop_reason}: saved checkpoint-{self.state.global_step} and stopped. "
-                    "The same command with --resume auto (the recipes' default) continues from it."
-                )
+                raise self._ext_stop()
         return output
+
+    def _ext_stop(self) -> TrainingStopped:
+        saved = f"{self.stop_reason}: saved checkpoint-{self.state.global_step} and stopped."
+        why_not = self._ext_resumer.why_not_again
+        if why_not is not None:
+            return StoppedForGood(f"{saved} {why_not}")
+        return TrainingStopped(f"{saved} The same command continues from it.")
 
     def _ext_find_batch_size(self) -> None:
         """Before the run is compared with its checkpoint, which asks for the rows of a step.

@@ -13,6 +13,7 @@ from hf_ext.trainer import FastTrainer
 ROOT = Path(__file__).resolve().parent.parent
 # Bottom first. A module imports from its own unit (its folder or file) and from the floors below.
 FLOORS = (
+    {"interruption", "output", "orphans"},
     {"errors", "hardware_table", "argument_names", "units", "quick_imports", "commands", "shipped"},
     {
         "argument_checks",

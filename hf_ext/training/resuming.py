@@ -83,11 +83,13 @@ class Resumer:
 
     Attributes:
         resumed: what the run continues from; None for a new run, and for one that continues stock Trainer's.
+        why_not_again: why the same call would not go on from what this run saves; None where it would.
     """
 
     def __init__(self, args: FastTrainingArguments, team: Team, places: Places, backend: Backend):
         self._args, self._team, self._places, self._backend = args, team, places, backend
         self.resumed: Resumed | None = None
+        self.why_not_again: str | None = None
 
     def find(self, asked: str | bool | None, facts: dict[str, Any]) -> str | None:
         """The folder to continue from, the same on all processes, which all call it; sets `resumed`.
@@ -103,12 +105,21 @@ class Resumer:
         self.resumed = None
         if asked is None:
             asked = self._args.resume_from_checkpoint or self._args.resume
+        self.why_not_again = self._find_why_not_again(asked)
         found = self._look_together(asked)
         if isinstance(found, Stored):
             self._backend.agrees_with(found, self._places.own_folders)
             self.resumed = self._agree(found, facts)
             return str(found.path)
         return None if found is None else str(found)
+
+    def _find_why_not_again(self, asked: str | bool | None) -> str | None:
+        if self._args.save_only_model:
+            return "With save_only_model it holds weights alone: they can be a start, but no run goes on from them."
+        if asked is True or asked == "auto":
+            return None
+        begins = "anew" if asked in (None, False, "no") else f"from {asked}"
+        return f"The same command begins {begins}; with --resume auto (the recipes' default) it continues from there."
 
     def _look_together(self, asked: str | bool | None) -> Stored | Path | None:
         """The main process looks, verifies and sets aside."""

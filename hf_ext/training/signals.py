@@ -12,6 +12,7 @@ from types import FrameType
 from typing import Any
 
 from ..data.repeatable_loaders import base_of
+from ..output import drop_output
 
 logger = logging.getLogger(__name__)
 
@@ -86,9 +87,7 @@ def _leave_terminal() -> None:
         try:
             os.write(descriptor, b"\n")
         except OSError:
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, descriptor)
-            os.close(nowhere)
+            drop_output(descriptor)
 
 
 def leave_group(init: Any, worker_id: int) -> None:

@@ -18,7 +18,7 @@ from transformers import EsmForSequenceClassification, Trainer, TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 
 from hf_ext.checkpoints.storage.store import CheckpointStore
-from hf_ext.errors import DiskFailure, TrainingStopped, exit_on_errors
+from hf_ext.errors import DiskFailure, StoppedForGood, exit_on_errors
 from hf_ext.reporting.run_log import start_run_log
 from hf_ext.trainer import FastTrainer
 
@@ -257,7 +257,7 @@ def test_a_stop_that_cannot_save_says_so_instead_of_having_saved(place, tmp_path
 
 def test_a_stop_that_saves_is_told_from_one_that_cannot(tmp_path):
     _, code, end = run(tmp_path, callbacks=[Stop()])
-    assert (code, type(end), steps(tmp_path)) == (75, TrainingStopped, [2, 4])
+    assert (code, type(end), steps(tmp_path)) == (1, StoppedForGood, [2, 4])  # --resume no
 
 
 class Remount(TrainerCallback):

@@ -103,7 +103,7 @@ class Collator:
 def make_trainer(folder: Path, case: Case, rank: int) -> FastTrainer:
     fixed = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "remove_unused_columns": False}
     fixed |= {"per_device_train_batch_size": 2, "per_device_eval_batch_size": 2, "num_train_epochs": 1}
-    fixed |= {"learning_rate": 1e-2, "logging_steps": 3, "save_steps": 3, "seed": 3}
+    fixed |= {"learning_rate": 1e-2, "logging_steps": 3, "save_steps": 3, "seed": 3, "resume": "auto"}
     args = FastTrainingArguments(output_dir=str(folder), **{**fixed, **case.args})
     evals = {f"set{i}": make_number_rows(7, 10 + i) for i in range(case.eval_sets)}
     callbacks: list[TrainerCallback] = [Trigger(case, rank)]

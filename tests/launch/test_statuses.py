@@ -115,6 +115,12 @@ def test_ctrl_c_three_times_ends_at_once_what_does_not_end(tmp_path):
     assert signalled(tmp_path, *command, send=("SIGINT",) * 3, grace_s=50) == 128 + signal.SIGKILL
 
 
+def test_ctrl_backslash_ends_everything_at_once(tmp_path):
+    command = [sys.executable, LAUNCHER, "passes", str(tmp_path), "waits_long,waits_long"]
+    assert signalled(tmp_path, *command, send=("SIGQUIT",), grace_s=50) == 128 + signal.SIGKILL
+    assert not any(is_alive(rank) for rank in ready(tmp_path, 2))
+
+
 def test_sigterm_as_often_as_machines_send_it_is_one_stop(tmp_path):
     command = [sys.executable, LAUNCHER, "passes", str(tmp_path), "waits_long,waits_long"]
     assert signalled(tmp_path, *command, send=("SIGTERM",) * 4) == STOPPED
@@ -152,6 +158,7 @@ def test_a_command_that_is_no_training_ends_as_in_a_shell(command, status, words
     [
         ([], "no command"),
         (["srun", "accelerate", "launch"], "srun hf-ext launch accelerate"),
+        (["--grace_s", "-5", "true"], "'-5' is no whole number of seconds"),
         (["train", "--max_steps", "3"], "hf-ext launch accelerate launch -m hf_ext train --max_steps 3"),
     ],
 )

@@ -27,7 +27,7 @@ from transformers import TrainerCallback
 from hf_ext.checkpoints.format.manifest import Manifest, hash_file
 from hf_ext.checkpoints.state.progress import read_progress
 from hf_ext.checkpoints.storage.staging import Staging
-from hf_ext.errors import ArgumentError, DataError, DataWorkerDied, NotFiniteError, TrainingStopped, exit_on_errors
+from hf_ext.errors import ArgumentError, DataError, DataWorkerDied, NotFiniteError, StoppedForGood, TrainingStopped
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
@@ -86,16 +86,16 @@ def nan_rows():
 
 ENDS = {
     "finished": (None, {}, None),
-    "SIGTERM": (lambda: send(signal.SIGTERM), {}, TrainingStopped),
-    "SIGINT": (lambda: send(signal.SIGINT), {}, TrainingStopped),
-    "SIGHUP": (lambda: send(signal.SIGHUP), {}, TrainingStopped),
+    "SIGTERM": (lambda: send(signal.SIGTERM), {}, StoppedForGood),
+    "SIGINT": (lambda: send(signal.SIGINT), {}, StoppedForGood),
+    "SIGHUP": (lambda: send(signal.SIGHUP), {}, StoppedForGood),
     "an exception": (lambda: raise_(Killed()), {}, Killed),
     "KeyboardInterrupt": (lambda: raise_(KeyboardInterrupt()), {}, KeyboardInterrupt),
     "a third signal": (lambda: [send(signal.SIGINT) for _ in range(3)], {}, KeyboardInterrupt),
     "NaN": (None, {"rows": nan_rows(), "logging_nan_inf_filter": False}, NotFiniteError),
     "an evaluation given up": (
         lambda: send(signal.SIGTERM),
-        {**EVALUATING, "event": "on_prediction_step", "step": 4},
+        {**EVALUATING, "event": "on_prediction_step", "step": 4, "resume": "auto"},
         TrainingStopped,
     ),
     # More rows than workers hand over ahead.
@@ -119,6 +119,27 @@ def test_after_any_end_handlers_are_back_and_no_worker_is_left(tmp_path, end, pe
     trainer.end()
     assert multiprocessing.active_children() == []
     assert workers() == []
+
+
+@pytest.mark.parametrize(
+    ("given", "asked", "said"),
+    [
+        ({"resume": "auto"}, None, None),
+        ({"resume": "no"}, True, None),
+        ({}, None, "The same command begins anew; with --resume auto"),
+        ({"resume": "auto", "save_only_model": True}, None, "holds weights alone"),
+        ({"resume": "auto"}, "checkpoint-2", "begins from .*checkpoint-2; with --resume auto"),
+    ],
+)
+def test_a_stop_says_whether_the_same_call_goes_on_from_it(tmp_path, given, asked, said):
+    if asked is not None:
+        train(tmp_path, kill_at=3)
+    trainer = make(tmp_path, lambda: send(signal.SIGTERM), step=4, **given)
+    with pytest.raises(TrainingStopped, match=said or "The same command continues from it") as end:
+        trainer.train(resume_from_checkpoint=str(tmp_path / asked) if isinstance(asked, str) else asked)
+    assert end.value.exit_code == (75 if said is None else 1)
+    assert isinstance(end.value, StoppedForGood) == (said is not None)
+    assert (tmp_path / f"checkpoint-{trainer.state.global_step}").is_dir()
 
 
 def test_a_resumed_runs_first_epoch_that_breaks_off_leaves_no_worker(tmp_path):
@@ -386,29 +407,3 @@ def test_a_log_that_was_assigned_to_the_trainer_is_called_and_stays(tmp_path):
     output = trainer.train()
     assert trainer.log is own
     assert seen[-1]["train_loss"] == output.training_loss > 0
-
-
-@pytest.mark.parametrize(("number", "name"), [(signal.SIGINT, "SIGINT"), (signal.SIGHUP, "SIGHUP")])
-def test_a_recipe_that_is_interrupted_after_training_says_so_and_ends_as_if_stopped(number, name, capsys):
-    before = signal.getsignal(signal.SIGHUP)
-    with pytest.raises(SystemExit) as end, exit_on_errors():
-        send(number)
-    assert end.value.code == TrainingStopped.exit_code == 75
-    assert f"Interrupted by {name}." in capsys.readouterr().err
-    assert signal.getsignal(signal.SIGHUP) == before
-
-
-def test_a_checkpoint_that_did_not_keep_the_sum_of_losses_gives_null_and_not_a_wrong_mean(tmp_path):
-    train(tmp_path, kill_at=4, **ALONE)
-    checkpoint = tmp_path / "checkpoint-2"
-    progress = json.loads((checkpoint / "progress.json").read_text())
-    assert progress.pop("logged_loss") > 0
-    (checkpoint / "progress.json").write_text(json.dumps(progress))
-    manifest = Manifest.read(checkpoint)
-    files = {**manifest.files, "progress.json": hash_file(checkpoint / "progress.json")}
-    replace(manifest, files=files).write(checkpoint)
-    trainer = make(tmp_path, **ALONE)
-    output = trainer.train(resume_from_checkpoint=str(checkpoint))
-    assert output.training_loss is None is output.metrics["train_loss"]
-    assert trainer.state.log_history[-1]["train_loss"] is None
-    assert read_progress(tmp_path / "checkpoint-4")["logged_loss"] is None  # nor does one after it know

@@ -210,9 +210,8 @@ class CheckpointStore:
         moved = [self._rename(path, f"previous-{path.name}") for _, path in newer]
         if moved:
             names = ", ".join(path.name for path in moved)
-            logger.warning(
-                "%s: this run goes on from step %d; what was saved after that is now %s.", self.folder, step, names
-            )
+            begins = f"goes on from step {step}; what was saved after that" if step >= 0 else "begins anew; what was saved"
+            logger.warning("%s: this run %s is now %s.", self.folder, begins, names)
         return moved
 
     # --- deleting -----------------------------------------------------------------------------------------------------
