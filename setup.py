@@ -7,6 +7,7 @@ TOP_LEVEL = {
     "hf_ext.recipes.configs": "recipes/configs",
     "hf_ext.recipes.examples": "recipes/examples",
     "hf_ext.accelerate_configs": "accelerate_configs",
+    "hf_ext.launch": "launch",
 }
 DOCS = ["sphinx>=8.1", "myst-parser>=4", "furo>=2025.7"]
 
@@ -19,6 +20,7 @@ setup(
         "hf_ext.reporting.report": ["templates/*"],
         "hf_ext.recipes.configs": ["*.yaml"],
         "hf_ext.accelerate_configs": ["*.yaml"],
+        "hf_ext.launch": ["*.sbatch", "*.yaml"],
     },
     install_requires=[
         "torch>=2.11,<2.16",
@@ -47,7 +49,7 @@ setup(
         "deepspeed": ["deepspeed>=0.19"],
         "torchao": ["torchao>=0.18"],
         "quantization": ["bitsandbytes>=0.50"],  # the first whose 8-bit optimizers step on a CPU, where we test
-        "numbering": ['anarcii>=2.0.8; python_version >= "3.11"'],  # antibodies as variable domains, IMGT
+        "numbering": ["anarcii>=2.0.8"],  # antibodies as variable domains, IMGT
         "humanness": ["promb>=1.0.2"],  # OASis 9-mers of human antibodies
         "docs": DOCS,
         "dev": [

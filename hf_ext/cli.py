@@ -10,7 +10,7 @@ from . import __version__
 from .argument_names import name_nearest
 from .commands import COMMANDS, PROGRAM, name_program
 from .errors import ArgumentError, exit_on_errors
-from .shipped import CONFIGS, LAUNCHERS, list_shipped, shipped_folder
+from .shipped import CONFIGS, LAUNCHERS, TEMPLATES, list_shipped, shipped_folder
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -67,7 +67,7 @@ def help_page() -> str:
             f"  {PROGRAM} train --config gb1.yaml  a file of yours, or one that comes with hf_ext",
             f"  {PROGRAM} --version                that of hf_ext",
             f"  {PROGRAM} --path                   paths of all files that come with it",
-            f"  {PROGRAM} --path NAME.yaml         the path of one, to copy or launch with:",
+            f"  {PROGRAM} --path NAME              the path of one, to copy or launch with:",
             "",
             f"  accelerate launch --config_file $({PROGRAM} --path 2gpu_ddp.yaml) -m hf_ext train",
             "",
@@ -77,14 +77,15 @@ def help_page() -> str:
 
 
 def _find_path(words: Sequence[str]) -> str:
-    """The path of a YAML file that comes with hf_ext; without a name those of all, one a line.
+    """The path of a YAML file or template that comes with hf_ext; without a name those of all, one a line.
 
     Raises:
         ArgumentError: no such file, with the names of those that there are; more than one word.
     """
     if len(words) > 1:
         raise ArgumentError(f"{PROGRAM} --path takes one name, not {len(words)} words: {' '.join(words)}.")
-    paths = {name: shipped_folder(folder) / name for folder in (CONFIGS, LAUNCHERS) for name in list_shipped(folder)}
+    folders = (CONFIGS, LAUNCHERS, TEMPLATES)
+    paths = {name: shipped_folder(folder) / name for folder in folders for name in list_shipped(folder)}
     if not words:
         return "\n".join(map(str, paths.values()))
     if words[0] not in paths:

@@ -69,6 +69,12 @@ def free_bytes(path: str | os.PathLike[str]) -> int:
     return shutil.disk_usage(nearest_existing(path)).free
 
 
+def can_make(folder: str | os.PathLike[str]) -> bool:
+    """Whether this user may make `folder`, or write to it where it is there, as far as its nearest parent tells."""
+    place = nearest_existing(folder)
+    return place.is_dir() and os.access(place, os.W_OK | os.X_OK)
+
+
 def nearest_existing(path: str | os.PathLike[str]) -> Path:
     """`path`, or the nearest folder above it that is there for this user to see."""
     place = Path(path).absolute()

@@ -110,6 +110,8 @@ class FastArgumentParser(GroupedArgumentParser):
         namespace = self._parse_command_line(self.arguments)
         typed = {name: vars(namespace)[name] for name in self._hints if vars(namespace)[name] is not _UNSET}
         config = typed.get("config") if "config" in self._hints else namespace.config
+        if config == "":
+            raise ArgumentError("--config '': name a YAML file; without --config, values are the defaults.")
         from_yaml = read_config(config) if config else {}
         if "config" in from_yaml:
             raise ArgumentError(f"{from_yaml['config'].where}: config files do not nest; remove 'config'.")

@@ -1,4 +1,4 @@
-"""Where the files are that come with hf_ext: recipes, their YAML files, and those of Accelerate's launcher.
+"""Where the files are that come with hf_ext: recipes, their YAML files, those of Accelerate's launcher, templates.
 
 In a clone these folders stand at its top level, also where it was installed with `pip install -e`; a wheel has them
 inside the package.
@@ -11,18 +11,18 @@ from pathlib import Path
 _PACKAGE = Path(__file__).resolve().parent
 _PARENT = _PACKAGE if (_PACKAGE / "accelerate_configs").is_dir() else _PACKAGE.parent
 
-RECIPES, CONFIGS, LAUNCHERS = "recipes", "recipes/configs", "accelerate_configs"
-_SUFFIXES = {RECIPES: ".py", CONFIGS: ".yaml", LAUNCHERS: ".yaml"}
+RECIPES, CONFIGS, LAUNCHERS, TEMPLATES = "recipes", "recipes/configs", "accelerate_configs", "launch"
+_SUFFIXES = {RECIPES: {".py"}, CONFIGS: {".yaml"}, LAUNCHERS: {".yaml"}, TEMPLATES: {".py", ".sbatch", ".yaml"}}
 
 
 def shipped_folder(folder: str) -> Path:
-    """One of `RECIPES`, `CONFIGS` and `LAUNCHERS` as a path."""
+    """One of `RECIPES`, `CONFIGS`, `LAUNCHERS` and `TEMPLATES` as a path."""
     return _PARENT / folder
 
 
 def list_shipped(folder: str) -> list[str]:
     """Names of the files in one of these folders, sorted."""
-    return sorted(path.name for path in shipped_folder(folder).glob(f"*{_SUFFIXES[folder]}"))
+    return sorted(path.name for path in shipped_folder(folder).iterdir() if path.suffix in _SUFFIXES[folder])
 
 
 def find_shipped(text: str, folder: str) -> Path:

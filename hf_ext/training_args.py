@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -15,11 +16,14 @@ from transformers.utils import is_torch_bf16_gpu_available
 from .argument_checks import check_training_values, read_hub_strategy
 from .argument_names import ShortName, short_name
 from .argument_types import check_resume, check_types, wrap_single_words
+from .disk import can_make
 from .errors import ArgumentError
 from .presets import PRESETS, TakesPresets
 from .processes import check_together, need_cpu_backend, need_gloo
 from .speedups import REGISTRY
 from .units import less_is_better
+
+CACHE_DIR = "~/.cache/hf_ext/embeddings"
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +64,7 @@ class FastTrainingArguments(TrainingArguments, metaclass=TakesPresets):
         metadata={"help": "Tokens per device and pass, special ones included; rows vary to fill it. Class L."},
     )
     embedding_cache_dir: str = field(
-        default="~/.cache/hf_ext/embeddings", metadata={"help": "Where embeddings of frozen encoders are kept."}
+        default=CACHE_DIR, metadata={"help": "Where embeddings of frozen encoders are kept."}
     )
     embedding_tokens_per_batch: None | int = field(  # noqa: RUF036
         default=None, metadata={"help": "Residues per encoding batch; halves itself when memory runs out."}
@@ -319,6 +323,12 @@ class FastTrainingArguments(TrainingArguments, metaclass=TakesPresets):
         check_training_values(self, [*INTEGRATION_TO_CALLBACK, "all", "none"])
         if not self.embedding_cache_dir:
             raise ArgumentError(f"embedding_cache_dir={self.embedding_cache_dir!r}: name a folder.")
+        if self.embedding_cache_dir == CACHE_DIR and not _has_home():
+            self.embedding_cache_dir = f"{os.path.normpath(str(self.output_dir))}-embeddings"
+            logger.warning(
+                "%s cannot be written to: embeddings are kept in %s, or where --embedding_cache_dir says.",
+                *(CACHE_DIR, self.embedding_cache_dir),
+            )
 
     @property
     def explicit_fields(self) -> frozenset[str]:
@@ -355,6 +365,12 @@ class FastTrainingArguments(TrainingArguments, metaclass=TakesPresets):
         """What `torch.save` stores, where Trainer pickles its arguments while pushing: everything but tokens."""
         state = {name: value for name, value in self.__dict__.items() if name != "_built"}
         return {**state, "_built": {}, **{name: None for name in state if name.endswith("_token")}}
+
+
+def _has_home() -> bool:
+    """Whether this user has a folder for caches; in a pod there may be none, nor a name in the list of users."""
+    path = os.path.expanduser(CACHE_DIR)
+    return not path.startswith("~") and can_make(path)
 
 
 def _default(spec: dataclasses.Field) -> object:

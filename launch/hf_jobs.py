@@ -1,8 +1,8 @@
 # /// script
-# requires-python = ">=3.10"
+# requires-python = ">=3.11"
 # dependencies = ["hf_ext"]
-# [tool.uv]
-# find-links = ["/wheels"]
+# [tool.uv.sources]
+# hf_ext = { path = "/wheels/hf_ext-0.2.0-py3-none-any.whl" }
 # ///
 """Hugging Face Jobs: all GPUs of one machine, and a bucket in which the run goes on.
 
@@ -11,10 +11,10 @@
         -v hf://buckets/USER/BUCKET:/outputs launch/hf_jobs.py --max_hours 7.5 --config gb1.yaml
 
 What follows the file are flags of `hf-ext train`; give files and data by folders that are mounted with -v. The first
-line builds the wheel that the second mounts for `find-links`. Before `--max_hours`, which must be less than --timeout,
-the run saves and ends with 75; Jobs repeats what ended with an error up to --attempts times, and the next attempt goes
-on from the bucket. Checked so far: this header, the command that is built, and what `hf jobs uv run --dry-run` makes of
-the line above (huggingface_hub 2.4); not run on Jobs.
+line builds the wheel that the second mounts, and that the header names: no other is taken. Before `--max_hours`, which
+must be less than --timeout, the run saves and ends with 75; Jobs repeats what ended with an error up to --attempts
+times, and the next attempt goes on from the bucket. Checked so far: this header by uv, the command that is built, and
+what `hf jobs uv run --dry-run` makes of the line above (huggingface_hub 2.4); not run on Jobs.
 """
 
 import sys

@@ -134,10 +134,10 @@ def test_unknown_words_name_the_nearest_and_all_that_there_are(capsys, words, sa
     assert re.search(said, capsys.readouterr().err)
 
 
-def test_paths_are_those_of_every_yaml_file_that_comes_along(capsys):
+def test_paths_are_those_of_every_file_to_copy_that_comes_along(capsys):
     assert main(["--path"]) == 0
     listed = capsys.readouterr().out.split()
-    here = [*ROOT.glob("recipes/configs/*.yaml"), *ROOT.glob("accelerate_configs/*.yaml")]
+    here = [*ROOT.glob("recipes/configs/*.yaml"), *ROOT.glob("accelerate_configs/*.yaml"), *ROOT.glob("launch/*.*")]
     assert sorted(listed) == sorted(map(str, here))
     assert len({Path(path).name for path in listed}) == len(listed) > 30  # a name means one file
     assert main(["--path", "2gpu_ddp.yaml"]) == 0

@@ -19,7 +19,7 @@ from hf_ext import __version__
 from hf_ext.commands import COMMANDS
 
 NAME = f"hf_ext-{__version__}"
-SOURCES = ["hf_ext", "recipes", "accelerate_configs"]
+SOURCES = ["hf_ext", "recipes", "accelerate_configs", "launch"]
 FILES = ["setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md"]
 
 
@@ -62,7 +62,8 @@ def test_the_wheel_holds_package_recipes_and_yaml_files_and_nothing_beside_them(
     assert sorted(path.name for path in installed.iterdir()) == ["hf_ext", f"{NAME}.dist-info"]
     inside = {str(path.relative_to(installed)) for path in installed.rglob("*") if path.is_file()}
     code = {str(path.relative_to(ROOT)) for path in (ROOT / "hf_ext").rglob("*.py")} - {"hf_ext/recipes/__init__.py"}
-    launched = {f"hf_ext/{path.relative_to(ROOT)}" for path in (ROOT / "recipes").rglob("*.py")}
+    launched = {f"hf_ext/{path.relative_to(ROOT)}" for name in SOURCES[1:] for path in (ROOT / name).rglob("*.py")}
+    launched.add("hf_ext/launch/slurm.sbatch")
     settings = {f"hf_ext/{path.relative_to(ROOT)}" for name in SOURCES[1:] for path in (ROOT / name).rglob("*.yaml")}
     assert (len(launched), len(settings)) > (12, 38)
     pages = {str(path.relative_to(ROOT)) for path in (ROOT / "hf_ext/reporting/report/templates").iterdir()}
@@ -74,7 +75,7 @@ def test_the_metadata_name_version_license_command_and_extras(installed: Path) -
     info = installed / f"{NAME}.dist-info"
     metadata = message_from_string((info / "METADATA").read_text(encoding="utf-8"))
     assert (metadata["Name"], metadata["Version"], metadata["License-Expression"]) == ("hf_ext", "0.2.0", "Apache-2.0")
-    assert (metadata["Requires-Python"], metadata["License-File"]) == (">=3.10", "LICENSE")
+    assert (metadata["Requires-Python"], metadata["License-File"]) == (">=3.11", "LICENSE")
     assert metadata["Description-Content-Type"] == "text/markdown"
     assert {"docs", "dev", "flash", "deepspeed"} <= {*metadata.get_all("Provides-Extra")}
     needed = [line for line in metadata.get_all("Requires-Dist") if "extra ==" not in line]

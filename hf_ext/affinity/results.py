@@ -140,8 +140,8 @@ def write_predictions(
     header = [*map(write_cell, kept), *([] if labels is None else ["label"]), PREDICTION]
     values = [*columns, *([] if labels is None else [labels]), predictions]
     if half_width is not None:
-        centre, half_width = np.asarray(predictions, np.float32), np.float32(half_width)
-        header, values = [*header, LOW, HIGH], [*values, centre - half_width, centre + half_width]
+        centre, reach = np.asarray(predictions, np.float32), np.float32(half_width)
+        header, values = [*header, LOW, HIGH], [*values, centre - reach, centre + reach]
     if spread is not None:
         header, values = [*header, SPREAD], [*values, spread]
     with replacing(path) as draft, draft.open("w", newline="", encoding="utf-8") as file:

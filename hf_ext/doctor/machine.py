@@ -14,7 +14,7 @@ import psutil
 import torch
 from huggingface_hub import constants
 
-from ..disk import free_bytes, nearest_existing
+from ..disk import can_make, free_bytes
 from ..hardware import Hardware, count_cpu_cores, describe_hardware, detect_hardware
 from ..speedups.precision import best_precision
 
@@ -93,17 +93,13 @@ def read_machine(args: Any, device: str | None = None) -> Machine:
         shared_memory_bytes=shutil.disk_usage(SHARED_MEMORY).total if os.path.isdir(SHARED_MEMORY) else None,
         **{name: str(folder) for name, folder in folders.items()},
         free_bytes={name: free_bytes(folder) for name, folder in folders.items()},
-        is_writable={name: _is_writable(nearest_existing(folder)) for name, folder in folders.items()},
+        is_writable={name: can_make(folder) for name, folder in folders.items()},
         in_colab="COLAB_RELEASE_TAG" in os.environ or _is_importable("google.colab"),
         drive_is_mounted=os.path.ismount(COLAB_DRIVE),
         hub_is_offline=bool(constants.HF_HUB_OFFLINE),
         has_token=bool(args.hub_token or huggingface_hub.get_token()),
         cuda_architectures=tuple(torch.cuda.get_arch_list()),
     )
-
-
-def _is_writable(place: Path) -> bool:
-    return place.is_dir() and os.access(place, os.W_OK | os.X_OK)
 
 
 def _is_importable(module: str) -> bool:

@@ -9,7 +9,7 @@ import platform
 import shlex
 import time
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,7 @@ def record_run(
     best, profile = trainer.args.metric_for_best_model, getattr(trainer, "profile", None)
     return {
         "format": FORMAT,
-        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": _command(arguments),
         "seed": trainer.args.seed,
         "trainer": f"{type(trainer).__module__}.{type(trainer).__qualname__}",

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 import types
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from documented_commands import read_commands
 from launch_templates import LAUNCH, kubeflow, skypilot
 from locations import HELPERS, ROOT
 
+from hf_ext import __version__
 from hf_ext.errors import RunEnded
 
 STOPPED = 75
@@ -88,12 +90,11 @@ def inline_metadata(text: str) -> str:
 
 
 def test_the_head_of_the_jobs_script_is_what_uv_reads():
-    tomllib = pytest.importorskip("tomllib")  # Python 3.11
     text = (LAUNCH / "hf_jobs.py").read_text()
     assert tomllib.loads(inline_metadata(text)) == {
-        "requires-python": ">=3.10",
-        "dependencies": ["hf_ext"],
-        "tool": {"uv": {"find-links": ["/wheels"]}},
+        "requires-python": ">=3.11",
+        "dependencies": ["hf_ext"],  # that which was built here, and no other of this name
+        "tool": {"uv": {"sources": {"hf_ext": {"path": f"/wheels/hf_ext-{__version__}-py3-none-any.whl"}}}},
     }
 
 

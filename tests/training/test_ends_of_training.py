@@ -407,3 +407,19 @@ def test_a_log_that_was_assigned_to_the_trainer_is_called_and_stays(tmp_path):
     output = trainer.train()
     assert trainer.log is own
     assert seen[-1]["train_loss"] == output.training_loss > 0
+
+
+def test_a_checkpoint_that_did_not_keep_the_sum_of_losses_gives_null_and_not_a_wrong_mean(tmp_path):
+    train(tmp_path, kill_at=4, **ALONE)
+    checkpoint = tmp_path / "checkpoint-2"
+    progress = json.loads((checkpoint / "progress.json").read_text())
+    assert progress.pop("logged_loss") > 0
+    (checkpoint / "progress.json").write_text(json.dumps(progress))
+    manifest = Manifest.read(checkpoint)
+    files = {**manifest.files, "progress.json": hash_file(checkpoint / "progress.json")}
+    replace(manifest, files=files).write(checkpoint)
+    trainer = make(tmp_path, **ALONE)
+    output = trainer.train(resume_from_checkpoint=str(checkpoint))
+    assert output.training_loss is None is output.metrics["train_loss"]
+    assert trainer.state.log_history[-1]["train_loss"] is None
+    assert read_progress(tmp_path / "checkpoint-4")["logged_loss"] is None  # nor does one after it know

@@ -20,7 +20,7 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -159,7 +159,7 @@ _guard = threading.RLock()
 def _describe_run() -> dict[str, Any]:
     command = " ".join(shlex.join([*program_words(), *without_tokens(sys.argv[1:])]).split())
     shown = command if len(command) <= _COMMAND_CHARS else f"{command[:_COMMAND_CHARS]}..."
-    since = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
+    since = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     return {**describe_process(), "since": since, "command": shown, "id": uuid.uuid4().hex}
 
 

@@ -210,8 +210,8 @@ class CheckpointStore:
         moved = [self._rename(path, f"previous-{path.name}") for _, path in newer]
         if moved:
             names = ", ".join(path.name for path in moved)
-            begins = f"goes on from step {step}; what was saved after that" if step >= 0 else "begins anew; what was saved"
-            logger.warning("%s: this run %s is now %s.", self.folder, begins, names)
+            begins = "begins anew" if step < 0 else f"goes on from step {step}"
+            logger.warning("%s: this run %s; what was saved beyond is now %s.", self.folder, begins, names)
         return moved
 
     # --- deleting -----------------------------------------------------------------------------------------------------

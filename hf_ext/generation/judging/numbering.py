@@ -75,7 +75,7 @@ class Numberer:
 
     def __post_init__(self) -> None:
         """Raises `MissingDependencyError` where anarcii is not installed, or does not import."""
-        require("anarcii", "numbering", "numbering antibodies (it needs Python 3.11 or later)")
+        require("anarcii", "numbering", "numbering antibodies")
 
     def number(self, sequences: Iterable[str]) -> list[NumberedDomain | None]:
         """The domain in each sequence; None where there is none, or letters that are no residues."""
