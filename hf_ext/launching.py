@@ -52,9 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     no such command, and 126 where it cannot be executed.
     """
     parser = argparse.ArgumentParser(prog="hf-ext launch", description=__doc__.split("\n")[0])
-    parser.add_argument(
-        "--grace_s", type=_seconds, default=110, help="seconds to save after a signal (110)"
-    )
+    parser.add_argument("--grace_s", type=_seconds, default=110, help="seconds to save after a signal (110)")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="accelerate launch ..., torchrun ..., python ...")
     args = parser.parse_args(argv)
     command = args.command[args.command[:1] == ["--"] :]
