@@ -30,6 +30,8 @@ def _run(words: Sequence[str]) -> int:
     first, *rest = words or ["--help"]
     if first in COMMANDS:
         return _run_command(first, rest)
+    if first in ("-h", "--help") and rest and rest[0] in COMMANDS:
+        return _run_command(rest[0], ["--help", *rest[1:]])
     if first in ("-h", "--help"):
         print(help_page())
     elif first == "--version":
@@ -71,7 +73,8 @@ def help_page() -> str:
             "",
             f"  accelerate launch --config_file $({PROGRAM} --path 2gpu_ddp.yaml) -m hf_ext train",
             "",
-            "Exit status: 0, 1 for a mistake in what was given, 75 if it stopped and saved.",
+            "Exit status: 0 done, 1 a mistake in what was given, 75 stopped: run it again.",
+            "Others: 3 a score missed, 65 not finite, 69 memory, 71 a worker died, 74 disk.",
         ]
     )
 
@@ -89,6 +92,6 @@ def _find_path(words: Sequence[str]) -> str:
     if not words:
         return "\n".join(map(str, paths.values()))
     if words[0] not in paths:
-        near = name_nearest(words[0], paths) or "."
+        near = name_nearest(words[0], paths) or name_nearest(f"{words[0]}.yaml", paths) or "."
         raise ArgumentError(f"{PROGRAM} --path: no {words[0]!r} comes with hf_ext{near} Files: {', '.join(paths)}.")
     return str(paths[words[0]])

@@ -100,6 +100,7 @@ def _compose(path: str, kind: type[_PlainLoader]) -> tuple[_PlainLoader, yaml.Ma
     text = _read_text(path)
     try:
         loader = kind(text)
+        loader.name = Path(path).name  # in PyYAML's messages
         root = loader.get_single_node()
     except yaml.YAMLError as error:
         raise ArgumentError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error

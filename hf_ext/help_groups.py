@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import Enum
@@ -56,6 +57,7 @@ TRAINING_GROUPS: dict[str, tuple[str, ...]] = {
     ),
     LAST: (),
 }
+_DEFAULT_IN_TEXT = re.compile(r"\s*Defaults? (to|is) [^.]*\.?$")  # transformers' own, which a recipe may have changed
 _GROUP_OF = {name: group for group, names in TRAINING_GROUPS.items() for name in names}
 
 
@@ -97,7 +99,9 @@ class GroupedArgumentParser(HfArgumentParser):
         kwargs.setdefault("formatter_class", HelpFormatter)
         super().__init__(dataclass_types, **{**kwargs, "add_help": False})
         if kwargs.get("add_help", True):
-            one_line = "The flags used most, or all."
+            one_line = "The flags that people use first; all: every one."
+            for action in self._actions:
+                action.help = _DEFAULT_IN_TEXT.sub("", action.help) if action.help else None
             self.add_argument("-h", "--help", action=ShowHelp, default=argparse.SUPPRESS, help=one_line)
 
     def shown_defaults(self) -> Mapping[str, Any]:

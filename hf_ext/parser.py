@@ -209,7 +209,7 @@ class FastArgumentParser(GroupedArgumentParser):
     def _convert(self, key: str, given: Given) -> Any:
         """A layer's value as the command line would have made it, or ArgumentError with key, value and type."""
         if key not in self._hints:
-            raise ArgumentError(f"{given.where}: unknown key {key!r}{name_nearest(key, self._hints)}.")
+            raise ArgumentError(f"{given.where}: unknown key {key!r}{name_nearest(key, self._hints) or '.'}")
         if given.plain is None and type(None) in get_args(self._hints[key]):
             return None
         action, members = self._field_actions[key], type_members(self._hints[key])
@@ -254,7 +254,8 @@ class FastArgumentParser(GroupedArgumentParser):
 
 def command_line_error(message: str) -> ArgumentError:
     """What is raised for a mistake in the words of the command line."""
-    return ArgumentError(f"Command line: {message}. Run with --help all for all flags.")
+    end = "" if message.endswith("?") else "."
+    return ArgumentError(f"Command line: {message}{end} Run with --help all for all flags.")
 
 
 def refuse_unknown(parser: argparse.ArgumentParser, unknown: list[str]) -> None:

@@ -32,7 +32,7 @@ LAUNCHERS = {"config_file", "main_process_port", "quiet", "help"}
 WRITTEN = {"benchmarks/results/gpu_session.json"}  # by whoever has a card
 # Of recipes that parse by hand, of benchmarks, and of other people's programs.
 ELSEWHERE = {"merge", "rename", "drop", "convert", "run", "size", "parts", "minutes", "force", "index", "keep", "max"}
-SCHEDULERS = {"grace_s", "nproc_per_node", "signal", "requeue", "env", "flavor", "timeout", "attempts", "dry"}
+SCHEDULERS = {"path", "grace_s", "nproc_per_node", "signal", "requeue", "env", "flavor", "timeout", "attempts", "dry"}
 RELEASES = {"exit", "tags", "notes"}
 PROGRAMS = {"pip", "sphinx-build", "pytest", "sbatch", "sky", "hf", "kubectl", "git", "gh", "grep", "cd", "NIGHTLY=1"}
 

@@ -130,14 +130,14 @@ def test_what_help_shows_is_what_a_run_gets(print_help, recipe, words):
 
 
 FIRST = {
-    "max_speed": 22,
+    "max_speed": 23,
     "mlm": 22,
     "generate_antibody": 22,
     "pde_operator": 19,
     "sample": 21,
     "predict": 20,
     "evaluate_recipe": 20,
-    "doctor": 27,
+    "doctor": 28,
     "compare": 20,
     "text_classifier": 19,
 }

@@ -116,7 +116,7 @@ def test_the_commands_that_evaluate_models_parse_and_so_does_what_they_require()
 
 def test_the_comparison_commands_hand_on_their_baselines() -> None:
     page = read_commands(ROOT / "docs" / "results.md")
-    baselines = [parse(command)[0].baseline for command in page if "recipes/compare.py" in command]
+    baselines = [parse(command)[0].baseline for command in page if "hf-ext compare" in command]
     best = [f"recipes/configs/mlm_stock_best{name}.yaml" for name in ("", "_float32")]
     assert baselines == [["stock", *best], ["row_by_row"]]
 
@@ -124,8 +124,8 @@ def test_the_comparison_commands_hand_on_their_baselines() -> None:
 def test_the_comparison_command_is_that_of_its_table_on_chains_as_long_as_its_own(tmp_path: Path) -> None:
     result = json.loads((ROOT / "benchmarks" / "results" / "compare_mlm_8M_cpu.json").read_text())
     measured = dict(read_flags(result["arguments"]))
-    command = next(line for line in COMMANDS if "recipes/compare.py" in line and "chains.csv" in line)
-    own, _, shared = command.partition("recipes/compare.py")[2].partition(" -- ")
+    command = next(line for line in COMMANDS if "hf-ext compare" in line and "chains.csv" in line)
+    own, _, shared = command.partition("hf-ext compare")[2].partition(" -- ")
     said = dict(read_flags(shlex.split(shared)))
     assert said.pop("dataset_name") == ["outputs/chains.csv"]
     assert said == {name: value for name, value in measured.items() if name != "dataset_name"}
@@ -144,7 +144,7 @@ def read_flags(words: list[str]) -> list[tuple[str, list[str]]]:
 
 
 def test_the_checkpoint_commands_say_what_the_text_says() -> None:
-    page = [command for command in read_commands(ROOT / "docs" / "resume.md") if "resume_check" in command]
+    page = [command for command in read_commands(ROOT / "docs" / "resume.md") if "hf-ext resume" in command]
     folder, conversion = (parse(command) for command in page)
     assert folder.folder == "outputs/affinity"
     assert conversion.rename == [("regressor.", "head.layers.")]

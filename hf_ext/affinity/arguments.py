@@ -32,7 +32,7 @@ class AffinityArguments:
     _argument_groups = {"evaluation": ("require",)}
     _first_flags = (
         *("dataset_name", "sequence_columns", "label_column", "split", "encoders", "tower_inputs", "tower_training"),
-        *("use_peft", "binder_threshold", "preset", "cached_batch_size", "metric_for_best_model"),
+        *("use_peft", "head", "binder_threshold", "preset", "cached_batch_size", "metric_for_best_model"),
         *("output_dir", "num_train_epochs", "learning_rate", "per_device_train_batch_size", "seed", "report_to"),
         *("resume", "max_hours", "push_to_hub", "hub_model_id"),
     )
