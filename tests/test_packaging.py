@@ -132,7 +132,7 @@ def test_the_source_archive_holds_every_file_of_the_repository(tmp_path: Path) -
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
     if listed.returncode:
         pytest.skip("not a clone")
-    tracked = listed.stdout.split()
+    tracked = listed.stdout.splitlines()
     for name in tracked:
         (tmp_path / "clone" / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / "clone" / name)
