@@ -26,7 +26,7 @@ setup(
         "torch>=2.11,<2.16",
         "transformers>=5.23,<6",
         "accelerate>=1.15",
-        "datasets>=5",
+        "datasets>=5.1",  # before, the second pass of a stream after skip() or take() is an error
         "peft>=0.21",
         "evaluate>=0.4.6",
         "faesm>=0.1.1",

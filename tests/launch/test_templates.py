@@ -111,8 +111,9 @@ def test_hugging_face_reads_the_command_as_it_is_meant(tmp_path):
     head = ast.get_docstring(ast.parse((LAUNCH / "hf_jobs.py").read_text()))
     command = re.search(r"hf (jobs uv run .*gb1.yaml)", head.replace("\\\n", " "))[1].split()
     hf = [str(Path(sys.executable).with_name("hf")), *command[:3]]
-    if "--dry-run" not in subprocess.run([*hf, "--help"], capture_output=True, text=True, check=True).stdout:
-        pytest.skip("a huggingface_hub before --dry-run")
+    known = subprocess.run([*hf, "--help"], capture_output=True, text=True, check=True).stdout
+    if "--dry-run" not in known or "--attempts" not in known:
+        pytest.skip("a huggingface_hub before 2.4")
     given = {**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9", "HF_TOKEN": "", "HOME": str(tmp_path)}
     dry = [*hf, "--dry-run", "--namespace", "USER", *command[3:]]
     said = subprocess.run(dry, env=given, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True).stdout

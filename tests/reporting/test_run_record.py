@@ -101,7 +101,7 @@ def test_a_value_that_ends_in_token_stays_in_the_command(tmp_path):
 
 
 def test_versions_are_those_that_are_installed(recorded):
-    assert recorded["environment"]["versions"]["torch"] == torch.__version__
+    assert recorded["environment"]["versions"]["torch"].split("+")[0] == torch.__version__.split("+")[0]
 
 
 def test_a_resumed_clock_counts_on():
