@@ -22,6 +22,8 @@ def wait_for_signal(numbers: list[int], save_s: float) -> None:
     while not numbers and time.monotonic() < ends:
         time.sleep(0.02)
     time.sleep(save_s)
+    if not numbers:
+        raise RuntimeError(f"no signal in {LIMIT_S} s")
     raise TrainingStopped(f"{len(numbers)} signals")
 
 

@@ -25,8 +25,9 @@ def programs(tmp_path) -> Path:
     lines = [
         "#!/bin/bash",
         f'echo "$@" >>"{tmp_path}/arguments-$SLURM_NODEID"',
+        f'mkdir -p "{tmp_path}/node-$SLURM_NODEID"',
         'words="WORDS_${SLURM_RESTART_COUNT:-0}_$SLURM_NODEID"',
-        f'exec {sys.executable} {HELPERS}/small_launcher.py passes "{tmp_path}" "${{!words}}"',
+        f'exec {sys.executable} {HELPERS}/small_launcher.py passes "{tmp_path}/node-$SLURM_NODEID" "${{!words}}"',
     ]
     program.write_text("\n".join(lines))
     program.chmod(0o755)
@@ -35,7 +36,7 @@ def programs(tmp_path) -> Path:
 
 def test_the_time_limit_saves_queues_again_and_the_next_start_ends_the_job(tmp_path, programs):
     words = {"WORDS_0_0": "waits,waits_long", "WORDS_1_0": "done,done"}
-    limit = str(tmp_path / "ready-1")
+    limit = str(tmp_path / "node-0" / "ready-1")
     job = submit(tmp_path / "slurm", SCRIPT, "--seed", "1", path=programs, FAKE_LIMIT=limit, **words)
     assert job.statuses == [STOPPED, 0], job.output
     assert "asking the run to save and stop" in job.output
@@ -63,9 +64,10 @@ def test_a_run_that_never_gets_further_is_not_queued_for_ever(tmp_path, programs
 
 def test_two_nodes_have_a_wrapper_each_and_stop_together(tmp_path, programs):
     words = {"WORDS_0_0": "waits", "WORDS_0_1": "waits_long", "WORDS_1_0": "done", "WORDS_1_1": "done"}
-    limit = os.pathsep.join(str(tmp_path / f"ready-{rank}") for rank in range(2))  # each wrapper takes signals by then
+    limit = os.pathsep.join(str(tmp_path / f"node-{node}" / "ready-0") for node in range(2))
     job = submit(tmp_path / "slurm", "--nodes", "2", SCRIPT, path=programs, PROCESSES="1", FAKE_LIMIT=limit, **words)
     assert job.statuses == [STOPPED, 0], job.output
+    assert job.output.count("TrainingStopped: 1 signals") == 2, job.output  # and not that nobody was asked
     assert "--num_machines 2 --num_processes 2" in (tmp_path / "arguments-1").read_text()
     assert (tmp_path / "arguments-1").read_text().startswith("launch --machine_rank 1 ")
 
@@ -73,7 +75,7 @@ def test_two_nodes_have_a_wrapper_each_and_stop_together(tmp_path, programs):
 def test_a_signal_to_srun_itself_would_have_killed_the_run(tmp_path, programs):
     broken = tmp_path / "broken.sbatch"
     broken.write_text(Path(SCRIPT).read_text().replace("kill -USR1", "kill -TERM"))
-    limit = str(tmp_path / "ready-1")
+    limit = str(tmp_path / "node-0" / "ready-1")
     words = {"WORDS_0_0": "waits,waits"}
     job = submit(tmp_path / "slurm", str(broken), path=programs, FAKE_LIMIT=limit, **words)
     assert job.statuses == [137], job.output
