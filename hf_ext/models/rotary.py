@@ -32,22 +32,21 @@ class _Rotation(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(cos, sin)
-        return _rotate(x, cos, sin, 1)
+        return _rotate(x, cos, sin)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         cos, sin = ctx.saved_tensors
-        return _rotate(grad, cos, sin, -1), None, None
+        return _Rotation.apply(grad, cos, -sin), None, None  # which has a gradient itself, for penalties on gradients
 
 
-def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, sign: int) -> torch.Tensor:
+def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     exact = x.to(cos.dtype)
     first, second = exact.chunk(2, -1)
     result = torch.empty_like(exact)
     left, right = result.chunk(2, -1)
     torch.mul(first, cos, out=left)
-    left.addcmul_(second, sin, value=-sign)
+    left.addcmul_(second, sin, value=-1)
     torch.mul(second, cos, out=right)
-    right.addcmul_(first, sin, value=sign)
+    right.addcmul_(first, sin)
     return result.to(x.dtype)

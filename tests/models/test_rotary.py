@@ -66,6 +66,23 @@ def test_gradients_by_finite_differences():
     assert torch.autograd.gradcheck(lambda x: rotate(x, cos, sin, 0.5), (x,))
 
 
+def test_a_penalty_on_gradients_is_that_of_transformers():
+    """Where something else leads to the input too, a gradient that has none itself would be left out silently."""
+    cos, sin = (part.double() for part in angles(5, 8))
+    x = torch.randn(2, 5, 3, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+    def theirs(given):
+        rows = given.transpose(1, 2)
+        return apply_rotary_pos_emb(rows, rows, cos, sin)[0].transpose(1, 2)
+
+    found = []
+    for rotation in (lambda given: rotate(given, cos, sin), theirs):
+        given = x.clone().requires_grad_()
+        (first,) = torch.autograd.grad((rotation(given) + given).pow(3).sum(), given, create_graph=True)
+        found.append(torch.autograd.grad(first.pow(2).sum(), given)[0])
+    torch.testing.assert_close(*found)
+
+
 def test_the_comparison_tells_the_other_direction_apart():
     torch.manual_seed(0)
     x, (cos, sin) = torch.randn(2, 5, 2, 8), angles(5, 8)
