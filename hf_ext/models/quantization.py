@@ -16,7 +16,6 @@ from typing import Any, cast
 
 import torch
 from torch import nn
-from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 
 from ..errors import ArgumentError
@@ -115,7 +114,6 @@ class _Dequantizing(torch.autograd.Function):
         return linear(x, weight, None if bias is None else bias.to(x.dtype))
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, gradient: Any) -> Any:
         (codes, scales), (shape, bits) = ctx.saved_tensors, ctx.layer
         return gradient @ _dequantize(codes, scales, shape, bits, gradient.dtype), None, None, None, None, None

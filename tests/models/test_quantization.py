@@ -155,6 +155,20 @@ def test_nothing_but_codes_and_scales_is_kept_for_the_backward_pass(bits):
     assert {t.data_ptr() for t in kept} == {stored.weight.data_ptr(), stored.scales.data_ptr()}
 
 
+@pytest.mark.parametrize("bits", [8, 4])
+def test_a_penalty_on_gradients_is_that_of_a_plain_layer_with_the_rounded_weights(bits):
+    stored = QuantizedLinear(make_layer(rows=6, columns=64), bits)
+    with torch.no_grad():
+        weight, bias = (stored(torch.eye(64)) - stored.bias).T, stored.bias
+    found = []
+    for layer in (stored, lambda given: nn.functional.linear(given, weight, bias)):
+        given = torch.linspace(-1, 1, 128).view(2, 64).requires_grad_()
+        output = layer(given).pow(3).sum() + given.pow(3).sum()
+        (first,) = torch.autograd.grad(output, given, create_graph=True)
+        found.append(torch.autograd.grad(first.pow(2).sum(), given)[0])
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
+
+
 # --- which layers, how many bytes -------------------------------------------------------------------------------------
 
 
