@@ -93,6 +93,39 @@ class ModelProbe:
         return torch.cat([gradient.float().flatten() for gradient in found if gradient is not None])[None]
 
 
+@dataclass(frozen=True)
+class LossProbe(ModelProbe):
+    """A whole model by its loss alone: in it shows what reads positions that the attention mask leaves out."""
+
+    @property
+    def trains(self) -> bool:
+        """Nothing of it is compared backward: encoders are, by themselves."""
+        return False
+
+    @property
+    def has_labels_left_out(self) -> bool:
+        """Whether a label stands where the attention mask is 0."""
+        labels, mask = self.batch.get("labels"), self.batch.get("attention_mask")
+        if not (isinstance(labels, torch.Tensor) and isinstance(mask, torch.Tensor) and labels.shape == mask.shape):
+            return False
+        return bool(((labels != -100) & (mask == 0)).any())
+
+    def states(self, autocast: torch.dtype | None) -> torch.Tensor:
+        """The loss, (1, 1), float32; what the model puts out where it has none."""
+        found: list[torch.Tensor] = []
+
+        def keep(module: nn.Module, args: Any, output: Any) -> None:
+            loss = output.get("loss") if isinstance(output, Mapping) else None
+            found.extend([loss] if isinstance(loss, torch.Tensor) else [])
+
+        handle = self.module.register_forward_hook(keep)
+        try:
+            states = super().states(autocast)
+        finally:
+            handle.remove()
+        return found[0].float().nan_to_num().reshape(1, -1) if found else states
+
+
 def _trained(module: nn.Module) -> list[nn.Parameter]:
     return [weight for weight in module.parameters() if weight.requires_grad]
 

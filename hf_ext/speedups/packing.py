@@ -6,7 +6,8 @@ and attention stay those of each sequence (`models/packing.py`).
 Attention inside the packed row is the kernel that `attention` chose. On CPUs that is `blocked` or `grouped`: for eight
 sequences of 109 to 632 tokens in bf16, SDPA took 3.1 times as long as `grouped` one by one and 8.9 times with padding
 around attention (`benchmarks/results/attention_kernels_cpu.json`).
-Families: ESM-2, ESM C, BERT and T5 encoders. Evidence: parity with the padded encoder on the first real rows.
+Families: ESM-2, ESM C, BERT and T5 encoders. Evidence: parity with the padded encoder on the first real rows, and of
+the loss of the model around it: a mean without the mask, or labels where the mask is 0, would read empty positions.
 Where sequences begin comes with the batches of `MaskedLMCollator`; elsewhere it is read from the mask.
 Cost: one gather and one scatter per encoder; on a GPU two reads from the device per batch where it is read.
 """
