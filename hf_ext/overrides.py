@@ -8,11 +8,17 @@ from __future__ import annotations
 
 from typing import Any
 
+from .whose_code import is_from, is_in
+
 # Trainer's own: a class of these is no override, nor is one whose methods hand on what these return.
 OWN_CLASSES = ("hf_ext", "transformers.trainer", "transformers.trainer_seq2seq")
 OWN_CODE = ("hf_ext", "transformers")
 
 TRAINING_LOSS = ("compute_loss", "training_step", "get_batch_samples", "_get_num_items_in_batch", "_prepare_inputs")
+BATCHES = (
+    *("get_train_dataloader", "get_eval_dataloader", "get_test_dataloader", "get_batch_samples"),
+    *("_prepare_inputs", "_prepare_input", "training_step", "compute_loss", "evaluation_loop", "prediction_step"),
+)
 EVALUATION_LOSS = ("compute_loss", "prediction_step", "evaluation_loop", "_prepare_inputs")
 
 
@@ -23,7 +29,7 @@ def find_override(trainer: Any, *names: str) -> str | None:
     makes of the result is not known. An assignment to a class of transformers, or to the trainer, is an override too.
     """
     for name in names:
-        if name in vars(trainer) and not _is_in(_module_of(vars(trainer)[name]), OWN_CODE):
+        if name in vars(trainer) and not is_from(vars(trainer)[name], OWN_CODE):
             return f"{name}, assigned to the trainer"
         for base in type(trainer).__mro__:
             if name in vars(base) and not _is_own(base, vars(base)[name]):
@@ -33,7 +39,7 @@ def find_override(trainer: Any, *names: str) -> str | None:
 
 def find_own_loss(trainer: Any, compute_loss_func: Any) -> str | None:
     """Where the user's own loss comes from, which need not be what the model returns as its loss; None without one."""
-    if compute_loss_func is not None and not _is_in(_module_of(compute_loss_func), ("hf_ext",)):
+    if compute_loss_func is not None and not is_from(compute_loss_func, ("hf_ext",)):
         return "compute_loss_func"
     return find_override(trainer, *TRAINING_LOSS)
 
@@ -46,18 +52,8 @@ def is_overridden(trainer: Any, name: str) -> bool:
     """
     places = [vars(trainer), *(vars(cls) for cls in type(trainer).__mro__)]
     found = next((place[name] for place in places if name in place), None)
-    return found is not None and not _is_in(_module_of(getattr(found, "fget", found)), OWN_CLASSES)
+    return found is not None and not is_from(getattr(found, "fget", found), OWN_CLASSES)
 
 
 def _is_own(base: type, method: Any) -> bool:
-    return _is_in(base.__module__, OWN_CLASSES) and _is_in(_module_of(method), OWN_CODE)
-
-
-def _module_of(method: Any) -> str:
-    """Where a function was written, which `functools.wraps` does not change as it does `__module__`."""
-    function = getattr(method, "__func__", method)
-    return getattr(function, "__globals__", {}).get("__name__", type(function).__module__)
-
-
-def _is_in(module: str, packages: tuple[str, ...]) -> bool:
-    return any(module == package or module.startswith(f"{package}.") for package in packages)
+    return is_in(base.__module__, OWN_CLASSES) and is_from(method, OWN_CODE)

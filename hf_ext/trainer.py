@@ -33,7 +33,7 @@ from .embeddings.store import EmbeddingStore
 from .errors import DiskFailure, RunEnded, StoppedForGood, TrainingStopped
 from .hub.attempts import HubError
 from .out_of_memory import attempt_twice
-from .overrides import EVALUATION_LOSS, TRAINING_LOSS, find_override, find_own_loss, is_overridden
+from .overrides import BATCHES, EVALUATION_LOSS, TRAINING_LOSS, find_override, find_own_loss, is_overridden
 from .plain_arguments import as_fast_arguments, with_values_of
 from .plan import Plan
 from .reporting.progress import messages_above_bars, show_live
@@ -92,7 +92,8 @@ class FastTrainer(Trainer):
 
     def __init__(self, *args: Any, plan: Plan | None = None, **kwargs: Any):
         given = _by_name(args, kwargs)
-        self._ext_planned = plan_run(given, plan, find_own_loss(self, given.get("compute_loss_func")))
+        own_loss = find_own_loss(self, given.get("compute_loss_func"))
+        self._ext_planned = plan_run(given, plan, own_loss, find_override(self, *BATCHES))
         run = self._ext_planned.run
         self._ext_current_args = with_values_of(run.args)
         # Trainer's constructor asks for the loss, and opens the repository on the Hub.

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ..whose_code import is_from
 from .segments import Segments
 
 IGNORED = -100  # labels that transformers' losses leave out
@@ -67,8 +68,11 @@ def locate_labels(labels: torch.Tensor) -> torch.Tensor:
 
 
 def change_layout(collator: Any, **changes: bool) -> None:
-    """Sets what a collator that makes layouts adds to its batches; others are left alone."""
-    if not hasattr(collator, "layout"):
+    """Sets what a collator that makes layouts adds to its batches; others are left alone.
+
+    So are subclasses with another `__call__`: what that changes in a batch, its layout would not know.
+    """
+    if not (hasattr(collator, "layout") and is_from(type(collator).__call__, ("hf_ext",))):
         return
     maker = collator.layout or LayoutMaker()
     for name, value in changes.items():

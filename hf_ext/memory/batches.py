@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 
 from ..data.batch_layout import BatchLayout
 from ..data.segments import Segments
-from ..models.packing import find_encoders
+from ..models.packing import find_encoders, is_packed, pack_encoders
 from .fakes import fake_batch
 
 LABELLED = 0.15  # of the tokens, in masked language modelling
@@ -58,10 +58,9 @@ def affinity_batch(lengths: Mapping[str, int], embedded: Mapping[str, int]) -> C
 def give_layouts(model: nn.Module) -> None:
     """Tells packed encoders of a fake copy that every row is full: the mask, where they would read it, is empty."""
     for encoder in find_encoders(model):
-        packed = encoder.__dict__.get("forward")
-        if packed is not None:
-            encoder.__dict__["packed_round_up"] = False
-            encoder.__dict__["forward"] = _Full(packed)
+        if is_packed(encoder):
+            pack_encoders(encoder)  # without filling up
+            encoder.__dict__["forward"] = _Full(encoder.forward)
 
 
 class _Full:

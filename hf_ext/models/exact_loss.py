@@ -14,14 +14,17 @@ Those of ESM C and ModernBERT divide; what the kind is for there is `eval_loss`,
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, Literal
 
 import torch
 from torch import nn
 from torch.nn import functional
-from transformers import PreTrainedModel
+from transformers.loss.loss_utils import LOSS_MAPPING
 
 from ..errors import ArgumentError, DataError
+from ..whose_code import is_from
+from .replaced_forwards import has_forward_of
 
 # Items: labels that are not -100; those but for each row's first; labels of whole sequences, images, ...
 LossKind = Literal["tokens", "next_tokens", "sequences"]
@@ -45,15 +48,29 @@ LOSS_KINDS: dict[str, LossKind] = {
 def find_loss_kind(model: nn.Module) -> LossKind | None:
     """What the loss of `model` counts; None where its loss is not known to be that of a class in `LOSS_KINDS`.
 
-    A subclass is covered as long as its `forward` is the one of transformers. A model of ours that computes its loss
-    with `exact_loss` says so by itself, as `loss_kind`.
+    A subclass is covered as long as its `forward` and its `loss_function` are those of transformers, and nobody put
+    others on the model. A model of ours that computes its loss with `exact_loss` says so by itself, as `loss_kind`.
     """
-    if isinstance(model, PreTrainedModel) and getattr(type(model), "loss_kind", None) is not None:
-        return type(model).loss_kind  # type: ignore[attr-defined]
     for base in type(model).__mro__:
-        if base.__name__ in LOSS_KINDS and base.__module__.startswith("transformers.models."):
-            return LOSS_KINDS[base.__name__] if type(model).forward is base.forward else None  # type: ignore[attr-defined]
+        if base.__module__.startswith("transformers.models.") and base.__name__ in LOSS_KINDS:
+            return LOSS_KINDS[base.__name__] if has_loss_of(model, base) else None
+        if "loss_kind" in vars(base):
+            return base.loss_kind if has_forward_of(model, base) else None  # type: ignore[attr-defined]
     return None
+
+
+def has_loss_of(model: Any, family: Any) -> bool:
+    """Whether `model` computes the loss of a class of transformers: with its forward, and the function that this calls.
+
+    transformers finds the function by the name of the class: for a subclass of another name it may be another one,
+    that of causal language models.
+    """
+    if not has_forward_of(model, family):
+        return False
+    if "loss_function" not in inspect.unwrap(family.forward).__code__.co_names:  # computed right there, as ESM-2's
+        return True
+    named = next((name for name in LOSS_MAPPING if family.__name__.endswith(name)), "ForCausalLM")
+    return model.loss_function is LOSS_MAPPING[named] and is_from(model.loss_function, ("transformers",))
 
 
 def exact_loss(

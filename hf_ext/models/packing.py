@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from inspect import signature
-from types import MethodType
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from transformers import PreTrainedModel
 from ..data.segments import Segments
 from ..errors import ArgumentError
 from .packed_families import BIASED, PACKED, PackedPass
+from .replaced_forwards import find_replaceable, replace_forward, restore_forward
 
 # Inputs and outputs that have no packed form: the encoder's own forward answers for them.
 _PLAIN = (
@@ -34,21 +34,25 @@ _PLAIN = (
 )
 # Attention of transformers that takes the packed row for one sequence.
 _ONE_SEQUENCE = (None, "eager", "sdpa", "flex_attention")
+_ROUND_UP = "packed_round_up"  # of a packed encoder: whether its rows are filled up to a few lengths
 _FOR_EMBEDDINGS = ("token_type_ids",)  # what embeddings are given beside ids
 
 
 def find_encoders(model: nn.Module) -> list[PreTrainedModel]:
     """The encoders in `model` that have a packed path: ESM-2's, ESM C's, BERT's and T5's, no decoders."""
     families: Any = tuple(PACKED)
-    return [
-        module
-        for module in model.modules()
-        if isinstance(module, families) and not getattr(module.config, "is_decoder", False)
-    ]
+    return [module for module in model.modules() if isinstance(module, families) and not _is_decoder(module)]
+
+
+def _is_decoder(encoder: Any) -> bool:
+    """Whether a module of a packed family is a decoder."""
+    return bool(getattr(encoder.config, "is_decoder", False))
 
 
 def pack_encoders(model: nn.Module, round_up: bool = False) -> int:
     """Makes every encoder in `model` compute without padding; returns how many. Weights and names are untouched.
+
+    Those with another forward than transformers', of a subclass or on the instance, stay as they are.
 
     Inputs and outputs stay as they were: padded (n, width) token ids in, padded states out, zero where padding is.
     Calls that ask for attentions or hidden states, or pass embeddings or positions, are answered by the plain forward.
@@ -59,19 +63,24 @@ def pack_encoders(model: nn.Module, round_up: bool = False) -> int:
     Raises:
         ArgumentError: in a forward pass, if the encoder's attention takes the row for one sequence, as SDPA does.
     """
-    encoders = find_encoders(model)
-    for encoder in encoders:
-        forward = next(forward for family, forward in _FORWARDS.items() if isinstance(encoder, family))
-        encoder.__dict__["forward"] = MethodType(forward, encoder)
-        encoder.__dict__["packed_round_up"] = round_up
+    encoders = [found for found in find_replaceable(model, *PACKED) if not _is_decoder(found[0])]
+    for encoder, family in encoders:
+        replace_forward(encoder, _FORWARDS[family])
+        vars(encoder)[_ROUND_UP] = round_up
     return len(encoders)
 
 
 def unpack_encoders(model: nn.Module) -> None:
-    """Gives every encoder in `model` its own forward back."""
+    """Gives every packed encoder in `model` its own forward back."""
     for encoder in find_encoders(model):
-        encoder.__dict__.pop("forward", None)
-        encoder.__dict__.pop("packed_round_up", None)
+        if is_packed(encoder):
+            restore_forward(encoder)
+            del vars(encoder)[_ROUND_UP]
+
+
+def is_packed(encoder: nn.Module) -> bool:
+    """Whether `pack_encoders` has changed it."""
+    return _ROUND_UP in vars(encoder)
 
 
 def keeps_sequences_apart(encoder: PreTrainedModel) -> bool:

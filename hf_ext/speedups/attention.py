@@ -36,10 +36,12 @@ from transformers.utils import is_kernels_available
 from ..errors import PlanRefused
 from ..models.attention import KERNELS, PREFIX, register_attention
 from ..models.faesm_bridge import faesm_kernel, faesm_problem, restore_faesm, swap_faesm
+from ..models.lora import unwrap_peft
 from ..models.newer_flash import find_newer_flash, use_newer_flash
 from ..models.packed_families import BIASED, PACKED_FAMILIES
 from ..models.packing import find_encoders
 from ..optional import import_problem
+from ..whose_code import is_in
 from . import encoder_precision, parity, precision
 from .attention_times import measure_gain
 from .base import Context, Decision, Kind, Run, Status, off
@@ -168,6 +170,11 @@ def apply(decision: Decision, run: Run) -> Decision:
         PlanRefused: an explicit choice is above the bound, or does not run here.
     """
     chosen, asked = decision.settings["kernel"], decision.settings["asked"]
+    reader = _find_reader(run)
+    if reader is not None and chosen != "eager":
+        if asked:
+            raise PlanRefused(f"--attention {chosen}: {reader}. If it does not, set_attn_implementation('sdpa') first.")
+        return Decision(NAME, KIND, "skipped", reader)
     gain = None if asked or chosen != "blocked" else _gain_of_blocks(run)
     if gain is not None and gain < MIN_GAIN:
         chosen, decision = "grouped", replace(decision, reason="torch's kernel in float32, none of it on padding")
@@ -193,6 +200,19 @@ def apply(decision: Decision, run: Run) -> Decision:
     if kernel == "varlen" and "flash" in decision.settings:
         decision = decision.with_evidence(flash=_take_newer_flash(decision.settings["flash"], run))
     return decision.with_evidence(kernel=kernel, **(found.evidence() if found else parity.NOT_MEASURED))
+
+
+def _find_reader(run: Run) -> str | None:
+    """Who may read the scores that eager attention, which somebody chose, puts out and no other; None where nobody."""
+    model = unwrap_peft(run.model)
+    if not any(encoder.config._attn_implementation == "eager" for encoder in find_encoders(model)):
+        return None
+    may_read = "may read the scores of the model's eager attention"
+    if run.own_loss is not None:
+        return f"the user's own loss ({run.own_loss}) {may_read}"
+    if not is_in(type(model).__module__, ("hf_ext", "transformers")):
+        return f"{type(model).__name__} {may_read}"
+    return f"who asks for output_attentions {may_read}" if model.config.output_attentions else None
 
 
 def _take_newer_flash(version: str, run: Run) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, Protocol
 
+from ..data.batch_layout import change_layout
 from ..hardware import Hardware
 
 Kind = Literal["I", "N", "L"]  # identical mathematics, other numerics, changes learning
@@ -117,7 +118,9 @@ class Context:
 class Run:
     """What decisions are applied to: the arguments of the run, its model, and how to build inputs for it.
 
-    `own_loss` says where the user's own loss comes from, which may read all that the model returns; None without one.
+    Attributes:
+        own_loss: where the user's own loss comes from, which may read all that the model returns; None without one.
+        own_batches: who else may change batches before the model gets them; None where nobody does.
     """
 
     args: Any
@@ -127,18 +130,33 @@ class Run:
     undo: list[Callable[[], None]] = field(default_factory=list)
     measurements: dict[str, Callable[[], Callable[[], dict[str, Any]]]] = field(default_factory=dict)
     own_loss: str | None = None
+    own_batches: str | None = None
 
     def on_end(self, action: Callable[[], None]) -> None:
         """Registers what switches a setting, of the process or of the model, back when the run is over."""
         self.undo.append(action)
 
-    def change_encoders(self, change: Callable[[Any], Any]) -> None:
-        """Changes the model's encoders in place, and those that an `AffinityModel` loads before the run is over."""
+    def change_encoders(self, change: Callable[[Any], int]) -> int | None:
+        """Changes the model's encoders in place, and those that an `AffinityModel` loads before the run is over.
+
+        Returns:
+            How many were changed, as `change` says; None where more may come.
+        """
         if hasattr(self.model, "transform_encoders"):
             self.model.transform_encoders(change)
             self.on_end(partial(self.model.forget_transform, change))
-        else:
-            change(self.model)
+            return None
+        return change(self.model)
+
+    def ask_layout(self, **parts: bool) -> None:
+        """Has the collator say in its batches where things stand, unless somebody may move them afterwards.
+
+        Args:
+            parts: attributes of `LayoutMaker`; each is false again when the run is over.
+        """
+        if self.own_batches is None:
+            self.on_end(partial(change_layout, self.collator, **dict.fromkeys(parts, False)))
+            change_layout(self.collator, **parts)
 
     def measure_training(self, name: str, start: Callable[[], Callable[[], dict[str, Any]]]) -> None:
         """Registers a measurement of training: `start` is called before it, what that returns after it.
@@ -166,6 +184,10 @@ class Speedup(Protocol):
     def apply(self, decision: Decision, run: Run) -> Decision:
         """Carries an applied decision out; returns it with evidence, or as skipped where a measurement forbids it."""
         ...
+
+
+# Why nothing was changed: a subclass, or somebody who put another on the instance.
+OTHER_FORWARD = "the forward of such modules here is not that of transformers"
 
 
 def off(name: str, kind: Kind) -> Decision:

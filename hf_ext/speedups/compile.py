@@ -33,7 +33,7 @@ from torch import nn
 from ..data.batch_layout import change_layout
 from ..models.activation_checkpointing import is_recomputed
 from ..models.blocks import find_blocks
-from ..models.packing import find_encoders, pack_encoders
+from ..models.packing import find_encoders, is_packed, pack_encoders
 from ..processes import read_fsdp2
 from . import attention, parity
 from .base import Context, Decision, Kind, Run, off, recomputes
@@ -199,7 +199,7 @@ def _pack_without_filling(run: Run) -> None:
     """Packed rows are filled up for compiled blocks only."""
     change_layout(run.collator, round_up=False)
     for encoder in find_encoders(run.model):
-        if "packed_round_up" in vars(encoder):
+        if is_packed(encoder):
             pack_encoders(encoder)
 
 

@@ -10,13 +10,13 @@ Remove when `EsmIntermediate` calls `torch.nn.functional.gelu` (modeling_esm.py,
 from __future__ import annotations
 
 from functools import partial
-from types import MethodType
 
 import torch
 from torch import nn
 from transformers.models.esm.modeling_esm import EsmIntermediate
 
-from .base import Context, Decision, Kind, Run, off
+from ..models.replaced_forwards import find_replaceable, replace_forward, restore_forward
+from .base import OTHER_FORWARD, Context, Decision, Kind, Run, off
 
 NAME = "fused_gelu"
 KIND: Kind = "I"
@@ -24,21 +24,17 @@ KIND: Kind = "I"
 
 def fuse_gelu(model: nn.Module) -> int:
     """Makes every ESM feed-forward layer in `model` use torch's GELU; returns how many. Weights are untouched."""
-    layers = [module for module in model.modules() if isinstance(module, EsmIntermediate)]
-    for layer in layers:
-        layer.__dict__["forward"] = MethodType(_forward, layer)
+    layers = find_replaceable(model, EsmIntermediate)
+    for layer, _ in layers:
+        replace_forward(layer, _forward)
     return len(layers)
 
 
 def unfuse_gelu(model: nn.Module) -> None:
     """Gives the layers that `fuse_gelu` changed their own forward functions back."""
-    layers = [
-        module
-        for module in model.modules()
-        if isinstance(module, EsmIntermediate) and getattr(module.__dict__.get("forward"), "__func__", None) is _forward
-    ]
-    for layer in layers:
-        del layer.__dict__["forward"]
+    for module in model.modules():
+        if isinstance(module, EsmIntermediate):
+            restore_forward(module)
 
 
 def _forward(layer: EsmIntermediate, hidden_states: torch.Tensor) -> torch.Tensor:
@@ -58,6 +54,7 @@ def decide(context: Context) -> Decision:
 
 def apply(decision: Decision, run: Run) -> Decision:
     """Fuses now, and in encoders that the model loads later."""
-    run.change_encoders(fuse_gelu)
+    if run.change_encoders(fuse_gelu) == 0:
+        return Decision(NAME, KIND, "skipped", OTHER_FORWARD)
     run.on_end(partial(unfuse_gelu, run.model))
     return decision

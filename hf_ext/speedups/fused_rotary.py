@@ -10,7 +10,6 @@ Remove when transformers lets a model take another rotation without the hub (`us
 from __future__ import annotations
 
 from functools import partial
-from types import MethodType
 from typing import Any
 
 import torch
@@ -19,9 +18,10 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.esm import modeling_esm
 from transformers.models.esmc import modeling_esmc
 
+from ..models.replaced_forwards import find_replaceable, replace_forward, restore_forward
 from ..models.rotary import rotate
 from . import compile
-from .base import Context, Decision, Kind, Run, off
+from .base import OTHER_FORWARD, Context, Decision, Kind, Run, off
 
 NAME = "fused_rotary"
 KIND: Kind = "I"
@@ -54,28 +54,25 @@ def _problem(context: Context) -> str | None:
 
 def apply(decision: Decision, run: Run) -> Decision:
     """Changes attention layers now, and those of encoders that the model loads later."""
-    run.change_encoders(fuse_rotary)
+    if run.change_encoders(fuse_rotary) == 0:
+        return Decision(NAME, KIND, "skipped", OTHER_FORWARD)
     run.on_end(partial(unfuse_rotary, run.model))
     return decision
 
 
 def fuse_rotary(model: nn.Module) -> int:
     """Makes every attention layer of ESM-2 and ESM C in `model` rotate in place; returns how many. Weights stay."""
-    layers = _layers(model)
-    for layer in layers:
-        layer.__dict__["forward"] = MethodType(_FORWARDS[type(layer)], layer)
+    layers = find_replaceable(model, *_FORWARDS)
+    for layer, family in layers:
+        replace_forward(layer, _FORWARDS[family])
     return len(layers)
 
 
 def unfuse_rotary(model: nn.Module) -> None:
     """Gives the layers that `fuse_rotary` changed their own forward functions back."""
-    for layer in _layers(model):
-        if getattr(layer.__dict__.get("forward"), "__func__", None) in _FORWARDS.values():
-            del layer.__dict__["forward"]
-
-
-def _layers(model: nn.Module) -> list[nn.Module]:
-    return [module for module in model.modules() if type(module) in _FORWARDS]
+    for module in model.modules():
+        if isinstance(module, tuple(_FORWARDS)):
+            restore_forward(module)
 
 
 def _esm_forward(

@@ -12,19 +12,20 @@ from __future__ import annotations
 
 from functools import partial
 from inspect import signature
-from types import MethodType
 from typing import Any
 
 from torch import nn
 from transformers import BertForMaskedLM, EsmcForMaskedLM, EsmForMaskedLM
 from transformers.modeling_outputs import MaskedLMOutput
 
-from ..data.batch_layout import change_layout, locate_labels
-from ..models.exact_loss import exact_loss
+from ..data.batch_layout import locate_labels
+from ..models.exact_loss import exact_loss, has_loss_of
+from ..models.replaced_forwards import find_replaceable, replace_forward, restore_forward
 from .base import Context, Decision, Kind, Run, off
 
 NAME = "masked_lm_head"
 KIND: Kind = "I"
+_DIVIDES = "accepts_loss_kwargs"  # tells Trainer to pass num_items_in_batch
 HEADS = {EsmForMaskedLM: "lm_head", EsmcForMaskedLM: "lm_head", BertForMaskedLM: "cls"}  # what follows the encoder
 
 
@@ -46,36 +47,39 @@ def apply(decision: Decision, run: Run) -> Decision:
     """Changes every such model in the run's, until the run ends; none where a user's loss may need the logits."""
     if run.own_loss is not None:
         return Decision(NAME, KIND, "skipped", f"the loss is the user's own ({run.own_loss}) and may need all logits")
+    heads = label_only(run.model)
+    if not heads:
+        return Decision(NAME, KIND, "skipped", "its forward or loss_function is not that of transformers")
     run.on_end(partial(all_tokens, run.model))
-    run.on_end(partial(change_layout, run.collator, locates_labels=False))
-    change_layout(run.collator, locates_labels=True)
-    return decision.with_evidence(heads=label_only(run.model))
+    run.ask_layout(locates_labels=True)
+    return decision.with_evidence(heads=heads)
 
 
 def label_only(model: nn.Module) -> int:
-    """Makes each masked language model in `model` compute its head at labelled tokens in training; returns how many."""
-    found = _masked_lms(model)
-    for masked_lm in found:
-        masked_lm.__dict__["forward"] = MethodType(_label_only_forward(type(masked_lm)), masked_lm)
-        masked_lm.__dict__["accepts_loss_kwargs"] = True  # tells Trainer to pass num_items_in_batch
+    """Makes each masked language model in `model` compute its head at labelled tokens in training; returns how many.
+
+    Those whose forward or loss is the user's own are left alone.
+    """
+    found = [
+        (masked_lm, family) for masked_lm, family in find_replaceable(model, *HEADS) if has_loss_of(masked_lm, family)
+    ]
+    for masked_lm, family in found:
+        replace_forward(masked_lm, _label_only_forward(family))
+        vars(masked_lm)[_DIVIDES] = True
     return len(found)
 
 
 def all_tokens(model: nn.Module) -> None:
     """Gives each of them its own forward back."""
-    for masked_lm in _masked_lms(model):
-        masked_lm.__dict__.pop("forward", None)
-        masked_lm.__dict__.pop("accepts_loss_kwargs", None)
-
-
-def _masked_lms(model: nn.Module) -> list[nn.Module]:
-    return [module for module in model.modules() if isinstance(module, tuple(HEADS))]
+    for module in model.modules():
+        if isinstance(module, tuple(HEADS)) and vars(module).pop(_DIVIDES, False):
+            restore_forward(module)
 
 
 def _label_only_forward(family: Any) -> Any:
     """The forward of one class, with its signature: the names tell Trainer which columns of the data to keep."""
     takes = signature(family.forward)
-    head = next(name for base, name in HEADS.items() if issubclass(family, base))
+    head = HEADS[family]
 
     def forward(model: Any, *args: Any, **kwargs: Any) -> Any:
         given = takes.bind(model, *args, **kwargs).arguments

@@ -8,7 +8,8 @@ sequences of 109 to 632 tokens in bf16, SDPA took 3.1 times as long as `grouped`
 around attention (`benchmarks/results/attention_kernels_cpu.json`).
 Families: ESM-2, ESM C, BERT and T5 encoders. Evidence: parity with the padded encoder on the first real rows, and of
 the loss of the model around it: a mean without the mask, or labels where the mask is 0, would read empty positions.
-Where sequences begin comes with the batches of `MaskedLMCollator`; elsewhere it is read from the mask.
+Where sequences begin comes with the batches of `MaskedLMCollator`; with another collator, or where code of the user's
+own may change batches, it is read from the mask.
 Cost: one gather and one scatter per encoder; on a GPU two reads from the device per batch where it is read.
 """
 
@@ -17,11 +18,10 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from ..data.batch_layout import change_layout
 from ..errors import PlanRefused
 from ..models.packing import pack_encoders, unpack_encoders
 from . import attention, compile, parity
-from .base import Context, Decision, Kind, Run, off
+from .base import OTHER_FORWARD, Context, Decision, Kind, Run, off
 
 NAME = "packing"
 KIND: Kind = "I"
@@ -66,11 +66,15 @@ def apply(decision: Decision, run: Run) -> Decision:
     found = parity.prove(run, partial(pack, run.model))
     if found and found.problem:
         unpack_encoders(run.model)
-        if decision.settings["named"]:
-            raise PlanRefused(f"packing, against padded encoders: {found.problem}. Leave packing out.")
-        return Decision(NAME, KIND, "skipped", f"against padded encoders: {found.problem}", {}, found.evidence())
-    run.change_encoders(pack)
+        return _leave(decision, f"against padded encoders: {found.problem}", found.evidence())
+    if run.change_encoders(pack) == 0:
+        return _leave(decision, OTHER_FORWARD, {})
     run.on_end(partial(unpack_encoders, run.model))
-    run.on_end(partial(change_layout, run.collator, packs=False))
-    change_layout(run.collator, packs=True, round_up=decision.settings["round_up"])
+    run.ask_layout(packs=True, round_up=decision.settings["round_up"])
     return decision.with_evidence(**(found.evidence() if found else parity.NOT_MEASURED))
+
+
+def _leave(decision: Decision, reason: str, evidence: dict[str, Any]) -> Decision:
+    if decision.settings["named"]:
+        raise PlanRefused(f"packing: {reason}. Leave packing out.")
+    return Decision(NAME, KIND, "skipped", reason, {}, evidence)

@@ -14,6 +14,7 @@ import torch
 from ..data.even_batches import RepeatedRows
 from ..models.exact_loss import IGNORED, LossKind, exact_loss, find_loss_kind, sum_loss_rows
 from ..models.lora import unwrap_peft
+from ..models.replaced_forwards import has_foreign_forward
 from ..training_args import FastTrainingArguments
 
 logger = logging.getLogger(__name__)
@@ -77,13 +78,20 @@ class DecidedLoss:
     @property
     def counts_measurements(self) -> bool:
         """Whether the loss is ours or that of our model, for which -100 is a measurement like any other."""
-        return self.is_exact or (self.function is None and hasattr(self.model, "row_losses") and self.override is None)
+        return self.is_exact or (self.function is None and self._knows_rows and self.override is None)
 
     @property
     def has_rows(self) -> bool:
         """Whether the model is one of which the loss of single rows can be had, and adds up to that of a batch."""
-        is_known = hasattr(self.model, "row_losses") or find_loss_kind(self.model) is not None
+        is_known = self._knows_rows or find_loss_kind(self.model) is not None
         return is_known and not self.is_smoothed and not self.is_users
+
+    @property
+    def _knows_rows(self) -> bool:
+        """Whether the model has `row_losses`, and no forward was written after them, which may have another loss."""
+        classes = [vars(base) for base in type(self.model).__mro__]
+        order = [name for base in classes for name in ("row_losses", "forward") if name in base]
+        return order[:1] == ["row_losses"] and not has_foreign_forward(self.model)
 
     def sum_rows(self, logits: Any, labels: torch.Tensor, bounds: torch.Tensor | None) -> torch.Tensor | None:
         """Loss and number of items per row, (n, 2); None where a row has no loss of its own."""

@@ -102,7 +102,7 @@ class PlannedRun:
             logger.error("plan.json was not written: %s", describe_failure(error, args.output_dir))
 
 
-def plan_run(given: Mapping[str, Any], plan: Plan | None, own_loss: str | None) -> PlannedRun:
+def plan_run(given: Mapping[str, Any], plan: Plan | None, own_loss: str | None, own_batches: str | None) -> PlannedRun:
     """Decides the speed-ups of a run, and checks the decisions; changes nothing.
 
     Where a speed-up will be applied, the run's arguments are a copy: a second trainer made from the caller's does not
@@ -111,7 +111,7 @@ def plan_run(given: Mapping[str, Any], plan: Plan | None, own_loss: str | None) 
     Args:
         given: Trainer's arguments by name.
         plan: one that was made before; None makes it.
-        own_loss: where the user's own loss comes from; None without one.
+        own_loss, own_batches: see `Run`.
 
     Raises:
         PlanRefused: a request would do something else than asked on this machine, model or data.
@@ -126,4 +126,6 @@ def plan_run(given: Mapping[str, Any], plan: Plan | None, own_loss: str | None) 
         args.accelerator_config = copy.copy(args.accelerator_config)
     check_fsdp(args)
     check_parallelism(args, describe_model(model).families)
-    return PlannedRun(plan, Run(args, model, collator, dataset, own_loss=own_loss), keeps_records)
+    return PlannedRun(
+        plan, Run(args, model, collator, dataset, own_loss=own_loss, own_batches=own_batches), keeps_records
+    )

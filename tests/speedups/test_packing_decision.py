@@ -183,7 +183,7 @@ def test_packed_encoders_that_differ_are_not_used(tmp_path, monkeypatch):
     assert decision.reason.startswith("against padded encoders: states differ by ")
     assert decision.evidence["max_difference"] > 1e-2
     assert "forward" not in vars(model.esm)
-    with pytest.raises(PlanRefused, match=r"packing, against padded encoders: states differ .* Leave packing out"):
+    with pytest.raises(PlanRefused, match=r"packing: against padded encoders: states differ .* Leave packing out"):
         make_trainer(tmp_path, make_wide_esm(), speedups=PACKED)
 
 

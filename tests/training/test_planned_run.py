@@ -95,7 +95,7 @@ def test_arguments_are_copied_where_a_speedup_will_be_applied_and_the_callers_ow
     model = make_wide_esm()
     for given, is_own in (({}, True), ({"speedups": ["data_loading"]}, False)):
         args = make_args(tmp_path, **given)
-        planned = plan_run({"args": args, "model": model}, None, None)
+        planned = plan_run({"args": args, "model": model}, None, None, None)
         applied = [d.name for d in planned.plan.decisions if d.status == "applied"]
         assert (planned.run.args is args) == is_own == (not applied)
         assert planned.keeps_records != is_own
@@ -105,4 +105,4 @@ def test_arguments_are_copied_where_a_speedup_will_be_applied_and_the_callers_ow
 
 def test_a_refusal_is_raised_before_anything_is_carried_out(tmp_path):
     with pytest.raises(PlanRefused, match="batch_size"):
-        plan_run({"args": make_args(tmp_path, effective_batch_size=9), "model": make_wide_esm()}, None, None)
+        plan_run({"args": make_args(tmp_path, effective_batch_size=9), "model": make_wide_esm()}, None, None, None)

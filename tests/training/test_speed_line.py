@@ -40,7 +40,7 @@ class Loop:
         model = Scripted()
         self.args, self.model = args, model
         self.throughput = ThroughputCallback(clock=self.clock)
-        planned = plan_run({"args": args, "model": model}, None, None)
+        planned = plan_run({"args": args, "model": model}, None, None, None)
         self.looked: list[float] = []
         self.line = SpeedLine(args, self.throughput, planned, self.clock, self.read_gpu_use, self.find_stall)
         self.line.shown_by(bars)

@@ -1,0 +1,52 @@
+"""Forwards put on single modules in the place of transformers' own, never in that of a user's, and taken back again.
+
+In the instance, so that classes, names of modules and weights stay; copies of the model take them along.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import MethodType
+from typing import Any
+
+from torch import nn
+
+from ..whose_code import is_from, with_wrapped
+
+# Accelerate wraps the forward of a whole model for autocast, torch that of what it compiles.
+_LIBRARIES = ("hf_ext", "transformers", "accelerate", "torch")
+_NAME = "forward"
+_BENEATH = "_original_forward"  # where Accelerate keeps what it wrapped
+_HOOK = "_hf_hook"  # Accelerate's, which moves weights in the forward that it puts on a module
+
+
+def has_forward_of(module: nn.Module, family: type[nn.Module]) -> bool:
+    """Whether `module` computes what a class of transformers, or ours, does: neither a subclass with another forward,
+    nor with one that somebody put in the class or on the instance.
+    """
+    inherited = type(module).forward
+    return inherited is family.forward and is_from(inherited, _LIBRARIES) and not has_foreign_forward(module)
+
+
+def has_foreign_forward(module: nn.Module) -> bool:
+    """Whether somebody put a forward on this very module; those of hf_ext and of libraries do not count."""
+    return not all(is_from(function, _LIBRARIES) for function in with_wrapped(vars(module).get(_NAME)))
+
+
+def find_replaceable(model: nn.Module, *families: type[nn.Module]) -> list[tuple[nn.Module, type[nn.Module]]]:
+    """Modules in `model` whose forward is that of a family and may be replaced, with the family."""
+    free = (module for module in model.modules() if _HOOK not in vars(module))
+    return [(module, family) for module in free for family in families if has_forward_of(module, family)]
+
+
+def replace_forward(module: nn.Module, forward: Callable[..., Any]) -> None:
+    """Has `module` compute `forward(module, ...)`."""
+    forward.__name__ = _NAME  # under which pickle, as of `torch.save`, finds the class's own again when it loads
+    vars(module)[_NAME] = MethodType(forward, module)
+
+
+def restore_forward(module: nn.Module) -> None:
+    """Takes away what hf_ext put on `module`, with what wraps it; a user's forward stays."""
+    for name in (_NAME, _BENEATH):
+        if any(is_from(function, ("hf_ext",)) for function in with_wrapped(vars(module).get(name))):
+            del vars(module)[name]
