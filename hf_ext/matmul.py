@@ -12,6 +12,8 @@ from typing import Any, Literal, cast
 
 import torch
 
+from .held import Held
+
 General = Literal["highest", "high", "medium"]
 
 
@@ -53,3 +55,6 @@ def set_matmul_precision(precision: MatmulPrecision) -> None:
 
 def _onednn() -> Any:
     return cast(Any, torch.backends.mkldnn).matmul  # not in torch's type stubs
+
+
+HELD_MATMUL = Held(read_matmul_precision, set_matmul_precision)

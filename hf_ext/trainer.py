@@ -108,6 +108,7 @@ class FastTrainer(Trainer):
         if self.loss_is_scaled_for_ga is None:
             self._ext_losses.warn_of_means(self._ext_decided_loss(), self.model_accepts_loss_kwargs)
         share_group(self)
+        run.let_go_with(self)
         self._ext_planned.save()
 
     @property

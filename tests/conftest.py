@@ -122,7 +122,9 @@ def make_affinity(demo_encoders):
 @pytest.fixture
 def blocked_in_float32(monkeypatch):
     """Makes `blocked` attention compute float32 itself, as it does beside oneDNN's products, without their rounding."""
-    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "medium")
+    from hf_ext.matmul import FAST_CPU
+
+    monkeypatch.setattr("hf_ext.models.cpu_attention.read_matmul_precision", lambda: FAST_CPU)
 
 
 @pytest.fixture(autouse=True)

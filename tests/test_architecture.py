@@ -14,7 +14,10 @@ ROOT = Path(__file__).resolve().parent.parent
 # Bottom first. A module imports from its own unit (its folder or file) and from the floors below.
 FLOORS = (
     {"interruption", "output", "orphans"},
-    {"errors", "hardware_table", "argument_names", "units", "quick_imports", "commands", "shipped", "whose_code"},
+    {
+        *("errors", "hardware_table", "argument_names", "units", "quick_imports", "commands", "shipped"),
+        *("whose_code", "held"),
+    },
     {
         "argument_checks",
         "argument_types",

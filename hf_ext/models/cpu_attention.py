@@ -12,6 +12,7 @@ from torch.nn.functional import dropout as drop
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from ..data.segments import Segments
+from ..matmul import read_matmul_precision
 
 # Scores of one block, in bytes. Measured on two cores with 20 heads of 16: 1 to 4 MiB are alike, 8 MiB leaves the cache
 # and takes twice as long.
@@ -81,7 +82,7 @@ def grouped_attention(
     dropout: float,
     bias: torch.Tensor | None,
 ) -> torch.Tensor:
-    """torch's own attention in float32, equally long sequences together; arguments as `blocked_attention`.
+    """torch's own attention in float32 or more, equally long sequences together; arguments as `blocked_attention`.
 
     For half precision on CPUs without matrix instructions for it: float32 needs no rounding between products, and its
     softmax is faster (0.5 to 1.0 of the time of `blocked`; `benchmarks/results/attention_kernels_cpu.json`). Float32
@@ -93,7 +94,7 @@ def grouped_attention(
     outputs = []
     with torch.autocast(query.device.type, enabled=False):
         for parts in _equally_long(query, key, value, segments):
-            q, k, v = (x.float() for x in parts)
+            q, k, v = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in parts)
             output = scaled_dot_product_attention(q, k, v, scale=scaling)
             outputs.append(output.to(query.dtype))
     return _in_a_row(outputs, segments)
@@ -146,10 +147,14 @@ def attend(
 
 
 def _prefers_sdpa(query: torch.Tensor, key: torch.Tensor) -> bool:
-    """Where torch's kernel is faster: one head's scores fill the cache, or float32 without oneDNN's products."""
-    if query.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest":
+    """Where torch's kernel is faster: one head's scores fill the cache, or products without oneDNN's."""
+    if query.dtype == torch.float64 or _is_plain_float32(query):
         return True
     return query.shape[2] * key.shape[2] * query.element_size() > MAX_HEAD_BYTES
+
+
+def _is_plain_float32(query: torch.Tensor) -> bool:
+    return query.dtype == torch.float32 and read_matmul_precision().name("cpu") == "float32"
 
 
 class _BlockedAttention(torch.autograd.Function):

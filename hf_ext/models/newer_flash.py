@@ -6,9 +6,8 @@ package for the process. Remove when torch takes the newest that it finds by its
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from ..hardware import Hardware
+from ..held import Held
 from ..optional import import_problem
 
 # By torch's name: the module it imports, and the major compute capabilities it answers (torch/nn/attention/_fa3.py and
@@ -35,21 +34,21 @@ def _knows(name: str) -> bool:
     return name in getattr(attention, "list_flash_attention_impls", list)()
 
 
-def use_newer_flash(name: str) -> Callable[[], None]:
-    """Switches torch's flash attention to `name`, in this process; what it returns switches back to the one before.
-
-    Raises:
-        RuntimeError, ImportError: the package has no kernels that torch can register.
-    """
+def _read() -> str | None:
     import torch.nn.attention as attention
 
-    before = attention.current_flash_attention_impl()
+    return attention.current_flash_attention_impl()
 
-    def restore() -> None:
-        if before is None:
-            attention.restore_flash_attention_impl()
-        else:
-            attention.activate_flash_attention_impl(before)
 
-    attention.activate_flash_attention_impl(name)
-    return restore
+def _switch(name: str | None) -> None:
+    import torch.nn.attention as attention
+
+    if name is None:
+        attention.restore_flash_attention_impl()
+    else:
+        attention.activate_flash_attention_impl(name)
+
+
+# What torch's flash attention is in this process; None is its own. To hold a version raises RuntimeError or ImportError
+# where the package has no kernels that torch can register.
+HELD_FLASH = Held(_read, _switch)

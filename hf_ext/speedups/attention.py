@@ -25,19 +25,18 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
 from transformers.models.esm.modeling_esm import EsmModel
 from transformers.utils import is_kernels_available
 
 from ..errors import PlanRefused
 from ..models.attention import KERNELS, PREFIX, register_attention
 from ..models.faesm_bridge import faesm_kernel, faesm_problem, restore_faesm, swap_faesm
+from ..models.held_attention import hold_attention
 from ..models.lora import unwrap_peft
-from ..models.newer_flash import find_newer_flash, use_newer_flash
+from ..models.newer_flash import HELD_FLASH, find_newer_flash
 from ..models.packed_families import BIASED, PACKED_FAMILIES
 from ..models.packing import find_encoders
 from ..optional import import_problem
@@ -194,7 +193,9 @@ def apply(decision: Decision, run: Run) -> Decision:
     run.on_end(undo)  # the choice stands in the model's configuration, which other models may share
     if failed:
         reason = f"SDPA, with padding around attention only: {failed[0]}"
-        decision = replace(decision, reason=reason, settings={"kernel": kernel, "asked": asked})
+        decision = replace(decision, reason=reason)
+    if kernel != decision.settings["kernel"]:  # a run that goes on is told where another was chosen
+        decision = replace(decision, settings={"kernel": kernel, "asked": asked})
     if gain is not None:
         decision = decision.with_evidence(**{GAIN: gain})
     if kernel == "varlen" and "flash" in decision.settings:
@@ -217,13 +218,12 @@ def _find_reader(run: Run) -> str | None:
 
 def _take_newer_flash(version: str, run: Run) -> str:
     """Which flash attention computes from now on: `version` if it agrees with torch's own, as evidence."""
-    undo: list[Callable[[], None]] = []
-    found = parity.prove(run, lambda: undo.append(use_newer_flash(version)))
+    let_go: list[Callable[[], None]] = []
+    found = parity.prove(run, lambda: let_go.append(run.hold(HELD_FLASH, version)))
     if not (found and found.problem):
-        run.on_end(undo[0])
         return version
-    for restore in undo:
-        restore()
+    for action in let_go:
+        action()
     return f"FA2; {version} against it: {found.problem}"
 
 
@@ -243,17 +243,17 @@ def swaps(model: nn.Module, kernel: str) -> tuple[Callable[[nn.Module], Any], Ca
     """How to give the encoders of a model (or one loaded later) this attention, and how to give them their own back."""
     if kernel == "faesm":
         return set_faesm, partial(restore_faesm, model)
-    # Weak: encoders that are let go once their embeddings are cached must leave memory.
-    before: WeakKeyDictionary[PreTrainedModel, str] = WeakKeyDictionary()
+    held: list[Callable[[], None]] = []
 
     def swap(swapped: nn.Module) -> int:
-        for encoder in find_encoders(swapped):
-            before.setdefault(encoder, encoder.config._attn_implementation)
-        return set_attention(swapped, kernel)
+        register_attention()
+        encoders = find_encoders(swapped)
+        held.extend(hold_attention(encoder, _name(kernel)) for encoder in encoders)
+        return len(encoders)
 
     def undo() -> None:
-        for encoder, name in before.items():
-            encoder.set_attn_implementation(name)
+        while held:
+            held.pop()()
 
     return swap, undo
 
@@ -263,8 +263,13 @@ def set_attention(model: nn.Module, kernel: str) -> int:
     register_attention()
     encoders = find_encoders(model)
     for encoder in encoders:
-        encoder.set_attn_implementation(PREFIX + kernel if kernel in KERNELS else kernel)
+        encoder.set_attn_implementation(_name(kernel))
     return len(encoders)
+
+
+def _name(kernel: str) -> str:
+    """What transformers knows a kernel by."""
+    return PREFIX + kernel if kernel in KERNELS else kernel
 
 
 def set_faesm(model: nn.Module) -> int:

@@ -6,12 +6,15 @@ import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
+from weakref import finalize
 
 from ..data.batch_layout import change_layout
 from ..hardware import Hardware
+from ..held import Held
 
 Kind = Literal["I", "N", "L"]  # identical mathematics, other numerics, changes learning
+T = TypeVar("T")
 Status = Literal["applied", "skipped", "refused", "off"]
 
 KIND_NAMES: dict[Kind, str] = {"I": "identical", "N": "numerics", "L": "learning"}
@@ -121,6 +124,8 @@ class Run:
     Attributes:
         own_loss: where the user's own loss comes from, which may read all that the model returns; None without one.
         own_batches: who else may change batches before the model gets them; None where nobody does.
+        undo: what switches everything back, last first; `let_go`: of it what lets go of settings of the process, which
+            must not outlive the run even if nobody ends it.
     """
 
     args: Any
@@ -128,6 +133,7 @@ class Run:
     collator: Any = None
     train_dataset: Any = None
     undo: list[Callable[[], None]] = field(default_factory=list)
+    let_go: list[Callable[[], None]] = field(default_factory=list)
     measurements: dict[str, Callable[[], Callable[[], dict[str, Any]]]] = field(default_factory=dict)
     own_loss: str | None = None
     own_batches: str | None = None
@@ -135,6 +141,17 @@ class Run:
     def on_end(self, action: Callable[[], None]) -> None:
         """Registers what switches a setting, of the process or of the model, back when the run is over."""
         self.undo.append(action)
+
+    def hold(self, setting: Held[T], value: T) -> Callable[[], None]:
+        """Sets what all runs of the process share, until this one is over; what it returns lets go before that."""
+        let_go = setting.hold(value)
+        self.on_end(let_go)
+        self.let_go.append(let_go)
+        return let_go
+
+    def let_go_with(self, trainer: Any) -> None:
+        """Lets go of settings of the process when a trainer that nobody ended goes."""
+        finalize(trainer, _call_all, self.let_go).atexit = False
 
     def change_encoders(self, change: Callable[[Any], int]) -> int | None:
         """Changes the model's encoders in place, and those that an `AffinityModel` loads before the run is over.
@@ -167,8 +184,13 @@ class Run:
 
     def restore(self) -> None:
         """Switches back everything that was switched for this run, last first."""
-        while self.undo:
-            self.undo.pop()()
+        _call_all(self.undo)
+
+
+def _call_all(actions: list[Callable[[], None]]) -> None:
+    """Last first, each once."""
+    while actions:
+        actions.pop()()
 
 
 class Speedup(Protocol):

@@ -15,7 +15,7 @@ from functools import partial
 
 import torch
 
-from ..matmul import FAST_CPU, MatmulPrecision, read_matmul_precision, set_matmul_precision
+from ..matmul import FAST_CPU, HELD_MATMUL, MatmulPrecision, read_matmul_precision, set_matmul_precision
 from .base import Context, Decision, Kind, Run, off
 from .measured_once import measure_once
 from .taking_turns import times_as_fast
@@ -44,23 +44,21 @@ def apply(decision: Decision, run: Run) -> Decision:
     left, right = (torch.randn(_SIZE, _SIZE, generator=generator) for _ in range(2))
     exact = left.double() @ right.double()
     gain = measure_once(run.args, NAME, "speedup", partial(_measure_gain, left, right))
-    before = read_matmul_precision()
-    set_matmul_precision(FAST_CPU)
+    let_go = run.hold(HELD_MATMUL, FAST_CPU)
     error = ((left @ right - exact).abs().max() / exact.abs().max()).item()
     evidence = {"relative_error": float(f"{error:.2g}"), "speedup": gain}
     if error <= MAX_ERROR and gain >= MIN_GAIN:
-        run.on_end(lambda: set_matmul_precision(before))
         return decision.with_evidence(**evidence)
-    set_matmul_precision(before)
+    let_go()
     reason = f"would round to bf16 (error {error:.1g})" if error > MAX_ERROR else f"no faster here ({gain:.2f}x)"
     return Decision(NAME, KIND, "skipped", reason, {}, evidence)
 
 
 def _measure_gain(left: torch.Tensor, right: torch.Tensor) -> float:
-    """How many times as fast oneDNN is as the settings of this process, which are put back; see `times_as_fast`."""
-    before = read_matmul_precision()
+    """How many times as fast oneDNN is as what no run has set, see `times_as_fast`; the settings are put back."""
+    before, plain = read_matmul_precision(), HELD_MATMUL.read_before()
     try:
-        return times_as_fast(*(partial(_multiply, setting, left, right) for setting in (FAST_CPU, before)))
+        return times_as_fast(*(partial(_multiply, setting, left, right) for setting in (FAST_CPU, plain)))
     finally:
         set_matmul_precision(before)
 

@@ -17,11 +17,12 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
+from ..held import Held
 from .base import Context, Decision, Kind, Run, off
 from .measured_once import measure_once, was_begun
 
@@ -31,6 +32,7 @@ MIN_GAIN = 1.2  # of the slowest quarter of rounds; below it, others may have th
 ROUNDS = 12
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 _KEY = "threads"
+_HELD = Held(torch.get_num_threads, torch.set_num_threads)
 _SHAPE = (1024, 512, 1024)  # tokens, width in, width out: of a small encoder's feed-forward layer
 
 
@@ -75,20 +77,20 @@ def chosen_by_user(launcher: Path | None = None) -> str | None:
 
 def apply(decision: Decision, run: Run) -> Decision:
     """Measures, unless this run was begun with a number, and sets it until the run is over."""
-    before, most = torch.get_num_threads(), decision.settings["most"]
+    most = decision.settings["most"]
     dtype = torch.bfloat16 if run.args.bf16 else torch.float32
     rates: dict[int, list[float]] = {}
 
     def measure() -> float:
         if was_begun(run.args):  # on threads that nobody wrote down: the environment's, or before there was this module
-            return before
+            return _HELD.read_before()
         rates.update(measure_rates(counts_to_try(most), dtype))
         return choose(rates)
 
     threads = min(most, int(measure_once(run.args, NAME, _KEY, measure)))
-    torch.set_num_threads(threads)
-    run.on_end(partial(torch.set_num_threads, before))
+    run.hold(_HELD, threads)
     measured = {f"gflops_on_{count}": describe(found) for count, found in rates.items()}
+    decision = replace(decision, settings={**decision.settings, _KEY: threads})  # compared by a run that goes on
     return decision.with_evidence(**{_KEY: threads}, **measured)
 
 

@@ -219,7 +219,7 @@ def judge_states(exact: torch.Tensor, before: torch.Tensor, after: torch.Tensor,
         ratio = _noise_ratio(exact, before, after)
         if not ratio <= MAX_NOISE_RATIO:
             problem = _too_noisy(ratio)
-    elif before.numel() and probe.dtype != torch.float32:
+    elif before.numel() and _is_half(probe.dtype):
         distance = (difference.norm() / before.norm()).item()
         if not distance <= MAX_HALF_DISTANCE:
             problem = f"states differ by {distance:.3g} (bound {MAX_HALF_DISTANCE})"
@@ -234,12 +234,16 @@ def compare_gradients(exact: torch.Tensor, before: torch.Tensor, after: torch.Te
         return Parity()
     distance = ((after - before).norm() / before.norm().clamp(min=torch.finfo(before.dtype).tiny)).item()
     if not probe.autocast:
-        bound = MAX_GRADIENT_DISTANCE if probe.dtype == torch.float32 else MAX_HALF_DISTANCE
+        bound = MAX_HALF_DISTANCE if _is_half(probe.dtype) else MAX_GRADIENT_DISTANCE
         problem = None if distance <= bound else f"gradients differ by {distance:.3g} (bound {bound})"
         return Parity(gradient_distance=distance, problem=problem)
     ratio = _noise_ratio(exact, before, after)
     problem = None if ratio <= MAX_NOISE_RATIO else _too_noisy(ratio) + ", in gradients"
     return Parity(gradient_distance=distance, gradient_noise_ratio=ratio, problem=problem)
+
+
+def _is_half(dtype: torch.dtype) -> bool:
+    return torch.finfo(dtype).bits < 32
 
 
 def _noise_ratio(exact: torch.Tensor, before: torch.Tensor, after: torch.Tensor) -> float:

@@ -7,7 +7,7 @@ Source: NVIDIA A100 white paper (2020), "TF32 tensor cores".
 
 from __future__ import annotations
 
-from ..matmul import FAST_GPU, read_matmul_precision, set_matmul_precision
+from ..matmul import FAST_GPU, HELD_MATMUL
 from .base import Context, Decision, Kind, Run, off
 
 NAME = "tf32"
@@ -29,7 +29,5 @@ def decide(context: Context) -> Decision:
 
 def apply(decision: Decision, run: Run) -> Decision:
     """Sets torch's float32 matmul precision to "high" for this run."""
-    before = read_matmul_precision()
-    run.on_end(lambda: set_matmul_precision(before))
-    set_matmul_precision(FAST_GPU)
+    run.hold(HELD_MATMUL, FAST_GPU)
     return decision

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import EsmModel, T5Config, T5ForConditionalGeneration
 
 from hf_ext.data.segments import Segments
+from hf_ext.matmul import read_matmul_precision
 from hf_ext.models import attention, cpu_attention
 from hf_ext.models.attention import (
     KERNELS,
@@ -38,8 +39,8 @@ def make_inputs(lengths=LENGTHS, bias=False, round_up=False, dtype=torch.float32
     rows = [torch.randn(shape, generator=generator).to(dtype) for _ in range(3)]
     rows = [nn.functional.pad(x, (0, 0, 0, 0, 0, segments.num_filled)).requires_grad_() for x in rows]
     longest = segments.max_length
-    scores = torch.randn(1, HEADS, longest, longest, generator=generator).requires_grad_() if bias else None
-    return segments, *rows, scores
+    scores = torch.randn(1, HEADS, longest, longest, generator=generator).to(torch.promote_types(dtype, torch.float32))
+    return segments, *rows, scores.requires_grad_() if bias else None
 
 
 def one_at_a_time(query, key, value, segments, scaling, dropout, bias):
@@ -122,6 +123,12 @@ def count_calls(function, name):
     with torch.profiler.profile() as profile:
         function()
     return {event.key: event.count for event in profile.key_averages()}.get(name, 0)
+
+
+@pytest.mark.parametrize("kernel", CPU_KERNELS)
+@pytest.mark.parametrize("bias", [False, True])
+def test_float64_stays_float64(kernel, bias):
+    assert error_of(kernel, torch.float64, bias=bias) < 1e-12
 
 
 @pytest.mark.parametrize("kernel", CPU_KERNELS)
@@ -268,7 +275,7 @@ def test_sequences_whose_scores_leave_the_cache_go_to_sdpa(monkeypatch):
 
 
 def test_float32_without_onednn_goes_to_sdpa(monkeypatch):
-    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "highest")
+    monkeypatch.setattr(cpu_attention, "read_matmul_precision", read_matmul_precision)
     segments, *rows, bias = make_inputs()
     name = "aten::scaled_dot_product_attention"
     assert count_calls(lambda: blocked_attention(*rows, segments, SCALING, 0.0, bias), name) == len(
@@ -276,6 +283,14 @@ def test_float32_without_onednn_goes_to_sdpa(monkeypatch):
     )
     half = [x.bfloat16() for x in rows]
     assert count_calls(lambda: blocked_attention(*half, segments, SCALING, 0.0, bias), name) == 0
+
+
+def test_float32_where_somebody_set_the_precision_of_one_backend(monkeypatch, torch_settings):
+    monkeypatch.setattr(cpu_attention, "read_matmul_precision", read_matmul_precision)
+    torch.backends.cuda.matmul.fp32_precision = "tf32"  # as `--tf32` of transformers: torch's general query raises
+    with pytest.raises(RuntimeError):
+        torch.get_float32_matmul_precision()
+    assert error_of(blocked_attention) < 2e-6
 
 
 def test_blocks_ignore_autocast():

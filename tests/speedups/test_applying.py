@@ -51,7 +51,8 @@ def test_cpu_matmul_switches_back_at_once_where_it_rounds_or_gains_nothing(
     assert decision.reason.startswith(reason)
     assert set(decision.evidence) == {"relative_error", "speedup"}
     assert torch_settings() == before
-    assert run.undo == []
+    run.restore()
+    assert torch_settings() == before
 
 
 def test_cpu_matmul_where_it_is_kept_is_exact_to_float32(torch_settings):

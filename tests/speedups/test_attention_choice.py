@@ -411,6 +411,24 @@ def test_a_run_goes_on_with_the_kernel_that_it_began_with(tmp_path, monkeypatch)
 
 
 @pytest.mark.usefixtures("bf16_cpu")
+@pytest.mark.parametrize(("then", "now", "is_said"), [(3.0, 0.4, True), (0.4, 3.0, True), (0.4, 0.4, False)])
+def test_a_checkpoint_of_a_run_with_another_kernel_is_continued_and_it_is_said(
+    tmp_path, monkeypatch, caplog, then, now, is_said
+):
+    given = {"speedups": ["attention"], "bf16": True, "save_strategy": "steps", "save_steps": 2}
+    trainers = []
+    for folder, gain in (("first", then), ("second", now)):
+        monkeypatch.setattr("hf_ext.speedups.attention.measure_gain", lambda *given, gain=gain: gain)
+        trainers.append(make_trainer(tmp_path / folder, **given))
+    trainers[0].train()
+    with caplog.at_level("INFO", logger="hf_ext"):
+        trainers[1].train(resume_from_checkpoint=str(tmp_path / "first" / "checkpoint-2"))
+    said = [record.getMessage() for record in caplog.records if "speed-up attention" in record.getMessage()]
+    assert bool(said) == is_said
+    assert all("blocked" in text and "grouped" in text for text in said)
+
+
+@pytest.mark.usefixtures("bf16_cpu")
 @pytest.mark.parametrize(("slow", "kernel"), [("blocked", "grouped"), ("grouped", "blocked")])
 def test_the_faster_of_two_kernels_is_found_by_the_clock(tmp_path, monkeypatch, slow, kernel):
     right = kernels.KERNELS[slow]

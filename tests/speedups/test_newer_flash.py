@@ -17,7 +17,7 @@ from torch.nn.attention import _registry
 
 from hf_ext.hardware import describe_hardware
 from hf_ext.models import attention as kernels
-from hf_ext.models.newer_flash import VERSIONS, find_newer_flash, use_newer_flash
+from hf_ext.models.newer_flash import HELD_FLASH, VERSIONS, find_newer_flash
 from hf_ext.optional import import_problem
 from hf_ext.plan import make_plan
 from hf_ext.speedups import Context, ModelFacts, attention
@@ -77,8 +77,8 @@ def test_a_torch_without_the_switch_finds_none(install, monkeypatch):
 
 def test_switching_on_returns_to_what_was_on_before(install):
     install("FA3"), install("FA4")
-    first = use_newer_flash("FA3")
-    second = use_newer_flash("FA4")
+    first = HELD_FLASH.hold("FA3")
+    second = HELD_FLASH.hold("FA4")
     assert torch_attention.current_flash_attention_impl() == "FA4"
     second()
     assert torch_attention.current_flash_attention_impl() == "FA3"

@@ -1,0 +1,171 @@
+"""Trainers that live side by side: what one sets for the process, or in a configuration both share, the other keeps."""
+
+import gc
+
+import pytest
+import torch
+from miniature_esm import esm_config, make_wide_esm
+from tiny_masked_lm import largest_weight_difference, make_trainer
+from transformers import EsmForMaskedLM, TrainerCallback
+
+from hf_ext.held import Held
+from hf_ext.matmul import FAST_CPU
+from hf_ext.models.held_attention import hold_attention
+from hf_ext.speedups import cpu_matmul, cpu_threads
+
+ORDERS = [(0, 1, 2), (2, 1, 0), (1, 0, 2), (1, 2, 0)]
+
+
+@pytest.fixture
+def process(torch_settings, monkeypatch):
+    """What runs set here for the process: two threads, and oneDNN's products, whatever they are worth."""
+    gc.collect()  # trainers of tests before
+    monkeypatch.setattr(cpu_threads, "_problem", lambda context: None)
+    monkeypatch.setattr(cpu_threads, "measure_rates", lambda *given: {1: [1.0] * 4, 2: [9.0] * 4})
+    monkeypatch.setattr("hf_ext.plan.count_cpu_cores", lambda: 2)
+    monkeypatch.setattr(cpu_matmul, "MAX_ERROR", 1.0)
+    monkeypatch.setattr(cpu_matmul, "_measure_gain", lambda *given: 2.0)
+    return lambda: (torch.get_num_threads(), torch_settings()["matmul"].on_cpu)
+
+
+def make_run(folder, **given):
+    return make_trainer(folder, speedups=["cpu_threads", "cpu_matmul"], **given)
+
+
+# --- one setting, by hand ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_what_was_before_comes_back_when_the_last_lets_go(order):
+    now = ["before"]
+    setting = Held(lambda: now[0], lambda value: now.__setitem__(0, value))
+    values = ["a", "b", "a"]
+    releases = [setting.hold(value) for value in values]
+    left = dict(enumerate(values))
+    for i in order:
+        releases[i]()
+        releases[i]()  # once more changes nothing
+        del left[i]
+        assert now[0] == (left[max(left)] if left else "before")
+        assert setting.read_before() == "before"
+    now[0] = "later"
+    setting.hold("a")()
+    assert now[0] == "later"
+
+
+def test_a_value_that_cannot_be_set_is_not_held():
+    now = ["before"]
+
+    def write(value):
+        if value == "broken":
+            raise RuntimeError(value)
+        now[0] = value
+
+    setting = Held(lambda: now[0], write)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="broken"):
+            setting.hold("broken")
+        setting.hold("a")()
+        assert now == ["before"]
+
+
+# --- settings of the process ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first_out", [0, 1])
+@pytest.mark.parametrize("way", ["end", "close"])
+def test_two_trainers_may_end_in_any_order(process, tmp_path, first_out, way):
+    before = process()
+    trainers = [make_run(tmp_path / name) for name in "ab"]
+    assert process() == (2, "bf16") != before
+    assert [trainer.plan["cpu_matmul"].status for trainer in trainers] == ["applied"] * 2
+    getattr(trainers.pop(first_out), way)()
+    assert process() == (2, "bf16")
+    trainers[0].train()
+    trainers[0].end()
+    assert process() == before
+
+
+class Fails(TrainerCallback):
+    def on_step_end(self, args, state, control, **kwargs):
+        raise KeyError("a callback of the user's")
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_a_trainer_that_nobody_ends_lets_go_of_the_process_when_it_goes(process, tmp_path, trains):
+    before = process()
+    trainer = make_run(tmp_path, callbacks=[Fails()])
+    if trains:
+        with pytest.raises(KeyError, match="a callback of the user's"):
+            trainer.train()
+    assert process() == (2, "bf16")
+    del trainer
+    gc.collect()
+    assert process() == before
+
+
+def test_a_second_trainers_gain_is_measured_against_what_no_run_has_set(process, tmp_path, monkeypatch):
+    monkeypatch.undo()
+    seen = []
+    monkeypatch.setattr(cpu_matmul, "times_as_fast", lambda fast, plain: seen.append((fast, plain)) or 9.0)
+    monkeypatch.setattr(cpu_matmul, "MAX_ERROR", 1.0)
+    trainers = [make_trainer(tmp_path / name, speedups=["cpu_matmul"]) for name in "ab"]
+    assert [fast.args[0] for fast, _ in seen] == [FAST_CPU] * 2
+    assert [plain.args[0].name("cpu") for _, plain in seen] == ["float32"] * 2
+    for trainer in trainers:
+        trainer.end()
+
+
+# --- a configuration that models share --------------------------------------------------------------------------------
+
+
+def make_pair():
+    """Two models of one configuration object."""
+    config = make_wide_esm().config
+    torch.manual_seed(0)
+    return EsmForMaskedLM(config), EsmForMaskedLM(config)
+
+
+@pytest.mark.parametrize("first_out", [0, 1])
+def test_models_of_one_configuration_train_on_when_the_other_has_ended(tmp_path, first_out):
+    models = make_pair()
+    twin = make_wide_esm()
+    twin.load_state_dict(models[1 - first_out].state_dict())
+    fast = {"speedups": ["packing", "attention"]}
+    trainers = [make_trainer(tmp_path / str(i), model, **fast) for i, model in enumerate(models)]
+    kernel = models[0].config._attn_implementation
+    assert kernel.startswith("hf_ext")
+    trainers.pop(first_out).end()
+    assert models[0].config._attn_implementation == kernel
+    trainers[0].train()
+    trainers[0].end()
+    assert models[0].config._attn_implementation == "sdpa"
+    make_trainer(tmp_path / "twin", twin).train()
+    assert largest_weight_difference(models[1 - first_out], twin) < 1e-5
+
+
+def test_an_attention_is_held_for_a_configuration_and_keeps_nothing_alive():
+    first, second = (model.esm for model in make_pair())
+    other = EsmForMaskedLM(esm_config()).esm
+    releases = [hold_attention(encoder, "eager") for encoder in (first, second, other)]
+    del first
+    gc.collect()
+    releases[0]()
+    assert (second.config._attn_implementation, other.config._attn_implementation) == ("eager", "eager")
+    releases[1]()
+    assert (second.config._attn_implementation, other.config._attn_implementation) == ("sdpa", "eager")
+    with pytest.raises(ValueError, match="nonsense"):
+        hold_attention(other, "nonsense")
+    del other
+    gc.collect()
+    releases[2]()  # of what is gone
+
+
+def test_in_float64_kernels_for_cpus_change_nothing(tmp_path):
+    stock = make_trainer(tmp_path / "stock", make_wide_esm().double())
+    stock.train()
+    for kernel in ("blocked", "grouped"):
+        fast = make_trainer(tmp_path / kernel, make_wide_esm().double(), speedups=["packing"], attention=kernel)
+        fast.train()
+        fast.end()
+        assert largest_weight_difference(stock.model, fast.model) < 1e-12
