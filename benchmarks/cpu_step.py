@@ -28,6 +28,7 @@ from hf_ext.models import cpu_attention
 from hf_ext.speedups.attention import set_attention
 from hf_ext.speedups.fused_rotary import unfuse_rotary
 from hf_ext.speedups.half_rate import MIN_GAIN, measure_half_gain
+from hf_ext.whole_files import try_replacing, write_text
 
 WIDTH, INNER = HEADS * HEAD_SIZE, 4 * HEADS * HEAD_SIZE
 BEFORE = "bf16, blocked, before"
@@ -138,6 +139,8 @@ def main() -> None:
     args = parser.parse_args()
     if args.rounds < 5:
         parser.error(f"--rounds {args.rounds}: at least 5, so that there is a spread.")
+    args.output.parent.mkdir(parents=True, exist_ok=True)
+    try_replacing(args.output)
     torch.set_num_threads(1)
     gain = measure_half_gain()
     result = {
@@ -149,7 +152,7 @@ def main() -> None:
         "chosen": "bf16" if gain >= MIN_GAIN else "float32",
         "rows": [measure(case, trains, args.rounds) for trains in (True, False) for case in CASES],
     }
-    args.output.write_text(json.dumps(result, indent=1) + "\n")
+    write_text(args.output, json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

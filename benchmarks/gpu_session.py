@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import math
 import os
 import sys
 import time
@@ -51,8 +52,10 @@ def parse_arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
     parser.add_argument("--part_seconds", type=float, help=argparse.SUPPRESS)
     args = parser.parse_args(words)
-    if not args.minutes > 0:
-        parser.error(f"--minutes {args.minutes:g}: must be above 0")
+    if not 0 < args.minutes < math.inf:
+        parser.error(f"--minutes {args.minutes:g}: must be above 0, and an end")
+    if args.output.is_dir():
+        parser.error(f"--output {args.output}: is a folder; name a file, which need not be there")
     return args
 
 

@@ -144,7 +144,7 @@ def _ending(note: Note) -> Iterator[None]:
     except OSError as error:
         if error.errno not in _DISK_ERRORS:
             raise
-        text = f"DiskFailure: {error}. Free space there, or choose another --output_dir."
+        text = f"DiskFailure: {error}. Free space there, or have it written elsewhere."
         _end(text, DiskFailure.exit_code)
 
 

@@ -16,7 +16,7 @@ FLOORS = (
     {"interruption", "output", "orphans"},
     {
         *("errors", "hardware_table", "argument_names", "units", "quick_imports", "commands", "shipped"),
-        *("whose_code", "held"),
+        *("whose_code", "held", "child_processes"),
     },
     {
         "argument_checks",

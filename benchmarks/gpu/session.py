@@ -15,13 +15,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from hf_ext.child_processes import end_processes, find_descendants
 from hf_ext.errors import ArgumentError
 from hf_ext.whole_files import write_text
 
@@ -30,7 +31,6 @@ FORMAT = 1
 FINISHED = "finished"
 NO_TIME = "no time left"
 LOG_LINES, LOG_CHARACTERS = 30, 4000
-GRACE_S = 5.0  # between asking a part to end and ending it
 POLL_S, LOOK_S = 0.05, 1.0  # whether it has ended; what it has started
 _MEMORY = re.compile(r"OutOfMemoryError|CUDA out of memory|\bMemoryError\b|MemoryExhausted|CUBLAS_STATUS_ALLOC_FAILED")
 
@@ -90,7 +90,7 @@ class Session:
 def _read_parts(path: Path, machine: dict[str, Any], size: str) -> dict[str, dict[str, Any]]:
     try:
         kept = json.loads(path.read_text(encoding="utf-8"))
-        there, other = kept["machine"], kept["size"]
+        there, other = dict(kept["machine"]), kept["size"]
         parts: dict[str, dict[str, Any]] = dict(kept["parts"])
     except (ValueError, KeyError, TypeError) as error:
         raise ArgumentError(f"{path}: holds no session ({type(error).__name__}). Give another --output.") from error
@@ -211,34 +211,11 @@ def _wait(command: list[str], stream: Any, limit_s: float, stop: Stop) -> tuple[
         started: set[psutil.Process] = set()
         while process.poll() is None and not status:
             if time.monotonic() > looked + LOOK_S:
-                looked, started = time.monotonic(), started | _descendants(process.pid)
+                looked, started = time.monotonic(), started | find_descendants(process.pid)
             time.sleep(POLL_S)
             status = "interrupted" if stop.asked else "timed out" if time.monotonic() > ends else ""
-        _end(process, started | _descendants(process.pid))
+        end_processes(process, started | find_descendants(process.pid))
         code = process.returncode
     if not status:
         status = FINISHED if code == 0 else "failed" if code > 0 else f"crashed ({signal.Signals(-code).name})"
     return status, code
-
-
-def _descendants(pid: int) -> set[psutil.Process]:
-    """Of a process; launchers give their ranks sessions of their own, so that its group does not have them all."""
-    try:
-        return set(psutil.Process(pid).children(recursive=True))
-    except psutil.NoSuchProcess:
-        return set()
-
-
-def _end(process: subprocess.Popen[Any], started: set[psutil.Process]) -> None:
-    """Asks the process and what it started to end, and ends what does not."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
-        for each in started:
-            with suppress(psutil.NoSuchProcess):
-                each.send_signal(number)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(GRACE_S)
-        _, left = psutil.wait_procs(started, GRACE_S)
-        started = set(left)
-    process.wait()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -111,6 +112,10 @@ class CompareArguments:
         for name, least in (("rounds", 1), ("warmup_steps_excluded", 0), ("logging_steps", 1), ("sample_rows", 1)):
             if getattr(self, name) < least:
                 raise ArgumentError(f"--{name} {getattr(self, name)}: must be at least {least}.")
+        for name in self._argument_groups["criteria"]:
+            limit = getattr(self, name)
+            if limit is not None and not math.isfinite(limit):
+                raise ArgumentError(f"--{name} {limit}: must be a number, by which something can pass or fail.")
         if self.max_rounds is not None and self.max_rounds < self.rounds:
             raise ArgumentError(f"--max_rounds {self.max_rounds}: must be at least --rounds, {self.rounds}.")
         if self.max_rounds is not None and self.min_speedup is None and not self.progression:

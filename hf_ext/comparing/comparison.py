@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -10,6 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ..reporting.run_record import write_json
+from ..whole_files import write_text
 from .arguments import CompareArguments
 from .criteria import check_criteria, is_too_noisy
 from .intervals import Interval, decision_interval, rate_interval, ratio_interval
@@ -67,8 +68,8 @@ def run_side(args: CompareArguments, shared: Sequence[str], side: Side, round_: 
 def write_result(root: Path, result: dict[str, Any], text: str, runs: Sequence[SideRun]) -> None:
     """Writes `comparison.json`, `comparison.md` and `comparison.png`."""
     root.mkdir(parents=True, exist_ok=True)
-    (root / "comparison.json").write_text(json.dumps(result, indent=2) + "\n")
-    (root / "comparison.md").write_text(text + "\n")
+    write_json(root / "comparison.json", result)
+    write_text(root / "comparison.md", text + "\n")
     plot_comparison(result, runs, root / "comparison.png")
 
 

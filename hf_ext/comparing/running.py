@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..child_processes import end_processes, find_descendants
 from ..errors import HfExtError
 from .costs import Cost, start_costs
 from .kept_runs import find_finished, mark_finished
@@ -88,14 +89,24 @@ def run_child(command: Sequence[str], side: Side, round_: int, folder: Path) -> 
     log = Path(f"{folder}.log")
     end = start_costs()
     with log.open("w", encoding="utf-8") as file:
-        done = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, check=False)
+        status = _run(command, file)
     cost = end()
     shutil.rmtree(folder / "embeddings", ignore_errors=True)
-    if done.returncode:
-        raise ChildFailed(f"{side.name}, round {round_}: exit status {done.returncode}.\n{_tail(log)}")
+    if status:
+        raise ChildFailed(f"{side.name}, round {round_}: exit status {status}.\n{_tail(log)}")
     _check_throughput(_read_json(folder / "throughput.json"), command, side, round_, log)
     mark_finished(folder, command, cost)
     return _read_run(side, round_, cost, folder)
+
+
+def _run(command: Sequence[str], output: Any) -> int:
+    """Exit status; where this process is interrupted meanwhile, nothing that was started goes on."""
+    process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+    try:
+        return process.wait()
+    except BaseException:
+        end_processes(process, find_descendants(process.pid))
+        raise
 
 
 def _check_throughput(

@@ -64,15 +64,15 @@ def chosen_by_user(launcher: Path | None = None) -> str | None:
     accelerate's launcher sets OMP_NUM_THREADS for what it starts; whether it was set before, its own environment tells
     (`launcher`, by default that of the parent process; Linux only, elsewhere what is set counts as the user's).
     """
-    found = next((name for name in VARIABLES if name in os.environ), None)
+    found = next((name for name in VARIABLES if os.environ.get(name)), None)
     if found is None or "ACCELERATE_MIXED_PRECISION" not in os.environ:
         return found
     try:
         given = (launcher or Path(f"/proc/{os.getppid()}/environ")).read_bytes().split(b"\0")
     except OSError:
         return found
-    names = {line.partition(b"=")[0].decode(errors="replace") for line in given}
-    return next((name for name in VARIABLES if name in names), None)
+    set_by_user = {line.partition(b"=")[0].decode(errors="replace") for line in given if not line.endswith(b"=")}
+    return next((name for name in VARIABLES if name in set_by_user), None)
 
 
 def apply(decision: Decision, run: Run) -> Decision:
@@ -87,7 +87,7 @@ def apply(decision: Decision, run: Run) -> Decision:
         rates.update(measure_rates(counts_to_try(most), dtype))
         return choose(rates)
 
-    threads = min(most, int(measure_once(run.args, NAME, _KEY, measure)))
+    threads = min(most, max(1, int(measure_once(run.args, NAME, _KEY, measure))))
     run.hold(_HELD, threads)
     measured = {f"gflops_on_{count}": describe(found) for count, found in rates.items()}
     decision = replace(decision, settings={**decision.settings, _KEY: threads})  # compared by a run that goes on

@@ -7,6 +7,7 @@ was found, as does that of the checkpoint that `--resume` names.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -48,6 +49,7 @@ def _read(path: Path, name: str, key: str) -> float | None:
     try:
         decisions = json.loads(path.read_text(encoding="utf-8"))["decisions"] if path.is_file() else []
         evidence: Any = next((one["evidence"] for one in decisions if one["name"] == name), {})
-        return float(evidence[key]) if key in evidence else None
+        found = float(evidence[key]) if key in evidence else 0.0
+        return found if 0 < found < math.inf else None
     except (OSError, ValueError, KeyError, TypeError):  # no plan of ours
         return None

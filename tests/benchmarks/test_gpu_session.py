@@ -208,9 +208,18 @@ def test_a_session_of_another_device_or_size_is_not_overwritten(tmp_path, change
     assert path.read_bytes() == before
 
 
-def test_a_file_that_is_no_session_is_refused(tmp_path):
+@pytest.mark.parametrize(("flag", "value"), [("--minutes", "inf"), ("--minutes", "nan"), ("--output", ".")])
+def test_what_no_session_can_have_is_refused_before_it_begins(tmp_path, flag, value, capsys):
+    with pytest.raises(SystemExit) as error:
+        parse_arguments(["--size", "toy", "--output", str(tmp_path / "o.json"), flag, value])
+    assert error.value.code == 2
+    assert f"{flag} {value}: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ['{"runs": []}', '{"machine": null, "size": "full", "parts": {}}', "[]", "{"])
+def test_a_file_that_is_no_session_is_refused(tmp_path, text):
     path = tmp_path / "session.json"
-    path.write_text('{"runs": []}')
+    path.write_text(text)
     with pytest.raises(ArgumentError, match="holds no session"):
         open_session(path)
 

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import math
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import yaml
 
 from hf_ext.comparing.arguments import CompareArguments
-from hf_ext.comparing.comparison import analyze
+from hf_ext.comparing.comparison import analyze, write_result
 from hf_ext.comparing.intervals import rate_interval, ratio_interval, resample_rates
 from hf_ext.comparing.measures import compare_losses, find_metric, smooth
 from hf_ext.comparing.plot import plot_comparison
@@ -206,6 +210,40 @@ def test_a_child_without_throughput_or_without_measured_steps_is_an_error(tmp_pa
         run_child([sys.executable, "-c", code], BASE, 0, tmp_path / "b")
 
 
+RANK = """
+import os, subprocess, sys, time
+if len(sys.argv) == 2:
+    subprocess.Popen([sys.executable, *sys.argv, "rank"], start_new_session=True).wait()
+open(sys.argv[1], "w").write(str(os.getpid()))
+time.sleep(600)
+"""
+
+
+COMPARE = """
+import sys
+from pathlib import Path
+from hf_ext.comparing.running import run_child
+from hf_ext.comparing.sides import Side
+run_child([sys.executable, *sys.argv[1:3]], Side("stock", "baseline", ()), 0, Path(sys.argv[3]))
+"""
+
+
+def test_interrupted_nothing_that_a_side_started_goes_on(tmp_path) -> None:
+    script, started = tmp_path / "side.py", tmp_path / "pid"
+    script.write_text(RANK)
+    words = [sys.executable, "-c", COMPARE, str(script), str(started), str(tmp_path / "run")]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as process:
+        ends = time.monotonic() + 60
+        while not (started.exists() and started.read_text()) and time.monotonic() < ends:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)  # to it alone: a terminal's Ctrl-C would reach the whole group
+        try:
+            assert "KeyboardInterrupt" in process.communicate(timeout=60)[1]
+        finally:
+            process.kill()
+    assert not psutil.pid_exists(int(started.read_text()))
+
+
 def test_a_folder_of_another_run_is_not_reused(tmp_path) -> None:
     with pytest.raises(ArgumentError, match="is there already"):
         run_child([sys.executable, "-c", "pass"], BASE, 0, tmp_path)
@@ -383,3 +421,16 @@ def test_merged_yaml_reads_back_as_yaml(tmp_path) -> None:
         "a": 3,
         "b": {"c": "text"},
     }
+
+
+def test_one_round_says_no_interval_and_is_strict_json(tmp_path) -> None:
+    runs = [make_run(BASE, 0, 1.0), make_run(FAST, 0, 0.5, (3.0, math.nan))]
+    result = {"recipe": "r", "arguments": [], "rounds": 1, **analyze(CompareArguments(min_speedup=1.5, rounds=1), runs)}
+    write_result(tmp_path, result, format_comparison(result), runs)
+
+    def refuse(name):
+        raise AssertionError(name)
+
+    written = json.loads((tmp_path / "comparison.json").read_text(), parse_constant=refuse)
+    assert written["against"]["stock"]["decided_by"] == [0.0, None]
+    assert (written["criteria"][0]["verdict"], written["passed"]) == ("TOO NOISY TO TELL", False)

@@ -47,6 +47,13 @@ def test_of_three_rounds_students_interval_holds_the_true_ratio_and_medians_draw
     assert 0.75 < held["drawn again"] / num < 0.86
 
 
+@pytest.mark.parametrize("limit", ["nan", "inf", "-inf"])
+@pytest.mark.parametrize("name", ["min_speedup", "max_loss_delta", "max_memory_gib", "max_metric_drop"])
+def test_a_limit_that_nothing_could_meet_or_miss_is_refused(name, limit) -> None:
+    with pytest.raises(ArgumentError, match=f"--{name} {limit}: must be a number"):
+        CompareArguments(**{name: float(limit)})
+
+
 @pytest.mark.parametrize(
     ("interval", "verdict"), [((2.0, 3.0), "PASS"), ((1.0, 1.99), "FAIL"), ((1.99, 2.0), "TOO NOISY TO TELL")]
 )

@@ -58,11 +58,16 @@ def test_elsewhere_it_is_skipped(nobody_said, given, reason):
 def test_what_the_user_set_is_met(nobody_said, monkeypatch, name):
     monkeypatch.setenv(name, "3")
     assert (decide().status, decide().reason) == ("skipped", f"{name}=3 is set")
+    monkeypatch.setenv(name, "")
+    assert decide().status == "applied"
 
 
 @pytest.mark.parametrize(
     ("launcher", "chosen"),
-    [(b"HOME=/root\0OMP_NUM_THREADS=2\0", "OMP_NUM_THREADS"), (b"HOME=/root\0XOMP_NUM_THREADS=2\0", None)],
+    [
+        (b"HOME=/root\0OMP_NUM_THREADS=2\0", "OMP_NUM_THREADS"),
+        (b"HOME=/root\0XOMP_NUM_THREADS=2\0OMP_NUM_THREADS=\0", None),
+    ],
 )
 def test_what_the_launcher_set_by_itself_is_nobodys_word(nobody_said, monkeypatch, tmp_path, launcher, chosen):
     (tmp_path / "environ").write_bytes(launcher)
@@ -165,6 +170,17 @@ def test_a_run_that_was_begun_on_threads_somebody_chose_goes_on_with_those_of_th
         first = make_run(patch, tmp_path, STEADY)
         assert first.plan["cpu_threads"].status == "skipped"
         first.end()
+    trainer = make_run(monkeypatch, tmp_path, STEADY)
+    assert trainer.plan["cpu_threads"].evidence == {"threads": 1}
+    trainer.end()
+
+
+@pytest.mark.usefixtures("nobody_said")
+@pytest.mark.parametrize("written", ["0", "-3", "NaN", "Infinity", "null", '"two"', "[2]"])
+def test_a_plan_that_says_no_number_of_threads_is_none_of_ours(monkeypatch, tmp_path, written):
+    make_run(monkeypatch, tmp_path, STEADY).end()
+    path = tmp_path / "plan.json"
+    path.write_text(path.read_text().replace('"threads": 2', f'"threads": {written}'))
     trainer = make_run(monkeypatch, tmp_path, STEADY)
     assert trainer.plan["cpu_threads"].evidence == {"threads": 1}
     trainer.end()
