@@ -10,7 +10,7 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-from safetensors import SafetensorError
+from .errors import error_number
 
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS}
@@ -31,14 +31,6 @@ def is_disk_failure(error: BaseException) -> bool:
     safetensors reports such failures as a SafetensorError whose text ends in "(os error N)"; those count too.
     """
     return error_number(error) in _FULL | _FORBIDDEN | _TOO_LARGE | _BROKEN
-
-
-def error_number(error: BaseException) -> int | None:
-    """The `errno` behind an OSError or a SafetensorError, None for anything else."""
-    if isinstance(error, OSError):
-        return error.errno
-    found = re.search(r"\(os error (\d+)\)", str(error)) if isinstance(error, SafetensorError) else None
-    return int(found[1]) if found else None
 
 
 def describe_failure(error: BaseException, path: str | os.PathLike[str], needed_bytes: int | None = None) -> str:

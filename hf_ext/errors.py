@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -36,7 +37,9 @@ class DataError(HfExtError):
 
 
 class PlanRefused(HfExtError):
-    """A requested speed-up would be wrong on this machine, model or data; the run does not start."""
+    """A requested speed-up would be wrong on this machine, model or data: the run does not start, or ends before a step
+    in which this shows.
+    """
 
 
 class CacheError(HfExtError):
@@ -103,6 +106,14 @@ class MissingDependencyError(ImportError):
     """An optional package is needed for what was asked; the message names the extra that brings it."""
 
 
+def error_number(error: BaseException) -> int | None:
+    """The `errno` behind an OSError or a SafetensorError (by name: not imported for it), None for anything else."""
+    if isinstance(error, OSError):
+        return error.errno
+    found = re.search(r"\(os error (\d+)\)", str(error)) if type(error).__name__ == "SafetensorError" else None
+    return int(found[1]) if found else None
+
+
 @contextmanager
 def exit_on_errors() -> Iterator[None]:
     """Ends the process as a recipe should: the message without a traceback, and a status that scripts can tell apart.
@@ -141,8 +152,8 @@ def _ending(note: Note) -> Iterator[None]:
         if not _is_missing_package(error):
             raise
         _end(f"{MissingDependencyError.__name__}: {error}", 1)
-    except OSError as error:
-        if error.errno not in _DISK_ERRORS:
+    except Exception as error:
+        if error_number(error) not in _DISK_ERRORS:
             raise
         text = f"DiskFailure: {error}. Free space there, or have it written elsewhere."
         _end(text, DiskFailure.exit_code)

@@ -115,10 +115,14 @@ class Segments:
 
     def unpack(self, packed: torch.Tensor) -> torch.Tensor:
         """(1, T, ...) to (n, width, ...), zero where padding was."""
+        return self.scatter(packed).unflatten(0, self.shape)
+
+    def scatter(self, packed: torch.Tensor) -> torch.Tensor:
+        """As `unpack`, to (n * width, ...)."""
         rows, width = self.shape
         # Not slices, whose gradient is a row of zeros that is filled in.
         real = packed.squeeze(0).split([len(self.indices), self.num_filled])[0]
-        return real.new_zeros(rows * width, *real.shape[1:]).index_copy(0, self.indices, real).unflatten(0, self.shape)
+        return real.new_zeros(rows * width, *real.shape[1:]).index_copy(0, self.indices, real)
 
 
 def _pieces(total: int, longest: int) -> list[int]:

@@ -12,8 +12,10 @@ from ..held import Held
 _HELD: dict[int, Held[str]] = {}  # by the id of a configuration, which has no hash; gone with it
 
 
-def hold_attention(encoder: PreTrainedModel, name: str) -> Callable[[], None]:
+def hold_attention(encoder: PreTrainedModel, name: str | None = None) -> Callable[[], None]:
     """Has an encoder, and all that share its configuration, compute attention by `name`; what it returns lets go.
+
+    Without a name by what no run has set.
 
     Raises:
         ValueError, ImportError: transformers does not have this attention for the encoder.
@@ -22,7 +24,7 @@ def hold_attention(encoder: PreTrainedModel, name: str) -> Callable[[], None]:
     if key not in _HELD:
         config = ref(encoder.config, lambda _: _HELD.pop(key))
         _HELD[key] = _make(ref(encoder), config)
-    return _HELD[key].hold(name)
+    return _HELD[key].hold(_HELD[key].read_before() if name is None else name)
 
 
 def _make(encoder: ref[PreTrainedModel], config: ref[PreTrainedConfig]) -> Held[str]:

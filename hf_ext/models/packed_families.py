@@ -1,4 +1,4 @@
-"""What the encoder of each family computes on a packed row: embedding, layers, last norm.
+"""What the encoder of each family computes on a packed row (embedding, layers, last norm), and what it puts out.
 
 transformers accepts packed inputs for these encoders and ignores them: proteins then attend to each other and share
 positions and token dropout (models/esm/modeling_esm.py and its like, 5.24). Here each sequence keeps its own positions
@@ -25,37 +25,37 @@ from transformers.models.t5.modeling_t5 import T5Stack
 from ..data.segments import Segments
 from .attention import bias_for_layers
 
-# From an encoder, the layout, padded (n, width) token ids and their mask, and what its layers and embeddings are given.
-PackedPass = Callable[[Any, Segments, torch.Tensor, "torch.Tensor | None", dict[str, Any], dict[str, Any]], Any]
+# From an encoder, the layout, padded (n, width) token ids and their mask, and what its layers and embeddings are given:
+# the last states, packed.
+PackedPass = Callable[[Any, Segments, torch.Tensor, "torch.Tensor | None", dict[str, Any], Any], torch.Tensor]
+PutOut = Callable[[Any, torch.Tensor], Any]  # from an encoder and its last states, padded
 
 
-def run_esm(encoder: Any, segments: Segments, ids: Any, mask: Any, embeds: dict[str, Any], layers: Any) -> Any:
+def run_esm(encoder: Any, segments: Segments, ids: Any, mask: Any, embeds: Any, layers: Any) -> torch.Tensor:
     """ESM-2 and ESM-1b: embeddings of the padded rows, since token dropout counts the tokens of each."""
     hidden = segments.pack(encoder.embeddings(input_ids=ids, attention_mask=mask, **embeds))
     rotary = None
     if encoder.position_embedding_type == "rotary":
         rotary = encoder.rotary_embeddings(hidden, segments.columns)
-    output = encoder.encoder(hidden, position_embeddings=rotary, **layers)
-    return _with_pooler(encoder, segments.unpack(output.last_hidden_state))
+    return encoder.encoder(hidden, position_embeddings=rotary, **layers).last_hidden_state
 
 
-def run_esmc(encoder: Any, segments: Segments, ids: Any, mask: Any, embeds: dict[str, Any], layers: Any) -> Any:
+def run_esmc(encoder: Any, segments: Segments, ids: Any, mask: Any, embeds: Any, layers: Any) -> torch.Tensor:
     """ESM C."""
     hidden = segments.pack(encoder.embed_tokens(ids))
     rotary = encoder.rotary_emb(hidden, segments.columns)
     for layer in encoder.layers:
         hidden = layer(hidden, None, position_embeddings=rotary, **layers)
-    return BaseModelOutput(last_hidden_state=segments.unpack(encoder.norm(hidden)))
+    return encoder.norm(hidden)
 
 
-def run_bert(encoder: Any, segments: Segments, ids: Any, mask: Any, embeds: dict[str, Any], layers: Any) -> Any:
+def run_bert(encoder: Any, segments: Segments, ids: Any, mask: Any, embeds: Any, layers: Any) -> torch.Tensor:
     """BERT: embeddings of the padded rows, whose columns are positions."""
     hidden = segments.pack(encoder.embeddings(input_ids=ids, **embeds))
-    output = encoder.encoder(hidden, **layers)
-    return _with_pooler(encoder, segments.unpack(output.last_hidden_state))
+    return encoder.encoder(hidden, **layers).last_hidden_state
 
 
-def run_t5(encoder: Any, segments: Segments, ids: Any, mask: Any, embeds: dict[str, Any], layers: Any) -> Any:
+def run_t5(encoder: Any, segments: Segments, ids: Any, mask: Any, embeds: Any, layers: Any) -> torch.Tensor:
     """T5's encoder, with one bias for all layers and sequences."""
     hidden = encoder.dropout(segments.pack(encoder.embed_tokens(ids)))
     longest = segments.max_length
@@ -64,7 +64,14 @@ def run_t5(encoder: Any, segments: Segments, ids: Any, mask: Any, embeds: dict[s
     bias = bias_for_layers(encoder.config._attn_implementation, bias, segments, _computing_dtype(hidden))
     for block in encoder.block:
         hidden = block(hidden, None, bias, None, None, None, **layers)[0]
-    states = segments.unpack(encoder.dropout(encoder.final_layer_norm(hidden)))
+    return encoder.dropout(encoder.final_layer_norm(hidden))
+
+
+def _as_esmc(encoder: Any, states: torch.Tensor) -> BaseModelOutput:
+    return BaseModelOutput(last_hidden_state=states)
+
+
+def _as_t5(encoder: Any, states: torch.Tensor) -> BaseModelOutputWithPastAndCrossAttentions:
     return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=states)
 
 
@@ -79,11 +86,11 @@ def _computing_dtype(hidden: torch.Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
 
 
-PACKED: dict[type[nn.Module], PackedPass] = {
-    EsmModel: run_esm,
-    EsmcModel: run_esmc,
-    BertModel: run_bert,
-    T5Stack: run_t5,
+PACKED: dict[type[nn.Module], tuple[PackedPass, PutOut]] = {
+    EsmModel: (run_esm, _with_pooler),
+    EsmcModel: (run_esmc, _as_esmc),
+    BertModel: (run_bert, _with_pooler),
+    T5Stack: (run_t5, _as_t5),
 }
 # Their model types, as configurations name them; mT5's and UMT5's stacks are classes of their own.
 PACKED_FAMILIES = ("esm", "esmc", "bert", "t5")

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from inspect import signature
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -15,7 +16,8 @@ from transformers import PreTrainedModel
 
 from ..data.segments import Segments
 from ..errors import ArgumentError
-from .packed_families import BIASED, PACKED, PackedPass
+from .packed_families import BIASED, PACKED, PackedPass, PutOut
+from .padding_watch import PaddingWatch
 from .replaced_forwards import find_replaceable, replace_forward, restore_forward
 
 # Inputs and outputs that have no packed form: the encoder's own forward answers for them.
@@ -35,6 +37,7 @@ _PLAIN = (
 # Attention of transformers that takes the packed row for one sequence.
 _ONE_SEQUENCE = (None, "eager", "sdpa", "flex_attention")
 _ROUND_UP = "packed_round_up"  # of a packed encoder: whether its rows are filled up to a few lengths
+_WATCHES: WeakKeyDictionary[nn.Module, PaddingWatch] = WeakKeyDictionary()  # of packed encoders; not of copies
 _FOR_EMBEDDINGS = ("token_type_ids",)  # what embeddings are given beside ids
 
 
@@ -49,7 +52,7 @@ def _is_decoder(encoder: Any) -> bool:
     return bool(getattr(encoder.config, "is_decoder", False))
 
 
-def pack_encoders(model: nn.Module, round_up: bool = False) -> int:
+def pack_encoders(model: nn.Module, round_up: bool = False, watch: PaddingWatch | None = None) -> int:
     """Makes every encoder in `model` compute without padding; returns how many. Weights and names are untouched.
 
     Those with another forward than transformers', of a subclass or on the instance, stay as they are.
@@ -60,6 +63,8 @@ def pack_encoders(model: nn.Module, round_up: bool = False) -> int:
     Args:
         round_up: fill packed rows up to a few lengths, for compiled blocks.
 
+        watch: unpacks the last states of each encoder, which are zero where padding is.
+
     Raises:
         ArgumentError: in a forward pass, if the encoder's attention takes the row for one sequence, as SDPA does.
     """
@@ -67,6 +72,8 @@ def pack_encoders(model: nn.Module, round_up: bool = False) -> int:
     for encoder, family in encoders:
         replace_forward(encoder, _FORWARDS[family])
         vars(encoder)[_ROUND_UP] = round_up
+        if watch is not None:
+            _WATCHES[encoder] = watch
     return len(encoders)
 
 
@@ -76,6 +83,7 @@ def unpack_encoders(model: nn.Module) -> None:
         if is_packed(encoder):
             restore_forward(encoder)
             del vars(encoder)[_ROUND_UP]
+            _WATCHES.pop(encoder, None)
 
 
 def is_packed(encoder: nn.Module) -> bool:
@@ -88,7 +96,7 @@ def keeps_sequences_apart(encoder: PreTrainedModel) -> bool:
     return encoder.config._attn_implementation not in _ONE_SEQUENCE
 
 
-def _packed_forward(family: type[nn.Module], run: PackedPass) -> Callable[..., Any]:
+def _packed_forward(family: type[nn.Module], run: PackedPass, put_out: PutOut) -> Callable[..., Any]:
     """The forward of packed encoders of one class."""
 
     def forward(encoder: Any, input_ids: Any = None, attention_mask: Any = None, *others: Any, **kwargs: Any) -> Any:
@@ -97,14 +105,16 @@ def _packed_forward(family: type[nn.Module], run: PackedPass) -> Callable[..., A
         if segments is None or (segments.has_holes and isinstance(encoder, BIASED)):
             return type(encoder).forward(encoder, input_ids, attention_mask, *others, **kwargs)
         embeds = {name: kwargs.pop(name) for name in _FOR_EMBEDDINGS if name in kwargs}
-        return run(encoder, segments, input_ids, attention_mask, embeds, _for_layers(kwargs, segments))
+        packed = run(encoder, segments, input_ids, attention_mask, embeds, _for_layers(kwargs, segments))
+        watch = _WATCHES.get(encoder)
+        return put_out(encoder, segments.unpack(packed) if watch is None else watch.unpack(packed, segments))
 
     # Trainer keeps the columns of a dataset that the forward of a model names.
     forward.__signature__ = signature(family.forward)  # type: ignore[attr-defined]
     return forward
 
 
-_FORWARDS = {family: _packed_forward(family, run) for family, run in PACKED.items()}
+_FORWARDS = {family: _packed_forward(family, *parts) for family, parts in PACKED.items()}
 
 
 def _layout(encoder: Any, ids: Any, mask: Any, others: tuple[Any, ...], kwargs: dict[str, Any]) -> Segments | None:
@@ -118,7 +128,8 @@ def _layout(encoder: Any, ids: Any, mask: Any, others: tuple[Any, ...], kwargs: 
     if not keeps_sequences_apart(encoder):
         raise ArgumentError(
             f"The attention {encoder.config._attn_implementation!r} would let packed sequences attend to each other: "
-            "choose one of hf_ext's or flash_attention_2 (set_attn_implementation), or undo packing (unpack_encoders)."
+            "choose one of hf_ext's or flash_attention_2 (set_attn_implementation), undo packing (unpack_encoders), or "
+            "train --without packing."
         )
     segments = layout and layout.segments
     if segments is None or segments.shape != tuple(ids.shape) or segments.rounds_up != encoder.packed_round_up:

@@ -168,6 +168,16 @@ def apply(decision: Decision, run: Run) -> Decision:
     Raises:
         PlanRefused: an explicit choice is above the bound, or does not run here.
     """
+    # Of a model that shares its configuration with one of another run, what that run has set is not the old attention.
+    plain = [hold_attention(encoder) for encoder in find_encoders(run.model)]
+    try:
+        return _apply(decision, run)
+    finally:
+        for let_go in plain:
+            let_go()
+
+
+def _apply(decision: Decision, run: Run) -> Decision:
     chosen, asked = decision.settings["kernel"], decision.settings["asked"]
     reader = _find_reader(run)
     if reader is not None and chosen != "eager":

@@ -12,6 +12,7 @@ from weakref import finalize
 from ..data.batch_layout import change_layout
 from ..hardware import Hardware
 from ..held import Held
+from ..models.padding_watch import PaddingWatch
 
 Kind = Literal["I", "N", "L"]  # identical mathematics, other numerics, changes learning
 T = TypeVar("T")
@@ -124,6 +125,7 @@ class Run:
     Attributes:
         own_loss: where the user's own loss comes from, which may read all that the model returns; None without one.
         own_batches: who else may change batches before the model gets them; None where nobody does.
+        padding: tells whether the loss reads what packed encoders leave empty; None where none is packed.
         undo: what switches everything back, last first; `let_go`: of it what lets go of settings of the process, which
             must not outlive the run even if nobody ends it.
     """
@@ -137,6 +139,7 @@ class Run:
     measurements: dict[str, Callable[[], Callable[[], dict[str, Any]]]] = field(default_factory=dict)
     own_loss: str | None = None
     own_batches: str | None = None
+    padding: PaddingWatch | None = None
 
     def on_end(self, action: Callable[[], None]) -> None:
         """Registers what switches a setting, of the process or of the model, back when the run is over."""

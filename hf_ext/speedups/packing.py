@@ -8,6 +8,8 @@ sequences of 109 to 632 tokens in bf16, SDPA took 3.1 times as long as `grouped`
 around attention (`benchmarks/results/attention_kernels_cpu.json`).
 Families: ESM-2, ESM C, BERT and T5 encoders. Evidence: parity with the padded encoder on the first real rows, and of
 the loss of the model around it: a mean without the mask, or labels where the mask is 0, would read empty positions.
+Later rows, and a loss of the user's own, may still read them: their gradient is looked at in every step, and training
+ends before a step that one reached (`PlanRefused`).
 Where sequences begin comes with the batches of `MaskedLMCollator`; with another collator, or where code of the user's
 own may change batches, it is read from the mask.
 Cost: one gather and one scatter per encoder; on a GPU two reads from the device per batch where it is read.
@@ -20,6 +22,7 @@ from typing import Any
 
 from ..errors import PlanRefused
 from ..models.packing import pack_encoders, unpack_encoders
+from ..models.padding_watch import PaddingWatch
 from . import attention, compile, parity
 from .base import OTHER_FORWARD, Context, Decision, Kind, Run, off
 
@@ -62,13 +65,15 @@ def apply(decision: Decision, run: Run) -> Decision:
     Raises:
         PlanRefused: packing was asked for by name and is above the bound, or does not run here.
     """
-    pack: Any = partial(pack_encoders, round_up=decision.settings["round_up"])
+    watch = PaddingWatch()
+    pack: Any = partial(pack_encoders, round_up=decision.settings["round_up"], watch=watch)
     found = parity.prove(run, partial(pack, run.model))
     if found and found.problem:
         unpack_encoders(run.model)
         return _leave(decision, f"against padded encoders: {found.problem}", found.evidence())
     if run.change_encoders(pack) == 0:
         return _leave(decision, OTHER_FORWARD, {})
+    run.padding = watch
     run.on_end(partial(unpack_encoders, run.model))
     run.ask_layout(packs=True, round_up=decision.settings["round_up"])
     return decision.with_evidence(**(found.evidence() if found else parity.NOT_MEASURED))

@@ -293,7 +293,7 @@ def _loss_probe(run: Run, probes: list[AnyProbe]) -> list[AnyProbe]:
     """The model around the encoders of `probes`; towers of an `AffinityModel` read nothing of padding."""
     if not probes or hasattr(run.model, "attach_encoders") or not all(isinstance(probe, Probe) for probe in probes):
         return []
-    whole = probe_model(run, first_rows(run.train_dataset), None)
+    whole = probe_model(run, _rows_from_everywhere(run.train_dataset), None)
     return [LossProbe(whole.module, whole.batch, None)] if whole else []
 
 
@@ -322,6 +322,15 @@ def first_rows(dataset: Any) -> list[Any]:
         return []
     rows: Iterable[Any] = dataset if not hasattr(dataset, "__len__") else map(dataset.__getitem__, range(len(dataset)))
     return list(islice(iter(rows), NUM_ROWS))
+
+
+def _rows_from_everywhere(dataset: Any) -> list[Any]:
+    """As `first_rows`, and from the first to the last: where data is sorted, the first are equally long, or alike."""
+    if dataset is None or isinstance(dataset, Iterator) or not hasattr(dataset, "__len__"):
+        return first_rows(dataset)
+    last = len(dataset) - 1
+    places = {last * i // (NUM_ROWS - 1) for i in range(NUM_ROWS)} if last >= 0 else set()
+    return [dataset[place] for place in sorted(places)]
 
 
 def _first_tokens(run: Run, encoder: PreTrainedModel) -> tuple[torch.Tensor, torch.Tensor]:

@@ -13,8 +13,9 @@ import torch
 from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback, TrainerState
 
-from ..errors import NotFiniteError
+from ..errors import NotFiniteError, PlanRefused
 from ..loss_scale import OverflowWatch
+from ..models.padding_watch import PaddingWatch
 from ..training_args import FastTrainingArguments
 from .backends import Backend
 from .named_rows import name_rows
@@ -57,6 +58,7 @@ class StepGuard(TrainerCallback):
 
     Raises (from `epoch`):
         NotFiniteError: with the step, the rows of the batches concerned, and the last checkpoint.
+        PlanRefused: the loss reads padding, where packed encoders put out zeros; with the last checkpoint.
 
     Cost: one read from the device per optimizer step, none per micro-batch.
 
@@ -68,9 +70,10 @@ class StepGuard(TrainerCallback):
 
     name = "num_left_out"
 
-    def __init__(self, args: FastTrainingArguments, backend: Backend):
+    def __init__(self, args: FastTrainingArguments, backend: Backend, padding: PaddingWatch | None = None):
         self._args = args
         self._backend = backend
+        self._padding = padding
         self.num_left_out = 0
         self._epoch: GuardedEpoch | None = None
         self._losses: list[torch.Tensor] = []
@@ -103,6 +106,13 @@ class StepGuard(TrainerCallback):
         except _NotFinite as problem:
             before, after = problem.args
             raise NotFiniteError(f"{before}; {name_last_good()}. Nothing was overwritten. {after}") from None
+        except _ReadsPadding as problem:
+            (step,) = problem.args
+            raise PlanRefused(
+                f"packing: the loss of step {step} reads positions that the attention mask leaves out (a label there, "
+                "or a mean without the mask), where packed encoders put out zeros. The weights were not touched; "
+                f"{name_last_good()}. Train without packing: --without packing."
+            ) from None
         finally:
             self._epoch = None
 
@@ -135,6 +145,8 @@ class StepGuard(TrainerCallback):
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The first micro-batch of a step comes next: forgets the step before."""
         self._losses = []
+        if self._padding is not None:
+            self._padding.forget()
         if self._epoch is not None:
             self._loss_before = self._epoch.loss.detach().clone()
 
@@ -143,7 +155,9 @@ class StepGuard(TrainerCallback):
         if self._epoch is None:
             self._warn_once()
             return
-        finite_loss, finite_gradient = self._read_finite()
+        finite_loss, finite_gradient, is_unread = self._read()
+        if not is_unread:
+            raise _ReadsPadding(state.global_step + 1)
         scaler, loader = self._guarded().scaler, kwargs.get("train_dataloader")
         if not finite_loss or (scaler is None and not finite_gradient):
             self._leave_out(state, loader)
@@ -171,18 +185,22 @@ class StepGuard(TrainerCallback):
         assert self._epoch is not None
         return self._epoch
 
-    def _read_finite(self) -> tuple[bool, bool]:
-        """Whether the losses of this step, and its gradients, are finite, on all processes. Cost: the one read."""
+    def _read(self) -> tuple[bool, bool, bool]:
+        """Whether on all processes the losses of this step are finite, and its gradients, and none came to padding.
+
+        Cost: the one read.
+        """
         epoch, num_processes = self._guarded(), self._args.world_size
         # A subclass with a `training_step` of its own shows no more of its losses than their sum.
         losses = torch.isfinite(torch.stack(self._losses or [epoch.loss])).all()
         norm = torch.as_tensor(self._norm, device=losses.device)
         gradients = torch.ones_like(losses) if self._backend.has_own_loss_scale else torch.isfinite(norm)
-        num_finite = torch.stack([losses, gradients]).int()
+        unread = torch.ones_like(losses) if self._padding is None else self._padding.is_unread(losses.device)
+        good = torch.stack([losses, gradients, unread]).int()
         if num_processes > 1:
-            num_finite = epoch.accelerator.reduce(num_finite)
-        finite_loss, finite_gradient = (number == num_processes for number in num_finite.tolist())
-        return finite_loss, finite_gradient
+            good = epoch.accelerator.reduce(good)
+        finite_loss, finite_gradient, is_unread = (number == num_processes for number in good.tolist())
+        return finite_loss, finite_gradient, is_unread
 
     def _leave_out(self, state: TrainerState, loader: Any) -> None:
         epoch = self._guarded()
@@ -256,6 +274,10 @@ class StepGuard(TrainerCallback):
 
 class _NotFinite(Exception):
     """What is said before and after the checkpoint that is left to continue from."""
+
+
+class _ReadsPadding(Exception):
+    """In the step that it names."""
 
 
 @contextmanager

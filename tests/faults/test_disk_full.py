@@ -335,6 +335,11 @@ def test_any_other_write_that_the_disk_refuses_has_the_same_exit_status(number):
     with pytest.raises(SystemExit) as end, exit_on_errors():
         raise OSError(number, os.strerror(number), "predictions.csv")
     assert end.value.code == 74
+    with pytest.raises(SystemExit) as end, exit_on_errors():
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+    assert end.value.code == DiskFailure.exit_code
+    with pytest.raises(SafetensorError), exit_on_errors():
+        raise SafetensorError("Error while deserializing header: incomplete metadata")
     with pytest.raises(FileNotFoundError), exit_on_errors():
         raise FileNotFoundError(errno.ENOENT, "x", "data.csv")
 

@@ -2,10 +2,13 @@
 
 import random
 import re
+from functools import partial
 
 import pytest
 import torch
 from datasets import Dataset
+from locations import HELPERS
+from ranks import run_on_ranks
 from torch import nn
 from transformers import EsmConfig, EsmForMaskedLM, EsmModel, EsmPreTrainedModel, Trainer, TrainingArguments
 
@@ -108,4 +111,151 @@ def test_a_mean_of_what_the_mask_holds_is_packed(tmp_path):
     ours, trainer = train(tmp_path / "ours", FastTrainer, FastTrainingArguments, MaskedPooling, pooled, **given)
     assert trainer.plan["packing"].status == "applied"
     assert ours == pytest.approx(stock, rel=1e-4)
+    trainer.end()
+
+
+# --- what shows only while training -----------------------------------------------------------------------------------
+
+
+def make_late_rows(num=12) -> Dataset:
+    """Of 22 tokens, but for the last two of every four, which are shorter; nothing to see in the first and the last."""
+    draw = random.Random(0)
+    lengths = [20 if i % 4 < 2 or i == num - 1 else 5 + i for i in range(num)]
+    ids = [[0, *(draw.randint(4, 23) for _ in range(length)), 2] for length in lengths]
+    return Dataset.from_list([{"input_ids": row, "value": float(i % 7), "place": i} for i, row in enumerate(ids)])
+
+
+def tokens(rows, reads_padding):
+    """Every third token is to be found; where `reads_padding`, what pads labels is a label itself."""
+    batch = pad(rows)
+    labels = torch.full_like(batch["input_ids"], -100)
+    labels[:, ::3] = batch["input_ids"][:, ::3]
+    if not reads_padding:
+        labels[batch["attention_mask"] == 0] = -100
+    return {**batch, "labels": labels}
+
+
+class Hidden:
+    """A label where the mask is 0, in rows that no probe sees."""
+
+    def __call__(self, rows):
+        batch = tokens(rows, False)
+        for i, row in enumerate(rows):
+            if row["place"] == 6:
+                batch["attention_mask"][i, 3] = 0
+        return batch
+
+
+class Penalised:
+    """A term on what the model puts out at the last position, of a row or of padding, from the second epoch on."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        output = model(**inputs)
+        reads = self.state.epoch >= 1
+        loss = output["loss"] + (0.01 * output["logits"][:, -1].pow(2).mean() if reads else 0.0)
+        return (loss, output) if return_outputs else loss
+
+
+class InPlace(Pooling):
+    def forward(self, input_ids=None, attention_mask=None, labels=None):
+        states = self.esm(input_ids, attention_mask).last_hidden_state
+        states *= 0.5
+        states[:, 0] = 0.0
+        predicted = self.head(states.mean(1))[:, 0]
+        return {"loss": ((predicted - labels) ** 2).mean(), "logits": predicted}
+
+
+class Frozen(InPlace):
+    def __init__(self, config):
+        super().__init__(config)
+        self.esm.requires_grad_(False)
+
+
+class Softly(Pooling):
+    """Attention over positions whose mask is a small number, not minus infinity."""
+
+    def forward(self, input_ids=None, attention_mask=None, labels=None):
+        states = self.esm(input_ids, attention_mask).last_hidden_state
+        scores = states.sum(-1) - 100.0 * (1 - attention_mask)
+        predicted = self.head((scores.softmax(1)[..., None] * states).sum(1))[:, 0]
+        return {"loss": ((predicted - labels) ** 2).mean(), "logits": predicted}
+
+
+PACKED = {"speedups": ["packing"], "attention": "blocked"}
+
+
+def late(
+    folder, model_cls, collator, cls=FastTrainer, args_cls=FastTrainingArguments, model=None, resume=None, **given
+):
+    torch.manual_seed(0)
+    fixed = {"use_cpu": True, "num_train_epochs": 2, "logging_steps": 1, "per_device_train_batch_size": 4, "seed": 1}
+    fixed |= {"report_to": "none", "save_steps": 1, "disable_tqdm": True, "remove_unused_columns": False}
+    args = args_cls(output_dir=str(folder), **fixed, **given)
+    trainer = cls(model_cls(CONFIG), args, train_dataset=make_late_rows(), data_collator=collator)
+    trainer.train(resume_from_checkpoint=resume)
+    return [log["loss"] for log in trainer.state.log_history if "loss" in log], trainer
+
+
+PenalisedTrainer = type("PenalisedTrainer", (Penalised, FastTrainer), {})
+SAID = r"packing: the loss of step \d reads positions that the attention mask leaves out .* weights were not touched"
+
+
+@pytest.mark.parametrize(
+    ("model", "collator", "cls"),
+    [
+        (EsmForMaskedLM, partial(tokens, reads_padding=True), FastTrainer),
+        (EsmForMaskedLM, Hidden(), FastTrainer),
+        (EsmForMaskedLM, partial(tokens, reads_padding=False), PenalisedTrainer),
+        (Pooling, pooled, FastTrainer),
+        (InPlace, pooled, FastTrainer),
+        (Frozen, pooled, FastTrainer),
+    ],
+    ids=[
+        "labels on padding",
+        "a label in one row",
+        "a loss of one's own, later",
+        "mean",
+        "in place",
+        "of a frozen encoder",
+    ],
+)
+@pytest.mark.parametrize("accumulated", [1, 3])
+def test_training_ends_before_the_step_in_which_it_shows(tmp_path, monkeypatch, model, collator, cls, accumulated):
+    monkeypatch.setattr("hf_ext.speedups.parity._loss_probe", lambda *given: [])  # where no probe could see it
+    with pytest.raises(PlanRefused, match=SAID):
+        late(tmp_path, model, collator, cls, **PACKED, gradient_accumulation_steps=accumulated)
+
+
+def test_rows_from_all_over_the_data_are_probed_before(tmp_path):
+    rows = Dataset.from_list(sorted(make_late_rows(), key=lambda row: -len(row["input_ids"])))
+    torch.manual_seed(0)
+    args = FastTrainingArguments(str(tmp_path), use_cpu=True, remove_unused_columns=False, speedups=["all"])
+    trainer = FastTrainer(Pooling(CONFIG), args, train_dataset=rows, data_collator=pooled)
+    assert "the loss reads positions" in trainer.plan["attention"].reason
+    assert trainer.plan["packing"].status == "skipped"
+    trainer.end()
+
+
+def test_steps_before_it_are_right_and_go_on_without_packing(tmp_path):
+    collator = partial(tokens, reads_padding=False)
+    stock, other = late(tmp_path / "stock", EsmForMaskedLM, collator, PenalisedTrainer)
+    with pytest.raises(PlanRefused, match=r"step 4 reads .*checkpoint-3"):
+        late(tmp_path / "ours", EsmForMaskedLM, collator, PenalisedTrainer, **PACKED)
+    found, trainer = late(tmp_path / "ours", EsmForMaskedLM, collator, PenalisedTrainer, resume="auto")
+    assert found == pytest.approx(stock, rel=1e-5)
+    assert trainer.state.global_step == other.state.global_step == 6
+
+
+def test_what_one_process_sees_ends_all(tmp_path):
+    run_on_ranks(HELPERS / "padding_on_ranks.py", tmp_path)
+    for rank in range(2):
+        assert re.match(SAID, (tmp_path / f"said_{rank}").read_text())
+
+
+@pytest.mark.parametrize("model", [MaskedPooling, Softly])
+def test_what_reads_no_padding_trains_as_ever(tmp_path, model):
+    stock, _ = late(tmp_path / "stock", model, pooled, Trainer, TrainingArguments)
+    ours, trainer = late(tmp_path / "ours", model, pooled, **PACKED)
+    assert trainer.plan["packing"].status == "applied"
+    assert ours == pytest.approx(stock, rel=1e-5)
     trainer.end()

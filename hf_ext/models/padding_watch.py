@@ -1,0 +1,49 @@
+"""Whether anybody reads what packed encoders leave empty: a gradient that comes back to padding tells.
+
+A label there, or a mean without the mask, reads states that padded encoders compute and packed ones do not.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+
+from ..data.segments import Segments
+
+# Of the largest gradient of a token: a mask of -100 in place of minus infinity leaves e^-100 of it.
+LEAST = 1e-6
+
+
+class PaddingWatch:
+    """Notes, on the device, whether a gradient has come back to a position of padding since `forget`.
+
+    Cost: one pass over the gradient of an encoder's output; no read from the device.
+    """
+
+    def __init__(self) -> None:
+        self._found: torch.Tensor | None = None
+
+    def unpack(self, packed: torch.Tensor, segments: Segments) -> torch.Tensor:
+        """As that of `segments`, of the last states of an encoder, whose gradient will be looked at."""
+        is_full = len(segments.indices) == segments.shape[0] * segments.shape[1]
+        if is_full or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return segments.unpack(packed)
+        # A frozen encoder's take a gradient too. Not on the view, which may be changed in place and then has another.
+        flat = segments.scatter(packed if packed.requires_grad else packed.detach().requires_grad_())
+        flat.register_hook(partial(self._note, segments.indices))
+        return flat.unflatten(0, segments.shape)
+
+    def _note(self, tokens: torch.Tensor, gradient: torch.Tensor) -> None:
+        """Of states (n * width, features), of which `tokens` are no padding."""
+        largest = torch.linalg.vector_norm(gradient.detach(), float("inf"), dim=-1)
+        read = largest.index_fill(0, tokens, 0).max() > LEAST * largest.max()
+        self._found = read if self._found is None else self._found.to(read.device) | read
+
+    def forget(self) -> None:
+        """What comes next counts."""
+        self._found = None
+
+    def is_unread(self, device: torch.device) -> torch.Tensor:
+        """Scalar, bool, on `device`."""
+        return torch.ones((), dtype=torch.bool, device=device) if self._found is None else ~self._found.to(device)
