@@ -7,12 +7,12 @@ Attention inside the packed row is the kernel that `attention` chose. On CPUs th
 sequences of 109 to 632 tokens in bf16, SDPA took 3.1 times as long as `grouped` one by one and 8.9 times with padding
 around attention (`benchmarks/results/attention_kernels_cpu.json`).
 Families: ESM-2, ESM C, BERT and T5 encoders. Evidence: parity with the padded encoder on the first real rows, and of
-the loss of the model around it: a mean without the mask, or labels where the mask is 0, would read empty positions.
-Later rows, and a loss of the user's own, may still read them: their gradient is looked at in every step, and training
-ends before a step that one reached (`PlanRefused`).
+the loss of the model around it on rows from all over the data: a mean without the mask, or labels where the mask is 0,
+would read empty positions. So might other rows, or a loss of the user's own, later: the gradient of empty positions is
+looked at in every step, and training ends before a step that read one (`PlanRefused`).
 Where sequences begin comes with the batches of `MaskedLMCollator`; with another collator, or where code of the user's
 own may change batches, it is read from the mask.
-Cost: one gather and one scatter per encoder; on a GPU two reads from the device per batch where it is read.
+Cost: one gather, one scatter and one look at their gradient per encoder; on a GPU two reads from the device per batch where it is read.
 """
 
 from __future__ import annotations
