@@ -12,7 +12,8 @@ would read empty positions. So might other rows, or a loss of the user's own, la
 looked at in every step, and training ends before a step that read one (`PlanRefused`).
 Where sequences begin comes with the batches of `MaskedLMCollator`; with another collator, or where code of the user's
 own may change batches, it is read from the mask.
-Cost: one gather, one scatter and one look at their gradient per encoder; on a GPU two reads from the device per batch where it is read.
+Cost: one gather, one scatter and one look at their gradient per encoder; on a GPU two reads from the device per batch
+where it is read.
 """
 
 from __future__ import annotations
