@@ -147,8 +147,10 @@ def attend(
 
 
 def _prefers_sdpa(query: torch.Tensor, key: torch.Tensor) -> bool:
-    """Where torch's kernel is faster: one head's scores fill the cache, or products without oneDNN's."""
-    if query.dtype == torch.float64 or _is_plain_float32(query):
+    """Where torch's kernel is faster (one head's scores fill the cache, or products without oneDNN's), or ours is not
+    exact: scores above 65,504 are no number in float16.
+    """
+    if query.dtype in (torch.float64, torch.float16) or _is_plain_float32(query):
         return True
     return query.shape[2] * key.shape[2] * query.element_size() > MAX_HEAD_BYTES
 

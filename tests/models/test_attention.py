@@ -126,6 +126,15 @@ def count_calls(function, name):
 
 
 @pytest.mark.parametrize("kernel", CPU_KERNELS)
+def test_scores_that_float16_cannot_hold_are_computed(kernel):
+    segments, *rows, _ = make_inputs(dtype=torch.float16)
+    query, key, value = rows
+    found = kernel(200 * query, 200 * key, value, segments, 4.0, 0.0, None)
+    expected = one_at_a_time(200 * query, 200 * key, value, segments, 4.0, 0.0, None)
+    assert (found[: len(segments.indices)] - expected).abs().max() < 2e-3
+
+
+@pytest.mark.parametrize("kernel", CPU_KERNELS)
 @pytest.mark.parametrize("bias", [False, True])
 def test_float64_stays_float64(kernel, bias):
     assert error_of(kernel, torch.float64, bias=bias) < 1e-12
