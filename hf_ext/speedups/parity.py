@@ -13,9 +13,11 @@ Bounds, on the last hidden states of real tokens, in evaluation mode:
 - autocast to bf16 or fp16: the new states are at most twice as far from the float32 result as the old ones were
   (L2; a distance of 0.1 % of that result counts as none);
 - weights stored in half precision: new and old states differ by at most 5 % (relative L2).
-The loss of a model around such an encoder, on the same rows in float32: the largest difference is 1e-4 of it (5 % of
-weights in half precision). Encoders leave positions of padding empty, which a mean without the mask, or a label there,
-would read.
+
+The loss of a model around such an encoder, on rows from all over the data: the largest difference is 1e-4 of it (5 % of
+weights in half precision). Packed encoders leave positions of padding empty, which a mean without the mask, or a label
+there, would read.
+
 Bounds on gradients:
 - float32: relative L2 of at most 1 %. TF32, where it is on, rounds factors to 2^-11 of them; the roundings of 400
   products one after the other add up to their root, 20 x 2^-11 = 1 %. A lost or wrong term is far above it;
