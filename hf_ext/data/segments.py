@@ -117,12 +117,13 @@ class Segments:
         """(1, T, ...) to (n, width, ...), zero where padding was."""
         return self.scatter(packed).unflatten(0, self.shape)
 
-    def scatter(self, packed: torch.Tensor) -> torch.Tensor:
-        """As `unpack`, to (n * width, ...)."""
+    def scatter(self, packed: torch.Tensor, filler: torch.Tensor | None = None) -> torch.Tensor:
+        """As `unpack`, to (n * width, ...); with `filler` (...) in place of zeros."""
         rows, width = self.shape
         # Not slices, whose gradient is a row of zeros that is filled in.
         real = packed.squeeze(0).split([len(self.indices), self.num_filled])[0]
-        return real.new_zeros(rows * width, *real.shape[1:]).index_copy(0, self.indices, real)
+        size = (rows * width, *real.shape[1:])
+        return (real.new_zeros(size) if filler is None else filler.expand(size)).index_copy(0, self.indices, real)
 
 
 def _pieces(total: int, longest: int) -> list[int]:

@@ -57,13 +57,14 @@ def pack_encoders(model: nn.Module, round_up: bool = False, watch: PaddingWatch 
 
     Those with another forward than transformers', of a subclass or on the instance, stay as they are.
 
-    Inputs and outputs stay as they were: padded (n, width) token ids in, padded states out, zero where padding is.
+    Inputs and outputs stay as they were: padded (n, width) token ids in, padded states out, zero where padding is (with
+    `watch`, where a gradient is computed, those of some token).
     Calls that ask for attentions or hidden states, or pass embeddings or positions, are answered by the plain forward.
 
     Args:
         round_up: fill packed rows up to a few lengths, for compiled blocks.
 
-        watch: unpacks the last states of each encoder, which are zero where padding is.
+        watch: unpacks the last states of each encoder.
 
     Raises:
         ArgumentError: in a forward pass, if the encoder's attention takes the row for one sequence, as SDPA does.

@@ -1,6 +1,6 @@
-"""Whether anybody reads what packed encoders leave empty: a gradient that comes back to padding tells.
+"""Whether anybody reads what packed encoders do not compute: a gradient that comes back to padding tells.
 
-A label there, or a mean without the mask, reads states that padded encoders compute and packed ones do not.
+A label there, or a mean without the mask, reads states that padded encoders have there and packed ones have not.
 """
 
 from __future__ import annotations
@@ -26,12 +26,17 @@ class PaddingWatch:
         self._found: torch.Tensor | None = None
 
     def unpack(self, packed: torch.Tensor, segments: Segments) -> torch.Tensor:
-        """As that of `segments`, of the last states of an encoder, whose gradient will be looked at."""
+        """As that of `segments`, of the last states of an encoder, whose gradient will be looked at.
+
+        Where it is, padding is not zero.
+        """
         is_full = len(segments.indices) == segments.shape[0] * segments.shape[1]
         if is_full or not torch.is_grad_enabled() or torch.compiler.is_compiling():
             return segments.unpack(packed)
-        # A frozen encoder's take a gradient too. Not on the view, which may be changed in place and then has another.
-        flat = segments.scatter(packed if packed.requires_grad else packed.detach().requires_grad_())
+        states = packed if packed.requires_grad else packed.detach().requires_grad_()  # a frozen encoder's too
+        # A token's states in place of zeros, at which squares, norms and products have no gradient.
+        flat = segments.scatter(states, filler=packed.detach()[0, 0])
+        # Not on the view, which may be changed in place and then has another.
         flat.register_hook(partial(self._note, segments.indices))
         return flat.unflatten(0, segments.shape)
 

@@ -58,7 +58,7 @@ class StepGuard(TrainerCallback):
 
     Raises (from `epoch`):
         NotFiniteError: with the step, the rows of the batches concerned, and the last checkpoint.
-        PlanRefused: the loss reads padding, where packed encoders put out zeros; with the last checkpoint.
+        PlanRefused: the loss reads padding, which packed encoders do not compute; with the last checkpoint.
 
     Cost: one read from the device per optimizer step, none per micro-batch.
 
@@ -110,7 +110,7 @@ class StepGuard(TrainerCallback):
             (step,) = problem.args
             raise PlanRefused(
                 f"packing: the loss of step {step} reads positions that the attention mask leaves out (a label there, "
-                "or a mean without the mask), where packed encoders put out zeros. The weights were not touched; "
+                "or a mean without the mask), which packed encoders do not compute. The weights were not touched; "
                 f"{name_last_good()}. Train without packing: --without packing."
             ) from None
         finally:

@@ -181,6 +181,28 @@ class Softly(Pooling):
         return {"loss": ((predicted - labels) ** 2).mean(), "logits": predicted}
 
 
+PENALTIES = {
+    "squares": lambda states: states.pow(2).mean(),
+    "sizes": lambda states: states.abs().mean(),
+    "norms": lambda states: states.norm(dim=-1).mean(),
+    "roots": lambda states: states.pow(2).sum(-1).sqrt().mean(),
+    "products": lambda states: (states[:1] * states[1:2]).mean(),
+    "after a norm": lambda states: nn.functional.layer_norm(states, states.shape[-1:]).pow(4).mean(),
+}
+
+
+def penalised_by(penalty):
+    """A trainer whose loss has a term on all states of the encoder; at zeros most have no gradient."""
+
+    class PenalisesStates(FastTrainer):
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            states = model.esm(inputs["input_ids"], inputs["attention_mask"]).last_hidden_state
+            loss = model(**inputs)["loss"] + penalty(states)
+            return (loss, {}) if return_outputs else loss
+
+    return PenalisesStates
+
+
 PACKED = {"speedups": ["packing"], "attention": "blocked"}
 
 
@@ -224,6 +246,12 @@ def test_training_ends_before_the_step_in_which_it_shows(tmp_path, monkeypatch, 
     monkeypatch.setattr("hf_ext.speedups.parity._loss_probe", lambda *given: [])  # where no probe could see it
     with pytest.raises(PlanRefused, match=SAID):
         late(tmp_path, model, collator, cls, **PACKED, gradient_accumulation_steps=accumulated)
+
+
+@pytest.mark.parametrize("name", PENALTIES)
+def test_so_do_terms_that_have_no_gradient_at_zero(tmp_path, name):
+    with pytest.raises(PlanRefused, match=SAID):
+        late(tmp_path, MaskedPooling, pooled, penalised_by(PENALTIES[name]), **PACKED)
 
 
 def test_rows_from_all_over_the_data_are_probed_before(tmp_path):
