@@ -57,8 +57,7 @@ class BatchCounter:
         self.labels: Any = None
         self._coefficients: dict[str, tuple[float, float]] = {}
         self._counts: torch.Tensor | None = None
-        # Compiled models call their hooks outside the graph, and dynamo is not to look into this one.
-        self._hook = model.register_forward_pre_hook(torch.compiler.disable(self._count), with_kwargs=True)
+        self._hook = model.register_forward_pre_hook(self._count, with_kwargs=True)
 
     def detach(self) -> None:
         """Stops watching."""
@@ -71,6 +70,7 @@ class BatchCounter:
         return torch.zeros(len(COUNTS), dtype=torch.float64) if counts is None else counts
 
     @torch.no_grad()
+    @torch.compiler.disable  # compiled models call hooks outside the graph, and dynamo is not to look into this one
     def _count(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not model.training:
             return

@@ -38,7 +38,7 @@ from ..models.held_attention import hold_attention
 from ..models.lora import unwrap_peft
 from ..models.newer_flash import HELD_FLASH, find_newer_flash
 from ..models.packed_families import BIASED, PACKED_FAMILIES
-from ..models.packing import find_encoders
+from ..models.packing import find_encoders, is_packed
 from ..optional import import_problem
 from ..whose_code import is_in
 from . import encoder_precision, parity, precision
@@ -169,7 +169,7 @@ def apply(decision: Decision, run: Run) -> Decision:
         PlanRefused: an explicit choice is above the bound, or does not run here.
     """
     # Of a model that shares its configuration with one of another run, what that run has set is not the old attention.
-    plain = [hold_attention(encoder) for encoder in find_encoders(run.model)]
+    plain = [hold_attention(encoder) for encoder in find_encoders(run.model) if not is_packed(encoder)]
     try:
         return _apply(decision, run)
     finally:

@@ -5,13 +5,16 @@ import gc
 import pytest
 import torch
 from miniature_esm import esm_config, make_wide_esm
-from tiny_masked_lm import largest_weight_difference, make_trainer
+from tiny_masked_lm import largest_weight_difference, make_args, make_rows, make_trainer
+from token_rows import pad_rows
+from torch.func import functional_call, grad
 from transformers import EsmForMaskedLM, TrainerCallback
 
 from hf_ext.held import Held
 from hf_ext.matmul import FAST_CPU
 from hf_ext.models.held_attention import hold_attention
 from hf_ext.speedups import cpu_matmul, cpu_threads
+from hf_ext.trainer import FastTrainer
 
 ORDERS = [(0, 1, 2), (2, 1, 0), (1, 0, 2), (1, 2, 0)]
 
@@ -142,6 +145,57 @@ def test_models_of_one_configuration_train_on_when_the_other_has_ended(tmp_path,
     assert models[0].config._attn_implementation == "sdpa"
     make_trainer(tmp_path / "twin", twin).train()
     assert largest_weight_difference(models[1 - first_out], twin) < 1e-5
+
+
+@pytest.mark.parametrize("is_alive", [True, False])
+def test_a_second_trainer_of_a_model_whose_first_nobody_ended(tmp_path, is_alive):
+    fast = {"speedups": ["packing", "attention"]}
+    model, twin = make_wide_esm(), make_wide_esm()
+    first = make_trainer(tmp_path / "first", model, **fast)
+    if not is_alive:
+        del first
+        gc.collect()
+    second = make_trainer(tmp_path / "second", model, **fast)
+    assert [second.plan[name].status for name in ("attention", "packing")] == ["applied", "applied"]
+    second.train()
+    second.end()
+    make_trainer(tmp_path / "twin", twin).train()
+    assert largest_weight_difference(model, twin) < 1e-5
+
+
+class Saves(TrainerCallback):
+    def on_step_end(self, args, state, control, model=None, **kwargs):
+        torch.save(model, f"{args.output_dir}/whole.pt")
+
+
+def test_a_model_that_a_callback_saves_whole_is_loaded(tmp_path):
+    trainer = make_trainer(tmp_path, speedups=["all"], without=["compile"], callbacks=[Saves()], max_steps=1)
+    trainer.train()
+    loaded = torch.load(tmp_path / "whole.pt", weights_only=False)
+    assert largest_weight_difference(loaded, trainer.model) == 0
+
+
+class WithFunctions(FastTrainer):
+    """A loss with a gradient of `torch.func` in it, of the head alone."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        weights = {name: weight.detach() for name, weight in model.named_parameters()}
+
+        def of_bias(bias):
+            return functional_call(model, {**weights, "lm_head.bias": bias}, (), inputs)["logits"].pow(2).mean()
+
+        size = grad(of_bias)(weights["lm_head.bias"]).norm()
+        loss = model(**inputs)["loss"] + 0.0 * size
+        return (loss, {}) if return_outputs else loss
+
+
+def test_gradients_of_torch_func_inside_a_loss(tmp_path):
+    trainer = WithFunctions(
+        make_wide_esm(), make_args(tmp_path, speedups=["packing"], attention="blocked"), pad_rows, make_rows()
+    )
+    trainer.train()
+    assert trainer.plan["packing"].status == "applied"
+    trainer.end()
 
 
 def test_an_attention_is_held_for_a_configuration_and_keeps_nothing_alive():
