@@ -152,7 +152,7 @@ def _ending(note: Note) -> Iterator[None]:
         if not _is_missing_package(error):
             raise
         _end(f"{MissingDependencyError.__name__}: {error}", 1)
-    except Exception as error:
+    except Exception as error:  # SafetensorError, which is no OSError, is not imported for it
         if error_number(error) not in _DISK_ERRORS:
             raise
         text = f"DiskFailure: {error}. Free space there, or have it written elsewhere."

@@ -63,7 +63,6 @@ def pack_encoders(model: nn.Module, round_up: bool = False, watch: PaddingWatch 
 
     Args:
         round_up: fill packed rows up to a few lengths, for compiled blocks.
-
         watch: unpacks the last states of each encoder.
 
     Raises:

@@ -18,8 +18,7 @@ LEAST = 1e-6
 class PaddingWatch:
     """Notes, on the device, whether a gradient has come back to a position of padding since `forget`.
 
-    Cost: two passes over the gradient of an encoder's output (on one core 6 ms for 12,800 positions, 320 wide); no read
-    from the device.
+    Cost: two passes over the gradient of an encoder's output; no read from the device.
     """
 
     def __init__(self) -> None:
