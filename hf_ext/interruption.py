@@ -7,13 +7,14 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
 INTERRUPTING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
 PATIENCE_S = 10.0  # to tidy up; torchrun kills after 30 s
-_watched: set[int] = set()  # this process, while it is watched
+_LEFT = 0  # on the way of signals, which begin at 1: nobody is to be watched any more
+_watched: dict[int, socket.socket] = {}  # this process, while it is watched, and where its signals are told
 
 
 @contextmanager
@@ -61,30 +62,33 @@ def _watching(handler: Any, give_up: Callable[[], None]) -> Iterator[None]:
     writer.setblocking(False)
 
     def watch() -> None:
-        while number := reader.recv(1):  # nothing once the writer is closed
-            if signal.getsignal(number[0]) is handler and not left.wait(PATIENCE_S):
-                give_up()
+        # Not until the writer is closed: processes that were forked meanwhile, as data workers are, have it too.
+        with reader:
+            while number := int.from_bytes(reader.recv(1)):
+                if signal.getsignal(number) is handler and not left.wait(PATIENCE_S):
+                    give_up()
 
     watcher = threading.Thread(target=watch, name="interruption", daemon=True)
     watcher.start()
     previous = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
-    _watched.add(os.getpid())
+    _watched[os.getpid()] = writer
     try:
         yield
     finally:
-        _watched.discard(os.getpid())
+        _watched.pop(os.getpid(), None)
         signal.set_wakeup_fd(previous)
         left.set()
+        with suppress(OSError):  # full of signals, each of which wakes the thread too; closed, in a forked process
+            writer.send(bytes([_LEFT]))
+        watcher.join(timeout=1)  # never to be waited for: the end of a run comes before that of its watch
         writer.close()
-        watcher.join()
-        reader.close()
 
 
 def _leave_watch() -> None:
     """In a process forked from one that is watched, which would report its own signals there, as if they were its."""
-    if _watched:
-        _watched.clear()
+    while _watched:
         signal.set_wakeup_fd(-1)
+        _watched.popitem()[1].close()
 
 
 if hasattr(os, "register_at_fork"):
