@@ -1092,7 +1092,7 @@ class FastTrainer(Trainer):
 
     def check_disk_budget(self) -> None:
         """Raises ArgumentError for a budget that cannot hold what will be written, or decides to store less."""
-        self._ext_parts.disk_space.check(self.model, self.checkpoint_sizes())
+        self._ext_parts.disk_space.check(self.model, self.checkpoint_sizes)
 
     def data_position(self) -> dict[str, Any] | None:
         """Where the training stream stands after the last optimizer step, for JSON; None for other data."""

@@ -6,7 +6,7 @@ import dataclasses
 import errno
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -43,7 +43,7 @@ class DiskSpace:
         self._args, self._places, self._backend = args, places, backend
         self._degradation: Degradation | None = None
         self._best_saved: int | None = None
-        self._optimizer_sizes: tuple[tuple[int, ...], tuple[int, int]] | None = None
+        self._optimizer_sizes: tuple[tuple[int, ...], tuple[int, int | None]] | None = None
 
     # --- what is asked for ------------------------------------------------------------------------------------------
 
@@ -69,14 +69,15 @@ class DiskSpace:
         full, half = self._optimizer_bytes(optimizer)
         return Sizes(weights, full, small_bytes, half)
 
-    def _optimizer_bytes(self, optimizer: Any) -> tuple[int, int]:
-        """Of the optimizer's state as it is and in bfloat16; computed again where other parameters train."""
+    def _optimizer_bytes(self, optimizer: Any) -> tuple[int, int | None]:
+        """Of the optimizer's state as it is, and in bfloat16 where that may be stored; again where others train."""
         # Training waits for it: 100 ms for 300 parameters.
         trained = [p.numel() for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
-        key = (id(optimizer), len(trained), sum(trained))
+        is_smaller = self._args.disk_policy == "degrade"
+        key = (id(optimizer), len(trained), sum(trained), is_smaller)
         if self._optimizer_sizes is None or self._optimizer_sizes[0] != key:
-            full, half = (expected_optimizer_bytes(optimizer, dtype) for dtype in (None, torch.bfloat16))
-            self._optimizer_sizes = (key, (full, half))
+            half = expected_optimizer_bytes(optimizer, torch.bfloat16) if is_smaller else None
+            self._optimizer_sizes = (key, (expected_optimizer_bytes(optimizer), half))
         return self._optimizer_sizes[1]
 
     def policy(self) -> Policy:
@@ -91,14 +92,19 @@ class DiskSpace:
             budget_bytes=None if gb is None else round(gb * GB),
         )
 
-    def check(self, model: nn.Module, sizes: Sizes) -> None:
-        """Refuses a budget that cannot hold what will be written, or decides to store less.
+    def check(self, model: nn.Module, count: Callable[[], Sizes]) -> None:
+        """Refuses a budget that cannot hold what will be written, or decides to store less; without one, nothing.
+
+        Args:
+            count: says what a checkpoint takes; called only where there is a budget, since the optimizer is tried.
 
         Raises:
             ArgumentError: it is too small for what is to be kept; the message has the arithmetic.
         """
         self._degradation = None
-        policy, other_bytes = self.policy(), self.other_bytes(model)
+        if self._args.save_total_size_gb is None:
+            return
+        sizes, policy, other_bytes = count(), self.policy(), self.other_bytes(model)
         if self._args.disk_policy == "refuse":
             check_budget(sizes, policy, other_bytes)
             return

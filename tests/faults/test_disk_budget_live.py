@@ -280,6 +280,7 @@ def budgets_of_the_steps(folder, base):
     """The smallest budget in bytes with none, one, two and three steps taken."""
     trainer = degraded(folder, base)
     plain = find_smallest(trainer)
+    trainer.args.disk_policy = "degrade"
     sizes, trainer.args.save_total_size_gb = trainer.checkpoint_sizes(), None
     policy = trainer._ext_parts.disk_space.policy()
     best = dataclasses.replace(policy, best_weights_only=True)

@@ -134,7 +134,9 @@ class Endings:
         status = int(self._process.stdout.readline())
         began = json.loads((folder / "began.json").read_text()) if (folder / "began.json").exists() else None
         seconds = time.time() - began["at"] if began else 0.0
-        left = [pid for pid in began["pids"] if psutil.pid_exists(pid)] if began else []
+        ends = time.time() + 5  # which multiprocessing's own helpers have, that end when their pipes do
+        while (left := [pid for pid in began["pids"] if psutil.pid_exists(pid)] if began else []) and time.time() < ends:
+            time.sleep(0.05)
         return status, (folder / "stderr").read_text(), seconds, left
 
     def close(self) -> None:

@@ -73,18 +73,19 @@ def test_a_budget_too_small_is_refused_or_stores_less(tmp_path):
     parts = make(tmp_path)
     needed = parts.space.other_bytes(parts.model) + 2 * SIZES.full_bytes
     parts.args.save_total_size_gb = needed / GB
-    parts.space.check(parts.model, SIZES)
+    parts.space.check(parts.model, lambda: SIZES)
     parts.args.save_total_size_gb = (needed - 1) / GB
     with pytest.raises(ArgumentError, match="save_total_size_gb"):
-        parts.space.check(parts.model, SIZES)
+        parts.space.check(parts.model, lambda: SIZES)
     assert parts.space.optimizer_state_dtype is None
     parts.args.disk_policy = "degrade"
-    parts.space.check(parts.model, SIZES)
+    parts.space.check(parts.model, lambda: SIZES)
     assert str(parts.space.optimizer_state_dtype) == "torch.bfloat16"
 
 
 def test_sizes_bound_what_a_checkpoint_takes(tmp_path):
     parts = Parts(tmp_path).saved(1)
+    parts.args.disk_policy = "degrade"
     sizes = parts.space.sizes(parts.model, parts.optimizer, 1000)
     (stored,) = parts.places.store.checkpoints()
     files = {name: record.size for name, record in stored.manifest.files.items()}
