@@ -121,6 +121,7 @@ class FastTrainer(Trainer):
         self._ext_args = as_fast_arguments(args)
         if "_ext_current_args" in vars(self):  # which the parts hold; a subclass may assign before the constructor
             self._ext_current_args.__dict__ = self._ext_args.__dict__
+            self._ext_planned.run.args = self._ext_args
 
     @cached_property
     def _ext_parts(self) -> Parts:
@@ -179,6 +180,9 @@ class FastTrainer(Trainer):
         has_own_loader = find_override(self, "get_train_dataloader") is not None
         check_training(self.args, None if has_own_loader else getattr(self, "train_dataset", None))
         with self._ext_parts.run_folder.while_training():  # before anything in it is looked at
+            places = self.args.output_dir, self.args.local_checkpoint_dir
+            if self._ext_parts.places.follow(*places, self.args.should_save):
+                self._ext_planned.save()
             if self._ext_parts.batch_finder.is_on:
                 with kept_random_states(self.train_dataset, self.data_collator):  # which rows may draw from
                     self._ext_find_batch_size()
