@@ -35,16 +35,15 @@ class Places:
         self._given: Any = None
         self.follow(output_dir, local_dir, copies)
 
-    def follow(self, output_dir: str | os.PathLike[str], local_dir: str | None, copies: bool) -> bool:
-        """Goes to other folders before a run; stays, with what it knows, where they are the same. Whether it went."""
+    def follow(self, output_dir: str | os.PathLike[str], local_dir: str | None, copies: bool) -> None:
+        """Goes to other folders before a run; stays, with what it knows, where they are the same."""
         given = os.path.abspath(output_dir), local_dir
         if given == self._given:
-            return False
+            return
         self._given, self.output_dir = given, Path(output_dir)
         self.store = CheckpointStore(output_dir if local_dir is None else local_folder(local_dir, str(output_dir)))
         self.mirror = Mirror(self.store, output_dir) if local_dir is not None and copies else None
         self._stores = [self.store, *([self.mirror.target] if self.mirror else [])]
-        return True
 
     @property
     def folder(self) -> Path:
