@@ -56,7 +56,7 @@ def test_a_run_that_is_to_continue_by_other_arguments_continues(tmp_path):
 
 def test_another_output_folder_counts_from_the_next_run_on(tmp_path):
     first, second, third = (tmp_path / name for name in ("first", "second", "third"))
-    other = make_other(third, save_steps=2, save_minutes=1e6)
+    other = make_other(third, save_steps=8, save_minutes=1e6, local_checkpoint_dir=str(tmp_path / "local"))
     trainer = make(tmp_path / "never", save_steps=4, save_minutes=1e6)  # which keeps records: something is asked for
     written = []
     for folder in (first, second, third):
@@ -71,9 +71,9 @@ def test_another_output_folder_counts_from_the_next_run_on(tmp_path):
         assert {"plan.json", "throughput.json", "trainer_state.json"} < {path.name for path in folder.iterdir()}
     trainer.end()
     found = {folder.name: {path.name for path in folder.glob("*checkpoint-*")} for folder in tmp_path.iterdir()}
-    all_saved = {"checkpoint-2", "checkpoint-4", "checkpoint-6", "checkpoint-8"}
     saved = {"checkpoint-4", "checkpoint-8"}
-    assert found == {"never": set(), "first": saved, "second": saved, "third": all_saved}
+    assert found == {"never": set(), "first": saved, "second": saved, "third": {"checkpoint-8"}, "local": set()}
+    assert len([*tmp_path.glob("local/third-*/checkpoint-8")]) == 1
 
 
 def test_a_bound_of_gradients_below_0_clips_nothing_as_0_does(tmp_path):
