@@ -73,7 +73,7 @@ TRAINING_RANGES = {
     **dict.fromkeys(("adam_epsilon", "warmup_steps", "neftune_noise_alpha"), NOT_NEGATIVE),
     **dict.fromkeys(("logging_steps", "eval_steps"), NOT_NEGATIVE),  # save_steps -1: stock Trainer saves by no steps
     "ddp_timeout": ABOVE_ZERO,
-    "max_grad_norm": Range("not negative", lambda value: value >= 0),  # inf: norms are logged, nothing is clipped
+    "max_grad_norm": Range("a number; 0 and less clip nothing", lambda value: not math.isnan(value)),
     **dict.fromkeys(("adam_beta1", "adam_beta2"), SHARE_BELOW_ONE),
     "label_smoothing_factor": Range("from 0 to 1", lambda value: 0 <= value <= 1),
     "dataloader_num_workers": NUM_WORKERS,
@@ -123,7 +123,8 @@ def check_ranges(arguments: Any, ranges: Mapping[str, Range]) -> None:
             if number is None:
                 continue
             if isinstance(number, bool) or not isinstance(number, Real) or not allowed.holds(float(number)):
-                raise ArgumentError(f"{name}={value!r}: must be {allowed.words}.")
+                kind = ", and is text" if isinstance(number, str) else ""
+                raise ArgumentError(f"{name}={value!r}: must be {allowed.words}{kind}.")
 
 
 def check_forms(arguments: Any) -> None:

@@ -121,6 +121,7 @@ class FastTrainer(Trainer):
         self._ext_args = as_fast_arguments(args)
         if "_ext_current_args" in vars(self):  # which the parts hold; a subclass may assign before the constructor
             self._ext_current_args.__dict__ = self._ext_args.__dict__
+            self._ext_planned.run.args = self._ext_args
 
     @cached_property
     def _ext_parts(self) -> Parts:
@@ -179,6 +180,8 @@ class FastTrainer(Trainer):
         has_own_loader = find_override(self, "get_train_dataloader") is not None
         check_training(self.args, None if has_own_loader else getattr(self, "train_dataset", None))
         with self._ext_parts.run_folder.while_training():  # before anything in it is looked at
+            self._ext_parts.places.follow(self.args.output_dir, self.args.local_checkpoint_dir, self.args.should_save)
+            self._ext_planned.save()  # the folder may be another one than when it was planned
             if self._ext_parts.batch_finder.is_on:
                 with kept_random_states(self.train_dataset, self.data_collator):  # which rows may draw from
                     self._ext_find_batch_size()
@@ -375,10 +378,21 @@ class FastTrainer(Trainer):
         self._ext_parts.loss_check.check(self.model, loader, self._ext_compute_first_loss, name, draws)
 
     def _ext_compute_first_loss(self, batch: Any) -> Any:
-        inputs = self._prepare_inputs(batch)
+        inputs, decided = self._prepare_inputs(batch), self._ext_decided_loss()
         num_items = self._get_num_items_in_batch([inputs], self.args.device)
-        with self.compute_loss_context_manager():
-            return self.compute_loss(self.model, inputs, num_items_in_batch=num_items)
+
+        def compute(num_items: Any) -> Any:
+            with self.compute_loss_context_manager():
+                return self.compute_loss(self.model, copy_batch(inputs), num_items_in_batch=num_items)
+
+        check = self._ext_parts.loss_check
+        if num_items is None or check.num_parts == 1 or not decided.is_said_to_divide:
+            return compute(num_items)
+        with kept_random_states(self, self.compute_loss_func):  # the second one draws the same
+            loss = compute(num_items)
+        with torch.no_grad():
+            check.warn_of_mean(name_loss(decided, None), loss, compute(2 * num_items))
+        return loss
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
         """As in Trainer; where the plan or the arguments say so, with Muon, groups for encoders, or on the host."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import logging
 import os
@@ -361,10 +362,19 @@ class FastTrainingArguments(TrainingArguments, metaclass=TakesPresets):
         new.__dict__.update(self.__dict__)
         return new
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> FastTrainingArguments:
+        """With the tokens, which leave the process by pickle alone."""
+        new = memo[id(self)] = object.__new__(type(self))
+        new.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return new
+
     def __getstate__(self) -> dict[str, Any]:
         """What `torch.save` stores, where Trainer pickles its arguments while pushing: everything but tokens."""
-        state = {name: value for name, value in self.__dict__.items() if name != "_built"}
-        return {**state, "_built": {}, **{name: None for name in state if name.endswith("_token")}}
+        return {**_without_tokens(self.__dict__), "_built": _without_tokens(self._built)}
+
+
+def _without_tokens(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: None if name.endswith("_token") else value for name, value in values.items()}
 
 
 def _has_home() -> bool:

@@ -111,7 +111,8 @@ def test_arguments_of_a_class_that_is_made_can_be_stored_without_tokens(tmp_path
     stored = pickle.dumps(made)
     assert b"hf_secret" not in stored
     assert pickle.loads(stored).doubled == 1.0
-    assert type(pickle.loads(stored)) is type(made)
+    assert type(pickle.loads(stored)) is type(copy.deepcopy(made)) is type(made)
+    assert copy.deepcopy(made) == made
 
 
 def test_seq2seq_arguments_generate_as_in_stock_trainer(tmp_path):

@@ -8,13 +8,14 @@ import pytest
 import torch
 from datasets import Dataset
 from miniature_esm import make_esm
-from peft import PeftModel
+from peft import LoraConfig, PeftModel, get_peft_model
 from run_outcomes import losses, same_tensors, trained_weights
 from safetensors.torch import load_file, save_file
 from transformers import EsmForSequenceClassification, default_data_collator
 
 from hf_ext.affinity.arguments import AffinityArguments
 from hf_ext.affinity.building import settle_training
+from hf_ext.checkpoints.run_folder.finished_model import check_model
 from hf_ext.data.collators import SequenceCollator
 from hf_ext.errors import ArgumentError, CheckpointError
 from hf_ext.models.affinity import AffinityModel
@@ -206,3 +207,29 @@ def test_the_command_line_takes_every_option_of_lora():
     _, args = parser.parse_args_into_dataclasses(["--output_dir", "o"])
     assert (args.use_peft, args.lora_r, args.lora_alpha, args.lora_dropout) == (False, 8, 16, 0.0)
     assert (args.lora_target_modules, args.use_rslora, args.use_dora) == (None, False, False)
+
+
+def test_weights_that_were_unfrozen_by_hand_are_in_the_saved_folder(tmp_path):
+    make_esm(EsmForSequenceClassification).save_pretrained(tmp_path / "base", save_original_format=False)
+
+    def make_base():
+        return EsmForSequenceClassification.from_pretrained(tmp_path / "base")
+
+    for task_type in (None, "SEQ_CLS"):
+        config = LoraConfig(r=2, target_modules=["query"], task_type=task_type)
+        model = get_peft_model(make_base(), config)
+        by_hand = [p for name, p in model.named_parameters() if "LayerNorm" in name or name.endswith("layer.bias")]
+        head = [] if task_type else [*model.base_model.model.classifier.parameters()]
+        for parameter in (*by_hand, *head):
+            parameter.requires_grad_(True)
+        folder = tmp_path / str(task_type)
+        settings = {"max_steps": 4, "save_strategy": "no", "learning_rate": 0.1, **QUIET}
+        args = FastTrainingArguments(output_dir=str(folder), **settings)
+        trainer = FastTrainer(model, args, default_data_collator, make_rows(), make_rows())
+        trainer.train()
+        trained = trainer.predict(make_rows()).predictions
+        trainer.save_model()
+        trainer.end()
+        check_model(folder)
+        trainer.model = PeftModel.from_pretrained(make_base(), folder)
+        assert np.array_equal(trainer.predict(make_rows()).predictions, trained)

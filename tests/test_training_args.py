@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import io
+import pickle
 from dataclasses import dataclass
 from typing import Literal
 
@@ -178,7 +179,7 @@ def test_none_and_words_beside_a_choice_are_taken_where_the_type_or_the_default_
         ("num_train_epochs", INF, "a finite number"),
         ("adam_beta1", 2, "at least 0 and below 1"),
         ("adam_beta2", 1.0, "at least 0 and below 1"),
-        ("max_grad_norm", NAN, "not negative"),
+        ("max_grad_norm", NAN, "a number; 0 and less clip nothing"),
         ("dataloader_num_workers", -1, "from 0 to 1024, a process each"),
         ("dataloader_num_workers", 100_000, "from 0 to 1024, a process each"),
         ("neftune_noise_alpha", NAN, "finite and not negative"),
@@ -225,8 +226,14 @@ def test_what_stock_trainer_has_a_use_for_stays_allowed():
         assert FastTrainingArguments(output_dir="o", torch_compile_backend=backend).torch_compile
 
 
-def test_an_infinite_bound_of_gradients_means_that_none_is_clipped():
-    assert FastTrainingArguments(output_dir="o", max_grad_norm=INF).max_grad_norm == INF
+def test_bounds_of_gradients_that_clip_nothing_are_allowed():
+    for bound in (INF, 0, -1.0):
+        assert FastTrainingArguments(output_dir="o", max_grad_norm=bound).max_grad_norm == bound
+
+
+def test_text_where_a_number_belongs_is_called_text():
+    with pytest.raises(ArgumentError, match=r"learning_rate='1e-3': must be finite and not negative, and is text"):
+        FastTrainingArguments(output_dir="o", learning_rate="1e-3")
 
 
 @pytest.mark.parametrize("name", ["effective_batch_size", "cached_batch_size", "embedding_tokens_per_batch"])
@@ -243,6 +250,16 @@ def test_explicit_fields_are_what_code_gave_or_changed():
     assert args.explicit_fields == {"output_dir", "use_cpu", "learning_rate", "per_device_train_batch_size"}
 
 
+def test_explicit_fields_of_a_copy_are_those_of_the_arguments_and_what_is_set_on_it():
+    args = FastTrainingArguments(output_dir="o", use_cpu=True, hub_token="hf_abcdefghij")
+    args.learning_rate = 1e-3
+    for copied in (copy.copy(args), copy.deepcopy(args), pickle.loads(pickle.dumps(args))):
+        assert copied.explicit_fields - {"hub_token"} == {"output_dir", "use_cpu", "learning_rate"}
+        copied.dataloader_num_workers = 1
+        assert "dataloader_num_workers" in copied.explicit_fields
+    assert "dataloader_num_workers" not in args.explicit_fields
+
+
 def test_explicit_fields_are_what_the_parser_recorded():
     args = FastTrainingArguments(output_dir="o", learning_rate=1e-3)
     args.mark_explicit(frozenset({"seed"}))
@@ -255,7 +272,9 @@ def test_a_pickle_of_the_arguments_holds_no_token():
     buffer = io.BytesIO()
     torch.save(args, buffer)
     assert secret.encode() not in buffer.getvalue()
-    assert copy.copy(args).hub_token == secret  # the run itself still has it
+    for copied in (copy.copy(args), copy.deepcopy(args)):
+        assert copied.hub_token == secret  # the run itself still has it
+        assert copied == args
 
     stock = io.BytesIO()
     torch.save(TrainingArguments(output_dir="o", hub_token=secret), stock)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Iterator
 from functools import partial
@@ -93,9 +94,12 @@ def _insides(outer: Any) -> list[Any]:
     insides: list[Any] = []
     while outer is not None and len(insides) < MAX_WRAPPED:
         insides.append(outer)
-        # transformers 5.23 makes the generator of a collator that has a seed with its first batch, hence unseeded.
-        if getattr(outer, "seed", None) is not None and vars(outer).get("generator", outer) is None:
-            getattr(outer, "create_rng", lambda: None)()
+        # transformers makes the generator of a collator that has a seed with its first batch, hence unseeded; since
+        # 5.24 also anew where it came from another process.
+        if getattr(outer, "seed", None) is not None:
+            held = vars(outer)
+            if held.get("generator", outer) is None or held.get("_generator_pid", os.getpid()) != os.getpid():
+                getattr(outer, "create_rng", lambda: None)()
         outer = _unwrap(outer)
     return insides
 

@@ -245,7 +245,7 @@ class StreamPassSampler(Sampler[list[Any]]):
 
     Args:
         stream: see `is_stream`; it can be read again and gives the same rows whenever it is.
-        num_rows: of a pass, see `count_rows`.
+        num_rows: of a pass, see `count_rows`; None where it is not known, so that there is no length.
         batch_size: rows per process and batch; the last may be shorter.
 
     Raises:
@@ -256,19 +256,21 @@ class StreamPassSampler(Sampler[list[Any]]):
 
     drop_last = False
 
-    def __init__(self, stream: Any, num_rows: int, batch_size: int):
+    def __init__(self, stream: Any, num_rows: int | None, batch_size: int):
         self.stream, self.num_rows, self.batch_size = stream, num_rows, batch_size
 
     def __len__(self) -> int:
+        if self.num_rows is None:
+            raise TypeError("The stream was not counted.")
         return -(-self.num_rows // self.batch_size)
 
     def __iter__(self) -> Iterator[list[Any]]:
         rows, num_read = iter(self.stream), 0
         while batch := list(islice(rows, self.batch_size)):
             num_read += len(batch)
-            if num_read <= self.num_rows:
+            if self.num_rows is None or num_read <= self.num_rows:
                 yield batch
-        if num_read != self.num_rows:
+        if self.num_rows not in (None, num_read):
             raise DataError(
                 f"The evaluation stream gave {self.num_rows} rows when it was counted and {num_read} now: it must give "
                 "the same rows whenever it is read. Read it into memory (list(stream)) beforehand."

@@ -9,10 +9,10 @@ from typing import Any
 
 from transformers import TrainingArguments
 
-from ..checkpoints.storage.store import CheckpointStore
 from ..data.repeatable_loaders import base_of
 from ..data.worker_deaths import BROKEN, find_death
 from ..errors import DataWorkerDied
+from .places import Places
 
 
 class DataWorkers:
@@ -20,11 +20,11 @@ class DataWorkers:
 
     Args:
         args: of the run.
-        store: of the run's checkpoints.
+        places: of the run's checkpoints.
     """
 
-    def __init__(self, args: TrainingArguments, store: CheckpointStore):
-        self._args, self._store = args, store
+    def __init__(self, args: TrainingArguments, places: Places):
+        self._args, self._places = args, places
         self._epoch: Any = None
 
     @contextmanager
@@ -50,7 +50,7 @@ class DataWorkers:
             ) from error
 
     def _name_newest(self) -> str:
-        own = self._store.checkpoints()
+        own = self._places.store.checkpoints()
         return f"{own[-1].path.name} is the last one saved, and valid." if own else "No checkpoint was saved yet."
 
     def note(self, epoch: Iterator[Any]) -> None:

@@ -7,13 +7,14 @@ from typing import Any, cast
 
 import datasets
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, Subset
+from torch.utils.data import IterableDataset as TorchIterableDataset
 from transformers import TrainerCallback, TrainerState
 from transformers.trainer_pt_utils import AcceleratorConfig
 
 from ..data.columns import has_numbered_rows, row_lengths
 from ..data.even_batches import EvenBatchSampler, RepeatedRows
 from ..data.length_grouping import LengthGroupedSampler
-from ..data.streams import is_split_by_node, is_stream
+from ..data.streams import PassedRows, StreamPassSampler, is_split_by_node, is_stream
 from ..data.token_budget import TokenBudgetBatchSampler, count_tokens
 from ..errors import ArgumentError
 from ..training_args import FastTrainingArguments
@@ -75,8 +76,12 @@ class Loaders(TrainerCallback):
         Raises:
             DataError: processes read different rows of a stream.
         """
-        if self._args.world_size > 1 and is_stream(request.dataset):
+        rows, args = request.dataset, self._args
+        if args.world_size > 1 and is_stream(rows):
             return self._streams.evaluation(request)
+        of_torch = isinstance(rows, TorchIterableDataset) and not isinstance(rows, datasets.IterableDataset)
+        if args.world_size == 1 and args.dataloader_num_workers > 1 and of_torch:  # each worker would read all of it
+            return request.make(args, PassedRows(), StreamPassSampler(rows, None, request.batch_size))
         return _make_stock(request)
 
     def sampler(self, rows: Any, collator: Any, stock: Callable[[], Any]) -> Any:

@@ -41,13 +41,14 @@ class LossCheck:
     loaders that do not read rows by number, and a `training_step` of the user's. So is, with a warning, a loss that
     needs more than a step has made of the trainer; on several processes, which must not part ways, that is an error.
 
-    Warns of trainable parameters that get no gradient, or zero only.
+    Warns of trainable parameters that get no gradient, or zero only; and, where steps are split, of a loss that is to
+    divide by `num_items_in_batch` and is the same for twice as many items.
 
     Raises (when training starts):
         ArgumentError: the loss is no scalar, not finite (a warning with `nan_policy="skip"`), detached from the model,
             or, where speed-ups are asked for, does not change with any trainable parameter (else a warning).
 
-    Cost: once, one step of 8 rows without an optimizer.
+    Cost: once, one step of 8 rows without an optimizer; their forward pass again where steps are split.
     """
 
     def __init__(self, args: FastTrainingArguments, plan: Plan):
@@ -55,6 +56,12 @@ class LossCheck:
         self._compiles = bool(args.torch_compile) or any(
             d.name == "compile" and d.status == "applied" for d in plan.decisions
         )
+
+    @property
+    def num_parts(self) -> int:
+        """How many losses Trainer adds up in a step, where it takes them for shares of one."""
+        args = self._args
+        return args.gradient_accumulation_steps * (args.world_size if args.average_tokens_across_devices else 1)
 
     def why_left_out(self, loader: Any, dataset: Any, is_spread: bool, override: str | None) -> str | None:
         """The reason not to check; None where there is none.
@@ -121,6 +128,15 @@ class LossCheck:
         for names, what in ((missing, "no gradient"), (zero, "a gradient of zero")):
             if names:
                 logger.warning("%d trainable parameters get %s from the loss: %s.", len(names), what, _shorten(names))
+
+    def warn_of_mean(self, name: str, loss: Any, twice: Any) -> None:
+        """Where `twice`, for twice as many items in the step, is no other than `loss`."""
+        if torch.is_tensor(loss) and torch.equal(loss, twice) and loss.any():
+            logger.warning(
+                "%s does not change with num_items_in_batch, and Trainer adds up the losses of a step's %d batches: if "
+                "it is a mean, gradients are %d times too large. Divide a sum by num_items_in_batch.",
+                *(name, self.num_parts, self.num_parts),
+            )
 
     def _check_value(self, loss: Any, name: str) -> None:
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:

@@ -71,6 +71,11 @@ class DecidedLoss:
         return getattr(self.model, "accepts_loss_kwargs", None) is True
 
     @property
+    def is_said_to_divide(self) -> bool:
+        """Whether Trainer adds up the losses of a step's batches because somebody else's code should divide."""
+        return self.is_users or (self.function is None and self.model_divides and self.override is None)
+
+    @property
     def predicts_next(self) -> bool:
         """Whether each label is predicted from what stands before it; of the user's function nobody knows."""
         return not self.is_users and find_loss_kind(self.model) == "next_tokens"

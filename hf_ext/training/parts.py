@@ -120,7 +120,7 @@ class Parts:
         self.resumer = Resumer(args, team, self.places, backend)
         self.restorer = Restorer(args, team, self.places, self.disk_space, self.resumer, backend)
         self.exporter = Exporter(args, backend.is_spread)
-        self.workers = DataWorkers(args, self.places.store)
+        self.workers = DataWorkers(args, self.places)
         self._schedule = EvaluationSchedule(team, self.stopper)
         self._masking = [MaskingEpochCallback(collator)] if hasattr(collator, "set_epoch") else []
 

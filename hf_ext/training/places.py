@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 from ..checkpoints.format.stored import Stored
 from ..checkpoints.run_folder.holding import local_folder
@@ -18,7 +19,7 @@ class Places:
     checkpoints behind. A run that starts on a machine without the local folder continues from there.
 
     Args:
-        output_dir: of the run.
+        output_dir: of the run; `follow` has another one.
         local_dir: `local_checkpoint_dir`, or None to save into `output_dir` itself.
         copies: whether this process is the one that copies.
 
@@ -31,7 +32,15 @@ class Places:
     """
 
     def __init__(self, output_dir: str | os.PathLike[str], local_dir: str | None = None, copies: bool = True):
-        self.output_dir = Path(output_dir)
+        self._given: Any = None
+        self.follow(output_dir, local_dir, copies)
+
+    def follow(self, output_dir: str | os.PathLike[str], local_dir: str | None, copies: bool) -> None:
+        """Goes to other folders before a run; stays, with what it knows, where they are the same."""
+        given = os.path.abspath(output_dir), local_dir
+        if given == self._given:
+            return
+        self._given, self.output_dir = given, Path(output_dir)
         self.store = CheckpointStore(output_dir if local_dir is None else local_folder(local_dir, str(output_dir)))
         self.mirror = Mirror(self.store, output_dir) if local_dir is not None and copies else None
         self._stores = [self.store, *([self.mirror.target] if self.mirror else [])]

@@ -143,6 +143,13 @@ def test_steps_are_bounded_and_a_part_of_an_epoch_counts():
     assert train_head(replace(START, sizes=(4,), epochs=0.5), make_recipe(), *rows).steps == 2
 
 
+def test_a_bound_of_gradients_below_0_clips_nothing_as_0_does():
+    rows = make_rows(96, "linear", 0), make_rows(30, "linear", 1)
+    bounds = [make_recipe(max_grad_norm=bound) for bound in (0, -1, 0.1)]
+    trained = [train_head(replace(START, sizes=(4,)), recipe, *rows) for recipe in bounds]
+    assert trained[0].errors == trained[1].errors != trained[2].errors
+
+
 def test_a_head_far_behind_its_rival_is_given_up():
     rows = make_rows(320, "linear", 0), make_rows(60, "linear", 1)
     settings = replace(START, sizes=(8,), dropout=0.0, epochs=20)

@@ -7,10 +7,10 @@ import torch
 from loader_requests import make_args, make_planned
 from torch.utils.data import DataLoader, RandomSampler
 
-from hf_ext.checkpoints.storage.store import CheckpointStore
 from hf_ext.data.repeatable_loaders import RepeatableLoader, make_repeatable
 from hf_ext.errors import ArgumentError, DataError, DataWorkerDied
 from hf_ext.training.data_workers import DataWorkers
+from hf_ext.training.places import Places
 from hf_ext.training.repeatable_loading import RepeatableLoading, begun_before
 from hf_ext.training.row_order import RowOrder
 from hf_ext.training.training_length import check_batches, check_training
@@ -147,7 +147,7 @@ class Killed(RuntimeError):
 
 
 def test_a_worker_that_died_is_named_with_where_the_run_can_go_on(tmp_path):
-    workers = DataWorkers(make_args(tmp_path, dataloader_num_workers=2), CheckpointStore(tmp_path))
+    workers = DataWorkers(make_args(tmp_path, dataloader_num_workers=2), Places(tmp_path))
     said = r"Killed\. No checkpoint was saved yet\..*fewer than dataloader_num_work"
     with pytest.raises(DataWorkerDied, match=said), workers.naming_deaths():
         raise Killed("DataLoader worker (pid 7) is killed by signal: Killed.")
@@ -160,7 +160,7 @@ def test_workers_that_live_on_are_ended(tmp_path):
     read(loader)
     (process,) = loader._iterator._workers
     assert process.is_alive()
-    DataWorkers(make_args(tmp_path), CheckpointStore(tmp_path)).end([loader])
+    DataWorkers(make_args(tmp_path), Places(tmp_path)).end([loader])
     assert not process.is_alive()
 
 

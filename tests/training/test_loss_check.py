@@ -34,6 +34,19 @@ def mse(outputs, labels, num_items_in_batch=None):
     return ((outputs["logits"] - labels) ** 2).sum() / len(labels)
 
 
+def summed(outputs, labels, num_items_in_batch=None):
+    total = ((outputs["logits"] - labels) ** 2).sum()
+    return total / (len(labels) if num_items_in_batch is None else num_items_in_batch)
+
+
+def noisy(outputs, labels, **kwargs):
+    return mse(outputs, labels + torch.rand(len(labels)))
+
+
+def none_yet(outputs, labels, num_items_in_batch=None):
+    return mse(outputs, labels).clamp(max=0.0)  # as a hinge that no row has reached
+
+
 def detached(outputs, labels, num_items_in_batch=None):
     return mse({"logits": outputs["logits"].detach()}, labels)
 
@@ -233,3 +246,31 @@ def test_a_loss_on_cached_embeddings_is_checked(tmp_path, make_affinity, demo_ro
     trainer = FastTrainer(model, args, collator, demo_rows.select(range(16)), compute_loss_func=broken)
     with pytest.raises(ArgumentError, match="is detached"):
         trainer.train()
+
+
+class Swallowing(Line):
+    """Says that it divides by the number of items, and does not."""
+
+    accepts_loss_kwargs = True
+
+    def forward(self, x, labels=None, **kwargs):
+        outputs = super().forward(x)
+        return {"loss": mse(outputs, labels), **outputs}
+
+
+def test_a_mean_that_trainer_takes_for_a_share_of_the_step_is_named_where_steps_are_split(tmp_path, caplog):
+    for loss, model, steps, name in (
+        (mse, None, 4, r"compute_loss_func (mse)"),
+        (noisy, None, 2, r"compute_loss_func (noisy)"),
+        (None, Swallowing(), 2, "The loss of Swallowing"),
+        (mse, None, 1, None),
+        (summed, None, 4, None),
+        (none_yet, None, 4, None),
+    ):
+        caplog.clear()
+        torch.manual_seed(1)
+        trainer = make_trainer(tmp_path, loss, model, gradient_accumulation_steps=steps)
+        trainer.train()
+        said = [record.getMessage() for record in caplog.records if "does not change with num_items" in record.msg]
+        assert [text.split(" does")[0] for text in said] == ([] if name is None else [name])
+        assert all(f"gradients are {steps} times too large" in text for text in said)

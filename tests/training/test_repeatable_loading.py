@@ -9,9 +9,11 @@ import torch
 from continued_runs import EVALUATING, interrupt, same, train
 from datasets import Dataset
 from token_rows import make_number_rows
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from torch.utils.data import DataLoader
 from train_until_stopped import Collator
-from transformers import DataCollatorForLanguageModeling, Trainer, TrainerCallback
+from transformers import DataCollatorForLanguageModeling, PreTrainedTokenizerFast, Trainer, TrainerCallback
 
 from hf_ext.data.repeatable_loaders import make_repeatable
 from hf_ext.trainer import FastTrainer
@@ -72,16 +74,24 @@ class OwnGenerators(Collator):
 
 
 class Masking(DataCollatorForLanguageModeling):
-    """Of transformers: it makes its generator with its first batch. Here of numbers alone, without a tokenizer."""
+    """Of transformers, whose masks come from a generator that it makes itself; the labels stay those of the rows."""
 
     def __init__(self, case):
-        self.case, self.seed, self.generator, self.return_tensors = case, 42, None, "pt"
+        vocabulary = {word: number for number, word in enumerate(["<pad>", "<mask>", *map(str, range(2, 24))])}
+        words = Tokenizer(WordLevel(vocabulary, unk_token="<mask>"))
+        tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", mask_token="<mask>")
+        super().__init__(tokenizer, mlm_probability=0.5, seed=42)
 
     def torch_call(self, examples):
-        if self.generator is None:
-            self.create_rng()
-        batch = Collator.__call__(self, examples)
-        return {**batch, "labels": batch["labels"] + torch.rand(len(examples), generator=self.generator)}
+        batch = super().torch_call([{"input_ids": row["input_ids"]} for row in examples])
+        return {**batch, "labels": torch.tensor([row["labels"] for row in examples])}
+
+
+def masking_used_before(case):
+    """As speed-ups, `find_batch_size` and users use one in the main process: its generator is then made there."""
+    collator = Masking(case)
+    collator(list(make_number_rows(2, 1)))
+    return collator
 
 
 class Noisy:
@@ -98,13 +108,19 @@ class Noisy:
         return {**row, "labels": row["labels"] + float(torch.rand((), generator=self.generator))}
 
 
-@pytest.mark.parametrize("collator", [OwnGenerators, Masking, lambda case: partial(OwnGenerators(case))])
+@pytest.mark.parametrize("collator", [OwnGenerators, lambda case: partial(OwnGenerators(case))])
 def test_what_a_collators_own_generators_draw_in_workers_depends_on_seed_epoch_and_batch_alone(tmp_path, collator):
     asked = {"dataloader_num_workers": 2, "dataloader_persistent_workers": False, "collator": collator}
+    assert same(interrupt(tmp_path / "killed", **asked, step=6), train(tmp_path / "whole", **asked))
+
+
+def test_masks_of_transformers_collator_continue_exactly_with_any_number_of_workers(tmp_path):
+    asked = {"dataloader_num_workers": 2, "dataloader_persistent_workers": False, "collator": masking_used_before}
     whole = train(tmp_path / "whole", **asked)
-    assert same(interrupt(tmp_path / "killed", **asked, step=6), whole)
-    if collator is Masking:
-        assert not same(train(tmp_path / "plain", **{**asked, "collator": Collator}), whole)
+    assert same(interrupt(tmp_path / "killed", **asked), whole)
+    assert same(train(tmp_path / "one", **asked | {"dataloader_num_workers": 1}), whole)
+    assert same(train(tmp_path / "fresh", **asked | {"collator": Masking}), whole)
+    assert not same(train(tmp_path / "plain", **asked | {"collator": Collator}), whole)
 
 
 def test_what_a_data_sets_own_generator_draws_in_workers_depends_on_seed_epoch_and_batch_alone(tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import random
+from itertools import islice
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from datasets import Dataset, IterableDataset
 from datasets.distributed import split_dataset_by_node
 from torch import nn
 from torch.utils.data import IterableDataset as TorchIterableDataset
-from transformers import TrainerCallback
+from transformers import IntervalStrategy, TrainerCallback
 
 from hf_ext.errors import ArgumentError, CheckpointError, DataError
 from hf_ext.trainer import FastTrainer
@@ -28,7 +29,7 @@ class Line(nn.Module):
 
     def forward(self, x, labels):
         self.seen.append(x.int().tolist())
-        return {"loss": ((self.a * x - labels) ** 2).mean()}
+        return {"loss": ((self.a * x - labels) ** 2).mean(), "x": x}
 
 
 def generate(shards: list[int]):
@@ -49,6 +50,26 @@ class Numbers(TorchIterableDataset):
     def __iter__(self):
         assert torch.utils.data.get_worker_info() is None
         yield from generate([0, 1])
+
+
+class InEachWorker(TorchIterableDataset):
+    """Rows of a torch stream, all of them in every process that reads it."""
+
+    def __iter__(self):
+        yield from generate([0, 1])
+
+
+class WithLength(InEachWorker):
+    def __len__(self):
+        return 8
+
+
+class Shared(InEachWorker):
+    """Workers share its rows out among themselves, as torch's pages have it."""
+
+    def __iter__(self):
+        worker = torch.utils.data.get_worker_info()
+        yield from islice(generate([0, 1]), worker.id if worker else 0, None, worker.num_workers if worker else 1)
 
 
 class Positions(TrainerCallback):
@@ -119,6 +140,22 @@ def test_torch_streams_are_read_by_the_process_and_repeat(tmp_path, num_workers)
     trainer = make_trainer(tmp_path, Numbers(), dataloader_num_workers=num_workers, max_steps=6)
     trainer.train()
     assert trainer.model.seen == [[0, 1], [2, 3], [4, 5], [6, 7], [0, 1], [2, 3]]
+
+
+def test_with_workers_evaluation_sees_each_row_of_a_torch_stream_once_and_in_order(tmp_path):
+    seen: list[list[float]] = []
+    settings = {"dataloader_num_workers": 2, "eval_steps": 2, "max_steps": 2, "per_device_eval_batch_size": 3}
+    trainer = make_trainer(tmp_path, **settings)
+    trainer.compute_metrics = lambda found: seen.append(found.predictions.tolist()) or {}
+    trainer.eval_dataset, trainer.args.eval_strategy = InEachWorker(), IntervalStrategy.STEPS
+    trainer.train()
+    for stream in (InEachWorker(), WithLength(), Shared()):
+        trainer.evaluate(stream)
+        assert len(trainer.predict(stream).label_ids) == 8
+    assert seen == [[float(i) for i in range(8)]] * 7
+    trainer.evaluate(make_stream())  # whose sources are shared out: in another order
+    assert sorted(seen[-1]) == [float(i) for i in range(20)]
+    trainer.end()
 
 
 def test_ignore_data_skip_begins_with_the_first_row_and_keeps_its_own_position(tmp_path):

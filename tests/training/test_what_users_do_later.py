@@ -54,6 +54,38 @@ def test_a_run_that_is_to_continue_by_other_arguments_continues(tmp_path):
     trainer.end()
 
 
+def test_another_output_folder_counts_from_the_next_run_on(tmp_path):
+    first, second, third = (tmp_path / name for name in ("first", "second", "third"))
+    other = make_other(third, save_steps=8, save_minutes=1e6, local_checkpoint_dir=str(tmp_path / "local"))
+    trainer = make(tmp_path / "never", save_steps=4, save_minutes=1e6)  # which keeps records: something is asked for
+    written = []
+    for folder in (first, second, third):
+        if folder == third:
+            trainer.args = other
+        else:
+            trainer.args.output_dir = str(folder)
+        trainer.train()
+        trainer.save_state()
+        assert all(path.stat().st_mtime_ns == then for path, then in written)  # earlier stages stay as they are
+        written += [(path, path.stat().st_mtime_ns) for path in folder.rglob("*")]
+        assert {"plan.json", "throughput.json", "trainer_state.json"} < {path.name for path in folder.iterdir()}
+    trainer.end()
+    found = {folder.name: {path.name for path in folder.glob("*checkpoint-*")} for folder in tmp_path.iterdir()}
+    saved = {"checkpoint-4", "checkpoint-8"}
+    assert found == {"never": set(), "first": saved, "second": saved, "third": {"checkpoint-8"}, "local": set()}
+    assert len([*tmp_path.glob("local/third-*/checkpoint-8")]) == 1
+
+
+def test_a_bound_of_gradients_below_0_clips_nothing_as_0_does(tmp_path):
+    losses = []
+    for bound in (0, -1, 0.1):
+        trainer = make(tmp_path / str(bound), max_grad_norm=bound, save_strategy="no")
+        trainer.train()
+        trainer.end()
+        losses.append([entry["loss"] for entry in trainer.state.log_history if "loss" in entry])
+    assert losses[0] == losses[1] != losses[2]
+
+
 class Asks(FastTrainer):
     """As a class between that needs a loader to make its schedule."""
 

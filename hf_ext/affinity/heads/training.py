@@ -32,7 +32,7 @@ class Recipe:
         rows_per_step: over all processes, as in the run.
         warmup: share of the steps, or their number from 1 on.
         scheduler: name, as `lr_scheduler_type`.
-        max_grad_norm: 0 for none.
+        max_grad_norm: 0 or less for none.
         max_steps: at most; 0 for no limit.
         loss, huber_delta, tobit_scale: as in `AffinityConfig`.
         measure: the error of held-out predictions.
@@ -118,7 +118,7 @@ def _train(
         for rows in order.split(size)[: num_steps - step]:
             output = head(train.features[rows]).squeeze(-1)
             (recipe.loss_sum(output, labels[rows], bounds[rows]) / len(rows)).backward()
-            if recipe.max_grad_norm:
+            if recipe.max_grad_norm > 0:
                 nn.utils.clip_grad_norm_(head.parameters(), recipe.max_grad_norm)
             optimizer.step()
             schedule.step()
