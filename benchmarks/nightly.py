@@ -4,8 +4,8 @@
     python benchmarks/nightly.py tests/faults    these parts, again
     python benchmarks/nightly.py --list          the parts, with their last results
 
-A part is a folder of `tests/`, a file where a folder would take longer, or all files of `tests/` itself. The last result
-of each stands in `benchmarks/results/nightly.json`: commit, counts, seconds.
+A part is a folder of `tests/`, a file where a folder would take longer, or the files of `tests/` itself. The last
+result of each stands in `benchmarks/results/nightly.json`: commit, counts, seconds.
 """
 
 from __future__ import annotations

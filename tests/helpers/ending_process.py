@@ -135,9 +135,10 @@ class Endings:
         began = json.loads((folder / "began.json").read_text()) if (folder / "began.json").exists() else None
         seconds = time.time() - began["at"] if began else 0.0
         ends = time.time() + 5  # which multiprocessing's own helpers have, that end when their pipes do
-        while (left := [pid for pid in began["pids"] if psutil.pid_exists(pid)] if began else []) and time.time() < ends:
+        pids = began["pids"] if began else []
+        while any(map(psutil.pid_exists, pids)) and time.time() < ends:
             time.sleep(0.05)
-        return status, (folder / "stderr").read_text(), seconds, left
+        return status, (folder / "stderr").read_text(), seconds, [pid for pid in pids if psutil.pid_exists(pid)]
 
     def close(self) -> None:
         """Ends it, and whatever hangs in it."""
