@@ -57,6 +57,7 @@ pathlib.Path(__file__).with_suffix(".json").write_text(json.dumps(facts))
 """
 
 
+@pytest.mark.nightly
 def test_cpu_yaml_runs_one_process_on_the_cpu_in_fp32(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(ACCELERATOR, encoding="ascii")

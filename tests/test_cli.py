@@ -64,6 +64,7 @@ def test_a_command_imports_its_own_recipe_alone_and_reads_its_words(tmp_path):
     assert "nowhere" in done.stderr
 
 
+@pytest.mark.nightly
 def test_a_command_ends_as_the_script_does(tmp_path):
     script = run(str(ROOT / "recipes" / "resume_check.py"), "nowhere", cwd=tmp_path)
     command = run("-m", "hf_ext", "resume", "nowhere", cwd=tmp_path)

@@ -399,6 +399,7 @@ def test_help_of_training_arguments_works(capsys):
     assert "--per_device_train_batch_size" in capsys.readouterr().out
 
 
+@pytest.mark.nightly
 def test_a_script_reads_its_own_command_line(config):
     code = (
         "import dataclasses; from hf_ext.parser import FastArgumentParser\n"

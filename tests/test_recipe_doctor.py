@@ -43,6 +43,7 @@ def test_the_demo_on_this_machine_exits_with_0_and_writes_nothing(doctor, tmp_pa
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("device", ["t4", "h100", "cpu"])
 def test_the_page_fits_a_terminal(doctor, tmp_path, device):
     arguments = ("--device", device, "--tower_training", "full", "lora", "--save_total_size_gb", "0.001")
@@ -100,6 +101,7 @@ def test_an_argument_that_tasks_share_asks_about_none_of_them(monkeypatch):
     assert find_task(["--require", "perplexity<=9", "--model_size", "esm2_8M"]) == "masked_lm"
 
 
+@pytest.mark.nightly
 def test_an_argument_of_the_generator_asks_about_its_stages(doctor):
     words = ("--stage", "auto", "--size", "tiny", "--device", "t4", "--dollars_per_hour", "0.35", "--json", "page.json")
     status, page = doctor(*words)
@@ -122,6 +124,7 @@ def test_an_argument_of_the_generator_asks_about_its_stages(doctor):
     assert json.loads(Path("other.json").read_text())["stages"] is None
 
 
+@pytest.mark.nightly
 def test_an_argument_of_the_operator_asks_about_it(doctor, tmp_path):
     status, page = doctor("--resolution", "16", "--device", "a100", "--dollars_per_hour", "2", "--json", "page.json")
     assert status == 0
@@ -275,6 +278,7 @@ def test_labels_that_the_run_would_refuse_and_splits_that_it_would_miss_stop_it_
     assert "There is no test split" in page
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("words", "told"),
     [

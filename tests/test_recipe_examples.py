@@ -67,6 +67,7 @@ def test_there_are_three_examples_of_a_page_each():
     assert all(len(path.read_text().splitlines()) < 125 for path in EXAMPLES)
 
 
+@pytest.mark.nightly
 def test_an_example_is_launched_as_users_do_and_leaves_what_every_run_leaves(tmp_path):
     said = launch(tmp_path, "text_classifier", *FEW, "--max_steps", "4", "--torch_profiler", "1", "--num_rows", "200")
     assert "Plan for" in said

@@ -64,6 +64,7 @@ def whole(tmp_path_factory):
     return train(tmp_path_factory.mktemp("whole"), *SMALL, "--num_train_epochs", "3", "--require", "nrmse<=100")
 
 
+@pytest.mark.nightly
 def test_a_run_leaves_scores_beside_trivial_ones_and_everything_else(whole):
     results = whole["results"]
     assert results["task"] == "pde_operator"

@@ -93,6 +93,7 @@ def test_demo_encodes_each_distinct_sequence_once(demo: dict) -> None:
     assert 700 < decision(demo["folder"], "embedding_cache")["evidence"]["num_encoded"] <= 740
 
 
+@pytest.mark.nightly
 def test_second_run_encodes_nothing(demo: dict) -> None:
     shared = ["--num_train_epochs", "1", "--output_dir", "outputs/affinity", "--resume", "no"]
     again = train(demo["cwd"], *shared, "--head", "mlp")

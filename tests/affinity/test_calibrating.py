@@ -200,6 +200,7 @@ def test_a_line_of_two_leaves_out_the_weight_that_would_be_negative():
     assert (found["slope"], found["ridge"]) == (0.0, pytest.approx(1, abs=0.05))
 
 
+@pytest.mark.nightly
 def test_the_ridge_that_was_stacked_is_the_baseline_that_is_shown(make, demo_rows, monkeypatch):
     trainer, _ = make()
     splits = linear_splits(trainer, demo_rows.shuffle(seed=2))

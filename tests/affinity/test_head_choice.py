@@ -94,6 +94,7 @@ def test_a_searched_model_is_loaded_from_its_folder_and_predicts_the_same(search
     np.testing.assert_allclose(predicted, expected, atol=1e-4)
 
 
+@pytest.mark.nightly
 def test_the_same_command_goes_on_with_the_head_that_was_found(searched, train, root, monkeypatch):
     _, folder = searched
     calls = []
@@ -115,6 +116,7 @@ def test_the_same_command_goes_on_with_the_head_that_was_found(searched, train, 
     assert weights(damaged) == weights(folder)
 
 
+@pytest.mark.nightly
 def test_a_search_of_other_settings_is_not_taken_over(searched, train, root, monkeypatch):
     _, folder = searched
     other = root / "other"
@@ -124,6 +126,7 @@ def test_a_search_of_other_settings_is_not_taken_over(searched, train, root, mon
     assert {(one["learning_rate"], one["epochs"]) for one in found["tried"]} == {(0.02, 3)}
 
 
+@pytest.mark.nightly
 def test_mlp_by_name_is_the_perceptron_of_its_sizes_and_searches_nothing(train, root):
     first, second = root / "mlp", root / "sizes"
     results = train(first, "--head mlp --num_train_epochs 1")
@@ -134,6 +137,7 @@ def test_mlp_by_name_is_the_perceptron_of_its_sizes_and_searches_nothing(train, 
     assert json.loads((first / "config.json").read_text())["head_sizes"] == [1024, 512, 256, 128]
 
 
+@pytest.mark.nightly
 def test_several_heads_are_trained_of_the_form_that_was_found(train, root):
     folder = root / "seeds"
     results = train(folder, "--num_seeds 2 --num_train_epochs 2")
@@ -143,6 +147,7 @@ def test_several_heads_are_trained_of_the_form_that_was_found(train, root):
         assert (config["head_form"] or "mlp", config["head_sizes"]) == (chosen["form"], chosen["sizes"])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
@@ -155,6 +160,7 @@ def test_without_cached_embeddings_there_is_no_search_and_it_is_said(words, reas
     assert f"A search for a better one is made on cached embeddings, and {reason}" in (tmp_path / "run.log").read_text()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("form", ["product", "gated"])
 def test_a_form_by_name_is_trained_as_it_is(form, train, tmp_path):
     results = train(tmp_path / "out", f"--head {form} --head_sizes 6 --num_train_epochs 2")
@@ -216,6 +222,7 @@ def test_a_run_too_short_to_compare_heads_is_said_to_be(train, tmp_path):
     assert "--max_steps 2 is too short to tell heads apart" in (tmp_path / "run.log").read_text()
 
 
+@pytest.mark.nightly
 def test_a_run_that_is_refused_leaves_the_search_of_the_finished_one(searched, train, root, monkeypatch):
     _, folder = searched
     copy = root / "refused"

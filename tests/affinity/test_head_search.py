@@ -62,12 +62,14 @@ def on_products():
     return search("product")
 
 
+@pytest.mark.nightly
 def test_the_product_of_towers_is_found_where_labels_are_one(on_products):
     by_form = {(one["form"], *one["sizes"]): one["error"] for one in on_products.tried[:5]}
     assert on_products.chosen.form == "product"
     assert by_form["product", 64] < 0.8 * by_form["mlp", 64]
 
 
+@pytest.mark.nightly
 def test_of_equal_heads_the_one_with_the_fewest_weights_is_taken():
     found = search("linear", fixed=("epochs", "learning_rate", "dropout", "weight_decay"))
     lowest = min(one["error"] for one in found.tried)
@@ -96,6 +98,7 @@ def test_where_longer_training_was_too_dear_the_chosen_head_trains_as_long_as_wi
     assert (few.tried[0]["epochs"], few.chosen.epochs) == (17, 30)  # 300 steps of 18 an epoch
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("name", "value"), [("learning_rate", 0.02), ("dropout", 0.2), ("weight_decay", 0.3), ("epochs", 4)]
 )

@@ -222,6 +222,7 @@ def predict_file(run, tmp_path, monkeypatch):
     return call
 
 
+@pytest.mark.nightly
 def test_a_run_stores_intervals_by_what_it_held_out_and_reports_their_coverage(run):
     folder, results, _ = run
     facts = results["prediction_intervals"]
@@ -310,6 +311,7 @@ def test_a_model_of_an_earlier_version_says_what_to_do_and_a_damaged_one_is_name
             predict_file(model=str(folder))
 
 
+@pytest.mark.nightly
 def test_the_same_command_again_gives_a_model_of_an_earlier_version_its_intervals_without_training(
     run, monkeypatch, capsys
 ):

@@ -55,6 +55,7 @@ def results(toy) -> dict[str, dict]:
 # --- the whole of it, at toy size -----------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 def test_a_toy_session_finishes_every_part(toy):
     done, text = toy
     session = json.loads(text)

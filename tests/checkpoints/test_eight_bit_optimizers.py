@@ -52,6 +52,7 @@ class LosesStates(TrainerCallback):
 # --- whole runs -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("optim", "given"),
     [

@@ -228,6 +228,7 @@ run_child([sys.executable, *sys.argv[1:3]], Side("stock", "baseline", ()), 0, Pa
 """
 
 
+@pytest.mark.nightly
 def test_interrupted_nothing_that_a_side_started_goes_on(tmp_path) -> None:
     script, started = tmp_path / "side.py", tmp_path / "pid"
     script.write_text(RANK)

@@ -216,6 +216,7 @@ time.sleep(100)
 """
 
 
+@pytest.mark.nightly
 def test_a_run_that_outlived_its_comparison_is_not_written_over(compare):
     assert compare(TEXT, "--rounds 1") == 0
     folder, path = Path("out/half/round_0"), Path("out/half/round_0.run.json")

@@ -134,6 +134,7 @@ def test_extension_columns_are_followed():
     )
 
 
+@pytest.mark.nightly
 def test_another_process_finds_the_same_fingerprint(tmp_path):
     path = tmp_path / "rows.csv"
     path.write_text("heavy,label\nEVQ,1.5\nQVQL,\n")

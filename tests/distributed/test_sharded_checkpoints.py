@@ -18,6 +18,7 @@ from hf_ext.errors import ArgumentError, CheckpointError
 PIECES = ["shard-00001-model-00001-of-00001.safetensors", "shard-00002-model-00001-of-00001.safetensors"]
 
 
+@pytest.mark.nightly
 def test_a_resumed_run_ends_as_the_uninterrupted_one_to_the_bit(place):
     assert "FSDP" in report(place / "whole")["kind"]
     assert is_continued(place / "resumed", place / "whole")

@@ -30,6 +30,7 @@ def same(one: dict[str, float], other: dict[str, float], prefixes: tuple[str, ..
     return all(one[key] == pytest.approx(other[key], rel=1e-6) for key in keys)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("task", TASKS)
 def test_metrics_are_those_of_one_process_for_every_batch_size_and_stock_trainers_loss_is_not(alone, ranks, task):
     reference = alone["whole"][task]["37"]

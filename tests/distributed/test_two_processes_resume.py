@@ -43,6 +43,7 @@ def reports(folder) -> list[dict]:
     return [json.loads((folder / f"resume-{rank}.json").read_text()) for rank in range(2)]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_processes_resume_in_the_second_pass_with_what_was_left(reports, kind):
     found = [report[kind] for report in reports]

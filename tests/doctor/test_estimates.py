@@ -87,6 +87,7 @@ def test_encoders_that_train_are_timed_in_every_epoch_with_evaluations_and_paddi
 EPOCHS = {"eval_strategy": "epoch", "save_strategy": "epoch"}
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("arguments", "steps", "evaluations", "saves"),
     [
@@ -127,6 +128,7 @@ def test_memory_is_weights_gradients_two_optimizer_states_and_half_copies():
     assert facts.static_bytes == 4 * total + 14 * trained
 
 
+@pytest.mark.nightly
 def test_states_in_host_memory_take_none_of_the_card():
     before, after = look("t4", use_peft=True), look("t4", use_peft=True, optim_ext="cpu_offload")
     lines = dict(after.memory)
@@ -134,6 +136,7 @@ def test_states_in_host_memory_take_none_of_the_card():
     assert before.static_bytes - after.static_bytes == 2 * lines["gradients"]
 
 
+@pytest.mark.nightly
 def test_a_lora_base_takes_two_bytes_a_weight_in_half_precision_and_six_otherwise():
     linear = 2 * 2 * (4 * 64 * 64 + 2 * 64 * 128)  # of two encoders, in two layers: attention, feed-forward
     facts = look("t4", use_peft=True)
@@ -189,6 +192,7 @@ def test_recomputed_layers_keep_one_layer_and_every_input():
     assert sizes.activation_bytes(encoder, 7, is_half=False, checkpointed=False) == 5 * 7 * 10 * 100
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("trainings", [("frozen", "frozen"), ("lora", "full")])
 def test_checkpoints_are_as_large_as_the_run_itself_bounds_them(make_affinity, demo_rows, tmp_path, trainings):
     model, collator = make_affinity(*trainings, head_sizes=[256, 128])

@@ -47,6 +47,7 @@ def test_tokens_are_those_of_each_distinct_sequence_once():
     assert antibody.train.total == 2400 * (len(table["heavy"][0]) + len(table["light"][0]) + 4)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("card", ["T4", "A100", "H100", "cpu"])
 @pytest.mark.parametrize("trainings", [("frozen", "frozen"), ("lora", "full")])
 def test_the_plan_is_that_of_the_real_model(make_affinity, demo_encoders, tmp_path, card, trainings):

@@ -91,6 +91,7 @@ def test_what_fits_is_taken_simplest_first_and_offload_is_last():
     assert "nothing is known to fit" in format_scale(nothing)
 
 
+@pytest.mark.nightly
 def test_on_a_slow_network_ddp_stays_because_fsdp2_sends_no_less():
     # Per pass FSDP2 gathers weights of 2 bytes twice and sums gradients of 4; DDP sums those in two phases: 8 and 8.
     for network in ("infiniband-hdr", "ethernet-10g"):
@@ -114,6 +115,7 @@ def test_the_files_are_what_they_are_taken_for():
     assert len({file.name for file in FILES}) == len(FILES) == 15
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("device", ["t4", "a100", "h100"])
 def test_accelerate_understands_every_command(device):
     rows = plan(facts_of(None, device), 1, 2, 3, 4, 8, 16, gpus_per_machine=4).rows

@@ -154,6 +154,7 @@ def may_mount(tmp_path):
         pytest.skip("mounting a tmpfs is not allowed here")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("combination", [(2, True, "full"), (3, True, "frozen")], ids=str)
 def test_a_disk_of_the_size_of_the_budget_has_room_for_every_save(combination, tmp_path, base, tally, may_mount):
     check_exact_disk(tmp_path, combination, base, 12, tally)

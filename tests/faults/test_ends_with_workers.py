@@ -33,7 +33,7 @@ def check(endings, folder, name, *given):
     status, error, seconds, left = endings.run(folder, name, *given)
     assert (status, left) == (ENDS[name][0], []), (given, error[-3000:])
     assert ENDS[name][1] in error, (given, error[-3000:])
-    assert seconds < 10, given
+    assert seconds < 20, given  # 1 to 3 on a quiet machine; workers used to keep it for ever
 
 
 @pytest.mark.timeout(120)

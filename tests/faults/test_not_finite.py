@@ -202,6 +202,7 @@ def test_the_training_loss_is_the_mean_of_the_steps_that_were_taken(accumulation
     assert sum(shown) / 2 == pytest.approx(mean, rel=1e-5)  # each of 5 steps
 
 
+@pytest.mark.nightly
 def test_the_training_loss_of_a_run_that_was_killed_is_that_of_the_whole_one(make, tmp_path):
     given = {"rows": make_rows(row7=NAN), "nan_policy": "skip", "num_train_epochs": 2, "save_steps": 1}
     whole = make(tmp_path / "whole", **given).train().training_loss

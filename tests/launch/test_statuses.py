@@ -54,6 +54,7 @@ def is_alive(number: int) -> bool:
         return False
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("words", "status"),
     [
@@ -81,6 +82,7 @@ def test_without_the_wrapper_the_launcher_says_1(tmp_path):
     assert subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False).returncode == 1
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1"])
 def test_signals_reach_the_ranks_which_save_and_stop(tmp_path, name):
     command = [sys.executable, LAUNCHER, "passes", str(tmp_path), "waits,waits_long"]

@@ -31,6 +31,7 @@ def peaks(subject, graph, rows=5):
     return timeline.peak(), timeline.peak(standing=10**6)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("graph", GRAPHS, ids=str)
 def test_three_layers_give_the_peak_of_the_whole_model(graph):
     model = make_model()
@@ -39,6 +40,7 @@ def test_three_layers_give_the_peak_of_the_whole_model(graph):
     assert any(middle.copies > 1 for middle in cut.timeline(graph, 5).middles)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("graph", "settings"),
     [
@@ -66,6 +68,7 @@ def test_and_to_a_few_numbers_per_row_where_rows_are_packed():
     assert abs(found.total - whole.total) < ROUNDING
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("layers", [2, 3, 4, 7])
 def test_models_of_any_depth_are_extrapolated(layers):
     model = make_model((32, 2, layers))
@@ -80,6 +83,7 @@ def test_a_twin_that_leaves_a_layer_out_is_found_out():
     assert dataclasses.replace(timeline, middles=short).peak() != timeline.peak()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("settings", [{}, {"training": "lora"}, {"packed": True}], ids=str)
 def test_one_pass_answers_for_any_number_of_rows(settings):
     model = make_model(**settings)
@@ -105,6 +109,7 @@ REAL = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", REAL)
 def test_fake_tensors_hold_what_real_ones_hold(name):
     settings, graph = REAL[name]

@@ -112,6 +112,7 @@ TARGETS = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", TARGETS)
 def test_the_switches_that_make_esm_2_fit_are_named(name):
     training, room_gib, options, rows = TARGETS[name]

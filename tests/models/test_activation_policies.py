@@ -51,6 +51,7 @@ def same(found, expected) -> bool:
     return found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in expected)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("kernel", ["sdpa", "padded", "blocked"])
 @pytest.mark.parametrize("name", MODELS)

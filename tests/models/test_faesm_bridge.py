@@ -377,6 +377,7 @@ def test_an_absent_faesm_is_an_import_error_that_says_how_to_get_it(fresh_faesm,
     assert restore_faesm(model) == 0
 
 
+@pytest.mark.nightly
 def test_importing_the_bridge_changes_nothing_and_importing_faesm_leaves_nothing_behind():
     code = """
 import sys, torch

@@ -292,6 +292,7 @@ def compile_blocks(model, backend):
     return model
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("name", "kernel"),
     [("masked language model", "blocked"), ("T5 encoder", "padded"), ("ESM C encoder", "padded")],

@@ -172,6 +172,7 @@ def test_a_penalty_on_gradients_is_that_of_a_plain_layer_with_the_rounded_weight
 # --- which layers, how many bytes -------------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 def test_bytes_are_those_computed_by_hand():
     layer = make_layer(96, 320)
     for bits, expected in ((8, 96 * 320 + 4 * 96), (4, 96 * 320 // 2 + 4 * 480)):

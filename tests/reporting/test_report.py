@@ -81,6 +81,7 @@ CASES = (
 )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", CASES)
 def test_every_page_is_whole_loads_nothing_and_runs_nothing(tmp_path, name) -> None:
     page, html, markdown = read_report(write_case(name, tmp_path))

@@ -137,6 +137,7 @@ def test_auto_does_not_take_pointwise_where_blocks_are_compiled():
 # --- training --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.usefixtures("bf16_cpu")
 @pytest.mark.parametrize("policy", [policy for policy in POLICIES if policy != "none"])
 def test_a_run_ends_in_the_weights_of_one_without(tmp_path, policy):
@@ -307,6 +308,7 @@ def test_inductor_compiles_what_is_recomputed(tmp_path, compiler, policy, kernel
 # --- resuming --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("before", "after"), [("attention", "attention"), ("full", "pointwise"), (None, "half")])
 def test_a_run_goes_on_exactly_and_with_another_policy_too(tmp_path, before, after):
     given = {"optim": "adamw_torch", "learning_rate": 1e-2, **PACKED}

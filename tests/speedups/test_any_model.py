@@ -82,6 +82,7 @@ def test_a_compiler_that_fails_is_seen_on_the_models_own_rows(tmp_path):
     trainer.train()
 
 
+@pytest.mark.sampled(4)
 @MODELS
 def test_recomputed_runs_end_in_the_weights_of_one_without(tmp_path, name):
     stock = trainer_of(name, tmp_path / "stock")

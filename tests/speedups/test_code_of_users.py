@@ -114,6 +114,7 @@ def wrapped_forward():
     return model
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("given", [{}, FAST], ids=["plain", "fast"])
 @pytest.mark.parametrize(
     "make_model",
@@ -352,6 +353,7 @@ def on_instances(part, forward):
     return make
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("make_model", "name"),
     [

@@ -148,6 +148,7 @@ def first_block(model, batch):
     return block, *given[0]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("make", "kernel", "graphs"),
     [(esm_encoder, "padded", 1), (esm_encoder, "varlen", 1), (tiny_t5, "padded", 1), (esm_encoder, "blocked", 2)],

@@ -167,6 +167,7 @@ KINDS = {
 }
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_whose_steps_are_on_the_host_equals_the_cards(tmp_path, kind):
     given, without = KINDS[kind]
@@ -210,6 +211,7 @@ def test_a_step_that_nan_policy_leaves_out_is_left_out_on_the_host_too(tmp_path,
     assert ours.model.lm_head.bias.isfinite().all()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("given", [{}, {"optim_ext": BOTH}], ids=["adamw", "muon"])
 def test_a_run_goes_on_bit_for_bit_with_the_offload_and_without(tmp_path, given):
     whole = make_member(tmp_path / "whole", save_strategy="steps", save_steps=2, **given)

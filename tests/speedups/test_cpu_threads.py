@@ -78,6 +78,7 @@ def test_what_the_launcher_set_by_itself_is_nobodys_word(nobody_said, monkeypatc
     assert cpu_threads.chosen_by_user(tmp_path / "no such file") == "OMP_NUM_THREADS"
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 @pytest.mark.parametrize("said", [True, False])
 def test_a_run_of_the_launcher_tells_the_two_apart(nobody_said, tmp_path, said):

@@ -84,6 +84,7 @@ def test_it_is_skipped_with_the_reason(make_affinity, given, reason):
 # --- the same numbers, fewer bytes ------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(2)
 def test_losses_and_adapters_are_those_of_a_float32_base_bit_for_bit(trainer_for):
     plain = trainer_for("plain", without=["lora_base"])
     assert plain.plan["lora_base"].status == "off"
@@ -106,6 +107,7 @@ def is_half(module) -> bool:
     return isinstance(module, HalfLinear) and module.weight.dtype == torch.bfloat16
 
 
+@pytest.mark.sampled(2)
 def test_a_base_that_was_rounded_further_is_seen(trainer_for):
     plain, half = trainer_for("plain"), trainer_for("half")
     for layer in half.model.modules():
@@ -217,6 +219,7 @@ def test_a_wrapped_model_is_merged_in_float32_as_it_was_rounded_and_says_so(tmp_
     assert (ours - theirs).abs().max() < 0.1 * theirs.std()  # the trained model computes under autocast
 
 
+@pytest.mark.sampled(2)
 def test_a_killed_run_goes_on_bit_for_bit(trainer_for):
     saving = {"save_strategy": "steps", "save_steps": 2, "max_steps": 4}
     whole = trainer_for("whole", **saving)

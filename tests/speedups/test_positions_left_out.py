@@ -274,6 +274,7 @@ def test_steps_before_it_are_right_and_go_on_without_packing(tmp_path):
     assert trainer.state.global_step == other.state.global_step == 6
 
 
+@pytest.mark.nightly
 def test_what_one_process_sees_ends_all(tmp_path):
     run_on_ranks(HELPERS / "padding_on_ranks.py", tmp_path)
     for rank in range(2):

@@ -75,6 +75,7 @@ def test_a_value_that_cannot_be_set_is_not_held():
 # --- settings of the process ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("first_out", [0, 1])
 @pytest.mark.parametrize("way", ["end", "close"])
 def test_two_trainers_may_end_in_any_order(process, tmp_path, first_out, way):

@@ -36,6 +36,7 @@ def weights(trainer):
     return torch.cat([weight.detach().flatten() for weight in trainer.model.parameters()])
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("room", "rows", "passes"), [(None, 12, 1), (7, 6, 2), (3, 3, 4), (1, 1, 12)])
 def test_weights_after_20_steps_equal_those_of_the_batch_given(tmp_path, room, rows, passes):
     """With dropout: the tries draw random numbers, and give them back."""

@@ -53,6 +53,7 @@ def test_a_step_that_does_not_fit_equals_that_of_smaller_batches(tmp_path, where
     assert same(weights_of(stepped), weights_of(begun))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("call", [1, 2, 3, 4])
 @pytest.mark.parametrize("where", ["forward", "backward"])
 def test_a_failure_in_any_micro_batch_repeats_the_whole_step(tmp_path, where, call):
@@ -226,6 +227,7 @@ def test_an_evaluation_whose_predictions_do_not_fit_keeps_them_on_the_host(tmp_p
     assert same(weights_of(ours), weights_of(plain))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("call", [1, 2, 3, 4])
 def test_a_save_that_is_out_of_memory_is_made_again(tmp_path, call):
     saving = {"save_strategy": "steps", "save_steps": 2}

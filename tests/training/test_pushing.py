@@ -85,6 +85,7 @@ def pins(folder: Path) -> list[str]:
 # The three kinds of model, and what leaves
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("training", ["frozen", "lora", "full"])
 def test_an_affinity_model_comes_back_and_predicts_the_same_bits(
     hub: HubServer,

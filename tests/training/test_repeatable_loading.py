@@ -28,6 +28,7 @@ class Drawing(Collator):
         return {**batch, "labels": batch["labels"] + noise}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("evaluating", [{}, EVALUATING], ids=["training", "evaluating"])
 def test_with_persistent_workers_and_nothing_of_ours_it_trains_as_stock_trainer_and_continues_exactly(
     tmp_path, evaluating
@@ -37,6 +38,7 @@ def test_with_persistent_workers_and_nothing_of_ours_it_trains_as_stock_trainer_
     assert same(interrupt(tmp_path / "killed", **evaluating), whole)
 
 
+@pytest.mark.nightly
 def test_persistent_workers_of_the_plan_change_nothing(tmp_path):
     asked = {**EVALUATING, "speedups": ["data_loading"]}
     alone = train(tmp_path / "alone", **EVALUATING, dataloader_num_workers=0, dataloader_persistent_workers=False)
@@ -108,6 +110,7 @@ class Noisy:
         return {**row, "labels": row["labels"] + float(torch.rand((), generator=self.generator))}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("collator", [OwnGenerators, lambda case: partial(OwnGenerators(case))])
 def test_what_a_collators_own_generators_draw_in_workers_depends_on_seed_epoch_and_batch_alone(tmp_path, collator):
     asked = {"dataloader_num_workers": 2, "dataloader_persistent_workers": False, "collator": collator}
@@ -147,6 +150,7 @@ class Calling(FastTrainer):
                 callback.trainer = self
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("first", [1, 4], ids=["before the checkpoint", "after it"])
 def test_an_evaluation_of_another_name_takes_its_number_once(tmp_path, first):
     asked = {"trainer": Calling, "callbacks": [Validating(first)], "held_out": True}
@@ -154,6 +158,7 @@ def test_an_evaluation_of_another_name_takes_its_number_once(tmp_path, first):
     assert same(interrupt(tmp_path / "killed", **asked), whole)
 
 
+@pytest.mark.nightly
 def test_an_evaluation_set_that_is_used_after_the_resume_alone_takes_its_number(tmp_path):
     class Later(Calling):
         def evaluate(self, eval_dataset=None, *args, **kwargs):
