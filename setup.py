@@ -27,7 +27,7 @@ setup(
         "transformers>=5.23,<6",
         "accelerate>=1.15",
         "datasets>=5.1",  # before, the second pass of a stream after skip() or take() is an error
-        "peft>=0.21",
+        "peft>=0.21",  # `model.add_adapter` of transformers 5.24 asks for 0.22, which is not out; `PeftModel` works
         "evaluate>=0.4.6",
         "faesm>=0.1.1",
         "huggingface_hub>=1",

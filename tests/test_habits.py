@@ -50,12 +50,13 @@ PROGRAMS = {
     "pip": '#!/bin/bash\necho "pip $@" >>"$LOG"\n'
     '[ "$1" = freeze ] && echo torch==2.11.0 || cat "$PIP_CONSTRAINT" >>"$LOG"',
     "pytest": '#!/bin/bash\necho "pytest $@" >>"$LOG"; exit "${FAILS:-0}"',
+    "python": '#!/bin/bash\necho "python $@" >>"$LOG"',
 }
 
 
 @pytest.mark.parametrize(
     ("nightly", "fails", "ran"),
-    [("", "0", ["pytest "]), ("1", "0", ["pytest ", "pytest -m nightly"]), ("1", "1", ["pytest "])],
+    [("", "0", ["pytest "]), ("1", "0", ["pytest ", "python benchmarks/nightly.py"]), ("1", "1", ["pytest "])],
 )
 def test_the_nightly_script_installs_what_it_is_given_and_runs_the_tests(tmp_path, nightly, fails, ran):
     for name, text in PROGRAMS.items():
