@@ -88,6 +88,7 @@ with exit_on_errors():
 """
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("flags", "last"), [(["--quiet"], "ArgumentError: seed=-1"), ([], "subprocess.CalledProcessError")]
 )

@@ -89,6 +89,7 @@ print(*sorted({name.split(".")[0] for name in sys.modules} - before))
 """
 
 
+@pytest.mark.nightly
 def test_the_recipe_imports_no_library_that_trainer_itself_does_not():
     """scipy and peft are among those that it does; matplotlib waits until a figure is drawn."""
     assert run_fresh(NEEDED)[0].split() == ["hf_ext", "max_speed"]

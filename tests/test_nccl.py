@@ -92,6 +92,7 @@ print(json.dumps([alone, several, [name for name in sys.modules if name.partitio
 """
 
 
+@pytest.mark.nightly
 def test_making_arguments_sets_no_variable_and_imports_no_deepspeed(tmp_path):
     environment = {name: value for name, value in os.environ.items() if not name.startswith("NCCL_")}
     done = subprocess.run(

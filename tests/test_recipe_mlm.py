@@ -59,6 +59,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> dict:
     return train(tmp_path_factory.mktemp("demo"), "--num_train_epochs", "6", *required)
 
 
+@pytest.mark.nightly
 def test_demo_says_it_is_generated_and_writes_everything(demo: dict) -> None:
     assert "generated demo data" in demo["stdout"]
     assert {path.name for path in demo["folder"].iterdir()} >= OUTPUTS | {"plan.json", "training_args.json"}

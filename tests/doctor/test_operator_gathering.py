@@ -52,6 +52,7 @@ def test_flops_are_those_of_the_trunk_and_a_tenth_for_what_stands_around_it():
     assert encoder.train.total == 1600 * 2 * 256
 
 
+@pytest.mark.nightly
 def test_terms_of_the_loss_count_as_often_as_they_are_computed():
     def flops(**every: int) -> float:
         return sketch_operator(OperatorArguments(**{**SMALL, **PLAIN, **every})).encoders[0].flops[0]
@@ -76,6 +77,7 @@ def test_what_would_stop_the_run_is_a_finding():
     assert [(one.name, one.level) for one in problems] == [("arguments", "stops")] * 2 + [("model", "stops")]
 
 
+@pytest.mark.nightly
 def test_a_trained_operator_is_looked_at_with_its_own_shape(tmp_path):
     make_operator(num_hidden_layers=3).save_pretrained(tmp_path)
     (encoder,) = sketch_operator(OperatorArguments(resolution=16, model_name_or_path=str(tmp_path))).encoders

@@ -40,6 +40,7 @@ def test_a_card_with_room_to_spare_has_nothing_off():
     assert facts.forecast.largest > 16
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("device", "settings"), [("t4", {"without": ["packing"]}), ("a100", {}), (None, {"without": ["lora_base"]})]
 )

@@ -1,6 +1,7 @@
 """The plan of several GPUs: against the run on one, by hand, and against the files that it names."""
 
 import dataclasses
+import functools
 import shlex
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from hf_ext.masked_lm.arguments import MaskedLMArguments
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@functools.cache
 def facts_of(size: str | None = "esm2_650M", device: str = "a100", **arguments):
     """Of a new ESM-2; None is the one of 15 billion parameters."""
     shape = {"num_hidden_layers": 48, "hidden_size": 5120, "num_attention_heads": 40}
