@@ -42,6 +42,7 @@ def test_the_pages_build_and_can_be_searched(tmp_path: Path) -> None:
     assert 'href="start.html"' in (tmp_path / "index.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("text", "said"),
     [

@@ -86,6 +86,7 @@ def test_the_metadata_name_version_license_command_and_extras(installed: Path) -
     assert "hf_ext = hf_ext.cli:main" in commands[commands.index("[pipx.run]") :]
 
 
+@pytest.mark.nightly
 def test_the_command_runs_from_the_wheel_alone_and_finds_its_files(installed: Path, tmp_path: Path) -> None:
     assert run_from(installed, "-m", "hf_ext", "--version", cwd=tmp_path) == f"hf_ext {__version__}\n"
     paths = run_from(installed, "-m", "hf_ext", "--path", cwd=tmp_path).split()

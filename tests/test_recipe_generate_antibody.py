@@ -46,6 +46,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> dict:
     return {"done": done, "folder": output, "results": read_results(output)}
 
 
+@pytest.mark.nightly
 def test_the_demo_finds_the_planted_rule_and_passes_its_gates(demo: dict) -> None:
     assert demo["done"].returncode == 0, demo["done"].stderr[-2000:]
     assert "generated demo data, in which CDR-H3 follows the antigen by a planted rule" in demo["done"].stdout
@@ -62,6 +63,7 @@ def test_the_demo_finds_the_planted_rule_and_passes_its_gates(demo: dict) -> Non
     ]
 
 
+@pytest.mark.nightly
 def test_the_demo_leaves_everything_a_run_leaves(demo: dict) -> None:
     assert {path.name for path in demo["folder"].iterdir()} >= OUTPUTS
     assert not list(demo["folder"].rglob("*.bin"))

@@ -20,6 +20,7 @@ ALONE = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("recipe", ALONE)
 def test_what_one_process_does_alone_is_refused_in_several(recipe, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)

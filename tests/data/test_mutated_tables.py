@@ -80,6 +80,7 @@ def messages(caplog):
     return caplog
 
 
+@pytest.mark.nightly
 def test_mutated_tables_are_refused_or_read_as_a_second_reader_reads_them(tmp_path, messages):
     outcomes = [judge(tmp_path, messages, seed) for seed in range(60)]
     assert set(outcomes) == {"refused", "accepted", "accepted without some rows"}

@@ -43,6 +43,7 @@ def run(command: list[str], log: Path, when: list[Path] = (), limit_s: float = 2
             process.kill()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", LAUNCHERS)
 def test_a_stop_arrives_as_75(tmp_path, name):
     ranks = 1 if "one" in name else 2
@@ -97,6 +98,7 @@ def test_a_rank_killed_while_the_others_save_is_no_stop(tmp_path):
         assert process.wait(60) == 1
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["torchrun", "accelerate, one process"])
 def test_ranks_whose_wrapper_is_killed_save_and_stop(tmp_path, name):
     ranks = 1 if "one" in name else 2
