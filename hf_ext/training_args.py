@@ -16,7 +16,7 @@ from transformers.utils import is_torch_bf16_gpu_available
 from .argument_checks import check_training_values, read_hub_strategy
 from .argument_names import ShortName, short_name
 from .argument_types import check_resume, check_types, wrap_single_words
-from .disk import can_make
+from .disk import find_at_home
 from .errors import ArgumentError
 from .presets import PRESETS, TakesPresets
 from .processes import check_together, need_cpu_backend, need_gloo
@@ -323,7 +323,7 @@ class FastTrainingArguments(TrainingArguments, metaclass=TakesPresets):
         check_training_values(self, [*INTEGRATION_TO_CALLBACK, "all", "none"])
         if not self.embedding_cache_dir:
             raise ArgumentError(f"embedding_cache_dir={self.embedding_cache_dir!r}: name a folder.")
-        if self.embedding_cache_dir == CACHE_DIR and not _has_home():
+        if self.embedding_cache_dir == CACHE_DIR and not find_at_home(CACHE_DIR):
             self.embedding_cache_dir = f"{os.path.normpath(str(self.output_dir))}-embeddings"
             logger.warning(
                 "%s cannot be written to: embeddings are kept in %s, or where --embedding_cache_dir says.",
@@ -365,12 +365,6 @@ class FastTrainingArguments(TrainingArguments, metaclass=TakesPresets):
         """What `torch.save` stores, where Trainer pickles its arguments while pushing: everything but tokens."""
         state = {name: value for name, value in self.__dict__.items() if name != "_built"}
         return {**state, "_built": {}, **{name: None for name in state if name.endswith("_token")}}
-
-
-def _has_home() -> bool:
-    """Whether this user has a folder for caches; in a pod there may be none, nor a name in the list of users."""
-    path = os.path.expanduser(CACHE_DIR)
-    return not path.startswith("~") and can_make(path)
 
 
 def _default(spec: dataclasses.Field) -> object:
