@@ -504,6 +504,8 @@ class FastTrainer(Trainer):
     def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
         """As in Trainer; where memory does not suffice and `oom_policy` says so, in parts."""
         parts, compute = self._ext_parts, super().training_step
+        if self.is_in_train and (self.state.epoch or 0) < 1:  # later they are the same rows again
+            parts.first_rows.see(inputs, self.processing_class or getattr(self.data_collator, "tokenizer", None))
         if not (parts.ladder.is_on and self.is_in_train):  # else a loop of the user's own
             return parts.step_guard.see_loss(compute(model, inputs, *args, **kwargs))
         loss, before = parts.ladder.compute(

@@ -1,19 +1,32 @@
-"""A run that would train nothing is refused by the name of what leaves it nothing; so is a word that means nothing.
+"""A run that would learn nothing is refused by the name of what leaves it nothing; so is a word that means nothing.
 
 Trainer 5.23 reports success for runs of no step, and trains one where `max_steps` is 0.
 """
 
 from __future__ import annotations
 
+import logging
 import math
+from collections import Counter
+from collections.abc import Mapping
+from itertools import compress
 from typing import Any
 
+import torch
 from transformers import TrainingArguments
 from transformers.trainer_utils import has_length
 
 from ..argument_checks import check_choices
 from ..data.columns import has_numbered_rows
 from ..errors import ArgumentError, DataError
+
+logger = logging.getLogger(__name__)
+
+NUM_FIRST_ROWS = 16
+_TEXT = {"input_ids", "attention_mask", "token_type_ids", "labels"}  # beside other inputs, one text may be right
+_REMEDY = (
+    "Give the tokenizer text that it knows: many of those for proteins want blanks, ' '.join(sequence), or capitals."
+)
 
 
 def check_training(args: TrainingArguments, rows: Any) -> None:
@@ -65,3 +78,47 @@ def _refuse_empty(args: TrainingArguments, num_rows: int) -> None:
         f"(per_device_train_batch_size={args.per_device_train_batch_size}, {args.world_size} process(es)). Leave "
         "dataloader_drop_last out, or lower per_device_train_batch_size."
     )
+
+
+class FirstRows:
+    """Looks at the token ids of the first rows that train: of text that a tokenizer does not know it makes one token.
+
+    Cost: one read from the device for each of the first batches.
+    """
+
+    def __init__(self) -> None:
+        self._ids: list[tuple[int, ...]] = []
+        self._labels: set[str] = set()
+
+    def see(self, batch: Any, tokenizer: Any) -> None:
+        """Takes note of a batch, and judges once there are `NUM_FIRST_ROWS` rows.
+
+        Raises:
+            DataError: all have the same ids, but not the same labels.
+        """
+        ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
+        if len(self._ids) >= NUM_FIRST_ROWS or not isinstance(ids, torch.Tensor) or ids.dim() != 2:
+            return
+        mask, labels = (batch.get(name) for name in ("attention_mask", "labels"))
+        kept = mask if isinstance(mask, torch.Tensor) and mask.shape == ids.shape else torch.ones_like(ids)
+        self._ids += [tuple(compress(*both)) for both in zip(ids.tolist(), kept.tolist())]
+        if isinstance(labels, torch.Tensor) and labels.dim():
+            self._labels.update(map(str, labels.tolist()))
+        if len(self._ids) >= NUM_FIRST_ROWS:
+            self._judge(tokenizer, set(batch) <= _TEXT and len(self._labels) > 1)
+
+    def _judge(self, tokenizer: Any, must_differ: bool) -> None:
+        unknown, pad = (getattr(tokenizer, f"{name}_token_id", None) for name in ("unk", "pad"))
+        left_out = {*getattr(tokenizer, "all_special_ids", ())} - {unknown} | {pad}
+        words = [token for row in self._ids for token in row if token not in left_out]
+        share, number = words.count(unknown) / max(1, len(words)), len(self._ids)
+        ((row, times),) = Counter(self._ids).most_common(1)
+        said = []
+        if must_differ and times > 0.9 * number:
+            said.append(f"{times} of the first {number} rows have the same token ids, {[*row[:8]]}, but not the same labels")
+        if share > 0.5:
+            said.append(f"{share:.0%} of the tokens of the first {number} rows are {tokenizer.unk_token!r}")
+        if must_differ and times == number:
+            raise DataError(f"{'; '.join(said)}: nothing can be learned. {_REMEDY}")
+        if said:
+            logger.warning("%s. %s", "; ".join(said), _REMEDY)
