@@ -145,8 +145,8 @@ def identify_cpu(cpuinfo: Path = Path("/proc/cpuinfo")) -> list[str]:
     """What tells this CPU from another kind: its model and instruction sets as the system lists them."""
     kinds = ("vendor_id", "cpu family", "model", "stepping", "cache size", "flags", "Features", "CPU ")
     text = cpuinfo.read_text(encoding="utf-8", errors="replace") if cpuinfo.is_file() else ""
-    first = text.partition("\n\n")[0].splitlines()
-    return [platform.machine(), platform.processor(), *(line for line in first if line.startswith(kinds))]
+    first_core = text.partition("\n\n")[0].splitlines()
+    return [*platform.uname()[4:], *(line for line in first_core if line.startswith(kinds))]
 
 
 def count_cpu_cores() -> int:

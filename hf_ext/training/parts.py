@@ -45,7 +45,6 @@ from .speed_line import SpeedLine
 from .step_guard import StepGuard
 from .stopper import Stopper
 from .team import Team
-from .training_length import FirstRows
 
 
 class Parts:
@@ -74,7 +73,7 @@ class Parts:
         settings = planned.plan["embedding_cache"].settings if planned.applied("embedding_cache") else None
         self.embedder = Embedder(args, team, settings, partial(planned.record, "embedding_cache"))
         self.loss_check = LossCheck(args, planned.plan)
-        self.first_rows = FirstRows()
+        self.first_rows: list[Any] = []
         self.step_guard = StepGuard(args, backend, planned.run.padding)
         self.batch_finder = BatchFinder(args, team, planned)
         self.ladder = Ladder(args, team, planned)

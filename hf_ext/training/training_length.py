@@ -9,7 +9,6 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Mapping
-from itertools import compress
 from typing import Any
 
 import torch
@@ -24,27 +23,32 @@ logger = logging.getLogger(__name__)
 
 NUM_FIRST_ROWS = 16
 _TEXT = {"input_ids", "attention_mask", "token_type_ids", "labels"}  # beside other inputs, one text may be right
-_REMEDY = (
-    "Give the tokenizer text that it knows: many of those for proteins want blanks, ' '.join(sequence), or capitals."
-)
+_REMEDY = "Many tokenizers for proteins want blanks between residues, ' '.join(sequence), others want capitals."
 
 
-def check_training(args: TrainingArguments, rows: Any) -> None:
+def check_training(args: TrainingArguments, rows: Any, model: Any = None) -> None:
     """Before training, and not before an evaluation, which needs no steps.
 
     Args:
         args: of the trainer.
         rows: that it will train on; None where somebody else makes its loader.
+        model: that it will train.
 
     Raises:
         ArgumentError: the arguments ask for no step; a word that is no choice was assigned to one after they were
-            built.
+            built; adapters whose ranks nobody would change (AdaLoRA).
         DataError: there are no rows.
     """
     check_choices(args)
     if has_numbered_rows(rows) and len(rows) == 0:
         _refuse_empty(args, 0)  # torch's sampler would speak of num_samples
     _check_length(args.num_train_epochs, args.max_steps)
+    for name, config in (getattr(model, "peft_config", None) or {}).items():
+        if config.peft_type == "ADALORA":
+            raise ArgumentError(
+                f"adapter {name!r} is AdaLoRA: its ranks change by a call after each step, which Trainer does not "
+                "make, and no checkpoint holds what it gathers. Use LoraConfig; use_dora=True makes it DoRA."
+            )
 
 
 def check_batches(args: TrainingArguments, loader: Any) -> None:
@@ -80,45 +84,37 @@ def _refuse_empty(args: TrainingArguments, num_rows: int) -> None:
     )
 
 
-class FirstRows:
-    """Looks at the token ids of the first rows that train: of text that a tokenizer does not know it makes one token.
+def look_at_first_rows(seen: list[tuple[tuple[int, ...], str]], batch: Any, tokenizer: Any) -> None:
+    """Warns where the first rows that train are nearly all alike in token ids: a tokenizer may not know their text.
+
+    Args:
+        seen: ids and labels of rows of batches before; those of `batch` are added, until there are enough to judge.
+
+    Raises:
+        DataError: all have the same ids, but not the same labels, and there is no other input.
 
     Cost: one read from the device for each of the first batches.
     """
-
-    def __init__(self) -> None:
-        self._ids: list[tuple[int, ...]] = []
-        self._labels: set[str] = set()
-
-    def see(self, batch: Any, tokenizer: Any) -> None:
-        """Takes note of a batch, and judges once there are `NUM_FIRST_ROWS` rows.
-
-        Raises:
-            DataError: all have the same ids, but not the same labels.
-        """
-        ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
-        if len(self._ids) >= NUM_FIRST_ROWS or not isinstance(ids, torch.Tensor) or ids.dim() != 2:
-            return
-        mask, labels = (batch.get(name) for name in ("attention_mask", "labels"))
-        kept = mask if isinstance(mask, torch.Tensor) and mask.shape == ids.shape else torch.ones_like(ids)
-        self._ids += [tuple(compress(*both)) for both in zip(ids.tolist(), kept.tolist())]
-        if isinstance(labels, torch.Tensor) and labels.dim():
-            self._labels.update(map(str, labels.tolist()))
-        if len(self._ids) >= NUM_FIRST_ROWS:
-            self._judge(tokenizer, set(batch) <= _TEXT and len(self._labels) > 1)
-
-    def _judge(self, tokenizer: Any, must_differ: bool) -> None:
-        unknown, pad = (getattr(tokenizer, f"{name}_token_id", None) for name in ("unk", "pad"))
-        left_out = {*getattr(tokenizer, "all_special_ids", ())} - {unknown} | {pad}
-        words = [token for row in self._ids for token in row if token not in left_out]
-        share, number = words.count(unknown) / max(1, len(words)), len(self._ids)
-        ((row, times),) = Counter(self._ids).most_common(1)
-        said = []
-        if must_differ and times > 0.9 * number:
-            said.append(f"{times} of the first {number} rows have the same token ids, {[*row[:8]]}, but not the same labels")
-        if share > 0.5:
-            said.append(f"{share:.0%} of the tokens of the first {number} rows are {tokenizer.unk_token!r}")
-        if must_differ and times == number:
-            raise DataError(f"{'; '.join(said)}: nothing can be learned. {_REMEDY}")
-        if said:
-            logger.warning("%s. %s", "; ".join(said), _REMEDY)
+    ids, labels = (batch.get(name) if isinstance(batch, Mapping) else None for name in ("input_ids", "labels"))
+    if len(seen) >= NUM_FIRST_ROWS or not isinstance(ids, torch.Tensor) or ids.dim() != 2:
+        return
+    unknown, pad = (getattr(tokenizer, f"{name}_token_id", None) for name in ("unk", "pad"))
+    told = labels.tolist() if isinstance(labels, torch.Tensor) and labels.dim() else [""] * len(ids)
+    seen += [(tuple(token for token in row if token != pad), str(label)) for row, label in zip(ids.tolist(), told)]
+    if len(seen) < NUM_FIRST_ROWS:
+        return
+    rows, answers = zip(*seen)
+    ((row, times),) = Counter(rows).most_common(1)
+    special = {*getattr(tokenizer, "all_special_ids", ())} - {unknown}
+    is_unknown = [token == unknown for row in rows for token in row if token not in special]
+    share = sum(is_unknown) / max(1, len(is_unknown))
+    said = (
+        [f"{share:.0%} of the tokens of the first {len(rows)} rows are {tokenizer.unk_token!r}"] if share > 0.5 else []
+    )
+    must_differ = set(batch) <= _TEXT and len(set(answers)) > 1
+    if must_differ and times > 0.9 * len(rows):
+        said.append(f"{times} of the first {len(rows)} rows have the same token ids {[*row[:8]]}, not the same labels")
+    if must_differ and times == len(rows):
+        raise DataError(f"{'; '.join(said)}: nothing can be learned. {_REMEDY}")
+    if said:
+        logger.warning("%s. %s", "; ".join(said), _REMEDY)

@@ -1,12 +1,13 @@
-"""A tokenizer that knows no word of the rows: said, or refused where nothing is left that tells rows apart."""
+"""What would not learn what was asked: text that a tokenizer does not know, adapters whose ranks nobody changes."""
 
 import pytest
 import torch
-from tiny_classifier import make_args
+from peft import AdaLoraConfig, LoraConfig, get_peft_model
+from tiny_classifier import ROWS, make_args, make_model
 from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassification, BertTokenizerFast
 from transformers import DataCollatorForLanguageModeling as Masking
 
-from hf_ext.errors import DataError
+from hf_ext.errors import ArgumentError, DataError
 from hf_ext.trainer import FastTrainer
 
 LETTERS = "ACDEFGHIKLMNPQRSTVWY"
@@ -43,7 +44,7 @@ def said(caplog) -> list[str]:
 
 def test_rows_that_are_one_to_the_model_are_refused_with_what_to_do(tmp_path, tokenizer):
     for size, given in ((4, {}), (4, {"speedups": ["all"]}), (1, {"gradient_accumulation_steps": 4}), (24, {})):
-        with pytest.raises(DataError, match=r"of the first (16|24) rows .*\[2, 1, 3\].* '\[UNK\]': .*blanks") as error:
+        with pytest.raises(DataError, match=r"'\[UNK\]'; .*of the first (16|24) rows .*\[2, 1, 3\], .*blanks") as error:
             train(tmp_path, tokenizer, make_texts(), per_device_train_batch_size=size, **given)
         assert "\n" not in str(error.value)
 
@@ -89,3 +90,21 @@ def test_rows_that_something_else_tells_apart_are_left_alone(tmp_path, tokenizer
     rows = [{**tokenizer("A C D"), "pixels": [float(i)], "labels": float(i)} for i in range(24)]
     FastTrainer(model, make_args(tmp_path, save_strategy="no", max_steps=8), None, rows).train()
     assert not said(caplog)
+
+
+def test_adapters_that_want_a_call_after_each_step_are_refused_and_can_be_evaluated(tmp_path):
+    layers = {"target_modules": ["query", "value"]}
+    configs = [
+        (AdaLoraConfig(total_step=4, tinit=1, tfinal=1, **layers), True),
+        (LoraConfig(use_dora=True, **layers), False),
+    ]
+    for config, is_refused in configs:
+        model = get_peft_model(make_model(), config)
+        trainer = FastTrainer(model, make_args(tmp_path, save_strategy="no"), None, ROWS, ROWS)
+        assert trainer.evaluate()["eval_loss"] > 0
+        if is_refused:
+            with pytest.raises(ArgumentError, match="'default' is AdaLoRA.* Use LoraConfig"):
+                trainer.train()
+        else:
+            trainer.train()
+        trainer.end()
