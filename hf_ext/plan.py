@@ -21,6 +21,7 @@ from .hardware import Hardware, count_cpu_cores, detect_hardware
 from .models.blocks import describe_blocks, find_blocks
 from .models.lora import has_adapters, unwrap_peft
 from .models.muon import block_matrices, count_rest
+from .models.packing import find_encoders
 from .optional import installed_version
 from .processes import import_deepspeed
 from .reporting.tables import format_table
@@ -146,6 +147,7 @@ def describe_model(model: Any, pattern: str | None = None) -> ModelFacts:
     specs = getattr(config, "encoder_specs", None)
     families = {spec.config["model_type"] for spec in specs} if specs else {getattr(config, "model_type", None)}
     families |= set(getattr(model, "encoder_families", ()))  # of a model that is more than its encoder
+    families |= {encoder.config.model_type for encoder in find_encoders(model)}  # of one around an encoder, too
     inner = unwrap_peft(model)
     return ModelFacts(
         families=tuple(sorted(filter(None, families))),

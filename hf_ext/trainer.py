@@ -64,7 +64,7 @@ from .training.scaling import fit_scaling
 from .training.signals import keep_from_workers
 from .training.step_guard import GuardedEpoch, can_be_best, unfiltered
 from .training.team import Team
-from .training.training_length import check_batches, check_training
+from .training.training_length import check_batches, check_training, look_at_first_rows
 from .training.watcher import extended
 
 PARAMETERS = tuple(inspect.signature(Trainer.__init__).parameters)[1:]
@@ -178,7 +178,7 @@ class FastTrainer(Trainer):
                 one too, where the same call would not go on from it.
         """
         has_own_loader = find_override(self, "get_train_dataloader") is not None
-        check_training(self.args, None if has_own_loader else getattr(self, "train_dataset", None))
+        check_training(self.args, None if has_own_loader else getattr(self, "train_dataset", None), self.model)
         with self._ext_parts.run_folder.while_training():  # before anything in it is looked at
             self._ext_parts.places.follow(self.args.output_dir, self.args.local_checkpoint_dir, self.args.should_save)
             self._ext_planned.save()  # the folder may be another one than when it was planned
@@ -518,6 +518,9 @@ class FastTrainer(Trainer):
     def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
         """As in Trainer; where memory does not suffice and `oom_policy` says so, in parts."""
         parts, compute = self._ext_parts, super().training_step
+        if self.is_in_train and (self.state.epoch or 0) < 1:  # later they are the same rows again
+            tokenizer = self.processing_class or getattr(self.data_collator, "tokenizer", None)
+            look_at_first_rows(parts.first_rows, inputs, tokenizer)
         if not (parts.ladder.is_on and self.is_in_train):  # else a loop of the user's own
             return parts.step_guard.see_loss(compute(model, inputs, *args, **kwargs))
         loss, before = parts.ladder.compute(

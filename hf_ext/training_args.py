@@ -17,7 +17,7 @@ from transformers.utils import is_torch_bf16_gpu_available
 from .argument_checks import check_training_values, read_hub_strategy
 from .argument_names import ShortName, short_name
 from .argument_types import check_resume, check_types, wrap_single_words
-from .disk import can_make
+from .disk import find_at_home
 from .errors import ArgumentError
 from .presets import PRESETS, TakesPresets
 from .processes import check_together, need_cpu_backend, need_gloo
@@ -324,7 +324,7 @@ class FastTrainingArguments(TrainingArguments, metaclass=TakesPresets):
         check_training_values(self, [*INTEGRATION_TO_CALLBACK, "all", "none"])
         if not self.embedding_cache_dir:
             raise ArgumentError(f"embedding_cache_dir={self.embedding_cache_dir!r}: name a folder.")
-        if self.embedding_cache_dir == CACHE_DIR and not _has_home():
+        if self.embedding_cache_dir == CACHE_DIR and not find_at_home(CACHE_DIR):
             self.embedding_cache_dir = f"{os.path.normpath(str(self.output_dir))}-embeddings"
             logger.warning(
                 "%s cannot be written to: embeddings are kept in %s, or where --embedding_cache_dir says.",
@@ -375,12 +375,6 @@ class FastTrainingArguments(TrainingArguments, metaclass=TakesPresets):
 
 def _without_tokens(values: dict[str, Any]) -> dict[str, Any]:
     return {name: None if name.endswith("_token") else value for name, value in values.items()}
-
-
-def _has_home() -> bool:
-    """Whether this user has a folder for caches; in a pod there may be none, nor a name in the list of users."""
-    path = os.path.expanduser(CACHE_DIR)
-    return not path.startswith("~") and can_make(path)
 
 
 def _default(spec: dataclasses.Field) -> object:

@@ -138,6 +138,12 @@ def bf16_pays(monkeypatch):
 
 
 @pytest.fixture
+def own_home(tmp_path, monkeypatch):
+    """A home of the test's own, where nothing was measured yet."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+
+
+@pytest.fixture
 def bf16_cpu(monkeypatch):
     """A CPU that has bf16 instructions, as far as the plan knows; torch computes bf16 on any, only slower."""
     monkeypatch.setattr("hf_ext.hardware._cpu_flags", lambda: frozenset({"avx512_bf16"}))

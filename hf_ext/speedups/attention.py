@@ -42,7 +42,7 @@ from ..models.packing import find_encoders, is_packed
 from ..optional import import_problem
 from ..whose_code import is_in
 from . import encoder_precision, parity, precision
-from .attention_times import measure_gain
+from .attention_times import describe, measure_gain
 from .base import Context, Decision, Kind, Run, Status, off
 from .measured_once import measure_once
 
@@ -240,7 +240,8 @@ def _take_newer_flash(version: str, run: Run) -> str:
 def _gain_of_blocks(run: Run) -> float | None:
     """How many times as fast `blocked` is as `grouped` here; None where they are alike, or without rows to try."""
     probes = [probe for probe in parity.find_probes(run) if isinstance(probe, parity.Probe) and _differs(probe)]
-    return measure_once(run.args, NAME, GAIN, partial(measure_gain, probes, "blocked", "grouped")) if probes else None
+    measure = partial(measure_gain, probes, "blocked", "grouped")
+    return measure_once(run.args, NAME, GAIN, measure, layers=list(map(describe, probes))) if probes else None
 
 
 def _differs(probe: parity.Probe) -> bool:

@@ -20,6 +20,13 @@ def measure_gain(probes: list[Probe], faster: str, than: str) -> float:
     return times_as_fast(_layers(probes, faster), _layers(probes, than))
 
 
+def describe(probe: Probe) -> list[object]:
+    """What decides the time of one layer of an encoder: its shape, whether it trains, the dtype, and the rows."""
+    config = probe.encoder.config
+    shape = [config.num_attention_heads, config.hidden_size, probe.attention_mask.sum(1).tolist()]
+    return [*shape, probe.trains, probe.autocast or probe.dtype]
+
+
 def _layers(probes: list[Probe], kernel: str) -> Callable[[], None]:
     """A function that runs attention of one layer of each encoder."""
     layers = [_one_layer(probe, kernel) for probe in probes]

@@ -4,7 +4,8 @@ Class N. Effect: `torch.set_float32_matmul_precision("medium")` routes float32 p
 oneDNN, which uses AVX-512 on AMD too. The setting merely permits bf16: whether this CPU rounds is measured, and if it
 does, the default comes back.
 Evidence: largest error of a 512 x 512 x 512 product against float64, and time against the default.
-A run that continues must round as it began, so the time is taken once per run (`measured_once.py`).
+A run that continues must round as it began, and a fresh one as the one before: time is taken once per machine
+(`measured_once.py`).
 Hardware: x86 CPUs; on an AMD EPYC (Zen 5) the products measured twice as fast with errors of 1e-6, that is, float32.
 Cost: a few milliseconds for the measurement.
 """
@@ -43,7 +44,8 @@ def apply(decision: Decision, run: Run) -> Decision:
     generator = torch.Generator().manual_seed(0)
     left, right = (torch.randn(_SIZE, _SIZE, generator=generator) for _ in range(2))
     exact = left.double() @ right.double()
-    gain = measure_once(run.args, NAME, "speedup", partial(_measure_gain, left, right))
+    measure = partial(_measure_gain, left, right)
+    gain = measure_once(run.args, NAME, "speedup", measure, plain=HELD_MATMUL.read_before())
     let_go = run.hold(HELD_MATMUL, FAST_CPU)
     error = ((left @ right - exact).abs().max() / exact.abs().max()).item()
     evidence = {"relative_error": float(f"{error:.2g}"), "speedup": gain}

@@ -24,7 +24,7 @@ import torch
 
 from ..held import Held
 from .base import Context, Decision, Kind, Run, off
-from .measured_once import measure_once, was_begun
+from .measured_once import measure_once
 
 NAME = "cpu_threads"
 KIND: Kind = "N"
@@ -76,18 +76,19 @@ def chosen_by_user(launcher: Path | None = None) -> str | None:
 
 
 def apply(decision: Decision, run: Run) -> Decision:
-    """Measures, unless this run was begun with a number, and sets it until the run is over."""
+    """Measures, unless this run was begun with a number or one before it has, and sets it until the run is over."""
     most = decision.settings["most"]
     dtype = torch.bfloat16 if run.args.bf16 else torch.float32
     rates: dict[int, list[float]] = {}
 
     def measure() -> float:
-        if was_begun(run.args):  # on threads that nobody wrote down: the environment's, or before there was this module
-            return _HELD.read_before()
         rates.update(measure_rates(counts_to_try(most), dtype))
         return choose(rates)
 
-    threads = min(most, max(1, int(measure_once(run.args, NAME, _KEY, measure))))
+    # A run that was begun on threads that nobody wrote down began on those of the environment.
+    before = _HELD.read_before()
+    found = measure_once(run.args, NAME, _KEY, measure, before, threads=counts_to_try(most), dtype=dtype)
+    threads = min(most, max(1, int(found)))
     run.hold(_HELD, threads)
     measured = {f"gflops_on_{count}": describe(found) for count, found in rates.items()}
     decision = replace(decision, settings={**decision.settings, _KEY: threads})  # compared by a run that goes on

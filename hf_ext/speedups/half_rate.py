@@ -1,7 +1,7 @@
 """Whether a CPU multiplies matrices faster in bf16 than in float32: having the instructions does not say so.
 
 On one core of a virtual Xeon that lists AVX512-BF16 and hides AMX it measured half as fast
-(`benchmarks/results/cpu_step_avx512.json`). So it is measured, once per run (`measured_once.py`).
+(`benchmarks/results/cpu_step_avx512.json`). So it is measured, once per machine (`measured_once.py`).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ..matmul import read_matmul_precision
 from .measured_once import measure_once
 from .taking_turns import times_as_fast
 
@@ -22,7 +23,8 @@ _SHAPE = (1024, 512, 1024)  # tokens, width in, width out: of a small encoder's 
 def half_gain(args: Any, name: str) -> float:
     """How many times as fast products of matrices are in bf16 as in float32 with the settings in force, on the CPU.
 
-    All processes call it and go by the main one's time, or by what the plan of the run that is continued records.
+    All processes call it and go by the main one's time, or by what the plan of the run that is continued records, or an
+    earlier run found on this machine.
 
     Args:
         args: of the run.
@@ -30,7 +32,7 @@ def half_gain(args: Any, name: str) -> float:
 
     Cost: about a tenth of a second of processor time, once.
     """
-    return measure_once(args, name, GAIN, measure_half_gain)
+    return measure_once(args, name, GAIN, measure_half_gain, settings=read_matmul_precision())
 
 
 def measure_half_gain() -> float:

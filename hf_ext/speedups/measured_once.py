@@ -1,40 +1,53 @@
-"""What is measured at the start of a run and decides how it rounds: measured once, and kept for the run that goes on.
+"""What is measured of a machine at the start of a run and decides how it rounds: measured once, and kept.
 
 A run that continues must compute as it began, though a machine's rates vary. `plan.json` of the run's folder keeps what
-was found, as does that of the checkpoint that `--resume` names.
+was found, as does that of the checkpoint that `--resume` names. Two fresh runs of one command must compute alike too:
+the user's cache keeps it, per machine and what it was measured on, in small files that may be deleted.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
+import os
 from collections.abc import Callable
-from functools import partial
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from ..disk import find_at_home
+from ..hardware import identify_cpu
 from ..main_process import do_on_main
+from ..owners import name_process
+
+_SETTINGS = ("ONEDNN", "DNNL", "MKL", "OMP", "KMP")  # beginnings of variables that decide how libraries compute
+_UNKEPT: dict[Path, float] = {}  # what no file could keep
 
 
-def measure_once(args: Any, name: str, key: str, measure: Callable[[], float]) -> float:
-    """What the evidence of decision `name` records under `key` where this run began; else what `measure` returns.
+def measure_once(
+    args: Any, name: str, key: str, measure: Callable[[], float], begun: float | None = None, **measured_on: Any
+) -> float:
+    """What the evidence of decision `name` records under `key` where this run began; else what is kept of this machine.
 
-    All processes call it; the main one reads or measures, and the others are told.
+    Where neither says, `measure` does, and its number is kept. All processes call it; the main one reads or measures,
+    and the others are told.
+
+    Args:
+        begun: for a run that was begun without this number; None: it is taken as a fresh one.
+        measured_on: what besides the machine, torch and its threads decides the number.
     """
-    return do_on_main(args, partial(_find, args, name, key, measure))
 
+    def find() -> float:
+        plans, kept = _plans(args), _file(args, [name, key], {"threads": torch.get_num_threads(), **measured_on})
+        found = next(filter(None, (_read(path, name, key) for path in plans)), None)
+        if found is None and begun is not None and any(path.is_file() for path in plans):
+            return begun
+        return found or _read(kept, name, key) or _UNKEPT.get(kept) or _keep(kept, name, key, measure())
 
-def was_begun(args: Any) -> bool:
-    """Whether a run that may be continued has written a plan, whatever is in it."""
-    return any(path.is_file() for path in _plans(args))
-
-
-def _find(args: Any, name: str, key: str, measure: Callable[[], float]) -> float:
-    for path in _plans(args):
-        found = _read(path, name, key)
-        if found is not None:
-            return found
-    return measure()
+    return do_on_main(args, find)
 
 
 def _plans(args: Any) -> list[Path]:
@@ -44,12 +57,34 @@ def _plans(args: Any) -> list[Path]:
     return [folder / "plan.json" for folder in folders]
 
 
+def _file(args: Any, name: list[str], measured_on: dict[str, Any]) -> Path:
+    """Where a number of this machine is kept, in the form of a plan."""
+    settings = {name: value for name, value in os.environ.items() if name.startswith(_SETTINGS)}
+    facts = [name, measured_on, settings, identify_cpu(), torch.__version__]
+    digest = hashlib.blake2b(json.dumps(facts, sort_keys=True, default=str).encode(), digest_size=16).hexdigest()
+    folder = find_at_home("~/.cache/hf_ext/measured") or f"{os.path.expanduser(args.embedding_cache_dir)}/measured"
+    return Path(folder, f"{name[0]}-{digest}.json")
+
+
 def _read(path: Path, name: str, key: str) -> float | None:
-    """A number that a plan records; None where it records none."""
+    """A number that a plan records; None where it records none that could have been measured."""
     try:
-        decisions = json.loads(path.read_text(encoding="utf-8"))["decisions"] if path.is_file() else []
-        evidence: Any = next((one["evidence"] for one in decisions if one["name"] == name), {})
-        found = float(evidence[key]) if key in evidence else 0.0
+        decisions = json.loads(path.read_text(encoding="utf-8"))["decisions"]
+        found = float(next(one["evidence"][key] for one in decisions if one["name"] == name))
         return found if 0 < found < math.inf else None
-    except (OSError, ValueError, KeyError, TypeError):  # no plan of ours
+    except (OSError, ValueError, LookupError, TypeError, OverflowError, StopIteration, RecursionError):  # none of ours
         return None
+
+
+def _keep(path: Path, name: str, key: str, value: float) -> float:
+    """Has a file keep it, whole or not at all; returns what another run kept meanwhile, which counts for both."""
+    draft = path.with_name(f".{path.name}.{name_process()}")
+    with suppress(OSError, ValueError):  # then this process alone keeps it
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft.write_text(json.dumps({"decisions": [{"name": name, "evidence": {key: value}}]}), encoding="utf-8")
+        with suppress(OSError):  # one is there, or the file system has no links
+            os.link(draft, path)
+        if _read(path, name, key) is None:
+            os.replace(draft, path)
+        draft.unlink(missing_ok=True)
+    return _read(path, name, key) or _UNKEPT.setdefault(path, value)

@@ -73,6 +73,7 @@ class Parts:
         settings = planned.plan["embedding_cache"].settings if planned.applied("embedding_cache") else None
         self.embedder = Embedder(args, team, settings, partial(planned.record, "embedding_cache"))
         self.loss_check = LossCheck(args, planned.plan)
+        self.first_rows: list[Any] = []
         self.step_guard = StepGuard(args, backend, planned.run.padding)
         self.batch_finder = BatchFinder(args, team, planned)
         self.ladder = Ladder(args, team, planned)

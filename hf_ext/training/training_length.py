@@ -1,13 +1,17 @@
-"""A run that would train nothing is refused by the name of what leaves it nothing; so is a word that means nothing.
+"""A run that would learn nothing is refused by the name of what leaves it nothing; so is a word that means nothing.
 
 Trainer 5.23 reports success for runs of no step, and trains one where `max_steps` is 0.
 """
 
 from __future__ import annotations
 
+import logging
 import math
+from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
+import torch
 from transformers import TrainingArguments
 from transformers.trainer_utils import has_length
 
@@ -15,23 +19,36 @@ from ..argument_checks import check_choices
 from ..data.columns import has_numbered_rows
 from ..errors import ArgumentError, DataError
 
+logger = logging.getLogger(__name__)
 
-def check_training(args: TrainingArguments, rows: Any) -> None:
+NUM_FIRST_ROWS = 16
+_TEXT = {"input_ids", "attention_mask", "token_type_ids", "labels"}  # beside other inputs, one text may be right
+_REMEDY = "Many tokenizers for proteins want blanks between residues, ' '.join(sequence), others want capitals."
+
+
+def check_training(args: TrainingArguments, rows: Any, model: Any = None) -> None:
     """Before training, and not before an evaluation, which needs no steps.
 
     Args:
         args: of the trainer.
         rows: that it will train on; None where somebody else makes its loader.
+        model: that it will train.
 
     Raises:
         ArgumentError: the arguments ask for no step; a word that is no choice was assigned to one after they were
-            built.
+            built; adapters whose ranks nobody would change (AdaLoRA).
         DataError: there are no rows.
     """
     check_choices(args)
     if has_numbered_rows(rows) and len(rows) == 0:
         _refuse_empty(args, 0)  # torch's sampler would speak of num_samples
     _check_length(args.num_train_epochs, args.max_steps)
+    for name, config in (getattr(model, "peft_config", None) or {}).items():
+        if config.peft_type == "ADALORA":
+            raise ArgumentError(
+                f"adapter {name!r} is AdaLoRA: its ranks change by a call after each step, which Trainer does not "
+                "make, and no checkpoint holds what it gathers. Use LoraConfig; use_dora=True makes it DoRA."
+            )
 
 
 def check_batches(args: TrainingArguments, loader: Any) -> None:
@@ -65,3 +82,39 @@ def _refuse_empty(args: TrainingArguments, num_rows: int) -> None:
         f"(per_device_train_batch_size={args.per_device_train_batch_size}, {args.world_size} process(es)). Leave "
         "dataloader_drop_last out, or lower per_device_train_batch_size."
     )
+
+
+def look_at_first_rows(seen: list[tuple[tuple[int, ...], str]], batch: Any, tokenizer: Any) -> None:
+    """Warns where the first rows that train are nearly all alike in token ids: a tokenizer may not know their text.
+
+    Args:
+        seen: ids and labels of rows of batches before; those of `batch` are added, until there are enough to judge.
+
+    Raises:
+        DataError: all have the same ids, but not the same labels, and there is no other input.
+
+    Cost: one read from the device for each of the first batches.
+    """
+    ids, labels = (batch.get(name) if isinstance(batch, Mapping) else None for name in ("input_ids", "labels"))
+    if len(seen) >= NUM_FIRST_ROWS or not isinstance(ids, torch.Tensor) or ids.dim() != 2:
+        return
+    unknown, pad = (getattr(tokenizer, f"{name}_token_id", None) for name in ("unk", "pad"))
+    told = labels.tolist() if isinstance(labels, torch.Tensor) and labels.dim() else [""] * len(ids)
+    seen += [(tuple(token for token in row if token != pad), str(label)) for row, label in zip(ids.tolist(), told)]
+    if len(seen) < NUM_FIRST_ROWS:
+        return
+    rows, answers = zip(*seen)
+    ((row, times),) = Counter(rows).most_common(1)
+    special = {*getattr(tokenizer, "all_special_ids", ())} - {unknown}
+    is_unknown = [token == unknown for row in rows for token in row if token not in special]
+    share = sum(is_unknown) / max(1, len(is_unknown))
+    said = (
+        [f"{share:.0%} of the tokens of the first {len(rows)} rows are {tokenizer.unk_token!r}"] if share > 0.5 else []
+    )
+    must_differ = set(batch) <= _TEXT and len(set(answers)) > 1
+    if must_differ and times > 0.9 * len(rows):
+        said.append(f"{times} of the first {len(rows)} rows have the same token ids {[*row[:8]]}, not the same labels")
+    if must_differ and times == len(rows):
+        raise DataError(f"{'; '.join(said)}: nothing can be learned. {_REMEDY}")
+    if said:
+        logger.warning("%s. %s", "; ".join(said), _REMEDY)

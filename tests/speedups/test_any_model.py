@@ -9,10 +9,11 @@ import pytest
 import torch
 from any_models import TRAINED, Layer, Net, gpt2, resnet, rows_of_images, rows_of_numbers
 from miniature_esm import make_wide_esm
+from tiny_encoders import tiny_bert, tiny_esm, tiny_t5
 from tiny_masked_lm import largest_weight_difference, make_args, make_rows
 from token_rows import pad_rows
 from torch import nn
-from transformers import default_data_collator
+from transformers import BertModel, EsmModel, default_data_collator
 
 from hf_ext.errors import ArgumentError
 from hf_ext.hardware import describe_hardware
@@ -322,3 +323,48 @@ def test_shapes_are_those_of_the_collators_batches(tmp_path):
     fixed = [{"x": torch.zeros(9), "labels": 0}] * 8
     assert shapes(fixed, lambda rows: default_data_collator([{**row, "x": row["x"][:5]} for row in rows]), Net()) == 1
     assert shapes(TRAINED["GPT-2"][1](), compile_mode="default") is None
+
+
+# --- an encoder that we know in a module of the user's ---------------------------------------------------------------
+
+
+class Around(nn.Module):
+    """A number from the mean of an encoder's states; no configuration, so no model type."""
+
+    def __init__(self, encoder, reads_padding=False):
+        super().__init__()
+        self.encoder, self.head, self.reads_padding = encoder, nn.Linear(encoder.config.hidden_size, 1), reads_padding
+
+    def forward(self, input_ids, attention_mask, labels=None):
+        states = self.encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+        mask = torch.ones_like(attention_mask) if self.reads_padding else attention_mask
+        logits = self.head((states * mask[..., None]).sum(1) / mask.sum(1, keepdim=True))[:, 0]
+        return {"loss": nn.functional.mse_loss(logits, labels), "logits": logits}
+
+
+def test_an_encoder_that_we_know_is_fast_in_any_module(tmp_path):
+    rows = make_rows().map(lambda row: {"labels": row["length"] / 10})
+    given = {"without": ["precision", "cpu_matmul", "cpu_threads", "compile"], "train_sampling_strategy": "random"}
+    for family, encoder in (("esm", tiny_esm(EsmModel)), ("bert", tiny_bert(BertModel)), ("t5", tiny_t5())):
+        found = {}
+        for name, speedups in (("plain", []), ("fast", ["all"])):
+            torch.manual_seed(0)
+            model = Around(copy.deepcopy(encoder))
+            args = make_args(tmp_path / family / name, speedups=speedups, learning_rate=1e-3, **given)
+            trainer = FastTrainer(model, args, pad_rows, rows)
+            trainer.train()
+            found[name] = trainer
+        plan = found["fast"].plan
+        assert [plan[name].status for name in ("attention", "packing")] == ["applied"] * 2, family
+        assert plan["packing"].evidence["max_difference"] < 1e-4
+        assert plan["fused_gelu"].status == ("applied" if family == "esm" else "skipped")
+        assert largest_weight_difference(found["plain"].model, found["fast"].model) < 1e-4, family
+
+
+def test_one_whose_padding_is_read_keeps_it(tmp_path):
+    rows = make_rows().map(lambda row: {"labels": row["length"] / 10})
+    trainer = FastTrainer(
+        Around(tiny_esm(EsmModel), reads_padding=True), make_args(tmp_path, speedups=["all"]), pad_rows, rows
+    )
+    assert [trainer.plan[name].status for name in ("attention", "packing")] == ["skipped"] * 2
+    assert "loss" in trainer.plan["attention"].reason

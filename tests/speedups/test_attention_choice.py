@@ -386,7 +386,7 @@ def test_gradients_of_the_kernel_that_is_used_are_proven(tmp_path):
     assert 0.5 < rounded["gradient_noise_ratio"] < 1.5
 
 
-@pytest.mark.usefixtures("bf16_cpu")
+@pytest.mark.usefixtures("bf16_cpu", "own_home")
 @pytest.mark.parametrize(("gain", "kernel"), [(0.4, "grouped"), (1.19, "grouped"), (1.2, "blocked"), (3.0, "blocked")])
 def test_in_half_precision_a_cpu_takes_blocks_only_where_they_measure_faster(tmp_path, monkeypatch, gain, kernel):
     monkeypatch.setattr("hf_ext.speedups.attention.measure_gain", lambda *given: gain)
@@ -398,6 +398,7 @@ def test_in_half_precision_a_cpu_takes_blocks_only_where_they_measure_faster(tmp
 @pytest.mark.usefixtures("bf16_cpu")
 def test_a_run_goes_on_with_the_kernel_that_it_began_with(tmp_path, monkeypatch):
     def kernel_of(folder, gain):
+        monkeypatch.setenv("HOME", str(tmp_path / str(gain)))
         monkeypatch.setattr("hf_ext.speedups.attention.measure_gain", lambda *given: gain)
         plan = make_trainer(tmp_path / folder, speedups=["attention"], bf16=True).plan
         plan.save(tmp_path / folder)
@@ -418,6 +419,7 @@ def test_a_checkpoint_of_a_run_with_another_kernel_is_continued_and_it_is_said(
     given = {"speedups": ["attention"], "bf16": True, "save_strategy": "steps", "save_steps": 2}
     trainers = []
     for folder, gain in (("first", then), ("second", now)):
+        monkeypatch.setenv("HOME", str(tmp_path / folder))
         monkeypatch.setattr("hf_ext.speedups.attention.measure_gain", lambda *given, gain=gain: gain)
         trainers.append(make_trainer(tmp_path / folder, **given))
     trainers[0].train()
@@ -428,7 +430,7 @@ def test_a_checkpoint_of_a_run_with_another_kernel_is_continued_and_it_is_said(
     assert all("blocked" in text and "grouped" in text for text in said)
 
 
-@pytest.mark.usefixtures("bf16_cpu")
+@pytest.mark.usefixtures("bf16_cpu", "own_home")
 @pytest.mark.parametrize(("slow", "kernel"), [("blocked", "grouped"), ("grouped", "blocked")])
 def test_the_faster_of_two_kernels_is_found_by_the_clock(tmp_path, monkeypatch, slow, kernel):
     right = kernels.KERNELS[slow]

@@ -17,7 +17,7 @@ UNSTEADY = {1: [430.0] * 12, 2: [690.0, 10.0, 650.0, 20.0, 680.0, 15.0, 640.0, 1
 
 
 @pytest.fixture
-def nobody_said(monkeypatch):
+def nobody_said(monkeypatch, own_home):
     for name in (*cpu_threads.VARIABLES, "ACCELERATE_MIXED_PRECISION"):
         monkeypatch.delenv(name, raising=False)
 
@@ -158,6 +158,7 @@ def test_a_run_trains_on_the_threads_that_were_chosen_and_gives_them_back(monkey
 def test_a_run_goes_on_with_the_number_that_it_began_with(monkeypatch, tmp_path):
     found = []
     for folder, rates in (("a", STEADY), ("a", UNSTEADY), ("b", UNSTEADY)):
+        monkeypatch.setenv("HOME", str(tmp_path / folder))
         trainer = make_run(monkeypatch, tmp_path / folder, rates)
         found.append((torch.get_num_threads(), len(trainer.plan["cpu_threads"].evidence)))
         trainer.end()

@@ -8,7 +8,7 @@ from tiny_masked_lm import make_trainer
 
 from hf_ext.speedups import half_rate
 
-pytestmark = pytest.mark.usefixtures("bf16_cpu")
+pytestmark = pytest.mark.usefixtures("bf16_cpu", "own_home")
 
 
 def train_with(monkeypatch, folder, gain, **given):
@@ -36,6 +36,7 @@ def test_what_was_asked_for_is_not_measured(tmp_path, monkeypatch):
 
 def test_a_run_goes_on_in_the_precision_that_it_began_in(tmp_path, monkeypatch):
     found = [train_with(monkeypatch, tmp_path / folder, gain).args.bf16 for folder, gain in (("a", 3), ("a", 0.5))]
+    monkeypatch.setenv("HOME", str(tmp_path))
     assert [*found, train_with(monkeypatch, tmp_path / "b", 0.5).args.bf16] == [True, True, False]
 
 

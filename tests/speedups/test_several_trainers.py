@@ -20,7 +20,7 @@ ORDERS = [(0, 1, 2), (2, 1, 0), (1, 0, 2), (1, 2, 0)]
 
 
 @pytest.fixture
-def process(torch_settings, monkeypatch):
+def process(torch_settings, monkeypatch, own_home):
     """What runs set here for the process: two threads, and oneDNN's products, whatever they are worth."""
     gc.collect()  # trainers of tests before
     monkeypatch.setattr(cpu_threads, "_problem", lambda context: None)
@@ -113,7 +113,10 @@ def test_a_second_trainers_gain_is_measured_against_what_no_run_has_set(process,
     seen = []
     monkeypatch.setattr(cpu_matmul, "times_as_fast", lambda fast, plain: seen.append((fast, plain)) or 9.0)
     monkeypatch.setattr(cpu_matmul, "MAX_ERROR", 1.0)
-    trainers = [make_trainer(tmp_path / name, speedups=["cpu_matmul"]) for name in "ab"]
+    trainers = []
+    for name in "ab":
+        monkeypatch.setenv("HOME", str(tmp_path / name))
+        trainers.append(make_trainer(tmp_path / name, speedups=["cpu_matmul"]))
     assert [fast.args[0] for fast, _ in seen] == [FAST_CPU] * 2
     assert [plain.args[0].name("cpu") for _, plain in seen] == ["float32"] * 2
     for trainer in trainers:
