@@ -121,8 +121,8 @@ def exit_on_errors() -> Iterator[None]:
     1 for the user's mistakes (`HfExtError`) and for packages that are missing, `exit_code` for other ends of a run
     (`RunEnded`), that of `DiskFailure` also where a disk that is full, over quota, read-only or broken stops anything
     else; that of `TrainingStopped` where SIGTERM, SIGINT or SIGHUP comes before or after training, which has its own
-    answer to them. `hf_ext.launching` learns the status too, whatever the launcher between makes of it. Output whose
-    reader is gone is dropped, and ends nothing.
+    answer to them. `hf_ext.launching` learns the status too, whatever the launcher between makes of it. Output that
+    cannot be written is dropped, and ends nothing.
     """
     with _noting_status() as note, outliving_readers(), _ending(note):
         yield
