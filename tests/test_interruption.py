@@ -177,7 +177,7 @@ def test_output_that_cannot_be_written_for_any_reason_is_dropped_and_said_once_i
             place = tmp_path / f"{name} {dead}"
             place.mkdir()
             with monkeypatch.context() as patch, open(place / "alive", "w") as still:
-                patch.setattr(sys, dead, open(descriptor, "w", buffering=1 if dead == "stderr" else -1))
+                patch.setattr(sys, dead, os.fdopen(descriptor, "w", 1 if dead == "stderr" else -1))
                 patch.setattr(sys, alive, still)
                 with exit_on_errors():
                     log = start_run_log(place)
@@ -196,13 +196,17 @@ def test_output_that_cannot_be_written_for_any_reason_is_dropped_and_said_once_i
             assert (place / "alive").read_text().count("kept") == 3
 
 
+def fill_the_disk():
+    print("x", flush=True)
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "model.safetensors")
+
+
 def test_a_full_disk_is_still_told_where_the_output_is_dropped_and_nothing_else_is_taken_for_one(tmp_path, monkeypatch):
     with monkeypatch.context() as patch, open(tmp_path / "err", "w") as err:
-        patch.setattr(sys, "stdout", open("/dev/full", "w"))
+        patch.setattr(sys, "stdout", os.fdopen(os.open("/dev/full", os.O_WRONLY), "w"))
         patch.setattr(sys, "stderr", err)
         with pytest.raises(SystemExit) as end, exit_on_errors():
-            print("x", flush=True)
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "model.safetensors")
+            fill_the_disk()
     assert end.value.code == 74
     assert "model.safetensors" in (tmp_path / "err").read_text()
 
@@ -211,7 +215,7 @@ def test_a_reader_that_is_slow_loses_a_piece_and_not_the_stream(tmp_path, monkey
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     with monkeypatch.context() as patch:
-        patch.setattr(sys, "stdout", open(writer, "w"))
+        patch.setattr(sys, "stdout", os.fdopen(writer, "w"))
         with exit_on_errors():
             print("x" * 1_000_000, flush=True)
             os.read(reader, 1_000_000)
