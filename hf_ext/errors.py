@@ -17,7 +17,7 @@ from typing import NoReturn
 
 from .interruption import interruptible
 from .orphans import stop_with_parent
-from .output import outliving_readers
+from .output import outliving_readers, show_text
 
 STATUS_FOLDER = "HF_EXT_STATUS_FOLDER"  # set by hf_ext.launching, for ranks
 Note = Callable[[int | None], None]  # takes a status, None where there is none yet
@@ -202,6 +202,7 @@ def _is_missing_package(error: ImportError | RuntimeError) -> bool:
 
 
 def _end(text: str, status: int) -> NoReturn:
+    text = show_text(text)
     with suppress(OSError):  # a terminal that is closed
         sys.stdout.flush()  # else what was printed before could come after
         print(text, file=sys.stderr, flush=True)

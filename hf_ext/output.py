@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from io import UnsupportedOperation
 from typing import Any
+
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but newlines and tabs
+_TOKEN = re.compile(r"hf_[A-Za-z0-9]{20,}")  # the form of the Hub's
+
+
+def show_text(text: str) -> str:
+    """Text for people: characters that would drive a terminal are written as escapes, tokens of the Hub left out."""
+    return _TOKEN.sub("hf_...", _CONTROLS.sub(lambda found: f"\\x{ord(found[0]):02x}", text))
 
 
 def drop_output(descriptor: int) -> None:
