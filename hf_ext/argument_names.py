@@ -62,6 +62,11 @@ class TakesShortNames(type):
         return super().__call__(*args, **kwargs)
 
 
+def is_secret(name: str) -> bool:
+    """Whether an argument of this name may hold a token."""
+    return name.endswith("token")
+
+
 def name_nearest(name: str, known: Iterable[str]) -> str:
     """What a message about an unknown name goes on with: the known one that it may be; "" where none is near."""
     close = difflib.get_close_matches(name, list(known), n=1)
