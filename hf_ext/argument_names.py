@@ -18,6 +18,23 @@ SHORT_NAMES = (
     *("max_eval_samples", "use_peft", "lora_r", "lora_alpha", "lora_dropout", "lora_target_modules"),
     *("use_rslora", "use_dora", "load_in_8bit", "load_in_4bit"),
 )
+# Argument -> what other programs call it; in the order in which they are proposed.
+_OTHER_NAMES = {
+    "learning_rate": "lr",
+    "per_device_train_batch_size": "batch bs batch_size train_batch_size",
+    "per_device_eval_batch_size": "eval_batch_size",
+    "num_train_epochs": "epoch epochs num_epochs",
+    "weight_decay": "wd",
+    "warmup_steps": "warmup warmup_ratio",
+    "encoders": "model models model_name encoder model_name_or_path",
+    "model_name_or_path": "model model_name encoder encoders",
+    "dataset_name": "data dataset train_file csv input fasta",
+    "label_column": "label labels target",
+    "sequence_columns": "sequence sequences seq",
+    "output_dir": "out output outdir",
+}
+# Subcommand -> arguments of it alone, which people give to others.
+_OF_COMMAND = {"doctor": "device plan_scale gpus json", "evaluate": "test_of", "sample": "antigen num_samples"}
 _FIELD_OF = {name: f"{name}_ext" for name in SHORT_NAMES}
 _NAME_OF = {field: name for name, field in _FIELD_OF.items()}
 
@@ -62,7 +79,17 @@ class TakesShortNames(type):
         return super().__call__(*args, **kwargs)
 
 
+def is_secret(name: str) -> bool:
+    """Whether an argument of this name may hold a token."""
+    return name.endswith("token")
+
+
 def name_nearest(name: str, known: Iterable[str]) -> str:
     """What a message about an unknown name goes on with: the known one that it may be; "" where none is near."""
-    close = difflib.get_close_matches(name, list(known), n=1)
+    known, bare = list(known), name.lstrip("-").replace("-", "_")
+    for command, names in _OF_COMMAND.items():
+        if bare in names.split():
+            return f", did you mean that of `hf-ext {command}`?"
+    ours = [word for one, others in _OTHER_NAMES.items() if bare in others.split() for word in (f"--{one}", one)]
+    close = [word for word in ours if word in known] or difflib.get_close_matches(name, known, n=1)
     return f", did you mean {close[0]!r}?" if close else ""

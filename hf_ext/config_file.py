@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from io import StringIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -99,7 +100,7 @@ _Loader.add_implicit_resolver(_FLOAT, re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-
 def _compose(path: str, kind: type[_PlainLoader]) -> tuple[_PlainLoader, yaml.MappingNode | None]:
     text = _read_text(path)
     try:
-        loader = kind(text)
+        loader = kind(StringIO(text))  # of a str PyYAML's messages would quote lines, tokens and all
         loader.name = Path(path).name  # in PyYAML's messages
         root = loader.get_single_node()
     except yaml.YAMLError as error:

@@ -7,6 +7,7 @@ import enum
 import types
 from typing import Any, Union, get_args, get_origin
 
+from .argument_names import is_secret
 from .config_file import Given
 from .errors import ArgumentError
 
@@ -23,7 +24,8 @@ def convert_value(key: str, given: Given, action: argparse.Action, members: tupl
         ArgumentError: it is of another type, or none of the flag's choices.
     """
     plain = given.plain
-    wrong = ArgumentError(f"{given.where}: {key}: {plain!r} is not {_expected(action, members)}.")
+    value_shown = "the value, not shown here," if is_secret(key) else repr(plain)
+    wrong = ArgumentError(f"{given.where}: {key}: {value_shown} is not {_expected(action, members)}.")
     if plain is None or isinstance(plain, (list, tuple, dict)):
         raise wrong
     text = str(given.text.value if isinstance(given.text, enum.Enum) else given.text)

@@ -17,7 +17,7 @@ from typing import NoReturn
 
 from .interruption import interruptible
 from .orphans import stop_with_parent
-from .output import outliving_readers
+from .output import outliving_readers, show_text
 
 STATUS_FOLDER = "HF_EXT_STATUS_FOLDER"  # set by hf_ext.launching, for ranks
 Note = Callable[[int | None], None]  # takes a status, None where there is none yet
@@ -121,8 +121,8 @@ def exit_on_errors() -> Iterator[None]:
     1 for the user's mistakes (`HfExtError`) and for packages that are missing, `exit_code` for other ends of a run
     (`RunEnded`), that of `DiskFailure` also where a disk that is full, over quota, read-only or broken stops anything
     else; that of `TrainingStopped` where SIGTERM, SIGINT or SIGHUP comes before or after training, which has its own
-    answer to them. `hf_ext.launching` learns the status too, whatever the launcher between makes of it. Output whose
-    reader is gone is dropped, and ends nothing.
+    answer to them. `hf_ext.launching` learns the status too, whatever the launcher between makes of it. Output that
+    cannot be written is dropped, and ends nothing.
     """
     with _noting_status() as note, outliving_readers(), _ending(note):
         yield
@@ -202,6 +202,7 @@ def _is_missing_package(error: ImportError | RuntimeError) -> bool:
 
 
 def _end(text: str, status: int) -> NoReturn:
+    text = show_text(text)
     with suppress(OSError):  # a terminal that is closed
         sys.stdout.flush()  # else what was printed before could come after
         print(text, file=sys.stderr, flush=True)

@@ -38,6 +38,7 @@ import psutil
 from .commands import COMMANDS
 from .errors import STATUS_FOLDER, TrainingStopped
 from .orphans import adopting_orphans, stop_with_parent
+from .output import show_text
 
 _PASSED_ON = {"SIGTERM": "SIGTERM", "SIGINT": "SIGINT", "SIGHUP": "SIGHUP", "SIGUSR1": "SIGTERM"}
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126  # as of a shell
@@ -66,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             status = _run(command, folder, args.grace_s)
         except OSError as error:
-            print(f"hf-ext launch: {command[0]}: {error.strerror}", file=sys.stderr)
+            print(show_text(f"hf-ext launch: {command[0]}: {error.strerror}"), file=sys.stderr)
             return _NOT_FOUND if isinstance(error, FileNotFoundError) else _NOT_EXECUTABLE
         return _choose(status if status >= 0 else 128 - status, Path(folder))
 

@@ -1,8 +1,10 @@
-"""Output that nobody reads any more, behind `| head` or in a terminal that was closed: dropped, and ends no run."""
+"""Output that cannot be written, behind `| head`, in a closed terminal, on a full disk: dropped, and ends no run."""
 
 from __future__ import annotations
 
+import logging
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -10,38 +12,53 @@ from functools import partial
 from io import UnsupportedOperation
 from typing import Any
 
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but newlines and tabs
+_TOKEN = re.compile(r"hf_[A-Za-z0-9]{20,}")  # the form of the Hub's
+
+
+def show_text(text: str) -> str:
+    """Text for people: characters that would drive a terminal are written as escapes, tokens of the Hub left out."""
+    return _TOKEN.sub("hf_...", _CONTROLS.sub(lambda found: f"\\x{ord(found[0]):02x}", text))
+
 
 def drop_output(descriptor: int) -> None:
     """Sends what is written to `descriptor` from now on to nowhere."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, descriptor)
-    os.close(nowhere)
+    if nowhere != descriptor:  # which was closed
+        os.dup2(nowhere, descriptor)
+        os.close(nowhere)
 
 
 @contextmanager
 def outliving_readers() -> Iterator[None]:
-    """Inside, writing to stdout or stderr whose reader has closed its end of the pipe drops what is written.
+    """Inside, what stdout or stderr cannot write is dropped from then on, of that stream; hf_ext's log says so once.
 
     The streams stay the objects that they are, which handlers of logging and progress bars hold on to.
     """
     changed: list[tuple[Any, str]] = []
-    for stream in (sys.stdout, sys.stderr):
+    for title in ("stdout", "stderr"):
+        stream = getattr(sys, title)
         with suppress(AttributeError, UnsupportedOperation, ValueError):  # none, not of a file, closed
             descriptor = stream.fileno()
             for name in ("write", "flush"):
-                setattr(stream, name, partial(_attempt, getattr(stream, name), descriptor))
+                setattr(stream, name, partial(_attempt, getattr(stream, name), title, descriptor))
                 changed.append((stream, name))
     try:
         yield
     finally:
         for stream, name in changed:
-            with suppress(AttributeError):  # somebody took it back
+            with suppress(AttributeError, ValueError):  # somebody took it back, or closed it
+                stream.flush()  # else Python ends with 120 where it cannot write what is left
                 delattr(stream, name)
 
 
-def _attempt(method: Callable[..., Any], descriptor: int, *given: Any) -> Any:
+def _attempt(method: Callable[..., Any], title: str, descriptor: int, *given: Any) -> Any:
     try:
         return method(*given)
-    except BrokenPipeError:
-        drop_output(descriptor)
+    except OSError as error:
+        if not isinstance(error, BlockingIOError):  # a reader that is slow: only this piece is lost
+            drop_output(descriptor)
+            log = logging.getLogger("hf_ext")
+            if log.handlers:
+                log.warning("%s cannot be written to any more (%s): what comes is dropped.", title, error.strerror)
         return len(given[0]) if given else None

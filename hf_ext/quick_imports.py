@@ -1,9 +1,10 @@
-"""Imports that Python does not look through for garbage, then or later."""
+"""Imports that Python does not look through for garbage, then or later, and that say nothing."""
 
 from __future__ import annotations
 
 import atexit
 import gc
+import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,11 +17,14 @@ def quick_imports() -> Iterator[None]:
     For programs, at their top: a million objects that modules define stay anyway, and looking for garbage among them
     takes a second of the processor until the first step (`benchmarks/start_time.py`).
     """
-    collects = gc.isenabled()
+    collects, kernels = gc.isenabled(), logging.getLogger("bitsandbytes.backends")
+    level = kernels.level
+    kernels.setLevel(logging.ERROR)  # peft imports it, and on some CPUs it warns of a kernel that nothing here calls
     gc.disable()
     try:
         yield
     finally:
+        kernels.setLevel(level)
         gc.freeze()
         atexit.register(_thaw)
         if collects:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cached_property, partial
 from operator import attrgetter
@@ -191,6 +191,14 @@ class FastTrainer(Trainer):
                 self._ext_team.wait_for_everyone()  # torchrun ends the others as soon as one has ended
                 raise self._ext_stop()
         return output
+
+    def check_arguments(self, undecided: Collection[str] = ()) -> None:
+        """Before work that comes ahead of `train`: raises CheckpointError where that will refuse to go on.
+
+        Args:
+            undecided: names of arguments that may still change. Called on the main process.
+        """
+        self._ext_resumer.check_arguments(self._ext_describe_run(), undecided)
 
     def _ext_stop(self) -> TrainingStopped:
         saved = f"{self.stop_reason}: saved checkpoint-{self.state.global_step} and stopped."

@@ -49,6 +49,7 @@ with quick_imports():
     from hf_ext.errors import ArgumentError, exit_on_errors
     from hf_ext.generation.arguments import GeneratorArguments
     from hf_ext.masked_lm.arguments import MaskedLMArguments
+    from hf_ext.output import show_text
     from hf_ext.pde.arguments import OperatorArguments
     from hf_ext.shipped import CONFIGS, find_shipped
     from hf_ext.tasks import parse_command
@@ -103,11 +104,11 @@ def main(argv: list[str] | None = None) -> int:
     else:
         facts = gather(task, model_args, given[0], args, doctor_args)
     findings = find_problems(facts)
-    print(format_page(facts, findings))
+    print(show_text(format_page(facts, findings)))
     written = page_values(facts, findings)
     if doctor_args.plan_scale:
         scale = plan_scale(facts, doctor_args)
-        print(f"\n{format_scale(scale)}")
+        print(show_text(f"\n{format_scale(scale)}"))
         written["scale"] = dataclasses.asdict(scale)
     if doctor_args.json:
         try:

@@ -32,7 +32,7 @@ with quick_imports():
     from typing import Any, Optional
 
     from hf_ext.affinity.candidates import Candidate, find_candidates, settle_columns
-    from hf_ext.affinity.evaluated_rows import EvaluatedRows, TrainedRun, load_labelled
+    from hf_ext.affinity.evaluated_rows import EvaluatedRows, TrainedRun, load_labelled, recorded_label
     from hf_ext.affinity.evaluating import evaluate
     from hf_ext.affinity.measure import verdict_metric
     from hf_ext.affinity.prediction_file import PREDICTION
@@ -109,6 +109,10 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     log = start_run_log(None)
     candidates = find_candidates(own.models, data_args.too_long if "too_long" in parser.explicit else None)
     settle_columns(candidates, data_args, run is not None or "sequence_columns" in parser.explicit)
+    labels = {recorded_label(one.path) for one in candidates} - {None}
+    if run is None and "label_column" not in parser.explicit and len(labels) == 1:
+        (data_args.label_column,) = labels
+        log.info("Labels: column '%s', as in training; --label_column names another.", data_args.label_column)
 
     rows = load_rows(run, own, data_args, args, parser)
     known = known_scores(own.binder_threshold, data_args.group_column)

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import importlib
 import pickle
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,9 +10,14 @@ from typing import Any
 import pytest
 from transformers import HfArgumentParser, TrainingArguments
 
+from hf_ext.affinity.arguments import AffinityArguments
 from hf_ext.argument_names import SHORT_NAMES
 from hf_ext.checkpoints.agreement.run_facts import describe_run
+from hf_ext.data.arguments import DataArguments
+from hf_ext.doctor.arguments import DoctorArguments
 from hf_ext.errors import ArgumentError
+from hf_ext.generation.sample_arguments import SampleArguments
+from hf_ext.masked_lm.arguments import MaskedLMArguments
 from hf_ext.parser import FastArgumentParser
 from hf_ext.training_args import FastTrainingArguments
 
@@ -118,6 +124,47 @@ def test_our_parser_has_the_short_flags_and_keys(tmp_path):
     assert "lora_r" in args.explicit_fields
     with pytest.raises(ArgumentError, match=r"unknown argument '--lora_r_ext'.*did you mean '--lora_r'"):
         parser.parse_args_into_dataclasses([*HERE, "--lora_r_ext", "4"])
+
+
+def test_names_of_other_programs_are_answered_with_the_right_flag(tmp_path):
+    parser = FastArgumentParser((AffinityArguments, DataArguments, FastTrainingArguments))
+    meant = {
+        "learning_rate": ["--lr", "--learning_rat"],
+        "per_device_train_batch_size": ["--batch_size", "--batch-size", "--bs"],
+        "num_train_epochs": ["--epochs", "--num_epochs"],
+        "weight_decay": ["--wd"],
+        "warmup_steps": ["--warmup"],
+        "encoders": ["--model", "--model_name_or_path"],
+        "dataset_name": ["--data", "--dataset"],
+        "label_column": ["--label", "--target"],
+        "sequence_columns": ["--sequence"],
+        "output_dir": ["--output", "--out"],
+    }
+    for flag, others in meant.items():
+        for other in others:
+            with pytest.raises(ArgumentError, match=rf"unknown argument '{other}', did you mean '--{flag}'\?"):
+                parser.parse_args_into_dataclasses([other, "3"])
+    (tmp_path / "a.yaml").write_text("lr: 1e-3\n")
+    with pytest.raises(ArgumentError, match=r"unknown key 'lr', did you mean 'learning_rate'\?"):
+        parser.parse_args_into_dataclasses(["--config", str(tmp_path / "a.yaml")])
+    masked = FastArgumentParser((MaskedLMArguments, DataArguments, FastTrainingArguments))
+    with pytest.raises(ArgumentError, match=r"'--model', did you mean '--model_name_or_path'\?"):
+        masked.parse_args_into_dataclasses(["--model", "x"])
+
+
+def test_a_flag_of_another_command_names_that_command():
+    parser = FastArgumentParser((AffinityArguments, DataArguments, FastTrainingArguments))
+    evaluate = importlib.import_module("hf_ext.recipes.evaluate")
+    owners = {
+        "doctor": (DoctorArguments, ["device", "plan_scale", "gpus", "json"]),
+        "evaluate": (evaluate.EvaluateArguments, ["test_of"]),
+        "sample": (SampleArguments, ["antigen", "num_samples"]),
+    }
+    for command, (owner, names) in owners.items():
+        assert set(names) <= {field.name for field in dataclasses.fields(owner)}
+        for name in names:
+            with pytest.raises(ArgumentError, match=rf"'--{name}', did you mean that of `hf-ext {command}`\?"):
+                parser.parse_args_into_dataclasses([f"--{name}", "x"])
 
 
 def test_our_parser_leaves_the_short_name_to_a_script_that_has_it():

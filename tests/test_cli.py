@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import logging
 import re
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from locations import ROOT
 from hf_ext import __version__
 from hf_ext.cli import help_page, main
 from hf_ext.commands import COMMANDS, program_words, recipe_command
+from hf_ext.quick_imports import quick_imports
 from hf_ext.shipped import shipped_folder
 
 ASKED = ["train", "mlm", "generate", "sample", "predict", "evaluate", "doctor", "compare", "report", "resume"]
@@ -62,6 +64,16 @@ def test_a_command_imports_its_own_recipe_alone_and_reads_its_words(tmp_path):
     assert "hf_ext.recipes.report" in done.stdout.split()
     assert [name for name in done.stdout.split() if name.startswith("hf_ext.recipes.")] == ["hf_ext.recipes.report"]
     assert "nowhere" in done.stderr
+    assert len(done.stderr.splitlines()) == 1  # nothing that an import left
+
+
+def test_kernels_that_a_library_looks_for_are_not_spoken_of_at_the_start(caplog):
+    logger = logging.getLogger("bitsandbytes.backends.cpu.ops")
+    with quick_imports():
+        logger.warning("Failed to load CPU gemm_4bit_forward from kernels-community")
+    assert not caplog.records
+    logger.warning("said later")
+    assert caplog.messages == ["said later"]
 
 
 @pytest.mark.nightly

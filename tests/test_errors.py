@@ -1,9 +1,14 @@
 """How a recipe ends: its message last, in a launcher's report too."""
 
+import errno
 import importlib
+import json
+import logging
+import re
 import subprocess
 import sys
 import time
+from functools import partial
 from importlib.metadata import PackageNotFoundError
 
 import pytest
@@ -14,6 +19,7 @@ from other_runs import plant_lock
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from hf_ext.errors import ArgumentError, MissingDependencyError, TrainingStopped, exit_on_errors
+from hf_ext.reporting.run_log import start_run_log
 
 
 @pytest.mark.parametrize(("error", "status"), [(ArgumentError("no\nsuch"), 1), (TrainingStopped("stopped"), 75)])
@@ -24,6 +30,39 @@ def test_an_error_ends_the_process_with_its_message_and_status(error, status, ca
         raise error
     assert end.value.code == status
     assert capsys.readouterr() == ("before\n", f"{type(error).__name__}: {error}\n")
+
+
+HOSTILE = "\x1b]0;title\x07 \x1b[2J\x9b31m \x7f\r two\n\tlines"  # as a foreign config.json may hold it
+HARMLESS = "\\x1b]0;title\\x07 \\x1b[2J\\x9b31m \\x7f\\x0d two\n\tlines"
+
+
+def test_no_message_and_no_line_of_a_log_drives_the_terminal(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
+    for kind in (ArgumentError, TrainingStopped, KeyboardInterrupt, partial(OSError, errno.ENOSPC, "full")):
+        with pytest.raises(SystemExit), exit_on_errors():
+            raise kind(HOSTILE)
+        assert not re.search(r"[^\n\t -~]", capsys.readouterr().err)
+        assert not re.search(r"[^\n\t -~]", json.loads((tmp_path / "error.json").read_text())["message"])
+    start_run_log(tmp_path).warning(HOSTILE)
+    logging.getLogger("transformers").handlers[-1].emit(logging.makeLogRecord({"msg": HOSTILE}))
+    start_run_log(None)
+    for handler in logging.getLogger("transformers").handlers:
+        assert HARMLESS in handler.format(logging.makeLogRecord({"msg": HOSTILE}))
+    assert capsys.readouterr().out == f"{HARMLESS}\n"
+    assert (tmp_path / "run.log").read_text().count(HARMLESS) == 2
+
+
+def test_no_message_and_no_line_of_a_log_has_a_token(tmp_path, capsys, monkeypatch):
+    monkeypatch.delenv("TORCHELASTIC_ERROR_FILE", raising=False)
+    token = "hf_" + "aB3" * 12
+    with pytest.raises(SystemExit), exit_on_errors():
+        raise ArgumentError(f"unknown argument '{token}', hf_ext_with_a_long_name_of_its_own stays")
+    start_run_log(tmp_path).warning("token=%s", token)
+    start_run_log(None)
+    said = capsys.readouterr()
+    assert said.err == "ArgumentError: unknown argument 'hf_...', hf_ext_with_a_long_name_of_its_own stays\n"
+    assert said.out == "token=hf_...\n"
+    assert token not in (tmp_path / "run.log").read_text()
 
 
 @pytest.mark.parametrize(

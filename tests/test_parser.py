@@ -10,7 +10,7 @@ import pytest
 from transformers import TrainingArguments
 from transformers.trainer_utils import IntervalStrategy
 
-from hf_ext.errors import ArgumentError
+from hf_ext.errors import ArgumentError, exit_on_errors
 from hf_ext.parser import FastArgumentParser
 
 
@@ -221,6 +221,30 @@ def test_a_yaml_list_fills_a_list_field(config, line, value):
 def test_a_yaml_value_of_the_wrong_type_is_refused_with_file_line_key_and_type(config, line, message):
     with pytest.raises(ArgumentError, match=rf"run\.yaml line 2: {message}\."):
         parse("--config", config(f"# comment\n{line}\n"))
+
+
+def test_no_mistake_beside_a_token_shows_it(config, capsys):
+    @dataclasses.dataclass
+    class Hub:
+        hub_token: str | None = None
+        push_to_hub: bool = False
+
+    parser = FastArgumentParser(Hub)
+    any_form, hub_form = "s3cret-of-" + "x" * 30, "hf_S3cret" + "x" * 28
+    mistakes = ["[TOKEN]", "{a: TOKEN}", "{TOKEN: a}", "[[TOKEN]]", "'TOKEN", "[TOKEN", "!x TOKEN", "@TOKEN", "*TOKEN"]
+    mistakes += ["| TOKEN", "%TOKEN", "TOKEN: x", '"\\TOKEN"', "TOKEN\n  push_to_hub: true"]
+    files = [f"hub_token: {text}".replace("TOKEN", any_form) for text in mistakes]
+    swapped = ["TOKEN: hub_token", "push_to_hub: TOKEN", "hub_token: !TOKEN x", "hub_token: {TOKEN: 1, TOKEN: 2}"]
+    files += [text.replace("TOKEN", hub_form) for text in swapped]
+    typed = ["--hub_token TOKEN TOKEN", "-hub_token=TOKEN", "--hub_token:TOKEN", "hub_token=TOKEN", "TOKEN", "--TOKEN"]
+    typed += ["--push_to_hub TOKEN", "--hub_tokn TOKEN", "--hub_tokn=TOKEN", "--push_to_hub_token=TOKEN"]
+    commands = [["--config", config(text, f"{i}.yaml")] for i, text in enumerate(files)]
+    for words in [*commands, *(line.replace("TOKEN", hub_form).split() for line in typed)]:
+        with pytest.raises(SystemExit), exit_on_errors():
+            parser.parse_args_into_dataclasses(words)
+        said = capsys.readouterr()
+        assert "3cret" not in said.out + said.err, words
+        assert said.err.startswith("ArgumentError: ")
 
 
 def test_preset_and_recipe_values_are_converted_and_checked_by_the_same_rule():

@@ -307,6 +307,9 @@ def test_a_model_scores_any_labelled_rows_and_predict_points_there(run, tmp_path
     expected = results_of(folder)["test"]["scores"]["model"]["rmse"]["value"]
     assert found["scores"]["run"]["rmse"]["value"] == pytest.approx(expected, rel=1e-6)
     assert found["num_rows"] == 80
+    capsys.readouterr()
+    assert evaluate("--models", folder, *own[:2], *own[4:])["num_rows"] == 80
+    assert "Labels: column 'pKd', as in training; --label_column names another." in capsys.readouterr().out
     with pytest.raises(ArgumentError, match="run reads binder, antigen; the rows have the sequence columns binder"):
         evaluate("--models", folder, *own, "--sequence_columns", "binder")
     assert not any("known" in note for note in found["notes"])  # all of them are its own test rows

@@ -159,12 +159,17 @@ def find_labels(table: Any, folder: Path, given: str | None) -> str | None:
         folder: of the model, which knows what its run called the labels.
         given: what the user calls them.
     """
-    name = given
-    with suppress(OSError, ValueError, KeyError):  # of a model that has no record, or a damaged one
-        name = given or json.loads((folder / "all_results.json").read_text())["settings"]["label_column"]
+    name = given or recorded_label(folder)
     if name not in table.column_names:
         return None
     return name if any(cell and cell.strip() for cell in table[name][:]) else None
+
+
+def recorded_label(folder: Path) -> str | None:
+    """What the run of a model called its labels; None of one without a record, or with a damaged one."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        return json.loads((folder / "all_results.json").read_text())["settings"]["label_column"]
+    return None
 
 
 def load_labelled(args: DataArguments, settings: Any, explicit: Container[str], scratch: Path) -> EvaluatedRows:

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ..output import show_text
 from ..reporting.run_record import write_json
 from ..whole_files import write_text
 from .arguments import CompareArguments
@@ -69,7 +70,7 @@ def write_result(root: Path, result: dict[str, Any], text: str, runs: Sequence[S
     """Writes `comparison.json`, `comparison.md` and `comparison.png`."""
     root.mkdir(parents=True, exist_ok=True)
     write_json(root / "comparison.json", result)
-    write_text(root / "comparison.md", text + "\n")
+    write_text(root / "comparison.md", show_text(text) + "\n")
     plot_comparison(result, runs, root / "comparison.png")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Collection, Sequence
 from difflib import get_close_matches
@@ -37,8 +38,10 @@ def missing_columns(wanted: Sequence[str], names: Sequence[str]) -> str:
         names: those that are there.
     """
     if len(wanted) == 1:
-        near = nearest_column(wanted[0], names)
+        near, parts = nearest_column(wanted[0], names), re.split(r"[,+;|\s]+", wanted[0])
         hint = f" Did you mean '{near}'?" if near else ""
+        if len(parts) > 1 and set(parts) <= set(names):
+            hint = f" Write several with a blank between: --sequence_columns {' '.join(map(show_name, parts))}."
         return f"there is no column '{show_name(wanted[0])}'.{hint} Columns: {show_names(names)}."
     hints = ((show_name(name), nearest_column(name, names)) for name in wanted[:MAX_LISTED])
     listed = ", ".join(f"'{name}' (did you mean '{near}'?)" if near else f"'{name}'" for name, near in hints)

@@ -10,7 +10,15 @@ from pathlib import Path
 
 from transformers.utils.logging import disable_progress_bar
 
+from ..output import show_text
+
 LOGGER = logging.getLogger("hf_ext")
+
+
+class _Shown(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        """Names and values of foreign files neither drive the terminal nor show tokens."""
+        return show_text(super().format(record))
 
 
 class RunLog(logging.FileHandler):
@@ -45,12 +53,14 @@ def start_run_log(folder: str | os.PathLike[str] | None, is_main_process: bool =
     LOGGER.propagate = False
     LOGGER.setLevel(logging.INFO if is_main_process else logging.WARNING)
     terminal = logging.StreamHandler(sys.stdout)
-    terminal.setFormatter(logging.Formatter("%(message)s"))
+    terminal.setFormatter(_Shown("%(message)s"))
     LOGGER.addHandler(terminal)
+    for own in logging.getLogger("transformers").handlers:  # that names what config.json says
+        own.setFormatter(_Shown(own.formatter._fmt if own.formatter else None))
     if is_main_process and folder is not None:
         Path(folder).mkdir(parents=True, exist_ok=True)
         file = RunLog(Path(folder) / "run.log", encoding="utf-8")
-        file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        file.setFormatter(_Shown("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         for name in ("hf_ext", "transformers", "accelerate", "datasets", "py.warnings"):
             logging.getLogger(name).addHandler(file)
         logging.captureWarnings(True)

@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 
+from ..argument_names import is_secret
 from ..commands import program_words
 from ..hardware import count_cpu_cores, detect_hardware
 from ..nccl import known_variables
@@ -89,11 +90,6 @@ def _setting(args: Any, settings: Mapping[str, Any], name: str) -> Any:
     if name in SOURCES:
         return [absolute_if_local(item) for item in value] if isinstance(value, list) else absolute_if_local(value)
     return "<set>" if is_secret(name) and value else value
-
-
-def is_secret(name: str) -> bool:
-    """Whether an argument of this name may hold a token."""
-    return name.endswith("token")
 
 
 def absolute_if_local(name: Any) -> Any:

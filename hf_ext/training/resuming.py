@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import uuid
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,8 @@ from typing import Any
 from accelerate.utils import broadcast_object_list
 from transformers.trainer_utils import get_last_checkpoint
 
-from ..checkpoints.agreement.argument_roles import STEP_SIZE
-from ..checkpoints.agreement.comparing import compare_runs, refuse
+from ..checkpoints.agreement.argument_roles import ANOTHER_RUN, STEP_SIZE
+from ..checkpoints.agreement.comparing import GROUPS, compare_runs, refuse
 from ..checkpoints.format.stored import Stored
 from ..checkpoints.format.trees import load_tree
 from ..checkpoints.state.progress import check_trainer_state, read_progress
@@ -112,6 +113,18 @@ class Resumer:
             self.resumed = self._agree(found, facts)
             return str(found.path)
         return None if found is None else str(found)
+
+    def check_arguments(self, facts: dict[str, Any], undecided: Collection[str]) -> None:
+        """Raises what `find` would for arguments, the `undecided` left out; of "auto" alone, on the main process."""
+        stored = self._places.newest() if (self._args.resume_from_checkpoint or self._args.resume) == "auto" else None
+        if stored is not None:
+            left_out = {*undecided, *STEP_SIZE}  # steps depend on more than arguments
+            allowed = {*(self._args.allow_changed or ())} & {*GROUPS, *ANOTHER_RUN}
+            old, new = (
+                {"arguments": {name: value for name, value in one["arguments"].items() if name not in left_out}}
+                for one in (stored.manifest.facts, facts)
+            )
+            refuse(stored.path, compare_runs(old, new, sorted(allowed)).contradictions)
 
     def _find_why_not_again(self, asked: str | bool | None) -> str | None:
         if self._args.save_only_model:

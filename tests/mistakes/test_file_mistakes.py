@@ -11,6 +11,7 @@ from hf_ext.data.loading import load_data
 from hf_ext.errors import DataError
 
 ROWS = [f"{sequence},{label}" for sequence, label in zip(*BASE.values())]
+CHAINS = {"heavy": BASE["sequence"], "light": BASE["sequence"][::-1]}
 
 
 def content(*lines: str, separator: str = ",", words: str = "") -> Case:
@@ -55,6 +56,19 @@ MISTAKES = [
         ("{file}: there is no column 'pkd'. Did you mean 'pKd'?",),
         Case(columns={"kd": BASE["pKd"]}, words="--label_column kd"),
         before="misleading",
+    ),
+    *(
+        Mistake(
+            f"columns with '{sign}' in between",  # was: "Did you mean 'light'?"
+            Case(columns=CHAINS, words=f"--sequence_columns heavy{sign}light"),
+            (
+                f"there is no column 'heavy{sign}light'",
+                "with a blank between: --sequence_columns heavy light. Columns:",
+            ),
+            Case(columns=CHAINS, words="--sequence_columns heavy light"),
+            before="misleading",
+        )
+        for sign in (",", "+")
     ),
     Mistake(
         "a column with a blank for an underscore",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import shlex
 from html.parser import HTMLParser
 from pathlib import Path
@@ -93,6 +94,18 @@ def test_a_name_of_the_user_adds_no_markup_to_the_card(tmp_path: Path, name: str
     assert card.tags == plain.tags
     assert card.targets == plain.targets
     assert plain.tags.count("table") >= 3
+
+
+def test_no_page_drives_the_terminal_that_shows_it(tmp_path: Path) -> None:
+    name = "a\x1b]0;title\x07\x9b2J\x7f"
+    card_folder, run_folder = tmp_path / "card" / "run", tmp_path / "report"
+    render_card(card_folder, hostile_record(name))
+    data = {"filter": name, "split": {"rule": f"group:{name}", "seed": 1}, "source": "x", "inputs": {name: {}}}
+    pages = write_report(write_run(run_folder, affinity_results(data=data, command=name)))
+    for page in (card_folder / "README.md", *pages):
+        text = page.read_text()
+        assert "title" in text
+        assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", text), page
 
 
 def test_a_model_named_like_a_link_is_linked_by_its_quoted_name(tmp_path: Path) -> None:

@@ -9,12 +9,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, cast
 
-from accelerate.utils import broadcast_object_list
 from transformers import set_seed
 
 from ...data.drawing import draw_rows
 from ...data.fingerprint import fingerprint
 from ...errors import ArgumentError
+from ...main_process import do_on_main
 from ...models.configuration import AffinityConfig
 from ...models.head import ONE_LAYER
 from ...parser import FastArgumentParser
@@ -127,6 +127,7 @@ def choose_head(
 
     Raises:
         ArgumentError: something that is no file is in the way of the search's.
+        CheckpointError: arguments contradict the checkpoint that training would go on from.
 
     Cost: less than a run with --head mlp; embeddings are looked up in the cache, which training then finds filled.
     """
@@ -142,17 +143,17 @@ def choose_head(
     file = Path(trainer.args.output_dir) / FILE
     if file.exists() and not file.is_file():
         raise ArgumentError(f"{file} is no file: move it away, the search for a head is kept there.")
-    kept = None
-    if trainer.is_world_process_zero() and training.resume != "no":
-        kept = _read(file, facts, {name: getattr(start, name) for name in fixed})
-    stored: list[Any] = [kept]
-    broadcast_object_list(stored)
-    if stored[0] is None:
-        stored = [_search(trainer, args, splits, fixed, units)]
-        broadcast_object_list(stored)  # processors may round differently
+
+    def look() -> dict[str, Any] | None:
+        trainer.check_arguments({*CHOSEN} - parser.explicit)
+        return _read(file, facts, {name: getattr(start, name) for name in fixed}) if training.resume != "no" else None
+
+    found = do_on_main(training, look)
+    if found is None:
+        searched = _search(trainer, args, splits, fixed, units)
+        found = do_on_main(training, lambda: searched)  # processors may round differently
         if trainer.is_world_process_zero():
-            write_json(file, {"facts": facts, "found": stored[0]})
-    found = stored[0]
+            write_json(file, {"facts": facts, "found": found})
     _apply(HeadSettings.from_dict(found["chosen"]), trainer, args, training)
     parser.origins.update({name: "head search" for name in CHOSEN if FIXED.get(name) not in fixed})
     return found

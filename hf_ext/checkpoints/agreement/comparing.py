@@ -63,9 +63,9 @@ def refuse(checkpoint: str | os.PathLike[str], contradictions: Sequence[str]) ->
     if contradictions:
         listed = "\n  ".join(contradictions)
         raise CheckpointError(
-            f"{checkpoint} was written by a run that differs:\n  {listed}\nUse the old values, "
-            'allow_changed=["NAME", ...] (--allow_changed NAME [NAME ...]) to continue with the new ones, another '
-            "--output_dir, or --resume no."
+            f"{checkpoint} was written by a run that differs:\n  {listed}\nUse --resume no or another --output_dir to "
+            'begin anew, the old values to continue as it was, or allow_changed=["NAME", ...] (--allow_changed NAME '
+            "[NAME ...]) to continue with the new ones."
         )
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from ... import units
+from ...argument_names import is_secret
 from ..markdown import code, code_block, plain
 from ..report.run_files import RunFiles
 from ..report.values import as_dict
-from ..run_record import is_secret
 from ..tables import format_markdown_table
 from .facts import data_source, has_licence_file
 from .names import link_name, show_argument, show_command

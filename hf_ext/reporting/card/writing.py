@@ -8,6 +8,7 @@ from pathlib import Path
 
 from huggingface_hub import ModelCard
 
+from ...output import show_text
 from ...whole_files import replacing
 from ..markdown import plain, plain_line
 from ..report.run_files import RunFiles, read_run
@@ -51,7 +52,7 @@ def write_card(folder: str | os.PathLike[str], *, repo_id: str | None = None) ->
     Cost: reads a few MB; below a second.
     """
     run = read_run(folder)
-    card = ModelCard(render_card(run, repo_id))
+    card = ModelCard(show_text(render_card(run, repo_id)))
     path = run.folder / "README.md"
     if not _may_replace(path):
         path = path.with_name(OTHER_NAME)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from ...output import show_text
 from ...whole_files import write_text
 from .blocks import Report
 from .html import render_html
@@ -70,5 +71,5 @@ def build_report(run: RunFiles) -> Report:
 
 
 def _write(path: Path, text: str) -> Path:
-    write_text(path, text)
+    write_text(path, show_text(text))
     return path
