@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cached_property, partial
@@ -31,9 +32,19 @@ from .disk import describe_failure
 from .embeddings.dataset import EmbeddedDataset
 from .embeddings.store import EmbeddingStore
 from .errors import DiskFailure, RunEnded, StoppedForGood, TrainingStopped
+from .held import replaced
 from .hub.attempts import HubError
 from .out_of_memory import attempt_twice
-from .overrides import BATCHES, EVALUATION_LOSS, TRAINING_LOSS, find_override, find_own_loss, is_overridden
+from .overrides import (
+    BATCHES,
+    EVALUATION,
+    EVALUATION_LOSS,
+    OWN_CODE,
+    TRAINING_LOSS,
+    find_override,
+    find_own_loss,
+    is_overridden,
+)
 from .plain_arguments import as_fast_arguments, with_values_of
 from .plan import Plan
 from .reporting.progress import messages_above_bars, show_live
@@ -42,6 +53,7 @@ from .training.batch_finder import bytes_beside, check_batches_alike, count_widt
 from .training.checkpointer import Writers
 from .training.comparable import spell_out_best
 from .training.encoding import Encoding
+from .training.evaluation_passes import gives_states, without_states
 from .training.evaluation_record import EvaluationRecord
 from .training.evaluator import Means
 from .training.exporter import can_save_itself, save_pretrained
@@ -49,7 +61,7 @@ from .training.guarded_step import guard_step
 from .training.leaving import release_group, share_group
 from .training.loader_request import LoaderRequest
 from .training.loaders import in_order, reads_text, take_rows
-from .training.loss_check import is_foreign, name_loss
+from .training.loss_check import check_weights, is_foreign, is_tried, name_loss, try_evaluation
 from .training.losses import DecidedLoss, Losses, countable
 from .training.now import Training
 from .training.optimizers import finish_optimizer
@@ -66,6 +78,7 @@ from .training.step_guard import GuardedEpoch, can_be_best, unfiltered
 from .training.team import Team
 from .training.training_length import check_batches, check_training
 from .training.watcher import extended
+from .whose_code import is_from
 
 PARAMETERS = tuple(inspect.signature(Trainer.__init__).parameters)[1:]
 
@@ -353,8 +366,12 @@ class FastTrainer(Trainer):
         to_load = backend.left_to_trainer(resume_from_checkpoint, resumed.stored if resumed else None)
         with backend.preparing(self.model, find_own_loss(self, self.compute_loss_func)):
             prepared = super()._prepare_for_training(max_steps, train_dataloader, to_load)
+        if not backend.is_spread:  # DeepSpeed keeps float32 of its own
+            check_weights(self.model, getattr(self.accelerator, "scaler", None) is not None)
         if to_load is None:
             self._ext_check_first_loss(prepared[1])  # the model is wrapped, and callbacks have not begun to count
+        if resume_from_checkpoint is None:
+            self._ext_try_evaluation()
         if self._ext_parts.ladder.is_on:
             guard_step(self.optimizer, self._ext_parts.ladder.relieve)
         if resumed is not None:
@@ -379,6 +396,29 @@ class FastTrainer(Trainer):
         num_items = self._get_num_items_in_batch([inputs], self.args.device)
         with self.compute_loss_context_manager():
             return self.compute_loss(self.model, inputs, num_items_in_batch=num_items)
+
+    def _ext_try_evaluation(self) -> None:
+        """A few rows of each evaluation set, for errors that would end the run at its first evaluation or save."""
+        several = self.eval_dataset if isinstance(self.eval_dataset, Mapping) else {"": self.eval_dataset}
+        sets = {f"eval_{name}" if name else "eval": rows for name, rows in several.items()}
+        best, compute, handler = self._ext_evaluator.best_metric_key, self.compute_metrics, self.callback_handler
+        is_left_out = self._ext_backend.is_spread or find_override(self, *EVALUATION)
+        if is_left_out or not is_tried(self.args, sets, compute, best):
+            return
+
+        def evaluate(loader: Any, prefix: str, compute: Any) -> Any:
+            given = ("Evaluation", compute is None or None, self._ext_stopper.ignore_keys, prefix)
+            return self._ext_one_pass(loader, given, compute)[0].metrics
+
+        if self._ext_parts.embedder.is_on:
+            sets = {prefix: self.embed_dataset(rows) for prefix, rows in sets.items()}
+        collator, check = self._get_collator_with_removed_columns(self.data_collator), self._ext_parts.loss_check
+        is_all = all(is_from(type(callback).on_evaluate, OWN_CODE) for callback in handler.callbacks)
+        attempt = partial(try_evaluation, self.args.eval_batch_size, sets, collator, compute, best, evaluate, is_all)
+        draws = self, compute, self.compute_loss_func, collator, self.data_collator, *sets.values(), *several.values()
+        modes, silent = check.modes_kept(self.model), replaced(handler, callbacks=[], eval_dataloader=None)
+        with kept_random_states(*draws, *self.model.modules()), modes, silent, warnings.catch_warnings(action="ignore"):
+            self._ext_team.load_together(partial(check.attempt, attempt, None, "metrics"), self._ext_describe_failure)
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
         """As in Trainer; where the plan or the arguments say so, with Muon, groups for encoders, or on the host."""
@@ -644,20 +684,17 @@ class FastTrainer(Trainer):
         if prepared is not None:
             self.model, self.optimizer = prepared
             self.model_wrapped = self.model
-        compute = self.compute_metrics
-        if stand_in is not None:
-            self.compute_metrics = stand_in
-        loop = super().evaluation_loop
+        loop, instead = super().evaluation_loop, {} if stand_in is None else {"compute_metrics": stand_in}
+        is_left = given[0] != "Prediction" and given[2] is None and self.preprocess_logits_for_metrics is None
+        if is_left and gives_states(self.model) and not find_override(self, "prediction_step"):
+            instead["preprocess_logits_for_metrics"] = without_states
 
         def evaluate() -> tuple[EvalLoopOutput, list[torch.Tensor]]:
             with unfiltered(self.args), self._ext_losses.rows() as rows, self._ext_backend.evaluating(self.model):
                 return loop(loader, *given), rows
 
-        try:
+        with replaced(self, **instead):
             output, rows = self._ext_parts.eval_parts.loop(evaluate)
-        finally:
-            if stand_in is not None:
-                self.compute_metrics = compute
         self._ext_losses.finish(rows, output.metrics or {}, given[-1])
         return output, self._ext_losses.num_items
 

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from transformers.integrations import deepspeed as integration
 
+from .held import replaced
+
 STATE_FOLDER, STATE_FACTS = "zero", "zero.json"  # in a checkpoint: DeepSpeed's files, and whom they fit
 
 
@@ -60,9 +62,5 @@ def whole_weights() -> Iterator[None]:
 
     For what runs outside DeepSpeed's engine, such as frozen encoders. Cost: the model in each process's memory.
     """
-    before = integration._hf_deepspeed_config_weak_ref
-    integration.unset_hf_deepspeed_config()
-    try:
+    with replaced(integration, _hf_deepspeed_config_weak_ref=None):
         yield
-    finally:
-        integration._hf_deepspeed_config_weak_ref = before

@@ -18,6 +18,7 @@ from transformers import TrainerCallback
 
 from ..disk import describe_failure, is_disk_failure
 from ..errors import ArgumentError, HfExtError
+from ..held import replaced
 from ..hub.background import Job, PushProcess, PushQueue
 from ..hub.card import drop_local_base, is_draft
 from ..hub.pins import sweep_pins
@@ -178,11 +179,8 @@ class Pusher(TrainerCallback):
     @contextmanager
     def saving(self) -> Iterator[None]:
         """While the model is saved, `is_saving`."""
-        self.is_saving = True
-        try:
+        with replaced(self, is_saving=True):
             yield
-        finally:
-            self.is_saving = False
 
     def save_with_card(self, save: Callable[[], None], make_card: Callable[..., None], about: dict[str, Any]) -> None:
         """Saves; a card in the output folder that somebody wrote stays, else `make_card` makes one, as `about` says."""
