@@ -35,16 +35,7 @@ from .errors import DiskFailure, RunEnded, StoppedForGood, TrainingStopped
 from .held import replaced
 from .hub.attempts import HubError
 from .out_of_memory import attempt_twice
-from .overrides import (
-    BATCHES,
-    EVALUATION,
-    EVALUATION_LOSS,
-    OWN_CODE,
-    TRAINING_LOSS,
-    find_override,
-    find_own_loss,
-    is_overridden,
-)
+from .overrides import BATCHES, EVALUATION, EVALUATION_LOSS, TRAINING_LOSS, find_override, find_own_loss, is_overridden
 from .plain_arguments import as_fast_arguments, with_values_of
 from .plan import Plan
 from .reporting.progress import messages_above_bars, show_live
@@ -55,6 +46,7 @@ from .training.comparable import spell_out_best
 from .training.encoding import Encoding
 from .training.evaluation_passes import gives_states, without_states
 from .training.evaluation_record import EvaluationRecord
+from .training.evaluation_schedule import is_evaluated
 from .training.evaluator import Means
 from .training.exporter import can_save_itself, save_pretrained
 from .training.guarded_step import guard_step
@@ -76,9 +68,8 @@ from .training.scaling import fit_scaling
 from .training.signals import keep_from_workers
 from .training.step_guard import GuardedEpoch, can_be_best, unfiltered
 from .training.team import Team
-from .training.training_length import check_batches, check_training
+from .training.training_length import check_batches, check_rows, check_training
 from .training.watcher import extended
-from .whose_code import is_from
 
 PARAMETERS = tuple(inspect.signature(Trainer.__init__).parameters)[1:]
 
@@ -269,8 +260,7 @@ class FastTrainer(Trainer):
 
     def _ext_embed_all(self) -> None:
         if self._ext_parts.embedder.is_on:
-            several = self.eval_dataset if isinstance(self.eval_dataset, dict) else {"": self.eval_dataset}
-            for dataset in (self.train_dataset, *several.values()):
+            for dataset in (self.train_dataset, *self._ext_eval_sets.values()):
                 if hasattr(dataset, "__len__"):
                     self.embed_dataset(dataset)
             self.model.release_encoders()
@@ -364,7 +354,13 @@ class FastTrainer(Trainer):
         self.throughput.model = self.model
         resumed, backend = self._ext_resumer.resumed, self._ext_backend
         to_load = backend.left_to_trainer(resume_from_checkpoint, resumed.stored if resumed else None)
-        with backend.preparing(self.model, find_own_loss(self, self.compute_loss_func)):
+        own_loss = find_own_loss(self, self.compute_loss_func)
+        if not own_loss and not find_override(self, *BATCHES):
+            num_seen = max_steps * self.get_total_train_batch_size(self.args)
+            check_rows("train", self.train_dataset, self.model, self.data_collator, num_seen)
+            for name, rows in (self._ext_eval_sets if is_evaluated(self.args) else {}).items():
+                check_rows(name, rows, self.model, self.data_collator)
+        with backend.preparing(self.model, own_loss):
             prepared = super()._prepare_for_training(max_steps, train_dataloader, to_load)
         if not backend.is_spread:  # DeepSpeed keeps float32 of its own
             check_weights(self.model, getattr(self.accelerator, "scaler", None) is not None)
@@ -397,11 +393,19 @@ class FastTrainer(Trainer):
         with self.compute_loss_context_manager():
             return self.compute_loss(self.model, inputs, num_items_in_batch=num_items)
 
+    @property
+    def _ext_eval_sets(self) -> dict[str, Any]:
+        """Evaluation sets by the prefix of their metrics."""
+        several = self.eval_dataset if isinstance(self.eval_dataset, Mapping) else {"": self.eval_dataset}
+        return {f"eval_{name}" if name else "eval": rows for name, rows in several.items()}
+
     def _ext_try_evaluation(self) -> None:
         """A few rows of each evaluation set, for errors that would end the run at its first evaluation or save."""
-        several = self.eval_dataset if isinstance(self.eval_dataset, Mapping) else {"": self.eval_dataset}
-        sets = {f"eval_{name}" if name else "eval": rows for name, rows in several.items()}
-        best, compute, handler = self._ext_evaluator.best_metric_key, self.compute_metrics, self.callback_handler
+        sets = several = self._ext_eval_sets
+        compute, handler = self.compute_metrics, self.callback_handler
+        hooks = [type(callback).on_evaluate.__module__.split(".")[0] for callback in handler.callbacks]
+        adds = not {*hooks} <= {"hf_ext", "transformers"}  # another may add the metric
+        best = "eval_" if adds else self._ext_evaluator.best_metric_key
         is_left_out = self._ext_backend.is_spread or find_override(self, *EVALUATION)
         if is_left_out or not is_tried(self.args, sets, compute, best):
             return
@@ -413,8 +417,7 @@ class FastTrainer(Trainer):
         if self._ext_parts.embedder.is_on:
             sets = {prefix: self.embed_dataset(rows) for prefix, rows in sets.items()}
         collator, check = self._get_collator_with_removed_columns(self.data_collator), self._ext_parts.loss_check
-        is_all = all(is_from(type(callback).on_evaluate, OWN_CODE) for callback in handler.callbacks)
-        attempt = partial(try_evaluation, self.args.eval_batch_size, sets, collator, compute, best, evaluate, is_all)
+        attempt = partial(try_evaluation, self.args.eval_batch_size, sets, collator, compute, best, evaluate)
         draws = self, compute, self.compute_loss_func, collator, self.data_collator, *sets.values(), *several.values()
         modes, silent = check.modes_kept(self.model), replaced(handler, callbacks=[], eval_dataloader=None)
         with kept_random_states(*draws, *self.model.modules()), modes, silent, warnings.catch_warnings(action="ignore"):

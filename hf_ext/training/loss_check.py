@@ -172,12 +172,8 @@ def is_foreign(loss: DecidedLoss, override: str | None) -> bool:
     """Whether neither hf_ext nor transformers nor PEFT wrote the loss; `override`: who overrides `compute_loss`."""
     if loss.is_users or override is not None:
         return True
-    return _definer(type(loss.model), "forward").__module__.split(".")[0] not in _OWN
-
-
-def _definer(cls: type, name: str) -> type:
-    """The class that `cls` has the method from."""
-    return next(base for base in cls.__mro__ if name in vars(base))
+    definer = next(base for base in type(loss.model).__mro__ if "forward" in vars(base))
+    return definer.__module__.split(".")[0] not in _OWN
 
 
 def spread_rows(dataset: Any, number: int) -> np.ndarray:
@@ -230,18 +226,15 @@ def is_tried(args: Any, sets: Mapping[str, Any], compute_metrics: Any, best: str
     return not is_known and all(has_numbered_rows(rows) and len(rows) for rows in sets.values())
 
 
-def try_evaluation(
-    size: int, sets: Mapping[str, Any], collator: Any, compute: Any, best: str, evaluate: Any, is_all: bool
-) -> None:
+def try_evaluation(size: int, sets: Any, collator: Any, compute: Any, best: str, evaluate: Any) -> None:
     """Looks at the metrics of two batches of each set; of all rows where `best` is missing: names may be of classes.
 
     Args:
         size: rows of a batch.
         sets: evaluation sets by the prefix of their metrics; `collator` makes their batches.
         compute: `compute_metrics`, or None.
-        best: `metric_for_best_model` as it is logged.
+        best: `metric_for_best_model` as it is logged, "eval_" without one.
         evaluate: returns the metrics of a loader, given their prefix and `compute_metrics`.
-        is_all: whether nobody else, such as a callback, adds metrics; else it is a warning where `best` is missing.
 
     Raises:
         ArgumentError: no number is called `best`; or see `check_metrics`.
@@ -260,10 +253,7 @@ def try_evaluation(
         ):
             return
     problem = f"metric_for_best_model: evaluations give no number {best!r}, but {', '.join(metrics) or 'nothing'}. "
-    problem += f"Give one of these{name_nearest(best, metrics)}"
-    if is_all:
-        raise ArgumentError(problem)
-    logger.warning("%s Unless a callback adds it, the run ends at its first evaluation.", problem)
+    raise ArgumentError(f"{problem}Give one of these{name_nearest(best, metrics)}")
 
 
 def check_metrics(metrics: Any) -> Any:

@@ -7,7 +7,7 @@ import logging
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -176,11 +176,9 @@ class Pusher(TrainerCallback):
 
     # --- the trained model ------------------------------------------------------------------------------------------
 
-    @contextmanager
-    def saving(self) -> Iterator[None]:
+    def saving(self) -> AbstractContextManager[None]:
         """While the model is saved, `is_saving`."""
-        with replaced(self, is_saving=True):
-            yield
+        return replaced(self, is_saving=True)
 
     def save_with_card(self, save: Callable[[], None], make_card: Callable[..., None], about: dict[str, Any]) -> None:
         """Saves; a card in the output folder that somebody wrote stays, else `make_card` makes one, as `about` says."""

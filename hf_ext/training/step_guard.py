@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -281,14 +281,12 @@ class _ReadsPadding(Exception):
     """In the step that it names."""
 
 
-@contextmanager
-def unfiltered(args: FastTrainingArguments) -> Iterator[None]:
+def unfiltered(args: FastTrainingArguments) -> AbstractContextManager[None]:
     """Without Trainer's filter, which shows the mean of other steps in place of a loss that is not finite.
 
     It also waits for the device every batch. The arguments may be the caller's, who finds them as they were.
     """
-    with replaced(args, logging_nan_inf_filter=False):
-        yield
+    return replaced(args, logging_nan_inf_filter=False)
 
 
 def can_be_best(name: str, metrics: dict[str, float], step: int) -> bool:
