@@ -53,7 +53,7 @@ from .training.guarded_step import guard_step
 from .training.leaving import release_group, share_group
 from .training.loader_request import LoaderRequest
 from .training.loaders import in_order, reads_text, take_rows
-from .training.loss_check import check_weights, is_foreign, is_tried, name_loss, try_evaluation
+from .training.loss_check import NUM_BATCHES, check_weights, is_foreign, is_tried, name_loss, try_evaluation
 from .training.losses import DecidedLoss, Losses, countable
 from .training.now import Training
 from .training.optimizers import finish_optimizer
@@ -403,9 +403,10 @@ class FastTrainer(Trainer):
         """A few rows of each evaluation set, for errors that would end the run at its first evaluation or save."""
         sets = several = self._ext_eval_sets
         compute, handler = self.compute_metrics, self.callback_handler
-        hooks = [type(callback).on_evaluate.__module__.split(".")[0] for callback in handler.callbacks]
-        adds = not {*hooks} <= {"hf_ext", "transformers"}  # another may add the metric
-        best = "eval_" if adds else self._ext_evaluator.best_metric_key
+        hooks = {type(callback).on_evaluate.__module__.split(".")[0] for callback in handler.callbacks}
+        best = (
+            self._ext_evaluator.best_metric_key if hooks <= {"hf_ext", "transformers"} else "eval_"
+        )  # others may add it
         is_left_out = self._ext_backend.is_spread or find_override(self, *EVALUATION)
         if is_left_out or not is_tried(self.args, sets, compute, best):
             return
@@ -418,10 +419,15 @@ class FastTrainer(Trainer):
             sets = {prefix: self.embed_dataset(rows) for prefix, rows in sets.items()}
         collator, check = self._get_collator_with_removed_columns(self.data_collator), self._ext_parts.loss_check
         attempt = partial(try_evaluation, self.args.eval_batch_size, sets, collator, compute, best, evaluate)
+        lacking: list[bool] = []
         draws = self, compute, self.compute_loss_func, collator, self.data_collator, *sets.values(), *several.values()
         modes, silent = check.modes_kept(self.model), replaced(handler, callbacks=[], eval_dataloader=None)
         with kept_random_states(*draws, *self.model.modules()), modes, silent, warnings.catch_warnings(action="ignore"):
-            self._ext_team.load_together(partial(check.attempt, attempt, None, "metrics"), self._ext_describe_failure)
+            for number in (NUM_BATCHES * self.args.eval_batch_size, None):
+                look = partial(check.attempt, lambda: lacking.append(attempt(number)), None, "evaluation")  # noqa: B023
+                self._ext_team.load_together(look, self._ext_describe_failure)
+                if not self._ext_team.agree(lacking[-1:] or [False])[0]:
+                    break
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
         """As in Trainer; where the plan or the arguments say so, with Muon, groups for encoders, or on the host."""

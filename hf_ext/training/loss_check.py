@@ -123,7 +123,13 @@ class LossCheck:
         missing = [name for name, gradient in zip(named, gradients) if gradient is None]
         zero = [name for name, gradient in zip(named, gradients) if gradient is not None and not gradient.any()]
         if len(missing) + len(zero) == len(named):
-            self._report_no_gradient(name, len(named), "zero" if zero else "missing")
+            text = (
+                f"{name} does not change with any of the {len(named)} trainable parameters: all gradients are "
+                f"{'zero' if zero else 'missing'}, so that training would change nothing. {_CURES}"
+            )
+            if self._args.speedups:
+                raise ArgumentError(text)
+            logger.warning("On the first rows: %s", text)  # on others it may, and Trainer would train
             return
         # LoRA's first matrix is multiplied by a second one that begins at zero.
         zero = [name for name in zero if "lora_A" not in name]
@@ -150,15 +156,6 @@ class LossCheck:
             if self._args.nan_policy != "skip":
                 raise ArgumentError(text)
             logger.warning("%s", text)
-
-    def _report_no_gradient(self, name: str, num_parameters: int, how: str) -> None:
-        text = (
-            f"{name} does not change with any of the {num_parameters} trainable parameters: all gradients are {how}, "
-            f"so that training would change nothing. {_CURES}"
-        )
-        if self._args.speedups:
-            raise ArgumentError(text)
-        logger.warning("On the first rows: %s", text)  # on others it may, and Trainer would train
 
 
 def name_loss(loss: DecidedLoss, override: str | None) -> str:
@@ -226,8 +223,8 @@ def is_tried(args: Any, sets: Mapping[str, Any], compute_metrics: Any, best: str
     return not is_known and all(has_numbered_rows(rows) and len(rows) for rows in sets.values())
 
 
-def try_evaluation(size: int, sets: Any, collator: Any, compute: Any, best: str, evaluate: Any) -> None:
-    """Looks at the metrics of two batches of each set; of all rows where `best` is missing: names may be of classes.
+def try_evaluation(size: int, sets: Any, collator: Any, compute: Any, best: str, evaluate: Any, number: Any) -> bool:
+    """Whether the metrics of some rows of each set lack `best`; all rows may have it: names may be of classes.
 
     Args:
         size: rows of a batch.
@@ -235,23 +232,21 @@ def try_evaluation(size: int, sets: Any, collator: Any, compute: Any, best: str,
         compute: `compute_metrics`, or None.
         best: `metric_for_best_model` as it is logged, "eval_" without one.
         evaluate: returns the metrics of a loader, given their prefix and `compute_metrics`.
+        number: of rows of each set; None for all, which must have it.
 
     Raises:
         ArgumentError: no number is called `best`; or see `check_metrics`.
     """
     checked = compute and (lambda *seen: check_metrics(compute(*seen)))
-    for number in (NUM_BATCHES * size, None):
-        metrics: dict[str, Any] = {}
-        for prefix, rows in sets.items():
-            loader = load_rows(rows, spread_rows(rows, number or len(rows)), collator, size)
-            metrics.update(evaluate(loader, prefix, checked) or {})
-        # Of what Trainer measures itself, nothing is known here.
-        if (
-            best == "eval_"
-            or best.endswith(("_runtime", "_per_second"))
-            or isinstance(metrics.get(best, ""), Real | None)
-        ):
-            return
+    metrics: dict[str, Any] = {}
+    for prefix, rows in sets.items():
+        loader = load_rows(rows, spread_rows(rows, number or len(rows)), collator, size)
+        metrics.update(evaluate(loader, prefix, checked) or {})
+    # Of what Trainer measures itself, nothing is known here.
+    if best == "eval_" or best.endswith(("_runtime", "_per_second")) or isinstance(metrics.get(best, ""), Real | None):
+        return False
+    if number is not None:
+        return True
     problem = f"metric_for_best_model: evaluations give no number {best!r}, but {', '.join(metrics) or 'nothing'}. "
     raise ArgumentError(f"{problem}Give one of these{name_nearest(best, metrics)}")
 
@@ -264,9 +259,7 @@ def check_metrics(metrics: Any) -> Any:
         try:
             json.dumps({name.strip(): value}, sort_keys=True)
         except (AttributeError, TypeError, ValueError) as error:
-            problem = (
-                f"compute_metrics returned {name!r} as {type(value).__name__}, which no checkpoint holds: {error}."
-            )
+            problem = f"compute_metrics returned {name!r} as {type(value).__name__}, which no JSON holds: {error}."
             cure = f"Return one number, such as float(value); several (one per class) as '{name}_0', '{name}_1', ..."
             raise ArgumentError(f"{problem} {cure}") from None
     return metrics

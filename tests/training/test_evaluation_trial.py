@@ -115,7 +115,7 @@ def test_metrics_that_a_callback_adds_or_that_fail_on_few_rows_are_left_alone(tm
     assert trainer.state.best_metric == 1.0
     refused(tmp_path, "ndarray", compute=lambda p: {"f1": np.zeros(2)}, callbacks=[Adds()])
     make(tmp_path / "fails", needs_all, per_device_eval_batch_size=4, metric_for_best_model="accuracy").train()
-    assert "not checked before training: ZeroDivisionError: one class" in caplog.text
+    assert "The evaluation is not checked before training: ZeroDivisionError: one class" in caplog.text
 
 
 def test_methods_of_a_subclass_that_make_an_evaluation_are_not_tried(tmp_path):
