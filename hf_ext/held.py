@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Generic, TypeVar
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
@@ -36,3 +37,16 @@ class Held(Generic[T]):
         before, self._holds = self._holds, [hold for hold in self._holds if hold is not mine]
         if before and before[-1] is mine:
             self._write(self._holds[-1][0] if self._holds else self._before)  # type: ignore[arg-type]
+
+
+@contextmanager
+def replaced(holder: Any, **values: Any) -> Iterator[None]:
+    """Other attributes of an object, for a while."""
+    before = {name: getattr(holder, name) for name in values}
+    try:
+        for name, value in values.items():
+            setattr(holder, name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(holder, name, value)

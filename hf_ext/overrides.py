@@ -19,6 +19,7 @@ BATCHES = (
     *("get_train_dataloader", "get_eval_dataloader", "get_test_dataloader", "get_batch_samples"),
     *("_prepare_inputs", "_prepare_input", "training_step", "compute_loss", "evaluation_loop", "prediction_step"),
 )
+EVALUATION = ("evaluate", "_evaluate", "evaluation_loop", "prediction_step", "get_eval_dataloader", "log")
 EVALUATION_LOSS = ("compute_loss", "prediction_step", "evaluation_loop", "_prepare_inputs")
 
 

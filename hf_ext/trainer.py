@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cached_property, partial
@@ -31,9 +32,10 @@ from .disk import describe_failure
 from .embeddings.dataset import EmbeddedDataset
 from .embeddings.store import EmbeddingStore
 from .errors import DiskFailure, RunEnded, StoppedForGood, TrainingStopped
+from .held import replaced
 from .hub.attempts import HubError
 from .out_of_memory import attempt_twice
-from .overrides import BATCHES, EVALUATION_LOSS, TRAINING_LOSS, find_override, find_own_loss, is_overridden
+from .overrides import BATCHES, EVALUATION, EVALUATION_LOSS, TRAINING_LOSS, find_override, find_own_loss, is_overridden
 from .plain_arguments import as_fast_arguments, with_values_of
 from .plan import Plan
 from .reporting.progress import messages_above_bars, show_live
@@ -42,14 +44,16 @@ from .training.batch_finder import bytes_beside, check_batches_alike, count_widt
 from .training.checkpointer import Writers
 from .training.comparable import spell_out_best
 from .training.encoding import Encoding
+from .training.evaluation_passes import gives_states, without_states
 from .training.evaluation_record import EvaluationRecord
+from .training.evaluation_schedule import is_evaluated
 from .training.evaluator import Means
 from .training.exporter import can_save_itself, save_pretrained
 from .training.guarded_step import guard_step
 from .training.leaving import release_group, share_group
 from .training.loader_request import LoaderRequest
 from .training.loaders import in_order, reads_text, take_rows
-from .training.loss_check import is_foreign, name_loss
+from .training.loss_check import NUM_BATCHES, check_weights, is_foreign, is_tried, name_loss, try_evaluation
 from .training.losses import DecidedLoss, Losses, countable
 from .training.now import Training
 from .training.optimizers import finish_optimizer
@@ -64,7 +68,7 @@ from .training.scaling import fit_scaling
 from .training.signals import keep_from_workers
 from .training.step_guard import GuardedEpoch, can_be_best, unfiltered
 from .training.team import Team
-from .training.training_length import check_batches, check_training, look_at_first_rows
+from .training.training_length import check_batches, check_rows, check_training, look_at_first_rows
 from .training.watcher import extended
 
 PARAMETERS = tuple(inspect.signature(Trainer.__init__).parameters)[1:]
@@ -267,8 +271,7 @@ class FastTrainer(Trainer):
 
     def _ext_embed_all(self) -> None:
         if self._ext_parts.embedder.is_on:
-            several = self.eval_dataset if isinstance(self.eval_dataset, dict) else {"": self.eval_dataset}
-            for dataset in (self.train_dataset, *several.values()):
+            for dataset in (self.train_dataset, *self._ext_eval_sets.values()):
                 if hasattr(dataset, "__len__"):
                     self.embed_dataset(dataset)
             self.model.release_encoders()
@@ -362,10 +365,20 @@ class FastTrainer(Trainer):
         self.throughput.model = self.model
         resumed, backend = self._ext_resumer.resumed, self._ext_backend
         to_load = backend.left_to_trainer(resume_from_checkpoint, resumed.stored if resumed else None)
-        with backend.preparing(self.model, find_own_loss(self, self.compute_loss_func)):
+        own_loss = find_own_loss(self, self.compute_loss_func)
+        if not own_loss and not find_override(self, *BATCHES):
+            num_seen = max_steps * self.get_total_train_batch_size(self.args)
+            check_rows("train", self.train_dataset, self.model, self.data_collator, num_seen)
+            for name, rows in (self._ext_eval_sets if is_evaluated(self.args) else {}).items():
+                check_rows(name, rows, self.model, self.data_collator)
+        with backend.preparing(self.model, own_loss):
             prepared = super()._prepare_for_training(max_steps, train_dataloader, to_load)
+        if not backend.is_spread:  # DeepSpeed keeps float32 of its own
+            check_weights(self.model, getattr(self.accelerator, "scaler", None) is not None)
         if to_load is None:
             self._ext_check_first_loss(prepared[1])  # the model is wrapped, and callbacks have not begun to count
+        if resume_from_checkpoint is None:
+            self._ext_try_evaluation()
         if self._ext_parts.ladder.is_on:
             guard_step(self.optimizer, self._ext_parts.ladder.relieve)
         if resumed is not None:
@@ -401,6 +414,42 @@ class FastTrainer(Trainer):
         with torch.no_grad():
             check.warn_of_mean(name_loss(decided, None), loss, compute(2 * num_items))
         return loss
+
+    @property
+    def _ext_eval_sets(self) -> dict[str, Any]:
+        """Evaluation sets by the prefix of their metrics."""
+        several = self.eval_dataset if isinstance(self.eval_dataset, Mapping) else {"": self.eval_dataset}
+        return {f"eval_{name}" if name else "eval": rows for name, rows in several.items()}
+
+    def _ext_try_evaluation(self) -> None:
+        """A few rows of each evaluation set, for errors that would end the run at its first evaluation or save."""
+        sets = several = self._ext_eval_sets
+        compute, handler = self.compute_metrics, self.callback_handler
+        hooks = {type(callback).on_evaluate.__module__.split(".")[0] for callback in handler.callbacks}
+        best = (
+            self._ext_evaluator.best_metric_key if hooks <= {"hf_ext", "transformers"} else "eval_"
+        )  # others may add it
+        is_left_out = self._ext_backend.is_spread or find_override(self, *EVALUATION)
+        if is_left_out or not is_tried(self.args, sets, compute, best):
+            return
+
+        def evaluate(loader: Any, prefix: str, compute: Any) -> Any:
+            given = ("Evaluation", compute is None or None, self._ext_stopper.ignore_keys, prefix)
+            return self._ext_one_pass(loader, given, compute)[0].metrics
+
+        if self._ext_parts.embedder.is_on:
+            sets = {prefix: self.embed_dataset(rows) for prefix, rows in sets.items()}
+        collator, check = self._get_collator_with_removed_columns(self.data_collator), self._ext_parts.loss_check
+        attempt = partial(try_evaluation, self.args.eval_batch_size, sets, collator, compute, best, evaluate)
+        lacking: list[bool] = []
+        draws = self, compute, self.compute_loss_func, collator, self.data_collator, *sets.values(), *several.values()
+        modes, silent = check.modes_kept(self.model), replaced(handler, callbacks=[], eval_dataloader=None)
+        with kept_random_states(*draws, *self.model.modules()), modes, silent, warnings.catch_warnings(action="ignore"):
+            for number in (NUM_BATCHES * self.args.eval_batch_size, None):
+                look = partial(check.attempt, lambda: lacking.append(attempt(number)), None, "evaluation")  # noqa: B023
+                self._ext_team.load_together(look, self._ext_describe_failure)
+                if not self._ext_team.agree(lacking[-1:] or [False])[0]:
+                    break
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
         """As in Trainer; where the plan or the arguments say so, with Muon, groups for encoders, or on the host."""
@@ -669,20 +718,17 @@ class FastTrainer(Trainer):
         if prepared is not None:
             self.model, self.optimizer = prepared
             self.model_wrapped = self.model
-        compute = self.compute_metrics
-        if stand_in is not None:
-            self.compute_metrics = stand_in
-        loop = super().evaluation_loop
+        loop, instead = super().evaluation_loop, {} if stand_in is None else {"compute_metrics": stand_in}
+        is_left = given[0] != "Prediction" and given[2] is None and self.preprocess_logits_for_metrics is None
+        if is_left and gives_states(self.model) and not find_override(self, "prediction_step"):
+            instead["preprocess_logits_for_metrics"] = without_states
 
         def evaluate() -> tuple[EvalLoopOutput, list[torch.Tensor]]:
             with unfiltered(self.args), self._ext_losses.rows() as rows, self._ext_backend.evaluating(self.model):
                 return loop(loader, *given), rows
 
-        try:
+        with replaced(self, **instead):
             output, rows = self._ext_parts.eval_parts.loop(evaluate)
-        finally:
-            if stand_in is not None:
-                self.compute_metrics = compute
         self._ext_losses.finish(rows, output.metrics or {}, given[-1])
         return output, self._ext_losses.num_items
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from transformers.integrations import deepspeed as integration
+
+from .held import replaced
 
 STATE_FOLDER, STATE_FACTS = "zero", "zero.json"  # in a checkpoint: DeepSpeed's files, and whom they fit
 
@@ -54,15 +55,9 @@ def own_part(parameter: torch.Tensor) -> torch.Tensor:
     return getattr(parameter, "ds_tensor", parameter)
 
 
-@contextmanager
-def whole_weights() -> Iterator[None]:
+def whole_weights() -> AbstractContextManager[None]:
     """Lets `from_pretrained` give every process whole weights, also where ZeRO-3 would split them as they are read.
 
     For what runs outside DeepSpeed's engine, such as frozen encoders. Cost: the model in each process's memory.
     """
-    before = integration._hf_deepspeed_config_weak_ref
-    integration.unset_hf_deepspeed_config()
-    try:
-        yield
-    finally:
-        integration._hf_deepspeed_config_weak_ref = before
+    return replaced(integration, _hf_deepspeed_config_weak_ref=None)

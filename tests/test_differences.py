@@ -19,7 +19,7 @@ from hf_ext.errors import CheckpointError
 from hf_ext.trainer import FastTrainer
 
 ROOT = Path(__file__).resolve().parent.parent
-NUM_ROWS = 43
+NUM_ROWS = 52
 
 
 def read_rows(text: str) -> list[list[str]]:
@@ -53,9 +53,10 @@ def test_every_row_has_its_tests():
 
 def make(folder: Any, cls: type = FastTrainer, rows: Any = ROWS, model: Any = None, **given: Any) -> Any:
     args_cls = {} if issubclass(cls, FastTrainer) else {"cls": TrainingArguments}
-    optimizers = given.pop("optimizers", (None, None))
+    optimizers, compute = given.pop("optimizers", (None, None)), given.pop("compute_metrics", None)
     args = make_args(folder, **args_cls, **given)
-    return cls(model or make_model(), args, train_dataset=rows, eval_dataset=ROWS, optimizers=optimizers)
+    data = {"train_dataset": rows, "eval_dataset": ROWS}
+    return cls(model or make_model(), args, **data, compute_metrics=compute, optimizers=optimizers)
 
 
 def test_the_loader_of_a_stream_is_ours(tmp_path):
@@ -208,3 +209,26 @@ def test_where_no_optimizer_is_saved_its_state_may_be_anything(saving, tmp_path)
     trainer = make(tmp_path, model=model, optimizers=history_of(model), **saving)
     trainer.train()
     assert trainer.state.global_step == 4
+
+
+def test_an_evaluation_leaves_the_states_of_layers_out_and_predict_does_not(tmp_path):
+    seen, gathered = [], []
+
+    def metrics(prediction):
+        seen.append(prediction.predictions)
+        return {}
+
+    for cls in (Trainer, FastTrainer):
+        model = make_model()
+        model.config.output_hidden_states = True
+        trainer = make(tmp_path, cls, model=model, compute_metrics=metrics)
+        trainer.evaluate()
+        trainer.evaluate(ignore_keys=[])
+        gathered.append([len(states) for _, states in seen])
+        assert [logits.shape for logits, _ in seen] == [(16, 2), (16, 2)]
+        assert len(trainer.predict(ROWS).predictions[1]) == gathered[0][0]
+        seen.clear()
+        trainer.preprocess_logits_for_metrics = lambda logits, labels: logits[1][0]
+        trainer.evaluate()
+        assert seen.pop().shape[0] == 16
+    assert gathered == [[2, 2], [0, 2]]

@@ -14,6 +14,7 @@ from ..evaluation.calibration import FittedCalibration, apply_calibration, fit_c
 from ..evaluation.limits import at_limits, rmse_at_limits
 from ..evaluation.paired import compare_paired
 from ..evaluation.resampling import ResamplingUnits, check_units, unit_facts
+from ..held import replaced
 from ..models.calibration import is_ridge_alone, stacks_ridge
 from ..models.stacked_ridge import StackedRidge
 from ..units import format_cell
@@ -192,8 +193,6 @@ def _predict_ridge(ridge: StackedRidge, features: np.ndarray) -> FloatArray:
 @contextmanager
 def uncalibrated(model: Any) -> Iterator[dict[str, Any] | None]:
     """Within it the model predicts as it was trained; gives what it is calibrated by otherwise."""
-    calibration, model.config.calibration = model.config.calibration, None
-    try:
+    calibration = model.config.calibration
+    with replaced(model.config, calibration=None):
         yield calibration
-    finally:
-        model.config.calibration = calibration

@@ -20,6 +20,7 @@ from ..checkpoints.agreement.run_facts import describe_run
 from ..checkpoints.run_folder.finished_model import check_model
 from ..checkpoints.storage.store import CheckpointStore
 from ..errors import ArgumentError
+from ..held import replaced
 from ..models.affinity import AffinityModel
 from ..reporting.run_clock import RunClockCallback
 from ..reporting.run_record import record_evaluations, write_json
@@ -187,8 +188,5 @@ def predict_members(trainer: Any, rows: Any) -> np.ndarray:
 
     Cost: one pass, as `trainer.predict`.
     """
-    metrics, trainer.compute_metrics = trainer.compute_metrics, None  # they are those of one prediction per row
-    try:
+    with replaced(trainer, compute_metrics=None):  # they are those of one prediction per row
         return trainer.predict(rows, ignore_keys=[]).predictions[1]
-    finally:
-        trainer.compute_metrics = metrics

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from .baselines import ConstantBaseline, GroupMeanBaseline, RidgeBaseline
 from .guards import collapse_report, format_report, label_audit
 from .metrics import DEFAULT_THRESHOLD, MetricValue
-from .scores import GroupScore, Score, intervals_overlap, score_predictions
+from .scores import GroupScore, Score, score_predictions
 from .verdict import Verdict, judge
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ __all__ = [
     "Verdict",
     "collapse_report",
     "format_report",
-    "intervals_overlap",
     "judge",
     "label_audit",
     "load_metric",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypedDict
 
@@ -147,20 +147,6 @@ def score_predictions(
         grouped = metrics.per_group(predicted, measured, groups)
         scores[GROUP_METRIC] = _group_score(grouped, num_resamples, confidence, seed)
     return scores
-
-
-def intervals_overlap(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool | None:
-    """Say whether two scores' intervals share a point; None where either score has no interval.
-
-    Overlap does not show that two models score the same: on the same rows their noise is shared, and a difference
-    smaller than the intervals can be real. No overlap is the safe claim.
-
-    Args:
-        a, b: scores, or any mappings with `low` and `high`.
-    """
-    if any(score["low"] is None or score["high"] is None for score in (a, b)):
-        return None
-    return bool(a["low"] <= b["high"] and b["low"] <= a["high"])
 
 
 def _score(

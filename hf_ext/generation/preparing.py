@@ -20,6 +20,7 @@ from ..data.sources import local_files, peek_columns
 from ..data.splits import SPLIT_CLUSTER
 from ..errors import ArgumentError, DataError
 from ..evaluation.resampling import ResamplingUnits
+from ..held import replaced
 from ..units import format_cell
 from .arguments import GeneratorArguments
 from .judging.rows import AntibodyRows
@@ -139,8 +140,8 @@ def load_pairs(
     has_affinities = "label_column" in explicit
     if table is None and args.light_column and not args.may_lack_light:
         _check_light(args, data_args)
-    limit, data_args.max_train_samples = data_args.max_train_samples, None  # after the filter
-    try:
+    limit = data_args.max_train_samples
+    with replaced(data_args, max_train_samples=None):  # after the filter
         loaded = load_data(
             data_args,
             output_dir=output_dir,
@@ -151,8 +152,6 @@ def load_pairs(
             may_lack_chains=True,
             table=table,
         )
-    finally:
-        data_args.max_train_samples = limit
     splits, report = loaded.splits, loaded.report
     check_splits(splits)
     assert isinstance(splits, DatasetDict)

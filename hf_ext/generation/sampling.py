@@ -26,8 +26,10 @@ from ..argument_checks import ABOVE_ZERO, COUNT, SEED, Range, check_ranges
 from ..data.antibody_collator import AntibodyCollator, StatesOf
 from ..data.antibody_pairs import BOS_ID, EOS_ID, AntibodyPair, PairEncoder, decode_pair
 from ..errors import ArgumentError, DataError
+from ..held import replaced
 from ..models.generation.model import NEVER_WRITTEN, AntibodyGenerator
 from ..models.generation.outputs import EncoderStates, as_states
+from ..speedups.model_probe import evaluating
 
 MAX_TOKENS = 320  # of a pair: no heavy chain's domain is longer than 145 residues, no light chain's than 130
 # Of the recipes: at 1 every sixth antibody after stage 2 on real pairs was invalid, at 0.5 none of 200.
@@ -333,14 +335,7 @@ def _ready(model: AntibodyGenerator) -> Iterator[None]:
 
     Settings that lie beside a model (generation_config.json) would go over ours without a word.
     """
-    modes = {module: module.training for module in model.modules()}
-    settings = model.generation_config
-    model.generation_config = GenerationConfig.from_model_config(model.config)
-    model.generation_config.suppress_tokens = NEVER_WRITTEN
-    model.eval()
-    try:
+    settings = GenerationConfig.from_model_config(model.config)
+    settings.suppress_tokens = NEVER_WRITTEN
+    with replaced(model, generation_config=settings), evaluating(model):
         yield
-    finally:
-        model.generation_config = settings
-        for module, mode in modes.items():
-            module.training = mode

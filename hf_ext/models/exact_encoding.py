@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
+from ..held import replaced
 from .affinity import AffinityModel
 
 Encode = Callable[[Sequence[str]], torch.Tensor]
@@ -23,13 +24,9 @@ def encoding_in_float32(model: AffinityModel, name: str) -> Iterator[None]:
     Cost: one pass over the weights each way, and memory for them in float32.
     """
     model.attach_encoders()
-    autocast = model.config.encoder_autocast
-    model.config.encoder_autocast = None
-    try:
-        with computing_in_float32(model.encoders[str(model.tower_of(name).encoder)]):
-            yield
-    finally:
-        model.config.encoder_autocast = autocast
+    encoder = model.encoders[str(model.tower_of(name).encoder)]
+    with replaced(model.config, encoder_autocast=None), computing_in_float32(encoder):
+        yield
 
 
 @contextmanager

@@ -191,12 +191,6 @@ def make_float(model: nn.Module) -> list[str]:
     return list(found)
 
 
-def stored_bytes(out_features: int, in_features: int, bits: int) -> int:
-    """Bytes of codes and scales of one layer, without its bias."""
-    number = out_features * in_features
-    return number + 4 * out_features if bits == 8 else -(-number // 2) + 4 * -(-number // BLOCK)
-
-
 def measure_error(layer: nn.Linear, stored: nn.Module) -> dict[str, float]:
     """How far `stored` is from `layer`: relative L2 difference of outputs and of input gradients, 64 random inputs.
 

@@ -20,6 +20,7 @@ from ..errors import ArgumentError, DataError, MemoryExhausted
 from ..hardware import Hardware, detect_hardware
 from ..memory.stored import gradient_bytes, optimizer_bytes
 from ..out_of_memory import DidNotFit, attempt
+from ..speedups.model_probe import modes_kept
 from ..training_args import FastTrainingArguments
 from ..whole_files import write_text
 from .planned import PlannedRun
@@ -244,19 +245,14 @@ def trial(model: nn.Module, device: torch.device, num_bytes: int) -> Iterator[No
 
     Buffers and whether the model trains are put back; gradients are taken away. Random states are the caller's to keep.
     """
-    was_training = model.training
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     room = torch.empty(num_bytes, dtype=torch.uint8, device=device)
-    model.train()
-    try:
-        yield
-    finally:
-        del room
-        model.zero_grad(set_to_none=True)
-        model.train(was_training)
-        with torch.no_grad():
-            for buffer, before in buffers:
-                buffer.copy_(before)
+    with modes_kept(model):
+        model.train()
+        try:
+            yield
+        finally:
+            del room
+            model.zero_grad(set_to_none=True)
 
 
 def bytes_beside(model: nn.Module, args: FastTrainingArguments, planned: PlannedRun) -> int:

@@ -13,6 +13,7 @@ from transformers.trainer_pt_utils import nested_concat
 from ..checkpoints.state.rng import capture_rng, restore_rng
 from ..data.batch_parts import copy_batch, count_rows, cut_batch
 from ..errors import MemoryExhausted
+from ..held import replaced
 from ..models.exact_loss import count_items
 from ..out_of_memory import DidNotFit, attempt
 from ..training_args import FastTrainingArguments
@@ -65,11 +66,9 @@ class EvaluationParts:
         """
         if not self._is_on:
             return compute(batch)
-        self.num_items = (count(),)
-        try:
-            return self._predict(batch, compute, is_summed=self.num_items[0] is not None)
-        finally:
-            self.num_items = None
+        number = count()
+        with replaced(self, num_items=(number,)):
+            return self._predict(batch, compute, is_summed=number is not None)
 
     def _predict(self, batch: Any, compute: Callable[[Any], Outputs], is_summed: bool) -> Outputs:
         while True:

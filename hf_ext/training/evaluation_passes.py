@@ -173,3 +173,15 @@ def full_key(key: str) -> str:
     """`eval_spearman` of all rows: `eval_full_spearman`; `eval_NAME_spearman`: `eval_full_NAME_spearman`."""
     head, _, tail = key.partition("_")
     return f"{head}_full_{tail}"
+
+
+def gives_states(model: Any) -> bool:
+    """Whether a model returns the states of all layers with its logits, by its configuration."""
+    return any(
+        getattr(getattr(model, "config", None), f"output_{name}", False) for name in ("hidden_states", "attentions")
+    )
+
+
+def without_states(logits: Any, labels: Any) -> Any:
+    """Those, which are tuples of a tensor a layer, left empty: for all rows they would fill the memory."""
+    return tuple(() if isinstance(part, tuple) else part for part in logits) if isinstance(logits, tuple) else logits

@@ -225,7 +225,7 @@ class Evaluator:
         if is_at_end or (every is not None and record.of(name).num_evaluations % every == 0):
             return True
         key = self.best_metric_key
-        if now.state.global_step == 0 or key not in metrics or not np.isfinite(metrics[key]):
+        if now.state.global_step == 0 or metrics.get(key) is None or not np.isfinite(metrics[key]):
             return False  # nothing is decided before the first step, nor by a number that is not finite
         if record.best_on_subset is None or record.best_is_of != self._subset_identity(name, means):
             return True

@@ -1,28 +1,36 @@
-"""Before the first step: whether the user's own loss reaches the weights at all."""
+"""Before the first step: whether the user's own loss reaches the weights, and whether his metrics can be kept."""
 
 from __future__ import annotations
 
 import copy
+import json
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from numbers import Real
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Subset
+from transformers.trainer_utils import denumpify_detensorize
 
+from ..argument_names import name_nearest
 from ..data.columns import has_numbered_rows
 from ..data.random_states import kept_random_states
 from ..data.streams import is_stream
 from ..errors import ArgumentError, HfExtError
+from ..evaluation.row_metrics import RowMetrics
 from ..plan import Plan
 from ..speedups.base import recomputes
+from ..speedups.model_probe import modes_kept
 from ..training_args import FastTrainingArguments
+from .evaluation_schedule import is_evaluated
 from .losses import DecidedLoss
 
 NUM_ROWS = 8
+NUM_BATCHES = 2
 NUM_NAMED = 5
 _OWN = ("hf_ext", "transformers", "peft")  # losses that are tested where they are written
 _CURES = "Compute it from the outputs with torch operations: .item(), .detach(), numpy and torch.no_grad() cut it off."
@@ -85,19 +93,19 @@ class LossCheck:
             return "activation checkpointing is reentrant"
         return None
 
-    def attempt(self, check: Callable[[], None], reason: str | None) -> None:
+    def attempt(self, check: Callable[[], None], reason: str | None, what: str = "loss") -> None:
         """Calls `check`, unless there is a `reason` not to, or says why it could not be done."""
         if reason is not None:
-            logger.info("The loss is not checked before training: %s.", reason)
+            logger.info("The %s is not checked before training: %s.", what, reason)
             return
         try:
             check()
         except HfExtError:
             raise
         except Exception as error:  # whatever the user's code lacks outside a step: what is wrong in one, shows there
-            if self._args.world_size > 1:
+            if self._args.world_size > 1 and what == "loss":  # metrics are those of all processes
                 raise
-            logger.warning("The loss is not checked before training: %s: %s", type(error).__name__, error)
+            logger.warning("The %s is not checked before training: %s: %s", what, type(error).__name__, error)
 
     def check(
         self, model: nn.Module, loader: DataLoader, compute: Callable[[Any], Any], name: str, draws: tuple[Any, ...]
@@ -113,15 +121,22 @@ class LossCheck:
         draws = (*draws, *model.modules(), loader.dataset, loader.collate_fn)
         with (
             kept_random_states(*draws, getattr(loader.collate_fn, "data_collator", None)),
-            _left_as_it_was(model, recomputes(self._args), self._compiles),
+            self.modes_kept(model, recomputes(self._args)),
         ):
-            loss = compute(_draw_batch(loader, self._args.train_batch_size))
+            rows = spread_rows(loader.dataset, min(NUM_ROWS, self._args.train_batch_size))
+            loss = compute(next(iter(load_rows(loader.dataset, rows, loader.collate_fn, len(rows)))))
             self._check_value(loss, name)
             gradients = torch.autograd.grad(loss, [*named.values()], allow_unused=True)
         missing = [name for name, gradient in zip(named, gradients) if gradient is None]
         zero = [name for name, gradient in zip(named, gradients) if gradient is not None and not gradient.any()]
         if len(missing) + len(zero) == len(named):
-            self._report_no_gradient(name, len(named), "zero" if zero else "missing")
+            text = (
+                f"{name} does not change with any of the {len(named)} trainable parameters: all gradients are "
+                f"{'zero' if zero else 'missing'}, so that training would change nothing. {_CURES}"
+            )
+            if self._args.speedups:
+                raise ArgumentError(text)
+            logger.warning("On the first rows: %s", text)  # on others it may, and Trainer would train
             return
         # LoRA's first matrix is multiplied by a second one that begins at zero.
         zero = [name for name in zero if "lora_A" not in name]
@@ -138,6 +153,14 @@ class LossCheck:
                 *(name, self.num_parts, self.num_parts),
             )
 
+    @contextmanager
+    def modes_kept(self, model: nn.Module, trains: bool = False) -> Iterator[None]:
+        """Evaluation mode (training mode where activations must be recomputed to fit); modes and buffers restored."""
+        # A graph for one pass would take longer than all of it.
+        with modes_kept(model), torch.compiler.set_stance("force_eager") if self._compiles else nullcontext():
+            model.train(trains)
+            yield
+
     def _check_value(self, loss: Any, name: str) -> None:
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             given = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
@@ -149,15 +172,6 @@ class LossCheck:
             if self._args.nan_policy != "skip":
                 raise ArgumentError(text)
             logger.warning("%s", text)
-
-    def _report_no_gradient(self, name: str, num_parameters: int, how: str) -> None:
-        text = (
-            f"{name} does not change with any of the {num_parameters} trainable parameters: all gradients are {how}, "
-            f"so that training would change nothing. {_CURES}"
-        )
-        if self._args.speedups:
-            raise ArgumentError(text)
-        logger.warning("On the first rows: %s", text)  # on others it may, and Trainer would train
 
 
 def name_loss(loss: DecidedLoss, override: str | None) -> str:
@@ -171,37 +185,97 @@ def is_foreign(loss: DecidedLoss, override: str | None) -> bool:
     """Whether neither hf_ext nor transformers nor PEFT wrote the loss; `override`: who overrides `compute_loss`."""
     if loss.is_users or override is not None:
         return True
-    return _definer(type(loss.model), "forward").__module__.split(".")[0] not in _OWN
+    definer = next(base for base in type(loss.model).__mro__ if "forward" in vars(base))
+    return definer.__module__.split(".")[0] not in _OWN
 
 
-def _definer(cls: type, name: str) -> type:
-    """The class that `cls` has the method from."""
-    return next(base for base in cls.__mro__ if name in vars(base))
+def spread_rows(dataset: Any, number: int) -> np.ndarray:
+    """Numbers of as many rows, from all over the data."""
+    return np.unique(np.linspace(0, len(dataset) - 1, min(number, len(dataset))).astype(int))
 
 
-def _draw_batch(loader: Any, batch_size: int) -> Any:
-    """A batch of rows spread over the data, through the loader's collator."""
-    rows = loader.dataset
-    chosen = np.unique(np.linspace(0, len(rows) - 1, min(NUM_ROWS, batch_size, len(rows))).astype(int)).tolist()
-    collator = copy.copy(loader.collate_fn)  # one that makes its generator when first called makes it for itself
-    return next(iter(DataLoader(Subset(rows, chosen), batch_size=len(chosen), collate_fn=collator)))
-
-
-@contextmanager
-def _left_as_it_was(model: nn.Module, checkpoints_activations: bool, compiles: bool) -> Iterator[None]:
-    """Evaluation mode (training mode where activations must be recomputed to fit); modes restored."""
-    modes = {module: module.training for module in model.modules()}
-    with ExitStack() as stack:
-        if compiles:  # a graph for this one pass would take longer than all of it
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
-        try:
-            model.train(checkpoints_activations)
-            yield
-        finally:
-            for module, mode in modes.items():
-                module.training = mode
+def load_rows(dataset: Any, rows: np.ndarray, collator: Any, batch_size: int) -> DataLoader:
+    """Batches of these rows; a collator that makes its generator when first called makes it for itself."""
+    return DataLoader(Subset(dataset, rows.tolist()), batch_size, collate_fn=copy.copy(collator))
 
 
 def _shorten(names: list[str]) -> str:
     more = len(names) - NUM_NAMED
     return ", ".join(names[:NUM_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def check_weights(model: nn.Module, is_scaled: bool) -> None:
+    """Names weights that train in float16, where small updates and the optimizer's squares are zero.
+
+    Args:
+        is_scaled: whether a loss scale is to be taken off their gradients, which torch refuses: ArgumentError.
+    """
+    half = [name for name, p in model.named_parameters() if p.requires_grad and p.dtype == torch.float16]
+    text = f"{len(half)} weights that train are float16 ({_shorten(half)}). Load the model with dtype=torch.float32 or "
+    text += "make these float32 (p.data = p.data.float()); bf16=True or fp16=True then computes in half precision."
+    if half and is_scaled:
+        raise ArgumentError(text)
+    if half:
+        logger.warning("%s", text)
+
+
+# --- metrics --------------------------------------------------------------------------------------------------------
+
+
+def is_tried(args: Any, sets: Mapping[str, Any], compute_metrics: Any, best: str) -> bool:
+    """Whether an evaluation may show something new; of rows by number, since a stream is not read twice.
+
+    Nor is it tried with `batch_eval_metrics`, whose `compute_metrics` keeps sums, and `predict_with_generate`, since
+    generating takes long.
+
+    Args:
+        sets: evaluation sets by the prefix of their metrics.
+        best: `metric_for_best_model` as it is logged.
+    """
+    if not is_evaluated(args) or args.batch_eval_metrics or getattr(args, "predict_with_generate", False):
+        return False
+    names = getattr(compute_metrics, "names", ("loss",)) if isinstance(compute_metrics, RowMetrics | None) else None
+    is_known = names and best in ("eval_", *(f"{prefix}_{name}" for prefix in sets for name in names))
+    return not is_known and all(has_numbered_rows(rows) and len(rows) for rows in sets.values())
+
+
+def try_evaluation(size: int, sets: Any, collator: Any, compute: Any, best: str, evaluate: Any, number: Any) -> bool:
+    """Whether the metrics of some rows of each set lack `best`; all rows may have it: names may be of classes.
+
+    Args:
+        size: rows of a batch.
+        sets: evaluation sets by the prefix of their metrics; `collator` makes their batches.
+        compute: `compute_metrics`, or None.
+        best: `metric_for_best_model` as it is logged, "eval_" without one.
+        evaluate: returns the metrics of a loader, given their prefix and `compute_metrics`.
+        number: of rows of each set; None for all, which must have it.
+
+    Raises:
+        ArgumentError: no number is called `best`; or see `check_metrics`.
+    """
+    checked = compute and (lambda *seen: check_metrics(compute(*seen)))
+    metrics: dict[str, Any] = {}
+    for prefix, rows in sets.items():
+        loader = load_rows(rows, spread_rows(rows, number or len(rows)), collator, size)
+        metrics.update(evaluate(loader, prefix, checked) or {})
+    # Of what Trainer measures itself, nothing is known here.
+    if best == "eval_" or best.endswith(("_runtime", "_per_second")) or isinstance(metrics.get(best, ""), Real | None):
+        return False
+    if number is not None:
+        return True
+    problem = f"metric_for_best_model: evaluations give no number {best!r}, but {', '.join(metrics) or 'nothing'}. "
+    raise ArgumentError(f"{problem}Give one of these{name_nearest(best, metrics)}")
+
+
+def check_metrics(metrics: Any) -> Any:
+    """What `compute_metrics` returned; raises ArgumentError where checkpoints cannot hold it as JSON."""
+    if not isinstance(metrics, dict):
+        raise ArgumentError(f"compute_metrics returned {type(metrics).__name__}: a dict of numbers is needed.")
+    for name, value in denumpify_detensorize(metrics).items():
+        try:
+            json.dumps({name.strip(): value}, sort_keys=True)
+        except (AttributeError, TypeError, ValueError) as error:
+            problem = f"compute_metrics returned {name!r} as {type(value).__name__}, which no JSON holds: {error}."
+            cure = f"Return one number, such as float(value); several (one per class) as '{name}_0', '{name}_1', ..."
+            raise ArgumentError(f"{problem} {cure}") from None
+    return metrics

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from ..data.even_batches import RepeatedRows
+from ..held import replaced
 from ..models.exact_loss import IGNORED, LossKind, exact_loss, find_loss_kind, sum_loss_rows
 from ..models.lora import unwrap_peft
 from ..models.replaced_forwards import has_foreign_forward
@@ -199,11 +200,9 @@ class Losses:
     @contextmanager
     def rows(self) -> Iterator[list[torch.Tensor]]:
         """While an evaluation lasts, takes what `keep` keeps; `finish` sums it."""
-        self._rows = []
-        try:
-            yield self._rows
-        finally:
-            self._rows = None
+        rows: list[torch.Tensor] = []
+        with replaced(self, _rows=rows):
+            yield rows
 
     def wants_rows(
         self, loss: DecidedLoss, label_names: list[str], override: str | None, ignored: list[str] | None

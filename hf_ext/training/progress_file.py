@@ -62,6 +62,9 @@ def write_progress(folder: Path, now: Training, sums: LossSums, moment: Moment, 
     state.stateful_callbacks = named  # declared as what Trainer makes of it
     tokens, state.num_input_tokens_seen = state.num_input_tokens_seen, moment.num_input_tokens_seen
     best, state.best_model_checkpoint = state.best_model_checkpoint, None  # found by step: folders move
+    # What JSON does not hold as a list or as text: a checkpoint is worth more than a log.
+    history = json.dumps(state.log_history, default=lambda value: getattr(value, "tolist", lambda: str(value))())
+    state.log_history[:] = json.loads(history)
     state.save_to_json(str(folder / "trainer_state.json"))
     state.num_input_tokens_seen, state.best_model_checkpoint = tokens, best
     logged = None if sums.logged is None or not math.isfinite(sums.logged) else sums.logged

@@ -7,7 +7,7 @@ import logging
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from transformers import TrainerCallback
 
 from ..disk import describe_failure, is_disk_failure
 from ..errors import ArgumentError, HfExtError
+from ..held import replaced
 from ..hub.background import Job, PushProcess, PushQueue
 from ..hub.card import drop_local_base, is_draft
 from ..hub.pins import sweep_pins
@@ -175,14 +176,9 @@ class Pusher(TrainerCallback):
 
     # --- the trained model ------------------------------------------------------------------------------------------
 
-    @contextmanager
-    def saving(self) -> Iterator[None]:
+    def saving(self) -> AbstractContextManager[None]:
         """While the model is saved, `is_saving`."""
-        self.is_saving = True
-        try:
-            yield
-        finally:
-            self.is_saving = False
+        return replaced(self, is_saving=True)
 
     def save_with_card(self, save: Callable[[], None], make_card: Callable[..., None], about: dict[str, Any]) -> None:
         """Saves; a card in the output folder that somebody wrote stays, else `make_card` makes one, as `about` says."""

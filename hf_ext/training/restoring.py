@@ -24,6 +24,7 @@ from ..checkpoints.state.steppers import load_optimizer_tree, load_scaler_tree, 
 from ..checkpoints.state.weights import check_listed, load_weights, stored_model
 from ..checkpoints.storage.additions import own_place
 from ..errors import CheckpointError
+from ..held import replaced
 from ..training_args import FastTrainingArguments
 from .backends import Backend
 from .disk_space import DiskSpace
@@ -249,11 +250,8 @@ class Restorer:
                 "the last weights are kept" if best is None else f"checkpoint-{best}, the best one that was, is taken",
             )
         # With a limit of 1, Trainer now deletes every other `checkpoint-*` folder, foreign ones too.
-        limit, self._args.save_total_limit = self._args.save_total_limit, None
-        try:
+        with replaced(self._args, save_total_limit=None):
             yield
-        finally:
-            self._args.save_total_limit = limit
 
     def _find_best(self, state: TrainerState) -> tuple[int | None, str | None]:
         best = self._disk_space.best_saved_step(state)

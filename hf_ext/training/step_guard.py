@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback, TrainerState
 
 from ..errors import NotFiniteError, PlanRefused
+from ..held import replaced
 from ..loss_scale import OverflowWatch
 from ..models.padding_watch import PaddingWatch
 from ..training_args import FastTrainingArguments
@@ -280,23 +281,18 @@ class _ReadsPadding(Exception):
     """In the step that it names."""
 
 
-@contextmanager
-def unfiltered(args: FastTrainingArguments) -> Iterator[None]:
+def unfiltered(args: FastTrainingArguments) -> AbstractContextManager[None]:
     """Without Trainer's filter, which shows the mean of other steps in place of a loss that is not finite.
 
     It also waits for the device every batch. The arguments may be the caller's, who finds them as they were.
     """
-    before, args.logging_nan_inf_filter = args.logging_nan_inf_filter, False
-    try:
-        yield
-    finally:
-        args.logging_nan_inf_filter = before
+    return replaced(args, logging_nan_inf_filter=False)
 
 
 def can_be_best(name: str, metrics: dict[str, float], step: int) -> bool:
-    """Whether a metric can be the best one so far: one that is not finite never is, which a warning says."""
-    value = metrics.get(name)
-    if value is None or math.isfinite(value):
+    """Whether a metric can be the best one so far: None, or what is not finite, never is, which a warning says."""
+    value = metrics.get(name, 0.0)  # of one that is missing, Trainer says so
+    if value is not None and math.isfinite(value):
         return True
     logger.warning("%s is %s at step %d: never the best.", name, value, step)
     return False

@@ -1,5 +1,7 @@
 """A run that would learn nothing is refused by the name of what leaves it nothing; so is a word that means nothing.
 
+So are rows that no step can take: their labels are no labels, or they are longer than the model.
+
 Trainer 5.23 reports success for runs of no step, and trains one where `max_steps` is 0.
 """
 
@@ -11,13 +13,17 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+import datasets
+import numpy as np
 import torch
+from pyarrow import compute
 from transformers import TrainingArguments
 from transformers.trainer_utils import has_length
 
 from ..argument_checks import check_choices
-from ..data.columns import has_numbered_rows
+from ..data.columns import column_names, column_values, has_numbered_rows
 from ..errors import ArgumentError, DataError
+from ..models.lora import unwrap_peft
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +48,16 @@ def check_training(args: TrainingArguments, rows: Any, model: Any = None) -> Non
     check_choices(args)
     if has_numbered_rows(rows) and len(rows) == 0:
         _refuse_empty(args, 0)  # torch's sampler would speak of num_samples
-    _check_length(args.num_train_epochs, args.max_steps)
+    if args.max_steps == 0:
+        raise ArgumentError(
+            "max_steps=0 trains nothing. Give a number of optimizer steps, or leave it out (-1) to train for "
+            "num_train_epochs. To score a model as it is, call `evaluate` or `predict`."
+        )
+    if args.max_steps < 0 and not (args.num_train_epochs > 0 and math.isfinite(args.num_train_epochs)):
+        raise ArgumentError(
+            f"num_train_epochs={args.num_train_epochs:g}: must be a number above 0, or nothing is trained; fractions "
+            "are allowed. To score a model as it is, call `evaluate` or `predict`."
+        )
     for name, config in (getattr(model, "peft_config", None) or {}).items():
         if config.peft_type == "ADALORA":
             raise ArgumentError(
@@ -58,18 +73,41 @@ def check_batches(args: TrainingArguments, loader: Any) -> None:
         _refuse_empty(args, len(rows) if rows is not None and has_length(rows) else 0)
 
 
-def _check_length(num_train_epochs: float, max_steps: int) -> None:
-    """Raises ArgumentError where they come to no optimizer step."""
-    if max_steps == 0:
-        raise ArgumentError(
-            "max_steps=0 trains nothing. Give a number of optimizer steps, or leave it out (-1) to train for "
-            "num_train_epochs. To score a model as it is, call `evaluate` or `predict`."
-        )
-    if max_steps < 0 and not (num_train_epochs > 0 and math.isfinite(num_train_epochs)):
-        raise ArgumentError(
-            f"num_train_epochs={num_train_epochs:g}: must be a number above 0, or nothing is trained; fractions are "
-            "allowed. To score a model as it is, call `evaluate` or `predict`."
-        )
+def check_rows(name: str, rows: Any, model: Any, collator: Any, num_seen: float = math.inf) -> None:
+    """Looks at labels, and at lengths where the model has no more positions; of transformers' models and collators.
+
+    Others may do anything with rows, and so do transforms; models that count positions from their padding token take
+    longer rows of padding. Cost: one look at a column, or two.
+
+    Args:
+        name: of the data, for messages.
+        rows: a `Dataset`, or a list of dictionaries, whose lengths are not looked at.
+        num_seen: so many rows are read; where there are more, a row may not come up, and none is looked at.
+
+    Raises:
+        DataError: a label that is text or None, or a class that the model does not have; a row that is too long.
+    """
+    inner, is_list = unwrap_peft(model), isinstance(rows, list) and all(isinstance(row, dict) for row in rows)
+    is_read = is_list or (isinstance(rows, datasets.Dataset) and rows.format["type"] != "custom")
+    modules = f"{type(inner).__module__} {getattr(collator, '__module__', '')}"
+    if not is_read or not 0 < len(rows) <= num_seen or modules.count("transformers.") < 2:
+        return
+    kind, config, names = type(inner).__name__, inner.config, {*column_names(rows)}
+    is_one_of = config.num_labels > 1 and config.problem_type in (None, "single_label_classification")
+    needed = f"a whole number from 0 to {config.num_labels - 1} (num_labels)" if is_one_of else "a number"
+    for column in {"label", "labels"} & names if kind.endswith("ForSequenceClassification") else ():
+        for i, value in enumerate([row.get(column) for row in rows] if is_list else column_values(rows, column)):
+            is_other = is_one_of and isinstance(value, int) and value != -100 and not 0 <= value < config.num_labels
+            if value is None or isinstance(value, str) or is_other:
+                raise DataError(f"{name} data, row {i}, column {column!r}: {value!r}, but {kind} takes {needed}.")
+    layers = [part for path, part in inner.named_modules() if path.endswith((".position_embeddings", ".wpe"))]
+    if len(layers) == 1 and getattr(layers[0], "padding_idx", 0) is None and "input_ids" in names and not is_list:
+        tables = rows.select_columns(["input_ids"]).with_format("arrow").iter(10_000)
+        lengths = np.concatenate([compute.list_value_length(table["input_ids"]).to_numpy() for table in tables])
+        limit, row = layers[0].num_embeddings, int(lengths.argmax())
+        if lengths[row] > limit:
+            problem = f"{name} data, row {row}: {lengths[row]} tokens, but {kind} has {limit} positions."
+            raise DataError(f"{problem} Cut rows when tokenizing: truncation=True, max_length={limit}.")
 
 
 def _refuse_empty(args: TrainingArguments, num_rows: int) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from hf_ext.errors import ArgumentError, DataError
-from hf_ext.evaluation import bootstrap, intervals_overlap, metrics, score_predictions
+from hf_ext.evaluation import bootstrap, metrics, score_predictions
 from hf_ext.evaluation.scores import THRESHOLD_METRICS
 
 PLAIN = ["spearman", "pearson", "rmse", "mae", "r2"]
@@ -180,15 +180,6 @@ def test_zero_resamples_give_values_without_intervals() -> None:
     score = score_predictions([1, 2, 3], [1, 2, 4], num_resamples=0)["rmse"]
     assert score["value"] == pytest.approx(math.sqrt(1 / 3))
     assert (score["low"], score["high"], score["num_resamples"]) == (None, None, 0)
-
-
-def test_intervals_overlap_when_they_share_a_point() -> None:
-    low, high = {"low": 0.1, "high": 0.2}, {"low": 0.3, "high": 0.4}
-    assert intervals_overlap(low, high) is intervals_overlap(high, low) is False
-    touching = {"low": 0.2, "high": 0.3}
-    assert intervals_overlap(low, touching) is intervals_overlap(touching, low) is True
-    assert intervals_overlap({"low": 0.0, "high": 1.0}, high) is True
-    assert intervals_overlap(low, {"low": None, "high": None}) is None
 
 
 @pytest.mark.parametrize(

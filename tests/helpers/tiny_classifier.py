@@ -10,9 +10,9 @@ from hf_ext.training_args import FastTrainingArguments
 ROWS = [{"input_ids": [0, 4 + i % 20, 5 + i % 7, 2], "labels": i % 2} for i in range(16)]
 
 
-def make_model() -> EsmForSequenceClassification:
+def make_model(**given: Any) -> EsmForSequenceClassification:
     """The same weights every time."""
-    return make_esm(EsmForSequenceClassification, intermediate_size=16)
+    return make_esm(EsmForSequenceClassification, intermediate_size=16, **given)
 
 
 def make_args(folder: Any, cls: type = FastTrainingArguments, **given: Any) -> Any:

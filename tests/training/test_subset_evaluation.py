@@ -224,7 +224,7 @@ def test_inputs_and_losses_of_all_rows_reach_compute_metrics(tmp_path):
 
     given = {"include_for_metrics": ["inputs", "loss"], "max_eval_samples": 5}
     make_trainer(tmp_path, make_rows(37), compute_metrics=note, **given).train()
-    (subset, *_), (whole, losses) = shapes[0], shapes[1]
+    _, (subset, *_), (whole, losses), *_ = shapes  # the first before training
     assert subset[0] == 5
     assert whole == (37, 20)
     assert losses == (37,)
@@ -276,14 +276,14 @@ def test_a_subset_that_is_no_better_than_the_bests_is_not_followed_by_the_rest(t
     trainer.train()
     assert [log.get("eval_full_score") for log in evaluations(trainer)] == [0.1, None, None, 0.05]
     assert trainer.state.best_metric == 0.1
-    assert scores.num_rows == [5, 37, 5, 5, 5, 37]
+    assert scores.num_rows == [8, 5, 37, 5, 5, 5, 37]  # of two batches before training
 
 
 def test_an_undefined_score_is_not_promising(tmp_path):
     scores = Scripted(of_5=[float("nan")] * 3 + [0.4], of_37=[0.3])
     trainer = make_trainer(tmp_path, make_rows(37), compute_metrics=scores, **STEPS, **BEST, max_eval_samples=5)
     trainer.train()
-    assert scores.num_rows == [5, 5, 5, 5, 37]
+    assert scores.num_rows == [8, 5, 5, 5, 5, 37]
     assert trainer.state.best_metric == 0.3
 
 
@@ -299,7 +299,7 @@ def test_the_set_that_decides_is_the_one_that_is_confirmed(tmp_path):
     given = {"metric_for_best_model": "b_score", "greater_is_better": True, "max_eval_samples": 5}
     trainer = make_trainer(tmp_path, evals, compute_metrics=scores, **STEPS, **given)
     trainer.train()
-    assert scores.num_rows == [5, 5, 41, 5, 5, 5, 5, 5, 37, 5, 41]
+    assert scores.num_rows == [8, 8, 5, 5, 41, 5, 5, 5, 5, 5, 37, 5, 41]
     assert trainer.state.best_metric == 0.7
 
 
