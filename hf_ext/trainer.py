@@ -172,7 +172,7 @@ class FastTrainer(Trainer):
         """As in Trainer; `resume_from_checkpoint` may also be "auto", and where it is None, `args.resume` decides.
 
         Raises:
-            ArgumentError, DataError: the run would train nothing.
+            ArgumentError, DataError: the run would train nothing, or metrics, labels or long rows would end it later.
             FolderError: another process's run has the folder; on all processes.
             CheckpointError: a named checkpoint is damaged, or the run contradicts the checkpoint.
             NotFiniteError: a loss or the weights are NaN or infinite; such weights are never saved.
@@ -419,16 +419,15 @@ class FastTrainer(Trainer):
     def _ext_eval_sets(self) -> dict[str, Any]:
         """Evaluation sets by the prefix of their metrics."""
         several = self.eval_dataset if isinstance(self.eval_dataset, Mapping) else {"": self.eval_dataset}
-        return {f"eval_{name}" if name else "eval": rows for name, rows in several.items()}
+        return {"eval" if name == "" else f"eval_{name}": rows for name, rows in several.items()}
 
     def _ext_try_evaluation(self) -> None:
         """A few rows of each evaluation set, for errors that would end the run at its first evaluation or save."""
         sets = several = self._ext_eval_sets
         compute, handler = self.compute_metrics, self.callback_handler
         hooks = {type(callback).on_evaluate.__module__.split(".")[0] for callback in handler.callbacks}
-        best = (
-            self._ext_evaluator.best_metric_key if hooks <= {"hf_ext", "transformers"} else "eval_"
-        )  # others may add it
+        is_known = hooks <= {"hf_ext", "transformers"}  # others may add metrics
+        best = self._ext_evaluator.best_metric_key if is_known else "eval_"
         is_left_out = self._ext_backend.is_spread or find_override(self, *EVALUATION)
         if is_left_out or not is_tried(self.args, sets, compute, best):
             return

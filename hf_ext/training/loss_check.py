@@ -7,6 +7,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from numbers import Real
 from typing import Any
 
@@ -100,10 +101,9 @@ class LossCheck:
             return
         try:
             check()
-        except HfExtError:
-            raise
         except Exception as error:  # whatever the user's code lacks outside a step: what is wrong in one, shows there
-            if self._args.world_size > 1 and what == "loss":  # metrics are those of all processes
+            is_loss = what == "loss"  # metrics are those of all processes, and may lack rows
+            if isinstance(error, HfExtError if is_loss else ArgumentError) or (self._args.world_size > 1 and is_loss):
                 raise
             logger.warning("The %s is not checked before training: %s: %s", what, type(error).__name__, error)
 
@@ -253,7 +253,7 @@ def try_evaluation(size: int, sets: Any, collator: Any, compute: Any, best: str,
     Raises:
         ArgumentError: no number is called `best`; or see `check_metrics`.
     """
-    checked = compute and (lambda *seen: check_metrics(compute(*seen)))
+    checked = compute and partial(check_metrics, compute)
     metrics: dict[str, Any] = {}
     for prefix, rows in sets.items():
         loader = load_rows(rows, spread_rows(rows, number or len(rows)), collator, size)
@@ -267,8 +267,12 @@ def try_evaluation(size: int, sets: Any, collator: Any, compute: Any, best: str,
     raise ArgumentError(f"{problem}Give one of these{name_nearest(best, metrics)}")
 
 
-def check_metrics(metrics: Any) -> Any:
-    """What `compute_metrics` returned; raises ArgumentError where checkpoints cannot hold it as JSON."""
+def check_metrics(compute: Callable[[Any], Any], prediction: Any) -> Any:
+    """What `compute_metrics` returns; raises ArgumentError where checkpoints cannot hold it as JSON."""
+    try:
+        metrics = compute(prediction)
+    except HfExtError as error:  # of so few rows there may be no score
+        raise RuntimeError(f"{type(error).__name__}: {error}") from error
     if not isinstance(metrics, dict):
         raise ArgumentError(f"compute_metrics returned {type(metrics).__name__}: a dict of numbers is needed.")
     for name, value in denumpify_detensorize(metrics).items():

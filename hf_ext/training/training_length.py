@@ -85,7 +85,7 @@ def check_rows(name: str, rows: Any, model: Any, collator: Any, num_seen: float 
         num_seen: so many rows are read; where there are more, a row may not come up, and none is looked at.
 
     Raises:
-        DataError: a label that is text or None, or a class that the model does not have; a row that is too long.
+        DataError: a label that is text, None to train on, or a class the model does not have; a row that is too long.
     """
     inner, is_list = unwrap_peft(model), isinstance(rows, list) and all(isinstance(row, dict) for row in rows)
     is_read = is_list or (isinstance(rows, datasets.Dataset) and rows.format["type"] != "custom")
@@ -98,7 +98,7 @@ def check_rows(name: str, rows: Any, model: Any, collator: Any, num_seen: float 
     for column in {"label", "labels"} & names if kind.endswith("ForSequenceClassification") else ():
         for i, value in enumerate([row.get(column) for row in rows] if is_list else column_values(rows, column)):
             is_other = is_one_of and isinstance(value, int) and value != -100 and not 0 <= value < config.num_labels
-            if value is None or isinstance(value, str) or is_other:
+            if (value is None and name == "train") or isinstance(value, str) or is_other:  # else there is no loss
                 raise DataError(f"{name} data, row {i}, column {column!r}: {value!r}, but {kind} takes {needed}.")
     layers = [part for path, part in inner.named_modules() if path.endswith((".position_embeddings", ".wpe"))]
     if len(layers) == 1 and getattr(layers[0], "padding_idx", 0) is None and "input_ids" in names and not is_list:

@@ -3,6 +3,7 @@
 import json
 import logging
 import random
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -105,17 +106,20 @@ def test_metrics_that_a_callback_adds_or_that_fail_on_few_rows_are_left_alone(tm
         def on_evaluate(self, args, state, control, metrics, **kwargs):
             metrics["eval_mine"] = 1.0
 
-    def needs_all(prediction):
+    def needs_all(error, prediction):
         if len(prediction.label_ids) < len(ROWS):
-            raise ZeroDivisionError("one class")
+            raise error
         return accuracy(prediction)
 
     trainer = make(tmp_path / "adds", accuracy, callbacks=[Adds()], metric_for_best_model="mine")
     trainer.train()
     assert trainer.state.best_metric == 1.0
     refused(tmp_path, "ndarray", compute=lambda p: {"f1": np.zeros(2)}, callbacks=[Adds()])
-    make(tmp_path / "fails", needs_all, per_device_eval_batch_size=4, metric_for_best_model="accuracy").train()
+    for i, error in enumerate((ZeroDivisionError("one class"), ArgumentError("8 rows"))):
+        given = {"per_device_eval_batch_size": 4, "metric_for_best_model": "accuracy"}
+        make(tmp_path / f"{i}", partial(needs_all, error), **given).train()
     assert "The evaluation is not checked before training: ZeroDivisionError: one class" in caplog.text
+    assert "The evaluation is not checked before training: RuntimeError: ArgumentError: 8 rows" in caplog.text
 
 
 def test_methods_of_a_subclass_that_make_an_evaluation_are_not_tried(tmp_path):

@@ -63,6 +63,8 @@ def test_labels_that_somebody_may_understand_are_left_alone(tmp_path):
     one_based = with_labels([1 + row["labels"] for row in ROWS])
     halved = Dataset.from_list(one_based)
     halved.set_transform(lambda batch: {**batch, "labels": [value - 1 for value in batch["labels"]]})
+    unknown = with_labels([None] * 16, "label")
+    make(tmp_path, ROWS, evaluated=unknown, data_collator=plain).train()  # is evaluated without a loss
     for rows, given in (
         (with_labels([-100, True, False]), {}),
         (with_labels(["2", "3"]), {"data_collator": halves}),
