@@ -103,7 +103,7 @@ def test_adapters_that_want_a_call_after_each_step_are_refused_and_can_be_evalua
         trainer = FastTrainer(model, make_args(tmp_path, save_strategy="no"), None, ROWS, ROWS)
         assert trainer.evaluate()["eval_loss"] > 0
         if is_refused:
-            with pytest.raises(ArgumentError, match="'default' is AdaLoRA.* Use LoraConfig"):
+            with pytest.raises(ArgumentError, match=r"'default' is AdaLoRA.* Use LoraConfig"):
                 trainer.train()
         else:
             trainer.train()
