@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import units
+from ..evaluation.paired import compare_paired
 from ..evaluation.verdict import CONSTANT, MODEL
 from .scoring import SplitScores
 
@@ -73,21 +74,21 @@ def _ask_for_rows(test: SplitScores, settings: Mapping[str, Any]) -> str:
 
 def _find_what_is_wrong(test: SplitScores) -> str:
     """After a model that does not beat a constant: is there something to learn at all?"""
-    errors = {name: scores["rmse"]["value"] for name, scores in test.scores.items() if name != MODEL}
-    mean = errors.get(CONSTANT)
-    others = {name: value for name, value in errors.items() if name != CONSTANT and value is not None}
-    best = min(others, key=lambda name: others[name], default=None)
-    if best is not None and mean is not None and others[best] < mean:
-        both = (units.score({"value": value}) for value in (others[best], mean))
+    others = {name: each for name, each in test.predictors.items() if name not in (MODEL, CONSTANT)}
+    mean = test.predictors[CONSTANT] if others else None
+    found = {name: compare_paired(test.labels, mean, each, "rmse", units=test.units) for name, each in others.items()}
+    best = max(found, key=lambda name: found[name].low or 0.0, default="")
+    if best and found[best].is_better:  # beyond the noise: of several, one always is by luck
+        both = (units.score({"value": value}) for value in (found[best].after, found[best].before))
         return (
             "Next: look at the training before anything larger. {} has RMSE {} where the training mean has {}, so "
             "these rows can be learned from: see the loss curves in report.html, try another --learning_rate, fewer "
             "--num_train_epochs, a smaller head (--head_sizes 64)."
         ).format(best, *both)
     return (
-        "Next: look at the data before the model, since no baseline beats the training mean either: the alarms about "
-        "labels, their unit and sign, whether --sequence_columns hold what they depend on, and whether the test rows "
-        "are like those of training."
+        "Next: look at the data before the model, since no baseline is shown to beat the training mean either: the "
+        "alarms about labels, their unit and sign, whether --sequence_columns hold what they depend on, and whether "
+        "the test rows are like those of training."
     )
 
 

@@ -67,6 +67,7 @@ class SplitScores:
         slices: scores on rows with something new to training: {"name", "num_rows", "scores"}.
         notes: sentences about what is new to the model in these rows, and what the scores do not say.
         units: what the intervals resample; None: rows.
+        predictors: predictor -> its predictions of all rows.
     """
 
     predictions: np.ndarray
@@ -78,6 +79,7 @@ class SplitScores:
     slices: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     units: ResamplingUnits | None = None
+    predictors: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """What `all_results.json` holds of it."""
@@ -172,6 +174,7 @@ def score_split(
             *baselines.notes,
         ],
         units,
+        compared.predictors,
     )
 
 

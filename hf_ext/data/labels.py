@@ -92,6 +92,15 @@ def parse_labels(
     return ParsedLabels(labels, bounds, problems)
 
 
+def name_label_kind(values: Sequence[object]) -> str:
+    """What labels are that are no numbers, with two of them; empty where they seem to be meant as numbers."""
+    texts = list(dict.fromkeys(str(value) for value in values if not is_missing(value)))
+    shown = " and ".join(shorten(text) for text in texts[:2])
+    if any(re.search(r"[;|\[]|[A-Za-z],", text) for text in texts):
+        return f"{shown} look like several labels in one cell"
+    return "" if not texts or any(map(str.isdigit, "".join(texts))) else f"{shown} look like names of classes"
+
+
 def _censor_rule(key: str, flag: int | None, bound: int | None) -> str:
     if key not in _FLAG:
         return "not a censoring mark"

@@ -17,7 +17,7 @@ from ..csv_cells import write_cell
 from ..errors import ArgumentError, DataError
 from .arguments import DataArguments
 from .filters import Predicate, check_names, parse_filter
-from .labels import parse_labels
+from .labels import name_label_kind, parse_labels
 from .missing_chains import find_bare_rows, remedy_if_missing
 from .names import missing_columns
 from .placeholders import find_placeholders
@@ -135,7 +135,7 @@ class RowRules:
         if self.missing_chains:
             problems += find_bare_rows(result, problems, rows)
         if self.label_column is not None:
-            problems += self._add_labels(columns, result)
+            problems += self._add_labels(columns, result, path)
         for name in self.text_columns:
             result[name] = [None if value is None else str(value) for value in columns[name]]
             problems += _find_line_ends(result[name], name, columns[SOURCE_ROW])
@@ -161,7 +161,7 @@ class RowRules:
         counts = Counter("" if value is None else str(value) for value in columns[self.split_column])
         return Counter({value: num for value, num in counts.items() if canonical_split(value) is None})
 
-    def _add_labels(self, columns: Mapping[str, Sequence[Any]], result: Columns) -> list[Problem]:
+    def _add_labels(self, columns: Mapping[str, Sequence[Any]], result: Columns, path: str) -> list[Problem]:
         censor = columns[self.censor_column] if self.censor_column else None
         label_column, rows = self.label_column or "", columns[SOURCE_ROW]
         parsed = parse_labels(
@@ -171,6 +171,8 @@ class RowRules:
             censor_values=censor,
             censor_column=self.censor_column or "",
         )
+        if not np.isfinite(parsed.labels).any() and (kind := name_label_kind(columns[label_column])):
+            raise DataError(f"{path}, column {label_column!r}: {kind}, which hf_ext does not train yet. Give numbers.")
         result["label"], result["bound"] = parsed.labels.tolist(), parsed.bounds.tolist()
         found = find_placeholders(parsed.labels, parsed.bounds, label_column, rows, columns[label_column])
         return [*parsed.problems, *found]

@@ -180,6 +180,8 @@ def _label_alarms(report: Mapping[str, Any], values: FloatArray, sides: FloatArr
         return [f"All {num_rows:,} labels are {values[0]:g}: there is nothing to learn."]
     if num_rows < MIN_ROWS:
         return []
+    if report["num_distinct"] == 2 and not sides.any():
+        return ["Two values, {min:g} and {max:g}: classes? hf_ext trains numbers alone, so these too.".format(**report)]
     isolated = dict(find_isolated(values, sides))
     alarms = [*isolated.values(), *unit_alarms(values[~np.isin(values, list(isolated))])]
     for end, side, kind in (("min", -1, "lowest"), ("max", 1, "highest")):

@@ -22,9 +22,8 @@ def measure_gain(probes: list[Probe], faster: str, than: str) -> float:
 
 def describe(probe: Probe) -> list[object]:
     """What decides the time of one layer of an encoder: its shape, whether it trains, the dtype, and the rows."""
-    config = probe.encoder.config
-    shape = [config.num_attention_heads, config.hidden_size, probe.attention_mask.sum(1).tolist()]
-    return [*shape, probe.trains, probe.autocast or probe.dtype]
+    sizes = probe.encoder.config.num_attention_heads, probe.encoder.config.hidden_size
+    return [*sizes, probe.attention_mask.sum(1).tolist(), probe.trains, probe.autocast or probe.dtype]
 
 
 def _layers(probes: list[Probe], kernel: str) -> Callable[[], None]:

@@ -44,8 +44,7 @@ def apply(decision: Decision, run: Run) -> Decision:
     generator = torch.Generator().manual_seed(0)
     left, right = (torch.randn(_SIZE, _SIZE, generator=generator) for _ in range(2))
     exact = left.double() @ right.double()
-    measure = partial(_measure_gain, left, right)
-    gain = measure_once(run.args, NAME, "speedup", measure, plain=HELD_MATMUL.read_before())
+    gain = measure_once(run.args, NAME, "speedup", partial(_measure_gain, left, right), plain=HELD_MATMUL.read_before())
     let_go = run.hold(HELD_MATMUL, FAST_CPU)
     error = ((left @ right - exact).abs().max() / exact.abs().max()).item()
     evidence = {"relative_error": float(f"{error:.2g}"), "speedup": gain}

@@ -86,9 +86,8 @@ def apply(decision: Decision, run: Run) -> Decision:
         return choose(rates)
 
     # A run that was begun on threads that nobody wrote down began on those of the environment.
-    before = _HELD.read_before()
-    found = measure_once(run.args, NAME, _KEY, measure, before, threads=counts_to_try(most), dtype=dtype)
-    threads = min(most, max(1, int(found)))
+    tried = {"threads": counts_to_try(most), "dtype": dtype}
+    threads = min(most, max(1, int(measure_once(run.args, NAME, _KEY, measure, _HELD.read_before(), **tried))))
     run.hold(_HELD, threads)
     measured = {f"gflops_on_{count}": describe(found) for count, found in rates.items()}
     decision = replace(decision, settings={**decision.settings, _KEY: threads})  # compared by a run that goes on

@@ -149,10 +149,9 @@ def look_at_first_rows(seen: list[tuple[tuple[int, ...], str]], batch: Any, toke
     said = (
         [f"{share:.0%} of the tokens of the first {len(rows)} rows are {tokenizer.unk_token!r}"] if share > 0.5 else []
     )
-    must_differ = set(batch) <= _TEXT and len(set(answers)) > 1
-    if must_differ and times > 0.9 * len(rows):
+    if set(batch) <= _TEXT and len(set(answers)) > 1 and times > 0.9 * len(rows):
         said.append(f"{times} of the first {len(rows)} rows have the same token ids {[*row[:8]]}, not the same labels")
-    if must_differ and times == len(rows):
-        raise DataError(f"{'; '.join(said)}: nothing can be learned. {_REMEDY}")
+        if times == len(rows):
+            raise DataError(f"{'; '.join(said)}: nothing can be learned. {_REMEDY}")
     if said:
         logger.warning("%s. %s", "; ".join(said), _REMEDY)

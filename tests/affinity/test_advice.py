@@ -25,6 +25,7 @@ CLOSE, NEAR, NOISE, MEAN = (
     np.full(200, 7.0),
 )
 ALIKE = NEAR + RNG.normal(0, 0.2, 200)  # a little worse
+LUCK = MEAN + 0.02 * (LABELS - 7) + RNG.normal(0, 0.15, 200)  # a little below the mean's error, and by chance
 FINE_TUNING = ("--use_peft", "--tower_training lora", "--tower_training full", "--init_head_from")
 
 
@@ -32,11 +33,7 @@ def advise(settings=SETTINGS, rows=200, **predictions) -> tuple[str, str]:
     """Outcome and advice for a model beside baselines; `ridge_on_x` is called "ridge on x"."""
     columns = {name.replace("_", " "): values[:rows] for name, values in predictions.items()}
     verdict = judge(LABELS[:rows], columns)
-    errors = {
-        name: {"rmse": {"value": float(np.sqrt(np.mean((values - LABELS[:rows]) ** 2)))}}
-        for name, values in columns.items()
-    }
-    test = SplitScores(columns["model"], LABELS[:rows], verdict, errors)
+    test = SplitScores(columns["model"], LABELS[:rows], verdict, predictors=columns)
     return verdict.outcome, " ".join(make_advice({"leaks": {}}, settings, Path("out"), test))
 
 
@@ -70,6 +67,11 @@ def test_after_a_good_verdict_fine_tuning_and_a_harder_split_are_suggested():
             {"model": NEAR, "training_mean": MEAN, "one_hot_ridge": ALIKE, "rows": 60},
             "undecided",
             "more test rows than these 60 decide (--split_sizes",
+        ),
+        (
+            {"model": NOISE, "training_mean": MEAN, "one_hot_ridge": LUCK, "two_mer_ridge": NOISE},
+            "no better",
+            "no baseline is shown to beat the training mean",
         ),
         ({"model": NEAR, "training_mean": MEAN, "rows": 1}, "undefined", "a test split that can be scored"),
     ],

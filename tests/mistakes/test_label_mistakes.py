@@ -34,6 +34,28 @@ LEVELS = [5 + 0.2 * (number // 2) for number in range(NUM_ROWS)]
 MISTAKES = [
     Mistake("a missing label", cell(""), said("the label is missing", "leave the row out")),
     Mistake("a word", cell("strong"), said("'strong': the label is not a number")),
+    Mistake(
+        "names of classes",
+        labels(["soluble", "insoluble"] * 30),
+        ("column 'pKd': soluble and insoluble look like names of classes, which hf_ext does not train yet",),
+    ),
+    Mistake("yes and no", labels(["True", "False"] * 30), ("True and False look like names of classes",)),
+    Mistake("... that are to be dropped", labels(["a", "b"] * 30, "--bad_rows drop"), ("a and b look like names",)),
+    Mistake(
+        "several labels in a cell",
+        labels(["membrane;nucleus", "nucleus"] * 30),
+        ("membrane;nucleus and nucleus look like several labels in one cell, which hf_ext does not train yet",),
+    ),
+    Mistake("several numbers in a cell", labels(["1;0;1", "0;0;1"] * 30), ("look like several labels in one cell",)),
+    Mistake("units everywhere", labels(["7 nM", "8 nM"] * 30), ("row 2, column 'pKd', value '7 nM'", "decimal point")),
+    Mistake(
+        "0 and 1",
+        labels([0, 1] * 30, "--binder_threshold 1"),
+        ("Two values, 0 and 1: classes? hf_ext trains numbers alone, so these too",),
+        labels(spread(0, 1), "--binder_threshold 1"),
+        kind="warning",
+        before="silent",
+    ),
     Mistake("a decimal comma", cell("7,3"), said("not a number", "decimal point"), cell("7.3")),
     Mistake("a thousands mark", cell("1_000"), said("not a number"), cell("9.000")),
     Mistake("a unit in the cell", cell("7.3 nM"), said("not a number"), cell(" 7.3 ")),
