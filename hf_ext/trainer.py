@@ -1152,10 +1152,6 @@ class FastTrainer(Trainer):
         """What evaluations of the run looked at and took, for JSON; see `EvaluationRecord.facts`."""
         return self.evaluation_record.facts()
 
-    def record_evidence(self, name: str, **evidence: Any) -> None:
-        """Adds a measurement to one decision and rewrites `plan.json`."""
-        self._ext_planned.record(name, **evidence)
-
     def checkpoint_sizes(self) -> Sizes:
         """Upper bounds of what one checkpoint takes, without degradation."""
         return self._ext_parts.disk_space.sizes(self.model, self.optimizer, self.early_stopping_bytes())

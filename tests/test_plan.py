@@ -80,11 +80,6 @@ def test_plan_json_holds_decisions_hardware_versions_and_facts(tmp_path, demo_ro
     assert written["facts"]["model"]["families"] == ["bert", "esm"]
     assert written["facts"]["data"]["distinct_inputs"]["antigen"] == len(set(demo_rows["antigen"][:]))
 
-    trainer.record_evidence("embedding_cache", num_encoded=3)
-    written = json.loads((tmp_path / "plan.json").read_text())
-    assert written["decisions"][NAMES.index("embedding_cache")]["evidence"] == {"num_encoded": 3}
-    assert "embedding_cache" in trainer.plan.table()
-    assert "num_encoded=3" in trainer.plan.table()
     assert "preset max_speed" in trainer.plan.table()
 
 

@@ -11,7 +11,7 @@ from .scores import GroupScore, Score, score_predictions
 from .verdict import Verdict, judge
 
 if TYPE_CHECKING:
-    from .modules import METRIC_NAMES, load_metric, metric_path
+    from .modules import METRIC_NAMES, load_metric
     from .row_metrics import RowMetrics
 
 __all__ = [
@@ -30,13 +30,12 @@ __all__ = [
     "judge",
     "label_audit",
     "load_metric",
-    "metric_path",
     "score_predictions",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("METRIC_NAMES", "load_metric", "metric_path"):
+    if name in ("METRIC_NAMES", "load_metric"):
         from . import modules
 
         return getattr(modules, name)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import inspect
-import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import datasets
@@ -222,28 +220,6 @@ def load_metric(name: str, *, keep_in_memory: bool | None = None, **kwargs: Any)
     """
     if keep_in_memory is None:
         keep_in_memory = kwargs.get("num_process", 1) == 1
-    return _find_class(name)(keep_in_memory=keep_in_memory, **kwargs)
-
-
-def metric_path(name: str) -> str:
-    """Writes the file of a metric for `evaluate.load(path)`, and returns its path in evaluate's cache of metrics.
-
-    `evaluate` takes the first metric class that it finds in a file, so the file has one line that imports it.
-
-    Raises:
-        ArgumentError: no such metric.
-    """
-    path = Path(evaluate.config.HF_METRICS_CACHE) / "hf_ext" / f"{name}.py"
-    text = f"from {__name__} import {_find_class(name).__name__}\n"
-    if not path.is_file() or path.read_text(encoding="ascii") != text:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draft = path.with_suffix(f".{os.getpid()}")  # of its own: several processes may load a metric at once
-        draft.write_text(text, encoding="ascii")
-        draft.replace(path)
-    return str(path)
-
-
-def _find_class(name: str) -> type[RegressionMetric]:
     if name not in _CLASSES:
         raise ArgumentError(f"metric {name!r}: allowed are {', '.join(METRIC_NAMES)}.")
-    return _CLASSES[name]
+    return _CLASSES[name](keep_in_memory=keep_in_memory, **kwargs)

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import math
-import runpy
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 
 import evaluate
 import numpy as np
 import pytest
 
 from hf_ext.errors import ArgumentError
-from hf_ext.evaluation import METRIC_NAMES, load_metric, metric_path
+from hf_ext.evaluation import METRIC_NAMES, load_metric
 
 PREDICTIONS = [5.0, 6.0, 7.0, 9.5]
 REFERENCES = [5.0, 7.0, 6.0, 9.0]
@@ -58,13 +56,9 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> object:
         yield
 
 
-LOADERS: list[Callable[[str], evaluate.Metric]] = [load_metric, lambda name: evaluate.load(metric_path(name))]
-
-
-@pytest.mark.parametrize("load", LOADERS, ids=["load_metric", "evaluate.load"])
-def test_all_metrics_load_combine_and_take_batches_without_network(load: Callable[[str], evaluate.Metric]) -> None:
+def test_all_metrics_load_combine_and_take_batches_without_network() -> None:
     assert len(METRIC_NAMES) == 12
-    loaded = [load(name) for name in METRIC_NAMES]
+    loaded = [load_metric(name) for name in METRIC_NAMES]
     assert [metric.name for metric in loaded] == list(METRIC_NAMES)
     combined = evaluate.combine(loaded)
     combined.add_batch(predictions=PREDICTIONS[:3], references=REFERENCES[:3], groups=GROUPS[:3])
@@ -72,11 +66,6 @@ def test_all_metrics_load_combine_and_take_batches_without_network(load: Callabl
     result = combined.compute()
     assert {key: result[key] for key in EXPECTED} == pytest.approx(EXPECTED)
     assert result["pearson"] == pytest.approx(np.corrcoef(PREDICTIONS, REFERENCES)[0, 1])
-
-
-def test_metric_files_can_be_given_to_combine_as_paths() -> None:
-    combined = evaluate.combine([metric_path("rmse"), metric_path("mae")])
-    assert combined.compute(predictions=PREDICTIONS, references=REFERENCES) == {"rmse": 0.75, "mae": 0.625}
 
 
 def test_a_metric_can_be_used_again_after_compute() -> None:
@@ -127,15 +116,6 @@ def test_unknown_names_and_arguments_are_refused() -> None:
         load_metric("rmse", threshold=3)
     with pytest.raises(TypeError, match="treshold"):
         load_metric("recall").compute(predictions=[1], references=[1], treshold=3)
-
-
-def test_every_metric_file_holds_the_metric_that_evaluate_would_pick() -> None:
-    assert len(METRIC_NAMES) == 12
-    for name in METRIC_NAMES:
-        classes = [item for item in runpy.run_path(metric_path(name)).values() if isinstance(item, type)]
-        assert [cls.key for cls in classes] == [name]
-    with pytest.raises(ArgumentError, match=r"'\.\./x': allowed are spearman"):
-        metric_path("../x")
 
 
 def test_importing_the_package_imports_nothing_heavy() -> None:
