@@ -57,6 +57,7 @@ def compare(recipe: Path, cwd: Path, *arguments: str) -> subprocess.CompletedPro
     )
 
 
+@pytest.mark.nightly
 def test_a_comparison_runs_reports_and_fails_by_its_own_exit_status(recipe, tmp_path) -> None:
     limits = ["--min_speedup", "1e12", "--max_loss_delta", "10", "--max_memory_gib", "100"]
     optimized = ["--optimized", "max_speed", "--optimized_args", "--without precision cpu_matmul"]

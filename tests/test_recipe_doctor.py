@@ -73,6 +73,7 @@ def test_versions_say_what_is_wanted_and_the_command_for_what_is_absent(doctor):
     assert '>=0.18 --optim adamw_torch_8bit pip install "torchao>=0.18"' in table
 
 
+@pytest.mark.nightly
 def test_what_would_be_refused_exits_with_1_and_says_so_as_json_too(doctor, tmp_path):
     status, page = doctor("--device", "t4", "--bf16", "true", "--tower_training", "full", "--json", "page.json")
     assert status == 1

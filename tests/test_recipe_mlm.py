@@ -67,6 +67,7 @@ def test_demo_says_it_is_generated_and_writes_everything(demo: dict) -> None:
     assert demo["results"]["trainer"] == "hf_ext.trainer.FastTrainer"
 
 
+@pytest.mark.nightly
 def test_demo_learns_more_than_residue_frequencies(demo: dict) -> None:
     for split in ("validation", "test"):
         model, unigram = demo["results"][split]["model"], demo["results"][split]["unigram"]
@@ -76,6 +77,7 @@ def test_demo_learns_more_than_residue_frequencies(demo: dict) -> None:
         assert 15 < unigram["perplexity"] < 20
 
 
+@pytest.mark.nightly
 def test_requirements_are_of_the_test_scores_by_the_names_that_scoring_gives_them(demo: dict) -> None:
     scores, required = demo["results"]["test"]["model"], demo["results"]["requirements"]
     assert known_scores() == [*scores]

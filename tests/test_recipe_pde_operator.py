@@ -107,6 +107,7 @@ def test_points_and_terms_are_what_makes_the_weights(whole, tmp_path):
     assert difference(whole, other) > 1e-4
 
 
+@pytest.mark.nightly
 def test_other_terms_of_the_loss_are_another_run(whole, tmp_path):
     output = shutil.copytree(whole["folder"], tmp_path / "run")
     words = [*SMALL, "--num_train_epochs", "3", "--data_cache_dir", str(tmp_path), "--output_dir", str(output)]
@@ -117,6 +118,7 @@ def test_other_terms_of_the_loss_are_another_run(whole, tmp_path):
     assert "model.terms.inverse_every" not in str(caught.value)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("name", "given", "there"), [("hidden_size", ["32"], "16"), ("task_weights", ["1", "9"], "1")])
 def test_a_trained_model_keeps_its_shape(name, given, there, whole, tmp_path):
     words = [*SMALL, "--data_cache_dir", str(tmp_path), "--output_dir", str(tmp_path / "run")]
@@ -140,6 +142,7 @@ def test_early_stopping_compares_every_metric_that_is_reported(metric, tmp_path)
     assert decisions[-1]["against_best"]["after"] == pytest.approx(logged, rel=1e-4)
 
 
+@pytest.mark.nightly
 def test_a_trained_model_that_goes_on_is_recorded_with_its_own_shape(whole, tmp_path):
     words = ["--resolution", "16", "--num_train_samples", "4", "--num_eval_samples", "4", "--max_steps", "1"]
     words += ["--output_dir", str(tmp_path / "run"), "--data_cache_dir", str(tmp_path), "--save_strategy", "no"]

@@ -47,6 +47,7 @@ def folder(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.nightly
 def test_an_old_file_is_converted_and_the_folder_can_be_continued(folder) -> None:
     model = ["--model", "base", "--output_dir", "new", "--rename", "net.="]
     done = run(folder, "--convert", "best_model.pth", *model)

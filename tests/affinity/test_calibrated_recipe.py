@@ -79,6 +79,7 @@ def test_none_leaves_predictions_as_they_were_trained(run):
     assert not any("calibration" in note for note in results["test"]["notes"])
 
 
+@pytest.mark.nightly
 def test_a_line_is_recorded_stored_and_applied_to_the_same_trained_model(run):
     results, folder = run(LINE)
     record = json.loads((folder / "all_results.json").read_text())["calibration"]
@@ -95,6 +96,7 @@ def test_a_line_is_recorded_stored_and_applied_to_the_same_trained_model(run):
     assert any(note.startswith(shown) for note in results["test"]["notes"])
 
 
+@pytest.mark.nightly
 def test_isotonic_with_fewer_rows_than_it_needs_is_the_line_and_says_so(run):
     results, folder = run("--calibration isotonic")
     assert results["calibration"] == run(LINE)[0]["calibration"]
@@ -140,6 +142,7 @@ def test_the_kinds_predict_differently_so_that_the_comparison_above_can_fail(run
     assert np.abs(stack - line).max() > 0.05
 
 
+@pytest.mark.nightly
 def test_five_families_held_out_for_validation_calibrate_nothing_where_their_rows_alone_would(run):
     results, folder = run("--calibration line --group_column family")
     record = results["calibration"]

@@ -217,6 +217,7 @@ def test_partners_that_no_embedding_of_their_own_tells_apart_are_not_stacked(fol
     assert "partners" not in (calibration or {})
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "partners", [{"inputs": ["heavy+light"]}, {"inputs": [], "number": 2}, {"inputs": ["antigens"], "number": 2}, 2]
 )

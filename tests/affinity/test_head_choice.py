@@ -217,6 +217,7 @@ def test_auto_with_sizes_is_a_contradiction():
     assert args.head == "mlp"
 
 
+@pytest.mark.nightly
 def test_a_run_too_short_to_compare_heads_is_said_to_be(train, tmp_path):
     assert "head_search" not in train(tmp_path, "--max_steps 2 --num_train_epochs 1")
     assert "--max_steps 2 is too short to tell heads apart" in (tmp_path / "run.log").read_text()

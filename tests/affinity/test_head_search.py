@@ -79,6 +79,7 @@ def test_of_equal_heads_the_one_with_the_fewest_weights_is_taken():
     assert found.ridge_error < 0.12  # the noise is 0.1: nothing beats a ridge here
 
 
+@pytest.mark.nightly
 def test_the_same_search_finds_the_same_and_leaves_the_random_state(on_products):
     torch.manual_seed(5)
     before = torch.get_rng_state()

@@ -238,6 +238,7 @@ def test_a_run_stores_intervals_by_what_it_held_out_and_reports_their_coverage(r
     assert json.loads((folder / "out" / "all_results.json").read_text())["prediction_intervals"] == facts
 
 
+@pytest.mark.nightly
 def test_predict_writes_them_beside_the_prediction_and_the_predictor_says_the_same(run, predict_file, capsys):
     folder, results, _ = run
     found = predict_file("--interval", "0.8")
@@ -256,6 +257,7 @@ def test_predict_writes_them_beside_the_prediction_and_the_predictor_says_the_sa
     np.testing.assert_allclose(ends, np.stack([found["prediction_low"], found["prediction_high"]], 1), atol=NEAR)
 
 
+@pytest.mark.nightly
 def test_uncalibrated_predictions_are_those_of_the_network(run, predict_file):
     folder, *_ = run
     mended, raw = predict_file(), predict_file("--calibrated", "false")
@@ -282,12 +284,14 @@ def ends_of(predictor: AffinityPredictor, rows) -> np.ndarray:
     return predictor.predict_interval(rows, 0.8, calibrated=False)
 
 
+@pytest.mark.nightly
 def test_a_level_that_so_few_units_do_not_allow_is_refused_before_anything_is_written(predict_file):
     with pytest.raises(ArgumentError, match=r"level 0\.95 needs at least 19 values of light .* are 10 values of light"):
         predict_file("--interval", "0.95")
     assert not Path("predictions.csv").exists()
 
 
+@pytest.mark.nightly
 def test_a_model_of_an_earlier_version_says_what_to_do_and_a_damaged_one_is_named(run, predict_file, tmp_path):
     folder = Path(shutil.copytree(run[0] / "out", tmp_path / "old"))
     (folder / "model_manifest.json").unlink()
@@ -326,6 +330,7 @@ def test_the_same_command_again_gives_a_model_of_an_earlier_version_its_interval
     assert json.loads((folder / "out" / "config.json").read_text()) == stored
 
 
+@pytest.mark.nightly
 def test_a_download_brings_its_intervals_along(run, monkeypatch):
     with monkeypatch.context() as patch, serve_hub(patch, TOKEN) as hub:
         patch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)

@@ -146,6 +146,7 @@ def test_a_chain_that_the_model_did_not_learn_to_do_without_is_refused(trained, 
         AffinityPredictor.from_pretrained(trained[0], device="cpu").predict([{**row, chain: ""}])
 
 
+@pytest.mark.nightly
 def test_a_teacher_predicts_what_it_learned_to_do_without_and_nothing_else(trained, demo_encoders, tmp_path):
     swapped = [{**row, "heavy": row["light"], "light": row["heavy"]} for row in make_rows()]
     for name, rows, chain in (("learned", make_rows(), "light"), ("not", swapped, "heavy")):

@@ -37,6 +37,7 @@ def test_fused_gelu_moves_a_third_less_without_a_compiler() -> None:
     assert found["bytes_per_token"] < 0.7 * RESULT["rows"][0]["bytes_per_token"]
 
 
+@pytest.mark.nightly
 def test_a_compiled_layer_keeps_the_budget() -> None:
     """In miniature, with so many tokens that the casts of weights do not count: compiled once, not twice."""
     width, tokens = 128, 2048

@@ -67,6 +67,7 @@ def test_a_toy_session_finishes_every_part(toy):
         assert path not in text
 
 
+@pytest.mark.nightly
 def test_tests_that_need_a_gpu_are_collected_and_not_run_without_one(toy):
     found = results(toy)["tests"]
     assert found["collected"] >= 9
@@ -74,6 +75,7 @@ def test_tests_that_need_a_gpu_are_collected_and_not_run_without_one(toy):
     assert found["not_run"] == "no GPU"
 
 
+@pytest.mark.nightly
 def test_every_kernel_has_a_row_in_every_dtype_with_a_number_or_a_reason(toy):
     rows = {(row["family"], row["kernel"], row["dtype"]): row for row in results(toy)["parity"]["rows"]}
     assert len(rows) == 2 * 8 * 3
@@ -88,6 +90,7 @@ def test_every_kernel_has_a_row_in_every_dtype_with_a_number_or_a_reason(toy):
             assert 0 < row["gradient_noise"] < 2 * row["gradient_noise_of_sdpa"]
 
 
+@pytest.mark.nightly
 def test_each_model_and_way_has_both_sides_and_says_whether_it_packs(toy):
     cases = results(toy)["speed"]["cases"]
     assert [*cases] == [f"{name} toy, {ways}" for name in ("ESM-2", "ESMC") for ways in ("full", "lora", "frozen")]
@@ -107,6 +110,7 @@ def test_each_model_and_way_has_both_sides_and_says_whether_it_packs(toy):
     assert "no published" in cases["ESM-2 toy, full"]["roofline"]["not_known"]
 
 
+@pytest.mark.nightly
 def test_the_other_parts_measure_what_they_say(toy):
     found = results(toy)
     assert found["compile"]["compile"].startswith("skipped: no gain was shown on CPUs")
@@ -341,6 +345,7 @@ def test_the_shape_of_650m_costs_what_the_roofline_assumes():
     assert per_token == pytest.approx(6 * 12 * 1280**2 * 33, rel=0.005)  # and the masked-LM head
 
 
+@pytest.mark.nightly
 def test_no_toy_and_no_cpu_gets_into_the_tables(toy, tmp_path):
     (tmp_path / "gpu_session_toy.json").write_text(toy[1])
     assert read_sessions(tmp_path) == []
@@ -348,6 +353,7 @@ def test_no_toy_and_no_cpu_gets_into_the_tables(toy, tmp_path):
     assert "not measured" in parts_table(tmp_path)
 
 
+@pytest.mark.nightly
 def test_a_session_of_a_card_fills_the_tables_with_what_failed_in_it(toy, tmp_path):
     session = {**json.loads(toy[1]), "size": "full", "machine": MACHINE}
     session["parts"]["compile"] = {"status": "timed out", "result": None}

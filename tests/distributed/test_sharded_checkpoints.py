@@ -15,6 +15,8 @@ from hf_ext.checkpoints.tools.inspection import inspect_folder
 from hf_ext.checkpoints.tools.merging import merge_checkpoint
 from hf_ext.errors import ArgumentError, CheckpointError
 
+pytestmark = pytest.mark.nightly
+
 PIECES = ["shard-00001-model-00001-of-00001.safetensors", "shard-00002-model-00001-of-00001.safetensors"]
 
 

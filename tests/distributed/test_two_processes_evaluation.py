@@ -42,6 +42,7 @@ def test_metrics_are_those_of_one_process_for_every_batch_size_and_stock_trainer
     assert abs(ranks[0]["stock"][task]["eval_loss"] - reference["eval_loss"]) > 1e-4 * reference["eval_loss"]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("task", TASKS)
 def test_a_stream_is_looked_at_row_by_row_once(alone, ranks, task):
     reference = alone["whole"][task]["37"]
@@ -49,6 +50,7 @@ def test_a_stream_is_looked_at_row_by_row_once(alone, ranks, task):
         assert [same(found, reference) for found in measured["stream"][task].values()] == [True, True]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("num_rows", [1, 16, 37])
 def test_predictions_of_a_stream_stand_in_its_order(ranks, num_rows):
     labels = make_rows(num_rows)["labels"][:]
@@ -56,15 +58,18 @@ def test_predictions_of_a_stream_stand_in_its_order(ranks, num_rows):
         assert measured["predicted"][str(num_rows)] == pytest.approx(labels)
 
 
+@pytest.mark.nightly
 def test_processes_that_read_different_rows_of_a_stream_are_told(ranks):
     for measured in ranks:
         assert "read different rows of the evaluation stream ([19, 18])" in measured["disagree"]
 
 
+@pytest.mark.nightly
 def test_training_rows_are_not_dispatched_by_the_main_process(ranks):
     assert all("leave Accelerate's dispatch_batches out" in measured["dispatch"] for measured in ranks)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", ["training", "training stream"])
 @pytest.mark.parametrize("task", TASKS)
 def test_the_subset_and_the_rest_are_the_same_rows_as_in_one_process(alone, ranks, task, kind):
@@ -77,6 +82,7 @@ def test_the_subset_and_the_rest_are_the_same_rows_as_in_one_process(alone, rank
         assert not same(last, {key.replace("full_", ""): value for key, value in last.items() if "full_" in key})
 
 
+@pytest.mark.nightly
 def test_binders_and_groups_are_those_of_one_process_on_a_subset_and_on_all_rows(alone, ranks):
     names = ("recall", "precision", "f1", "average_precision", "enrichment_1pct", "enrichment_5pct")
     names = (*names, "per_group_spearman", "num_defined_groups", "spearman")
@@ -91,11 +97,13 @@ def test_binders_and_groups_are_those_of_one_process_on_a_subset_and_on_all_rows
     assert expected["eval_per_group_spearman"] != pytest.approx(expected["eval_full_per_group_spearman"], rel=1e-3)
 
 
+@pytest.mark.nightly
 def test_a_loss_that_a_subclass_computes_trains_evaluates_and_predicts_as_in_stock_trainer(ranks):
     for measured in ranks:
         assert measured["overridden"]["seen"] == []
         assert {"losses", "grad_norms", "eval_losses", "test_loss", "weights"} <= set(measured["overridden"]["unseen"])
 
 
+@pytest.mark.nightly
 def test_both_evaluate_when_the_clock_of_one_says_so(ranks):
     assert [measured["clock"] for measured in ranks] == [[2, 3], [2, 3]]

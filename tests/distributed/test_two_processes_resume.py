@@ -65,6 +65,7 @@ def difference(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -
     return largest((ours[name] - theirs[name]).abs().max() for name in ours)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_processes_take_the_steps_of_one_to_the_same_weights(alone, folder, reports, kind):
     one = rows_of_steps([alone[kind].data_collator.batches], 2, batches_of_pass(kind, 2))[:STEPS]
@@ -75,6 +76,7 @@ def test_two_processes_take_the_steps_of_one_to_the_same_weights(alone, folder, 
     assert difference(load_file(folder / f"whole-{kind}.safetensors"), weights) < 1e-6
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_processes_go_on_where_one_was_with_the_rows_that_were_left(folder, reports, kind):
     left = rows_of_steps([report[kind]["whole"] for report in reports], 1, HALF)[SAVED:]
@@ -83,6 +85,7 @@ def test_two_processes_go_on_where_one_was_with_the_rows_that_were_left(folder, 
     assert difference(ours, theirs) < 1e-6
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_process_goes_on_where_two_were_with_the_rows_that_were_left(folder, reports, kind, tmp_path):
     shrunk = train(tmp_path, kind, folder / kind / f"checkpoint-{SAVED}")
@@ -95,12 +98,14 @@ def test_one_process_goes_on_where_two_were_with_the_rows_that_were_left(folder,
     assert difference(load_file(folder / f"whole-{kind}.safetensors"), weights) < 1e-6
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("kind", "flag"), [("random", "--effective_batch_size 4"), ("tokens", f"{2 * BUDGET}")])
 def test_one_process_with_half_of_each_step_is_refused_with_what_keeps_it(folder, reports, kind, flag, tmp_path):
     with pytest.raises(CheckpointError, match=rf"world_size: 2 .*, 1 now; .*{flag} takes the same rows"):
         train(tmp_path, kind, folder / kind / f"checkpoint-{SAVED}", keeps_step=False)
 
 
+@pytest.mark.nightly
 def test_resume_auto_on_another_number_of_processes_says_what_changed_and_goes_on(folder, reports, tmp_path, caplog):
     shutil.copytree(folder / "random" / f"checkpoint-{SAVED}", tmp_path / f"checkpoint-{SAVED}")
     with caplog.at_level("INFO"):
@@ -109,6 +114,7 @@ def test_resume_auto_on_another_number_of_processes_says_what_changed_and_goes_o
     assert "world_size: 2 in the checkpoint, 1 now (the same rows in every step)" in caplog.text
 
 
+@pytest.mark.nightly
 def test_a_sampler_that_is_not_told_the_epoch_resumes_in_the_order_of_the_first(reports):
     # When this fails, Accelerate hands the epoch on: drop our line.
     assert reports[0]["lost"] != reports[0]["grouped"]["whole"][SAVED:]

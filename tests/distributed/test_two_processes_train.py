@@ -36,7 +36,6 @@ def distance(ours: dict[str, torch.Tensor], reference: dict[str, torch.Tensor]) 
     return ((flat[0] - flat[1]).norm() / flat[1].norm()).item()
 
 
-@pytest.mark.nightly
 def test_two_processes_have_the_gradient_of_one_and_under_stock_trainer_another(run, tmp_path):
     alone = first_gradient(tmp_path, 16, 1)
     for rank in range(2):

@@ -209,6 +209,7 @@ def test_checkpoints_are_as_large_as_the_run_itself_bounds_them(make_affinity, d
     trainer.end()
 
 
+@pytest.mark.nightly
 def test_the_output_folder_holds_what_is_kept_and_what_is_being_written():
     facts = look(num_train_epochs=10, save_strategy="epoch", save_total_limit=2)
     one = facts.checkpoint.full_bytes

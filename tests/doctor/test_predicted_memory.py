@@ -33,6 +33,7 @@ def test_what_does_not_fit_stops_and_names_the_switches(on_8_gib):
     assert report.remedy.forecast.peak <= report.room < report.forecast.peak
 
 
+@pytest.mark.nightly
 def test_a_card_with_room_to_spare_has_nothing_off():
     facts = look("h200", model=ESM_650M)
     assert [found for found in find_problems(facts) if found.name == "memory"] == []
@@ -51,6 +52,7 @@ def test_towers_with_adapters_have_a_prediction(device, settings):
     assert facts.forecast.forecast.weights == pytest.approx(head_and_encoders, rel=0.05)
 
 
+@pytest.mark.nightly
 def test_tables_of_cached_embeddings_lie_in_host_memory():
     facts = look("t4", model=AffinityArguments(tower_training=["lora", "frozen"]))
     assert (

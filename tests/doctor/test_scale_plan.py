@@ -16,6 +16,8 @@ from hf_ext.doctor.scale_plan import FILES, plan_scale
 from hf_ext.errors import ArgumentError
 from hf_ext.masked_lm.arguments import MaskedLMArguments
 
+pytestmark = pytest.mark.nightly
+
 ROOT = Path(__file__).resolve().parents[2]
 
 

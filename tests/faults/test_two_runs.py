@@ -115,6 +115,7 @@ def check_pair(folder: Path, alone, counts, delay_s: float, at: int | str) -> No
     counts["other_unharmed"] += 1
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("delay_s", "at"), [PAIRS[0], PAIRS[4]])
 def test_one_of_two_runs_is_refused_and_the_other_unharmed(alone, tmp_path, delay_s, at):
     check_pair(tmp_path, alone, {"pairs": 0, "one_refused": 0, "other_unharmed": 0}, delay_s, at)
@@ -142,6 +143,7 @@ class LookAt(TrainerCallback):
             self.refused += os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == REFUSED
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("given", [{}, {"dataloader_num_workers": 1}])
 def test_trainers_one_after_the_other_share_a_folder_and_none_leaves_a_lock(tmp_path, given):
     make, look = Maker(make_narrow_esm()), LookAt(tmp_path / "run")

@@ -28,6 +28,7 @@ def model(request):
     return make_named(request.param)
 
 
+@pytest.mark.sampled(3)
 def test_sequences_do_not_depend_on_batches(model):
     together = draw(model, num_samples=6)
     assert draw(model, num_samples=6, max_tokens_per_batch=1) == together  # each alone

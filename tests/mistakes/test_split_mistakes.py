@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 from mistakes import (
     BASE,
     NUM_ROWS,
@@ -141,6 +142,7 @@ def test_mistake_is_named(mistake, tmp_path, demo_encoders):
     check_mistake(mistake, tmp_path, demo_encoders[1])
 
 
+@pytest.mark.sampled(4)
 @parametrized(MISTAKES)
 def test_its_innocent_twin_passes(mistake, tmp_path, demo_encoders):
     check_twin(mistake, tmp_path, demo_encoders[1])

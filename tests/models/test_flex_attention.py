@@ -67,6 +67,7 @@ def test_it_computes_what_attention_with_padding_around_it_does(lengths, round_u
     assert (flex_packed_attention(*rows, segments, 0.33)[:num] - expected).abs().max() > 1e-3  # would be seen
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("round_up", [False, True])
 @pytest.mark.parametrize("lengths", LAYOUTS)
 def test_a_bias_is_that_of_places_in_each_sequence(lengths, round_up):

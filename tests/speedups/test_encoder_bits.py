@@ -211,6 +211,7 @@ def test_without_bitsandbytes_such_a_model_does_not_predict_otherwise_but_says_s
     import_problem.cache_clear()
 
 
+@pytest.mark.nightly
 def test_a_resumed_run_goes_on_bit_for_bit(make_affinity, demo_rows, tmp_path):
     def run(name, steps, **given):
         saving = {

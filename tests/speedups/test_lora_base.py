@@ -56,6 +56,7 @@ def decide(make_affinity, hardware="T4", training="lora", **given):
     return make_plan(args, model, None, collator, describe_hardware(hardware))["lora_base"]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("card", "dtype"), [("T4", "fp16"), ("A100", "bf16"), (AMX, "bf16")])
 def test_it_applies_where_training_runs_under_autocast(make_affinity, card, dtype):
     found = decide(make_affinity, card)

@@ -77,6 +77,7 @@ def decide(make_affinity, training="lora", hardware="T4", **given):
     return make_plan(args, model, None, collator, describe_hardware(hardware))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("card", ["cpu", "cpu-amx-bf16", "T4", "A100"])
 @pytest.mark.parametrize(("asked", "bits"), [(EIGHT, 8), (FOUR, 4)])
 def test_it_applies_where_it_is_asked_for_and_lora_base_stands_back(make_affinity, card, asked, bits):

@@ -271,6 +271,7 @@ def test_a_branch_is_made_and_pushed_to(make_trainer: Callable, hub: HubServer) 
     assert set(repository.files) == {".gitattributes"}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("always", [False, True])
 def test_a_save_during_a_push_is_left_out_unless_every_one_is_wanted(
     make_trainer: Callable, hub: HubServer, always: bool

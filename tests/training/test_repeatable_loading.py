@@ -126,6 +126,7 @@ def test_masks_of_transformers_collator_continue_exactly_with_any_number_of_work
     assert not same(train(tmp_path / "plain", **asked | {"collator": Collator}), whole)
 
 
+@pytest.mark.nightly
 def test_what_a_data_sets_own_generator_draws_in_workers_depends_on_seed_epoch_and_batch_alone(tmp_path):
     asked = {"dataloader_num_workers": 2, "dataloader_persistent_workers": False, "rows": Noisy}
     assert same(interrupt(tmp_path / "killed", **asked), train(tmp_path / "whole", **asked))
@@ -216,6 +217,7 @@ def test_what_torch_itself_takes_depends_on_workers():
     assert numbers_taken(DataLoader([0, 1, 2, 3], batch_size=2), 3) == 3
 
 
+@pytest.mark.nightly
 def test_a_continued_run_needs_the_checkpoint_it_began_with_no_more(tmp_path):
     asked = {"save_total_limit": 1, **EVALUATING}
     whole = train(tmp_path / "whole", **asked)
@@ -223,6 +225,7 @@ def test_a_continued_run_needs_the_checkpoint_it_began_with_no_more(tmp_path):
     assert [folder.name for folder in (tmp_path / "killed").glob("checkpoint-*")] == ["checkpoint-8"]
 
 
+@pytest.mark.nightly
 def test_a_run_continued_between_epochs_knows_its_samplers_and_keeps_the_same_random_states(tmp_path, caplog):
     asked = {"speedups": ["data_loading"]}
     train(tmp_path / "whole", **asked)

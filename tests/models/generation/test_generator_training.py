@@ -91,6 +91,7 @@ def test_the_loss_does_not_depend_on_how_a_step_or_an_evaluation_is_split(tmp_pa
     assert sum(per_batch) / 2 != pytest.approx(exact, rel=1e-4)  # what a mean of batch means would have been
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", [*KINDS, "frozen ESM"])
 def test_a_killed_run_continues_to_the_same_weights(tmp_path, name, frozen_esm):
     what = frozen_esm if name == "frozen ESM" else name
