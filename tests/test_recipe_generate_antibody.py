@@ -104,7 +104,7 @@ def test_a_twin_trained_on_shuffled_pairs_ignores_the_antigen_and_fails(tmp_path
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--dataset_name", "pairs.csv", "--heavy_column", "vh"), "vh"),
+        pytest.param(("--dataset_name", "pairs.csv", "--heavy_column", "vh"), "vh", marks=pytest.mark.nightly),
         pytest.param(("--dataset_name", "pairs.csv"), "row 3, column 'heavy'", marks=pytest.mark.nightly),
         pytest.param(("--stage", "5"), "stage", marks=pytest.mark.nightly),
         pytest.param(("--gate_unique", "0.5"), "no such gate", marks=pytest.mark.nightly),

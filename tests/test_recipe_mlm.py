@@ -116,7 +116,7 @@ def test_the_control_is_transformers_own_trainer(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         pytest.param(["--model_size", "esm2_9M"], "esm2_8M", marks=pytest.mark.nightly),
-        (["--dataset_name", "x.csv"], "What to train"),
+        pytest.param(["--dataset_name", "x.csv"], "What to train", marks=pytest.mark.nightly),
         pytest.param(["--too_long", "window"], "truncate", marks=pytest.mark.nightly),
         pytest.param(["--stock_trainer", "true", "--speedups", "all"], "speedups", marks=pytest.mark.nightly),
     ],

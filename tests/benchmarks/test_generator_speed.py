@@ -36,6 +36,7 @@ def measure(tmp_path, monkeypatch):
     return run
 
 
+@pytest.mark.nightly
 def test_sides_have_the_same_rows_and_weights_and_a_part_replaces_its_own_entry(measure):
     result = measure("--parts", "training", "sampling")
     for name in ("lstm", "transformer"):

@@ -15,7 +15,8 @@ def run_kills(folder: Path, every: int, kind: str) -> subprocess.CompletedProces
     return subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
 
 
-@pytest.mark.parametrize("every", [pytest.param(6, id="some"), pytest.param(1, id="all", marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("every", [pytest.param(1, id="all")])
 def test_a_run_killed_at_any_operation_on_the_target_is_continued_from_what_is_there(tmp_path, every, capsys):
     done = run_kills(tmp_path, every, "staged")
     assert done.returncode == 0, done.stderr[-3000:]
@@ -25,6 +26,7 @@ def test_a_run_killed_at_any_operation_on_the_target_is_continued_from_what_is_t
         print(f"\nmirror: {sum(counts.values())} kills -9 at operations on the target, all continued, none damaged")
 
 
+@pytest.mark.nightly
 def test_the_kills_find_a_mirror_that_writes_in_place(tmp_path):
     done = run_kills(tmp_path, 1, "in_place")
     assert done.returncode == 1

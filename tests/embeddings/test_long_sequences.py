@@ -38,6 +38,7 @@ def train(tmp_path, monkeypatch, demo_encoders):
     return call
 
 
+@pytest.mark.nightly
 def test_another_rule_for_long_sequences_encodes_the_long_ones_alone(train):
     assert train() == NUM_ROWS
     assert train("--too_long", "truncate", "--max_residues", "60") == NUM_LONG
