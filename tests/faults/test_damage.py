@@ -225,7 +225,7 @@ def test_a_damaged_best_checkpoint_is_not_loaded_at_the_end(families, counts, tm
             if state.global_step == 5:
                 do_damage(tmp_path / "checkpoint-2", "model.safetensors", "bit flipped at the end")
 
-    errors = iter([1.0, 2.0, 3.0])
+    errors = iter([0.0, 1.0, 2.0, 3.0])  # the first before training
     evaluation = {"eval_strategy": "steps", "eval_steps": 2, "eval_dataset": make_rows(2)}
     best = {"metric_for_best_model": "error", "greater_is_better": False, "load_best_model_at_end": True}
     metrics = {"compute_metrics": lambda _: {"error": next(errors)}}
