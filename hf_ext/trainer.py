@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import time
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -28,6 +29,7 @@ from .checkpoints.retention.budget import Sizes
 from .data.batch_parts import copy_batch
 from .data.even_batches import RepeatedRows
 from .data.random_states import kept_random_states
+from .data.worker_deaths import BROKEN
 from .disk import describe_failure
 from .embeddings.dataset import EmbeddedDataset
 from .embeddings.store import EmbeddingStore
@@ -292,7 +294,11 @@ class FastTrainer(Trainer):
             self._ext_evaluator.begin(self.callback_handler.callbacks, self._ext_resumer.resumed)
             parts.speed_line.shown_by(self.callback_handler.callbacks)
             around.enter_context(messages_above_bars(self.callback_handler.callbacks))
-            return super()._inner_training_loop(*args, **kwargs)
+            try:
+                return super()._inner_training_loop(*args, **kwargs)
+            except BROKEN:
+                time.sleep(0.1)  # torch raises where it hears of a worker's death: here, and not while all is left
+                raise
 
     # --- data -------------------------------------------------------------------------------------------------------
 

@@ -36,7 +36,7 @@ def programs(tmp_path) -> Path:
 
 def test_the_time_limit_saves_queues_again_and_the_next_start_ends_the_job(tmp_path, programs):
     words = {"WORDS_0_0": "waits,waits_long", "WORDS_1_0": "done,done"}
-    limit = str(tmp_path / "node-0" / "ready-1")
+    limit = os.pathsep.join(str(tmp_path / "node-0" / f"ready-{rank}") for rank in range(2))  # both hear of it
     job = submit(tmp_path / "slurm", SCRIPT, "--seed", "1", path=programs, FAKE_LIMIT=limit, **words)
     assert job.statuses == [STOPPED, 0], job.output
     assert "asking the run to save and stop" in job.output
