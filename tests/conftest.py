@@ -13,6 +13,7 @@ from pathlib import Path
 # Children inherit what a process ignores, as it does under `nohup` and after `&` in a script; tests send them signals.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 SCRATCH = Path(tempfile.mkdtemp(prefix="hf_ext-tests-"))
 atexit.register(shutil.rmtree, SCRATCH, ignore_errors=True)

@@ -79,8 +79,8 @@ class Loaders(TrainerCallback):
         rows, args = request.dataset, self._args
         if args.world_size > 1 and is_stream(rows):
             return self._streams.evaluation(request)
-        of_torch = isinstance(rows, TorchIterableDataset) and not isinstance(rows, datasets.IterableDataset)
-        if args.world_size == 1 and args.dataloader_num_workers > 1 and of_torch:  # each worker would read all of it
+        # Workers would each read all of it, or shards of it in turns.
+        if args.world_size == 1 and args.dataloader_num_workers > 1 and isinstance(rows, TorchIterableDataset):
             return request.make(args, PassedRows(), StreamPassSampler(rows, None, request.batch_size))
         return _make_stock(request)
 

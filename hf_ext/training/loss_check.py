@@ -226,13 +226,15 @@ def is_tried(args: Any, sets: Mapping[str, Any], compute_metrics: Any, best: str
     """Whether an evaluation may show something new; of rows by number, since a stream is not read twice.
 
     Nor is it tried with `batch_eval_metrics`, whose `compute_metrics` keeps sums, and `predict_with_generate`, since
-    generating takes long.
+    generating takes long. Without saves and a best model, no metric ends a run.
 
     Args:
         sets: evaluation sets by the prefix of their metrics.
         best: `metric_for_best_model` as it is logged.
     """
     if not is_evaluated(args) or args.batch_eval_metrics or getattr(args, "predict_with_generate", False):
+        return False
+    if args.save_strategy == "no" and best == "eval_":
         return False
     names = getattr(compute_metrics, "names", ("loss",)) if isinstance(compute_metrics, RowMetrics | None) else None
     is_known = names and best in ("eval_", *(f"{prefix}_{name}" for prefix in sets for name in names))
@@ -263,8 +265,8 @@ def try_evaluation(size: int, sets: Any, collator: Any, compute: Any, best: str,
         return False
     if number is not None:
         return True
-    problem = f"metric_for_best_model: evaluations give no number {best!r}, but {', '.join(metrics) or 'nothing'}. "
-    raise ArgumentError(f"{problem}Give one of these{name_nearest(best, metrics)}")
+    found = f"there is no {best!r}, but {', '.join(metrics) or 'nothing'}. Give one of these, or nan at first"
+    raise ArgumentError(f"metric_for_best_model: evaluated before training {found}{name_nearest(best, metrics)}")
 
 
 def check_metrics(compute: Callable[[Any], Any], prediction: Any) -> Any:

@@ -122,14 +122,14 @@ def _refuse_empty(args: TrainingArguments, num_rows: int) -> None:
     )
 
 
-def look_at_first_rows(seen: list[tuple[tuple[int, ...], str]], batch: Any, tokenizer: Any) -> None:
+def look_at_first_rows(seen: list[tuple[tuple[int, ...], str, str]], batch: Any, tokenizer: Any) -> None:
     """Warns where the first rows that train are nearly all alike in token ids: a tokenizer may not know their text.
 
     Args:
-        seen: ids and labels of rows of batches before; those of `batch` are added, until there are enough to judge.
+        seen: ids, labels and all inputs of rows of batches before; those of `batch` are added, until there are enough.
 
     Raises:
-        DataError: all have the same ids, but not the same labels, and there is no other input.
+        DataError: all have the same ids (mask, types), but not the same labels, and there is no other input.
 
     Cost: one read from the device for each of the first batches.
     """
@@ -138,11 +138,14 @@ def look_at_first_rows(seen: list[tuple[tuple[int, ...], str]], batch: Any, toke
         return
     unknown, pad = (getattr(tokenizer, f"{name}_token_id", None) for name in ("unk", "pad"))
     told = labels.tolist() if isinstance(labels, torch.Tensor) and labels.dim() else [""] * len(ids)
-    seen += [(tuple(token for token in row if token != pad), str(label)) for row, label in zip(ids.tolist(), told)]
+    beside = [batch.get(name, ids).tolist() for name in ("attention_mask", "token_type_ids")]
+    for label, *columns in zip(told, ids.tolist(), *beside):
+        tokens = [values for values in zip(*columns) if values[0] != pad]
+        seen.append((tuple(token for token, *_ in tokens), str(label), str(tokens)))
     if len(seen) < NUM_FIRST_ROWS:
         return
-    rows, answers = zip(*seen)
-    ((row, times),) = Counter(rows).most_common(1)
+    rows, answers, inputs = zip(*seen)
+    ((given, times),) = Counter(inputs).most_common(1)
     special = {*getattr(tokenizer, "all_special_ids", ())} - {unknown}
     is_unknown = [token == unknown for row in rows for token in row if token not in special]
     share = sum(is_unknown) / max(1, len(is_unknown))
@@ -150,7 +153,8 @@ def look_at_first_rows(seen: list[tuple[tuple[int, ...], str]], batch: Any, toke
         [f"{share:.0%} of the tokens of the first {len(rows)} rows are {tokenizer.unk_token!r}"] if share > 0.5 else []
     )
     if set(batch) <= _TEXT and len(set(answers)) > 1 and times > 0.9 * len(rows):
-        said.append(f"{times} of the first {len(rows)} rows have the same token ids {[*row[:8]]}, not the same labels")
+        ids = [*rows[inputs.index(given)][:8]]
+        said.append(f"{times} of the first {len(rows)} rows have the same token ids {ids}, not the same labels")
         if times == len(rows):
             raise DataError(f"{'; '.join(said)}: nothing can be learned. {_REMEDY}")
     if said:

@@ -13,6 +13,7 @@ import pytest
 from file_limit import file_limit
 from mirror_targets import Failing, names, save, steps, wait_for_failure
 
+from hf_ext.checkpoints.format.manifest import check_files
 from hf_ext.checkpoints.storage.mirror import Mirror, copy_file
 from hf_ext.checkpoints.storage.store import CheckpointStore
 from hf_ext.disk import used_bytes
@@ -95,21 +96,16 @@ def test_a_target_that_writes_something_else_never_gets_a_checkpoint(local, driv
 
 
 def test_files_that_change_after_they_were_read_back_are_not_vouched_for(local, drive, monkeypatch):
-    """Each of the three files is synced when it is copied and again in the commit; there they are changed."""
     save(local, 10)
-    sync, lock, synced = os.fsync, threading.Lock(), []
+    changed = []
 
-    def change_in_the_commit(descriptor):
-        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
-        with lock:
-            if path.is_file() and drive in path.parents:
-                synced.append(path)
-                if len(synced) == 4:
-                    for victim in synced[:3]:
-                        victim.write_bytes(bytes(victim.stat().st_size))
-            sync(descriptor)
+    def read_back(folder, manifest):
+        problems = check_files(folder, manifest)
+        if not changed:
+            changed.append((folder / "model.safetensors").write_bytes(b"other"))
+        return problems
 
-    monkeypatch.setattr(os, "fsync", change_in_the_commit)
+    monkeypatch.setattr("hf_ext.checkpoints.storage.mirror.check_files", read_back)
     mirror = Mirror(local, drive)
     mirror.copy(10)
     wait_for_failure(mirror)

@@ -64,6 +64,7 @@ def test_what_no_checkpoint_can_hold_is_refused_before_the_first_step(tmp_path):
         (1j, ("'f1'", "complex")),
     ):
         refused(tmp_path, *words, compute=lambda p, value=value: {"f1": value})
+    make(tmp_path, lambda p: {"f1": np.ones(2)}, save_strategy="no").train()  # nothing is written
     refused(tmp_path, "returned NoneType", compute=lambda p: None)
     refused(tmp_path, "returned 0 as float", compute=lambda p: {0: 0.5})
 
@@ -82,7 +83,7 @@ def test_a_metric_for_best_model_that_evaluations_do_not_give_is_refused_before_
     )
     refused(tmp_path, "'eval_loss'", "eval_near_loss, eval_far_loss", sets=two, metric_for_best_model="loss")
     refused(tmp_path, "eval_far_accuracy", compute=accuracy, sets=two, load_best_model_at_end=True)
-    refused(tmp_path, "no number", compute=lambda p: {"f1": [0.5, 0.4]}, metric_for_best_model="f1")
+    refused(tmp_path, "there is no", compute=lambda p: {"f1": [0.5, 0.4]}, metric_for_best_model="f1")
     given = {"prediction_loss_only": True, "metric_for_best_model": "accuracy"}
     refused(tmp_path, "but eval_loss. ", compute=accuracy, **given)
     for name in ("eval_near_accuracy", "far_loss", "near_runtime"):

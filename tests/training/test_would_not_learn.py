@@ -34,6 +34,8 @@ def train(folder, tokenizer, texts, labels=None, kind=BertForSequenceClassificat
         rows = [{**row, "labels": float(i)} for i, row in enumerate(rows)]
     for row, label in zip(rows, labels or []):
         row["labels"] = label
+    for name in {"token_type_ids", "attention_mask"} & given.keys():
+        rows[1][name] = given.pop(name)
     args = make_args(folder, save_strategy="no", **{"num_train_epochs": 2, "max_steps": -1, **given})
     FastTrainer(model, args, collator, rows, processing_class=tokenizer).train()
 
@@ -72,6 +74,9 @@ def test_rows_that_are_nearly_all_one_are_said(tmp_path, tokenizer, caplog):
 
 def test_rows_that_may_be_alike_are_left_alone(tmp_path, tokenizer, caplog):
     alike = ["A C D"] * 24
+    for name, values in (("token_type_ids", [0, 1, 1, 0, 0]), ("attention_mask", [1, 1, 0, 0, 1])):  # others per row
+        train(tmp_path, tokenizer, alike, **{name: values})
+    caplog.clear()
     train(tmp_path, tokenizer, alike, [1.0] * 24)  # nothing to tell apart
     train(tmp_path, tokenizer, alike[:6])  # a handful, time and again
     train(tmp_path, tokenizer, ["A C D", "A C E"] * 12)
