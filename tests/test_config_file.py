@@ -29,6 +29,7 @@ def refusal(path: Path) -> str:
     return str(error.value)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("text", "message"),
     [

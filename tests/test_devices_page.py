@@ -26,6 +26,7 @@ def test_the_test_that_a_line_names_is_there(entry) -> None:
     assert name in functions
 
 
+@pytest.mark.nightly
 def test_cells_known_by_heart() -> None:
     assert cell("precision of what trains", "T4") == "fp16"
     assert cell("precision of what trains", "A100") == "bf16"

@@ -359,6 +359,7 @@ DATA = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", DATA)
 def test_data_that_stock_trainer_takes_trains_the_same(kind, tmp_path, caplog):
     override, make = DATA[kind]
@@ -564,6 +565,7 @@ def make_batch(rows):
     return pad_rows([table[int(i)] for i in rows])
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("speedups", [[], ["all"]], ids=["stock", "all"])
 @pytest.mark.parametrize("kind", ["range", "tensor", "dataclass", "namespace", "text"])
 def test_rows_that_are_no_mappings_train_as_in_stock_trainer(kind, speedups, tmp_path):

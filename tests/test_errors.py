@@ -127,7 +127,7 @@ with exit_on_errors():
 """
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("flags", "last"), [(["--quiet"], "ArgumentError: seed=-1"), ([], "subprocess.CalledProcessError")]
 )

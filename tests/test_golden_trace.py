@@ -50,7 +50,7 @@ def test_a_run_stopped_in_an_evaluation_and_one_that_continues_it_until_it_stops
     check("continued", trace)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("name", "case"),
     [

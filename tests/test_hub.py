@@ -137,6 +137,7 @@ def save_full(root: Path) -> tuple[torch.Tensor, Callable]:
     return predict_tokens(model), lambda folder: predict_tokens(AutoModelForMaskedLM.from_pretrained(folder))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", ["head only", "LoRA in a tower", "PEFT adapter", "full"])
 def test_a_pushed_model_comes_back_byte_for_byte_and_predicts_the_same_16_rows(
     hub: HubServer, save_affinity: Callable, tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str

@@ -166,6 +166,7 @@ def same(pair: tuple[Numbers, Numbers]) -> bool:
 # --- the loss --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", MODELS)
 def test_an_overridden_compute_loss_trains_and_evaluates_as_in_stock_trainer(name, tmp_path):
     saving = {"save_strategy": "steps", "save_steps": 1}  # else there is no best checkpoint to compare
@@ -179,6 +180,7 @@ def test_so_it_does_with_less_accumulation_or_none(steps, tmp_path):
     assert same(run_both(tmp_path, "EsmForSequenceClassification", weighted, gradient_accumulation_steps=steps))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("override", LOSSES[1:])
 def test_every_way_to_override_compute_loss_is_stock(override, tmp_path):
     assert same(run_both(tmp_path, "EsmForTokenClassification", override, gradient_accumulation_steps=8))
@@ -194,12 +196,14 @@ def test_where_the_override_is_not_seen_gradients_are_as_many_times_too_large_as
     assert ours.eval_losses[0] != pytest.approx(stock.eval_losses[0], rel=1e-3)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("override", STEPS)
 def test_what_a_training_loss_passes_through_is_stock_where_it_is_overridden(override, tmp_path):
     ours, stock = run_both(tmp_path, "EsmForTokenClassification", override, gradient_accumulation_steps=8)
     assert TRAINED.isdisjoint(ours.differences(stock))  # the loss of an evaluation is over all its items
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("override", [own_prediction, own_loop, own_inputs])
 def test_what_an_evaluation_passes_through_is_stock_where_it_is_overridden(override, tmp_path):
     assert same(run_both(tmp_path, "EsmForTokenClassification", override))
@@ -289,6 +293,7 @@ def test_generators_of_the_users_are_where_they_would_be_in_stock_trainer(is_bro
     assert is_broken or numbers[0].differences(numbers[1]) == []
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("override", [lambda base: base, term_added])
 def test_an_affinity_model_is_stock_where_its_loss_is_overridden(override, make_affinity, demo_rows, tmp_path):
     rows = demo_rows.select(range(24))

@@ -64,6 +64,7 @@ DAMAGES = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("load", [load_frozen, load_masked])
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_damaged_weights_are_one_sentence_that_names_the_folder(folder, load, damage):

@@ -196,6 +196,7 @@ def tokenised(tokenizer: Any, labels: list[Any], text: str = "sequence") -> Data
     return data.map(lambda row: tokenizer(row[text]))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", ["regression", "classes"])
 def test_the_library_example_runs_as_printed_on_rows_that_are_tokenised_and_no_more(
     kind: str, demo_encoders: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any

@@ -43,7 +43,7 @@ def test_the_demo_on_this_machine_exits_with_0_and_writes_nothing(doctor, tmp_pa
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.nightly
 @pytest.mark.parametrize("device", ["t4", "h100", "cpu"])
 def test_the_page_fits_a_terminal(doctor, tmp_path, device):
     arguments = ("--device", device, "--tower_training", "full", "lora", "--save_total_size_gb", "0.001")
@@ -67,6 +67,7 @@ def test_a_t4_is_described_with_its_plan_estimate_and_price(doctor):
     assert " dollars" in estimate
 
 
+@pytest.mark.nightly
 def test_versions_say_what_is_wanted_and_the_command_for_what_is_absent(doctor):
     table = " ".join(section(doctor("--device", "h100")[1], "package ").split())
     assert "transformers 5." in table
@@ -87,6 +88,7 @@ def test_what_would_be_refused_exits_with_1_and_says_so_as_json_too(doctor, tmp_
     assert [path.name for path in tmp_path.iterdir()] == ["page.json"]
 
 
+@pytest.mark.nightly
 def test_an_argument_of_mlm_asks_about_mlm(doctor):
     status, page = doctor("--device", "h100", "--model_size", "esm2_650M", "--max_steps", "10")
     assert status == 0
@@ -137,6 +139,7 @@ def test_an_argument_of_the_operator_asks_about_it(doctor, tmp_path):
         doctor("--resolution", "16", "--dataset_name", "rows.csv")
 
 
+@pytest.mark.nightly
 def test_several_gpus_are_planned_on_request_and_written_as_json(doctor):
     arguments = ("--device", "a100", "--model_size", "esm2_650M", "--max_steps", "10")
     status, page = doctor(*arguments, "--plan_scale", "--gpus", "1", "4", "--json", "page.json")
@@ -153,6 +156,7 @@ def test_arguments_of_both_recipes_are_refused(doctor):
         doctor("--model_size", "esm2_8M", "--pooling", "mean")
 
 
+@pytest.mark.nightly
 def test_every_config_is_examined(doctor):
     left_out = ("mlm_stock_best", "progression_", "pde_")  # the first are sides of a comparison
     examined = [path.name for path in CONFIGS if not path.name.startswith(left_out)]
@@ -197,6 +201,7 @@ def test_a_config_that_is_none_is_refused_as_by_the_run(doctor, tmp_path, conten
         doctor("--config", "bad.yaml")
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -224,6 +229,7 @@ def write_rows(path: Path, labels: list[str]) -> None:
     path.write_text("sequence,pKd\n" + "".join(f"{row},{label}\n" for row, label in zip(rows, labels)))
 
 
+@pytest.mark.nightly
 def test_rows_and_labels_are_read_and_said_in_the_words_of_the_run(
     doctor, tmp_path, monkeypatch, demo_encoders, capsys
 ):
@@ -279,7 +285,7 @@ def test_labels_that_the_run_would_refuse_and_splits_that_it_would_miss_stop_it_
     assert "There is no test split" in page
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("words", "told"),
     [
@@ -300,6 +306,7 @@ def test_the_page_says_by_which_metric_the_run_would_choose_its_best_checkpoint(
     assert json.loads(Path("page.json").read_text())["measure"] == said
 
 
+@pytest.mark.nightly
 def test_a_metric_that_the_run_would_not_compute_stops_it_here(doctor):
     for words in (
         ("--metric_for_best_model", "accuracy"),

@@ -217,6 +217,7 @@ def results_of(folder: Path) -> dict:
     return json.loads((folder / "all_results.json").read_text())
 
 
+@pytest.mark.nightly
 def test_a_run_that_does_not_reach_what_it_must_is_whole_and_says_so(run):
     folder, message = run
     assert message.startswith("rmse is ")

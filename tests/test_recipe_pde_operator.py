@@ -126,6 +126,7 @@ def test_a_trained_model_keeps_its_shape(name, given, there, whole, tmp_path):
         runpy.run_path(RECIPE)["main"]([*words, "--model_name_or_path", str(whole["folder"]), f"--{name}", *given])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "metric", ["loss", "darcy2d_nrmse", *(pytest.param(m, marks=pytest.mark.nightly) for m in ("nrmse", "eval_nrmse"))]
 )

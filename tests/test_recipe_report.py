@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from report_runs import operator_results, write_run
 
 from hf_ext.reporting.card import write_card
@@ -42,6 +43,7 @@ def test_report_and_card_of_two_runs_begin_with_their_verdicts(tmp_path) -> None
         assert VERDICT in (tmp_path / "outputs" / "two" / name).read_text()
 
 
+@pytest.mark.nightly
 def test_the_pages_of_an_operator_are_written_anew_the_same(tmp_path) -> None:
     folder = write_run(tmp_path / "outputs" / "pde", operator_results(), num_rows=0)
     pages = [*write_report(folder), write_card(folder)]
@@ -53,6 +55,7 @@ def test_the_pages_of_an_operator_are_written_anew_the_same(tmp_path) -> None:
     assert [page.read_bytes() for page in pages] == before
 
 
+@pytest.mark.nightly
 def test_a_folder_without_a_finished_run_is_named(tmp_path) -> None:
     done = run(tmp_path, "--run", "outputs/nothing")
     assert done.returncode == 1

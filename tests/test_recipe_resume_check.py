@@ -64,6 +64,7 @@ def test_an_old_file_is_converted_and_the_folder_can_be_continued(folder) -> Non
     assert (report["continues_from"], report["checkpoints"][0]["kind"]) == ("checkpoint-1", "ours")
 
 
+@pytest.mark.nightly
 def test_a_hostile_file_is_refused_with_a_message_and_no_traceback(folder) -> None:
     done = run(folder, "--convert", "hostile.pth", "--model", "base", "--output_dir", "hostile")
     assert done.returncode == 1

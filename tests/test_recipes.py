@@ -115,6 +115,7 @@ def test_predict_repeats_the_predictions_of_training(demo: dict) -> None:
     assert predicted == pytest.approx([float(row["prediction"]) for row in rows], abs=1e-4)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

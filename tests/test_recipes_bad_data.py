@@ -64,6 +64,7 @@ CASES = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("make", CASES)
 @pytest.mark.parametrize("recipe", ["max_speed", "mlm"])
 @pytest.mark.parametrize("streaming", ["false", "true"])

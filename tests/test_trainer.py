@@ -140,6 +140,7 @@ def fast_trainer(tmp_path, demo_rows, make_affinity):
         trainer.end()
 
 
+@pytest.mark.nightly
 def test_a_head_learns_from_the_cache_what_it_learns_from_live_encoders(fast_trainer, demo_rows):
     live, cached, broken = (
         fast_trainer(name, speedups=given) for name, given in (("a", []), ("b", ["all"]), ("c", ["all"]))
@@ -228,6 +229,7 @@ def predict_one_by_one(trainer: FastTrainer, rows: Dataset) -> np.ndarray:
         return np.array([trainer.model(sequences=batch["sequences"]).logits.item() for batch in batches])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("speedups", [[], ["embedding_cache"]], ids=["live", "cached"])
 def test_predictions_line_up_with_rows_under_length_grouping(fast_trainer, demo_rows, speedups):
     rows = demo_rows.select(range(160, 200)).map(
@@ -266,6 +268,7 @@ def count_rows(prediction) -> dict[str, float]:
     return {"rows": float(len(prediction.predictions))}
 
 
+@pytest.mark.nightly
 def test_persistent_workers_evaluate_the_dataset_that_is_passed(fast_trainer, demo_rows):
     small, other = demo_rows.select(range(8)), demo_rows.select(range(40))
     workers = {"dataloader_num_workers": 1, "dataloader_persistent_workers": True}
@@ -381,6 +384,7 @@ def test_a_module_that_is_no_pretrained_model_is_saved_without_a_pickle_too(tmp_
 # --- towers that train -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("grouped", [False, True])
 def test_frozen_towers_are_cached_beside_towers_that_train(fast_trainer, grouped):
     given = {"train_sampling_strategy": "group_by_length"} if grouped else {}
@@ -439,6 +443,7 @@ def test_the_largest_cached_batch_is_used_only_where_no_size_was_set(fast_traine
     assert FastTrainer(model, args, collator, rows).args.per_device_train_batch_size == 16  # 1100 // 16 = 68 steps
 
 
+@pytest.mark.nightly
 def test_taking_the_best_checkpoint_of_live_frozen_encoders_warns_of_no_missing_weights(
     make_affinity, demo_rows, tmp_path, caplog
 ):

@@ -88,6 +88,7 @@ def test_after_bad_fine_tuning_frozen_encoders_are_suggested():
     assert "--tower_training frozen is quick" in text
 
 
+@pytest.mark.nightly
 def test_a_bad_run_of_the_recipe_says_who_is_few_and_does_not_send_people_into_fine_tuning(
     tmp_path, monkeypatch, demo_encoders
 ):

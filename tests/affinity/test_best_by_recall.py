@@ -53,6 +53,7 @@ def run(tmp_path_factory, demo_encoders):
     return root / "run"
 
 
+@pytest.mark.nightly
 def test_every_evaluation_of_the_subset_and_of_all_rows_has_every_metric(run):
     history = json.loads((run / "trainer_state.json").read_text())["log_history"]
     evaluations = [log for log in history if "eval_loss" in log]

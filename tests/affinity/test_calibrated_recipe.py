@@ -70,6 +70,7 @@ def run(root, demo_encoders):
     return trained
 
 
+@pytest.mark.nightly
 def test_none_leaves_predictions_as_they_were_trained(run):
     results, folder = run(NONE)
     record = results["calibration"]
@@ -120,6 +121,7 @@ def test_a_stack_is_the_default_and_its_ridge_is_fitted_once(run, root, monkeypa
     assert shown["model"]["rmse"]["value"] <= 1.05 * shown["ridge on embeddings"]["rmse"]["value"]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", [NONE, LINE, STACK])
 def test_a_folder_that_is_loaded_again_predicts_what_the_run_predicted(run, root, kind, tmp_path):
     folder = run(kind)[1]

@@ -49,6 +49,7 @@ def predict(trainer, rows):
     return np.asarray(trainer.predict(rows).predictions, np.float64).reshape(-1)
 
 
+@pytest.mark.nightly
 def test_the_trained_model_is_fitted_to_the_validation_labels(make):
     trainer, rows = make()
     raw = predict(trainer, rows)
@@ -69,6 +70,7 @@ def test_the_trained_model_is_fitted_to_the_validation_labels(make):
     assert trainer.model.config.calibration == line
 
 
+@pytest.mark.nightly
 def test_none_undoes_what_an_earlier_call_fitted_and_the_loss_never_changes(make):
     trainer, rows = make()
     raw, loss = predict(trainer, rows), trainer.evaluate(rows)["eval_loss"]
@@ -79,6 +81,7 @@ def test_none_undoes_what_an_earlier_call_fitted_and_the_loss_never_changes(make
     np.testing.assert_array_equal(predict(trainer, rows), raw)
 
 
+@pytest.mark.nightly
 def test_a_saved_model_predicts_calibrated_and_refuses_a_damaged_calibration(make, tmp_path):
     trainer, rows = make()
     calibrate_model(trainer, "line", rows)
@@ -99,6 +102,7 @@ def test_a_saved_model_predicts_calibrated_and_refuses_a_damaged_calibration(mak
         AffinityPredictor.from_pretrained(damaged, device="cpu")
 
 
+@pytest.mark.nightly
 def test_a_split_is_scored_calibrated_and_says_what_it_was_before(make):
     trainer, rows = make()
     splits = {"train": rows, "validation": rows.select(range(60)), "test": rows.select(range(60, 120))}
@@ -119,6 +123,7 @@ def test_a_loss_that_ranks_has_no_scale_to_fit(make):
     assert describe_calibration(facts) == ["Predictions are not calibrated: the loss ranks rows, and has no scale."]
 
 
+@pytest.mark.nightly
 def test_a_model_that_a_constant_equals_is_an_alarm(make):
     trainer, rows = make()
     labels = np.random.default_rng(1).normal(8, 0.1, len(rows))
@@ -151,6 +156,7 @@ def linear_splits(trainer, rows):
     return {name: labelled.select(part) for name, part in parts.items()}
 
 
+@pytest.mark.nightly
 def test_a_ridge_that_knows_more_than_the_model_is_stacked_and_saved_with_it(make, demo_rows, tmp_path):
     trainer, _ = make()
     splits = linear_splits(trainer, demo_rows.shuffle(seed=2))
@@ -176,6 +182,7 @@ def test_a_ridge_that_knows_more_than_the_model_is_stacked_and_saved_with_it(mak
     assert "ridge.weights" not in predictor.model.state_dict()
 
 
+@pytest.mark.nightly
 def test_a_model_that_knows_more_than_the_ridge_is_not_mixed_with_it(make):
     trainer, rows = make()  # labels are the model's own, nearly
     splits = {"train": relabel(rows, np.random.default_rng(1).normal(8, 1, len(rows))), "validation": rows}
@@ -184,6 +191,7 @@ def test_a_model_that_knows_more_than_the_ridge_is_not_mixed_with_it(make):
     assert facts["rmse_after"] < 0.01 * facts["rmse_ridge"]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("settings", [{"antibody": "full"}, {"loss": "tobit"}])
 def test_where_a_ridge_has_no_place_a_stack_is_a_line(make, settings):
     trainer, rows = make(**settings)
@@ -215,6 +223,7 @@ def test_the_ridge_that_was_stacked_is_the_baseline_that_is_shown(make, demo_row
     assert moved["rmse"]["value"] > own["scores"]["ridge on embeddings"]["rmse"]["value"] + 0.1
 
 
+@pytest.mark.nightly
 def test_where_an_encoder_trains_or_rows_are_a_stream_there_is_no_ridge_to_hand_over(make):
     trainer, rows = make()
     splits = {"train": rows, "validation": rows}
@@ -271,6 +280,7 @@ def test_too_few_antibodies_calibrate_nothing_and_are_no_alarm(make):
         calibrate_model(trainer, "line", grouped.select(range(60)), units=units)
 
 
+@pytest.mark.nightly
 def test_the_effect_on_rows_with_limits_counts_no_error_beyond_them(make):
     trainer, rows = make()
     limits = [1, 0] * 60  # half of the labels are lower limits, and the model predicts above them

@@ -88,6 +88,7 @@ def head_of(folder):
     return {name: value for name, value in load_file(folder / "model.safetensors").items() if name.startswith("head.")}
 
 
+@pytest.mark.nightly
 def test_every_member_is_the_single_run_with_its_seed_bit_by_bit(ensemble, make_trainer, tmp_path):
     trainer, trained, folder = ensemble
     assert trained.seeds == [42, 43, 44]

@@ -96,6 +96,7 @@ def test_ridge_on_embeddings_per_heavy_wins_where_each_heavy_reads_the_embedding
     assert fitted.notes == []
 
 
+@pytest.mark.nightly
 def test_of_an_encoder_that_trained_the_pretrained_embeddings_are_the_baseline(make_trainer, embedded):
     frozen = fit_baselines(make_trainer(), embedded, "test", None)
     for training in ("full", "lora"):
@@ -187,6 +188,7 @@ def stacked(trainer, splits):
     return facts["calibration"], describe_calibration(facts)[0], score_split(trainer, splits, "test", None, None)
 
 
+@pytest.mark.nightly
 def test_a_ridge_per_heavy_that_wins_is_what_the_model_keeps_and_saves(make_trainer, embedded, tmp_path):
     trainer = make_trainer()
     calibration, said, scored = stacked(trainer, embedded)
@@ -205,6 +207,7 @@ def test_a_ridge_per_heavy_that_wins_is_what_the_model_keeps_and_saves(make_trai
     np.testing.assert_allclose(predictor.predict(strangers), pooled, atol=1e-3)
 
 
+@pytest.mark.nightly
 def test_partners_that_no_embedding_of_their_own_tells_apart_are_not_stacked(folders, embedded, tmp_path):
     """Heavy and antigen in one input: its embedding is not the heavy chain's."""
     columns = ["heavy", "antigen"]
@@ -217,7 +220,7 @@ def test_partners_that_no_embedding_of_their_own_tells_apart_are_not_stacked(fol
     assert "partners" not in (calibration or {})
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "partners", [{"inputs": ["heavy+light"]}, {"inputs": [], "number": 2}, {"inputs": ["antigens"], "number": 2}, 2]
 )
@@ -233,6 +236,7 @@ def test_damaged_partners_of_a_calibration_are_refused(make_trainer, embedded, t
         AffinityPredictor.from_pretrained(tmp_path, device="cpu")
 
 
+@pytest.mark.nightly
 def test_a_partner_that_validation_lacks_has_weights_of_its_own_where_its_training_rows_are_many(
     make_trainer, embedded
 ):

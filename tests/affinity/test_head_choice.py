@@ -147,7 +147,7 @@ def test_several_heads_are_trained_of_the_form_that_was_found(train, root):
         assert (config["head_form"] or "mlp", config["head_sizes"]) == (chosen["form"], chosen["sizes"])
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
@@ -160,7 +160,7 @@ def test_without_cached_embeddings_there_is_no_search_and_it_is_said(words, reas
     assert f"A search for a better one is made on cached embeddings, and {reason}" in (tmp_path / "run.log").read_text()
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.nightly
 @pytest.mark.parametrize("form", ["product", "gated"])
 def test_a_form_by_name_is_trained_as_it_is(form, train, tmp_path):
     results = train(tmp_path / "out", f"--head {form} --head_sizes 6 --num_train_epochs 2")
@@ -277,6 +277,7 @@ def test_damaged_choices_are_searched_again(searched, name, value, tmp_path):
     assert choice._read(file, stored["facts"], {}) is None
 
 
+@pytest.mark.nightly
 def test_a_folder_in_the_way_of_the_search_is_named(train, tmp_path):
     (tmp_path / choice.FILE).mkdir()
     with pytest.raises(ArgumentError, match="is no file: move it away"):

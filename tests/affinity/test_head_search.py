@@ -89,6 +89,7 @@ def test_the_same_search_finds_the_same_and_leaves_the_random_state(on_products)
     assert search("product", budget=0.5, seed=1).tried[0]["error"] != again.tried[0]["error"]
 
 
+@pytest.mark.nightly
 def test_more_budget_tries_more_and_the_first_is_tried_in_any_case(on_products):
     none, some = search("product", budget=0.0), search("product", budget=3.0)
     assert len(none.tried) == 1 < len(some.tried) < len(on_products.tried)
@@ -195,6 +196,7 @@ def test_parts_have_whole_units_and_cutting_by_row_would_not():
     assert {unit_of[label] for label in by_row[0].labels} & {unit_of[label] for label in by_row[1].labels}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("num_rows", [1, 2, 3])
 def test_tiny_sets_are_searched_too(num_rows):
     folds = make_folds(make_rows(num_rows, "linear", 0), make_rows(1, "linear", 1), None, 0)

@@ -76,7 +76,7 @@ def test_every_file_resolves_on_both_cards(config, card, half, recipe, here, dem
         assert (args.per_device_train_batch_size, args.gradient_accumulation_steps, args.learning_rate) == (12, 4, 4e-3)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.nightly
 @pytest.mark.parametrize("config", ORIGINAL, ids=lambda path: path.stem)
 def test_the_original_run_trains_as_it_says(config, train, tmp_path):
     results = train(config, "--num_train_epochs", "4", "--max_train_samples", "96")

@@ -63,6 +63,7 @@ def frozen_run(build, demo_rows, tmp_path_factory):
     return folder, trainer.predict(demo_rows.select(range(160, 200))).predictions
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("training", [["lora"], ["full"], ["frozen", "lora"]])
 def test_before_its_first_step_a_fine_tuned_model_predicts_what_the_frozen_run_predicts(
     build, frozen_run, demo_rows, tmp_path, training

@@ -64,6 +64,7 @@ def calibrate(trainer, kind, rows):
     return calibrate_model(trainer, kind, rows)
 
 
+@pytest.mark.nightly
 def test_without_calibration_they_are_quantiles_of_the_residuals(make):
     trainer, rows = make()
     calibrate(trainer, "none", rows)
@@ -88,6 +89,7 @@ def test_calibrated_residuals_are_of_fits_that_did_not_see_the_row(make, monkeyp
         half_width(stored, 0.95)
 
 
+@pytest.mark.nightly
 def test_a_stacked_model_has_the_residuals_of_the_stack(make, demo_rows):
     trainer, _ = make()
     rows = demo_rows.shuffle(seed=2)
@@ -124,6 +126,7 @@ def test_rows_held_out_together_are_weighed_together_and_limits_are_left_out(mak
         half_width(stored, 0.9)
 
 
+@pytest.mark.nightly
 def test_another_calibration_drops_the_intervals_of_the_one_before(make):
     trainer, rows = make()
     calibrate(trainer, "line", rows)
@@ -149,6 +152,7 @@ def test_what_is_no_level_is_refused(level):
         half_width({"levels": [0.5], "half_widths": [1.0], "num_rows": 1}, level)
 
 
+@pytest.mark.nightly
 def test_coverage_of_test_rows_is_measured_and_told(make):
     trainer, rows = make()
     calibrate(trainer, "line", rows)
@@ -168,6 +172,7 @@ def test_coverage_of_test_rows_is_measured_and_told(make):
     assert facts["levels"][0]["coverage"]["num_rows"] == 36
 
 
+@pytest.mark.nightly
 def test_validation_rows_that_are_not_as_new_as_test_rows_are_a_warning(make):
     trainer, rows = make()
     calibrate(trainer, "line", rows)

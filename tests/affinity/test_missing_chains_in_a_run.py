@@ -90,6 +90,7 @@ def trained(tmp_path_factory, demo_encoders):
     return out, results, encoded
 
 
+@pytest.mark.nightly
 def test_a_run_counts_the_missing_chains_of_each_split_in_results_log_and_report(trained):
     out, results, _ = trained
     counts = results["data"]["missing_chains"]["light"]
@@ -195,6 +196,7 @@ def weights(trainer):
     return {name: value.clone() for name, value in trainer.model.state_dict().items()}
 
 
+@pytest.mark.nightly
 def test_scales_are_those_of_the_rows_that_have_the_chain_and_live_training_equals_cached(make, lacking, tmp_path):
     cached, _ = make(tmp_path / "cached", speedups=["embedding_cache"])
     live, _ = make(tmp_path / "live", speedups=[])
@@ -240,7 +242,7 @@ def test_ridges_and_the_head_search_see_the_block_that_the_head_sees(make, lacki
     torch.testing.assert_close(present.std(0, unbiased=False), torch.ones(width), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("inputs", "training"),
     [
@@ -267,6 +269,7 @@ def test_a_run_that_was_interrupted_continues_to_the_same_weights(make, tmp_path
     assert same_tensors(weights(whole), weights(again))
 
 
+@pytest.mark.nightly
 def test_heads_of_several_seeds_are_the_single_runs_and_the_folder_predicts_their_mean(make, lacking, tmp_path):
     given = {"speedups": ["embedding_cache"], "resume": "auto"}
     trainer, args = make(tmp_path / "seeds", num_seeds=2, **given)

@@ -108,6 +108,7 @@ def test_a_converted_head_predicts_what_its_script_predicted(original, convert, 
     assert json.loads((tmp_path / "new" / "conversion.json").read_text())["values"]["best_spearman"] == 0.46
 
 
+@pytest.mark.sampled(3)
 @PAIR
 @pytest.mark.parametrize(
     "changes",

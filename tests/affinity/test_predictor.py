@@ -75,6 +75,7 @@ def assert_same(predictor: AffinityPredictor, rows: Any, expected: np.ndarray) -
     np.testing.assert_allclose(found, expected, atol=2e-5)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("settings", [{}, {"antibody": "lora", "antigen": "full"}, {"save_full": True}])
 def test_the_predictor_equals_trainer_predict(
     save: Callable, demo_rows: Any, tmp_path: Path, settings: dict[str, Any]

@@ -163,6 +163,7 @@ def test_everything_goes_into_json(scored):
     assert {"num_rows", "verdict", "scores", "baselines", "collapse", "slices", "notes"} < facts.keys()
 
 
+@pytest.mark.nightly
 def test_intervals_by_antigen_say_of_how_many_in_table_notes_verdict_and_json(make_trainer, splits):
     repeated = concatenate_datasets([splits["test"].select(range(20))] * 4)
     units = ResamplingUnits.of("antigen", repeated["antigen"][:])

@@ -229,6 +229,7 @@ def test_a_file_that_is_no_session_is_refused(tmp_path, text):
         open_session(path)
 
 
+@pytest.mark.nightly
 @needs_no_gpu
 def test_ctrl_c_leaves_a_whole_file_and_the_same_command_goes_on(tmp_path):
     path = tmp_path / "toy.json"
@@ -247,6 +248,7 @@ def test_ctrl_c_leaves_a_whole_file_and_the_same_command_goes_on(tmp_path):
     assert run_session(again, [part("tests", WRITE)], 1) is True
 
 
+@pytest.mark.nightly
 @needs_no_gpu
 def test_without_a_gpu_a_full_session_is_refused_before_anything_is_written(tmp_path):
     path = tmp_path / "full.json"

@@ -52,7 +52,7 @@ class LosesStates(TrainerCallback):
 # --- whole runs -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize(
     ("optim", "given"),
     [

@@ -219,6 +219,7 @@ def test_a_damaged_index_is_named(masked, content):
 # --- modes ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("umask", [0o022, 0o002, 0o077])
 def test_every_file_follows_the_umask(umask, make_affinity, demo_rows, tmp_path):
     before = os.umask(umask)

@@ -199,6 +199,7 @@ def test_a_forked_process_neither_releases_nor_shares_the_lock(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.nightly
 def test_of_many_that_take_a_stale_lock_at_once_one_gets_it(tmp_path):
     for round_number in range(5):
         folder = tmp_path / str(round_number)

@@ -86,6 +86,7 @@ def is_agreed(inspection: Inspection, folder: Path) -> bool:
     return inspection.continues_from == (found and found.path.name)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("case", CASES)
 def test_the_inspection_names_the_checkpoint_that_a_run_takes_and_changes_nothing(case, runs, tmp_path):
     folder = copy(runs, tmp_path / "run")

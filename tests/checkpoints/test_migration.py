@@ -52,6 +52,7 @@ FORMS = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("is_zip", [True, False], ids=["zip", "legacy"])
 def test_weights_come_over_bit_for_bit_from_every_form_of_file(form, is_zip, config, tmp_path):

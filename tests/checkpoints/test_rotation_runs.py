@@ -43,7 +43,7 @@ def run_to_the_end(policy: Policy, other_bytes: int, counts: Counter, kill_at: i
     return disk
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("policy", COMBINATIONS, ids=name_policy)
 def test_the_needed_budget_is_the_peak_and_survives_a_kill_after_every_operation(policy):
     needed = needed_bytes(SIZES, policy, other_bytes=7)
@@ -134,6 +134,7 @@ def strips_the_latest(have, new, best, policy, other, previous):
     return dataclasses.replace(plan, strip_first=tuple({*plan.strip_first, *latest}))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("broken", "violation"),
     [

@@ -408,6 +408,7 @@ def test_every_schedule_of_torch_is_tried():
     assert len(SchedulerType) >= 11
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", [*OF_TORCH, *(kind.value for kind in SchedulerType), "transformers plateau"])
 def test_a_schedule_continues_bit_for_bit(tmp_path, name):
     through = count_schedule_steps(lambda: make_schedule(name), None, name)

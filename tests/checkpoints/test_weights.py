@@ -47,6 +47,7 @@ def frozen_digest(model):
 # --- the same bits ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_entry_comes_back_bit_for_bit_within_the_announced_size(kind, bases, tmp_path):
     model = trained(make(kind, bases))
@@ -60,6 +61,7 @@ def test_every_entry_comes_back_bit_for_bit_within_the_announced_size(kind, base
     assert not [path for path in tmp_path.rglob("*") if path.suffix in (".bin", ".pt", ".pth", ".pkl")]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_flipped_bit_in_a_file_is_one_entry_that_differs(kind, bases, tmp_path):
     """The broken twin of the test above."""

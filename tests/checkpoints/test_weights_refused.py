@@ -72,6 +72,7 @@ def test_other_parts_that_train_are_refused(saved, now, problem, bases, tmp_path
     refused(partly_frozen(bases, trained=now), tmp_path, problem, "lm_head.layer_norm.weight")
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("saved", "now", "words"),
     [
@@ -209,6 +210,7 @@ def test_a_malformed_index_is_named(index, words, tmp_path):
     refused(esm(), tmp_path, "model.safetensors.index.json", words)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "kind", ["ESM from a base", "ESM partly frozen", "LoRA", "two adapters", "affinity, LoRA towers"]
 )

@@ -122,6 +122,7 @@ def test_without_a_speed_to_judge_no_round_is_added(monkeypatch, tmp_path) -> No
     assert (result["passed"], result["rounds"]) == (True, 3)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("ratios", "status"), [([3.0] * 3, 0), ([1.0] * 3, 3), ([1.0, 4.0, 1.0], 4)])
 def test_the_exit_status_says_which(monkeypatch, tmp_path, ratios, status) -> None:
     def run_side(args, shared, side, round_):

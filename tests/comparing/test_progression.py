@@ -251,6 +251,7 @@ def test_a_warm_up_of_each_phase_is_run_and_discarded(compare):
     assert list(read_result()["sides"]) == ["baseline", "fast"]
 
 
+@pytest.mark.nightly
 def test_criteria_are_of_all_phases_together(compare):
     assert compare(TEXT, "--rounds 2 --min_speedup 1.2 --max_memory_gib 2 --max_loss_delta 0") == 0
     assert compare(TEXT, "--rounds 2 --min_speedup 1.3") == 3

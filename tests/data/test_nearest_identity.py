@@ -22,6 +22,7 @@ def mutate(sequence: str, generator: np.random.Generator, edits: int) -> str:
     return "".join(letters)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("num_edits", [0, 3, 12, 40])
 def test_nearest_is_what_all_pairs_aligned_give(num_edits):
     generator = np.random.default_rng(num_edits)

@@ -64,6 +64,7 @@ def test_a_filter_that_asks_for_one_kmer_too_many_is_noticed(monkeypatch):
     assert wrong == 0
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("length", [9, 15, 20, 46, 53, 54, 60, 120, 250, 300])
 def test_mutants_are_found_down_to_the_identity_at_every_length(length):
     rng = random.Random(length)

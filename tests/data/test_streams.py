@@ -188,7 +188,7 @@ def test_processes_for_which_a_used_up_stream_has_no_batch_get_the_last_one_also
 # --- positions -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("name", [*SEEKING, *READING_AGAIN])
 def test_a_resume_after_any_batch_of_any_pass_continues_with_the_next(name):
     make = {**SEEKING, **READING_AGAIN}[name]

@@ -66,6 +66,7 @@ def short(place) -> Path:
     return place / "short"
 
 
+@pytest.mark.nightly
 def test_three_steps_of_fsdp2_are_those_of_one_process(short):
     alone = make_trainer("masked_lm", short / "alone", 1, short / "none", max_steps=SHORT_STEPS)
     before = alone.evaluate(alone.train_dataset.select(range(10)))["eval_loss"]
@@ -78,6 +79,7 @@ def test_three_steps_of_fsdp2_are_those_of_one_process(short):
     assert max((ours[1][name] - untrained[name]).abs().max().item() for name in ours[1]) > 10 * CLOSE
 
 
+@pytest.mark.nightly
 def test_the_plan_says_how_the_model_was_split(short):
     found = about(short, "short")
     assert found["status"] == "applied"
@@ -85,6 +87,7 @@ def test_the_plan_says_how_the_model_was_split(short):
     assert (found["split"] > 30, found["whole"]) == (True, 0)
 
 
+@pytest.mark.nightly
 def test_a_model_that_fsdp2_saved_loads_bit_for_bit_with_its_tied_weights_once(short):
     assert differing(short, "short", "masked_lm") == []
     loaded = load_saved(short / "short-saved", "masked_lm")

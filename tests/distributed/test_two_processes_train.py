@@ -10,6 +10,8 @@ from ranks import run_on_ranks
 from safetensors.torch import load_file
 from train_on_ranks import BUDGET, NUM_ROWS, first_gradient, make_rows
 
+pytestmark = pytest.mark.nightly
+
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> Path:

@@ -38,6 +38,7 @@ def test_rates_are_shares_of_the_published_peaks(card, dtype, width, low, high):
     assert "assumed" in rate.basis
 
 
+@pytest.mark.nightly
 def test_a_peak_that_nobody_published_gives_no_rate():
     assert estimates.published_rate(describe_hardware("T4"), "bf16", 1280) is None
     assert estimates.published_rate(describe_hardware("cpu"), "fp32", 1280) is None
@@ -65,6 +66,7 @@ SCHEDULE = estimates.Schedule(batch_rows=10, steps=20, epochs=2, evaluations=4, 
 RATE = estimates.Rate(low=10.0, high=100.0, basis="by hand")
 
 
+@pytest.mark.nightly
 def test_frozen_encoders_are_timed_once_and_the_head_in_every_epoch():
     facts = look()
     lines = estimates.estimate_seconds(facts.plan, small_work(facts, "frozen"), SCHEDULE, [RATE])
@@ -75,6 +77,7 @@ def test_frozen_encoders_are_timed_once_and_the_head_in_every_epoch():
     ]
 
 
+@pytest.mark.nightly
 def test_encoders_that_train_are_timed_in_every_epoch_with_evaluations_and_padding():
     facts = look()
     plan = facts.plan
@@ -87,7 +90,7 @@ def test_encoders_that_train_are_timed_in_every_epoch_with_evaluations_and_paddi
 EPOCHS = {"eval_strategy": "epoch", "save_strategy": "epoch"}
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("arguments", "steps", "evaluations", "saves"),
     [
@@ -104,6 +107,7 @@ def test_the_schedule_is_that_of_the_arguments_as_the_plan_leaves_them(arguments
     assert (schedule.steps, schedule.evaluations, schedule.saves) == (steps, pytest.approx(evaluations), saves)
 
 
+@pytest.mark.nightly
 def test_a_subset_of_the_evaluation_costs_its_share():
     # of 300 validation rows
     assert look(max_eval_samples=60.0).schedule.evaluated_share == pytest.approx(0.2)
@@ -192,7 +196,7 @@ def test_recomputed_layers_keep_one_layer_and_every_input():
     assert sizes.activation_bytes(encoder, 7, is_half=False, checkpointed=False) == 5 * 7 * 10 * 100
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.nightly
 @pytest.mark.parametrize("trainings", [("frozen", "frozen"), ("lora", "full")])
 def test_checkpoints_are_as_large_as_the_run_itself_bounds_them(make_affinity, demo_rows, tmp_path, trainings):
     model, collator = make_affinity(*trainings, head_sizes=[256, 128])

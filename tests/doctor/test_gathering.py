@@ -36,6 +36,7 @@ def towers(demo_encoders, *trainings: str) -> AffinityArguments:
     )
 
 
+@pytest.mark.nightly
 def test_tokens_are_those_of_each_distinct_sequence_once():
     table = make_demo_table()
     antibody, antigen = look().work.encoders
@@ -47,7 +48,7 @@ def test_tokens_are_those_of_each_distinct_sequence_once():
     assert antibody.train.total == 2400 * (len(table["heavy"][0]) + len(table["light"][0]) + 4)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("card", ["T4", "A100", "H100", "cpu"])
 @pytest.mark.parametrize("trainings", [("frozen", "frozen"), ("lora", "full")])
 def test_the_plan_is_that_of_the_real_model(make_affinity, demo_encoders, tmp_path, card, trainings):
@@ -66,6 +67,7 @@ def test_the_plan_is_that_of_the_real_model(make_affinity, demo_encoders, tmp_pa
     assert [d.reason for d in changed.decisions] != [d.reason for d in facts.plan.decisions]
 
 
+@pytest.mark.nightly
 def test_sizes_come_from_configurations_alone(demo_encoders):
     work = look("h100", model=MaskedLMArguments(model_size="esm2_650M")).work
     assert work.encoders[0].num_parameters == 651_043_254  # of facebook/esm2_t33_650M_UR50D
@@ -74,6 +76,7 @@ def test_sizes_come_from_configurations_alone(demo_encoders):
     assert continued.encoders[0].config["num_hidden_layers"] == 2
 
 
+@pytest.mark.nightly
 def test_nothing_is_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     facts = look(None, measure_seconds=0.1, output_dir=str(tmp_path / "out"), embedding_cache_dir=str(tmp_path / "emb"))
@@ -81,6 +84,7 @@ def test_nothing_is_written(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.nightly
 def test_on_this_machine_the_rate_is_measured():
     facts = look(None, measure_seconds=0.2, use_cpu=True)
     assert "measured here on one layer" in facts.rate_basis
@@ -167,6 +171,7 @@ def test_folders_that_cannot_be_made_are_seen(tmp_path):
     assert (machine.is_writable["output_dir"], machine.is_writable["cache_dir"]) == (False, True)
 
 
+@pytest.mark.nightly
 def test_what_the_estimate_leaves_out_is_noted(tmp_path):
     (tmp_path / "0123").mkdir()
     (tmp_path / "0123" / "key.json").write_text("{}")

@@ -145,6 +145,7 @@ def test_the_plan_is_that_of_the_run(pairs, tmp_path):
     assert lengths.pair_tokens.sum() + lengths.antigen_tokens[lengths.antigen_index].sum() == sum(tokens["length"])
 
 
+@pytest.mark.nightly
 def test_a_frozen_encoder_is_timed_once_and_what_it_stores_is_counted(pairs, tmp_path):
     _, esm = make_demo_encoders(tmp_path / "encoders")
     facts = look(data=pairs, model={"architecture": "esm", "antigen_encoder": esm})
@@ -159,6 +160,7 @@ def test_a_frozen_encoder_is_timed_once_and_what_it_stores_is_counted(pairs, tmp
     assert trained.stages[0].work.flops > facts.stages[0].work.flops
 
 
+@pytest.mark.nightly
 def test_this_machine_is_measured_with_the_model_itself(pairs):
     facts = look(None, data=pairs, measure_seconds=0.2, use_cpu=True)
     assert re.search(r"measured here on 32 rows of stage 1, cut at \d+ tokens, forward and backward", facts.rate_basis)
@@ -166,6 +168,7 @@ def test_this_machine_is_measured_with_the_model_itself(pairs):
     assert 0 < least < most
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("architecture", ["lstm", "transformer", "light"])
 def test_a_trial_has_all_rows_of_a_step_with_as_many_tokens_as_its_time_allows(architecture, monkeypatch):
     """On a clock that goes on by a second whenever it is read, so that each step takes one."""
@@ -190,6 +193,7 @@ def test_without_rows_the_stages_have_the_numbers_that_are_said_to_be_assumed():
     assert find_problems(facts) == []
 
 
+@pytest.mark.nightly
 def test_what_the_run_would_refuse_stops_it_here(pairs, tmp_path):
     (tmp_path / "bad.csv").write_text("antigen,heavy,light,pKd\nMKT,EVQ,DIQ,7\nMKV,EV1,DIQ,8\nMKL,EVQ,DIQ,9\n")
     found = [

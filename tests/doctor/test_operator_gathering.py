@@ -26,6 +26,7 @@ def look(device: str | None = "a100", measure_seconds: float = 0.0, model=SMALL,
     return gather_operator(OperatorArguments(**model), args, DoctorArguments(device, measure_seconds))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("card", ["T4", *(pytest.param(c, marks=pytest.mark.nightly) for c in ("H100", "cpu"))])
 def test_the_plan_is_that_of_the_real_model(card):
     few = {**SMALL, "num_train_samples": 4}

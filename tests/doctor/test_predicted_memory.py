@@ -41,7 +41,7 @@ def test_a_card_with_room_to_spare_has_nothing_off():
     assert facts.forecast.largest > 16
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("device", "settings"), [("t4", {"without": ["packing"]}), ("a100", {}), (None, {"without": ["lora_base"]})]
 )
@@ -65,6 +65,7 @@ def test_where_all_inputs_are_cached_the_formula_answers():
     assert look("t4").forecast == "no encoder runs while training"
 
 
+@pytest.mark.nightly
 def test_the_formula_is_an_upper_bound_within_a_third_of_the_ledger():
     for settings in ({"bf16": True}, {"without": ["precision", "tf32"]}):
         facts = look("a100-80gb", model=ESM_650M, per_device_train_batch_size=64, speedups=[], **settings)

@@ -67,6 +67,7 @@ def test_a_second_filling_encodes_only_what_is_new(tmp_path):
     assert (report.num_encoded, report.num_residues) == (0, 0)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "error",
     [

@@ -110,6 +110,7 @@ def test_without_the_row_to_come_few_rows_hold_too_little():
     assert held_share(draw_rows(12), at(0.9)) > 0.9 - MARGIN
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("num_units", "level"), [(9, 0.9), (30, 0.8), (30, 0.9)])
 def test_intervals_by_unit_hold_their_level_for_a_row_of_a_new_unit(num_units, level):
     share = held_share(draw_units(num_units), at(level))

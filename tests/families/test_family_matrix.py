@@ -84,7 +84,7 @@ def test_the_matrix_has_every_family_that_is_served():
     assert set(MASKED_LMS) < set(FAMILIES)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("training", TRAININGS)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_it_trains_what_it_should_goes_on_exactly_and_comes_back(folders, hub, name, training, tmp_path):
@@ -138,7 +138,7 @@ def make_masked_lm(folder: str, output: Path, **given) -> FastTrainer:
     return building.build_trainer(model, args, collator, splits, None)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("use_peft", [False, True], ids=["full", "lora"])
 @pytest.mark.parametrize("name", MASKED_LMS)
 def test_masked_language_models(folders, name, use_peft, tmp_path):

@@ -102,7 +102,7 @@ def steps_saved(folder) -> set[int]:
 # --- refused ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_contradiction_is_refused_with_both_values(bench, counts, name, tmp_path):
     counts["contradictions"] += 1
@@ -150,7 +150,7 @@ def test_another_model_is_refused_by_its_shapes_even_where_it_is_allowed(bench, 
 # --- allowed ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("allow", ["by name", pytest.param("all", marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("name", [name for name in CHANGES if name not in ("model", "label_smoothing_factor")])
 def test_an_allowed_change_takes_effect(bench, counts, name, allow, tmp_path, caplog):

@@ -137,7 +137,7 @@ def in_ci(family: str, name: str, damage: str) -> bool:
     return family == "esm" or name not in COMMON or name == "manifest.json"
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize(
     ("family", "name", "damage"),
     [pytest.param(*case, marks=[] if in_ci(*case) else [pytest.mark.nightly]) for case in CASES],
@@ -161,6 +161,7 @@ def test_the_suite_covers_every_file_that_a_run_writes(families):
     assert sum(in_ci(*case) for case in CASES) >= 80
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", ["a link to the same bytes", "a folder", "the whole checkpoint of another step"])
 def test_what_only_looks_like_the_file_is_damage(kind, families, counts, log):
     counts["cases"] += 1
@@ -180,6 +181,7 @@ def test_what_only_looks_like_the_file_is_damage(kind, families, counts, log):
     counts["found_and_passed_over"] += 1
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("family", list(FILES))
 def test_of_several_damaged_ones_the_newest_whole_one_is_taken(family, families, counts):
     counts["cases"] += 1
@@ -197,7 +199,7 @@ def test_of_several_damaged_ones_the_newest_whole_one_is_taken(family, families,
     counts["found_and_passed_over"] += 1
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("family", list(FILES))
 @pytest.mark.parametrize("name", ["manifest.json", "optimizer.json", "trainer_state.json"])
 @pytest.mark.parametrize("damage", ["deleted", "half", "bit flipped at the end"])

@@ -128,7 +128,7 @@ def check_combination(folder, combination, base, num_saves, tally):
     assert trainer.checkpoints.checkpoints()[-1].step == num_saves
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("combination", SAMPLE, ids=str)
 def test_a_run_never_holds_more_than_its_budget(combination, tmp_path, base, tally):
     check_combination(tmp_path, combination, base, 12, tally)
@@ -221,6 +221,7 @@ def find_smallest(trainer):
     return allowed
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_budget_one_byte_too_small_is_refused_before_the_first_step_with_the_arithmetic(kind, tmp_path, base):
     combination = (2, True, kind)
@@ -300,6 +301,7 @@ def with_room(tmp_path_factory, base):
     return budgets_of_the_steps(folder / "probe", base), digests.by_step
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("num_steps", [1, 2, 3])
 def test_each_step_of_degrading_stores_less_stays_within_the_budget_and_resumes(
     num_steps, tmp_path, base, with_room, caplog
@@ -338,6 +340,7 @@ def check_stored(folder, num_steps):
 # --- a small head on a large encoder --------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 def test_three_million_parameters_on_a_frozen_encoder_take_40_mb_and_the_export_is_complete(tmp_path):
     base = tmp_path / "base"
     make_esm(hidden_size=1728, intermediate_size=256, num_hidden_layers=2).save_pretrained(base)

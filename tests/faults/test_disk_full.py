@@ -133,7 +133,7 @@ def check_resumes(folder, whole, tally):
 # --- sizes ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("room", ROOM)
 def test_a_small_disk_costs_checkpoints_but_no_training_and_not_the_one_before(
     room, tmp_path, whole, may_mount, tally, caplog
@@ -211,7 +211,7 @@ def check_injected(place, number, once, folder, whole, tally, caplog, monkeypatc
         check_resumes(folder, whole, tally)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize(("place", "number", "once"), SAMPLE)
 def test_an_error_anywhere_in_a_save_costs_that_checkpoint_alone(
     place, number, once, tmp_path, whole, tally, caplog, monkeypatch
@@ -243,6 +243,7 @@ class Stop(TrainerCallback):
             os.kill(os.getpid(), signal.SIGTERM)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("place", ["weights", "rename"])
 def test_a_stop_that_cannot_save_says_so_instead_of_having_saved(place, tmp_path, whole, tally, monkeypatch):
     with counted(tally, "others"), monkeypatch.context() as patch:
@@ -298,6 +299,7 @@ def full_at_the_end(tmp_path, may_mount):
         yield trainer, disk
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("write", ["save_model", "save_state"])
 def test_a_trained_model_that_finds_no_room_ends_as_a_disk_failure_that_says_what_to_do(full_at_the_end, write, tally):
     trainer, disk = full_at_the_end
@@ -403,6 +405,7 @@ class Patient(FastTrainer):
         self._ext_checkpointer.write = write_and_hide
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("twin", [Untidy, Careless, Patient])
 def test_the_harness_sees_what_a_broken_trainer_does_wrong(twin, tmp_path, whole, tally, caplog, monkeypatch):
     counts = dict.fromkeys(tally, 0)

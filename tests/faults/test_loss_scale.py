@@ -51,6 +51,7 @@ def make(tmp_path, monkeypatch):
     return scaled
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("optim", ["adamw_torch", "adamw_torch_fused"])
 @pytest.mark.parametrize("policy", ["stop", "skip"])
 def test_gradients_that_stay_nan_end_the_run_with_the_weights_untouched_and_the_rows_named(optim, policy, make):

@@ -42,7 +42,7 @@ def plain(tmp_path_factory):
     return numbers(train(tmp_path_factory.mktemp("plain")))
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize(("where", "call"), POINTS)
 def test_a_run_that_is_out_of_memory_once_is_the_run_that_is_not(tmp_path, plain, where, call):
     with messages() as said:

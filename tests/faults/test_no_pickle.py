@@ -129,7 +129,7 @@ def probed(request, counts, runs):
 # --- pickles ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("is_zip", [True, False], ids=["zip", "bare"])
 @pytest.mark.parametrize("name", BESIDE)
 def test_a_pickle_beside_our_files_is_not_read(name, is_zip, runs, tmp_path):
@@ -343,6 +343,7 @@ class Stop(TrainerCallback):
 SECRETS = {"hub_token": SECRET, "hub_model_id": "someone/something"}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", ["esm", "lora", "frozen and cached"])
 def test_scan_of_all_that_a_run_writes_finds_no_pickle_and_no_token(
     kind, runs, counts, make_affinity, demo_rows, tmp_path, monkeypatch, capfd

@@ -114,6 +114,7 @@ def bad_step(message: str) -> int:
     return int(re.search(r"in step (\d+): ", message)[1])
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("label", [NAN, INF, -INF, 1e38], ids=str)
 @pytest.mark.parametrize("filtered", [True, False], ids=["filtered", "unfiltered"])
 def test_a_label_that_is_no_number_ends_the_run_within_its_step_with_the_weights_untouched(
@@ -185,6 +186,7 @@ def test_the_mean_of_logged_losses_leaves_the_step_out(make, tmp_path):
     assert loss == pytest.approx(sum(losses) / (NUM_STEPS - 1), rel=1e-5)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_the_training_loss_is_the_mean_of_the_steps_that_were_taken(accumulation, make, tmp_path):
     given = {"rows": make_rows(row7=NAN), "nan_policy": "skip", "gradient_accumulation_steps": accumulation}

@@ -100,6 +100,7 @@ INTRUDERS = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", INTRUDERS)
 def test_what_is_not_ours_is_passed_over_kept_and_told(kind, runs, log, tmp_path):
     folder, elsewhere = runs.copy(tmp_path / "run"), contents(runs.folder / "killed")
@@ -114,6 +115,7 @@ def test_what_is_not_ours_is_passed_over_kept_and_told(kind, runs, log, tmp_path
     assert "--resume_from_checkpoint PATH" in told
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "name", ["checkpoint-best", "checkpoint-0999", "checkpoint-4.tmp", "checkpoint-", "Checkpoint-9"]
 )
@@ -126,6 +128,7 @@ def test_a_name_that_is_no_step_is_nothing_to_us(name, runs, log, tmp_path):
     assert not any("left alone" in text for text in log)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", INTRUDERS)
 def test_what_stands_where_a_checkpoint_goes_is_moved_and_kept(kind, runs, log, tmp_path):
     folder = runs.copy(tmp_path / "run")
@@ -179,6 +182,7 @@ def test_file_times_decide_nothing(times, runs, tmp_path):
 # --- where the folder is ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "name", ["with some spaces", "L\u00e4ufe \u03b2 \U0001f9ec", "100% 'of' \"it\" #1 {x} [a-z]*", "-n"]
 )

@@ -68,6 +68,7 @@ def log_of(trainer):
     return [(entry["step"], entry["loss"], entry["learning_rate"]) for entry in trainer.state.log_history[:NUM_STEPS]]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_stock_run_is_continued_as_if_nobody_had_interrupted_it(bench, counts, kind, tmp_path, caplog):
     checkpoint, whole, watch = bench.whole(kind, Trainer)
@@ -82,6 +83,7 @@ def test_a_stock_run_is_continued_as_if_nobody_had_interrupted_it(bench, counts,
     counts["bit_identical"] += 1
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", KINDS)
 def test_stock_trainer_continuing_itself_loses_the_layer_norms_of_esm_and_of_nothing_else(
     bench, counts, kind, tmp_path
@@ -96,6 +98,7 @@ def test_stock_trainer_continuing_itself_loses_the_layer_norms_of_esm_and_of_not
     assert bool(differing(seen.weights[NUM_STEPS], watch.weights[NUM_STEPS])) == (kind in ESM_KINDS)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", KINDS)
 def test_stock_trainer_reads_the_weights_of_our_checkpoint(bench, counts, kind, tmp_path):
     checkpoint, _, watch = bench.whole(kind, FastTrainer)
@@ -158,6 +161,7 @@ def without(checkpoint, folder, *names):
     return copy
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth"])
 def test_what_a_stock_checkpoint_lacks_is_said_and_the_weights_still_arrive(bench, counts, name, tmp_path, caplog):
     checkpoint, _, watch = bench.whole("ESM regression", Trainer)

@@ -92,6 +92,7 @@ def test_table_and_fasta_hold_every_antibody_ranked_under_the_antigens_names(mem
     ]
 
 
+@pytest.mark.nightly
 def test_a_seed_gives_the_same_files_in_batches_of_any_size(untrained, folder):
     given = ("--num_samples", 5, "--temperature", 1.3, "--max_new_tokens", 30)
     first = sample(untrained, *given)
@@ -258,6 +259,7 @@ def contents(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("given", "words"),
     [

@@ -28,7 +28,7 @@ def model(request):
     return make_named(request.param)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 def test_sequences_do_not_depend_on_batches(model):
     together = draw(model, num_samples=6)
     assert draw(model, num_samples=6, max_tokens_per_batch=1) == together  # each alone
@@ -95,6 +95,7 @@ def test_noise_is_written_down():
     assert gumbel_noise(0, "ACD", 0, 400, 25).mean() == pytest.approx(0.5772, abs=0.04)  # Euler's constant
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("settings", [{"greedy": True}, {"top_k": 1}, {"top_p": 1e-6}, {"temperature": 1e-7}])
 def test_without_chance_it_is_what_plain_generate_writes(model, settings):
     encoded = [torch.as_tensor(one) for one in PairEncoder().encode_antigens(ANTIGENS)]

@@ -49,6 +49,7 @@ def test_the_time_limit_saves_queues_again_and_the_next_start_ends_the_job(tmp_p
     assert first.startswith("launch --machine_rank 0 --config_file accelerate_configs/4gpu_ddp.yaml")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("words", "status"), [("nan,0.3:stopped", 65), ("killed,stopped", 1), ("traceback", 1)])
 def test_what_did_not_save_and_stop_is_not_queued_again(tmp_path, programs, words, status):
     job = submit(tmp_path / "slurm", SCRIPT, path=programs, WORDS_0_0=words)

@@ -54,7 +54,7 @@ def is_alive(number: int) -> bool:
         return False
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize(
     ("words", "status"),
     [

@@ -36,6 +36,7 @@ def peak(subject, policy="none"):
     return subject.timeline(Graph(policy), 64).peak()
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("policy", ["none", "full", "half"])
 @pytest.mark.parametrize(
     ("make", "batch"), [(deep_net, numbers), (lambda: gpt2(n_layer=8).train(), tokens)], ids=["Sequential", "GPT-2"]

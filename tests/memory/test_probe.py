@@ -31,7 +31,7 @@ def peaks(subject, graph, rows=5):
     return timeline.peak(), timeline.peak(standing=10**6)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("graph", GRAPHS, ids=str)
 def test_three_layers_give_the_peak_of_the_whole_model(graph):
     model = make_model()
@@ -40,7 +40,7 @@ def test_three_layers_give_the_peak_of_the_whole_model(graph):
     assert any(middle.copies > 1 for middle in cut.timeline(graph, 5).middles)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("graph", "settings"),
     [
@@ -68,7 +68,7 @@ def test_and_to_a_few_numbers_per_row_where_rows_are_packed():
     assert abs(found.total - whole.total) < ROUNDING
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("layers", [2, 3, 4, 7])
 def test_models_of_any_depth_are_extrapolated(layers):
     model = make_model((32, 2, layers))
@@ -83,7 +83,7 @@ def test_a_twin_that_leaves_a_layer_out_is_found_out():
     assert dataclasses.replace(timeline, middles=short).peak() != timeline.peak()
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.nightly
 @pytest.mark.parametrize("settings", [{}, {"training": "lora"}, {"packed": True}], ids=str)
 def test_one_pass_answers_for_any_number_of_rows(settings):
     model = make_model(**settings)
@@ -109,7 +109,7 @@ REAL = {
 }
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("name", REAL)
 def test_fake_tensors_hold_what_real_ones_hold(name):
     settings, graph = REAL[name]
@@ -135,6 +135,7 @@ def test_cuda_keeps_norms_and_softmax_in_float32_and_a_cpu_does_not(kind, dtype)
         assert functional.softmax(states, -1).dtype == (torch.float32 if kind == "cuda" else states.softmax(-1).dtype)
 
 
+@pytest.mark.nightly
 def test_less_is_held_the_more_is_recomputed():
     subject = make_subject(make_model((64, 4, 12)), length=64)
 

@@ -26,6 +26,7 @@ def forecaster_of(shape=(64, 4, 12), training="full", length=64, **settings):
     return Forecaster(make_subject(make_model(shape, training, **settings), length))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("settings", "graph"),
     [
@@ -46,6 +47,7 @@ def test_one_row_more_than_the_largest_batch_exceeds_the_room(settings, graph):
     assert forecaster.forecast(dataclasses.replace(choice, rows=rows + 1)).peak > room
 
 
+@pytest.mark.nightly
 def test_few_passes_find_the_largest_batch_where_each_number_of_rows_is_a_pass():
     subject = make_subject(make_model((64, 4, 12)), 64, scales=False)
     rows = largest_rows(Forecaster(subject), Choice(4, HALF), 256 * MIB)
@@ -126,6 +128,7 @@ def test_the_switches_that_make_esm_2_fit_are_named(name):
     assert len(forecaster.subject.known) <= 4  # passes that were computed for it
 
 
+@pytest.mark.nightly
 def test_what_fits_with_no_switch_says_so():
     forecaster = forecaster_of(SHAPES["3B"], length=1024)
     assert find_remedy(forecaster, Choice(8, HALF), 16 * GIB) is None
@@ -143,6 +146,7 @@ def test_smaller_passes_come_before_all_other_switches():
     assert (remedy.switches, remedy.choice.rows, remedy.choice.passes) == ((), 32, 2)
 
 
+@pytest.mark.nightly
 def test_switches_that_are_on_or_cannot_help_are_not_offered():
     def names(choice, **settings):
         return {s.option for group in switches(forecaster_of(**settings), choice) for s in group}
@@ -183,6 +187,7 @@ def test_the_report_says_what_each_switch_saves_and_is_json():
     assert values["predicted_peak_bytes"] == report.forecast.peak == sum(values["lines"].values())
 
 
+@pytest.mark.nightly
 def test_a_report_takes_one_pass_for_each_way_to_compute():
     forecaster = forecaster_of(training="lora")
     report_memory(forecaster, Choice(8, HALF), 64, 40 * MIB, 30 * MIB)

@@ -230,12 +230,13 @@ MISTAKES = [
 ]
 
 
+@pytest.mark.sampled(4)
 @parametrized(MISTAKES)
 def test_mistake_is_named(mistake, tmp_path, demo_encoders):
     check_mistake(mistake, tmp_path, demo_encoders[1])
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(16)
 @parametrized(MISTAKES)
 def test_its_innocent_twin_passes(mistake, tmp_path, demo_encoders):
     check_twin(mistake, tmp_path, demo_encoders[1])

@@ -35,6 +35,7 @@ def innocent(tmp_path_factory, demo_encoders):
     return run(tmp_path_factory.mktemp("innocent"), demo_encoders[1])
 
 
+@pytest.mark.nightly
 def test_the_verdict_names_test_rows_that_stand_in_train(mistaken, innocent):
     text = (
         "But 3 of 10 test rows (30.0%) stand in train, too: test row 52 is train row 2, test row 53 is train row 3, "

@@ -51,7 +51,7 @@ def same(found, expected) -> bool:
     return found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("kernel", ["sdpa", "padded", "blocked"])
 @pytest.mark.parametrize("name", MODELS)
@@ -211,6 +211,7 @@ def test_the_prediction_for_all_layers_is_what_is_kept_and_one_layer_being_compu
     assert predicted == {"none": 500, "pointwise": 300, "half": 330, "attention": 200, "full": 150}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kernel", ["sdpa", "padded", "blocked"])
 def test_a_whole_model_keeps_less_under_each_policy(kernel):
     kept = {}
@@ -315,6 +316,7 @@ def test_a_policy_replaces_the_one_before_is_undone_and_goes_with_copies():
         set_policy(model, "most")
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("policy", ["attention", "pointwise"])
 @pytest.mark.parametrize("training", ["full", "lora"])
 def test_an_encoder_of_two_inputs_trains_under_autocast(demo_encoders, training, policy):

@@ -42,6 +42,7 @@ def test_one_to_three_towers_give_one_finite_number_per_row(folders, families, i
     assert len(set(logits.tolist())) == 4
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("pooling", ["mean", "cls", "max"])
 def test_a_batch_gives_what_its_rows_give_one_by_one(all_three, pooling):
     model = make_model(all_three, pooling=pooling)
@@ -135,6 +136,7 @@ def test_only_adapters_and_head_train_under_lora(all_three):
 LORA_KINDS = [LORA, LoraSettings(4, 16, 0.0, use_rslora=True), LoraSettings(4, 16, 0.0, use_dora=True)]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("lora", LORA_KINDS, ids=["lora", "rslora", "dora"])
 def test_adapters_start_at_the_pretrained_weights(all_three, lora):
     frozen, adapted = make_model(all_three).eval(), make_model(all_three, "lora", lora=lora).eval()
@@ -270,6 +272,7 @@ def relative_difference(first, second):
 SIXTEEN = [{**row, "label": row["label"] + i / 4} for i in range(4) for row in ROWS]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("training", ["frozen", "full"])
 @pytest.mark.parametrize("loss", ["mse", "tobit"])
 def test_gradients_do_not_depend_on_how_an_effective_batch_is_split(folders, training, loss):

@@ -51,6 +51,7 @@ def trainable_names(model):
     return {name for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("settings", [{}, {"save_full": True}])
 @pytest.mark.parametrize("training", ["frozen", "lora", "full"])
 def test_a_saved_model_reads_back_with_every_weight_and_the_same_predictions(folders, tmp_path, training, settings):
@@ -63,6 +64,7 @@ def test_a_saved_model_reads_back_with_every_weight_and_the_same_predictions(fol
     assert (again.config.label_mean, again.config.label_std, again.config.loss) == (7.0, 1.5, "huber")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("training", "part"),
     [("frozen", "head.layers.0"), ("lora", "intermediate.dense.lora_B"), ("full", "SelfAttention.v")],
@@ -89,6 +91,7 @@ def test_adapters_are_in_the_file_and_their_base_weights_are_not(folders, tmp_pa
     assert any("lora_magnitude_vector" in name for name in names)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("lora", [LORA, LoraSettings(4, 16, 0.0, True), LoraSettings(4, 16, 0.0, use_dora=True)])
 def test_adapters_of_every_kind_read_back(folders, tmp_path, lora):
     model = make_model(folders, "lora", lora=lora)
@@ -121,6 +124,7 @@ def test_a_changed_configuration_counts_as_a_changed_encoder(folders, tmp_path):
         AffinityModel.from_pretrained(tmp_path / "model").attach_encoders()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("training", "settings"), [("full", {}), ("frozen", {"save_full": True}), ("lora", {"save_full": True})]
 )

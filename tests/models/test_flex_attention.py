@@ -56,6 +56,7 @@ def test_strangers_share_no_block_where_they_end_with_one():
     assert block_mask(layout((256, 128))).full_kv_num_blocks.flatten().tolist() == [1, 2, 2]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("round_up", [False, True])
 @pytest.mark.parametrize("lengths", LAYOUTS)
 def test_it_computes_what_attention_with_padding_around_it_does(lengths, round_up):
@@ -67,7 +68,7 @@ def test_it_computes_what_attention_with_padding_around_it_does(lengths, round_u
     assert (flex_packed_attention(*rows, segments, 0.33)[:num] - expected).abs().max() > 1e-3  # would be seen
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("round_up", [False, True])
 @pytest.mark.parametrize("lengths", LAYOUTS)
 def test_a_bias_is_that_of_places_in_each_sequence(lengths, round_up):

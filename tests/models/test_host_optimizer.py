@@ -230,6 +230,7 @@ def test_the_state_counts_its_bytes_and_lies_on_the_host_after_loading_too():
 # --- states and copies -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", ["adamw_fused", "muon", "adafactor", "sgd"])
 @pytest.mark.parametrize(("saves", "loads"), [("host", "device"), ("device", "host"), ("host", "host")])
 def test_a_run_goes_on_bit_for_bit_with_and_without_the_host(tmp_path, name, saves, loads):

@@ -190,6 +190,7 @@ def folders(demo_encoders, tmp_path):
     return [demo_encoders[0], write_t5_encoder(tmp_path / "t5"), demo_encoders[1]]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("settings", KINDS, ids=["lora", "rslora", "dora"])
 def test_a_merged_affinity_model_predicts_the_same_from_plain_encoders(folders, tmp_path, settings):
     model = make_model(folders, "lora", lora=settings, label_mean=7.0)

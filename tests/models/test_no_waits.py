@@ -137,6 +137,7 @@ class CountReads(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("workers", "with_layout"), [(0, True), (1, True), (0, False)])
 def test_forward_and_backward_of_a_trainer_read_nothing(collator, tmp_path, workers, with_layout):
     speedups = {"speedups": ["attention", "packing", "masked_lm_head"], "attention": "padded"}
@@ -190,6 +191,7 @@ def count_reads_of_steps(tmp_path, collator, **settings):
     return counting.reads
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("settings", [{}, {"gradient_accumulation_steps": 2}, {"max_grad_norm": 0.0}])
 def test_whole_steps_wait_for_nothing(collator, tmp_path, settings):
     assert count_reads_of_steps(tmp_path, collator, **settings) == []

@@ -71,6 +71,7 @@ def make(request):
     return HEADS[request.param]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("kernel", "round_up"), [("blocked", False), ("blocked", True), ("padded", True)])
 def test_packed_equals_padded_equals_one_at_a_time(make, kernel, round_up):
     stock, batch = make(), make_batch()
@@ -87,6 +88,7 @@ def test_whole_rows_and_no_mask_at_all(make):
     assert torch.allclose(packed(make())(**ids)[0], make()(**ids)[0], atol=1e-5)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", PER_TOKEN)
 @pytest.mark.parametrize("kernel", ["blocked", "padded"])
 def test_left_padding_and_empty_rows(name, kernel):
@@ -129,6 +131,7 @@ def share_token_dropout(model, batch):
     embeddings.forward = over_the_row
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", HEADS)
 def test_the_comparison_tells_attention_over_the_whole_row_apart(name):
     AttentionInterface.register("tests_leaking", leaking)
@@ -182,6 +185,7 @@ def with_lora(model, targets):
     return get_peft_model(model, LoraConfig(r=4, target_modules=targets, init_lora_weights=False, lora_dropout=0.0))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("name", "targets"),
     [
@@ -208,6 +212,7 @@ def t5_folder(tmp_path_factory):
     return write_t5_encoder(tmp_path_factory.mktemp("t5"))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("training", ["frozen", "full", "lora"])
 def test_towers_of_an_affinity_model(demo_encoders, t5_folder, training):
     folders = [demo_encoders[1], t5_folder]

@@ -62,6 +62,7 @@ def same(found, expected) -> bool:
     return found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in expected)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("name", MADE)
 def test_gradients_are_those_without_bit_for_bit_with_dropout(name, half):

@@ -87,6 +87,7 @@ def render_card(folder: Path, record: dict[str, Any]) -> _Tags:
     return _Tags(write_card(folder).read_text())
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", PAYLOADS)
 def test_a_name_of_the_user_adds_no_markup_to_the_card(tmp_path: Path, name: str) -> None:
     plain = render_card(tmp_path / "plain" / "run", hostile_record("heavy"))
@@ -116,7 +117,7 @@ def test_a_model_named_like_a_link_is_linked_by_its_quoted_name(tmp_path: Path) 
     assert "http://evil" not in card.targets
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("name", PAYLOADS)
 def test_a_name_of_the_user_adds_no_markup_to_the_report(tmp_path: Path, name: str) -> None:
     def render(word: str) -> _Tags:

@@ -106,6 +106,7 @@ def test_validation_is_there_and_apart_from_the_test(tmp_path: Path) -> None:
     assert "Scores on the test split, 128 rows, with 95 % bootstrap intervals over rows." in card_of(tmp_path)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [

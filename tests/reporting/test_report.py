@@ -81,7 +81,7 @@ CASES = (
 )
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("name", CASES)
 def test_every_page_is_whole_loads_nothing_and_runs_nothing(tmp_path, name) -> None:
     page, html, markdown = read_report(write_case(name, tmp_path))
@@ -150,6 +150,7 @@ def test_the_verdict_is_read_first_and_alarms_right_after_it(tmp_path) -> None:
     ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("is_better", "name"), [(True, "better"), (False, "worse"), (None, "open")])
 def test_the_verdict_has_the_colour_of_its_outcome(tmp_path, is_better, name) -> None:
     results = affinity_results(verdict={"text": VERDICT, "is_better": is_better})
@@ -170,6 +171,7 @@ def test_key_numbers_hold_the_score_against_the_best_baseline(tmp_path) -> None:
     ]
 
 
+@pytest.mark.nightly
 def test_a_teacher_is_no_baseline(tmp_path) -> None:
     results = affinity_results()
     results["test"]["scores"]["teacher"] = {"spearman": make_score(0.9, 0.85, 0.95), "rmse": make_score(0.1)}
@@ -186,6 +188,7 @@ def test_predictors_stand_side_by_side_with_the_model_marked(tmp_path) -> None:
     assert '<td class="num">0.900 <span class="interval">[0.850, 0.950]</span></td>' in html
 
 
+@pytest.mark.nightly
 def test_the_report_says_what_was_trained_on_what_and_how_to_repeat_it(tmp_path) -> None:
     page, _, markdown = read_report(write_run(tmp_path, affinity_results()))
     text = " ".join(page.texts)
@@ -241,6 +244,7 @@ def test_markdown_shows_the_images_that_lie_beside_it(tmp_path) -> None:
     assert re.findall(r"\]\((\w+\.png)\)", markdown) == ["scatter.png", "loss.png"]
 
 
+@pytest.mark.nightly
 def test_nothing_of_a_run_becomes_markup(tmp_path) -> None:
     page, html, markdown = read_report(write_run(tmp_path, hostile_results()))
     assert page.problems == []
@@ -269,6 +273,7 @@ def test_what_is_absent_is_not_measured(tmp_path) -> None:
     assert not [word for word in re.findall(r"\d+", text) if len(word) > 1]
 
 
+@pytest.mark.nightly
 def test_a_stream_says_that_its_rows_are_not_counted(tmp_path) -> None:
     page, _, _ = read_report(write_case("stream", tmp_path))
     assert "Rows were streamed, so they are not counted and leaks between splits are not looked for." in page.texts
@@ -289,12 +294,14 @@ def test_masked_language_models_stand_beside_residue_frequencies(tmp_path) -> No
     assert re.search(r"\| test, unigram +\| +2.100 \| +16.590 \| +0.120 \|", markdown)
 
 
+@pytest.mark.nightly
 def test_a_page_of_24000_rows_stays_below_300_kB(tmp_path) -> None:
     _, html, _ = read_report(write_run(tmp_path, affinity_results(), num_rows=24_000))
     assert len(html.encode()) < 300_000
     assert "24,000 test rows in cells" in html
 
 
+@pytest.mark.nightly
 def test_two_reports_of_one_run_are_the_same_bytes(tmp_path) -> None:
     write_run(tmp_path, affinity_results())
     assert read_report(tmp_path)[1:] == read_report(tmp_path)[1:]

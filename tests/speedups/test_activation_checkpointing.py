@@ -255,6 +255,7 @@ POLICY, TRAINERS = {"activation_policy": "attention"}, {"activation_checkpointin
 PADDED = {**PACKED, "attention": "padded"}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("given", "asked"),
     [
@@ -280,6 +281,7 @@ def test_compiled_and_recomputed_is_the_run_without_either(tmp_path, compiler, g
     assert first.attention._compiled_call_impl is None
 
 
+@pytest.mark.nightly
 def test_under_half_every_second_block_is_compiled_whole(tmp_path, compiler):
     stock = make_trainer(tmp_path / "stock")
     given = {"given": {"speedups": ["compile"]}, "activation_policy": "half"}

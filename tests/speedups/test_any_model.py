@@ -56,6 +56,7 @@ def compiled(name, folder, backend, **given):
 NIGHTLY = [pytest.param(name, "aot_eager", marks=pytest.mark.nightly) for name in TRAINED]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("name", "backend"), [("ViT", "eager"), ("plain module", "eager"), *NIGHTLY])
 def test_blocks_are_compiled_and_the_run_ends_in_the_weights_of_one_without(tmp_path, name, backend):
     stock = trainer_of(name, tmp_path / "stock")
@@ -83,7 +84,7 @@ def test_a_compiler_that_fails_is_seen_on_the_models_own_rows(tmp_path):
     trainer.train()
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.nightly
 @MODELS
 def test_recomputed_runs_end_in_the_weights_of_one_without(tmp_path, name):
     stock = trainer_of(name, tmp_path / "stock")

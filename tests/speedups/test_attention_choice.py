@@ -411,6 +411,7 @@ def test_a_run_goes_on_with_the_kernel_that_it_began_with(tmp_path, monkeypatch)
     ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.usefixtures("bf16_cpu")
 @pytest.mark.parametrize(("then", "now", "is_said"), [(3.0, 0.4, True), (0.4, 3.0, True), (0.4, 0.4, False)])
 def test_a_checkpoint_of_a_run_with_another_kernel_is_continued_and_it_is_said(

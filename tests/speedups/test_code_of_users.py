@@ -114,7 +114,7 @@ def wrapped_forward():
     return model
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("given", [{}, FAST], ids=["plain", "fast"])
 @pytest.mark.parametrize(
     "make_model",
@@ -248,6 +248,7 @@ def test_a_collator_that_changes_batches_of_ours_is_heard(tmp_path, make_collato
     trainer.end()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("mixin", [CutInLoss, CutInInputs, CutInLoader])
 def test_so_is_a_trainer_that_does(tmp_path, make_collator, mixin):
     whole, _ = train(tmp_path / "whole", Trainer, TrainingArguments, tiny_esm(), make_collator())

@@ -119,6 +119,7 @@ def scale_first_output(graph, inputs):
     return run
 
 
+@pytest.mark.nightly
 def test_the_comparison_sees_a_compiler_with_a_mistake(tmp_path):
     stock, compiled = make_trainer(tmp_path / "stock"), compiled_trainer(tmp_path / "bad", scale_first_output)
     stock.train()
@@ -148,7 +149,7 @@ def first_block(model, batch):
     return block, *given[0]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("make", "kernel", "graphs"),
     [(esm_encoder, "padded", 1), (esm_encoder, "varlen", 1), (tiny_t5, "padded", 1), (esm_encoder, "blocked", 2)],
@@ -177,6 +178,7 @@ def test_counting_goes_on_past_the_64_that_torch_lists():
     assert compile.count_graphs()()["graphs"] == 0
 
 
+@pytest.mark.nightly
 def test_a_second_run_counts_its_own_graphs(tmp_path):
     first = compiled_trainer(tmp_path / "first")
     second = compiled_trainer(tmp_path / "second")
@@ -186,6 +188,7 @@ def test_a_second_run_counts_its_own_graphs(tmp_path):
     assert evidence(second)["recompilations"] == 0
 
 
+@pytest.mark.nightly
 def test_names_in_the_state_dict_and_in_checkpoints_stay_as_they_are(tmp_path):
     names = set(make_wide_esm().state_dict())
     trainer = compiled_trainer(tmp_path, save_strategy="steps", save_steps=4)
@@ -233,6 +236,7 @@ def failing(graph, inputs):
     raise RuntimeError("no compiler here\nand more")
 
 
+@pytest.mark.nightly
 def test_a_compiler_that_fails_is_left_out_with_the_reason_and_training_works(tmp_path):
     stock = make_trainer(tmp_path / "stock", speedups=["attention", "packing"])
     trainer = compiled_trainer(tmp_path / "run", failing, given=PACKED_BLOCKS)
@@ -250,6 +254,7 @@ def test_a_compiler_that_fails_is_left_out_with_the_reason_and_training_works(tm
     assert evidence(trainer) == {}
 
 
+@pytest.mark.nightly
 def test_off_and_end_leave_blocks_uncompiled(tmp_path):
     assert [block._compiled_call_impl for block in find_blocks(make_trainer(tmp_path).model)] == [None, None]
     trainer = compiled_trainer(tmp_path, "eager")

@@ -167,7 +167,7 @@ KINDS = {
 }
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_whose_steps_are_on_the_host_equals_the_cards(tmp_path, kind):
     given, without = KINDS[kind]
@@ -211,7 +211,7 @@ def test_a_step_that_nan_policy_leaves_out_is_left_out_on_the_host_too(tmp_path,
     assert ours.model.lm_head.bias.isfinite().all()
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.nightly
 @pytest.mark.parametrize("given", [{}, {"optim_ext": BOTH}], ids=["adamw", "muon"])
 def test_a_run_goes_on_bit_for_bit_with_the_offload_and_without(tmp_path, given):
     whole = make_member(tmp_path / "whole", save_strategy="steps", save_steps=2, **given)
@@ -253,6 +253,7 @@ def test_a_run_moves_to_the_host_between_two_steps(tmp_path):
     assert moved.plan["cpu_offload"].evidence["device_bytes_saved"] > 0
 
 
+@pytest.mark.nightly
 def test_steps_that_take_more_than_a_tenth_are_warned_of_once_with_what_helps(tmp_path, caplog):
     class Slow(HostOptimizer):
         share = 1.0

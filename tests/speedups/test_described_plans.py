@@ -130,7 +130,7 @@ def test_the_two_plans_differ_in_what_the_cards_differ_in():
 OLD_CARD = "flash attention needs compute capability 8.0, T4 has compute capability 7.5: use --attention auto"
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize(
     ("asked", "status", "reason"),
     [

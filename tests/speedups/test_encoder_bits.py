@@ -95,6 +95,7 @@ def test_towers_that_train_in_full_are_refused_and_lora_is_for_the_base(make_aff
 # --- under the probe --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 def test_the_noise_is_measured_and_decides(make_affinity, demo_rows, tmp_path):
     trainer = make_trainer(tmp_path / "run", *make_affinity(), demo_rows, **EIGHT, **WIDE)
     found = trainer.plan["encoder_precision"]
@@ -107,6 +108,7 @@ def test_the_noise_is_measured_and_decides(make_affinity, demo_rows, tmp_path):
     assert (model.config.encoder_bits, model.config.encoder_autocast) == (None, None)
 
 
+@pytest.mark.nightly
 def test_half_precision_gives_way_before_bits_do(make_affinity, demo_rows, tmp_path):
     model, collator = make_affinity()
     both = make_trainer(tmp_path / "a", model, collator, demo_rows, "cpu-amx-bf16", **EIGHT, **WIDE, speedups=["all"])
@@ -143,6 +145,7 @@ def test_without_the_flag_nothing_is_touched(make_affinity, demo_rows, tmp_path)
     assert "bits" not in trainer.embedding_key("heavy")  # keys of embeddings that are stored already stay as they were
 
 
+@pytest.mark.nightly
 def test_beside_a_tower_with_adapters_both_are_stored_so(make_affinity, demo_rows, tmp_path):
     model, collator = make_affinity("lora", "frozen")
     trainer = make_trainer(tmp_path / "run", model, collator, demo_rows, use_peft=True, **EIGHT, **WIDE)
@@ -181,6 +184,7 @@ def trained(make_affinity, demo_rows, tmp_path):
     return tmp_path / "saved", np.asarray(trainer.predict(demo_rows.select(range(20))).predictions).reshape(-1)
 
 
+@pytest.mark.nightly
 def test_a_saved_model_predicts_from_the_embeddings_that_it_was_trained_on(trained, demo_rows):
     folder, expected = trained
     predictor = AffinityPredictor.from_pretrained(folder)
@@ -193,6 +197,7 @@ def test_a_saved_model_predicts_from_the_embeddings_that_it_was_trained_on(train
     assert not np.allclose(other.predict(rows), expected, atol=1e-4)
 
 
+@pytest.mark.nightly
 def test_a_trainer_predicts_with_the_bits_of_the_model_without_being_asked(trained, demo_rows, tmp_path):
     folder, expected = trained
     predictor = AffinityPredictor.from_pretrained(folder)
@@ -201,6 +206,7 @@ def test_a_trainer_predicts_with_the_bits_of_the_model_without_being_asked(train
     assert np.allclose(found, expected, atol=1e-4)
 
 
+@pytest.mark.nightly
 def test_without_bitsandbytes_such_a_model_does_not_predict_otherwise_but_says_so(trained, monkeypatch):
     folder, _ = trained
     monkeypatch.setitem(sys.modules, "bitsandbytes.functional", None)

@@ -61,6 +61,7 @@ def test_cross_attention_is_the_layers_own():
     assert torch.allclose(model(**batch).logits, stock(**batch).logits, atol=1e-5)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_autocast_is_no_further_from_float32_than_before(make, dtype):
     """On average: of one batch it is one draw of rounding."""

@@ -65,6 +65,7 @@ def test_it_applies_where_training_runs_under_autocast(make_affinity, card, dtyp
     assert decide(make_affinity, card, speedups=[]).status == "off"
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
@@ -85,7 +86,7 @@ def test_it_is_skipped_with_the_reason(make_affinity, given, reason):
 # --- the same numbers, fewer bytes ------------------------------------------------------------------------------------
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.nightly
 def test_losses_and_adapters_are_those_of_a_float32_base_bit_for_bit(trainer_for):
     plain = trainer_for("plain", without=["lora_base"])
     assert plain.plan["lora_base"].status == "off"
@@ -108,7 +109,7 @@ def is_half(module) -> bool:
     return isinstance(module, HalfLinear) and module.weight.dtype == torch.bfloat16
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.nightly
 def test_a_base_that_was_rounded_further_is_seen(trainer_for):
     plain, half = trainer_for("plain"), trainer_for("half")
     for layer in half.model.modules():
@@ -177,6 +178,7 @@ def test_what_trains_heads_norms_and_embeddings_stay_in_float32(trainer_for):
 # --- saving, merging, resuming ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 def test_a_saved_model_predicts_as_it_did_from_a_float32_base(make_affinity, demo_rows, tmp_path):
     model, collator = make_affinity("lora", "lora")
     trainer = make_trainer(tmp_path / "run", model, collator, demo_rows)
@@ -193,6 +195,7 @@ def test_a_saved_model_predicts_as_it_did_from_a_float32_base(make_affinity, dem
     assert abs(found - expected).max() < 0.03 * expected.std() + 0.02
 
 
+@pytest.mark.nightly
 def test_towers_are_merged_in_float32_into_the_weights_read_again(make_affinity, demo_rows, tmp_path):
     model, collator = make_affinity("lora", "lora")
     pretrained = copy.deepcopy(model)
@@ -233,7 +236,7 @@ def test_a_killed_run_goes_on_bit_for_bit(trainer_for):
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.nightly
 def test_a_run_goes_on_where_the_base_is_stored_in_another_precision(trainer_for):
     saving = {"save_strategy": "steps", "save_steps": 2}
     trainer_for("run", **{**saving, "max_steps": 2}).train()

@@ -222,6 +222,7 @@ PenalisedTrainer = type("PenalisedTrainer", (Penalised, FastTrainer), {})
 SAID = r"packing: the loss of step \d reads positions that the attention mask leaves out .* weights were not touched"
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("model", "collator", "cls"),
     [
@@ -248,6 +249,7 @@ def test_training_ends_before_the_step_in_which_it_shows(tmp_path, monkeypatch, 
         late(tmp_path, model, collator, cls, **PACKED, gradient_accumulation_steps=accumulated)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", PENALTIES)
 def test_so_do_terms_that_have_no_gradient_at_zero(tmp_path, name):
     with pytest.raises(PlanRefused, match=SAID):
@@ -281,6 +283,7 @@ def test_what_one_process_sees_ends_all(tmp_path):
         assert re.match(SAID, (tmp_path / f"said_{rank}").read_text())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("model", [MaskedPooling, Softly])
 def test_what_reads_no_padding_trains_as_ever(tmp_path, model):
     stock, _ = late(tmp_path / "stock", model, pooled, Trainer, TrainingArguments)

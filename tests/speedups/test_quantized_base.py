@@ -77,7 +77,7 @@ def decide(make_affinity, training="lora", hardware="T4", **given):
     return make_plan(args, model, None, collator, describe_hardware(hardware))
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.nightly
 @pytest.mark.parametrize("card", ["cpu", "cpu-amx-bf16", "T4", "A100"])
 @pytest.mark.parametrize(("asked", "bits"), [(EIGHT, 8), (FOUR, 4)])
 def test_it_applies_where_it_is_asked_for_and_lora_base_stands_back(make_affinity, card, asked, bits):
@@ -94,6 +94,7 @@ def test_it_is_off_unless_it_is_asked_for(make_affinity):
     assert (named.status, "give --load_in_8bit or --load_in_4bit" in named.reason) == ("skipped", True)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
@@ -156,7 +157,8 @@ def dequantised_twin(trainer) -> nn.Module:
     return twin
 
 
-@pytest.mark.sampled(3)  # towers in 8 bits and a masked language model in 4
+@pytest.mark.nightly
+# towers in 8 bits and a masked language model in 4
 @pytest.mark.parametrize("asked", [EIGHT, FOUR], ids=["8", "4"])
 def test_losses_are_those_of_a_float_base_that_was_rounded_so_and_of_no_other(trainer_for, asked):
     ours = trainer_for("ours", **asked)
@@ -174,6 +176,7 @@ def test_losses_are_those_of_a_float_base_that_was_rounded_so_and_of_no_other(tr
     assert all((ours[name] - rounded[name]).abs().max() < 1e-4 for name in ours)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("asked", "bits"), [(EIGHT, 8), (FOUR, 4)])
 def test_storage_falls_by_the_bytes_that_were_computed_by_hand(trainer_for, asked, bits):
     def stored(model) -> int:
@@ -202,7 +205,7 @@ def test_a_run_that_does_not_ask_is_untouched(trainer_for):
     assert not quantized_layers(trainer_for(speedups=["quantized_base"]).model)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.nightly
 def test_gradients_arrive_after_an_evaluation(trainer_for):
     trainer = trainer_for(max_steps=2, **FOUR)
     before = trained_weights(trainer.model)
@@ -217,7 +220,7 @@ def test_gradients_arrive_after_an_evaluation(trainer_for):
 SAVING = {"save_strategy": "steps", "save_steps": 2, "max_steps": 4}
 
 
-@pytest.mark.sampled(3)  # towers in 8 bits and a masked language model in 4
+@pytest.mark.sampled(6)  # towers in 8 bits and a masked language model in 4
 @pytest.mark.parametrize("asked", [EIGHT, FOUR], ids=["8", "4"])
 def test_a_killed_run_goes_on_bit_for_bit(trainer_for, asked):
     whole = trainer_for("whole", **SAVING, **asked)
@@ -230,7 +233,7 @@ def test_a_killed_run_goes_on_bit_for_bit(trainer_for, asked):
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.nightly
 def test_other_bits_are_another_run_unless_that_is_allowed(trainer_for):
     trainer_for("run", **{**SAVING, "max_steps": 2}, **EIGHT).train()
     with pytest.raises(CheckpointError, match="load_in_8bit"):
@@ -250,6 +253,7 @@ def test_another_base_is_still_refused(base, tmp_path):
         trainer.train()
 
 
+@pytest.mark.nightly
 def test_neither_checkpoint_nor_export_holds_a_code(trainer_for, tmp_path):
     trainer = trainer_for("run", **{**SAVING, "max_steps": 2}, **EIGHT)
     trainer.train()
@@ -267,6 +271,7 @@ def test_neither_checkpoint_nor_export_holds_a_code(trainer_for, tmp_path):
 # --- afterwards: in float32, and merged ------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 def test_adapters_of_towers_predict_nearly_the_same_on_a_float_base(make_affinity, demo_rows, tmp_path):
     model, collator = make_affinity("lora", "lora")
     trainer = make_trainer(tmp_path / "run", model, collator, demo_rows, **EIGHT)
@@ -282,6 +287,7 @@ def test_adapters_of_towers_predict_nearly_the_same_on_a_float_base(make_affinit
     assert 0 < abs(found - expected).max() < 0.1 * expected.std() + 0.02
 
 
+@pytest.mark.nightly
 def test_towers_are_merged_into_the_weights_read_again(make_affinity, demo_rows, tmp_path):
     model, collator = make_affinity("lora", "lora")
     pretrained = copy.deepcopy(model)

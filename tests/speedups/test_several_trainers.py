@@ -75,7 +75,7 @@ def test_a_value_that_cannot_be_set_is_not_held():
 # --- settings of the process ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("first_out", [0, 1])
 @pytest.mark.parametrize("way", ["end", "close"])
 def test_two_trainers_may_end_in_any_order(process, tmp_path, first_out, way):
@@ -133,6 +133,7 @@ def make_pair():
     return EsmForMaskedLM(config), EsmForMaskedLM(config)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("first_out", [0, 1])
 def test_models_of_one_configuration_train_on_when_the_other_has_ended(tmp_path, first_out):
     models = make_pair()
@@ -151,6 +152,7 @@ def test_models_of_one_configuration_train_on_when_the_other_has_ended(tmp_path,
     assert largest_weight_difference(models[1 - first_out], twin) < 1e-5
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("is_alive", [True, False])
 def test_a_second_trainer_of_a_model_whose_first_nobody_ended(tmp_path, is_alive):
     fast = {"speedups": ["packing", "attention"]}

@@ -23,6 +23,7 @@ def test_the_term_is_due_by_optimizer_steps_in_all_micro_batches_and_evaluations
     assert trainer.evaluate()["eval_loss"] == loss
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", [Fast, CountsBatches, DrawsGlobally])
 def test_one_pass_and_four_passes_a_step_train_the_same_weights(tmp_path, kind):
     runs = [make_trainer(kind, tmp_path / str(n), accumulation=n) for n in (1, 4)]
@@ -32,6 +33,7 @@ def test_one_pass_and_four_passes_a_step_train_the_same_weights(tmp_path, kind):
     assert apart < 1e-5 if kind is Fast else apart > 1e-3
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("kind", "step"), [(Fast, 6), (Fast, 7), (CountsBatches, 6)])  # in 6 the term is due
 def test_a_run_goes_on_bit_for_bit_where_the_term_is_due_and_where_it_is_not(tmp_path, kind, step):
     whole = make_trainer(kind, tmp_path / "whole", accumulation=2, save_strategy="steps", save_steps=1)

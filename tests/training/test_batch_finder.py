@@ -72,6 +72,7 @@ def test_the_widest_row_of_each_input_is_in_the_batch():
     assert longest_rows(tokens, 16, "tokens") is None
 
 
+@pytest.mark.nightly
 def test_a_result_is_remembered_and_checked(tmp_path):
     first = find(tmp_path, Room(6), max_steps=1)
     kept = [*(tmp_path / "cache" / "batch_sizes").iterdir()]
@@ -154,6 +155,7 @@ def test_resumed_with_another_batch_the_run_is_the_same(tmp_path):
     assert (weights(resumed) - weights(whole)).abs().max() < 1e-3
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("damage", ["a file", "a size that is no number"])
 def test_what_cannot_be_kept_or_read_costs_a_search_and_no_run(tmp_path, damage):
     if damage == "a file":

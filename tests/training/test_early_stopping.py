@@ -147,6 +147,7 @@ def test_a_killed_run_continues_to_the_same_decisions_and_the_check_notices_lost
     assert resumed_at(tmp_path / "lost", 6, kind=Forgetful).stopping_decisions != whole.stopping_decisions
 
 
+@pytest.mark.nightly
 def test_a_checkpoint_between_resuming_and_the_next_evaluation_keeps_the_state(tmp_path):
     sparse = {"early_stopping_patience": 3, "eval_steps": 4, "max_steps": 8, **SAVING}
     whole = make_trainer(tmp_path / "whole", make_script(*RUN), **sparse)
@@ -160,6 +161,7 @@ def test_a_checkpoint_between_resuming_and_the_next_evaluation_keeps_the_state(t
     assert resumed.stopping_decisions == whole.stopping_decisions
 
 
+@pytest.mark.nightly
 def test_an_evaluation_that_is_given_up_in_its_second_set_is_not_counted_twice(tmp_path):
     sets = {"a": make_script(*RUN), "b": make_script(*RUN[::-1])}
     settings = {"early_stopping_patience": 2, "metric_for_best_model": "a_spearman", "save_strategy": "epoch"}

@@ -103,6 +103,7 @@ ENDS = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("persistent", [True, False], ids=["persistent", "of an epoch"])
 @pytest.mark.parametrize("end", ENDS)
 def test_after_any_end_handlers_are_back_and_no_worker_is_left(tmp_path, end, persistent):
@@ -121,6 +122,7 @@ def test_after_any_end_handlers_are_back_and_no_worker_is_left(tmp_path, end, pe
     assert workers() == []
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("given", "asked", "said"),
     [
@@ -233,6 +235,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("with_handler", [True, False], ids=["torch hears of it", "nobody hears of it"])
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_worker_that_is_killed_while_it_hands_over_a_batch_is_named(tmp_path, name, with_handler):
@@ -244,6 +247,7 @@ def test_a_worker_that_is_killed_while_it_hands_over_a_batch_is_named(tmp_path, 
     assert "mostly where memory" in text
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", BROKEN)
 def test_the_same_error_with_the_workers_alive_stays_what_it_is(tmp_path, name):
     with pytest.raises(type(BROKEN[name])):
@@ -264,6 +268,7 @@ class Ending(Collator):
         return super().__call__(rows)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("end", "is_killed"),
     [
@@ -356,6 +361,7 @@ EMPTY = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", EMPTY)
 @pytest.mark.parametrize("speedups", [[], ["all"]])
 def test_training_rows_that_are_none_are_refused_when_training_begins_and_evaluation_works(tmp_path, name, speedups):
@@ -386,6 +392,7 @@ class LogsACopy(FastTrainer):
         super().log({**logs, "mine": 1.0}, start_time)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("trainer", [FastTrainer, LogsElsewhere, LogsACopy])
 def test_whoever_overrides_log_gets_the_loss_of_the_whole_run_after_a_kill(tmp_path, trainer):
     whole = train(tmp_path / "whole", trainer, **ALONE)

@@ -118,6 +118,7 @@ CASES = {
 # --- the gradient of a split batch -----------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", CASES)
 def test_esm_has_one_gradient_and_one_loss_however_the_batch_is_split(kind, tmp_path):
     name, settings = CASES[kind]
@@ -152,6 +153,7 @@ def test_batches_of_unequal_size_count_by_their_rows(kind, tmp_path):
     assert distance(step(STOCK, (7, 3)), whole) > 0.02
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["BertForMaskedLM", "T5ForTokenClassification", "T5ForConditionalGeneration"])
 def test_models_that_swallow_the_number_of_items_get_gradients_of_the_right_length(name, tmp_path):
     rows = make_rows("token" if "Token" in name else "masked")
@@ -208,6 +210,7 @@ HEADS = {"ForMaskedLM": ["masked"], "ForConditionalGeneration": ["masked"], "For
 HEADS["ForSequenceClassification"] = ["single", "multi", "regression"]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("name", "kind"), [(n, k) for n in LOSS_KINDS for head in HEADS if head in n for k in HEADS[head]]
 )

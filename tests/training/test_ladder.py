@@ -41,6 +41,7 @@ def run(folder, room=None, model=None, **given):
     return trainer
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("where", ["forward", "backward"])
 @pytest.mark.parametrize(("rows", "rung", "given"), [(4, "4 rows at a time", (4, 2)), (1, "1 row at a time", (1, 8))])
 def test_a_step_that_does_not_fit_equals_that_of_smaller_batches(tmp_path, where, rows, rung, given):
@@ -53,7 +54,7 @@ def test_a_step_that_does_not_fit_equals_that_of_smaller_batches(tmp_path, where
     assert same(weights_of(stepped), weights_of(begun))
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.nightly
 @pytest.mark.parametrize("call", [1, 2, 3, 4])
 @pytest.mark.parametrize("where", ["forward", "backward"])
 def test_a_failure_in_any_micro_batch_repeats_the_whole_step(tmp_path, where, call):
@@ -70,6 +71,7 @@ def test_a_failure_in_any_micro_batch_repeats_the_whole_step(tmp_path, where, ca
         assert same(weights_of(stepped), weights_of(begun))
 
 
+@pytest.mark.nightly
 def test_with_dropout_random_numbers_are_those_of_the_run_that_began_there(tmp_path, monkeypatch):
     shape = {"hidden_dropout_prob": 0.2}
     given = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "max_steps": 3}
@@ -140,6 +142,7 @@ def test_an_evaluation_goes_on_in_parts(tmp_path):
     assert same(weights_of(ours), weights_of(plain))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("step", [1, 2, 4])
 def test_an_optimizer_step_that_did_not_fit_is_made_again(tmp_path, step):
     with failing(torch.optim.AdamW, "step", set()) as made:
@@ -227,7 +230,7 @@ def test_an_evaluation_whose_predictions_do_not_fit_keeps_them_on_the_host(tmp_p
     assert same(weights_of(ours), weights_of(plain))
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.nightly
 @pytest.mark.parametrize("call", [1, 2, 3, 4])
 def test_a_save_that_is_out_of_memory_is_made_again(tmp_path, call):
     saving = {"save_strategy": "steps", "save_steps": 2}

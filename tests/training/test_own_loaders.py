@@ -63,7 +63,7 @@ NIGHTLY = [
 ]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.nightly
 @pytest.mark.parametrize(("prepared", "kind", "step"), [*OFTEN, *NIGHTLY])
 def test_own_persistent_workers_train_as_in_stock_trainer_and_continue_exactly(tmp_path, prepared, kind, step):
     given = {"prepared": prepared, "kind": kind, **LIVING}
@@ -74,7 +74,7 @@ def test_own_persistent_workers_train_as_in_stock_trainer_and_continue_exactly(t
     assert same(interrupt(tmp_path / "killed", ours, step, **PLAIN), whole)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.nightly
 @pytest.mark.parametrize("prepared", [True, False], ids=["prepared", "not prepared"])
 def test_an_own_evaluation_loader_that_is_kept_continues_exactly(tmp_path, prepared):
     ours = with_loaders(FastTrainer, prepared, cached_eval=True, **LIVING)
@@ -127,6 +127,7 @@ def with_sampler(base, make):
     return OwnSampler
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("step", [STEPS[0], *(pytest.param(step, marks=pytest.mark.nightly) for step in STEPS[1:])])
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_samplers_that_draw_from_global_generators_continue_in_the_same_order(tmp_path, name, step):
@@ -144,7 +145,7 @@ def test_the_comparison_sees_an_order_that_is_not_put_back(tmp_path, monkeypatch
     assert not same(interrupt(tmp_path / "killed", ours, 6, **PLAIN), train(tmp_path / "whole", ours, **PLAIN))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.nightly
 @pytest.mark.parametrize("given", [{}, {"dataloader_persistent_workers": False}], ids=["persistent", "passing"])
 def test_samplers_continue_in_the_same_order_with_workers(tmp_path, given):
     ours = with_sampler(FastTrainer, SAMPLERS["torch"])

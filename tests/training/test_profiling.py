@@ -37,6 +37,7 @@ def trace_steps(folder):
     return sum(event.get("name") == STEP and event.get("ph") == "X" for event in events)
 
 
+@pytest.mark.nightly
 def test_a_profile_changes_no_number_and_is_in_no_rate(tmp_path):
     plain, profiled = (
         make_trainer(tmp_path / str(asked), **QUIET, **WARM, torch_profiler=asked, logging_steps=1)
@@ -70,6 +71,7 @@ def test_an_evaluation_ends_the_window_and_is_not_in_the_table(tmp_path):
     assert calls(evaluated.profile, "aten::addmm") == calls(alone.profile, "aten::addmm") > 0
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("asked", "steps", "text"), [(9, [3, 6], "4 of them are profiled"), (2, None, "none is")])
 def test_a_run_with_too_few_steps_says_so(asked, steps, text, tmp_path, caplog):
     warm = {"throughput_warmup_steps": 1 if steps else 5}
@@ -93,6 +95,7 @@ class Dies(TrainerCallback):
             raise RuntimeError("in the middle")
 
 
+@pytest.mark.nightly
 def test_a_run_that_dies_in_the_window_has_no_profile_and_the_next_session_makes_it(tmp_path):
     saves = {**QUIET, **WARM, "save_strategy": "steps", "save_steps": 2, "torch_profiler": 2}
     trainer = make_trainer(tmp_path, **saves)
@@ -109,6 +112,7 @@ def test_a_run_that_dies_in_the_window_has_no_profile_and_the_next_session_makes
     assert trace_steps(tmp_path) == 2
 
 
+@pytest.mark.nightly
 def test_a_resumed_run_keeps_its_profile_and_makes_no_other(tmp_path):
     saves = {**QUIET, **WARM, "save_strategy": "steps", "save_steps": 4, "torch_profiler": 1}
     whole = make_trainer(tmp_path / "whole", **saves)
@@ -126,6 +130,7 @@ def test_a_resumed_run_keeps_its_profile_and_makes_no_other(tmp_path):
     assert torch.equal(weights(whole), weights(again))
 
 
+@pytest.mark.nightly
 def test_a_trace_of_somebody_else_stays_and_one_of_ours_is_replaced(tmp_path):
     (tmp_path / TRACE).write_bytes(b"theirs")
     trainer = make_trainer(tmp_path, **QUIET, **WARM, torch_profiler=1)

@@ -126,6 +126,7 @@ def test_an_affinity_model_comes_back_and_predicts_the_same_bits(
     assert pins(tmp_path) == []
 
 
+@pytest.mark.nightly
 def test_a_classifier_and_adapters_on_one_come_back_with_a_card_that_the_hub_takes(
     make_trainer: Callable, hub: HubServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -196,6 +197,7 @@ def test_end_pushes_nothing_before_the_end(make_trainer: Callable, hub: HubServe
     assert hub.count("POST", "preupload") == 0
 
 
+@pytest.mark.nightly
 def test_every_save_pushes_each_checkpoint_while_training_goes_on(make_trainer: Callable, hub: HubServer) -> None:
     trainer = make_trainer(hub_strategy="every_save", max_steps=4)
     WaitForPush(trainer)
@@ -204,6 +206,7 @@ def test_every_save_pushes_each_checkpoint_while_training_goes_on(make_trainer: 
     assert set(hub.repositories["me/x"].files) == {".gitattributes", "config.json", "model.safetensors"}
 
 
+@pytest.mark.nightly
 def test_best_pushes_only_what_is_better_than_before(
     make_trainer: Callable, hub: HubServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -271,7 +274,7 @@ def test_a_branch_is_made_and_pushed_to(make_trainer: Callable, hub: HubServer) 
     assert set(repository.files) == {".gitattributes"}
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.nightly
 @pytest.mark.parametrize("always", [False, True])
 def test_a_save_during_a_push_is_left_out_unless_every_one_is_wanted(
     make_trainer: Callable, hub: HubServer, always: bool
@@ -335,6 +338,7 @@ def test_failure_4_a_503_that_passes_does_not_stop_the_push(
     assert "503" in caplog.text
 
 
+@pytest.mark.nightly
 def test_failure_5_a_503_for_good_is_an_error_at_the_end_with_the_command_that_repeats_it(
     make_trainer: Callable, hub: HubServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -367,6 +371,7 @@ def test_failure_6_an_upload_that_is_reset_in_the_middle_is_made_up_for_by_the_n
     trainer.end()
 
 
+@pytest.mark.nightly
 def test_failure_7_rotation_during_a_slow_upload_takes_nothing_away(
     make_trainer: Callable, hub: HubServer, tmp_path: Path
 ) -> None:
@@ -382,6 +387,7 @@ def test_failure_7_rotation_during_a_slow_upload_takes_nothing_away(
     assert pins(tmp_path) == []
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "fault", [Fault("PUT", "lfs/objects", damaged=True), Fault("GET", r"resolve/.*/model\.safetensors", damaged=True)]
 )

@@ -28,7 +28,7 @@ class Drawing(Collator):
         return {**batch, "labels": batch["labels"] + noise}
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.nightly
 @pytest.mark.parametrize("evaluating", [{}, EVALUATING], ids=["training", "evaluating"])
 def test_with_persistent_workers_and_nothing_of_ours_it_trains_as_stock_trainer_and_continues_exactly(
     tmp_path, evaluating
@@ -46,6 +46,7 @@ def test_persistent_workers_of_the_plan_change_nothing(tmp_path):
     assert same(interrupt(tmp_path / "killed", **asked), alone)
 
 
+@pytest.mark.nightly
 def test_the_comparison_sees_a_loader_that_draws_as_torch_does(tmp_path, monkeypatch):
     monkeypatch.setattr("hf_ext.training.repeatable_loading.make_repeatable", lambda loader, *_: loader)
     whole = train(tmp_path / "whole", **EVALUATING)
@@ -110,7 +111,7 @@ class Noisy:
         return {**row, "labels": row["labels"] + float(torch.rand((), generator=self.generator))}
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.nightly
 @pytest.mark.parametrize("collator", [OwnGenerators, lambda case: partial(OwnGenerators(case))])
 def test_what_a_collators_own_generators_draw_in_workers_depends_on_seed_epoch_and_batch_alone(tmp_path, collator):
     asked = {"dataloader_num_workers": 2, "dataloader_persistent_workers": False, "collator": collator}
@@ -172,6 +173,7 @@ def test_an_evaluation_set_that_is_used_after_the_resume_alone_takes_its_number(
     assert same(interrupt(tmp_path / "killed", **asked), whole)
 
 
+@pytest.mark.nightly
 def test_the_evaluation_on_start_is_not_repeated_when_a_run_is_continued(tmp_path):
     asked = {**EVALUATING, "eval_on_start": True}
     whole = train(tmp_path / "whole", **asked)
@@ -194,6 +196,7 @@ def numbers_taken(loader, passes):
     return next(i for i, state in enumerate(expected) if torch.equal(state, torch.get_rng_state()))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("given", "draws_once", "has_begun", "taken"),
     [

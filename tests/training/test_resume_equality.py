@@ -65,7 +65,7 @@ def tally(request):
         yield counts
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(32)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_killed_and_resumed_run_is_the_run_that_was_not_killed(case, runs, tally, blocked_in_float32):
     tally["cases"] += 1

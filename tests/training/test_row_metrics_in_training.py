@@ -99,6 +99,7 @@ def best_step(folder: Path, metric: str, **given: Any) -> int | None:
     return trainer.state.best_global_step
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("metric", "step", "num_rows"),
     [("recall", 1, 150), ("precision", 3, 150), ("per_group_spearman", 4, 150), ("average_precision", 4, None)],

@@ -197,6 +197,7 @@ class SavesNothing(FastTrainer):
         Path(output_dir, "nothing.txt").write_text("nothing")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("cls", [SavesEncoderOnly, SavesOtherNames, SavesNothing])
 def test_a_class_that_saves_other_weights_goes_on_exactly_all_the_same(cls, tmp_path):
     assert goes_on_exactly(cls, tmp_path)

@@ -98,6 +98,7 @@ def make_trainer(folder, rows=None, callbacks=(), **given) -> FastTrainer:
     return trainer
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("accumulation", [1, 3])
 def test_a_resumed_run_reads_what_was_left_and_trains_on_it(tmp_path, num_workers, accumulation):

@@ -210,6 +210,7 @@ TAKEN += [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("cls", [Early, Crowded])
 def test_a_subclass_may_assign_early_and_take_any_name(tmp_path, cls):
     losses = []

@@ -47,6 +47,7 @@ def count_by_torch(model: AntibodyGenerator, *, backward: bool) -> int:
     return counter.get_total_flops()
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "training"])
 @pytest.mark.parametrize(
     ("architecture", "settings"),

@@ -63,6 +63,7 @@ def make(cls, folder, name, *callbacks, dropout=0.0, metrics=None, **given):
     return cls(model, args, **data, compute_metrics=metrics, callbacks=list(callbacks))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", KINDS)
 def test_training_is_that_of_the_stock_trainer(tmp_path, name):
     ours, stock = (make(cls, tmp_path / cls.__name__, name) for cls in (FastSeq2SeqTrainer, Seq2SeqTrainer))
@@ -73,6 +74,7 @@ def test_training_is_that_of_the_stock_trainer(tmp_path, name):
     ours.end()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["lstm", "light"])
 def test_the_loss_does_not_depend_on_how_a_step_or_an_evaluation_is_split(tmp_path, name):
     split = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 4, "per_device_eval_batch_size": 3}
@@ -91,7 +93,7 @@ def test_the_loss_does_not_depend_on_how_a_step_or_an_evaluation_is_split(tmp_pa
     assert sum(per_batch) / 2 != pytest.approx(exact, rel=1e-4)  # what a mean of batch means would have been
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", [*KINDS, "frozen ESM"])
 def test_a_killed_run_continues_to_the_same_weights(tmp_path, name, frozen_esm):
     what = frozen_esm if name == "frozen ESM" else name
@@ -150,6 +152,7 @@ def test_a_packed_encoder_changes_nothing():
     unpack_encoders(model)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", KINDS)
 def test_recomputing_activations_is_done_where_there_are_layers_of_it_and_trains_the_same(tmp_path, name):
     losses = []

@@ -15,6 +15,7 @@ def model(request):
     return make_named(request.param)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", NAMES)
 def test_it_learns_pairs_by_heart_and_tells_antigens_apart(name):
     rows, model = make_rows()[:2], make_named(name, hidden_size=24)
@@ -77,6 +78,7 @@ def test_a_cache_goes_on_after_several_tokens_at_once(model):
     assert (torch.cat([first.logits, rest.logits], dim=1) - whole).abs().max() < BOUND
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "how",
     [{}, {"num_beams": 4}, {"do_sample": True, "top_k": 5}, {"do_sample": True, "top_p": 0.8, "temperature": 1.5}],
