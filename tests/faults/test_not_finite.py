@@ -344,7 +344,3 @@ def test_stock_trainer_ends_well_shows_zero_and_saves_them(make, tmp_path):
     assert trainer.state.log_history[-2]["loss"] == 0.0
     assert names(tmp_path) == ["checkpoint-6"]
     assert "checkpoint-6/model.safetensors:classifier.dense.weight" in not_finite_files(tmp_path)
-
-
-def test_the_suite_has_as_many_cases_as_it_says(counts):
-    assert counts["cases"] >= 12
