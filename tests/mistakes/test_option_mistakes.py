@@ -65,7 +65,6 @@ MISTAKES = [
 ]
 
 
-@pytest.mark.sampled(4)
 @parametrized(MISTAKES)
 def test_mistake_is_named(mistake, tmp_path, demo_encoders):
     (tmp_path / "esm_2").mkdir()

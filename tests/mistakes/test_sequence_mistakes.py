@@ -121,7 +121,6 @@ MISTAKES = [
 ]
 
 
-@pytest.mark.sampled(4)
 @parametrized(MISTAKES)
 def test_mistake_is_named(mistake, tmp_path, demo_encoders):
     check_mistake(mistake, tmp_path, demo_encoders[1])
