@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
@@ -71,6 +72,8 @@ def _leaves_the_process_as_it_was():
     before, settings = set(multiprocessing.active_children()), read_torch_settings()
     yield
     restore_torch_settings(settings)  # a trainer that nobody ended keeps what its plan switched, as timings decide
+    if "transformers" in sys.modules:  # settings that were refused live as long as their traceback, and are asked
+        sys.modules["transformers"].integrations.deepspeed.unset_hf_deepspeed_config()
     if set(multiprocessing.active_children()) - before:
         from hf_ext.trainer import FastTrainer
 

@@ -7,7 +7,6 @@ import pytest
 from datasets import Dataset
 from launcher_files import FOLDER, launcher_environment
 from miniature_esm import make_esm
-from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from hf_ext.hardware import describe_hardware
 from hf_ext.optional import installed_version
@@ -71,8 +70,7 @@ def plan_of(monkeypatch, tmp_path):
         context = replace(alone.context, world_size=processes)
         return replace(alone, decisions=[speedup.decide(context) for speedup in REGISTRY], context=context)
 
-    yield make
-    unset_hf_deepspeed_config()
+    return make
 
 
 def test_every_file_for_gpus_has_a_plan():
