@@ -57,6 +57,7 @@ def pytest_collection_finish() -> None:
     """Trainer collects garbage before each run: half a second over all that is imported by now, unless it is frozen."""
     gc.collect()
     gc.freeze()
+    SETTINGS.update(read_torch_settings())
 
 
 def read_signal_handlers() -> dict:
@@ -64,14 +65,15 @@ def read_signal_handlers() -> dict:
 
 
 HANDLERS = read_signal_handlers()  # before any test, and any fixture that lives longer than one
+SETTINGS: dict = {}  # the same of torch
 
 
 @pytest.fixture(autouse=True)
 def _leaves_the_process_as_it_was():
     """No test leaves a signal handler behind, nor a data worker that its trainer, once ended, does not take along."""
-    before, settings = set(multiprocessing.active_children()), read_torch_settings()
+    before = set(multiprocessing.active_children())
     yield
-    restore_torch_settings(settings)  # a trainer that nobody ended keeps what its plan switched, as timings decide
+    restore_torch_settings(SETTINGS)  # a trainer that nobody ended keeps what its plan switched, as timings decide
     if "transformers" in sys.modules:  # settings that were refused live as long as their traceback, and are asked
         sys.modules["transformers"].integrations.deepspeed.unset_hf_deepspeed_config()
     if set(multiprocessing.active_children()) - before:
