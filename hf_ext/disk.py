@@ -22,15 +22,22 @@ _ADVICE = (
     (_TOO_LARGE, "Raise the file size limit (ulimit -f) or choose another --output_dir."),
     (_BROKEN, "Check that the disk or network folder is still mounted, or choose another --output_dir."),
 )
+# torch.save tells no errno: of a full disk, where it is, and where it should be.
+_TORCH = re.compile(r"PytorchStreamWriter failed writing|inline_container.*unexpected pos")
 _NO_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS}  # FUSE and network folders that cannot fsync
 
 
 def is_disk_failure(error: BaseException) -> bool:
     """Whether writing failed because of the disk: full, quota, read-only, no permission, file limit, I/O, gone.
 
-    safetensors reports such failures as a SafetensorError whose text ends in "(os error N)"; those count too.
+    safetensors reports such failures as a SafetensorError whose text ends in "(os error N)", `torch.save` as a
+    RuntimeError; those count too.
     """
-    return error_number(error) in _FULL | _FORBIDDEN | _TOO_LARGE | _BROKEN
+    return error_number(error) in _FULL | _FORBIDDEN | _TOO_LARGE | _BROKEN or _is_torchs(error)
+
+
+def _is_torchs(error: BaseException) -> bool:
+    return isinstance(error, RuntimeError) and _TORCH.search(str(error)) is not None
 
 
 def describe_failure(error: BaseException, path: str | os.PathLike[str], needed_bytes: int | None = None) -> str:
@@ -42,13 +49,14 @@ def describe_failure(error: BaseException, path: str | os.PathLike[str], needed_
         needed_bytes: bytes that it takes; None where that is not known.
     """
     number = error_number(error)
-    reason = os.strerror(number) if number else str(error)
+    is_torchs = _is_torchs(error)
+    reason = os.strerror(number) if number else "torch could not write a file whole" if is_torchs else str(error)
     try:
         free = f"{free_bytes(path):,} bytes are free"
     except OSError as problem:
         free = f"free bytes cannot be told ({problem.strerror})"
     room = f"{needed_bytes:,} bytes are needed, {free}" if needed_bytes is not None else free
-    advice = next((text for numbers, text in _ADVICE if number in numbers), "")
+    advice = next((text for numbers, text in _ADVICE if number in numbers or is_torchs), "")
     return f"{path} could not be written: {reason}. {room[0].upper()}{room[1:]}. {advice}".rstrip()
 
 

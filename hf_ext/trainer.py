@@ -9,11 +9,12 @@ Private names of ours begin with `_ext_`: the others are Trainer's, and those of
 from __future__ import annotations
 
 import inspect
+import logging
 import os
 import time
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from functools import cached_property, partial
 from operator import attrgetter
 from pathlib import Path
@@ -24,11 +25,15 @@ from torch.utils.data import DataLoader
 from transformers import Seq2SeqTrainer, Trainer, TrainerCallback
 from transformers.trainer_utils import EvalLoopOutput, SaveStrategy
 
+from .checkpoints.agreement.hyperparameters import read_hyperparameters
 from .checkpoints.agreement.run_facts import describe_run
 from .checkpoints.retention.budget import Sizes
+from .checkpoints.state.weights import check_loaded, load_scale, load_weights, save_weights
 from .data.batch_parts import copy_batch
 from .data.even_batches import RepeatedRows
 from .data.random_states import kept_random_states
+from .data.repeatable_loaders import base_of
+from .data.seeded_batches import NumberedBatches
 from .data.worker_deaths import BROKEN
 from .disk import describe_failure
 from .embeddings.dataset import EmbeddedDataset
@@ -37,13 +42,12 @@ from .errors import DiskFailure, RunEnded, StoppedForGood, TrainingStopped
 from .held import replaced
 from .hub.attempts import HubError
 from .out_of_memory import attempt_twice
-from .overrides import BATCHES, EVALUATION, EVALUATION_LOSS, TRAINING_LOSS, find_override, find_own_loss, is_overridden
+from .overrides import BATCHES, EVALUATION, EVALUATION_LOSS, TRAINING_LOSS, find_override, find_own_loss
 from .plain_arguments import as_fast_arguments, with_values_of
 from .plan import Plan
 from .reporting.progress import messages_above_bars, show_live
 from .training.backends import Backend, choose_backend
 from .training.batch_finder import bytes_beside, check_batches_alike, count_widths, fetch_rows, identify, trial
-from .training.checkpointer import Writers
 from .training.comparable import spell_out_best
 from .training.encoding import Encoding
 from .training.evaluation_passes import gives_states, without_states
@@ -61,17 +65,17 @@ from .training.now import Training
 from .training.optimizers import finish_optimizer
 from .training.parts import Parts
 from .training.planned import plan_run
-from .training.progress_file import LossSums
 from .training.push_check import TrainedInputs, check_download
 from .training.pusher import Patience, Pusher, grace_s
-from .training.repeatable_loading import begun_before
-from .training.restoring import tensors_only
+from .training.saver import Saver
 from .training.scaling import fit_scaling
 from .training.signals import keep_from_workers
 from .training.step_guard import GuardedEpoch, can_be_best, unfiltered
 from .training.team import Team
 from .training.training_length import check_batches, check_rows, check_training, look_at_first_rows
 from .training.watcher import extended
+
+logger = logging.getLogger(__name__)
 
 PARAMETERS = tuple(inspect.signature(Trainer.__init__).parameters)[1:]
 
@@ -137,17 +141,19 @@ class FastTrainer(Trainer):
 
     _ext_stopper: Any = property(attrgetter("_ext_parts.stopper"))
     _ext_evaluator: Any = property(attrgetter("_ext_parts.evaluator"))
-    _ext_checkpointer: Any = property(attrgetter("_ext_parts.checkpointer"))
-    _ext_committer: Any = property(attrgetter("_ext_parts.committer"))
-    _ext_restorer: Any = property(attrgetter("_ext_parts.restorer"))
     _ext_resumer: Any = property(attrgetter("_ext_parts.resumer"))
+
+    @cached_property
+    def _ext_saver(self) -> Saver:
+        parts = self._ext_parts
+        return Saver(self, parts.places, parts.disk_space, parts.stopper, parts.carried)
 
     def _ext_listen(self) -> None:
         show_live(self.callback_handler.callbacks)
         for listener in self._ext_parts.listeners():
             self.add_callback(listener)
         if self.args.push_to_hub:
-            self._ext_pusher.begin(self._ext_backend.is_spread, self._ext_backend.keeps_library_files)
+            self._ext_pusher.begin(self._ext_backend.is_spread, self._ext_backend.is_spread)
             self.add_callback(self._ext_pusher)
         self.add_callback(Events(self))  # what comes after all of theirs
 
@@ -247,14 +253,16 @@ class FastTrainer(Trainer):
 
     def _ext_describe_run(self) -> dict[str, Any]:
         args, best = self.args, spell_out_best(self.args, self.compute_metrics)
-        return describe_run(args, self.model, self.train_dataset, self.data_collator, args.world_size, self.plan, best)
+        data, written_by = (self.train_dataset, self.data_collator), self._ext_backend.written_by
+        return describe_run(args, self.model, *data, args.world_size, self.plan, best, written_by)
 
     def _ext_find_checkpoint(self, asked: str | bool | None) -> str | None:
         facts = self._ext_describe_run()
-        folder, resumed = self._ext_resumer.find(asked, facts), self._ext_resumer.resumed
-        self._ext_committer.begin_run(facts, resumed.own_step if resumed else None)
-        self._ext_parts.disk_space.begin_run(resumed.best if resumed else None)
-        return folder
+        resumed = self._ext_resumer.find(asked, facts)
+        is_own = resumed is not None and resumed.is_own
+        self._ext_saver.begin_run(facts, resumed.stored.step if is_own else None)
+        self._ext_parts.disk_space.begin_run(resumed.state_of("best_saved_step") if is_own else None)
+        return None if resumed is None else str(resumed.folder)
 
     def _ext_train_and_copy(self, train: Callable[[], Any]) -> Any:
         """With `local_checkpoint_dir`, returns when the last checkpoint is in `output_dir`."""
@@ -282,11 +290,12 @@ class FastTrainer(Trainer):
 
     def _inner_training_loop(self, *args: Any, **kwargs: Any) -> Any:
         folder, parts = kwargs.get("resume_from_checkpoint"), self._ext_parts
-        parts.repeatable.go_on(None if folder is None else begun_before(Path(folder), self.eval_dataset))
+        resumed = self._ext_resumer.resumed
+        parts.repeatable.go_on(None if resumed is None else resumed.state_of("begun_loaders") or ["train"])
         with ExitStack() as around:
             around.enter_context(parts.workers.naming_deaths())
             around.callback(parts.profiling.leave)
-            around.callback(self._ext_committer.leave)  # what is under way, if an exception ends the run
+            around.callback(self._ext_saver.leave)  # what is under way, if an exception ends the run
             around.enter_context(self._ext_pusher.left_on_error())
             around.enter_context(
                 self._ext_stopper.during_training(folder is not None, kwargs.get("ignore_keys_for_eval"))
@@ -361,7 +370,8 @@ class FastTrainer(Trainer):
         """As in Trainer; called with the loader that training will use, also where it is the user's own."""
         check_batches(args, dataloader)
         self._ext_parts.repeatable.adopt(dataloader, is_training=True)
-        self._ext_parts.loaders.load(self._ext_resumer.resumed.position if self._ext_resumer.resumed else None)
+        resumed = self._ext_resumer.resumed
+        self._ext_parts.loaders.load(resumed.state_of("data_position") if resumed else None)
         return super().set_initial_training_values(args, dataloader)
 
     # --- model, optimizer, schedule ---------------------------------------------------------------------------------
@@ -369,8 +379,7 @@ class FastTrainer(Trainer):
     def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: Any) -> Any:
         # The model of this run: with `model_init`, callbacks are handed the one before it (transformers 5.23).
         self.throughput.model = self.model
-        resumed, backend = self._ext_resumer.resumed, self._ext_backend
-        to_load = backend.left_to_trainer(resume_from_checkpoint, resumed.stored if resumed else None)
+        backend = self._ext_backend
         own_loss = find_own_loss(self, self.compute_loss_func)
         if not own_loss and not find_override(self, *BATCHES):
             num_seen = max_steps * self.get_total_train_batch_size(self.args)
@@ -378,18 +387,14 @@ class FastTrainer(Trainer):
             for name, rows in (self._ext_eval_sets if is_evaluated(self.args) else {}).items():
                 check_rows(name, rows, self.model, self.data_collator)
         with backend.preparing(self.model, own_loss):
-            prepared = super()._prepare_for_training(max_steps, train_dataloader, to_load)
+            prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
         if not backend.is_spread:  # DeepSpeed keeps float32 of its own
             check_weights(self.model, getattr(self.accelerator, "scaler", None) is not None)
-        if to_load is None:
-            self._ext_check_first_loss(prepared[1])  # the model is wrapped, and callbacks have not begun to count
         if resume_from_checkpoint is None:
+            self._ext_check_first_loss(prepared[1])  # the model is wrapped, and callbacks have not begun to count
             self._ext_try_evaluation()
         if self._ext_parts.ladder.is_on:
             guard_step(self.optimizer, self._ext_parts.ladder.relieve)
-        if resumed is not None:
-            states = self.model_wrapped, self.optimizer, self.lr_scheduler
-            backend.restore(resumed.stored, resumed.allowed, *states)
         return prepared
 
     def _ext_check_first_loss(self, loader: Any) -> None:
@@ -466,6 +471,7 @@ class FastTrainer(Trainer):
         if finished is not made:
             self.optimizer = finished
         self._ext_backend.check_optimizer(finished)
+        self._ext_made = read_hyperparameters(finished)  # before a checkpoint's states bring back its own
         return finished
 
     def create_scheduler(self, *args: Any, **kwargs: Any) -> Any:
@@ -480,48 +486,14 @@ class FastTrainer(Trainer):
     # --- what a resumed run takes from its checkpoint ---------------------------------------------------------------
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        if self._ext_restorer.leaves_to_library(resume_from_checkpoint):
+        folder, target = Path(resume_from_checkpoint), self.model if model is None else model
+        if not load_weights(target, folder):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
-        else:
-            self._ext_restorer.load_model(self.model, resume_from_checkpoint, self._ext_describe_failure)
+        load_scale(target, folder)
 
-    def _init_training_state(self, max_steps: int, *args: Any) -> tuple[int, int]:
-        places = super()._init_training_state(max_steps, *args)
-        self._ext_restorer.correct_state(self.state, max_steps)
-        return places
-
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        if self._ext_restorer.reads_steppers(checkpoint):
-            self._ext_restorer.load_steppers(self.optimizer, self.lr_scheduler, self._ext_describe_failure)
-            return
-        with self._ext_restorer.stock_steppers(checkpoint, self.optimizer, self.lr_scheduler, self.state):
-            super()._load_optimizer_and_scheduler(checkpoint)
-
-    def _load_scaler(self, checkpoint: str | None) -> None:
-        scaler = getattr(self.accelerator, "scaler", None)
-        if scaler is None:  # Trainer fails on a stock run's with one
-            return
-        if self._ext_resumer.resumed is not None:
-            self._ext_restorer.load_scaler(scaler)
-            return
-        with tensors_only(checkpoint, "scaler.pt"):
-            super()._load_scaler(checkpoint)
-
-    def _load_rng_state(self, checkpoint: str | None) -> None:
-        if self._ext_resumer.resumed is not None:
-            self._ext_restorer.load_rng()
-        else:
-            with tensors_only(checkpoint, "rng_state.pth"):
-                super()._load_rng_state(checkpoint)
-        self._ext_checkpointer.begin_epoch()
-
-    def _ext_restore_losses(self) -> None:
-        """Puts back the losses, logged and since the last log."""
-        sums = self._ext_restorer.load_losses(self.state.global_step)
-        self._ext_parts.step_guard.load(None)  # of another run of this trainer
-        if sums is not None:
-            self._tr_loss, self._globalstep_last_logged = sums.unlogged, sums.last_logged_step
-            self._total_loss_scalar = sums.logged or 0.0
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        # Trainer goes on with what it had where a checkpoint lacks it.
+        check_loaded(self.model, "The checkpoint", load_result)
 
     def _ext_evaluate_pending(self) -> None:
         """Does what the evaluation that a stop interrupted would have done: logs, callbacks, best checkpoint, save.
@@ -551,18 +523,20 @@ class FastTrainer(Trainer):
             self._tr_loss,
             is_own_loader=find_override(self, "get_train_dataloader") is not None,
         )
-        with self._ext_parts.step_guard.epoch(epoch, self._ext_name_last_good):
+        with self._ext_parts.step_guard.epoch(epoch, self._ext_saver.last_good):
             super()._run_epoch(*args, **kwargs)
 
     def _ext_begin_order(self, *, train_dataloader: Any, epoch: int, **kwargs: Any) -> None:
         is_continued = kwargs["resume_from_checkpoint"] is not None and epoch == kwargs["epochs_trained"]
         dropped = kwargs["steps_trained_in_current_epoch"] if is_continued else None
-        row_order, resumed = self._ext_parts.row_order, self._ext_resumer.resumed
-        row_order.begin_epoch(train_dataloader, epoch)
-        if dropped is not None:
-            own = resumed.tree_of(self._ext_team.rank) if resumed else None
-            row_order.load((own or {}).get(row_order.name))
-            row_order.restore(dropped > 0 and not self.args.ignore_data_skip)
+        if dropped and find_override(self, "_get_train_sampler", "get_train_dataloader"):
+            logger.warning(
+                "The order of rows is the class's own: where it is drawn from generators that nobody seeds, this epoch "
+                "goes on in another order."
+            )
+        base = base_of(train_dataloader)
+        if isinstance(getattr(base, "batch_sampler", None), NumberedBatches):
+            base.batch_sampler.epoch = epoch + 1  # of a loader that Accelerate did not prepare, nobody else
         self._ext_parts.loaders.begin_epoch(self.state.global_step, dropped)
 
     def get_batch_samples(self, epoch_iterator: Iterator[Any], *args: Any, **kwargs: Any) -> Any:
@@ -650,8 +624,8 @@ class FastTrainer(Trainer):
             return self.control
 
         self._ext_stopper.do_due(due, self.state, self.control)
-        if self._ext_committer.has_placed:  # a save that was waited for, and that `on_save` has seen
-            self._ext_finish_save()
+        if self._ext_saver.has_placed:  # a save that was waited for, and that `on_save` has seen
+            self._ext_saver.finish()
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """As in Trainer; before a training loss is shown, the weights are checked, whatever the loss is.
@@ -660,16 +634,12 @@ class FastTrainer(Trainer):
         the watchers have to say of it.
         """
         if "loss" in logs:
-            self._ext_check_finite()
+            self._ext_saver.check_finite()
         added = self._ext_evaluator.watch(logs, self.state, self.control) if self.is_in_train else {}
         with extended(logs, added):
             self.throughput.extend_logs(logs, self.args, self.state)  # before any other callback sees the values
             super().log(logs, start_time)
             self.throughput.resume()
-
-    def _ext_whole_loss(self) -> float | None:
-        num_steps = self.state.global_step - self._ext_parts.step_guard.num_left_out
-        return self._ext_restorer.whole_loss(self._total_loss_scalar, num_steps)
 
     # --- an evaluation ----------------------------------------------------------------------------------------------
 
@@ -678,9 +648,9 @@ class FastTrainer(Trainer):
     ) -> dict[str, float]:
         if self._ext_stopper.is_resumed and skip_scheduler:
             return {}  # of `eval_on_start`, which transformers 5.23 would do, and log, once more in a continued run
-        # An evaluation that is given up is begun again from here.
-        self._ext_checkpointer.hold(self._ext_checkpointer.moment(self._tr_loss, self.state))
-        with self._ext_stopper.interruptible(self._ext_now(), self._ext_evaluator.watchers):
+        # Whole, in part or given up, it moves nothing of training.
+        watched = self._ext_stopper.interruptible(self._ext_now(), self._ext_evaluator.watchers)
+        with kept_random_states(), watched:
             self._ext_evaluator.forget_left_out()
             metrics = super()._evaluate(trial, ignore_keys_for_eval, skip_scheduler)
             full = self._ext_evaluator.finish_left_out(self._ext_means(), self._ext_now())
@@ -688,7 +658,6 @@ class FastTrainer(Trainer):
                 self.log(full)
                 metrics.update(full)
                 self._report_to_hp_search(trial, self.state.global_step, metrics)
-            self._ext_checkpointer.let_go()
             return metrics
         self._ext_stopper.hold_back(self.control)  # a callback may have put another one in the place of that of before
         return {}
@@ -787,49 +756,11 @@ class FastTrainer(Trainer):
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         if trial is not None:  # a hyperparameter search has a folder per trial and resumes nothing
             super()._save_checkpoint(model, trial)
-            return
-        if self._ext_committer.has(self.state.global_step):
-            return
-        self._ext_finish_save()
-        self._ext_check_finite(with_optimizer=True)
-        self.store_flos()
-        logged = self._total_loss_scalar if self._ext_restorer.knows_whole_loss else None
-        sums = LossSums(self._tr_loss, logged, self._globalstep_last_logged)
-        writers = Writers(self._ext_write_model, self._save_optimizer_and_scheduler, self.checkpoint_sizes)
-        self._ext_checkpointer.save(self._ext_now(), sums, writers, self._ext_is_read_at_once())
+        else:
+            self._ext_saver.save(partial(super()._save_checkpoint, model, trial))
 
-    def _ext_is_read_at_once(self) -> bool:
-        """Whether something on this process reads a checkpoint as soon as it is saved."""
-        if (self.args.push_to_hub and self.args.hub_strategy != "end") or self._ext_stopper.reason is not None:
-            return True
-        if is_overridden(self, "_save_checkpoint"):
-            return True
-        hooks = [type(callback).on_save for callback in self.callback_handler.callbacks]
-        return any(h is not TrainerCallback.on_save and not h.__module__.startswith("hf_ext.") for h in hooks)
-
-    def _ext_write_model(self, folder: Path) -> None:
-        # Through `save_model` and `_save`, in which users' classes have a say.
-        save = partial(self.save_model, _internal_call=True)
-        has_own_loader = is_overridden(self, "_load_from_checkpoint")
-        self._ext_parts.checkpoint_model.write(self.model, folder, save, self._ext_save_companions, has_own_loader)
-
-    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        if not self._ext_backend.write_state(Path(output_dir), self.model, self.model_wrapped, self.lr_scheduler):
-            super()._save_optimizer_and_scheduler(output_dir)
-
-    def _ext_finish_save(self) -> None:
-        """Waits until the last checkpoint is in place, with what others wrote into it; copies and pushes it."""
-        step = self._ext_committer.finish(self.state)
-        if step is not None and self.args.push_to_hub:
-            self._ext_push_checkpoint(step)
-
-    def _ext_name_last_good(self) -> str:
-        """What is left to continue from, for messages; waits until it is in place."""
-        self._ext_finish_save()
-        return self._ext_committer.last_good()
-
-    def _ext_check_finite(self, with_optimizer: bool = False) -> None:
-        self._ext_checkpointer.check_finite(self._ext_now(), self._ext_name_last_good, with_optimizer)
+    def _get_output_dir(self, trial: Any) -> str:
+        return self._ext_saver.staging_root or super()._get_output_dir(trial)
 
     def _ext_describe_failure(self, error: Exception) -> str:
         return describe_failure(error, self.checkpoints.folder, self.checkpoint_sizes().full_bytes)
@@ -847,19 +778,17 @@ class FastTrainer(Trainer):
             DiskFailure: the disk is full, read-only or broken; the folder's model is not complete.
         """
         with self._ext_parts.run_folder.while_saving(output_dir, _internal_call):
-            if self._ext_parts.checkpoint_model.takes_model(output_dir):
-                # Of weights that FSDP2 has split, only an override has a use for whole ones here.
-                gathered = self._ext_parts.checkpoint_model.gather(self.model, is_overridden(self, "_save"))
-                self._save(output_dir, gathered)
-                return
             with self._ext_pusher.saving():
                 self._ext_export(output_dir, _internal_call)
             if self.args.push_to_hub and not _internal_call and output_dir in (None, self.args.output_dir):
                 self._ext_pusher.begin_export("the saved model", self._ext_patience, message="Model save")
 
     def _ext_export(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        if _internal_call:  # for a checkpoint, which has its own rules
-            super().save_model(output_dir, _internal_call)
+        if _internal_call:  # for a checkpoint
+            if self._ext_backend.is_spread and not self._ext_backend.is_zero:  # accelerate writes the weights
+                self._ext_save_companions(Path(str(output_dir)))
+            else:
+                super().save_model(output_dir, _internal_call)
             return
         whole = self._ext_backend.whole_weights(self.model)
         with self._ext_parts.exporter.exporting(self.model, output_dir, self.state):
@@ -870,20 +799,18 @@ class FastTrainer(Trainer):
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
         state_dict = self._ext_backend.weights_to_save(state_dict)
-        if self._ext_parts.checkpoint_model.takes(output_dir, state_dict):
-            self._ext_parts.checkpoint_model.save(self.model, self._ext_save_companions)
-            return
         folder = Path(output_dir or str(self.args.output_dir))
         if not can_save_itself(self.model):
             super()._save(str(folder), state_dict)
             self._ext_parts.exporter.drop_pickle(folder)
         elif self.args.should_save:
-            save_pretrained(self.model, folder, state_dict)
-        if self.args.should_save:
-            self._ext_save_companions(folder)
+            save = save_weights if self._ext_saver.is_staged(folder) else save_pretrained
+            save(self.model, folder, state_dict)
+        self._ext_save_companions(folder)
 
     def _ext_save_companions(self, folder: Path) -> None:
-        self._ext_parts.exporter.save_companions(folder, self.processing_class, self.data_collator)
+        if self.args.should_save:
+            self._ext_parts.exporter.save_companions(folder, self.processing_class, self.data_collator)
 
     def save_merged(self, folder: str | os.PathLike[str]) -> None:
         """Writes the model with its LoRA adapters merged into the weights; the folder loads without PEFT.
@@ -904,39 +831,30 @@ class FastTrainer(Trainer):
     # --- the end of a run -------------------------------------------------------------------------------------------
 
     def _finalize_training(self, *args: Any) -> Any:
-        self._ext_finish_save()
-        self._ext_check_finite()
-        with self._ext_restorer.finalizing(self.state), self._ext_logging_whole_loss():
-            output = super()._finalize_training(*args)
-        return output._replace(training_loss=self._ext_whole_loss())
-
-    @contextmanager
-    def _ext_logging_whole_loss(self) -> Iterator[None]:
-        """`train_loss` is the mean over all steps taken, or None if that is not known, for whichever `log` is called.
-
-        On the trainer and not in `log` above: that of a subclass comes first, and may log elsewhere or a copy.
-        """
-        log, own = self.log, vars(self).get("log")
-
-        def log_whole(logs: dict[str, Any], *args: Any, **kwargs: Any) -> None:
-            if "train_loss" in logs:
-                logs["train_loss"] = self._ext_whole_loss()
-            log(logs, *args, **kwargs)
-
-        vars(self)["log"] = log_whole
-        try:
-            yield
-        finally:
-            del vars(self)["log"]
-            if own is not None:
-                vars(self)["log"] = own
+        self._ext_saver.finish()
+        self._ext_saver.check_finite()
+        state, disk_space = self.state, self._ext_parts.disk_space
+        # The main process alone knows of copies; the others would not join it in loading the best model.
+        best, state.best_model_checkpoint = self._ext_team.on_main(partial(disk_space.find_best, state))
+        if self.args.load_best_model_at_end and state.best_global_step != best:
+            logger.warning(
+                "No checkpoint of the best step, %s, was saved: %s.",
+                state.best_global_step,
+                "the last weights are kept" if best is None else f"checkpoint-{best}, the best one that was, is taken",
+            )
+        # With a limit of 1, Trainer now deletes every other `checkpoint-*` folder, foreign ones too.
+        with replaced(self.args, save_total_limit=None):
+            return super()._finalize_training(*args)
 
     def _load_best_model(self) -> None:
         if self._ext_stopper.reason is not None:
             return
-        own = self._load_from_checkpoint if is_overridden(self, "_load_from_checkpoint") else None
-        if not self._ext_restorer.load_best(self._ext_now(), self._ext_describe_failure, own):
+        self._ext_team.on_main(partial(self._ext_parts.places.verify, str(self.state.best_model_checkpoint)))
+        logger.info("Loading the best model, of %s.", self.state.best_model_checkpoint)
+        if self._ext_backend.is_spread:
             super()._load_best_model()
+        else:
+            self._load_from_checkpoint(str(self.state.best_model_checkpoint))
 
     def end(self) -> None:
         """As in Trainer, for all trainers of the process, once the push under way has ended.
@@ -1005,7 +923,7 @@ class FastTrainer(Trainer):
             self._ext_pusher.leave(grace_s(self._ext_patience, self._ext_stopper.left_s()))
             return
         self._ext_pusher.wait()
-        self._ext_push_checkpoint(self._ext_committer.saved_step)
+        self._ext_push_checkpoint(self._ext_saver.saved_step)
         self._ext_pusher.wait()
 
     def push_to_hub(
@@ -1160,7 +1078,7 @@ class FastTrainer(Trainer):
 
     def checkpoint_sizes(self) -> Sizes:
         """Upper bounds of what one checkpoint takes, without degradation."""
-        return self._ext_parts.disk_space.sizes(self.model, self.optimizer, self.early_stopping_bytes())
+        return self._ext_parts.disk_space.sizes(self.model, self.early_stopping_bytes())
 
     def check_disk_budget(self) -> None:
         """Raises ArgumentError for a budget that cannot hold what will be written, or decides to store less."""
@@ -1197,12 +1115,24 @@ class Events(TrainerCallback):
         parts.stopper.end_if_finished(state, control, trainer.callback_handler.callbacks)
         begin = self._begin_on_disk if args.should_save else None
         trainer._ext_team.load_together(begin, trainer._ext_describe_failure)  # a refusal is one on all processes
-        parts.checkpointer.begin_training()
-        trainer._ext_check_finite()  # weights that are not finite would make all others so
-        trainer._ext_restore_losses()
-        parts.restorer.load_parts(parts.carried.progress)
+        trainer._ext_saver.check_finite()  # weights that are not finite would make all others so
+        self._go_on(state)
         parts.ladder.begin(trainer._ext_now(), trainer.loss_counts_items())
-        parts.restorer.make_up_evaluation(trainer._ext_evaluate_pending)  # last: it is part of the run that goes on
+        if trainer._ext_stopper.evaluation_pending:  # last: it is part of the run that goes on
+            trainer._ext_evaluate_pending()
+
+    def _go_on(self, state: Any) -> None:
+        """What Trainer does not take from a checkpoint: states of parts, and arguments that were allowed to change."""
+        trainer, resumed = self._trainer, self._trainer._ext_resumer.resumed
+        for part in trainer._ext_parts.carried:
+            part.load(None if resumed is None else resumed.state_of(part.name))
+        if resumed is None:
+            return
+        state.compute_steps(trainer.args, state.max_steps)  # Trainer goes on with the intervals of the checkpoint
+        trainer._ext_resumer.apply_changes(trainer.optimizer, trainer.lr_scheduler, trainer._ext_made)
+        if resumed.allowed & {"metric_for_best_model", "greater_is_better"}:
+            state.best_metric = state.best_global_step = None
+            trainer._ext_parts.disk_space.begin_run(None)
 
     def _begin_on_disk(self) -> None:
         """A resumed run first finishes a rotation cut short; the budget is checked once the optimizer exists."""
@@ -1211,22 +1141,13 @@ class Events(TrainerCallback):
         disk_space.copy(trainer.state)
         trainer.check_disk_budget()
 
-    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Before the loader draws."""
-        self._trainer._ext_checkpointer.begin_epoch()
-
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """An accumulation cycle begins."""
-        self._trainer._ext_checkpointer.begin_step(self._trainer._tr_loss, state)
-
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """A step that is left out is none that Trainer divides the logged loss by."""
         self._trainer._globalstep_last_logged += self._trainer._ext_parts.step_guard.take_left_out()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """After one optimizer step at most, a checkpoint is whole; then the accumulation cycle is complete."""
-        self._trainer._ext_finish_save()
-        self._trainer._ext_checkpointer.end_step(self._trainer._ext_now())
+        """After one optimizer step at most, a checkpoint is whole."""
+        self._trainer._ext_saver.finish()
 
 
 def _by_name(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -10,8 +10,6 @@ from transformers.integrations import deepspeed as integration
 
 from .held import replaced
 
-STATE_FOLDER, STATE_FACTS = "zero", "zero.json"  # in a checkpoint: DeepSpeed's files, and whom they fit
-
 
 def zero_stage(args: Any) -> int | None:
     """ZeRO's stage in `TrainingArguments`: from 2 on gradients are split, from 3 on weights; None without DeepSpeed."""

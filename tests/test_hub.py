@@ -30,7 +30,7 @@ from hf_ext.models.affinity import AffinityModel
 TOKEN = "hf_" + "canary" * 5 + "bird"
 # What a run leaves in its folder and must stay there; each holds the token.
 PRIVATE = (
-    *("training_args.bin", "training_args.json", "optimizer.pt", "optimizer.safetensors", "optimizer.json"),
+    *("training_args.bin", "training_args.json", "optimizer.pt", "optimizer.pt", "optimizer.json"),
     *("scheduler.pt", "rank_0.json", "rank_0.safetensors", "rng_state.pth", "trainer_state.json", "run.log"),
     *("pytorch_model.bin", "head.pkl", "predictions.csv", "train.parquet", ".env", "token", "manifest.json"),
     *("checkpoint-2/model.safetensors", "checkpoint-2/optimizer.pt", "tokenizers/0/notes.txt", "report.csv"),

@@ -6,29 +6,28 @@ import dataclasses
 import errno
 import logging
 import os
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch import nn
 from transformers import TrainerState
 
 from ..checkpoints.format.stored import Stored
 from ..checkpoints.retention.budget import GB, SMALL_FILES_BYTES, Degradation, Sizes, check_budget, choose_degradation
 from ..checkpoints.retention.rotation import Entry, Policy, SavePlan, plan_cleanup, plan_save
-from ..checkpoints.state.sharded_weights import OPTIMIZER
-from ..checkpoints.state.steppers import expected_optimizer_bytes
 from ..checkpoints.state.weights import export_bytes, weights_bytes
+from ..checkpoints.storage.store import STAGING
 from ..disk import free_bytes, used_bytes
 from ..hub.pins import PREFIX as PIN_PREFIX
+from ..memory.stored import optimizer_bytes
 from ..training_args import FastTrainingArguments
-from ..zero import STATE_FOLDER
 from .backends import Backend
-from .now import Training
 from .places import Places
 
-OPTIMIZER_FILES = ("optimizer.json", "optimizer.safetensors")
-STATE_FOLDERS = (f"{OPTIMIZER}/", f"{STATE_FOLDER}/")  # of FSDP2, of DeepSpeed
+# As Trainer, accelerate (FSDP) and DeepSpeed call them.
+OPTIMIZER_FILES = re.compile(r"optimizer(\.pt|\.bin|_0/.*)|global_step\d+/.*")
+TENSOR_BYTES = 512  # torch.save's description of one tensor
 
 logger = logging.getLogger(__name__)
 
@@ -43,17 +42,10 @@ class DiskSpace:
         self._args, self._places, self._backend = args, places, backend
         self._degradation: Degradation | None = None
         self._best_saved: int | None = None
-        self._optimizer_sizes: tuple[tuple[int, ...], tuple[int, int | None]] | None = None
 
     # --- what is asked for ------------------------------------------------------------------------------------------
 
-    @property
-    def optimizer_state_dtype(self) -> torch.dtype | None:
-        """What optimizer state is rounded to before it is saved; None leaves it as it is."""
-        steps = self._degradation.steps if self._degradation else ()
-        return torch.bfloat16 if "bf16_optimizer_state" in steps else None
-
-    def sizes(self, model: nn.Module, optimizer: Any, carried_bytes: int) -> Sizes:
+    def sizes(self, model: nn.Module, carried_bytes: int) -> Sizes:
         """Upper bounds of what one checkpoint takes, without degradation.
 
         Args:
@@ -66,19 +58,13 @@ class DiskSpace:
         weights = weights_bytes(model)
         if self._args.save_only_model:
             return Sizes(weights, 0, SMALL_FILES_BYTES)
-        full, half = self._optimizer_bytes(optimizer)
-        return Sizes(weights, full, small_bytes, half)
+        return Sizes(weights, self._optimizer_bytes(model), small_bytes)
 
-    def _optimizer_bytes(self, optimizer: Any) -> tuple[int, int | None]:
-        """Of the optimizer's state as it is, and in bfloat16 where that may be stored; again where others train."""
-        # Training waits for it: 100 ms for 300 parameters.
-        trained = [p.numel() for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
-        is_smaller = self._args.disk_policy == "degrade"
-        key = (id(optimizer), len(trained), sum(trained), is_smaller)
-        if self._optimizer_sizes is None or self._optimizer_sizes[0] != key:
-            half = expected_optimizer_bytes(optimizer, torch.bfloat16) if is_smaller else None
-            self._optimizer_sizes = (key, (expected_optimizer_bytes(optimizer), half))
-        return self._optimizer_sizes[1]
+    def _optimizer_bytes(self, model: nn.Module) -> int:
+        """Of the optimizer's state, by its name; of one that is not known, what AdamW takes."""
+        is_muon = "muon" in (self._args.optim_ext or ())
+        known = optimizer_bytes(model, str(self._args.optim), is_muon, self._args.block_pattern)[0]
+        return known + 3 * TENSOR_BYTES * sum(p.requires_grad for p in model.parameters())
 
     def policy(self) -> Policy:
         """What the arguments ask to keep; with degradation, what was decided when training began."""
@@ -96,7 +82,7 @@ class DiskSpace:
         """Refuses a budget that cannot hold what will be written, or decides to store less; without one, nothing.
 
         Args:
-            count: says what a checkpoint takes; called only where there is a budget, since the optimizer is tried.
+            count: says what a checkpoint takes.
 
         Raises:
             ArgumentError: it is too small for what is to be kept; the message has the arithmetic.
@@ -122,10 +108,18 @@ class DiskSpace:
         """Step of the best checkpoint there is: where the best step itself was not saved, that of the best before."""
         return next((step for step in (state.best_global_step, self._best_saved) if self._places.path(step)), None)
 
+    def find_best(self, state: TrainerState) -> tuple[int | None, str | None]:
+        """Step and folder of the best checkpoint there is."""
+        best = self.best_saved_step(state)
+        return best, None if best is None else str(self._places.path(best))
+
     # --- making room ------------------------------------------------------------------------------------------------
 
-    def make_room(self, now: Training, sizes: Sizes) -> None:
+    def make_room(self, now: Any, sizes: Sizes) -> None:
         """Deletes, before anything is written, what budget or disk cannot hold beside the checkpoint of this step.
+
+        Args:
+            now: the trainer, whose `state` and `model` are to be saved.
 
         Raises:
             OSError: the budget has no room for it, whatever is deleted.
@@ -149,7 +143,6 @@ class DiskSpace:
         raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
 
     def _plan(self, state: TrainerState, policy: Policy, sizes: Sizes, other_bytes: int) -> SavePlan:
-        sizes = self._degradation.sizes if self._degradation else sizes
         step, entries = state.global_step, self._entries()
         # What was logged so far, and a large tokenizer, are in the newest one: the bound knows neither.
         like_newest = entries[-1].num_bytes + SMALL_FILES_BYTES // 2 if entries and entries[-1].is_resumable else 0
@@ -173,7 +166,7 @@ class DiskSpace:
         """Whether all of it could be done; what is being copied stays."""
         store = self._places.store
         files = {stored.step: _optimizer_files(stored) for stored in store.checkpoints()}
-        done = [store.strip(step, files.get(step, OPTIMIZER_FILES)) for step in strip]
+        done = [store.strip(step, files.get(step, [])) for step in strip]
         done += [self._places.delete(step) for step in delete]
         return all(done)
 
@@ -197,7 +190,10 @@ class DiskSpace:
         if self._args.local_checkpoint_dir is None:
             kept = sum(stored.num_bytes for stored in self._places.store.checkpoints())
         else:  # copies of the local ones, made and deleted in the background
-            kept = sum(used_bytes(path) for path in [*folder.glob("checkpoint-*"), *folder.glob(".*-checkpoint-*")])
+            kept = sum(
+                used_bytes(path)
+                for path in [*folder.glob("checkpoint-*"), *folder.glob(".*-checkpoint-*"), folder / STAGING]
+            )
         kept += sum(used_bytes(path) for path in folder.glob(f"{PIN_PREFIX}*"))  # a slow Hub takes no room from a run
         beside = used_bytes(folder) - kept + SMALL_FILES_BYTES // 2
         # Rounded up: a log that grows by a block must not make the budget that a refusal named too small.
@@ -221,4 +217,4 @@ class DiskSpace:
 
 
 def _optimizer_files(stored: Stored) -> list[str]:
-    return [n for n in stored.manifest.files if n in OPTIMIZER_FILES or n.startswith(STATE_FOLDERS)]
+    return [name for name in stored.manifest.files if OPTIMIZER_FILES.fullmatch(name)]

@@ -15,10 +15,8 @@ from safetensors import SafetensorError
 from transformers import PreTrainedModel, TrainerState
 from transformers.trainer import TRAINING_ARGS_NAME
 
-from ..checkpoints.format.tensor_files import read_tensors, write_tensors
 from ..checkpoints.run_folder.finished_model import write_model_manifest
-from ..checkpoints.state.weight_entries import split_entries
-from ..checkpoints.state.weights import ADAPTER_FILES, export_bytes
+from ..checkpoints.state.weights import export_bytes, save_weights
 from ..disk import describe_failure, follow_umask, is_disk_failure
 from ..errors import ArgumentError, DiskFailure
 from ..models.lora import merged_copy
@@ -123,9 +121,7 @@ def save_pretrained(model: Any, folder: Path, state_dict: dict[str, Any] | None 
     try:
         if (folder / "README.md").is_file():  # which PEFT adds to
             shutil.copy(folder / "README.md", staging)
-        model.save_pretrained(str(staging), state_dict=state_dict, **_own_names(model))
-        if isinstance(model, PeftModel):
-            _add_unfrozen(model, staging, state_dict)
+        save_weights(model, staging, state_dict, is_checkpoint=False)
         for path in [path for path in staging.rglob("*") if path.is_file()]:
             target = folder / path.relative_to(staging)
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -152,22 +148,3 @@ def _made_whole(folder: Path) -> Iterator[Path]:
         os.rename(draft, folder)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
-
-
-def _add_unfrozen(model: PeftModel, folder: Path, state_dict: dict[str, Any] | None) -> None:
-    """Weights that the user let train beside the adapters: PEFT leaves them out of its files, and reads them there.
-
-    Under their own names, as PEFT itself adds embeddings.
-    """
-    # What is outside of the base trains to make what PEFT stores: the encoder of prompts.
-    beside = [name for name, p in model.named_parameters() if p.requires_grad and name.startswith("base_model.")]
-    names = set(beside) - split_entries(model).adapted
-    entries = {name: (state_dict or model.state_dict())[name] for name in sorted(names)}
-    for path in folder.rglob(ADAPTER_FILES[0]) if entries else ():
-        write_tensors({**entries, **read_tensors(path)}, path)
-
-
-def _own_names(model: Any) -> dict[str, Any]:
-    # transformers 5.23 writes ESM's LayerNorms as gamma/beta, which `Trainer`'s raw `load_state_dict` then drops
-    # (https://github.com/huggingface/transformers/issues/43701). Remove when a resumed ESM keeps its LayerNorms.
-    return {"save_original_format": False} if isinstance(model, PreTrainedModel) else {}

@@ -14,11 +14,7 @@ from ..reporting.throughput import ThroughputCallback
 from ..training_args import FastTrainingArguments
 from .backends import Backend
 from .batch_finder import BatchFinder
-from .carried import Carried
-from .checkpoint_model import CheckpointModel
-from .checkpointer import Checkpointer
 from .collapse_alarm import CollapseAlarm
-from .commit import Committer
 from .data_workers import DataWorkers
 from .disk_space import DiskSpace
 from .early_stopping import EarlyStopping
@@ -37,9 +33,7 @@ from .places import Places
 from .planned import PlannedRun
 from .profiling import Profiling
 from .repeatable_loading import RepeatableLoading
-from .restoring import Restorer
 from .resuming import Resumer
-from .row_order import RowOrder
 from .run_folder import RunFolder
 from .speed_line import SpeedLine
 from .step_guard import StepGuard
@@ -69,7 +63,6 @@ class Parts:
         # Data, and what is computed on it.
         self.loaders = Loaders(args, planned)
         self.repeatable = RepeatableLoading(args, planned)
-        self.row_order = RowOrder()
         settings = planned.plan["embedding_cache"].settings if planned.applied("embedding_cache") else None
         self.embedder = Embedder(args, team, settings, partial(planned.record, "embedding_cache"))
         self.loss_check = LossCheck(args, planned.plan)
@@ -98,28 +91,11 @@ class Parts:
         self.run_folder = RunFolder(args, team)
         self.places = Places(str(args.output_dir), args.local_checkpoint_dir, args.should_save)
         self.disk_space = DiskSpace(args, self.places, backend)
-        self.committer = Committer(args, team, self.places, self.disk_space, self.stopper)
-        self.carried = Carried(
-            trees=[self.collapse_alarm, self.early_stopping],
-            progress=[
-                self.step_guard,
-                self.stopper,
-                self.loaders,
-                self.run_clock,
-                self.evaluator,
-                self.ladder,
-                self.eval_parts,
-                self.profiling,
-            ],
-            at_step=[self.repeatable],
-            of_process=[self.row_order],
-        )
-        self.checkpointer = Checkpointer(
-            args, team, self.places, self.disk_space, self.committer, backend, self.carried
-        )
-        self.checkpoint_model = CheckpointModel(team, backend)
+        self.carried = [
+            *(self.step_guard, self.stopper, self.loaders, self.run_clock, self.evaluator, self.ladder),
+            *(self.eval_parts, self.profiling, self.repeatable, self.collapse_alarm, self.early_stopping),
+        ]
         self.resumer = Resumer(args, team, self.places, backend)
-        self.restorer = Restorer(args, team, self.places, self.disk_space, self.resumer, backend)
         self.exporter = Exporter(args, backend.is_spread)
         self.workers = DataWorkers(args, self.places)
         self._schedule = EvaluationSchedule(team, self.stopper)

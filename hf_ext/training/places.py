@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from ..checkpoints.format.stored import Stored
+from ..checkpoints.format.stored import Stored, check_unlisted
 from ..checkpoints.run_folder.holding import local_folder
 from ..checkpoints.storage.mirror import Mirror
 from ..checkpoints.storage.store import CheckpointStore
@@ -61,14 +61,15 @@ class Places:
         """The newest one that verifies, in either place."""
         return (self.mirror or self.store).find_newest()
 
-    @property
-    def own_folders(self) -> tuple[Path, Path]:
-        """Those in which this run's checkpoints are; one of them twice without a local one."""
-        return self.output_dir, self.folder
+    def verify(self, checkpoint: str) -> None:
+        """Raises CheckpointError unless every file in it is as its manifest says."""
+        stored = self.store.open(checkpoint)
+        if stored is not None:
+            check_unlisted(stored)
 
-    def is_own(self, stored: Stored) -> bool:
+    def has(self, checkpoint: Path) -> bool:
         """Whether a checkpoint is in a folder of this run."""
-        return stored.path.parent.resolve() in [folder.resolve() for folder in self.own_folders]
+        return checkpoint.resolve().parent in [folder.resolve() for folder in (self.output_dir, self.folder)]
 
     # --- clearing up ------------------------------------------------------------------------------------------------
 

@@ -5,10 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ..checkpoints.format.manifest import Manifest
-from ..checkpoints.format.stored import Stored
-from ..checkpoints.state.sharded_weights import SHARDED
-from ..checkpoints.tools.merging import check_mergeable, write_merged
 from ..errors import ArgumentError
 from ..hub.allowed import holds_model
 from ..hub.pins import pin_files, unpin
@@ -34,12 +30,10 @@ def pin_checkpoint(folder: Path, model: Any, takes_whole: bool) -> Path:
     Raises:
         ArgumentError: `folder` holds no whole model, and `model` is None.
     """
-    is_model, is_sharded = holds_model(folder), (folder / SHARDED).is_file()
-    if is_sharded:
-        check_mergeable(folder)
+    is_model = holds_model(folder)
     sources = list_sources(folder, folder if takes_whole else None, needs_model=is_model)
     sources.pop(CARD, None)  # PEFT's template
-    if not (is_model or is_sharded) and model is None:
+    if not is_model and model is None:
         raise ArgumentError(
             f"{folder} is no whole model, but what trains of one or pieces of one, and the whole is not at hand. "
             "The next checkpoint, or the trained model, is pushed in its place."
@@ -48,10 +42,7 @@ def pin_checkpoint(folder: Path, model: Any, takes_whole: bool) -> Path:
     if is_model:
         return pinned
     try:
-        if is_sharded:
-            write_merged(Stored(folder, Manifest.read(folder)), pinned)
-        else:
-            save_pretrained(model, pinned)
+        save_pretrained(model, pinned)
         (pinned / CARD).unlink(missing_ok=True)
     except BaseException:
         unpin(pinned)

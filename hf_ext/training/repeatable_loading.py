@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from torch.utils.data import DataLoader
 
-from ..checkpoints.format.tensor_files import read_json
-from ..checkpoints.state.progress import PROGRESS, STATE, read_progress
 from ..data.repeatable_loaders import RepeatableLoader, base_of, make_repeatable
 from ..data.seeded_batches import seed_batches
 from ..training_args import FastTrainingArguments
@@ -112,22 +108,3 @@ class RepeatableLoading:
                 "(dropout) than one that was not killed. Give it persistent_workers=False.",
                 type(base).__name__,
             )
-
-
-def begun_before(checkpoint: Path, eval_dataset: Any) -> list[str]:
-    """Keys of the loaders that a run had iterated over when it wrote `checkpoint`.
-
-    Checkpoints of stock Trainer, and older ones, do not say: those of the evaluation sets then, if it has evaluated.
-
-    Raises:
-        CheckpointError: one of the two files that say so is damaged.
-    """
-    if (checkpoint / PROGRESS).is_file():
-        known = read_progress(checkpoint).get("begun_loaders")
-        if known is not None:
-            return list(known)
-    state = checkpoint / STATE
-    history = read_json(state).get("log_history") or [] if state.is_file() else []
-    has_evaluated = any(name.startswith("eval_") for entry in history for name in entry)
-    sets = eval_dataset if isinstance(eval_dataset, Mapping) else ["eval"]
-    return [TRAIN, *(sets if has_evaluated else [])]

@@ -14,9 +14,10 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from ..checkpoints.agreement.argument_roles import ANOTHER_RUN, STEP_SIZE
 from ..checkpoints.agreement.comparing import GROUPS, compare_runs, refuse
-from ..checkpoints.format.stored import Stored
-from ..checkpoints.format.trees import load_tree
-from ..checkpoints.state.progress import check_trainer_state, read_progress
+from ..checkpoints.agreement.hyperparameters import apply_changes, changed_hyperparameters
+from ..checkpoints.format.manifest import PROGRESS
+from ..checkpoints.format.stored import Stored, check_unlisted
+from ..checkpoints.format.tensor_files import read_json
 from ..errors import CheckpointError
 from ..training_args import FastTrainingArguments
 from .backends import Backend
@@ -32,47 +33,24 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Resumed:
-    """A checkpoint of ours that a run continues from, verified and compared.
+    """A checkpoint that a run continues from; of ours, verified and compared.
 
     Attributes:
-        stored: the checkpoint.
+        folder: of the checkpoint; `stored`: the same if it is one of ours, None for one of stock Trainer.
         allowed: names of what differs from its run and was allowed to.
-        progress: its `progress.json`.
+        progress: its `progress.json`; empty for one of stock Trainer.
         is_own: whether it is in this run's own folder.
     """
 
-    stored: Stored
-    allowed: frozenset[str]
-    progress: dict[str, Any]
-    is_own: bool
+    folder: Path
+    stored: Stored | None = None
+    allowed: frozenset[str] = frozenset()
+    progress: dict[str, Any] | None = None
+    is_own: bool = False
 
-    @property
-    def position(self) -> dict[str, Any] | None:
-        """Where a stream of training data stood; None for other data, and where it does not say."""
-        return self.progress["data_position"]
-
-    @property
-    def pending(self) -> bool:
-        """Whether a stop interrupted an evaluation that is still to be made."""
-        return self.progress["evaluation_pending"]
-
-    @property
-    def best(self) -> int | None:
-        """Step of the best checkpoint in this run's own folder."""
-        return self.progress["best_saved_step"] if self.is_own else None
-
-    @property
-    def own_step(self) -> int | None:
-        """Its step, if it is one of this run's own folder."""
-        return self.stored.step if self.is_own else None
-
-    def tree(self, name: str) -> dict[str, Any] | None:
-        """What was saved under a name; None where the checkpoint has nothing of it."""
-        return load_tree(self.stored.path, name) if f"{name}.json" in self.stored.manifest.files else None
-
-    def tree_of(self, rank: int) -> dict[str, Any] | None:
-        """What a process wrote for itself; None where there were fewer processes."""
-        return self.tree(f"rank_{rank}")
+    def state_of(self, name: str) -> Any:
+        """What a part saved under a name; None where the checkpoint has nothing of it."""
+        return (self.progress or {}).get(name)
 
 
 class Resumer:
@@ -83,7 +61,7 @@ class Resumer:
     would make the continuation another run is refused, difference by difference, unless `allow_changed` names it.
 
     Attributes:
-        resumed: what the run continues from; None for a new run, and for one that continues stock Trainer's.
+        resumed: what the run continues from; None for a new run.
         why_not_again: why the same call would not go on from what this run saves; None where it would.
     """
 
@@ -92,8 +70,8 @@ class Resumer:
         self.resumed: Resumed | None = None
         self.why_not_again: str | None = None
 
-    def find(self, asked: str | bool | None, facts: dict[str, Any]) -> str | None:
-        """The folder to continue from, the same on all processes, which all call it; sets `resumed`.
+    def find(self, asked: str | bool | None, facts: dict[str, Any]) -> Resumed | None:
+        """What to continue from, the same on all processes, which all call it; sets `resumed`.
 
         Args:
             asked: see the class.
@@ -108,11 +86,11 @@ class Resumer:
             asked = self._args.resume_from_checkpoint or self._args.resume
         self.why_not_again = self._find_why_not_again(asked)
         found = self._look_together(asked)
-        if isinstance(found, Stored):
-            self._backend.agrees_with(found, self._places.own_folders)
-            self.resumed = self._agree(found, facts)
-            return str(found.path)
-        return None if found is None else str(found)
+        if found is not None:
+            self._check_trusted(found.path if isinstance(found, Stored) else found)
+            self._args.restore_callback_states_from_checkpoint = True  # else early stopping forgets its patience
+            self.resumed = self._agree(found, facts) if isinstance(found, Stored) else Resumed(found)
+        return self.resumed
 
     def check_arguments(self, facts: dict[str, Any], undecided: Collection[str]) -> None:
         """Raises what `find` would for arguments, the `undecided` left out; of "auto" alone, on the main process."""
@@ -125,6 +103,27 @@ class Resumer:
                 for one in (stored.manifest.facts, facts)
             )
             refuse(stored.path, compare_runs(old, new, sorted(allowed)).contradictions)
+
+    def apply_changes(self, optimizer: Any, lr_scheduler: Any, made: Any) -> None:
+        """Makes allowed changes of rates and the like take effect, once Trainer has loaded the states.
+
+        Args:
+            made: settings of the optimizer's groups as the arguments of this run made them, see `read_hyperparameters`.
+
+        Raises:
+            CheckpointError: a stock checkpoint, which does not say what its run's arguments were, has others.
+        """
+        resumed = self.resumed
+        if resumed is None:
+            return
+        allowed: Collection[str] = resumed.allowed
+        if resumed.stored is None:
+            changed, may_change = changed_hyperparameters(optimizer, made), self._args.allow_changed
+            allowed = changed.keys() if "all" in may_change else changed.keys() & set(may_change)
+            refuse(resumed.folder, [line for name, line in changed.items() if name not in allowed])
+        apply_changes(optimizer, lr_scheduler, made, allowed)
+
+    # --- looking ----------------------------------------------------------------------------------------------------
 
     def _find_why_not_again(self, asked: str | bool | None) -> str | None:
         if self._args.save_only_model:
@@ -177,8 +176,20 @@ class Resumer:
             f"resume_from_checkpoint={last!r}."
         )
 
+    def _check_trusted(self, folder: Path) -> None:
+        """Trainer loads tensors and plain values; FSDP and DeepSpeed unpickle what they find."""
+        if self._backend.is_spread and not self._places.has(folder):
+            raise CheckpointError(
+                f"{folder} is not in this run's output folder, and {self._backend.written_by} reads its files in a way "
+                "that can run anything. If you trust it, give its folder as --output_dir with --resume auto, or start "
+                "a new run from its weights (--model_name_or_path)."
+            )
+
+    # --- comparing --------------------------------------------------------------------------------------------------
+
     def _agree(self, stored: Stored, facts: dict[str, Any]) -> Resumed:
         """Compares this run with the checkpoint's, and takes over its identity."""
+        check_unlisted(stored)
         changes = compare_runs(stored.manifest.facts, facts, self._args.allow_changed)
         for note in changes.notes:
             logger.info("Since %s: %s", stored.path.name, note)
@@ -186,21 +197,18 @@ class Resumer:
         allowed = frozenset(changes.allowed)
         if allowed & ORDER:
             logger.warning("Rows come in another order from here on: some may be seen twice in this epoch, others not.")
-        progress = read_progress(stored.path)
-        check_trainer_state(stored.path, stored.step)
-        if progress["only_model"]:
+        progress, is_own = read_json(stored.path / PROGRESS), self._places.has(stored.path)
+        if progress.get("only_model"):
             raise CheckpointError(
                 f"{stored.path} holds weights alone (save_only_model), from which training cannot be continued: load "
                 "it as the model to start from, or --resume no."
             )
-        is_own = self._places.is_own(stored)
         if is_own:
             self._places.adopt(stored.run_id)
         if self._team.writes:
             self._places.set_aside_after(stored.step if is_own else -1)
-        self._args.restore_callback_states_from_checkpoint = True  # else early stopping forgets its patience
         logger.info("Continuing from %s (epoch %.2f).", stored.path, stored.manifest.epoch)
-        return Resumed(stored, allowed, progress, is_own)
+        return Resumed(stored.path, stored, allowed, progress, is_own)
 
 
 def _check_stock(folder: Path) -> Path:

@@ -49,8 +49,8 @@ class StopReason:
 class Stopper(TrainerCallback):
     """Stops and saves on SIGTERM, SIGINT, SIGHUP and before `max_hours`; also saves every `save_minutes`.
 
-    One process stops after the micro-batch at hand, several after the optimizer step at hand, on which they agree by
-    one reduction of a few numbers per step and per evaluation batch. An evaluation is given up: it is as if it had not
+    A run stops after the optimizer step at hand, on which its processes agree by one reduction of a few numbers per
+    step and per evaluation batch. An evaluation is given up: it is as if it had not
     begun, and `evaluation_pending`, which checkpoints carry, says so.
 
     Args:
@@ -115,12 +115,8 @@ class Stopper(TrainerCallback):
 
     # --- noticing ---------------------------------------------------------------------------------------------------
 
-    def notice(self, state: TrainerState, control: TrainerControl, in_cycle: bool = False) -> bool:
-        """Asks all processes whether one wishes to stop or to save; returns whether to save because of the time.
-
-        Args:
-            in_cycle: micro-batches since the last optimizer step are given up if this stops the run.
-        """
+    def notice(self, state: TrainerState, control: TrainerControl) -> bool:
+        """Asks all processes whether one wishes to stop or to save; returns whether to save because of the time."""
         if self.reason is not None:
             return False
         *signalled, time_up, save = self._team.agree(self._wishes())
@@ -128,7 +124,7 @@ class Stopper(TrainerCallback):
             names = [f"received {number.name}" for number, came in zip(STOPPING, signalled, strict=True) if came]
             is_by_signal = StopReason(StopCause.SIGNAL, names[0]) if names else None
             self.reason = is_by_signal or StopReason(StopCause.TIME, f"max_hours={self._args.max_hours} is near")
-            self._epoch_was_over = not in_cycle and (self._at_epoch_end or _ends_epoch(state, control))
+            self._epoch_was_over = self._at_epoch_end or _ends_epoch(state, control)
             control.should_training_stop = True
             logger.warning("Stopping at step %d: %s.", state.global_step, self.reason.text)
         return save
@@ -244,11 +240,6 @@ class Stopper(TrainerCallback):
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """What is due next is due at the end of the epoch, or of what Trainer ran of it."""
         self._at_epoch_end = True
-
-    def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Between two micro-batches of one process: several could leave each other waiting in a gradient's sum."""
-        if args.world_size == 1:
-            self.notice(state, control, in_cycle=True)
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """From here `save_minutes` counts."""

@@ -11,12 +11,11 @@ from transformers import TrainerControl, TrainerState
 
 from .evaluation_passes import Evaluation
 from .resuming import Resumed
-from .stateful import Stateful
 
 logger = logging.getLogger(__name__)
 
 
-class Watcher(Stateful, Protocol):
+class Watcher(Protocol):
     """Sees every evaluation that the loop asked for, once, before its metrics are logged.
 
     `see` returns what is logged with them; it may end training by `control`. `snapshot` is what `rollback` puts back
@@ -24,7 +23,12 @@ class Watcher(Stateful, Protocol):
     checkpoint has no state of it, or "".
     """
 
+    name: str
     missing: str
+
+    def state(self) -> Any: ...
+
+    def load(self, tree: Any) -> None: ...
 
     def see(
         self, evaluation: Evaluation, logs: Mapping[str, float], state: TrainerState, control: TrainerControl
@@ -38,9 +42,9 @@ class Watcher(Stateful, Protocol):
 def load_watching(watchers: Sequence[Watcher], resumed: Resumed | None) -> None:
     """Lets each begin afresh, or where a checkpoint was."""
     for watcher in watchers:
-        tree = None if resumed is None else resumed.tree(watcher.name)
+        tree = None if resumed is None else resumed.state_of(watcher.name)
         if resumed is not None and tree is None and watcher.missing:
-            logger.info("%s has %s", resumed.stored.path, watcher.missing)
+            logger.info("%s has %s", resumed.folder, watcher.missing)
         watcher.load(tree)
 
 

@@ -159,7 +159,7 @@ def test_what_another_process_is_writing_is_left_until_that_process_is_dead(tmp_
     store = CheckpointStore(tmp_path, run_id)
     with other_run(tmp_path, stage_a_half) as pid:
         store.sweep()
-        assert sorted(os.listdir(tmp_path)) == [LOCK, ".staging-checkpoint-20"]
+        assert sorted(os.listdir(tmp_path)) == [LOCK, ".staging"]
         with pytest.raises(FolderError, match=f"process {pid} on .* another folder"):
             store.stage(20)
         kill(pid)
@@ -169,7 +169,7 @@ def test_what_another_process_is_writing_is_left_until_that_process_is_dead(tmp_
 
 def test_a_staging_folder_of_nobody_is_removed(tmp_path):
     store = CheckpointStore(tmp_path)
-    store.staging_path(20).mkdir()
+    store.staging_path(20).mkdir(parents=True)
     store.staging_path(30).mkdir()
     (store.staging_path(30) / "model.safetensors").write_bytes(b"half")
     store.sweep()

@@ -95,7 +95,7 @@ def test_everything_is_on_the_disk_before_the_one_rename_and_the_folder_after_it
     (staging.path / "sub" / "a").write_text("a")
     (staging.path / "b").write_text("b")
     staging.commit(0.5, {})
-    staged = ".staging-checkpoint-20"
+    staged = ".staging/checkpoint-20"
     at = events.index(("rename", staged))
     assert {path for name, path in events[:at] if name == "fsync"} == {
         f"{staged}/sub/a",
@@ -153,7 +153,7 @@ def test_a_staging_that_was_never_abandoned_does_not_stop_the_next_save(store):
     (store.stage(30).path / "model.safetensors").write_bytes(b"half")
     again = CheckpointStore(store.folder, "run")
     save(again, 20)
-    assert names(store) == [".staging-checkpoint-30", "checkpoint-20"]
+    assert names(store) == [".staging", "checkpoint-20"]
     again.sweep()
     assert names(store) == ["checkpoint-20"]
 
@@ -232,9 +232,7 @@ def test_a_damaged_newest_is_set_aside_with_one_warning_and_the_one_before_it_ta
     assert names(store)[2:] == ["damaged-checkpoint-30", "damaged-checkpoint-30-2"]
 
 
-@pytest.mark.parametrize(
-    "kept", ["optimizer.json", "optimizer.safetensors", "progress.json", "rank_1.json", "frozen.json"]
-)
+@pytest.mark.parametrize("kept", ["optimizer.json", "optimizer.pt", "progress.json", "rank_1.json", "frozen.json"])
 def test_a_checkpoint_without_its_manifest_is_damaged_rather_than_foreign(store, kept):
     save(store, 10)
     store.path(20).mkdir()
@@ -383,6 +381,7 @@ def test_an_interrupted_deletion_is_finished(store, caplog):
 def test_a_staged_checkpoint_that_lacked_only_its_rename_is_committed(store):
     save(store, 10)
     save(store, 20)
+    store.staging_path(20).parent.mkdir()
     store.path(20).rename(store.staging_path(20))
     shutil.copytree(store.staging_path(20), store.staging_path(10))  # its step is there already
     shutil.copytree(store.staging_path(20), store.staging_path(30))  # whole, but of another step
@@ -398,7 +397,7 @@ def test_a_stripped_checkpoint_verifies_but_is_not_continued_from(store, caplog)
     save(store, 10, facts={"lr": 0.1})
     save(store, 20)
     before = store.checkpoints()[1].num_bytes
-    assert store.strip(20, ["optimizer.json", "optimizer.safetensors"])
+    assert store.strip(20, ["optimizer.json", "optimizer.pt"])
     stored = store.open(store.path(20))
     assert sorted(stored.manifest.files) == ["model.safetensors", "progress.json"]
     assert stored.stripped == ("optimizer.json",)

@@ -242,6 +242,6 @@ def test_every_file_follows_the_umask(umask, make_affinity, demo_rows, tmp_path)
     finally:
         os.umask(before)
     files = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
-    assert {path.name for path in files} >= {"model.safetensors", "optimizer.safetensors", "plan.json", "config.json"}
+    assert {path.name for path in files} >= {"model.safetensors", "optimizer.pt", "plan.json", "config.json"}
     wrong = {path.name for path in files if stat.S_IMODE(path.stat().st_mode) != 0o666 & ~umask}
     assert wrong == set()

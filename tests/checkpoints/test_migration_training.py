@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from hf_ext.checkpoints.format.trees import load_tree
 from old_scripts import NUM_STEPS, save_old, train_by_hand, write_config
 from safetensors.torch import load_file
 from small_runs import make_rows, make_trainer, small_esm
@@ -15,7 +16,6 @@ from weight_models import affinity, bits, different, esm, write_bases
 
 from hf_ext.affinity.arguments import AffinityArguments
 from hf_ext.affinity.building import build_model as build_affinity
-from hf_ext.checkpoints.format.trees import load_tree
 from hf_ext.checkpoints.tools.inspection import inspect_folder
 from hf_ext.checkpoints.tools.migration import ConversionSettings, convert
 from hf_ext.errors import CheckpointError

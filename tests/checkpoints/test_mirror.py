@@ -48,8 +48,8 @@ def test_copy_returns_at_once_and_pins_the_local_checkpoint_until_it_is_done(loc
     assert gate.begun.wait(20)
     assert mirror.waiting == (10,)
     assert not local.delete(10)
-    assert not local.strip(10, ["optimizer.safetensors"])
-    assert names(drive) == [".staging-checkpoint-10"]  # not under its name before it is whole
+    assert not local.strip(10, ["optimizer.pt"])
+    assert names(drive) == [".staging"]  # not under its name before it is whole
     gate.open()
     assert mirror.wait()
     assert local.delete(10)
@@ -160,7 +160,7 @@ def test_weights_alone_are_no_reason_to_delete_what_training_can_go_on_from(loca
     save(local, 10)
     save(local, 20)
     save(local, 30)
-    local.strip(20, ["optimizer.safetensors"])
+    local.strip(20, ["optimizer.pt"])
     mirror = Mirror(local, drive)
     for step in (10, 20):
         mirror.copy(step)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from hf_ext.checkpoints.tools.merging import merge_checkpoint
 from hub_server import serve_hub
 from huggingface_hub import HfApi
 from peft import PeftModel
@@ -14,7 +15,6 @@ from transformers import EsmForTokenClassification
 
 from hf_ext.checkpoints.format.tensor_files import read_tensors
 from hf_ext.checkpoints.tools.inspection import inspect_folder
-from hf_ext.checkpoints.tools.merging import merge_checkpoint
 
 pytestmark = pytest.mark.nightly
 TOKEN = "hf_" + "canary" * 5 + "bird"

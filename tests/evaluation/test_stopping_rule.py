@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hf_ext.checkpoints.format.trees import load_tree, save_tree
 from hf_ext.errors import ArgumentError, CheckpointError, DataError
 from hf_ext.evaluation.stopping_rule import StoppingDecision, StoppingRule
 
@@ -170,25 +169,25 @@ def logged(decisions: list[StoppingDecision]) -> list[dict[str, Any]]:
     return [json.loads(json.dumps(decision.as_dict(), allow_nan=False)) for decision in decisions]
 
 
-def resumed_after(folder: Path, num_evaluations: int, **lost: Any) -> list[dict[str, Any]]:
+def resumed_after(num_evaluations: int, **lost: Any) -> list[dict[str, Any]]:
     """The log of a run that is stopped and resumed, its state kept as a checkpoint does; `lost` overwrites parts."""
     evaluations = list(noisy_run())
     first, second = small_rule(), small_rule()
     before = feed(first, *evaluations[:num_evaluations])
-    save_tree(folder, "rule", first.state_dict())
-    second.load_state_dict({**load_tree(folder, "rule"), **lost})
+    kept = json.loads(json.dumps(first.state_dict(), default=lambda array: array.tolist()))
+    second.load_state_dict({**kept, **lost})
     return logged(before + feed(second, *evaluations[num_evaluations:], start=num_evaluations + 1))
 
 
-def test_a_resumed_run_decides_as_one_that_was_never_stopped_and_the_check_notices_lost_state(tmp_path) -> None:
+def test_a_resumed_run_decides_as_one_that_was_never_stopped_and_the_check_notices_lost_state() -> None:
     whole = logged(feed(small_rule(), *noisy_run()))
     assert {decision["verdict"] for decision in whole} == {"improved", "undecided", "no improvement"}
     assert whole[-1]["should_stop"]
     for num_evaluations in range(len(whole) + 1):
-        assert resumed_after(tmp_path, num_evaluations) == whole
-    assert resumed_after(tmp_path, 8, num_without_improvement=0) != whole
-    assert resumed_after(tmp_path, 6, recent_predictions=[]) != whole
-    assert resumed_after(tmp_path, 6, best_predictions=None, best_step=None) != whole
+        assert resumed_after(num_evaluations) == whole
+    assert resumed_after(8, num_without_improvement=0) != whole
+    assert resumed_after(6, recent_predictions=[]) != whole
+    assert resumed_after(6, best_predictions=None, best_step=None) != whole
 
 
 def test_a_state_of_other_rows_another_metric_or_version_is_refused_and_changes_nothing() -> None:

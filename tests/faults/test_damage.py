@@ -26,18 +26,14 @@ from hf_ext.checkpoints.storage.store import CheckpointStore
 from hf_ext.errors import CheckpointError
 
 NEWEST, BEFORE = "checkpoint-4", "checkpoint-2"
-COMMON = ("manifest.json", "optimizer.json", "optimizer.safetensors", "progress.json", "rank_0.json")
-COMMON += ("rank_0.safetensors", "scheduler.json", "trainer_state.json", "training_args.json")
+COMMON = ("manifest.json", "optimizer.pt", "progress.json", "rng_state.pth", "scheduler.pt", "trainer_state.json")
+COMMON += ("training_args.json",)
 FILES = {
     "esm": {*COMMON, "config.json", "model.safetensors"},
-    "lora": {
-        *COMMON,
-        *("README.md", "adapter_config.json", "adapter_model.safetensors", "frozen.json", "trainable.safetensors"),
-    },
+    "lora": {*COMMON, "README.md", "adapter_config.json", "adapter_model.safetensors", "frozen.json"},
 }
 # The same in both checkpoints, so that swapping them is no damage.
-CONSTANT = {"config.json", "training_args.json", "rank_0.json", "README.md", "adapter_config.json", "frozen.json"}
-CONSTANT |= {"trainable.safetensors"}  # LoRA's: the untrained twin of the new head
+CONSTANT = {"config.json", "training_args.json", "README.md", "adapter_config.json", "frozen.json"}
 
 CHANGES = {
     "empty": lambda content: b"",
@@ -190,7 +186,7 @@ def test_of_several_damaged_ones_the_newest_whole_one_is_taken(family, families,
     make.killed(folder, at=5, save_steps=1)
     assert names(folder) == [f"checkpoint-{step}" for step in (1, 2, 3, 4)]
     (folder / "checkpoint-4" / "manifest.json").unlink()
-    do_damage(folder / "checkpoint-3", "optimizer.safetensors", "zero block")
+    do_damage(folder / "checkpoint-3", "optimizer.pt", "zero block")
     make(folder, resume="auto", save_steps=1).train()
     assert make.watch.began_at == 2
     assert make.watch.weights[NUM_STEPS] == families[family].whole[NUM_STEPS]
@@ -201,7 +197,7 @@ def test_of_several_damaged_ones_the_newest_whole_one_is_taken(family, families,
 
 @pytest.mark.sampled(16)
 @pytest.mark.parametrize("family", list(FILES))
-@pytest.mark.parametrize("name", ["manifest.json", "optimizer.json", "trainer_state.json"])
+@pytest.mark.parametrize("name", ["manifest.json", "optimizer.pt", "trainer_state.json"])
 @pytest.mark.parametrize("damage", ["deleted", "half", "bit flipped at the end"])
 def test_with_all_checkpoints_damaged_the_run_starts_anew_and_deletes_nothing(family, name, damage, families, counts):
     counts["cases"] += 1

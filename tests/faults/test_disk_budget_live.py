@@ -302,7 +302,7 @@ def with_room(tmp_path_factory, base):
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize("num_steps", [1, 2, 3])
+@pytest.mark.parametrize("num_steps", [1, 2])
 def test_each_step_of_degrading_stores_less_stays_within_the_budget_and_resumes(
     num_steps, tmp_path, base, with_room, caplog
 ):
@@ -319,22 +319,20 @@ def test_each_step_of_degrading_stores_less_stays_within_the_budget_and_resumes(
         degraded(folder, base, callbacks=[digests], **given).train()
     assert samples.peak_bytes <= budget
     assert "was not written" not in caplog.text
-    until = 16 if num_steps < 3 else 13
-    assert [digests.by_step[step] for step in range(1, until + 1)] == [*whole.values()][:until]
-    assert num_steps < 3 or digests.by_step[14] != whole[14]  # close, not equal, as the step says
+    assert [digests.by_step[step] for step in range(1, 17)] == [*whole.values()][:16]
 
 
 def check_stored(folder, num_steps):
     """At step 13: best 5, ends of epochs 8, newest 13."""
-    has = {path.parent.name: path.stat().st_size for path in folder.glob("checkpoint-*/optimizer.safetensors")}
+    has = {path.parent.name: path.stat().st_size for path in folder.glob("checkpoint-*/optimizer.pt")}
     assert {"checkpoint-5", "checkpoint-8", "checkpoint-13"} <= {path.name for path in folder.glob("checkpoint-*")}
     assert "checkpoint-13" in has
     assert "checkpoint-5" not in has
     assert ("checkpoint-8" in has) == (num_steps == 1)
     stripped = json.loads((folder / "checkpoint-5" / "manifest.json").read_text())["facts"]["stripped"]
-    assert stripped == ["optimizer.json", "optimizer.safetensors"]
+    assert stripped == ["optimizer.pt"]
     weights = (folder / "checkpoint-13" / "model.safetensors").stat().st_size
-    assert has["checkpoint-13"] == pytest.approx(weights * (1 if num_steps == 3 else 2), rel=0.02)
+    assert has["checkpoint-13"] == pytest.approx(weights * 2, rel=0.02)
 
 
 # --- a small head on a large encoder --------------------------------------------------------------------------------
@@ -356,7 +354,7 @@ def test_three_million_parameters_on_a_frozen_encoder_take_40_mb_and_the_export_
         trainer.save_model()
     assert samples.peak_bytes <= round(gb * GB)
     assert checkpoint.num_bytes < 40e6
-    assert (checkpoint.path / "optimizer.safetensors").stat().st_size > 23e6
+    assert (checkpoint.path / "optimizer.pt").stat().st_size > 23e6
     shutil.rmtree(base)
     exported = EsmForSequenceClassification.from_pretrained(folder)
     assert digest(exported) == digest(trainer.model)

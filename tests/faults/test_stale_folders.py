@@ -229,7 +229,7 @@ def test_a_folder_that_was_moved_keeps_its_best_checkpoint(runs, tmp_path):
 
 def test_what_a_dead_process_left_is_cleared(runs, tmp_path):
     folder = runs.copy(tmp_path / "run")
-    staged = Path(shutil.copytree(folder / "checkpoint-4", folder / ".staging-checkpoint-6"))
+    staged = Path(shutil.copytree(folder / "checkpoint-4", folder / ".staging/checkpoint-6"))
     (staged / "manifest.json").unlink()
     plant_lock(folder, pid=2**22 + 1)
     shutil.copytree(folder / "checkpoint-2", folder / ".trash-checkpoint-2")
@@ -241,7 +241,7 @@ def test_what_a_dead_process_left_is_cleared(runs, tmp_path):
 def test_a_checkpoint_that_lacked_only_its_rename_is_taken(runs, tmp_path):
     folder = runs.copy(tmp_path / "run")
     runs.make(tmp_path / "other").train()
-    shutil.copytree(tmp_path / "other" / "checkpoint-6", folder / ".staging-checkpoint-6")
+    shutil.copytree(tmp_path / "other" / "checkpoint-6", folder / ".staging/checkpoint-6")
     plant_lock(folder, pid=2**22 + 1)
     assert runs.problems(folder, began_at=6) == []
     assert names(folder) == ["checkpoint-2", "checkpoint-4", "checkpoint-6"]
@@ -257,13 +257,13 @@ def test_unknown_trash_is_left_alone(runs, tmp_path):
 
 def test_what_a_living_run_writes_is_left_alone(runs, tmp_path):
     folder = runs.copy(tmp_path / "run")
-    (folder / ".staging-checkpoint-8").mkdir()
+    (folder / ".staging/checkpoint-8").mkdir(parents=True)
     plant_lock(folder)
     before = contents(folder)
     with pytest.raises(FolderError, match=f"process {os.getppid()} on .* --seed 1"):
         runs.problems(folder)
     assert contents(folder) == before
-    assert (folder / ".staging-checkpoint-8").is_dir()
+    assert (folder / ".staging/checkpoint-8").is_dir()
 
 
 # --- checkpoints of other runs ----------------------------------------------------------------------------------------
@@ -310,13 +310,13 @@ def test_a_rerun_without_resuming_renames_what_is_there_and_the_next_continues_t
 
 def test_a_damaged_checkpoint_without_write_permission_is_set_aside_unchanged(runs, log, tmp_path):
     folder = runs.copy(tmp_path / "run")
-    (folder / "checkpoint-4" / "optimizer.safetensors").write_bytes(b"")
+    (folder / "checkpoint-4" / "optimizer.pt").write_bytes(b"")
     before = contents(folder / "checkpoint-4")
     for path in [*(folder / "checkpoint-4").iterdir(), folder / "checkpoint-4"]:
         path.chmod(0o555)
     assert runs.problems(folder, began_at=2) == []
     assert contents(folder / "damaged-checkpoint-4") == before
-    assert any("optimizer.safetensors: expected 10260 bytes, found 0 bytes" in text for text in log)
+    assert any("optimizer.pt: expected 10260 bytes, found 0 bytes" in text for text in log)
     (folder / "damaged-checkpoint-4").chmod(0o755)
 
 
@@ -324,7 +324,7 @@ def test_a_damaged_checkpoint_that_could_not_be_renamed_is_passed_over_and_not_d
     runs, log, tmp_path, monkeypatch
 ):
     folder = runs.copy(tmp_path / "run")
-    (folder / "checkpoint-4" / "optimizer.safetensors").write_bytes(b"")
+    (folder / "checkpoint-4" / "optimizer.pt").write_bytes(b"")
     before = contents(folder / "checkpoint-4")
     rename, refused = os.rename, []
 

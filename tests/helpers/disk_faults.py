@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import safetensors.torch
+import torch
 from disk_runs import hidden
 from safetensors import SafetensorError
 from transformers import TrainerCallback
@@ -112,7 +113,7 @@ class Faults:
 
     Args:
         place: a key of `PLACES`.
-        number: errno of what is raised; tensor files raise it as safetensors does.
+        number: errno of what is raised; weights raise it as safetensors does, the optimizer as torch does: without.
     """
 
     PLACES = ("mkdir", "weights", "optimizer", "json", "fsync", "rename", "manifest", "deletion")
@@ -121,13 +122,14 @@ class Faults:
         self.place, self.number = place, number
         self.is_armed = False
         self.count = 0
-        name = {"weights": "model.safetensors", "optimizer": "optimizer.safetensors", "json": "progress.json"}
+        name = {"weights": "model.safetensors", "optimizer": "optimizer.pt", "json": "progress.json"}
         self.name = {"manifest": "manifest.json.tmp", **name}.get(place)
         patch.setattr(os, "mkdir", self._before(os.mkdir, lambda path, *_: place == "mkdir" and _is_staged(path)))
         patch.setattr(os, "fsync", self._before(os.fsync, lambda fd: place == "fsync" and _is_staged(_path_of(fd))))
         patch.setattr(os, "rename", self._before(os.rename, self._is_rename))
         patch.setattr(os, "unlink", self._before(os.unlink, self._is_deletion))
         patch.setattr(safetensors.torch, "serialize_file", self._tensors(safetensors.torch.serialize_file))
+        patch.setattr(torch, "save", self._saves(torch.save))
         real_open = builtins.open
         for module in (builtins, io):
             patch.setattr(module, "open", self._opens(real_open))
@@ -163,6 +165,16 @@ class Faults:
 
         return write
 
+    def _saves(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def save(content: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
+            if self.is_armed and _is_staged(path) and os.path.basename(path) == self.name:
+                self.count += 1
+                Path(path).write_bytes(b"half")
+                raise RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 64 vs 0")
+            return real(content, path, *args, **kwargs)
+
+        return save
+
     def _opens(self, real: Callable[..., Any]) -> Callable[..., Any]:
         def open_file(path: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
             is_meant = isinstance(path, str | Path) and os.path.basename(path) == self.name and _is_staged(path)
@@ -174,7 +186,7 @@ class Faults:
 
 
 def _is_staged(path: Any) -> bool:
-    return ".staging-checkpoint-" in str(path)
+    return ".staging/checkpoint-" in str(path)
 
 
 def _path_of(descriptor: int) -> str:

@@ -17,7 +17,7 @@ from hf_ext.checkpoints.storage.mirror import Mirror
 from hf_ext.checkpoints.storage.store import CheckpointStore
 
 STEPS = (10, 20, 30)
-FILES = ("adapter/config.json", "model.safetensors", "optimizer.safetensors")
+FILES = ("adapter/config.json", "model.safetensors", "optimizer.pt")
 EVENTS = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.listdir", "os.scandir"}
 
 

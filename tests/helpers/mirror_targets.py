@@ -14,7 +14,7 @@ def save(store: CheckpointStore, step: int, num_bytes: int = 5000) -> None:
     """Commits checkpoint `step`: three files, one of them in a subfolder, whose bytes tell the step."""
     staging = store.stage(step)
     (staging.path / "tower").mkdir()
-    for name in ("model.safetensors", "optimizer.safetensors", "tower/config.json"):
+    for name in ("model.safetensors", "optimizer.pt", "tower/config.json"):
         (staging.path / name).write_bytes(f"{step} {name} ".encode() * (num_bytes // len(f"{step} {name} ")))
     staging.commit(epoch=step / 10, facts={"seed": 7})
 

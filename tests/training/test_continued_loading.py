@@ -1,73 +1,22 @@
-"""Row order, begun loaders and data workers without a trainer: what a checkpoint keeps of them and gives back."""
-
-import json
+"""Begun loaders and data workers without a trainer: what a checkpoint keeps of them and gives back."""
 
 import pytest
-import torch
 from loader_requests import make_args, make_planned
-from torch.utils.data import DataLoader, RandomSampler
+from torch.utils.data import DataLoader
 
 from hf_ext.data.repeatable_loaders import RepeatableLoader, make_repeatable
 from hf_ext.errors import ArgumentError, DataError, DataWorkerDied
 from hf_ext.training.data_workers import DataWorkers
 from hf_ext.training.places import Places
-from hf_ext.training.repeatable_loading import RepeatableLoading, begun_before
-from hf_ext.training.row_order import RowOrder
+from hf_ext.training.repeatable_loading import RepeatableLoading
 from hf_ext.training.training_length import check_batches, check_training
 from hf_ext.training_args import FastTrainingArguments
 
 KEEPING = {"dataloader_num_workers": 1, "dataloader_persistent_workers": True}
 
 
-def make_shuffled() -> DataLoader:
-    """Eight rows, in an order drawn from a generator of the sampler's own."""
-    return make_repeatable(DataLoader(range(8), sampler=RandomSampler(range(8), generator=torch.Generator())))
-
-
 def read(loader) -> list[int]:
     return [int(row) for row in loader]
-
-
-def begin(order: RowOrder, loader: DataLoader) -> list[int]:
-    order.begin_epoch(loader, 0)
-    return read(loader)
-
-
-def test_an_epoch_that_is_continued_has_the_order_it_began_with():
-    torch.manual_seed(1)
-    first, loader = RowOrder(), make_shuffled()
-    loader.sampler.generator.manual_seed(5)
-    whole = begin(first, loader)
-    state = first.state()
-    assert whole != sorted(whole)
-    again = RowOrder()
-    again.load(state)
-    other = make_shuffled()
-    other.sampler.generator.manual_seed(6)
-    again.begin_epoch(other, 0)
-    again.restore(is_within_epoch=True)
-    assert read(other) == whole
-
-
-def test_an_epoch_that_begins_goes_on_drawing_where_the_one_before_ended():
-    first, loader = RowOrder(), make_shuffled()
-    begin(first, loader)
-    state, second_epoch = first.state(), read(loader)
-    again, other = RowOrder(), make_shuffled()
-    again.load(state)
-    again.begin_epoch(other, 1)
-    again.restore(is_within_epoch=False)
-    assert read(other) == second_epoch
-
-
-def test_other_generators_than_the_checkpoints_are_said(caplog):
-    order, loader = RowOrder(), make_shuffled()
-    begin(order, loader)
-    again = RowOrder()
-    again.load(order.state())
-    again.begin_epoch(make_repeatable(DataLoader(range(8))), 0)
-    again.restore(is_within_epoch=True)
-    assert "other generators than in the checkpoint" in caplog.text
 
 
 def make_loading(folder, **given) -> RepeatableLoading:
@@ -122,24 +71,6 @@ def test_evaluation_of_other_rows_is_made_anew_and_is_no_loader_of_the_run(tmp_p
     assert not kept
     read(loading.take_evaluation(make_kept(), "eval", own))
     assert loading.state() == []
-
-
-@pytest.mark.parametrize(
-    ("progress", "log", "sets", "begun"),
-    [
-        (["eval"], [{"eval_loss": 1}], None, ["eval"]),
-        (None, [{"loss": 1}], None, ["train"]),
-        (None, [{"eval_loss": 1}], None, ["train", "eval"]),
-        (None, [{"eval_a_loss": 1}], {"a": [], "b": []}, ["train", "a", "b"]),
-    ],
-)
-def test_a_checkpoint_that_does_not_say_what_had_begun_is_judged_by_its_log(tmp_path, progress, log, sets, begun):
-    said = {"evaluation_pending": False, "only_model": False, "last_logged_step": 0, "best_saved_step": None}
-    said["data_position"] = None
-    if progress is not None:
-        (tmp_path / "progress.json").write_text(json.dumps({**said, "begun_loaders": progress}))
-    (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": log}))
-    assert begun_before(tmp_path, sets) == begun
 
 
 class Killed(RuntimeError):

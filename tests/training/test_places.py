@@ -59,7 +59,7 @@ def test_what_only_the_target_still_has_goes_with_the_next_copy_but_for_the_one_
 
 def test_what_could_not_be_copied_is_named_with_both_folders(both, tmp_path):
     save(both.store, 2)
-    (tmp_path / "out" / ".staging-checkpoint-2").write_text("in the way")
+    (tmp_path / "out" / ".staging").write_text("in the way")
     (tmp_path / "out").chmod(0o500)
     try:
         both.mirror._copy_file = lambda *given: (_ for _ in ()).throw(OSError(5, "no"))

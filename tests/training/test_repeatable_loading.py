@@ -226,13 +226,3 @@ def test_a_continued_run_needs_the_checkpoint_it_began_with_no_more(tmp_path):
     whole = train(tmp_path / "whole", **asked)
     assert same(interrupt(tmp_path / "killed", **asked), whole)
     assert [folder.name for folder in (tmp_path / "killed").glob("checkpoint-*")] == ["checkpoint-8"]
-
-
-@pytest.mark.nightly
-def test_a_run_continued_between_epochs_knows_its_samplers_and_keeps_the_same_random_states(tmp_path, caplog):
-    asked = {"speedups": ["data_loading"]}
-    train(tmp_path / "whole", **asked)
-    interrupt(tmp_path / "killed", step=4, **asked)
-    assert "other generators" not in caplog.text
-    states = [tmp_path / name / "checkpoint-8" / "rank_0.safetensors" for name in ("whole", "killed")]
-    assert states[0].read_bytes() == states[1].read_bytes()

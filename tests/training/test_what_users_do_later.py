@@ -39,7 +39,7 @@ def test_other_arguments_that_are_assigned_count_everywhere(tmp_path):
     assert not before.save_only_model
     trainer.train()
     trainer.end()
-    assert not (tmp_path / "checkpoint-2" / "optimizer.json").exists()
+    assert not (tmp_path / "checkpoint-2" / "optimizer.pt").exists()
     assert json.loads((tmp_path / "checkpoint-2" / "training_args.json").read_text())["save_only_model"]
 
 

@@ -26,6 +26,9 @@ ANOTHER_RUN = STEP_SIZE | frozenset(
     """.split()  # noqa: SIM905  readable as a paragraph
 )
 
+# No state of the old one fits the new one, so that not even `allow_changed` continues: weights alone could be a start.
+OTHER_STATES = frozenset({"optim", "lr_scheduler_type"})
+
 # A change is noted. Some of these act through others (`effective_batch_size` through accumulation, `speedups` through
 # the plan), and the result is compared. Kernels and compilation round differently, as another machine does.
 HARMLESS = frozenset(

@@ -9,7 +9,7 @@ from typing import Any
 
 from ...data.fingerprint import compare_fingerprints
 from ...errors import ArgumentError, CheckpointError
-from .argument_roles import ANOTHER_RUN, HARMLESS, STEP_SIZE, is_idle
+from .argument_roles import ANOTHER_RUN, HARMLESS, OTHER_STATES, STEP_SIZE, is_idle
 
 SECTIONS = ("versions", "arguments", "data", "model", "collator", "speedups")
 GROUPS = ("all", "collator", "data", "model", "speedups", "world_size")
@@ -55,6 +55,12 @@ def compare_runs(old: Mapping[str, Any], new: Mapping[str, Any], allowed: Sequen
         _COMPARE[section](comparison, old, new)
     if "arguments" in known:
         _compare_processes(comparison, old, new)
+    before, now = (facts.get("written_by", "Trainer") for facts in (old, new))
+    if before != now:
+        comparison.changes.contradictions.append(
+            f"weights and states are in the files of {before}, this run reads those of {now}: launch it as before, or "
+            "start a new run from its weights (of FSDP2's shards, `accelerate merge-weights` makes a file)"
+        )
     return comparison.changes
 
 
@@ -117,7 +123,12 @@ def _compare_arguments(comparison: _Comparison, old: Mapping[str, Any], new: Map
     before, now = old["arguments"], new["arguments"]
     for name in dict.fromkeys([*before, *now]):
         one, other = before.get(name, _ABSENT), now.get(name, _ABSENT)
-        if name in STEP_SIZE or (isinstance(one, str) and other == [one]):  # a choice that takes several by now
+        if name in STEP_SIZE:
+            continue
+        if name in OTHER_STATES and one != other:
+            comparison.changes.contradictions.append(
+                f"{name}: {_then(one)}, {_now(other)}: its states do not fit; start a new run from the weights"
+            )
             continue
         matters = name in ANOTHER_RUN and not is_idle(name, before, now)
         comparison.compare(name, one, other, [name], matters, is_strict=True)

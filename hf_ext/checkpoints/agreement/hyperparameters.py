@@ -15,9 +15,7 @@ from ...errors import CheckpointError
 from .argument_roles import STEP_SIZE
 
 _RATES = frozenset({"learning_rate", "encoder_learning_rate"})
-_SCHEDULE = (
-    _RATES | STEP_SIZE | {"lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "max_steps", "num_train_epochs"}
-)
+_SCHEDULE = _RATES | STEP_SIZE | {"lr_scheduler_kwargs", "warmup_steps", "max_steps", "num_train_epochs"}
 _GROUP_KEYS = {
     "learning_rate": ("initial_lr",),
     "encoder_learning_rate": ("initial_lr",),
@@ -58,20 +56,16 @@ def _setting(group: Mapping[str, Any], name: str) -> float | None:
     return None if value is None else float(value)
 
 
-def apply_changes(
-    optimizer: Any, scheduler: Any, made: Sequence[Mapping[str, Any]], allowed: Collection[str], num_steps: int
-) -> None:
+def apply_changes(optimizer: Any, scheduler: Any, made: Sequence[Mapping[str, Any]], allowed: Collection[str]) -> None:
     """Makes allowed changes take effect, although the states loaded from the checkpoint brought the old values back.
 
     With nothing allowed that concerns them, optimizer and scheduler stay as they are, bit for bit. A new learning rate
     goes on where the schedule stands; one that follows a metric (reduce_lr_on_plateau, greedy) starts from it again.
 
     Args:
-        optimizer, scheduler: with the checkpoint's states, wrapped by Accelerate or not. Where `allowed` has `optim`
-            or `lr_scheduler_type`, the state of that one does not fit and must not have been loaded.
+        optimizer, scheduler: with the checkpoint's states, wrapped by Accelerate or not.
         made: `read_hyperparameters(optimizer)`, from before the states were loaded.
         allowed: `Changes.allowed`.
-        num_steps: optimizer steps that the checkpoint has taken.
 
     Raises:
         CheckpointError: the parameter groups are not those of `made`.
@@ -87,10 +81,8 @@ def apply_changes(
         keys = {key for name in allowed for key in _GROUP_KEYS.get(name, ())}
         keys |= {key for key in fresh if key not in ("lr", "initial_lr")} if "optim_args" in allowed else set()
         group.update({key: copy.deepcopy(fresh[key]) for key in keys if key in fresh})
-    if "lr_scheduler_type" in allowed and isinstance(schedule, LambdaLR):
-        schedule.last_epoch, schedule._step_count = num_steps, num_steps + 1
-    if {*allowed} & {*_SCHEDULE, "optim", "world_size"}:
-        _reschedule(groups, schedule, before, made, bool({*allowed} & _RATES) or "lr_scheduler_type" in allowed)
+    if {*allowed} & {*_SCHEDULE, "world_size"}:
+        _reschedule(groups, schedule, before, made, bool({*allowed} & _RATES))
 
 
 def _reschedule(groups: Any, schedule: Any, before: list[Any], made: Any, is_new_rate: bool) -> None:

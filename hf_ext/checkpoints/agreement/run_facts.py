@@ -9,12 +9,13 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
+from torch.distributed.fsdp import FSDPModule
+
 from ...argument_names import short_name
 from ...data.fingerprint import fingerprint
 from ...models.lora import unwrap_peft
 from ...optional import installed_version
 from ..state.frozen_weights import read_base
-from ..state.sharded_weights import unsharded_class
 from .argument_roles import UNRECORDED
 
 PACKAGES = ("torch", "transformers", "accelerate", "datasets", "peft", "hf_ext")
@@ -33,7 +34,14 @@ _NO_DATA_ORDER = frozenset({"non_blocking", "use_configured_state"})  # of `acce
 
 
 def describe_run(
-    args: Any, model: Any, train_dataset: Any, collator: Any, world_size: int, plan: Any, best: str | None = None
+    args: Any,
+    model: Any,
+    train_dataset: Any,
+    collator: Any,
+    world_size: int,
+    plan: Any,
+    best: str | None = None,
+    written_by: str = "Trainer",
 ) -> dict[str, Any]:
     """The facts of a run, for the manifest of its checkpoints and for `compare_runs`.
 
@@ -46,6 +54,7 @@ def describe_run(
         world_size: number of processes.
         plan: `Plan`, or None.
         best: `metric_for_best_model` with what decides its value beside its name; None: its name.
+        written_by: what writes weights and states into checkpoints, and alone can read them: see `Backend`.
 
     Returns:
         JSON-able: versions, world_size, devices_per_process, arguments, data, model, collator, speedups. Equal to what
@@ -57,6 +66,7 @@ def describe_run(
     return {
         "versions": {"python": platform.python_version(), **{name: installed_version(name) for name in PACKAGES}},
         "world_size": world_size,
+        "written_by": written_by,
         "devices_per_process": max(1, args.n_gpu),
         "arguments": {**_describe_arguments(args), **({"metric_for_best_model": best} if best else {})},
         "data": fingerprint(train_dataset),
@@ -86,7 +96,7 @@ def _describe_model(model: Any) -> dict[str, Any]:
     terms: Any = getattr(inner, "terms", None)  # of the loss, beside the data's: part of what is learned
     return {
         **({"terms": _plain(terms)} if dataclasses.is_dataclass(terms) else {}),
-        "class": [unsharded_class(model).__name__, unsharded_class(inner).__name__],
+        "class": [_class_of(model), _class_of(inner)],
         "config": _shape(config.to_dict()) if hasattr(config, "to_dict") else {},
         "adapters": {name: _shape(adapter.to_dict()) for name, adapter in adapters.items()},
         "num_trainable": sum(p.numel() for p in model.parameters() if p.requires_grad),
@@ -94,6 +104,11 @@ def _describe_model(model: Any) -> dict[str, Any]:
         "base": read_base(model),
         "encoders": [_identity(spec) for spec in getattr(config, "encoder_specs", ())],
     }
+
+
+def _class_of(model: Any) -> str:
+    """Before FSDP2 put a class of its own in front."""
+    return next(cls for cls in type(model).__mro__ if not issubclass(cls, FSDPModule)).__name__
 
 
 def _shape(config: Any) -> Any:

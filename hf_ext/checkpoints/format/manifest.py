@@ -16,6 +16,7 @@ from ...errors import CheckpointError
 
 MANIFEST = "manifest.json"
 MANIFEST_DRAFT = f"{MANIFEST}.tmp"
+PROGRESS = "progress.json"  # what parts of hf_ext keep in a checkpoint
 FORMAT = 1
 _CHUNK = 1 << 20
 

@@ -13,18 +13,7 @@ from .manifest import MANIFEST, Manifest, check_files, is_plain
 
 CHECKPOINT_NAME = re.compile(r"checkpoint-(0|[1-9][0-9]*)")
 # What stock Trainer never writes: where the manifest was lost, one of these shows that there was one.
-_OUR_FILES = (
-    "sharded.json",
-    "optimizer.safetensors",
-    "optimizer.json",
-    "scheduler.json",
-    "scaler.json",
-    "progress.json",
-    "frozen.json",
-    "trainable.safetensors",
-    "rank_*.json",
-    "rank_*.safetensors",
-)
+_OUR_FILES = ("progress.json", "frozen.json", "trainable.safetensors")
 
 
 @dataclass(frozen=True)
@@ -66,7 +55,19 @@ def is_folder(path: Path) -> bool:
 
 def is_ours(folder: Path) -> bool:
     """Whether hf_ext wrote this checkpoint, damaged or not: by its manifest, or by files that only hf_ext writes."""
-    return os.path.lexists(folder / MANIFEST) or any(next(folder.glob(name), None) for name in _OUR_FILES)
+    return os.path.lexists(folder / MANIFEST) or any((folder / name).exists() for name in _OUR_FILES)
+
+
+def check_unlisted(stored: Stored) -> None:
+    """Refuses weights and states that were put into a verified checkpoint later: Trainer might read them.
+
+    Raises:
+        CheckpointError: there are such files.
+    """
+    for path in sorted(stored.path.rglob("*")):
+        name = path.relative_to(stored.path).as_posix()
+        if path.suffix in (".safetensors", ".bin", ".pt", ".pth") and name not in stored.manifest.files:
+            raise CheckpointError(f"{path}: not in its manifest, so it was put there later. Remove it.")
 
 
 def read_stored(folder: Path, step: int) -> Stored | None:

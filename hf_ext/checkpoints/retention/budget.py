@@ -21,8 +21,6 @@ SMALL_FILES_BYTES = 2**20  # tokenizer, configs, and what logs grow by between t
 STEPS = {
     "best_weights_only": "the best checkpoint keeps its weights only: it can be used, but training cannot resume there",
     "optimizer_in_newest_only": "only the newest checkpoint keeps its optimizer state",
-    "bf16_optimizer_state": "optimizer state is stored in bfloat16: a resumed run is close to the uninterrupted one, "
-    "not equal",
 }
 
 
@@ -34,14 +32,11 @@ class Sizes:
         weights: weights, configuration, tokenizer.
         optimizer: optimizer state, which a weights-only checkpoint lacks.
         other: all else (random states, trainer_state.json, manifest, the folder itself).
-        optimizer_bf16: optimizer state with its floating tensors in bfloat16; None is half of `optimizer`, as of
-            float32 state. State that is 16 or 8 bits wide already gains less: then state it.
     """
 
     weights: int
     optimizer: int
     other: int
-    optimizer_bf16: int | None = None
 
     @property
     def full_bytes(self) -> int:
@@ -58,13 +53,12 @@ class Degradation:
 
     Attributes:
         steps: names out of `STEPS`, in the order taken; empty where everything fits as it is.
-        policy, sizes: as they are with these steps; `policy` goes into `plan_save`.
+        policy: as it is with these steps, for `plan_save`.
         needed_bytes: the most that is then ever on disk at once.
     """
 
     steps: tuple[str, ...]
     policy: Policy
-    sizes: Sizes
     needed_bytes: int
 
 
@@ -103,7 +97,7 @@ def check_budget(sizes: Sizes, policy: Policy, other_bytes: int) -> int:
 
 def choose_degradation(sizes: Sizes, policy: Policy, other_bytes: int) -> Degradation:
     """Makes checkpoints smaller in named steps until the budget holds them: best_weights_only, then
-    optimizer_in_newest_only, then bf16_optimizer_state. Steps that would gain nothing are left out.
+    optimizer_in_newest_only. Steps that would gain nothing are left out.
 
     Args:
         sizes: bytes of one checkpoint as it would be without any step.
@@ -117,29 +111,20 @@ def choose_degradation(sizes: Sizes, policy: Policy, other_bytes: int) -> Degrad
     if policy.budget_bytes is None or smaller.needed_bytes <= policy.budget_bytes:
         return smaller
     taken = f"These steps of --disk_policy degrade are counted in:\n{_explain(smaller.steps)}" if smaller.steps else ""
-    raise ArgumentError(_refusal(smaller.sizes, smaller.policy, other_bytes, taken))
+    raise ArgumentError(_refusal(sizes, smaller.policy, other_bytes, taken))
 
 
 def _degrade(sizes: Sizes, policy: Policy, other_bytes: int) -> Degradation:
     """Returns the first steps that fit, or all that gain something where none fit."""
-    chosen = Degradation((), policy, sizes, needed_bytes(sizes, policy, other_bytes))
+    chosen = Degradation((), policy, needed_bytes(sizes, policy, other_bytes))
     for name in STEPS:
         if policy.budget_bytes is None or chosen.needed_bytes <= policy.budget_bytes:
             break
-        new_policy, new_sizes = _take_step(name, chosen.policy, chosen.sizes)
-        needed = needed_bytes(new_sizes, new_policy, other_bytes)
+        new_policy = dataclasses.replace(chosen.policy, **{name: True})
+        needed = needed_bytes(sizes, new_policy, other_bytes)
         if needed < chosen.needed_bytes:
-            chosen = Degradation((*chosen.steps, name), new_policy, new_sizes, needed)
+            chosen = Degradation((*chosen.steps, name), new_policy, needed)
     return chosen
-
-
-def _take_step(name: str, policy: Policy, sizes: Sizes) -> tuple[Policy, Sizes]:
-    if name == "best_weights_only":
-        return dataclasses.replace(policy, best_weights_only=True), sizes
-    if name == "optimizer_in_newest_only":
-        return dataclasses.replace(policy, optimizer_in_newest_only=True), sizes
-    bf16 = math.ceil(sizes.optimizer / 2) if sizes.optimizer_bf16 is None else sizes.optimizer_bf16
-    return policy, dataclasses.replace(sizes, optimizer=bf16)
 
 
 def _list_needs(sizes: Sizes, policy: Policy, other_bytes: int) -> list[tuple[str, int]]:

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from ...errors import ArgumentError
-from .steppers import optimizer_tree
 
 
 def not_finite(tensors: Iterable[tuple[str, torch.Tensor]]) -> list[str]:
@@ -35,14 +34,14 @@ def optimizer_tensors(
     """Every tensor of an optimizer's state, as "exp_avg of head.weight"; for `not_finite`.
 
     Args:
-        optimizer: as for `optimizer_tree`.
+        optimizer: wrapped by Accelerate or not.
         named_parameters: `model.named_parameters()`.
 
     Cost: no tensor is copied.
     """
     known = {id(parameter): name for name, parameter in named_parameters}
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    saved = optimizer_tree(optimizer)["state_dict"]
+    saved = optimizer.state_dict()
     for key, value in saved.get("state", saved).items():  # optimizers made of others arrange it as they like
         is_index = isinstance(key, int) and key < len(parameters)
         owner = known.get(id(parameters[key]), key) if is_index else key

@@ -1,228 +1,217 @@
-"""What a checkpoint holds of the model, and how it comes back: the same bits in every entry, or not at all.
+"""What a checkpoint holds of the model where stock Trainer would write too much, or could not read it back.
 
 | model | files beside its configuration |
 |---|---|
-| `AffinityModel`, `PreTrainedModel` | `model.safetensors`, in the names of the modules |
-| `PeftModel` | `adapter_model.safetensors` per adapter; `trainable.safetensors`: what trains beside them, and buffers |
+| `AffinityModel`, `PreTrainedModel`, any other module | `model.safetensors`, in the names of the modules |
+| `PeftModel` | `adapter_model.safetensors` per adapter, with what the user let train beside it |
 | from a pretrained base, half of its bytes or more frozen | `trainable.safetensors`: what trains, and buffers |
-| any other module | `model.safetensors` |
 
-Frozen weights are not stored but known by their hash (`frozen.json`), those of `AffinityModel`'s towers by the
-fingerprints in its configuration. `trainable.safetensors` alone is not a model: `from_pretrained` finds no weights in
-such a folder and refuses it, instead of filling the rest at random; an export is written by `Trainer.save_model`.
-
-Where the user's class writes weights of its own choice into a checkpoint, these files lie in `trainer_weights/`.
-
-Of models that FSDP2 spreads over processes see `sharded_weights.py`; `load_weights` reads those too. What DeepSpeed
-spreads, it writes itself.
+Frozen weights that are not stored are known by their hash (`frozen.json`). `trainable.safetensors` alone is not a
+model: `from_pretrained` finds no weights in such a folder and refuses it, instead of filling the rest at random.
 """
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Container, Iterable
+import re
 from pathlib import Path
 from typing import Any
 
 import torch
 from peft import PeftModel
+from peft.utils.save_and_load import get_peft_model_state_dict
+from safetensors import safe_open
+from safetensors.torch import load_file
+from torch import nn
 from transformers import PreTrainedModel
 
 from ...errors import CheckpointError
 from ...models.affinity import AffinityModel
 from ...models.configuration import AffinityConfig
-from ..format.shards import is_spread, load_shards, own_slice
-from ..format.tensor_files import (
-    describe_names,
-    find_file,
-    first_names,
-    read_json,
-    read_shards,
-    read_tensors,
-    write_tensors,
-)
-from .entry_matching import check_entries, match_names
-from .frozen_weights import FROZEN, check_frozen, describe_frozen, write_frozen
-from .own_loader import has_own_loader, load_by_own
-from .sharded_weights import SHARDED, WEIGHTS, find_unlisted, read_sharded, sharded_entries
-from .weight_entries import (
-    Split,
-    adapter_entries,
-    adapter_folder,
-    has_injected_adapters,
-    ignored_entries,
-    split_entries,
-    stores_part,
-)
+from ...models.quantization import quantized_weights
+from ..format.tensor_files import describe_names, first_names, identity, read_json, read_tensors, write_tensors
+from .frozen_weights import FROZEN, check_frozen, describe_frozen, read_base, write_frozen
 
 logger = logging.getLogger(__name__)
 
 TRAINABLE = "trainable.safetensors"
-TRAINER_WEIGHTS = "trainer_weights"  # folder, where the user's class fills the checkpoint's own with other weights
-MODEL_FILES = (
-    "model.safetensors",
-    "model.safetensors.index.json",
-    "pytorch_model.bin",
-    "pytorch_model.bin.index.json",
-)
-ADAPTER_FILES = ("adapter_model.safetensors", "adapter_model.bin")
+MODEL, ADAPTER = "model.safetensors", "adapter_model.safetensors"
 SLACK_BYTES = 32 * 1024  # a model card, an adapter's configuration, generation settings, an index
 HEADER_BYTES = 160  # safetensors' description of one tensor, without its name
 
-
-def stored_model(model: Any) -> Any:
-    """The model whose entries checkpoints hold: as it trains, but not the wrapper that torch.compile makes."""
-    return getattr(model, "_orig_mod", model)
-
-
-def save_weights(model: Any, folder: Path | str) -> None:
-    """Writes what `load_weights` needs into `folder`: see this module's table. No pickle.
-
-    Cost: what is stored is written once; the first save also hashes what is frozen, about 1 s per GB and core.
-
-    Raises:
-        CheckpointError: an entry of the state dict is not a tensor.
-    """
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    if isinstance(model, PeftModel):
-        # PEFT's own "auto" asks the Hub on every save whether the vocabulary has grown. Embeddings that train are
-        # among the trainable rest; those that do not are in the hash.
-        model.save_pretrained(str(folder), save_embedding_layers=False)
-        _save_part(model, folder, adapters=[*model.peft_config])
-    elif stores_part(model):
-        model.config.save_pretrained(folder)
-        _save_part(model, folder)
-    elif isinstance(model, PreTrainedModel) and not has_injected_adapters(model):
-        # transformers 5.23 writes ESM's LayerNorms as gamma/beta, which a raw `load_state_dict` does not know
-        # (https://github.com/huggingface/transformers/issues/43701).
-        model.save_pretrained(str(folder), save_original_format=False)
-    else:
-        write_tensors(model.state_dict(keep_vars=True), folder / MODEL_FILES[0])
-        if isinstance(model, PreTrainedModel):
-            model.config.save_pretrained(folder)
+# Entries that a pretrained base may lack: adapters, and modules that are made at random where it has none. Frozen or
+# not, they are small, and would hash differently under every seed; so they are stored.
+BESIDE_BASE = re.compile(r"(^|\.)(lora_\w+|contact_head|pooler|original_module)\.")
 
 
-def remember_frozen(model: Any) -> None:
-    """Hashes what a checkpoint will leave out, for when the model is spread over processes (FSDP2), which cannot.
+# --- which entries --------------------------------------------------------------------------------------------------
 
-    Cost: about 1 s per GB and core; nothing where nothing is left out, or the model is spread already.
-    """
-    is_whole = not any(map(is_spread, model.parameters()))
-    if is_whole and (isinstance(model, PeftModel) or stores_part(model)):
-        describe_frozen(model, split_entries(model).frozen)
+
+def stores_part(model: Any) -> bool:
+    """Whether only what trains is stored: there is a base to take the rest from, and the rest is most of the model."""
+    if not isinstance(model, PreTrainedModel) or (isinstance(model, AffinityModel) and not model.config.save_full):
+        return False
+    if not read_base(model)["name_or_path"] and not isinstance(model, AffinityModel):
+        return False
+    parameters = list(model.parameters())
+    frozen = sum(parameter.nbytes for parameter in parameters if not parameter.requires_grad)
+    return 0 < sum(parameter.nbytes for parameter in parameters) <= 2 * frozen
+
+
+def frozen_entries(model: Any) -> dict[str, torch.Tensor]:
+    """Entries of the state dict that never train, by name; layers in 8 or 4 bits by what they were made from."""
+    state = {**model.state_dict(keep_vars=True), **quantized_weights(model)}
+    never_train = {name: p for name, p in state.items() if isinstance(p, nn.Parameter) and not p.requires_grad}
+    return {name: parameter for name, parameter in never_train.items() if not BESIDE_BASE.search(name)}
+
+
+def stored_entries(model: Any) -> dict[str, torch.Tensor]:
+    """The others: what `trainable.safetensors` holds."""
+    frozen = frozen_entries(model)
+    return {name: tensor for name, tensor in model.state_dict(keep_vars=True).items() if name not in frozen}
 
 
 def keep_source_digests(model: Any) -> None:
     """Hashes frozen weights before they are rounded, so that checkpoints know them by what they were made from.
 
-    Cost: as `remember_frozen`.
+    Cost: about 1 s per GB and core.
     """
-    model._source_digests = describe_frozen(model, split_entries(model).frozen)["tensors"]
+    model._source_digests = describe_frozen(model, frozen_entries(model))["tensors"]
 
 
-def load_weights(model: Any, folder: Path | str, checks_frozen: bool = True) -> None:
-    """Gives every entry of the model's state dict the value it had when the checkpoint was saved.
+# --- writing --------------------------------------------------------------------------------------------------------
 
-    Reads what `save_weights` writes, and the weights of stock checkpoints: sharded ones, `pytorch_model.bin`
-    (tensors only: nothing in it is run), ESM's gamma/beta, adapters. Everything is checked before the first tensor of
-    the model changes. An `AffinityModel` also gets the label scale that its head was trained with. A model that is
-    spread over processes (FSDP2) gets each process's part; a checkpoint of such a run loads anywhere.
+
+def save_weights(
+    model: Any, folder: Path, state_dict: dict[str, Any] | None = None, is_checkpoint: bool = True
+) -> None:
+    """Writes weights and configuration; see this module's table. Of a model folder that is no checkpoint, all weights.
 
     Args:
-        model: as it trains, or will.
-        folder: of the checkpoint.
-        checks_frozen: whether to compare frozen weights with those of the checkpoint. Where they are spread, only a
-            process that hashed them while they were whole can.
+        model: a `PreTrainedModel` or `PeftModel`.
+        state_dict: whole weights where they are spread over processes.
 
-    Cost: reads the files, of shards only what this process needs; the first time also hashes what is frozen, about
-    1 s per GB and core.
-
-    Raises:
-        CheckpointError: files are missing, damaged or lead out of the folder; entries are missing, unexpected or of
-            another shape or dtype; frozen weights or encoders are not those of the checkpoint.
+    Cost: what is stored is written once; the first time also hashes what a checkpoint leaves out, 1 s per GB and core.
     """
-    folder = Path(folder)
-    is_adapted = isinstance(model, PeftModel)
-    tensors, is_part = _read_entries(model, folder)
-    if has_own_loader(model) and not is_part and not find_file(folder, SHARDED):
-        load_by_own(model, tensors, folder)
-        return
-    split = split_entries(model)
-    required = _required(model, split, folder, is_part)
-    state = model.state_dict(keep_vars=True)
-    found, unexpected = match_names(state, tensors)
-    if is_part:
-        unexpected += [name for name in found if name not in required]
-    check_entries(folder, state, found, unexpected, required)
-    if (is_part or (is_adapted and find_file(folder, FROZEN))) and checks_frozen:
-        check_frozen(model, split.frozen, folder)
-    elif is_adapted and checks_frozen:
-        logger.warning("%s has no %s: that its frozen weights are this model's is not checked.", folder, FROZEN)
-    scale = _read_scale(model, folder) if isinstance(model, AffinityModel) else {}
-    _fill(model, state, found, folder)
-    for name, value in scale.items():
-        setattr(model.config, name, value)
-
-
-def _read_entries(model: Any, folder: Path) -> tuple[dict[str, torch.Tensor], bool]:
-    """Tensors by name, those in shards without values; and whether the checkpoint leaves out what is frozen."""
-    if find_file(folder, SHARDED):
-        return sharded_entries(folder), bool(read_sharded(folder)["is_part"])
-    is_adapted = isinstance(model, PeftModel)
-    tensors = _read_adapters(model, folder) if is_adapted else {}
-    part = find_file(folder, TRAINABLE)
-    if part:
-        tensors.update(read_tensors(part))
-    elif not is_adapted:
-        tensors = _read_model(model, folder)
-    return tensors, part is not None
-
-
-def _fill(model: Any, state: dict[str, Any], found: dict[str, torch.Tensor], folder: Path) -> None:
-    """Gives the entries of `state` their values; where they are spread over processes, this process's part."""
-    if find_file(folder, SHARDED):
-        load_shards({name: state[name] for name in found}, folder / WEIGHTS)
-    elif any(map(is_spread, state.values())):
-        with torch.no_grad():
-            for name, tensor in found.items():
-                own = state[name].to_local() if is_spread(state[name]) else state[name]
-                own.copy_(own_slice(tensor, state[name]))
+    if is_checkpoint and stores_part(model):
+        folder.mkdir(parents=True, exist_ok=True)
+        model.config.save_pretrained(folder)
+        write_tensors(stored_entries(model), folder / TRAINABLE)
+    elif isinstance(model, PeftModel):
+        # PEFT's own "auto" asks the Hub on every save whether the vocabulary has grown.
+        embeddings = {"save_embedding_layers": False} if is_checkpoint else {}
+        model.save_pretrained(str(folder), state_dict=state_dict, **embeddings)
+        _add_unfrozen(model, folder, state_dict)
     else:
-        model.load_state_dict(found, strict=False)
+        # transformers 5.24 writes ESM's LayerNorms as gamma/beta, which `Trainer`'s raw `load_state_dict` then drops
+        # (https://github.com/huggingface/transformers/issues/43701). Remove when a resumed ESM keeps its LayerNorms.
+        model.save_pretrained(str(folder), state_dict=state_dict, save_original_format=False)
+        return
+    if is_checkpoint:
+        write_frozen(model, frozen_entries(model), folder)
 
 
-def check_listed(folder: Path, listed: Container[str]) -> None:
-    """Refuses weights that were put into a checkpoint later: `load_weights` would prefer them to those it verified.
+def _add_unfrozen(model: PeftModel, folder: Path, state_dict: dict[str, Any] | None) -> None:
+    """Weights that the user let train beside the adapters: PEFT leaves them out of its files, and reads them there.
 
-    Args:
-        listed: names of the files that the checkpoint's manifest vouches for.
+    Under their own names, as PEFT itself adds embeddings.
+    """
+    state = model.state_dict()
+    written = {id(t) for a in model.peft_config for t in get_peft_model_state_dict(model, state, a).values()}
+    # What is outside of the base trains to make what PEFT stores: the encoder of prompts.
+    names = [n for n, p in model.named_parameters() if p.requires_grad and n.startswith("base_model.")]
+    entries = {name: (state_dict or state)[name] for name in sorted(names) if id(state.get(name)) not in written}
+    for path in folder.rglob(ADAPTER) if entries else ():
+        write_tensors({**entries, **read_tensors(path)}, path)
+
+
+# --- loading --------------------------------------------------------------------------------------------------------
+
+
+def load_weights(model: Any, folder: Path) -> bool:
+    """Loads what stock Trainer cannot read back; False, and nothing done, where it can.
+
+    So what trains of a model that is mostly frozen, and ESM under the names of its original format, which a stock run
+    has written. In any case, frozen weights are compared with the checkpoint's.
 
     Raises:
-        CheckpointError: there are such weights.
+        CheckpointError: they are others, or entries are missing, unexpected or of another shape.
     """
-    if TRAINABLE not in listed and find_file(folder, TRAINABLE):
-        raise CheckpointError(f"{folder / TRAINABLE}: not in its manifest, so it was put there later. Remove it.")
-    for name in find_unlisted(folder, listed):
-        raise CheckpointError(f"{folder / name}: not in its manifest, so it was put there later. Remove it.")
+    if (folder / FROZEN).is_file():
+        check_frozen(model, frozen_entries(model), folder)
+    if (folder / TRAINABLE).is_file():
+        own = stored_entries(model)
+        check_loaded(model, folder, model.load_state_dict(_read(folder / TRAINABLE), strict=False), own)
+    elif (folder / MODEL).is_file() and not isinstance(model, PeftModel) and _has_original_names(model, folder / MODEL):
+        renamed = {_modern(name): tensor for name, tensor in _read(folder / MODEL).items()}
+        check_loaded(model, folder, model.load_state_dict(renamed, strict=False))
+    else:
+        return False
+    return True
+
+
+def check_loaded(model: Any, folder: Path, outcome: Any, required: Any = None) -> None:
+    """Refuses what `load_state_dict` took in part, where Trainer would go on with a line in the log.
+
+    Args:
+        outcome: what it returned. required: names that must have been there; None: all.
+    """
+    missing, unexpected = getattr(outcome, "missing_keys", ()), getattr(outcome, "unexpected_keys", ())
+    state = model.state_dict(keep_vars=True)
+    loaded = {identity(name, tensor) for name, tensor in state.items() if name not in missing}
+    ignored = getattr(model, "_keys_to_ignore_on_save", None) or ()
+    lacking = [
+        name
+        for name in missing
+        if name in (state if required is None else required) and name not in ignored
+        if identity(name, state[name]) not in loaded  # tied to one that was there
+    ]
+    if lacking or unexpected:
+        problems = [f"missing: {describe_names(lacking)}"] if lacking else []
+        problems += [f"not in this model: {describe_names(list(unexpected))}"] if unexpected else []
+        raise CheckpointError(
+            f"{folder} does not fit this model.\n  " + "\n  ".join(problems) + "\nBuild the model with the arguments "
+            "that the checkpoint was trained with: same class, sizes, and parts that train."
+        )
+
+
+def load_scale(model: Any, folder: Path) -> None:
+    """Gives an `AffinityModel` the label scale that its head was trained with; it stands in the configuration."""
+    path = folder / "config.json"
+    if isinstance(model, AffinityModel) and path.is_file():
+        config = read_json(path)
+        for name in ("label_mean", "label_std", "is_scaled"):  # a configuration leaves out what is as the class has it
+            setattr(model.config, name, config.get(name, getattr(AffinityConfig, name)))
+
+
+def _read(path: Path) -> dict[str, torch.Tensor]:
+    return load_file(path)
+
+
+def _has_original_names(model: Any, path: Path) -> bool:
+    with safe_open(path, framework="pt") as file:
+        names = set(file.keys())
+    known = set(model.state_dict())
+    return any(name not in known and _modern(name) in known for name in names)
+
+
+def _modern(name: str) -> str:
+    """What an entry of ESM in its original format is called here."""
+    for old, new in (("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias")):
+        name = name.removesuffix(old) + new if name.endswith(old) else name
+    return re.sub(r"encoder\.layer\.(\d+|\*)\.attention\.self\.rotary_embeddings\.", "rotary_embeddings.", name)
+
+
+# --- sizes ----------------------------------------------------------------------------------------------------------
 
 
 def weights_bytes(model: Any) -> int:
-    """Upper bound of the bytes of the files that `save_weights` writes. Cost: none; nothing is hashed."""
-    split = split_entries(model)
+    """Upper bound of the bytes of what `save_weights` writes into a checkpoint. Cost: none; nothing is hashed."""
     is_part = isinstance(model, PeftModel) or stores_part(model)
-    named = split.stored if is_part else {**split.stored, **split.frozen}
-    entries = first_names(
-        {name: tensor for name, tensor in named.items() if is_part or name not in ignored_entries(model)}
-    )
-    if isinstance(model, PeftModel):
-        for adapter in model.peft_config:
-            written = adapter_entries(model, adapter)
-            entries.update({f"{adapter}.{name}": tensor for name, (_, tensor) in written.items()})
+    entries = first_names(stored_entries(model) if is_part else model.state_dict(keep_vars=True))
     total = sum(len(name) + HEADER_BYTES + tensor.nbytes for name, tensor in entries.items())
     if is_part:
-        total += sum(len(name) + HEADER_BYTES for name in split.frozen)  # their hashes
+        total += sum(len(name) + HEADER_BYTES for name in frozen_entries(model))  # their hashes
     config: Any = getattr(model, "config", None)
     if hasattr(config, "to_json_string"):
         total += len(config.to_json_string(use_diff=False).encode())
@@ -230,87 +219,7 @@ def weights_bytes(model: Any) -> int:
 
 
 def export_bytes(model: Any) -> int:
-    """Upper bound of the bytes of the files that `Trainer.save_model` writes: frozen weights too, but for adapters."""
+    """Upper bound of the bytes of what `Trainer.save_model` writes: frozen weights too, but for adapters."""
     if isinstance(model, PeftModel) or not stores_part(model):
         return weights_bytes(model)
-    frozen = first_names(split_entries(model).frozen)
-    return weights_bytes(model) + sum(tensor.nbytes for tensor in frozen.values())
-
-
-def _save_part(model: Any, folder: Path, **facts: Any) -> None:
-    split = split_entries(model)
-    if split.stored:
-        write_tensors(split.stored, folder / TRAINABLE)
-    write_frozen(model, split.frozen, folder, **facts)
-
-
-def _required(model: Any, split: Split, folder: Path, is_part: bool) -> set[str]:
-    """Entries that the checkpoint must have."""
-    if not isinstance(model, PeftModel):
-        return set(split.stored) if is_part else {*split.stored, *split.frozen} - ignored_entries(model)
-    is_stock = not find_file(folder, FROZEN)  # adapters alone: no buffers, nor the untrained twins of trained heads
-    rest = [name for name, t in split.stored.items() if not is_stock or getattr(t, "requires_grad", False)]
-    return split.adapted.union(rest)
-
-
-def _read_model(model: Any, folder: Path) -> dict[str, torch.Tensor]:
-    for name in MODEL_FILES:
-        path = find_file(folder, name)
-        if path:
-            return read_shards(folder, name) if name.endswith(".json") else read_tensors(path)
-    if any(find_file(folder, name) for name in ADAPTER_FILES):
-        raise CheckpointError(
-            f"{folder} holds adapters, but {type(model).__name__} is no PeftModel: resume with --use_peft, as it began."
-        )
-    raise CheckpointError(f"{folder} holds no weights: none of {', '.join((TRAINABLE, *MODEL_FILES))}.")
-
-
-def _read_adapters(model: PeftModel, folder: Path) -> dict[str, torch.Tensor]:
-    """Tensors of all adapters under the names of the state dict; unknown ones keep the names of their file."""
-    there = _adapters_in(folder)
-    if there != set(model.peft_config):
-        raise CheckpointError(
-            f"{folder} holds adapters {sorted(there)}, this model has {sorted(model.peft_config)}. Build the model "
-            "with the same ones."
-        )
-    tensors: dict[str, torch.Tensor] = {}
-    for adapter in model.peft_config:
-        entries = adapter_entries(model, adapter)
-        path = next(path for name in ADAPTER_FILES if (path := find_file(folder, *adapter_folder(adapter), name)))
-        for name, tensor in read_tensors(path).items():
-            own = entries[name][0] if name in entries else name
-            if own is not None:  # else computed by PEFT from what is in trainable.safetensors
-                tensors[own] = tensor
-    return tensors
-
-
-def _adapters_in(folder: Path) -> set[str]:
-    frozen = find_file(folder, FROZEN)
-    named = read_json(frozen).get("adapters") if frozen else None
-    if isinstance(named, list):  # there may be more that a callback of the user's put there
-        return {*named}
-    places: Iterable[str] = [path.name for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else ()
-    return {
-        adapter
-        for adapter in ("default", *places)
-        if any(find_file(folder, *adapter_folder(adapter), name) for name in ADAPTER_FILES)
-    }
-
-
-def _read_scale(model: AffinityModel, folder: Path) -> dict[str, Any]:
-    """The label scale; refuses a checkpoint whose encoders are others, by their fingerprints."""
-    path = find_file(folder, "config.json")
-    if path is None:
-        raise CheckpointError(f"{folder / 'config.json'}: missing; it names the encoders and the label scale.")
-    config = read_json(path)
-    saved, own = config.get("encoders") or [], model.config.encoders or []
-    changed = [] if len(saved) == len(own) else [f"{len(saved)} encoders, this model has {len(own)}"]
-    for index, (old, new) in enumerate(zip(saved, own)):
-        for key in ("fingerprint", "training", "lora"):
-            before, now = (json.loads(json.dumps(spec.get(key))) for spec in (old, new))
-            if before != now:
-                changed.append(f"encoder {index} ({new.get('name_or_path')}): {key} {before}, now {now}")
-    if changed:
-        raise CheckpointError(f"{folder} was trained with {describe_names(changed)}. Use the same encoders.")
-    # A configuration file leaves out what is as the class has it.
-    return {name: config.get(name, getattr(AffinityConfig, name)) for name in ("label_mean", "label_std", "is_scaled")}
+    return weights_bytes(model) + sum(tensor.nbytes for tensor in first_names(frozen_entries(model)).values())

@@ -9,13 +9,11 @@ from pathlib import Path
 from ...disk import sync
 from ..format.manifest import hash_file
 from ..format.stored import Stored
-from ..state.sharded_weights import OPTIMIZER, SHARDED, WEIGHTS
-from ..state.weights import TRAINABLE, TRAINER_WEIGHTS
+from ..state.weights import TRAINABLE
 from .staging import list_contents
 
 # Where a resumed run looks first: what others put there stays unlisted, and is refused or not read.
-_RESERVED_FILES = (TRAINABLE, SHARDED)
-_RESERVED_FOLDERS = (f"{TRAINER_WEIGHTS}/", f"{WEIGHTS}/", f"{OPTIMIZER}/")
+_RESERVED = frozenset({TRAINABLE, "optimizer.pt", "scheduler.pt", "trainer_state.json"})
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +35,7 @@ def add_files(stored: Stored, before: Look) -> Stored:
     """
     known, now = stored.manifest.files, look(stored.path)
     written = [name for name in sorted(now) if now[name] != before.get(name) or name not in known]
-    written = [name for name in written if name not in _RESERVED_FILES and not name.startswith(_RESERVED_FOLDERS)]
+    written = [name for name in written if name not in _RESERVED]
     if not written:
         return stored
     for name in written:
@@ -52,10 +50,3 @@ def add_files(stored: Stored, before: Look) -> Stored:
     if changed:
         logger.warning("%s: %s were written over after the save.", stored.path, ", ".join(changed))
     return Stored(stored.path, manifest)
-
-
-def own_place(folder: Path, listed: frozenset[str]) -> tuple[Path, frozenset[str]]:
-    """Where the weights lie that training goes on with, and which files there the manifest vouches for."""
-    start = f"{TRAINER_WEIGHTS}/"
-    inside = frozenset(name.removeprefix(start) for name in listed if name.startswith(start))
-    return (folder / TRAINER_WEIGHTS, inside) if inside else (folder, listed)

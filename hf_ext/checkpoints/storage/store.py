@@ -11,7 +11,7 @@ import threading
 import uuid
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ...disk import sync
@@ -26,7 +26,7 @@ __all__ = ["CheckpointStore", "Staging", "Stored"]
 
 logger = logging.getLogger(__name__)
 
-_STAGING_NAME = re.compile(r"\.staging-checkpoint-(0|[1-9][0-9]*)")
+STAGING = ".staging"  # folder
 _TRASH_NAME = re.compile(r"\.trash-checkpoint-(0|[1-9][0-9]*)(?:-[0-9]+)?")
 
 
@@ -63,7 +63,7 @@ class CheckpointStore:
 
     def staging_path(self, step: int) -> Path:
         """Where checkpoint `step` is being written between `stage` and `commit`; for processes other than the main."""
-        return self.folder / f".staging-checkpoint-{step}"
+        return self.folder / STAGING / f"checkpoint-{step}"
 
     def checkpoints(self) -> list[Stored]:
         """This run's checkpoints by step, ascending. Files are not verified. Cost: reads the manifests."""
@@ -135,6 +135,7 @@ class CheckpointStore:
         self.folder.mkdir(parents=True, exist_ok=True)
         if other := find_other_run(self.folder):
             raise FolderError(other)
+        path.parent.mkdir(exist_ok=True)
         clear_staging(path)
         path.mkdir()
         self._staging = Staging(path, step, self.run_id, self._publish)
@@ -155,9 +156,14 @@ class CheckpointStore:
                     os.rename(replaced, target)
                 raise
             sync(self.folder)
+        self._tidy_staging()
         if replaced:
             remove_trash(replaced)
         return target
+
+    def _tidy_staging(self) -> None:
+        with suppress(OSError):  # another checkpoint is in it, or it is not there
+            (self.folder / STAGING).rmdir()
 
     def take_in(self, step: int, before: Look) -> None:
         """Makes what others wrote into this run's checkpoint `step` part of it, see `add_files`.
@@ -277,13 +283,18 @@ class CheckpointStore:
         A staged checkpoint that is complete is committed, any other is removed, unless another run holds the folder.
         Deletions go on. What the disk refuses is warned of.
         """
-        kinds = ((_STAGING_NAME, self._sweep_staging), (_TRASH_NAME, sweep_trash), (CHECKPOINT_NAME, tidy))
-        for pattern, clear in kinds:
-            for step, path in self._numbered(pattern):
+        kinds = (
+            (self.folder / STAGING, CHECKPOINT_NAME, self._sweep_staging),
+            (self.folder, _TRASH_NAME, sweep_trash),
+            (self.folder, CHECKPOINT_NAME, tidy),
+        )
+        for folder, pattern, clear in kinds:
+            for step, path in self._numbered(pattern, folder):
                 try:
                     clear(path, step)
                 except OSError as error:
                     logger.warning("%s could not be cleared: %s.", path, error.strerror)
+        self._tidy_staging()
 
     def _sweep_staging(self, path: Path, step: int) -> None:
         is_mine = self._staging is not None and self._staging.is_open and self._staging.path == path
@@ -300,13 +311,14 @@ class CheckpointStore:
 
     # --- folders ------------------------------------------------------------------------------------------------------
 
-    def _numbered(self, pattern: re.Pattern[str]) -> list[tuple[int, Path]]:
-        """What in the folder has a name of this form, as (step, path), by step."""
+    def _numbered(self, pattern: re.Pattern[str], folder: Path | None = None) -> list[tuple[int, Path]]:
+        """What in a folder, the store's own for None, has a name of this form, as (step, path), by step."""
+        folder = folder or self.folder
         try:
-            names = os.listdir(self.folder)
-        except FileNotFoundError:
+            names = os.listdir(folder)
+        except (FileNotFoundError, NotADirectoryError):
             return []
-        return sorted((int(found[1]), self.folder / name) for name in names if (found := pattern.fullmatch(name)))
+        return sorted((int(found[1]), folder / name) for name in names if (found := pattern.fullmatch(name)))
 
     def _find(self, step: int) -> Stored | None:
         stored = read_stored(self.path(step), step)

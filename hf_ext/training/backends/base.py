@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 from torch import nn
 
-from ...checkpoints.format.stored import Stored
 from ...checkpoints.retention.budget import Sizes
-from ...errors import CheckpointError
-from ...zero import STATE_FACTS
 from ..planned import PlannedRun
-
-FROM_WEIGHTS = "or start a new run from its weights (model.safetensors in it; --model_name_or_path)"
 
 
 class Backend:
@@ -26,17 +20,13 @@ class Backend:
     Models, optimizers and schedules are handed over per call: Trainer replaces them while it runs.
 
     Attributes:
-        is_spread: whether a process may hold no more than its part of the model.
-        writes_parts: whether each process writes its part of weights and optimizer state into our checkpoints.
-        keeps_library_files: whether checkpoints hold, beside our files, those of a library that alone can gather its
-            state: pickles.
-        loads_itself: whether weights and states of a checkpoint are loaded here, and not by Trainer.
+        is_spread: whether a process may hold no more than its part of the model: a library then writes weights and
+            optimizer into checkpoints, in files that it alone reads.
+        is_zero: whether that is DeepSpeed, which steps inside the last backward pass.
     """
 
     is_spread = False
-    writes_parts = False
-    keeps_library_files = False
-    loads_itself = False
+    is_zero = False
 
     def __init__(self, args: Any, accelerator: Accelerator, planned: PlannedRun):
         self._args, self._planned = args, planned
@@ -45,6 +35,11 @@ class Backend:
     def renew(self, accelerator: Accelerator) -> None:
         """Goes on with another Accelerator of the same launch, such as that of a search's next trial."""
         self._accelerator = accelerator
+
+    @property
+    def written_by(self) -> str:
+        """What writes weights and states into checkpoints, and alone can read them."""
+        return "Trainer"
 
     # --- before training --------------------------------------------------------------------------------------------
 
@@ -109,69 +104,9 @@ class Backend:
         """What `_save` is to write of what Trainer hands it; None for the model's own state dict."""
         return state_dict
 
-    def take_out_spread(self, tree: dict[str, Any]) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        """An optimizer's tree without what is spread over processes, and that by name."""
-        return tree, {}
-
-    def write_parts(self, model: nn.Module, folder: Path, spread: dict[str, torch.Tensor]) -> None:
-        """Writes this process's part of weights and optimizer state; all processes, where `writes_parts`."""
-
     def checkpoint_sizes(self, model: nn.Module, small_bytes: int) -> Sizes | None:
         """Upper bounds of what one checkpoint takes, `small_bytes` of it for what is neither weights nor optimizer.
 
         None where the files are ours, and their writers can be asked.
         """
         return None
-
-    def write_state(self, folder: Path, model: nn.Module, engine: Any, lr_scheduler: Any) -> bool:
-        """Writes weights, optimizer and schedule in the library's own way; False, nothing written, to have Trainer do.
-
-        Args:
-            folder: of the checkpoint, staged.
-            model: as it trains; `engine`: what wraps it.
-        """
-        return False
-
-    # --- resuming ---------------------------------------------------------------------------------------------------
-
-    @property
-    def checks_frozen(self) -> bool:
-        """Whether this process can compare frozen weights with a checkpoint's: it has hashed them while whole."""
-        return True
-
-    def is_of_library(self, folder: Path, stored: Stored | None) -> bool:
-        """Whether DeepSpeed or accelerate wrote the weights and states in a checkpoint, and alone can read them.
-
-        Args:
-            folder: of the checkpoint; `stored`: the one that the run goes on from, if it is one of ours.
-        """
-        return self.keeps_library_files
-
-    def agrees_with(self, stored: Stored, own_folders: Collection[Path]) -> None:
-        """Whether this run can take its states from the checkpoint.
-
-        Args:
-            own_folders: those in which this run's checkpoints are.
-
-        Raises:
-            CheckpointError: it was written by DeepSpeed, and this run is without, or the other way round; or by
-                another ZeRO.
-        """
-        if STATE_FACTS in stored.manifest.files:
-            raise CheckpointError(
-                f"{stored.path} was written with DeepSpeed, this run is not: launch it as before, {FROM_WEIGHTS}."
-            )
-
-    def left_to_trainer(self, checkpoint: str | None, stored: Stored | None) -> str | None:
-        """The checkpoint that Trainer itself is to load weights from while it prepares for training.
-
-        Args:
-            checkpoint: folder to resume from; `stored`: the same, if it is one of ours.
-        """
-        return checkpoint
-
-    def restore(self, stored: Stored, allowed: Collection[str], engine: Any, optimizer: Any, lr_scheduler: Any) -> None:
-        """Gives a prepared run the states of a verified checkpoint, but for the changes that were `allowed`."""
-
-    def load_model(self, stored: Stored, own_folders: Collection[Path], engine: Any) -> None:
-        """Gives the model the weights of a verified checkpoint, where `loads_itself`."""

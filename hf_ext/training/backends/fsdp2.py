@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,11 +14,6 @@ from accelerate.utils import broadcast
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from ...checkpoints.format.shards import save_shards
-from ...checkpoints.format.stored import Stored
-from ...checkpoints.state.sharded_steppers import take_out_spread
-from ...checkpoints.state.sharded_weights import OPTIMIZER, save_sharded_weights
-from ...checkpoints.state.weights import remember_frozen, stored_model
 from ...models.blocks import find_blocks
 from ...models.wrapping import block_classes, choose_classes, exact_modules, unused_parameters
 from ...processes import read_fsdp2
@@ -38,7 +32,6 @@ class Fsdp2(Backend):
     """
 
     is_spread = True
-    writes_parts = True
 
     def __init__(self, args: Any, accelerator: Accelerator, planned: PlannedRun):
         super().__init__(args, accelerator, planned)
@@ -49,9 +42,9 @@ class Fsdp2(Backend):
         return self._accelerator.state.fsdp_plugin
 
     @property
-    def checks_frozen(self) -> bool:
-        """What is frozen, and spread, only the main process has hashed while it was whole."""
-        return bool(self._args.should_save)
+    def written_by(self) -> str:
+        """Accelerate, in files or shards as its plugin says."""
+        return f"FSDP2 ({self._plugin.state_dict_type})"
 
     def configure(self, model: nn.Module | None) -> None:
         """Sets in which precision FSDP2 computes and sums."""
@@ -128,8 +121,6 @@ class Fsdp2(Backend):
 
     def _begin_splitting(self, model: nn.Module) -> None:
         """Before accelerate splits the model: the same weights everywhere, and what it is to split."""
-        if self._args.should_save:
-            remember_frozen(stored_model(model))  # while one process holds them whole
         self._take_weights_of_first(model)
         given = read_fsdp2(self._args)
         asked = given.transformer_cls_names_to_wrap if given else None
@@ -201,19 +192,3 @@ class Fsdp2(Backend):
         state = self._accelerator.get_state_dict(model)
         tied: Any = getattr(model, "all_tied_weights_keys", None) or {}
         return {name: tensor for name, tensor in state.items() if name not in tied}
-
-    # --- checkpoints ------------------------------------------------------------------------------------------------
-
-    def take_out_spread(self, tree: dict[str, Any]) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        """An optimizer's tree without what is spread over processes, and that by name."""
-        return take_out_spread(tree)
-
-    def is_of_library(self, folder: Path, stored: Stored | None) -> bool:
-        """Of a run of stock Trainer, what accelerate wrote; never where the run goes on from one of ours."""
-        return stored is None and any(folder.glob("pytorch_model_fsdp*"))
-
-    def write_parts(self, model: nn.Module, folder: Path, spread: dict[str, torch.Tensor]) -> None:
-        """Each process its part of what is spread; they wait for each other, so nothing else may fail here."""
-        save_sharded_weights(model, folder)
-        if spread:
-            save_shards(spread, folder / OPTIMIZER)

@@ -32,4 +32,8 @@ class Fsdp1(Backend):
     """Left to Trainer and accelerate, whose files checkpoints hold."""
 
     is_spread = True
-    keeps_library_files = True
+
+    @property
+    def written_by(self) -> str:
+        """Accelerate."""
+        return "FSDP 1"
