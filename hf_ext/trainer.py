@@ -471,13 +471,14 @@ class FastTrainer(Trainer):
         if finished is not made:
             self.optimizer = finished
         self._ext_backend.check_optimizer(finished)
-        self._ext_made = read_hyperparameters(finished)  # before a checkpoint's states bring back its own
         return finished
 
     def create_scheduler(self, *args: Any, **kwargs: Any) -> Any:
         """As in Trainer, which calls it as soon as accelerate has prepared model and optimizer."""
         self._ext_backend.finish_splitting(self.model, self.optimizer)
-        return super().create_scheduler(*args, **kwargs)
+        schedule = super().create_scheduler(*args, **kwargs)
+        self._ext_made = read_hyperparameters(self.optimizer)  # before a checkpoint's states bring back its own
+        return schedule
 
     def autocast_smart_context_manager(self, *args: Any, **kwargs: Any) -> Any:
         """As in Trainer, in the precision that the backend's models need."""
@@ -1128,6 +1129,9 @@ class Events(TrainerCallback):
             part.load(None if resumed is None else resumed.state_of(part.name))
         if resumed is None:
             return
+        if losses := resumed.state_of("losses"):  # since the last log
+            trainer._tr_loss.fill_(losses["unlogged"])
+            trainer._globalstep_last_logged = losses["last_logged_step"]
         state.compute_steps(trainer.args, state.max_steps)  # Trainer goes on with the intervals of the checkpoint
         trainer._ext_resumer.apply_changes(trainer.optimizer, trainer.lr_scheduler, trainer._ext_made)
         if resumed.allowed & {"metric_for_best_model", "greater_is_better"}:

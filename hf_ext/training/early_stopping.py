@@ -18,6 +18,7 @@ from .comparable import Watched, choose_watched, comparable_columns
 from .evaluation_passes import Evaluation
 from .team import Team
 
+ROW_BYTES = 26  # of a float64 as JSON has it
 SETTINGS = ("early_stopping_patience", "early_stopping_min_delta", "metric_for_best_model", "max_eval_samples")
 
 logger = logging.getLogger(__name__)
@@ -154,7 +155,7 @@ class EarlyStopping(TrainerCallback):
         if most is not None:
             num_rows = min(num_rows or math.inf, math.ceil(most if most > 1 else most * num_rows))
         num_rows = max(num_rows, 0 if self._rule is None else len(self._rule.labels))
-        return 8 * num_rows * (self._args.early_stopping_patience + 1)
+        return ROW_BYTES * num_rows * (self._args.early_stopping_patience + 1)
 
 
 def improvement_logs(comparison: PairedComparison | None, prefix: str) -> dict[str, float]:

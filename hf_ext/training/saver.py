@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from transformers import TrainerCallback
+from transformers.trainer_callback import ExportableState
 
 from ..checkpoints.format.manifest import PROGRESS
 from ..checkpoints.state.finite import not_finite, optimizer_tensors
@@ -143,18 +144,27 @@ class Saver:
         # What JSON does not hold as a list or as text: a checkpoint is worth more than a log.
         history = json.dumps(state.log_history, default=lambda value: getattr(value, "tolist", lambda: str(value))())
         state.log_history[:] = json.loads(history)
+        callbacks = [*self._trainer.callback_handler.callbacks, self._trainer.control]
+        exported = [callback for callback in callbacks if isinstance(callback, ExportableState)]
+        # Trainer asks for each by name, also where the checkpoint that the run continues had none of it.
+        state.stateful_callbacks = dict.fromkeys(type(callback).__name__ for callback in exported)
         self.staging_root = str(folder.parent)
         try:
             write()
         finally:
             self.staging_root = None
+        for name in state.stateful_callbacks:  # and keeps the last of several
+            states = [callback.state() for callback in exported if type(callback).__name__ == name]
+            state.stateful_callbacks[name] = states[0] if len(states) == 1 else states
+        unlogged = self._trainer.accelerator.reduce(self._trainer._tr_loss, "mean").item()
         best = self._disk_space.best_saved_step(state)
         is_best = state.best_global_step == step
         path = self._places.store.path(step) if is_best else None if best is None else self._places.path(best)
         state.best_model_checkpoint = None if path is None else str(path)
         if self._team.writes:
             state.save_to_json(str(folder / "trainer_state.json"))  # again: Trainer took the staged one for the best
-            progress = {"best_saved_step": best, "only_model": self._trainer.args.save_only_model}
+            progress: dict[str, Any] = {"best_saved_step": best, "only_model": self._trainer.args.save_only_model}
+            progress["losses"] = {"unlogged": unlogged, "last_logged_step": self._trainer._globalstep_last_logged}
             progress |= {part.name: part.state() for part in self._parts}
             (folder / PROGRESS).write_text(json.dumps(progress, default=lambda array: array.tolist()) + "\n")
 

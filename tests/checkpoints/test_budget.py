@@ -62,7 +62,6 @@ def test_the_printed_smallest_budget_works():
         (31.204, (), 31_204_000_000),
         (30, ("best_weights_only",), 26_004_000_000),
         (25, ("best_weights_only", "optimizer_in_newest_only"), 20_804_000_000),
-        (15.604, ("best_weights_only", "optimizer_in_newest_only", "bf16_optimizer_state"), 15_604_000_000),
     ],
 )
 def test_checkpoints_degrade_step_by_step_until_they_fit(budget_gb, steps, needed):
@@ -70,31 +69,28 @@ def test_checkpoints_degrade_step_by_step_until_they_fit(budget_gb, steps, neede
     assert (chosen.steps, chosen.needed_bytes) == (steps, needed)
     assert chosen.policy.best_weights_only == ("best_weights_only" in steps)
     assert chosen.policy.optimizer_in_newest_only == ("optimizer_in_newest_only" in steps)
-    assert chosen.sizes.optimizer == (2_600_000_000 if "bf16_optimizer_state" in steps else 5_200_000_000)
-    assert check_budget(chosen.sizes, chosen.policy, 0) == needed
+    assert check_budget(LARGE, chosen.policy, 0) == needed
 
 
 def test_steps_that_gain_nothing_are_not_taken():
-    assert choose_degradation(LARGE, policy(15, keep_best=False), 0).steps == ("bf16_optimizer_state",)
-    assert choose_degradation(LARGE, policy(15.602), 0).steps == ("best_weights_only", "bf16_optimizer_state")
+    assert choose_degradation(LARGE, policy(18.203), 0).steps == ("best_weights_only",)
     assert choose_degradation(LARGE, policy(None), 0).steps == ()
 
 
-def test_optimizer_state_that_bfloat16_does_not_shrink_is_left_as_it_is():
-    eight_bit = Sizes(weights=100, optimizer=50, other=0, optimizer_bf16=50)
+def test_where_nothing_can_be_left_out_degrading_is_not_offered():
     with pytest.raises(ArgumentError, match="degrade would not make them smaller"):
-        check_budget(eight_bit, Policy(1, keep_best=False, budget_bytes=299), 0)
+        check_budget(Sizes(weights=100, optimizer=50, other=0), Policy(1, keep_best=False, budget_bytes=299), 0)
 
 
 def test_a_budget_too_small_for_every_step_is_refused_with_the_arithmetic_after_them():
-    with pytest.raises(ArgumentError, match=r"degrade would need 13.003 GB, too much as well\.$"):
+    with pytest.raises(ArgumentError, match=r"degrade would need 18.203 GB, too much as well\.$"):
         check_budget(LARGE, policy(10), 0)
     with pytest.raises(ArgumentError) as refusal:
         choose_degradation(LARGE, policy(10), 0)
     text = str(refusal.value)
     assert "best checkpoint, weights only                         2.601000 GB\n" in text
-    assert "--save_total_size_gb 13.003. These steps of --disk_policy degrade are counted in:\n" in text
-    assert "bf16_optimizer_state: " in text
+    assert "--save_total_size_gb 18.203. These steps of --disk_policy degrade are counted in:\n" in text
+    assert "best_weights_only: " in text
 
 
 def test_a_small_head_beside_a_frozen_encoder_fits_where_the_whole_model_does_not():

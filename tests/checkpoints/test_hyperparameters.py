@@ -55,7 +55,7 @@ def resume(saved, live, allowed, skip_schedule=False):
     optimizer.load_state_dict(copy.deepcopy(saved[0].state_dict()))
     if not skip_schedule:
         scheduler.load_state_dict(copy.deepcopy(saved[1].state_dict()))
-    apply_changes(optimizer, scheduler, made, allowed, STEPS)
+    apply_changes(optimizer, scheduler, made, allowed)
     return optimizer, scheduler
 
 
@@ -115,15 +115,6 @@ def test_more_steps_stretch_the_schedule_at_once():
     assert resumed[0].param_groups[0]["lr"] == pytest.approx(1e-3 * 17 / 18)  # 17 of the 18 steps after warm-up left
 
 
-def test_another_schedule_goes_on_at_the_same_step():
-    saved = run(*build(schedule="linear"))
-    resumed = resume(saved, build(schedule="cosine"), {"lr_scheduler_type"}, skip_schedule=True)
-    whole = run(*build(schedule="cosine"))
-    run(*resumed, 2), run(*whole, 2)
-    assert settings(resumed[0]) == settings(whole[0])
-    assert resumed[1].state_dict() == whole[1].state_dict()
-
-
 def test_a_schedule_that_follows_a_metric_starts_again_from_a_new_rate():
     saved = run(*build(schedule="reduce_lr_on_plateau"))
     saved[0].param_groups[0]["lr"] = 1e-4  # reduced since
@@ -159,7 +150,7 @@ def test_wrappers_of_accelerate_are_looked_through():
 def test_other_parameter_groups_are_refused():
     saved = run(*build())
     with pytest.raises(CheckpointError, match="2 parameter groups, this run made 1"):
-        apply_changes(*saved, read_hyperparameters(saved[0])[:1], {"learning_rate"}, STEPS)
+        apply_changes(*saved, read_hyperparameters(saved[0])[:1], {"learning_rate"})
 
 
 def test_without_applying_the_new_rate_would_be_lost():

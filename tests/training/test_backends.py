@@ -1,7 +1,5 @@
 """How processes hold a model, each way built without a Trainer: what it sets, saves, sizes and refuses."""
 
-import json
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -13,9 +11,7 @@ from tiny_masked_lm import make_args
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
-from hf_ext.checkpoints.format.manifest import Manifest, hash_file
-from hf_ext.checkpoints.format.stored import Stored
-from hf_ext.errors import ArgumentError, CheckpointError
+from hf_ext.errors import ArgumentError
 from hf_ext.hardware import describe_hardware
 from hf_ext.plan import Plan
 from hf_ext.speedups import Decision, Run
@@ -52,22 +48,18 @@ def make_fsdp2(model=None, policy=None) -> tuple[Fsdp2, SimpleNamespace, Planned
 
 
 @pytest.mark.parametrize(
-    ("given", "kind", "is_spread", "writes_parts", "keeps_library_files", "loads_itself"),
+    ("given", "kind", "is_spread", "written_by"),
     [
-        ({}, Replicated, False, False, False, False),
-        ({"fsdp": SimpleNamespace()}, Fsdp1, True, False, True, False),
-        ({"fsdp": SimpleNamespace(), "is_fsdp2": True}, Fsdp2, True, True, False, False),
-        ({"deepspeed": SimpleNamespace()}, DeepSpeed, True, False, True, True),
+        ({}, Replicated, False, "Trainer"),
+        ({"fsdp": SimpleNamespace()}, Fsdp1, True, "FSDP 1"),
+        ({"fsdp": SimpleNamespace(state_dict_type="x"), "is_fsdp2": True}, Fsdp2, True, "FSDP2 (x)"),
+        ({"deepspeed": SimpleNamespace()}, DeepSpeed, True, "ZeRO-None on 1 processes, its optimizer on the device"),
     ],
 )
-def test_one_is_chosen_by_what_accelerate_made_of_the_launch(
-    given, kind, is_spread, writes_parts, keeps_library_files, loads_itself
-):
+def test_one_is_chosen_by_what_accelerate_made_of_the_launch(given, kind, is_spread, written_by):
     args = make_args()
     backend = choose_backend(args, make_accelerator(**given), make_planned(args))
-    assert type(backend) is kind
-    found = backend.is_spread, backend.writes_parts, backend.keeps_library_files, backend.loads_itself
-    assert found == (is_spread, writes_parts, keeps_library_files, loads_itself)
+    assert (type(backend), backend.is_spread, backend.written_by) == (kind, is_spread, written_by)
 
 
 def test_accelerates_own_accelerator_of_one_process_holds_the_model_whole_and_changes_nothing():
@@ -75,16 +67,12 @@ def test_accelerates_own_accelerator_of_one_process_holds_the_model_whole_and_ch
     backend = choose_backend(args, Accelerator(cpu=True), make_planned(args))
     backend.configure(model)
     backend.check_given("an optimizer", "a schedule")
-    loss, state, tree = torch.tensor(torch.inf), {"weight": model.weight}, {"state": {}}
+    loss, state = torch.tensor(torch.inf), {"weight": model.weight}
     with backend.preparing(model, None), backend.evaluating(model), backend.encoding(model):
         assert backend.carry_not_finite(loss, is_training=True) is loss
     assert backend.weights_to_save(state) is state
-    assert backend.take_out_spread(tree) == (tree, {})
-    assert backend.left_to_trainer("checkpoint-3", None) == "checkpoint-3"
     nothing = [backend.autocast(), backend.whole_weights(model), backend.checkpoint_sizes(model, 5)]
     assert [*nothing, backend.prepare_to_evaluate(model, list)] == [None] * 4
-    assert not backend.write_state(Path("nowhere"), model, model, None)
-    assert backend.checks_frozen
 
 
 # --- DDP -------------------------------------------------------------------------------------------------------------
@@ -138,20 +126,6 @@ def test_of_a_model_that_the_plan_has_not_seen_the_contact_head_is_frozen_here(i
     assert head == [is_planned] * 2
 
 
-def test_frozen_weights_are_compared_by_the_process_that_hashed_them_alone():
-    accelerator, planned = make_accelerator(fsdp=SimpleNamespace(), is_fsdp2=True), make_planned(make_args())
-    for is_writer in (True, False):
-        assert Fsdp2(SimpleNamespace(should_save=is_writer), accelerator, planned).checks_frozen == is_writer
-
-
-def test_what_accelerate_wrote_for_stock_trainer_is_left_to_it_unless_the_run_goes_on_from_one_of_ours(tmp_path):
-    backend, _, _ = make_fsdp2()
-    assert not backend.is_of_library(tmp_path, None)
-    (tmp_path / "pytorch_model_fsdp_0").mkdir()
-    assert backend.is_of_library(tmp_path, None)
-    assert not backend.is_of_library(tmp_path, make_stored(tmp_path / "checkpoint-3"))
-
-
 # --- DeepSpeed -------------------------------------------------------------------------------------------------------
 
 
@@ -186,50 +160,3 @@ def test_an_optimizer_that_trainer_would_drop_is_refused():
     backend.check_given(None, None)
     with pytest.raises(ArgumentError, match="optimizer_cls_and_kwargs"):
         backend.check_given(object(), None)
-
-
-def make_stored(folder, facts=None) -> Stored:
-    folder.mkdir(parents=True)
-    files = {}
-    if facts is not None:
-        (folder / "zero.json").write_text(json.dumps(facts))
-        files["zero.json"] = hash_file(folder / "zero.json")
-    return Stored(folder, Manifest("run", 3, 1.0, files=files))
-
-
-OWN = {"stage": 2, "processes": 1, "optimizer on": "the device"}
-
-
-def test_a_checkpoint_fits_the_zero_that_wrote_it_in_the_folder_of_its_run_alone(tmp_path):
-    backend, own = make_deepspeed(), {tmp_path}
-    backend.agrees_with(make_stored(tmp_path / "same", OWN), own)
-    refused = {
-        "ZeRO's processes: 4 in the checkpoint, 1 now": (make_stored(tmp_path / "more", {**OWN, "processes": 4}), own),
-        "not in this run's output folder": (make_stored(tmp_path / "other" / "same", OWN), own),
-        "was written without DeepSpeed": (make_stored(tmp_path / "ours"), own),
-    }
-    for text, (stored, folders) in refused.items():
-        with pytest.raises(CheckpointError, match=text):
-            backend.agrees_with(stored, folders)
-
-
-def test_without_deepspeed_its_checkpoints_are_refused_and_others_are_not(tmp_path):
-    args = make_args()
-    for kind in (Replicated, Fsdp1):
-        backend = kind(args, make_accelerator(), make_planned(args))
-        backend.agrees_with(make_stored(tmp_path / kind.__name__), {tmp_path})
-        with pytest.raises(CheckpointError, match="was written with DeepSpeed"):
-            backend.agrees_with(make_stored(tmp_path / f"{kind.__name__}-zero", OWN), {tmp_path})
-
-
-def test_trainer_is_left_nothing_to_unpickle(tmp_path):
-    backend = make_deepspeed()
-    assert backend.left_to_trainer(None, None) is None
-    assert backend.left_to_trainer("checkpoint-3", make_stored(tmp_path / "checkpoint-3", OWN)) is None
-    with pytest.raises(CheckpointError, match="stock Trainer checkpoint"):
-        backend.left_to_trainer("checkpoint-3", None)
-
-
-def test_deepspeed_cannot_load_another_optimizer_apart(tmp_path):
-    with pytest.raises(CheckpointError, match="DeepSpeed loads its states whole"):
-        make_deepspeed().restore(make_stored(tmp_path / "checkpoint-3", OWN), {"optim"}, None, None, None)

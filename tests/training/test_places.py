@@ -84,8 +84,8 @@ def test_what_is_newer_is_set_aside_in_both_places(both):
 def test_a_checkpoint_is_own_in_either_folder_and_foreign_elsewhere(both, tmp_path):
     save(both.store, 2)
     (stored,) = both.store.checkpoints()
-    assert both.is_own(stored)
-    assert not Places(tmp_path / "other").is_own(stored)
+    assert both.has(stored.path)
+    assert not Places(tmp_path / "other").has(stored.path)
 
 
 def test_a_local_folder_inside_the_output_folder_is_refused(tmp_path):

@@ -26,9 +26,9 @@ LIVING_ON = {**CYCLES, **EVALS, "dataloader_num_workers": 1, "dataloader_persist
 
 # What is interrupted, and the step of the checkpoint that it leaves; `True`: an evaluation is left to be made up.
 INTERRUPTED = {
-    "in a cycle": (Case(CYCLES, ("on_substep_end", 2)), 1, False),
-    "in the first cycle of an epoch": (Case(CYCLES, ("on_substep_end", 6)), 4, False),
-    "in a short last cycle": (Case(CYCLES, ("on_substep_end", 5), ("SIGINT",)), 3, False),
+    "in a cycle": (Case(CYCLES, ("on_substep_end", 2)), 2, False),
+    "in the first cycle of an epoch": (Case(CYCLES, ("on_substep_end", 6)), 5, False),
+    "in a short last cycle": (Case(CYCLES, ("on_substep_end", 5), ("SIGINT",)), 4, False),
     "after a step": (Case({}, ("on_step_end", 7)), 7, False),
     "after a saved step": (Case({}, ("on_step_end", 6), ("SIGINT",)), 6, False),
     "while saving": (Case({}, ("save", 2)), 6, False),

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 from peft import PeftModel
-from peft.utils.save_and_load import get_peft_model_state_dict
+from peft.utils.save_and_load import get_peft_model_state_dict, set_peft_model_state_dict
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
@@ -131,8 +131,9 @@ def _add_unfrozen(model: PeftModel, folder: Path, state_dict: dict[str, Any] | N
 def load_weights(model: Any, folder: Path) -> bool:
     """Loads what stock Trainer cannot read back; False, and nothing done, where it can.
 
-    So what trains of a model that is mostly frozen, and ESM under the names of its original format, which a stock run
-    has written. In any case, frozen weights are compared with the checkpoint's.
+    So what trains of a model that is mostly frozen, ESM under the names of its original format, which a stock run has
+    written, and adapters, of which Trainer also takes those that others put into folders of the checkpoint. In any
+    case, frozen weights are compared with the checkpoint's.
 
     Raises:
         CheckpointError: they are others, or entries are missing, unexpected or of another shape.
@@ -142,7 +143,12 @@ def load_weights(model: Any, folder: Path) -> bool:
     if (folder / TRAINABLE).is_file():
         own = stored_entries(model)
         check_loaded(model, folder, model.load_state_dict(_read(folder / TRAINABLE), strict=False), own)
-    elif (folder / MODEL).is_file() and not isinstance(model, PeftModel) and _has_original_names(model, folder / MODEL):
+    elif isinstance(model, PeftModel) and all(path.is_file() for path in _adapter_files(model, folder).values()):
+        for adapter, path in _adapter_files(model, folder).items():
+            own = [name for name in model.state_dict() if f".{adapter}." in name]
+            outcome = set_peft_model_state_dict(model, _read(path), adapter_name=adapter)
+            check_loaded(model, folder, outcome, own)
+    elif (folder / MODEL).is_file() and _has_original_names(model, folder / MODEL):
         renamed = {_modern(name): tensor for name, tensor in _read(folder / MODEL).items()}
         check_loaded(model, folder, model.load_state_dict(renamed, strict=False))
     else:
@@ -182,6 +188,10 @@ def load_scale(model: Any, folder: Path) -> None:
         config = read_json(path)
         for name in ("label_mean", "label_std", "is_scaled"):  # a configuration leaves out what is as the class has it
             setattr(model.config, name, config.get(name, getattr(AffinityConfig, name)))
+
+
+def _adapter_files(model: PeftModel, folder: Path) -> dict[str, Path]:
+    return {name: (folder if name == "default" else folder / name) / ADAPTER for name in model.peft_config}
 
 
 def _read(path: Path) -> dict[str, torch.Tensor]:

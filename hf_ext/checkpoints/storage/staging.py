@@ -7,6 +7,7 @@ import os
 import stat
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,8 @@ class Staging:
         self.is_open = False
         try:
             remove_folder(self.path)
+            with suppress(OSError):  # another one is in it
+                self.path.parent.rmdir()
         except OSError as error:
             logger.warning("%s could not be removed: %s. The next start removes it.", self.path, error.strerror)
 
