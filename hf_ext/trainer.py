@@ -38,7 +38,7 @@ from .data.worker_deaths import BROKEN
 from .disk import describe_failure
 from .embeddings.dataset import EmbeddedDataset
 from .embeddings.store import EmbeddingStore
-from .errors import DiskFailure, RunEnded, StoppedForGood, TrainingStopped
+from .errors import CheckpointError, DiskFailure, RunEnded, StoppedForGood, TrainingStopped
 from .held import replaced
 from .hub.attempts import HubError
 from .out_of_memory import attempt_twice
@@ -488,8 +488,11 @@ class FastTrainer(Trainer):
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         folder, target = Path(resume_from_checkpoint), self.model if model is None else model
-        if not load_weights(target, folder):
-            super()._load_from_checkpoint(resume_from_checkpoint, model)
+        try:
+            if not load_weights(target, folder):
+                super()._load_from_checkpoint(resume_from_checkpoint, model)
+        except RuntimeError as error:  # of torch, which names tensors of another size
+            raise CheckpointError(f"{folder} does not fit this model: {error}") from error
         load_scale(target, folder)
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:

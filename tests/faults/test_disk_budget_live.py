@@ -279,7 +279,7 @@ def degraded(folder, base, **given):
 
 
 def budgets_of_the_steps(folder, base):
-    """The smallest budget in bytes with none, one, two and three steps taken."""
+    """The smallest budget in bytes with none, one and two steps taken."""
     trainer = degraded(folder, base)
     trainer.model.config.problem_type = "regression"  # as its first pass with labels writes there: 8 bytes
     plain = find_smallest(trainer)
@@ -288,14 +288,13 @@ def budgets_of_the_steps(folder, base):
     policy = trainer._ext_parts.disk_space.policy()
     best = dataclasses.replace(policy, best_weights_only=True)
     newest = dataclasses.replace(best, optimizer_in_newest_only=True)
-    half = dataclasses.replace(sizes, optimizer=sizes.optimizer_bf16)
     other = plain - needed_bytes(sizes, policy, 0)
-    return [plain, *(needed_bytes(*case, other) for case in ((sizes, best), (sizes, newest), (half, newest)))]
+    return [plain, *(needed_bytes(*case, other) for case in ((sizes, best), (sizes, newest)))]
 
 
 @pytest.fixture(scope="module")
 def with_room(tmp_path_factory, base):
-    """Of the run without a budget: (the smallest budgets with none to three steps, hashes of its weights by step)."""
+    """Of the run without a budget: (the smallest budgets with none to two steps, hashes of its weights by step)."""
     folder, digests = tmp_path_factory.mktemp("room"), Digests()
     degraded(folder / "whole", base, callbacks=[digests], save_strategy="no").train()
     return budgets_of_the_steps(folder / "probe", base), digests.by_step

@@ -186,24 +186,6 @@ def test_the_mean_of_logged_losses_leaves_the_step_out(make, tmp_path):
     assert loss == pytest.approx(sum(losses) / (NUM_STEPS - 1), rel=1e-5)
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("accumulation", [1, 2])
-def test_the_training_loss_is_the_mean_of_the_steps_that_were_taken(accumulation, make, tmp_path):
-    given = {"rows": make_rows(row7=NAN), "nan_policy": "skip", "gradient_accumulation_steps": accumulation}
-    given |= {"per_device_train_batch_size": 2 // accumulation, "num_train_epochs": 2}
-    each = make(tmp_path / "each", logging_steps=1, **given)
-    output = each.train()
-    losses = [entry["loss"] for entry in each.state.log_history if "loss" in entry]
-    assert len(losses) == 2 * NUM_STEPS - 2
-    mean = sum(losses) / len(losses)
-    assert output.training_loss == output.metrics["train_loss"] == pytest.approx(mean, rel=1e-5)
-    assert each.state.log_history[-1]["train_loss"] == pytest.approx(mean, rel=1e-5)
-    few = make(tmp_path / "few", logging_steps=NUM_STEPS, **given)
-    assert few.train().training_loss == pytest.approx(mean, rel=1e-5)
-    shown = [entry["loss"] for entry in few.state.log_history if "loss" in entry]
-    assert sum(shown) / 2 == pytest.approx(mean, rel=1e-5)  # each of 5 steps
-
-
 @pytest.mark.nightly
 def test_the_training_loss_of_a_run_that_was_killed_is_that_of_the_whole_one(make, tmp_path):
     given = {"rows": make_rows(row7=NAN), "nan_policy": "skip", "num_train_epochs": 2, "save_steps": 1}
@@ -213,27 +195,6 @@ def test_the_training_loss_of_a_run_that_was_killed_is_that_of_the_whole_one(mak
         again = make(tmp_path / str(at), resume="auto", **given)
         assert again.train().training_loss == whole
         assert make.watch.began_at > 0
-
-
-def test_a_run_that_left_every_step_out_has_no_training_loss(make, tmp_path):
-    rows = make_rows().map(lambda row: {**row, "labels": NAN})
-    trainer = make(tmp_path, rows=rows, nan_policy="skip")
-    assert trainer.train().training_loss is None is trainer.state.log_history[-1]["train_loss"]
-
-
-def test_a_trainer_that_trains_again_counts_the_steps_left_out_anew(make, tmp_path):
-    trainer = make(tmp_path, rows=make_rows(row7=NAN), nan_policy="skip", save_strategy="no")
-    for _ in range(2):
-        output = trainer.train()
-        losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-        assert output.training_loss == pytest.approx(sum(losses) / (NUM_STEPS - 1), rel=1e-5)
-
-
-def test_a_checkpoint_that_does_not_say_how_many_steps_were_left_out_gives_no_mean(make, tmp_path):
-    given = {"rows": make_rows(row7=NAN), "nan_policy": "skip"}
-    make.killed(tmp_path, at=5, **given)
-    without_entry(tmp_path / "checkpoint-4", "num_left_out")
-    assert make(tmp_path, resume="auto", **given).train().training_loss is None
 
 
 def test_a_run_with_a_step_left_out_resumes_as_it_would_have_gone_on(make, tmp_path):

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import shutil
 import time
 from pathlib import Path
@@ -316,7 +317,7 @@ def test_a_damaged_checkpoint_without_write_permission_is_set_aside_unchanged(ru
         path.chmod(0o555)
     assert runs.problems(folder, began_at=2) == []
     assert contents(folder / "damaged-checkpoint-4") == before
-    assert any("optimizer.pt: expected 10260 bytes, found 0 bytes" in text for text in log)
+    assert any(re.search(r"optimizer\.pt: expected \d+ bytes, found 0 bytes", text) for text in log)
     (folder / "damaged-checkpoint-4").chmod(0o755)
 
 

@@ -185,7 +185,7 @@ def test_a_stock_checkpoint_without_state_or_weights_is_refused(bench, name, wor
     trainer, watch = bench.make("ESM regression", FastTrainer, tmp_path / "run")
     with pytest.raises((CheckpointError, ValueError), match=words):
         trainer.train(resume_from_checkpoint=str(copy))
-    assert watch.weights == {}
+    assert set(watch.weights) <= {SAVED}
 
 
 def test_a_stock_checkpoint_is_continued_only_where_it_is_named(bench, tmp_path, caplog):
@@ -206,7 +206,7 @@ def test_another_learning_rate_than_the_stock_run_had_is_refused(bench, tmp_path
         trainer.train(resume_from_checkpoint=str(bench.whole("ESM regression", Trainer)[0]))
     assert "learning_rate: 0.01 in the checkpoint, 0.005 now" in str(refusal.value)
     assert "weight_decay: 0.0 in the checkpoint, 0.1 now" in str(refusal.value)
-    assert watch.weights == {}
+    assert set(watch.weights) <= {SAVED}
 
 
 def test_another_learning_rate_than_the_stock_run_had_takes_effect_where_it_is_allowed(bench, tmp_path):

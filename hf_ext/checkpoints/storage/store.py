@@ -137,7 +137,11 @@ class CheckpointStore:
             raise FolderError(other)
         path.parent.mkdir(exist_ok=True)
         clear_staging(path)
-        path.mkdir()
+        try:
+            path.mkdir()
+        except OSError:
+            self._tidy_staging()
+            raise
         self._staging = Staging(path, step, self.run_id, self._publish)
         return self._staging
 
