@@ -35,7 +35,8 @@ from .embeddings.dataset import EmbeddedDataset
 from .embeddings.store import EmbeddingStore
 from .errors import DiskFailure, RunEnded, StoppedForGood, TrainingStopped
 from .held import replaced
-from .hub.attempts import HubError
+from .hub.push import HubError
+from .hub.pusher import Pusher
 from .out_of_memory import attempt_twice
 from .overrides import BATCHES, EVALUATION, EVALUATION_LOSS, TRAINING_LOSS, find_override, find_own_loss, is_overridden
 from .plain_arguments import as_fast_arguments, with_values_of
@@ -62,8 +63,6 @@ from .training.optimizers import finish_optimizer
 from .training.parts import Parts
 from .training.planned import plan_run
 from .training.progress_file import LossSums
-from .training.push_check import TrainedInputs, check_download
-from .training.pusher import Patience, Pusher, grace_s
 from .training.repeatable_loading import begun_before
 from .training.restoring import tensors_only
 from .training.scaling import fit_scaling
@@ -92,9 +91,6 @@ class FastTrainer(Trainer):
     model: Any  # of any class; Trainer declares these for type checkers alone
     data_collator: Any
     eval_dataset: Any
-    push_retries = 3
-    push_wait_s = 2.0  # before the first retry; doubles
-    push_grace_s = 10.0  # schedulers kill 30 s after SIGTERM, and the last checkpoint needs some of it
 
     def __init__(self, *args: Any, plan: Plan | None = None, **kwargs: Any):
         given = _by_name(args, kwargs)
@@ -104,7 +100,7 @@ class FastTrainer(Trainer):
         self._ext_current_args = with_values_of(run.args)
         # Trainer's constructor asks for the loss, and opens the repository on the Hub.
         self._ext_team, self._ext_losses = Team(self._ext_current_args), Losses(self._ext_current_args)
-        self._ext_pusher = Pusher(self._ext_current_args, self._ext_team)
+        self._ext_pusher = Pusher(self)
         self._ext_planned.apply()  # before Trainer reads arguments, and puts the model on its device
         with self._ext_planned.restored_on_error():
             super().__init__(**{**given, "args": run.args, "model": run.model})  # a speed-up may have wrapped it
@@ -146,9 +142,6 @@ class FastTrainer(Trainer):
         show_live(self.callback_handler.callbacks)
         for listener in self._ext_parts.listeners():
             self.add_callback(listener)
-        if self.args.push_to_hub:
-            self._ext_pusher.begin(self._ext_backend.is_spread, self._ext_backend.keeps_library_files)
-            self.add_callback(self._ext_pusher)
         self.add_callback(Events(self))  # what comes after all of theirs
 
     def create_accelerator_and_postprocess(self) -> None:
@@ -165,8 +158,10 @@ class FastTrainer(Trainer):
 
         Raises:
             HubError: on all processes; see `open_repository`.
+            ArgumentError: `hub_strategy` would push a library's pickles.
         """
-        self._ext_pusher.open(self._ext_patience, token, private)
+        self.hub_model_id = self._ext_pusher.open(token, private)
+        self.push_in_progress = self._ext_pusher
 
     # --- the beginning of a run -------------------------------------------------------------------------------------
 
@@ -287,7 +282,6 @@ class FastTrainer(Trainer):
             around.enter_context(parts.workers.naming_deaths())
             around.callback(parts.profiling.leave)
             around.callback(self._ext_committer.leave)  # what is under way, if an exception ends the run
-            around.enter_context(self._ext_pusher.left_on_error())
             around.enter_context(
                 self._ext_stopper.during_training(folder is not None, kwargs.get("ignore_keys_for_eval"))
             )
@@ -800,7 +794,7 @@ class FastTrainer(Trainer):
 
     def _ext_is_read_at_once(self) -> bool:
         """Whether something on this process reads a checkpoint as soon as it is saved."""
-        if (self.args.push_to_hub and self.args.hub_strategy != "end") or self._ext_stopper.reason is not None:
+        if self._ext_stopper.reason is not None:
             return True
         if is_overridden(self, "_save_checkpoint"):
             return True
@@ -821,7 +815,7 @@ class FastTrainer(Trainer):
         """Waits until the last checkpoint is in place, with what others wrote into it; copies and pushes it."""
         step = self._ext_committer.finish(self.state)
         if step is not None and self.args.push_to_hub:
-            self._ext_push_checkpoint(step)
+            self._push_from_checkpoint(str(self.checkpoints.path(step)))
 
     def _ext_name_last_good(self) -> str:
         """What is left to continue from, for messages; waits until it is in place."""
@@ -852,10 +846,9 @@ class FastTrainer(Trainer):
                 gathered = self._ext_parts.checkpoint_model.gather(self.model, is_overridden(self, "_save"))
                 self._save(output_dir, gathered)
                 return
-            with self._ext_pusher.saving():
-                self._ext_export(output_dir, _internal_call)
+            self._ext_export(output_dir, _internal_call)
             if self.args.push_to_hub and not _internal_call and output_dir in (None, self.args.output_dir):
-                self._ext_pusher.begin_export("the saved model", self._ext_patience, message="Model save")
+                self._ext_pusher.push_model("Model save", blocking=False)
 
     def _ext_export(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         if _internal_call:  # for a checkpoint, which has its own rules
@@ -864,7 +857,7 @@ class FastTrainer(Trainer):
         whole = self._ext_backend.whole_weights(self.model)
         with self._ext_parts.exporter.exporting(self.model, output_dir, self.state):
             if whole is None:
-                super().save_model(output_dir)
+                super().save_model(output_dir, _internal_call=True)  # else it pushes
             else:
                 self._save(output_dir, whole)
 
@@ -908,6 +901,8 @@ class FastTrainer(Trainer):
         self._ext_check_finite()
         with self._ext_restorer.finalizing(self.state), self._ext_logging_whole_loss():
             output = super()._finalize_training(*args)
+        if self.args.push_to_hub and self._ext_team.writes:
+            self._ext_parts.disk_space.rotate(self.state)  # what stayed only while it was sent
         return output._replace(training_loss=self._ext_whole_loss())
 
     @contextmanager
@@ -972,41 +967,8 @@ class FastTrainer(Trainer):
 
     # --- the Hub ----------------------------------------------------------------------------------------------------
 
-    @property
-    def hub_model_id(self) -> Any:
-        """The repository that is pushed to, OWNER/NAME; None before there is one."""
-        return self._ext_pusher.repo_id
-
-    @hub_model_id.setter
-    def hub_model_id(self, name: Any) -> None:
-        self._ext_pusher.repo_id = name
-
-    @property
-    def _ext_patience(self) -> Patience:
-        return Patience(self.push_retries, self.push_wait_s, self.push_grace_s)
-
-    def _ext_push_checkpoint(self, step: int | None) -> None:
-        """Begins the push of what `hub_strategy` wants on the Hub when `step` is the newest checkpoint."""
-        if not self._ext_pusher.wants_checkpoints:
-            return
-        target = self._ext_parts.disk_space.best_saved_step(self.state) if self.args.hub_strategy == "best" else step
-        announce = partial(self.callback_handler.on_push_begin, self.args, self.state, self.control)
-        folder = self._ext_parts.places.path(target)
-        self._ext_pusher.saved(target, folder, self.model, self.state.global_step, announce, self._ext_patience)
-
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        self._ext_pusher.leave_out_trial(checkpoint_folder)
-
-    def _finish_current_push(self) -> None:
-        """Trainer's last act of training: waits for the push under way, and makes up for one that failed."""
-        if not self.args.push_to_hub:
-            return
-        if self._ext_stopper.reason is not None:
-            self._ext_pusher.leave(grace_s(self._ext_patience, self._ext_stopper.left_s()))
-            return
-        self._ext_pusher.wait()
-        self._ext_push_checkpoint(self._ext_committer.saved_step)
-        self._ext_pusher.wait()
+        self._ext_pusher.push_checkpoint(Path(checkpoint_folder))
 
     def push_to_hub(
         self,
@@ -1017,49 +979,28 @@ class FastTrainer(Trainer):
         private: bool | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Saves and pushes the model with what else may be shared, downloads it, compares bytes and predictions.
+        """Saves and pushes the model with what else may be shared, and compares what arrived with what was sent.
 
-        Predictions are those of the downloaded model, with the downloaded tokenizers, for 16 rows of the evaluation or
-        training data; see `check_download`. To be called by all processes.
+        To be called by all processes.
 
         Args:
             commit_message, token, revision, private: as in Trainer; None for what the arguments say.
-            blocking: False pushes beside the script, without the check; `end` says how it went.
+            blocking: False pushes beside the script; `end` says how it went.
             kwargs: for `create_model_card`, where `output_dir` has no card yet.
 
         Returns:
-            The `Push`, on all processes; None with `blocking=False`.
+            The commit, on all processes; None with `blocking=False`.
 
         Raises:
-            HubError: on all processes: it was refused, did not arrive, does not load or predicts otherwise. The message
-                says what repeats it.
-            DiskFailure: no room for the copy or the download.
+            HubError: on all processes: it was refused or did not arrive. The message says what repeats it.
+            DiskFailure: no room to save the model.
         """
-        if self._ext_pusher.is_saving:  # Trainer's `save_model` calls this
-            return None
         self.callback_handler.on_push_begin(self.args, self.state, self.control)
         if self.hub_model_id is None:
             self.init_hf_repo(token, private)
         with self._ext_parts.run_folder.while_saving(None, False):
-            self._ext_pusher.save_with_card(self._ext_export, self.create_model_card, kwargs)
-        push = {"message": commit_message, **self._ext_pusher.place(private, revision)}
-        if not blocking:
-            self._ext_pusher.begin_export("the trained model", self._ext_patience, **push)
-            return None
-        return self._ext_pusher.push_and_check(push, token, self.check_download, self._ext_patience)
-
-    def check_download(self, folder: Path) -> str:
-        """What is known of the model in `folder`, as a sentence; for the main process.
-
-        Raises:
-            HubError: it does not load, or predicts otherwise than `trainer.model`; see `compare_predictions`.
-
-        Cost: a second model in memory, referenced encoders and base models included, and 16 rows through both.
-        """
-        collator, datasets = self.data_collator, (self.eval_dataset, self.train_dataset)
-        tokenizer = self.processing_class or getattr(collator, "tokenizer", None)
-        inputs = TrainedInputs(tokenizer, collator, datasets, self._ext_make_batch)
-        return check_download(folder, self.args, self.model, self.accelerator, inputs, self._ext_backend.is_spread)
+            self._ext_pusher.save_with_card(self._ext_export, kwargs)
+        return self._ext_pusher.push_model(commit_message, blocking, token, revision, private)
 
     def _ext_make_batch(self, collator: Any, rows: list[Any]) -> Any:
         return self._prepare_inputs(self._get_collator_with_removed_columns(collator)(rows))

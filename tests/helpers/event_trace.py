@@ -28,7 +28,7 @@ SEAMS = (
     "_run_epoch get_batch_samples _get_num_items_in_batch training_step _prepare_inputs compute_loss _get_grad_norm",
     "_maybe_log_save_evaluate log _evaluate evaluate evaluation_loop prediction_step _determine_best_metric",
     "_save_checkpoint save_model _save _save_optimizer_and_scheduler save_state",
-    "_finalize_training _load_best_model _finish_current_push push_to_hub end",
+    "_finalize_training _load_best_model push_to_hub end",
 )
 WORK: tuple[Callable[..., Any], ...] = (
     *(getattr(CheckpointStore, name) for name in ("adopt", "stage", "find_newest", "open", "take_in", "make_way")),
