@@ -82,7 +82,7 @@ TRAINING_RANGES = {
     "num_train_epochs": FINITE,
 }
 OPTIMIZER_EXTENSIONS = ("muon", "cpu_offload")
-HUB_STRATEGIES = ("end", "best", "checkpoint", "every_save")
+HUB_STRATEGIES = ("end", "best", "every_save", "checkpoint", "all_checkpoints")
 
 
 def check_choices(arguments: Any) -> None:
@@ -155,10 +155,7 @@ def read_hub_strategy(arguments: Any) -> str:
     """
     strategy = str(getattr(arguments.hub_strategy, "value", arguments.hub_strategy))
     if strategy not in HUB_STRATEGIES:
-        raise ArgumentError(
-            f"hub_strategy={strategy}: allowed are {', '.join(HUB_STRATEGIES)}. (all_checkpoints of stock Trainer "
-            "would fill the repository with optimizers: checkpoint keeps the newest, from which a run continues.)"
-        )
+        raise ArgumentError(f"hub_strategy={strategy}: allowed are {', '.join(HUB_STRATEGIES)}.")
     knows_best = arguments.metric_for_best_model or arguments.load_best_model_at_end
     if strategy == "best" and arguments.push_to_hub and not knows_best:
         raise ArgumentError("hub_strategy=best: no checkpoint is the best one without --metric_for_best_model.")

@@ -40,7 +40,8 @@ from .embeddings.dataset import EmbeddedDataset
 from .embeddings.store import EmbeddingStore
 from .errors import CheckpointError, DiskFailure, RunEnded, StoppedForGood, TrainingStopped
 from .held import replaced
-from .hub.attempts import HubError
+from .hub.push import HubError
+from .hub.pusher import Pusher
 from .out_of_memory import attempt_twice
 from .overrides import BATCHES, EVALUATION, EVALUATION_LOSS, TRAINING_LOSS, find_override, find_own_loss
 from .plain_arguments import as_fast_arguments, with_values_of
@@ -65,8 +66,6 @@ from .training.now import Training
 from .training.optimizers import finish_optimizer
 from .training.parts import Parts
 from .training.planned import plan_run
-from .training.push_check import TrainedInputs, check_download
-from .training.pusher import Patience, Pusher, grace_s
 from .training.saver import Saver
 from .training.scaling import fit_scaling
 from .training.signals import keep_from_workers
@@ -96,9 +95,6 @@ class FastTrainer(Trainer):
     model: Any  # of any class; Trainer declares these for type checkers alone
     data_collator: Any
     eval_dataset: Any
-    push_retries = 3
-    push_wait_s = 2.0  # before the first retry; doubles
-    push_grace_s = 10.0  # schedulers kill 30 s after SIGTERM, and the last checkpoint needs some of it
 
     def __init__(self, *args: Any, plan: Plan | None = None, **kwargs: Any):
         given = _by_name(args, kwargs)
@@ -108,7 +104,7 @@ class FastTrainer(Trainer):
         self._ext_current_args = with_values_of(run.args)
         # Trainer's constructor asks for the loss, and opens the repository on the Hub.
         self._ext_team, self._ext_losses = Team(self._ext_current_args), Losses(self._ext_current_args)
-        self._ext_pusher = Pusher(self._ext_current_args, self._ext_team)
+        self._ext_pusher = Pusher(self)
         self._ext_planned.apply()  # before Trainer reads arguments, and puts the model on its device
         with self._ext_planned.restored_on_error():
             super().__init__(**{**given, "args": run.args, "model": run.model})  # a speed-up may have wrapped it
@@ -152,9 +148,6 @@ class FastTrainer(Trainer):
         show_live(self.callback_handler.callbacks)
         for listener in self._ext_parts.listeners():
             self.add_callback(listener)
-        if self.args.push_to_hub:
-            self._ext_pusher.begin(self._ext_backend.is_spread, self._ext_backend.is_spread)
-            self.add_callback(self._ext_pusher)
         self.add_callback(Events(self))  # what comes after all of theirs
 
     def create_accelerator_and_postprocess(self) -> None:
@@ -171,8 +164,10 @@ class FastTrainer(Trainer):
 
         Raises:
             HubError: on all processes; see `open_repository`.
+            ArgumentError: `hub_strategy` would push a library's pickles.
         """
-        self._ext_pusher.open(self._ext_patience, token, private)
+        self.hub_model_id = self._ext_pusher.open(token, private)
+        self.push_in_progress = self._ext_pusher
 
     # --- the beginning of a run -------------------------------------------------------------------------------------
 
@@ -296,7 +291,6 @@ class FastTrainer(Trainer):
             around.enter_context(parts.workers.naming_deaths())
             around.callback(parts.profiling.leave)
             around.callback(self._ext_saver.leave)  # what is under way, if an exception ends the run
-            around.enter_context(self._ext_pusher.left_on_error())
             around.enter_context(
                 self._ext_stopper.during_training(folder is not None, kwargs.get("ignore_keys_for_eval"))
             )
@@ -782,10 +776,9 @@ class FastTrainer(Trainer):
             DiskFailure: the disk is full, read-only or broken; the folder's model is not complete.
         """
         with self._ext_parts.run_folder.while_saving(output_dir, _internal_call):
-            with self._ext_pusher.saving():
-                self._ext_export(output_dir, _internal_call)
+            self._ext_export(output_dir, _internal_call)
             if self.args.push_to_hub and not _internal_call and output_dir in (None, self.args.output_dir):
-                self._ext_pusher.begin_export("the saved model", self._ext_patience, message="Model save")
+                self._ext_pusher.push_model("Model save", blocking=False)
 
     def _ext_export(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         if _internal_call:  # for a checkpoint
@@ -797,7 +790,7 @@ class FastTrainer(Trainer):
         whole = self._ext_backend.whole_weights(self.model)
         with self._ext_parts.exporter.exporting(self.model, output_dir, self.state):
             if whole is None:
-                super().save_model(output_dir)
+                super().save_model(output_dir, _internal_call=True)  # else it pushes
             else:
                 self._save(output_dir, whole)
 
@@ -848,7 +841,10 @@ class FastTrainer(Trainer):
             )
         # With a limit of 1, Trainer now deletes every other `checkpoint-*` folder, foreign ones too.
         with replaced(self.args, save_total_limit=None):
-            return super()._finalize_training(*args)
+            output = super()._finalize_training(*args)
+        if self.args.push_to_hub and self._ext_team.writes:
+            disk_space.rotate(state)  # what stayed only while it was sent
+        return output
 
     def _load_best_model(self) -> None:
         if self._ext_stopper.reason is not None:
@@ -894,41 +890,9 @@ class FastTrainer(Trainer):
 
     # --- the Hub ----------------------------------------------------------------------------------------------------
 
-    @property
-    def hub_model_id(self) -> Any:
-        """The repository that is pushed to, OWNER/NAME; None before there is one."""
-        return self._ext_pusher.repo_id
-
-    @hub_model_id.setter
-    def hub_model_id(self, name: Any) -> None:
-        self._ext_pusher.repo_id = name
-
-    @property
-    def _ext_patience(self) -> Patience:
-        return Patience(self.push_retries, self.push_wait_s, self.push_grace_s)
-
-    def _ext_push_checkpoint(self, step: int | None) -> None:
-        """Begins the push of what `hub_strategy` wants on the Hub when `step` is the newest checkpoint."""
-        if not self._ext_pusher.wants_checkpoints:
-            return
-        target = self._ext_parts.disk_space.best_saved_step(self.state) if self.args.hub_strategy == "best" else step
-        announce = partial(self.callback_handler.on_push_begin, self.args, self.state, self.control)
-        folder = self._ext_parts.places.path(target)
-        self._ext_pusher.saved(target, folder, self.model, self.state.global_step, announce, self._ext_patience)
-
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        self._ext_pusher.leave_out_trial(checkpoint_folder)
-
-    def _finish_current_push(self) -> None:
-        """Trainer's last act of training: waits for the push under way, and makes up for one that failed."""
-        if not self.args.push_to_hub:
-            return
-        if self._ext_stopper.reason is not None:
-            self._ext_pusher.leave(grace_s(self._ext_patience, self._ext_stopper.left_s()))
-            return
-        self._ext_pusher.wait()
-        self._ext_push_checkpoint(self._ext_saver.saved_step)
-        self._ext_pusher.wait()
+        if self._ext_saver.staging_root is None:  # else the checkpoint has no name yet
+            self._ext_pusher.push_checkpoint(Path(checkpoint_folder))
 
     def push_to_hub(
         self,
@@ -939,49 +903,28 @@ class FastTrainer(Trainer):
         private: bool | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Saves and pushes the model with what else may be shared, downloads it, compares bytes and predictions.
+        """Saves and pushes the model with what else may be shared, and compares what arrived with what was sent.
 
-        Predictions are those of the downloaded model, with the downloaded tokenizers, for 16 rows of the evaluation or
-        training data; see `check_download`. To be called by all processes.
+        To be called by all processes.
 
         Args:
             commit_message, token, revision, private: as in Trainer; None for what the arguments say.
-            blocking: False pushes beside the script, without the check; `end` says how it went.
+            blocking: False pushes beside the script; `end` says how it went.
             kwargs: for `create_model_card`, where `output_dir` has no card yet.
 
         Returns:
-            The `Push`, on all processes; None with `blocking=False`.
+            The commit, on all processes; None with `blocking=False`.
 
         Raises:
-            HubError: on all processes: it was refused, did not arrive, does not load or predicts otherwise. The message
-                says what repeats it.
-            DiskFailure: no room for the copy or the download.
+            HubError: on all processes: it was refused or did not arrive. The message says what repeats it.
+            DiskFailure: no room to save the model.
         """
-        if self._ext_pusher.is_saving:  # Trainer's `save_model` calls this
-            return None
         self.callback_handler.on_push_begin(self.args, self.state, self.control)
         if self.hub_model_id is None:
             self.init_hf_repo(token, private)
         with self._ext_parts.run_folder.while_saving(None, False):
-            self._ext_pusher.save_with_card(self._ext_export, self.create_model_card, kwargs)
-        push = {"message": commit_message, **self._ext_pusher.place(private, revision)}
-        if not blocking:
-            self._ext_pusher.begin_export("the trained model", self._ext_patience, **push)
-            return None
-        return self._ext_pusher.push_and_check(push, token, self.check_download, self._ext_patience)
-
-    def check_download(self, folder: Path) -> str:
-        """What is known of the model in `folder`, as a sentence; for the main process.
-
-        Raises:
-            HubError: it does not load, or predicts otherwise than `trainer.model`; see `compare_predictions`.
-
-        Cost: a second model in memory, referenced encoders and base models included, and 16 rows through both.
-        """
-        collator, datasets = self.data_collator, (self.eval_dataset, self.train_dataset)
-        tokenizer = self.processing_class or getattr(collator, "tokenizer", None)
-        inputs = TrainedInputs(tokenizer, collator, datasets, self._ext_make_batch)
-        return check_download(folder, self.args, self.model, self.accelerator, inputs, self._ext_backend.is_spread)
+            self._ext_pusher.save_with_card(self._ext_export, kwargs)
+        return self._ext_pusher.push_model(commit_message, blocking, token, revision, private)
 
     def _ext_make_batch(self, collator: Any, rows: list[Any]) -> Any:
         return self._prepare_inputs(self._get_collator_with_removed_columns(collator)(rows))

@@ -176,11 +176,11 @@ class FastTrainingArguments(TrainingArguments, metaclass=TakesPresets):
     early_stopping_min_delta: float = field(
         default=0.01, metadata={"help": "Smallest improvement worth training for, in the unit of the metric."}
     )
-    hub_strategy: Literal["end", "best", "checkpoint", "every_save"] = field(
+    hub_strategy: Literal["end", "best", "every_save", "checkpoint", "all_checkpoints"] = field(
         default="every_save",
         metadata={
-            "help": "With --push_to_hub, beside the trained model at the end: nothing, the model of each new best "
-            "checkpoint, of each checkpoint with what continues the newest as last-checkpoint/, or of each checkpoint."
+            "help": "With --push_to_hub, beside the trained model at the end: nothing; the model of each new best "
+            "checkpoint; of each checkpoint; that and what continues the newest, as last-checkpoint/; or each, whole."
         },
     )
     dollars_per_hour: None | float = field(  # noqa: RUF036

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import logging
 import os
@@ -17,14 +16,16 @@ from typing import Any
 import huggingface_hub.constants
 import pytest
 import torch
-from hub_server import Fault, HubServer
+from hub_server import Fault, HubServer, serve_hub
+from huggingface_hub import snapshot_download
 from miniature_esm import make_esm
 from peft import LoraConfig, PeftModel, get_peft_model
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from transformers import AutoModelForMaskedLM
 
+from hf_ext.checkpoints.format.manifest import Manifest, hash_file
 from hf_ext.errors import ArgumentError
-from hf_ext.hub import HubError, allow_list, push_folder, verify_push
+from hf_ext.hub import HubError, model_files, push, push_folder
 from hf_ext.models.affinity import AffinityModel
 
 TOKEN = "hf_" + "canary" * 5 + "bird"
@@ -40,10 +41,8 @@ PRIVATE = (
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
-    # The variables HF_HUB_OFFLINE and HF_HUB_DISABLE_XET, which were read when the tests began.
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_XET", True)
-    with HubServer(TOKEN) as server:
+    monkeypatch.setattr(push, "WAIT_S", 0.01)
+    with serve_hub(monkeypatch, TOKEN) as server:
         yield server
 
 
@@ -65,13 +64,8 @@ def add_private_files(root: Path) -> None:
         (root / name).write_text(f"token: {TOKEN}")
 
 
-def push(hub: HubServer, folder: Path, **settings: Any) -> Any:
-    return push_folder(folder, "me/model", **{"token": TOKEN, "endpoint": hub.url, "wait_s": 0.01, **settings})
-
-
-def verify(hub: HubServer, pushed: Any, into: Path) -> Path:
-    verify_push(pushed, into, token=TOKEN, endpoint=hub.url, wait_s=0.01)
-    return into
+def send(folder: Path, **settings: Any) -> Any:
+    return push_folder(folder, "me/model", **{"token": TOKEN, **settings})
 
 
 def assert_token_stayed_here(hub: HubServer) -> None:
@@ -152,92 +146,59 @@ def test_a_pushed_model_comes_back_byte_for_byte_and_predicts_the_same_16_rows(
     }
     expected, load_and_predict = makers[kind]()
     add_private_files(root)
-    pushed = push(hub, root)
-    again = load_and_predict(verify(hub, pushed, tmp_path / "fresh"))
+    pushed = send(root)
+    fresh = snapshot_download("me/model", revision=pushed.oid, token=TOKEN, local_dir=tmp_path / "fresh")
     assert len(expected) == 16
-    assert torch.equal(again, expected)
-    assert hub.repositories["me/model"].private
-    assert set(hub.repositories["me/model"].files) == {".gitattributes", *pushed.files}
-    assert ("adapter_model.safetensors" if kind == "PEFT adapter" else "model.safetensors") in pushed.files
-    assert not set(PRIVATE) & set(pushed.files)
+    assert torch.equal(load_and_predict(Path(fresh)), expected)
+    repository = hub.repositories["me/model"]
+    assert repository.private
+    assert len(repository.commits) == 2  # the empty one, and ours
+    assert ("adapter_model.safetensors" if kind == "PEFT adapter" else "model.safetensors") in repository.files
+    assert not set(PRIVATE) & set(repository.files)
     assert_token_stayed_here(hub)
     assert "/commit/main" in caplog.text
     assert TOKEN not in caplog.text
 
 
-def test_a_pushed_model_loads_by_its_name_in_another_process(hub: HubServer, tmp_path: Path) -> None:
-    expected, _ = save_full(tmp_path / "model")
-    push(hub, tmp_path / "model")
-    script = (
-        "import sys, torch\n"
-        "from safetensors.torch import save_file\n"
-        "from transformers import AutoModelForMaskedLM\n"
-        "model = AutoModelForMaskedLM.from_pretrained('me/model').eval()\n"
-        "ids = torch.arange(4, 20).repeat(16, 1)\n"
-        "save_file({'logits': model(input_ids=ids).logits.detach()}, sys.argv[1])\n"
-    )
-    there = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home")}
-    run_online([sys.executable, "-c", script, str(tmp_path / "logits.safetensors")], there)
-    torch.testing.assert_close(load_file(tmp_path / "logits.safetensors")["logits"], expected)
-
-
-def run_online(words: list[str], more: dict[str, str]) -> str:
-    """What a process with the token and a network writes to both of its streams."""
-    online = {"HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1", "HF_TOKEN": TOKEN, **more}
-    done = subprocess.run(words, env={**os.environ, **online}, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return done.stdout + done.stderr
-
-
-def test_a_changed_weight_is_told_apart_after_the_push(hub: HubServer, tmp_path: Path) -> None:
-    expected, load_and_predict = save_full(tmp_path / "model")
-    fresh = verify(hub, push(hub, tmp_path / "model"), tmp_path / "fresh")
-    other = AutoModelForMaskedLM.from_pretrained(fresh)
-    with torch.no_grad():
-        other.lm_head.bias.add_(1.0)
-    other.save_pretrained(fresh, save_original_format=False)
-    assert not torch.equal(load_and_predict(fresh), expected)
-
-
 # What may leave
 
 
-@pytest.mark.parametrize(("save_full", "training"), [(True, "frozen"), (False, "full"), (False, "frozen")])
+@pytest.mark.parametrize(
+    ("kind", "save_full", "training", "is_needed"),
+    [
+        ("affinity", True, "frozen", False),
+        ("affinity", False, "full", False),
+        ("affinity", False, "frozen", True),
+        ("generator", False, "lora", False),  # which is saved whole with adapters too
+        ("generator", False, "frozen", True),
+    ],
+)
 def test_paths_of_this_machine_leave_only_where_loading_reads_them(
-    hub: HubServer, folder: Path, save_full: bool, training: str
+    hub: HubServer, folder: Path, kind: str, save_full: bool, training: str, is_needed: bool
 ) -> None:
     encoder = {"name_or_path": "/home/ann/esm", "training": training, "config": {"hidden_size": 8}}
-    config = {"save_full": save_full, "encoders": [encoder], "model_type": "hf_ext_affinity"}
+    encoders = {"encoders": [encoder]} if kind == "affinity" else {"antigen_encoder": encoder}
+    config = {"save_full": save_full, "model_type": f"hf_ext_{kind}", **encoders}
     (folder / "config.json").write_text(json.dumps(config))
-    push(hub, folder)
-    files = hub.repositories["me/model"].files
-    is_needed = (save_full, training) == (False, "frozen")
+    send(folder)
     encoder["name_or_path"] = "/home/ann/esm" if is_needed else "esm"
-    assert json.loads(files["config.json"]) == config
+    assert json.loads(hub.repositories["me/model"].files["config.json"]) == config
     assert "/home/ann" in (folder / "config.json").read_text()  # here it stays
 
 
-@pytest.mark.parametrize(
-    ("save_full", "training", "is_needed"),
-    [(True, "frozen", False), (False, "full", False), (False, "lora", False), (False, "frozen", True)],
-)
-def test_so_do_those_of_a_generator_which_is_saved_whole_with_adapters_too(
-    hub: HubServer, folder: Path, save_full: bool, training: str, is_needed: bool
-) -> None:
-    encoder = {"name_or_path": "/home/ann/esm", "training": training, "config": {"hidden_size": 8}}
-    config = {"save_full": save_full, "antigen_encoder": encoder, "model_type": "hf_ext_generator"}
-    (folder / "config.json").write_text(json.dumps(config))
-    push(hub, folder)
-    encoder["name_or_path"] = "/home/ann/esm" if is_needed else "esm"
-    assert json.loads(hub.repositories["me/model"].files["config.json"]) == config
-
-
 def test_the_allow_list_names_model_tokenizer_card_and_report_and_nothing_else(folder: Path) -> None:
-    more = ["inputs.json", "report.html", "report.md", "loss.png", "adapter_config.json", "generation_config.json"]
+    more = ["inputs.json", "report.html", "report.md", "loss.png", "generation_config.json"]
     more += ["tokenizers/0/vocab.txt", "tokenizer_config.json", "model-00001-of-00002.safetensors"]
     for name in more:
         (folder / name).write_text("{}")
-    assert allow_list(folder) == sorted(["model.safetensors", "config.json", "README.md", *more])
+    assert [*model_files(folder)] == sorted(["model.safetensors", "config.json", "README.md", *more])
+
+
+def test_a_checkpoint_with_pickled_arguments_is_not_sent(hub: HubServer, folder: Path) -> None:
+    Manifest("run", 1, 0.5, {}, {"training_args.bin": hash_file(folder / "training_args.bin")}).write(folder)
+    with pytest.raises(ArgumentError, match=r"holds training_args\.bin; only .safetensors"):
+        send(folder, checkpoint_as="last-checkpoint")
+    assert hub.requests == []
 
 
 def test_a_link_stays_here_wherever_it_leads(folder: Path, tmp_path: Path) -> None:
@@ -249,15 +210,13 @@ def test_a_link_stays_here_wherever_it_leads(folder: Path, tmp_path: Path) -> No
     shutil.rmtree(folder / "tokenizers")
     (folder / "tokenizers").mkdir()
     (folder / "tokenizers" / "0").symlink_to(tmp_path / "secret")
-    assert allow_list(folder) == ["README.md", "config.json", "model.safetensors"]
+    assert [*model_files(folder)] == ["README.md", "config.json", "model.safetensors"]
 
 
-@pytest.mark.parametrize(("name", "message"), [("nowhere", "is not a folder"), ("", "holds no weights to push")])
-def test_a_folder_without_weights_is_refused_before_anything_is_sent(
-    hub: HubServer, tmp_path: Path, name: str, message: str
-) -> None:
-    with pytest.raises(ArgumentError, match=message):
-        push(hub, tmp_path / name)
+def test_a_folder_without_weights_is_refused_before_anything_is_sent(hub: HubServer, tmp_path: Path) -> None:
+    for name, message in {"nowhere": "is no folder", "": "holds no weights to push"}.items():
+        with pytest.raises(ArgumentError, match=message):
+            send(tmp_path / name)
     assert hub.requests == []
 
 
@@ -265,61 +224,44 @@ def test_a_folder_without_weights_is_refused_before_anything_is_sent(
 def test_a_file_with_a_token_stops_the_push_before_anything_is_sent(hub: HubServer, folder: Path, secret: str) -> None:
     (folder / "inputs.json").write_text(json.dumps({"hub_token": secret}))
     with pytest.raises(HubError, match=r"^inputs\.json contains an access token") as caught:
-        push(hub, folder)
+        send(folder)
     assert hub.requests == []
     assert secret not in str(caught.value)
 
 
 def test_a_private_push_to_a_public_repository_is_refused(hub: HubServer, folder: Path) -> None:
-    push(hub, folder, private=False)
+    send(folder, private=False)
     assert not hub.repositories["me/model"].private
     (folder / "config.json").write_text('{"changed": 1}')
     with pytest.raises(HubError, match="me/model is public and the push is private; nothing was sent"):
-        push(hub, folder)
+        send(folder)
     assert len(hub.repositories["me/model"].commits) == 2  # the first one and that of the public push
 
 
 def test_weights_of_an_earlier_push_that_would_be_loaded_instead_are_replaced(hub: HubServer, folder: Path) -> None:
-    push(hub, folder)
+    send(folder)
     (folder / "model.safetensors").rename(folder / "adapter_model.safetensors")
     (folder / "adapter_config.json").write_text("{}")
-    push(hub, folder)
+    send(folder)
     files = hub.repositories["me/model"].files
     assert set(files) == {".gitattributes", *("README.md", "config.json", "adapter_config.json")} | {
         "adapter_model.safetensors"
     }
 
 
-def refuse_to_link(*_: object) -> None:
-    raise OSError(errno.EPERM, "Operation not permitted")
-
-
-@pytest.mark.parametrize("hard_links", [True, False])
-def test_rotation_during_the_upload_takes_nothing_away(
-    hub: HubServer, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hard_links: bool
-) -> None:
-    if not hard_links:
-        monkeypatch.setattr(os, "link", refuse_to_link)  # as on a FAT disk
-    hub.faults.append(Fault("POST", "preupload", call=lambda: shutil.rmtree(folder)))
-    pushed = push(hub, folder)
-    assert not folder.exists()
-    verify(hub, pushed, tmp_path / "fresh")
-    assert list(folder.parent.iterdir()) == []  # the pinned copy is gone, too
-
-
 def test_weights_that_are_rewritten_during_the_upload_are_an_error(hub: HubServer, folder: Path) -> None:
-    hub.faults.append(Fault("POST", "commit", call=lambda: (folder / "model.safetensors").write_bytes(b"other")))
-    with pytest.raises(HubError, match="were written to while they were pushed"):
-        push(hub, folder)
+    path = folder / "model.safetensors"
+    other = path.read_bytes()[::-1]
+    hub.faults.append(Fault("POST", "objects/batch", call=lambda: path.write_bytes(other)))
+    with pytest.raises(HubError, match=r"is not what was sent: model\.safetensors of 3 files"):
+        send(folder)
 
 
-def test_small_files_that_a_run_rewrites_during_the_upload_arrive_as_they_were(
-    hub: HubServer, folder: Path, tmp_path: Path
-) -> None:
+def test_small_files_that_a_run_rewrites_during_the_upload_arrive_as_they_were(hub: HubServer, folder: Path) -> None:
     before = (folder / "README.md").read_bytes()
     hub.faults.append(Fault("POST", "preupload", call=lambda: (folder / "README.md").write_bytes(b"later")))
-    verify(hub, push(hub, folder), tmp_path / "fresh")
-    assert (tmp_path / "fresh" / "README.md").read_bytes() == before
+    send(folder)
+    assert hub.repositories["me/model"].files["README.md"] == before
 
 
 # Failures that pass
@@ -338,25 +280,17 @@ def test_small_files_that_a_run_rewrites_during_the_upload_arrive_as_they_were(
     ],
     ids=["503 at creation", "503 at preupload", "503 at upload", "cut upload", "500 at commit", "cut commit", "slow"],
 )
-def test_a_push_gets_through(hub: HubServer, folder: Path, tmp_path: Path, fault: Fault, least_seen: int) -> None:
+def test_a_push_gets_through(hub: HubServer, folder: Path, fault: Fault, least_seen: int) -> None:
     hub.faults.append(fault)
-    pushed = push(hub, folder)
+    send(folder)
     assert fault.times in (0, 20 - hub.count("POST", ""))  # it did happen
     assert hub.count(fault.method, fault.path) >= least_seen
     assert len(hub.repositories["me/model"].commits) == 2
-    verify(hub, pushed, tmp_path / "fresh")
     assert_token_stayed_here(hub)
 
 
-def test_a_download_that_is_cut_is_made_whole(hub: HubServer, folder: Path, tmp_path: Path) -> None:
-    pushed = push(hub, folder)
-    hub.faults.append(Fault("GET", r"resolve/.*/model\.safetensors", cut=True))
-    verify(hub, pushed, tmp_path / "fresh")
-    assert hub.faults[0].times == 0
-
-
 def test_pushing_again_what_is_there_makes_no_commit(hub: HubServer, folder: Path) -> None:
-    assert push(hub, folder).commit == push(hub, folder).commit
+    assert send(folder).oid == send(folder).oid
     assert len(hub.repositories["me/model"].commits) == 2
 
 
@@ -364,102 +298,93 @@ def test_pushing_again_what_is_there_makes_no_commit(hub: HubServer, folder: Pat
 
 
 @pytest.mark.parametrize(
-    ("fault", "retries", "num_attempts", "message"),
+    ("fault", "num_attempts", "message"),
     [
-        (Fault("POST", "repos/create", 99, status=503), 2, 3, "after 3 attempt.*503"),
-        (Fault("POST", "repos/create", 99, status=401, text=f"who is {TOKEN}?"), 2, 1, "after 1 attempt.*401"),
-        (Fault("POST", "repos/create", 99, cut=True), 1, 2, "after 2 attempt"),
-        (Fault("POST", "commit", 99, status=500), 1, 2, "after 2 attempt.*500"),
-        (Fault("POST", "commit", 99, status=403), 2, 1, "after 1 attempt.*403"),
-        (Fault("POST", "validate-yaml", 99, status=400), 2, 1, "after 1 attempt.*README.md"),
-        (Fault("PUT", "lfs/objects", 99, status=403), 1, 1, "after 1 attempt.*403"),
+        (Fault("POST", "repos/create", 99, status=401, text=f"who is {TOKEN}?"), 1, "after 1 attempt.*401"),
+        (Fault("POST", "repos/create", 99, cut=True), 4, "after 4 attempt"),
+        (Fault("POST", "commit", 99, status=500), 4, "after 4 attempt.*500"),
+        (Fault("POST", "commit", 99, delay_s=5.0), 4, "after 4 attempt.*ReadTimeout"),
+        (Fault("POST", "validate-yaml", 99, status=400), 1, "after 1 attempt.*README.md"),
+        (Fault("PUT", "lfs/objects", 99, status=403), 1, "after 1 attempt.*403"),
     ],
-    ids=["503", "401", "cut", "commit 500", "commit 403", "bad card", "upload forbidden"],
+    ids=["401", "cut", "commit 500", "silent", "bad card", "upload forbidden"],
 )
 def test_a_push_that_fails_names_the_command_that_repeats_it(
     hub: HubServer,
     folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     fault: Fault,
-    retries: int,
     num_attempts: int,
     message: str,
 ) -> None:
+    monkeypatch.setattr(push, "SILENCE_S", 0.3)
     hub.faults.append(fault)
     with caplog.at_level(logging.DEBUG), pytest.raises(HubError, match=f"(?s){message}") as caught:
-        push(hub, folder, retries=retries)
-    assert f"python -m hf_ext.hub {folder} me/model --endpoint {hub.url}" in str(caught.value)
+        send(folder)
+    assert f"python -m hf_ext.hub {folder} me/model" in str(caught.value)
     assert caught.value.exit_code == 69
     assert hub.count(fault.method, fault.path) == num_attempts
     assert TOKEN not in str(caught.value) + caplog.text
-    assert [path.name for path in folder.parent.iterdir()] == ["model"]
+    assert len(hub.repositories["me/model"].commits if "me/model" in hub.repositories else [1]) == 1  # as it was
 
 
-def test_a_server_that_is_not_there_is_named(folder: Path, hub: HubServer) -> None:
-    with pytest.raises(HubError, match=r"was not pushed to me/model, after 2 attempt\(s\): ConnectError"):
-        push(hub, folder, endpoint="http://127.0.0.1:9", retries=1)
+def test_waits_between_attempts_double(hub: HubServer, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr(push, "WAIT_S", 2.0)
+    monkeypatch.setattr(push.time, "sleep", waits.append)
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")  # where nobody listens
+    with pytest.raises(HubError, match=r"was not pushed to me/model, after 4 attempt\(s\): ConnectError"):
+        send(folder)
+    assert waits == [2.0, 4.0, 8.0]
 
 
 def test_offline_mode_is_named_at_once(hub: HubServer, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(HubError, match=r"after 1 attempt\(s\): OfflineModeIsEnabled.*HF_HUB_OFFLINE"):
-        push(hub, folder)
+        send(folder)
 
 
 def test_no_token_is_named_with_the_remedy(hub: HubServer, folder: Path) -> None:
     with pytest.raises(HubError, match=r"no token for the Hub\. Run `hf auth login` or set HF_TOKEN"):
-        push(hub, folder, token=None)
+        send(folder, token=None)
     assert hub.requests == []
 
 
-@pytest.mark.parametrize(
-    ("fault", "before"),
-    [(Fault("PUT", "lfs/objects", damaged=True), True), (Fault("GET", r"resolve/.*/model", damaged=True), False)],
-    ids=["stored wrong", "sent wrong"],
-)
-def test_wrong_bytes_are_found_by_the_check(
-    hub: HubServer, folder: Path, tmp_path: Path, fault: Fault, before: bool
-) -> None:
-    hub.faults += [fault] if before else []
-    pushed = push(hub, folder)
-    hub.faults += [] if before else [fault]
-    with pytest.raises(HubError, match=r"not what was pushed: model\.safetensors of 3 files"):
-        verify(hub, pushed, tmp_path / "fresh")
+@pytest.mark.parametrize("kind", ["a large file", "a small file", "a missing file"])
+def test_what_arrived_otherwise_than_it_was_sent_is_found(hub: HubServer, folder: Path, kind: str) -> None:
+    def spoil() -> None:
+        files = hub.repositories["me/model"].files
+        files["config.json"] = files["config.json"].upper() + b" "
+        if kind == "a missing file":
+            del files["config.json"]
 
-
-def test_a_file_that_vanished_from_the_commit_is_found_by_the_check(
-    hub: HubServer, folder: Path, tmp_path: Path
-) -> None:
-    pushed = push(hub, folder)
-    del hub.repositories["me/model"].files["config.json"]
-    with pytest.raises(HubError, match=r"not what was pushed: config\.json \(missing\)"):
-        verify(hub, pushed, tmp_path / "fresh")
-
-
-def test_a_check_that_finds_the_repository_gone_says_so(hub: HubServer, folder: Path, tmp_path: Path) -> None:
-    pushed = push(hub, folder)
-    hub.repositories.clear()
-    with pytest.raises(HubError, match="could not be downloaded to check it, after 1 attempt"):
-        verify(hub, pushed, tmp_path / "fresh")
-
-
-def test_the_check_wants_a_fresh_folder(hub: HubServer, folder: Path) -> None:
-    with pytest.raises(ArgumentError, match="is not an empty folder"):
-        verify(hub, push(hub, folder), folder)
+    is_large = kind == "a large file"
+    fault = Fault("PUT", "lfs/objects", damaged=True) if is_large else Fault("GET", "/tree/", call=spoil)
+    hub.faults.append(fault)
+    name = r"model\.safetensors" if is_large else r"config\.json"
+    with pytest.raises(HubError, match=f"is not what was sent: {name} of 3 files differ or are missing"):
+        send(folder)
 
 
 # The command
 
 
-def test_the_command_in_the_error_repeats_the_push(hub: HubServer, folder: Path) -> None:
+def test_the_command_in_the_error_repeats_the_push(
+    hub: HubServer, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(push, "RETRIES", 0)
     hub.faults.append(Fault("POST", "commit", status=500))
     with pytest.raises(HubError) as caught:
-        push(hub, folder, retries=0)
-    command = str(caught.value).split("HF_TOKEN set: ")[1]
-    program, *words = shlex.split(command)
+        send(folder)
+    assert len(hub.repositories["me/model"].commits) == 1  # what failed left nothing
+    program, *words = shlex.split(str(caught.value).split("HF_TOKEN set: ")[1])
     assert program == "python"
-    output = run_online([sys.executable, *words], {})
-    assert "3 files, downloaded again and equal byte for byte" in output
+    done = subprocess.run(
+        [sys.executable, *words], env={**os.environ, "HF_TOKEN": TOKEN}, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert "every file there is the one that was sent" in done.stdout
     assert {"README.md", "config.json", "model.safetensors"} < set(hub.repositories["me/model"].files)
-    assert TOKEN not in output
+    assert TOKEN not in done.stdout + done.stderr
     assert_token_stayed_here(hub)

@@ -46,7 +46,6 @@ def test_a_model_of_the_recipe_is_pushed_and_predicts_from_its_name(
 ) -> None:
     done = train(tmp_path, "--tower_training", training, "--hub_strategy", "best", "--hub_token", TOKEN)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert "same bit for bit" in done.stdout + done.stderr or "rows differ by at most" in done.stdout + done.stderr
     files = hub.repositories["me/x"].files
     assert {"README.md", "config.json", "inputs.json", "model.safetensors"} < set(files)
     linked = re.findall(r"\]\((?!https?:|#)([^)]+)\)", (files["README.md"] + files["report.md"]).decode())
@@ -82,7 +81,7 @@ def test_a_hub_that_fails_for_good_costs_nothing_but_the_push(hub: HubServer, tm
     command = [sys.executable, "-m", "hf_ext.hub", str(tmp_path / "run"), "me/x"]
     again = run(*command, cwd=tmp_path, home="home", HF_TOKEN=TOKEN)
     assert again.returncode == 0, again.stderr
-    assert "downloaded again and equal byte for byte" in again.stdout
+    assert "every file there is the one that was sent" in again.stdout
 
 
 def test_a_wrong_token_ends_the_recipe_before_it_trains(hub: HubServer, tmp_path: Path) -> None:

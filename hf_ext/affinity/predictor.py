@@ -20,7 +20,7 @@ from ..data.proteins import ResiduePolicy, clean_sequences, format_located
 from ..embeddings.dataset import join_parts, number_inputs, take_rows
 from ..embeddings.finite import encode_finite
 from ..errors import ArgumentError, DataError
-from ..hub.fetching import fetch_folder
+from ..hub.fetch import fetch_folder
 from ..models.affinity import AffinityModel
 from ..models.exact_encoding import exact_encoding
 from ..models.prediction_intervals import half_width

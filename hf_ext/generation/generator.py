@@ -14,7 +14,7 @@ from ..checkpoints.run_folder.finished_model import MODEL_MANIFEST, check_model
 from ..checkpoints.state.finite import check_finite
 from ..data.antibody_collator import ANTIGEN_TOKENIZER
 from ..errors import ArgumentError
-from ..hub.fetching import fetch_folder
+from ..hub.fetch import fetch_folder
 from ..models.configuration import EncoderSpec
 from ..models.encoders import load_tokenizer
 from ..models.generation.configuration import GeneratorConfig

@@ -19,7 +19,6 @@ from ..checkpoints.retention.rotation import Entry, Policy, SavePlan, plan_clean
 from ..checkpoints.state.weights import export_bytes, weights_bytes
 from ..checkpoints.storage.store import STAGING
 from ..disk import free_bytes, used_bytes
-from ..hub.pins import PREFIX as PIN_PREFIX
 from ..memory.stored import optimizer_bytes
 from ..training_args import FastTrainingArguments
 from .backends import Backend
@@ -185,7 +184,10 @@ class DiskSpace:
         ]
 
     def other_bytes(self, model: nn.Module) -> int:
-        """What the output folder holds beside checkpoints, with the model that is saved into it at the end."""
+        """What the output folder holds beside checkpoints, with the model that is saved into it at the end.
+
+        Less what pinned checkpoints take, which come on top of the budget.
+        """
         folder = self._places.output_dir
         if self._args.local_checkpoint_dir is None:
             kept = sum(stored.num_bytes for stored in self._places.store.checkpoints())
@@ -194,11 +196,12 @@ class DiskSpace:
                 used_bytes(path)
                 for path in [*folder.glob("checkpoint-*"), *folder.glob(".*-checkpoint-*"), folder / STAGING]
             )
-        kept += sum(used_bytes(path) for path in folder.glob(f"{PIN_PREFIX}*"))  # a slow Hub takes no room from a run
         beside = used_bytes(folder) - kept + SMALL_FILES_BYTES // 2
         # Rounded up: a log that grows by a block must not make the budget that a refusal named too small.
         rounded = -(-beside // SMALL_FILES_BYTES) * SMALL_FILES_BYTES
-        return rounded + export_bytes(model)
+        store = self._places.store  # a slow Hub, or Drive, takes no room from a run
+        pinned = sum(stored.num_bytes for stored in store.checkpoints() if store.is_pinned(stored.step))
+        return rounded + export_bytes(model) - pinned
 
     # --- copies -----------------------------------------------------------------------------------------------------
 

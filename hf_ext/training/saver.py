@@ -174,8 +174,7 @@ class Saver:
 
     def _is_read_at_once(self) -> bool:
         """Whether something on this process reads a checkpoint as soon as it is saved."""
-        args = self._trainer.args
-        if (args.push_to_hub and args.hub_strategy != "end") or self._stopper.reason is not None:
+        if self._stopper.reason is not None:
             return True
         if is_overridden(self._trainer, "_save_checkpoint"):
             return True
@@ -229,7 +228,7 @@ class Saver:
         if failure is not None:
             logger.error("checkpoint-%d may lack what others wrote into it, or its copy: %s", placed.step, failure)
         if self._trainer.args.push_to_hub:
-            self._trainer._ext_push_checkpoint(placed.step)
+            self._trainer._push_from_checkpoint(str(self._places.store.path(placed.step)))
 
     def leave(self) -> None:
         """After an exception, where other processes may not be here: waits for the commit that is under way."""

@@ -337,12 +337,12 @@ def test_the_same_command_again_gives_a_model_of_an_earlier_version_its_interval
 
 @pytest.mark.nightly
 def test_a_download_brings_its_intervals_along(run, monkeypatch):
-    with monkeypatch.context() as patch, serve_hub(patch, TOKEN) as hub:
+    with monkeypatch.context() as patch, serve_hub(patch, TOKEN):
         patch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
         patch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_XET", True)
         patch.setenv("HF_TOKEN", TOKEN)
-        push = push_folder(run[0] / "out", "me/intervals", token=TOKEN, endpoint=hub.url)
-        folder = importlib.import_module("hf_ext.affinity.predictor").find_model("me/intervals", push.commit)
+        push = push_folder(run[0] / "out", "me/intervals", token=TOKEN)
+        folder = importlib.import_module("hf_ext.affinity.predictor").find_model("me/intervals", push.oid)
         stored = [
             json.loads((at / "config.json").read_text())["prediction_intervals"] for at in (folder, run[0] / "out")
         ]

@@ -292,11 +292,11 @@ def test_a_pushed_model_takes_rows_without_the_chain_from_the_hub(make_affinity,
         part.save_pretrained(tmp_path)
     expected = AffinityPredictor.from_pretrained(tmp_path, device="cpu").predict(lacking)
     token = "hf_" + "canary" * 5 + "bird"
-    with monkeypatch.context() as patch, serve_hub(patch, token) as hub:
+    with monkeypatch.context() as patch, serve_hub(patch, token):
         patch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
         patch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
         patch.setenv("HF_TOKEN", token)
-        push_folder(tmp_path, "me/nanobodies", token=token, endpoint=hub.url)
+        push_folder(tmp_path, "me/nanobodies", token=token)
         found = AffinityPredictor.from_pretrained("me/nanobodies", device="cpu")
     assert found.collator.missing_chains == ["light"]
     np.testing.assert_array_equal(found.predict(lacking), expected)

@@ -235,7 +235,7 @@ def test_what_the_hub_does_not_hand_out_is_said(
     with HubServer(TOKEN) as hub:
         go_online(monkeypatch)
         monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", hub.url)
-        push_folder(frozen[0], "me/affinity", token=TOKEN, endpoint=hub.url)
+        push_folder(frozen[0], "me/affinity", token=TOKEN)
         monkeypatch.setenv("HF_TOKEN", token)
         with pytest.raises(ArgumentError, match=message):
             find_model(name, revision)
@@ -246,19 +246,19 @@ def test_a_pushed_model_is_verified_where_it_is_loaded_and_a_damaged_one_is_not_
 ) -> None:
     folder = Path(shutil.copytree(frozen[0], tmp_path / "model"))
     write_model_manifest(folder)
-    with monkeypatch.context() as patch, serve_hub(patch, TOKEN) as hub:
+    with monkeypatch.context() as patch, serve_hub(patch, TOKEN):
         go_online(patch)
         patch.setenv("HF_TOKEN", TOKEN)
-        push = push_folder(folder, "me/verified", token=TOKEN, endpoint=hub.url)
-        loaded = find_model("me/verified", push.commit)
+        push = push_folder(folder, "me/verified", token=TOKEN)
+        loaded = find_model("me/verified", push.oid)
         assert (loaded / "config.json").read_bytes() != (folder / "config.json").read_bytes()  # paths are shortened
         assert (loaded / MODEL_MANIFEST).is_file()
         (loaded / "inputs.json").resolve().write_text("{}")
         with pytest.raises(ArgumentError, match=r"not what was saved: inputs\.json"):
-            find_model("me/verified", push.commit)
+            find_model("me/verified", push.oid)
         (folder / "inputs.json").write_text("{}")
         with pytest.raises(ArgumentError, match=r"not what was saved: inputs\.json"):
-            push_folder(folder, "me/verified", token=TOKEN, endpoint=hub.url)
+            push_folder(folder, "me/verified", token=TOKEN)
 
 
 def push_all(hub: HubServer, folder: Path, encoders: tuple[str, ...], tmp_path: Path) -> None:
@@ -268,7 +268,7 @@ def push_all(hub: HubServer, folder: Path, encoders: tuple[str, ...], tmp_path: 
         assert spec["name_or_path"] == str(Path(path).resolve())
         spec["name_or_path"] = f"me/{Path(path).name}"
         spec["fingerprint"] = None
-        push_folder(path, spec["name_or_path"], token=TOKEN, endpoint=hub.url)
+        push_folder(path, spec["name_or_path"], token=TOKEN)
     pushed = tmp_path / "pushed"
     pushed.mkdir()
     for path in folder.rglob("*"):
@@ -276,7 +276,7 @@ def push_all(hub: HubServer, folder: Path, encoders: tuple[str, ...], tmp_path: 
             (pushed / path.relative_to(folder)).parent.mkdir(parents=True, exist_ok=True)
             (pushed / path.relative_to(folder)).write_bytes(path.read_bytes())
     (pushed / "config.json").write_text(json.dumps(config))
-    push_folder(pushed, "me/affinity", token=TOKEN, endpoint=hub.url)
+    push_folder(pushed, "me/affinity", token=TOKEN)
 
 
 def test_the_recipe_writes_ids_that_are_formulas_as_text(

@@ -3,12 +3,12 @@
 import json
 from pathlib import Path
 
-import huggingface_hub.constants
 import numpy as np
 import pytest
 import torch
 from datasets import Dataset
-from hub_server import HubServer
+from hub_server import serve_hub
+from huggingface_hub import snapshot_download
 from protein_families import FAMILIES, MASKED_LMS, write_family
 from run_outcomes import losses
 from tiny_masked_lm import largest_weight_difference
@@ -20,7 +20,7 @@ from hf_ext.affinity.predictor import AffinityPredictor
 from hf_ext.data.arguments import DataArguments
 from hf_ext.data.proteins import STANDARD
 from hf_ext.errors import ArgumentError
-from hf_ext.hub import push_folder, verify_push
+from hf_ext.hub import push_folder
 from hf_ext.masked_lm import building
 from hf_ext.masked_lm.arguments import MaskedLMArguments
 from hf_ext.models import families
@@ -49,9 +49,7 @@ def folders(tmp_path_factory):
 
 @pytest.fixture
 def hub(monkeypatch):
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_XET", True)
-    with HubServer(TOKEN) as server:
+    with serve_hub(monkeypatch, TOKEN) as server:
         yield server
 
 
@@ -118,8 +116,8 @@ def test_it_trains_what_it_should_goes_on_exactly_and_comes_back(folders, hub, n
     rows = [dict(row) for row in make_rows(4)]
     expected = AffinityPredictor(trainer.model, trainer.data_collator).predict(rows)
     assert np.ptp(expected) > 0
-    sent = push_folder(tmp_path / "saved", "me/model", token=TOKEN, endpoint=hub.url, wait_s=0.01)
-    verify_push(sent, tmp_path / "back", token=TOKEN, endpoint=hub.url, wait_s=0.01)
+    push_folder(tmp_path / "saved", "me/model", token=TOKEN)
+    snapshot_download("me/model", token=TOKEN, local_dir=tmp_path / "back")
     saved, back = (AffinityPredictor.from_pretrained(tmp_path / name).predict(rows) for name in ("saved", "back"))
     np.testing.assert_array_equal(back, saved)
     # Beside adapters the run held its base weights in bf16, where that is faster.

@@ -225,8 +225,8 @@ def test_a_model_that_was_saved_and_loaded_writes_the_same(tmp_path):
 def test_a_pushed_model_is_sampled_by_its_name_with_the_same_outputs(untrained, monkeypatch):
     given = ("--num_samples", 3, "--max_new_tokens", 30)
     expected = sample(untrained, *given)
-    with serve_hub(monkeypatch, TOKEN) as hub:
-        push_folder(untrained, "me/generator", token=TOKEN, endpoint=hub.url)
+    with serve_hub(monkeypatch, TOKEN):
+        push_folder(untrained, "me/generator", token=TOKEN)
         monkeypatch.setenv("HF_TOKEN", TOKEN)
         assert sample("me/generator", *given) == expected
         with pytest.raises(ArgumentError, match="has no such revision"):

@@ -106,7 +106,7 @@ def main(folder: Path, part: str, num_processes: int) -> None:
     if part == "push":
         pushing = {"push_to_hub": True, "hub_model_id": "me/sharded", "hub_strategy": "end", "max_steps": 1}
         trainer = run(folder, "push", "masked_lm", num_processes, **pushing)
-        commit = trainer.push_to_hub().commit
+        commit = trainer.push_to_hub().oid
         (folder / f"commit-{trainer.args.process_index}.json").write_text(json.dumps(commit))
     elif part == "others":
         trainer = run_others(folder, "others", num_processes)

@@ -179,7 +179,8 @@ class _Handler(BaseHTTPRequestHandler):
         """Nothing is printed; `HubServer.requests` has it all."""
 
     def do_POST(self) -> None:
-        self._serve()
+        with suppress(BrokenPipeError):  # of a client that waits no longer
+            self._serve()
 
     do_GET = do_PUT = do_HEAD = do_POST
 

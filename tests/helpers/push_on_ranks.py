@@ -13,7 +13,7 @@ from ranks import leave
 from token_rows import RecordingCollator
 from train_on_ranks import make_model, make_rows, settings
 
-from hf_ext.hub import HubError
+from hf_ext.hub import HubError, push
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
@@ -21,7 +21,7 @@ RANK = int(os.environ.get("RANK", "0"))
 
 
 def main(folder: Path) -> None:
-    FastTrainer.push_retries = 0
+    push.RETRIES = 0
     report = {}
     for name in ("good", "broken"):
         given = {"push_to_hub": True, "hub_model_id": f"me/{name}", "hub_strategy": "every_save"}
@@ -32,7 +32,7 @@ def main(folder: Path) -> None:
         trainer = FastTrainer(make_model(), args, RecordingCollator(), make_rows(8))
         trainer.train()
         try:
-            report[name] = trainer.push_to_hub().commit
+            report[name] = trainer.push_to_hub().oid
         except HubError as error:
             report[name] = str(error)
     (folder / f"push-{RANK}.json").write_text(json.dumps(report))

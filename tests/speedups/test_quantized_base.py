@@ -17,8 +17,6 @@ from transformers import EsmForMaskedLM
 from hf_ext.affinity.predictor import load_model
 from hf_ext.errors import ArgumentError, CheckpointError, MissingDependencyError, PlanRefused
 from hf_ext.hardware import describe_hardware
-from hf_ext.hub.attempts import HubError
-from hf_ext.hub.reloading import compare_predictions
 from hf_ext.models.lora import merged_copy
 from hf_ext.models.quantization import QuantizedLinear, make_float, quantized_layers
 from hf_ext.optional import import_problem
@@ -329,21 +327,6 @@ def test_what_cannot_be_read_again_is_not_merged(base, tmp_path):
     (tmp_path / "base" / "model.safetensors").unlink()
     with pytest.raises(ArgumentError, match="cannot be read"):
         merged_copy(trainer.model)
-
-
-def test_a_push_is_compared_with_the_float_base_within_what_codes_round_and_no_further(base, tmp_path):
-    trainer = make_trainer(tmp_path, base(), pad_rows, make_rows(), **EIGHT)
-    trainer.train()
-    downloaded = copy.deepcopy(trainer.model)
-    make_float(downloaded)
-    for name, module in base().named_modules():
-        if type(module) is nn.Linear and ".layer." in name:
-            downloaded.get_base_model().get_submodule(name).get_base_layer().weight = module.weight
-    batch = pad_rows([make_rows()[i] for i in range(4)])
-    assert compare_predictions(trainer.model, batch, downloaded.eval(), batch).difference > 0
-    other = make_trainer(tmp_path / "other", make_wide_esm(seed=7), pad_rows, make_rows()).model
-    with pytest.raises(HubError, match="is not the one that was trained"):
-        compare_predictions(trainer.model, batch, other.eval(), batch)
 
 
 def test_peft_itself_cannot_merge_into_codes(base, tmp_path):

@@ -1,0 +1,236 @@
+"""One push: a commit of allowed files, repeated where the Hub did not answer, and compared with what the Hub has."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import shlex
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from huggingface_hub import (
+    CommitInfo,
+    CommitOperationAdd,
+    CommitOperationDelete,
+    HfApi,
+    ModelInfo,
+    get_session,
+    get_token,
+)
+from huggingface_hub.errors import HfHubHTTPError, HTTPError, OfflineModeIsEnabled
+from huggingface_hub.hf_api import RepoFile
+from huggingface_hub.utils.sha import git_hash
+
+from ..errors import HfExtError, RunEnded
+from .allowed import checkpoint_files, find_replaced, find_token, holds_model, model_files
+
+RETRIES = 3
+WAIT_S = 2.0  # before the first retry; doubles each time, up to a minute
+SILENCE_S = 120.0  # after which a connection counts as lost
+# RuntimeError: of an LFS or Xet upload; ValueError: what the Hub answers makes no sense, or it rejects the card.
+_FAILURES = (HTTPError, OSError, RuntimeError, ValueError)
+
+logger = logging.getLogger(__name__)
+Result = TypeVar("Result")
+
+
+class HubError(RunEnded):
+    """A push did not succeed; the model on this disk is whole, and the message says how to repeat it."""
+
+    exit_code = 69  # EX_UNAVAILABLE of sysexits.h
+
+
+def open_repository(
+    repo_id: str, *, token: str | None = None, private: bool = True, revision: str | None = None
+) -> str:
+    """Makes the repository if it is not there and proves that this token may write to it: before days of training.
+
+    Args: as for `push_folder`.
+
+    Returns:
+        Its name with the owner.
+
+    Raises:
+        HubError: no token, or one without the right to write; no Hub; the repository is public and `private` is set.
+
+    Cost: three requests, with `revision` four.
+    """
+    repeat = "the same command"
+    api = HfApi(token=_find_own_token(token, repeat))
+    failed = f"{repo_id} on the Hub cannot be written to"
+    return _attempt(lambda: _open(api, repo_id, private, revision).id, failed, repeat, str(api.token))
+
+
+def push_folder(
+    folder: str | os.PathLike[str],
+    repo_id: str,
+    *,
+    checkpoint_as: str | None = None,
+    token: str | None = None,
+    private: bool = True,
+    revision: str | None = None,
+    message: str = "Model trained with hf_ext",
+) -> CommitInfo:
+    """Uploads the allowed files of a model folder as one commit, and compares them with the Hub's own list.
+
+    Weights that an earlier push left in the repository and that this one does not replace are deleted by the same
+    commit (its history keeps them), since `from_pretrained` would read them. All is done in the calling thread.
+
+    Args:
+        folder: where the model lies.
+        repo_id: "owner/name", or "name" for the token's owner. It is created if it is not there.
+        checkpoint_as: where in the repository the folder, a checkpoint of hf_ext, is sent whole too, with optimizer,
+            random states and the arguments with their paths; a run continues from its download
+            (`--resume DOWNLOADED/last-checkpoint`).
+        token: with the right to write; None takes `HF_TOKEN` or the one that `hf auth login` stored.
+        private: for a new repository, and a demand on an existing one: a public one is refused. False leaves an
+            existing repository as it is.
+        revision: branch, made if it is not there; None is the repository's main one.
+        message: of the commit.
+
+    Raises:
+        ArgumentError, CheckpointError: as `model_files` and `checkpoint_files`.
+        HubError: the Hub cannot be reached or refuses; there is no token; a file contains a token (nothing is then
+            sent); the repository is public; what arrived is not what was sent.
+        OSError: a file cannot be read.
+
+    Cost: beside the upload 2 s per GB to verify and to hash, without the interpreter lock.
+    """
+    repeat = _repeat_command(folder, repo_id, private, revision)
+    api = HfApi(token=_find_own_token(token, repeat))
+    whole = checkpoint_files(folder, checkpoint_as) if checkpoint_as else {}
+    files = whole if whole and not holds_model(folder) else {**model_files(folder), **whole}
+    named = find_token(files, str(api.token))
+    if named is not None:
+        raise HubError(
+            f"{named} contains an access token of the Hub; nothing was sent. Take it out of the file, and if others "
+            "could read the file, revoke the token at https://huggingface.co/settings/tokens."
+        )
+
+    def work() -> CommitInfo:
+        before = _open(api, repo_id, private, revision)
+        # Made anew for every attempt: huggingface_hub marks operations as done.
+        adds = [CommitOperationAdd(name, content) for name, content in files.items()]
+        for add in adds:  # several at once would go to a pool, whose threads keep Python from ending
+            api.preupload_lfs_files(before.id, [add], revision=revision, free_memory=False)
+        stale = find_replaced([sibling.rfilename for sibling in before.siblings or []], files)
+        if stale:
+            logger.warning("Deleted from %s, of an earlier push and not of this one: %s", before.id, ", ".join(stale))
+        # Not `upload_folder`: with Xet it may make several commits, and a repository of which half is new.
+        operations = [*adds, *(CommitOperationDelete(name) for name in stale)]
+        commit = api.create_commit(before.id, operations, commit_message=message, revision=revision)
+        _require_arrived(api, before.id, commit, adds, repeat)
+        return commit
+
+    return _attempt(work, f"{folder} was not pushed to {repo_id}", repeat, str(api.token))
+
+
+def _find_own_token(token: str | None, repeat: str) -> str:
+    found = token or get_token()
+    if not found:
+        raise HubError(f"There is no token for the Hub. Run `hf auth login` or set HF_TOKEN, and then: {repeat}")
+    return found
+
+
+def _repeat_command(folder: str | os.PathLike[str], repo_id: str, private: bool, revision: str | None) -> str:
+    words = ["python", "-m", "hf_ext.hub", os.path.abspath(folder), repo_id]
+    words += [] if private else ["--public"]
+    words += [] if revision is None else ["--revision", revision]
+    return shlex.join(words)
+
+
+def _open(api: HfApi, repo_id: str, private: bool, revision: str | None) -> ModelInfo:
+    """The repository, made where it is not there, as the branch is, and what it holds."""
+    owned = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
+    if revision is not None:
+        api.create_branch(owned, branch=revision, exist_ok=True)
+    api.auth_check(owned, write=True)  # creating says nothing of one that is there
+    there = api.model_info(owned, revision=revision)
+    if private and not there.private:
+        raise HubError(
+            f"{owned} is public and the push is private; nothing was sent. Choose another name, make that repository "
+            "private in its settings, or push publicly (--hub_private_repo false; private=False; --public)."
+        )
+    return there
+
+
+def _require_arrived(
+    api: HfApi, repo_id: str, commit: CommitInfo, adds: Sequence[CommitOperationAdd], repeat: str
+) -> None:
+    """Compares what was sent with the Hub's own list: sha256 of large files, git's hash of small ones."""
+    entries = api.list_repo_tree(repo_id, recursive=True, revision=commit.oid)
+    there = {entry.path: entry for entry in entries if isinstance(entry, RepoFile)}
+    wrong = [add.path_in_repo for add in adds if not _is_same(add, there.get(add.path_in_repo))]
+    if wrong:
+        raise HubError(
+            f"{repo_id} at {commit.oid[:12]} is not what was sent: {', '.join(wrong)} of {len(adds)} files differ or "
+            f"are missing. The model on this disk is whole. Run: {repeat}"
+        )
+
+
+def _is_same(add: CommitOperationAdd, entry: RepoFile | None) -> bool:
+    if entry is None:
+        return False
+    if entry.lfs is not None:
+        return entry.lfs.sha256 == add.upload_info.sha256.hex()
+    with add.as_file() as file:
+        return entry.blob_id == git_hash(file.read())
+
+
+def _attempt(work: Callable[[], Result], failed: str, repeat: str, token: str) -> Result:
+    """What `work` returns; again while there is hope, then HubError with what failed, why, and how to repeat it."""
+    for number in itertools.count(1):
+        try:
+            with _limited_silence():
+                return work()
+        except _FAILURES as error:
+            if isinstance(error, HfExtError):
+                raise
+            causes = _causes(error)
+            said = "; ".join(f"{type(cause).__name__}: {cause}" for cause in causes).replace(token, "<token>")
+            reason = " ".join(said.split()).rstrip(".")
+            if number > RETRIES or not _is_transient(causes):
+                # Not chained: the cause repeats what the server said, which may hold the token.
+                raise HubError(
+                    f"{failed}, after {number} attempt(s): {reason}. The model on this disk is whole. Run, logged in "
+                    f"(`hf auth login`) or with HF_TOKEN set: {repeat}"
+                ) from None
+        wait_s = min(WAIT_S * 2 ** (number - 1), 60.0)
+        logger.warning("The Hub: %s. Attempt %d follows in %.0f s.", reason, number + 1, wait_s)
+        time.sleep(wait_s)
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    found = [error]
+    while found[-1].__cause__ is not None:
+        found.append(found[-1].__cause__)
+    return found
+
+
+def _is_transient(causes: Sequence[BaseException]) -> bool:
+    statuses = [cause.response.status_code for cause in causes if isinstance(cause, HfHubHTTPError)]
+    if statuses:
+        return statuses[-1] in (408, 429) or statuses[-1] >= 500
+    # What is left of OSError and RuntimeError: an upload that broke off.
+    return not isinstance(causes[0], ValueError) and not any(isinstance(c, OfflineModeIsEnabled) for c in causes)
+
+
+@contextmanager
+def _limited_silence() -> Iterator[None]:
+    """While entered, a request ends when the other side is silent: huggingface_hub 2.4 sets no limit itself."""
+    hooks = get_session().event_hooks["request"]
+    hooks.append(_limit_silence)
+    try:
+        yield
+    finally:
+        hooks.remove(_limit_silence)
+
+
+def _limit_silence(request: Any) -> None:
+    given = request.extensions.get("timeout") or {}
+    kinds = ("connect", "read", "write", "pool")
+    request.extensions["timeout"] = {kind: given.get(kind) or SILENCE_S for kind in kinds}
