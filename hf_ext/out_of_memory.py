@@ -48,15 +48,6 @@ def is_out_of_memory(error: BaseException) -> bool:
     return False
 
 
-def release_memory() -> None:
-    """Collects garbage, and hands back what accelerators keep for the next tensors."""
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-    elif torch.accelerator.is_available():
-        torch.accelerator.memory.empty_cache()
-
-
 class DidNotFit(Exception):
     """An attempt was out of memory; what it held is free again. Its text is the first line of the error."""
 
@@ -75,8 +66,13 @@ def attempt(work: Callable[[], Result]) -> Result:
         if not is_out_of_memory(error):
             raise
         said = (str(error).strip() or type(error).__name__).splitlines()[0]
-        _let_go(error)
-    release_memory()
+        cause: BaseException | None = error
+        while cause is not None:
+            traceback.clear_frames(cause.__traceback__)
+            cause = cause.__cause__ or cause.__context__
+    gc.collect()
+    if torch.accelerator.is_available():  # what it keeps for the next tensors
+        torch.accelerator.memory.empty_cache()
     raise DidNotFit(said)
 
 
@@ -86,9 +82,3 @@ def attempt_twice(work: Callable[[], Result]) -> Result:
         return attempt(work)
     except DidNotFit:
         return work()
-
-
-def _let_go(error: BaseException | None) -> None:
-    while error is not None:
-        traceback.clear_frames(error.__traceback__)
-        error = error.__cause__ or error.__context__

@@ -1,7 +1,7 @@
 """`FastTrainer`: one override per method of Trainer that hf_ext takes part in, in the order of a run.
 
 Each hands over to the parts of `hf_ext/training`, in the order in which they must act; where an order has a reason,
-it stands beside it. Parts never see the trainer: what Trainer holds and replaces goes to them call by call.
+it stands beside it. Callbacks that need much of the trainer hold it; others are handed what they need call by call.
 
 Private names of ours begin with `_ext_`: the others are Trainer's, and those of users' subclasses meet neither.
 """
@@ -12,7 +12,6 @@ import inspect
 import logging
 import os
 import time
-import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cached_property, partial
@@ -21,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
 from transformers import Seq2SeqTrainer, Trainer, TrainerCallback
 from transformers.trainer_utils import EvalLoopOutput, SaveStrategy
 
@@ -29,7 +27,6 @@ from .checkpoints.agreement.hyperparameters import read_hyperparameters
 from .checkpoints.agreement.run_facts import describe_run
 from .checkpoints.retention.budget import Sizes
 from .checkpoints.state.weights import check_loaded, load_scale, load_weights, save_weights
-from .data.batch_parts import copy_batch
 from .data.even_batches import RepeatedRows
 from .data.random_states import kept_random_states
 from .data.repeatable_loaders import base_of
@@ -42,13 +39,11 @@ from .errors import CheckpointError, DiskFailure, RunEnded, StoppedForGood, Trai
 from .held import replaced
 from .hub.push import HubError
 from .hub.pusher import Pusher
-from .out_of_memory import attempt_twice
-from .overrides import BATCHES, EVALUATION, EVALUATION_LOSS, TRAINING_LOSS, find_override, find_own_loss
+from .overrides import BATCHES, EVALUATION_LOSS, TRAINING_LOSS, find_override, find_own_loss
 from .plain_arguments import as_fast_arguments, with_values_of
 from .plan import Plan
 from .reporting.progress import messages_above_bars, show_live
 from .training.backends import Backend, choose_backend
-from .training.batch_finder import bytes_beside, check_batches_alike, count_widths, fetch_rows, identify, trial
 from .training.comparable import spell_out_best
 from .training.encoding import Encoding
 from .training.evaluation_passes import gives_states, without_states
@@ -56,22 +51,21 @@ from .training.evaluation_record import EvaluationRecord
 from .training.evaluation_schedule import is_evaluated
 from .training.evaluator import Means
 from .training.exporter import can_save_itself, save_pretrained
-from .training.guarded_step import guard_step
+from .training.first_look import check_batches, check_rows, check_training, check_weights, try_evaluation
 from .training.leaving import release_group, share_group
 from .training.loader_request import LoaderRequest
 from .training.loaders import in_order, reads_text, take_rows
-from .training.loss_check import NUM_BATCHES, check_weights, is_foreign, is_tried, name_loss, try_evaluation
 from .training.losses import DecidedLoss, Losses, countable
+from .training.nan_guard import can_be_best, unfiltered
 from .training.now import Training
+from .training.oom_policy import find_batch_size
 from .training.optimizers import finish_optimizer
 from .training.parts import Parts
 from .training.planned import plan_run
 from .training.saver import Saver
 from .training.scaling import fit_scaling
 from .training.signals import keep_from_workers
-from .training.step_guard import GuardedEpoch, can_be_best, unfiltered
 from .training.team import Team
-from .training.training_length import check_batches, check_rows, check_training, look_at_first_rows
 from .training.watcher import extended
 
 logger = logging.getLogger(__name__)
@@ -133,7 +127,7 @@ class FastTrainer(Trainer):
     def _ext_parts(self) -> Parts:
         # Made when first asked for: a class behind this one may do so in its constructor.
         known = {"sets": self.eval_dataset, "compute_metrics": self.compute_metrics, "collator": self.data_collator}
-        return Parts(self._ext_current_args, self._ext_team, self._ext_planned, self._ext_backend, **known)
+        return Parts(self, self._ext_current_args, self._ext_team, self._ext_planned, self._ext_backend, **known)
 
     _ext_stopper: Any = property(attrgetter("_ext_parts.stopper"))
     _ext_evaluator: Any = property(attrgetter("_ext_parts.evaluator"))
@@ -189,7 +183,7 @@ class FastTrainer(Trainer):
         with self._ext_parts.run_folder.while_training():  # before anything in it is looked at
             self._ext_parts.places.follow(self.args.output_dir, self.args.local_checkpoint_dir, self.args.should_save)
             self._ext_planned.save()  # the folder may be another one than when it was planned
-            if self._ext_parts.batch_finder.is_on:
+            if self._ext_planned.applied("find_batch_size"):
                 with kept_random_states(self.train_dataset, self.data_collator):  # which rows may draw from
                     self._ext_find_batch_size()
             folder = self._ext_find_checkpoint(resume_from_checkpoint)
@@ -215,36 +209,16 @@ class FastTrainer(Trainer):
         return TrainingStopped(f"{saved} The same command continues from it.")
 
     def _ext_find_batch_size(self) -> None:
-        """Before the run is compared with its checkpoint, which asks for the rows of a step.
-
-        Raises:
-            ArgumentError: the model normalises over batches.
-        """
-        check_batches_alike(self.model, self.loss_counts_items())
+        """Before the run is compared with its checkpoint, which asks for the rows of a step."""
         self._ext_embed_all()
-        facts = self._ext_describe_run()
-        beside = bytes_beside(self.model, self.args, self._ext_planned)
-        one = torch.ones((), device=self.args.device)
-
-        def try_rows(rows: Sequence[int], num_passes: int) -> None:
-            with trial(self.model, self.args.device, beside):
-                batch = self._ext_make_batch(self.data_collator, self._ext_read_rows(rows))
-                for _ in range(num_passes):
-                    with self.accelerator.autocast(), self.compute_loss_context_manager():
-                        # Counting items over processes would leave those that fit waiting for one that does not.
-                        loss = self.compute_loss(self.model, copy_batch(batch), num_items_in_batch=one)
-                    self.accelerator.backward(loss)
-
-        tokens = count_widths(self.train_dataset, self.data_collator, self.args.length_column_name)
-        self._ext_parts.batch_finder.settle(tokens, identify(facts, self.plan.hardware), try_rows)
+        find_batch_size(self, self._ext_planned, self._ext_team.agree)
         self._train_batch_size = self.args.train_batch_size
 
-    def _ext_read_rows(self, rows: Sequence[int]) -> Any:
-        """Rows of the training data as a loader hands them to the collator; of cached inputs their places in tables."""
-        dataset = self.train_dataset
-        if self._ext_parts.embedder.is_on:
-            dataset = self.embed_dataset(dataset)
-        return fetch_rows(dataset, rows)
+    def _ext_make_train_batch(self, rows: Sequence[int]) -> Any:
+        """A batch of these rows of the training data, as a loader would make it."""
+        dataset = self.embed_dataset(self.train_dataset) if self._ext_parts.embedder.is_on else self.train_dataset
+        fetch = getattr(dataset, "__getitems__", None)
+        return self._ext_make_batch(self.data_collator, fetch([*rows]) if fetch else [dataset[row] for row in rows])
 
     def _ext_describe_run(self) -> dict[str, Any]:
         args, best = self.args, spell_out_best(self.args, self.compute_metrics)
@@ -291,11 +265,11 @@ class FastTrainer(Trainer):
             around.enter_context(parts.workers.naming_deaths())
             around.callback(parts.profiling.leave)
             around.callback(self._ext_saver.leave)  # what is under way, if an exception ends the run
+            around.enter_context(unfiltered(self.args))
             around.enter_context(
                 self._ext_stopper.during_training(folder is not None, kwargs.get("ignore_keys_for_eval"))
             )
             self._ext_evaluator.begin(self.callback_handler.callbacks, self._ext_resumer.resumed)
-            parts.speed_line.shown_by(self.callback_handler.callbacks)
             around.enter_context(messages_above_bars(self.callback_handler.callbacks))
             try:
                 return super()._inner_training_loop(*args, **kwargs)
@@ -384,76 +358,15 @@ class FastTrainer(Trainer):
             prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
         if not backend.is_spread:  # DeepSpeed keeps float32 of its own
             check_weights(self.model, getattr(self.accelerator, "scaler", None) is not None)
-        if resume_from_checkpoint is None:
-            self._ext_check_first_loss(prepared[1])  # the model is wrapped, and callbacks have not begun to count
-            self._ext_try_evaluation()
-        if self._ext_parts.ladder.is_on:
-            guard_step(self.optimizer, self._ext_parts.ladder.relieve)
+        if resume_from_checkpoint is None:  # the model is wrapped, and callbacks have not begun to count
+            try_evaluation(self)
         return prepared
-
-    def _ext_check_first_loss(self, loader: Any) -> None:
-        if is_foreign(self._ext_decided_loss(), find_override(self, "compute_loss")):
-            check, override = self._ext_parts.loss_check, find_override(self, "training_step")
-            reason = check.why_left_out(loader, self.train_dataset, self._ext_backend.is_spread, override)
-            check.attempt(partial(self.check_loss, loader), reason)
-
-    def check_loss(self, loader: DataLoader) -> None:
-        """Checks the loss on rows of `loader`'s dataset; see `LossCheck`."""
-        name = name_loss(self._ext_decided_loss(), find_override(self, "compute_loss"))
-        draws = (self, self.compute_loss_func)
-        self._ext_parts.loss_check.check(self.model, loader, self._ext_compute_first_loss, name, draws)
-
-    def _ext_compute_first_loss(self, batch: Any) -> Any:
-        inputs, decided = self._prepare_inputs(batch), self._ext_decided_loss()
-        num_items = self._get_num_items_in_batch([inputs], self.args.device)
-
-        def compute(num_items: Any) -> Any:
-            with self.compute_loss_context_manager():
-                return self.compute_loss(self.model, copy_batch(inputs), num_items_in_batch=num_items)
-
-        check = self._ext_parts.loss_check
-        if num_items is None or check.num_parts == 1 or not decided.is_said_to_divide:
-            return compute(num_items)
-        with kept_random_states(self, self.compute_loss_func):  # the second one draws the same
-            loss = compute(num_items)
-        with torch.no_grad():
-            check.warn_of_mean(name_loss(decided, None), loss, compute(2 * num_items))
-        return loss
 
     @property
     def _ext_eval_sets(self) -> dict[str, Any]:
         """Evaluation sets by the prefix of their metrics."""
         several = self.eval_dataset if isinstance(self.eval_dataset, Mapping) else {"": self.eval_dataset}
         return {"eval" if name == "" else f"eval_{name}": rows for name, rows in several.items()}
-
-    def _ext_try_evaluation(self) -> None:
-        """A few rows of each evaluation set, for errors that would end the run at its first evaluation or save."""
-        sets = several = self._ext_eval_sets
-        compute, handler = self.compute_metrics, self.callback_handler
-        hooks = {type(callback).on_evaluate.__module__.split(".")[0] for callback in handler.callbacks}
-        is_known = hooks <= {"hf_ext", "transformers"}  # others may add metrics
-        best = self._ext_evaluator.best_metric_key if is_known else "eval_"
-        is_left_out = self._ext_backend.is_spread or find_override(self, *EVALUATION)
-        if is_left_out or not is_tried(self.args, sets, compute, best):
-            return
-
-        def evaluate(loader: Any, prefix: str, compute: Any) -> Any:
-            given = ("Evaluation", compute is None or None, self._ext_stopper.ignore_keys, prefix)
-            return self._ext_one_pass(loader, given, compute)[0].metrics
-
-        if self._ext_parts.embedder.is_on:
-            sets = {prefix: self.embed_dataset(rows) for prefix, rows in sets.items()}
-        collator, check = self._get_collator_with_removed_columns(self.data_collator), self._ext_parts.loss_check
-        attempt = partial(try_evaluation, self.args.eval_batch_size, sets, collator, compute, best, evaluate)
-        lacking: list[bool] = []
-        draws = self, compute, self.compute_loss_func, collator, self.data_collator, *sets.values(), *several.values()
-        modes, silent = check.modes_kept(self.model), replaced(handler, callbacks=[], eval_dataloader=None)
-        with kept_random_states(*draws, *self.model.modules()), modes, silent, warnings.catch_warnings(action="ignore"):
-            for number in (NUM_BATCHES * self.args.eval_batch_size, None):
-                look = partial(check.attempt, lambda: lacking.append(attempt(number)), None, "evaluation")  # noqa: B023
-                self._ext_team.load_together(look, self._ext_describe_failure)
-                if not self._ext_team.agree(lacking[-1:] or [False])[0]:
-                    break
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
         """As in Trainer; where the plan or the arguments say so, with Muon, groups for encoders, or on the host."""
@@ -513,16 +426,7 @@ class FastTrainer(Trainer):
         if self.control.should_training_stop:  # transformers 5.23 trains one more step in a run resumed at its last
             return
         self._ext_begin_order(**kwargs)
-        epoch = GuardedEpoch(
-            kwargs["epoch"],
-            kwargs["num_update_steps_per_epoch"],
-            self.accelerator,
-            self.model_wrapped,
-            self._tr_loss,
-            is_own_loader=find_override(self, "get_train_dataloader") is not None,
-        )
-        with self._ext_parts.step_guard.epoch(epoch, self._ext_saver.last_good):
-            super()._run_epoch(*args, **kwargs)
+        super()._run_epoch(*args, **kwargs)
 
     def _ext_begin_order(self, *, train_dataloader: Any, epoch: int, **kwargs: Any) -> None:
         is_continued = kwargs["resume_from_checkpoint"] is not None and epoch == kwargs["epochs_trained"]
@@ -544,29 +448,19 @@ class FastTrainer(Trainer):
         return super().get_batch_samples(marked, *args, **kwargs)
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Any:
-        known = self._ext_parts.eval_parts.num_items
-        if known is not None:
-            return known[0]
         return super()._get_num_items_in_batch(countable(batch_samples, self._ext_decided_loss()), device)
 
     def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
         """As in Trainer; where memory does not suffice and `oom_policy` says so, in parts."""
         parts, compute = self._ext_parts, super().training_step
-        if self.is_in_train and (self.state.epoch or 0) < 1:  # later they are the same rows again
-            tokenizer = self.processing_class or getattr(self.data_collator, "tokenizer", None)
-            look_at_first_rows(parts.first_rows, inputs, tokenizer)
-        if not (parts.ladder.is_on and self.is_in_train):  # else a loop of the user's own
-            return parts.step_guard.see_loss(compute(model, inputs, *args, **kwargs))
-        loss, before = parts.ladder.compute(
-            inputs,
-            lambda batch: compute(model, batch, *args, **kwargs),
-            self._ext_now(),
-            self._tr_loss,
-            self.throughput.begin_again,
-        )
+        if self.is_in_train:
+            parts.first_step.see(inputs)
+        if not (parts.oom_policy.is_on and self.is_in_train):  # else a loop of the user's own
+            return parts.nan_guard.see_loss(compute(model, inputs, *args, **kwargs))
+        *before, loss = parts.oom_policy.compute(inputs, lambda batch: compute(model, batch, *args, **kwargs))
         if before:
-            parts.step_guard.see_again(before)
-        return parts.step_guard.see_loss(loss)
+            parts.nan_guard.see_again(before)
+        return parts.nan_guard.see_loss(loss)
 
     def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """As in Trainer; positions in tables of embeddings become their rows."""
@@ -578,6 +472,8 @@ class FastTrainer(Trainer):
             return self.compute_loss(model, dict(inputs), *args, **kwargs) * 0.0
         inputs = self._ext_decided_loss().add_decoder_ids(inputs)
         if model.training:
+            compute = partial(super().compute_loss, model)
+            self._ext_parts.first_step.warn_of_mean(inputs, compute, kwargs.get("num_items_in_batch"))
             self.throughput.see_labels(inputs.get("labels"))  # which Trainer may take out of them
         loss = super().compute_loss(model, inputs, *args, **kwargs)
         return self._ext_backend.carry_not_finite(loss, model.training)
@@ -600,17 +496,9 @@ class FastTrainer(Trainer):
         """Whether the loss is a sum over items by their number in the step, so that batches may vary in size."""
         return self._ext_losses.counts_items(self._ext_decided_loss())
 
-    def _clip_grad_norm(self, model: Any) -> Any:
-        """As in Trainer; once more where memory did not suffice for the norm: nothing is clipped before it is known.
-
-        Not under a loss scale, which can be taken off once.
-        """
-        clip, scaler = partial(super()._clip_grad_norm, model), getattr(self.accelerator, "scaler", None)
-        return attempt_twice(clip) if self._ext_parts.ladder.is_on and scaler is None else clip()
-
     def _get_grad_norm(self, *args: Any, **kwargs: Any) -> Any:
         norm = super()._get_grad_norm(*args, **kwargs)
-        return self._ext_parts.step_guard.see_norm(norm, self.current_gradient_accumulation_steps)
+        return self._ext_parts.nan_guard.see_norm(norm)
 
     # --- what is due after a step -----------------------------------------------------------------------------------
 
@@ -694,13 +582,9 @@ class FastTrainer(Trainer):
         is_left = given[0] != "Prediction" and given[2] is None and self.preprocess_logits_for_metrics is None
         if is_left and gives_states(self.model) and not find_override(self, "prediction_step"):
             instead["preprocess_logits_for_metrics"] = without_states
-
-        def evaluate() -> tuple[EvalLoopOutput, list[torch.Tensor]]:
-            with unfiltered(self.args), self._ext_losses.rows() as rows, self._ext_backend.evaluating(self.model):
-                return loop(loader, *given), rows
-
-        with replaced(self, **instead):
-            output, rows = self._ext_parts.eval_parts.loop(evaluate)
+        evaluating = self._ext_backend.evaluating(self.model)
+        with replaced(self, **instead), unfiltered(self.args), evaluating, self._ext_losses.rows() as rows:
+            output = loop(loader, *given)
         self._ext_losses.finish(rows, output.metrics or {}, given[-1])
         return output, self._ext_losses.num_items
 
@@ -718,15 +602,7 @@ class FastTrainer(Trainer):
     ) -> tuple[Any, Any, Any]:
         """As in Trainer; keeps the loss of each row, where it is known."""
         loss, override = self._ext_decided_loss(), find_override(self, *EVALUATION_LOSS)
-        stock, eval_parts = super().prediction_step, self._ext_parts.eval_parts
-
-        def predict(prediction_loss_only: bool) -> tuple[Any, Any, Any]:
-            return eval_parts.predict(
-                inputs,
-                lambda part: stock(model, part, prediction_loss_only, ignore_keys=ignore_keys, **kwargs),
-                lambda: self._get_num_items_in_batch([inputs], self.args.device),
-            )
-
+        predict = partial(super().prediction_step, model, inputs, ignore_keys=ignore_keys, **kwargs)
         generates = getattr(self.args, "predict_with_generate", False)  # predictions are then no logits
         if generates or not self._ext_losses.wants_rows(loss, self.label_names, override, ignore_keys):
             return predict(prediction_loss_only=prediction_loss_only)
@@ -1064,7 +940,6 @@ class Events(TrainerCallback):
         trainer._ext_team.load_together(begin, trainer._ext_describe_failure)  # a refusal is one on all processes
         trainer._ext_saver.check_finite()  # weights that are not finite would make all others so
         self._go_on(state)
-        parts.ladder.begin(trainer._ext_now(), trainer.loss_counts_items())
         if trainer._ext_stopper.evaluation_pending:  # last: it is part of the run that goes on
             trainer._ext_evaluate_pending()
 
@@ -1090,10 +965,6 @@ class Events(TrainerCallback):
         disk_space.rotate(trainer.state)
         disk_space.copy(trainer.state)
         trainer.check_disk_budget()
-
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """A step that is left out is none that Trainer divides the logged loss by."""
-        self._trainer._globalstep_last_logged += self._trainer._ext_parts.step_guard.take_left_out()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """After one optimizer step at most, a checkpoint is whole."""

@@ -119,7 +119,6 @@ def test_a_librarys_trainer_learns_what_it_learns_without_us(pair):
     assert numbers(ours) == numbers(stock)
     assert len(numbers(stock)) == 6  # four steps, two evaluations
     assert differing(ours, stock) == []
-    # The first evaluation's mean has one number more: the loss was tried on the first rows before training.
     assert [t.state.log_history[-2]["eval_entropy"] for t in pair] == [stock.state.log_history[-2]["eval_entropy"]] * 2
 
 

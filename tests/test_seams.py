@@ -23,7 +23,6 @@ SIGNATURES = """
 __init__(model=None, args=None, data_collator=None, train_dataset=None, eval_dataset=None, processing_class=None,
     model_init=None, compute_loss_func=None, compute_metrics=None, callbacks=None, optimizers=(None, None),
     optimizer_cls_and_kwargs=None, preprocess_logits_for_metrics=None)
-_clip_grad_norm(model)
 _determine_best_metric(metrics, trial)
 _evaluate(trial, ignore_keys_for_eval, skip_scheduler=False)
 _finalize_training(trial, num_train_samples, start_time)

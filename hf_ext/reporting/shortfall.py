@@ -14,7 +14,6 @@ from .rates import Device
 UTILISATION = {"wide": (0.15, 0.45), "narrow": (0.03, 0.20)}
 NARROW_WIDTH = 512
 MUCH_WAITING = 0.2  # of the time of a step
-MUCH_COMPILING = 0.05
 IDLE = 0.5  # a card that is busy less than that has too little to do
 PROFILE = "--torch_profiler 5 shows where the time goes"
 
@@ -28,18 +27,12 @@ class SpeedFacts:
         rates: `data_wait_share`, and where encoders run `residues_per_s` or `tokens_per_s`, and `mfu`.
         width: of the widest encoder; None where that is not known.
         gpu_use: share of the time in which the card computed anything; None where nobody can tell.
-        compile_share: of the time, that went into compiling after the warm-up.
-        compile_problem: why blocks that should be compiled are not; empty where they are, or need not be.
-        stalled: how much slower several threads are than one; empty where they are not, or that was not measured.
     """
 
     device: Device
     rates: Mapping[str, float]
     width: int | None = None
     gpu_use: float | None = None
-    compile_share: float = 0.0
-    compile_problem: str = ""
-    stalled: str = ""
 
 
 @dataclass(frozen=True)
@@ -107,19 +100,12 @@ def _certain_causes(facts: SpeedFacts) -> Iterator[tuple[str, str]]:
     if hardware.kind == "cuda" and dtype == "bf16" and not hardware.native_bf16:
         other = "--fp16 true" if hardware.native_fp16 else "float32"
         yield "emulated bf16", f"{hardware.name} emulates bf16 ({other} in its place)"
-    if facts.stalled:
-        yield "stalled threads", f"{facts.stalled} (start it again with OMP_NUM_THREADS=1; last bits may differ)"
-    if facts.compile_share >= MUCH_COMPILING:
-        text = f"blocks are compiled again, {facts.compile_share:.0%} of the time (--without compile)"
-        yield "recompiling", text
     is_half_better = hardware.kind == "cuda" and (hardware.native_bf16 or hardware.native_fp16)
     if is_half_better and dtype in ("fp32", "tf32") and _runs_encoders(facts):
         yield "float32", f"it computes in {dtype} (--{'bf16' if hardware.native_bf16 else 'fp16'} true)"
 
 
 def _possible_causes(facts: SpeedFacts) -> Iterator[tuple[str, str]]:
-    if facts.compile_problem:
-        yield "not compiled", f"blocks are not compiled ({facts.compile_problem})"
     waiting = facts.rates.get("data_wait_share", 0.0)
     if facts.gpu_use is not None and facts.gpu_use < IDLE and waiting < MUCH_WAITING:
         text = f"it is busy {facts.gpu_use:.0%} of the time though rows are there: its steps are small (a larger "

@@ -1,17 +1,13 @@
-"""The most rows, or tokens, that fit into memory at a time, found by trying; the optimizer step keeps its rows.
+"""The most rows that fit into memory at a time, found by trying; the optimizer step keeps its rows.
 
 Class I. Effect (`--find_batch_size`): before training, forward and backward run on the longest rows of the training
-data with 1 row on a device, then with more, up to the rows of an optimizer step, by its divisors (with
-`--max_tokens_per_step`: by halves of it), beside as many bytes as the optimizer and the exchange of gradients will
-take. The most that fits becomes the batch, and accumulation makes up the rest: rows per step, learning rate and
-schedule stay as they were asked for. (With a token budget that holds for the most tokens of a step; rows fall into
-other steps, as with any other budget: class L.) Every try is printed; what a failed one held is freed; all processes
-try the same and take what fits on each. Nothing else is changed: weights, gradients and random numbers are afterwards
-as before.
-What was found is kept beside the embedding cache for this model, data, device and settings, and tried once more,
-alone, by the next run: it is checked, not trusted.
+data with 1 row on a device, then with more, up to the rows of an optimizer step, by its divisors, beside as many bytes
+as the optimizer and the exchange of gradients will take. The most that fits becomes the batch, and accumulation makes
+up the rest: rows per step, learning rate and schedule stay as they were asked for. Every try is printed; what a failed
+one held is freed; all processes try the same and take what fits on each. Nothing else is changed: weights, gradients
+and random numbers are afterwards as before.
 Hardware: any. On CPUs an allocation seldom fails, so there it ends at the whole step.
-Cost: about twice the time of the largest batch; once it is known, one try.
+Cost: about twice the time of the largest batch, in every run.
 Source: icefall PR #343 (longest batches first). accelerate's `find_executable_batch_size` multiplies by 0.9, changes
 the rows of a step, begins anew with trained weights and lets each process decide for itself.
 """
@@ -35,9 +31,7 @@ def decide(context: Context) -> Decision:
     problem = _find_problem(context)
     if problem:
         return Decision(NAME, KIND, "refused", f"--find_batch_size: {problem}")
-    kind: Kind = "L" if args.max_tokens_per_batch else KIND
-    what = "tokens" if args.max_tokens_per_batch else "rows"
-    return Decision(NAME, kind, "applied", f"the most {what} at a time that fit, of those of an optimizer step")
+    return Decision(NAME, KIND, "applied", "the most rows at a time that fit, of those of an optimizer step")
 
 
 def _find_problem(context: Context) -> str | None:
@@ -46,15 +40,15 @@ def _find_problem(context: Context) -> str | None:
         return "--auto_find_batch_size finds another one, and changes the rows of a step: leave it out"
     if context.data.streaming:
         return "a stream does not tell its longest rows: give --per_device_train_batch_size"
-    if args.max_tokens_per_batch and not args.max_tokens_per_step:
-        return "with --max_tokens_per_batch the tokens of a step must be given, to be kept: add --max_tokens_per_step"
+    if args.max_tokens_per_batch:
+        return "--max_tokens_per_batch says how much at a time: leave one of them out"
     if args.fsdp or splits_weights(args) or args.deepspeed_plugin is not None:
         return "weights are split over processes: give --per_device_train_batch_size"
     return context.replicas
 
 
 def apply(decision: Decision, run: Run) -> Decision:
-    """Changes nothing: `hf_ext/training/batch_finder.py` does it when training begins, and sets Trainer's fields.
+    """Changes nothing: `hf_ext/training/oom_policy.py` does it when training begins, and sets Trainer's fields.
 
     Refused where the loss compares the rows of a batch; of class L where it is the user's own, which may be a mean.
     """

@@ -17,10 +17,12 @@ from ..models.exact_loss import IGNORED, LossKind, exact_loss, find_loss_kind, s
 from ..models.lora import unwrap_peft
 from ..models.replaced_forwards import has_foreign_forward
 from ..training_args import FastTrainingArguments
+from ..whose_code import is_from
 
 logger = logging.getLogger(__name__)
 
 LossFunction = Callable[..., torch.Tensor]
+_OWN = ("hf_ext", "transformers", "peft")  # losses that are tested where they are written
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,6 +67,20 @@ class DecidedLoss:
     def is_users(self) -> bool:
         """Whether the user gave the function."""
         return self.function is not None and not self.is_exact
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether neither hf_ext nor transformers nor PEFT wrote it."""
+        if self.is_users or self.override is not None or has_foreign_forward(self.model):
+            return True
+        return not is_from(type(self.model).forward, _OWN)
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        if self.is_users:
+            return f"compute_loss_func ({getattr(self.function, '__qualname__', self.function)})"
+        return f"The loss of {self.override or type(self.model).__name__}"
 
     @property
     def model_divides(self) -> bool:

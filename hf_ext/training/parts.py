@@ -13,30 +13,27 @@ from ..reporting.run_clock import RunClockCallback
 from ..reporting.throughput import ThroughputCallback
 from ..training_args import FastTrainingArguments
 from .backends import Backend
-from .batch_finder import BatchFinder
-from .collapse_alarm import CollapseAlarm
+from .collapse import CollapseAlarm
 from .data_workers import DataWorkers
 from .disk_space import DiskSpace
 from .early_stopping import EarlyStopping
 from .embedder import Embedder
-from .evaluation_parts import EvaluationParts
 from .evaluation_record import EvaluationRecord
 from .evaluation_schedule import EvaluationSchedule
 from .evaluator import Evaluator
 from .exporter import Exporter
-from .host_steps import HostSteps
-from .ladder import Ladder
+from .first_step import FirstStep
 from .loaders import Loaders
-from .loss_check import LossCheck
 from .memory import MemoryWatch
+from .nan_guard import NanGuard
+from .oom_policy import OomPolicy
 from .places import Places
 from .planned import PlannedRun
 from .profiling import Profiling
+from .progress import HostSteps, SpeedLine
 from .repeatable_loading import RepeatableLoading
 from .resuming import Resumer
 from .run_folder import RunFolder
-from .speed_line import SpeedLine
-from .step_guard import StepGuard
 from .stopper import Stopper
 from .team import Team
 
@@ -45,12 +42,14 @@ class Parts:
     """What a run consists of, but for what it needs before there is an Accelerator.
 
     Args:
+        trainer: for the callbacks that hold it.
         sets: the evaluation set, or several by name.
         collator: makes batches; those for masked language models hold a tokenizer that nobody passed on.
     """
 
     def __init__(
         self,
+        trainer: Any,
         args: FastTrainingArguments,
         team: Team,
         planned: PlannedRun,
@@ -65,25 +64,22 @@ class Parts:
         self.repeatable = RepeatableLoading(args, planned)
         settings = planned.plan["embedding_cache"].settings if planned.applied("embedding_cache") else None
         self.embedder = Embedder(args, team, settings, partial(planned.record, "embedding_cache"))
-        self.loss_check = LossCheck(args, planned.plan)
-        self.first_rows: list[Any] = []
-        self.step_guard = StepGuard(args, backend, planned.run.padding)
-        self.batch_finder = BatchFinder(args, team, planned)
-        self.ladder = Ladder(args, team, planned)
-        self.eval_parts = EvaluationParts(args, planned)
+        self.first_step = FirstStep(trainer)
+        self.nan_guard = NanGuard(trainer, planned.run.padding)
+        self.oom_policy = OomPolicy(trainer, planned)
         self.throughput = ThroughputCallback(tokenizer=getattr(collator, "tokenizer", None))
         self.throughput.writes_file = planned.keeps_records
         self.throughput.packs = planned.applied("packing")
-        self.speed_line = SpeedLine(args, self.throughput, planned)
-        self.profiling = Profiling(args, self.throughput.leave_out_step, self.throughput.resume)
+        self._speed_line = SpeedLine(trainer, args)
+        self.profiling = Profiling(trainer)
         self.run_clock = RunClockCallback()
-        self._host_steps = HostSteps(args, partial(planned.record, "cpu_offload"))
+        self._host_steps = HostSteps(planned)
         self.memory = MemoryWatch(args, planned)
 
         # Stopping, and evaluations, which a stop gives up.
         self.stopper = Stopper(args, team)
         self.early_stopping = EarlyStopping(args, team, sets, compute_metrics)
-        self.collapse_alarm = CollapseAlarm(args, team, self.stopper)
+        self.collapse_alarm = CollapseAlarm(args)
         watchers = self.early_stopping, self.collapse_alarm
         self.evaluator = Evaluator(args, team, self.stopper, sets, watchers)
 
@@ -92,8 +88,8 @@ class Parts:
         self.places = Places(str(args.output_dir), args.local_checkpoint_dir, args.should_save)
         self.disk_space = DiskSpace(args, self.places, backend)
         self.carried = [
-            *(self.step_guard, self.stopper, self.loaders, self.run_clock, self.evaluator, self.ladder),
-            *(self.eval_parts, self.profiling, self.repeatable, self.collapse_alarm, self.early_stopping),
+            *(self.nan_guard, self.stopper, self.loaders, self.run_clock, self.evaluator, self.oom_policy),
+            *(self.profiling, self.repeatable, self.collapse_alarm, self.early_stopping),
         ]
         self.resumer = Resumer(args, team, self.places, backend)
         self.exporter = Exporter(args, backend.is_spread)
@@ -108,15 +104,16 @@ class Parts:
         are judged before a step is stopped for, and the schedule asks for an evaluation before a stop can hold it back.
         A profile ends where any of them asks for something.
         """
-        watchers = [self.collapse_alarm, *([self.early_stopping] if self.early_stopping.is_on else [])]
-        rates = [self.throughput, self.speed_line]
+        watchers = [self.early_stopping] if self.early_stopping.is_on else []
+        rates = [self.throughput, self._speed_line]
         counters = [self.run_clock, self._host_steps, self.loaders, *self._masking]
         return [
             self.memory,
             *rates,
             *counters,
-            self.step_guard,
-            self.ladder,
+            self.first_step,
+            self.nan_guard,
+            self.oom_policy,
             EvaluationRecord(),
             self._schedule,
             *watchers,

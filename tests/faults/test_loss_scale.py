@@ -11,7 +11,6 @@ from faulty_runs import NUM_STEPS, Maker, bits, make_rows, messages, names
 from miniature_esm import make_narrow_esm
 
 from hf_ext.errors import NotFiniteError
-from hf_ext.loss_scale import OverflowWatch
 
 START = 65536.0
 
@@ -129,24 +128,3 @@ def test_a_resumed_run_whose_scale_is_gone_ends_at_once(make):
         trainer.train()
     assert trainer.state.global_step == 0
     assert names(Path(trainer.args.output_dir)) == []
-
-
-class Scale:
-    """A scale that is halved at each question, as `GradScaler` does at each step that it leaves out."""
-
-    def __init__(self, scale):
-        self.scale = scale * 2
-
-    def get_scale(self):
-        self.scale /= 2
-        return self.scale
-
-
-def test_finite_steps_between_start_the_count_again_but_not_the_scale():
-    watch = OverflowWatch(Scale(2.0**30))
-    assert [watch.note_overflow(step) for step in range(19)] == [None] * 19
-    watch.note_finite()
-    assert [watch.note_overflow(step) for step in range(19, 30)] == [None] * 11  # down to 2
-    watch.note_finite()
-    assert "a loss scale of 1 " in watch.note_overflow(30)
-    assert (watch.num_in_all, list(watch.steps)) == (31, [27, 28, 29, 30])

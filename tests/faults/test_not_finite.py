@@ -11,10 +11,12 @@ from closing_line import tally
 from faulty_runs import NUM_STEPS, Maker, make_rows, names
 from miniature_esm import make_narrow_esm
 from safetensors.torch import load_file
+from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback
 
 from hf_ext.checkpoints.format.manifest import Manifest, hash_file
 from hf_ext.errors import CheckpointError, NotFiniteError, exit_on_errors
+from hf_ext.trainer import FastTrainer
 
 NAN, INF = math.nan, math.inf
 WEIGHT = "classifier.dense.weight"
@@ -147,6 +149,18 @@ def test_of_an_accumulation_the_one_micro_batch_is_named(make, tmp_path):
     message = stopped(trainer, tmp_path)
     assert "; rows 7 of the training data" in message
     assert names(tmp_path) == [f"checkpoint-{step}" for step in range(1, bad_step(message))]
+
+
+def test_of_streams_and_loaders_of_the_users_own_is_named_what_is_known(make, tmp_path):
+    class Own(FastTrainer):
+        def get_train_dataloader(self):
+            return DataLoader(self.train_dataset, batch_size=2, collate_fn=self.data_collator)
+
+    stream = make_rows(row7=NAN).to_iterable_dataset()
+    message = stopped(make(tmp_path / "stream", rows=stream, max_steps=NUM_STEPS), tmp_path)
+    assert "; rows 6 to 7 since the stream began (process 0)" in message
+    message = stopped(make(tmp_path / "own", trainer=Own, rows=make_rows(row7=NAN)), tmp_path)
+    assert "; micro-batches 3 of the epoch (process 0)" in message
 
 
 def test_the_rows_are_named_in_a_run_that_was_resumed_too(make, tmp_path):

@@ -27,7 +27,7 @@ class _Burst(torch.autograd.Function):
 
 
 class Room:
-    """A device with room for so many rows at a time in the layers it watches.
+    """A device with room for so many rows at a time in the layers it watches, while they train.
 
     Args:
         rows: most rows (or `unit`, "tokens", padding included); None for any number, so that only `calls` fail.
@@ -45,7 +45,6 @@ class Room:
         self.rows, self.where, self.calls = rows, where, set(calls)
         self.asked: list[int] = []
         self.num_failed = 0
-        self.only_training, self.only_evaluation = True, False
 
     def ask(self, where: str, rows: int) -> None:
         if where != self.where:
@@ -59,7 +58,7 @@ class Room:
         """`layer`, whose first argument has a row per sequence and whose result is a tensor."""
 
         def hook(module, args, output):
-            if (self.only_training and not module.training) or (self.only_evaluation and module.training):
+            if not module.training:
                 return output
             states = output[0] if isinstance(output, tuple) else output
             size = len(states) if self.unit == "rows" else states.shape[0] * states.shape[1]

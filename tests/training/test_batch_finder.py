@@ -1,7 +1,6 @@
 """The finder takes the largest batch that fits, keeps the rows of a step, and leaves everything else as it was."""
 
 import gc
-import json
 import random
 
 import numpy as np
@@ -13,7 +12,6 @@ from small_memory import Room
 from tiny_masked_lm import make_rows, make_trainer
 
 from hf_ext.errors import ArgumentError, MemoryExhausted, PlanRefused
-from hf_ext.training.batch_finder import longest_rows
 
 STEP = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 3, "optim": "adamw_torch", "max_steps": 20}
 
@@ -26,7 +24,7 @@ def watched(room, **shape):
 
 def find(folder, room, shape=None, **given):
     model = watched(room, **(shape or {}))
-    given = {**STEP, "embedding_cache_dir": str(folder / "cache"), "find_batch_size": True, **given}
+    given = {**STEP, "find_batch_size": True, **given}
     trainer = make_trainer(folder / "out", model, **given)
     trainer.train()
     return trainer
@@ -61,36 +59,9 @@ def test_tries_see_the_longest_rows_forward_and_backward(tmp_path):
     trainer = find(tmp_path, room, max_steps=1)
     assert trainer.args.per_device_train_batch_size == 4
     assert room.asked[:3] == [1, 1, 2]  # a step takes several passes, so gradients are there in the second
-    assert longest_rows(np.array([[3], [9], [4], [9]]), 2, "rows") == [1, 3]
-
-
-def test_the_widest_row_of_each_input_is_in_the_batch():
-    tokens = np.array([[5, 5], [9, 1], [1, 8], [6, 6]])
-    assert longest_rows(tokens, 3, "rows") == [1, 2, 3]
-    assert longest_rows(tokens, 6, "rows") == [1, 2, 3, 0, 1, 1]  # fewer rows than asked for: one stands in
-    assert longest_rows(tokens, 40, "tokens") == [1, 2]  # 17 a row at the widest
-    assert longest_rows(tokens, 16, "tokens") is None
-
-
-@pytest.mark.nightly
-def test_a_result_is_remembered_and_checked(tmp_path):
-    first = find(tmp_path, Room(6), max_steps=1)
-    kept = [*(tmp_path / "cache" / "batch_sizes").iterdir()]
-    assert len(kept) == 1
-    assert json.loads(kept[0].read_text())["size"] == 6
-    with messages() as said:
-        again = find(tmp_path, Room(6), max_steps=1)
-    assert [t["size"] for t in again.plan["find_batch_size"].evidence["tried"]] == [6]
-    assert any("6 rows at a time, found before: fits" in line for line in said)
-    with messages() as said:
-        smaller = find(tmp_path, Room(3), max_steps=1)  # the card is shared with something now
-    assert any("6 rows at a time, found before: does not fit (CUDA out of memory" in line for line in said)
-    assert [first, again, smaller][2].args.per_device_train_batch_size == 3
-    assert json.loads(kept[0].read_text())["size"] == 3
-    other = find(tmp_path, Room(6), max_steps=1, optim="sgd")  # which takes less: another question
-    assert len(other.plan["find_batch_size"].evidence["tried"]) == 6
-    kept[0].write_text("{broken")
-    assert find(tmp_path, Room(6), max_steps=1).args.per_device_train_batch_size == 6
+    widths = Room(unit="tokens")
+    find(tmp_path, widths, max_steps=1)
+    assert widths.asked[0] == max(len(row["input_ids"]) for row in make_rows())
 
 
 def test_what_a_failed_try_held_is_freed(tmp_path):
@@ -101,7 +72,7 @@ def test_what_a_failed_try_held_is_freed(tmp_path):
     trainer = make_trainer(
         tmp_path / "out",
         watched(Room(2)),
-        **{**STEP, "embedding_cache_dir": str(tmp_path), "find_batch_size": True, "max_steps": 1},
+        **{**STEP, "find_batch_size": True, "max_steps": 1},
     )
     before = living()
     trainer._ext_find_batch_size()
@@ -117,7 +88,7 @@ def test_no_row_that_fits_is_an_error_that_says_what_helps(tmp_path):
 def test_another_error_is_not_taken_for_memory(tmp_path):
     model = make_wide_esm()
     model.esm.encoder.layer[0].register_forward_hook(lambda *given: 1 / 0)
-    given = {**STEP, "find_batch_size": True, "embedding_cache_dir": str(tmp_path)}
+    given = {**STEP, "find_batch_size": True}
     with pytest.raises(ZeroDivisionError):
         make_trainer(tmp_path / "out", model, **given).train()
 
@@ -126,7 +97,7 @@ def test_another_error_is_not_taken_for_memory(tmp_path):
     ("given", "said"),
     [
         ({"auto_find_batch_size": True}, "leave it out"),
-        ({"max_tokens_per_batch": 100, "speedups": ["token_budget"]}, "--max_tokens_per_step"),
+        ({"max_tokens_per_batch": 100, "speedups": ["token_budget"]}, "--max_tokens_per_batch says how much"),
     ],
 )
 def test_refused(tmp_path, given, said):
@@ -134,51 +105,25 @@ def test_refused(tmp_path, given, said):
         make_trainer(tmp_path, find_batch_size=True, **given)
 
 
-def test_with_a_token_budget_the_tokens_of_a_step_stay(tmp_path):
-    given = {"max_tokens_per_batch": 80, "max_tokens_per_step": 320, "speedups": ["token_budget"], "max_steps": 3}
-    given |= {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}
-    trainer = find(tmp_path, Room(170, unit="tokens"), **given)
-    tried = trainer.plan["find_batch_size"].evidence["tried"]
-    assert [(t["size"], t["fits"]) for t in tried] == [(40, True), (80, True), (160, True), (320, False)]
-    assert (trainer.args.max_tokens_per_batch, trainer.args.gradient_accumulation_steps) == (160, 2)
-
-
 def test_resumed_with_another_batch_the_run_is_the_same(tmp_path):
     whole = find(tmp_path, Room(6), max_steps=4, save_strategy="steps", save_steps=2)
     resumed = make_trainer(
         tmp_path / "out2",
         watched(Room(3)),
-        **{**STEP, "max_steps": 4, "find_batch_size": True, "embedding_cache_dir": str(tmp_path / "cache")},
+        **{**STEP, "max_steps": 4, "find_batch_size": True},
     )
     resumed.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-2"))
     assert resumed.args.per_device_train_batch_size == 3
     assert (weights(resumed) - weights(whole)).abs().max() < 1e-3
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("damage", ["a file", "a size that is no number"])
-def test_what_cannot_be_kept_or_read_costs_a_search_and_no_run(tmp_path, damage):
-    if damage == "a file":
-        (tmp_path / "cache").write_text("in the way")
-        with messages() as said:
-            assert find(tmp_path, Room(6), max_steps=1).args.per_device_train_batch_size == 6
-        assert any("not kept for later runs" in line for line in said)
-        return
-    find(tmp_path, Room(6), max_steps=1)
-    (kept,) = (tmp_path / "cache" / "batch_sizes").iterdir()
-    kept.write_text(json.dumps({"format": 1, "size": True}))
-    trainer = find(tmp_path, Room(6), max_steps=1)
-    assert type(trainer.args.per_device_train_batch_size) is int
-    assert len(trainer.plan["find_batch_size"].evidence["tried"]) == 6
-
-
 def test_a_model_that_normalises_over_batches_is_refused_and_a_loss_of_the_users_warned_of(tmp_path):
     model = make_wide_esm()
     model.lm_head.layer_norm = torch.nn.BatchNorm1d(model.config.hidden_size)
     with pytest.raises(ArgumentError, match="normalises over batches"):
-        make_trainer(tmp_path, model, find_batch_size=True, embedding_cache_dir=str(tmp_path / "cache")).train()
+        make_trainer(tmp_path, model, find_batch_size=True).train()
     with messages() as said:
-        trainer = make_trainer(tmp_path, find_batch_size=True, embedding_cache_dir=str(tmp_path / "cache"), max_steps=1)
+        trainer = make_trainer(tmp_path, find_batch_size=True, max_steps=1)
         trainer.compute_loss_func = lambda outputs, labels, num_items_in_batch=None: outputs["logits"].square().mean()
         trainer.train()
     assert any("not known to be a sum" in line for line in said)
@@ -200,13 +145,11 @@ class Drawing(torch.utils.data.Dataset):
 
 
 def test_rows_that_draw_draw_the_same_afterwards(tmp_path):
-    """The rows read for tries, and those of a run that remembers the result, cost the training no number."""
+    """The rows read for tries cost the training no number."""
     given = {**STEP, "max_steps": 4, "per_device_train_batch_size": 6, "gradient_accumulation_steps": 2}
     plain = make_trainer(tmp_path / "plain", make_wide_esm(), Drawing(), **given)
     plain.train()
-    for _ in range(2):
-        cache = {"embedding_cache_dir": str(tmp_path / "cache"), "find_batch_size": True}
-        found = make_trainer(tmp_path / "out", watched(Room(6)), Drawing(), **{**given, **cache})
-        found.train()
-        assert found.args.per_device_train_batch_size == 6
-        assert torch.equal(weights(found), weights(plain))
+    found = make_trainer(tmp_path / "out", watched(Room(6)), Drawing(), **given, find_batch_size=True)
+    found.train()
+    assert found.args.per_device_train_batch_size == 6
+    assert torch.equal(weights(found), weights(plain))

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import TrainerCallback
 from watched_runs import LABELS, NUM_ROWS, Kill, Terminate, make_script, make_trainer, model_of
 
 from hf_ext.errors import TrainingStopped
@@ -68,16 +67,6 @@ def test_a_fresh_head_may_be_constant_in_warm_up_and_not_after_it(tmp_path):
     assert said(early) == []
     late = train(tmp_path / "late", *[FLAT] * 4, *[GOOD] * 6, warmup_steps=3)
     assert said(late) == [(4, "The predictions spread 0.020")]
-
-
-def test_an_alarm_that_holds_when_training_ends_early_has_been_said(tmp_path):
-    class End(TrainerCallback):
-        def on_step_end(self, args, state, control, **kwargs):
-            control.should_training_stop = state.global_step == 2
-
-    trainer = make_trainer(tmp_path, make_script(FLAT), End(), max_steps=100)
-    trainer.train()
-    assert said(trainer) == [(2, "The predictions spread 0.020")]
 
 
 def test_a_metric_without_a_value_is_named_with_its_reason(tmp_path, caplog):

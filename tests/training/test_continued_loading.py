@@ -5,12 +5,10 @@ from loader_requests import make_args, make_planned
 from torch.utils.data import DataLoader
 
 from hf_ext.data.repeatable_loaders import RepeatableLoader, make_repeatable
-from hf_ext.errors import ArgumentError, DataError, DataWorkerDied
+from hf_ext.errors import DataWorkerDied
 from hf_ext.training.data_workers import DataWorkers
 from hf_ext.training.places import Places
 from hf_ext.training.repeatable_loading import RepeatableLoading
-from hf_ext.training.training_length import check_batches, check_training
-from hf_ext.training_args import FastTrainingArguments
 
 KEEPING = {"dataloader_num_workers": 1, "dataloader_persistent_workers": True}
 
@@ -93,25 +91,3 @@ def test_workers_that_live_on_are_ended(tmp_path):
     assert process.is_alive()
     DataWorkers(make_args(tmp_path), Places(tmp_path)).end([loader])
     assert not process.is_alive()
-
-
-class NoBatches(list):
-    """A loader of three rows and no batch."""
-
-    def __init__(self, rows):
-        super().__init__()
-        self.dataset = rows
-
-
-def test_a_run_of_nothing_is_refused_by_what_leaves_it_nothing(tmp_path):
-    args = FastTrainingArguments(str(tmp_path), use_cpu=True, per_device_train_batch_size=2)
-    check_training(args, [1])
-    check_training(args, None)
-    with pytest.raises(DataError, match="no rows"):
-        check_training(args, [])
-    args.max_steps = 0
-    with pytest.raises(ArgumentError, match="max_steps=0 trains nothing"):
-        check_training(args, [1])
-    check_batches(args, DataLoader(range(3), 2))
-    with pytest.raises(ArgumentError, match="3 training rows are fewer than the 2 of one batch"):
-        check_batches(args, NoBatches(range(3)))

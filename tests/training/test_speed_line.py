@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import logging
 import sys
 from pathlib import Path
-from types import FunctionType, ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,9 +20,7 @@ from hf_ext.errors import ArgumentError
 from hf_ext.hardware import describe_hardware, detect_hardware
 from hf_ext.reporting.progress import LiveProgress
 from hf_ext.reporting.throughput import ThroughputCallback
-from hf_ext.speedups.compile import count_graphs
-from hf_ext.training.planned import plan_run
-from hf_ext.training.speed_line import SpeedLine, gpu_use
+from hf_ext.training.progress import SpeedLine, gpu_use
 
 ROWS = make_script(*(model_of(error, i) for i, error in enumerate((1.5, 1.0, 0.5, 0.3))))
 BASELINE = {"baseline_batches_per_second": 0.05, "baseline_batch_size": 10}  # 0.5 rows/s
@@ -35,27 +32,18 @@ class Loop:
     def __init__(
         self, folder: Path, bars: tuple[Any, ...] = (), first_step: int = 0, is_main: bool = True, **given: Any
     ):
-        self.now, self.asked = 1000.0, 0
-        args = make_args(folder, throughput_warmup_steps=1, **given)
+        self.now = 1000.0
+        args = make_args(folder, **given)
         model = Scripted()
         self.args, self.model = args, model
-        self.throughput = ThroughputCallback(clock=self.clock)
-        planned = plan_run({"args": args, "model": model}, None, None, None)
-        self.looked: list[float] = []
-        self.line = SpeedLine(args, self.throughput, planned, self.clock, self.read_gpu_use, self.find_stall)
-        self.line.shown_by(bars)
+        self.throughput = ThroughputCallback(warmup_steps=1, clock=self.clock)
+        trainer = SimpleNamespace(throughput=self.throughput, callback_handler=SimpleNamespace(callbacks=bars))
+        self.line = SpeedLine(trainer, args, self.clock)
         self.state = TrainerState(max_steps=100, global_step=first_step, is_world_process_zero=is_main)
         self.tell("train_begin")
 
     def clock(self) -> float:
         return self.now
-
-    def read_gpu_use(self, device: torch.device) -> None:
-        self.asked += 1
-
-    def find_stall(self, threads: int, dtype: torch.dtype) -> str:
-        self.looked.append(self.now)
-        return f"{threads} threads multiply 19 GFLOP/s, one 430: something else has their cores"
 
     def tell(self, event: str, **kwargs: Any) -> None:
         for part in (self.throughput, self.line):
@@ -155,19 +143,25 @@ def test_a_resumed_run_counts_its_own_steps_only(tmp_path, lines) -> None:
 
 
 def test_other_processes_say_nothing(tmp_path, lines) -> None:
-    loop = Loop(tmp_path, is_main=False).steps(30, 0, 60).log()
-    assert (lines(), loop.asked) == ([], 0)
+    Loop(tmp_path, is_main=False).steps(30, 0, 60).log()
+    assert lines() == []
     Loop(tmp_path).steps(30, 0, 60)
     assert lines()  # the same on the main one
 
 
-def test_it_is_looked_at_again_after_seconds_not_after_steps(tmp_path, lines) -> None:
+def test_it_is_said_again_after_seconds_not_after_steps(tmp_path, lines) -> None:
+    class Bar(LiveProgress):
+        shown = 0
+
+        def show_speed(self, *given: Any) -> None:
+            self.shown += 1
+
     loop = Loop(tmp_path).steps(11, 0, 0.01).log()
-    assert (loop.steps(640, 0, 1 / 64).asked, len(lines())) == (1, 1)  # 10 s
-    assert (loop.steps(61, 0, 1).asked, len(lines())) == (2, 2)
-    bar = LiveProgress()
-    loop = Loop(tmp_path, (bar,)).steps(11, 0, 0.01).log()
-    assert (loop.steps(640, 0, 1 / 64).asked, len(lines())) == (3, 2)  # at once, after 5 s, and after 10 s
+    assert len(loop.steps(640, 0, 1 / 64) and lines()) == 1  # 10 s
+    assert len(loop.steps(61, 0, 1) and lines()) == 2
+    bar = Bar()
+    Loop(tmp_path, (bar,)).steps(11, 0, 0.01).log().steps(640, 0, 1 / 64)
+    assert (bar.shown, len(lines())) == (3, 2)  # at once, after 5 s, and after 10 s
 
 
 def test_what_is_slow_is_said_after_ten_steps_and_on_a_cpu_without_a_claim(tmp_path, lines) -> None:
@@ -175,18 +169,6 @@ def test_what_is_slow_is_said_after_ten_steps_and_on_a_cpu_without_a_claim(tmp_p
     assert ";" not in lines()[-1]
     loop.steps(2, 30, 30)
     assert lines()[-1].partition("; ")[2] == "it waits for data 50% of the time"
-
-
-@pytest.mark.parametrize("compiles", [True, False])
-def test_compiling_again_is_seen(tmp_path, lines, compiles) -> None:
-    loop = Loop(tmp_path, (LiveProgress(),), torch_compile=True).steps(20, 0, 1)
-    spent, num_graphs = count_graphs(), 0
-    while compiles and spent()["compile_s"] < 0.4 and num_graphs < 100:  # more than a twentieth of 6 s
-        num_graphs += 1
-        anew = FunctionType((lambda x: x + 1).__code__.replace(co_name=f"f{num_graphs}"), globals())
-        torch.compile(anew, backend="eager")(torch.zeros(2))
-    loop.steps(6, 0, 1)
-    assert any("blocks are compiled again, " in line for line in lines()) == compiles
 
 
 def test_a_card_falls_short_of_what_it_should_reach(tmp_path, lines, monkeypatch) -> None:
@@ -275,7 +257,7 @@ def test_how_busy_a_card_is_comes_from_its_driver(monkeypatch) -> None:
     library = ModuleType("pynvml")
     library.NVMLError = type("NVMLError", (Exception,), {})  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "pynvml", library)
-    monkeypatch.setattr("hf_ext.training.speed_line.import_problem", lambda package: None)
+    monkeypatch.setattr("hf_ext.training.progress.import_problem", lambda package: None)
     monkeypatch.setattr("torch.cuda.utilization", lambda device: 37)
     assert gpu_use(torch.device("cuda", 0)) == 0.37
 
@@ -284,38 +266,3 @@ def test_how_busy_a_card_is_comes_from_its_driver(monkeypatch) -> None:
 
     monkeypatch.setattr("torch.cuda.utilization", refuse)
     assert gpu_use(torch.device("cuda", 0)) is None
-
-
-@pytest.fixture
-def two_threads(monkeypatch):
-    """A run that found two threads to be the faster ones."""
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("hf_ext.plan.count_cpu_cores", lambda: 2)
-    torch.set_num_threads(2)
-    yield {"speedups": ["cpu_threads"]}
-    torch.set_num_threads(1)
-
-
-def test_threads_are_measured_again_where_the_rate_falls_to_less_than_half_and_once_a_minute(
-    tmp_path, lines, two_threads
-) -> None:
-    loop = Loop(tmp_path, **two_threads)
-    loop.steps(60, 0, 1.0).log()
-    assert loop.looked == []
-    loop.steps(20, 0, 1.8)  # slower, but not by half
-    assert loop.looked == []
-    loop.steps(30, 0, 10.0)
-    assert {round(later - earlier) for earlier, later in itertools.pairwise(loop.looked)} == {60}
-    assert len(loop.looked) >= 3
-    remedy = "something else has their cores (start it again with OMP_NUM_THREADS=1; last bits may differ)"
-    assert lines()[-1].endswith(f"2 threads multiply 19 GFLOP/s, one 430: {remedy}")
-    before = len(loop.looked)
-    loop.steps(60, 0, 1.0)
-    assert len(loop.looked) == before
-    assert "GFLOP/s" not in lines()[-1]
-
-
-def test_threads_that_the_user_chose_are_not_measured_again(tmp_path) -> None:
-    loop = Loop(tmp_path, speedups=["cpu_threads"]).steps(60, 0, 1.0).log().steps(30, 0, 10.0)
-    assert loop.looked == []

@@ -1,4 +1,4 @@
-"""Early stopping and the alarm about collapsed predictions without a Trainer."""
+"""Early stopping without a Trainer, and what is wrong with predictions."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ from watched_runs import LABELS, NUM_ROWS, model_of
 
 from hf_ext.evaluation import collapse_report
 from hf_ext.evaluation.guards import AlarmKind, examine_predictions
-from hf_ext.training.collapse_alarm import CollapseAlarm
 from hf_ext.training.early_stopping import EarlyStopping
 from hf_ext.training.evaluation_passes import Evaluation
-from hf_ext.training.stopper import StopCause, Stopper, StopReason
 from hf_ext.training.team import Team
 from hf_ext.training.watcher import extended
 
@@ -27,16 +25,6 @@ STOPPING = {"early_stopping_patience": 2, "metric_for_best_model": "spearman", "
 
 def evaluation(predictions: np.ndarray, name: str = "") -> Evaluation:
     return Evaluation(predictions, LABELS, name, True)
-
-
-@pytest.fixture
-def make_alarm(tmp_path):
-    def make(**given: Any) -> tuple[CollapseAlarm, Stopper]:
-        args = make_args(tmp_path, **given)
-        stopper = Stopper(args, Team(args))
-        return CollapseAlarm(args, Team(args), stopper), stopper
-
-    return make
 
 
 @pytest.fixture
@@ -78,51 +66,6 @@ def test_every_alarm_has_its_kind_and_the_report_its_sentence(predictions, kinds
     assert set(kinds) <= {alarm.kind for alarm in alarms}
     assert bool(kinds) == bool(alarms)
     assert collapse_report(predictions, LABELS) == {**report, "alarms": [alarm.text for alarm in alarms]}
-
-
-def test_what_time_mends_is_held_back_at_first_and_said_at_the_end_of_training(make_alarm):
-    alarm, _ = make_alarm(warmup_steps=3)
-    now = make_now(global_step=2)
-    added = alarm.see(evaluation(FLAT), {}, now.state, now.control)
-    assert added["eval_spread_ratio"] == pytest.approx(np.std(FLAT) / np.std(LABELS))
-    assert alarm.alarms == []
-    alarm.on_train_end(None, now.state, now.control)
-    assert [entry["step"] for entry in alarm.alarms] == [2]
-
-
-def test_what_is_held_back_is_not_said_by_a_run_that_was_stopped(make_alarm):
-    alarm, stopper = make_alarm(warmup_steps=3)
-    show(alarm, FLAT)
-    stopper.reason = StopReason(StopCause.SIGNAL, "received SIGTERM")
-    alarm.on_train_end(None, make_now().state, None)
-    assert alarm.alarms == []
-
-
-def test_what_time_does_not_mend_is_said_at_once_and_a_nan_with_its_reason(make_alarm):
-    alarm, _ = make_alarm(warmup_steps=9)
-    now = make_now(global_step=1)
-    alarm.see(evaluation(CONSTANT), {"eval_spearman": float("nan")}, now.state, now.control)
-    (entry,) = alarm.alarms
-    assert entry["alarms"] == ["spearman undefined: all 200 predictions are equal (8)."]
-
-
-def test_an_alarm_that_was_said_is_not_said_by_a_run_that_loads_it_and_is_by_one_that_forgets(make_alarm):
-    first, again, forgetful = (make_alarm()[0] for _ in range(3))
-    show(first, FLAT, first_step=5)
-    again.load(first.state())
-    show(again, FLAT * 1.001, first_step=6)
-    show(forgetful, FLAT * 1.001, first_step=6)
-    assert [entry["step"] for entry in again.alarms] == [5]
-    assert [entry["step"] for entry in forgetful.alarms] == [6]
-
-
-def test_an_evaluation_that_is_given_up_is_taken_back(make_alarm):
-    alarm, _ = make_alarm()
-    before = alarm.snapshot()
-    show(alarm, FLAT, first_step=5)
-    assert alarm.alarms
-    alarm.rollback(before)
-    assert (alarm.alarms, alarm.state()) == ([], None)
 
 
 # --- early stopping ------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""A run that is out of memory goes on one rung lower, and learns what the run learns that began there."""
+"""A run that is out of memory goes on with less at a time, and learns what the run learns that began there."""
 
 import copy
 import json
@@ -7,15 +7,14 @@ import pytest
 import torch
 from faulty_runs import messages
 from miniature_esm import make_wide_esm
-from small_memory import Room, failing, out_of_memory
+from small_memory import Room, failing
 from tiny_masked_lm import make_args, make_rows, make_trainer
 from token_rows import pad_rows
-from transformers.trainer_pt_utils import EvalLoopContainer
 
 from hf_ext.errors import MemoryExhausted
 from hf_ext.trainer import FastTrainer
 from hf_ext.training import checkpointer as checkpointer_module
-from hf_ext.training import ladder as ladder_module
+from hf_ext.training import oom_policy as oom_policy_module
 
 LADDER = {"oom_policy": "step_down", "optim": "adamw_torch_fused", "learning_rate": 1e-2}
 
@@ -80,7 +79,7 @@ def test_with_dropout_random_numbers_are_those_of_the_run_that_began_there(tmp_p
     begun = run(tmp_path / "b", None, make_wide_esm(**shape), **given)
     assert same(weights_of(stepped), weights_of(begun))
 
-    monkeypatch.setattr(ladder_module, "restore_rng", lambda tree: None)  # the broken twin
+    monkeypatch.setattr(oom_policy_module, "restore_rng", lambda tree: None)  # the broken twin
     given = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "max_steps": 3}
     broken = run(tmp_path / "c", Room(None, "backward", (2,)), make_wide_esm(**shape), **given)
     assert not same(weights_of(broken), weights_of(begun))
@@ -98,13 +97,14 @@ def test_another_error_is_raised_as_it_is(tmp_path):
         run(tmp_path, None, model)
 
 
-def test_at_the_end_of_the_ladder_the_error_says_what_would_help(tmp_path):
-    with pytest.raises(MemoryExhausted, match=r"step 1 \(forward and backward.*on the last rung.*adamw_8bit") as ended:
+def test_where_nothing_is_left_the_error_says_what_would_help(tmp_path):
+    words = r"step 1 \(CUDA.*1 row at a time, activations recomputed: nothing is left.*adamw_8bit"
+    with pytest.raises(MemoryExhausted, match=words) as ended:
         run(tmp_path, Room(0), per_device_train_batch_size=4)
     assert ended.value.exit_code == 69
 
 
-def test_a_resumed_run_begins_on_its_rung(tmp_path):
+def test_a_resumed_run_begins_with_as_little_at_a_time(tmp_path):
     whole = run(tmp_path / "a", Room(2), per_device_train_batch_size=4, save_strategy="steps", save_steps=2)
     room = Room(2)
     trainer = make_trainer(
@@ -124,75 +124,9 @@ def room_for(room):
     return model
 
 
-def test_an_evaluation_goes_on_in_parts(tmp_path):
-    room = Room(3)
-    room.only_training = False
-    given = {
-        "per_device_eval_batch_size": 8,
-        "eval_strategy": "steps",
-        "eval_steps": 2,
-        "per_device_train_batch_size": 2,
-    }
-    ours, plain = evaluating_run(tmp_path / "a", room_for(room), **given), evaluating_run(tmp_path / "b", **given)
-    assert room.num_failed == 2  # 8, then 4
-    evaluated = [[e["eval_loss"] for e in t.state.log_history if "eval_loss" in e] for t in (ours, plain)]
-    assert evaluated[0] == pytest.approx(evaluated[1], rel=1e-6)
-    predicted = [t.predict(make_rows(11, 1)) for t in (ours, plain)]
-    assert torch.allclose(*(torch.as_tensor(p.predictions) for p in predicted), atol=1e-6)
-    assert same(weights_of(ours), weights_of(plain))
-
-
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("step", [1, 2, 4])
-def test_an_optimizer_step_that_did_not_fit_is_made_again(tmp_path, step):
-    with failing(torch.optim.AdamW, "step", set()) as made:
-        plain = run(tmp_path / "b")
-    num_before = len(made) - 4  # of copies whose state is measured
-    with failing(torch.optim.AdamW, "step", {num_before + step}), messages() as said:
-        stepped = run(tmp_path / "a")
-    assert sum("Out of memory in the optimizer" in line for line in said) == 1
-    assert same(weights_of(stepped), weights_of(plain))
-
-
-def test_states_that_a_failed_step_had_made_are_made_anew(tmp_path):
-    """`_init_group` of the fused optimizer ends before the kernel; a state of zeros is no harm, half of one is."""
-    plain = run(tmp_path / "b")
-    model = make_wide_esm()
-    whole, calls = torch.optim.AdamW._init_group, []
-
-    def init(self, group, *lists):
-        calls.append(None)
-        if len(calls) == 1:
-            first = group["params"][0]
-            self.state[first]["step"] = torch.tensor(7.0)
-            raise out_of_memory()
-        return whole(self, group, *lists)
-
-    torch.optim.AdamW._init_group = init
-    try:
-        stepped = run(tmp_path / "a", None, model)
-    finally:
-        torch.optim.AdamW._init_group = whole
-    assert same(weights_of(stepped), weights_of(plain))
-
-
-def test_a_torn_optimizer_step_ends_the_run(tmp_path):
-    def tear(self, closure=None):
-        with torch.no_grad():
-            self.param_groups[0]["params"][0].add_(1.0)
-        raise out_of_memory()
-
-    whole, torch.optim.AdamW.step = torch.optim.AdamW.step, tear
-    try:
-        with pytest.raises(MemoryExhausted, match="had begun to change weights"):
-            run(tmp_path)
-    finally:
-        torch.optim.AdamW.step = whole
-
-
 def test_counts_of_a_repeated_step_are_those_of_its_rows(tmp_path):
-    run(tmp_path / "b", per_device_train_batch_size=8, throughput_warmup_steps=0)
-    run(tmp_path / "a", Room(2), per_device_train_batch_size=8, throughput_warmup_steps=0)
+    run(tmp_path / "b", per_device_train_batch_size=8)
+    run(tmp_path / "a", Room(2), per_device_train_batch_size=8)
     tokens = [json.loads((tmp_path / name / "throughput.json").read_text())["totals"]["tokens"] for name in "ab"]
     assert tokens[0] == tokens[1] > 0
 
@@ -210,24 +144,6 @@ def test_the_model_is_afterwards_as_it_was(tmp_path):
     trainer = run(tmp_path, None, model, max_steps=1)
     trainer.end()
     assert set(model.state_dict()) == set(before)
-
-
-def evaluating_run(folder, model=None, **given):
-    args = make_args(folder, **{**LADDER, "eval_strategy": "steps", "eval_steps": 2, **given})
-    trainer = FastTrainer(make_wide_esm() if model is None else model, args, pad_rows, make_rows(), make_rows(11, 1))
-    trainer.train()
-    return trainer
-
-
-def test_an_evaluation_whose_predictions_do_not_fit_keeps_them_on_the_host(tmp_path):
-    """Dropout, because an evaluation that begins again must not draw twice."""
-    plain = evaluating_run(tmp_path / "a", make_wide_esm(hidden_dropout_prob=0.2), max_steps=4)
-    with failing(EvalLoopContainer, "add", {3}):
-        ours = evaluating_run(tmp_path / "b", make_wide_esm(hidden_dropout_prob=0.2), max_steps=4)
-    assert ours.args.eval_accumulation_steps == 1
-    assert plain.args.eval_accumulation_steps is None
-    assert losses_of(ours) == losses_of(plain)
-    assert same(weights_of(ours), weights_of(plain))
 
 
 @pytest.mark.nightly
@@ -253,26 +169,6 @@ def test_a_save_that_never_fits_costs_no_step(tmp_path):
     assert same(weights_of(ours), weights_of(plain))
 
 
-def test_an_optimizer_that_never_fits_ends_the_run_before_it_changed_a_weight(tmp_path):
-    model = make_wide_esm()
-    before = copy.deepcopy(model.state_dict())
-    with (
-        failing(torch.optim.AdamW, "step", {*range(1, 99)}),
-        pytest.raises(MemoryExhausted, match=r"Out of memory in the optimizer \(CUDA out of memory.*adamw_8bit"),
-    ):
-        run(tmp_path, None, model)
-    assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
-
-
-@pytest.mark.gpu
-def test_on_a_card_the_optimizers_states_leave_it_before_the_run_ends(tmp_path):
-    plain = run(tmp_path / "a", use_cpu=False)
-    with failing(torch.optim.AdamW, "step", {3, 4}), messages() as said:
-        ours = run(tmp_path / "b", use_cpu=False)
-    assert any("states in host memory" in line for line in said)
-    assert max((w - weights_of(plain)[n]).abs().max() for n, w in weights_of(ours).items()) < 1e-5
-
-
 class MeanOfBatch(FastTrainer):
     """A loss of the user's: the mean of a batch, which parts of it would not add up to."""
 
@@ -290,17 +186,9 @@ def test_batches_of_a_loss_of_the_users_own_stay_whole(tmp_path):
         make_wide_esm(), make_args(tmp_path / "b", **{**LADDER, "oom_policy": "stop"}), pad_rows, make_rows()
     )
     plain.train()
-    assert trainer.plan["oom_ladder"].evidence["rung"].startswith("activations recomputed")
+    assert trainer.plan["oom_ladder"].evidence["rung"] == "whole batches, activations recomputed"
     assert set(room.asked) == {4}
     assert same(weights_of(trainer), weights_of(plain))
-
-
-def test_a_norm_that_did_not_fit_is_computed_again(tmp_path):
-    plain = run(tmp_path / "a")
-    with failing(torch.nn.utils, "clip_grad_norm_", {2}) as made:
-        ours = run(tmp_path / "b")
-    assert len(made) == 5
-    assert same(weights_of(ours), weights_of(plain))
 
 
 def normalising_model(room=None):
@@ -315,24 +203,10 @@ class Swap(torch.nn.Module):
         return states.transpose(1, 2)
 
 
-def test_a_model_that_normalises_over_batches_has_no_rungs(tmp_path):
+def test_of_a_model_that_normalises_over_batches_nothing_is_made_again(tmp_path):
     """Parts have other statistics, and a batch computed again counts twice: the run ends, and says what would help."""
-    with pytest.raises(MemoryExhausted, match="on the last rung, as asked for"):
+    with pytest.raises(MemoryExhausted, match="with whole batches: nothing is left"):
         run(tmp_path / "a", None, normalising_model(Room(None, "backward", (2,))))
-
-
-def test_predictions_that_a_metric_has_counted_are_not_made_again(tmp_path):
-    seen = []
-
-    def count(predictions, compute_result):
-        seen.append(len(predictions.predictions))
-        return {"rows": float(sum(seen))}
-
-    args = make_args(tmp_path, **LADDER, batch_eval_metrics=True, per_device_eval_batch_size=4)
-    trainer = FastTrainer(make_wide_esm(), args, pad_rows, make_rows(), make_rows(11, 1), compute_metrics=count)
-    with failing(EvalLoopContainer, "add", {3}), pytest.raises(torch.OutOfMemoryError):
-        trainer.evaluate()
-    assert sum(seen) <= 11
 
 
 def test_a_step_of_the_users_own_loop_is_trainers(tmp_path):
