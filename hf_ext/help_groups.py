@@ -31,24 +31,24 @@ TRAINING_GROUPS: dict[str, tuple[str, ...]] = {
     "training": (
         *("output_dir", "num_train_epochs", "max_steps", "learning_rate", "encoder_learning_rate", "lr_scheduler_type"),
         *("warmup_steps", "weight_decay", "max_grad_norm", "per_device_train_batch_size", "cached_batch_size"),
-        *("gradient_accumulation_steps", "effective_batch_size", "max_tokens_per_batch", "max_tokens_per_step"),
+        *("gradient_accumulation_steps", "effective_batch_size", "max_tokens_per_batch"),
         *("lr_scaling", "optim", "optim_ext", "bf16", "fp16", "tf32", "torch_compile", "seed", "full_determinism"),
-        *("use_cpu", "dataloader_num_workers", "embedding_cache_dir", "embedding_tokens_per_batch"),
+        *("use_cpu", "dataloader_num_workers", "embedding_cache_dir"),
         *("max_encoder_noise", "nan_policy", "oom_policy", "find_batch_size", "nccl_preset"),
     ),
     "logs and reports": (
-        *("logging_strategy", "logging_steps", "report_to", "run_name", "disable_tqdm", "throughput_warmup_steps"),
+        *("logging_strategy", "logging_steps", "report_to", "run_name", "disable_tqdm"),
         *("torch_profiler", "baseline_json", "baseline_batches_per_second", "baseline_batch_size"),
         "dollars_per_hour",
     ),
     "checkpoints": (
         *("resume", "allow_changed", "save_strategy", "save_steps", "save_minutes", "save_total_limit"),
-        *("keep_epoch_checkpoint", "save_total_size_gb", "disk_policy", "save_failures_allowed", "save_only_model"),
-        *("local_checkpoint_dir", "max_hours", "stop_margin_minutes"),
+        *("keep_epoch_checkpoint", "save_total_size_gb", "disk_policy", "save_only_model"),
+        *("local_checkpoint_dir", "max_hours"),
     ),
     "evaluation": (
-        *("eval_strategy", "eval_steps", "eval_every_epochs", "eval_minutes", "eval_on_start", "max_eval_samples"),
-        *("eval_full_every", "eval_group_column", "per_device_eval_batch_size", "metric_for_best_model"),
+        *("eval_strategy", "eval_steps", "eval_every_epochs", "eval_on_start", "max_eval_samples"),
+        *("per_device_eval_batch_size", "metric_for_best_model"),
         *("greater_is_better", "load_best_model_at_end", "early_stopping_patience", "early_stopping_min_delta"),
     ),
     "hub": (

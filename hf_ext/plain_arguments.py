@@ -65,7 +65,7 @@ def stock_arguments(args: Any, explicit: frozenset[str], **changed: Any) -> Trai
         ArgumentError: the user set a field that the stock Trainer does not have, or a checkpoint that is not there.
     """
     plain = [spec.name for spec in dataclasses.fields(TrainingArguments) if spec.init]
-    harmless = {"preset", "throughput_warmup_steps", "embedding_cache_dir"}
+    harmless = {"preset", "embedding_cache_dir"}
     foreign = explicit - {*harmless, *plain}
     asked = sorted(name for name in foreign if getattr(args, name, None) not in (None, False, [], "no"))
     if asked:

@@ -25,11 +25,10 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "activation_policy": "attention",
         "dataloader_pin_memory": False,
         "oom_policy": "step_down",
-        "embedding_tokens_per_batch": 2048,
     },
     # Validation sets that take longer than is worth it: 5 % of the rows every second epoch; all of them before a new
-    # best model replaces the old one, at the end, and every fifth time (the best may owe its subset's score to luck).
-    "quick_eval": {"max_eval_samples": 0.05, "eval_every_epochs": 2, "eval_full_every": 5},
+    # best model replaces the old one, at the end, and every fifth time.
+    "quick_eval": {"max_eval_samples": 0.05, "eval_every_epochs": 2},
     # Small drives: the newest checkpoint (and the best, where it is another one), less of it if it must be; no logs of
     # other tools.
     "low_disk": {"save_total_limit": 1, "disk_policy": "degrade", "report_to": "none"},

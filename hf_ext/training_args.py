@@ -49,10 +49,6 @@ class FastTrainingArguments(TrainingArguments, metaclass=TakesPresets):
     effective_batch_size: None | int = field(  # noqa: RUF036
         default=None, metadata={"help": "Rows per optimizer step over all processes; sets accumulation. Class L."}
     )
-    max_tokens_per_step: None | int = field(  # noqa: RUF036
-        default=None,
-        metadata={"help": "With max_tokens_per_batch: tokens per optimizer step over all processes, at most. Class L."},
-    )
     lr_scaling: Literal["none", "linear", "sqrt"] = field(
         default="none", metadata={"help": "How the learning rate follows the effective batch size. Class L."}
     )
@@ -67,15 +63,9 @@ class FastTrainingArguments(TrainingArguments, metaclass=TakesPresets):
     embedding_cache_dir: str = field(
         default=CACHE_DIR, metadata={"help": "Where embeddings of frozen encoders are kept."}
     )
-    embedding_tokens_per_batch: None | int = field(  # noqa: RUF036
-        default=None, metadata={"help": "Residues per encoding batch; halves itself when memory runs out."}
-    )
     max_encoder_noise: float = field(
         default=0.05,
         metadata={"help": "Half-precision encoders are used if their rounding stays below this share of the spread."},
-    )
-    throughput_warmup_steps: int = field(
-        default=3, metadata={"help": "First steps (compilation, warm-up) that no reported rate includes."}
     )
     torch_profiler: None | int = field(  # noqa: RUF036
         default=None,
@@ -114,9 +104,6 @@ class FastTrainingArguments(TrainingArguments, metaclass=TakesPresets):
     max_hours: None | float = field(  # noqa: RUF036
         default=None, metadata={"help": "Save and stop before the process is this old (Colab's limit)."}
     )
-    stop_margin_minutes: float = field(
-        default=5.0, metadata={"help": "How long before max_hours the last checkpoint is begun."}
-    )
     keep_epoch_checkpoint: bool = field(
         default=False, metadata={"help": "Also keep the newest checkpoint that ends an epoch."}
     )
@@ -125,9 +112,6 @@ class FastTrainingArguments(TrainingArguments, metaclass=TakesPresets):
     )
     disk_policy: Literal["refuse", "degrade"] = field(
         default="refuse", metadata={"help": "What to do where save_total_size_gb is too small: stop, or store less."}
-    )
-    save_failures_allowed: int = field(
-        default=3, metadata={"help": "Checkpoints in a row that may fail to be written before the run stops."}
     )
     nan_policy: Literal["stop", "skip"] = field(
         default="stop",
@@ -151,20 +135,11 @@ class FastTrainingArguments(TrainingArguments, metaclass=TakesPresets):
         default=None,
         metadata={
             "help": "Rows of each evaluation during training: a count above 1, or a share up to 1.0 (0.05). The same "
-            "rows every time, stratified by label and --eval_group_column. A new best is confirmed on all rows."
+            "rows every time, stratified by label and --group_column. A new best is confirmed on all rows."
         },
     )
     eval_every_epochs: None | int = field(  # noqa: RUF036
         default=None, metadata={"help": "With --eval_strategy epoch: evaluate after every so many epochs only."}
-    )
-    eval_minutes: None | float = field(  # noqa: RUF036
-        default=None, metadata={"help": "Also evaluate when this many minutes have passed since the last evaluation."}
-    )
-    eval_full_every: None | int = field(  # noqa: RUF036
-        default=None, metadata={"help": "With --max_eval_samples: every so many evaluations one looks at all rows."}
-    )
-    eval_group_column: None | str = field(  # noqa: RUF036
-        default=None, metadata={"help": "Column whose groups --max_eval_samples keeps in proportion."}
     )
     early_stopping_patience: None | int = field(  # noqa: RUF036
         default=None,
@@ -196,11 +171,11 @@ class FastTrainingArguments(TrainingArguments, metaclass=TakesPresets):
         default="auto",
         metadata={"help": "Attention of ESM, BERT and T5 encoders; auto takes what the hardware is fastest with."},
     )
-    compile_mode: Literal["default", "reduce-overhead", "auto"] = field(
+    compile_mode: Literal["default", "reduce-overhead"] = field(
         default="default",
         metadata={
-            "help": "Of compiled blocks: reduce-overhead replays CUDA graphs, where every batch has one shape; auto "
-            "takes it there. (--torch_compile_mode compiles the whole model.)"
+            "help": "Of compiled blocks: reduce-overhead replays CUDA graphs, where every batch has one shape. "
+            "(--torch_compile_mode compiles the whole model.)"
         },
     )
     activation_policy: Literal["none", "pointwise", "half", "attention", "full", "auto"] | None = field(

@@ -25,7 +25,7 @@ def make(**given):
         ("lora_alpha", True, "must be a whole number"),
         ("early_stopping_patience", 1.5, "must be a whole number"),
         ("lora_dropout", "0.1", "must be a number"),
-        ("eval_group_column", 3, "must be text"),
+        ("block_pattern", 3, "must be text"),
         ("resume", True, "must be text"),
         ("speedups", 1, "must be a list of words"),
         ("speedups", None, "must be a list of words"),

@@ -21,11 +21,9 @@ ADDED = {
     "speedups",
     "without",
     "effective_batch_size",
-    "max_tokens_per_step",
     "lr_scaling",
     "cached_batch_size",
     "embedding_cache_dir",
-    "embedding_tokens_per_batch",
     "max_encoder_noise",
     "max_tokens_per_batch",
     "encoder_learning_rate",
@@ -38,7 +36,6 @@ ADDED = {
     "activation_budget_gb",
     "block_pattern",
     "compile_mode",
-    "throughput_warmup_steps",
     "torch_profiler",
     "baseline_json",
     "baseline_batches_per_second",
@@ -47,20 +44,15 @@ ADDED = {
     "allow_changed",
     "save_minutes",
     "max_hours",
-    "stop_margin_minutes",
     "keep_epoch_checkpoint",
     "save_total_size_gb",
     "disk_policy",
-    "save_failures_allowed",
     "local_checkpoint_dir",
     "nan_policy",
     "oom_policy",
     "find_batch_size",
     "max_eval_samples",
     "eval_every_epochs",
-    "eval_minutes",
-    "eval_full_every",
-    "eval_group_column",
     "early_stopping_patience",
     "early_stopping_min_delta",
     "dollars_per_hour",
@@ -94,9 +86,9 @@ def test_the_added_fields_are_these_and_off_by_default():
     assert {short_name(name) for name in names - inherited} == ADDED
     args = FastTrainingArguments(output_dir="o")
     assert (args.preset, args.speedups, args.without, args.effective_batch_size) == (None, [], [], None)
-    assert (args.lr_scaling, args.cached_batch_size, args.embedding_tokens_per_batch) == ("none", None, None)
+    assert (args.lr_scaling, args.cached_batch_size) == ("none", None)
     assert (args.attention, args.max_tokens_per_batch, args.encoder_learning_rate) == ("auto", None, None)
-    assert (args.throughput_warmup_steps, args.baseline_json) == (3, None)
+    assert args.baseline_json is None
     assert (args.resume, args.allow_changed, args.disk_policy) == ("no", [], "refuse")
     assert (args.save_minutes, args.max_hours, args.save_total_size_gb, args.local_checkpoint_dir) == (None,) * 4
 
@@ -236,7 +228,7 @@ def test_text_where_a_number_belongs_is_called_text():
         FastTrainingArguments(output_dir="o", learning_rate="1e-3")
 
 
-@pytest.mark.parametrize("name", ["effective_batch_size", "cached_batch_size", "embedding_tokens_per_batch"])
+@pytest.mark.parametrize("name", ["effective_batch_size", "cached_batch_size"])
 def test_sizes_below_one_are_refused(name):
     with pytest.raises(HfExtError, match=f"{name}=0: must be at least 1"):
         FastTrainingArguments(output_dir="o", **{name: 0})

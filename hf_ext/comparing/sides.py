@@ -133,7 +133,6 @@ def make_command(args: CompareArguments, shared: Sequence[str], side: Side, fold
     ours: dict[str, Any] = {
         "logging_strategy": "steps",
         "logging_steps": args.logging_steps,
-        "throughput_warmup_steps": args.warmup_steps_excluded,
         "seed": args.seed + round_,
         "report_to": "none",
         "disable_tqdm": "true",

@@ -27,7 +27,6 @@ from torch import nn
 from transformers import TrainerCallback
 from transformers.trainer_utils import has_length
 
-from ..errors import ArgumentError
 from ..hardware import detect_hardware
 from ..whole_files import write_text
 from .batch_counts import COUNTS, BatchCounter
@@ -59,18 +58,18 @@ class ThroughputCallback(TrainerCallback):
     Args:
         model: the model that trains, unwrapped; None takes the Trainer's.
         tokenizer: tells residues from framing tokens; None takes the Trainer's `processing_class`.
-        warmup_steps: first steps that are in no rate; None takes `args.throughput_warmup_steps`, or 3.
+        warmup_steps: first steps that are in no rate; it counts when training begins.
         clock: seconds that only grow; for tests.
 
     Raises (when training begins):
-        ArgumentError: negative warm-up steps, or an `args.baseline_json` that is no comparison on this hardware.
+        ArgumentError: an `args.baseline_json` that is no comparison on this hardware.
     """
 
     def __init__(
         self,
         model: nn.Module | None = None,
         tokenizer: Any = None,
-        warmup_steps: int | None = None,
+        warmup_steps: int = WARMUP_STEPS,
         clock: Callable[[], float] | None = None,
     ) -> None:
         self.model = model
@@ -90,10 +89,7 @@ class ThroughputCallback(TrainerCallback):
         tokenizer = self.tokenizer or kwargs.get("processing_class")
         self._device = Device(detect_hardware(args.device), _compute_dtype(args, model), args.world_size)
         self._baseline = find_baseline(args, self._device.hardware.name)
-        given = getattr(args, "throughput_warmup_steps", WARMUP_STEPS)
-        self._warmup_steps: int = given if self.warmup_steps is None else self.warmup_steps
-        if self._warmup_steps < 0:
-            raise ArgumentError(f"--throughput_warmup_steps {self._warmup_steps}: must be 0 or more.")
+        self._warmup_steps = self.warmup_steps
         self._counter = BatchCounter(model, tokenizer if hasattr(tokenizer, "pad_token_id") else None)
         self._timer = StepTimer(args.device, self._clock)
         self._pending: list[torch.Tensor] = []

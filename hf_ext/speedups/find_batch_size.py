@@ -46,8 +46,8 @@ def _find_problem(context: Context) -> str | None:
         return "--auto_find_batch_size finds another one, and changes the rows of a step: leave it out"
     if context.data.streaming:
         return "a stream does not tell its longest rows: give --per_device_train_batch_size"
-    if args.max_tokens_per_batch and not args.max_tokens_per_step:
-        return "with --max_tokens_per_batch the tokens of a step must be given, to be kept: add --max_tokens_per_step"
+    if args.max_tokens_per_batch:
+        return "--max_tokens_per_batch says how much at a time: leave one of them out"
     if args.fsdp or splits_weights(args) or args.deepspeed_plugin is not None:
         return "weights are split over processes: give --per_device_train_batch_size"
     return context.replicas

@@ -54,7 +54,7 @@ class Checkpointer:
     """Replaces Trainer's in-place checkpoints: staged beside the target, hashed, renamed, then rotated.
 
     A checkpoint that cannot be written leaves the one before it valid; training goes on without, until
-    `save_failures_allowed` in a row have failed. All processes call `save` and `check_finite`.
+    three in a row have failed. All processes call `save` and `check_finite`.
 
     It also keeps the moment that a checkpoint in the middle of an optimizer step, or of an evaluation that is given up,
     goes back to.

@@ -21,6 +21,8 @@ from .places import Places
 from .stopper import Stopper
 from .team import Team
 
+SAVE_FAILURES_ALLOWED = 3  # in a row; then the disk is not going to recover, and a run without checkpoints is worth little
+
 logger = logging.getLogger(__name__)
 
 
@@ -149,7 +151,7 @@ class Committer:
     def note_failure(self, step: int, failure: str) -> None:
         """Says what happens now; raises DiskFailure where it was one failure too many."""
         self._num_failures += 1
-        left = self._args.save_failures_allowed - self._num_failures
+        left = SAVE_FAILURES_ALLOWED - self._num_failures
         logger.error("Checkpoint %d was not written: %s", step, failure)
         if left <= 0 or self._stopper.reason is not None:
             raise DiskFailure(f"{self._num_failures} checkpoint(s) in a row were not written: {failure}")

@@ -50,19 +50,19 @@ class EvaluationRows:
         """The choice that was made last in the set of that name ("" where there is but one)."""
         return self._parts[name].chosen
 
-    def parts(self, name: str, sets: Any, make_loader: MakeLoader) -> EvalParts:
-        """The parts of `sets[name]`, or of `sets` itself where the name is "".
+    def parts(self, name: str, sets: Any, group_column: str | None, make_loader: MakeLoader) -> EvalParts:
+        """The parts of `sets[name]`, or of `sets` itself where the name is "", with the shares of their groups.
 
         Raises:
             DataError: see `choose_rows`.
         """
         dataset, args = sets[name] if name else sets, self._args
         seed = args.seed if args.data_seed is None else args.data_seed
-        settings = (subset_size(args), args.eval_group_column, seed, args.eval_batch_size)
+        settings = (subset_size(args), group_column, seed, args.eval_batch_size)
         known = self._parts.get(name)
         if known is not None and known.dataset is dataset and known.settings == settings:
             return known
-        chosen = choose_rows(dataset, size=settings[0], group_column=args.eval_group_column, seed=seed)
+        chosen = choose_rows(dataset, size=settings[0], group_column=group_column, seed=seed)
         if len(chosen.rows) < FEW_ROWS and not chosen.are_all and self._team.is_main:
             self._warn_of_few(name, chosen)
         loader = make_loader(dataset, chosen.rows) if chosen.kept is None else make_loader(chosen.kept, None)

@@ -37,6 +37,8 @@ from .stopper import Stopper
 from .team import Team
 from .watcher import Watcher, load_watching
 
+FULL_EVERY = 5  # evaluations; the best model so far may owe its subset's score to luck
+
 logger = logging.getLogger(__name__)
 
 Given = tuple[Any, ...]  # to Trainer's loop, after the loader; the prefix of the metrics' names comes last
@@ -64,10 +66,10 @@ class Evaluator:
     """Where `max_eval_samples` is set, evaluations while training look at a fixed subset of each evaluation set.
 
     The rest of the rows follows, so that nothing is computed twice, when a decision hangs on it: where the subset's
-    `metric_for_best_model` beats the subset's of the best model so far, in every `eval_full_every`-th evaluation, and
-    at the end of the run, also where early stopping ends it. `eval_*` are the subset's metrics, always; `eval_full_*`
-    those of all rows (`eval_full_NAME_*` where there are several sets). Only these make a model the best, and the last
-    of them the objective of a hyperparameter search.
+    `metric_for_best_model` beats the subset's of the best model so far, in every fifth evaluation, and at the end of the
+    run, also where early stopping ends it. `eval_*` are the subset's metrics, always; `eval_full_*` those of all rows
+    (`eval_full_NAME_*` where there are several sets). Only these make a model the best, and the last of them the
+    objective of a hyperparameter search.
 
     Metrics are computed over all rows at once. Without `max_eval_samples` all is as in Trainer. Of a stream the subset
     is kept in memory, and a full evaluation reads all of it again.
@@ -141,7 +143,8 @@ class Evaluator:
                 logger.warning("While training %s", problem)
 
     def _parts(self, name: str, means: Means) -> EvalParts:
-        return self.rows.parts(name, means.sets, means.make_loader)
+        group_column = getattr(means.compute_metrics, "group_column", None)  # `RowMetrics` scores by it
+        return self.rows.parts(name, means.sets, group_column, means.make_loader)
 
     @contextmanager
     def looking_at(self, asked_for: Any, sets: Any) -> Iterator[None]:
@@ -220,9 +223,9 @@ class Evaluator:
         return Pass(output, prediction, weight, time.perf_counter() - began)  # type: ignore[arg-type]
 
     def _needs_all_rows(self, name: str, metrics: dict[str, float], means: Means, now: Training) -> bool:
-        record, every = self.record(now.callback_handler.callbacks), self._args.eval_full_every
+        record = self.record(now.callback_handler.callbacks)
         is_at_end = self._stopper.is_at_end(now.state, now.control)
-        if is_at_end or (every is not None and record.of(name).num_evaluations % every == 0):
+        if is_at_end or record.of(name).num_evaluations % FULL_EVERY == 0:
             return True
         key = self.best_metric_key
         if now.state.global_step == 0 or metrics.get(key) is None or not np.isfinite(metrics[key]):

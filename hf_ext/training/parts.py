@@ -82,7 +82,7 @@ class Parts:
         self.throughput.writes_file = planned.keeps_records
         self.throughput.packs = planned.applied("packing")
         self.speed_line = SpeedLine(args, self.throughput, planned)
-        self.profiling = Profiling(args, self.throughput.leave_out_step, self.throughput.resume)
+        self.profiling = Profiling(args, self.throughput)
         self.run_clock = RunClockCallback()
         self._host_steps = HostSteps(args, partial(planned.record, "cpu_offload"))
         self.memory = MemoryWatch(args, planned)
@@ -122,7 +122,7 @@ class Parts:
         self.restorer = Restorer(args, team, self.places, self.disk_space, self.resumer, backend)
         self.exporter = Exporter(args, backend.is_spread)
         self.workers = DataWorkers(args, self.places)
-        self._schedule = EvaluationSchedule(team, self.stopper)
+        self._schedule = EvaluationSchedule(self.stopper)
         self._masking = [MaskingEpochCallback(collator)] if hasattr(collator, "set_epoch") else []
 
     def listeners(self) -> Sequence[TrainerCallback]:

@@ -6,7 +6,6 @@ import gzip
 import logging
 import shutil
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from transformers import TrainerCallback
 
 from ..disk import describe_failure
 from ..reporting.operations import STEP, costly_operations
+from ..reporting.throughput import ThroughputCallback
 from ..training_args import FastTrainingArguments
 from ..whole_files import replacing
 
@@ -29,16 +29,15 @@ logger = logging.getLogger(__name__)
 class Profiling(TrainerCallback):
     """Profiles `torch_profiler` optimizer steps, once in a run, after those in which kernels are loaded.
 
-    The window begins after `throughput_warmup_steps` steps of the session and one that only warms the profiler up. It
-    ends before an evaluation or a save, with the steps it has, and without any where an exception or a stop ends it;
-    the next session then profiles. All processes count the steps, the main one records. Rates leave the window out;
+    The window begins after the steps that no rate includes and one that only warms the profiler up. It ends
+    before an evaluation or a save, with the steps it has, and without any where an exception or a stop ends it; the
+    next session then profiles. All processes count the steps, the main one records. Rates leave the window out;
     Trainer's own `train_runtime` has it. Nothing that training computes or draws is changed.
     Cost: steps of the window take longer, which no rate counts, and writing the trace takes seconds.
 
     Args:
         args: of the run.
-        leave_out: says to the throughput that the step that begins is none of its own.
-        resume: says to it that the loop goes on.
+        throughput: leaves the steps of the window out.
 
     Attributes:
         found: `steps` (first and last), `seconds` of each, `operations` (see `costly_operations`), `device`, and
@@ -47,8 +46,8 @@ class Profiling(TrainerCallback):
 
     name = "torch_profiler"
 
-    def __init__(self, args: FastTrainingArguments, leave_out: Callable[[], None], resume: Callable[[], None]):
-        self._args, self._leave_out, self._resume = args, leave_out, resume
+    def __init__(self, args: FastTrainingArguments, throughput: ThroughputCallback):
+        self._args, self._throughput = args, throughput
         self.found: dict[str, Any] | None = None
         self._forget()
 
@@ -73,7 +72,7 @@ class Profiling(TrainerCallback):
         """Decides which steps; says so where the run has fewer than were asked for."""
         self.leave()
         self.found = None
-        asked, warm = self._args.torch_profiler, self._args.throughput_warmup_steps + 1
+        asked, warm = self._args.torch_profiler, self._throughput.warmup_steps + 1
         if asked is None:
             return
         left = state.max_steps - state.global_step
@@ -103,7 +102,7 @@ class Profiling(TrainerCallback):
         step = state.global_step + 1
         if not self._is_open or step < self._first - 1:
             return
-        self._leave_out()
+        self._throughput.leave_out_step()
         if step >= self._first:
             self._seen.append(step)
             if self._profiler is not None:
@@ -149,7 +148,7 @@ class Profiling(TrainerCallback):
         if profiler is not None:
             profiler.stop()  # calls `_keep`
         self._forget()
-        self._resume()
+        self._throughput.resume()
 
     def _keep(self, profiler: Any) -> None:
         if not self._seen:  # left

@@ -81,7 +81,7 @@ class SpeedLine(TrainerCallback):
         """Starts afresh: rates are those of this process."""
         self._forget()
         self._width = encoder_width(self._throughput.model)
-        self._first_judged = state.global_step + self._args.throughput_warmup_steps + JUDGED_STEPS
+        self._first_judged = state.global_step + self._throughput.warmup_steps + JUDGED_STEPS
         if state.is_world_process_zero:
             self._due = self._clock() + REFRESH_S
 

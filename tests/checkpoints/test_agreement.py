@@ -201,7 +201,7 @@ def test_another_number_of_processes_can_be_allowed(facts):
     assert compare_runs(old, new, ["world_size"]).allowed == {"world_size"}
     budget = {"token_budget": {"kind": "L", "max_tokens": 100, "max_batch_size": None}}
     (told,) = compare_runs({**old, "speedups": budget}, {**new, "speedups": budget}).contradictions
-    assert "--max_tokens_per_step 200" in told
+    assert "--gradient_accumulation_steps times processes is 2" in told
 
 
 def test_other_data_are_refused_unless_allowed(facts, tmp_path):

@@ -126,21 +126,12 @@ def test_another_error_is_not_taken_for_memory(tmp_path):
     ("given", "said"),
     [
         ({"auto_find_batch_size": True}, "leave it out"),
-        ({"max_tokens_per_batch": 100, "speedups": ["token_budget"]}, "--max_tokens_per_step"),
+        ({"max_tokens_per_batch": 100, "speedups": ["token_budget"]}, "--max_tokens_per_batch says how much"),
     ],
 )
 def test_refused(tmp_path, given, said):
     with pytest.raises((PlanRefused, ArgumentError), match=said):
         make_trainer(tmp_path, find_batch_size=True, **given)
-
-
-def test_with_a_token_budget_the_tokens_of_a_step_stay(tmp_path):
-    given = {"max_tokens_per_batch": 80, "max_tokens_per_step": 320, "speedups": ["token_budget"], "max_steps": 3}
-    given |= {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}
-    trainer = find(tmp_path, Room(170, unit="tokens"), **given)
-    tried = trainer.plan["find_batch_size"].evidence["tried"]
-    assert [(t["size"], t["fits"]) for t in tried] == [(40, True), (80, True), (160, True), (320, False)]
-    assert (trainer.args.max_tokens_per_batch, trainer.args.gradient_accumulation_steps) == (160, 2)
 
 
 def test_resumed_with_another_batch_the_run_is_the_same(tmp_path):

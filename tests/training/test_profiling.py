@@ -15,8 +15,14 @@ from transformers import TrainerCallback
 from hf_ext.reporting.operations import STEP, costly_operations
 from hf_ext.training.profiling import TRACE
 
-WARM = {"throughput_warmup_steps": 1}  # with the profiler's own: steps 1 and 2 come before the window
 QUIET = {"eval_strategy": "no", "save_strategy": "no", "metric_for_best_model": None, "greater_is_better": None}
+
+
+def make(folder, warmup=1, **given):
+    """Without other words, steps 1 and 2 come before the window: the second warms the profiler up."""
+    trainer = make_trainer(folder, **given)
+    trainer.throughput.warmup_steps = warmup
+    return trainer
 
 
 def weights(trainer):
@@ -40,7 +46,7 @@ def trace_steps(folder):
 @pytest.mark.nightly
 def test_a_profile_changes_no_number_and_is_in_no_rate(tmp_path):
     plain, profiled = (
-        make_trainer(tmp_path / str(asked), **QUIET, **WARM, torch_profiler=asked, logging_steps=1)
+        make(tmp_path / str(asked), **QUIET, torch_profiler=asked, logging_steps=1)
         for asked in (None, 2)
     )
     for trainer in (plain, profiled):
@@ -63,9 +69,9 @@ def test_a_profile_changes_no_number_and_is_in_no_rate(tmp_path):
 
 
 def test_an_evaluation_ends_the_window_and_is_not_in_the_table(tmp_path):
-    evaluated = make_trainer(tmp_path / "a", **WARM, torch_profiler=3, eval_steps=3, save_strategy="no")
+    evaluated = make(tmp_path / "a", torch_profiler=3, eval_steps=3, save_strategy="no")
     evaluated.train()
-    alone = make_trainer(tmp_path / "b", **QUIET, **WARM, torch_profiler=1)
+    alone = make(tmp_path / "b", **QUIET, torch_profiler=1)
     alone.train()
     assert evaluated.profile["steps"] == alone.profile["steps"] == [3, 3]  # the evaluation comes after step 3
     assert calls(evaluated.profile, "aten::addmm") == calls(alone.profile, "aten::addmm") > 0
@@ -74,8 +80,7 @@ def test_an_evaluation_ends_the_window_and_is_not_in_the_table(tmp_path):
 @pytest.mark.nightly
 @pytest.mark.parametrize(("asked", "steps", "text"), [(9, [3, 6], "4 of them are profiled"), (2, None, "none is")])
 def test_a_run_with_too_few_steps_says_so(asked, steps, text, tmp_path, caplog):
-    warm = {"throughput_warmup_steps": 1 if steps else 5}
-    trainer = make_trainer(tmp_path, **QUIET, **warm, torch_profiler=asked)
+    trainer = make(tmp_path, warmup=1 if steps else 5, **QUIET, torch_profiler=asked)
     with caplog.at_level(logging.WARNING, "hf_ext"):
         trainer.train()
     assert f"--torch_profiler {asked}: after " in caplog.text
@@ -97,15 +102,15 @@ class Dies(TrainerCallback):
 
 @pytest.mark.nightly
 def test_a_run_that_dies_in_the_window_has_no_profile_and_the_next_session_makes_it(tmp_path):
-    saves = {**QUIET, **WARM, "save_strategy": "steps", "save_steps": 2, "torch_profiler": 2}
-    trainer = make_trainer(tmp_path, **saves)
+    saves = {**QUIET, "save_strategy": "steps", "save_steps": 2, "torch_profiler": 2}
+    trainer = make(tmp_path, **saves)
     trainer.add_callback(Dies(4))
     with pytest.raises(RuntimeError, match="in the middle"):
         trainer.train()
     assert trainer.profile is None
     assert not (tmp_path / TRACE).exists()
     assert not torch.autograd._profiler_enabled()
-    again = make_trainer(tmp_path, **saves, resume="auto")
+    again = make(tmp_path, **saves, resume="auto")
     again.train()
     assert again.state.global_step == 6
     assert again.profile["steps"] == [5, 6]  # the session begins after step 2
@@ -114,15 +119,15 @@ def test_a_run_that_dies_in_the_window_has_no_profile_and_the_next_session_makes
 
 @pytest.mark.nightly
 def test_a_resumed_run_keeps_its_profile_and_makes_no_other(tmp_path):
-    saves = {**QUIET, **WARM, "save_strategy": "steps", "save_steps": 4, "torch_profiler": 1}
-    whole = make_trainer(tmp_path / "whole", **saves)
+    saves = {**QUIET, "save_strategy": "steps", "save_steps": 4, "torch_profiler": 1}
+    whole = make(tmp_path / "whole", **saves)
     whole.train()
-    first = make_trainer(tmp_path / "b", **saves)
+    first = make(tmp_path / "b", **saves)
     first.add_callback(Dies(5))
     with pytest.raises(RuntimeError):
         first.train()
     written = (tmp_path / "b" / TRACE).stat().st_mtime_ns
-    again = make_trainer(tmp_path / "b", **saves, resume="auto")
+    again = make(tmp_path / "b", **saves, resume="auto")
     again.train()
     assert again.profile == first.profile
     assert again.profile["steps"] == [3, 3]
@@ -133,19 +138,19 @@ def test_a_resumed_run_keeps_its_profile_and_makes_no_other(tmp_path):
 @pytest.mark.nightly
 def test_a_trace_of_somebody_else_stays_and_one_of_ours_is_replaced(tmp_path):
     (tmp_path / TRACE).write_bytes(b"theirs")
-    trainer = make_trainer(tmp_path, **QUIET, **WARM, torch_profiler=1)
+    trainer = make(tmp_path, **QUIET, torch_profiler=1)
     trainer.train()
     assert (tmp_path / TRACE).read_bytes() == b"theirs"
     assert (trainer.profile["trace"], len(trainer.profile["operations"])) == (None, 10)
     assert "no run of ours wrote it" in trainer.profile["why_no_trace"]
     (tmp_path / TRACE).unlink()
     for num in (1, 2):
-        make_trainer(tmp_path, **QUIET, **WARM, torch_profiler=num).train()
+        make(tmp_path, **QUIET, torch_profiler=num).train()
         assert trace_steps(tmp_path) == num
 
 
 def test_a_budget_of_disk_space_has_no_room_for_a_trace(tmp_path):
-    trainer = make_trainer(tmp_path, **QUIET, **WARM, torch_profiler=1, save_total_size_gb=1.0)
+    trainer = make(tmp_path, **QUIET, torch_profiler=1, save_total_size_gb=1.0)
     trainer.train()
     assert "--save_total_size_gb" in trainer.profile["why_no_trace"]
     assert not (tmp_path / TRACE).exists()

@@ -127,7 +127,7 @@ def test_the_table_of_notebooks_takes_every_metric_of_a_run(tmp_path, monkeypatc
     """As transformers shows it in Jupyter and Colab; what it displays needs IPython, which tests do without."""
     shown: list[str] = []
     notebook = load_notebook(monkeypatch, shown)
-    settings = {"early_stopping_patience": 3, "max_eval_samples": max_eval_samples, "eval_full_every": None}
+    settings = {"early_stopping_patience": 3, "max_eval_samples": max_eval_samples}
     sets = {"a": ROWS, "b": ROWS}
     trainer = make_trainer(tmp_path, sets, metric_for_best_model="a_spearman", max_steps=4, **settings)
     trainer.add_callback(notebook.NotebookProgressCallback())

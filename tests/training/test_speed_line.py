@@ -36,10 +36,10 @@ class Loop:
         self, folder: Path, bars: tuple[Any, ...] = (), first_step: int = 0, is_main: bool = True, **given: Any
     ):
         self.now, self.asked = 1000.0, 0
-        args = make_args(folder, throughput_warmup_steps=1, **given)
+        args = make_args(folder, **given)
         model = Scripted()
         self.args, self.model = args, model
-        self.throughput = ThroughputCallback(clock=self.clock)
+        self.throughput = ThroughputCallback(warmup_steps=1, clock=self.clock)
         planned = plan_run({"args": args, "model": model}, None, None, None)
         self.looked: list[float] = []
         self.line = SpeedLine(args, self.throughput, planned, self.clock, self.read_gpu_use, self.find_stall)

@@ -90,7 +90,7 @@ def test_a_share_is_taken_of_each_set(tmp_path):
 
 
 def test_groups_keep_their_shares(tmp_path):
-    trainer = make_trainer(tmp_path, make_rows(60), max_eval_samples=6, eval_group_column="group")
+    trainer = make_trainer(tmp_path, make_rows(60), max_eval_samples=6, compute_metrics=RowMetrics(group_column="group"))
     trainer.train()
     chosen = trainer._ext_evaluator.rows.chosen("").rows
     assert sorted(row % 3 for row in chosen) == [0, 0, 1, 1, 2, 2]
@@ -289,10 +289,10 @@ def test_an_undefined_score_is_not_promising(tmp_path):
     assert trainer.state.best_metric == 0.3
 
 
-def test_every_second_evaluation_is_of_all_rows_if_asked_for(tmp_path):
-    trainer = make_trainer(tmp_path, make_rows(37), **STEPS, max_eval_samples=5, eval_full_every=2, num_train_epochs=2)
+def test_every_fifth_evaluation_is_of_all_rows(tmp_path):
+    trainer = make_trainer(tmp_path, make_rows(37), **STEPS, max_eval_samples=5, num_train_epochs=3)
     trainer.train()
-    assert [log["step"] for log in evaluations(trainer, full=True)] == [2, 4, 6, 8]
+    assert [log["step"] for log in evaluations(trainer, full=True)] == [5, 10, 12]
 
 
 def test_the_set_that_decides_is_the_one_that_is_confirmed(tmp_path):
@@ -406,28 +406,6 @@ def test_epochs_between_are_passed_over_but_never_the_last(tmp_path, every, epoc
     assert evaluated_epochs(trainer) == epochs
 
 
-def test_the_clock_evaluates_too_and_the_end_is_evaluated_once(tmp_path):
-    given = {"eval_strategy": "no", "eval_minutes": 1e-9, "max_eval_samples": 5, "num_train_epochs": 2}
-    trainer = make_trainer(tmp_path, make_rows(37), compute_metrics=count, **given)
-    trainer.train()
-    assert [log["step"] for log in evaluations(trainer)] == [1, 2, 3, 4, 5, 6, 7, 8]
-    assert [log["step"] for log in evaluations(trainer, full=True)] == [8]
-    slow = make_trainer(tmp_path, make_rows(37), **{**given, "eval_minutes": 60.0})
-    slow.train()
-    assert [log["step"] for log in evaluations(slow)] == [8]
-
-
-def test_what_the_clock_evaluated_last_is_not_evaluated_again_at_the_end_of_a_run_that_ends_there(tmp_path):
-    class StopAt2(TrainerCallback):
-        def on_evaluate(self, args, state, control, **kwargs):
-            control.should_training_stop |= state.global_step == 2
-
-    given = {"eval_minutes": 1e-9, "max_eval_samples": 5, "callbacks": [StopAt2()]}
-    trainer = make_trainer(tmp_path, make_rows(37), compute_metrics=count, **given)  # by epoch, too
-    trainer.train()
-    assert [log["step"] for log in evaluations(trainer)] == [1, 2, 2]  # the subset, twice; all rows of the last
-    assert trainer.evaluation_facts()["num_evaluations"] == 2
-
 
 def test_a_users_own_evaluation_does_not_stand_for_the_last_of_the_run(tmp_path):
     class Look(TrainerCallback):
@@ -439,14 +417,6 @@ def test_a_users_own_evaluation_does_not_stand_for_the_last_of_the_run(tmp_path)
     trainer.train()
     assert [(log["step"], log["eval_full_rows"]) for log in evaluations(trainer)] == [(4, 37.0)]
 
-
-def test_an_evaluation_by_the_clock_is_saved_where_the_best_model_is_loaded(tmp_path):
-    scores = Scripted(of_5=[0.1, 0.9, 0.2, 0.3], of_37=[0.1, 0.9, 0.3])
-    given = {"eval_minutes": 1e-9, "save_strategy": "epoch", "load_best_model_at_end": True, "max_eval_samples": 5}
-    trainer = make_trainer(tmp_path, make_rows(37), compute_metrics=scores, **BEST, **given)
-    trainer.train()
-    assert (trainer.state.best_global_step, trainer.state.best_metric) == (2, 0.9)
-    assert Path(trainer.state.best_model_checkpoint).name == "checkpoint-2"
 
 
 # --- streams ---------------------------------------------------------------------------------------------------------
@@ -557,8 +527,6 @@ def test_the_time_saved_is_that_of_the_passes_left_out(tmp_path):
         ({"max_eval_samples": 5, "eval_strategy": "no"}, "max_eval_samples=5: does nothing without an evaluation set"),
         ({"max_eval_samples": 5, "metric_for_best_model": "eval_full_score"}, "leave out full_"),
         ({"eval_every_epochs": 2, **STEPS}, "eval_every_epochs=2: does nothing without --eval_strategy epoch"),
-        ({"eval_full_every": 2}, "eval_full_every=2: does nothing without --max_eval_samples"),
-        ({"eval_group_column": "group"}, "eval_group_column=group: does nothing without --max_eval_samples"),
         ({"max_eval_samples": 5, "batch_eval_metrics": True}, "batch_eval_metrics=True"),
         ({"max_eval_samples": 5, "dataloader_drop_last": True}, "dataloader_drop_last=True"),
         ({"max_eval_samples": 5, "eval_do_concat_batches": False}, "eval_do_concat_batches=False"),
@@ -574,16 +542,12 @@ def test_a_set_called_full_is_refused(tmp_path):
         make_trainer(tmp_path, {"full": make_rows(9)}, max_eval_samples=5)
 
 
-def test_a_clock_without_an_evaluation_set_is_refused(tmp_path):
-    with pytest.raises(ArgumentError, match="eval_minutes"):
-        make_trainer(tmp_path, None, eval_strategy="no", eval_minutes=1.0)
-
 
 def test_what_a_preset_asks_for_in_vain_is_passed_over(tmp_path):
     class FromPreset(FastTrainingArguments):
         explicit_fields = frozenset()
 
-    trainer = make_trainer(tmp_path, make_rows(9), args_cls=FromPreset, eval_every_epochs=2, eval_full_every=2, **STEPS)
+    trainer = make_trainer(tmp_path, make_rows(9), args_cls=FromPreset, eval_every_epochs=2, **STEPS)
     trainer.train()
     assert len(evaluations(trainer)) == 4
 
@@ -597,7 +561,7 @@ def test_stopping_that_would_compare_other_rows_is_refused_before_the_first_step
 
 
 def test_a_group_column_that_is_not_there_is_named_before_the_first_step(tmp_path):
-    trainer = make_trainer(tmp_path, make_rows(9), max_eval_samples=5, eval_group_column="antibody")
+    trainer = make_trainer(tmp_path, make_rows(9), max_eval_samples=5, compute_metrics=RowMetrics(group_column="antibody"))
     with pytest.raises(DataError, match=r"antibody.*row, input_ids, labels, group"):
         trainer.train()
     assert trainer.state.global_step == 0
