@@ -97,7 +97,7 @@ def make_trainer(args: argparse.Namespace, folder: str, seed: int, training: str
         output_dir=folder,
         seed=seed,
         per_device_eval_batch_size=args.eval_batch_size,
-        max_eval_samples=args.share,
+        eval_subset=args.share,
         embedding_cache_dir=str(args.cache),
         logging_strategy="no",
         **{**fixed, **given},

@@ -30,7 +30,7 @@ def scripted(folder: Path, *callbacks, **given):
     """A run of at most 12 steps in 3 epochs that gets no better after its third evaluation."""
     rows = make_script(*(model_of(error) for error in (0.9, 0.6, 0.3)), *(model_of(0.3, n) for n in range(1, 10)))
     settings = {"max_steps": 12, "gradient_accumulation_steps": 2, "save_strategy": "steps", "save_steps": 2}
-    settings |= {"save_total_limit": 2, "load_best_model_at_end": True, "max_eval_samples": 100}
+    settings |= {"save_total_limit": 2, "load_best_model_at_end": True, "eval_subset": 100}
     settings |= {"per_device_train_batch_size": 25, "early_stopping_patience": 3, "early_stopping_min_delta": 0.1}
     return make_trainer(folder, rows, *callbacks, **settings, **given)
 

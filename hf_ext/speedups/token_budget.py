@@ -39,7 +39,9 @@ def _contradiction(context: Context) -> str | None:
     if context.user_set("train_sampling_strategy"):
         return f"batches follow the budget, not --train_sampling_strategy {args.train_sampling_strategy}: leave one out"
     if args.effective_batch_size:
-        return f"rows per step vary, so they cannot be --effective_batch_size {args.effective_batch_size}: leave one out"
+        return (
+            f"rows per step vary, so they cannot be --effective_batch_size {args.effective_batch_size}: leave one out"
+        )
     if args.auto_find_batch_size:
         return "--auto_find_batch_size changes rows per batch, not tokens: leave one out"
     if args.dataloader_drop_last:

@@ -21,7 +21,9 @@ from .places import Places
 from .stopper import Stopper
 from .team import Team
 
-SAVE_FAILURES_ALLOWED = 3  # in a row; then the disk is not going to recover, and a run without checkpoints is worth little
+SAVE_FAILURES_ALLOWED = (
+    3  # in a row; then the disk is not going to recover, and a run without checkpoints is worth little
+)
 
 logger = logging.getLogger(__name__)
 

@@ -71,7 +71,7 @@ class EvaluationRows:
 
     def _warn_of_few(self, name: str, chosen: ChosenRows) -> None:
         logger.warning(
-            "max_eval_samples=%g leaves %d of %d evaluation rows%s: scores of so few swing by chance, and with "
+            "eval_subset=%g leaves %d of %d evaluation rows%s: scores of so few swing by chance, and with "
             "them which model counts as the best. Give %d or more, or leave it out.",
-            *(self._args.max_eval_samples, len(chosen.rows), chosen.num_rows, f" ({name})" if name else "", FEW_ROWS),
+            *(self._args.eval_subset, len(chosen.rows), chosen.num_rows, f" ({name})" if name else "", FEW_ROWS),
         )

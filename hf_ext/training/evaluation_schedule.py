@@ -12,7 +12,7 @@ from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 from ..errors import ArgumentError
 from .stopper import Stopper
 
-SCHEDULED_BY = ("max_eval_samples", "eval_every_epochs")
+SCHEDULED_BY = ("eval_subset", "eval_every_epochs")
 
 logger = logging.getLogger(__name__)
 
@@ -56,11 +56,11 @@ def is_evaluated(args: Any) -> bool:
 
 
 def check_callbacks(args: Any, callbacks: Iterable[Any]) -> None:
-    """Raises ArgumentError where one of them compares rows that `max_eval_samples` makes different ones."""
-    if args.max_eval_samples is not None and any(isinstance(callback, EarlyStoppingCallback) for callback in callbacks):
+    """Raises ArgumentError where one of them compares rows that `eval_subset` makes different ones."""
+    if args.eval_subset is not None and any(isinstance(callback, EarlyStoppingCallback) for callback in callbacks):
         raise ArgumentError(
             "EarlyStoppingCallback compares the score of a subset with the best score of all rows: with "
-            "--max_eval_samples use --early_stopping_patience, which compares the same rows."
+            "--eval_subset use --early_stopping_patience, which compares the same rows."
         )
 
 
@@ -68,11 +68,11 @@ def check_schedule(args: Any, eval_dataset: Any) -> None:
     """Refuses explicit requests that would do nothing; those of a preset are passed over, with a line.
 
     Raises:
-        ArgumentError: `eval_every_epochs` without evaluation by epoch, or `max_eval_samples` without any evaluation.
+        ArgumentError: `eval_every_epochs` without evaluation by epoch, or `eval_subset` without any evaluation.
     """
     idle = []
     if eval_dataset is None or not is_evaluated(args):
-        idle.append(("max_eval_samples", "an evaluation set and --eval_strategy"))
+        idle.append(("eval_subset", "an evaluation set and --eval_strategy"))
     if args.eval_every_epochs is not None and args.eval_strategy != IntervalStrategy.EPOCH:
         idle.append(("eval_every_epochs", "--eval_strategy epoch"))
     for name, needed in idle:
@@ -85,7 +85,7 @@ def check_schedule(args: Any, eval_dataset: Any) -> None:
 
 
 def check_subset(args: Any, eval_dataset: Any) -> None:
-    """Raises ArgumentError where `max_eval_samples` contradicts other arguments; see `Evaluator`."""
+    """Raises ArgumentError where `eval_subset` contradicts other arguments; see `Evaluator`."""
     subset_size(args)
     for name, value in (
         ("batch_eval_metrics", True),
@@ -94,12 +94,12 @@ def check_subset(args: Any, eval_dataset: Any) -> None:
     ):
         if getattr(args, name) is value:
             raise ArgumentError(
-                f"{name}={value}: with max_eval_samples={args.max_eval_samples} all predictions are needed, in order "
+                f"{name}={value}: with eval_subset={args.eval_subset} all predictions are needed, in order "
                 "of the rows. Leave one of the two out."
             )
     if (args.metric_for_best_model or "").removeprefix("eval_").startswith("full_"):
         raise ArgumentError(
-            f"metric_for_best_model={args.metric_for_best_model}: leave out full_; with max_eval_samples the best "
+            f"metric_for_best_model={args.metric_for_best_model}: leave out full_; with eval_subset the best "
             "model is always that of all rows."
         )
     names = list(eval_dataset) if isinstance(eval_dataset, Mapping) else []
@@ -109,14 +109,14 @@ def check_subset(args: Any, eval_dataset: Any) -> None:
 
 
 def subset_size(args: Any) -> int | float:
-    """`max_eval_samples` as `choose_subset` takes it: a count (int) above 1, else a share (float).
+    """`eval_subset` as `choose_subset` takes it: a count (int) above 1, else a share (float).
 
     Raises:
         ArgumentError: a count that is not whole.
     """
-    value = args.max_eval_samples
+    value = args.eval_subset
     if value <= 1:
         return float(value)
     if value != int(value):
-        raise ArgumentError(f"max_eval_samples={value}: give a whole number of rows (500) or a share up to 1.0 (0.05).")
+        raise ArgumentError(f"eval_subset={value}: give a whole number of rows (500) or a share up to 1.0 (0.05).")
     return int(value)

@@ -12,7 +12,6 @@ from peft import LoraConfig, get_peft_model
 from transformers import DataCollatorForLanguageModeling, EsmForMaskedLM, default_data_collator
 
 from hf_ext import FastTrainer, FastTrainingArguments, make_plan
-from hf_ext.argument_names import short_name
 from hf_ext.checkpoints.agreement.argument_roles import ANOTHER_RUN, HARMLESS, STEP_SIZE, UNRECORDED
 from hf_ext.checkpoints.agreement.comparing import GROUPS, compare_runs
 from hf_ext.checkpoints.agreement.run_facts import describe_run
@@ -49,7 +48,7 @@ def alter(facts: dict, **arguments) -> dict:
 
 
 def test_every_argument_has_exactly_one_role():
-    names = {short_name(spec.name) for spec in dataclasses.fields(FastTrainingArguments)}
+    names = {spec.name for spec in dataclasses.fields(FastTrainingArguments)}
     assert names - (ANOTHER_RUN | HARMLESS | UNRECORDED) == set()
     assert not (ANOTHER_RUN & HARMLESS) | (ANOTHER_RUN & UNRECORDED) | (HARMLESS & UNRECORDED)
 

@@ -24,7 +24,7 @@ KILLED_AFTER = 5  # of 9 steps, one after the checkpoint
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {},
     "accumulated": {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 2},
-    "evaluated": {"eval_strategy": "steps", "eval_steps": 2, "max_eval_samples": 4, "metric_for_best_model": "loss"},
+    "evaluated": {"eval_strategy": "steps", "eval_steps": 2, "eval_subset": 4, "metric_for_best_model": "loss"},
     "stream": {"max_steps": 9},
     "grouped": {"train_sampling_strategy": "group_by_length"},
     "muon": {"speedups": ["muon"], "learning_rate": 1e-2},

@@ -41,7 +41,7 @@ def evaluate(folder: Path, task: str, batch: int, streams: bool = False, **given
 
 def train(folder: Path, task: str, streams: bool = False) -> list[dict[str, float]]:
     """Logged evaluations of a run on a subset; the weights do not move, so that processes cannot differ by them."""
-    given = {"eval_strategy": "steps", "eval_steps": 1, "max_steps": 2, "learning_rate": 0.0, "max_eval_samples": 5}
+    given = {"eval_strategy": "steps", "eval_steps": 1, "max_steps": 2, "learning_rate": 0.0, "eval_subset": 5}
     trainer = make_trainer(folder, make_evals(task, streams), task, compute_metrics=count, **given)
     trainer.train()
     return evaluations(trainer)
@@ -50,7 +50,7 @@ def train(folder: Path, task: str, streams: bool = False) -> list[dict[str, floa
 def score_groups(folder: Path) -> list[dict[str, float]]:
     """Logged evaluations of binders and of groups: 33 rows of 37, 11 of each group, then all, in batches of 4."""
     metrics = RowMetrics(threshold=14.0, group_column="group")
-    given = {"eval_strategy": "steps", "eval_steps": 1, "max_steps": 2, "learning_rate": 0.0, "max_eval_samples": 33}
+    given = {"eval_strategy": "steps", "eval_steps": 1, "max_steps": 2, "learning_rate": 0.0, "eval_subset": 33}
     trainer = make_trainer(folder, make_rows(37), compute_metrics=metrics, **given)
     trainer.train()
     return evaluations(trainer)

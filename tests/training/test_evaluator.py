@@ -20,7 +20,7 @@ from hf_ext.training.team import Team
 LABELS = np.arange(10.0)
 ROWS = [{"labels": label} for label in LABELS]
 GIVEN = ("Evaluation", None, None, "eval")
-SUBSET = {"max_eval_samples": 4, "eval_strategy": "steps", "metric_for_best_model": "mae", "greater_is_better": False}
+SUBSET = {"eval_subset": 4, "eval_strategy": "steps", "metric_for_best_model": "mae", "greater_is_better": False}
 
 
 def mean_error(prediction: EvalPrediction) -> dict[str, float]:

@@ -11,7 +11,6 @@ import pytest
 from parts_alone import make_args, make_now
 from transformers import EarlyStoppingCallback
 
-from hf_ext.errors import ArgumentError
 from hf_ext.training.evaluation_record import EvaluationRecord
 from hf_ext.training.stopper import EvaluationGivenUp, StopCause, Stopper, StopReason
 from hf_ext.training.team import Team
@@ -89,7 +88,6 @@ def test_the_time_is_the_reason_of_a_stop_with_room_for_two_of_the_longest_saves
     left = stopper.left_s()
     assert left is not None
     assert 500 < left <= 600
-
 
 
 def test_each_training_begins_without_a_reason(make):

@@ -48,7 +48,7 @@ HARMLESS = frozenset(
     save_strategy save_steps save_only_model save_on_each_node save_total_limit enable_jit_checkpoint
     save_minutes max_hours keep_epoch_checkpoint save_total_size_gb disk_policy
     local_checkpoint_dir nan_policy oom_policy find_batch_size
-    max_eval_samples eval_every_epochs
+    eval_subset eval_every_epochs
     early_stopping_patience early_stopping_min_delta dollars_per_hour
     push_to_hub hub_private_repo hub_model_id hub_strategy hub_always_push hub_revision
     ignore_data_skip restore_callback_states_from_checkpoint
