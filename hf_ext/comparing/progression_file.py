@@ -138,8 +138,6 @@ class _Fields:
             if known and key not in known:
                 self.nodes[key] = value
                 raise self.error(key, f"no such key{name_nearest(key, known)}; there are {', '.join(known)}")
-            if key in self.nodes:
-                raise self.error(key, f"is already given on line {self.nodes[key].start_mark.line + 1}; keep one")
             self.nodes[key] = value
 
     def error(self, key: str, problem: str) -> ArgumentError:

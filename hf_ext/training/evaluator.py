@@ -67,8 +67,8 @@ class Evaluator:
 
     The rest of the rows follows, so that nothing is computed twice, when a decision hangs on it: where the subset's
     `metric_for_best_model` beats the subset's of the best model so far, in every fifth evaluation, and at the end of
-    the run, also where early stopping ends it. `eval_*` are the subset's metrics, always; `eval_full_*` those of all rows
-    (`eval_full_NAME_*` where there are several sets). Only these make a model the best, and the last of them the
+    the run, also where early stopping ends it. `eval_*` are the subset's metrics, always; `eval_full_*` those of all
+    rows (`eval_full_NAME_*` where there are several sets). Only these make a model the best, and the last of them the
     objective of a hyperparameter search.
 
     Metrics are computed over all rows at once. Without `eval_subset` all is as in Trainer. Of a stream the subset

@@ -384,7 +384,7 @@ def test_accumulated_batches_belong_to_one_step(tmp_path, tokenizer) -> None:
         tmp_path,
         tokenizer,
         gradient_accumulation_steps=2,
-        num_train_epochs=2,
+        max_steps=6,
     )
     assert result["steps"]["sequences"] == [8.0, 8.0, 8.0]
 

@@ -251,9 +251,7 @@ def wait_for(condition, seconds: float) -> None:
 def test_a_run_stops_before_its_time_limit_by_the_margin(tmp_path):
     limit_s = 3
     args = {"num_train_epochs": 1000, "max_hours": limit_s / 3600}
-    began = time.monotonic()
     stopped = finish(tmp_path, Case(args, step_s=0.01), "stopped", code=STOPPED)
-    assert 0.5 < time.monotonic() - began < 20
     assert stopped["reason"] == f"max_hours={limit_s / 3600} is near"
     assert (tmp_path / "run" / f"checkpoint-{stopped['step']}").is_dir()
 
