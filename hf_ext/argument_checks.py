@@ -67,7 +67,7 @@ def check_choices(arguments: Any) -> None:
         ArgumentError: names field, value and what is allowed.
     """
     defaults = {field.name: field.default for field in dataclasses.fields(arguments)}
-    for name, hint in field_types(type(arguments)).items():
+    for name, hint in field_types(arguments.__class__).items():
         choices = _choices(hint)
         value = getattr(arguments, name)
         word = getattr(value, "value", value)  # an enum counts as its word
@@ -84,7 +84,7 @@ def check_types(arguments: Any, names: Collection[str]) -> None:
     Raises:
         ArgumentError: names field, value (of a token nothing) and type.
     """
-    for name, hint in field_types(type(arguments)).items():
+    for name, hint in field_types(arguments.__class__).items():
         if name not in names or _choices(hint):
             continue
         try:

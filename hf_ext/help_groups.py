@@ -83,7 +83,9 @@ class GroupedArgumentParser(HfArgumentParser):
     """
 
     def __init__(self, dataclass_types: Any = None, **kwargs: Any) -> None:
-        types = [dataclass_types] if dataclasses.is_dataclass(dataclass_types) else [*(dataclass_types or ())]
+        types: list[Any] = (
+            [dataclass_types] if dataclasses.is_dataclass(dataclass_types) else [*(dataclass_types or ())]
+        )
         self._group_of = {
             field.name: _group(dtype, field.name) for dtype in types for field in dataclasses.fields(dtype)
         }

@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager
 from functools import cached_property, partial
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.utils.data import DataLoader
@@ -101,7 +101,7 @@ class FastTrainer(Trainer):
         own_loss = find_own_loss(self, given.get("compute_loss_func"))
         self._ext_planned = plan_run(given, plan, own_loss, find_override(self, *BATCHES))
         run = self._ext_planned.run
-        self._ext_args, self._ext_current_args = run.args, CurrentArguments(self)
+        self._ext_args, self._ext_current_args = run.args, cast(Any, CurrentArguments(self))
         # Trainer's constructor asks for the loss, and opens the repository on the Hub.
         self._ext_team, self._ext_losses = Team(self._ext_current_args), Losses(self._ext_current_args)
         self._ext_pusher = Pusher(self._ext_current_args, self._ext_team)

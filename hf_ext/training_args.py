@@ -239,11 +239,12 @@ class FastTrainingArguments(TrainingArguments):
     def __new__(cls, *args: Any, **kwargs: Any) -> FastTrainingArguments:
         """Remembers which fields are given, also with their default: a preset leaves them alone."""
         made = super().__new__(cls)
-        made._keywords = {*kwargs, *(spec.name for spec in dataclasses.fields(cls)[: len(args)])}
+        vars(made)["_keywords"] = {*kwargs, *(spec.name for spec in dataclasses.fields(cls)[: len(args)])}
         return made
 
     def __post_init__(self) -> None:
-        preset = {name: value for name, value in preset_values(self.preset).items() if name not in self._keywords}
+        given = vars(self).pop("_keywords", ())
+        preset = {name: value for name, value in preset_values(self.preset).items() if name not in given}
         vars(self).update(preset)
         _read_types(self)
         self._marked: frozenset[str] | None = None
@@ -255,9 +256,9 @@ class FastTrainingArguments(TrainingArguments):
         self.use_cpu = self.use_cpu or moved
         if not self.use_cpu and self.ddp_backend is None and need_gloo():
             self.ddp_backend = "gloo"
-        for bf16, fp16 in (("bf16", "fp16"), ("bf16_full_eval", "fp16_full_eval")):
-            if getattr(self, bf16) and getattr(self, fp16):  # the parent would say first that this machine has no bf16
-                raise ArgumentError(f"{bf16}=True with {fp16}=True: a run computes in one precision. Leave one out.")
+        for half, other in (("bf16", "fp16"), ("bf16_full_eval", "fp16_full_eval")):
+            if getattr(self, half) and getattr(self, other):  # the parent would say first that this machine has no bf16
+                raise ArgumentError(f"{half}=True with {other}=True: a run computes in one precision. Leave one out.")
         # The parent refuses these two by the machine it stands on, or switches TF32 on for good: the plan decides.
         tf32, bf16 = self.tf32, self.bf16
         self.tf32 = False if tf32 is False else None
@@ -344,7 +345,7 @@ def _read_types(args: Any) -> None:
     Of Trainer's own fields, whose code takes more than they say, only what must be a mistake: a part of a step or seed,
     and words for no.
     """
-    for name, hint in field_types(type(args)).items():
+    for name, hint in field_types(args.__class__).items():
         value, kinds = getattr(args, name), set(members(hint)) - {type(None)}
         if name in OWN_FIELDS:
             if isinstance(value, str) and list[str] in kinds:

@@ -86,7 +86,7 @@ def test_one_word_is_a_list_of_one(name, word):
 
 
 def test_an_unknown_speed_up_is_named_whole():
-    with pytest.raises(ArgumentError, match="speedups=.packing,ddp.: allowed are all, "):
+    with pytest.raises(ArgumentError, match=r"speedups=.packing,ddp.: allowed are all, "):
         make(speedups="packing,ddp")
 
 

@@ -1,13 +1,11 @@
-"""The most rows, or tokens, that fit into memory at a time, found by trying; the optimizer step keeps its rows.
+"""The most rows that fit into memory at a time, found by trying; the optimizer step keeps its rows.
 
 Class I. Effect (`--find_batch_size`): before training, forward and backward run on the longest rows of the training
-data with 1 row on a device, then with more, up to the rows of an optimizer step, by its divisors (with
-`--max_tokens_per_step`: by halves of it), beside as many bytes as the optimizer and the exchange of gradients will
-take. The most that fits becomes the batch, and accumulation makes up the rest: rows per step, learning rate and
-schedule stay as they were asked for. (With a token budget that holds for the most tokens of a step; rows fall into
-other steps, as with any other budget: class L.) Every try is printed; what a failed one held is freed; all processes
-try the same and take what fits on each. Nothing else is changed: weights, gradients and random numbers are afterwards
-as before.
+data with 1 row on a device, then with more, up to the rows of an optimizer step, by its divisors, beside as many bytes
+as the optimizer and the exchange of gradients will take. The most that fits becomes the batch, and accumulation makes
+up the rest: rows per step, learning rate and schedule stay as they were asked for. Every try is printed; what a failed
+one held is freed; all processes try the same and take what fits on each. Nothing else is changed: weights, gradients
+and random numbers are afterwards as before.
 What was found is kept beside the embedding cache for this model, data, device and settings, and tried once more,
 alone, by the next run: it is checked, not trusted.
 Hardware: any. On CPUs an allocation seldom fails, so there it ends at the whole step.
@@ -35,9 +33,7 @@ def decide(context: Context) -> Decision:
     problem = _find_problem(context)
     if problem:
         return Decision(NAME, KIND, "refused", f"--find_batch_size: {problem}")
-    kind: Kind = "L" if args.max_tokens_per_batch else KIND
-    what = "tokens" if args.max_tokens_per_batch else "rows"
-    return Decision(NAME, kind, "applied", f"the most {what} at a time that fit, of those of an optimizer step")
+    return Decision(NAME, KIND, "applied", "the most rows at a time that fit, of those of an optimizer step")
 
 
 def _find_problem(context: Context) -> str | None:
