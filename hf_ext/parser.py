@@ -177,7 +177,7 @@ class FastArgumentParser(GroupedArgumentParser):
         if key not in self._types:
             raise ArgumentError(f"{given.where}: unknown key {key!r}{name_nearest(key, self._types) or '.'}")
         value, kinds, action = given.value, members(self._types[key]), self._flags[key]
-        if isinstance(value, Enum) or value == [] or (value is None and NoneType in kinds):
+        if isinstance(value, Enum) or (value == [] and action.nargs == "+") or (value is None and NoneType in kinds):
             return copy.copy(value)
         if isinstance(value, dict | list) and action.nargs not in ("+", "*"):
             if any(getattr(kind, "__origin__", kind) is type(value) for kind in kinds):
@@ -194,15 +194,11 @@ class FastArgumentParser(GroupedArgumentParser):
         raise ArgumentError(f"{given.where}: {key}: {shown} is not {allowed}.")
 
     def _build(self, dtype: Any, values: Mapping[str, Any]) -> Any:
-        """One dataclass; what no layer set is left to the dataclass's own defaults."""
         names = [field.name for field in dataclasses.fields(dtype) if field.init]
         for name in names:
             if name in self._required and name not in values:
                 raise ArgumentError(f"{name} is required: give --{name} or put {name!r} into the YAML file.")
-        chosen = {name: values[name] for name in names if name in values}
-        for field in dataclasses.fields(dtype):  # HfArgumentParser: a bool without default is False
-            if field.init and field.default is field.default_factory is dataclasses.MISSING:
-                chosen.setdefault(field.name, self._field_defaults[field.name])
+        chosen = {name: values[name] if name in values else copy.copy(self._field_defaults[name]) for name in names}
         preset = chosen.pop("preset", None)  # its values are among the others
         try:
             built = dtype(**chosen)

@@ -244,6 +244,8 @@ class FastTrainingArguments(TrainingArguments):
 
     def __post_init__(self) -> None:
         given = vars(self).pop("_keywords", ())
+        if {spec.name for spec in dataclasses.fields(self) if spec.init} <= {*given}:  # as HfArgumentParser gives them
+            given = changed_fields(self)
         preset = {name: value for name, value in preset_values(self.preset).items() if name not in given}
         vars(self).update(preset)
         _read_types(self)

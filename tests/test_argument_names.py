@@ -84,3 +84,9 @@ def test_a_flag_of_another_command_names_that_command():
         for name in names:
             with pytest.raises(ArgumentError, match=rf"'--{name}', did you mean that of `hf-ext {command}`\?"):
                 parser.parse_args_into_dataclasses([f"--{name}", "x"])
+
+
+def test_a_preset_counts_with_the_parser_of_transformers_too():
+    given = [*HERE, "--preset", "low_disk+low_memory", "--gradient_accumulation_steps", "2"]
+    (args,) = HfArgumentParser(FastTrainingArguments).parse_args_into_dataclasses(given, look_for_args_file=False)
+    assert (args.save_total_limit, args.per_device_train_batch_size, args.gradient_accumulation_steps) == (1, 1, 2)
