@@ -96,7 +96,13 @@ class GroupedArgumentParser(HfArgumentParser):
         self._groups: dict[str | None, Any] = {}
         kwargs.setdefault("formatter_class", HelpFormatter)
         super().__init__(types, **{**kwargs, "add_help": False})
-        self.add_argument("-h", "--help", action=ShowHelp, default=argparse.SUPPRESS, help="All: every flag.")
+        self.add_argument(
+            "-h",
+            "--help",
+            action=ShowHelp,
+            default=argparse.SUPPRESS,
+            help="The flags that people use first; all: every one.",
+        )
 
     def shown_defaults(self) -> Mapping[str, Any]:
         """Field -> what it has where nobody gives it."""
