@@ -34,6 +34,7 @@ from hf_ext.data.arguments import DataArguments
 from hf_ext.evaluation import score_predictions
 from hf_ext.models.encoders import LoraSettings
 from hf_ext.trainer import FastTrainer
+from hf_ext.training import evaluator
 from hf_ext.training_args import FastTrainingArguments
 
 LEAST_COVERAGE, MOST_TIME = 0.9, 0.1
@@ -96,7 +97,7 @@ def make_trainer(args: argparse.Namespace, folder: str, seed: int, training: str
         output_dir=folder,
         seed=seed,
         per_device_eval_batch_size=args.eval_batch_size,
-        max_eval_samples=args.share,
+        eval_subset=args.share,
         embedding_cache_dir=str(args.cache),
         logging_strategy="no",
         **{**fixed, **given},
@@ -119,7 +120,8 @@ def measure_coverage(args: argparse.Namespace, folder: str) -> dict[str, Any]:
     runs = []
     for seed in range(args.num_seeds):
         seen = Coverage()
-        given = {"num_train_epochs": args.epochs, "eval_strategy": "epoch", "eval_full_every": 1}
+        evaluator.FULL_EVERY = 1  # the subset is held against all rows each time
+        given = {"num_train_epochs": args.epochs, "eval_strategy": "epoch"}
         given |= {"speedups": ["embedding_cache"], "per_device_train_batch_size": 32, "learning_rate": 3e-4}
         make_trainer(args, f"{folder}/seed{seed}", seed, "frozen", seen, **given).train()
         runs.append(seen.rows)

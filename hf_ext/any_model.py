@@ -103,7 +103,7 @@ def build_trainer(
         require_base(getattr(model, "name_or_path", None))
     log = start_run_log(args.output_dir, args.process_index == 0)
     if example.stock_trainer:
-        throughput = ThroughputCallback(model, given.get("processing_class"), args.throughput_warmup_steps)
+        throughput = ThroughputCallback(model, given.get("processing_class"))
         log.info("\nStock Trainer, no plan.\n")
         return Trainer(model, stock_arguments(args, parser.explicit), callbacks=[throughput], **given)
     trainer = FastTrainer(model, args, **given)

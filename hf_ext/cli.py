@@ -28,10 +28,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(words: Sequence[str]) -> int:
     first, *rest = words or ["--help"]
-    if first in COMMANDS:
-        return _run_command(first, rest)
     if first in ("-h", "--help") and rest and rest[0] in COMMANDS:
-        return _run_command(rest[0], ["--help", *rest[1:]])
+        first, rest = rest[0], ["--help", *rest[1:]]
+    if first in COMMANDS:
+        name_program(first)
+        result = import_module(COMMANDS[first][0]).main(rest)
+        return result if isinstance(result, int) else 0  # a `main` that returns results has succeeded
     if first in ("-h", "--help"):
         print(help_page())
     elif first == "--version":
@@ -43,13 +45,6 @@ def _run(words: Sequence[str]) -> int:
         kind = "argument" if first.startswith("-") else "command"
         raise ArgumentError(f"{PROGRAM}: unknown {kind} {first!r}{near or '.'} Commands: {', '.join(COMMANDS)}.")
     return 0
-
-
-def _run_command(name: str, words: list[str]) -> int:
-    """Runs a subcommand; a `main` that returns results instead of an exit status has succeeded."""
-    name_program(name)
-    result = import_module(COMMANDS[name][0]).main(words)
-    return result if isinstance(result, int) else 0
 
 
 def help_page() -> str:

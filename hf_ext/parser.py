@@ -2,8 +2,8 @@
 
     dataclass default < recipe default < preset < YAML (--config) < command line
 
-Every value, wherever it comes from, is converted by the rule that the command line uses for its field, and every key
-that no field has is fatal. The idea of a config file under the command line is TRL's `TrlParser`.
+Values of every layer become words of the command line, so that one rule converts them all, and every key that no field
+has is fatal. The idea of a config file under the command line is TRL's `TrlParser`.
 """
 
 from __future__ import annotations
@@ -13,17 +13,19 @@ import copy
 import dataclasses
 import sys
 from collections.abc import Mapping
+from enum import Enum
 from pathlib import Path
-from typing import Any, NoReturn, get_args, get_origin, get_type_hints
+from types import NoneType
+from typing import Any, NoReturn
 
-from hf_ext.argument_names import name_nearest
-from hf_ext.config_file import Given, read_config
-from hf_ext.conversion import NUMBER_READERS, convert_value, type_members
-from hf_ext.errors import ArgumentError, HfExtError
-from hf_ext.help_groups import GroupedArgumentParser
-from hf_ext.presets import NO_PRESET, Merged, TakesPresets, find_preset
+from .argument_checks import describe_type, field_types, members
+from .argument_names import is_secret, name_nearest
+from .config_file import Given, read_config
+from .errors import ArgumentError, HfExtError
+from .help_groups import GroupedArgumentParser
+from .presets import NO_PRESET, find_preset
 
-_UNSET: Any = object()
+OF_YAML = {"on": "true", "off": "false", ".inf": "inf", "-.inf": "-inf", ".nan": "nan"}  # -> as the command line has it
 
 
 class FastArgumentParser(GroupedArgumentParser):
@@ -58,198 +60,160 @@ class FastArgumentParser(GroupedArgumentParser):
         **kwargs: Any,
     ) -> None:
         kwargs.setdefault("usage", "%(prog)s [--config FILE.yaml] [--FLAG VALUE ...]")  # argparse would list all flags
-        kwargs["allow_abbrev"] = False
-        super().__init__(dataclass_types, **kwargs)
-        self.presets = dict(presets or {})
-        self.recipe_defaults = dict(defaults or {})
+        super().__init__(dataclass_types, **{**kwargs, "allow_abbrev": False})
+        self.presets, self.recipe_defaults = dict(presets or {}), dict(defaults or {})
         self.explicit: frozenset[str] = frozenset()
         self.origins: dict[str, str] = {}
         self.arguments: list[str] = []
         self.preset: str | None = None
         self.config_path: str | None = None
-        self._hints: dict[str, Any] = {}
-        for dtype in self.dataclass_types:
-            hints = get_type_hints(dtype)
-            fields = [field for field in dataclasses.fields(dtype) if field.init]
-            self._hints.update({self._named(field).name: hints[field.name] for field in fields})
-        self._field_actions: dict[str, argparse.Action] = {}
-        for action in self._actions:  # the first of a destination; `--no_x` shares its own with `--x`
-            if action.dest in self._hints:
-                self._field_actions.setdefault(action.dest, action)
-        for action in self._actions:
-            action.type = NUMBER_READERS.get(action.type, action.type)
-        if "config" not in self._hints:
+        self._flags = {action.dest: action for action in reversed(self._actions)}  # --x, not --no_x
+        self._types = {
+            name: hint
+            for dtype in self.dataclass_types
+            for name, hint in field_types(dtype).items()
+            if name in self._flags
+        }
+        self._field_defaults = {name: action.default for name, action in self._flags.items()}
+        self._required = {name for name, action in self._flags.items() if action.required}
+        for action in self._actions:  # what is not typed is then not in the namespace, and may come from other layers
+            action.default, action.required = argparse.SUPPRESS, False
+        if "config" not in self._types:
             self.add_argument("--config", metavar="FILE.yaml", help="YAML file, or the name of one of hf_ext's own")
-        if "preset" not in self._hints:
+        if "preset" not in self._types:
             self.add_argument("--preset", metavar="NAME[+NAME]", help=f"presets under YAML; {NO_PRESET!r} for none")
-        self.epilog = "\n\n".join(filter(None, [kwargs.get("epilog"), self._preset_list()])) or None
+        lines = [
+            f"  {name}: {', '.join(f'{k}={v}' for k, v in values.items())}" for name, values in self.presets.items()
+        ]
+        listed = ["\n".join(["presets (--preset NAME[+NAME], later ones win):", *lines])] if lines else []
+        self.epilog = "\n\n".join([*filter(None, [self.epilog]), *listed]) or None
 
-    def parse_args_into_dataclasses(
-        self,
-        args: list[str] | None = None,
-        return_remaining_strings: bool = False,
-        look_for_args_file: bool = False,
-        args_filename: str | None = None,
-        args_file_flag: str | None = None,
-    ) -> tuple[Any, ...]:
+    def parse_args_into_dataclasses(self, args: list[str] | None = None, **unsupported: Any) -> tuple[Any, ...]:  # type: ignore[override]
         """Parses and returns one instance per dataclass type, and a namespace if arguments were added by hand.
 
         Args:
             args: command-line strings; None takes `sys.argv[1:]`.
-            return_remaining_strings, look_for_args_file, args_filename, args_file_flag: the parent's other ways to
-                pass or to ignore values; not supported here, since nothing may be ignored.
+            **unsupported: the parent's other ways to pass or to ignore values, since nothing may be ignored.
 
         Raises:
             ArgumentError: an unknown key or flag, preset or file; a value of the wrong type; a duplicate YAML key; a
                 required field that nobody gave. Names key, value, place and the nearest known name.
             SystemExit: after `--help`.
         """
-        if return_remaining_strings or look_for_args_file or args_filename or args_file_flag:
+        if any(unsupported.values()):
             raise ArgumentError(".args files and remaining strings are not supported; use --config FILE.yaml.")
         self.arguments = list(sys.argv[1:] if args is None else args)
-        namespace = self._parse_command_line(self.arguments)
-        typed = {name: vars(namespace)[name] for name in self._hints if vars(namespace)[name] is not _UNSET}
-        config = typed.get("config") if "config" in self._hints else namespace.config
-        if config == "":
-            raise ArgumentError("--config '': name a YAML file; without --config, values are the defaults.")
-        from_yaml = read_config(config) if config else {}
-        if "config" in from_yaml:
-            raise ArgumentError(f"{from_yaml['config'].where}: config files do not nest; remove 'config'.")
-        recipe = self._recipe_layer()
-        preset = self._choose_preset(typed.get("preset", getattr(namespace, "preset", None)), from_yaml, recipe)
-        names = self._split_preset(preset)
-
-        layers = [("recipe", recipe)]
-        layers += [(f"preset {name}", self._preset_layer(name)) for name in names]
-        layers += [(Path(config).name, from_yaml)] if config else []
-        values, origins = self._merge(layers)
-        values.update(typed)
-        origins.update(dict.fromkeys(typed, "command line"))
+        typed = self._parse_words(self.arguments)
+        own = {name: typed.pop(name) for name in self._types if name in typed}
+        config = typed.pop("config", None) if "config" not in self._types else own.get("config")
+        given = read_config(config) if config is not None else {}
+        if "config" in given:
+            raise ArgumentError(f"{given['config'].where}: config files do not nest; remove 'config'.")
+        preset = self._choose_preset(typed.pop("preset", own.get("preset")), given)
+        layers = self._layers(preset) + ([(Path(config).name, given)] if config is not None else [])
+        values, self.origins = self._merge(layers)
+        values |= own
+        self.origins |= dict.fromkeys(own, "command line")
+        self.explicit = frozenset((own.keys() | given.keys()) & self._types.keys())
+        self.preset, self.config_path = preset if self._split(preset) else None, config
         outputs = [self._build(dtype, values) for dtype in self.dataclass_types]
-        self.explicit = frozenset((typed.keys() | from_yaml.keys()) & self._hints.keys())
-        self.origins, self.preset, self.config_path = origins, preset if names else None, config
-        extra = {k: v for k, v in vars(namespace).items() if k not in self._hints and k not in ("config", "preset")}
-        return (*outputs, argparse.Namespace(**extra)) if extra else tuple(outputs)
+        return (*outputs, argparse.Namespace(**typed)) if typed else tuple(outputs)
 
     def error(self, message: str) -> NoReturn:
         """Raises ArgumentError where argparse would print and exit, so that all mistakes read and test alike."""
         raise command_line_error(message)
 
     def shown_defaults(self) -> Mapping[str, Any]:
-        """Those of the recipe, and of the preset that it has where nobody gives one."""
-        recipe = self._recipe_layer()
-        names = self._split_preset(self._choose_preset(None, {}, recipe))
-        return self._merge([("recipe", recipe), *((name, self._preset_layer(name)) for name in names)])[0]
+        """Those of the recipe, and of the preset that it has where nobody gives one; else the dataclasses'."""
+        return self._field_defaults | self._merge(self._layers(self._choose_preset(None, {})))[0]
 
-    def _parse_command_line(self, args: list[str] | None) -> argparse.Namespace:
-        """What was typed; fields that were not typed stay _UNSET, so that a typed default is still seen as typed."""
-        required = [action for action in self._field_actions.values() if action.required]
-        for action in required:  # a preset or the YAML may still bring them; `_build` asks for the rest
-            action.required = False
-        try:
-            unset = argparse.Namespace(**dict.fromkeys(self._hints, _UNSET))
-            namespace, unknown = self.parse_known_args(args, unset)
-        finally:
-            for action in required:
-                action.required = True
+    def _parse_words(self, words: list[str]) -> dict[str, Any]:
+        """What the words say, and nothing of what they do not, but for arguments added by hand."""
+        namespace, unknown = self.parse_known_args(words)
         refuse_unknown(self, unknown)
-        return namespace
+        return vars(namespace)
+
+    def _choose_preset(self, typed: str | None, config: Mapping[str, Given]) -> str | None:
+        """The preset in effect: typed, else from YAML, else the recipe's, else the default of a field `preset`."""
+        if typed is not None:
+            return typed
+        if "preset" in config:
+            return None if config["preset"].value is None else str(config["preset"].value)
+        found: Any = self.recipe_defaults.get("preset", self._field_defaults.get("preset"))
+        return found if isinstance(found, str) else None
+
+    def _layers(self, preset: str | None) -> list[tuple[str, dict[str, Given]]]:
+        """Origins and their values: of the recipe, and of the presets."""
+        layers = [("recipe", {key: Given(value, "recipe default") for key, value in self.recipe_defaults.items()})]
+        for name in self._split(preset):
+            if nested := {"preset", "config"} & self.presets[name].keys():
+                raise ArgumentError(f"preset {name}: presets do not nest; remove {sorted(nested)}.")
+            layers.append(
+                (f"preset {name}", {key: Given(v, f"preset {name}") for key, v in self.presets[name].items()})
+            )
+        return layers
+
+    def _split(self, preset: str | None) -> list[str]:
+        if preset is None or (preset.strip() in ("", NO_PRESET) and preset not in self.presets):
+            return []
+        names = [name.strip() for name in preset.split("+")]
+        for name in names:
+            find_preset(name, preset, self.presets)
+        return names
 
     def _merge(self, layers: list[tuple[str, dict[str, Given]]]) -> tuple[dict[str, Any], dict[str, str]]:
         """The converted value of each field and who set it; later layers win."""
         values: dict[str, Any] = {}
-        origins = dict.fromkeys(self._hints, "default")
+        origins = dict.fromkeys(self._types, "default")
         for origin, layer in layers:
             for key, given in layer.items():
-                if key == "preset" and key not in self._hints:
-                    continue  # a flag of the parser, used before
-                values[key] = self._convert(key, given)
-                origins[key] = origin
+                if key != "preset" or key in self._types:  # a flag of the parser, used before
+                    values[key] = self._convert(key, given)
+                    origins[key] = origin
         return values, origins
 
-    def _choose_preset(self, typed: Any, from_yaml: dict[str, Given], recipe: dict[str, Given]) -> str | None:
-        """The preset in effect: typed, else from YAML, else the recipe's, else the default of a field `preset`."""
-        if typed is not None and typed is not _UNSET:
-            return str(typed)
-        for layer in (from_yaml, recipe):
-            if (given := layer.get("preset")) is not None:
-                if given.text is not None and not isinstance(given.text, str):
-                    raise ArgumentError(f"{given.where}: preset {given.plain!r} is not text such as 'a+b'.")
-                return given.text
-        if "preset" not in self._hints:
-            return None
-        default = self._field_actions["preset"].default
-        return default if isinstance(default, str) else None
-
-    def _split_preset(self, written: str | None) -> list[str]:
-        if written is None or (written.strip() in ("", NO_PRESET) and written not in self.presets):
-            return []
-        names = [name.strip() for name in written.split("+")]
-        for name in names:
-            find_preset(name, written, self.presets)
-        return names
-
-    def _recipe_layer(self) -> dict[str, Given]:
-        return {key: Given(value, value, "recipe default") for key, value in self.recipe_defaults.items()}
-
-    def _preset_layer(self, name: str) -> dict[str, Given]:
-        if nested := {"preset", "config"} & self.presets[name].keys():
-            raise ArgumentError(f"preset {name}: presets do not nest; remove {sorted(nested)}.")
-        return {key: Given(value, value, f"preset {name}") for key, value in self.presets[name].items()}
-
-    def _preset_list(self) -> str:
-        if not self.presets:
-            return ""
-        lines = [
-            f"  {name}: {', '.join(f'{key}={value}' for key, value in fields.items())}"
-            for name, fields in self.presets.items()
-        ]
-        return "\n".join(["presets (--preset NAME[+NAME], later ones win):", *lines])
-
     def _convert(self, key: str, given: Given) -> Any:
-        """A layer's value as the command line would have made it, or ArgumentError with key, value and type."""
-        if key not in self._hints:
-            raise ArgumentError(f"{given.where}: unknown key {key!r}{name_nearest(key, self._hints) or '.'}")
-        if given.plain is None and type(None) in get_args(self._hints[key]):
-            return None
-        action, members = self._field_actions[key], type_members(self._hints[key])
-        if action.nargs in ("+", "*"):
-            texts, plains = (v if isinstance(v, (list, tuple)) else [v] for v in (given.text, given.plain))
-            each = [Given(text, plain, given.where) for text, plain in zip(texts, plains)]
-            inner = tuple(
-                part for hint in members for part in (get_args(hint) if get_origin(hint) is list else (hint,))
-            )
-            return [convert_value(key, one, action, inner) for one in each]
-        for member in members:
-            if isinstance(given.plain, list) and get_origin(member) is list and get_args(member)[0] is str:
-                return [str(item) for item in given.text]
-            if type(given.plain) is (get_origin(member) or member) and member is not str:
-                return copy.deepcopy(given.plain)
-        return convert_value(key, given, action, members)
+        """A value as the command line makes it of its words."""
+        if key not in self._types:
+            raise ArgumentError(f"{given.where}: unknown key {key!r}{name_nearest(key, self._types) or '.'}")
+        value, kinds, action = given.value, members(self._types[key]), self._flags[key]
+        if isinstance(value, Enum) or (value == [] and action.nargs == "+") or (value is None and NoneType in kinds):
+            return copy.copy(value)
+        if isinstance(value, dict | list) and action.nargs not in ("+", "*"):
+            if any(getattr(kind, "__origin__", kind) is type(value) for kind in kinds):
+                return copy.deepcopy(value)
+        elif value is not None and not isinstance(value, dict):
+            words = [_word(one, kinds) for one in (value if isinstance(value, list) else [value])]
+            try:
+                return self._parse_words([f"--{key}={words[0]}"] if len(words) == 1 else [f"--{key}", *words])[key]
+            except ArgumentError:
+                if str in kinds and not action.choices and isinstance(value, str):
+                    return value  # `str | bool`, of which HfArgumentParser tries the bool alone
+        shown = "the value, not shown here," if is_secret(key) else repr(value)
+        allowed = f"one of {', '.join(map(str, action.choices))}" if action.choices else describe_type(self._types[key])
+        raise ArgumentError(f"{given.where}: {key}: {shown} is not {allowed}.")
 
     def _build(self, dtype: Any, values: Mapping[str, Any]) -> Any:
-        """One dataclass; what no layer set is left to the dataclass's own defaults."""
-        chosen = {}
-        for field in map(self._named, dataclasses.fields(dtype)):
-            if not field.init:
-                continue
-            if field.name in values:
-                chosen[field.name] = values[field.name]
-            elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-                action = self._field_actions[field.name]
-                if action.required:
-                    raise ArgumentError(
-                        f"{field.name} is required: give --{field.name} or put {field.name!r} into the YAML file."
-                    )
-                chosen[field.name] = action.default  # HfArgumentParser: a bool without default is False
-        if isinstance(dtype, TakesPresets) and isinstance(chosen.get("preset"), str):
-            chosen["preset"] = Merged(chosen["preset"])  # of this parser's presets, under YAML and command line
+        names = [field.name for field in dataclasses.fields(dtype) if field.init]
+        for name in names:
+            if name in self._required and name not in values:
+                raise ArgumentError(f"{name} is required: give --{name} or put {name!r} into the YAML file.")
+        chosen = {name: values[name] if name in values else copy.copy(self._field_defaults[name]) for name in names}
+        preset = chosen.pop("preset", None)  # its values are among the others
         try:
-            return dtype(**chosen)
+            built = dtype(**chosen)
         except HfExtError:
             raise
         except (ValueError, FileNotFoundError, IsADirectoryError) as error:  # what Trainer's own arguments refuse
             raise ArgumentError(str(error)) from error
+        if preset is not None:
+            built.preset = preset
+        return built
+
+
+def _word(value: Any, kinds: tuple[Any, ...]) -> str:
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    return OF_YAML.get(text, text) if {bool, float} & {*kinds} else text
 
 
 def command_line_error(message: str) -> ArgumentError:

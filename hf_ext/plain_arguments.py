@@ -1,56 +1,59 @@
-"""Plain `TrainingArguments` where `FastTrainingArguments` are needed: the same values, and ours as they are by default.
+"""Plain `TrainingArguments` in a `FastTrainer`, and `FastTrainingArguments` in a stock one.
 
-What somebody gives who has changed the trainer's class alone, or whose library has arguments of its own.
+Somebody gives plain ones who has changed the trainer's class alone, or whose library has arguments of its own.
 """
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from transformers import TrainingArguments
 
 from .errors import ArgumentError
-from .processes import check_together
-from .training_args import FastTrainingArguments
+from .training_args import OWN_FIELDS, FastTrainingArguments, changed_fields, check_plain, default_of
 
 OUTPUT_DIR = "tmp_trainer"  # as Trainer's, of a run without arguments
 
 
-def as_fast_arguments(args: Any) -> FastTrainingArguments:
-    """`args` themselves, if they are FastTrainingArguments; else arguments of that class with the values of `args`.
+def complete_arguments(args: Any) -> Any:
+    """`args` themselves, where they lack one of our arguments with its default.
 
-    Nothing is computed anew: what `TrainingArguments` made of the values when it was built stays, such as
-    `greater_is_better`. Both share their values from here on, so that a later change of `args` counts, as in Trainer.
-    A subclass keeps its own fields and methods. None gives the defaults.
+    Nothing is computed anew, and what is changed in them later counts, as in Trainer: they stay the user's object, of
+    the user's class. None gives the defaults of all.
 
     Raises:
-        ArgumentError: no training arguments at all; a hub strategy that hf_ext does not have; processes that were
-            launched together and would train alone.
+        ArgumentError: no training arguments at all; else as `FastTrainingArguments`.
     """
     if args is None:
         return FastTrainingArguments(output_dir=OUTPUT_DIR)
-    if isinstance(args, FastTrainingArguments):
-        return args
     if not isinstance(args, TrainingArguments):
         raise ArgumentError(
             f"args is a {type(args).__name__}: give hf_ext's FastTrainingArguments, or transformers' TrainingArguments."
         )
-    check_together(args.world_size)
-    plain: Any = type(args)
-    fast = object.__new__(_fast_class(plain))
-    fast.__dict__ = args.__dict__
-    fast.adopt_values()
-    return fast
+    if not isinstance(args, FastTrainingArguments):
+        plain: Any = args
+        plain.explicit_fields = changed_fields(plain)
+        for name, spec in OWN_FIELDS.items():
+            if not hasattr(plain, name):
+                setattr(plain, name, copy.copy(default_of(spec)))
+        check_plain(plain)
+    return args
 
 
-def with_values_of(args: FastTrainingArguments) -> FastTrainingArguments:
-    """Another object with the same values, from here on too: what is changed in one, is in both."""
-    shared = object.__new__(type(args))
-    shared.__dict__ = args.__dict__
-    return shared
+class CurrentArguments:
+    """The arguments that a trainer has now. Its parts hold this, since others may be assigned to `trainer.args`."""
+
+    def __init__(self, trainer: Any):
+        vars(self)["_trainer"] = trainer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(vars(self)["_trainer"].args, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._trainer.args, name, value)
 
 
 def stock_arguments(args: Any, explicit: frozenset[str], **changed: Any) -> TrainingArguments:
@@ -64,35 +67,12 @@ def stock_arguments(args: Any, explicit: frozenset[str], **changed: Any) -> Trai
     Raises:
         ArgumentError: the user set a field that the stock Trainer does not have, or a checkpoint that is not there.
     """
-    plain = [spec.name for spec in dataclasses.fields(TrainingArguments) if spec.init]
-    harmless = {"preset", "throughput_warmup_steps", "embedding_cache_dir"}
-    foreign = explicit - {*harmless, *plain}
-    asked = sorted(name for name in foreign if getattr(args, name, None) not in (None, False, [], "no"))
+    foreign = explicit & OWN_FIELDS.keys() - {"preset", "embedding_cache_dir"}
+    asked = sorted(name for name in foreign if getattr(args, name) not in (None, False, [], "no"))
     if asked:
         raise ArgumentError(f"--stock_trainer has none of {', '.join(asked)}: leave them out, or train without it.")
     if args.resume_from_checkpoint and not Path(str(args.resume_from_checkpoint)).is_dir():
         raise ArgumentError(f"resume_from_checkpoint={args.resume_from_checkpoint!r}: no such folder in {Path.cwd()}.")
-    values = {name: getattr(args, name) for name in plain}
+    values = {spec.name: getattr(args, spec.name) for spec in dataclasses.fields(TrainingArguments) if spec.init}
     # On a machine without a GPU it takes bf16 only together with `use_cpu`.
     return TrainingArguments(**{**values, "use_cpu": args.device.type == "cpu", **changed})
-
-
-@cache
-def _fast_class(plain: Any) -> type[FastTrainingArguments]:
-    if plain is TrainingArguments:
-        return FastTrainingArguments
-    # The `__repr__` of a subclass that is a dataclass again would show tokens, which that of TrainingArguments hides.
-    made = {"__reduce__": _reduce, "__repr__": TrainingArguments.__repr__, "_plain": plain}
-    both = type(f"Fast{plain.__name__}", (FastTrainingArguments, plain), made)
-    return dataclasses.dataclass(init=False, repr=False)(both)
-
-
-def _reduce(args: Any) -> tuple[Any, ...]:
-    """A class that was made here cannot be found by its name; Trainer stores arguments while it pushes."""
-    return _rebuild, (args._plain, args.__getstate__())
-
-
-def _rebuild(plain: Any, state: dict[str, Any]) -> FastTrainingArguments:
-    fast = object.__new__(_fast_class(plain))
-    fast.__dict__.update(state)
-    return fast

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-from .argument_names import TakesShortNames, name_nearest, short_name
+from .argument_names import name_nearest
 from .errors import ArgumentError
 
 NO_PRESET = "none"
@@ -25,11 +25,10 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "activation_policy": "attention",
         "dataloader_pin_memory": False,
         "oom_policy": "step_down",
-        "embedding_tokens_per_batch": 2048,
     },
     # Validation sets that take longer than is worth it: 5 % of the rows every second epoch; all of them before a new
-    # best model replaces the old one, at the end, and every fifth time (the best may owe its subset's score to luck).
-    "quick_eval": {"max_eval_samples": 0.05, "eval_every_epochs": 2, "eval_full_every": 5},
+    # best model replaces the old one, at the end, and every fifth time.
+    "quick_eval": {"eval_subset": 0.05, "eval_every_epochs": 2},
     # Small drives: the newest checkpoint (and the best, where it is another one), less of it if it must be; no logs of
     # other tools.
     "low_disk": {"save_total_limit": 1, "disk_policy": "degrade", "report_to": "none"},
@@ -41,26 +40,6 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "without": ["precision", "encoder_precision", "tf32", "cpu_matmul", "cpu_threads", "attention", "compile"],
     },
 }
-
-
-class Merged(str):
-    """Names of presets whose values whoever gives them has put in already."""
-
-
-class TakesPresets(TakesShortNames):
-    """Of dataclasses whose keyword `preset` sets what else is not given by keyword; see `FastTrainingArguments`."""
-
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Raises ArgumentError for a preset that there is not."""
-        written = kwargs.get("preset")
-        if isinstance(written, Merged):
-            return super().__call__(*args, **{**kwargs, "preset": str(written)})
-        given = set(map(short_name, kwargs))
-        added = {name: value for name, value in preset_values(written).items() if name not in given}
-        arguments = super().__call__(*args, **added, **kwargs)
-        if added:
-            arguments.leave_to_plan(frozenset(added))
-        return arguments
 
 
 def preset_values(written: Any) -> dict[str, Any]:

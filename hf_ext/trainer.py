@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from functools import cached_property, partial
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from transformers import Seq2SeqTrainer, Trainer, TrainerCallback
@@ -40,7 +40,7 @@ from .held import replaced
 from .hub.push import HubError
 from .hub.pusher import Pusher
 from .overrides import BATCHES, EVALUATION_LOSS, TRAINING_LOSS, find_override, find_own_loss
-from .plain_arguments import as_fast_arguments, with_values_of
+from .plain_arguments import CurrentArguments, complete_arguments
 from .plan import Plan
 from .reporting.progress import messages_above_bars, show_live
 from .training.backends import Backend, choose_backend
@@ -78,7 +78,7 @@ class FastTrainer(Trainer):
 
     Where a speed-up is applied, `trainer.args` is a copy with what the plan set: a second trainer made from the
     caller's `args` does not scale a learning rate that is scaled already. Without, it is the caller's; of plain
-    `TrainingArguments`, `as_fast_arguments` of them. Trainers of other libraries go in front:
+    `TrainingArguments`, too. Trainers of other libraries go in front:
     `class Mine(SFTTrainer, FastTrainer)`.
 
     Raises (from the constructor):
@@ -95,7 +95,7 @@ class FastTrainer(Trainer):
         own_loss = find_own_loss(self, given.get("compute_loss_func"))
         self._ext_planned = plan_run(given, plan, own_loss, find_override(self, *BATCHES))
         run = self._ext_planned.run
-        self._ext_current_args = with_values_of(run.args)
+        self._ext_args, self._ext_current_args = run.args, cast(Any, CurrentArguments(self))
         # Trainer's constructor asks for the loss, and opens the repository on the Hub.
         self._ext_team, self._ext_losses = Team(self._ext_current_args), Losses(self._ext_current_args)
         self._ext_pusher = Pusher(self)
@@ -113,14 +113,13 @@ class FastTrainer(Trainer):
 
     @property
     def args(self) -> Any:
-        """The FastTrainingArguments; others may be assigned at any time, and count from then on."""
+        """The arguments; others may be assigned at any time, and count from then on."""
         return self._ext_args
 
     @args.setter
     def args(self, args: Any) -> None:
-        self._ext_args = as_fast_arguments(args)
-        if "_ext_current_args" in vars(self):  # which the parts hold; a subclass may assign before the constructor
-            self._ext_current_args.__dict__ = self._ext_args.__dict__
+        self._ext_args = complete_arguments(args)
+        if "_ext_planned" in vars(self):  # a subclass may assign before the constructor
             self._ext_planned.run.args = self._ext_args
 
     @cached_property
@@ -561,7 +560,7 @@ class FastTrainer(Trainer):
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> EvalLoopOutput:
-        """As in Trainer; with `max_eval_samples`, `dataloader` is of the subset, and the rest follows where due."""
+        """As in Trainer; with `eval_subset`, `dataloader` is of the subset, and the rest follows where due."""
         given = (description, prediction_loss_only, ignore_keys, metric_key_prefix)
         with self._ext_parts.workers.naming_deaths():
             if not (self.is_in_train and self._ext_evaluator.looks_at_own):

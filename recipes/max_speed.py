@@ -86,8 +86,6 @@ def main(argv: list[str] | None = None) -> dict:
     settle_measure(args, model_args.loss)
     check_measure(args, model_args.loss, evaluated(model_args, data_args))
     read_requirements(model_args, data_args)
-    if args.max_eval_samples is not None:
-        args.eval_group_column = args.eval_group_column or data_args.group_column
     with run_folder(args, subfolders(model_args, data_args, args)):
         return run(model_args, data_args, args, parser)
 

@@ -62,7 +62,7 @@ class PredictArguments:
     _first_flags = (
         *("model", "revision", "output", "keep_columns", "interval", "calibrated", "dataset_name", "streaming"),
         *("filter", "bad_rows", "stop_codon", "gaps", "max_residues", "too_long", "speedups", "without", "use_cpu"),
-        *("embedding_cache_dir", "embedding_tokens_per_batch", "per_device_eval_batch_size"),
+        *("embedding_cache_dir", "per_device_eval_batch_size"),
     )
 
     model: str = field(metadata={"help": "Folder that max_speed.py wrote, or Hub id."})

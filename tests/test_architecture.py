@@ -20,7 +20,6 @@ FLOORS = (
     },
     {
         "argument_checks",
-        "argument_types",
         "presets",
         "optional",
         "hardware",
@@ -42,7 +41,7 @@ FLOORS = (
     {"embeddings", "evaluation", "checkpoints"},
     {"memory"},
     {"speedups", "hub", "config_file"},
-    {"plan", "training_args", "conversion", "help_groups"},
+    {"plan", "training_args", "help_groups"},
     {"parser"},
     {"plain_arguments", "tasks"},
     {"training"},

@@ -139,7 +139,7 @@ def test_a_mistake_of_ours_keeps_its_traceback(toy):
         (["--path", "gb2.yaml"], r"no 'gb2.yaml' comes with hf_ext, did you mean 'gb1.yaml'\? Files: .*4gpu_ddp.yaml"),
         (["--path", "gb1"], "no 'gb1' comes with hf_ext, did you mean 'gb1.yaml'"),
         (["train", "--optimm", "x"], r"did you mean '--optim'\? Run with --help all"),
-        (["train", "--config", ""], "--config '': name a YAML file"),
+        (["train", "--config", ""], "--config '': cannot be read from"),
         (["--path", "a", "b"], "takes one name, not 2 words: a b"),
     ],
 )

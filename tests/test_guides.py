@@ -93,7 +93,7 @@ def test_every_snippet_compiles() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_flag_and_file_that_is_named_exists(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    flags = {flag.removesuffix("_ext") for flag in read_flags(page)}  # as they are beside classes that have them too
+    flags = read_flags(page)
     assert flags - LAUNCHERS - ELSEWHERE - SCHEDULERS - RELEASES - known_flags() == set()
     for name in re.findall(r"(?:recipes|accelerate_configs|benchmarks|docs)/[\w/]+\.(?:py|yaml|md|json)", text):
         assert (ROOT / name).exists() or name in WRITTEN or "NAME" in name, name

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from hf_ext.affinity.arguments import AffinityArguments
-from hf_ext.argument_names import short_name
 from hf_ext.data.arguments import DataArguments
 from hf_ext.errors import ArgumentError
 from hf_ext.help_groups import LAST, TRAINING_GROUPS
@@ -112,7 +111,7 @@ def values_of_a_run(recipe: str) -> dict[str, Any]:
     parser = FastArgumentParser(types, presets=PRESETS, defaults=module.DEFAULTS)
     required = ["--model", "m"] if recipe == "predict" else []
     parsed = parser.parse_args_into_dataclasses(required)
-    return {short_name(field.name): getattr(one, field.name) for one in parsed for field in dataclasses.fields(one)}
+    return {field.name: getattr(one, field.name) for one in parsed for field in dataclasses.fields(one)}
 
 
 @pytest.mark.parametrize("recipe", ["max_speed", "mlm", "generate_antibody", "pde_operator", "predict"])
@@ -135,7 +134,7 @@ FIRST = {
     "generate_antibody": 22,
     "pde_operator": 19,
     "sample": 21,
-    "predict": 20,
+    "predict": 19,
     "evaluate_recipe": 20,
     "doctor": 28,
     "compare": 20,
@@ -191,7 +190,7 @@ def test_the_first_page_leaves_parser_and_whole_page_as_they_were():
     before = parser.format_all_help()
     assert "Two." not in parser.format_help()
     assert parser.format_all_help() == before
-    assert "--dataset-name" in before
+    assert "--dataset_name" in before
     (args, *_) = parser.parse_args_into_dataclasses(["--tower-training", "full"])
     assert args.tower_training == ["full"]
 
@@ -214,7 +213,7 @@ def test_every_argument_of_ours_has_a_group_and_every_name_in_one_is_an_argument
     from transformers import TrainingArguments
 
     stock = {field.name for field in dataclasses.fields(TrainingArguments)}
-    ours = [short_name(f.name) for f in dataclasses.fields(FastTrainingArguments) if f.name not in stock]
+    ours = [f.name for f in dataclasses.fields(FastTrainingArguments) if f.name not in stock]
     placed = [name for names in TRAINING_GROUPS.values() for name in names]
     assert len(placed) == len(set(placed))
     assert set(ours) - set(placed) == set()

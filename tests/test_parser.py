@@ -208,13 +208,13 @@ def test_a_yaml_list_fills_a_list_field(config, line, value):
     ("line", "message"),
     [
         ("learning_rate: fast", "learning_rate: 'fast' is not float"),
-        ("steps: 1.5", "steps: 1.5 is not int"),
+        ("steps: 1.5", "steps: '1.5' is not int"),
         ("steps: null", "steps: None is not int"),
-        ("steps: [1, 2]", r"steps: \[1, 2\] is not int"),
+        ("steps: [1, 2]", r"steps: \['1', '2'\] is not int"),
         ("bf16: perhaps", "bf16: 'perhaps' is not bool"),
         ("kernel: flsh", "kernel: 'flsh' is not one of sdpa, flash"),
-        ("layers: [1, two]", "layers: 'two' is not int"),
-        ("layers: [1, [2]]", r"layers: \[2\] is not int"),
+        ("layers: [1, two]", r"layers: \['1', 'two'\] is not list\[int\]"),
+        ("layers: [1, [2]]", r"layers: \['1', \['2'\]\] is not list\[int\]"),
         ("output_dir: {a: 1}", "output_dir: {'a': 1} is not str"),
     ],
 )
@@ -327,7 +327,7 @@ def test_presets_and_config_files_do_not_nest(config):
         ("options:\n  a: 1\n  a: 2\n", r"line 3: 'a' is already given on line 2"),
         ("- steps\n", "the top level must be lines of 'field: value'"),
         ("steps: [1\n", "not valid YAML: .*line 2"),
-        ("options: {a: !!python/name:os.system x}\n", "not valid YAML: tags .* are not read"),
+        ("options: {a: !!python/name:os.system x}\n", "tags and aliases are not read"),
     ],
 )
 def test_a_malformed_yaml_file_is_refused(config, text, message):
@@ -336,7 +336,7 @@ def test_a_malformed_yaml_file_is_refused(config, text, message):
 
 
 def test_a_missing_file_is_refused_and_an_empty_one_changes_nothing(config):
-    with pytest.raises(ArgumentError, match=r"--config no_such\.yaml: cannot be read from /"):
+    with pytest.raises(ArgumentError, match=r"--config 'no_such\.yaml': cannot be read from /"):
         parse("--config", "no_such.yaml")
     assert parse("--config", config("# nothing yet\n"))[1] == Run()
 

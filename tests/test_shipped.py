@@ -42,7 +42,9 @@ def test_a_path_that_exists_goes_first(tmp_path):
 
 
 def test_an_unknown_config_lists_what_comes_along():
-    with pytest.raises(ArgumentError, match=r"--config gb2.yaml: cannot be read from .* With hf_ext come: gb1.yaml, "):
+    with pytest.raises(
+        ArgumentError, match=r"--config .gb2.yaml.: cannot be read from .* With hf_ext come: gb1.yaml, "
+    ):
         read_config("gb2.yaml")
     assert len(list_shipped(CONFIGS)) >= 20
 

@@ -18,6 +18,7 @@ from hf_ext.masked_lm.building import build_trainer, prepare_splits
 from hf_ext.optional import import_problem
 from hf_ext.out_of_memory import DidNotFit, attempt
 from hf_ext.reporting.flops import flops_coefficients
+from hf_ext.reporting.throughput import ThroughputCallback
 from hf_ext.training_args import FastTrainingArguments
 
 from .shapes import Shape, make_collator, make_rows
@@ -74,6 +75,8 @@ class Bench:
             if side == FLASH:
                 model.set_attn_implementation("flash_attention_2")
             trainer = self._trainer(side, model, steps, passes, seed, folder)
+            (throughput,) = (c for c in trainer.callback_handler.callbacks if isinstance(c, ThroughputCallback))
+            throughput.warmup_steps = min(WARMUP, steps - 1)
             trained = trainer.train()
             if hasattr(trainer, "plan"):
                 found = {one.name: f"{one.status}: {one.reason}" for one in trainer.plan.decisions}
@@ -109,7 +112,6 @@ class Bench:
             "seed": seed,
             "use_cpu": self.device.type == "cpu",
             "embedding_cache_dir": f"{folder}/cache",
-            "throughput_warmup_steps": min(WARMUP, steps - 1),
         }
         is_stock = side in (STOCK, FLASH)
         if is_stock:

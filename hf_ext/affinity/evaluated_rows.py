@@ -36,7 +36,7 @@ from .slices import Slice, find_exact, find_slices
 REPEATED = (
     *("seed", "per_device_eval_batch_size", "metric_for_best_model", "use_cpu", "full_determinism"),
     *("speedups", "without", "attention", "max_encoder_noise", "bf16", "fp16", "tf32", "bf16_full_eval"),
-    *("fp16_full_eval", "embedding_cache_dir", "embedding_tokens_per_batch", "max_tokens_per_batch"),
+    *("fp16_full_eval", "embedding_cache_dir", "max_tokens_per_batch"),
 )
 
 

@@ -27,7 +27,7 @@ from ..errors import ArgumentError, exit_on_errors
 from ..models.affinity import AffinityModel, AffinityOutput
 from ..plain_arguments import stock_arguments
 from ..reporting.run_log import start_run_log
-from ..reporting.throughput import ThroughputCallback
+from ..reporting.throughput import WARMUP_STEPS, ThroughputCallback
 from ..tasks import parse_command
 from ..training_args import FastTrainingArguments
 from .arguments import AffinityArguments
@@ -84,12 +84,12 @@ def collate(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {"rows": list(rows), "labels": torch.tensor([float(row["label"]) for row in rows])}
 
 
-def measure(args: TrainingArguments, warmup_steps: int, sample_rows: int, model: RowByRow, rows: Any) -> Trainer:
-    """Trains on `sample_rows` of `rows`, drawn by the seed, after `warmup_steps`; leaves `throughput.json`."""
+def measure(args: TrainingArguments, sample_rows: int, model: RowByRow, rows: Any) -> Trainer:
+    """Trains on `sample_rows` of `rows`, drawn by the seed, after the warm-up; leaves `throughput.json`."""
     rows_per_step = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
-    args.max_steps = warmup_steps + math.ceil(sample_rows / rows_per_step)
+    args.max_steps = WARMUP_STEPS + math.ceil(sample_rows / rows_per_step)
     args._n_gpu = min(1, args.n_gpu)  # such a loop knows one device
-    throughput = ThroughputCallback(model, warmup_steps=warmup_steps)
+    throughput = ThroughputCallback(model)
     trainer = Trainer(model, args, data_collator=collate, train_dataset=rows, callbacks=[throughput])
     trainer.train()
     return trainer
@@ -123,7 +123,7 @@ def main(words: Sequence[str] | None = None) -> None:
     train = rows.splits["train"]
     log.info("%d of %d training rows, each by itself through every encoder.", sample.sample_rows, len(train))
     module = RowByRow(model, build_collator(model, data_args, model_args.max_length))
-    measure(plain, args.throughput_warmup_steps, sample.sample_rows, module, train)
+    measure(plain, sample.sample_rows, module, train)
 
 
 if __name__ == "__main__":

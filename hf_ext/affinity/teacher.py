@@ -98,7 +98,6 @@ def _predict(folder: str, collator: SequenceCollator, args: FastTrainingArgument
             use_cpu=args.use_cpu,
             per_device_eval_batch_size=args.per_device_eval_batch_size,
             embedding_cache_dir=args.embedding_cache_dir,
-            embedding_tokens_per_batch=args.embedding_tokens_per_batch,
             disable_tqdm=args.disable_tqdm,
             report_to="none",
         )

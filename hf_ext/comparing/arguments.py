@@ -19,7 +19,7 @@ class CompareArguments:
             *("progression", "singles"),
         ),
         "measurement": (
-            *("output_dir", "rounds", "max_rounds", "seed", "warmup_steps_excluded", "warmup_run", "logging_steps"),
+            *("output_dir", "rounds", "max_rounds", "seed", "warmup_run", "logging_steps"),
             *("sample_rows", "metric"),
             *("greater_is_better", "timed_by"),
         ),
@@ -59,7 +59,6 @@ class CompareArguments:
         },
     )
     seed: int = field(default=42, metadata={"help": "Of the first round; each round adds 1, for all sides alike."})
-    warmup_steps_excluded: int = field(default=3, metadata={"help": "First steps of every run that no rate includes."})
     warmup_run: bool = field(default=False, metadata={"help": "Run every side once before, and discard that."})
     sample_rows: int = field(
         default=96, metadata={"help": "Training rows on which --baseline row_by_row is measured in each round."}
@@ -109,7 +108,7 @@ class CompareArguments:
     singles: bool = field(default=False, metadata={"help": "With --progression: also run each phase alone."})
 
     def __post_init__(self) -> None:
-        for name, least in (("rounds", 1), ("warmup_steps_excluded", 0), ("logging_steps", 1), ("sample_rows", 1)):
+        for name, least in (("rounds", 1), ("logging_steps", 1), ("sample_rows", 1)):
             if getattr(self, name) < least:
                 raise ArgumentError(f"--{name} {getattr(self, name)}: must be at least {least}.")
         for name in self._argument_groups["criteria"]:

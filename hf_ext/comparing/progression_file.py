@@ -31,7 +31,7 @@ from typing import Any, Literal
 import yaml
 
 from ..argument_names import name_nearest
-from ..config_file import read_mapping, refuse_duplicates
+from ..config_file import read_nodes
 from ..errors import ArgumentError
 from .needs import NEEDS
 
@@ -77,7 +77,7 @@ def read_progression(path: str) -> Progression:
         ArgumentError: the file cannot be read or is no plain YAML; a key is unknown, missing, given twice, or has a
             value of another kind. Names the file, the line and the key.
     """
-    top = _Fields(path, read_mapping(path), OF_FILE)
+    top = _Fields(path, read_nodes(path), OF_FILE)
     baseline = _read_phase(top.fields("baseline", OF_BASELINE), "baseline")
     phases = tuple(_read_phase(entry) for entry in top.entries("phases", OF_PHASE))
     names = [baseline.name, *(phase.name for phase in phases)]
@@ -138,8 +138,6 @@ class _Fields:
             if known and key not in known:
                 self.nodes[key] = value
                 raise self.error(key, f"no such key{name_nearest(key, known)}; there are {', '.join(known)}")
-            if key in self.nodes:
-                raise self.error(key, f"is already given on line {self.nodes[key].start_mark.line + 1}; keep one")
             self.nodes[key] = value
 
     def error(self, key: str, problem: str) -> ArgumentError:
@@ -225,7 +223,6 @@ def _pairs(path: str, node: yaml.Node, inside: str) -> list[tuple[str, yaml.Node
 def _as_typed(fields: _Fields, name: str, node: yaml.Node) -> Any:
     """A value as it would be typed; `no` stays no, and a mapping becomes JSON, which Trainer's arguments take."""
     if isinstance(node, yaml.MappingNode):
-        refuse_duplicates(node, fields.path)
         try:
             return json.dumps(yaml.SafeLoader("").construct_document(node))
         except (yaml.YAMLError, TypeError, ValueError) as error:

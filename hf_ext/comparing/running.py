@@ -119,8 +119,7 @@ def _check_throughput(
         )
     if not throughput["measured_steps"]:
         raise ChildFailed(
-            f"{side.name}, round {round_}: all {throughput['warmup_steps']} steps were warm-up. Train for more steps, "
-            "or lower --warmup_steps_excluded."
+            f"{side.name}, round {round_}: all {throughput['warmup_steps']} steps were warm-up. Train for more steps."
         )
     if side.launch is not None and throughput["num_processes"] != side.launch.num_processes:
         raise ChildFailed(

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import yaml
 
-from ..config_file import read_mapping
+from ..config_file import read_nodes
 from ..errors import ArgumentError
 from ..presets import PRESETS
 from ..shipped import CONFIGS, RECIPES, find_shipped
@@ -133,7 +133,6 @@ def make_command(args: CompareArguments, shared: Sequence[str], side: Side, fold
     ours: dict[str, Any] = {
         "logging_strategy": "steps",
         "logging_steps": args.logging_steps,
-        "throughput_warmup_steps": args.warmup_steps_excluded,
         "seed": args.seed + round_,
         "report_to": "none",
         "disable_tqdm": "true",
@@ -163,7 +162,7 @@ def merge_yaml(below: str, above: str) -> str:
     Raises:
         ArgumentError: a file cannot be read, or is no mapping.
     """
-    first, second = read_mapping(below), read_mapping(above)
+    first, second = read_nodes(below), read_nodes(above)
     taken = {_key(key) for key, _ in second.value}
     first.value = [pair for pair in first.value if _key(pair[0]) not in taken] + second.value
     return yaml.serialize(first, Dumper=yaml.SafeDumper)

@@ -54,7 +54,7 @@ def make_schedule(args: Any, plan: Plan, work: Work) -> Schedule | None:
     else:
         return None
     evaluations = _occasions(args.eval_strategy, args.eval_steps, steps, epochs) / (args.eval_every_epochs or 1)
-    wanted, validation = args.max_eval_samples, work.num_rows.get("validation", 0)
+    wanted, validation = args.eval_subset, work.num_rows.get("validation", 0)
     share = 1.0 if not wanted or not validation else min(1.0, wanted if wanted <= 1 else wanted / validation)
     saves = math.ceil(_occasions(args.save_strategy, args.save_steps, steps, epochs))
     return Schedule(rows, steps * accumulation, epochs, evaluations, share, saves)

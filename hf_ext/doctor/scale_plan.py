@@ -84,7 +84,7 @@ def plan_scale(facts: Facts, doctor: DoctorArguments) -> ScalePlan:
     """What the run of `facts` would take on each of `doctor.gpus`.
 
     Every GPU takes the micro-batch that the arguments ask for, so that a step reads more rows on more GPUs, unless
-    `--effective_batch_size` or `--max_tokens_per_step` is given: then passes shrink, and rows where they do not divide.
+    `--effective_batch_size` is given: then passes shrink, and rows where they do not divide.
     """
     hardware = facts.machine.hardware
     if hardware.kind != "cuda" or facts.work is None or facts.plan is None:
@@ -152,7 +152,7 @@ class _Run:
     def _passes(self, num_gpus: int) -> tuple[int, str]:
         """Micro-batches of an optimizer step, and why the plan of as many processes refuses the batch, if it does."""
         args = self.facts.args
-        if not (args.effective_batch_size or args.max_tokens_per_step):
+        if not args.effective_batch_size:
             return self.passes, ""
         assert self.plan.context is not None
         decision = batch_size.decide(dataclasses.replace(self.plan.context, world_size=num_gpus))
@@ -191,8 +191,6 @@ class _Run:
         batch = "the same rows per GPU, so N GPUs read N times the rows in a step"
         if args.effective_batch_size:
             batch = f"{args.effective_batch_size} rows per step on any number of GPUs"
-        if args.max_tokens_per_step:
-            batch = f"at most {args.max_tokens_per_step} tokens per step on any number of GPUs"
         lines.append(batch + ("; --max_steps fixes the steps, not the rows" if args.max_steps > 0 else ""))
         lines.append("how long a step takes on several GPUs is not estimated: measure it with recipes/compare.py")
         if not card.native_bf16:

@@ -100,9 +100,7 @@ def _read_stream(stream: Any, group_column: str | None) -> tuple[Any, Any, int]:
 def _wanted(names: list[str], group_column: str | None) -> dict[str, str]:
     """Which columns to read, by what they are for."""
     if group_column is not None and group_column not in names:
-        raise DataError(
-            f"eval_group_column={group_column!r}: the evaluation set has {', '.join(names) or 'no columns'}."
-        )
+        raise DataError(f"group_column={group_column!r}: the evaluation set has {', '.join(names) or 'no columns'}.")
     label = next((name for name in LABEL_COLUMNS if name in names), None)
     return {**({"label": label} if label else {}), **({"group": group_column} if group_column else {})}
 

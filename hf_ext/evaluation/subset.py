@@ -69,7 +69,7 @@ def _num_wanted(size: int | float, num_rows: int) -> int:
     if not 0.0 < size <= 1.0:
         raise ArgumentError(f"size={size}: {allowed}.")
     if round(size * num_rows) == 0:
-        raise ArgumentError(f"size={size} (max_eval_samples): less than one of {num_rows} rows; {allowed}.")
+        raise ArgumentError(f"size={size} (eval_subset): less than one of {num_rows} rows; {allowed}.")
     return round(size * num_rows)
 
 

@@ -32,7 +32,7 @@ from .arguments import GeneratorArguments
 from .judging.rows import AntibodyRows
 from .preparing import PairData
 
-ENCODING_TOKENS = 8192  # per batch of antigens, where --embedding_tokens_per_batch does not say
+ENCODING_TOKENS = 8192  # per batch of antigens
 MAX_TABLE_BYTES = 2**30  # of states that are kept in memory; more are read from disk, batch by batch
 DEMO_SHAPE = {"d_model": 32, "hidden_size": 64}
 # Each antigen has one antibody there: at less than 1 all its samples would be that one.
@@ -211,7 +211,7 @@ def _fill(model: AntibodyGenerator, inputs: Inputs, training: Any, distinct: Seq
             distinct,
             encode,
             encode_exactly=exactly,
-            tokens_per_batch=training.embedding_tokens_per_batch or ENCODING_TOKENS,
+            tokens_per_batch=ENCODING_TOKENS,
             description="Encoding antigens",
             show_progress=not training.disable_tqdm and training.should_log,
         )

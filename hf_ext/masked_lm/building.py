@@ -245,5 +245,5 @@ def build_trainer(
         return FastTrainer(model, args, **shared)
     # Its `_remove_unused_columns` would take the text away before the collator can read it.
     plain = stock_arguments(args, explicit, remove_unused_columns=False)
-    throughput = ThroughputCallback(model, collator.tokenizer, args.throughput_warmup_steps)
+    throughput = ThroughputCallback(model, collator.tokenizer)
     return Trainer(model, plain, callbacks=[MaskingEpochCallback(collator), throughput], **shared)

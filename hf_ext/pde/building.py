@@ -173,5 +173,5 @@ def build_trainer(
     if not model_args.stock_trainer:
         return FastTrainer(model, args, callbacks=callbacks, **shared)
     plain = stock_arguments(args, explicit)
-    throughput = ThroughputCallback(model, None, args.throughput_warmup_steps)
+    throughput = ThroughputCallback(model)
     return Trainer(model, plain, callbacks=[*callbacks, MaskingEpochCallback(collator), throughput], **shared)

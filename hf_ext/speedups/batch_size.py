@@ -1,13 +1,13 @@
 """Effective batch size and the learning rate that goes with it.
 
 Class L: more rows per step means fewer, less noisy steps, and another learning rate. So it happens only when named:
-`--effective_batch_size`, `--max_tokens_per_step`, `--lr_scaling`, or a preset's `cached_batch_size` for heads that
-train from cached embeddings (printed as such; `--per_device_train_batch_size` overrides it).
+`--effective_batch_size`, `--lr_scaling`, or a preset's `cached_batch_size` for heads that train from cached embeddings
+(printed as such; `--per_device_train_batch_size` overrides it).
 
 Rows per step = rows per device x processes x passes, exactly, whatever the number of processes: so the steps of an
 epoch, their rows and the learning rate stay as they are when a run moves from one card to eight and back. Rows per
 device are the user's, else the most that divide, up to the default's or the preset's. With `--max_tokens_per_batch`
-rows per step vary, and `--max_tokens_per_step` bounds the tokens of a step over all processes instead.
+rows per step vary.
 `--lr_scaling` compares the rows of a step with one pass of one device, which no number of processes changes either.
 Source of the scaling rules: Goyal et al., arXiv:1706.02677 (linear); Malladi et al., arXiv:2205.10287 (square root, for
 Adam).
@@ -27,8 +27,6 @@ def decide(context: Context) -> Decision:
     args, world = context.args, context.world_size
     if NAME in (args.without or []):
         return off(NAME, KIND)
-    if args.max_tokens_per_step:
-        return _accumulate_tokens(context)
     if args.effective_batch_size:
         return _accumulate(context, args.effective_batch_size)
     chosen_by_hand = any(map(context.user_set, ("per_device_train_batch_size", "gradient_accumulation_steps")))
@@ -103,24 +101,6 @@ def _accumulate(context: Context, effective: int) -> Decision:
     reason = f"{effective} rows per optimizer step: {found[0]} x {devices} device{'s' if devices > 1 else ''}"
     reason = f"{reason} x {_passes(found[1])}; {_rate(context)}{_shortage(effective, context.data.num_rows)}"
     return Decision(NAME, KIND, "applied", reason, settings)
-
-
-def _accumulate_tokens(context: Context) -> Decision:
-    args = context.args
-    most, asked = args.max_tokens_per_batch, f"--max_tokens_per_step {args.max_tokens_per_step}"
-    if not most:
-        return _refuse(f"{asked} needs a budget of one pass on one device: give --max_tokens_per_batch")
-    if args.lr_scaling != "none":
-        return _refuse(f"{asked}: rows per step vary, so there is nothing for --lr_scaling to follow: leave it out")
-    unit = most * context.world_size
-    if args.max_tokens_per_step % unit:
-        near = nearest_multiples(args.max_tokens_per_step, unit)
-        return _refuse(f"{asked} is not a multiple of {unit} ({most} x {context.world_size} processes): use {near}")
-    passes = args.max_tokens_per_step // unit
-    if context.user_set("gradient_accumulation_steps") and args.gradient_accumulation_steps != passes:
-        return _refuse(f"{asked} is {_passes(passes)}: leave --gradient_accumulation_steps out")
-    reason = f"at most {args.max_tokens_per_step:,} tokens per optimizer step over all processes, in {_passes(passes)}"
-    return Decision(NAME, KIND, "applied", reason, {"gradient_accumulation_steps": passes})
 
 
 def _shortage(effective: int, num_rows: int | None) -> str:

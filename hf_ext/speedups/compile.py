@@ -11,7 +11,7 @@ With activation checkpointing, the parts of a block that is computed again are c
 the checkpoint stands around their graphs. Compiled around the checkpoint, torch would trace into it, and compile
 nothing where attention breaks the graph, as `blocked` does. Policy `half` leaves every second block whole.
 `--compile_mode reduce-overhead` replays CUDA graphs, which need batches of one shape: no packing or token budget, no
-smaller last batch, and batches of a few places of the data must come out alike; `auto` takes it where that holds. Not
+smaller last batch, and batches of a few places of the data must come out alike. Not
 with recomputed layers. Its gain was not measured, so it is not the default. `--torch_compile_mode`, Trainer's own,
 switches `--torch_compile` on.
 Conflicts: `--activation_policy pointwise` (inductor writes into products of matrices that the policy keeps), FSDP's own
@@ -59,11 +59,9 @@ def decide(context: Context) -> Decision:
     if context.args.compile_mode == "default":
         return Decision(NAME, KIND, "applied", reason, settings)
     varies = _why_no_graphs(context)
-    if varies is None:
-        return Decision(NAME, KIND, "applied", f"{reason}, as CUDA graphs", {"dynamic": False, "mode": GRAPHS})
-    if context.args.compile_mode == GRAPHS:
+    if varies is not None:
         return Decision(NAME, KIND, "refused", f"--compile_mode {GRAPHS}: {varies}")
-    return Decision(NAME, KIND, "applied", f"{reason}, without CUDA graphs: {varies}", settings)
+    return Decision(NAME, KIND, "applied", f"{reason}, as CUDA graphs", {"dynamic": False, "mode": GRAPHS})
 
 
 def _problem(context: Context) -> str | None:

@@ -25,9 +25,7 @@ def decide(context: Context) -> Decision:
         return Decision(NAME, KIND, "skipped", "no frozen encoder")
     if context.data.streaming:
         return Decision(NAME, KIND, "skipped", "a stream's sequences are not known in advance")
-    tokens = context.args.embedding_tokens_per_batch or (
-        CPU_TOKENS_PER_BATCH if context.hardware.kind == "cpu" else GPU_TOKENS_PER_BATCH
-    )
+    tokens = CPU_TOKENS_PER_BATCH if context.hardware.kind == "cpu" else GPU_TOKENS_PER_BATCH
     settings = {"inputs": frozen, "tokens_per_batch": tokens, "cache_dir": context.args.embedding_cache_dir}
     distinct = context.data.distinct_inputs
     counts = [f"{distinct[name]:,} {name}" for name in frozen if name in distinct]

@@ -40,8 +40,7 @@ def _contradiction(context: Context) -> str | None:
         return f"batches follow the budget, not --train_sampling_strategy {args.train_sampling_strategy}: leave one out"
     if args.effective_batch_size:
         return (
-            f"rows per step vary, so they cannot be --effective_batch_size {args.effective_batch_size}: "
-            "give --max_tokens_per_step instead"
+            f"rows per step vary, so they cannot be --effective_batch_size {args.effective_batch_size}: leave one out"
         )
     if args.auto_find_batch_size:
         return "--auto_find_batch_size changes rows per batch, not tokens: leave one out"

@@ -112,7 +112,7 @@ def check_metric_on_rows(args: Any, compute_metrics: Any, dataset: Any, name: st
     if problem is None and stops and num_groups < MIN_UNITS:
         problem = f"early stopping needs {MIN_UNITS} groups of {MIN_GROUP_ROWS} rows and more, here are {num_groups}"
     if problem:
-        where = "" if rows is None else f" ({len(rows):,} of --max_eval_samples)"
+        where = "" if rows is None else f" ({len(rows):,} of --eval_subset)"
         raise DataError(
             f"metric_for_best_model={args.metric_for_best_model!r}: {problem}{where}. Take another metric"
             + (", more rows" if rows is not None else "")

@@ -19,7 +19,7 @@ from .evaluation_passes import Evaluation
 from .team import Team
 
 ROW_BYTES = 26  # of a float64 as JSON has it
-SETTINGS = ("early_stopping_patience", "early_stopping_min_delta", "metric_for_best_model", "max_eval_samples")
+SETTINGS = ("early_stopping_patience", "early_stopping_min_delta", "metric_for_best_model", "eval_subset")
 
 logger = logging.getLogger(__name__)
 
@@ -151,7 +151,7 @@ class EarlyStopping(TrainerCallback):
         if self._watched is None:
             return 0
         rows = self._sets[self._watched.name] if self._watched.name else self._sets
-        num_rows, most = len(rows) if hasattr(rows, "__len__") else 0, self._args.max_eval_samples
+        num_rows, most = len(rows) if hasattr(rows, "__len__") else 0, self._args.eval_subset
         if most is not None:
             num_rows = min(num_rows or math.inf, math.ceil(most if most > 1 else most * num_rows))
         num_rows = max(num_rows, 0 if self._rule is None else len(self._rule.labels))

@@ -115,8 +115,8 @@ def check_number(done: Pass, num_rows: int) -> None:
     num_predictions = len(_first(done.prediction.predictions))
     if num_predictions != num_rows:
         raise DataError(
-            f"{num_predictions} predictions for {num_rows} evaluation rows: max_eval_samples needs one per row. Have "
-            "the model return that, or leave max_eval_samples out."
+            f"{num_predictions} predictions for {num_rows} evaluation rows: eval_subset needs one per row. Have "
+            "the model return that, or leave eval_subset out."
         )
 
 

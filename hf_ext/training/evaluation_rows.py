@@ -50,19 +50,19 @@ class EvaluationRows:
         """The choice that was made last in the set of that name ("" where there is but one)."""
         return self._parts[name].chosen
 
-    def parts(self, name: str, sets: Any, make_loader: MakeLoader) -> EvalParts:
-        """The parts of `sets[name]`, or of `sets` itself where the name is "".
+    def parts(self, name: str, sets: Any, group_column: str | None, make_loader: MakeLoader) -> EvalParts:
+        """The parts of `sets[name]`, or of `sets` itself where the name is "", with the shares of their groups.
 
         Raises:
             DataError: see `choose_rows`.
         """
         dataset, args = sets[name] if name else sets, self._args
         seed = args.seed if args.data_seed is None else args.data_seed
-        settings = (subset_size(args), args.eval_group_column, seed, args.eval_batch_size)
+        settings = (subset_size(args), group_column, seed, args.eval_batch_size)
         known = self._parts.get(name)
         if known is not None and known.dataset is dataset and known.settings == settings:
             return known
-        chosen = choose_rows(dataset, size=settings[0], group_column=args.eval_group_column, seed=seed)
+        chosen = choose_rows(dataset, size=settings[0], group_column=group_column, seed=seed)
         if len(chosen.rows) < FEW_ROWS and not chosen.are_all and self._team.is_main:
             self._warn_of_few(name, chosen)
         loader = make_loader(dataset, chosen.rows) if chosen.kept is None else make_loader(chosen.kept, None)
@@ -71,7 +71,7 @@ class EvaluationRows:
 
     def _warn_of_few(self, name: str, chosen: ChosenRows) -> None:
         logger.warning(
-            "max_eval_samples=%g leaves %d of %d evaluation rows%s: scores of so few swing by chance, and with "
+            "eval_subset=%g leaves %d of %d evaluation rows%s: scores of so few swing by chance, and with "
             "them which model counts as the best. Give %d or more, or leave it out.",
-            *(self._args.max_eval_samples, len(chosen.rows), chosen.num_rows, f" ({name})" if name else "", FEW_ROWS),
+            *(self._args.eval_subset, len(chosen.rows), chosen.num_rows, f" ({name})" if name else "", FEW_ROWS),
         )

@@ -1,9 +1,8 @@
-"""When a run is evaluated beyond what Trainer knows: every few epochs, by the clock, and always at its end."""
+"""When a run is evaluated beyond what Trainer knows: every few epochs, and always at its end."""
 
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -12,9 +11,8 @@ from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
 from ..errors import ArgumentError
 from .stopper import Stopper
-from .team import Team
 
-SCHEDULED_BY = ("max_eval_samples", "eval_every_epochs", "eval_minutes")
+SCHEDULED_BY = ("eval_subset", "eval_every_epochs")
 
 logger = logging.getLogger(__name__)
 
@@ -25,61 +23,44 @@ class EvaluationSchedule(TrainerCallback):
     Without one of `SCHEDULED_BY` it changes nothing.
     """
 
-    def __init__(self, team: Team, stopper: Stopper):
-        self._team, self._stopper = team, stopper
-        self._last_evaluation = time.monotonic()
+    def __init__(self, stopper: Stopper):
+        self._stopper = stopper
         self._evaluated_step: int | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """From here `eval_minutes` counts."""
-        self._last_evaluation, self._evaluated_step = time.monotonic(), None
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """By the clock; a step that ends an epoch waits for what that brings."""
-        ends_epoch = float(state.epoch).is_integer() or state.global_step >= state.max_steps
-        if self._is_time(args) and not ends_epoch:
-            self._evaluate_now(args, control)
+        """Nothing is evaluated yet."""
+        self._evaluated_step = None
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Epochs between two evaluations are passed over, and what the clock has evaluated; the run's end never is."""
+        """Epochs between two evaluations are passed over; the run's end never is."""
         is_by_epoch = args.eval_strategy == IntervalStrategy.EPOCH
         is_between = args.eval_every_epochs is not None and round(state.epoch) % args.eval_every_epochs != 0
-        is_done = args.eval_minutes is not None and self._evaluated_step == state.global_step
-        if (is_by_epoch and is_between) or is_done:
+        if is_by_epoch and is_between:
             control.should_evaluate = False
         is_asked_for = any(getattr(args, name) is not None for name in SCHEDULED_BY) and is_evaluated(args)
         is_last = is_asked_for and self._stopper.is_at_end(state, control)
-        if (self._is_time(args) or is_last) and self._evaluated_step != state.global_step:
-            self._evaluate_now(args, control)
+        if is_last and self._evaluated_step != state.global_step:
+            control.should_evaluate = True
+            # Else the best model would be one of which there is no checkpoint.
+            control.should_save |= args.load_best_model_at_end and args.save_strategy != SaveStrategy.BEST
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """From here `eval_minutes` counts; a user's own evaluation is none of the run's."""
+        """A user's own evaluation is none of the run's."""
         if self._stopper.is_evaluating:
-            self._last_evaluation, self._evaluated_step = time.monotonic(), state.global_step
-
-    def _is_time(self, args: Any) -> bool:
-        """Whether `eval_minutes` have passed for any process."""
-        if args.eval_minutes is None:
-            return False
-        return self._team.agree([time.monotonic() - self._last_evaluation >= args.eval_minutes * 60])[0]
-
-    def _evaluate_now(self, args: Any, control: Any) -> None:
-        control.should_evaluate = True
-        # Else the best model would be one of which there is no checkpoint.
-        control.should_save |= args.load_best_model_at_end and args.save_strategy != SaveStrategy.BEST
+            self._evaluated_step = state.global_step
 
 
 def is_evaluated(args: Any) -> bool:
     """Whether a run with these arguments is evaluated while it trains."""
-    return args.eval_strategy != IntervalStrategy.NO or args.eval_minutes is not None
+    return bool(args.eval_strategy != IntervalStrategy.NO)
 
 
 def check_callbacks(args: Any, callbacks: Iterable[Any]) -> None:
-    """Raises ArgumentError where one of them compares rows that `max_eval_samples` makes different ones."""
-    if args.max_eval_samples is not None and any(isinstance(callback, EarlyStoppingCallback) for callback in callbacks):
+    """Raises ArgumentError where one of them compares rows that `eval_subset` makes different ones."""
+    if args.eval_subset is not None and any(isinstance(callback, EarlyStoppingCallback) for callback in callbacks):
         raise ArgumentError(
             "EarlyStoppingCallback compares the score of a subset with the best score of all rows: with "
-            "--max_eval_samples use --early_stopping_patience, which compares the same rows."
+            "--eval_subset use --early_stopping_patience, which compares the same rows."
         )
 
 
@@ -87,16 +68,13 @@ def check_schedule(args: Any, eval_dataset: Any) -> None:
     """Refuses explicit requests that would do nothing; those of a preset are passed over, with a line.
 
     Raises:
-        ArgumentError: `eval_every_epochs` without evaluation by epoch, `eval_full_every` or `eval_group_column` without
-            `max_eval_samples`, that without any evaluation, or `eval_minutes` without an evaluation set.
+        ArgumentError: `eval_every_epochs` without evaluation by epoch, or `eval_subset` without any evaluation.
     """
     idle = []
     if eval_dataset is None or not is_evaluated(args):
-        idle.append(("max_eval_samples", "an evaluation set and --eval_strategy"))
+        idle.append(("eval_subset", "an evaluation set and --eval_strategy"))
     if args.eval_every_epochs is not None and args.eval_strategy != IntervalStrategy.EPOCH:
         idle.append(("eval_every_epochs", "--eval_strategy epoch"))
-    if args.max_eval_samples is None:
-        idle += [(name, "--max_eval_samples") for name in ("eval_full_every", "eval_group_column")]
     for name, needed in idle:
         value = getattr(args, name)
         if value is None:
@@ -104,12 +82,10 @@ def check_schedule(args: Any, eval_dataset: Any) -> None:
         if name in args.explicit_fields:
             raise ArgumentError(f"{name}={value}: does nothing without {needed}. Give that, or leave this out.")
         logger.info("%s=%s is passed over: it needs %s.", name, value, needed)
-    if args.eval_minutes is not None and eval_dataset is None:
-        raise ArgumentError(f"eval_minutes={args.eval_minutes}: there is no eval_dataset to look at.")
 
 
 def check_subset(args: Any, eval_dataset: Any) -> None:
-    """Raises ArgumentError where `max_eval_samples` contradicts other arguments; see `Evaluator`."""
+    """Raises ArgumentError where `eval_subset` contradicts other arguments; see `Evaluator`."""
     subset_size(args)
     for name, value in (
         ("batch_eval_metrics", True),
@@ -118,12 +94,12 @@ def check_subset(args: Any, eval_dataset: Any) -> None:
     ):
         if getattr(args, name) is value:
             raise ArgumentError(
-                f"{name}={value}: with max_eval_samples={args.max_eval_samples} all predictions are needed, in order "
+                f"{name}={value}: with eval_subset={args.eval_subset} all predictions are needed, in order "
                 "of the rows. Leave one of the two out."
             )
     if (args.metric_for_best_model or "").removeprefix("eval_").startswith("full_"):
         raise ArgumentError(
-            f"metric_for_best_model={args.metric_for_best_model}: leave out full_; with max_eval_samples the best "
+            f"metric_for_best_model={args.metric_for_best_model}: leave out full_; with eval_subset the best "
             "model is always that of all rows."
         )
     names = list(eval_dataset) if isinstance(eval_dataset, Mapping) else []
@@ -133,14 +109,14 @@ def check_subset(args: Any, eval_dataset: Any) -> None:
 
 
 def subset_size(args: Any) -> int | float:
-    """`max_eval_samples` as `choose_subset` takes it: a count (int) above 1, else a share (float).
+    """`eval_subset` as `choose_subset` takes it: a count (int) above 1, else a share (float).
 
     Raises:
         ArgumentError: a count that is not whole.
     """
-    value = args.max_eval_samples
+    value = args.eval_subset
     if value <= 1:
         return float(value)
     if value != int(value):
-        raise ArgumentError(f"max_eval_samples={value}: give a whole number of rows (500) or a share up to 1.0 (0.05).")
+        raise ArgumentError(f"eval_subset={value}: give a whole number of rows (500) or a share up to 1.0 (0.05).")
     return int(value)

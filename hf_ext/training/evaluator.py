@@ -37,6 +37,8 @@ from .stopper import Stopper
 from .team import Team
 from .watcher import Watcher, load_watching
 
+FULL_EVERY = 5  # evaluations; the best model so far may owe its subset's score to luck
+
 logger = logging.getLogger(__name__)
 
 Given = tuple[Any, ...]  # to Trainer's loop, after the loader; the prefix of the metrics' names comes last
@@ -61,15 +63,15 @@ class Means:
 
 
 class Evaluator:
-    """Where `max_eval_samples` is set, evaluations while training look at a fixed subset of each evaluation set.
+    """Where `eval_subset` is set, evaluations while training look at a fixed subset of each evaluation set.
 
     The rest of the rows follows, so that nothing is computed twice, when a decision hangs on it: where the subset's
-    `metric_for_best_model` beats the subset's of the best model so far, in every `eval_full_every`-th evaluation, and
-    at the end of the run, also where early stopping ends it. `eval_*` are the subset's metrics, always; `eval_full_*`
-    those of all rows (`eval_full_NAME_*` where there are several sets). Only these make a model the best, and the last
-    of them the objective of a hyperparameter search.
+    `metric_for_best_model` beats the subset's of the best model so far, in every fifth evaluation, and at the end of
+    the run, also where early stopping ends it. `eval_*` are the subset's metrics, always; `eval_full_*` those of all
+    rows (`eval_full_NAME_*` where there are several sets). Only these make a model the best, and the last of them the
+    objective of a hyperparameter search.
 
-    Metrics are computed over all rows at once. Without `max_eval_samples` all is as in Trainer. Of a stream the subset
+    Metrics are computed over all rows at once. Without `eval_subset` all is as in Trainer. Of a stream the subset
     is kept in memory, and a full evaluation reads all of it again.
 
     Args:
@@ -81,7 +83,7 @@ class Evaluator:
         rows: the subsets.
 
     Raises (from the constructor):
-        ArgumentError: an argument that does nothing, or `max_eval_samples` with `batch_eval_metrics`,
+        ArgumentError: an argument that does nothing, or `eval_subset` with `batch_eval_metrics`,
             `dataloader_drop_last` or without `eval_do_concat_batches`, or with an evaluation set called "full".
     """
 
@@ -89,7 +91,7 @@ class Evaluator:
 
     def __init__(self, args: Any, team: Team, stopper: Stopper, sets: Any, watchers: Sequence[Watcher] = ()):
         check_schedule(args, sets)
-        if args.max_eval_samples is not None:
+        if args.eval_subset is not None:
             check_subset(args, sets)
         self.watchers = tuple(watchers)
         self.rows = EvaluationRows(args, team)
@@ -106,7 +108,7 @@ class Evaluator:
         """Training begins: afresh, or from a checkpoint (`resumed`: one of ours).
 
         Raises:
-            ArgumentError: with `max_eval_samples`, an `EarlyStoppingCallback`, which would compare other rows.
+            ArgumentError: with `eval_subset`, an `EarlyStoppingCallback`, which would compare other rows.
         """
         check_callbacks(self._args, callbacks)
         if not self._stopper.is_resumed:
@@ -133,7 +135,7 @@ class Evaluator:
         if means.sets is None or not is_evaluated(self._args):
             return
         for name in means.sets if isinstance(means.sets, Mapping) else [""]:
-            is_part = self._args.max_eval_samples is not None
+            is_part = self._args.eval_subset is not None
             rows = self._parts(name, means).chosen.rows if is_part else None
             compute, dataset = means.compute_metrics, means.sets[name] if name else means.sets
             check_metric_on_rows(self._args, compute, dataset, name, rows)
@@ -141,7 +143,8 @@ class Evaluator:
                 logger.warning("While training %s", problem)
 
     def _parts(self, name: str, means: Means) -> EvalParts:
-        return self.rows.parts(name, means.sets, means.make_loader)
+        group_column = getattr(means.compute_metrics, "group_column", None)  # `RowMetrics` scores by it
+        return self.rows.parts(name, means.sets, group_column, means.make_loader)
 
     @contextmanager
     def looking_at(self, asked_for: Any, sets: Any) -> Iterator[None]:
@@ -174,7 +177,7 @@ class Evaluator:
 
     def loader(self, means: Means) -> Any:
         """Of the subset, where the evaluation at hand looks at that; else None."""
-        if self._args.max_eval_samples is None or self._set_name is None:
+        if self._args.eval_subset is None or self._set_name is None:
             return None
         return self._parts(self._set_name, means).subset
 
@@ -184,7 +187,7 @@ class Evaluator:
         """An evaluation of a set of the run, over what `loader` is of, and over the rest where that is due."""
         name = self._set_name
         assert name is not None
-        parts = self._parts(name, means) if self._args.max_eval_samples is not None else None
+        parts = self._parts(name, means) if self._args.eval_subset is not None else None
         compute = knowing_rows(means.compute_metrics, self._dataset, None if parts is None else parts.chosen.rows)
         first = self._pass(loader, given, means, compute)
         num_rows = first.output.num_samples
@@ -211,7 +214,7 @@ class Evaluator:
         """
         args = self._args
         is_called = compute is not None and not args.batch_eval_metrics
-        noting = NotingMetrics(compute, with_metrics) if is_called and args.max_eval_samples is not None else None
+        noting = NotingMetrics(compute, with_metrics) if is_called and args.eval_subset is not None else None
         stand_in = compute if noting is None and compute is not means.compute_metrics else noting
         began = time.perf_counter()
         output, num_items = means.one_pass(loader, given, stand_in)
@@ -220,9 +223,9 @@ class Evaluator:
         return Pass(output, prediction, weight, time.perf_counter() - began)  # type: ignore[arg-type]
 
     def _needs_all_rows(self, name: str, metrics: dict[str, float], means: Means, now: Training) -> bool:
-        record, every = self.record(now.callback_handler.callbacks), self._args.eval_full_every
+        record = self.record(now.callback_handler.callbacks)
         is_at_end = self._stopper.is_at_end(now.state, now.control)
-        if is_at_end or (every is not None and record.of(name).num_evaluations % every == 0):
+        if is_at_end or record.of(name).num_evaluations % FULL_EVERY == 0:
             return True
         key = self.best_metric_key
         if now.state.global_step == 0 or metrics.get(key) is None or not np.isfinite(metrics[key]):
@@ -279,7 +282,7 @@ class Evaluator:
 
     def objective(self, metrics: dict[str, float], state: TrainerState, control: TrainerControl) -> dict[str, float]:
         """The metrics that a hyperparameter search sees: of one kind, else trials would be summed over several."""
-        if self._args.max_eval_samples is None:
+        if self._args.eval_subset is None:
             return metrics
         return choose_metrics(metrics, are_full=self._stopper.is_at_end(state, control))
 
@@ -311,14 +314,14 @@ class Evaluator:
     def decisive(self, metrics: dict[str, float]) -> dict[str, float] | None:
         """The metrics by which a model may be the best: those of all rows. None where only the subset's are there."""
         key = self.best_metric_key
-        if self._args.max_eval_samples is None or key not in metrics:
+        if self._args.eval_subset is None or key not in metrics:
             return metrics
         return {key: metrics[full_key(key)]} if full_key(key) in metrics else None
 
     def note_best(self, metrics: dict[str, float], means: Means, now: Training) -> None:
         """That the model with these metrics is the best so far: what others have to beat on the subset."""
         key = self.best_metric_key
-        if self._args.max_eval_samples is not None and key in metrics:
+        if self._args.eval_subset is not None and key in metrics:
             record = self.record(now.callback_handler.callbacks)
             record.best_on_subset = metrics[key]
             record.best_is_of = self._subset_identity(self._best_set, means)

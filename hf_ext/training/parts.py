@@ -94,7 +94,7 @@ class Parts:
         self.resumer = Resumer(args, team, self.places, backend)
         self.exporter = Exporter(args, backend.is_spread)
         self.workers = DataWorkers(args, self.places)
-        self._schedule = EvaluationSchedule(team, self.stopper)
+        self._schedule = EvaluationSchedule(self.stopper)
         self._masking = [MaskingEpochCallback(collator)] if hasattr(collator, "set_epoch") else []
 
     def listeners(self) -> Sequence[TrainerCallback]:

@@ -13,10 +13,11 @@ import torch
 from ..checkpoints.run_folder.folder_lock import find_other_run
 from ..disk import describe_failure, is_disk_failure
 from ..models.quantization import keep_gradients
-from ..plain_arguments import as_fast_arguments
+from ..plain_arguments import complete_arguments
 from ..plan import Plan, describe_model, make_plan
 from ..processes import check_fsdp, check_parallelism
 from ..speedups import Run
+from ..training_args import asks_for_more
 from .optimizers import require_optimizer
 
 logger = logging.getLogger(__name__)
@@ -116,9 +117,9 @@ def plan_run(given: Mapping[str, Any], plan: Plan | None, own_loss: str | None, 
     Raises:
         PlanRefused: a request would do something else than asked on this machine, model or data.
     """
-    args = as_fast_arguments(given.get("args"))
+    args = complete_arguments(given.get("args"))
     model, collator, dataset = (given.get(name) for name in ("model", "data_collator", "train_dataset"))
-    keeps_records = plan is not None or args.asks_for_more
+    keeps_records = plan is not None or asks_for_more(args)
     plan = plan or make_plan(args, model, dataset, collator)
     plan.check()
     if any(decision.status == "applied" for decision in plan.decisions):

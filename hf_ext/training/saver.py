@@ -27,6 +27,8 @@ from .disk_space import DiskSpace
 from .places import Places
 from .stopper import Stopper
 
+SAVE_FAILURES_ALLOWED = 3  # in a row; then the disk will not recover, and a run without checkpoints is worth little
+
 logger = logging.getLogger(__name__)
 
 
@@ -57,7 +59,7 @@ class Saver:
     for the disk happen during the optimizer step after it, at whose end the checkpoint has its name: a process that is
     killed loses no step more than if the save had waited. What others write into it until then (a callback's `on_save`)
     becomes part of it. One that cannot be written leaves the one before it valid; training goes on without, until
-    `save_failures_allowed` in a row have failed. All processes call each method.
+    three in a row have failed. All processes call each method.
 
     Args:
         trainer: the `FastTrainer`.
@@ -241,7 +243,7 @@ class Saver:
     def _note_failure(self, step: int, failure: str) -> None:
         """Says what happens now; raises DiskFailure where it was one failure too many."""
         self._num_failures += 1
-        left = self._trainer.args.save_failures_allowed - self._num_failures
+        left = SAVE_FAILURES_ALLOWED - self._num_failures
         logger.error("Checkpoint %d was not written: %s", step, failure)
         if left <= 0 or self._stopper.reason is not None:
             raise DiskFailure(f"{self._num_failures} checkpoint(s) in a row were not written: {failure}")

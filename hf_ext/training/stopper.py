@@ -16,11 +16,12 @@ from transformers import EarlyStoppingCallback, TrainerCallback, TrainerControl,
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
-from ..errors import ArgumentError
 from .now import Training
 from .signals import STOPPING, SignalWatch
 from .team import Team
 from .watcher import Watcher
+
+STOP_MARGIN_S = 300.0  # before max_hours; a tenth of it, where that is less
 
 logger = logging.getLogger(__name__)
 
@@ -62,20 +63,11 @@ class Stopper(TrainerCallback):
         is_resumed: whether the training at hand, or the last, continues a checkpoint.
         ignore_keys: what the evaluations of the training at hand leave out of a model's outputs.
         process_began: of the process, on the clock of `time.monotonic`.
-
-    Raises:
-        ArgumentError: `max_hours` leaves no time before `stop_margin_minutes`.
     """
 
     name = "evaluation_pending"
 
     def __init__(self, args: Any, team: Team):
-        hours, margin = args.max_hours, args.stop_margin_minutes
-        if hours is not None and hours * 60 <= margin:
-            raise ArgumentError(
-                f"max_hours={hours} ends before training begins: the last checkpoint is begun "
-                f"stop_margin_minutes={margin} before it. Give more hours or a smaller margin."
-            )
         self._args, self._team = args, team
         self.reason: StopReason | None = None
         self.evaluation_pending = False
@@ -132,10 +124,13 @@ class Stopper(TrainerCallback):
     def _wishes(self) -> list[bool]:
         now, received = time.monotonic(), self._signals.received
         hours, minutes = self._args.max_hours, self._args.save_minutes
-        margin_s = max(self._args.stop_margin_minutes * 60, 2 * self._longest_save_s)
-        is_time_up = hours is not None and now - self.process_began >= hours * 3600 - margin_s
+        is_time_up = hours is not None and now - self.process_began >= self._stop_after_s(hours * 3600)
         is_save_due = minutes is not None and now - self._last_save >= minutes * 60
         return [*(received == number for number in STOPPING), is_time_up, is_save_due]
+
+    def _stop_after_s(self, limit_s: float) -> float:
+        """Early enough for the last checkpoint, which may take as long as two of the longest so far."""
+        return limit_s - max(min(STOP_MARGIN_S, limit_s / 10), 2 * self._longest_save_s)
 
     def note_save(self, seconds: float) -> None:
         """That a save took so long: before `max_hours`, time for two of the longest is left."""

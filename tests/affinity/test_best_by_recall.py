@@ -45,7 +45,7 @@ def run(tmp_path_factory, demo_encoders):
     files = ["--dataset_name", str(root / "rows.csv"), "--output_dir", str(root / "run")]
     files += ["--encoders", demo_encoders[1]]
     columns = ["--label_column", "pKd", "--split_column", "part", "--embedding_cache_dir", str(root / "cache")]
-    asked = "--metric_for_best_model recall --binder_threshold 7.5 --group_column family --max_eval_samples 45"
+    asked = "--metric_for_best_model recall --binder_threshold 7.5 --group_column family --eval_subset 45"
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(RECIPES))
         quiet = "--disable_tqdm true --use_cpu true"

@@ -64,9 +64,9 @@ def test_a_sample_of_the_rows_is_measured_after_the_warmup(loop, demo_rows, tmp_
         disable_tqdm=True,
         use_cpu=True,
     )
-    measure(args, 2, 10, loop, demo_rows)
+    measure(args, 10, loop, demo_rows)
     found = json.loads((tmp_path / "throughput.json").read_text())
-    assert (found["warmup_steps"], found["measured_steps"], found["unit"]) == (2, 3, "sequences")
+    assert (found["warmup_steps"], found["measured_steps"], found["unit"]) == (3, 3, "sequences")
     assert found["totals"]["sequences"] == 12  # 10 rows are not three passes of 4
     assert (found["rows_per_epoch"], found["steps_per_epoch"]) == (len(demo_rows), -(-len(demo_rows) // 4))
 

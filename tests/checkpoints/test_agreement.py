@@ -12,7 +12,6 @@ from peft import LoraConfig, get_peft_model
 from transformers import DataCollatorForLanguageModeling, EsmForMaskedLM, default_data_collator
 
 from hf_ext import FastTrainer, FastTrainingArguments, make_plan
-from hf_ext.argument_names import short_name
 from hf_ext.checkpoints.agreement.argument_roles import ANOTHER_RUN, HARMLESS, STEP_SIZE, UNRECORDED
 from hf_ext.checkpoints.agreement.comparing import GROUPS, compare_runs
 from hf_ext.checkpoints.agreement.run_facts import describe_run
@@ -49,7 +48,7 @@ def alter(facts: dict, **arguments) -> dict:
 
 
 def test_every_argument_has_exactly_one_role():
-    names = {short_name(spec.name) for spec in dataclasses.fields(FastTrainingArguments)}
+    names = {spec.name for spec in dataclasses.fields(FastTrainingArguments)}
     assert names - (ANOTHER_RUN | HARMLESS | UNRECORDED) == set()
     assert not (ANOTHER_RUN & HARMLESS) | (ANOTHER_RUN & UNRECORDED) | (HARMLESS & UNRECORDED)
 
@@ -201,7 +200,7 @@ def test_another_number_of_processes_can_be_allowed(facts):
     assert compare_runs(old, new, ["world_size"]).allowed == {"world_size"}
     budget = {"token_budget": {"kind": "L", "max_tokens": 100, "max_batch_size": None}}
     (told,) = compare_runs({**old, "speedups": budget}, {**new, "speedups": budget}).contradictions
-    assert "--max_tokens_per_step 200" in told
+    assert "--gradient_accumulation_steps times processes is 2" in told
 
 
 def test_other_data_are_refused_unless_allowed(facts, tmp_path):

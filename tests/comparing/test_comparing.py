@@ -142,11 +142,11 @@ def test_ablations_join_every_round_and_may_fail() -> None:
 
 
 def test_the_command_of_a_side_lets_later_arguments_win() -> None:
-    args = CompareArguments(recipe="r.py", config="shared.yaml", seed=7, logging_steps=5, warmup_steps_excluded=2)
+    args = CompareArguments(recipe="r.py", config="shared.yaml", seed=7, logging_steps=5)
     side = Side("max_speed", "optimized", ("--preset", "max_speed"))
     assert make_command(args, ["--max_steps", "9"], side, Path("out/max_speed/round_1"), 1) == [
         *(sys.executable, "r.py", "--config", "shared.yaml"),
-        *("--logging_strategy", "steps", "--logging_steps", "5", "--throughput_warmup_steps", "2", "--seed", "8"),
+        *("--logging_strategy", "steps", "--logging_steps", "5", "--seed", "8"),
         *("--report_to", "none", "--disable_tqdm", "true", "--embedding_cache_dir", "out/max_speed/round_1/embeddings"),
         *("--max_steps", "9", "--preset", "max_speed", "--output_dir", "out/max_speed/round_1"),
     ]

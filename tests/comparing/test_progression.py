@@ -277,7 +277,7 @@ def test_a_gain_that_the_interval_does_not_show_does_not_pay(interval, says):
             ["--progression", "x.yaml", "--optimized", "low_disk", "--ablate", "true"],
             "leave --optimized and --ablate out",
         ),
-        (["--progression", "absent.yaml"], "absent.yaml: cannot be read"),
+        (["--progression", "absent.yaml"], "absent.yaml': cannot be read"),
     ],
 )
 def test_arguments_that_contradict_a_progression_are_refused(words, message, tmp_path, monkeypatch):

@@ -73,7 +73,7 @@ def test_lists_grow_and_other_values_are_replaced():
     ("before", "after", "says"),
     [
         ("source:", "sourse:", "line 3: sourse: no such key, did you mean 'source'?"),
-        ("name: three phases", "source: b", r"source: is already given on line 2"),
+        ("name: three phases", "source: b", "'source' is already given on line 2"),
         ("name: three phases\n", "", "name: is missing"),
         ("claimed: [3, 5]", "claimed: [5, 3]", r"line 4: claimed: a range is two numbers, the smaller one first"),
         ("claimed: 1.5", "claimed: fast", "line 12: phases, number 1: claimed: must be a number above 0"),
@@ -95,11 +95,11 @@ def test_lists_grow_and_other_values_are_replaced():
         ("- name: packing", "- name: only bf16", "'only bf16' is what --singles calls another phase"),
         ("{version: 2}", "{version: 2, version: 1}", "line 14: 'version' is already given on line 14; keep one"),
         ("{version: 2}", "[{a: {b: 1, b: 2}}]", "line 14: 'b' is already given on line 14; keep one"),
-        ("{max-steps: 10,", "{max-steps: 10, max_steps: 20,", "line 5: common: max_steps: is already given on line 5"),
+        ("{max-steps: 10,", "{max-steps: 10, max_steps: 20,", "line 5: 'max_steps' is already given on line 5"),
         (
             "claimed_memory: 12.5",
             "claimed-memory: 1\n    claimed_memory: 2",
-            "claimed_memory: is already given on line 16",
+            "'claimed_memory' is already given on line 16",
         ),
         ("bf16: yes", "output_dir: a", "line 14: phases, number 2: arguments: output_dir: each run has a folder"),
         ("{max-steps: 10,", "{output-dir: a,", "line 5: common: output_dir: each run has a folder of its own"),

@@ -102,8 +102,3 @@ def test_a_loss_that_a_subclass_computes_trains_evaluates_and_predicts_as_in_sto
     for measured in ranks:
         assert measured["overridden"]["seen"] == []
         assert {"losses", "grad_norms", "eval_losses", "test_loss", "weights"} <= set(measured["overridden"]["unseen"])
-
-
-@pytest.mark.nightly
-def test_both_evaluate_when_the_clock_of_one_says_so(ranks):
-    assert [measured["clock"] for measured in ranks] == [[2, 3], [2, 3]]

@@ -110,8 +110,8 @@ def test_the_schedule_is_that_of_the_arguments_as_the_plan_leaves_them(arguments
 @pytest.mark.nightly
 def test_a_subset_of_the_evaluation_costs_its_share():
     # of 300 validation rows
-    assert look(max_eval_samples=60.0).schedule.evaluated_share == pytest.approx(0.2)
-    assert look(max_eval_samples=0.05).schedule.evaluated_share == pytest.approx(0.05)
+    assert look(eval_subset=60.0).schedule.evaluated_share == pytest.approx(0.2)
+    assert look(eval_subset=0.05).schedule.evaluated_share == pytest.approx(0.05)
 
 
 def test_money_is_hours_times_the_price():

@@ -82,5 +82,5 @@ def test_a_set_without_rows_is_refused(rows):
 
 
 def test_a_group_column_that_is_not_there_is_named():
-    with pytest.raises(DataError, match=r"eval_group_column='antigen'.*sequence, label, antibody"):
+    with pytest.raises(DataError, match=r"group_column='antigen'.*sequence, label, antibody"):
         choose_rows(TABLE, size=5, group_column="antigen")

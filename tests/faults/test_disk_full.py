@@ -230,7 +230,7 @@ def test_every_error_anywhere_in_a_save_costs_that_checkpoint_alone(
 def test_failures_that_are_not_in_a_row_do_not_end_a_run(tmp_path, whole, tally, monkeypatch):
     with counted(tally, "others"), monkeypatch.context() as patch:
         arm = ArmAt(Faults("weights", errno.ENOSPC, patch), 1, only_once=False, but_not=(2, 3, 6, 7))
-        weights, code, _ = run(tmp_path, callbacks=[arm], save_steps=1, save_failures_allowed=3)
+        weights, code, _ = run(tmp_path, callbacks=[arm], save_steps=1)
     assert (code, weights) == (0, whole[0])
     assert steps(tmp_path) == [2, 3, 6, 7]
 

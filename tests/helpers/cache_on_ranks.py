@@ -47,7 +47,7 @@ def main(folder: Path, task: str) -> None:
     model, collator, rows = make_few_antigens(folder / "encoders")
     settings = {"max_steps": 2, "save_strategy": "no", "report_to": "none", "disable_tqdm": True}
     settings |= {"speedups": ["embedding_cache"], "embedding_cache_dir": str(folder / "cache")}
-    args = FastTrainingArguments(str(folder / "run"), embedding_tokens_per_batch=600, **settings)
+    args = FastTrainingArguments(str(folder / "run"), **settings)
     trainer = Counting(model, args, collator, rows)
     trainer.dies = task == "kill" and RANK == 1
     trainer.train()

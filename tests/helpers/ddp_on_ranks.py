@@ -18,7 +18,7 @@ from transformers import TrainerCallback
 
 from hf_ext.trainer import FastTrainer
 
-PACKED = {"speedups": ["attention", "packing"], "max_tokens_per_batch": 64, "max_tokens_per_step": 128}
+PACKED = {"speedups": ["attention", "packing"], "max_tokens_per_batch": 64}
 DATA = {  # of masked language modelling: what else than rows in random order
     "packed": {**PACKED, "effective_batch_size": None, "per_device_train_batch_size": 8},
     "stream": {},
@@ -39,6 +39,7 @@ def build(case: str, folder: Path, encoders: Path, broken: bool = False, **given
     """20 steps of 8 rows, in passes of up to four rows per process, on as many processes as there are."""
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     fixed = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 1, "effective_batch_size": ROWS}
+    fixed |= {"gradient_accumulation_steps": 2 // world_size} if case == "packed" else {}
     given = {**fixed, **DATA.get(case, {}), **given}
     trainer = make_trainer("masked_lm" if case in DATA else case, folder, world_size, encoders, broken, **given)
     trainer.train_dataset = trainer.train_dataset.select(range(NUM_ROWS))

@@ -75,7 +75,7 @@ def train(folder: Path, name: str, workers: int, method: str, persistent: bool) 
             self.see("on_prediction_step", args, state)
 
     lives_on = {} if method == "-" else {"dataloader_multiprocessing_context": method}
-    stops = {"max_hours": 1.0, "stop_margin_minutes": 0.0} if name == "max_hours" else {}
+    stops = {"max_hours": 1.0} if name == "max_hours" else {}
     evaluates = {"eval_strategy": "steps", "eval_steps": 3} if name == "evaluation" else {}
     with exit_on_errors():
         args = FastTrainingArguments(
@@ -88,7 +88,6 @@ def train(folder: Path, name: str, workers: int, method: str, persistent: bool) 
             disable_tqdm=True,
             dataloader_num_workers=workers,
             dataloader_persistent_workers=persistent,
-            **{"save_failures_allowed": 1} if name == "disk" else {},
             **lives_on,
             **stops,
             **evaluates,

@@ -41,7 +41,7 @@ def evaluate(folder: Path, task: str, batch: int, streams: bool = False, **given
 
 def train(folder: Path, task: str, streams: bool = False) -> list[dict[str, float]]:
     """Logged evaluations of a run on a subset; the weights do not move, so that processes cannot differ by them."""
-    given = {"eval_strategy": "steps", "eval_steps": 1, "max_steps": 2, "learning_rate": 0.0, "max_eval_samples": 5}
+    given = {"eval_strategy": "steps", "eval_steps": 1, "max_steps": 2, "learning_rate": 0.0, "eval_subset": 5}
     trainer = make_trainer(folder, make_evals(task, streams), task, compute_metrics=count, **given)
     trainer.train()
     return evaluations(trainer)
@@ -50,22 +50,10 @@ def train(folder: Path, task: str, streams: bool = False) -> list[dict[str, floa
 def score_groups(folder: Path) -> list[dict[str, float]]:
     """Logged evaluations of binders and of groups: 33 rows of 37, 11 of each group, then all, in batches of 4."""
     metrics = RowMetrics(threshold=14.0, group_column="group")
-    given = {"eval_strategy": "steps", "eval_steps": 1, "max_steps": 2, "learning_rate": 0.0, "max_eval_samples": 33}
-    trainer = make_trainer(folder, make_rows(37), compute_metrics=metrics, eval_group_column="group", **given)
+    given = {"eval_strategy": "steps", "eval_steps": 1, "max_steps": 2, "learning_rate": 0.0, "eval_subset": 33}
+    trainer = make_trainer(folder, make_rows(37), compute_metrics=metrics, **given)
     trainer.train()
     return evaluations(trainer)
-
-
-def clock(folder: Path) -> list[int]:
-    """Steps that were evaluated because of the time of the second process alone."""
-    trainer = make_trainer(
-        folder, make_rows(37), eval_strategy="no", eval_minutes=60.0, max_steps=3, max_eval_samples=5
-    )
-    schedule = next(c for c in trainer.callback_handler.callbacks if type(c).__name__ == "EvaluationSchedule")
-    if RANK == 1:
-        schedule._is_time = lambda args: trainer._ext_team.agree([trainer.state.global_step == 2])[0]
-    trainer.train()
-    return [log["step"] for log in evaluations(trainer)]
 
 
 def disagree(folder: Path) -> str:
@@ -139,7 +127,7 @@ def override_loss(folder: Path, is_seen: bool = True) -> list[str]:
 
 def main(folder: Path) -> None:
     gc.freeze()  # Trainer collects garbage before each run: half a second over all that transformers has imported
-    report = {**measure(folder), "clock": clock(folder), "dispatch": refuse_dispatch(folder)}
+    report = {**measure(folder), "dispatch": refuse_dispatch(folder)}
     report["disagree"] = disagree(folder)
     report["overridden"] = {seen: override_loss(folder / seen, seen == "seen") for seen in ("seen", "unseen")}
     (folder / f"metrics-{RANK}.json").write_text(json.dumps(report))

@@ -30,7 +30,8 @@ KINDS = tuple(NUM_ROWS)
 def settings_of(kind: str, keeps_step: bool) -> dict:
     """What a kind trains with; `keeps_step`: in the same steps on any number of processes."""
     if kind == "tokens":
-        return {"max_tokens_per_batch": BUDGET, **({"max_tokens_per_step": 2 * BUDGET} if keeps_step else {})}
+        passes = 2 // int(os.environ.get("WORLD_SIZE", "1")) if keeps_step else 1
+        return {"max_tokens_per_batch": BUDGET, "gradient_accumulation_steps": passes}
     given = {"per_device_train_batch_size": 2, **({"effective_batch_size": ROWS_PER_STEP} if keeps_step else {})}
     return {**given, **({"train_sampling_strategy": "group_by_length"} if kind == "grouped" else {})}
 

@@ -16,8 +16,7 @@ RECIPE = str(ROOT / "recipes" / "max_speed.py")
 WRAPPER = [sys.executable, "-m", "hf_ext.launching"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
 ACCELERATE = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(FOLDER / "cpu.yaml")]
-# Small batches, so that embedding takes seconds.
-FLAGS = ["--use_cpu", "true", "--num_train_epochs", "2", "--embedding_tokens_per_batch", "300", "--without", "packing"]
+FLAGS = ["--use_cpu", "true", "--num_train_epochs", "2", "--without", "packing"]
 
 
 def shards(folder: Path) -> set[str]:

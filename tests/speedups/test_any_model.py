@@ -279,26 +279,10 @@ def test_cuda_graphs_are_replayed_where_every_batch_has_one_shape():
         ({"data": replace(FIXED, num_batch_shapes=None)}, "no batches could be made"),
     ],
 )
-def test_else_they_are_refused_where_asked_for_and_left_out_by_auto(given, reason):
+def test_else_they_are_refused(given, reason):
     refused = decide(**given)
     assert refused.status == "refused"
     assert reason in refused.reason
-    context = Context(
-        describe_hardware(given.get("hardware", "A100")),
-        make_args(
-            speedups=["compile"],
-            compile_mode="auto",
-            per_device_train_batch_size=4,
-            **{name: value for name, value in given.items() if name in ("activation_policy", "max_tokens_per_batch")},
-        ),
-        ModelFacts(blocks="12 ViTLayer"),
-        given.get("data", FIXED),
-        world_size=given.get("world_size", 1),
-    )
-    left_out = compile.decide(context)
-    assert (left_out.status, left_out.settings) == ("applied", {"dynamic": True})
-    assert "without CUDA graphs: " in left_out.reason
-    assert reason in left_out.reason
 
 
 def test_packed_rows_are_no_fixed_shape_and_the_default_does_not_ask():
@@ -316,7 +300,7 @@ def test_packed_rows_are_no_fixed_shape_and_the_default_does_not_ask():
 
 def test_shapes_are_those_of_the_collators_batches(tmp_path):
     def shapes(dataset, collator=None, model=None, **given):
-        args = make_args(tmp_path, speedups=["compile"], **{"compile_mode": "auto", **given})
+        args = make_args(tmp_path, speedups=["compile"], **{"compile_mode": "reduce-overhead", **given})
         return make_plan(args, model or gpt2(), dataset, collator).context.data.num_batch_shapes
 
     assert shapes(TRAINED["GPT-2"][1]()) == 1

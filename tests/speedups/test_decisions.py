@@ -207,7 +207,6 @@ def test_the_embedding_cache_takes_the_frozen_inputs():
     assert decision.settings == {"inputs": ["heavy", "light"], "tokens_per_batch": 2048, "cache_dir": "here"}
     assert decision.reason == "frozen: 1,200 heavy distinct"
     assert decide("embedding_cache", "A100").settings["tokens_per_batch"] == 65536
-    assert decide("embedding_cache", "A100", embedding_tokens_per_batch=77).settings["tokens_per_batch"] == 77
 
 
 @pytest.mark.parametrize(
@@ -325,27 +324,12 @@ def test_an_effective_batch_that_does_not_divide_is_refused_with_the_nearest(ask
         ({"effective_batch_size": 3, "world_size": 4}, "not a multiple of 4 (4 processes): use 4"),
         ({"effective_batch_size": 36, "gradient_accumulation_steps": 8, "world_size": 2}, "use 32 or 48"),
         ({"effective_batch_size": 32, "world_size": 2, "accelerator_config": {"split_batches": True}}, "split_batches"),
-        ({"max_tokens_per_step": 8192}, "give --max_tokens_per_batch"),
-        ({"max_tokens_per_step": 10_000, "max_tokens_per_batch": 2048, "world_size": 2}, "use 8192 or 12288"),
-        (
-            {"max_tokens_per_step": 8192, "max_tokens_per_batch": 2048, "gradient_accumulation_steps": 2},
-            "is 4 passes: leave --gradient_accumulation_steps out",
-        ),
-        ({"max_tokens_per_step": 8192, "max_tokens_per_batch": 2048, "lr_scaling": "sqrt"}, "--lr_scaling"),
     ],
 )
 def test_a_step_that_cannot_be_had_is_refused_with_what_can(given, reason):
     decision = decide("batch_size", model=LORA, **given)
     assert decision.status == "refused"
     assert reason in decision.reason
-
-
-def test_tokens_of_a_step_are_those_of_all_processes():
-    given = {"max_tokens_per_batch": 2048, "max_tokens_per_step": 8192}
-    for world_size, passes in ((1, 4), (2, 2), (4, 1)):
-        decision = decide("batch_size", model=LORA, world_size=world_size, **given)
-        assert decision.settings == {"gradient_accumulation_steps": passes}
-    assert "at most 8,192 tokens" in decision.reason
 
 
 def test_a_rate_that_is_to_follow_no_batch_size_is_refused():

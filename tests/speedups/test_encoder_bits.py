@@ -63,7 +63,7 @@ def test_bits_apply_where_they_are_asked_for_with_half_precision_where_that_is(
 def test_bf16_false_on_the_command_line_leaves_half_precision_out(make_affinity, demo_rows):
     model, collator = make_affinity()
     args = FastTrainingArguments(output_dir="o", use_cpu=True, speedups=["all"], **EIGHT)
-    args.mark_explicit(frozenset({"bf16", "load_in_8bit_ext"}))
+    args.mark_explicit(frozenset({"bf16", "load_in_8bit"}))
     plan = make_plan(args, model, demo_rows, collator, describe_hardware("cpu-amx-bf16"))
     assert plan["encoder_precision"].settings["dtype"] == "fp32"
 

@@ -83,7 +83,7 @@ def test_evaluations_within_the_warm_up_do_not_stop_a_run(tmp_path):
 
 
 def test_of_a_subset_the_same_rows_are_compared_and_a_stop_ends_with_all_rows(tmp_path):
-    trainer = make_trainer(tmp_path, make_script(*WORSE), early_stopping_patience=2, max_eval_samples=80)
+    trainer = make_trainer(tmp_path, make_script(*WORSE), early_stopping_patience=2, eval_subset=80)
     assert trainer.early_stopping_bytes() == 26 * 80 * 3
     trainer.train()
     assert trainer.state.global_step == 3
@@ -214,7 +214,7 @@ def test_the_disk_bound_covers_the_state(tmp_path):
     bounds = trainer.checkpoint_sizes()
     trainer.args.early_stopping_patience = 7
     assert trainer.checkpoint_sizes().other - bounds.other == bound
-    trainer.args.max_eval_samples = 0.5
+    trainer.args.eval_subset = 0.5
     trainer._ext_parts.early_stopping.load(None)
     assert trainer.early_stopping_bytes() == bound
 

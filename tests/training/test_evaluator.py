@@ -20,7 +20,7 @@ from hf_ext.training.team import Team
 LABELS = np.arange(10.0)
 ROWS = [{"labels": label} for label in LABELS]
 GIVEN = ("Evaluation", None, None, "eval")
-SUBSET = {"max_eval_samples": 4, "eval_strategy": "steps", "metric_for_best_model": "mae", "greater_is_better": False}
+SUBSET = {"eval_subset": 4, "eval_strategy": "steps", "metric_for_best_model": "mae", "greater_is_better": False}
 
 
 def mean_error(prediction: EvalPrediction) -> dict[str, float]:
@@ -107,16 +107,16 @@ def test_the_rest_follows_where_the_subset_beats_that_of_the_best_and_only_there
     assert keys == [{"eval_mae": 2.0}, None, {"eval_mae": 1.0}]
 
 
-def test_every_so_many_evaluations_and_the_last_are_of_all_rows(make):
-    evaluator, _ = make(**SUBSET, eval_full_every=3)
+def test_every_fifth_evaluation_and_the_last_are_of_all_rows(make):
+    evaluator, _ = make(**SUBSET)
     model, record = Model(), EvaluationRecord()
     judge(evaluator, model, make_now(record), evaluate(evaluator, model, make_now(record, global_step=1)))
     model.error = 2.0
     model.looked_at.clear()
-    for step in (2, 3, 4, 10):
+    for step in (2, 3, 4, 5, 10):
         evaluate(evaluator, model, make_now(record, global_step=step))
-    assert model.looked_at == [4, 4, 6, 4, 4, 6]
-    assert (record.of("").num_evaluations, record.of("").num_full) == (5, 3)
+    assert model.looked_at == [4, 4, 4, 4, 6, 4, 6]
+    assert (record.of("").num_evaluations, record.of("").num_full) == (6, 3)
 
 
 def test_what_is_not_finite_decides_nothing(make):

@@ -76,7 +76,7 @@ def test_messages_stand_on_lines_of_their_own_above_the_bars(tmp_path, monkeypat
 
 def test_rows_outside_a_subset_get_a_bar_of_their_own(tmp_path, capsys):
     settings = {"disable_tqdm": False, "per_device_eval_batch_size": 20, "max_steps": 1}
-    make_trainer(tmp_path, ROWS, max_eval_samples=80, **settings).train()
+    make_trainer(tmp_path, ROWS, eval_subset=80, **settings).train()
     bars = capsys.readouterr().err.replace("\r", "\n")
     assert "0/4 [" in bars  # 80 rows
     assert "0/6 [" in bars  # the other 120
@@ -88,7 +88,7 @@ def test_no_bar_is_left_open_where_rows_are_looked_at_after_an_evaluation_that_e
         def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             control.should_training_stop = True
 
-    trainer = make_trainer(tmp_path, ROWS, StopHere(), max_eval_samples=80, disable_tqdm=False)
+    trainer = make_trainer(tmp_path, ROWS, StopHere(), eval_subset=80, disable_tqdm=False)
     trainer.train()
     (bar,) = [c for c in trainer.callback_handler.callbacks if is_bar(c)]
     assert trainer.state.global_step == 1
@@ -122,12 +122,12 @@ def test_a_metric_without_a_value_reads_undefined() -> None:
     assert describe_metrics(metrics) == "loss 0.5, spearman undefined"
 
 
-@pytest.mark.parametrize("max_eval_samples", [None, 100])
-def test_the_table_of_notebooks_takes_every_metric_of_a_run(tmp_path, monkeypatch, max_eval_samples):
+@pytest.mark.parametrize("eval_subset", [None, 100])
+def test_the_table_of_notebooks_takes_every_metric_of_a_run(tmp_path, monkeypatch, eval_subset):
     """As transformers shows it in Jupyter and Colab; what it displays needs IPython, which tests do without."""
     shown: list[str] = []
     notebook = load_notebook(monkeypatch, shown)
-    settings = {"early_stopping_patience": 3, "max_eval_samples": max_eval_samples, "eval_full_every": None}
+    settings = {"early_stopping_patience": 3, "eval_subset": eval_subset}
     sets = {"a": ROWS, "b": ROWS}
     trainer = make_trainer(tmp_path, sets, metric_for_best_model="a_spearman", max_steps=4, **settings)
     trainer.add_callback(notebook.NotebookProgressCallback())

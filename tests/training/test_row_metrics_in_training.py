@@ -52,7 +52,7 @@ def test_evaluations_of_all_rows_of_a_subset_and_after_training_say_what_the_fin
     assert [says(log, "eval_", model) for log, model in zip(evaluations(whole), models, strict=True)] == [True] * 3
     assert [log["eval_num_defined_groups"] for log in evaluations(whole)] == [8.0] * 3
 
-    part = make(tmp_path / "part", *models, max_eval_samples=120)
+    part = make(tmp_path / "part", *models, eval_subset=120)
     part.train()
     rows = part._ext_evaluator.rows.chosen("").rows
     assert len(rows) == 120
@@ -75,7 +75,7 @@ def test_of_several_sets_each_has_its_own_groups(tmp_path):
     models = [model_of(1.0), model_of(0.5)]
     other = np.array([f"antigen {i // 50}" for i in range(NUM_ROWS)])
     sets = {"a": make_rows(*models), "b": make_rows(*models, antigens=other)}
-    trainer = make(tmp_path, *models, rows=sets, max_eval_samples=150, metric_for_best_model="b_per_group_spearman")
+    trainer = make(tmp_path, *models, rows=sets, eval_subset=150, metric_for_best_model="b_per_group_spearman")
     trainer.train()
     log = {key: value for entry in trainer.state.log_history for key, value in entry.items() if entry["step"] == 2}
     for name, antigens in (("a", ANTIGENS), ("b", other)):
@@ -105,7 +105,7 @@ def best_step(folder: Path, metric: str, **given: Any) -> int | None:
     [("recall", 1, 150), ("precision", 3, 150), ("per_group_spearman", 4, 150), ("average_precision", 4, None)],
 )
 def test_each_metric_chooses_its_own_best_model_on_all_rows_and_beside_a_subset(tmp_path, metric, step, num_rows):
-    assert best_step(tmp_path, metric, max_eval_samples=num_rows) == step
+    assert best_step(tmp_path, metric, eval_subset=num_rows) == step
 
 
 def test_a_metric_without_a_value_never_makes_a_model_the_best_and_that_is_said(tmp_path, caplog):
@@ -164,7 +164,7 @@ class CountSteps(TrainerCallback):
             {"metrics": RowMetrics(99.0), "metric_for_best_model": "recall"},
             "recall'.*threshold 99. Take another metric",
         ),
-        ({"metric_for_best_model": "per_group_spearman", "max_eval_samples": 40}, "no antigen has 10 .* more rows"),
+        ({"metric_for_best_model": "per_group_spearman", "eval_subset": 40}, "no antigen has 10 .* more rows"),
         (
             {"metric_for_best_model": "per_group_spearman", "early_stopping_patience": 2},
             "early stopping needs 10 groups of 10 rows and more, here are 8",
@@ -181,7 +181,7 @@ def test_what_no_prediction_could_give_a_value_is_refused_before_the_first_step(
 
 
 def test_metrics_that_were_asked_for_and_can_have_no_value_are_named_once(tmp_path, caplog):
-    few = {"metrics": RowMetrics(99.0, "antigen"), "max_eval_samples": 40, "metric_for_best_model": "spearman"}
+    few = {"metrics": RowMetrics(99.0, "antigen"), "eval_subset": 40, "metric_for_best_model": "spearman"}
     make(tmp_path, *WORSE, **few).train()
     said = [record.message for record in caplog.records if "While training" in record.message]
     assert said == [

@@ -11,7 +11,6 @@ import pytest
 from parts_alone import make_args, make_now
 from transformers import EarlyStoppingCallback
 
-from hf_ext.errors import ArgumentError
 from hf_ext.training.evaluation_record import EvaluationRecord
 from hf_ext.training.stopper import EvaluationGivenUp, StopCause, Stopper, StopReason
 from hf_ext.training.team import Team
@@ -77,7 +76,7 @@ def test_a_signal_that_nothing_is_left_to_stop_for_is_raised_when_training_has_e
 
 
 def test_the_time_is_the_reason_of_a_stop_with_room_for_two_of_the_longest_saves(make):
-    stopper, now = make(max_hours=1.0, stop_margin_minutes=5.0), make_now()
+    stopper, now = make(max_hours=1.0), make_now()
     stopper.process_began = time.monotonic() - 3000
     with stopper.during_training(is_resumed=False):
         stopper.notice(now.state, now.control)
@@ -89,11 +88,6 @@ def test_the_time_is_the_reason_of_a_stop_with_room_for_two_of_the_longest_saves
     left = stopper.left_s()
     assert left is not None
     assert 500 < left <= 600
-
-
-def test_a_limit_within_the_margin_is_refused(make):
-    with pytest.raises(ArgumentError, match=r"max_hours=0\.05 ends before training begins"):
-        make(max_hours=0.05, stop_margin_minutes=5.0)
 
 
 def test_each_training_begins_without_a_reason(make):

@@ -10,10 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 from closing_line import tally
-from train_until_stopped import Case, make_trainer, start
+from train_until_stopped import Case, start
 
 from hf_ext.checkpoints.format.manifest import Manifest, hash_file
-from hf_ext.errors import ArgumentError
 
 STOPPED = 75
 CYCLES = {"gradient_accumulation_steps": 3, "num_train_epochs": 2}  # 11 batches: 4 steps an epoch, the last of 2
@@ -21,7 +20,7 @@ EACH_EPOCH = {"eval_strategy": "epoch", "logging_strategy": "epoch", "save_strat
 EVALS = {"eval_strategy": "steps", "eval_steps": 2}
 BEST = {"metric_for_best_model": "set0_loss", "greater_is_better": True}  # falls: the first is best, then it stops
 STEPS = {"eval_steps": 3, "save_steps": 3}
-SUBSET = {**CYCLES, **EVALS, "max_eval_samples": 3, "metric_for_best_model": "loss"}  # 2 batches, and 2 of the rest
+SUBSET = {**CYCLES, **EVALS, "eval_subset": 3, "metric_for_best_model": "loss"}  # 2 batches, and 2 of the rest
 LIVING_ON = {**CYCLES, **EVALS, "dataloader_num_workers": 1, "dataloader_persistent_workers": True}
 
 # What is interrupted, and the step of the checkpoint that it leaves; `True`: an evaluation is left to be made up.
@@ -250,20 +249,11 @@ def wait_for(condition, seconds: float) -> None:
 
 
 def test_a_run_stops_before_its_time_limit_by_the_margin(tmp_path):
-    limit_s, margin_s = 40, 38
-    args = {"num_train_epochs": 1000, "max_hours": limit_s / 3600, "stop_margin_minutes": margin_s / 60}
-    began = time.monotonic()
+    limit_s = 3
+    args = {"num_train_epochs": 1000, "max_hours": limit_s / 3600}
     stopped = finish(tmp_path, Case(args, step_s=0.01), "stopped", code=STOPPED)
-    assert 0.5 < time.monotonic() - began < 20
     assert stopped["reason"] == f"max_hours={limit_s / 3600} is near"
     assert (tmp_path / "run" / f"checkpoint-{stopped['step']}").is_dir()
-
-
-def test_a_time_limit_within_the_margin_is_refused(tmp_path):
-    args = {"max_hours": 0.05, "stop_margin_minutes": 5.0}
-    with pytest.raises(ArgumentError, match=r"max_hours=0\.05.*stop_margin_minutes=5\.0"):
-        make_trainer(tmp_path, Case(args), 0)
-    make_trainer(tmp_path, Case({**args, "max_hours": 0.1}), 0)
 
 
 def test_checkpoints_by_the_clock_are_as_exact_as_others(tmp_path, whole):

@@ -11,6 +11,7 @@ from transformers import EarlyStoppingCallback, Trainer, TrainerCallback, Traini
 
 from hf_ext.affinity.scoring import compute_metrics
 from hf_ext.errors import ArgumentError, DataError
+from hf_ext.evaluation.row_metrics import RowMetrics
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
@@ -54,7 +55,7 @@ def is_subset_then_all(passes: list[list[int]], size: int, num_rows: int) -> boo
 
 
 def test_every_evaluation_looks_at_the_same_rows_and_the_last_at_each_row_once(tmp_path):
-    trainer, passes = train_seeing_rows(tmp_path, **STEPS, max_eval_samples=5)
+    trainer, passes = train_seeing_rows(tmp_path, **STEPS, eval_subset=5)
     assert len(passes) == 4
     assert is_subset_then_all(passes, 5, 37)
     assert not is_subset_then_all([*passes[:-1], [*passes[-1], 0]], 5, 37)
@@ -78,7 +79,7 @@ def test_without_the_argument_every_evaluation_looks_at_all_rows_as_in_trainer(t
 
 def test_a_share_is_taken_of_each_set(tmp_path):
     evals = {"near": make_rows(40), "far": make_rows(20, seed=2)}
-    trainer = make_trainer(tmp_path, evals, compute_metrics=count, **STEPS, max_eval_samples=0.1)
+    trainer = make_trainer(tmp_path, evals, compute_metrics=count, **STEPS, eval_subset=0.1)
     trainer.train()
     logs = evaluations(trainer)
     assert [log["eval_near_rows"] for log in logs if "eval_near_rows" in log] == [4.0] * 4
@@ -90,14 +91,14 @@ def test_a_share_is_taken_of_each_set(tmp_path):
 
 
 def test_groups_keep_their_shares(tmp_path):
-    trainer = make_trainer(tmp_path, make_rows(60), max_eval_samples=6, eval_group_column="group")
+    trainer = make_trainer(tmp_path, make_rows(60), eval_subset=6, compute_metrics=RowMetrics(group_column="group"))
     trainer.train()
     chosen = trainer._ext_evaluator.rows.chosen("").rows
     assert sorted(row % 3 for row in chosen) == [0, 0, 1, 1, 2, 2]
 
 
 def test_another_seed_looks_at_other_rows(tmp_path):
-    trainer, passes = train_seeing_rows(tmp_path, max_eval_samples=5)
+    trainer, passes = train_seeing_rows(tmp_path, eval_subset=5)
     for trainer.args.seed in (3, 4):
         trainer.train()
     first, again, other = (rows[:5] for rows in passes)
@@ -105,11 +106,11 @@ def test_another_seed_looks_at_other_rows(tmp_path):
 
 
 def test_few_rows_are_said_to_be_few(tmp_path, caplog):
-    make_trainer(tmp_path, {"a": make_rows(60)}, max_eval_samples=0.8).choose_eval_rows()
-    assert "max_eval_samples=0.8 leaves 48 of 60 evaluation rows (a): scores of so few" in caplog.text
+    make_trainer(tmp_path, {"a": make_rows(60)}, eval_subset=0.8).choose_eval_rows()
+    assert "eval_subset=0.8 leaves 48 of 60 evaluation rows (a): scores of so few" in caplog.text
     caplog.clear()
     for rows, size in ((60, 50), (9, 1.0)):
-        make_trainer(tmp_path, make_rows(rows), max_eval_samples=size).choose_eval_rows()
+        make_trainer(tmp_path, make_rows(rows), eval_subset=size).choose_eval_rows()
     assert "scores of so few" not in caplog.text
 
 
@@ -117,7 +118,7 @@ def test_few_rows_are_said_to_be_few(tmp_path, caplog):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_number_of_rows_is_exact_with_persistent_workers_and_stock_trainer_gets_it_wrong(tmp_path, workers):
     given = {"dataloader_num_workers": workers, "dataloader_persistent_workers": workers > 0}
-    trainer = make_trainer(tmp_path, make_rows(37), compute_metrics=count, **STEPS, max_eval_samples=5, **given)
+    trainer = make_trainer(tmp_path, make_rows(37), compute_metrics=count, **STEPS, eval_subset=5, **given)
     trainer.train()
     assert [log["eval_rows"] for log in evaluations(trainer)] == [5.0] * 4
     assert evaluations(trainer)[-1]["eval_full_rows"] == 37.0
@@ -160,7 +161,7 @@ def agree(ours: dict[str, float], reference: dict[str, float], prefix: str = "ev
 @pytest.mark.parametrize("task", ["regression", "masked"])
 def test_both_parts_together_are_one_evaluation_of_all_rows(tmp_path, task):
     rows = make_rows(37, task)
-    trainer = make_trainer(tmp_path, rows, task, compute_metrics=count, max_eval_samples=5)
+    trainer = make_trainer(tmp_path, rows, task, compute_metrics=count, eval_subset=5)
     trainer.train()
     (log,) = evaluations(trainer)
     whole = trainer.evaluate()  # the same weights
@@ -186,7 +187,7 @@ def test_metrics_do_not_depend_on_the_eval_batch_size_and_stock_trainers_loss_do
 
 
 def test_the_loss_alone_is_joined_too(tmp_path):
-    trainer = make_trainer(tmp_path, make_rows(37, "masked"), "masked", max_eval_samples=5)
+    trainer = make_trainer(tmp_path, make_rows(37, "masked"), "masked", eval_subset=5)
     trainer.train()
     (log,) = evaluations(trainer)
     assert log["eval_full_loss"] == pytest.approx(trainer.evaluate()["eval_loss"], rel=1e-6)
@@ -204,7 +205,7 @@ def test_what_is_compared_are_the_subsets_predictions_in_every_evaluation(tmp_pa
 
     keep = Keep()
     trainer = make_trainer(
-        tmp_path, {"a": make_rows(37)}, callbacks=[keep], compute_metrics=count, **STEPS, max_eval_samples=5
+        tmp_path, {"a": make_rows(37)}, callbacks=[keep], compute_metrics=count, **STEPS, eval_subset=5
     )
     trainer.train()
     rows = trainer._ext_evaluator.rows.chosen("a").rows
@@ -223,7 +224,7 @@ def test_inputs_and_losses_of_all_rows_reach_compute_metrics(tmp_path):
         shapes.append((prediction.inputs.shape, prediction.losses.shape))
         return {}
 
-    given = {"include_for_metrics": ["inputs", "loss"], "max_eval_samples": 5}
+    given = {"include_for_metrics": ["inputs", "loss"], "eval_subset": 5}
     make_trainer(tmp_path, make_rows(37), compute_metrics=note, **given).train()
     (subset, *_), (whole, losses), *_ = shapes
     assert subset[0] == 5
@@ -247,7 +248,7 @@ def test_cached_embeddings_are_looked_at_in_two_parts_from_one_table(tmp_path, m
         rows = demo_rows.select(range(16)), demo_rows.select(range(16, 53))
         return FastTrainer(model, args, collator, *rows, compute_metrics=compute_metrics)
 
-    trainer = build(4, eval_strategy="steps", eval_steps=2, max_eval_samples=5)
+    trainer = build(4, eval_strategy="steps", eval_steps=2, eval_subset=5)
     trainer.train()
     (log,) = evaluations(trainer)
     whole = trainer.evaluate()
@@ -265,7 +266,7 @@ def test_cached_embeddings_are_looked_at_in_two_parts_from_one_table(tmp_path, m
 def test_only_a_full_evaluation_makes_a_new_best(tmp_path):
     #           promising, refuted; promising, and better; the subset is below its best: not looked at; the last
     scores = Scripted(of_5=[0.5, 0.6, 0.55, 0.58], of_37=[0.50, 0.40, 0.52, 0.3])
-    trainer = make_trainer(tmp_path, make_rows(37), compute_metrics=scores, **STEPS, **BEST, max_eval_samples=5)
+    trainer = make_trainer(tmp_path, make_rows(37), compute_metrics=scores, **STEPS, **BEST, eval_subset=5)
     trainer.train()
     assert [log.get("eval_full_score") for log in evaluations(trainer)] == [0.5, 0.4, 0.52, 0.3]
     assert (trainer.state.best_metric, trainer.state.best_global_step) == (0.52, None)
@@ -274,7 +275,7 @@ def test_only_a_full_evaluation_makes_a_new_best(tmp_path):
 
 def test_a_subset_that_is_no_better_than_the_bests_is_not_followed_by_the_rest(tmp_path):
     scores = Scripted(of_5=[0.5, 0.4, 0.5, 0.2], of_37=[0.1, 0.05])
-    trainer = make_trainer(tmp_path, make_rows(37), compute_metrics=scores, **STEPS, **BEST, max_eval_samples=5)
+    trainer = make_trainer(tmp_path, make_rows(37), compute_metrics=scores, **STEPS, **BEST, eval_subset=5)
     trainer.train()
     assert [log.get("eval_full_score") for log in evaluations(trainer)] == [0.1, None, None, 0.05]
     assert trainer.state.best_metric == 0.1
@@ -283,22 +284,22 @@ def test_a_subset_that_is_no_better_than_the_bests_is_not_followed_by_the_rest(t
 
 def test_an_undefined_score_is_not_promising(tmp_path):
     scores = Scripted(of_5=[float("nan")] * 3 + [0.4], of_37=[0.3])
-    trainer = make_trainer(tmp_path, make_rows(37), compute_metrics=scores, **STEPS, **BEST, max_eval_samples=5)
+    trainer = make_trainer(tmp_path, make_rows(37), compute_metrics=scores, **STEPS, **BEST, eval_subset=5)
     trainer.train()
     assert scores.num_rows == [8, 5, 5, 5, 5, 37]
     assert trainer.state.best_metric == 0.3
 
 
-def test_every_second_evaluation_is_of_all_rows_if_asked_for(tmp_path):
-    trainer = make_trainer(tmp_path, make_rows(37), **STEPS, max_eval_samples=5, eval_full_every=2, num_train_epochs=2)
+def test_every_fifth_evaluation_is_of_all_rows(tmp_path):
+    trainer = make_trainer(tmp_path, make_rows(37), **STEPS, eval_subset=5, num_train_epochs=3)
     trainer.train()
-    assert [log["step"] for log in evaluations(trainer, full=True)] == [2, 4, 6, 8]
+    assert [log["step"] for log in evaluations(trainer, full=True)] == [5, 10, 12]
 
 
 def test_the_set_that_decides_is_the_one_that_is_confirmed(tmp_path):
     evals = {"a": make_rows(37), "b": make_rows(41, seed=2)}
     scores = Scripted(of_5=[0.1, 0.5, 0.9, 0.4, 0.9, 0.3, 0.1, 0.1], of_37=[0.0], of_41=[0.7, 0.6])
-    given = {"metric_for_best_model": "b_score", "greater_is_better": True, "max_eval_samples": 5}
+    given = {"metric_for_best_model": "b_score", "greater_is_better": True, "eval_subset": 5}
     trainer = make_trainer(tmp_path, evals, compute_metrics=scores, **STEPS, **given)
     trainer.train()
     assert scores.num_rows == [8, 8, 5, 5, 41, 5, 5, 5, 5, 5, 37, 5, 41]
@@ -308,7 +309,7 @@ def test_the_set_that_decides_is_the_one_that_is_confirmed(tmp_path):
 def test_the_best_model_is_loaded_where_only_every_second_epoch_is_evaluated(tmp_path):
     scores = Scripted(of_5=[0.5, 0.4, 0.6], of_37=[0.5, 0.3])
     given = {"eval_every_epochs": 2, "save_strategy": "epoch", "load_best_model_at_end": True, "num_train_epochs": 5}
-    trainer = make_trainer(tmp_path, make_rows(37), compute_metrics=scores, **BEST, **given, max_eval_samples=5)
+    trainer = make_trainer(tmp_path, make_rows(37), compute_metrics=scores, **BEST, **given, eval_subset=5)
     trainer.train()
     assert evaluated_epochs(trainer) == [2.0, 4.0, 5.0]  # the last always
     assert (trainer.state.best_metric, trainer.state.best_global_step) == (0.5, 8)
@@ -319,7 +320,7 @@ def test_the_best_model_is_loaded_where_only_every_second_epoch_is_evaluated(tmp
 
 def test_a_save_of_the_best_waits_for_all_rows(tmp_path):
     scores = Scripted(of_5=[0.5, 0.6, 0.2, 0.1], of_37=[0.5, 0.4, 0.1])
-    given = {"save_strategy": "best", "max_eval_samples": 5}
+    given = {"save_strategy": "best", "eval_subset": 5}
     trainer = make_trainer(tmp_path, make_rows(37), compute_metrics=scores, **STEPS, **BEST, **given)
     trainer.train()
     assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-1"]
@@ -344,7 +345,7 @@ def test_a_run_that_a_callback_ends_ends_in_a_full_evaluation(tmp_path):
             callbacks=[StopAt(event, 3)],
             eval_strategy="steps",
             eval_steps=3 if event == "evaluate" else 2,
-            max_eval_samples=5,
+            eval_subset=5,
         )
         trainer.train()
         assert trainer.state.global_step == 3
@@ -361,7 +362,7 @@ def test_the_last_model_is_saved_where_a_callback_ends_the_run_between_two_saves
     scores = Scripted(of_5=[0.5, 0.9], of_37=[0.5, 0.9])
     given = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2, **BEST}
     given |= {"compute_metrics": scores, "callbacks": [StopAt3()], "load_best_model_at_end": True}
-    trainer = make_trainer(tmp_path, make_rows(37), **given, max_eval_samples=5)
+    trainer = make_trainer(tmp_path, make_rows(37), **given, eval_subset=5)
     trainer.train()
     assert (trainer.state.best_metric, trainer.state.best_global_step) == (0.9, 3)
     assert Path(trainer.state.best_model_checkpoint).name == "checkpoint-3"
@@ -377,7 +378,7 @@ def test_a_hyperparameter_search_gets_the_subsets_metrics_and_at_the_end_those_o
 
     #       of all rows because the first is a best; of the subset; of all rows again because it is the last
     scores = Scripted(of_5=[0.5, 0.4], of_37=[0.1, 0.2])
-    given = {**STEPS, **BEST, "compute_metrics": scores, "max_eval_samples": 5}
+    given = {**STEPS, **BEST, "compute_metrics": scores, "eval_subset": 5}
     given |= {"callbacks": [StopAt2()]} if ended_by == "callback" else {"max_steps": 2}
     trainer, seen = make_trainer(tmp_path, make_rows(37), **given), []
     monkeypatch.setattr(Trainer, "_report_to_hp_search", lambda self, trial, step, metrics: seen.append(metrics))
@@ -389,9 +390,7 @@ def test_a_hyperparameter_search_gets_the_subsets_metrics_and_at_the_end_those_o
 def test_a_schedule_that_lowers_the_rate_reads_the_subsets_score(tmp_path):
     scores = Scripted(of_5=[0.5, 0.4, 0.3, 0.2])
     given = {"lr_scheduler_type": "reduce_lr_on_plateau", "lr_scheduler_kwargs": {"patience": 0, "mode": "max"}}
-    trainer = make_trainer(
-        tmp_path, make_rows(37), compute_metrics=scores, **STEPS, **BEST, **given, max_eval_samples=5
-    )
+    trainer = make_trainer(tmp_path, make_rows(37), compute_metrics=scores, **STEPS, **BEST, **given, eval_subset=5)
     trainer.train()
     assert max(trainer.lr_scheduler.get_last_lr()) == pytest.approx(1e-2 * 0.1**3)
 
@@ -406,47 +405,15 @@ def test_epochs_between_are_passed_over_but_never_the_last(tmp_path, every, epoc
     assert evaluated_epochs(trainer) == epochs
 
 
-def test_the_clock_evaluates_too_and_the_end_is_evaluated_once(tmp_path):
-    given = {"eval_strategy": "no", "eval_minutes": 1e-9, "max_eval_samples": 5, "num_train_epochs": 2}
-    trainer = make_trainer(tmp_path, make_rows(37), compute_metrics=count, **given)
-    trainer.train()
-    assert [log["step"] for log in evaluations(trainer)] == [1, 2, 3, 4, 5, 6, 7, 8]
-    assert [log["step"] for log in evaluations(trainer, full=True)] == [8]
-    slow = make_trainer(tmp_path, make_rows(37), **{**given, "eval_minutes": 60.0})
-    slow.train()
-    assert [log["step"] for log in evaluations(slow)] == [8]
-
-
-def test_what_the_clock_evaluated_last_is_not_evaluated_again_at_the_end_of_a_run_that_ends_there(tmp_path):
-    class StopAt2(TrainerCallback):
-        def on_evaluate(self, args, state, control, **kwargs):
-            control.should_training_stop |= state.global_step == 2
-
-    given = {"eval_minutes": 1e-9, "max_eval_samples": 5, "callbacks": [StopAt2()]}
-    trainer = make_trainer(tmp_path, make_rows(37), compute_metrics=count, **given)  # by epoch, too
-    trainer.train()
-    assert [log["step"] for log in evaluations(trainer)] == [1, 2, 2]  # the subset, twice; all rows of the last
-    assert trainer.evaluation_facts()["num_evaluations"] == 2
-
-
 def test_a_users_own_evaluation_does_not_stand_for_the_last_of_the_run(tmp_path):
     class Look(TrainerCallback):
         def on_step_end(self, args, state, control, **kwargs):
             trainer.evaluate(make_rows(5, seed=2), metric_key_prefix="own")
 
-    given = {"eval_strategy": "steps", "eval_steps": 9, "max_eval_samples": 5, "callbacks": [Look()]}
+    given = {"eval_strategy": "steps", "eval_steps": 9, "eval_subset": 5, "callbacks": [Look()]}
     trainer = make_trainer(tmp_path, make_rows(37), compute_metrics=count, **given)
     trainer.train()
     assert [(log["step"], log["eval_full_rows"]) for log in evaluations(trainer)] == [(4, 37.0)]
-
-
-def test_an_evaluation_by_the_clock_is_saved_where_the_best_model_is_loaded(tmp_path):
-    scores = Scripted(of_5=[0.1, 0.9, 0.2, 0.3], of_37=[0.1, 0.9, 0.3])
-    given = {"eval_minutes": 1e-9, "save_strategy": "epoch", "load_best_model_at_end": True, "max_eval_samples": 5}
-    trainer = make_trainer(tmp_path, make_rows(37), compute_metrics=scores, **BEST, **given)
-    trainer.train()
-    assert (trainer.state.best_global_step, trainer.state.best_metric) == (2, 0.9)
-    assert Path(trainer.state.best_model_checkpoint).name == "checkpoint-2"
 
 
 # --- streams ---------------------------------------------------------------------------------------------------------
@@ -460,7 +427,7 @@ def test_a_stream_is_looked_at_like_the_rows_it_gives(tmp_path):
     rows = make_rows(37)
     logs = []
     for name, evals in (("rows", rows), ("stream", make_stream(rows))):
-        trainer = make_trainer(tmp_path / name, evals, compute_metrics=count, **STEPS, max_eval_samples=5)
+        trainer = make_trainer(tmp_path / name, evals, compute_metrics=count, **STEPS, eval_subset=5)
         trainer.train()
         logs.append(evaluations(trainer))
     keys = ("eval_rows", "eval_order", "eval_full_rows", "eval_full_order", "step")
@@ -484,7 +451,7 @@ class Crash(TrainerCallback):
 
 @pytest.mark.nightly
 def test_a_resumed_run_remembers_what_a_new_best_must_beat_and_what_was_counted(tmp_path):
-    given = {**STEPS, **BEST, "max_eval_samples": 5, "save_strategy": "steps", "save_steps": 2, "num_train_epochs": 2}
+    given = {**STEPS, **BEST, "eval_subset": 5, "save_strategy": "steps", "save_steps": 2, "num_train_epochs": 2}
     script = {"of_5": [0.5, 0.4, 0.3, 0.45, 0.6, 0.1, 0.2, 0.3], "of_37": [0.5, 0.7, 0.2]}
 
     def run(folder, callbacks=(), resume=None, used=(0, 0)):
@@ -515,21 +482,19 @@ def test_a_resumed_run_with_another_subset_confirms_anew(tmp_path):
     given = {**STEPS, **BEST, "save_strategy": "steps", "save_steps": 2}
     first = Scripted(of_5=[0.5, 0.4], of_37=[0.5])
     try:
-        cut = make_trainer(
-            tmp_path, make_rows(37), compute_metrics=first, callbacks=[Crash(3)], **given, max_eval_samples=5
-        )
+        cut = make_trainer(tmp_path, make_rows(37), compute_metrics=first, callbacks=[Crash(3)], **given, eval_subset=5)
         cut.train()
     except KeyboardInterrupt:
         pass
     second = Scripted(of_6=[0.1, 0.1], of_37=[0.6, 0.2])
-    trainer = make_trainer(tmp_path, make_rows(37), compute_metrics=second, **given, max_eval_samples=6)
+    trainer = make_trainer(tmp_path, make_rows(37), compute_metrics=second, **given, eval_subset=6)
     trainer.train(resume_from_checkpoint="auto")
     assert second.num_rows == [6, 37, 6, 37]
     assert trainer.state.best_metric == 0.6
 
 
 def test_a_second_run_of_a_trainer_counts_from_the_start(tmp_path):
-    trainer = make_trainer(tmp_path, make_rows(37), max_eval_samples=5)
+    trainer = make_trainer(tmp_path, make_rows(37), eval_subset=5)
     assert trainer.evaluation_facts() == {}
     for _ in range(2):
         trainer.train()
@@ -537,7 +502,7 @@ def test_a_second_run_of_a_trainer_counts_from_the_start(tmp_path):
 
 
 def test_the_time_saved_is_that_of_the_passes_left_out(tmp_path):
-    trainer = make_trainer(tmp_path, make_rows(37), **STEPS, max_eval_samples=5)
+    trainer = make_trainer(tmp_path, make_rows(37), **STEPS, eval_subset=5)
     trainer.train()
     facts = trainer.evaluation_facts()
     record = trainer.evaluation_record.of("")
@@ -553,15 +518,13 @@ def test_the_time_saved_is_that_of_the_passes_left_out(tmp_path):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"max_eval_samples": 5.5}, r"max_eval_samples=5\.5: give a whole number"),
-        ({"max_eval_samples": 5, "eval_strategy": "no"}, "max_eval_samples=5: does nothing without an evaluation set"),
-        ({"max_eval_samples": 5, "metric_for_best_model": "eval_full_score"}, "leave out full_"),
+        ({"eval_subset": 5.5}, r"eval_subset=5\.5: give a whole number"),
+        ({"eval_subset": 5, "eval_strategy": "no"}, "eval_subset=5: does nothing without an evaluation set"),
+        ({"eval_subset": 5, "metric_for_best_model": "eval_full_score"}, "leave out full_"),
         ({"eval_every_epochs": 2, **STEPS}, "eval_every_epochs=2: does nothing without --eval_strategy epoch"),
-        ({"eval_full_every": 2}, "eval_full_every=2: does nothing without --max_eval_samples"),
-        ({"eval_group_column": "group"}, "eval_group_column=group: does nothing without --max_eval_samples"),
-        ({"max_eval_samples": 5, "batch_eval_metrics": True}, "batch_eval_metrics=True"),
-        ({"max_eval_samples": 5, "dataloader_drop_last": True}, "dataloader_drop_last=True"),
-        ({"max_eval_samples": 5, "eval_do_concat_batches": False}, "eval_do_concat_batches=False"),
+        ({"eval_subset": 5, "batch_eval_metrics": True}, "batch_eval_metrics=True"),
+        ({"eval_subset": 5, "dataloader_drop_last": True}, "dataloader_drop_last=True"),
+        ({"eval_subset": 5, "eval_do_concat_batches": False}, "eval_do_concat_batches=False"),
     ],
 )
 def test_what_would_do_nothing_or_wrong_is_refused(tmp_path, given, message):
@@ -571,33 +534,28 @@ def test_what_would_do_nothing_or_wrong_is_refused(tmp_path, given, message):
 
 def test_a_set_called_full_is_refused(tmp_path):
     with pytest.raises(ArgumentError, match="'full'"):
-        make_trainer(tmp_path, {"full": make_rows(9)}, max_eval_samples=5)
-
-
-def test_a_clock_without_an_evaluation_set_is_refused(tmp_path):
-    with pytest.raises(ArgumentError, match="eval_minutes"):
-        make_trainer(tmp_path, None, eval_strategy="no", eval_minutes=1.0)
+        make_trainer(tmp_path, {"full": make_rows(9)}, eval_subset=5)
 
 
 def test_what_a_preset_asks_for_in_vain_is_passed_over(tmp_path):
     class FromPreset(FastTrainingArguments):
         explicit_fields = frozenset()
 
-    trainer = make_trainer(tmp_path, make_rows(9), args_cls=FromPreset, eval_every_epochs=2, eval_full_every=2, **STEPS)
+    trainer = make_trainer(tmp_path, make_rows(9), args_cls=FromPreset, eval_every_epochs=2, **STEPS)
     trainer.train()
     assert len(evaluations(trainer)) == 4
 
 
 def test_stopping_that_would_compare_other_rows_is_refused_before_the_first_step(tmp_path):
     given = {"load_best_model_at_end": True, "save_strategy": "epoch", "metric_for_best_model": "loss"}
-    trainer = make_trainer(tmp_path, make_rows(9), callbacks=[EarlyStoppingCallback(1)], max_eval_samples=5, **given)
+    trainer = make_trainer(tmp_path, make_rows(9), callbacks=[EarlyStoppingCallback(1)], eval_subset=5, **given)
     with pytest.raises(ArgumentError, match="--early_stopping_patience"):
         trainer.train()
     assert trainer.state.global_step == 0
 
 
 def test_a_group_column_that_is_not_there_is_named_before_the_first_step(tmp_path):
-    trainer = make_trainer(tmp_path, make_rows(9), max_eval_samples=5, eval_group_column="antibody")
+    trainer = make_trainer(tmp_path, make_rows(9), eval_subset=5, compute_metrics=RowMetrics(group_column="antibody"))
     with pytest.raises(DataError, match=r"antibody.*row, input_ids, labels, group"):
         trainer.train()
     assert trainer.state.global_step == 0

@@ -48,7 +48,6 @@ BATCH_ARGUMENTS = (
     "gradient_accumulation_steps",
     "effective_batch_size",
     "cached_batch_size",
-    "max_tokens_per_step",
 )
 
 Units = tuple[Sequence[Any], Sequence[Any]] | None

@@ -33,8 +33,8 @@ OTHER_STATES = frozenset({"optim", "lr_scheduler_type"})
 # the plan), and the result is compared. Kernels and compilation round differently, as another machine does.
 HARMLESS = frozenset(
     """
-    preset speedups without attention effective_batch_size max_tokens_per_step lr_scaling cached_batch_size
-    embedding_cache_dir embedding_tokens_per_batch max_encoder_noise throughput_warmup_steps torch_profiler
+    preset speedups without attention effective_batch_size lr_scaling cached_batch_size
+    embedding_cache_dir max_encoder_noise torch_profiler
     baseline_json baseline_batches_per_second baseline_batch_size
     auto_find_batch_size torch_empty_cache_steps
     activation_policy activation_budget_gb
@@ -49,9 +49,9 @@ HARMLESS = frozenset(
     eval_do_concat_batches eval_use_gather_object eval_accumulation_steps include_for_metrics batch_eval_metrics
     bf16_full_eval fp16_full_eval load_best_model_at_end
     save_strategy save_steps save_only_model save_on_each_node save_total_limit enable_jit_checkpoint
-    save_minutes max_hours stop_margin_minutes keep_epoch_checkpoint save_total_size_gb disk_policy
-    save_failures_allowed local_checkpoint_dir nan_policy oom_policy find_batch_size
-    max_eval_samples eval_every_epochs eval_minutes eval_full_every eval_group_column
+    save_minutes max_hours keep_epoch_checkpoint save_total_size_gb disk_policy
+    local_checkpoint_dir nan_policy oom_policy find_batch_size
+    eval_subset eval_every_epochs
     early_stopping_patience early_stopping_min_delta dollars_per_hour
     push_to_hub hub_private_repo hub_model_id hub_strategy hub_always_push hub_revision
     ignore_data_skip restore_callback_states_from_checkpoint

@@ -171,8 +171,7 @@ def _hint(old: Mapping[str, Any]) -> str:
         return ""
     if kind == "rows":
         return f"; --effective_batch_size {size} takes the same rows in every step on any number of processes"
-    tokens = old.get("speedups", {}).get("token_budget", {}).get("max_tokens", 0) * size
-    return f"; --max_tokens_per_step {tokens} takes the same rows in every step on any number of processes"
+    return f"; the same rows are in every step as long as --gradient_accumulation_steps times processes is {size}"
 
 
 def _compare_data(comparison: _Comparison, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:

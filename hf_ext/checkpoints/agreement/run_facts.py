@@ -11,12 +11,11 @@ from typing import Any
 
 from torch.distributed.fsdp import FSDPModule
 
-from ...argument_names import short_name
 from ...data.fingerprint import fingerprint
 from ...models.lora import unwrap_peft
 from ...optional import installed_version
 from ..state.frozen_weights import read_base
-from .argument_roles import UNRECORDED
+from .argument_roles import ANOTHER_RUN, HARMLESS, UNRECORDED
 
 PACKAGES = ("torch", "transformers", "accelerate", "datasets", "peft", "hf_ext")
 
@@ -77,7 +76,8 @@ def describe_run(
 
 
 def _describe_arguments(args: Any) -> dict[str, Any]:
-    names = [short_name(spec.name) for spec in dataclasses.fields(args)]
+    own = {name for name in ANOTHER_RUN | HARMLESS if hasattr(args, name)}  # no fields of plain `TrainingArguments`
+    names = sorted(own | {spec.name for spec in dataclasses.fields(args)})
     recorded = [name for name in names if name not in UNRECORDED and not name.endswith("_token")]
     values = {name: _plain(getattr(args, name)) for name in recorded}
     accelerator = values.get("accelerator_config")
