@@ -188,7 +188,7 @@ class NanGuard(TrainerCallback):
             f"Gradients are not finite in {self._describe(loader)} The loss is, and it is not the loss scale either: "
             f"{why}. There were {self._num_overflows} such steps, the last of them {', '.join(self._overflows)}; none "
             f"touched the weights; {self._trainer._ext_saver.last_good()}. Nothing was overwritten. Usual causes: a "
-      X
+            "row that these steps share, weights or activations too large for float16, too high a learning rate. "
             "Look at these rows; --bf16, where the device has it, and float32 (--without precision) have no such "
             f"limit; {LOWER_RATE}"
         )

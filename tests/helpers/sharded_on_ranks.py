@@ -10,7 +10,7 @@ import os
 import shutil
 import signal
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +21,16 @@ from miniature_esm import make_esm
 from peft import LoraConfig, get_peft_model
 from ranks import leave
 from safetensors.torch import save_file
-from sharded_harms import HARMS
 from token_rows import RecordingCollator
 from torch.distributed.tensor import DTensor
 from train_on_ranks import make_rows, settings
 from transformers import EsmForTokenClassification, TrainerCallback
 
-from hf_ext.checkpoints.format import shards
+from hf_ext.checkpoints.format.manifest import Manifest, hash_file
 from hf_ext.checkpoints.storage.staging import Staging
 from hf_ext.checkpoints.storage.store import CheckpointStore
 from hf_ext.errors import HfExtError
 from hf_ext.trainer import FastTrainer
-from hf_ext.training import checkpointer
 from hf_ext.training_args import FastTrainingArguments
 
 RANK = int(os.environ.get("RANK", "0"))
@@ -105,18 +103,9 @@ def die() -> None:
 
 
 def prepare_to_die(where: str, step: int) -> list[TrainerCallback]:
-    """In the save at `step`: among its shards of the optimizer, before its commit or its rename; or a step after it."""
+    """In the save at `step`: before its commit or its rename; or a step after it."""
     if where == "step":
         return [Kill(step + 1)]
-    if where == "shards":
-        write = shards.HuggingFaceStorageWriter.write_data
-
-        def write_or_die(self, plan, planner):
-            if f"checkpoint-{step}/sharded_optimizer" in str(self.path) and RANK == 1:
-                die()
-            return write(self, plan, planner)
-
-        shards.HuggingFaceStorageWriter.write_data = write_or_die
     if where == "commit":
         commit = Staging.commit
         Staging.commit = lambda self, *args: die() if self.step == step else commit(self, *args)
@@ -131,9 +120,16 @@ def copy_sources(run: Run) -> None:
     if RANK == 0:
         copies = [shutil.copytree(path, Path(run.folder) / Path(path).name) for path in run.source]
         if run.harm:
-            HARMS[run.harm](copies)
+            stale(*copies)
     if torch.distributed.is_initialized():
         torch.distributed.barrier()
+
+
+def stale(older: Path, newer: Path) -> None:
+    """The optimizer of the older checkpoint, under a manifest that vouches for it."""
+    shutil.copytree(older / "optimizer_0", newer / "optimizer_0", dirs_exist_ok=True)
+    manifest = Manifest.read(newer)
+    replace(manifest, files={name: hash_file(newer / name) for name in manifest.files}).write(newer)
 
 
 def train(run: Run) -> FastTrainer:
@@ -141,7 +137,7 @@ def train(run: Run) -> FastTrainer:
     if run.source:
         copy_sources(run)
     if run.full:
-        fill_disk(run.full, 4)
+        fill_disk(4)
     fixed = {"use_cpu": False, "save_strategy": "steps", "save_steps": 2, "max_steps": 6, "logging_steps": 1}
     fixed |= {"per_device_train_batch_size": 2, "learning_rate": 1e-2, "max_grad_norm": 1.0, "weight_decay": 0.1}
     fixed |= {"resume": "auto"} if run.source else {}
@@ -179,26 +175,16 @@ def no_room() -> OSError:
     return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def fill_disk(where: str, step: int) -> None:
-    """The disk of the second process is full in the save at `step`: for its own files, or for its shards."""
-    if where == "own" and RANK == 1:
-        save = checkpointer.save_tree
+def fill_disk(step: int) -> None:
+    """The disk of the second process is full for its own file of the save at `step`."""
+    save = torch.save
 
-        def save_or_fail(folder, name, tree):
-            if f"checkpoint-{step}" in str(folder) and name == "rank_1":
-                raise no_room()
-            save(folder, name, tree)
+    def save_or_fail(content, path, *args, **kwargs):
+        if RANK == 1 and f"checkpoint-{step}" in str(path):
+            raise no_room()
+        save(content, path, *args, **kwargs)
 
-        checkpointer.save_tree = save_or_fail
-    if where == "shards" and RANK == 1:
-        write = shards.HuggingFaceStorageWriter.write_data
-
-        def write_or_fail(self, plan, planner):
-            if f"checkpoint-{step}/sharded_optimizer" in str(self.path):
-                raise no_room()
-            return write(self, plan, planner)
-
-        shards.HuggingFaceStorageWriter.write_data = write_or_fail
+    torch.save = save_or_fail
 
 
 def write_tensors(run: Run, trainer: FastTrainer, name: str) -> None:
