@@ -31,14 +31,12 @@ _get_dataloader(dataset, description, batch_size, sampler_fn=None, is_training=F
 _get_eval_sampler(eval_dataset)
 _get_grad_norm(model, grad_norm=None)
 _get_num_items_in_batch(batch_samples, device)
+_get_output_dir(trial)
 _get_train_sampler(train_dataset=None)
-_init_training_state(max_steps, num_update_steps_per_epoch, num_train_epochs, resume_from_checkpoint, trial)
 _inner_training_loop(batch_size=None, args=None, resume_from_checkpoint=None, trial=None, ignore_keys_for_eval=None)
+_issue_warnings_after_load(load_result)
 _load_best_model()
 _load_from_checkpoint(resume_from_checkpoint, model=None)
-_load_optimizer_and_scheduler(checkpoint)
-_load_rng_state(checkpoint)
-_load_scaler(checkpoint)
 _maybe_log_save_evaluate(tr_loss, grad_norm, model, trial, epoch, ignore_keys_for_eval, start_time,
     learning_rate=None)
 _prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
@@ -50,7 +48,6 @@ _run_epoch(model, epoch, train_dataloader, steps_in_epoch, num_update_steps_per_
     start_time, resume_from_checkpoint, epochs_trained, steps_trained_in_current_epoch)
 _save(output_dir=None, state_dict=None)
 _save_checkpoint(model, trial)
-_save_optimizer_and_scheduler(output_dir)
 autocast_smart_context_manager(cache_enabled=True)
 compute_loss(model, inputs, return_outputs=False, num_items_in_batch=None)
 create_accelerator_and_postprocess()
@@ -78,7 +75,6 @@ CALLED: dict[str, str] = {}  # private ones that hf_ext calls and does not overr
 ATTRIBUTES = {
     "_globalstep_last_logged",
     "_train_batch_size",
-    "_total_loss_scalar",
     "_tr_loss",
     "_trial",
 }  # that Trainer sets and hf_ext uses
