@@ -215,7 +215,9 @@ class FastTrainer(Trainer):
 
     def _ext_make_train_batch(self, rows: Sequence[int]) -> Any:
         """A batch of these rows of the training data, as a loader would make it."""
-        dataset = self.embed_dataset(self.train_dataset) if self._ext_parts.embedder.is_on else self.train_dataset
+        dataset: Any = self.train_dataset
+        if self._ext_parts.embedder.is_on:
+            dataset = self.embed_dataset(dataset)
         fetch = getattr(dataset, "__getitems__", None)
         return self._ext_make_batch(self.data_collator, fetch([*rows]) if fetch else [dataset[row] for row in rows])
 
@@ -472,7 +474,7 @@ class FastTrainer(Trainer):
         inputs = self._ext_decided_loss().add_decoder_ids(inputs)
         if model.training:
             compute = partial(super().compute_loss, model)
-            self._ext_parts.first_step.warn_of_mean(inputs, compute, kwargs.get("num_items_in_batch"))
+            self._ext_parts.first_step.check_share(inputs, compute, kwargs.get("num_items_in_batch"))
             self.throughput.see_labels(inputs.get("labels"))  # which Trainer may take out of them
         loss = super().compute_loss(model, inputs, *args, **kwargs)
         return self._ext_backend.carry_not_finite(loss, model.training)

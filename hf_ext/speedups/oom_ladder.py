@@ -16,6 +16,7 @@ Source: metaseq #314 and OpenNMT-py #1385 skip such a step, accelerate's `find_e
 
 from __future__ import annotations
 
+from ..zero import splits_weights
 from .base import Context, Decision, Kind, Run, off
 
 NAME = "oom_ladder"
@@ -30,7 +31,9 @@ def decide(context: Context) -> Decision:
     problem = context.replicas
     if args.auto_find_batch_size:
         problem = "--auto_find_batch_size begins training anew where memory does not suffice: leave it out"
-    elif context.world_size > 1 or args.fsdp or args.deepspeed_plugin is not None:
+    elif args.fsdp or splits_weights(args) or args.deepspeed_plugin is not None:
+        problem = "weights are split over processes, which wait for each other within a step: take fewer rows at a time"
+    elif context.world_size > 1:
         problem = "several processes wait for each other within a step: --find_batch_size finds the rows that fit"
     if problem:
         asked = context.user_set("oom_policy") or NAME in (args.speedups or [])

@@ -187,7 +187,8 @@ def try_evaluation(trainer: Any) -> None:
 
     def evaluate(most_rows: int) -> None:
         nonlocal found
-        found, metrics = None, {}
+        found = None
+        metrics: dict[str, Any] = {}
         try:
             for prefix, rows in sets.items():
                 places = np.unique(np.linspace(0, len(rows) - 1, min(most_rows, len(rows))).astype(int))

@@ -53,7 +53,7 @@ class FirstStep(TrainerCallback):
         is_later = (self._trainer.state.epoch or 0) >= 1  # the same rows again
         if is_later or len(self._rows) >= NUM_FIRST_ROWS or not isinstance(ids, torch.Tensor) or ids.dim() != 2:
             return
-        tokenizer = self._trainer.processing_class or getattr(self._trainer.data_collator, "tokenizer", None)
+        tokenizer: Any = self._trainer.processing_class or getattr(self._trainer.data_collator, "tokenizer", None)
         unknown, pad = (getattr(tokenizer, f"{name}_token_id", None) for name in ("unk", "pad"))
         told = labels.tolist() if isinstance(labels, torch.Tensor) and labels.dim() else [""] * len(ids)
         beside = [batch.get(name, ids).tolist() for name in ("attention_mask", "token_type_ids")]
@@ -78,18 +78,20 @@ class FirstStep(TrainerCallback):
         if said:
             logger.warning("%s. %s", "; ".join(said), _REMEDY)
 
-    def warn_of_mean(self, inputs: Any, compute: Callable[..., Any], num_items: Any) -> None:
-        """Where a loss that Trainer adds up over a step's batches does not change with the number of their items.
+    def check_share(self, inputs: Any, compute: Callable[..., Any], num_items: Any) -> None:
+        """Warns of a loss that Trainer adds up over a step's batches and that does not change with the number of items.
 
         Args:
             compute: the loss of a batch, given `num_items_in_batch`; called twice, with the same random numbers.
         """
-        trainer, is_first = self._trainer, self._is_first
+        if not self._is_first:
+            return
         self._is_first = False
+        trainer = self._trainer
         args, loss = trainer.args, trainer._ext_decided_loss()
         num_parts = args.gradient_accumulation_steps * (args.world_size if args.average_tokens_across_devices else 1)
-        is_asked = is_first and num_parts > 1 and num_items is not None and not trainer._ext_backend.is_spread
-        if not (is_asked and loss.is_foreign and loss.is_said_to_divide):
+        is_split = num_parts > 1 and num_items is not None and not trainer._ext_backend.is_spread
+        if not (is_split and loss.is_foreign and loss.is_said_to_divide):
             return
         values = []
         for number in (num_items, 2 * num_items):

@@ -100,6 +100,8 @@ class NanGuard(TrainerCallback):
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The first micro-batch of a step comes next: forgets the step before."""
+        if not self._trainer.is_in_train:  # a loop of the user's own
+            return
         self._losses, self._norm = [], None
         self._loss_before = self._trainer._tr_loss.detach().clone()
         if self._padding is not None:
@@ -109,6 +111,8 @@ class NanGuard(TrainerCallback):
         self, args: Any, state: Any, control: Any, train_dataloader: Any = None, optimizer: Any = None, **kwargs: Any
     ) -> None:
         """Gradients are complete and clipped: goes on, raises, or takes them away, on all processes alike."""
+        if not self._trainer.is_in_train:
+            return
         finite_loss, finite_gradient, is_unread = self._read()
         if not is_unread:
             raise PlanRefused(
@@ -116,7 +120,7 @@ class NanGuard(TrainerCallback):
                 "(a label there, or a mean without the mask), which packed encoders do not compute. The weights were "
                 f"not touched; {self._trainer._ext_saver.last_good()}. Train without packing: --without packing."
             )
-        scaler = getattr(self._trainer.accelerator, "scaler", None)
+        scaler: Any = getattr(self._trainer.accelerator, "scaler", None)
         if not finite_loss or (scaler is None and not finite_gradient):
             self._leave_out(train_dataloader, scaler)
         else:

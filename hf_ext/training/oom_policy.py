@@ -25,8 +25,8 @@ from .planned import PlannedRun
 
 RESERVE = 0.03  # of a card's memory, for what fragmentation loses while training
 SMALLER_BATCH = (
-    "Begin anew with fewer rows at a time and as many per step: --find_batch_size, or half of "
-    "--per_device_train_batch_size and twice --gradient_accumulation_steps. "
+    "Begin anew with fewer rows at a time and as many per step: --find_batch_size (not where weights are split over "
+    "processes), or half of --per_device_train_batch_size and twice --gradient_accumulation_steps. "
 )
 ADVICE = (
     "What would help changes numbers or learning, so it is yours to choose, for a run that begins anew: --optim "
