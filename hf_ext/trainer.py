@@ -89,6 +89,8 @@ class FastTrainer(Trainer):
     model: Any  # of any class; Trainer declares these for type checkers alone
     data_collator: Any
     eval_dataset: Any
+    hub_model_id: Any
+    push_in_progress: Any
 
     def __init__(self, *args: Any, plan: Plan | None = None, **kwargs: Any):
         given = _by_name(args, kwargs)

@@ -120,7 +120,7 @@ def push_folder(
         if stale:
             logger.warning("Deleted from %s, of an earlier push and not of this one: %s", before.id, ", ".join(stale))
         # Not `upload_folder`: with Xet it may make several commits, and a repository of which half is new.
-        operations = [*adds, *(CommitOperationDelete(name) for name in stale)]
+        operations: list[Any] = [*adds, *(CommitOperationDelete(name) for name in stale)]
         commit = api.create_commit(before.id, operations, commit_message=message, revision=revision)
         _require_arrived(api, before.id, commit, adds, repeat)
         return commit

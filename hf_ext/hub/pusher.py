@@ -7,6 +7,7 @@ import logging
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -58,6 +59,7 @@ class Pusher:
         self._waiting: list[_Job] = []
         self._pushed = ""  # name of the last checkpoint that the Hub has
         self._failure: str | None = None  # of the last push
+        self._is_left = False  # whether nobody waits for what is sent
 
     def open(self, token: str | None = None, private: bool | None = None) -> str:
         """Makes the repository, private unless `hub_private_repo` is False, and proves that it can be written to.
@@ -78,6 +80,7 @@ class Pusher:
             )
         name = args.hub_model_id or Path(args.output_dir).absolute().name
         settings = self._settings(token, private)
+        atexit.register(_wait_at_exit, weakref.ref(self))
         return self._trainer._ext_team.on_main(lambda: open_repository(name, **settings))
 
     # --- what is pushed ---------------------------------------------------------------------------------------------
@@ -169,20 +172,19 @@ class Pusher:
 
     def _submit(self, job: _Job) -> None:
         with self._lock:
+            self._is_left = False
             if self._running is not None:
                 self._waiting = [*self._waiting, job] if self._trainer.args.hub_always_push else [job]
                 return
             self._running = job
             self._thread = threading.Thread(target=self._work, name="hub-push", daemon=True)
             self._thread.start()
-            atexit.register(self._thread.join, END_WAIT_S)  # of scripts that end without `end`
 
     def _work(self) -> None:
         while (job := self._running) is not None:
             self._send(job)
             with self._lock:
                 self._running = self._waiting.pop(0) if self._waiting else None
-        atexit.unregister(threading.current_thread().join)
 
     def _send(self, job: _Job) -> None:
         try:
@@ -227,8 +229,8 @@ class Pusher:
         """Nobody waits any longer for what runs, and what waits is not sent."""
         with self._lock:
             left, self._waiting = [job for job in [self._running, *self._waiting] if job is not None], []
+        self._is_left = True
         if left:
-            atexit.unregister(self._thread.join)
             names = ", ".join(job.name for job in left)
             logger.warning("%s: not on the Hub after %.0f s. The next push makes up for it.", names, waited_s)
 
@@ -237,3 +239,11 @@ class Pusher:
         self._wait(time.monotonic() + END_WAIT_S)
         too_long = f"The last push did not end within {END_WAIT_S:.0f} s."
         return self._trainer._ext_team.on_main(lambda: self._failure if self._running is None else too_long)
+
+
+def _wait_at_exit(reference: weakref.ref[Pusher]) -> None:
+    """For scripts that end without `end`."""
+    pusher = reference()
+    if pusher is not None and pusher._running is not None and not pusher._is_left:
+        logger.warning("Waiting for the push to the Hub.")
+        pusher._thread.join(END_WAIT_S)

@@ -318,6 +318,15 @@ def test_a_checkpoint_stays_while_it_is_sent_on_top_of_the_budget(
     assert [path.exists() for path in stands] == [False, False, True]
 
 
+def test_a_second_training_pushes_its_checkpoints_though_their_names_are_the_same(
+    make_trainer: Callable, hub: HubServer
+) -> None:
+    trainer = make_trainer(hub_strategy="every_save", save_steps=4)
+    trainer.train()
+    trainer.train()
+    assert messages(hub) == ["Training in progress, checkpoint-4"] * 2
+
+
 # Arguments
 
 
