@@ -46,7 +46,8 @@ def trace_steps(folder):
 @pytest.mark.nightly
 def test_a_profile_changes_no_number_and_is_in_no_rate(tmp_path):
     plain, profiled = (
-        make(tmp_path / str(asked), **QUIET, torch_profiler=asked, logging_steps=1) for asked in (None, 2)
+        make(tmp_path / str(asked), **QUIET, torch_profiler=asked, logging_steps=1, preset="baseline")
+        for asked in (None, 2)
     )
     for trainer in (plain, profiled):
         torch.manual_seed(0)
