@@ -60,8 +60,7 @@ ROOMS = (
     {"format"},
     {"run_folder", "state"},
     {"storage", "retention"},
-    {"agreement"},
-    {"tools"},
+    {"agreement", "inspect", "convert", "merging"},
 )
 
 

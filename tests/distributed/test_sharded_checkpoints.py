@@ -1,19 +1,15 @@
-"""Two processes under FSDP2 save in pieces and go on from them; what is wrong with a piece is named; pieces merge."""
+"""Two processes under FSDP2 save in pieces and go on from them; what is wrong with a piece is named."""
 
 import shutil
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
-from sharded_harms import HARMS
 from sharded_launch import differences, is_continued, report, tensors
 from sharded_on_ranks import make_model
-from transformers import EsmForTokenClassification
 
+from hf_ext.checkpoints.inspect import DAMAGED, WHOLE, find_next, inspect_folder
 from hf_ext.checkpoints.state.weights import load_weights
-from hf_ext.checkpoints.tools.inspection import inspect_folder
-from hf_ext.checkpoints.tools.merging import merge_checkpoint
-from hf_ext.errors import ArgumentError, CheckpointError
 
 pytestmark = pytest.mark.nightly
 
@@ -45,7 +41,7 @@ def test_a_lost_piece_is_named_and_all_processes_go_on_from_the_checkpoint_befor
     assert is_continued(place / "lost", place / "whole")
     for rank in range(2):
         assert report(place / "lost", rank)["batches"][:4] == report(place / "whole", rank)["batches"][2:6]
-    damaged = inspect_folder(place / "lost" / "damaged-checkpoint-4").checkpoints[0]
+    (damaged,) = inspect_folder(place / "lost" / "damaged-checkpoint-4")
     assert damaged.problems[0].startswith(f"sharded_weights/{PIECES[1]}: expected ")
 
 
@@ -56,39 +52,14 @@ def test_one_process_loads_the_pieces_of_two(place):
     assert not differences(dict(model.named_parameters()), gathered)
 
 
-def test_pieces_merge_into_a_model_that_from_pretrained_loads(place, tmp_path):
-    merge_checkpoint(place / "whole" / "checkpoint-6", tmp_path / "merged")
-    assert sorted(path.name for path in (tmp_path / "merged").iterdir()) == ["config.json", "model.safetensors"]
-    model, about = EsmForTokenClassification.from_pretrained(tmp_path / "merged", output_loading_info=True)
-    assert not any(about.values())
-    gathered = {n: t for n, t in tensors(place / "whole").items() if not n.startswith("optimizer.")}
-    assert not differences(dict(model.named_parameters()), gathered)
-    with pytest.raises(ArgumentError, match="not empty"):
-        merge_checkpoint(place / "whole" / "checkpoint-6", tmp_path / "merged")
-
-
-@pytest.mark.parametrize(("harm", "refusal"), [("drop", PIECES[1]), ("forget", "parts are missing"), ("swap", None)])
-def test_pieces_that_are_not_all_or_not_in_their_place_do_not_merge_into_the_model(place, tmp_path, harm, refusal):
-    copy = Path(shutil.copytree(place / "whole" / "checkpoint-6", tmp_path / "checkpoint-6"))
-    HARMS[harm]([copy])
-    if refusal:
-        with pytest.raises(CheckpointError, match=refusal):
-            merge_checkpoint(copy, tmp_path / "merged")
-        return
-    merge_checkpoint(copy, tmp_path / "merged")  # sound in itself: only values tell
-    assert differences(load_file(tmp_path / "merged" / "model.safetensors"), tensors(place / "whole"))
-
-
 def test_a_piece_that_was_put_there_later_is_refused(place, tmp_path):
     copy = Path(shutil.copytree(place / "whole" / "checkpoint-6", tmp_path / "checkpoint-6"))
     shutil.copy(copy / "sharded_weights" / PIECES[0], copy / "sharded_weights" / "shard-00009.safetensors")
-    found = inspect_folder(copy)
-    assert found.continues_from is None
-    assert "shard-00009.safetensors: not in its manifest" in found.outcome
+    (found,) = inspect_folder(copy)
+    assert found.kind == DAMAGED
+    assert "shard-00009.safetensors: not in its manifest" in found.problems[0]
 
 
 def test_inspection_takes_a_sharded_checkpoint_for_one_to_continue_from(place):
-    found = inspect_folder(place / "whole")
-    assert found.continues_from == "checkpoint-6"
-    assert "in 2 file(s)" in found.checkpoints[-1].contents.restores["weights"]
-    assert not found.checkpoints[-1].contents.lacks
+    found = find_next(inspect_folder(place / "whole"))
+    assert (found.name, found.kind) == ("checkpoint-6", WHOLE)

@@ -7,14 +7,12 @@ import pytest
 import torch
 from hub_server import serve_hub
 from huggingface_hub import HfApi
-from peft import PeftModel
 from sharded_launch import differences, is_continued, launch, report, tensors
 from sharded_on_ranks import make_model
 from transformers import EsmForTokenClassification
 
-from hf_ext.checkpoints.format.tensor_files import read_tensors
-from hf_ext.checkpoints.tools.inspection import inspect_folder
-from hf_ext.checkpoints.tools.merging import merge_checkpoint
+from hf_ext.checkpoints.inspect import DAMAGED, find_next, inspect_folder
+from hf_ext.checkpoints.state.weights import load_weights
 
 pytestmark = pytest.mark.nightly
 TOKEN = "hf_" + "canary" * 5 + "bird"
@@ -62,10 +60,10 @@ def killed(place) -> Path:
 @pytest.mark.parametrize("kill", KILLS)
 def test_a_run_that_was_killed_continues_as_if_it_had_not_been(place, killed, kind, kill):
     left = inspect_folder(place / "found" / f"{kind}-{kill}")
-    assert left.continues_from == f"checkpoint-{KILLS[kill]}" or (kill == "step" and left.continues_from)
-    assert not [found for found in left.checkpoints if found.kind == "damaged"]
+    step = find_next(left).step
+    assert step == KILLS[kill] or kill == "step"
+    assert not [found for found in left if found.kind == DAMAGED]
     assert is_continued(killed / f"{kind}-{kill}", place / kind)
-    step = int(left.continues_from.partition("-")[2])
     assert report(killed / f"{kind}-{kill}")["batches"][0] == report(place / kind)["batches"][step]
 
 
@@ -146,28 +144,12 @@ def test_another_number_of_processes_begins_with_the_same_weights_and_optimizer(
     assert all(near)  # dropout is drawn by others now
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_pieces_of_four_merge_into_what_was_gathered(moved, kind, tmp_path):
-    merge_checkpoint(moved / f"{kind}-4" / "checkpoint-6", tmp_path / "merged")
-    gathered = weights(tensors(moved / f"{kind}-4"))
-    if kind != "lora":
-        model, about = EsmForTokenClassification.from_pretrained(tmp_path / "merged", output_loading_info=True)
-        assert not any(about.values())
-        assert not differences(dict(model.named_parameters()), gathered)
-        return
-    base = make_model("full")
-    model = PeftModel.from_pretrained(base, tmp_path / "merged")
-    own = {name: tensor for name, tensor in model.named_parameters() if "lora_" in name or "modules_to_save" in name}
-    assert len(own) == len(read_tensors(tmp_path / "merged" / "adapter_model.safetensors")) == 10
-    assert not differences(own, {name: gathered[name] for name in own})
-
-
 @pytest.mark.parametrize("full", ["own", "shards"])
 def test_a_full_disk_of_one_process_leaves_the_checkpoint_before_and_training_goes_on(place, full):
     folder = place / f"full-disk-{full}"
     printed = launch([spec(folder, full=full)], place)
     assert "Checkpoint 4 was not written" in printed
-    assert [found.step for found in inspect_folder(folder).checkpoints] == [2, 6]
+    assert [found.step for found in inspect_folder(folder)] == [2, 6]
     assert not list(folder.glob(".staging*"))
     assert is_continued(folder, place / "full")
 
@@ -177,8 +159,8 @@ def test_the_best_weights_are_loaded_at_the_end(tmp_path):
     folder = tmp_path / "best"
     launch([spec(folder, given=given)], tmp_path)
     assert report(folder)["best"] == 2  # the loss falls
-    merge_checkpoint(folder / "checkpoint-2", tmp_path / "merged")
-    model = EsmForTokenClassification.from_pretrained(tmp_path / "merged")
+    model = make_model("full")
+    load_weights(model, folder / "checkpoint-2")
     assert not differences(dict(model.named_parameters()), weights(tensors(folder)))
 
 

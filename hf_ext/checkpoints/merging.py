@@ -6,18 +6,17 @@ import json
 import re
 import shutil
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import save_file
 
-from ...errors import ArgumentError, CheckpointError
-from ..format.manifest import MANIFEST
-from ..format.shards import Spread, load_shards, read_shapes
-from ..format.stored import Stored, verify
-from ..format.tensor_files import find_file
-from ..state.sharded_weights import OPTIMIZER, SHARDED, WEIGHTS, read_sharded
-from ..state.weight_entries import adapter_folder
+from ..errors import CheckpointError
+from .format.manifest import MANIFEST
+from .format.shards import Spread, load_shards, read_shapes
+from .format.stored import Stored
+from .format.tensor_files import find_file
+from .state.sharded_weights import OPTIMIZER, SHARDED, WEIGHTS, read_sharded
+from .state.weight_entries import adapter_folder
 
 FILE_BYTES = 5 * 10**9
 # What belongs to the run; all else in a checkpoint (configuration, tokenizer) belongs to the model.
@@ -25,38 +24,6 @@ _OF_RUN = re.compile(
     rf"{re.escape(MANIFEST)}|{re.escape(SHARDED)}|({WEIGHTS}|{OPTIMIZER})/.*|frozen\.json|progress\.json|"
     r"(optimizer|scheduler|scaler|early_stopping|rank_\d+)\.(json|safetensors)|(trainer_state|training_args)\.json"
 )
-
-
-def merge_checkpoint(checkpoint: str | Path, output_dir: str | Path) -> dict[str, Any]:
-    """Writes the model of a sharded checkpoint, bit for bit, as `save_pretrained` would: weights whole, configuration.
-
-    Of adapters (PEFT), the folder that `PeftModel.from_pretrained` loads on their base.
-
-    Args:
-        checkpoint: of a run under FSDP2; every file is verified first.
-        output_dir: new or empty.
-
-    Returns:
-        JSON-able: "files" (name -> bytes), "num_tensors", "step".
-
-    Raises:
-        ArgumentError: `output_dir` is not empty.
-        CheckpointError: not a sharded checkpoint, damaged (names the file), or without its frozen weights.
-
-    Cost: reads the checkpoint twice. Memory for one file, at most 5 GB or the largest tensor.
-    """
-    folder, target = Path(checkpoint), Path(output_dir)
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise ArgumentError(f"--output_dir {target}: not empty. Nothing is overwritten: give a new folder.")
-    stored, problems = verify(folder)
-    if stored is None:
-        raise CheckpointError(f"{folder} does not verify; nothing was written:\n  " + "\n  ".join(problems))
-    if SHARDED not in stored.manifest.files:
-        raise CheckpointError(f"{folder}: no {SHARDED} in it, so its weights are not sharded: nothing to merge.")
-    target.mkdir(parents=True, exist_ok=True)
-    num_tensors = write_merged(stored, target)
-    written = {p.relative_to(target).as_posix(): p.stat().st_size for p in sorted(target.rglob("*")) if p.is_file()}
-    return {"files": written, "num_tensors": num_tensors, "step": stored.step}
 
 
 def check_mergeable(folder: Path) -> None:
@@ -70,7 +37,11 @@ def check_mergeable(folder: Path) -> None:
 
 
 def write_merged(stored: Stored, target: Path) -> int:
-    """Writes the files of `merge_checkpoint` into a folder that is there, from a verified one; number of tensors."""
+    """Writes the model of a verified sharded checkpoint into `target`, bit for bit, as `save_pretrained` would.
+
+    Of adapters (PEFT), the folder that `PeftModel.from_pretrained` loads on their base. Returns the number of tensors.
+    Memory for one file, at most 5 GB or the largest tensor.
+    """
     folder = stored.path
     check_mergeable(folder)
     content = read_sharded(folder)
