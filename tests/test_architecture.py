@@ -13,10 +13,9 @@ from hf_ext.trainer import FastTrainer
 ROOT = Path(__file__).resolve().parent.parent
 # Bottom first. A module imports from its own unit (its folder or file) and from the floors below.
 FLOORS = (
-    {"interruption", "output", "orphans"},
     {
         *("errors", "hardware_table", "argument_names", "units", "quick_imports", "commands", "shipped"),
-        *("whose_code", "held", "child_processes"),
+        *("whose_code", "held"),
     },
     {
         "argument_checks",
@@ -35,7 +34,6 @@ FLOORS = (
         "disk",
         "owners",
         "out_of_memory",
-        "launching",
     },
     {"main_process", "pretrained"},
     {"data", "reporting"},
