@@ -13,7 +13,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cached_property, partial
 from operator import attrgetter
 from pathlib import Path
@@ -26,6 +26,7 @@ from transformers.trainer_utils import EvalLoopOutput, SaveStrategy
 
 from .checkpoints.agreement.run_facts import describe_run
 from .checkpoints.retention.budget import Sizes
+from .checkpoints.run_lock import hold_folders
 from .data.batch_parts import copy_batch
 from .data.even_batches import RepeatedRows
 from .data.random_states import kept_random_states
@@ -185,7 +186,7 @@ class FastTrainer(Trainer):
         """
         has_own_loader = find_override(self, "get_train_dataloader") is not None
         check_training(self.args, None if has_own_loader else getattr(self, "train_dataset", None), self.model)
-        with self._ext_parts.run_folder.while_training():  # before anything in it is looked at
+        with hold_folders(self.args):  # before anything in it is looked at
             self._ext_parts.places.follow(self.args.output_dir, self.args.local_checkpoint_dir, self.args.should_save)
             self._ext_planned.save()  # the folder may be another one than when it was planned
             if self._ext_parts.batch_finder.is_on:
@@ -846,7 +847,9 @@ class FastTrainer(Trainer):
             FolderError: another process's run has the output folder.
             DiskFailure: the disk is full, read-only or broken; the folder's model is not complete.
         """
-        with self._ext_parts.run_folder.while_saving(output_dir, _internal_call):
+        own = os.path.realpath(self.args.output_dir)
+        needs_folder = not _internal_call and os.path.realpath(output_dir or own) == own
+        with hold_folders(self.args, together=False) if needs_folder else nullcontext():
             if self._ext_parts.checkpoint_model.takes_model(output_dir):
                 # Of weights that FSDP2 has split, only an override has a use for whole ones here.
                 gathered = self._ext_parts.checkpoint_model.gather(self.model, is_overridden(self, "_save"))
@@ -1040,7 +1043,7 @@ class FastTrainer(Trainer):
         self.callback_handler.on_push_begin(self.args, self.state, self.control)
         if self.hub_model_id is None:
             self.init_hf_repo(token, private)
-        with self._ext_parts.run_folder.while_saving(None, False):
+        with hold_folders(self.args, together=False):
             self._ext_pusher.save_with_card(self._ext_export, self.create_model_card, kwargs)
         push = {"message": commit_message, **self._ext_pusher.place(private, revision)}
         if not blocking:

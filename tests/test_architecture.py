@@ -32,7 +32,6 @@ FLOORS = (
         "matmul",
         "whole_files",
         "disk",
-        "owners",
         "out_of_memory",
     },
     {"main_process", "pretrained"},
@@ -56,7 +55,8 @@ FLOORS = (
 # Inside `checkpoints` too: what one is; its folder, and what it holds; where it stands, and what is decided of it.
 ROOMS = (
     {"format"},
-    {"run_folder", "state"},
+    {"state", "finished_model"},
+    {"run_lock"},
     {"storage", "retention"},
     {"agreement", "inspect", "convert", "merging"},
 )

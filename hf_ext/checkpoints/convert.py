@@ -16,7 +16,7 @@ from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 from ..errors import ArgumentError, CheckpointError
 from ..models.affinity import AffinityModel
 from ..models.configuration import AffinityConfig
-from .run_folder.finished_model import TOKENIZER
+from .finished_model import TOKENIZER
 
 WEIGHT_KEYS = ("model_state_dict", "state_dict", "model", "model_state", "net", "network", "weights", "module")
 # Models compute these themselves; releases of transformers differ in whether they are saved.

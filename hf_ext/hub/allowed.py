@@ -8,8 +8,8 @@ import os
 import re
 from pathlib import Path
 
+from ..checkpoints.finished_model import CONFIG, MODEL_MANIFEST, TOKENIZER, WEIGHTS
 from ..checkpoints.format.manifest import MANIFEST, Manifest
-from ..checkpoints.run_folder.finished_model import CONFIG, MODEL_MANIFEST, TOKENIZER, WEIGHTS
 from ..errors import ArgumentError
 from .attempts import HubError
 

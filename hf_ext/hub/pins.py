@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from ..owners import describe_process, is_alive
+import psutil
 
 PREFIX = ".push-"
 _MARKER = ".pushed.json"  # who made the copy, and of which folder
@@ -31,7 +31,7 @@ def pin_files(files: Mapping[str, Path], place: Path, owner: str) -> Path:
     sweep_pins(place, owner)
     scratch = Path(tempfile.mkdtemp(prefix=PREFIX, dir=place))
     try:
-        (scratch / _MARKER).write_text(json.dumps({"owner": owner, **describe_process()}))
+        (scratch / _MARKER).write_text(json.dumps({"owner": owner, "pid": os.getpid()}))
         for name, source in files.items():
             target = scratch / _FILES / name
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -73,8 +73,7 @@ def sweep_pins(place: Path, owner: str) -> None:
 def _is_left(pin: Path, owner: str) -> bool:
     try:
         maker = json.loads((pin / _MARKER).read_text())
-        alive = is_alive(maker)
-        return bool(maker["owner"] == owner) if alive is None else not alive
+        return bool(maker["owner"] == owner) and not psutil.pid_exists(maker["pid"])
     except (OSError, ValueError, KeyError, TypeError):
         return False  # not ours, or being made at this moment
 

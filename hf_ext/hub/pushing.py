@@ -19,8 +19,8 @@ from huggingface_hub import (
     get_token,
 )
 
+from ..checkpoints.finished_model import MODEL_MANIFEST, check_model, write_model_manifest
 from ..checkpoints.format.manifest import hash_file
-from ..checkpoints.run_folder.finished_model import MODEL_MANIFEST, check_model, write_model_manifest
 from ..errors import ArgumentError
 from .allowed import DECIDES_LOADING, allow_list, checkpoint_files, refuse_tokens, shorten_encoder_paths
 from .attempts import Attempts, HubError

@@ -15,8 +15,8 @@ from safetensors import SafetensorError
 from transformers import PreTrainedModel, TrainerState
 from transformers.trainer import TRAINING_ARGS_NAME
 
+from ..checkpoints.finished_model import write_model_manifest
 from ..checkpoints.format.tensor_files import read_tensors, write_tensors
-from ..checkpoints.run_folder.finished_model import write_model_manifest
 from ..checkpoints.state.weight_entries import split_entries
 from ..checkpoints.state.weights import ADAPTER_FILES, export_bytes
 from ..disk import describe_failure, follow_umask, is_disk_failure

@@ -40,7 +40,6 @@ from .repeatable_loading import RepeatableLoading
 from .restoring import Restorer
 from .resuming import Resumer
 from .row_order import RowOrder
-from .run_folder import RunFolder
 from .speed_line import SpeedLine
 from .step_guard import StepGuard
 from .stopper import Stopper
@@ -95,7 +94,6 @@ class Parts:
         self.evaluator = Evaluator(args, team, self.stopper, sets, watchers)
 
         # Checkpoints, and what they carry of the others.
-        self.run_folder = RunFolder(args, team)
         self.places = Places(str(args.output_dir), args.local_checkpoint_dir, args.should_save)
         self.disk_space = DiskSpace(args, self.places, backend)
         self.committer = Committer(args, team, self.places, self.disk_space, self.stopper)

@@ -7,8 +7,8 @@ from typing import Any
 
 from ..checkpoints.format.manifest import Manifest
 from ..checkpoints.format.stored import Stored
-from ..checkpoints.state.sharded_weights import SHARDED
 from ..checkpoints.merging import check_mergeable, write_merged
+from ..checkpoints.state.sharded_weights import SHARDED
 from ..errors import ArgumentError
 from ..hub.allowed import holds_model
 from ..hub.pins import pin_files, unpin
