@@ -42,7 +42,8 @@ setup(
         "protobuf>=4",
         "tqdm>=4.66",
         "jinja2>=3.1",  # the page of the run report; torch brings it too
-        "psutil>=5.9",  # when a process began: whether a lock is stale, and how old the session is
+        "psutil>=5.9",  # when a process began: how old the session is, who holds a folder
+        "filelock>=3.30",  # `SoftFileLease`: one run per folder, taken over from a killed process or machine
     ],
     extras_require={
         "flash": ["flash-attn>=2.7"],

@@ -19,11 +19,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: the words after `hf-ext`; None takes the process's own.
     """
-    words = [*(sys.argv[1:] if argv is None else argv)]
-    if words[:1] == ["launch"]:  # this process is none of a run's: what runs say of their end is not for it to say
-        return _run(words)
     with exit_on_errors():
-        return _run(words)
+        return _run([*(sys.argv[1:] if argv is None else argv)])
 
 
 def _run(words: Sequence[str]) -> int:

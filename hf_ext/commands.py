@@ -19,7 +19,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "doctor": ("hf_ext.recipes.doctor", "tell what a run would do, here or on another card, before it starts"),
     "compare": ("hf_ext.recipes.compare", "measure ways to train against each other, with intervals"),
     "report": ("hf_ext.recipes.report", "write report and model card of a finished run anew"),
-    "launch": ("hf_ext.launching", "start processes so that they can save, and end with their status"),
     "resume": ("hf_ext.recipes.resume_check", "tell what a folder of checkpoints goes on from; convert old ones"),
 }
 

@@ -6,22 +6,21 @@ import errno
 import json
 import os
 import re
+import signal
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
+from types import FrameType
 from typing import NoReturn
 
-from .interruption import interruptible
-from .orphans import stop_with_parent
-from .output import outliving_readers, show_text
-
-STATUS_FOLDER = "HF_EXT_STATUS_FOLDER"  # set by hf_ext.launching, for ranks
-Note = Callable[[int | None], None]  # takes a status, None where there is none yet
+STATUS_FILE = "HF_EXT_STATUS_FILE"  # names a file for the statuses of processes, which launchers do not pass on
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but newlines and tabs
+_TOKEN = re.compile(r"hf_[A-Za-z0-9]{20,}")  # the form of the Hub's
 
 
 class HfExtError(ValueError):
@@ -114,6 +113,21 @@ def error_number(error: BaseException) -> int | None:
     return int(found[1]) if found else None
 
 
+def show_text(text: str) -> str:
+    """Text for people: characters that would drive a terminal are written as escapes, tokens of the Hub left out."""
+    return _TOKEN.sub("hf_...", _CONTROLS.sub(lambda found: f"\\x{ord(found[0]):02x}", text))
+
+
+def leave_terminal() -> None:
+    """Sends output to nowhere where its terminal is gone: a progress bar would end the run with an OSError."""
+    for descriptor in (1, 2):
+        try:
+            os.write(descriptor, b"\n")
+        except OSError:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, descriptor)
+
+
 @contextmanager
 def exit_on_errors() -> Iterator[None]:
     """Ends the process as a recipe should: the message without a traceback, and a status that scripts can tell apart.
@@ -121,22 +135,62 @@ def exit_on_errors() -> Iterator[None]:
     1 for the user's mistakes (`HfExtError`) and for packages that are missing, `exit_code` for other ends of a run
     (`RunEnded`), that of `DiskFailure` also where a disk that is full, over quota, read-only or broken stops anything
     else; that of `TrainingStopped` where SIGTERM, SIGINT or SIGHUP comes before or after training, which has its own
-    answer to them. `hf_ext.launching` learns the status too, whatever the launcher between makes of it. Output that
-    cannot be written is dropped, and ends nothing.
+    answer to them. A status other than 0 is also added, as a line, to the file that HF_EXT_STATUS_FILE names.
     """
-    with _noting_status() as note, outliving_readers(), _ending(note):
-        yield
+    file = os.environ.pop(STATUS_FILE, None)  # processes that this one starts have ends of their own
+    status = 1  # of whatever goes up as a traceback
+    try:
+        with _interruptible(), _ending():
+            yield
+        status = 0
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+        raise
+    finally:
+        if file is not None and status:
+            with suppress(OSError), open(file, "a") as statuses:
+                statuses.write(f"{status}\n")
 
 
 @contextmanager
-def _ending(note: Note) -> Iterator[None]:
-    def give_up() -> None:
-        note(TrainingStopped.exit_code)
-        os._exit(TrainingStopped.exit_code)  # the main thread waits for other processes, and for nothing else any more
+def _interruptible() -> Iterator[None]:
+    """Inside, the first SIGTERM or SIGHUP raises KeyboardInterrupt with its name, as SIGINT does without one.
 
+    Not where somebody handles or ignores them, as training does while it lasts. Machines repeat themselves: what comes
+    after the first does not break into tidying up.
+    """
+    is_main = threading.current_thread() is threading.main_thread()  # only there signals can be handled
+    both = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    numbers = [number for number in both if is_main and signal.getsignal(number) == signal.SIG_DFL]
+    pid = os.getpid()
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        if os.getpid() != pid:  # a process forked from this one: as if this handler were not there
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+            return
+        for other in numbers:
+            if signal.getsignal(other) is interrupt:
+                signal.signal(other, signal.SIG_IGN)
+        name = signal.Signals(number).name
+        if name == "SIGHUP":
+            leave_terminal()
+        raise KeyboardInterrupt(name)
+
+    for number in numbers:
+        signal.signal(number, interrupt)
     try:
-        with interruptible(give_up):
-            yield
+        yield
+    finally:
+        for number in numbers:
+            if signal.getsignal(number) in (interrupt, signal.SIG_IGN):
+                signal.signal(number, signal.SIG_DFL)
+
+
+@contextmanager
+def _ending() -> Iterator[None]:
+    try:
+        yield
     except KeyboardInterrupt as interrupt:
         name = interrupt.args[0] if interrupt.args else "SIGINT"
         text = (
@@ -157,41 +211,6 @@ def _ending(note: Note) -> Iterator[None]:
             raise
         text = f"DiskFailure: {error}. Free space there, or have it written elsewhere."
         _end(text, DiskFailure.exit_code)
-
-
-@contextmanager
-def _noting_status() -> Iterator[Note]:
-    """Leaves the status that this process ends with in the folder of `hf_ext.launching`, where that runs.
-
-    Processes that this one starts are not told of the folder: their ends are not its own.
-    """
-    folder = os.environ.pop(STATUS_FOLDER, None)
-    note: Note = partial(_note_status, None if folder is None else Path(folder))
-    status = 1  # of whatever goes up as a traceback
-    if folder is not None:
-        stop_with_parent()
-        note(None)  # who is killed from here on has said so much
-    try:
-        yield note
-        status = 0
-    except SystemExit as end:
-        status = end.code if isinstance(end.code, int) else int(end.code is not None)
-        raise
-    finally:
-        note(status)
-        if folder is not None:
-            os.environ[STATUS_FOLDER] = folder
-
-
-def _note_status(folder: Path | None, status: int | None) -> None:
-    if folder is None:
-        return
-    own = os.environ.get  # as torch elastic sets them, and accelerate where MPI launched
-    attempt, rank = own("TORCHELASTIC_RESTART_COUNT", "0"), own("RANK", "0")
-    ranks = int(own("LOCAL_WORLD_SIZE") or own("WORLD_SIZE") or "1")
-    note = {"status": status, "attempt": int(attempt), "ranks": ranks, "time": time.time()}
-    with suppress(OSError):  # on another machine than the folder
-        (folder / f"{attempt}-{rank}").write_text(json.dumps(note))
 
 
 def _is_missing_package(error: ImportError | RuntimeError) -> bool:

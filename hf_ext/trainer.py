@@ -13,7 +13,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from functools import cached_property, partial
 from operator import attrgetter
 from pathlib import Path
@@ -26,6 +26,7 @@ from transformers.trainer_utils import EvalLoopOutput, SaveStrategy
 from .checkpoints.agreement.hyperparameters import read_hyperparameters
 from .checkpoints.agreement.run_facts import describe_run
 from .checkpoints.retention.budget import Sizes
+from .checkpoints.run_lock import hold_folders
 from .checkpoints.state.weights import check_loaded, load_scale, load_weights, save_weights
 from .data.even_batches import RepeatedRows
 from .data.random_states import kept_random_states
@@ -181,7 +182,7 @@ class FastTrainer(Trainer):
         """
         has_own_loader = find_override(self, "get_train_dataloader") is not None
         check_training(self.args, None if has_own_loader else getattr(self, "train_dataset", None), self.model)
-        with self._ext_parts.run_folder.while_training():  # before anything in it is looked at
+        with hold_folders(self.args):  # before anything in it is looked at
             self._ext_parts.places.follow(self.args.output_dir, self.args.local_checkpoint_dir, self.args.should_save)
             self._ext_planned.save()  # the folder may be another one than when it was planned
             if self._ext_planned.applied("find_batch_size"):
@@ -654,7 +655,9 @@ class FastTrainer(Trainer):
             FolderError: another process's run has the output folder.
             DiskFailure: the disk is full, read-only or broken; the folder's model is not complete.
         """
-        with self._ext_parts.run_folder.while_saving(output_dir, _internal_call):
+        own = os.path.realpath(self.args.output_dir)
+        needs_folder = not _internal_call and os.path.realpath(output_dir or own) == own
+        with hold_folders(self.args, together=False) if needs_folder else nullcontext():
             self._ext_export(output_dir, _internal_call)
             if self.args.push_to_hub and not _internal_call and output_dir in (None, self.args.output_dir):
                 self._ext_pusher.push_model("Model save", blocking=False)
@@ -801,7 +804,7 @@ class FastTrainer(Trainer):
         self.callback_handler.on_push_begin(self.args, self.state, self.control)
         if self.hub_model_id is None:
             self.init_hf_repo(token, private)
-        with self._ext_parts.run_folder.while_saving(None, False):
+        with hold_folders(self.args, together=False):
             self._ext_pusher.save_with_card(self._ext_export, kwargs)
         return self._ext_pusher.push_model(commit_message, blocking, token, revision, private)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -52,14 +51,3 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
     """
     with replacing(path) as draft:
         draft.write_text(text, encoding="utf-8")
-
-
-def part_from_links(path: str | os.PathLike[str]) -> None:
-    """Makes a file that has other names too (hard links, as of `cp -al`) a copy, so that writing changes no other.
-
-    Raises:
-        OSError: there is no room for the copy.
-    """
-    if os.lstat(path).st_nlink > 1:
-        with replacing(path) as draft:
-            shutil.copy2(path, draft, follow_symlinks=False)

@@ -12,31 +12,31 @@
 
 What follows the file are flags of `hf-ext train`; give files and data by folders that are mounted with -v. The first
 line builds the wheel that the second mounts, and that the header names: no other is taken. Before `--max_hours`, which
-must be less than --timeout, the run saves and ends with 75; Jobs repeats what ended with an error up to --attempts
-times, and the next attempt goes on from the bucket. Checked so far: this header by uv, the command that is built, and
-what `hf jobs uv run --dry-run` makes of the line above (huggingface_hub 2.4); not run on Jobs.
+must be less than --timeout, the run saves and stops; Jobs repeats what did not end with 0 up to --attempts times,
+whatever the status was, and the next attempt goes on from the bucket. Checked so far: this header by uv, the command
+that is built, and what `hf jobs uv run --dry-run` makes of the line above (huggingface_hub 2.4); not run on Jobs.
 """
 
+import os
 import sys
 
 import torch
-
-from hf_ext.launching import main
 
 # ---- edit ----
 OUTPUT_DIR = "/outputs/run"  # in the bucket
 # A bucket knows no renames: checkpoints are written here and copied whole.
 LOCAL_CHECKPOINT_DIR = "/tmp/checkpoints"
-GRACE_S = 110  # for ranks to save after a signal
+GRACE_S = 110  # for ranks to save after a signal; 30 of torch's own
 # ---- end of what to edit ----
 
 
 def command(flags: list[str], num_processes: int) -> list[str]:
     """What is launched: as many processes as there are GPUs."""
-    launcher = ["torchrun", "--standalone", "--nproc_per_node", str(num_processes)]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(num_processes)]
     folders = ["--output_dir", OUTPUT_DIR, "--local_checkpoint_dir", LOCAL_CHECKPOINT_DIR]
-    return ["--grace_s", str(GRACE_S), *launcher, "-m", "hf_ext", "train", *folders, *flags]
+    return [*launcher, "-m", "hf_ext", "train", *folders, *flags]
 
 
 if __name__ == "__main__":
-    sys.exit(main(command(sys.argv[1:], max(1, torch.cuda.device_count()))))
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(GRACE_S))
+    os.execv(sys.executable, command(sys.argv[1:], max(1, torch.cuda.device_count())))

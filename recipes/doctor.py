@@ -46,10 +46,9 @@ with quick_imports():
     from hf_ext.doctor.scale_page import format_scale
     from hf_ext.doctor.scale_plan import plan_scale
     from hf_ext.doctor.stage_gathering import gather_generator
-    from hf_ext.errors import ArgumentError, exit_on_errors
+    from hf_ext.errors import ArgumentError, exit_on_errors, show_text
     from hf_ext.generation.arguments import GeneratorArguments
     from hf_ext.masked_lm.arguments import MaskedLMArguments
-    from hf_ext.output import show_text
     from hf_ext.pde.arguments import OperatorArguments
     from hf_ext.shipped import CONFIGS, find_shipped
     from hf_ext.tasks import parse_command

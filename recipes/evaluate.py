@@ -39,7 +39,7 @@ with quick_imports():
     from hf_ext.affinity.scoring import known_scores
     from hf_ext.affinity.teacher import SPEEDUPS
     from hf_ext.argument_checks import FINITE, check_ranges
-    from hf_ext.checkpoints.run_folder.holding import make_folder
+    from hf_ext.checkpoints.run_lock import make_folder
     from hf_ext.data.arguments import DataArguments
     from hf_ext.errors import ArgumentError, exit_on_errors
     from hf_ext.evaluation.paired import PAIRED_METRICS

@@ -40,7 +40,7 @@ with quick_imports():
     from hf_ext.affinity.scoring import read_requirements, score_split
     from hf_ext.affinity.seed_scores import score_seeds
     from hf_ext.affinity.stacking import fit_ridge
-    from hf_ext.checkpoints.run_folder.holding import run_folder
+    from hf_ext.checkpoints.run_lock import run_folder
     from hf_ext.data.arguments import DataArguments
     from hf_ext.data.demo import make_demo_encoders
     from hf_ext.data.loading import LoadedData
@@ -86,15 +86,8 @@ def main(argv: list[str] | None = None) -> dict:
     settle_measure(args, model_args.loss)
     check_measure(args, model_args.loss, evaluated(model_args, data_args))
     read_requirements(model_args, data_args)
-    with run_folder(args, subfolders(model_args, data_args, args)):
+    with run_folder(args):
         return run(model_args, data_args, args, parser)
-
-
-def subfolders(model_args: AffinityArguments, data_args: DataArguments, args: FastTrainingArguments) -> list[str]:
-    """Folders with models that this command writes in the output folder."""
-    seeds = range(args.seed, args.seed + model_args.num_seeds) if model_args.num_seeds > 1 else ()
-    merged = ["merged"] if model_args.merge_lora else []
-    return [*merged, *(f"seed-{seed}" for seed in seeds), *([] if data_args.dataset_name else ["demo_encoders"])]
 
 
 def run(

@@ -26,7 +26,7 @@ with quick_imports():
     from transformers import set_seed
 
     from hf_ext.argument_checks import check_metric_name
-    from hf_ext.checkpoints.run_folder.holding import run_folder
+    from hf_ext.checkpoints.run_lock import run_folder
     from hf_ext.data.arguments import DataArguments
     from hf_ext.data.loading import load_data
     from hf_ext.errors import ArgumentError, exit_on_errors

@@ -25,7 +25,7 @@ with quick_imports():
     from transformers import set_seed
 
     from hf_ext.argument_checks import check_metric_name
-    from hf_ext.checkpoints.run_folder.holding import run_folder
+    from hf_ext.checkpoints.run_lock import run_folder
     from hf_ext.errors import exit_on_errors
     from hf_ext.evaluation.requirements import Requirement, check_requirements, parse_requirements
     from hf_ext.parser import FastArgumentParser

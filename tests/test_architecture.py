@@ -13,10 +13,9 @@ from hf_ext.trainer import FastTrainer
 ROOT = Path(__file__).resolve().parent.parent
 # Bottom first. A module imports from its own unit (its folder or file) and from the floors below.
 FLOORS = (
-    {"interruption", "output", "orphans"},
     {
         *("errors", "hardware_table", "argument_names", "units", "quick_imports", "commands", "shipped"),
-        *("whose_code", "held", "child_processes"),
+        *("whose_code", "held"),
     },
     {
         "argument_checks",
@@ -31,9 +30,7 @@ FLOORS = (
         "matmul",
         "whole_files",
         "disk",
-        "owners",
         "out_of_memory",
-        "launching",
     },
     {"main_process", "pretrained"},
     {"data", "reporting"},
@@ -47,7 +44,7 @@ FLOORS = (
     {"training"},
     {"trainer"},
     {"affinity", "comparing", "masked_lm", "pde"},
-    {"generation", "any_model"},  # judges what it generates with a trained affinity model
+    {"generation"},  # judges what it generates with a trained affinity model
     {"doctor"},
     {"cli", "recipes"},  # the recipes themselves are of no floor: what is launched, and imported by nothing here
     {"__main__"},
@@ -56,10 +53,10 @@ FLOORS = (
 # Inside `checkpoints` too: what one is; its folder, and what it holds; where it stands, and what is decided of it.
 ROOMS = (
     {"format"},
-    {"run_folder", "state"},
+    {"state", "finished_model"},
+    {"run_lock"},
     {"storage", "retention"},
-    {"agreement"},
-    {"tools"},
+    {"agreement", "inspect", "convert", "merging"},
 )
 
 

@@ -73,7 +73,7 @@ def default_of(lines: str, flag: str) -> str:
         ("evaluate_recipe", ["options", "scoring", "data", "model", *SHARED[1:]]),
         ("doctor", ["options", "doctor", "data", "model", *SHARED[1:]]),
         ("compare", ["options", "sides", "measurement", "launching", "criteria"]),
-        ("resume_check", ["options", "looking", "converting and merging"]),
+        ("resume_check", ["positional arguments", "options", "converting"]),
     ],
 )
 def test_help_has_groups_in_the_order_in_which_people_look(read_help, recipe, groups):

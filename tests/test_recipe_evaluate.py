@@ -18,7 +18,7 @@ from evaluate_recipe import RECIPES
 from safetensors.torch import load_file, save_file
 
 from hf_ext.affinity.predictor import AffinityPredictor
-from hf_ext.checkpoints.tools.migration import ConversionSettings, convert
+from hf_ext.checkpoints.convert import convert
 from hf_ext.errors import ArgumentError, DataError, RequirementsFailed, exit_on_errors
 
 LETTERS = "ACDEFGHIKLMNPQRSTVWY"
@@ -271,8 +271,8 @@ def test_the_same_weights_from_a_pth_of_another_script_have_the_same_scores(run,
     folder, _ = run
     torch.save({"model_state_dict": load_file(folder / "model.safetensors")}, tmp_path / "best.pth")
     config = json.loads((folder / "config.json").read_text())
-    scale = ConversionSettings(label_scale=(config["label_mean"], config["label_std"]))
-    convert(tmp_path / "best.pth", folder, tmp_path / "converted", scale)
+    scale = config["label_mean"], config["label_std"]
+    convert(tmp_path / "best.pth", folder, tmp_path / "converted", label_scale=scale)
     found = evaluate("--models", tmp_path / "converted", "--test_of", folder)["scores"]["converted"]
     assert found == results_of(folder)["test"]["scores"]["model"]
 

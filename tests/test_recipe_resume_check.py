@@ -1,21 +1,186 @@
-"""recipes/resume_check.py as users run it: a .pth is converted, looked at, gone on from; a hostile one is refused."""
+"""recipes/resume_check.py as users run it: it names the checkpoint that a run takes; a .pth becomes a model, or not."""
 
 from __future__ import annotations
 
 import json
-import os
 import runpy
-import subprocess
-import sys
+import shutil
+from collections import OrderedDict
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from miniature_esm import make_esm
+from small_runs import SAVED, contents, make_trainer, small_esm
+from transformers import BertForMaskedLM, EsmForSequenceClassification, Trainer, TrainerCallback
+from weight_models import bert, different
 
-from hf_ext.errors import ArgumentError
+from hf_ext.errors import ArgumentError, CheckpointError
 
-RECIPE = Path(__file__).resolve().parent.parent / "recipes" / "resume_check.py"
+main = runpy.run_path(str(Path(__file__).resolve().parent.parent / "recipes" / "resume_check.py"))["main"]
+
+
+# --- looking ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> Path:
+    """Folders `ours` and `stock`, each with checkpoints 2, 4 and 6."""
+    folder = tmp_path_factory.mktemp("runs")
+    make_trainer(folder / "ours").train()
+    make_trainer(folder / "stock", Trainer).train()
+    return folder
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(bytes(data))
+
+
+# Name -> what happened to the run's folder, and the step from which a run continues.
+CASES = {
+    "nothing": (lambda f, r: None, 6),
+    "a bit of the newest": (lambda f, r: flip(f / "checkpoint-6" / "model.safetensors"), 4),
+    "its manifest deleted": (lambda f, r: (f / "checkpoint-6" / "manifest.json").unlink(), 4),
+    "renamed to another step": (lambda f, r: (f / "checkpoint-6").rename(f / "checkpoint-60"), 4),
+    "all damaged": (lambda f, r: [flip(f / f"checkpoint-{n}" / "config.json") for n in SAVED], 0),
+    "killed before the rename": (lambda f, r: (f / "checkpoint-6").rename(f / ".staging-checkpoint-6"), 6),
+    "a newer one of stock Trainer": (lambda f, r: shutil.copytree(r / "stock/checkpoint-6", f / "checkpoint-9"), 6),
+    "a newer link": (lambda f, r: (f / "checkpoint-9").symlink_to(f / "checkpoint-6"), 6),
+}
+
+
+class BeganAt(TrainerCallback):
+    step = 0
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        self.step = state.global_step
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("case", CASES)
+def test_it_names_the_checkpoint_that_a_run_takes_and_changes_nothing(case, runs, tmp_path, capsys):
+    folder = Path(shutil.copytree(runs / "ours", tmp_path / "run"))
+    happen, step = CASES[case]
+    happen(folder, runs)
+    before = contents(folder)
+    assert main([str(folder)]) == (0 if step else 1)
+    outcome = f"continues from step {step} " if step else "finds nothing to continue from"
+    assert f"--resume auto {outcome}" in capsys.readouterr().out
+    assert contents(folder) == before
+    trainer, began = make_trainer(folder, resume="auto"), BeganAt()
+    trainer.add_callback(began)
+    trainer.train()
+    assert began.step == step
+
+
+def test_each_checkpoint_is_listed_with_what_is_wrong_with_it(runs, tmp_path, capsys):
+    folder = Path(shutil.copytree(runs / "ours", tmp_path / "run"))
+    flip(folder / "checkpoint-6" / "model.safetensors")
+    shutil.copytree(runs / "stock" / "checkpoint-2", folder / "checkpoint-9")
+    main([str(folder)])
+    said = capsys.readouterr().out
+    for words in ("checkpoint-4  verified", "checkpoint-6  damaged", "checkpoint-9  of stock Trainer"):
+        assert words in said
+    assert "checkpoint-6: model.safetensors: expected" in said
+    assert main([str(folder / "checkpoint-2")]) == 0  # one alone
+    assert main([str(folder / "checkpoint-6")]) == 1
+    with pytest.raises(CheckpointError, match="expected a folder, found nothing"):
+        main([str(tmp_path / "none")])
+
+
+def test_weights_alone_are_no_checkpoint_to_continue_from(tmp_path, capsys):
+    make_trainer(tmp_path, save_only_model=True, max_steps=2).train()
+    assert main([str(tmp_path)]) == 1
+    assert "takes checkpoint-2 and refuses it: it holds weights alone" in capsys.readouterr().out
+
+
+# --- converting ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def old(tmp_path, monkeypatch):
+    """Makes old.pth of anything, beside a folder `config` that says what the small ESM is, without weights."""
+    monkeypatch.chdir(tmp_path)
+    small_esm(seed=9).save_pretrained("config")
+    Path("config/model.safetensors").unlink()
+    Path("config/vocab.txt").write_text("A\nC\n")
+    return lambda content, **given: torch.save(content, "old.pth", **given)
+
+
+def convert(*words: str, model: str = "config") -> int:
+    return main(["--convert", "old.pth", "--model", model, "--output_dir", "new", *words])
+
+
+def prefixed(prefix, state):
+    return OrderedDict((prefix + name, tensor) for name, tensor in state.items())
+
+
+FORMS = {
+    "model_state_dict": lambda s: {"model_state_dict": s, "epoch": 1, "best_spearman": np.float64(0.5)},
+    "the whole file": lambda s: s,
+    "a name of its own": lambda s: {"ema_weights": s, "step": 7},
+    "DDP around compiled": lambda s: {"model": prefixed("module.", prefixed("_orig_mod.", s))},
+    "compiled around DDP": lambda s: {"model": prefixed("_orig_mod.", prefixed("module.", s))},
+    "a compiled part": lambda s: {"model": {name.replace("esm.", "esm._orig_mod.", 1): t for name, t in s.items()}},
+    "half precision": lambda s: {"model": {name: tensor.bfloat16() for name, tensor in s.items()}},
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_weights_come_over_bit_for_bit_from_every_form_of_file(form, old, capsys):
+    model = small_esm(seed=1)
+    if form == "half precision":
+        for parameter in model.parameters():
+            parameter.data = parameter.data.bfloat16().float()
+    old(FORMS[form](model.state_dict()), _use_new_zipfile_serialization=form != "the whole file")
+    assert convert() == 0
+    assert "tensors are now the model in new, equal bit for bit; 0 dropped" in capsys.readouterr().out
+    assert different(model, EsmForSequenceClassification.from_pretrained("new")) == []
+    assert different(model, small_esm(seed=2)) != []  # the comparison sees other weights
+    assert Path("new/vocab.txt").read_text() == "A\nC\n"
+
+
+def test_renaming_and_dropping_place_entries_of_another_class(old):
+    state = small_esm(seed=1).state_dict()
+    moved = {name.replace("esm.", "backbone.").replace("classifier.", "regressor."): t for name, t in state.items()}
+    old({**moved, "auxiliary.weight": torch.zeros(2)})
+    with pytest.raises(CheckpointError, match=r"(?s)missing: esm.*not in this model: .*backbone.*--rename OLD=NEW"):
+        convert()
+    assert not Path("new").exists()
+    convert("--rename", "backbone.=esm.", "regressor.=classifier.", "--drop", "auxiliary.")
+    assert different(small_esm(seed=1), EsmForSequenceClassification.from_pretrained("new")) == []
+    with pytest.raises(ArgumentError, match="not empty"):
+        convert()
+
+
+def test_tied_weights_come_over(old):
+    bert(seed=9).save_pretrained("bert")
+    old(bert(seed=1).state_dict())
+    convert(model="bert")
+    assert different(bert(seed=1), BertForMaskedLM.from_pretrained("new")) == []
+
+
+BIAS = "classifier.dense.bias"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({BIAS: None}, f"missing: {BIAS}"),
+        ({"extra": torch.zeros(1)}, "not in this model: extra"),
+        ({BIAS: torch.zeros(3)}, rf"size mismatch for {BIAS}"),
+        ({BIAS: torch.full((16,), 0.1, dtype=torch.float64)}, rf"{BIAS} \(1 in all\) would not be what the file holds"),
+        ({BIAS: torch.full((16,), float("nan"))}, "would not be what the file holds: NaN"),
+    ],
+)
+def test_an_entry_that_is_missing_extra_or_of_another_kind_is_refused(change, words, old):
+    state = {**small_esm().state_dict(), **change}
+    old({name: tensor for name, tensor in state.items() if tensor is not None})
+    with pytest.raises(CheckpointError, match=f"(?s){words}"):
+        convert()
+    assert not Path("new").exists()
 
 
 class Payload:
@@ -25,64 +190,46 @@ class Payload:
         return exec, ("open('canary', 'w').close()",)
 
 
-def run(cwd: Path, *arguments: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, str(RECIPE), *arguments]
-    return subprocess.run(command, cwd=cwd, env={**os.environ}, capture_output=True, text=True, timeout=300)
+@pytest.mark.parametrize("is_zip", [True, False], ids=["zip", "legacy"])
+def test_a_file_that_would_run_code_is_refused_and_nothing_is_run(is_zip, old):
+    old({"model": small_esm().state_dict(), "args": Payload()}, _use_new_zipfile_serialization=is_zip)
+    with pytest.raises(CheckpointError, match=r"nothing was run \(asks for .*exec\)\. If you made this file yourself"):
+        convert()
+    assert sorted(path.name for path in Path().iterdir()) == ["config", "old.pth"]
+    torch.load("old.pth", weights_only=False)
+    assert Path("canary").exists()  # the file is a live one
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    """With `base`, a small model, and `best_model.pth`, what a script of one's own saved of it."""
-    folder = tmp_path_factory.mktemp("old")
-    model = make_esm()
-    model.save_pretrained(folder / "base")
-    optimizer = torch.optim.AdamW([p for n, p in model.named_parameters() if "contact_head" not in n], lr=1e-4)
-    ids = torch.arange(4, 12)[None]
-    model(input_ids=ids, labels=ids).loss.backward()
-    optimizer.step()
-    weights = {f"module.net.{name}": tensor for name, tensor in model.state_dict().items()}
-    old = {"epoch": 2, "model_state_dict": weights, "optimizer_state_dict": optimizer.state_dict()}
-    torch.save({**old, "best_spearman": 0.41}, folder / "best_model.pth")
-    torch.save({**old, "args": Payload()}, folder / "hostile.pth")
-    return folder
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ({"epoch": 1}, "expected one entry of names and tensors.*found none"),
+        ({"a": {"x": torch.ones(1)}, "b": {"x": torch.ones(1)}}, "Name the weights with --weights_key"),
+        ([torch.ones(1)], "found none in list"),
+        (b"not a checkpoint", "damaged"),
+        (None, "expected a file that torch.save wrote"),
+    ],
+)
+def test_a_file_without_certain_weights_says_why(content, words, old):
+    if isinstance(content, bytes):
+        Path("old.pth").write_bytes(content)
+    elif content is not None:
+        old(content)
+    with pytest.raises(CheckpointError, match=words):
+        convert()
 
 
-@pytest.mark.nightly
-def test_an_old_file_is_converted_and_the_folder_can_be_continued(folder) -> None:
-    model = ["--model", "base", "--output_dir", "new", "--rename", "net.="]
-    done = run(folder, "--convert", "best_model.pth", *model)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "tensors are now a EsmForMaskedLM in new, checked by name, shape and bits." in done.stdout
-    assert "best_spearman: 0.41" in done.stdout
-    assert "--output_dir new --resume auto goes on from step 1 with its learning rate of 0.0001" in done.stdout
-
-    done = run(folder, "new", "--arguments", "--json", "report.json")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "--resume auto continues from checkpoint-1 (step 1, epoch 2.00)." in done.stdout
-    assert "lacks: random states of 1 of 1 process(es)" in done.stdout
-    report = json.loads((folder / "report.json").read_text())
-    assert (report["continues_from"], report["checkpoints"][0]["kind"]) == ("checkpoint-1", "ours")
-
-
-@pytest.mark.nightly
-def test_a_hostile_file_is_refused_with_a_message_and_no_traceback(folder) -> None:
-    done = run(folder, "--convert", "hostile.pth", "--model", "base", "--output_dir", "hostile")
-    assert done.returncode == 1
-    said = done.stderr.splitlines()[-1]  # bitsandbytes, where it is installed, may complain of a kernel before
-    assert said.startswith("CheckpointError: hostile.pth: damaged, or more than tensors; nothing was run (asks for")
-    assert "Traceback" not in done.stderr
-    assert not (folder / "canary").exists()
-    assert not (folder / "hostile").exists()
-
-
-def test_the_exit_status_says_whether_a_run_would_continue(tmp_path, capsys) -> None:
-    main = runpy.run_path(str(RECIPE))["main"]
-    assert main([str(tmp_path)]) == 1
-    assert "training would start at step 0" in capsys.readouterr().out
+def test_a_model_of_foreign_code_is_refused(old):
+    old(small_esm().state_dict())
+    text = json.loads(Path("config/config.json").read_text())
+    Path("config/config.json").write_text(json.dumps({**text, "architectures": ["MyModel"]}))
+    with pytest.raises(ArgumentError, match="MyModel, which is none of transformers' models"):
+        convert()
+    with pytest.raises(ArgumentError, match=r"no config\.json"):
+        convert(model=".")
 
 
 @pytest.mark.parametrize("words", [[], ["folder", "--convert", "a.pth"], ["--convert", "a.pth", "--model", "m"]])
-def test_a_command_line_that_is_neither_use_is_refused(words) -> None:
-    main = runpy.run_path(str(RECIPE))["main"]
+def test_a_command_line_that_is_neither_use_is_refused(words):
     with pytest.raises(ArgumentError, match=r"Give a FOLDER|--convert needs"):
         main(words)

@@ -14,7 +14,7 @@ from hf_ext.plan import Plan
 from hf_ext.reporting import plot_loss
 from hf_ext.reporting.report import write_report
 from hf_ext.reporting.run_record import write_json
-from hf_ext.whole_files import part_from_links, replacing, write_text
+from hf_ext.whole_files import replacing, write_text
 
 
 def report(path: Path) -> None:
@@ -62,15 +62,3 @@ def test_a_planted_draft_is_not_written_through(tmp_path):
     assert (tmp_path / "victim").read_text() == "mine"
     assert (tmp_path / "a.txt").read_text() == "new"
     assert not (tmp_path / "a.txt").is_symlink()
-
-
-def test_a_file_is_parted_from_its_other_names_alone_if_it_has_some(tmp_path):
-    path = tmp_path / "a.txt"
-    path.write_text("before")
-    inode = path.stat().st_ino
-    part_from_links(path)
-    assert path.stat().st_ino == inode
-    os.link(path, tmp_path / "backup")
-    part_from_links(path)
-    assert path.stat().st_ino != inode
-    assert (path.stat().st_nlink, path.read_text()) == (1, "before")

@@ -22,7 +22,7 @@ from typing import Any
 
 import psutil
 
-from hf_ext.child_processes import end_processes, find_descendants
+from hf_ext.comparing.running import end_processes
 from hf_ext.errors import ArgumentError
 from hf_ext.whole_files import write_text
 
@@ -199,6 +199,14 @@ def run_part(part: Part, limit_s: float, stop: Stop) -> dict[str, Any]:
 
 def _last_lines(printed: str) -> str:
     return "\n".join(printed.strip().splitlines()[-LOG_LINES:])[-LOG_CHARACTERS:]
+
+
+def find_descendants(pid: int) -> set[psutil.Process]:
+    """Of a process; launchers give their ranks sessions of their own, so that its group does not have them all."""
+    try:
+        return set(psutil.Process(pid).children(recursive=True))
+    except psutil.NoSuchProcess:
+        return set()
 
 
 def _wait(command: list[str], stream: Any, limit_s: float, stop: Stop) -> tuple[str, int | None]:

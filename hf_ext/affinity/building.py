@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from datasets import Dataset
 
-from ..checkpoints.run_folder.finished_model import check_model
+from ..checkpoints.finished_model import check_model
 from ..data.arguments import DataArguments
 from ..data.collators import SequenceCollator
 from ..data.demo import make_demo_table

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from ..checkpoints.run_folder.holding import make_folder
+from ..checkpoints.run_lock import make_folder
 from ..data.contents import irregular_kind
 from ..data.rows import REJECTED_FILE, REJECTED_HEADER
 from ..data.sources import SOURCE_ROW, local_files, peek_columns

@@ -17,7 +17,7 @@ from .building import build_collator, model_settings, read_towers, settle_traini
 def write_untrained_folder(config_file: Path, folder: Path) -> None:
     """Writes `config.json`, `inputs.json` and the tokenizers of the model that a run with `config_file` would train.
 
-    For weights of other scripts, which `hf_ext.checkpoints.tools.migration.convert` brings into such a folder: they are
+    For weights of other scripts, which `hf_ext.checkpoints.convert` brings into such a folder: they are
     then used with the pooling and the limits that the file says.
 
     Args:

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..output import show_text
+from ..errors import show_text
 from ..reporting.run_record import write_json
 from ..whole_files import write_text
 from .arguments import CompareArguments

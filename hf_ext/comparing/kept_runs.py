@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
+import socket
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from ..checkpoints.run_folder.folder_lock import find_other_run
+import psutil
+
+from ..checkpoints.run_lock import find_other_run
 from ..errors import ArgumentError
-from ..owners import describe_process, is_alive
 from ..whole_files import write_text
 from .costs import Cost
 
@@ -30,7 +33,7 @@ def find_finished(folder: Path, command: Sequence[str]) -> Cost | None:
     """
     record = _record_of(folder)
     found = json.loads(record.read_text(encoding="utf-8")) if record.is_file() else None
-    if found and found["seconds"] is None and is_alive(found["owner"]) and found["owner"] != describe_process():
+    if found and found["seconds"] is None and _is_another_at_work(found["owner"]):
         raise ArgumentError(f"{folder}: process {found['owner']['pid']} is writing there: wait for it, or end it.")
     if folder.exists():
         if found is None or found["run"] != _describe(command):
@@ -58,8 +61,18 @@ def _record_of(folder: Path) -> Path:
 
 
 def _write(record: Path, command: Sequence[str], cost: dict[str, Any]) -> None:
-    content = {"run": _describe(command), **cost, "owner": describe_process()}
+    owner = {"host": socket.gethostname(), "pid": os.getpid(), "began": psutil.Process().create_time()}
+    content = {"run": _describe(command), **cost, "owner": owner}
     write_text(record, json.dumps(content, indent=1) + "\n")
+
+
+def _is_another_at_work(owner: dict[str, Any]) -> bool:
+    """Whether the process that wrote a record still runs, here, and is not this one."""
+    try:
+        began = psutil.Process(owner["pid"]).create_time()
+    except psutil.NoSuchProcess:
+        return False
+    return owner["host"] == socket.gethostname() and owner["pid"] != os.getpid() and abs(began - owner["began"]) < 2
 
 
 def _describe(command: Sequence[str]) -> dict[str, Any]:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+import signal
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..child_processes import end_processes, find_descendants
+import psutil
+
 from ..errors import HfExtError
 from .costs import Cost, start_costs
 from .kept_runs import find_finished, mark_finished
@@ -20,6 +23,7 @@ from .sides import Side
 logger = logging.getLogger(__name__)
 
 TAIL_LINES = 30
+GRACE_S = 5.0  # between asking processes to end and ending them
 
 
 class ChildFailed(HfExtError):
@@ -105,8 +109,22 @@ def _run(command: Sequence[str], output: Any) -> int:
     try:
         return process.wait()
     except BaseException:
-        end_processes(process, find_descendants(process.pid))
+        end_processes(process, psutil.Process(process.pid).children(recursive=True))
         raise
+
+
+def end_processes(process: subprocess.Popen[Any], started: Iterable[psutil.Process]) -> None:
+    """Asks a process and what it started to end, and ends what does not; launchers give ranks sessions of their own."""
+    left = [*started]
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        process.send_signal(number)
+        for each in left:
+            with suppress(psutil.NoSuchProcess):
+                each.send_signal(number)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(GRACE_S)
+        left = psutil.wait_procs(left, GRACE_S)[1]
+    process.wait()
 
 
 def _check_throughput(

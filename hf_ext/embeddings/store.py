@@ -6,7 +6,10 @@ import hashlib
 import json
 import logging
 import os
+import time
+import uuid
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +20,6 @@ from safetensors.torch import save
 
 from ..data.contents import irregular_kind
 from ..errors import CacheError
-from ..owners import is_named_alive, name_process
 from .finite import refuse_not_finite
 from .shortening import WHOLE, Shortening
 
@@ -25,6 +27,7 @@ logger = logging.getLogger(__name__)
 
 HASH_BYTES = 16
 SHARD_SEQUENCES = 1024  # what a kill can cost at most, per process
+LEFTOVER_S = 3600.0  # a file that is written for so long has no writer any more
 _SHARD_GLOB = "shard-*.safetensors"
 
 
@@ -97,8 +100,9 @@ class EmbeddingStore:
         """Reads the index of all shards that verify, drops rows not finite, removes leftovers of writers long gone."""
         self._index.clear()
         for path in self.folder.glob("*.tmp-*"):
-            if path.is_file() and not _writer_lives(path):
-                path.unlink(missing_ok=True)
+            with suppress(FileNotFoundError):  # its writer has just finished
+                if path.is_file() and time.time() - path.stat().st_mtime > LEFTOVER_S:
+                    path.unlink()
         for path in sorted(self.folder.glob(_SHARD_GLOB)):
             _check_regular(path)
             shard = _read_verified(path, self._tensors)
@@ -226,7 +230,7 @@ def _read_verified(path: Path, names: Sequence[str]) -> Shard | None:
 
 
 def _write_atomically(path: Path, content: bytes) -> None:
-    temporary = path.with_name(f"{path.name}.tmp-{name_process()}")
+    temporary = path.with_name(f"{path.name}.tmp-{uuid.uuid4().hex}")
     with temporary.open("wb") as file:
         file.write(content)
         file.flush()
@@ -237,9 +241,3 @@ def _write_atomically(path: Path, content: bytes) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
-
-
-def _writer_lives(temporary: Path) -> bool:
-    """Whether the process that writes this file still runs, as far as can be told from here; this one writes none."""
-    writer = temporary.name.rpartition(".tmp-")[2]
-    return writer != name_process() and is_named_alive(writer) is not False

@@ -22,7 +22,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from ..checkpoints.run_folder.finished_model import check_model
+from ..checkpoints.finished_model import check_model
 from ..checkpoints.state.finite import check_finite
 from ..data.arguments import DataArguments
 from ..data.columns import row_lengths

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from transformers import Trainer
 
-from ..checkpoints.run_folder.finished_model import check_model
+from ..checkpoints.finished_model import check_model
 from ..checkpoints.state.finite import check_finite
 from ..data.masking import MaskingEpochCallback
 from ..errors import ArgumentError

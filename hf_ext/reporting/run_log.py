@@ -10,7 +10,7 @@ from pathlib import Path
 
 from transformers.utils.logging import disable_progress_bar
 
-from ..output import show_text
+from ..errors import show_text
 
 LOGGER = logging.getLogger("hf_ext")
 

@@ -11,6 +11,7 @@ import hashlib
 import json
 import math
 import os
+import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -21,7 +22,6 @@ import torch
 from ..disk import find_at_home
 from ..hardware import identify_cpu
 from ..main_process import do_on_main
-from ..owners import name_process
 
 _SETTINGS = ("ONEDNN", "DNNL", "MKL", "OMP", "KMP")  # beginnings of variables that decide how libraries compute
 _UNKEPT: dict[Path, float] = {}  # what no file could keep
@@ -78,7 +78,7 @@ def _read(path: Path, name: str, key: str) -> float | None:
 
 def _keep(path: Path, name: str, key: str, value: float) -> float:
     """Has a file keep it, whole or not at all; returns what another run kept meanwhile, which counts for both."""
-    draft = path.with_name(f".{path.name}.{name_process()}")
+    draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     with suppress(OSError, ValueError):  # then this process alone keeps it
         path.parent.mkdir(parents=True, exist_ok=True)
         draft.write_text(json.dumps({"decisions": [{"name": name, "evidence": {key: value}}]}), encoding="utf-8")

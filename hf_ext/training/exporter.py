@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from transformers import PreTrainedModel, TrainerState
 from transformers.trainer import TRAINING_ARGS_NAME
 
-from ..checkpoints.run_folder.finished_model import write_model_manifest
+from ..checkpoints.finished_model import write_model_manifest
 from ..checkpoints.state.weights import export_bytes, save_weights
 from ..disk import describe_failure, follow_umask, is_disk_failure
 from ..errors import ArgumentError, DiskFailure

@@ -33,7 +33,6 @@ from .profiling import Profiling
 from .progress import HostSteps, SpeedLine
 from .repeatable_loading import RepeatableLoading
 from .resuming import Resumer
-from .run_folder import RunFolder
 from .stopper import Stopper
 from .team import Team
 
@@ -84,7 +83,6 @@ class Parts:
         self.evaluator = Evaluator(args, team, self.stopper, sets, watchers)
 
         # Checkpoints, and what they carry of the others.
-        self.run_folder = RunFolder(args, team)
         self.places = Places(str(args.output_dir), args.local_checkpoint_dir, args.should_save)
         self.disk_space = DiskSpace(args, self.places, backend)
         self.carried = [

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoints.format.stored import Stored, check_unlisted
-from ..checkpoints.run_folder.holding import local_folder
+from ..checkpoints.run_lock import local_folder
 from ..checkpoints.storage.mirror import Mirror
 from ..checkpoints.storage.store import CheckpointStore
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ..checkpoints.run_folder.folder_lock import find_other_run
+from ..checkpoints.run_lock import find_other_run
 from ..disk import describe_failure, is_disk_failure
 from ..models.quantization import keep_gradients
 from ..plain_arguments import complete_arguments

@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Any
 
 from ..data.repeatable_loaders import base_of
-from ..output import drop_output
+from ..errors import leave_terminal
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class SignalWatch:
             return
         self._count += 1
         if name == "SIGHUP":
-            _leave_terminal()
+            leave_terminal()
         if self._count == 1:
             self.received = signal.Signals(number)
             _say(f"{name}: training stops after this batch and saves a checkpoint.")
@@ -79,15 +79,6 @@ def _say(text: str) -> None:
     # Logging from a signal handler fails where the signal interrupted a write to the same stream.
     with contextlib.suppress(OSError):
         os.write(2, f"\n{text}\n".encode())
-
-
-def _leave_terminal() -> None:
-    """Sends output to nowhere where its terminal is gone: a progress bar would end the run with an OSError."""
-    for descriptor in (1, 2):
-        try:
-            os.write(descriptor, b"\n")
-        except OSError:
-            drop_output(descriptor)
 
 
 def leave_group(init: Any, worker_id: int) -> None:

@@ -15,9 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from datasets import Dataset
-from transformers import GPT2Config, GPT2LMHeadModel, set_seed
-
-from hf_ext.any_model import (
+from hf_ext.recipes.examples.any_model import (
     TOKEN_METRICS,
     AnyModelArguments,
     BigramTable,
@@ -28,8 +26,10 @@ from hf_ext.any_model import (
     judge_next_tokens,
     sum_next_tokens,
 )
+from transformers import GPT2Config, GPT2LMHeadModel, set_seed
+
 from hf_ext.argument_checks import check_metric_name
-from hf_ext.checkpoints.run_folder.holding import run_folder
+from hf_ext.checkpoints.run_lock import run_folder
 from hf_ext.errors import exit_on_errors
 from hf_ext.tasks import parse_command
 from hf_ext.training_args import FastTrainingArguments

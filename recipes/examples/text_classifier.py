@@ -15,16 +15,7 @@ from typing import Any
 
 import numpy as np
 from datasets import Dataset
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import (
-    BertConfig,
-    BertForSequenceClassification,
-    DataCollatorWithPadding,
-    PreTrainedTokenizerFast,
-    set_seed,
-)
-
-from hf_ext.any_model import (
+from hf_ext.recipes.examples.any_model import (
     CLASS_METRICS,
     AnyModelArguments,
     build_trainer,
@@ -34,8 +25,17 @@ from hf_ext.any_model import (
     judge_classes,
     sum_classes,
 )
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    DataCollatorWithPadding,
+    PreTrainedTokenizerFast,
+    set_seed,
+)
+
 from hf_ext.argument_checks import check_metric_name
-from hf_ext.checkpoints.run_folder.holding import run_folder
+from hf_ext.checkpoints.run_lock import run_folder
 from hf_ext.errors import exit_on_errors
 from hf_ext.tasks import parse_command
 from hf_ext.training_args import FastTrainingArguments

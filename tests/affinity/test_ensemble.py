@@ -14,7 +14,7 @@ from hf_ext.affinity.building import build_collator, build_model
 from hf_ext.affinity.ensemble import predict_members, train_seeds
 from hf_ext.affinity.scoring import SplitScores, compute_metrics
 from hf_ext.affinity.seed_scores import judge_spread, score_seeds
-from hf_ext.checkpoints.run_folder.finished_model import write_model_manifest
+from hf_ext.checkpoints.finished_model import write_model_manifest
 from hf_ext.data.arguments import DataArguments
 from hf_ext.data.collators import SequenceCollator
 from hf_ext.errors import ArgumentError, CheckpointError, TrainingStopped

@@ -20,7 +20,7 @@ from hub_server import HubServer, serve_hub
 import hf_ext
 from hf_ext.affinity import predictor as predictor_module
 from hf_ext.affinity.predictor import AffinityPredictor, find_model
-from hf_ext.checkpoints.run_folder.finished_model import MODEL_MANIFEST, write_model_manifest
+from hf_ext.checkpoints.finished_model import MODEL_MANIFEST, write_model_manifest
 from hf_ext.errors import ArgumentError, DataError
 from hf_ext.hub import push_folder
 from hf_ext.models.affinity import AffinityModel

@@ -10,7 +10,7 @@ import pytest
 from other_runs import kill, other_run
 
 from hf_ext.checkpoints.format.manifest import Manifest, check_files, hash_file
-from hf_ext.checkpoints.run_folder.folder_lock import LOCK, Hold, hold_folder
+from hf_ext.checkpoints.run_lock import LOCK
 from hf_ext.checkpoints.storage.store import CheckpointStore
 from hf_ext.errors import FolderError
 
@@ -147,24 +147,18 @@ def test_the_same_kills_find_that_saving_in_place_loses_checkpoints(tmp_path, no
     assert different > 5
 
 
-def stage_a_half(folder: Path) -> Hold:
-    hold = hold_folder(folder)
-    staging = CheckpointStore(folder, "other").stage(20)
-    (staging.path / "model.safetensors").write_bytes(b"half")
-    return hold
-
-
-@pytest.mark.parametrize("run_id", ["other", "mine"])
-def test_what_another_process_is_writing_is_left_until_that_process_is_dead(tmp_path, run_id):
-    store = CheckpointStore(tmp_path, run_id)
-    with other_run(tmp_path, stage_a_half) as pid:
+def test_what_another_process_is_writing_is_left_until_that_process_is_dead(tmp_path):
+    store = CheckpointStore(tmp_path, "mine")
+    with other_run(tmp_path) as pid:
+        store.staging_path(20).mkdir()
+        (store.staging_path(20) / "model.safetensors").write_bytes(b"half")
         store.sweep()
         assert sorted(os.listdir(tmp_path)) == [LOCK, ".staging"]
         with pytest.raises(FolderError, match=f"process {pid} on .* another folder"):
             store.stage(20)
         kill(pid)
         store.sweep()
-        assert os.listdir(tmp_path) == [LOCK]
+        assert os.listdir(tmp_path) == []
 
 
 def test_a_staging_folder_of_nobody_is_removed(tmp_path):

@@ -15,7 +15,7 @@ from hf_ext.affinity.arguments import AffinityArguments
 from hf_ext.affinity.building import build_model as build_affinity
 from hf_ext.affinity.predictor import AffinityPredictor, check_predictions, find_model, load_model
 from hf_ext.affinity.teacher import predict_once
-from hf_ext.checkpoints.run_folder.finished_model import MODEL_MANIFEST, check_model, write_model_manifest
+from hf_ext.checkpoints.finished_model import MODEL_MANIFEST, check_model, write_model_manifest
 from hf_ext.errors import ArgumentError, DataError
 from hf_ext.masked_lm.arguments import MaskedLMArguments
 from hf_ext.masked_lm.building import build_model as build_masked_lm

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 import timed_recipe
 
@@ -197,22 +198,22 @@ def test_killed_and_started_again_it_keeps_what_was_measured(compare):
         compare(TEXT.replace("seconds: 0.5", "seconds: 0.4"), "--rounds 1")
 
 
-def test_a_run_that_another_process_still_writes_is_left_alone(compare, monkeypatch):
+def test_a_run_that_another_process_still_writes_is_left_alone(compare):
     assert compare(TEXT, "--rounds 1") == 0
     path = Path("out/half/round_0.run.json")
     record = json.loads(path.read_text())
-    path.write_text(json.dumps({**record, "seconds": None, "owner": {**record["owner"], "pid": 1, "started": 0.0}}))
-    monkeypatch.setattr("hf_ext.comparing.kept_runs.is_alive", lambda owner: owner["pid"] == 1)
+    began = psutil.Process(1).create_time()
+    path.write_text(json.dumps({**record, "seconds": None, "owner": {**record["owner"], "pid": 1, "began": began}}))
     with pytest.raises(ArgumentError, match="half/round_0: process 1 is writing there"):
         compare(TEXT, "--rounds 1")
 
 
 HOLD = """
 import sys, time
-from hf_ext.checkpoints.run_folder.folder_lock import hold_folder
-hold = hold_folder(sys.argv[1])
-print("held", flush=True)
-time.sleep(100)
+from hf_ext.checkpoints.run_lock import hold_folder
+with hold_folder(sys.argv[1]):
+    print("held", flush=True)
+    time.sleep(100)
 """
 
 

@@ -269,7 +269,7 @@ class Remount(TrainerCallback):
 
     def on_step_begin(self, args, state, control, **kwargs):
         if state.global_step == 3:
-            self.disk.remount("ro")
+            self.disk.make_read_only()
 
 
 def test_a_disk_that_becomes_read_only_keeps_the_checkpoint_before(tmp_path, whole, may_mount, tally):
@@ -280,7 +280,7 @@ def test_a_disk_that_becomes_read_only_keeps_the_checkpoint_before(tmp_path, who
         assert (code, type(end), weights) == (74, DiskFailure, whole[0])
         check_message(str(end), disk.folder / "run", "Read-only file system")
         assert steps(disk.folder / "run") == [2]
-        disk.remount("rw")
+        disk.make_writable()
         check_resumes(disk.folder / "run", whole, tally)
 
 

@@ -13,8 +13,7 @@ from miniature_esm import make_narrow_esm
 from other_runs import other_run, plant_lock
 from transformers import TrainerCallback
 
-from hf_ext.checkpoints.run_folder.folder_lock import LOCK
-from hf_ext.checkpoints.run_folder.holding import local_folder, run_folder
+from hf_ext.checkpoints.run_lock import LOCK, local_folder, run_folder
 from hf_ext.errors import FolderError
 
 LIMIT_S = 60

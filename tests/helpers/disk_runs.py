@@ -17,7 +17,7 @@ from peft import LoraConfig, get_peft_model
 from token_rows import make_number_rows, stack_rows
 from transformers import EsmForSequenceClassification, Trainer, TrainerCallback, TrainingArguments
 
-from hf_ext.checkpoints.run_folder.folder_lock import LOCK
+from hf_ext.checkpoints.run_lock import LOCK
 from hf_ext.reporting.run_log import LOGGER, RunLog
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments

@@ -78,13 +78,8 @@ def commands_of(recipe: str) -> list[str]:
 
 def find_recipe(command: str) -> str | None:
     """The recipe that a command starts, or None."""
-    found = SCRIPT.search(_without_wrapper(command))
+    found = SCRIPT.search(command)
     return None if found is None else found[1] or SUBCOMMANDS[found[2]]
-
-
-def _without_wrapper(command: str) -> str:
-    """What `hf-ext launch` runs, or the command as it is."""
-    return command.removeprefix("hf-ext launch ")
 
 
 def read_flags(page: Path) -> set[str]:
@@ -109,7 +104,7 @@ def parse(command: str) -> Any:
         KeyError: a subcommand or a recipe that this file has no parser of.
         SystemExit, ArgumentError: the recipe would refuse it.
     """
-    command = _without_wrapper(command)
+    command = command
     found = SCRIPT.search(command)
     assert found is not None, command
     words = shlex.split(command[found.end() :], comments=True)

@@ -30,8 +30,6 @@ def wait_for_signal(numbers: list[int], save_s: float) -> None:
 def main(folder: Path, words: str) -> None:
     rank, numbers = int(os.environ.get("RANK", "0")), []
     delay, _, word = words.split(",")[rank].rpartition(":")
-    if word == "deaf":
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if word in ("waits", "waits_long"):
         for name in ("SIGTERM", "SIGINT", "SIGHUP"):
             signal.signal(getattr(signal, name), lambda number, frame: numbers.append(number))
@@ -41,8 +39,6 @@ def main(folder: Path, words: str) -> None:
         raise ENDS[word](word)
     if word == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
-    if word == "deaf":
-        time.sleep(LIMIT_S)
     if word == "mother":  # of a run of its own that ends otherwise
         subprocess.run([sys.executable, __file__, str(folder), "nan,nan"], check=False)
         raise TrainingStopped(word)

@@ -1,41 +1,42 @@
 """Locks of other processes' runs: as those would write them, and as living processes do."""
 
-import json
 import os
 import signal
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from hf_ext.checkpoints.run_folder.folder_lock import LOCK, hold_folder
-from hf_ext.owners import describe_process
+from filelock import SoftFileLease
+
+from hf_ext.checkpoints.run_lock import LEASE_S, LOCK, hold_folder
 
 
-def plant_lock(folder: Path, pid: int = 0, age_s: float = 0.0, **change) -> Path:
-    """Writes the lock of process `pid` (0: the parent of this one), last renewed `age_s` seconds ago."""
-    pid = pid or os.getppid()
-    text = Path(f"/proc/{pid}/stat").read_text() if Path(f"/proc/{pid}").exists() else None
-    started = int(text.rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK") if text else 0.0
-    owner = {**describe_process(), "pid": pid, "started": started, "since": "2026-01-02 03:04:05 UTC", "id": "x"}
+def plant_lock(folder: Path, pid: int = 0, host: str = "", start: int = 0) -> Path:
+    """Writes the lock of process `pid` (0: the parent of this one), begun at `start`, of this machine or `host`."""
+    with tempfile.TemporaryDirectory() as place, SoftFileLease(Path(place, LOCK), lease_duration=LEASE_S) as lease:
+        fields = dict(line.split("=", 1) for line in Path(lease.lock_file).read_text().splitlines()[1:])
+    del fields["start"]
+    fields |= {"pid": str(pid or os.getppid()), "host": host or fields["host"]}
+    fields |= {"start": str(start)} if start else {}
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / LOCK
-    path.write_text(json.dumps({**owner, "command": "recipes/max_speed.py --seed 1", **change}))
-    time = path.stat().st_mtime - age_s
-    os.utime(path, (time, time))
+    path.unlink(missing_ok=True)
+    path.write_text("filelock/2\n" + "".join(f"{name}={value}\n" for name, value in fields.items()))
     return path
 
 
 @contextmanager
-def other_run(folder: Path, hold=hold_folder) -> Iterator[int]:
+def other_run(folder: Path) -> Iterator[int]:
     """A forked process that holds `folder` until the block ends or it is killed; gives its number."""
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
-            kept = hold(folder)
-            os.write(writing, b"1")
-            while kept:
-                signal.pause()
+            with hold_folder(folder):
+                os.write(writing, b"1")
+                while True:
+                    signal.pause()
         finally:
             os._exit(1)
     os.close(writing)

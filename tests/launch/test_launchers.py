@@ -1,8 +1,6 @@
-"""Through the real torchrun and `accelerate launch`: ranks save on SIGTERM, and their status arrives."""
+"""Through the real torchrun and `accelerate launch`: ranks save on SIGTERM, and leave their status in a file."""
 
-import contextlib
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -15,20 +13,21 @@ from launches import clean_environment
 from locations import HELPERS
 
 STOPPED = 75
-WRAPPER = [sys.executable, "-m", "hf_ext.launching", "--grace_s", "60"]
-ACCELERATE = [sys.executable, "-m", "accelerate.commands.launch", "--config_file"]
 LAUNCHERS = {
     "torchrun": [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"],
-    "accelerate": [*ACCELERATE, str(FOLDER / "2cpu_ddp.yaml")],
-    "accelerate, one process": [*ACCELERATE, str(FOLDER / "cpu.yaml")],
+    "accelerate": [
+        *(sys.executable, "-m", "accelerate.commands.launch", "--config_file"),
+        str(FOLDER / "2cpu_ddp.yaml"),
+    ],
 }
 RANK = str(HELPERS / "launched_rank.py")
 TRAINING = str(HELPERS / "launched_training.py")
 
 
-def run(command: list[str], log: Path, when: list[Path] = (), limit_s: float = 240, number=signal.SIGTERM) -> int:
-    """The status of a command that gets a signal once all files of `when` are there; leaves no process behind."""
-    environment = clean_environment(HELPERS)
+def run(folder: Path, command: list[str], when: list[Path] = (), limit_s: float = 240) -> tuple[int, list[int]]:
+    """Status of a command that gets SIGTERM once all files of `when` are there, and those that its processes left."""
+    log, statuses = folder / "log", folder / "statuses"
+    environment = {**clean_environment(HELPERS), "HF_EXT_STATUS_FILE": str(statuses)}
     with log.open("w") as output, subprocess.Popen(command, env=environment, stdout=output, stderr=output) as process:
         try:
             ends = time.monotonic() + limit_s
@@ -37,75 +36,33 @@ def run(command: list[str], log: Path, when: list[Path] = (), limit_s: float = 2
                 assert time.monotonic() < ends, log.read_text()[-4000:]
                 time.sleep(0.05)
             if when:
-                process.send_signal(number)
-            return process.wait(limit_s)
+                process.send_signal(signal.SIGTERM)
+            status = process.wait(limit_s)
         finally:
             process.kill()
+    return status, [int(line) for line in statuses.read_text().split()] if statuses.exists() else []
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", LAUNCHERS)
-def test_a_stop_arrives_as_75(tmp_path, name):
-    ranks = 1 if "one" in name else 2
-    command = [*WRAPPER, *LAUNCHERS[name], RANK, str(tmp_path), ",".join(["waits"] * ranks)]
-    ready = [tmp_path / f"ready-{rank}" for rank in range(ranks)]
-    status = run(command, tmp_path / "log", ready)
+def test_a_stop_is_1_of_the_launcher_and_75_in_the_file(tmp_path, name):
+    """When the 1 fails, launchers pass statuses on: the file may go."""
+    ready = [tmp_path / f"ready-{rank}" for rank in range(2)]
+    status, said = run(tmp_path, [*LAUNCHERS[name], RANK, str(tmp_path), "waits,waits"], ready)
     log = (tmp_path / "log").read_text()
-    assert status == STOPPED, log[-4000:]
-    # Once; where the launcher dies of the signal, by the kernel and by the wrapper, which knows no better.
-    assert log.count("TrainingStopped: 1 signals") == ranks or (ranks == 1 and "TrainingStopped: 2 signals" in log)
+    assert (status, said) == (1, [STOPPED, STOPPED]), log[-4000:]
+    assert log.count("TrainingStopped: 1 signals") == 2
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", LAUNCHERS)
-def test_without_the_wrapper_a_stop_is_no_75(tmp_path, name):
-    """When this fails, launchers pass statuses on: the wrapper may go."""
-    ranks = 1 if "one" in name else 2
-    command = [*LAUNCHERS[name], RANK, str(tmp_path), ",".join(["waits"] * ranks)]
-    status = run(command, tmp_path / "log", [tmp_path / f"ready-{rank}" for rank in range(ranks)])
-    assert status in (1, -signal.SIGTERM)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("name", ["torchrun", "accelerate"])
-@pytest.mark.parametrize(
-    ("fails", "status"),
-    [(None, STOPPED), ("nan", 65), ("killed", 1)],
-)
-def test_a_training_of_two_processes_ends_with_its_own_status(tmp_path, name, fails, status):
+@pytest.mark.parametrize("fails", [None, "nan", "killed"])
+def test_the_first_status_of_a_training_of_two_processes_is_its_own(tmp_path, name, fails):
     given = ["--output_dir", str(tmp_path), "--step_s", "0.3", *(["--fails", fails] if fails else [])]
     when = [] if fails else [tmp_path / "step-4"]
-    assert run([*WRAPPER, *LAUNCHERS[name], TRAINING, *given], tmp_path / "log", when) == status, (
-        tmp_path / "log"
-    ).read_text()[-4000:]
+    _, said = run(tmp_path, [*LAUNCHERS[name], TRAINING, *given], when)
+    assert said[:1] in {None: [[STOPPED]], "nan": [[65]], "killed": [[], [1]]}[fails], (tmp_path / "log").read_text()
     if fails is None:
         step = json.loads((tmp_path / "seen-0-0.json").read_text())["step"]
         assert 4 <= step < 10
         assert (tmp_path / "run" / f"checkpoint-{step}").is_dir()
-
-
-@pytest.mark.nightly
-def test_a_rank_killed_while_the_others_save_is_no_stop(tmp_path):
-    command = [*WRAPPER, *LAUNCHERS["torchrun"], RANK, str(tmp_path), "waits,waits_long"]
-    with subprocess.Popen(command, env=clean_environment(HELPERS)) as process:
-        ready = [tmp_path / f"ready-{rank}" for rank in range(2)]
-        while not all(path.exists() and path.read_text() for path in ready):
-            time.sleep(0.05)
-        process.send_signal(signal.SIGTERM)
-        time.sleep(0.5)
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(int(ready[1].read_text()), signal.SIGKILL)
-        assert process.wait(60) == 1
-
-
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("name", ["torchrun", "accelerate, one process"])
-def test_ranks_whose_wrapper_is_killed_save_and_stop(tmp_path, name):
-    ranks = 1 if "one" in name else 2
-    command = [*WRAPPER, *LAUNCHERS[name], RANK, str(tmp_path), ",".join(["waits"] * ranks)]
-    ready = [tmp_path / f"ready-{rank}" for rank in range(ranks)]
-    assert run(command, tmp_path / "log", ready, number=signal.SIGKILL) == -signal.SIGKILL
-    ends = time.monotonic() + 30
-    while (tmp_path / "log").read_text().count("TrainingStopped: ") < ranks:
-        assert time.monotonic() < ends, (tmp_path / "log").read_text()
-        time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""launch/slurm.sbatch, run by programs in the place of SLURM's: what it asks for, the trap, who is queued again.
+"""launch/slurm.sbatch, run by programs in the place of SLURM's: what it asks for, its signal, who is queued again.
 
 `accelerate` is a program too that starts ranks without torch; with the real one: test_requeued_run.py.
 """
@@ -27,7 +27,7 @@ def programs(tmp_path) -> Path:
         f'echo "$@" >>"{tmp_path}/arguments-$SLURM_NODEID"',
         f'mkdir -p "{tmp_path}/node-$SLURM_NODEID"',
         'words="WORDS_${SLURM_RESTART_COUNT:-0}_$SLURM_NODEID"',
-        f'exec {sys.executable} {HELPERS}/small_launcher.py passes "{tmp_path}/node-$SLURM_NODEID" "${{!words}}"',
+        f'exec {sys.executable} {HELPERS}/small_launcher.py "{tmp_path}/node-$SLURM_NODEID" "${{!words}}"',
     ]
     program.write_text("\n".join(lines))
     program.chmod(0o755)
@@ -39,21 +39,23 @@ def test_the_time_limit_saves_queues_again_and_the_next_start_ends_the_job(tmp_p
     limit = os.pathsep.join(str(tmp_path / "node-0" / f"ready-{rank}") for rank in range(2))  # both hear of it
     job = submit(tmp_path / "slurm", SCRIPT, "--seed", "1", path=programs, FAKE_LIMIT=limit, **words)
     assert job.statuses == [STOPPED, 0], job.output
-    assert "asking the run to save and stop" in job.output
-    asked = {"signal": "B:TERM@120", "requeue": "", "open-mode": "append", "ntasks-per-node": "1", "nodes": "1"}
+    asked = {"signal": "TERM@120", "requeue": "", "open-mode": "append", "ntasks-per-node": "1", "nodes": "1"}
     assert {name: job.options.get(name) for name in asked} == asked
     first, second = (tmp_path / "arguments-0").read_text().splitlines()
     assert first == second  # the same command again
     assert "--num_machines 1 --num_processes 4 --main_process_ip 127.0.0.1 --main_process_port 2" in first
-    assert first.endswith("--module hf_ext train --output_dir outputs/affinity --seed 1")
+    assert first.endswith("-m hf_ext train --output_dir outputs/affinity --seed 1")
     assert first.startswith("launch --machine_rank 0 --config_file accelerate_configs/4gpu_ddp.yaml")
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize(("words", "status"), [("nan,0.3:stopped", 65), ("killed,stopped", 1), ("traceback", 1)])
+@pytest.mark.parametrize(
+    ("words", "status"), [("nan,0.3:stopped", 65), ("killed,killed", 1), ("traceback,0.3:stopped", 1)]
+)
 def test_what_did_not_save_and_stop_is_not_queued_again(tmp_path, programs, words, status):
     job = submit(tmp_path / "slurm", SCRIPT, path=programs, WORDS_0_0=words)
     assert job.statuses == [status], job.output
+    assert not list(ROOT.glob("*.status"))
 
 
 def test_a_run_that_never_gets_further_is_not_queued_for_ever(tmp_path, programs):
@@ -63,7 +65,7 @@ def test_a_run_that_never_gets_further_is_not_queued_for_ever(tmp_path, programs
     assert "submit it again yourself" in job.output
 
 
-def test_two_nodes_have_a_wrapper_each_and_stop_together(tmp_path, programs):
+def test_two_nodes_have_a_launcher_each_and_stop_together(tmp_path, programs):
     words = {"WORDS_0_0": "waits", "WORDS_0_1": "waits_long", "WORDS_1_0": "done", "WORDS_1_1": "done"}
     limit = os.pathsep.join(str(tmp_path / f"node-{node}" / "ready-0") for node in range(2))
     job = submit(tmp_path / "slurm", "--nodes", "2", SCRIPT, path=programs, PROCESSES="1", FAKE_LIMIT=limit, **words)
@@ -73,13 +75,13 @@ def test_two_nodes_have_a_wrapper_each_and_stop_together(tmp_path, programs):
     assert (tmp_path / "arguments-1").read_text().startswith("launch --machine_rank 1 ")
 
 
-def test_a_signal_to_srun_itself_would_have_killed_the_run(tmp_path, programs):
-    broken = tmp_path / "broken.sbatch"
-    broken.write_text(Path(SCRIPT).read_text().replace("kill -USR1", "kill -TERM"))
-    limit = str(tmp_path / "node-0" / "ready-1")
-    words = {"WORDS_0_0": "waits,waits"}
-    job = submit(tmp_path / "slurm", str(broken), path=programs, FAKE_LIMIT=limit, **words)
-    assert job.statuses == [137], job.output
+def test_one_process_is_started_without_a_launcher_that_would_leave_it_training(tmp_path, programs):
+    train = f"{HELPERS}/launched_rank.py {tmp_path} waits"
+    limit = str(tmp_path / "ready-0")
+    given = {"PROCESSES": "1", "TRAIN": train, "FAKE_LIMIT": limit, "FAKE_START_1": f"TRAIN={tmp_path}/no.py"}
+    job = submit(tmp_path / "slurm", SCRIPT, path=programs, **given)
+    assert job.statuses == [STOPPED, 2], job.output  # the second start: python finds no such file
+    assert not (tmp_path / "arguments-0").exists()
 
 
 def test_numbers_are_numbers_and_nothing_in_them_runs(tmp_path, programs):

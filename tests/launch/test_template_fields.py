@@ -3,6 +3,7 @@
 The tables of fields were read off the packages that they name, and hold what the templates use of them.
 """
 
+import re
 from typing import Any
 
 import pytest
@@ -140,7 +141,7 @@ def test_kubeflow_has_the_fields_of_its_models_and_restarts_after_75_alone():
     assert others["onExitCodes"] == {"containerName": "node", "operator": "NotIn", "values": [STOPPED]}
     assert node["template"]["spec"]["containers"][0]["name"] == "node"
     command = job["spec"]["trainer"]["command"]
-    grace_s = int(command[command.index("--grace_s") + 1])
+    grace_s = int(re.search(r"TORCH_ELASTIC_SHUTDOWN_TIMEOUT=(\d+)", command[2])[1])
     assert grace_s < node["template"]["spec"]["terminationGracePeriodSeconds"]  # ranks are killed before the pod is
     with pytest.raises(ValidationError, match="podFailurePolicy"):  # which is none of a TrainJob's fields
         validate({**job, "spec": {**job["spec"], "podFailurePolicy": {}}}, KUBEFLOW["TrainJob"])

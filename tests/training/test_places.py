@@ -3,7 +3,7 @@
 import pytest
 from mirror_targets import save, steps
 
-from hf_ext.checkpoints.run_folder.holding import local_folder
+from hf_ext.checkpoints.run_lock import local_folder
 from hf_ext.errors import CheckpointError
 from hf_ext.training.places import Places
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from ...disk import sync
 from ...errors import CheckpointError, FolderError
 from ..format.stored import CHECKPOINT_NAME, Stored, is_folder, is_ours, read_stored, verify
-from ..run_folder.folder_lock import find_other_run
+from ..run_lock import find_other_run
 from .additions import Look, add_files
 from .leftovers import clear_staging, remove_trash, sweep_trash, tidy
 from .staging import Staging

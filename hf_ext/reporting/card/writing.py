@@ -8,7 +8,7 @@ from pathlib import Path
 
 from huggingface_hub import ModelCard
 
-from ...output import show_text
+from ...errors import show_text
 from ...whole_files import replacing
 from ..markdown import plain, plain_line
 from ..report.run_files import RunFiles, read_run

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ...output import show_text
+from ...errors import show_text
 from ...whole_files import write_text
 from .blocks import Report
 from .html import render_html

@@ -16,19 +16,19 @@ import torch
 from torch.nn import functional
 from transformers import EvalPrediction, Trainer
 
-from .errors import ArgumentError
-from .evaluation.verdict import judge_accuracy, judge_tokens
-from .masked_lm.results import compute_metrics, sum_rows
-from .models.lora import require_base
-from .parser import FastArgumentParser
-from .plain_arguments import stock_arguments
-from .reporting.report import write_report
-from .reporting.run_log import LOGGER, start_run_log
-from .reporting.run_record import record_evaluations, record_run, write_json
-from .reporting.tables import format_table
-from .reporting.throughput import ThroughputCallback
-from .tasks import check_scored
-from .trainer import FastTrainer
+from hf_ext.errors import ArgumentError
+from hf_ext.evaluation.verdict import judge_accuracy, judge_tokens
+from hf_ext.masked_lm.results import compute_metrics, sum_rows
+from hf_ext.models.lora import require_base
+from hf_ext.parser import FastArgumentParser
+from hf_ext.plain_arguments import stock_arguments
+from hf_ext.reporting.report import write_report
+from hf_ext.reporting.run_log import LOGGER, start_run_log
+from hf_ext.reporting.run_record import record_evaluations, record_run, write_json
+from hf_ext.reporting.tables import format_table
+from hf_ext.reporting.throughput import ThroughputCallback
+from hf_ext.tasks import check_scored
+from hf_ext.trainer import FastTrainer
 
 __all__ = [
     "CLASS_METRICS",

@@ -1,1 +1,0 @@
-"""For people: inspecting, merging and migrating checkpoints; no run needs these."""

@@ -1,0 +1,299 @@
+"""The folder of a run belongs to one run at a time, whatever killed the one before, and to nobody else."""
+
+import os
+import runpy
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+from other_runs import kill, other_run, plant_lock
+from tiny_classifier import ROWS, make_args, make_model
+from transformers import Trainer, TrainingArguments
+
+from hf_ext.checkpoints import run_lock
+from hf_ext.checkpoints.run_lock import LOCK, find_other_run, hold_folder, run_folder
+from hf_ext.errors import FolderError
+from hf_ext.trainer import FastTrainer
+from hf_ext.training_args import FastTrainingArguments
+
+RECIPES = Path(__file__).resolve().parents[2] / "recipes"
+NOBODY = 2**22 + 1
+
+
+def refuse(folder: Path, words: str = "in use by another run") -> str:
+    with pytest.raises(FolderError, match=words) as refused, hold_folder(folder):
+        pass
+    return str(refused.value)
+
+
+def is_free(folder: Path) -> bool:
+    with hold_folder(folder):
+        return (folder / LOCK).read_text().splitlines()[1] == f"pid={os.getpid()}"
+
+
+# --- one run at a time -----------------------------------------------------------------------------------------------
+
+
+def test_a_folder_that_a_living_process_holds_is_refused_in_one_line(tmp_path):
+    with other_run(tmp_path) as pid:
+        text = refuse(tmp_path)
+        assert find_other_run(tmp_path) == text
+        assert (tmp_path / LOCK).is_file()
+    assert "\n" not in text
+    for part in (f"process {pid} on {socket.gethostname()}", "since 20", "pytest", "--output_dir", str(tmp_path)):
+        assert part in text
+
+
+def test_runs_of_one_process_share_the_folder_and_the_last_one_frees_it(tmp_path):
+    with hold_folder(tmp_path):
+        with hold_folder(tmp_path):
+            assert os.listdir(tmp_path) == [LOCK]
+        assert os.listdir(tmp_path) == [LOCK]
+        assert find_other_run(tmp_path) is None
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_killed_process_leaves_nothing_that_holds_the_next_run_back(tmp_path):
+    with other_run(tmp_path) as pid:
+        kill(pid)
+        assert (tmp_path / LOCK).is_file()
+        began = time.monotonic()
+        assert is_free(tmp_path)
+        assert time.monotonic() - began < 5
+    plant_lock(tmp_path, pid=os.getppid(), start=1)  # its number was given out anew
+    assert find_other_run(tmp_path) is None
+    plant_lock(tmp_path, pid=NOBODY)
+    assert is_free(tmp_path)
+
+
+@pytest.mark.parametrize("host", ["elsewhere", "zombie"])
+def test_who_cannot_be_asked_holds_the_folder_while_the_lock_is_renewed(host, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(run_lock, "LEASE_S", 1.0)
+    monkeypatch.setattr("other_runs.LEASE_S", 1.0)
+    if host == "elsewhere":
+        path = plant_lock(tmp_path, host=host)
+    else:  # it has ended, and its parent has not asked after it
+        zombie = os.fork()
+        if zombie == 0:
+            os._exit(0)
+        os.waitid(os.P_PID, zombie, os.WEXITED | os.WNOWAIT)
+        path = plant_lock(tmp_path, pid=zombie)
+    renewing = os.fork()
+    if renewing == 0:
+        ends = time.monotonic() + 15
+        while time.monotonic() < ends and path.exists():
+            os.utime(path)
+            time.sleep(0.2)
+        os._exit(0)
+    refuse(tmp_path, "process [0-9]+ on ")
+    assert "Waiting 1 s for a sign of it" in caplog.text
+    kill(renewing)
+    assert is_free(tmp_path)
+    if host == "zombie":
+        os.waitpid(zombie, 0)
+
+
+@pytest.mark.parametrize("content", [b"{}", b"filelock/2\npid=12\nho", b"\0" * 300])
+def test_a_damaged_lock_is_taken_over(content, tmp_path):
+    (tmp_path / LOCK).write_bytes(content)
+    assert is_free(tmp_path)
+
+
+def test_an_empty_lock_is_named_as_what_to_delete(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_lock, "LEASE_S", 0.5)
+    (tmp_path / LOCK).touch()
+    refuse(tmp_path, r"\.run\.lock names no run\. Delete it if no run is in the folder")
+
+
+@pytest.mark.parametrize("harm", ["deleted", "damaged", "taken over"])
+def test_harm_to_a_lock_ends_no_run_and_the_lock_of_another_one_stays(harm, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(run_lock, "LEASE_S", 0.3)
+    monkeypatch.setattr("other_runs.LEASE_S", 0.3)
+    path = tmp_path / LOCK
+    with hold_folder(tmp_path):
+        {"deleted": path.unlink, "damaged": lambda: path.write_text("x"), "taken over": lambda: plant_lock(tmp_path)}[
+            harm
+        ]()
+        time.sleep(0.6)
+        with hold_folder(tmp_path):  # as training in a recipe does
+            pass
+        assert bool(find_other_run(tmp_path)) == (harm == "taken over")
+    assert path.exists() == (harm == "taken over")
+    assert ("another run may take the folder. This one goes on." in caplog.text) == (harm != "damaged")
+
+
+def test_a_forked_process_neither_releases_nor_shares_the_lock(tmp_path):
+    with hold_folder(tmp_path):
+        pid = os.fork()
+        if pid == 0:
+            try:
+                with hold_folder(tmp_path):
+                    os._exit(1)
+            except FolderError:
+                os._exit(7)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+        assert (tmp_path / LOCK).is_file()
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.nightly
+def test_of_many_that_take_a_stale_lock_at_once_one_gets_it(tmp_path):
+    for round_number in range(5):
+        folder = tmp_path / str(round_number)
+        plant_lock(folder, pid=NOBODY)
+        reading, writing = os.pipe()
+        children = []
+        for _ in range(6):
+            child = os.fork()
+            if child == 0:
+                try:
+                    with hold_folder(folder):
+                        os.write(writing, b"1")
+                        signal.pause()
+                except FolderError:
+                    os.write(writing, b"0")
+                finally:
+                    os._exit(0)
+            children.append(child)
+        said = b""
+        while len(said) < 6:
+            said += os.read(reading, 6)
+        for child in children:
+            kill(child)
+        assert sorted(said) == sorted(b"100000")
+
+
+def test_a_token_on_the_command_line_of_the_other_is_not_told(tmp_path):
+    code = "import sys; from hf_ext.checkpoints.run_lock import hold_folder\nwith hold_folder(sys.argv[1]):\n"
+    code += "    print(1, flush=True)\n    input()"
+    command = [sys.executable, "-c", code, str(tmp_path), "--hub_token", "hf_SECRET", "--seed", "2\n3"]
+    given = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, **given, env={**os.environ, "PYTHONPATH": str(RECIPES.parent)}) as process:
+        assert process.stdout.readline() == b"1\n"
+        text = refuse(tmp_path)
+        process.communicate(b"\n")
+    assert "SECRET" not in text
+    assert "--seed '2 3'" in text
+
+
+def test_a_disk_that_refuses_costs_the_lock_and_a_warning(tmp_path, monkeypatch, caplog):
+    def fail(*given, **more):
+        raise OSError(28, os.strerror(28))
+
+    monkeypatch.setattr(run_lock.SoftFileLease, "acquire", fail)
+    with run_folder(arguments(tmp_path)):
+        assert os.listdir(tmp_path) == []
+    assert f"{tmp_path} is not locked against other runs: No space left on device." in caplog.text
+
+
+# --- nobody else's folder --------------------------------------------------------------------------------------------
+
+
+def arguments(folder: Path, **given) -> FastTrainingArguments:
+    return FastTrainingArguments(output_dir=str(folder), use_cpu=True, report_to="none", **given)
+
+
+def enter(folder: Path | str) -> None:
+    with run_folder(arguments(folder)):
+        assert Path(folder, LOCK).is_file()
+
+
+@pytest.mark.parametrize("recipe", ["max_speed.py", "mlm.py"])
+def test_recipes_refuse_before_they_build_anything(recipe, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("mine")
+    main = runpy.run_path(str(RECIPES / recipe))["main"]
+    with pytest.raises(FolderError, match="'file' cannot be the output folder: File exists"):
+        main(["--output_dir", "file"])
+    assert list(tmp_path.iterdir()) == [tmp_path / "file"]
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("x" * 256, "File name too long"),
+        ("file/below", "Not a directory"),
+        ("/proc/x", "No such file"),
+    ],
+)
+def test_a_path_that_cannot_be_a_folder_is_refused_by_name(tmp_path, name, reason):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(FolderError, match=reason):
+        enter(tmp_path / name)
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_the_top_of_the_disk_and_the_home_folder_are_no_output_folders(tmp_path, monkeypatch):
+    home = tmp_path / "home"
+    home.mkdir()
+    (tmp_path / "link").symlink_to(home)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.chdir(home)
+    for name in ("/", "//", ".", f"{home}/x/..", tmp_path / "link"):
+        with pytest.raises(FolderError, match="it cannot be the home folder or the top of the disk"):
+            enter(name)
+    assert os.listdir(home) == []
+    enter(home / "run")
+
+
+@pytest.mark.parametrize("name", ["with space", "q'\"", "\u00e9\u4e2d", "%s {0} $HOME", "a\nb", "a/b/c"])
+def test_other_odd_names_are_folders(tmp_path, name):
+    enter(tmp_path / name)
+    assert (tmp_path / name).is_dir()
+
+
+def test_a_model_or_results_that_no_run_wrote_are_not_overwritten_and_other_files_are_nobodys_business(tmp_path):
+    for name in ("README.md", "train.csv", "notes.txt"):
+        (tmp_path / name).write_text("mine")
+    enter(tmp_path)
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).write_text("mine")
+    before = sorted(os.listdir(tmp_path))
+    with pytest.raises(FolderError, match=r"holds config\.json, model\.safetensors, which a run would overwrite"):
+        enter(tmp_path)
+    assert sorted(os.listdir(tmp_path)) == before
+
+
+def test_what_stock_trainer_finished_is_not_overwritten_and_its_checkpoints_alone_are_gone_on_in(tmp_path):
+    trainer = Trainer(make_model(), make_args(tmp_path / "st", TrainingArguments), train_dataset=ROWS)
+    trainer.train()
+    enter(tmp_path / "st")
+    trainer.save_model()
+    main = runpy.run_path(str(RECIPES / "max_speed.py"))["main"]
+    with pytest.raises(FolderError, match=r"holds config\.json, model\.safetensors, which"):
+        main(["--output_dir", str(tmp_path / "st")])
+
+
+def test_a_folder_that_a_run_of_ours_wrote_is_gone_on_in(tmp_path):
+    trainer = FastTrainer(make_model(), arguments(tmp_path / "python", save_strategy="no"))
+    trainer.save_model()
+    enter(tmp_path / "python")
+    for sign in ("run.log", "plan.json", "checkpoint-4/manifest.json"):
+        folder = tmp_path / sign.replace("/", "-")
+        (folder / sign).parent.mkdir(parents=True)
+        (folder / sign).touch()
+        (folder / "config.json").touch()
+        enter(folder)
+
+
+@pytest.mark.skipif(os.name != "posix" or os.getuid() != 0, reason="becomes another user")
+def test_a_folder_that_this_user_may_not_write_is_refused_by_name():
+    top = Path(tempfile.mkdtemp(prefix="other-user-"))
+    try:
+        (top / "run").mkdir()
+        top.chmod(0o755)
+        (top / "run").chmod(0o555)
+        os.seteuid(65534)
+        try:
+            with pytest.raises(FolderError, match="cannot be the output folder: Permission denied"):
+                enter(top / "run")
+        finally:
+            os.seteuid(0)
+    finally:
+        shutil.rmtree(top)
