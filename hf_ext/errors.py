@@ -17,6 +17,8 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+from .output import drop_output, outliving_readers
+
 STATUS_FILE = "HF_EXT_STATUS_FILE"  # names a file for the statuses of processes, which launchers do not pass on
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but newlines and tabs
@@ -124,8 +126,7 @@ def leave_terminal() -> None:
         try:
             os.write(descriptor, b"\n")
         except OSError:
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, descriptor)
+            drop_output(descriptor)
 
 
 @contextmanager
@@ -135,12 +136,13 @@ def exit_on_errors() -> Iterator[None]:
     1 for the user's mistakes (`HfExtError`) and for packages that are missing, `exit_code` for other ends of a run
     (`RunEnded`), that of `DiskFailure` also where a disk that is full, over quota, read-only or broken stops anything
     else; that of `TrainingStopped` where SIGTERM, SIGINT or SIGHUP comes before or after training, which has its own
-    answer to them. A status other than 0 is also added, as a line, to the file that HF_EXT_STATUS_FILE names.
+    answer to them. A status other than 0 is also added, as a line, to the file that HF_EXT_STATUS_FILE names. Output
+    that cannot be written is dropped, and ends nothing.
     """
     file = os.environ.pop(STATUS_FILE, None)  # processes that this one starts have ends of their own
     status = 1  # of whatever goes up as a traceback
     try:
-        with _interruptible(), _ending():
+        with outliving_readers(), _interruptible(), _ending():
             yield
         status = 0
     except SystemExit as end:

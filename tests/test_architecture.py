@@ -13,6 +13,7 @@ from hf_ext.trainer import FastTrainer
 ROOT = Path(__file__).resolve().parent.parent
 # Bottom first. A module imports from its own unit (its folder or file) and from the floors below.
 FLOORS = (
+    {"output"},
     {
         *("errors", "hardware_table", "argument_names", "units", "quick_imports", "commands", "shipped"),
         *("whose_code", "held"),
@@ -162,7 +163,7 @@ def test_imports_inside_checkpoints_go_from_room_to_room_one_way(imports):
         for name, targets in imports.items()
         if name.startswith(f"{package}.")
     }
-    assert len(inside) > 30
+    assert len(inside) > 20
     assert upward_imports(inside, ROOMS) == []
 
 
