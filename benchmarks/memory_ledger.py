@@ -32,8 +32,7 @@ from torch import nn
 from transformers import EsmConfig, EsmForMaskedLM
 
 from hf_ext.data.segments import Segments
-from hf_ext.memory.forecast import Choice, Forecaster
-from hf_ext.memory.probe import Graph, Subject
+from hf_ext.memory.forecast import MemoryModel, TrainConfig
 from hf_ext.models.activation_checkpointing import Policy, set_policy
 from hf_ext.models.half_linear import narrow
 from hf_ext.models.lora import LoraSettings, wrap_with_lora
@@ -152,9 +151,9 @@ def predict(case: Case, kind: str = "cpu") -> dict[str, Any]:
     """The ledger's forecast, and how long it took."""
     model = make_model(case)
     began = time.perf_counter()
-    subject = Subject(model, lambda rows: make_batch(case, rows), kind=kind, scales=not case.packed)
-    graph = Graph(case.policy, case.half)
-    found = Forecaster(subject).forecast(Choice(case.rows, graph, case.optimizer, passes=case.passes))
+    memory = MemoryModel(model, lambda rows: make_batch(case, rows), kind=kind, scales=not case.packed)
+    config = TrainConfig(case.rows, case.policy, case.half, optimizer=case.optimizer, passes=case.passes)
+    found = memory.forecast(config)
     return {
         "bytes": found.peak,
         "moment": found.moment,

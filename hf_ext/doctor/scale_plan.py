@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 
-from ..memory import scaling
+from . import scaling
 from ..speedups import batch_size
 from .arguments import DoctorArguments
 from .facts import Facts
