@@ -39,8 +39,7 @@ from hf_ext.models.lora import LoraSettings, wrap_with_lora
 from hf_ext.models.packing import pack_encoders
 from hf_ext.models.wrapping import find_base_layers
 from hf_ext.speedups.attention import set_attention
-from hf_ext.speedups.fused_gelu import fuse_gelu
-from hf_ext.speedups.masked_lm_head import all_tokens
+from hf_ext.speedups.fused_layers import all_tokens, fuse_gelu
 
 SHAPES = {"150M": (640, 20, 30), "650M": (1280, 20, 33)}  # width, heads, layers
 # glibc: blocks from 64 KiB on are mapped and given back one by one, so that resident memory is what is in use.

@@ -190,11 +190,11 @@ class FastTrainingArguments(TrainingArguments, metaclass=TakesPresets):
         default=None,
         metadata={"help": "Fast folder to save to first; copied to output_dir (a mounted Drive) in the background."},
     )
-    attention: Literal[
-        "auto", "faesm", "varlen", "blocked", "grouped", "padded", "flex", "flash_attention_2", "sdpa", "eager"
-    ] = field(
-        default="auto",
-        metadata={"help": "Attention of ESM, BERT and T5 encoders; auto takes what the hardware is fastest with."},
+    attention: Literal["auto", "faesm", "varlen", "blocked", "padded", "flex", "flash_attention_2", "sdpa", "eager"] = (
+        field(
+            default="auto",
+            metadata={"help": "Attention of ESM, BERT and T5 encoders; auto takes what the hardware is fastest with."},
+        )
     )
     compile_mode: Literal["default", "reduce-overhead", "auto"] = field(
         default="default",

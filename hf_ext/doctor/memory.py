@@ -22,10 +22,9 @@ from ..models.lora import wrap_with_lora
 from ..models.packing import pack_encoders
 from ..plan import Plan
 from ..speedups.attention import set_attention
-from ..speedups.fused_gelu import fuse_gelu
-from ..speedups.fused_rotary import fuse_rotary
+from ..speedups.base import optimizer_name
+from ..speedups.fused_layers import fuse_gelu, label_only
 from ..speedups.lora import lora_settings
-from ..speedups.masked_lm_head import label_only
 from ..speedups.precision import best_precision
 from .sizes import EMBEDDING_BYTES
 from .work import Work
@@ -77,7 +76,7 @@ def _report(args: Any, plan: Plan, work: Work, rows: int, capacity: int | None, 
     scales = kernel != "blocked" or not plan.applied("packing")  # it works block by block
     batch = plan["batch_size"].settings if plan.applied("batch_size") else {}
     passes = batch.get("gradient_accumulation_steps", args.gradient_accumulation_steps)
-    optimizer = str(getattr(args.optim, "value", args.optim))
+    optimizer = optimizer_name(args)
     policy, on_host = _policy(args, plan), plan.applied("cpu_offload")
     config = TrainConfig(rows, policy, half, _base(plan), optimizer, plan.applied("muon"), on_host, passes)
     frozen = [encoder for encoder in work.encoders if encoder.training == "frozen" and cached]
@@ -130,8 +129,6 @@ def _change(plan: Plan, kernel: str | None, model: nn.Module) -> None:
     """What the plan will do to the model, in the order of its registry."""
     if plan.applied("fused_gelu"):
         fuse_gelu(model)
-    if plan.applied("fused_rotary"):
-        fuse_rotary(model)
     if kernel is not None:
         # Of a padded batch ours would read the mask, which holds nothing here; faesm's on a CPU is SDPA.
         set_attention(model, kernel if plan.applied("packing") and kernel in KERNELS else "sdpa")

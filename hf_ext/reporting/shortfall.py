@@ -30,7 +30,6 @@ class SpeedFacts:
         gpu_use: share of the time in which the card computed anything; None where nobody can tell.
         compile_share: of the time, that went into compiling after the warm-up.
         compile_problem: why blocks that should be compiled are not; empty where they are, or need not be.
-        stalled: how much slower several threads are than one; empty where they are not, or that was not measured.
     """
 
     device: Device
@@ -39,7 +38,6 @@ class SpeedFacts:
     gpu_use: float | None = None
     compile_share: float = 0.0
     compile_problem: str = ""
-    stalled: str = ""
 
 
 @dataclass(frozen=True)
@@ -107,8 +105,6 @@ def _certain_causes(facts: SpeedFacts) -> Iterator[tuple[str, str]]:
     if hardware.kind == "cuda" and dtype == "bf16" and not hardware.native_bf16:
         other = "--fp16 true" if hardware.native_fp16 else "float32"
         yield "emulated bf16", f"{hardware.name} emulates bf16 ({other} in its place)"
-    if facts.stalled:
-        yield "stalled threads", f"{facts.stalled} (start it again with OMP_NUM_THREADS=1; last bits may differ)"
     if facts.compile_share >= MUCH_COMPILING:
         text = f"blocks are compiled again, {facts.compile_share:.0%} of the time (--without compile)"
         yield "recompiling", text

@@ -20,7 +20,7 @@ from ..errors import ArgumentError, DataError, MemoryExhausted
 from ..hardware import Hardware, detect_hardware
 from ..memory.stored import gradient_bytes, optimizer_bytes
 from ..out_of_memory import DidNotFit, attempt
-from ..speedups.model_probe import modes_kept
+from ..speedups.sample_rows import modes_kept
 from ..training_args import FastTrainingArguments
 from ..whole_files import write_text
 from .planned import PlannedRun

@@ -25,7 +25,7 @@ from ..errors import ArgumentError, HfExtError
 from ..evaluation.row_metrics import RowMetrics
 from ..plan import Plan
 from ..speedups.base import recomputes
-from ..speedups.model_probe import modes_kept
+from ..speedups.sample_rows import modes_kept
 from ..training_args import FastTrainingArguments
 from .evaluation_schedule import is_evaluated
 from .losses import DecidedLoss

@@ -10,7 +10,6 @@ import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from .. import units
-from ..data.columns import row_lengths
 from ..data.random_states import kept_random_states
 from ..memory.batches import affinity_batch, give_layouts, masked_lm_batch
 from ..memory.forecast import MemoryModel, TrainConfig
@@ -19,6 +18,8 @@ from ..models.activation_checkpointing import is_recomputed
 from ..models.affinity import AffinityModel
 from ..models.lora import unwrap_peft
 from ..reporting.throughput import peak_bytes
+from ..speedups.base import optimizer_name
+from ..speedups.sample_rows import longest_rows
 from ..training_args import FastTrainingArguments
 from .planned import PlannedRun
 
@@ -82,7 +83,7 @@ class MemoryWatch(TrainerCallback):
             return None
         try:
             rows = args.train_batch_size
-            batch = longest_batch(dataset, collator, rows)
+            batch = longest_batch(dataset, collator, args.length_column_name, rows)
             memory, length = describe_run(model, batch)
             memory.kind = "cuda" if plan.hardware.kind == "cuda" else "cpu"
             memory.pattern, memory.sends_gradients = args.block_pattern, args.world_size > 1
@@ -93,7 +94,7 @@ class MemoryWatch(TrainerCallback):
                 rows,
                 policy=None if recomputes else "none",
                 half=plan.applied("precision"),
-                optimizer=str(getattr(args.optim, "value", args.optim)),
+                optimizer=optimizer_name(args),
                 is_muon=plan.applied("muon"),
                 on_host=plan.applied("cpu_offload"),
                 passes=args.gradient_accumulation_steps,
@@ -112,18 +113,13 @@ class MemoryWatch(TrainerCallback):
         return None if gib is None else round(gib * 2**30)
 
 
-def longest_batch(dataset: Any, collator: Any, rows: int) -> dict[str, Any]:
+def longest_batch(dataset: Any, collator: Any, length_column: str, rows: int) -> dict[str, Any]:
     """The collator's batch of the `rows` longest rows; of the first ones where no lengths are known.
 
     The random states of the process, and the collator, are as they were before.
     """
-    chosen: Any = range(min(rows, len(dataset)))
-    columns = getattr(collator, "columns", None)
     with kept_random_states(dataset, collator):
-        if columns:
-            lengths = row_lengths(dataset, columns)
-            chosen = sorted(range(len(lengths)), key=lengths.__getitem__)[-rows:]
-        return dict(copy.copy(collator)([dataset[i] for i in chosen]))
+        return dict(copy.copy(collator)(longest_rows(dataset, collator, length_column, rows)))
 
 
 def describe_run(model: Any, batch: dict[str, Any]) -> tuple[MemoryModel, int]:

@@ -19,7 +19,6 @@ from ..reporting.progress import LiveProgress, describe_speed
 from ..reporting.rates import find_baseline
 from ..reporting.shortfall import Shortfall, SpeedFacts, encoder_width, find_shortfall
 from ..reporting.throughput import ThroughputCallback
-from ..speedups import cpu_threads
 from ..speedups.compile import count_graphs
 from ..training_args import FastTrainingArguments
 from .planned import PlannedRun
@@ -28,7 +27,6 @@ REFRESH_S = 5.0
 LINE_S = 60.0  # between lines of their own
 JUDGED_STEPS = 10  # after the warm-up, before anything is said to be too slow
 SAMPLES = 12  # of how busy the card is; one per refresh
-FALLEN = 0.5  # of the best rate so far; below it, what threads bring is measured again
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +43,6 @@ class SpeedLine(TrainerCallback):
         planned: says what is compiled.
         clock: seconds that only grow.
         read_gpu_use: share of the time in which a device is busy; None where nobody can tell.
-        find_stall: how much slower a number of threads is than one, in a precision; empty where it is not.
 
     Raises:
         ArgumentError: as `find_baseline`, before anything long begins.
@@ -58,18 +55,16 @@ class SpeedLine(TrainerCallback):
         planned: PlannedRun,
         clock: Callable[[], float] = time.monotonic,
         read_gpu_use: Callable[[torch.device], float | None] | None = None,
-        find_stall: Callable[[int, torch.dtype], str] = cpu_threads.find_stall,
     ):
         find_baseline(args, detect_hardware(args.device).name)
         self._args, self._throughput, self._planned, self._clock = args, throughput, planned, clock
-        self._read_gpu_use, self._find_stall = read_gpu_use or gpu_use, find_stall
+        self._read_gpu_use = read_gpu_use or gpu_use
         self._callbacks: Sequence[Any] = ()
         self._forget()
 
     def _forget(self) -> None:
         self._due, self._is_shown, self._first_judged = math.inf, False, 0
         self._said: set[str] = set()
-        self._best_rate, self._stalled, self._stall_due = 0.0, "", -math.inf
         self._gpu_use: deque[float] = deque(maxlen=SAMPLES)
         self._graphs: tuple[float, Callable[[], dict[str, float]]] | None = None
 
@@ -128,20 +123,8 @@ class SpeedLine(TrainerCallback):
             sum(self._gpu_use) / len(self._gpu_use) if self._gpu_use else None,
             self._measure_compiling(),
             compiling.reason if failed else "",
-            self._look_at_threads(numbers["batches_per_s"]),
         )
         return find_shortfall(facts)
-
-    def _look_at_threads(self, rate: float) -> str:
-        """What several threads fall behind one, measured again, once a minute, while the rate is far below its best."""
-        self._best_rate = max(self._best_rate, rate)
-        threads = torch.get_num_threads()
-        if rate >= FALLEN * self._best_rate or threads < 2 or not self._planned.applied("cpu_threads"):
-            self._stalled = ""
-        elif self._clock() >= self._stall_due:
-            dtype = torch.bfloat16 if self._args.bf16 else torch.float32
-            self._stalled, self._stall_due = self._find_stall(threads, dtype), self._clock() + LINE_S
-        return self._stalled
 
     def _measure_compiling(self) -> float:
         """Share of the time since the last refresh in which torch compiled."""

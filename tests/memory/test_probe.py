@@ -8,8 +8,8 @@ from ledger_subjects import keep_whole, make_model, make_subject
 from torch.nn import functional
 
 from hf_ext.memory.fakes import autocast_rule
-from hf_ext.memory.ledger import BLOCK_BYTES
 from hf_ext.memory.forecast import TrainConfig
+from hf_ext.memory.ledger import BLOCK_BYTES
 from hf_ext.memory.probe import LayerLedger, Repeat, Timeline, record_pass
 from hf_ext.models.activation_checkpointing import set_policy
 
@@ -148,7 +148,9 @@ def test_less_is_held_the_more_is_recomputed():
 
 
 def test_a_pass_is_some_thousand_operations_whatever_the_depth():
-    moments = [len(make_subject(make_model((32, 2, layers))).timeline(TrainConfig(5, "none")).others) for layers in (6, 48)]
+    moments = [
+        len(make_subject(make_model((32, 2, layers))).timeline(TrainConfig(5, "none")).others) for layers in (6, 48)
+    ]
     assert moments[0] == moments[1] < 2000
 
 

@@ -76,7 +76,10 @@ def test_more_passes_hold_all_gradients_from_the_beginning():
 def test_several_processes_hold_gradients_twice():
     alone = forecaster_of()
     together = dataclasses.replace(alone, sends_gradients=True)
-    assert together.forecast(TrainConfig(8, **HALF)).peak - alone.forecast(TrainConfig(8, **HALF)).peak == alone.all_gradients
+    assert (
+        together.forecast(TrainConfig(8, **HALF)).peak - alone.forecast(TrainConfig(8, **HALF)).peak
+        == alone.all_gradients
+    )
 
 
 def test_an_optimizer_on_the_host_leaves_the_device():

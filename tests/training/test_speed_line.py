@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import logging
 import sys
@@ -41,8 +40,7 @@ class Loop:
         self.args, self.model = args, model
         self.throughput = ThroughputCallback(clock=self.clock)
         planned = plan_run({"args": args, "model": model}, None, None, None)
-        self.looked: list[float] = []
-        self.line = SpeedLine(args, self.throughput, planned, self.clock, self.read_gpu_use, self.find_stall)
+        self.line = SpeedLine(args, self.throughput, planned, self.clock, self.read_gpu_use)
         self.line.shown_by(bars)
         self.state = TrainerState(max_steps=100, global_step=first_step, is_world_process_zero=is_main)
         self.tell("train_begin")
@@ -52,10 +50,6 @@ class Loop:
 
     def read_gpu_use(self, device: torch.device) -> None:
         self.asked += 1
-
-    def find_stall(self, threads: int, dtype: torch.dtype) -> str:
-        self.looked.append(self.now)
-        return f"{threads} threads multiply 19 GFLOP/s, one 430: something else has their cores"
 
     def tell(self, event: str, **kwargs: Any) -> None:
         for part in (self.throughput, self.line):
@@ -284,38 +278,3 @@ def test_how_busy_a_card_is_comes_from_its_driver(monkeypatch) -> None:
 
     monkeypatch.setattr("torch.cuda.utilization", refuse)
     assert gpu_use(torch.device("cuda", 0)) is None
-
-
-@pytest.fixture
-def two_threads(monkeypatch):
-    """A run that found two threads to be the faster ones."""
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("hf_ext.plan.count_cpu_cores", lambda: 2)
-    torch.set_num_threads(2)
-    yield {"speedups": ["cpu_threads"]}
-    torch.set_num_threads(1)
-
-
-def test_threads_are_measured_again_where_the_rate_falls_to_less_than_half_and_once_a_minute(
-    tmp_path, lines, two_threads
-) -> None:
-    loop = Loop(tmp_path, **two_threads)
-    loop.steps(60, 0, 1.0).log()
-    assert loop.looked == []
-    loop.steps(20, 0, 1.8)  # slower, but not by half
-    assert loop.looked == []
-    loop.steps(30, 0, 10.0)
-    assert {round(later - earlier) for earlier, later in itertools.pairwise(loop.looked)} == {60}
-    assert len(loop.looked) >= 3
-    remedy = "something else has their cores (start it again with OMP_NUM_THREADS=1; last bits may differ)"
-    assert lines()[-1].endswith(f"2 threads multiply 19 GFLOP/s, one 430: {remedy}")
-    before = len(loop.looked)
-    loop.steps(60, 0, 1.0)
-    assert len(loop.looked) == before
-    assert "GFLOP/s" not in lines()[-1]
-
-
-def test_threads_that_the_user_chose_are_not_measured_again(tmp_path) -> None:
-    loop = Loop(tmp_path, speedups=["cpu_threads"]).steps(60, 0, 1.0).log().steps(30, 0, 10.0)
-    assert loop.looked == []
