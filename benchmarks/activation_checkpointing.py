@@ -29,7 +29,7 @@ from hf_ext.models.activation_bytes import KeptBytes
 from hf_ext.models.activation_checkpointing import POLICIES, set_policy
 from hf_ext.models.packing import pack_encoders
 from hf_ext.speedups.attention import set_attention
-from hf_ext.speedups.fused_gelu import fuse_gelu
+from hf_ext.speedups.fused_layers import fuse_gelu
 
 # Width, layers, sequences; 20 heads each.
 SHAPES = {"8M": (320, 6, 8), "150M, 4 layers": (640, 4, 8), "650M, 4 layers": (1280, 4, 4)}

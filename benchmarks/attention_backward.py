@@ -31,9 +31,7 @@ from hf_ext.models import cpu_attention
 from hf_ext.models.attention import KERNELS
 from hf_ext.models.packing import pack_encoders
 from hf_ext.speedups.attention import set_attention
-from hf_ext.speedups.fused_gelu import fuse_gelu
-from hf_ext.speedups.fused_rotary import fuse_rotary
-from hf_ext.speedups.masked_lm_head import label_only
+from hf_ext.speedups.fused_layers import fuse_gelu, label_only
 
 HEADS, HEAD_SIZE, LAYERS = 20, 16, 6
 CASES = {"16 x 107-630": (16, 107, 630), "64 x 40-200": (64, 40, 200)}  # sequences and their tokens
@@ -105,7 +103,6 @@ def make_model() -> EsmForMaskedLM:
     model = EsmForMaskedLM(config).train()
     pack_encoders(model)
     fuse_gelu(model)
-    fuse_rotary(model)
     label_only(model)
     return model
 

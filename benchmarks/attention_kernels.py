@@ -2,10 +2,10 @@
 
     python benchmarks/attention_kernels.py --output benchmarks/results/attention_kernels_cpu.json
 
-`blocked` and `grouped` are hf_ext's kernels for CPUs, `padded` is torch SDPA with padding around attention only,
+`blocked` is hf_ext's kernel for CPUs, `padded` is torch SDPA with padding around attention only,
 `segments` is SDPA on each sequence by itself. 20 heads of 16, as in ESM-2 8M. `matmul` is torch's float32 setting:
 "medium" is what the `cpu_matmul` speed-up selects where it is exact; with "highest", `blocked` hands float32 over to
-SDPA, as `grouped` does with any setting.
+SDPA. (The kernel `grouped` of older results is gone: `benchmarks/results/cpu_step_fast_bf16.json`.)
 """
 
 from __future__ import annotations
@@ -65,7 +65,6 @@ def measure(rounds: int) -> list[dict]:
     """One row per case and dtype: milliseconds per kernel, and each kernel's time over `blocked`'s, round by round."""
     kernels = {
         "blocked": KERNELS["blocked"],
-        "grouped": KERNELS["grouped"],
         "padded": KERNELS["padded"],
         "segments": segments_attention,
     }

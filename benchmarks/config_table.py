@@ -12,7 +12,7 @@ from pathlib import Path
 
 import yaml
 
-from hf_ext.memory import scaling
+from hf_ext.doctor import scaling
 from hf_ext.reporting.tables import format_markdown_table
 
 FOLDER = Path(__file__).resolve().parent.parent / "accelerate_configs"

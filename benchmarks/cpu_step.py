@@ -2,11 +2,9 @@
 
     python benchmarks/cpu_step.py --output benchmarks/results/cpu_step_DEVICE.json
 
-Sides: bf16 autocast with `blocked` attention as it was before (transformers' rotation, softmax in bf16; it was taken
-wherever a CPU lists bf16 instructions), as it is now, bf16 with `grouped`, and float32. They take turns in one process;
-times are of the processor, on one thread. Products alone: those of every linear layer and of attention, forward, and
-backward for a step, each timed by itself in the side's dtype. A run measures which side is the fastest here
-(`speedups/half_rate.py`, `speedups/attention_times.py`).
+Sides: float32, and bf16 autocast, both with `blocked` attention. They take turns in one process; times are of the
+processor, on one thread. Products alone: those of every linear layer and of attention, forward, and backward for a
+step, each timed by itself in the side's dtype. (Results that were written earlier have sides that are gone.)
 """
 
 from __future__ import annotations
@@ -17,37 +15,24 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 from attention_backward import CASES, HEAD_SIZE, HEADS, LAYERS, draw_lengths, make_batch, make_model, quartiles
 
 from hf_ext.data.segments import Segments
 from hf_ext.hardware import detect_hardware
-from hf_ext.models import cpu_attention
 from hf_ext.speedups.attention import set_attention
-from hf_ext.speedups.fused_rotary import unfuse_rotary
-from hf_ext.speedups.half_rate import MIN_GAIN, measure_half_gain
 from hf_ext.whole_files import try_replacing, write_text
 
 WIDTH, INNER = HEADS * HEAD_SIZE, 4 * HEADS * HEAD_SIZE
-BEFORE = "bf16, blocked, before"
-SIDES = {  # autocast, kernel
-    BEFORE: (torch.bfloat16, "blocked"),
-    "bf16, blocked": (torch.bfloat16, "blocked"),
-    "bf16, grouped": (torch.bfloat16, "grouped"),
-    "float32": (torch.float32, "blocked"),
-}
+SIDES = {"float32": torch.float32, "bf16": torch.bfloat16}
 
 
 def make_pass(side: str, batch: dict[str, torch.Tensor], trains: bool) -> Callable[[], None]:
     """A training step, or a pass of the encoder alone, on a model of its own."""
-    dtype, kernel = SIDES[side]
+    dtype = SIDES[side]
     model = make_model()
-    set_attention(model, kernel)
-    if side == BEFORE:
-        unfuse_rotary(model)
-    weigh = weigh_in_half if side == BEFORE else cpu_attention._weights
+    set_attention(model, "blocked")
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
 
@@ -62,21 +47,12 @@ def make_pass(side: str, batch: dict[str, torch.Tensor], trains: bool) -> Callab
         loss.backward()
         optimizer.step()
 
-    def run_so() -> None:
-        with mock.patch.object(cpu_attention, "_weights", weigh):
-            run()
-
-    return run_so
-
-
-def weigh_in_half(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-    """The softmax of `blocked` before."""
-    return torch.softmax(torch.bmm(query, key.transpose(1, 2)), -1)
+    return run
 
 
 def make_products(side: str, lengths: list[int], trains: bool) -> Callable[[], None]:
     """The products of one layer's linear layers and attention, and of their gradients for a step."""
-    dtype, tokens = SIDES[side][0], sum(lengths)
+    dtype, tokens = SIDES[side], sum(lengths)
     shapes = [(WIDTH, WIDTH)] * 4 + [(WIDTH, INNER), (INNER, WIDTH)]
     linear = [[torch.randn(s).to(dtype) for s in ((tokens, a), (b, a), (tokens, b))] for a, b in shapes]
     mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
@@ -142,14 +118,11 @@ def main() -> None:
     args.output.parent.mkdir(parents=True, exist_ok=True)
     try_replacing(args.output)
     torch.set_num_threads(1)
-    gain = measure_half_gain()
     result = {
         "device": detect_hardware("cpu").name,
         "threads": 1,
         "torch": torch.__version__,
         "shape": {"heads": HEADS, "head_size": HEAD_SIZE, "layers": LAYERS},
-        "bf16_over_float32": gain,
-        "chosen": "bf16" if gain >= MIN_GAIN else "float32",
         "rows": [measure(case, trains, args.rounds) for trains in (True, False) for case in CASES],
     }
     write_text(args.output, json.dumps(result, indent=1) + "\n")

@@ -36,18 +36,14 @@ def decide(name: str, hardware: Hardware, model: ModelFacts) -> Decision:
 
 def precision(hardware: Hardware) -> str:
     decision = decide("precision", hardware, TRAINED)
-    return _if_faster(decision.settings["mixed_precision"], hardware) if decision.status == "applied" else "float32"
+    return decision.settings["mixed_precision"] if decision.status == "applied" else "float32"
 
 
 def encoder_precision(hardware: Hardware) -> str:
     decision = decide("encoder_precision", hardware, FROZEN)
     if decision.status != "applied":
         return "float32"
-    return f"{_if_faster(decision.settings['dtype'], hardware)} ({decision.settings['mode']})"
-
-
-def _if_faster(dtype: str, hardware: Hardware) -> str:
-    return f"{dtype}, if faster" if hardware.kind == "cpu" else dtype
+    return f"{decision.settings['dtype']} ({decision.settings['mode']})"
 
 
 def attention(model: ModelFacts) -> Callable[[Hardware], str]:

@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import AttentionInterface, EsmConfig
 from transformers.models.esm.modeling_esm import EsmLayer
 
-from hf_ext.speedups.fused_gelu import fuse_gelu
+from hf_ext.speedups.fused_layers import fuse_gelu
 
 WIDTH, HEADS = 1280, 20
 TOKENS = (256, 512)

@@ -32,16 +32,14 @@ from torch import nn
 from transformers import EsmConfig, EsmForMaskedLM
 
 from hf_ext.data.segments import Segments
-from hf_ext.memory.forecast import Choice, Forecaster
-from hf_ext.memory.probe import Graph, Subject
+from hf_ext.memory.forecast import MemoryModel, TrainConfig
 from hf_ext.models.activation_checkpointing import Policy, set_policy
 from hf_ext.models.half_linear import narrow
 from hf_ext.models.lora import LoraSettings, wrap_with_lora
 from hf_ext.models.packing import pack_encoders
 from hf_ext.models.wrapping import find_base_layers
 from hf_ext.speedups.attention import set_attention
-from hf_ext.speedups.fused_gelu import fuse_gelu
-from hf_ext.speedups.masked_lm_head import all_tokens
+from hf_ext.speedups.fused_layers import all_tokens, fuse_gelu
 
 SHAPES = {"150M": (640, 20, 30), "650M": (1280, 20, 33)}  # width, heads, layers
 # glibc: blocks from 64 KiB on are mapped and given back one by one, so that resident memory is what is in use.
@@ -152,9 +150,9 @@ def predict(case: Case, kind: str = "cpu") -> dict[str, Any]:
     """The ledger's forecast, and how long it took."""
     model = make_model(case)
     began = time.perf_counter()
-    subject = Subject(model, lambda rows: make_batch(case, rows), kind=kind, scales=not case.packed)
-    graph = Graph(case.policy, case.half)
-    found = Forecaster(subject).forecast(Choice(case.rows, graph, case.optimizer, passes=case.passes))
+    memory = MemoryModel(model, lambda rows: make_batch(case, rows), kind=kind, scales=not case.packed)
+    config = TrainConfig(case.rows, case.policy, case.half, optimizer=case.optimizer, passes=case.passes)
+    found = memory.forecast(config)
     return {
         "bytes": found.peak,
         "moment": found.moment,

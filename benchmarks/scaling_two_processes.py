@@ -1,4 +1,4 @@
-r"""Steps of one and of two processes on this CPU (DDP, gloo) beside what hf_ext/memory/scaling.py says of them.
+r"""Steps of one and of two processes on this CPU (DDP, gloo) beside what hf_ext/doctor/scaling.py says of them.
 
     python benchmarks/scaling_two_processes.py --output_json benchmarks/results/scaling_two_processes_cpu.json
     python benchmarks/scaling_two_processes.py --rounds 10 --rows 1 --length 16 \
@@ -29,7 +29,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 from transformers import EsmConfig, EsmForMaskedLM
 
-from hf_ext.memory import scaling
+from hf_ext.doctor import scaling
 
 WIDTH, LAYERS, HEADS = 320, 6, 20  # ESM-2 8M
 STRATEGY = "DDP"

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import os
-import platform
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -141,12 +140,9 @@ def _cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
     return frozenset()
 
 
-def identify_cpu(cpuinfo: Path = Path("/proc/cpuinfo")) -> list[str]:
-    """What tells this CPU from another kind: its model and instruction sets as the system lists them."""
-    kinds = ("vendor_id", "cpu family", "model", "stepping", "cache size", "flags", "Features", "CPU ")
-    text = cpuinfo.read_text(encoding="utf-8", errors="replace") if cpuinfo.is_file() else ""
-    first_core = text.partition("\n\n")[0].splitlines()
-    return [*platform.uname()[4:], *(line for line in first_core if line.startswith(kinds))]
+def is_amd_cpu(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
+    """Whether the system lists AMD as the maker of its CPU."""
+    return cpuinfo.is_file() and "AuthenticAMD" in cpuinfo.read_text(encoding="utf-8", errors="replace")
 
 
 def count_cpu_cores() -> int:

@@ -27,7 +27,7 @@ from .processes import import_deepspeed
 from .reporting.tables import format_table
 from .speedups import REGISTRY, Context, DataFacts, Decision, ModelFacts, Run
 from .speedups.base import KIND_NAMES
-from .speedups.model_probe import collate
+from .speedups.sample_rows import collate
 from .whole_files import write_text
 from .zero import num_elements
 

@@ -190,9 +190,9 @@ class FastTrainingArguments(TrainingArguments):
         "each checkpoint with what continues the newest as last-checkpoint/, or of each checkpoint.",
     )
     dollars_per_hour: float | None = option(None, "Price of the machine per hour, for the money in the report.")
-    attention: Literal[
-        "auto", "faesm", "varlen", "blocked", "grouped", "padded", "flex", "flash_attention_2", "sdpa", "eager"
-    ] = option("auto", "Attention of ESM, BERT and T5 encoders; auto takes what the hardware is fastest with.")
+    attention: Literal["auto", "faesm", "varlen", "blocked", "padded", "flex", "flash_attention_2", "sdpa", "eager"] = (
+        option("auto", "Attention of ESM, BERT and T5 encoders; auto takes what the hardware is fastest with.")
+    )
     compile_mode: Literal["default", "reduce-overhead"] = option(
         "default",
         "Of compiled blocks: reduce-overhead replays CUDA graphs, where every batch has one shape. "

@@ -137,22 +137,10 @@ def blocked_in_float32(monkeypatch):
     monkeypatch.setattr("hf_ext.models.cpu_attention.read_matmul_precision", lambda: FAST_CPU)
 
 
-@pytest.fixture(autouse=True)
-def bf16_pays(monkeypatch):
-    """Where a CPU has bf16, it measures faster than float32, whatever the machine of the tests."""
-    monkeypatch.setattr("hf_ext.speedups.half_rate.measure_half_gain", lambda: 4.0)
-
-
-@pytest.fixture
-def own_home(tmp_path, monkeypatch):
-    """A home of the test's own, where nothing was measured yet."""
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-
-
 @pytest.fixture
 def bf16_cpu(monkeypatch):
     """A CPU that has bf16 instructions, as far as the plan knows; torch computes bf16 on any, only slower."""
-    monkeypatch.setattr("hf_ext.hardware._cpu_flags", lambda: frozenset({"avx512_bf16"}))
+    monkeypatch.setattr("hf_ext.hardware._cpu_flags", lambda: frozenset({"avx512_bf16", "amx_bf16"}))
 
 
 @pytest.fixture

@@ -43,7 +43,6 @@ APPLIED = {
     "compile",
     "data_loading",
     "fused_gelu",
-    "fused_optimizer",
     "masked_lm_head",
     "packing",
     "precision",

@@ -9,7 +9,7 @@ import device_table
 import pytest
 from device_table import DEVICES, ENTRIES, device_rows
 
-from hf_ext.speedups import precision
+from hf_ext.speedups import Decision, Precision
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -39,6 +39,6 @@ def test_cells_known_by_heart() -> None:
 
 
 def test_a_decision_that_changes_changes_the_table(monkeypatch) -> None:
-    changed = lambda context: precision.Decision("precision", "N", "skipped", "")  # noqa: E731
-    monkeypatch.setattr(precision, "decide", changed)
+    changed = lambda context: Decision("precision", "N", "skipped", "")  # noqa: E731
+    monkeypatch.setattr(Precision, "decide", changed)
     assert device_table.precision(device_table.describe_hardware("A100")) == "float32"

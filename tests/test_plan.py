@@ -17,7 +17,7 @@ from hf_ext.models.encoders import read_encoder
 from hf_ext.models.generation.model import AntibodyGenerator
 from hf_ext.models.lora import LoraSettings
 from hf_ext.plan import describe_data, describe_model, make_plan, padding_share
-from hf_ext.speedups import REGISTRY, Context, DataFacts, Run, compile, length_grouping, packing
+from hf_ext.speedups import REGISTRY, Context, DataFacts, LengthGrouping, Run, compile, packing
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
@@ -101,8 +101,8 @@ def test_the_callers_arguments_stay_as_they_are_so_that_a_second_trainer_scales_
 def test_process_wide_settings_are_switched_back_by_end(
     tmp_path, torch_settings, monkeypatch, demo_rows, make_affinity
 ):
-    monkeypatch.setattr("hf_ext.speedups.cpu_matmul.MIN_GAIN", 0.0)
-    monkeypatch.setattr("hf_ext.speedups.cpu_matmul.MAX_ERROR", 1.0)
+    monkeypatch.setattr("hf_ext.speedups.precision.is_amd_cpu", lambda: True)
+    monkeypatch.setattr("hf_ext.speedups.precision.MAX_ERROR", 1.0)
     before = torch_settings()
     model, collator = make_affinity()
     args = make_args(tmp_path, speedups=["cpu_matmul"])
@@ -112,36 +112,11 @@ def test_process_wide_settings_are_switched_back_by_end(
     assert torch_settings() == before
 
 
-def test_what_cpu_matmul_gains_is_timed_once_per_run_folder(tmp_path, torch_settings, monkeypatch, make_affinity):
-    monkeypatch.setattr("hf_ext.speedups.cpu_matmul.MAX_ERROR", 1.0)
-
-    def decide(folder, **given):
-        trainer = FastTrainer(make_affinity()[0], make_args(tmp_path / folder, speedups=["cpu_matmul"], **given))
-        trainer.end()
-        return trainer.plan["cpu_matmul"]
-
-    def record(gain):
-        path = tmp_path / "a" / "plan.json"
-        plan = json.loads(path.read_text())
-        next(one for one in plan["decisions"] if one["name"] == "cpu_matmul")["evidence"]["speedup"] = gain
-        path.write_text(json.dumps(plan))
-
-    assert decide("a").evidence["speedup"] not in (99.0, 0.25)
-    record(99.0)
-    found = decide("a"), decide("a"), decide("b", resume=str(tmp_path / "a" / "checkpoint-1"))
-    assert [(one.status, one.evidence["speedup"]) for one in found] == [("applied", 99.0)] * 3
-    record(0.25)
-    assert (decide("a").status, decide("a").reason) == ("skipped", "no faster here (0.25x)")
-    assert decide("c").evidence["speedup"] not in (99.0, 0.25)
-    (tmp_path / "a" / "plan.json").write_text("{}")
-    assert decide("a").evidence["speedup"] not in (99.0, 0.25)
-
-
 def test_process_wide_settings_are_switched_back_when_the_trainer_cannot_be_built(
     tmp_path, torch_settings, monkeypatch, demo_rows, make_affinity
 ):
-    monkeypatch.setattr("hf_ext.speedups.cpu_matmul.MIN_GAIN", 0.0)
-    monkeypatch.setattr("hf_ext.speedups.cpu_matmul.MAX_ERROR", 1.0)
+    monkeypatch.setattr("hf_ext.speedups.precision.is_amd_cpu", lambda: True)
+    monkeypatch.setattr("hf_ext.speedups.precision.MAX_ERROR", 1.0)
     before = torch_settings()
     model, collator = make_affinity()
     with pytest.raises(TypeError):
@@ -189,10 +164,10 @@ def test_of_a_generator_the_encoders_are_known_that_run_in_each_step(demo_encode
     context = Context(describe_hardware("A100"), args, facts, DataFacts(has_lengths=True, padding_share_random=0.5))
     expected = "applied" if families else "skipped"
     assert packing.decide(context).status == expected
-    assert length_grouping.decide(context).status == "applied"  # the decoder's tokens are not packed
+    assert LengthGrouping.decide(context).status == "applied"  # the decoder's tokens are not packed
     assert compile.decide(context).status == "skipped"
     twin = replace(context, model=replace(facts, families=("t5",), has_own_decoder=False, blocks="2 T5Block"))
-    assert (length_grouping.decide(twin).status, compile.decide(twin).status) == ("skipped", "applied")
+    assert (LengthGrouping.decide(twin).status, compile.decide(twin).status) == ("skipped", "applied")
 
 
 def test_facts_of_datasets_of_every_kind(demo_rows, make_affinity):

@@ -7,6 +7,7 @@ there it is the distance from SDPA.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,7 +16,8 @@ from transformers import EsmConfig, EsmModel, T5Config, T5EncoderModel
 from hf_ext.hardware import detect_hardware
 from hf_ext.models.packing import find_encoders, pack_encoders, unpack_encoders
 from hf_ext.speedups.attention import PACKED, swaps
-from hf_ext.speedups.parity import Probe, compare_gradients, judge_states, one_line
+from hf_ext.speedups.parity import judge_gradients, judge_states, one_line
+from hf_ext.speedups.sample import EncoderSample
 
 from .sides import free_memory
 from .work import Work
@@ -24,7 +26,7 @@ DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "float32": None}
 # Those whose errors have been seen to take the CUDA context with them come last.
 KERNELS = {
     "cuda": ("sdpa", "padded", "varlen", "flash_attention_2", "faesm", "flex"),
-    "cpu": ("sdpa", "padded", "blocked", "grouped", "faesm", "flex", "varlen", "flash_attention_2"),
+    "cpu": ("sdpa", "padded", "blocked", "faesm", "flex", "varlen", "flash_attention_2"),
 }
 LENGTHS = {"full": (160, 100, 512, 61), "toy": (20, 9, 33, 5)}
 LOST = ("CUDA error", "cudaError", "CUDNN_STATUS_EXECUTION_FAILED", "device-side assert")
@@ -62,7 +64,7 @@ def why_not(family: str, kernel: str, dtype: torch.dtype | None, device: torch.d
     return ""
 
 
-def make_probe(family: str, work: Work) -> Probe:
+def make_probe(family: str, work: Work) -> EncoderSample:
     """Layers with the heads of ESM-2 650M (T5: of ProtT5's small relatives), and rows of several lengths."""
     torch.manual_seed(0)
     width, heads, layers = (32, 2, 2) if work.is_toy else (1280, 20, 4)
@@ -82,26 +84,26 @@ def make_probe(family: str, work: Work) -> Probe:
     mask = (torch.arange(ids.shape[1]) < lengths[:, None]).long()
     pad = encoder.config.pad_token_id or 0
     ids = ids.masked_fill(mask == 0, pad)
-    return Probe(encoder, ids.to(work.device), mask.to(work.device), None)
+    return EncoderSample(encoder, {"input_ids": ids.to(work.device), "attention_mask": mask.to(work.device)}, None)
 
 
-def compare(probe: Probe, kernel: str, dtype: torch.dtype | None, exact: Any, before: Any) -> dict[str, Any]:
+def compare(probe: EncoderSample, kernel: str, dtype: torch.dtype | None, exact: Any, before: Any) -> dict[str, Any]:
     """What the kernel computes beside SDPA; or how it failed."""
-    run = Probe(probe.encoder, probe.input_ids, probe.attention_mask, dtype)
-    swap, undo = swaps(probe.encoder, kernel)
+    run = replace(probe, autocast=dtype)
+    swap, undo = swaps(probe.module, kernel)
     try:
-        swap(probe.encoder)
+        swap(probe.module)
         if kernel in PACKED:
-            pack_encoders(probe.encoder)
+            pack_encoders(probe.module)
         after = _measure(run, dtype)
         states = judge_states(exact[0], before[0], after[0], run)
-        gradients = compare_gradients(exact[1], before[1], after[1], run)
+        gradients = judge_gradients(exact[1], before[1], after[1], run)
     except ImportError as error:
         return {"not_run": one_line(error)}
     except Exception as error:  # of a kernel of any library
         return {"failed": one_line(error)}
     finally:
-        unpack_encoders(probe.encoder)
+        unpack_encoders(probe.module)
         undo()
         free_memory(probe.device)
     problem = states.problem or gradients.problem
@@ -111,7 +113,7 @@ def compare(probe: Probe, kernel: str, dtype: torch.dtype | None, exact: Any, be
     return {**found, **states.evidence(), **gradients.evidence(), "problem": problem}
 
 
-def _measure(probe: Probe, dtype: torch.dtype | None) -> tuple[torch.Tensor, torch.Tensor]:
+def _measure(probe: EncoderSample, dtype: torch.dtype | None) -> tuple[torch.Tensor, torch.Tensor]:
     with torch.no_grad():
         states = probe.states(dtype)
     return states, probe.gradients(dtype)

@@ -25,7 +25,7 @@ from .shapes import Shape, make_collator, make_rows
 
 STOCK, FLASH, OURS, EAGER = "stock", "stock, flash_attention_2", "max_speed", "max_speed without compile"
 WARMUP = 3
-SAID = ("precision", "attention", "packing", "compile", "lora_base", "fused_gelu", "masked_lm_head", "fused_optimizer")
+SAID = ("precision", "attention", "packing", "compile", "lora_base", "fused_gelu", "masked_lm_head")
 
 
 @dataclass

@@ -12,10 +12,8 @@ from torch import nn
 
 from ..memory.batches import affinity_batch, give_layouts, masked_lm_batch
 from ..memory.fakes import Base
-from ..memory.forecast import Choice, Forecaster
-from ..memory.probe import Graph, Subject
-from ..memory.report import MemoryReport, report_memory
-from ..memory.what_fits import usable_bytes
+from ..memory.forecast import MemoryModel, TrainConfig
+from ..memory.report import MemoryReport, report_memory, usable_bytes
 from ..models.affinity import AffinityModel
 from ..models.attention import KERNELS
 from ..models.configuration import input_name
@@ -24,10 +22,9 @@ from ..models.lora import wrap_with_lora
 from ..models.packing import pack_encoders
 from ..plan import Plan
 from ..speedups.attention import set_attention
-from ..speedups.fused_gelu import fuse_gelu
-from ..speedups.fused_rotary import fuse_rotary
+from ..speedups.base import optimizer_name
+from ..speedups.fused_layers import fuse_gelu, label_only
 from ..speedups.lora import lora_settings
-from ..speedups.masked_lm_head import label_only
 from ..speedups.precision import best_precision
 from .sizes import EMBEDDING_BYTES
 from .work import Work
@@ -62,7 +59,6 @@ def predict_memory(
 def _report(args: Any, plan: Plan, work: Work, rows: int, capacity: int | None, cached: bool) -> MemoryReport:
     hardware, half = plan.hardware, plan.applied("precision")
     kind = "cpu" if hardware.kind == "cpu" else "cuda"
-    is_muon = plan.applied("muon")
     lengths = _lengths(work)
     length = sum(lengths.values())
     if plan.applied("token_budget"):
@@ -78,20 +74,26 @@ def _report(args: Any, plan: Plan, work: Work, rows: int, capacity: int | None, 
         make = masked_lm_batch(length, plan.applied("masked_lm_head"))
     kernel = plan["attention"].settings.get("kernel") if plan.applied("attention") else None
     scales = kernel != "blocked" or not plan.applied("packing")  # it works block by block
-    subject = Subject(
-        model.train(), make, kind, partial(_change, plan, kernel), scales=scales, pattern=args.block_pattern
-    )
-    graph = Graph(_policy(args, plan), half, _base(plan))
     batch = plan["batch_size"].settings if plan.applied("batch_size") else {}
     passes = batch.get("gradient_accumulation_steps", args.gradient_accumulation_steps)
-    optimizer = str(getattr(args.optim, "value", args.optim))
-    choice = Choice(rows, graph, optimizer, is_muon, plan.applied("cpu_offload"), passes)
+    optimizer = optimizer_name(args)
+    policy, on_host = _policy(args, plan), plan.applied("cpu_offload")
+    config = TrainConfig(rows, policy, half, _base(plan), optimizer, plan.applied("muon"), on_host, passes)
     frozen = [encoder for encoder in work.encoders if encoder.training == "frozen" and cached]
     tables = sum(encoder.num_distinct * encoder.width for encoder in frozen) * EMBEDDING_BYTES
-    forecaster = Forecaster(subject, sends_gradients=args.world_size > 1, tables=tables)
+    memory = MemoryModel(
+        model.train(),
+        make,
+        kind,
+        partial(_change, plan, kernel),
+        scales=scales,
+        pattern=args.block_pattern,
+        sends_gradients=args.world_size > 1,
+        tables=tables,
+    )
     room = None if capacity is None else usable_bytes(capacity, hardware.kind)
     has_half = best_precision(hardware) != "fp32"
-    return report_memory(forecaster, choice, length, capacity, room, has_half)
+    return report_memory(memory, config, length, capacity, room, has_half)
 
 
 def _lengths(work: Work) -> dict[str, int]:
@@ -127,8 +129,6 @@ def _change(plan: Plan, kernel: str | None, model: nn.Module) -> None:
     """What the plan will do to the model, in the order of its registry."""
     if plan.applied("fused_gelu"):
         fuse_gelu(model)
-    if plan.applied("fused_rotary"):
-        fuse_rotary(model)
     if kernel is not None:
         # Of a padded batch ours would read the mask, which holds nothing here; faesm's on a CPU is SDPA.
         set_attention(model, kernel if plan.applied("packing") and kernel in KERNELS else "sdpa")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 
-from ..memory import scaling
 from ..speedups import batch_size
+from . import scaling
 from .arguments import DoctorArguments
 from .facts import Facts
 from .links import LINKS, Link, ring_bandwidth, usual_link

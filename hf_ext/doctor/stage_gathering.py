@@ -25,7 +25,7 @@ from ..masked_lm.results import EVALUATION_METRICS
 from ..models.configuration import EncoderSpec
 from ..models.generation.model import AntibodyGenerator
 from ..plan import Plan, make_plan
-from ..speedups.embedding_cache import CPU_TOKENS_PER_BATCH, GPU_TOKENS_PER_BATCH
+from ..speedups.trainer_fields import CPU_TOKENS_PER_BATCH, GPU_TOKENS_PER_BATCH
 from . import estimates
 from .arguments import DoctorArguments
 from .attempts import Attempts

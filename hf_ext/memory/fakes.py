@@ -21,22 +21,20 @@ from ..models.wrapping import find_base_layers
 
 Base = Literal["as it is", "half", "8-bit", "4-bit"]
 HALF = torch.bfloat16  # float16 takes as much
-SCALE_BLOCK = 64  # nf4 keeps a float32 scale per 64 weights (bitsandbytes, arXiv:2305.14314)
+PERIOD = 2  # layers that are taken to repeat together: every second one is recomputed under "half", and may be already
 
 
 @dataclass(frozen=True)
-class Cut:
+class LayerSlice:
     """A list of repeated layers, and how many of them a copy keeps.
 
     Attributes:
         layers: the whole model's.
-        period: layers that repeat together, as every second is checkpointed.
+        kept: `first`, `PERIOD` that stand for all in the middle, and the rest at the end; all where they differ.
         name: of the list in the model; not needed where all are kept.
-        kept: `first`, `period` that stand for all in the middle, and the rest at the end; all where they differ.
     """
 
     layers: nn.ModuleList | nn.Sequential
-    period: int
     kept: int
     first: int = 1
     name: str = ""
@@ -44,20 +42,20 @@ class Cut:
     @property
     def copies(self) -> int:
         """How often the middle stands for itself in the whole model."""
-        return 1 + (len(self.layers) - self.kept) // self.period
+        return 1 + (len(self.layers) - self.kept) // PERIOD
 
 
-def plan_cuts(model: nn.Module, period: int = 1, pattern: str | None = None) -> list[Cut]:
-    """How far each list of `block_lists` can be cut: what is left over stands for the whole, whatever its depth."""
-    cuts = []
+def slice_layers(model: nn.Module, pattern: str | None = None) -> list[LayerSlice]:
+    """What is kept of each list of `block_lists`: it stands for the whole, whatever its depth."""
+    slices = []
     for name, layers in block_lists(model, pattern).items():
         # What goes into the first layer is held by the caller; where layers keep nothing else, that would count.
         first = 1 if any(parameter.requires_grad for parameter in layers.parameters()) else 2
-        kept = first + 1 + period + (len(layers) - first - 1 - period) % period
+        kept = first + 1 + PERIOD + (len(layers) - first - 1 - PERIOD) % PERIOD
         if kept >= len(layers) or not _alike(layers):
             kept = len(layers)
-        cuts.append(Cut(layers, period, kept, first, name))
-    return cuts
+        slices.append(LayerSlice(layers, kept, first, name))
+    return slices
 
 
 def _alike(layers: nn.ModuleList | nn.Sequential) -> bool:
@@ -76,8 +74,8 @@ def _alike(layers: nn.ModuleList | nn.Sequential) -> bool:
     return len(seen) <= 1 and len({type(layer) for layer in layers}) <= 1
 
 
-def copy_as_fake(model: nn.Module, cuts: list[Cut], base: Base = "as it is") -> nn.Module:
-    """A copy with the layers that `cuts` keep, its weights fake tensors on the CPU; to be called in a fake mode.
+def copy_as_fake(model: nn.Module, slices: list[LayerSlice], base: Base = "as it is") -> nn.Module:
+    """A copy with the layers that `slices` keep, its weights fake tensors on the CPU; to be called in a fake mode.
 
     What was changed on the model (attention, packing, adapters, a fused GELU) is changed on the copy. Not for
     compiled layers, whose code is no part of the module.
@@ -88,7 +86,7 @@ def copy_as_fake(model: nn.Module, cuts: list[Cut], base: Base = "as it is") -> 
     Cost: some milliseconds; no weight is read.
     """
     memo: dict[int, Any] = {}
-    left_out = {id(part) for cut in cuts for layer in list(cut.layers)[cut.kept :] for part in layer.modules()}
+    left_out = {id(module) for part in slices for layer in list(part.layers)[part.kept :] for module in layer.modules()}
     for module in model.modules():
         if id(module) not in left_out:
             for tensor in (*module._parameters.values(), *module._buffers.values()):
@@ -96,13 +94,12 @@ def copy_as_fake(model: nn.Module, cuts: list[Cut], base: Base = "as it is") -> 
                     memo[id(tensor)] = _fake_like(tensor)
             for hooks in (module._forward_pre_hooks, module._forward_hooks):
                 memo[id(hooks)] = OrderedDict((key, hook) for key, hook in hooks.items() if _computes(hook))
-    for cut in cuts:
-        if cut.kept < len(cut.layers):
-            members = [copy.deepcopy(layer, memo) for layer in list(cut.layers)[: cut.kept]]
-            in_turn = isinstance(cut.layers, nn.Sequential)
-            memo[id(cut.layers)] = nn.Sequential(*members) if in_turn else nn.ModuleList(members)
+    for part in slices:
+        if part.kept < len(part.layers):
+            members = [copy.deepcopy(layer, memo) for layer in list(part.layers)[: part.kept]]
+            in_turn = isinstance(part.layers, nn.Sequential)
+            memo[id(part.layers)] = nn.Sequential(*members) if in_turn else nn.ModuleList(members)
     made = copy.deepcopy(model, memo)
-    _replace(made, _is_coded)
     _store_base(made, base)
     return made
 
@@ -120,45 +117,28 @@ def _fake_like(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _store_base(model: nn.Module, base: Base) -> None:
-    """Frozen linear layers beside adapters, stored in fewer bits."""
-    if base == "as it is":
-        return
-    layers = find_base_layers(model)
-    if base == "half":
-        for layer in layers:
-            layer.weight = nn.Parameter(torch.empty(layer.weight.shape, dtype=HALF), requires_grad=False)
-            layer.__class__ = HalfLinear
-        return
-    chosen = {id(layer) for layer in layers}
-    _replace(model, lambda child: id(child) in chosen, 8 if base == "8-bit" else 4)
-
-
-def _is_coded(layer: nn.Module) -> bool:
-    """Whether a layer consists of codes and scales, whose kernels know no fake tensors."""
-    return hasattr(layer, "bits") and hasattr(layer, "scales") and not isinstance(layer, CodedLinear)
-
-
-def _replace(model: nn.Module, is_meant: Callable[[nn.Module], bool], bits: int | None = None) -> None:
+    """Stores frozen linear layers beside adapters as `base` says; codes become `CodedLinear` anyway."""
+    chosen = set() if base == "as it is" else {id(layer) for layer in find_base_layers(model)}
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
-            if is_meant(child):
-                setattr(module, name, _coded(child, bits))
-
-
-def _coded(layer: Any, bits: int | None) -> CodedLinear:
-    return CodedLinear(layer.in_features, layer.out_features, bits or layer.bits, layer.bias)
+            layer: Any = child
+            if id(layer) in chosen and base == "half":
+                layer.weight = nn.Parameter(torch.empty(layer.weight.shape, dtype=HALF), requires_grad=False)
+                layer.__class__ = HalfLinear
+            elif id(layer) in chosen or (hasattr(layer, "bits") and hasattr(layer, "scales")):
+                setattr(module, name, CodedLinear(layer.in_features, layer.out_features, layer.bias))
 
 
 class CodedLinear(nn.Module):
-    """What a frozen linear layer of 8 or 4 bits holds: codes, scales, and a whole weight for the length of each use."""
+    """A frozen linear layer of 8 or 4 bits, whose kernels know no fake tensors: a whole weight for each use's length.
 
-    def __init__(self, in_features: int, out_features: int, bits: int, bias: Any):
+    Codes and scales are counted by formula (`stored.py`), and are not here.
+    """
+
+    def __init__(self, in_features: int, out_features: int, bias: Any):
         super().__init__()
-        size = in_features * out_features
-        self.in_features, self.out_features, self.bits, self.bias = in_features, out_features, bits, bias
-        self.weight = nn.Parameter(torch.empty(size * bits // 8, dtype=torch.int8), requires_grad=False)
-        num_scales = out_features if bits == 8 else -(-size // SCALE_BLOCK)
-        self.scales = nn.Parameter(torch.empty(num_scales), requires_grad=False)
+        self.in_features, self.out_features, self.bias = in_features, out_features, bias
+        self.weight = nn.Parameter(torch.empty(0, dtype=torch.int8), requires_grad=False)  # T5 asks for its dtype
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """(..., in_features) to (..., out_features), in autocast's dtype where that is on."""

@@ -1,27 +1,38 @@
-"""What one training step will take, line by line, with any of the switches."""
+"""What one training step will take, line by line, of one model in any of the ways to train it."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from ..models.activation_checkpointing import Policy, set_policy
 from ..models.wrapping import find_base_layers
-from .fakes import Base
-from .probe import Graph, Subject
+from .fakes import Base, LayerSlice, copy_as_fake, fake_batch, slice_layers
+from .ledger import BLOCK_BYTES
+from .probe import LayerLedger, Timeline, record_pass
 from .stored import gradient_bytes, optimizer_bytes, weight_bytes
 
 logger = logging.getLogger(__name__)
 
+# A prime, so that no width is a multiple of it, and large, so that rounding does not count. Nothing is that large.
+MANY_ROWS = 1009
+
 
 @dataclass(frozen=True)
-class Choice:
+class TrainConfig:
     """One way to train the same model on the same rows.
 
     Attributes:
         rows: of one pass on one device.
-        graph: what a pass computes; see there.
+        policy: which layers are computed again in the backward pass; None: as the model has it.
+        half: under autocast to bf16 or fp16.
+        base: how frozen linear layers beside adapters are stored.
         optimizer: a value of Trainer's `--optim`.
         is_muon: Muon steps the matrices of encoder layers.
         on_host: the optimizer's states lie in host memory.
@@ -29,7 +40,9 @@ class Choice:
     """
 
     rows: int
-    graph: Graph = field(default_factory=Graph)
+    policy: Policy | None = None
+    half: bool = False
+    base: Base = "as it is"
     optimizer: str = "adamw_torch_fused"
     is_muon: bool = False
     on_host: bool = False
@@ -72,72 +85,105 @@ class Forecast:
 
 
 @dataclass
-class Forecaster:
-    """Forecasts for one model and its batches; what choices have in common is computed once.
+class MemoryModel:
+    """A model, the batches it trains on, and what a step takes; what ways to train have in common is computed once.
 
     Attributes:
+        model: real, or on torch's meta device.
+        make_batch: rows -> arguments of its forward, tensors real or on the meta device.
+        kind: of the hardware, as `Hardware.kind`: CUDA's autocast keeps norms in float32.
+        change: done to the copy before it computes: what a plan will do to the model later.
+        block: what the allocator rounds to.
+        scales: whether a batch of any number of rows does the same operations, on tensors that grow with it or do not:
+            one pass then answers for all. Not so for kernels that go by blocks of rows.
+        pattern: of the names of repeated layers, as of `find_blocks`.
+        has_one_batch: `make_batch` gives the same batch whatever is asked for: of models that nothing is known of.
         sends_gradients: whether several processes do (DDP), which holds all of them once more.
         tables: bytes of cached embeddings, which lie in host memory.
     """
 
-    subject: Subject
+    model: nn.Module
+    make_batch: Callable[[int], dict[str, Any]]
+    kind: str = "cuda"
+    change: Callable[[Any], Any] | None = None
+    block: int = BLOCK_BYTES
+    scales: bool = True
+    has_one_batch: bool = False
+    pattern: str | None = None
     sends_gradients: bool = False
     tables: int = 0
-    _impossible: set[Graph] = field(default_factory=set)
-    _weights: dict[Base, int] = field(default_factory=dict)
-    _states: dict[tuple[str, bool], tuple[int, int]] = field(default_factory=dict)
+    timelines: dict[tuple[Any, ...], Timeline | None] = field(default_factory=dict)
+    _stored: dict[tuple[Any, ...], Any] = field(default_factory=dict)
+
+    @cached_property
+    def slices(self) -> list[LayerSlice]:
+        """As `slice_layers`."""
+        return slice_layers(self.model, self.pattern)
 
     @cached_property
     def all_gradients(self) -> int:
         """Bytes of all gradients."""
-        return gradient_bytes(self.subject.model)
+        return gradient_bytes(self.model)
 
     @cached_property
     def base_layers(self) -> list[Any]:
         """Frozen linear layers beside adapters, which could be stored in fewer bits."""
-        return find_base_layers(self.subject.model)
+        return find_base_layers(self.model)
 
-    def stored(self, choice: Choice) -> int:
-        """Bytes of weights, and of the optimizer's states on the device."""
-        return self._weights_of(choice) + (0 if choice.on_host else self._states_of(choice)[0])
+    def timeline(self, config: TrainConfig) -> Timeline:
+        """What is held at each moment of a pass. Cost: a pass for each way to compute, if `scales`.
 
-    def forecast(self, choice: Choice) -> Forecast:
-        """The fullest moment of a step; see `Subject.timeline` for errors and cost."""
-        weights, (states, working) = self._weights_of(choice), self._states_of(choice)
-        standing = self.all_gradients if choice.passes > 1 else 0
-        peak = self.subject.timeline(choice.graph, choice.rows).peak(standing)
+        Raises:
+            Exception: whatever the model raises on tensors without values.
+        """
+        rows = MANY_ROWS if self.scales else config.rows
+        # The same operations in 8 bits and in 4: stored weights are not in a timeline.
+        base: Base = "4-bit" if config.base == "8-bit" else config.base
+        key = (config.policy, config.half, base, rows)
+        if key not in self.timelines:
+            self.timelines[key] = None  # what fails is not tried again
+            self.timelines[key] = self._run_pass(*key)
+        found = self.timelines[key]
+        if found is None:
+            raise RuntimeError(f"the model does not compute without values as {key}")
+        return found.with_rows(config.rows / rows) if self.scales else found
+
+    def _run_pass(self, policy: Policy | None, half: bool, base: Base, rows: int) -> Timeline:
+        batch = self.make_batch(rows)
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            model = copy_as_fake(self.model, self.slices, base)
+            if self.change is not None:
+                self.change(model)
+            if policy is not None:
+                set_policy(model, policy, self.pattern)
+            ledger = LayerLedger(self.block, rows if self.scales else 0)
+            return record_pass(ledger, model.train(), self.slices, fake_batch(mode, batch), half, self.kind)
+
+    def stored(self, config: TrainConfig) -> tuple[int, int, int]:
+        """Bytes of weights, of the optimizer's states wherever they lie, and of what a step of it makes besides."""
+        weights, optimizer = ("weights", config.base), (config.optimizer, config.is_muon)
+        if weights not in self._stored:
+            self._stored[weights] = weight_bytes(self.model, config.base, self.base_layers)
+        if optimizer not in self._stored:
+            self._stored[optimizer] = optimizer_bytes(self.model, *optimizer, self.pattern)
+        return self._stored[weights], *self._stored[optimizer]
+
+    def forecast(self, config: TrainConfig) -> Forecast:
+        """The fullest moment of a step; see `timeline` for errors and cost."""
+        weights, states, working = self.stored(config)
+        peak = self.timeline(config).peak(self.all_gradients if config.passes > 1 else 0)
         buckets = self.all_gradients if self.sends_gradients else 0
-        host = self.tables + (states + self.all_gradients if choice.on_host else 0)
-        kept, working = (0, 0) if choice.on_host else (states, working)  # the host steps tensor by tensor, fused
-        backward = Forecast(weights, peak.gradients, kept, peak.activations, buckets, host=host)
-        step = Forecast(weights, self.all_gradients, kept, working, buckets, "optimizer step", host)
+        host = self.tables
+        if config.on_host:  # which steps tensor by tensor, fused
+            host, states, working = host + states + self.all_gradients, 0, 0
+        backward = Forecast(weights, peak.gradients, states, peak.activations, buckets, host=host)
+        step = Forecast(weights, self.all_gradients, states, working, buckets, "optimizer step", host)
         return max(backward, step, key=lambda found: found.peak)
 
-    def try_forecast(self, choice: Choice) -> Forecast | None:
+    def try_forecast(self, config: TrainConfig) -> Forecast | None:
         """As `forecast`; None where the model does not compute so."""
-        if choice.graph in self._impossible:
-            return None
         try:
-            return self.forecast(choice)
+            return self.forecast(config)
         except Exception:  # of a model of any class
-            logger.debug("no forecast of %s", choice.graph, exc_info=True)
-            self._impossible.add(choice.graph)
+            logger.debug("no forecast of %s", config, exc_info=True)
             return None
-
-    def _weights_of(self, choice: Choice) -> int:
-        base = choice.graph.base
-        if base not in self._weights:
-            self._weights[base] = weight_bytes(self.subject.model, base, self.base_layers)
-        return self._weights[base]
-
-    def _states_of(self, choice: Choice) -> tuple[int, int]:
-        key = choice.optimizer, choice.is_muon
-        if key not in self._states:
-            self._states[key] = optimizer_bytes(self.subject.model, *key, self.subject.pattern)
-        return self._states[key]
-
-
-def choice_of(args: Any, rows: int, graph: Graph, is_muon: bool, on_host: bool) -> Choice:
-    """The choice that training arguments make."""
-    name = str(getattr(args.optim, "value", args.optim))
-    return Choice(rows, graph, name, is_muon, on_host, args.gradient_accumulation_steps)

@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 BLOCK_BYTES = 512  # CUDA's caching allocator rounds to it (c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize)
-WEIGHTS, GRADIENTS, OPTIMIZER, OTHER = "weights", "gradients", "optimizer", "other"
+WEIGHTS, GRADIENTS, OTHER = "weights", "gradients", "other"
 
 
 def rounded_bytes(num_bytes: int, block: int = BLOCK_BYTES) -> int:
@@ -45,7 +45,7 @@ class Ledger(TorchDispatchMode):
     def __init__(self, block: int = BLOCK_BYTES, rows: int = 0):
         super().__init__()
         self.block, self.rows = block, rows
-        self.current: dict[str, int] = dict.fromkeys((WEIGHTS, GRADIENTS, OPTIMIZER, OTHER), 0)
+        self.current: dict[str, int] = dict.fromkeys((WEIGHTS, GRADIENTS, OTHER), 0)
         self.peak = 0
         self.growing = 0
         self.levels: list[tuple[int, int, int]] = []

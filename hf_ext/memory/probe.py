@@ -5,122 +5,183 @@ Cost: 0.05 to 0.1 s on one core for a layer's classes of any width, the weights 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
-from ..models.activation_checkpointing import POLICIES, Policy, set_policy
 from ..models.lora import unwrap_peft
-from .fakes import Base, Cut, autocast_rule, copy_as_fake, fake_batch, plan_cuts
+from .fakes import PERIOD, LayerSlice, autocast_rule
 from .ledger import BLOCK_BYTES, GRADIENTS, OTHER, Ledger, storage_key
-from .timeline import Middle, Timeline
 
-# A prime, so that no width is a multiple of it, and large, so that rounding does not count. Nothing is that large.
-MANY_ROWS = 1009
-# Layers that repeat together: every second one is computed again under "half", and a model may have that already.
-PERIODS: dict[Policy | None, int] = {**dict.fromkeys(POLICIES, 1), "half": 2, None: 2}
-Mark = tuple[int, Literal["forward", "backward"], int, int]  # moment, pass, which list, which layer
+Direction = Literal["forward", "backward"]
+
+
+class Repeat(NamedTuple):
+    """Moments [start, end) that the whole model goes through `copies` times."""
+
+    start: int
+    end: int
+    copies: int
+
+
+class Peak(NamedTuple):
+    """The fullest moment of a pass, in bytes beside weights and optimizer states.
+
+    Attributes:
+        activations: all that is neither weight nor gradient: what backward needs, and what an operation works on.
+        gradients: those that exist at that moment.
+    """
+
+    activations: int
+    gradients: int
 
 
 @dataclass(frozen=True)
-class Graph:
-    """What decides which operations a pass does; batches of any size and optimizers of any kind share it.
+class Timeline:
+    """Bytes after each operation of one pass of a model whose middle layers were left out.
+
+    Layers in the middle all do the same: each adds as much in the forward pass, and takes as much away in the backward
+    pass, where it may leave its gradients. So the fullest moment of the whole model lies in the first or the last
+    copy of what repeats, or outside of it, and is known without the others.
 
     Attributes:
-        policy: which layers are computed again in the backward pass; None: as the model has it.
-        half: under autocast to bf16 or fp16.
-        base: how frozen linear layers beside adapters are stored.
+        others: (moments,), int64: all but weights and gradients.
+        gradients: (moments,), int64.
+        repeats: in the order of time, none within another.
+        growing: (moments,), of `others` what grows with the rows of the batch.
     """
 
-    policy: Policy | None = None
-    half: bool = False
-    base: Base = "as it is"
+    others: np.ndarray
+    gradients: np.ndarray
+    repeats: tuple[Repeat, ...] = ()
+    growing: np.ndarray = field(default_factory=lambda: np.zeros(1))
+
+    def peak(self, standing: int = 0) -> Peak:
+        """The fullest moment.
+
+        Args:
+            standing: bytes of all gradients where they are there from a pass before; 0 where they are made in this one.
+        """
+        levels = np.stack([self.others, self.gradients])
+        pieces, shift, start = [], np.zeros((2, 1), np.int64), 0
+        for repeat in (*self.repeats, Repeat(len(self.others), len(self.others), 1)):
+            pieces.append(levels[:, start : repeat.end] + shift)
+            if repeat.end > repeat.start:
+                before = levels[:, repeat.start - 1] if repeat.start else 0
+                shift = shift + (repeat.copies - 1) * (levels[:, repeat.end - 1] - before)[:, None]
+                pieces.append(levels[:, repeat.start : repeat.end] + shift)
+            start = repeat.end
+        others, gradients = np.concatenate(pieces, axis=1)
+        gradients = np.full_like(gradients, standing) if standing else gradients
+        moment = int(np.argmax(others + gradients))
+        return Peak(int(others[moment]), int(gradients[moment]))
+
+    def with_rows(self, share: float) -> Timeline:
+        """The timeline of `share` times as many rows: exact, but for rounding."""
+        others = self.others + (share - 1) * self.growing
+        return replace(self, others=np.rint(others).astype(np.int64), growing=share * self.growing)
 
 
-@dataclass
-class Subject:
-    """A model and the batches it trains on.
+class LayerLedger(Ledger):
+    """A ledger that knows which kept layer computes, and which storages stand for those of layers that were left out.
+
+    What lives until all layers are done, as autocast's copies of weights do, is let go for all of them at once.
 
     Attributes:
-        model: real, or on torch's meta device.
-        make_batch: rows -> arguments of its forward, tensors real or on the meta device.
-        kind: of the hardware, as `Hardware.kind`: CUDA's autocast keeps norms in float32.
-        change: done to the copy before it computes: what a plan will do to the model later.
-        block: what the allocator rounds to.
-        scales: whether a batch of any number of rows does the same operations, on tensors that grow with it or do not:
-            one pass then answers for all. Not so for kernels that go by blocks of rows.
-        pattern: of the names of repeated layers, as of `find_blocks`.
-        has_one_batch: `make_batch` gives the same batch whatever is asked for: of models that nothing is known of.
+        repeats: what was passed so far of what the whole model repeats.
     """
 
-    model: nn.Module
-    make_batch: Callable[[int], dict[str, Any]]
-    kind: str = "cuda"
-    change: Callable[[Any], Any] | None = None
-    block: int = BLOCK_BYTES
-    scales: bool = True
-    has_one_batch: bool = False
-    pattern: str | None = None
-    known: dict[tuple[Graph, int], Timeline] = field(default_factory=dict)
-    _cuts: dict[int, list[Cut]] = field(default_factory=dict)
+    def __init__(self, block: int = BLOCK_BYTES, rows: int = 0):
+        super().__init__(block, rows)
+        self.repeats: list[Repeat] = []
+        self._num_left_out, self._is_between = 0, True  # whom the layer that computes stands for; whether none computes
+        self._made: dict[int, int] = {}
+        self._freed = self._freed_growing = 0  # of the layers that were left out
+        self._begun: dict[tuple[str, Direction], int] = {}
 
-    def cuts(self, period: int) -> list[Cut]:
-        """As `plan_cuts`."""
-        if period not in self._cuts:
-            self._cuts[period] = plan_cuts(self.model, period, self.pattern)
-        return self._cuts[period]
+    def follow(self, layer: nn.Module, number: int, part: LayerSlice) -> None:
+        """Hears when a layer begins and ends, the one of this number among those that `part` keeps."""
+        layer.register_forward_pre_hook(partial(self._begin, number, part))
+        layer.register_forward_hook(partial(self._end, number, part))
 
-    def timeline(self, graph: Graph, rows: int) -> Timeline:
-        """What is held at each moment of a pass of `rows` rows. Cost: a pass for each graph, if `scales`."""
-        if graph.base == "8-bit":  # the same operations as of 4 bits: stored weights are not in a timeline
-            graph = replace(graph, base="4-bit")
-        computed = MANY_ROWS if self.scales else rows
-        if (graph, computed) not in self.known:
-            self.known[graph, computed] = run_pass(self, graph, computed)
-        found = self.known[graph, computed]
-        return found.with_rows(rows / computed) if self.scales else found
+    def _begin(self, number: int, part: LayerSlice, module: nn.Module, args: Any) -> None:
+        self._mark("forward", number, part)
+        self._is_between = False
+        self._num_left_out = part.copies - 1 if 0 <= number - part.first < PERIOD else 0
 
+    def _end(self, number: int, part: LayerSlice, module: nn.Module, args: Any, output: Any) -> None:
+        self._is_between = number == part.kept - 1
+        self._num_left_out = 0
+        states = output[0] if isinstance(output, tuple) else output
+        if states.requires_grad:
+            states.register_hook(partial(self._turn, number, part))
 
-def run_pass(subject: Subject, graph: Graph, rows: int) -> Timeline:
-    """Copies, computes, and lets go of it again.
+    def _turn(self, number: int, part: LayerSlice, gradient: torch.Tensor) -> None:
+        self._mark("backward", number, part)
+        self._is_between = False
 
-    Raises:
-        Exception: whatever the model raises on tensors without values.
-    """
-    batch = subject.make_batch(rows)
-    cuts = subject.cuts(PERIODS[graph.policy])
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-        model = copy_as_fake(subject.model, cuts, graph.base)
-        if subject.change is not None:
-            subject.change(model)
-        if graph.policy is not None:
-            set_policy(model, graph.policy, subject.pattern)
-        ledger = LayerLedger(subject.block, rows if subject.scales else 0)
-        return record_pass(ledger, model.train(), cuts, fake_batch(mode, batch), graph.half, subject.kind)
+    def _mark(self, direction: Direction, number: int, part: LayerSlice) -> None:
+        """Where the layers that stand for all in the middle begin and end, in both directions."""
+        low, high = part.first, part.first + PERIOD
+        first, last = (low, high) if direction == "forward" else (high - 1, low - 1)
+        key, moment = (part.name, direction), len(self.levels)
+        if number == first:
+            self._begun[key] = moment
+        elif number == last and key in self._begun:
+            self.repeats.append(Repeat(self._begun.pop(key), moment, part.copies))
+
+    def _add(self, tensor: torch.Tensor, category: str = OTHER) -> None:
+        before = len(self._entries)
+        super()._add(tensor, category)
+        if self._num_left_out and len(self._entries) > before:
+            self._made[storage_key(tensor)] = self._num_left_out
+
+    def _free(self, key: int) -> None:
+        num_left_out = self._made.pop(key, 0)
+        if self._is_between and num_left_out:
+            _, num_bytes, growing = self._entries[key]
+            self._freed += num_left_out * num_bytes
+            self._freed_growing += num_left_out * growing
+        super()._free(key)
+
+    def _note(self) -> None:
+        super()._note()
+        others, growing, gradients = self.levels[-1]
+        self.levels[-1] = others - self._freed, growing - self._freed_growing, gradients
 
 
 def record_pass(
-    ledger: LayerLedger, model: Any, cuts: Sequence[Cut], batch: dict[str, Any], half: bool, kind: str
+    ledger: LayerLedger, model: Any, parts: Sequence[LayerSlice], batch: dict[str, Any], half: bool, kind: str
 ) -> Timeline:
     """One forward and backward pass with the ledger beside it, of real tensors on a CPU or of fake ones.
 
     Args:
-        cuts: of the model that `model` was copied from; none for a model that stands for itself.
-        half, kind: as of `Graph` and `Subject`.
+        parts: of the model that `model` was copied from; none for a model that stands for itself.
+        half: under autocast to bf16 or fp16.
+        kind: of the hardware, as `Hardware.kind`.
+
+    Raises:
+        Exception: whatever the model raises on tensors without values.
     """
-    marks: list[Mark] = []
     with ExitStack() as around:
         opened = around.enter_context(autocast_rule(half, kind))
         ledger.know([*model.parameters(), *model.buffers()])
         weights = ledger.total
         ledger.know(_tensors(batch), OTHER)
-        _watch(model, ledger, cuts, marks, around)
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                handle = parameter.register_post_accumulate_grad_hook(lambda p: ledger.know([p.grad], GRADIENTS))
+                around.callback(handle.remove)
+        for part in parts:
+            if part.kept < len(part.layers):
+                for number, layer in enumerate(unwrap_peft(model).get_submodule(part.name).children()):
+                    ledger.follow(layer, number, part)
         around.enter_context(ledger)
         with opened():
             loss = _loss(model(**batch))
@@ -128,7 +189,7 @@ def record_pass(
             loss.backward()
         del loss
     others, growing, gradients = np.array(ledger.levels, np.int64).T
-    return Timeline(others - weights, gradients, _middles(marks, cuts), growing)
+    return Timeline(others - weights, gradients, tuple(ledger.repeats), growing)
 
 
 def _loss(outputs: Any) -> torch.Tensor:
@@ -143,97 +204,3 @@ def _tensors(value: Any) -> list[torch.Tensor]:
         return [value]
     values = value.values() if isinstance(value, dict) else getattr(value, "__dict__", {}).values()
     return [tensor for part in values for tensor in _tensors(part)]
-
-
-def _watch(model: nn.Module, ledger: LayerLedger, cuts: Sequence[Cut], marks: list[Mark], around: ExitStack) -> None:
-    """Notes when each kept layer begins, forward and backward, and tells the ledger which tensors are gradients."""
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            handle = parameter.register_post_accumulate_grad_hook(lambda p: ledger.know([p.grad], GRADIENTS))
-            around.callback(handle.remove)
-    for index, cut in enumerate(cuts):
-        if cut.kept < len(cut.layers):
-            for number, layer in enumerate(unwrap_peft(model).get_submodule(cut.name).children()):
-                watch = _Watch(ledger, marks, index, number, cut)
-                layer.register_forward_pre_hook(watch.begin)
-                layer.register_forward_hook(watch.end)
-
-
-class LayerLedger(Ledger):
-    """Knows which storages were made in a layer that stands for others.
-
-    What lives until all layers are done, as autocast's copies of weights do, is let go for all of them at once.
-
-    Attributes:
-        others_alike: how many more layers the one that computes stands for.
-        between: whether no layer computes.
-    """
-
-    def __init__(self, block: int, rows: int):
-        super().__init__(block, rows)
-        self.others_alike, self.between = 0, True
-        self._made: dict[int, int] = {}
-        self._freed = self._freed_growing = 0  # of the layers that were left out
-
-    def _add(self, tensor: torch.Tensor, category: str = OTHER) -> None:
-        before = len(self._entries)
-        super()._add(tensor, category)
-        if self.others_alike and len(self._entries) > before:
-            self._made[storage_key(tensor)] = self.others_alike
-
-    def _free(self, key: int) -> None:
-        others_alike = self._made.pop(key, 0)
-        if self.between and others_alike:
-            _, num_bytes, growing = self._entries[key]
-            self._freed += others_alike * num_bytes
-            self._freed_growing += others_alike * growing
-        super()._free(key)
-
-    def _note(self) -> None:
-        super()._note()
-        others, growing, gradients = self.levels[-1]
-        self.levels[-1] = others - self._freed, growing - self._freed_growing, gradients
-
-
-@dataclass(frozen=True)
-class _Watch:
-    """Notes when one kept layer begins, forward and backward."""
-
-    ledger: LayerLedger
-    marks: list[Mark]
-    index: int
-    number: int
-    cut: Cut
-
-    def begin(self, module: nn.Module, args: Any) -> None:
-        self._note("forward")
-        self.ledger.between = False
-        self.ledger.others_alike = self.cut.copies - 1 if 0 <= self.number - self.cut.first < self.cut.period else 0
-
-    def end(self, module: nn.Module, args: Any, output: Any) -> None:
-        self.ledger.between = self.number == self.cut.kept - 1
-        self.ledger.others_alike = 0
-        states = output[0] if isinstance(output, tuple) else output
-        if states.requires_grad:
-            states.register_hook(self.turn)
-
-    def turn(self, gradient: torch.Tensor) -> None:
-        self._note("backward")
-        self.ledger.between = False
-
-    def _note(self, kind: Literal["forward", "backward"]) -> None:
-        self.marks.append((len(self.ledger.levels), kind, self.index, self.number))
-
-
-def _middles(marks: list[Mark], cuts: Sequence[Cut]) -> tuple[Middle, ...]:
-    """Where the layers that stand for all in the middle begin and end, in both directions."""
-    middles, begun = [], {}
-    for moment, kind, index, number in marks:
-        cut = cuts[index]
-        low, high = cut.first, cut.first + cut.period
-        first, last = (low, high) if kind == "forward" else (high - 1, low - 1)
-        if number == first:
-            begun[kind, index] = moment
-        elif number == last and (kind, index) in begun:
-            middles.append(Middle(begun.pop((kind, index)), moment, cut.copies))
-    return tuple(middles)

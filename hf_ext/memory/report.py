@@ -1,19 +1,139 @@
-"""The table that stands before step 1: what a step takes, what each switch would save, how large a batch fits."""
+"""What stands before step 1: what a step takes, what each switch would save, how large a batch fits, what makes it fit.
+
+A prediction counts what torch allocates. A card holds more: its context, libraries' workspaces, and what lies idle
+between blocks. `usable_bytes` leaves room for that; its two constants are rules of thumb, not calibrated on a card.
+"""
 
 from __future__ import annotations
 
+import bisect
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import product
 from typing import Any
 
 from .. import units
 from ..reporting.tables import format_table
-from .forecast import Choice, Forecast, Forecaster
-from .what_fits import Remedy, Switch, find_remedy, largest_rows, switches
+from .forecast import Forecast, MemoryModel, TrainConfig
 
+IDLE_SHARE = 0.08  # of a card's memory: blocks that the allocator cannot join (fragmentation)
+CONTEXT_BYTES = round(0.7 * 2**30)  # CUDA's context and kernels, 0.3 to 0.6 GiB, and cuBLAS's workspaces
+PROCESS_BYTES = round(0.6 * 2**30)  # on a CPU: Python and libraries, measured of runs with the smallest models
+MOST_ROWS = 1 << 20
 WORTH_SAVING = 0.05  # of the room: where a step takes less, nobody asks what would save some of it
 NOT_CALIBRATED = "not calibrated on a card"
+
+
+def usable_bytes(capacity: int, kind: str) -> int:
+    """Of a device's memory, what predictions may fill.
+
+    Args:
+        capacity: bytes that the driver reports; on a CPU, that are free.
+        kind: as `Hardware.kind`.
+    """
+    return max(0, round(capacity * (1 - IDLE_SHARE)) - (PROCESS_BYTES if kind == "cpu" else CONTEXT_BYTES))
+
+
+@dataclass(frozen=True)
+class Switch:
+    """Something that takes less memory.
+
+    Attributes:
+        option: what turns it on.
+        cost: what it is worth to do without it: small for what leaves learning and pace as they are.
+        settings: of `TrainConfig`.
+        note: what it changes of learning or numerics; empty where nothing.
+    """
+
+    option: str
+    cost: int
+    settings: dict[str, Any]
+    note: str = ""
+
+
+NUMERICS = "other numerics"
+# One of each group at most. Recomputing leaves every number as it is, and costs up to a third of the time.
+ATTENTION = Switch("--activation_policy attention", 2, {"policy": "attention"})
+FULL = Switch("--activation_policy full", 3, {"policy": "full"})
+HALF = Switch("--speedups precision", 4, {"half": True}, NUMERICS)
+STATES = Switch("--optim adamw_8bit", 6, {"optimizer": "adamw_8bit"}, NUMERICS)
+HALF_BASE = Switch("--speedups lora_base", 2, {"base": "half"})
+BASE_8 = Switch("--load_in_8bit true", 7, {"base": "8-bit"}, NUMERICS)
+BASE_4 = Switch("--load_in_4bit true", 9, {"base": "4-bit"}, NUMERICS)
+HOST = Switch("--optim_ext cpu_offload", 10, {"on_host": True})
+
+
+def find_switches(memory: MemoryModel, config: TrainConfig, has_half: bool = True) -> list[list[Switch]]:
+    """Those that would change something, in groups of which one can be on at a time.
+
+    Args:
+        has_half: whether the hardware computes in half precision.
+    """
+    has_adapters = config.base == "as it is" and bool(memory.base_layers)
+    trains_much = memory.all_gradients > memory.forecast(config).peak // 50
+    policies = {"full": [], None: [], "attention": [FULL]}.get(config.policy, [ATTENTION, FULL])
+    is_adamw = config.optimizer.startswith("adamw_torch") and not config.is_muon and not config.on_host
+    groups = [
+        policies if getattr(memory.model, "supports_gradient_checkpointing", True) else [],
+        [HALF] if has_half and not config.half else [],
+        [*([HALF_BASE] if config.half else []), BASE_8, BASE_4] if has_adapters else [],
+        [STATES] if is_adamw and trains_much else [],
+        [HOST] if is_adamw and trains_much and memory.kind == "cuda" else [],
+    ]
+    return [group for group in groups if group]
+
+
+def largest_rows(memory: MemoryModel, config: TrainConfig, room: int) -> int:
+    """Most rows of one pass that fit into `room` bytes; 0 if not even one does. Of models whose passes scale."""
+    rows = range(1, MOST_ROWS)
+    return bisect.bisect_right(rows, room, key=lambda number: memory.forecast(replace(config, rows=number)).peak)
+
+
+@dataclass(frozen=True)
+class Fix:
+    """Switches that together make a step fit.
+
+    Attributes:
+        config: with them; where `config.rows` is less than asked for, there are as many more passes per step.
+    """
+
+    switches: tuple[Switch, ...]
+    config: TrainConfig
+    forecast: Forecast
+
+    def options(self, asked: TrainConfig, length: int, by_tokens: bool = False) -> str:
+        """On the command line, smaller passes first."""
+        parts, rows = [], self.config.rows
+        if rows < asked.rows:
+            size = f"--max_tokens_per_batch {rows * length}" if by_tokens else f"--per_device_train_batch_size {rows}"
+            parts.append(f"{size} --gradient_accumulation_steps {self.config.passes}")
+        for switch in sorted(self.switches, key=lambda each: each.cost):
+            parts.append(f"{switch.option} ({switch.note})" if switch.note else switch.option)
+        return ", ".join(parts)
+
+
+def find_fix(memory: MemoryModel, config: TrainConfig, room: int, has_half: bool = True) -> Fix | None:
+    """The cheapest set of switches that makes a step fit into `room`, its effective batch as it is; None where none.
+
+    Passes of half the rows are the cheapest switch: they change nothing but the pace.
+    """
+    groups = [[None, *group] for group in find_switches(memory, config, has_half)]
+    sets = [tuple(switch for switch in chosen if switch) for chosen in product(*groups)]
+    most = (config.rows & -config.rows).bit_length() - 1  # more halves would not leave the effective batch as it is
+    halvings = range(1 if memory.has_one_batch else most + 1)
+    ways = sorted(product(sets, halvings), key=lambda way: (sum(s.cost for s in way[0]) + way[1], len(way[0])))
+    for switches, number in ways:
+        changed = replace(config, rows=config.rows >> number, passes=config.passes << number)
+        for switch in switches:
+            changed = replace(changed, **switch.settings)
+        weights, states, _ = memory.stored(changed)
+        if weights + memory.all_gradients + (0 if changed.on_host else states) > room:
+            continue  # without a pass: what is stored alone is too much
+        found = memory.try_forecast(changed)
+        if found is not None and found.peak <= room:
+            return Fix(switches, changed, found)
+    return None
 
 
 @dataclass(frozen=True)
@@ -25,19 +145,19 @@ class MemoryReport:
         room: of it, what predictions may fill; see `usable_bytes`.
         length: tokens of each row, of the longest ones.
         savings: each switch alone, and the step with it.
-        largest: most rows of one pass that fit; None where no capacity is known, or no batch of another size.
-        remedy: where the step does not fit: the cheapest switches with which it does, or None if there are none.
+        largest: most rows of one pass that fit; None where no capacity is known, or one pass does not tell of others.
+        fix: where the step does not fit: the cheapest switches with which it does, or None if there are none.
         seconds: that this took.
     """
 
-    choice: Choice
+    config: TrainConfig
     forecast: Forecast
     length: int
     capacity: int | None = None
     room: int | None = None
     savings: list[tuple[Switch, Forecast]] = field(default_factory=list)
     largest: int | None = None
-    remedy: Remedy | None = None
+    fix: Fix | None = None
     seconds: float = 0.0
 
     @property
@@ -47,9 +167,7 @@ class MemoryReport:
 
     def options(self, by_tokens: bool = False) -> str:
         """The command-line options that make it fit; "" where it does, or where none are known."""
-        if self.fits or self.remedy is None:
-            return ""
-        return describe_remedy(self.remedy, self.choice, self.length, by_tokens)
+        return "" if self.fits or self.fix is None else self.fix.options(self.config, self.length, by_tokens)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able."""
@@ -58,7 +176,7 @@ class MemoryReport:
             "lines": dict(self.forecast.lines()),
             "moment": self.forecast.moment,
             "host_bytes": self.forecast.host,
-            "rows": self.choice.rows,
+            "rows": self.config.rows,
             "tokens_per_row": self.length,
             "capacity_bytes": self.capacity,
             "room_bytes": self.room,
@@ -66,50 +184,36 @@ class MemoryReport:
             "largest_rows": self.largest,
             "peak_bytes_with": {switch.option: found.peak for switch, found in self.savings},
             "would_fit_with": self.options(),
-            "choice": asdict(self.choice),
+            "config": asdict(self.config),
         }
 
 
 def report_memory(
-    forecaster: Forecaster, choice: Choice, length: int, capacity: int | None, room: int | None, has_half: bool = True
+    memory: MemoryModel, config: TrainConfig, length: int, capacity: int | None, room: int | None, has_half: bool = True
 ) -> MemoryReport:
-    """Everything that can be said of a step before it is taken. Errors and cost: as `Subject.timeline`.
+    """Everything that can be said of a step before it is taken. Errors and cost: as `MemoryModel.timeline`.
 
     Args:
         length: tokens of each row.
         has_half: whether the hardware computes in half precision.
     """
     began = time.perf_counter()
-    found = forecaster.forecast(choice)
-    groups = switches(forecaster, choice, has_half) if room is None or found.peak > WORTH_SAVING * room else []
-    alone = [(s, forecaster.try_forecast(s.apply(choice))) for g in groups for s in g]
-    savings = [(switch, changed) for switch, changed in alone if changed is not None]
-    report = MemoryReport(choice, found, length, capacity, room, savings)
-    if room is not None:
-        if not forecaster.subject.has_one_batch:
-            report = replace(report, largest=largest_rows(forecaster, choice, room))
-        if not report.fits:
-            report = replace(report, remedy=find_remedy(forecaster, choice, room, has_half))
+    found = memory.forecast(config)
+    report = MemoryReport(config, found, length, capacity, room)
+    if room is None or found.peak > WORTH_SAVING * room:
+        switches = [switch for group in find_switches(memory, config, has_half) for switch in group]
+        alone = [(switch, memory.try_forecast(replace(config, **switch.settings))) for switch in switches]
+        report = replace(report, savings=[(switch, changed) for switch, changed in alone if changed is not None])
+    if room is not None and memory.scales:
+        report = replace(report, largest=largest_rows(memory, config, room))
+    if room is not None and not report.fits:
+        report = replace(report, fix=find_fix(memory, config, room, has_half))
     return replace(report, seconds=time.perf_counter() - began)
 
 
-def describe_remedy(remedy: Remedy, choice: Choice, length: int, by_tokens: bool = False) -> str:
-    """The options of a remedy, smaller passes first."""
-    parts = []
-    if remedy.choice.rows < choice.rows:
-        rows, passes = remedy.choice.rows, remedy.choice.passes
-        size = f"--max_tokens_per_batch {rows * length}" if by_tokens else f"--per_device_train_batch_size {rows}"
-        parts.append(f"{size} --gradient_accumulation_steps {passes}")
-    parts += [
-        f"{switch.option} ({switch.note})" if switch.note else switch.option
-        for switch in sorted(remedy.switches, key=lambda each: each.cost)
-    ]
-    return ", ".join(parts)
-
-
 def format_memory(report: MemoryReport) -> list[str]:
-    """Lines for a page: the step, what is counted on, the largest batch; and where the step does not fit, a remedy."""
-    found, rows = report.forecast, report.choice.rows
+    """Lines for a page: the step, what is counted on, the largest batch; and where the step does not fit, a fix."""
+    found, rows = report.forecast, report.config.rows
     parts = ", ".join(f"{what} {units.memory(num_bytes)}" for what, num_bytes in found.lines())
     line = f"memory of {rows:,} rows of {report.length:,} tokens: {parts}; {units.memory(found.peak)} in all"
     if report.room is not None:

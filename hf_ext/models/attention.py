@@ -18,7 +18,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, bidirectional_mask_function, sdpa_mask
 
 from ..data.segments import Segments
-from .cpu_attention import blocked_attention, grouped_attention
+from .cpu_attention import blocked_attention
 from .flex_attention import flex_packed_attention
 
 PREFIX = "hf_ext_"
@@ -131,7 +131,6 @@ def flex_kernel(
 
 KERNELS: dict[str, Callable[..., torch.Tensor]] = {
     "blocked": blocked_attention,
-    "grouped": grouped_attention,
     "padded": padded_attention,
     "varlen": varlen_attention,
     "flex": flex_kernel,

@@ -72,34 +72,6 @@ def blocked_attention(
     return _in_a_row(outputs, segments)
 
 
-@torch.compiler.disable
-def grouped_attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    segments: Segments,
-    scaling: float,
-    dropout: float,
-    bias: torch.Tensor | None,
-) -> torch.Tensor:
-    """torch's own attention in float32 or more, equally long sequences together; arguments as `blocked_attention`.
-
-    For half precision on CPUs without matrix instructions for it: float32 needs no rounding between products, and its
-    softmax is faster (0.5 to 1.0 of the time of `blocked`; `benchmarks/results/attention_kernels_cpu.json`). Float32
-    copies of queries, keys, values and output stay for the backward pass. With dropout or a bias it is
-    `blocked_attention`.
-    """
-    if bias is not None or dropout:
-        return blocked_attention(query, key, value, segments, scaling, dropout, bias)
-    outputs = []
-    with torch.autocast(query.device.type, enabled=False):
-        for parts in _equally_long(query, key, value, segments):
-            q, k, v = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in parts)
-            output = scaled_dot_product_attention(q, k, v, scale=scaling)
-            outputs.append(output.to(query.dtype))
-    return _in_a_row(outputs, segments)
-
-
 def _equally_long(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: Segments
 ) -> Iterator[list[torch.Tensor]]:

@@ -1,4 +1,7 @@
-"""One module per speed-up. A new one is a module here and a line in `REGISTRY`, in the order of application."""
+"""The speed-ups, most of them a module each, some a class in a module; a new one is a line in `REGISTRY`.
+
+The order there is the order of application.
+"""
 
 from __future__ import annotations
 
@@ -7,55 +10,46 @@ from . import (
     attention,
     batch_size,
     compile,
-    cpu_matmul,
     cpu_offload,
     cpu_threads,
-    data_loading,
     ddp,
-    embedding_cache,
     encoder_precision,
     find_batch_size,
-    fused_gelu,
-    fused_optimizer,
-    fused_rotary,
-    length_grouping,
     lora,
     lora_base,
-    masked_lm_head,
     muon,
     nccl,
     oom_ladder,
     packing,
-    precision,
     quantized_base,
     sharding,
-    tf32,
     token_budget,
 )
 from .base import Context, DataFacts, Decision, ModelFacts, Run, Speedup
+from .fused_layers import FusedGelu, MaskedLMHead
+from .precision import CpuMatmul, Precision, Tf32
+from .trainer_fields import DataLoading, EmbeddingCache, LengthGrouping
 
 REGISTRY: tuple[Speedup, ...] = (
-    cpu_matmul,  # before anything computes
-    tf32,
-    precision,  # before parity is proven, which is in the training dtype
-    cpu_threads,  # in that dtype; before anything else is timed
+    CpuMatmul,  # before anything computes
+    Tf32,
+    Precision,  # before parity is proven, which is in the training dtype
+    cpu_threads,
     lora,  # before anything that replaces a forward function: the layers stand where they will stay
     quantized_base,  # before lora_base, which rounds what is left in float32
     lora_base,  # before parity is proven, on the weights as they will be
-    fused_gelu,
-    fused_rotary,
+    FusedGelu,
     encoder_precision,  # before the cache, whose key holds the precision
     attention,
     packing,  # after attention, whose kernel it feeds
-    masked_lm_head,
-    embedding_cache,
+    MaskedLMHead,
+    EmbeddingCache,
     batch_size,
     find_batch_size,  # after the rows of a step are decided
-    length_grouping,
+    LengthGrouping,
     token_budget,
     oom_ladder,
-    data_loading,
-    fused_optimizer,
+    DataLoading,
     muon,  # after LoRA and the precision, which decide what there is to step
     cpu_offload,
     activation_checkpointing,  # on layers as they stay; before those that run the model to see what it does

@@ -28,13 +28,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..data.columns import column_names, has_numbered_rows, row_lengths
 from ..models.activation_bytes import LayerCost, measure_layer, predict_bytes
 from ..models.activation_checkpointing import POLICIES, Policy, set_policy, trained_layers, unset_policy
 from ..processes import read_fsdp2
-from . import compile, parity
+from . import compile
 from .base import Context, Decision, Kind, Run, Status, off
-from .model_probe import modes_kept
+from .sample import Sample, find_samples
+from .sample_rows import longest_rows, modes_kept
 
 NAME = "activation_checkpointing"
 KIND: Kind = "I"
@@ -147,11 +147,14 @@ def _evidence(costs: list[_Cost], policy: str) -> dict[str, Any]:
     }
 
 
+@dataclass(frozen=True)
 class _Cost:
     """What one encoder's layers cost on the rows that were measured, and how many times those the largest batch is."""
 
-    def __init__(self, layer: LayerCost, num_layers: int, num_tokens: int, scale: float):
-        self.layer, self.num_layers, self.num_tokens, self.scale = layer, num_layers, num_tokens, scale
+    layer: LayerCost
+    num_layers: int
+    num_tokens: int
+    scale: float
 
     def predict(self, policy: str) -> int:
         """Bytes of the largest batch."""
@@ -161,48 +164,33 @@ class _Cost:
 def _measure(run: Run) -> list[_Cost]:
     """Of each encoder that trains, one layer of each kind and width, on up to four of the longest rows."""
     costs = []
-    rows, pattern = _longest_rows(run), run.args.block_pattern
+    rows, pattern = longest_rows(run.train_dataset, run.collator, run.args.length_column_name), run.args.block_pattern
     with modes_kept(run.model):
         run.model.train()  # of an AffinityModel, frozen encoders stay in evaluation
-        for probe in parity.find_probes(replace(run, train_dataset=rows)):
-            layers = trained_layers(probe.module, pattern)
-            if not (probe.trains and layers):
+        for sample in find_samples(run, rows):
+            layers = trained_layers(sample.module, pattern)
+            if not (sample.trains and layers):
                 continue
-            autocast = partial(torch.autocast, probe.device.type, probe.autocast, enabled=probe.autocast is not None)
-            tokens = probe.num_tokens
+            autocast = partial(torch.autocast, sample.device.type, sample.autocast, enabled=sample.autocast is not None)
+            tokens = sample.num_tokens
             if run.args.max_tokens_per_batch:
                 scale = run.args.max_tokens_per_batch / tokens
             else:
-                scale = run.args.per_device_train_batch_size / probe.num_rows * _times_read(run, probe, rows)
-            for call in _first_calls(probe, layers):
-                layer = measure_layer(probe.module, call.layer, call.args, call.kwargs, autocast, pattern)
+                scale = run.args.per_device_train_batch_size / sample.num_rows * _times_read(run, sample, rows)
+            for call in _first_calls(sample, layers):
+                layer = measure_layer(sample.module, call.layer, call.args, call.kwargs, autocast, pattern)
                 costs.append(_Cost(layer, call.count, tokens, scale))
     return costs
 
 
-def _times_read(run: Run, probe: parity.AnyProbe, rows: Any) -> float:
-    """How many tokens of these rows the encoder reads for each of the probe's: an AffinityModel may feed it twice."""
+def _times_read(run: Run, sample: Sample, rows: list[Any]) -> float:
+    """How many tokens of these rows the encoder reads for each of the sample's: an AffinityModel may feed it twice."""
     if not hasattr(run.model, "tower_of"):
         return 1.0
     encoders = {name: run.model.encoders[str(run.model.tower_of(name).encoder)] for name in run.model.embedding_sizes}
-    names = [name for name, encoder in encoders.items() if probe.module in set(encoder.modules())]
-    masks = (run.collator.encode_rows(name, parity.first_rows(rows))["attention_mask"] for name in names)
-    return sum(int(mask.sum()) for mask in masks) / probe.num_tokens
-
-
-def _longest_rows(run: Run) -> Any:
-    """Up to four rows with the most residues; the data as it is where it does not tell."""
-    dataset, inputs = run.train_dataset, getattr(run.collator, "columns", {})
-    if dataset is None or not has_numbered_rows(dataset) or not len(dataset):
-        return dataset
-    if inputs:
-        lengths = row_lengths(dataset, inputs)
-    elif run.args.length_column_name in column_names(dataset):
-        lengths = dataset[run.args.length_column_name][:]
-    else:
-        return dataset
-    longest = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)[: parity.NUM_ROWS]
-    return [dataset[i] for i in longest]
+    names = [name for name, encoder in encoders.items() if sample.module in set(encoder.modules())]
+    masks = (run.collator.encode_rows(name, rows)["attention_mask"] for name in names)
+    return sum(int(mask.sum()) for mask in masks) / sample.num_tokens
 
 
 @dataclass
@@ -215,8 +203,8 @@ class _Call:
     count: int = 0
 
 
-def _first_calls(probe: parity.AnyProbe, layers: list[nn.Module]) -> list[_Call]:
-    """One for each class of layers and shape of states, from one forward pass on the rows of a probe."""
+def _first_calls(sample: Sample, layers: list[nn.Module]) -> list[_Call]:
+    """One for each class of layers and shape of states, from one forward pass on the rows of a sample."""
     calls: dict[Any, _Call] = {}
 
     def keep(module: nn.Module, args: Any, kwargs: Any) -> None:
@@ -225,10 +213,9 @@ def _first_calls(probe: parity.AnyProbe, layers: list[nn.Module]) -> list[_Call]
         calls.setdefault(key, _Call(module, args, kwargs)).count += 1
 
     handles = [layer.register_forward_pre_hook(keep, with_kwargs=True) for layer in layers]
-    device = probe.device
     try:
-        with torch.no_grad(), torch.random.fork_rng([device] if device.type == "cuda" else []):
-            probe.states(probe.autocast)
+        with torch.no_grad():
+            sample.states(sample.autocast)
     finally:
         for handle in handles:
             handle.remove()

@@ -1,17 +1,14 @@
 """The attention kernel that suits the machine, with proof that it computes the same.
 
 Class N. Choices of `--attention`:
-- `auto`: `varlen` from compute capability 8.0 in half precision, `padded` on other GPUs; on CPUs `blocked`, or in half
-  precision `grouped` unless `blocked` is found to be faster on the first real rows.
-- `varlen`: torch's flash attention on unpadded sequences; version 3 or 4 of it where its package imports here, was made
-  for the card and agrees with torch's own 2 (`models/newer_flash.py`; not measured). `flash_attention_2`: the package
-  flash-attn, or what `kernels` downloads in its place.
+- `auto`: `varlen` from compute capability 8.0 in half precision, `padded` on other GPUs, `blocked` on CPUs.
+- `varlen`: torch's flash attention on unpadded sequences. `flash_attention_2`: the package flash-attn, or what
+  `kernels` downloads in its place.
 - `padded`: torch SDPA with padding around attention only; on a T4 that is its memory-efficient kernel.
 - `flex`: torch's FlexAttention on unpadded sequences, block masks made of their layout, T5's bias read where it is
   needed (`padded` holds it once per batch and sequence); for GPUs with Triton, and for frozen encoders anywhere. With
   dropout, as T5 trains by default, it is `padded`. Its speed was not measured, so `auto` does not take it.
 - `blocked`: for CPUs, equally long sequences together in blocks that stay in the cache (`models/cpu_attention.py`).
-- `grouped`: for half precision on CPUs, torch SDPA in float32 on equally long sequences together.
 - `faesm`: the faesm library's ESM (`models/faesm_bridge.py`); its gain is flash attention, so from 8.0 with flash-attn.
 - `sdpa`, `eager`: transformers' own, for padded batches.
 Evidence: parity on the first real rows in the training dtype (`speedups/parity.py`). Above the bound, a choice is
@@ -26,7 +23,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import torch
 from torch import nn
 from transformers.models.esm.modeling_esm import EsmModel
 from transformers.utils import is_kernels_available
@@ -36,25 +32,21 @@ from ..models.attention import KERNELS, PREFIX, register_attention
 from ..models.faesm_bridge import faesm_kernel, faesm_problem, restore_faesm, swap_faesm
 from ..models.held_attention import hold_attention
 from ..models.lora import unwrap_peft
-from ..models.newer_flash import HELD_FLASH, find_newer_flash
-from ..models.packed_families import BIASED, PACKED_FAMILIES
+from ..models.packed_families import PACKED_FAMILIES
 from ..models.packing import find_encoders, is_packed
 from ..optional import import_problem
 from ..whose_code import is_in
-from . import encoder_precision, parity, precision
-from .attention_times import describe, measure_gain
+from . import encoder_precision, parity
 from .base import Context, Decision, Kind, Run, Status, off
-from .measured_once import measure_once
+from .precision import Precision
 
 NAME = "attention"
 KIND: Kind = "N"
 FAMILIES = PACKED_FAMILIES
 WITHOUT_BIAS = ("esm", "esmc", "bert")  # whose scores flash attention computes; T5 adds a bias to them
 TRITON = (7, 0)  # compute capability that its kernels need
-GAIN = "blocked_over_grouped"  # rates, as evidence
-MIN_GAIN = 1.2  # of `blocked`; below it, noise would choose
 FALLBACKS = {"varlen": ("padded",)}  # what `auto` tries where its choice does not hold
-PACKED = ("blocked", "grouped", "padded", "varlen", "flex", "flash_attention_2")  # kernels that take unpadded sequences
+PACKED = ("blocked", "padded", "varlen", "flex", "flash_attention_2")  # kernels that take unpadded sequences
 
 
 def decide(context: Context) -> Decision:
@@ -76,21 +68,14 @@ def decide(context: Context) -> Decision:
     if asked == "faesm":
         kernel, why = faesm_kernel(context.hardware)
         reason = f"asked for, with its {kernel} kernel: {why}"
-    return Decision(NAME, KIND, "applied", reason, {"kernel": asked, "asked": True, **_newer(asked, context)})
-
-
-def _newer(kernel: str, context: Context) -> dict[str, str]:
-    """A newer flash attention than torch's own, as a setting."""
-    version = find_newer_flash(context.hardware) if kernel == "varlen" else None
-    return {"flash": version} if version else {}
+    return Decision(NAME, KIND, "applied", reason, {"kernel": asked, "asked": True})
 
 
 def _decide_auto(context: Context) -> Decision:
     hardware = context.hardware
-    settings: dict[str, Any] = {"asked": False}
     if hardware.kind == "cpu":
         reason = "scores in blocks that stay in the cache, none on padding"
-        return Decision(NAME, KIND, "applied", reason, {"kernel": "blocked", **settings})
+        return Decision(NAME, KIND, "applied", reason, {"kernel": "blocked", "asked": False})
     # On padded batches these kernels take the padding out and put it back in every layer.
     if not context.wants("packing", "I"):
         return Decision(NAME, KIND, "skipped", "without packing, transformers' SDPA is the best there is")
@@ -100,9 +85,9 @@ def _decide_auto(context: Context) -> Decision:
     if problem or not set(WITHOUT_BIAS) & set(context.model.families):
         reason = problem or "T5's bias has no flash kernel"
         reason = f"SDPA, with padding around attention only: {reason}"
-        return Decision(NAME, KIND, "applied", reason, {"kernel": "padded", **settings})
-    settings |= {"kernel": "varlen", **_newer("varlen", context)}
-    return Decision(NAME, KIND, "applied", f"flash attention of {hardware.name}", settings)
+        return Decision(NAME, KIND, "applied", reason, {"kernel": "padded", "asked": False})
+    reason = f"flash attention of {hardware.name}"
+    return Decision(NAME, KIND, "applied", reason, {"kernel": "varlen", "asked": False})
 
 
 def _problem(asked: str, context: Context) -> str | None:
@@ -120,7 +105,7 @@ def _problem(asked: str, context: Context) -> str | None:
         return problem and f"{problem}: use --attention auto"
     if asked == "flex":
         return _flex_problem(context)
-    if asked in ("blocked", "grouped") and context.hardware.kind != "cpu":
+    if asked == "blocked" and context.hardware.kind != "cpu":
         return f"made for CPUs, and {context.hardware.name} has faster kernels: use --attention auto"
     return None
 
@@ -157,7 +142,7 @@ def _flash_problem(context: Context) -> str | None:
         capability = ".".join(map(str, hardware.compute_capability or ()))
         have = f"has compute capability {capability}" if capability else "is no CUDA device"
         return f"flash attention needs compute capability 8.0, {hardware.name} {have}"
-    if not any(module.decide(context).status == "applied" for module in (precision, encoder_precision)):
+    if not any(module.decide(context).status == "applied" for module in (Precision, encoder_precision)):
         return "flash attention needs bf16 or fp16, this run is in float32"
     return None
 
@@ -184,9 +169,6 @@ def _apply(decision: Decision, run: Run) -> Decision:
         if asked:
             raise PlanRefused(f"--attention {chosen}: {reader}. If it does not, set_attn_implementation('sdpa') first.")
         return Decision(NAME, KIND, "skipped", reader)
-    gain = None if asked or chosen != "blocked" else _gain_of_blocks(run)
-    if gain is not None and gain < MIN_GAIN:
-        chosen, decision = "grouped", replace(decision, reason="torch's kernel in float32, none of it on padding")
     failed: list[str] = []
     for kernel in (chosen,) if asked else (chosen, *FALLBACKS.get(chosen, ())):
         swap, undo = swaps(run.model, kernel)
@@ -206,10 +188,6 @@ def _apply(decision: Decision, run: Run) -> Decision:
         decision = replace(decision, reason=reason)
     if kernel != decision.settings["kernel"]:  # a run that goes on is told where another was chosen
         decision = replace(decision, settings={"kernel": kernel, "asked": asked})
-    if gain is not None:
-        decision = decision.with_evidence(**{GAIN: gain})
-    if kernel == "varlen" and "flash" in decision.settings:
-        decision = decision.with_evidence(flash=_take_newer_flash(decision.settings["flash"], run))
     return decision.with_evidence(kernel=kernel, **(found.evidence() if found else parity.NOT_MEASURED))
 
 
@@ -224,30 +202,6 @@ def _find_reader(run: Run) -> str | None:
     if not is_in(type(model).__module__, ("hf_ext", "transformers")):
         return f"{type(model).__name__} {may_read}"
     return f"who asks for output_attentions {may_read}" if model.config.output_attentions else None
-
-
-def _take_newer_flash(version: str, run: Run) -> str:
-    """Which flash attention computes from now on: `version` if it agrees with torch's own, as evidence."""
-    let_go: list[Callable[[], None]] = []
-    found = parity.prove(run, lambda: let_go.append(run.hold(HELD_FLASH, version)))
-    if not (found and found.problem):
-        return version
-    for action in let_go:
-        action()
-    return f"FA2; {version} against it: {found.problem}"
-
-
-def _gain_of_blocks(run: Run) -> float | None:
-    """How many times as fast `blocked` is as `grouped` here; None where they are alike, or without rows to try."""
-    probes = [probe for probe in parity.find_probes(run) if isinstance(probe, parity.Probe) and _differs(probe)]
-    measure = partial(measure_gain, probes, "blocked", "grouped")
-    return measure_once(run.args, NAME, GAIN, measure, layers=list(map(describe, probes))) if probes else None
-
-
-def _differs(probe: parity.Probe) -> bool:
-    """Whether the two kernels differ for an encoder: in half precision, without T5's bias."""
-    dtype = probe.autocast or probe.dtype
-    return not isinstance(probe.encoder, BIASED) and dtype in (torch.bfloat16, torch.float16)
 
 
 def swaps(model: nn.Module, kernel: str) -> tuple[Callable[[nn.Module], Any], Callable[[], Any]]:

@@ -197,7 +197,7 @@ def _call_all(actions: list[Callable[[], None]]) -> None:
 
 
 class Speedup(Protocol):
-    """A module of this package: `NAME`, `KIND`, a decision, and what it does to a run when applied."""
+    """A module of this package, or a class in one: a card, a decision, and what it does to a run when applied."""
 
     NAME: str
     KIND: Kind
@@ -218,6 +218,11 @@ OTHER_FORWARD = "the forward of such modules here is not that of transformers"
 def off(name: str, kind: Kind) -> Decision:
     """The decision for a speed-up that nobody asked for."""
     return Decision(name, kind, "off", "not asked for")
+
+
+def optimizer_name(args: Any) -> str:
+    """A value of Trainer's `--optim`, which is a name or one of its enumeration."""
+    return str(getattr(args.optim, "value", args.optim))
 
 
 def recomputes(args: Any) -> bool:

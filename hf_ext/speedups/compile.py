@@ -35,9 +35,11 @@ from ..models.activation_checkpointing import is_recomputed
 from ..models.blocks import find_blocks
 from ..models.packing import find_encoders, is_packed, pack_encoders
 from ..processes import read_fsdp2
-from . import attention, parity
+from . import attention
 from .base import Context, Decision, Kind, Run, off, recomputes
-from .model_probe import modes_kept
+from .parity import one_line
+from .sample import Sample, find_samples
+from .sample_rows import draws_kept, modes_kept
 
 NAME = "compile"
 KIND: Kind = "N"
@@ -152,7 +154,7 @@ def apply(decision: Decision, run: Run) -> Decision:
 
     `decision.settings` go to `torch.compile`: `dynamic`, and `backend` where it is not inductor.
     """
-    probes = parity.find_probes(run)  # as written: what does not compute then is not the compiler's fault
+    samples = find_samples(run)  # as written: what does not compute then is not the compiler's fault
     measure = count_graphs()
     # Trainer's own switch turns checkpointing on when training begins.
     by_trainer = bool(run.args.activation_checkpointing or run.args.gradient_checkpointing)
@@ -161,27 +163,26 @@ def apply(decision: Decision, run: Run) -> Decision:
     if settings.get("mode") == GRAPHS:
         _begin_steps(run)
     try:
-        _train_once(run, probes)
+        _train_once(run, samples)
     except Exception as error:
         # Whatever a compiler backend raises, training goes on with what worked before it.
         uncompile_blocks(run.model, pattern)
         _pack_without_filling(run)
-        return Decision(NAME, KIND, "skipped", f"compilation failed: {parity.one_line(error)}")
+        return Decision(NAME, KIND, "skipped", f"compilation failed: {one_line(error)}")
     run.on_end(partial(uncompile_blocks, run.model, pattern))
     run.measure_training(NAME, lambda: count_graphs("recompilations", "recompile_s"))
     return decision.with_evidence(blocks=blocks, **measure())
 
 
-def _train_once(run: Run, probes: list[parity.AnyProbe]) -> None:
+def _train_once(run: Run, samples: list[Sample]) -> None:
     """Forward and backward through the model on real rows, as in training; leaves no gradient, draws no number."""
-    device = torch.device(run.args.device)
     try:
-        with modes_kept(run.model), torch.random.fork_rng([device] if device.type == "cuda" else []):
+        with modes_kept(run.model), draws_kept(run.args.device):
             run.model.train()  # of an AffinityModel, frozen encoders stay in evaluation mode
-            for probe in probes:
-                with torch.set_grad_enabled(probe.trains):
-                    states = probe.states(probe.autocast)
-                if probe.trains:
+            for sample in samples:
+                with torch.set_grad_enabled(sample.trains):
+                    states = sample.states(sample.autocast)
+                if sample.trains:
                     states.sum().backward()
     finally:
         run.model.zero_grad(set_to_none=True)

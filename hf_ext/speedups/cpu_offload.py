@@ -23,7 +23,8 @@ from typing import Any
 
 from accelerate.utils import parse_flag_from_env
 
-from .base import Context, Decision, Kind, Run, off
+from ..memory.stored import gradient_bytes
+from .base import Context, Decision, Kind, Run, off, optimizer_name
 
 NAME = "cpu_offload"
 KIND: Kind = "I"
@@ -43,7 +44,7 @@ BITSANDBYTES = frozenset(
 def decide(context: Context) -> Decision:
     """Ours on request; FSDP2's is reported where the launcher asked for it. What cannot step there is refused."""
     args = context.args
-    optimizer = str(getattr(args.optim, "value", args.optim))
+    optimizer = optimizer_name(args)
     if NAME in (args.optim_ext or ()):
         problem = _find_problem(context, optimizer)
         if problem:
@@ -101,5 +102,4 @@ def apply(decision: Decision, run: Run) -> Decision:
     """Changes nothing: the optimizer is made when training starts. Records what each process will pin."""
     if decision.settings["by"] == "fsdp" or run.model is None:
         return decision
-    trained = sum(p.numel() * p.element_size() for p in run.model.parameters() if p.requires_grad)
-    return decision.with_evidence(pinned_bytes=2 * trained)
+    return decision.with_evidence(pinned_bytes=2 * gradient_bytes(run.model))

@@ -19,13 +19,13 @@ from functools import partial
 from typing import Any
 
 import torch
-from accelerate.utils import send_to_device
 from torch import nn
 
 from ..models.wrapping import unused_parameters
 from ..processes import fsdp_version
-from . import parity
 from .base import Context, Decision, Kind, Run, off, recomputes
+from .parity import one_line
+from .sample_rows import draws_kept, first_rows, make_batch, modes_kept
 
 NAME = "ddp"
 KIND: Kind = "I"
@@ -66,7 +66,7 @@ def apply(decision: Decision, run: Run) -> Decision:
     try:
         reached = _reached_weights(run)
     except (RuntimeError, ValueError, TypeError, KeyError) as error:  # rows that only Trainer's own collator takes
-        return _goes_on(decision, f"no pass over the first rows ({parity.one_line(error)})")
+        return _goes_on(decision, f"no pass over the first rows ({one_line(error)})")
     lacking = [name for name, parameter in trained.items() if parameter not in reached]
     if lacking:
         others = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
@@ -94,20 +94,14 @@ def _forget(model: nn.Module) -> None:
 
 def _reached_weights(run: Run) -> set[torch.Tensor]:
     """Weights in the graph of the loss of the first two rows; leaves no gradient, draws no number."""
-    rows = parity.first_rows(run.train_dataset)[:2]
-    if not rows or run.collator is None:
+    batch = make_batch(run, first_rows(run.train_dataset, 2))
+    if batch is None:
         raise ValueError("no rows or no collator at hand")
-    device = torch.device(run.args.device)
-    run.model.to(device)
+    run.model.to(run.args.device)
     if hasattr(run.model, "attach_encoders"):
         run.model.attach_encoders()
-    batch = send_to_device(run.collator(rows), device)
-    training = run.model.training
-    try:
-        with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.enable_grad():
-            output = run.model.train()(**batch)
-    finally:
-        run.model.train(training)
+    with modes_kept(run.model), draws_kept(run.args.device), torch.enable_grad():
+        output = run.model.train()(**batch)
     loss = output["loss"] if isinstance(output, Mapping) else output[0]
     return _leaves(loss)
 

@@ -1,8 +1,7 @@
 """Half precision, or 8 bits, for frozen encoders, as long as it leaves the differences between sequences intact.
 
 Class N. Effect: frozen encoders run in bf16 (fp16 before compute capability 8.0); on a GPU their weights are stored in
-it too and take half the memory; on a CPU the products run under autocast, where the residual stream stays float32,
-if they measure faster there than in float32 (`half_rate.py`).
+it too and take half the memory; on a CPU the products run under autocast, where the residual stream stays float32.
 Evidence: up to 32 distinct training sequences are encoded both ways; the rounding noise is reported as a share of the
 spread between sequences (both centred), per input. Variants of one protein differ little, so the same rounding that is
 harmless for a varied set can drown them: above `max_encoder_noise`, or where a probe overflows, the encoders stay in
@@ -26,8 +25,7 @@ from ..data.columns import read_columns
 from ..models.quantization import quantized_layers
 from ..processes import fsdp_version
 from .base import Context, Decision, Kind, Run, off
-from .half_rate import GAIN, half_gain, too_slow
-from .precision import best_precision
+from .precision import best_precision, no_half
 from .quantized_base import asked_bits, asked_flag
 
 NAME = "encoder_precision"
@@ -51,7 +49,7 @@ def decide(context: Context) -> Decision:
         return Decision(NAME, KIND, "skipped", "no training rows at hand to measure the rounding on")
     best = best_precision(context.hardware)
     if best == "fp32":
-        return Decision(NAME, KIND, "skipped", f"{context.hardware.name} computes neither bf16 nor fp16 natively")
+        return Decision(NAME, KIND, "skipped", no_half(context.hardware))
     return Decision(
         NAME, KIND, "applied", f"{best} {_mode(context)} on {context.hardware.name}", _settings(context, best)
     )
@@ -96,11 +94,6 @@ def apply(decision: Decision, run: Run) -> Decision:
         mode = "autocast"
         reason = f"{dtype} autocast: --save_full keeps the weights in float32"
         decision = replace(decision, reason=reason, settings={**decision.settings, "mode": mode})
-    measured: dict[str, Any] = {}
-    if mode == "autocast" and run.args.device.type == "cpu" and not bits:
-        measured = {GAIN: half_gain(run.args, NAME)}
-        if problem := too_slow(measured[GAIN]):
-            return Decision(NAME, KIND, "skipped", problem, {}, measured)
     run.model.to(run.args.device)
     samples = {name: _sample(run, name) for name in run.model.frozen_inputs}
     reference = {name: _encode(run.model, name, sample) for name, sample in samples.items()}
@@ -108,7 +101,7 @@ def apply(decision: Decision, run: Run) -> Decision:
         set_encoder_dtype(run.model, tried, mode, bits)
         noise = {name: relative_noise(_encode(run.model, name, samples[name]), reference[name]) for name in samples}
         shown = {name: round(value, 4) if math.isfinite(value) else "not finite" for name, value in noise.items()}
-        evidence = {"noise_share": shown, "bound": bound, **measured}
+        evidence = {"noise_share": shown, "bound": bound}
         beyond = {name: value for name, value in noise.items() if not value <= bound}  # a NaN is beyond every bound
         if not beyond:
             return _describe(decision, run.model, tried).with_evidence(**evidence)

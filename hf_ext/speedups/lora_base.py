@@ -22,8 +22,8 @@ from ..checkpoints.state.weights import keep_source_digests
 from ..models.half_linear import difference, narrow
 from ..models.wrapping import find_base_layers
 from ..zero import splits_weights
-from . import precision
 from .base import Context, Decision, Kind, Run, off
+from .precision import Precision
 from .quantized_base import asked_bits
 
 NAME = "lora_base"
@@ -36,7 +36,7 @@ def decide(context: Context) -> Decision:
     if not context.wants(NAME, KIND):
         return off(NAME, KIND)
     problem = None
-    trains_in = precision.decide(context)
+    trains_in = Precision.decide(context)
     if not (context.args.use_peft or context.model.has_adapters):
         problem = "no LoRA"
     elif asked_bits(context.args):

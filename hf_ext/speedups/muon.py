@@ -18,9 +18,9 @@ Conflicts: optimizers other than AdamW; LoRA; DeepSpeed and FSDP 1, which hand t
 
 from __future__ import annotations
 
-from ..models.muon import block_matrices
+from ..memory.stored import optimizer_bytes
 from ..processes import fsdp_version
-from .base import Context, Decision, Kind, Run, off
+from .base import Context, Decision, Kind, Run, off, optimizer_name
 
 NAME = "muon"
 KIND: Kind = "L"
@@ -50,7 +50,7 @@ def decide(context: Context) -> Decision:
 
 def _find_problem(context: Context) -> str | None:
     args, model = context.args, context.model
-    optimizer = str(getattr(args.optim, "value", args.optim))
+    optimizer = optimizer_name(args)
     if NAME in (args.without or []):
         return "--optim_ext muon and --without muon contradict each other: keep one"
     if optimizer not in PARTNERS:
@@ -73,7 +73,7 @@ def _find_problem(context: Context) -> str | None:
 
 def apply(decision: Decision, run: Run) -> Decision:
     """Changes nothing: the optimizer is made when training starts. Records what it will keep."""
-    trained = [p for p in run.model.parameters() if p.requires_grad]
-    in_matrices = sum(p.numel() * p.element_size() for p in block_matrices(run.model, run.args.block_pattern))
-    adamw = 2 * sum(p.numel() * p.element_size() for p in trained)
-    return decision.with_evidence(optimizer_bytes=adamw - in_matrices, adamw_bytes=adamw)
+    muon, adamw = (
+        optimizer_bytes(run.model, "adamw_torch_fused", is_muon, run.args.block_pattern)[0] for is_muon in (True, False)
+    )
+    return decision.with_evidence(optimizer_bytes=muon, adamw_bytes=adamw)

@@ -3,9 +3,7 @@
 Class I. Effect: linear layers, norms and feed-forward layers compute on real tokens only, whatever shares a batch, so
 batches stay random and every optimizer step sees the rows that stock Trainer would show it. Positions, token dropout
 and attention stay those of each sequence (`models/packing.py`).
-Attention inside the packed row is the kernel that `attention` chose. On CPUs that is `blocked` or `grouped`: for eight
-sequences of 109 to 632 tokens in bf16, SDPA took 3.1 times as long as `grouped` one by one and 8.9 times with padding
-around attention (`benchmarks/results/attention_kernels_cpu.json`).
+Attention inside the packed row is the kernel that `attention` chose.
 Families: ESM-2, ESM C, BERT and T5 encoders. Evidence: parity with the padded encoder on the first real rows, and of
 the loss of the model around it on rows from all over the data: a mean without the mask, or labels where the mask is 0,
 would read empty positions. So might other rows, or a loss of the user's own, later: the gradient of empty positions is

@@ -1,72 +1,175 @@
-"""Mixed precision for what trains: bf16 where the chip has it, fp16 with loss scaling where it has only that.
+"""What products of matrices are computed in: mixed precision, TF32 on GPUs, oneDNN's float32 on CPUs.
 
-Class N. Effect: matrix products in half precision, weights, heads, losses and metrics in float32.
-Hardware: bf16 from compute capability 8.0 and on CPUs with AVX512-BF16 or AMX where products measure faster in it than
-in float32 (`half_rate.py`), which not all do; fp16 on V100 and T4. A T4 accepts
-`--bf16` through emulation, which is slower than float32, so asking for it is refused.
-Cost: rounding of activations to 8 (bf16) or 11 (fp16) significant bits.
-Source: Micikevicius et al., Mixed Precision Training, arXiv:1710.03740.
+All three are decided from what the hardware is, not from a clock: two runs of one command round alike.
 """
 
 from __future__ import annotations
 
-from ..hardware import Hardware
-from .base import Context, Decision, Kind, Run, off
-from .half_rate import GAIN, half_gain, too_slow
+from dataclasses import replace
+from typing import ClassVar
 
-NAME = "precision"
-KIND: Kind = "N"
+import torch
+
+from ..hardware import Hardware, is_amd_cpu
+from ..matmul import FAST_CPU, FAST_GPU, HELD_MATMUL
+from .base import Context, Decision, Kind, Run, off
+
+MAX_ERROR = 1e-5  # of a product in float32; in bf16 it is off by about 1e-3
+_SIZE = 512
+
+
+class CpuMatmul:
+    """Float32 matrix products through oneDNN on AMD's CPUs, where torch's default library is slower.
+
+    Class N. Effect: `torch.set_float32_matmul_precision("medium")` routes float32 products, forward and backward, to
+    oneDNN, which uses AVX-512 on AMD too. The setting merely permits bf16: whether this CPU rounds is looked at, and if
+    it does, the default comes back.
+    Evidence: largest error of a 512 x 512 x 512 product against float64.
+    Hardware: AMD's x86 CPUs; on an EPYC (Zen 5) the products measured twice as fast with errors of 1e-6, that is,
+    float32. Intel's have MKL, which is made for them.
+    Cost: a few milliseconds.
+    """
+
+    NAME: ClassVar[str] = "cpu_matmul"
+    KIND: ClassVar[Kind] = "N"
+
+    @classmethod
+    def decide(cls, context: Context) -> Decision:
+        """Applies to CPUs of AMD with a torch that has oneDNN."""
+        hardware, problem = context.hardware, None
+        if not context.wants(cls.NAME, cls.KIND):
+            return off(cls.NAME, cls.KIND)
+        if hardware.kind != "cpu":
+            problem = f"{hardware.name} is not a CPU"
+        elif not torch.backends.mkldnn.is_available():
+            problem = "this torch build has no oneDNN"
+        elif hardware.device_name and not is_amd_cpu():
+            problem = "no CPU of AMD: torch's default library is made for this one"
+        if problem:
+            return Decision(cls.NAME, cls.KIND, "skipped", problem)
+        return Decision(cls.NAME, cls.KIND, "applied", "oneDNN's products are float32 too, and faster on AMD's CPUs")
+
+    @classmethod
+    def apply(cls, decision: Decision, run: Run) -> Decision:
+        """Switches to oneDNN where it is exact here."""
+        generator = torch.Generator().manual_seed(0)
+        left, right = (torch.randn(_SIZE, _SIZE, generator=generator) for _ in range(2))
+        exact = left.double() @ right.double()
+        let_go = run.hold(HELD_MATMUL, FAST_CPU)
+        error = ((left @ right - exact).abs().max() / exact.abs().max()).item()
+        if error > MAX_ERROR:
+            let_go()
+            decision = replace(decision, status="skipped", reason=f"would round to bf16 (error {error:.1g})")
+        return decision.with_evidence(relative_error=float(f"{error:.2g}"))
+
+
+class Tf32:
+    """TF32 matrix products for what stays in float32 on Ampere and later GPUs.
+
+    Class N. Effect: float32 products on tensor cores with 10-bit mantissas, accumulated in float32.
+    Hardware: compute capability 8.0 and up; nothing to switch elsewhere.
+    Source: NVIDIA A100 white paper (2020), "TF32 tensor cores".
+    """
+
+    NAME: ClassVar[str] = "tf32"
+    KIND: ClassVar[Kind] = "N"
+
+    @classmethod
+    def decide(cls, context: Context) -> Decision:
+        """An explicit `--tf32` is met or refused; otherwise on where the hardware has it."""
+        has_it, missing = context.hardware.tf32, f"{context.hardware.name} has no TF32"
+        if context.user_set("tf32") and context.args.tf32 is not None:
+            if context.args.tf32 and not has_it:
+                return Decision(cls.NAME, cls.KIND, "refused", f"{missing}: leave --tf32 out")
+            return Decision(cls.NAME, cls.KIND, "applied" if context.args.tf32 else "off", "asked for")
+        if not context.wants(cls.NAME, cls.KIND):
+            return off(cls.NAME, cls.KIND)
+        if not has_it:
+            return Decision(cls.NAME, cls.KIND, "skipped", missing)
+        return Decision(cls.NAME, cls.KIND, "applied", f"{context.hardware.name} has TF32")
+
+    @classmethod
+    def apply(cls, decision: Decision, run: Run) -> Decision:
+        """Sets torch's float32 matmul precision to "high" for this run."""
+        run.hold(HELD_MATMUL, FAST_GPU)
+        return decision
+
+
+class Precision:
+    """Mixed precision for what trains: bf16 where the chip has it, fp16 with loss scaling where it has only that.
+
+    Class N. Effect: matrix products in half precision, weights, heads, losses and metrics in float32.
+    Hardware: bf16 from compute capability 8.0, and on CPUs with AMX, or with AVX512-BF16 if AMD made them: an Intel CPU
+    that lists AVX512-BF16 and no AMX multiplied half as fast in it as in float32
+    (`benchmarks/results/cpu_step_avx512.json`), so there it is taken only when asked for; fp16 on V100 and T4. A T4
+    accepts `--bf16` through emulation, which is slower than float32, so asking for it is refused.
+    Cost: rounding of activations to 8 (bf16) or 11 (fp16) significant bits.
+    Source: Micikevicius et al., Mixed Precision Training, arXiv:1710.03740.
+    """
+
+    NAME: ClassVar[str] = "precision"
+    KIND: ClassVar[Kind] = "N"
+
+    @classmethod
+    def decide(cls, context: Context) -> Decision:
+        """An explicit `--bf16`, `--fp16` or launcher setting is met or refused; otherwise the best native precision.
+
+        `--bf16 false` where bf16 would be chosen leaves float32; so does `--fp16 false`.
+        """
+        hardware, asked, problem = context.hardware, context.args.mixed_precision, None
+        if asked in ("bf16", "fp16"):
+            return cls._decide_asked(asked, hardware)
+        if not context.wants(cls.NAME, cls.KIND):
+            return off(cls.NAME, cls.KIND)
+        best = best_precision(hardware)
+        if context.args.deepspeed_plugin is not None:
+            problem = (
+                "DeepSpeed casts the whole model to what the launcher says: accelerate launch --mixed_precision bf16"
+            )
+        elif context.caches_all_inputs:
+            problem = "only the head trains, and heads stay in float32"
+        elif best == "fp32":
+            problem = no_half(hardware)
+        elif context.user_set(best):
+            problem = f"--{best} false was asked for"
+        if problem:
+            return Decision(cls.NAME, cls.KIND, "skipped", problem)
+        has = "has native bf16" if best == "bf16" else "has fp16 but no native bf16"
+        return Decision(cls.NAME, cls.KIND, "applied", f"{hardware.name} {has}", {"mixed_precision": best})
+
+    @classmethod
+    def _decide_asked(cls, asked: str, hardware: Hardware) -> Decision:
+        if hardware.native_bf16 if asked == "bf16" else hardware.native_fp16 and hardware.kind == "cuda":
+            reason = f"asked for; native on {hardware.name}"
+            return Decision(cls.NAME, cls.KIND, "applied", reason, {"mixed_precision": asked})
+        other = best_precision(hardware)
+        remedy = "leave it out" if other == "fp32" else f"use --{other}"
+        reason = f"{asked} is not native on {hardware.name} and would be emulated: {remedy}"
+        return Decision(cls.NAME, cls.KIND, "refused", reason)
+
+    @classmethod
+    def apply(cls, decision: Decision, run: Run) -> Decision:
+        """Sets the Trainer's own precision fields."""
+        precision = decision.settings["mixed_precision"]
+        run.args.bf16, run.args.fp16 = precision == "bf16", precision == "fp16"
+        run.args.mixed_precision = precision
+        return decision
 
 
 def best_precision(hardware: Hardware) -> str:
     """ "bf16", "fp16" or "fp32": the fastest that this hardware computes natively and Trainer can train in."""
-    if hardware.native_bf16:
+    if hardware.native_bf16 and not _is_slow_in_bf16(hardware):
         return "bf16"
     return "fp16" if hardware.kind == "cuda" and hardware.native_fp16 else "fp32"
 
 
-def decide(context: Context) -> Decision:
-    """An explicit `--bf16`, `--fp16` or launcher setting is met or refused; otherwise the best native precision.
-
-    `--bf16 false` where bf16 would be chosen leaves float32; so does `--fp16 false`.
-    """
-    hardware, asked = context.hardware, context.args.mixed_precision
-    if asked in ("bf16", "fp16"):
-        return _decide_asked(asked, hardware)
-    if not context.wants(NAME, KIND):
-        return off(NAME, KIND)
-    if context.args.deepspeed_plugin is not None:
-        reason = "DeepSpeed casts the whole model to what the launcher says: accelerate launch --mixed_precision bf16"
-        return Decision(NAME, KIND, "skipped", reason)
-    if context.caches_all_inputs:
-        return Decision(NAME, KIND, "skipped", "only the head trains, and heads stay in float32")
-    best = best_precision(hardware)
-    if best == "fp32":
-        return Decision(NAME, KIND, "skipped", f"{hardware.name} computes neither bf16 nor fp16 natively")
-    if context.user_set(best):
-        return Decision(NAME, KIND, "skipped", f"--{best} false was asked for")
-    reason = f"{hardware.name} has native bf16" if best == "bf16" else f"{hardware.name} has fp16 but no native bf16"
-    return Decision(NAME, KIND, "applied", reason, {"mixed_precision": best})
+def no_half(hardware: Hardware) -> str:
+    """Why `best_precision` is float32."""
+    if hardware.native_bf16:
+        return f"{hardware.name} without AMX, and not of AMD: products in bf16 are slower there than in float32"
+    return f"{hardware.name} computes neither bf16 nor fp16 natively"
 
 
-def _decide_asked(asked: str, hardware: Hardware) -> Decision:
-    native = hardware.native_bf16 if asked == "bf16" else hardware.native_fp16 and hardware.kind == "cuda"
-    if native:
-        return Decision(NAME, KIND, "applied", f"asked for; native on {hardware.name}", {"mixed_precision": asked})
-    other = best_precision(hardware)
-    remedy = "leave it out" if other == "fp32" else f"use --{other}"
-    return Decision(NAME, KIND, "refused", f"{asked} is not native on {hardware.name} and would be emulated: {remedy}")
-
-
-def apply(decision: Decision, run: Run) -> Decision:
-    """Sets the Trainer's own precision fields; on a CPU, unless it was asked for, only where it measures faster."""
-    precision, measured = decision.settings["mixed_precision"], {}
-    is_asked = run.args.mixed_precision == precision
-    if run.args.device.type == "cpu" and not is_asked:
-        gain = half_gain(run.args, NAME)
-        measured = {GAIN: gain}
-        if problem := too_slow(gain):
-            return Decision(NAME, KIND, "skipped", problem, {}, measured)
-    run.args.bf16, run.args.fp16 = precision == "bf16", precision == "fp16"
-    run.args.mixed_precision = precision
-    return decision.with_evidence(**measured)
+def _is_slow_in_bf16(hardware: Hardware) -> bool:
+    """Of this machine's CPU; described ones are as the table says."""
+    return hardware.name == "cpu-avx512-bf16" and bool(hardware.device_name) and not is_amd_cpu()

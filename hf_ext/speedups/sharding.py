@@ -1,4 +1,4 @@
-"""How the weights live on several processes: whole on each (DDP), or split layer by layer (FSDP2).
+"""How the weights live on several processes: whole on each (DDP), or split layer by layer (FSDP2, ZeRO-3).
 
 Class I. The launcher's YAML chooses (`accelerate_configs/`); what stands here is what it leaves to run time. FSDP2
 splits by the classes of the encoders' repeated layers, sums gradients in float32, keeps heads and frozen encoders in
@@ -13,6 +13,9 @@ saves. `fsdp_cpu_ram_efficient_loading`: accelerate 1.15 takes each entry of a c
 an AffinityModel's scales), for a sharded parameter when it hands out weights. Optimizers whose state is not split as
 the weights are (Adafactor), or not of plain tensors (8 bits and less). Embeddings cached of encoders that stay in the
 model (`save_full`): processes would encode unequal shares of what is new, and each batch gathers weights.
+With `offload_optimizer`, accelerate hands DeepSpeed a DeepSpeedCPUAdam in place of the optimizer, whatever that was (a
+CPU Adagrad for Adagrad), and says nothing: from AdamW it takes over rate, betas, epsilon and decay, and makes the same
+steps up to rounding; anything else would be trained by another optimizer than asked for, and is refused.
 Cost: FSDP2 gathers each layer's weights in forward and backward; see `recipes/doctor.py --plan_scale`.
 """
 
@@ -26,8 +29,8 @@ from peft import PeftModel
 from ..errors import ArgumentError
 from ..models.wrapping import choose_classes, unused_parameters
 from ..processes import fsdp_version, read_fsdp2
-from .base import Context, Decision, Kind, Run, recomputes
-from .zero import decide_zero
+from ..zero import offload_device, replaces_optimizer, zero_stage
+from .base import Context, Decision, Kind, Run, optimizer_name, recomputes
 
 NAME = "sharding"
 KIND: Kind = "I"
@@ -40,6 +43,7 @@ LOADS_IN_ONE = (
     "accelerate cannot hand out these models from one process, since they hold more than parameters: set "
     "fsdp_cpu_ram_efficient_loading: false in the YAML"
 )
+ADAMW = ("adamw_torch_fused", "adamw_torch")  # whose steps DeepSpeed's CPU Adam makes
 SPLIT_OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "sgd", "rmsprop")  # others were not tried, or fail
 ENCODES_APART = (
     "--save_full keeps frozen encoders in the model, so that they are split, and the embedding cache calls them by "
@@ -56,7 +60,7 @@ def decide(context: Context) -> Decision:
     if version == 2:
         return _decide_fsdp2(context)
     if args.deepspeed_plugin is not None:
-        return decide_zero(NAME, KIND, args)
+        return _decide_zero(args)
     if context.world_size == 1:
         return Decision(NAME, KIND, "off", "one process")
     why = _why_all_must_train(args)
@@ -74,7 +78,7 @@ def _decide_fsdp2(context: Context) -> Decision:
         return Decision(NAME, KIND, "refused", reason)
     if plugin.cpu_ram_efficient_loading:
         return Decision(NAME, KIND, "refused", LOADS_IN_ONE)
-    optimizer = str(getattr(args.optim, "value", args.optim))
+    optimizer = optimizer_name(args)
     if optimizer not in SPLIT_OPTIMIZERS:
         reason = (
             f"--optim {optimizer} cannot step split weights, or its state be saved in pieces: use adamw_torch_fused"
@@ -89,6 +93,23 @@ def _decide_fsdp2(context: Context) -> Decision:
         "wraps_layers": bool(plugin.activation_checkpointing),
     }
     return Decision(NAME, KIND, "applied", "FSDP2", settings)
+
+
+def _decide_zero(args: Any) -> Decision:
+    """Applied, unless offloading would replace the optimizer that was asked for."""
+    stage, device = zero_stage(args), offload_device(args)
+    optimizer = optimizer_name(args)
+    if replaces_optimizer(args) and "optimizer" not in args.deepspeed_plugin.deepspeed_config:
+        if optimizer not in ADAMW:
+            reason = (
+                f"ZeRO-{stage} with its optimizer on the {device} would step DeepSpeed's CPU Adam, not --optim "
+                f"{optimizer}: use --optim {' or '.join(ADAMW)}, leave offload_optimizer_device out, or set "
+                "zero_force_ds_cpu_optimizer: false in a DeepSpeed JSON, which keeps an optimizer that runs on the CPU"
+            )
+            return Decision(NAME, KIND, "refused", reason)
+        what = f"DeepSpeed's CPU Adam makes AdamW's steps on the {device}"
+        return Decision(NAME, KIND, "applied", f"DeepSpeed ZeRO-{stage}; {what}", {"is_sharded": False})
+    return Decision(NAME, KIND, "applied", f"DeepSpeed ZeRO-{stage}", {"is_sharded": False})
 
 
 def _name_pieces(settings: dict[str, Any]) -> str:

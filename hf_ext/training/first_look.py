@@ -35,7 +35,7 @@ from ..evaluation.row_metrics import RowMetrics
 from ..held import replaced
 from ..models.lora import unwrap_peft
 from ..overrides import EVALUATION, find_override
-from ..speedups.model_probe import modes_kept
+from ..speedups.sample_rows import modes_kept
 from .evaluation_schedule import is_evaluated
 
 NUM_BATCHES = 2  # of each evaluation set

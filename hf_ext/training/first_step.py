@@ -13,7 +13,7 @@ from transformers import TrainerCallback
 from ..data.batch_parts import copy_batch
 from ..data.random_states import kept_random_states
 from ..errors import DataError
-from ..speedups.model_probe import modes_kept
+from ..speedups.sample_rows import modes_kept
 from .first_look import shorten, without_compiling
 
 NUM_FIRST_ROWS = 16

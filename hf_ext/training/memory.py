@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from typing import Any
 
@@ -9,17 +10,21 @@ import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from .. import units
-from ..memory.forecast import Forecaster, choice_of
-from ..memory.live import describe_run, longest_batch
-from ..memory.probe import Graph
-from ..memory.report import MemoryReport, format_memory, format_savings, report_memory
-from ..memory.what_fits import usable_bytes
+from ..data.random_states import kept_random_states
+from ..memory.batches import affinity_batch, give_layouts, masked_lm_batch
+from ..memory.forecast import MemoryModel, TrainConfig
+from ..memory.report import MemoryReport, format_memory, format_savings, report_memory, usable_bytes
 from ..models.activation_checkpointing import is_recomputed
+from ..models.affinity import AffinityModel
+from ..models.lora import unwrap_peft
 from ..reporting.throughput import peak_bytes
+from ..speedups.base import optimizer_name
+from ..speedups.sample_rows import longest_rows
 from ..training_args import FastTrainingArguments
 from .planned import PlannedRun
 
 logger = logging.getLogger(__name__)
+MASKED_LM_COLUMNS = {"input_ids", "attention_mask", "labels", "token_type_ids", "layout"}
 
 
 class MemoryWatch(TrainerCallback):
@@ -77,18 +82,26 @@ class MemoryWatch(TrainerCallback):
         if args.fsdp or args.deepspeed_plugin is not None or not any(p.requires_grad for p in model.parameters()):
             return None
         try:
-            batch = longest_batch(dataset, collator, args.train_batch_size)
-            kind = "cuda" if plan.hardware.kind == "cuda" else "cpu"
-            subject, length = describe_run(model, batch, kind, args.block_pattern)
             rows = args.train_batch_size
+            batch = longest_batch(dataset, collator, args.length_column_name, rows)
+            memory, length = describe_run(model, batch)
+            memory.kind = "cuda" if plan.hardware.kind == "cuda" else "cpu"
+            memory.pattern, memory.sends_gradients = args.block_pattern, args.world_size > 1
             if args.max_tokens_per_batch:
                 rows = max(1, args.max_tokens_per_batch // length)
             recomputes = any(is_recomputed(part) for part in model.modules())
-            graph = Graph(None if recomputes else "none", plan.applied("precision"))
-            choice = choice_of(args, rows, graph, plan.applied("muon"), plan.applied("cpu_offload"))
+            config = TrainConfig(
+                rows,
+                policy=None if recomputes else "none",
+                half=plan.applied("precision"),
+                optimizer=optimizer_name(args),
+                is_muon=plan.applied("muon"),
+                on_host=plan.applied("cpu_offload"),
+                passes=args.gradient_accumulation_steps,
+            )
             capacity = self._capacity()
             room = usable_bytes(capacity, plan.hardware.kind) if capacity else None
-            return report_memory(Forecaster(subject, args.world_size > 1), choice, length, capacity, room)
+            return report_memory(memory, config, length, capacity, room)
         except Exception:  # a user's model, on tensors without values; training goes on as it would have
             logger.debug("no prediction of memory", exc_info=True)
             return None
@@ -98,3 +111,33 @@ class MemoryWatch(TrainerCallback):
             return torch.cuda.get_device_properties(self._args.device).total_memory
         gib = self._planned.plan.hardware.memory_gib
         return None if gib is None else round(gib * 2**30)
+
+
+def longest_batch(dataset: Any, collator: Any, length_column: str, rows: int) -> dict[str, Any]:
+    """The collator's batch of the `rows` longest rows; of the first ones where no lengths are known.
+
+    The random states of the process, and the collator, are as they were before.
+    """
+    with kept_random_states(dataset, collator):
+        return dict(copy.copy(collator)(longest_rows(dataset, collator, length_column, rows)))
+
+
+def describe_run(model: Any, batch: dict[str, Any]) -> tuple[MemoryModel, int]:
+    """A model, with everything applied that the plan applies, as the ledger is asked about it; and tokens of a row.
+
+    Batches of other sizes are made for the models of hf_ext's tasks; of others there is this one alone.
+    """
+    inner = unwrap_peft(model)
+    configs = [module.config for module in model.modules() if hasattr(module, "config")]
+    blocked = any("blocked" in str(getattr(config, "_attn_implementation", "")) for config in configs)
+    if isinstance(model, AffinityModel):
+        lengths = {name: part["input_ids"].shape[1] for name, part in batch.get("sequences", {}).items()}
+        embedded = {name: part.shape[1] for name, part in batch.get("embeddings", {}).items()}
+        make = affinity_batch(lengths, embedded)
+        return MemoryModel(model, make, change=give_layouts, scales=not blocked), max(1, sum(lengths.values()))
+    length = batch["input_ids"].shape[1] if "input_ids" in batch else 1
+    if type(inner).__name__.endswith("ForMaskedLM") and set(batch) <= MASKED_LM_COLUMNS:
+        # A head that computes at labels only reads where they are from the batch, where the collator says it not.
+        make = masked_lm_batch(length, locates_labels="forward" in vars(inner))
+        return MemoryModel(model, make, change=give_layouts, scales=not blocked), length
+    return MemoryModel(model, lambda rows: batch, change=give_layouts, scales=False, has_one_batch=True), length

@@ -20,7 +20,7 @@ from ..hardware import detect_hardware
 from ..memory.stored import gradient_bytes, optimizer_bytes
 from ..models.activation_checkpointing import recomputed_layers, set_policy, unset_policy
 from ..out_of_memory import DidNotFit, attempt
-from ..speedups.model_probe import modes_kept
+from ..speedups.sample_rows import modes_kept
 from .planned import PlannedRun
 
 RESERVE = 0.03  # of a card's memory, for what fragmentation loses while training

@@ -15,6 +15,7 @@ from ..models.lora import unwrap_peft
 from ..models.muon import MuonAdamW, block_matrices
 from ..optional import require
 from ..plan import Plan
+from ..speedups.base import optimizer_name
 from ..speedups.cpu_offload import BITSANDBYTES
 
 
@@ -51,7 +52,7 @@ def finish_optimizer(
 
 def require_optimizer(args: Any) -> None:
     """Raises MissingDependencyError where `--optim` is one of bitsandbytes' and that does not work here."""
-    name = str(getattr(args.optim, "value", args.optim))
+    name = optimizer_name(args)
     if name in BITSANDBYTES:
         require("bitsandbytes", "quantization", f"--optim {name}")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import hf_ext
-from hf_ext.memory import scaling
+from hf_ext.doctor import scaling
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "benchmarks" / "scaling_two_processes.py"

@@ -30,7 +30,7 @@ def test_what_does_not_fit_stops_and_names_the_switches(on_8_gib):
     assert finding.level == "stops"
     assert "--activation_policy attention" in finding.remedy
     report = on_8_gib.forecast
-    assert report.remedy.forecast.peak <= report.room < report.forecast.peak
+    assert report.fix.forecast.peak <= report.room < report.forecast.peak
 
 
 @pytest.mark.nightly

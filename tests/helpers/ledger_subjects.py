@@ -5,8 +5,8 @@ from miniature_esm import NO_DROPOUT
 from transformers import BertConfig, BertModel, EsmConfig, EsmForMaskedLM, T5Config, T5EncoderModel
 
 from hf_ext.memory.batches import give_layouts, masked_lm_batch
-from hf_ext.memory.fakes import Cut
-from hf_ext.memory.probe import Subject
+from hf_ext.memory.fakes import LayerSlice
+from hf_ext.memory.forecast import MemoryModel
 from hf_ext.models.blocks import block_lists
 from hf_ext.models.lora import LoraSettings, wrap_with_lora
 from hf_ext.models.packing import pack_encoders
@@ -53,12 +53,11 @@ def make_subject(model, length=16, kind="cuda", labelled=True, **settings):
         batch = make(rows)
         return batch if labelled else {name: batch[name] for name in ("input_ids", "attention_mask")}
 
-    return Subject(model, make_batch, kind, give_layouts, **settings)
+    return MemoryModel(model, make_batch, kind, give_layouts, **settings)
 
 
 def keep_whole(subject):
     """`subject`, with every layer computed: what the extrapolation has to equal."""
-    whole = [Cut(layers, 1, len(layers)) for layers in block_lists(subject.model).values()]
-    subject.cuts = lambda period: whole
+    subject.slices = [LayerSlice(layers, len(layers)) for layers in block_lists(subject.model).values()]
     subject.scales = False
     return subject

@@ -6,7 +6,7 @@ from any_models import Layer, Net, gpt2
 from ledger_subjects import keep_whole
 from torch import nn
 
-from hf_ext.memory.probe import Graph, Subject
+from hf_ext.memory.forecast import MemoryModel, TrainConfig
 from hf_ext.memory.stored import optimizer_bytes
 
 
@@ -33,7 +33,7 @@ def tokens(rows):
 
 
 def peak(subject, policy="none"):
-    return subject.timeline(Graph(policy), 64).peak()
+    return subject.timeline(TrainConfig(64, policy)).peak()
 
 
 @pytest.mark.sampled(4)
@@ -42,20 +42,20 @@ def peak(subject, policy="none"):
     ("make", "batch"), [(deep_net, numbers), (lambda: gpt2(n_layer=8).train(), tokens)], ids=["Sequential", "GPT-2"]
 )
 def test_a_few_layers_give_the_peak_of_the_whole_model(make, batch, policy):
-    cut, whole = Subject(make(), batch, scales=False), keep_whole(Subject(make(), batch))
+    cut, whole = MemoryModel(make(), batch, scales=False), keep_whole(MemoryModel(make(), batch))
     assert peak(cut, policy) == peak(whole, policy)
-    assert any(middle.copies > 1 for middle in cut.timeline(Graph(policy), 64).middles)
+    assert any(repeat.copies > 1 for repeat in cut.timeline(TrainConfig(64, policy)).repeats)
 
 
 def test_a_list_with_a_forward_of_its_own_is_kept_whole():
-    subject = Subject(deep_net(Ordered), numbers, scales=False)
-    assert [cut.kept for cut in subject.cuts(1)] == [8]
+    subject = MemoryModel(deep_net(Ordered), numbers, scales=False)
+    assert [part.kept for part in subject.slices] == [8]
     assert peak(subject).activations > 0
 
 
 def test_a_pattern_says_which_layers_are_recomputed_and_get_muon():
     def activations(pattern):
-        return peak(Subject(deep_net(), numbers, scales=False, pattern=pattern), "full").activations
+        return peak(MemoryModel(deep_net(), numbers, scales=False, pattern=pattern), "full").activations
 
     assert activations(None) == activations(r"trunk\.\d+") < activations(r"trunk\.[0-3]")
     model = deep_net()

@@ -66,7 +66,7 @@ def test_what_autograd_keeps_counts_until_the_backward_pass():
         ledger.know([weight.grad], GRADIENTS)
         del loss
     assert kept == 512 + 512  # the exponential, and the loss
-    assert ledger.current == {WEIGHTS: 512, GRADIENTS: 512, "optimizer": 0, OTHER: 0}
+    assert ledger.current == {WEIGHTS: 512, GRADIENTS: 512, OTHER: 0}
 
 
 def test_fake_tensors_give_the_same_levels_as_real_ones():

@@ -6,8 +6,7 @@ from ledger_subjects import make_model
 from torch import nn
 from transformers.optimization import Adafactor
 
-from hf_ext.memory.fakes import CodedLinear
-from hf_ext.memory.stored import OPTIMIZERS, gradient_bytes, optimizer_bytes, weight_bytes
+from hf_ext.memory.stored import gradient_bytes, optimizer_bytes, weight_bytes
 from hf_ext.models.wrapping import find_base_layers
 
 # 100 x 64 x 4 = 25,600 of a table; 128 x 64 = 8,192 numbers of a matrix; 128 of its bias, too few for 8 bits.
@@ -91,19 +90,3 @@ def test_a_frozen_base_takes_what_its_bits_say():
     assert saved["half"] == 2 * size
     assert saved["8-bit"] == 3 * size - 4 * rows
     assert saved["4-bit"] == 4 * size - size // 2 - 4 * size // 64
-
-
-@pytest.mark.parametrize("bits", [8, 4])
-def test_a_layer_of_codes_holds_what_the_formula_says(bits):
-    layer = CodedLinear(64, 128, bits, None)
-    scales = 128 if bits == 8 else 64 * 128 // 64
-    assert sum(parameter.nbytes for parameter in layer.parameters()) == 64 * 128 * bits // 8 + 4 * scales
-    inputs = torch.ones(2, 64, requires_grad=True)
-    layer(inputs).sum().backward()
-    assert (inputs.grad.shape, layer.weight.grad) == (inputs.shape, None)
-
-
-def test_every_known_optimizer_is_one_of_transformers():
-    from transformers.training_args import OptimizerNames
-
-    assert {*OPTIMIZERS} <= {name.value for name in OptimizerNames}

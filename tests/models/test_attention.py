@@ -19,7 +19,6 @@ from hf_ext.models.attention import (
     KERNELS,
     PREFIX,
     blocked_attention,
-    grouped_attention,
     padded_attention,
     register_attention,
 )
@@ -28,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("blocked_in_float32")
 
 LENGTHS = (3, 7, 3, 1, 12, 0, 7)
 HEADS, SIZE, SCALING = 3, 8, 0.3
-CPU_KERNELS = [blocked_attention, grouped_attention, padded_attention]
+CPU_KERNELS = [blocked_attention, padded_attention]
 
 
 def make_inputs(lengths=LENGTHS, bias=False, round_up=False, dtype=torch.float32):
@@ -309,15 +308,6 @@ def test_blocks_ignore_autocast():
         assert torch.equal(blocked_attention(*rows, segments, SCALING, 0.0, bias), plain)
 
 
-def test_grouped_attention_rounds_half_precision_only_where_it_comes_in_and_goes_out():
-    errors = [error_of(kernel, torch.bfloat16) for kernel in (grouped_attention, blocked_attention)]
-    assert errors[0] < 0.7 * errors[1]
-    segments, *rows, _ = make_inputs(dtype=torch.bfloat16)
-    with torch.autocast("cpu", torch.bfloat16):  # which casts what SDPA is given
-        cast = grouped_attention(*rows, segments, SCALING, 0.0, None)
-    assert torch.equal(cast, grouped_attention(*rows, segments, SCALING, 0.0, None))
-
-
 def test_blocked_dropout_is_dropout_of_the_weights():
     segments, q, k, v, _ = make_inputs(lengths=(6, 6))
     torch.manual_seed(3)
@@ -419,9 +409,7 @@ def test_decoders_and_cross_attention_are_answered_as_by_sdpa():
 def test_registering_twice_is_registering_once():
     register_attention()
     register_attention()
-    assert {PREFIX + name for name in KERNELS} == {
-        f"hf_ext_{name}" for name in ("blocked", "grouped", "padded", "varlen", "flex")
-    }
+    assert {PREFIX + name for name in KERNELS} == {f"hf_ext_{name}" for name in ("blocked", "padded", "varlen", "flex")}
     assert PREFIX + "blocked" in attention.AttentionInterface().valid_keys()
 
 

@@ -24,7 +24,7 @@ from any_models import (
 from torch import nn
 
 from hf_ext.errors import ArgumentError
-from hf_ext.memory.fakes import plan_cuts
+from hf_ext.memory.fakes import slice_layers
 from hf_ext.models.blocks import block_lists, describe_blocks, find_blocks, name_blocks
 from hf_ext.models.lora import LoraSettings, wrap_with_lora
 from hf_ext.models.wrapping import choose_classes
@@ -109,8 +109,9 @@ def test_a_layer_that_is_used_twice_is_one_block_and_lists_of_it_are_not_cut():
     layer = Layer()
     model = Listed(layers=nn.ModuleList([layer] * 6), others=nn.ModuleList([layer, Layer()]))
     assert find_blocks(model) == [layer, model.others[1]]
-    assert {cut.name: cut.kept for cut in plan_cuts(model)} == {"layers": 6, "others": 2}
-    assert {cut.name: cut.kept for cut in plan_cuts(Listed(trunk=Net().trunk))} == {"trunk": 3}
+    assert {part.name: part.kept for part in slice_layers(model)} == {"layers": 6, "others": 2}
+    alike = Listed(trunk=nn.Sequential(*(Layer() for _ in range(8))))
+    assert {part.name: part.kept for part in slice_layers(alike)} == {"trunk": 4}
 
 
 def test_adapters_in_some_layers_only_hide_no_layer():

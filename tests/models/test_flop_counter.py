@@ -50,7 +50,7 @@ def test_blocks_count_alike_and_one_product_less_where_the_softmax_was_kept() ->
 
 
 @pytest.mark.usefixtures("blocked_in_float32")
-@pytest.mark.parametrize("kernel", ["sdpa", "blocked", "grouped"])
+@pytest.mark.parametrize("kernel", ["sdpa", "blocked"])
 def test_an_encoder_counts_what_its_configuration_says(kernel) -> None:
     """Of two sequences of 12 tokens: 6 per weight, and 12 per pair and width, or 14 where scores are computed again."""
     length, rows = 12, 2

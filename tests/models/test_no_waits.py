@@ -14,7 +14,7 @@ from transformers import EsmTokenizer, TrainerCallback
 from hf_ext.data.batch_layout import LayoutMaker, change_layout
 from hf_ext.data.masking import MaskedLMCollator
 from hf_ext.data.tokenization import ResidueTokenizer
-from hf_ext.speedups.masked_lm_head import label_only
+from hf_ext.speedups.fused_layers import label_only
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 

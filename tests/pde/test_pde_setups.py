@@ -20,7 +20,7 @@ from hf_ext.tasks import parse_command
 from hf_ext.training_args import FastTrainingArguments
 
 CONFIGS = FOLDER.parent / "recipes" / "configs"
-COMMON = {"muon", "data_loading", "fused_optimizer", "precision"}
+COMMON = {"muon", "data_loading", "precision"}
 FASTER = COMMON | {"activation_checkpointing", "compile"}
 # file -> rows of a step, processes, half precision, what is applied
 SETUPS = {

@@ -142,7 +142,7 @@ def test_auto_does_not_take_pointwise_where_blocks_are_compiled():
 @pytest.mark.parametrize("policy", [policy for policy in POLICIES if policy != "none"])
 def test_a_run_ends_in_the_weights_of_one_without(tmp_path, policy):
     half = {**PACKED, "bf16": True}
-    settings = {"padded": {}, "packed": PACKED, "blocked": half, "grouped": half}
+    settings = {"padded": {}, "packed": PACKED, "blocked": half}
     for name, given in settings.items():
         given = {**given, "attention": name} if given is half else given
         stock = make_trainer(tmp_path / name / "stock", small_esm(), **given)

@@ -24,6 +24,7 @@ from hf_ext.models.packing import find_encoders
 from hf_ext.plan import make_plan
 from hf_ext.speedups import Context, DataFacts, ModelFacts, Run, compile, parity
 from hf_ext.speedups.compile import compile_blocks
+from hf_ext.speedups.sample import EncoderSample, Sample, find_samples
 from hf_ext.trainer import FastTrainer
 
 MODELS = pytest.mark.parametrize("name", TRAINED)
@@ -174,8 +175,8 @@ def run_of(name) -> Run:
 @MODELS
 def test_parity_of_any_model_is_proven_on_its_own_rows(name):
     run = run_of(name)
-    (probe,) = parity.find_probes(run)
-    assert isinstance(probe, parity.Probe if find_encoders(run.model) else parity.ModelProbe)
+    (probe,) = find_samples(run)
+    assert type(probe) is (EncoderSample if find_encoders(run.model) else Sample)
     assert probe.num_rows == 4
     compiling = partial(compile_blocks, run.model, backend="eager")
     kernel = getattr(run.model, "set_attn_implementation", None)
@@ -227,7 +228,7 @@ def test_probing_changes_no_mean_of_a_batch_norm_and_no_random_number():
     before = [buffer.clone() for buffer in model.buffers()]
     state = torch.get_rng_state()
     run = Run(make_args(), model, None, rows_of_images())
-    (probe,) = parity.find_probes(run)
+    (probe,) = find_samples(run)
     compile._train_once(run, [probe])
     assert all(torch.equal(old, new) for old, new in zip(before, model.buffers()))
     assert torch.equal(torch.get_rng_state(), state)
@@ -237,12 +238,12 @@ def test_probing_changes_no_mean_of_a_batch_norm_and_no_random_number():
 
 def test_a_model_that_does_not_compute_on_its_rows_gives_no_probe():
     rows = [{"x": torch.randn(4), "labels": 0}]  # five are needed
-    assert parity.find_probes(Run(make_args(), Net(), None, rows)) == []
-    assert parity.find_probes(Run(make_args(), Net(), None, None)) == []
+    assert find_samples(Run(make_args(), Net(), None, rows)) == []
+    assert find_samples(Run(make_args(), Net(), None, None)) == []
     texts = [{"weight": 1.0, **row} for row in rows_of_numbers(4)]  # as Trainer drops what forward does not name
-    assert len(parity.find_probes(Run(make_args(), Net(), None, texts))) == 1
-    assert parity.find_probes(Run(make_args(remove_unused_columns=False), Net(), None, texts)) == []
-    assert isinstance(parity.find_probes(Run(make_args(), make_wide_esm(), pad_rows, make_rows()))[0], parity.Probe)
+    assert len(find_samples(Run(make_args(), Net(), None, texts))) == 1
+    assert find_samples(Run(make_args(remove_unused_columns=False), Net(), None, texts)) == []
+    assert isinstance(find_samples(Run(make_args(), make_wide_esm(), pad_rows, make_rows()))[0], EncoderSample)
 
 
 # --- CUDA graphs -----------------------------------------------------------------------------------------------------
@@ -352,4 +353,4 @@ def test_one_whose_padding_is_read_keeps_it(tmp_path):
         Around(tiny_esm(EsmModel), reads_padding=True), make_args(tmp_path, speedups=["all"]), pad_rows, rows
     )
     assert [trainer.plan[name].status for name in ("attention", "packing")] == ["skipped"] * 2
-    assert "loss" in trainer.plan["attention"].reason
+    assert "the loss reads positions" in trainer.plan["attention"].reason

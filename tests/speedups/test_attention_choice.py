@@ -3,7 +3,6 @@
 import gc
 import json
 import sys
-import time
 import weakref
 
 import pytest
@@ -368,8 +367,7 @@ def with_gradients(kernel, change):
 )
 def test_a_kernel_that_is_right_forward_and_wrong_backward_is_not_used(tmp_path, monkeypatch, change, bf16):
     with monkeypatch.context() as patch:
-        for name in ("blocked", "grouped"):
-            patch.setitem(kernels.KERNELS, name, with_gradients(kernels.KERNELS[name], change))
+        patch.setitem(kernels.KERNELS, "blocked", with_gradients(kernels.KERNELS["blocked"], change))
         trainer = make_trainer(tmp_path, speedups=["attention"], bf16=bf16)
     kernels.register_attention()
     decision = trainer.plan["attention"]
@@ -384,74 +382,6 @@ def test_gradients_of_the_kernel_that_is_used_are_proven(tmp_path):
     assert exact["gradient_distance"] < 1e-5
     rounded = make_trainer(tmp_path / "bf16", speedups=["attention"], bf16=True).plan["attention"].evidence
     assert 0.5 < rounded["gradient_noise_ratio"] < 1.5
-
-
-@pytest.mark.usefixtures("bf16_cpu", "own_home")
-@pytest.mark.parametrize(("gain", "kernel"), [(0.4, "grouped"), (1.19, "grouped"), (1.2, "blocked"), (3.0, "blocked")])
-def test_in_half_precision_a_cpu_takes_blocks_only_where_they_measure_faster(tmp_path, monkeypatch, gain, kernel):
-    monkeypatch.setattr("hf_ext.speedups.attention.measure_gain", lambda *given: gain)
-    trainer = make_trainer(tmp_path, speedups=["attention"], bf16=True)
-    assert trainer.plan["attention"].evidence.items() >= {"kernel": kernel, "blocked_over_grouped": gain}.items()
-    assert implementations(trainer.model) == [f"hf_ext_{kernel}"]
-
-
-@pytest.mark.usefixtures("bf16_cpu")
-def test_a_run_goes_on_with_the_kernel_that_it_began_with(tmp_path, monkeypatch):
-    def kernel_of(folder, gain):
-        monkeypatch.setenv("HOME", str(tmp_path / str(gain)))
-        monkeypatch.setattr("hf_ext.speedups.attention.measure_gain", lambda *given: gain)
-        plan = make_trainer(tmp_path / folder, speedups=["attention"], bf16=True).plan
-        plan.save(tmp_path / folder)
-        return plan["attention"].evidence["kernel"]
-
-    assert [kernel_of("first", 3.0), kernel_of("first", 0.4), kernel_of("other", 0.4)] == [
-        "blocked",
-        "blocked",
-        "grouped",
-    ]
-
-
-@pytest.mark.sampled(3)
-@pytest.mark.usefixtures("bf16_cpu")
-@pytest.mark.parametrize(("then", "now", "is_said"), [(3.0, 0.4, True), (0.4, 3.0, True), (0.4, 0.4, False)])
-def test_a_checkpoint_of_a_run_with_another_kernel_is_continued_and_it_is_said(
-    tmp_path, monkeypatch, caplog, then, now, is_said
-):
-    given = {"speedups": ["attention"], "bf16": True, "save_strategy": "steps", "save_steps": 2}
-    trainers = []
-    for folder, gain in (("first", then), ("second", now)):
-        monkeypatch.setenv("HOME", str(tmp_path / folder))
-        monkeypatch.setattr("hf_ext.speedups.attention.measure_gain", lambda *given, gain=gain: gain)
-        trainers.append(make_trainer(tmp_path / folder, **given))
-    trainers[0].train()
-    with caplog.at_level("INFO", logger="hf_ext"):
-        trainers[1].train(resume_from_checkpoint=str(tmp_path / "first" / "checkpoint-2"))
-    said = [record.getMessage() for record in caplog.records if "speed-up attention" in record.getMessage()]
-    assert bool(said) == is_said
-    assert all("blocked" in text and "grouped" in text for text in said)
-
-
-@pytest.mark.usefixtures("bf16_cpu", "own_home")
-@pytest.mark.parametrize(("slow", "kernel"), [("blocked", "grouped"), ("grouped", "blocked")])
-def test_the_faster_of_two_kernels_is_found_by_the_clock(tmp_path, monkeypatch, slow, kernel):
-    right = kernels.KERNELS[slow]
-
-    def busy(*given):
-        end = time.process_time() + 0.05
-        while time.process_time() < end:
-            pass
-        return right(*given)
-
-    monkeypatch.setitem(kernels.KERNELS, slow, busy)
-    evidence = make_trainer(tmp_path, speedups=["attention"], bf16=True).plan["attention"].evidence
-    kernels.register_attention()
-    assert evidence["kernel"] == kernel
-    assert (evidence["blocked_over_grouped"] > 2) == (kernel == "blocked")
-
-
-def test_in_float32_nothing_is_timed(tmp_path, monkeypatch):
-    monkeypatch.setattr("hf_ext.speedups.attention.measure_gain", lambda *given: 1 / 0)
-    assert make_trainer(tmp_path, speedups=["attention"]).plan["attention"].evidence["kernel"] == "blocked"
 
 
 @pytest.mark.usefixtures("broken_blocked")

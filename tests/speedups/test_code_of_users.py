@@ -11,7 +11,7 @@ from tiny_encoders import tiny_bert, tiny_esm, tiny_esmc
 from torch.nn import functional
 from transformers import EsmcForMaskedLM, EsmForMaskedLM, EsmModel, EsmTokenizer, Trainer, TrainingArguments
 from transformers.loss import loss_utils
-from transformers.models.esm.modeling_esm import EsmIntermediate, EsmSelfAttention
+from transformers.models.esm.modeling_esm import EsmIntermediate
 
 from hf_ext.data.masking import MaskedLMCollator
 from hf_ext.data.tokenization import ResidueTokenizer
@@ -334,11 +334,6 @@ def of_class(part, cls):
     return make
 
 
-def weaker(module, *args, **kwargs):
-    states, scores = EsmSelfAttention.forward(module, *args, **kwargs)
-    return states * 0.1, scores
-
-
 def halved(module, input_ids=None, attention_mask=None, inputs_embeds=None, **kwargs):
     states = module.embeddings(input_ids=input_ids, attention_mask=attention_mask)
     return EsmModel.forward(module, inputs_embeds=states * 0.5, attention_mask=attention_mask, **kwargs)
@@ -359,11 +354,10 @@ def on_instances(part, forward):
     ("make_model", "name"),
     [
         (of_class(EsmIntermediate, Relu), "fused_gelu"),
-        (on_instances(EsmSelfAttention, weaker), "fused_rotary"),
         (of_class(EsmModel, HalvedInTraining), "packing"),
         (on_instances(EsmModel, halved), "packing"),
     ],
-    ids=["feed-forward", "attention", "encoder", "encoder-instance"],
+    ids=["feed-forward", "encoder", "encoder-instance"],
 )
 def test_layers_of_the_users_own_stay(tmp_path, make_collator, make_model, name):
     plain, _ = train(tmp_path / "plain", Trainer, TrainingArguments, tiny_esm(), make_collator())

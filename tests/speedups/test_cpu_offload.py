@@ -122,7 +122,6 @@ def test_the_offload_file_is_in_the_plan_and_fused_adamw_with_it(launched):
     assert (
         plan["cpu_offload"].reason == "FSDP2 keeps weights, gradients and the states of adamw_torch_fused on the host"
     )
-    assert plan.applied("fused_optimizer")
     assert cpu_offload.apply(plan["cpu_offload"], Run(None, None)) == plan["cpu_offload"]
 
 

@@ -41,7 +41,6 @@ def test_a_t4_gets_fp16_and_neither_tf32_nor_bf16():
         "quantized_base": "off",
         "lora_base": "skipped",
         "fused_gelu": "applied",
-        "fused_rotary": "skipped",
         "encoder_precision": "skipped",
         "embedding_cache": "skipped",
         "precision": "applied",
@@ -54,7 +53,6 @@ def test_a_t4_gets_fp16_and_neither_tf32_nor_bf16():
         "length_grouping": "skipped",
         "token_budget": "off",
         "data_loading": "applied",
-        "fused_optimizer": "applied",
         "muon": "off",
         "cpu_offload": "off",
         "activation_checkpointing": "off",
@@ -226,18 +224,6 @@ def test_encoder_precision_is_skipped_without_rows_to_measure_on(data):
     decision = decide("encoder_precision", "A100", FROZEN, data)
     assert decision.status == "skipped"
     assert "no training rows" in decision.reason
-
-
-def test_fused_rotary_is_for_esm_on_cpus_that_do_not_compile():
-    found = decide("fused_rotary", "cpu", LORA)
-    assert (found.status, found.reason) == ("applied", "queries and keys are rotated in place")
-    assert decide("fused_rotary", "cpu", replace(LORA, families=("esmc",))).status == "applied"
-    assert decide("fused_rotary", "cpu", replace(LORA, families=("t5",))).reason == "no ESM-2 or ESM C encoder"
-    assert decide("fused_rotary", "T4").reason == "made for CPUs; on T4 compiled blocks fuse it"
-    compiled = decide("fused_rotary", "cpu", LORA, speedups=["all", "compile"])
-    assert (compiled.status, compiled.reason) == ("skipped", "compiled blocks fuse it")
-    assert decide("fused_rotary", "cpu", LORA, attention="faesm").reason == "faesm rotates by itself"
-    assert decide("fused_rotary", "cpu", LORA, without=["fused_rotary"]).status == "off"
 
 
 def test_fused_gelu_is_for_esm():
@@ -422,12 +408,6 @@ def test_length_grouping_is_applied_where_encoders_run_on_padding():
     assert decide("length_grouping", "cpu", FROZEN, without=["embedding_cache", "packing"]).status == "applied"
     other = replace(LORA, families=("roformer",))
     assert decide("length_grouping", "cpu", other).status == "applied"
-
-
-def test_another_optimizer_that_was_asked_for_is_kept():
-    assert decide("fused_optimizer").settings == {"optim": "adamw_torch_fused"}
-    decision = decide("fused_optimizer", optim="adafactor")
-    assert (decision.status, decision.reason) == ("skipped", "--optim adafactor was asked for")
 
 
 # --- several GPUs in one process -------------------------------------------------------------------------------------

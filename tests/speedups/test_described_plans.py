@@ -22,7 +22,6 @@ EITHER = {
     "oom_ladder": ("off", "not asked for"),
     "token_budget": ("off", "not asked for"),
     "data_loading": ("applied", "7 workers (asked for), pinned memory on"),
-    "fused_optimizer": ("applied", "fused AdamW is Trainer's default"),
     "muon": ("off", "not asked for"),
     "cpu_offload": ("off", "not asked for"),
     "activation_checkpointing": ("off", "not asked for"),
@@ -33,7 +32,6 @@ EITHER = {
 }
 T4 = {
     **EITHER,
-    "fused_rotary": ("skipped", "made for CPUs; on T4 compiled blocks fuse it"),
     "cpu_matmul": ("skipped", "T4 is not a CPU"),
     "cpu_threads": ("skipped", "T4 is not a CPU"),
     "tf32": ("skipped", "T4 has no TF32"),
@@ -47,7 +45,6 @@ T4 = {
 }
 A100 = {
     **EITHER,
-    "fused_rotary": ("skipped", "made for CPUs; on A100-40GB compiled blocks fuse it"),
     "cpu_matmul": ("skipped", "A100-40GB is not a CPU"),
     "cpu_threads": ("skipped", "A100-40GB is not a CPU"),
     "tf32": ("applied", "A100-40GB has TF32"),
@@ -123,7 +120,7 @@ def test_fine_tuning_on_an_a100_gets_bf16_and_flash_attention(plan_for):
 def test_the_two_plans_differ_in_what_the_cards_differ_in():
     assert {name for name in T4 if T4[name][0] != A100[name][0]} == {"tf32"}
     assert {name for name in T4 if T4[name] != A100[name]} == {
-        "cpu_matmul", "cpu_threads", "tf32", "precision", "fused_rotary", "attention", "compile",
+        "cpu_matmul", "cpu_threads", "tf32", "precision", "attention", "compile",
     }  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from transformers.models.esm.modeling_esm import EsmIntermediate
 from hf_ext.hardware import describe_hardware
 from hf_ext.plan import make_plan
 from hf_ext.speedups import Run
-from hf_ext.speedups.fused_gelu import fuse_gelu, unfuse_gelu
+from hf_ext.speedups.fused_layers import fuse_gelu, unfuse_gelu
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 

@@ -5,11 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 from datasets import Dataset
-from miniature_esm import make_esm, make_wide_esm
+from miniature_esm import make_esm
 from peft import PeftModel
-from small_memory import Room
-from tiny_masked_lm import make_trainer as make_masked_lm_trainer
-from torch import nn
 from transformers import EsmForSequenceClassification, default_data_collator
 
 from hf_ext.errors import ArgumentError, PlanRefused
@@ -17,7 +14,6 @@ from hf_ext.hardware import describe_hardware
 from hf_ext.models.lora import LoraSettings, wrap_with_lora
 from hf_ext.plan import make_plan
 from hf_ext.speedups import Context, ModelFacts, Run, lora
-from hf_ext.speedups.lora import measure_activations
 from hf_ext.training_args import FastTrainingArguments
 
 PLAIN = ModelFacts(("esm",), num_parameters=100, num_trainable=100)
@@ -115,19 +111,6 @@ def test_a_plain_model_is_wrapped_and_the_plan_counts_what_trains():
     assert (with_lora["trainable_parameters"], with_lora["adamw_bytes"]) == (754, 754 * 8) == (TRAINABLE, 6032)
     assert (full["trainable_parameters"], full["adamw_bytes"]) == (num_plain, num_plain * 8)
     assert f"754 parameters train instead of {num_plain:,}" in decision.reason
-    assert "2 rows keep 0.0 MiB instead of 0.0 MiB of activations" in decision.reason
-
-
-def test_full_fine_tuning_is_measured_as_the_plain_model_would_be():
-    rows = make_rows()
-    _, decision = applied(make_esm(EsmForSequenceClassification), rows, lora_dropout=0.0)
-    batch = default_data_collator([{k: row[k] for k in ("input_ids", "labels")} for row in rows.select(range(2))])
-    plain = measure_activations(make_esm(EsmForSequenceClassification), batch)
-    assert decision.evidence["full_fine_tuning"]["activation_bytes"] == plain
-    # Every layer's input is kept either way; dropout before the adapters keeps another copy of each.
-    assert decision.evidence["with_lora"]["activation_bytes"] == pytest.approx(plain, rel=0.05)
-    _, dropped = applied(make_esm(EsmForSequenceClassification), rows, lora_dropout=0.1)
-    assert dropped.evidence["with_lora"]["activation_bytes"] > 1.2 * plain
 
 
 def test_adapters_follow_the_seed_of_the_arguments_and_not_what_ran_before():
@@ -170,42 +153,3 @@ def test_towers_that_train_in_full_are_refused(make_affinity, demo_rows):
     model, collator = make_affinity("full", "full")
     with pytest.raises(PlanRefused, match="no tower of this model has adapters: build it with --tower_training lora"):
         applied(model, demo_rows, collator)
-
-
-@pytest.mark.parametrize("case", ["no dataset", "no collator", "stream", "one row"])
-def test_where_there_are_no_rows_at_hand_activations_are_said_to_be_unmeasured(case):
-    rows = {"no dataset": None, "stream": make_rows().to_iterable_dataset(), "one row": make_rows(1)}
-    collator = None if case == "no collator" else default_data_collator
-    _, decision = applied(make_esm(EsmForSequenceClassification), rows.get(case, make_rows()), collator)
-    assert decision.evidence["with_lora"]["activation_bytes"] is None
-    assert decision.evidence["with_lora"]["trainable_parameters"] == TRAINABLE
-    assert "activations not measured (no map-style dataset and collator at hand" in decision.reason
-
-
-class TwoLayers(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = nn.Linear(3, 4), nn.Linear(4, 1)
-
-    def forward(self, x):
-        return self.second(torch.relu(self.first(x))).sum()
-
-
-def test_activation_bytes_are_what_autograd_keeps():
-    model, batch = TwoLayers().eval(), {"x": torch.ones(2, 3)}
-    # The input (2 x 3 floats) for the first weight; the hidden layer (2 x 4) for the ReLU and the second weight, once.
-    assert measure_activations(model, batch) == 2 * 3 * 4 + 2 * 4 * 4 == 56
-    model.first.requires_grad_(False)
-    assert measure_activations(model, batch) == 32  # the hidden layer only
-    assert not model.training
-
-
-@pytest.mark.parametrize(("calls", "said"), [((1,), "activations not measured"), ((2,), "full fine-tuning do not fit")])
-def test_measuring_what_lora_saves_needs_no_room_that_training_does_not(tmp_path, calls, said):
-    model = make_wide_esm()
-    room = Room(calls=calls)
-    room.watch(model.esm.encoder.layer[0])
-    trainer = make_masked_lm_trainer(tmp_path, model, use_peft=True)
-    assert room.num_failed == 1
-    assert said in trainer.plan["lora"].reason
-    trainer.train()

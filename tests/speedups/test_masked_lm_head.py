@@ -14,7 +14,7 @@ from transformers import EsmForMaskedLM, EsmForTokenClassification, Trainer
 
 from hf_ext.hardware import describe_hardware
 from hf_ext.plan import make_plan
-from hf_ext.speedups.masked_lm_head import all_tokens, label_only
+from hf_ext.speedups.fused_layers import all_tokens, label_only
 
 BATCH = pad_rows(make_rows(4))
 NUM_LABELS = int(BATCH["labels"].ne(IGNORED).sum())

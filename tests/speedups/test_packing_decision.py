@@ -10,7 +10,7 @@ from transformers.models.esm.modeling_esm import EsmIntermediate
 from hf_ext.errors import PlanRefused
 from hf_ext.hardware import describe_hardware
 from hf_ext.models.packing import find_encoders
-from hf_ext.speedups import Context, DataFacts, ModelFacts, length_grouping, packing
+from hf_ext.speedups import Context, DataFacts, LengthGrouping, ModelFacts, packing
 from hf_ext.trainer import FastTrainer
 
 ROWS = DataFacts(num_rows=10_000, has_lengths=True, padding_share_random=0.3)
@@ -74,9 +74,9 @@ def test_packing_is_off_where_it_is_not_asked_for():
 
 
 def test_rows_are_not_grouped_by_length_where_every_encoder_is_packed():
-    assert length_grouping.decide(context()).status == "skipped"
-    assert length_grouping.decide(context(families=("roformer", "esm"))).status == "applied"
-    assert length_grouping.decide(context(without=["packing"])).status == "applied"
+    assert LengthGrouping.decide(context()).status == "skipped"
+    assert LengthGrouping.decide(context(families=("roformer", "esm"))).status == "applied"
+    assert LengthGrouping.decide(context(without=["packing"])).status == "applied"
 
 
 # --- training --------------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from torch import nn
 from transformers import T5Config, T5EncoderModel
 
 from hf_ext.speedups import Run, parity
+from hf_ext.speedups.sample import find_samples
 
 ROWS = make_rows()
 
@@ -29,8 +30,12 @@ def make_run(model=None, rows=ROWS, collator=pad_rows, bf16=False, fp16=False, f
 
 def compare(exact, before, after, autocast=None, dtype=torch.float32) -> parity.Parity:
     states = [torch.tensor([values], dtype=torch.float32) for values in (exact, before, after)]
-    probe = parity.Probe(SimpleNamespace(dtype=dtype), None, None, autocast)
-    return parity.judge_states(*states, probe)
+    return parity.judge_states(*states, of_encoder(autocast, dtype))
+
+
+def of_encoder(autocast=None, dtype=torch.float32):
+    """What bounds depend on."""
+    return SimpleNamespace(autocast=autocast, dtype=dtype, least_scale=1.0)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +83,7 @@ def test_the_bound_for_weights_in_half_precision():
 
 def compare_gradients(exact, before, after, autocast=None, dtype=torch.float32) -> parity.Parity:
     gradients = [torch.tensor([values], dtype=torch.float32) for values in (exact, before, after)]
-    return parity.compare_gradients(*gradients, parity.Probe(SimpleNamespace(dtype=dtype), None, None, autocast))
+    return parity.judge_gradients(*gradients, of_encoder(autocast, dtype))
 
 
 NAN = float("nan")
@@ -114,15 +119,13 @@ def test_gradients_are_proven_of_encoders_that_train_on_two_rows_cut_short():
     frozen.requires_grad_(False)
     assert parity.prove(make_run(frozen), lambda: None).gradient_distance is None
     rows = [{"input_ids": [4] * length, "labels": [4] * length} for length in (50, 300, 300)]
-    (probe,) = parity.find_probes(make_run(rows=rows))
-    assert probe.gradients(None).shape == (50 + 100, probe.encoder.config.hidden_size)
+    (probe,) = find_samples(make_run(rows=rows))
+    assert probe.gradients(None).shape == (50 + 100, probe.module.config.hidden_size)
 
 
 def test_the_numbers_are_the_largest_and_mean_difference_and_the_smallest_cosine():
     before, after = torch.tensor([[1.0, 0.0], [0.0, 2.0]]), torch.tensor([[1.0, 0.0], [2.0, 2.0]])
-    found = parity.judge_states(
-        before, before, after, parity.Probe(SimpleNamespace(dtype=torch.float32), None, None, None)
-    )
+    found = parity.judge_states(before, before, after, of_encoder())
     assert found.evidence() == {"max_difference": 2.0, "mean_difference": 0.5, "cosine": 0.707107}
     assert parity.Parity(problem="it does not run here").evidence() == {}
 
@@ -220,8 +223,8 @@ def test_the_proof_leaves_mode_gradients_and_random_numbers_as_they_were():
 
 
 def tokens(run) -> list[list[int]]:
-    (probe,) = parity.find_probes(run)
-    return [ids[mask.bool()].tolist() for ids, mask in zip(probe.input_ids, probe.attention_mask)]
+    (probe,) = find_samples(run)
+    return [ids[mask.bool()].tolist() for ids, mask in zip(probe.batch["input_ids"], probe.batch["attention_mask"])]
 
 
 def test_it_runs_on_the_first_four_rows():
@@ -238,13 +241,13 @@ def test_it_runs_on_made_up_tokens_where_the_data_does_not_say_how_to_make_them(
     assert tokens(make_run(rows=rows)) == tokens(make_run(rows=rows))
 
 
-def test_tokens_that_the_encoder_does_not_know_are_left_out():
-    assert max(map(max, tokens(make_run(make_wide_esm(vocab_size=10, mask_token_id=9))))) == 9
+def test_tokens_that_the_encoder_does_not_know_are_made_up_instead():
+    assert [len(row) for row in tokens(make_run(make_wide_esm(vocab_size=10, mask_token_id=9)))] == [17, 33, 50, 64]
 
 
 def test_an_iterator_keeps_all_its_rows():
     rows = iter([{"input_ids": [4, 5, 6]}] * 5)
-    parity.find_probes(make_run(rows=rows))
+    find_samples(make_run(rows=rows))
     assert len(list(rows)) == 5
 
 
@@ -264,7 +267,7 @@ def test_a_collator_of_text_makes_the_tokens():
 def test_every_encoder_of_a_model_is_proven():
     pair = nn.ModuleDict({"first": make_wide_esm(seed=0).esm, "second": make_wide_esm(seed=1).esm})
     run = make_run(pair)
-    assert [probe.encoder for probe in parity.find_probes(run)] == [pair["first"], pair["second"]]
+    assert [probe.module for probe in find_samples(run)] == [pair["first"], pair["second"]]
     assert "states differ" in parity.prove(run, lambda: scale_values(pair["second"].encoder.layer[0], 1.2)).problem
 
 
@@ -276,16 +279,16 @@ def test_a_t5_encoder_is_proven_and_a_model_without_one_has_nothing_to_prove():
 
 @pytest.mark.parametrize("given", [{"fsdp": True}, {"zero": 3}])
 def test_a_model_that_will_be_sharded_is_not_put_on_one_device(given):
-    assert parity.find_probes(make_run(**given)) == []
-    assert len(parity.find_probes(make_run(zero=2))) == 1  # splits gradients alone
+    assert find_samples(make_run(**given)) == []
+    assert len(find_samples(make_run(zero=2))) == 1  # splits gradients alone
 
 
 def test_towers_are_proven_in_the_precision_they_run_in(make_affinity, demo_rows):
     model, collator = make_affinity("full", "frozen")  # BERT and ESM
     model.config.encoder_autocast = "bfloat16"
-    trained, frozen = parity.find_probes(make_run(model, demo_rows, collator, fp16=True))
-    assert (trained.autocast, frozen.autocast, len(frozen.input_ids)) == (torch.float16, torch.bfloat16, 4)
+    trained, frozen = find_samples(make_run(model, demo_rows, collator, fp16=True))
+    assert (trained.autocast, frozen.autocast, frozen.num_rows) == (torch.float16, torch.bfloat16, 4)
     model, collator = make_affinity("full", "full")
-    for trained in parity.find_probes(make_run(model, demo_rows, collator, bf16=True)):
+    for trained in find_samples(make_run(model, demo_rows, collator, bf16=True)):
         assert trained.autocast == torch.bfloat16
-    assert parity.find_probes(make_run(model, None, collator)) == []
+    assert find_samples(make_run(model, None, collator)) == []

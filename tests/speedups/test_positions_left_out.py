@@ -81,27 +81,21 @@ def train(folder, cls, args_cls, model_cls, collator, **given):
     return [log["loss"] for log in trainer.state.log_history if "loss" in log], trainer
 
 
-@pytest.mark.parametrize(
-    ("model", "collator", "reason"),
-    [
-        (Pooling, pooled, r"the loss reads positions that attention_mask leaves out .*: states differ by"),
-        (EsmForMaskedLM, masked_in_the_mask, "labels stand at positions that attention_mask leaves out"),
-    ],
-)
-def test_such_a_run_is_stock_trainers_and_says_why(tmp_path, model, collator, reason):
+@pytest.mark.parametrize(("model", "collator"), [(Pooling, pooled), (EsmForMaskedLM, masked_in_the_mask)])
+def test_such_a_run_is_stock_trainers_and_says_why(tmp_path, model, collator):
     stock, _ = train(tmp_path / "stock", Trainer, TrainingArguments, model, collator)
     given = {"speedups": ["all"], "without": ["precision", "compile"]}
     ours, trainer = train(tmp_path / "ours", FastTrainer, FastTrainingArguments, model, collator, **given)
     assert ours == pytest.approx(stock, rel=1e-6)
     decisions = trainer.plan["attention"], trainer.plan["packing"]
     assert [decision.status for decision in decisions] == ["skipped", "skipped"]
-    assert re.search(reason, decisions[0].reason), decisions[0].reason
+    assert "the loss reads positions that attention_mask leaves out" in decisions[0].reason
     trainer.end()
 
 
 def test_asked_for_by_name_it_is_refused(tmp_path):
     given = {"attention": "blocked", "speedups": ["packing"]}
-    with pytest.raises(PlanRefused, match="labels stand at positions that attention_mask leaves out"):
+    with pytest.raises(PlanRefused, match="the loss reads positions that attention_mask leaves out"):
         train(tmp_path, FastTrainer, FastTrainingArguments, EsmForMaskedLM, masked_in_the_mask, **given)
 
 
@@ -244,7 +238,7 @@ SAID = r"packing: the loss of step \d reads positions that the attention mask le
 )
 @pytest.mark.parametrize("accumulated", [1, 3])
 def test_training_ends_before_the_step_in_which_it_shows(tmp_path, monkeypatch, model, collator, cls, accumulated):
-    monkeypatch.setattr("hf_ext.speedups.parity._loss_probe", lambda *given: [])  # where no probe could see it
+    monkeypatch.setattr("hf_ext.speedups.parity._sample_around", lambda *given: [])  # where no sample could show it
     with pytest.raises(PlanRefused, match=SAID):
         late(tmp_path, model, collator, cls, **PACKED, gradient_accumulation_steps=accumulated)
 

@@ -1,7 +1,8 @@
-"""Every module of hf_ext/speedups is in the registry once and says what it is; the order of application holds."""
+"""Every speed-up is in the registry once and says what it is; the order of application holds."""
 
 import ast
 import inspect
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -10,25 +11,24 @@ import hf_ext.speedups
 from hf_ext.speedups import REGISTRY
 
 FOLDER = Path(hf_ext.speedups.__file__).parent
-SHARED = (
-    "__init__",
-    "attention_times",
-    "base",
-    "half_rate",
-    "measured_once",
-    "model_probe",
-    "parity",
-    "taking_turns",
-    "zero",
-)  # what speed-ups share
-MODULES = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem not in SHARED)
+MODULES = sorted(path.stem for path in FOLDER.glob("*.py"))
+SHARED = ("__init__", "base", "parity", "sample", "sample_rows")  # what speed-ups share
 NAMES = [speedup.NAME for speedup in REGISTRY]
 
 
-def test_every_module_is_registered_exactly_once_under_its_own_name():
-    assert len(MODULES) == 28
-    assert sorted(NAMES) == MODULES
-    assert [speedup.__name__.rsplit(".", 1)[1] for speedup in REGISTRY] == NAMES
+def test_every_module_and_class_is_registered_exactly_once():
+    assert len(set(NAMES)) == len(NAMES) == 26
+    alone = [speedup.NAME for speedup in REGISTRY if inspect.ismodule(speedup)]
+    assert all(speedup.__name__.rsplit(".", 1)[1] == speedup.NAME for speedup in REGISTRY if inspect.ismodule(speedup))
+    holders = {speedup.__module__.rsplit(".", 1)[1] for speedup in REGISTRY if inspect.isclass(speedup)}
+    assert sorted({*alone, *holders, *SHARED}) == MODULES
+    for holder in holders:
+        module = import_module(f"hf_ext.speedups.{holder}")
+        assert all(
+            found in REGISTRY
+            for found in vars(module).values()
+            if getattr(found, "NAME", "") and inspect.isclass(found)
+        )
 
 
 @pytest.mark.parametrize("speedup", REGISTRY, ids=NAMES)
@@ -58,7 +58,6 @@ def test_the_order_of_application_is_the_one_whose_reasons_the_registry_states()
         assert order[earlier] < order["attention"]
     assert order["lora"] < order["quantized_base"] < order["lora_base"] < order["fused_gelu"]
     assert order["precision"] < order["lora_base"] < order["attention"]
-    assert order["fused_optimizer"] < order["muon"]
     assert order["attention"] < order["packing"] < order["masked_lm_head"]
     assert order["muon"] < order["sharding"]
     assert order["compile"] == len(NAMES) - 1

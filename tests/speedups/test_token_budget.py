@@ -14,7 +14,7 @@ from transformers import EsmForTokenClassification, TrainerCallback
 from hf_ext.data.token_budget import TokenBudgetBatchSampler
 from hf_ext.errors import DataError, PlanRefused
 from hf_ext.hardware import describe_hardware
-from hf_ext.speedups import Context, DataFacts, ModelFacts, length_grouping, token_budget
+from hf_ext.speedups import Context, DataFacts, LengthGrouping, ModelFacts, token_budget
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
@@ -74,10 +74,10 @@ def test_a_budget_that_cannot_be_kept_or_contradicts_another_request_is_refused(
 
 
 def test_length_grouping_gives_way_to_a_budget():
-    assert length_grouping.decide(context(speedups=["all"])).status == "skipped"
-    assert "--max_tokens_per_batch" in length_grouping.decide(context(speedups=["all"])).reason
+    assert LengthGrouping.decide(context(speedups=["all"])).status == "skipped"
+    assert "--max_tokens_per_batch" in LengthGrouping.decide(context(speedups=["all"])).reason
     for given in ({"max_tokens_per_batch": None}, {"without": ["token_budget"]}):
-        assert length_grouping.decide(context(speedups=["length_grouping"], **given)).status == "applied"
+        assert LengthGrouping.decide(context(speedups=["length_grouping"], **given)).status == "applied"
 
 
 def test_a_budget_below_one_is_no_argument():

@@ -11,7 +11,7 @@ from transformers.integrations import deepspeed as integration
 
 from hf_ext.hardware import describe_hardware
 from hf_ext.processes import need_gloo
-from hf_ext.speedups import Context, ModelFacts, Run, precision, sharding
+from hf_ext.speedups import Context, ModelFacts, Precision, Run, sharding
 from hf_ext.zero import num_elements, own_part, whole_weights
 
 A100 = describe_hardware("A100")
@@ -54,8 +54,8 @@ def test_a_weight_that_gets_no_gradient_is_frozen_as_decay_would_move_it():
 
 
 def test_precision_that_nobody_asked_for_is_left_to_deepspeed():
-    assert decide(precision, speedups=["all"]).status == "skipped"
-    assert "accelerate launch --mixed_precision bf16" in decide(precision, speedups=["all"]).reason
+    assert decide(Precision, speedups=["all"]).status == "skipped"
+    assert "accelerate launch --mixed_precision bf16" in decide(Precision, speedups=["all"]).reason
 
 
 @pytest.mark.parametrize(

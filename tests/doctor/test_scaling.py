@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 
+from hf_ext.doctor import scaling
 from hf_ext.doctor.links import LINKS, ring_bandwidth, usual_link
 from hf_ext.hardware import describe_hardware, known_hardware
-from hf_ext.memory import scaling
 
 MILLION = scaling.Shape(num_parameters=10**6, num_trainable=10**6, num_layers=10)
 ADAPTED = scaling.Shape(num_parameters=10**6, num_trainable=10**4, num_layers=10)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .stored import GRADIENT_BYTES, HALF_BYTES, OPTIMIZER_BYTES, WEIGHT_BYTES
+from ..memory.stored import GRADIENT_BYTES, HALF_BYTES, OPTIMIZER_BYTES, WEIGHT_BYTES
 
 TRAINED_BYTES = GRADIENT_BYTES + OPTIMIZER_BYTES  # of a parameter that trains, beside its weight
 # DDP's buckets hold every gradient again, because Trainer leaves gradient_as_bucket_view off (torch's

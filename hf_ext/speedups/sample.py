@@ -1,0 +1,237 @@
+"""A model on a few rows of its own data: what parity, compilation and layers' costs are shown on.
+
+Nothing that training depends on changes, and no gradient stays (`sample_rows.py`).
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from accelerate.utils import send_to_device
+from torch import nn
+
+from ..models.blocks import find_blocks
+from ..models.packing import find_encoders
+from ..zero import splits_weights
+from .base import Run
+from .sample_rows import draws_kept, evaluating, first_rows, make_batch
+
+logger = logging.getLogger(__name__)
+
+GRADIENT_LENGTHS = (160, 100)  # tokens: more than a block of 128 and less, and padding
+MADE_UP_LENGTHS = (17, 33, 50, 64)  # tokens, where the data does not say how to make them
+STATES = ("last_hidden_state", "logits")  # of what a model puts out, which is compared; else the first tensor
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A model in memory, and one batch of its data.
+
+    Attributes:
+        batch: arguments of its forward.
+        autocast: dtype that training runs under; None for that of the weights.
+        pattern: of the names of repeated layers, as of `find_blocks`.
+        least_scale: differences of states are relative to the largest one, and to this where that is smaller.
+    """
+
+    module: nn.Module
+    batch: dict[str, Any]
+    autocast: torch.dtype | None
+    pattern: str | None = None
+    least_scale: ClassVar[float] = 0.0
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.module.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(weight.dtype for weight in self.module.parameters() if weight.is_floating_point())
+
+    @property
+    def trains(self) -> bool:
+        """Whether backward passes go through the model."""
+        return any(weight.requires_grad for weight in self.module.parameters())
+
+    @property
+    def num_rows(self) -> int:
+        return next((len(value) for value in self.batch.values() if isinstance(value, torch.Tensor) and value.dim()), 1)
+
+    @property
+    def num_tokens(self) -> int:
+        """Of the attention mask; rows where there is none."""
+        mask = self.batch.get("attention_mask")
+        return int(mask.sum()) if isinstance(mask, torch.Tensor) else self.num_rows
+
+    def states(self, autocast: torch.dtype | None) -> torch.Tensor:
+        """What the model puts out, (tokens or rows, width), float32; without padding where there is a mask."""
+        states = _first_tensor(self._run(autocast))
+        mask = self.batch.get("attention_mask")
+        if isinstance(mask, torch.Tensor) and states.dim() == 3 and mask.shape == states.shape[:2]:
+            return states[mask.bool()].float()
+        return states.reshape(-1, states.shape[-1] if states.dim() else 1).float()
+
+    def loss(self) -> torch.Tensor:
+        """The loss in float32, in which shows what reads padding; what the model puts out where it has none."""
+        output = self._run(None)
+        loss = output.get("loss") if isinstance(output, Mapping) else None
+        return (loss if isinstance(loss, torch.Tensor) else _first_tensor(output)).float().nan_to_num()
+
+    def _run(self, autocast: torch.dtype | None) -> Any:
+        """With the same random numbers each time, for models that draw while they evaluate."""
+        with draws_kept(self.device):
+            torch.manual_seed(0)
+            with torch.autocast(self.device.type, autocast, enabled=autocast is not None):
+                return self.module(**self.batch)
+
+    def gradients(self, autocast: torch.dtype | None) -> torch.Tensor:
+        """Of a fixed sum of states with respect to the weights of the first layer that trains, (1, n), float32.
+
+        They come through the backward pass of every later layer. None stays on weights.
+        """
+        layers = [layer for layer in find_blocks(self.module, self.pattern) if _trained(layer)]
+        with torch.enable_grad():
+            total = _weigh(self.states(autocast))
+            found = torch.autograd.grad(total, _trained(layers[0] if layers else self.module), allow_unused=True)
+        return torch.cat([gradient.float().flatten() for gradient in found if gradient is not None])[None]
+
+
+class EncoderSample(Sample):
+    """An encoder of a packed family, and real token ids (rows, width) with their mask."""
+
+    least_scale: ClassVar[float] = 1.0  # of last states, which a norm has made of about that size
+
+    def gradients(self, autocast: torch.dtype | None) -> torch.Tensor:
+        """Of a fixed sum of states with respect to embedded tokens of two short rows, (tokens, width), float32."""
+        embedded: list[torch.Tensor] = []
+
+        def keep(module: nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
+            embedded.append(output.detach().requires_grad_())
+            return embedded[-1]
+
+        encoder: Any = self.module
+        rows = [ids[mask.bool()] for ids, mask in zip(self.batch["input_ids"], self.batch["attention_mask"])]
+        batch = pad_tokens([row[:length] for row, length in zip(rows, GRADIENT_LENGTHS)], encoder)
+        handle = encoder.get_input_embeddings().register_forward_hook(keep)
+        try:
+            with torch.enable_grad():
+                (found,) = torch.autograd.grad(_weigh(replace(self, batch=batch).states(autocast)), embedded)
+        finally:
+            handle.remove()
+        return found[batch["attention_mask"].bool()].float()
+
+
+def pad_tokens(rows: list[torch.Tensor], encoder: Any) -> dict[str, torch.Tensor]:
+    """Token ids, padded right, and their mask."""
+    pad_id = getattr(encoder.config, "pad_token_id", None) or 0
+    ids = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=pad_id)
+    lengths = torch.tensor([len(row) for row in rows], device=ids.device)
+    mask = torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]
+    return {"input_ids": ids, "attention_mask": mask.long()}
+
+
+def _weigh(states: torch.Tensor) -> torch.Tensor:
+    """A sum in which every value has a factor of its own: after a norm, a plain one is constant."""
+    return (states * torch.arange(1.0, states.numel() + 1, device=states.device).sin().view_as(states)).sum()
+
+
+def _trained(module: nn.Module) -> list[nn.Parameter]:
+    return [weight for weight in module.parameters() if weight.requires_grad]
+
+
+def _first_tensor(output: Any) -> torch.Tensor:
+    if isinstance(output, torch.Tensor):
+        return output
+    if isinstance(output, Mapping):
+        named = [output[name] for name in STATES if isinstance(output.get(name), torch.Tensor)]
+        output = named or [value for name, value in output.items() if name != "loss"] or [*output.values()]
+    for value in output if isinstance(output, list | tuple) else ():
+        if isinstance(value, torch.Tensor) and value.is_floating_point():
+            return value
+    raise TypeError(f"no tensor is in what the model puts out ({type(output).__name__})")
+
+
+def find_samples(run: Run, rows: list[Any] | None = None) -> list[Sample]:
+    """One for each encoder with a packed path, and of a model without any the whole, on `rows`, or else the first.
+
+    An `AffinityModel` loads the encoders that it references.
+
+    None for an `AffinityModel` without rows, and where FSDP or DeepSpeed will shard the model: whole, it may not fit a
+    device.
+    """
+    if run.args.fsdp or splits_weights(run.args):
+        return []
+    run.model.to(run.args.device)
+    rows = first_rows(run.train_dataset) if rows is None else rows
+    if hasattr(run.model, "attach_encoders"):
+        return _tower_samples(run, rows)
+    encoders = find_encoders(run.model)
+    if not encoders:
+        whole = sample_model(run, rows, training_dtype(run.args))
+        return [whole] if whole else []
+    batch = make_batch(run, rows) or {}
+    return [EncoderSample(encoder, _tokens(batch, encoder, run), training_dtype(run.args)) for encoder in encoders]
+
+
+def sample_model(run: Run, rows: list[Any], autocast: torch.dtype | None) -> Sample | None:
+    """A run's whole model on `rows`; None where that does not compute.
+
+    Cost: the collator, and one forward pass without gradients.
+    """
+    if not isinstance(run.model, nn.Module) or not any(True for _ in run.model.parameters()):
+        return None
+    batch = make_batch(run, rows)
+    if batch is None:
+        return None
+    if not run.args.use_cache and "use_cache" in inspect.signature(run.model.forward).parameters:
+        batch["use_cache"] = False  # which Trainer sets in the configuration later
+    sample = Sample(run.model, batch, autocast, run.args.block_pattern)
+    try:
+        with evaluating(run.model), torch.no_grad():
+            sample.states(autocast)
+    except Exception:  # a model and a loss of the user's own, which may lack what only their trainer gives them
+        logger.debug("no pass at hand", exc_info=True)
+        return None
+    return sample
+
+
+def training_dtype(args: Any) -> torch.dtype | None:
+    """What autocast computes in while training; None without."""
+    return torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None
+
+
+def _tower_samples(run: Run, rows: list[Any]) -> list[Sample]:
+    if not rows or not hasattr(run.collator, "encode_rows"):
+        return []
+    run.model.attach_encoders()
+    samples: dict[Any, Sample] = {}
+    for name in run.model.embedding_sizes:
+        index = run.model.tower_of(name).encoder
+        inside = find_encoders(run.model.encoders[str(index)])
+        if not inside or index in samples:
+            continue
+        batch = send_to_device(run.collator.encode_rows(name, rows), run.args.device)
+        frozen = run.model.config.encoder_specs[index].training == "frozen"
+        autocast = run.model.encoder_autocast if frozen else training_dtype(run.args)
+        samples[index] = EncoderSample(inside[0], _given(batch), autocast)
+    return list(samples.values())
+
+
+def _given(batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    return {name: batch[name] for name in ("input_ids", "attention_mask")}
+
+
+def _tokens(batch: dict[str, Any], encoder: Any, run: Run) -> dict[str, torch.Tensor]:
+    """Ids and mask of a batch, or of made-up tokens where it has none that this encoder knows."""
+    ids, mask = batch.get("input_ids"), batch.get("attention_mask")
+    if isinstance(ids, torch.Tensor) and isinstance(mask, torch.Tensor) and int(ids.max()) < encoder.config.vocab_size:
+        return _given(batch)
+    generator = torch.Generator().manual_seed(0)
+    highest = min(24, encoder.config.vocab_size)
+    rows = [torch.randint(min(4, highest - 1), highest, (n,), generator=generator) for n in MADE_UP_LENGTHS]
+    return send_to_device(pad_tokens(rows, encoder), run.args.device)
