@@ -1,0 +1,71 @@
+"""How large the house may be: code lines and files per folder, and seams of Trainer. Each number may only fall."""
+
+import ast
+from collections import Counter
+from pathlib import Path
+
+from test_seams import overridden
+
+import hf_ext
+from hf_ext.trainer import FastTrainer
+
+# Folder of hf_ext -> (code lines, files); code is what is neither blank, comment nor docstring.
+BUDGET = {
+    ".": (3188, 36),
+    "affinity": (3651, 39),
+    "checkpoints": (2255, 29),
+    "comparing": (1530, 19),
+    "data": (4509, 51),
+    "doctor": (2419, 26),
+    "embeddings": (468, 7),
+    "evaluation": (2585, 25),
+    "generation": (3022, 32),
+    "hub": (488, 6),
+    "masked_lm": (387, 4),
+    "memory": (709, 8),
+    "models": (3712, 47),
+    "pde": (1041, 15),
+    "recipes": (2, 1),
+    "reporting": (3883, 62),
+    "speedups": (2271, 26),
+    "training": (4059, 44),
+}
+SEAMS, PRIVATE = 43, 23
+
+
+def count_code(text: str) -> int:
+    docs: set[int] = set()
+    for node in ast.walk(ast.parse(text)):
+        is_owner = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        if is_owner and ast.get_docstring(node) is not None:
+            docs.update(range(node.body[0].lineno, node.body[0].end_lineno + 1))
+    lines = enumerate(text.splitlines(), 1)
+    return sum(bool(line.strip()) and not line.lstrip().startswith("#") and n not in docs for n, line in lines)
+
+
+def count_folders(root: Path) -> dict[str, tuple[int, int]]:
+    code, files = Counter(), Counter()
+    for path in root.rglob("*.py"):
+        folder = (*path.relative_to(root).parts[:-1], ".")[0]
+        code[folder] += count_code(path.read_text())
+        files[folder] += 1
+    return {folder: (code[folder], files[folder]) for folder in sorted(code)}
+
+
+def test_no_folder_grows():
+    found = count_folders(Path(hf_ext.__file__).parent)
+    assert found.keys() == BUDGET.keys()
+    grown = {name: (found[name], BUDGET[name]) for name in found if any(a > b for a, b in zip(found[name], BUDGET[name]))}
+    assert grown == {}, "take out what the new code replaces, or less than it adds"
+    slack = {name: (found[name], BUDGET[name]) for name in found if found[name][0] < BUDGET[name][0] - 100}
+    assert slack == {}, "lower the budget to what there is now"
+
+
+def test_trainer_gets_no_more_seams():
+    names = overridden(FastTrainer)
+    assert len(names) <= SEAMS
+    assert sum(name.startswith("_") and name != "__init__" for name in names) <= PRIVATE
+
+
+def test_comments_docstrings_and_blank_lines_are_no_code():
+    assert count_code('"""Doc."""\n\n# why\ndef f():\n    """Doc."""\n    return 1  # here\n') == 2
