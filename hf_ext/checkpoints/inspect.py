@@ -60,8 +60,8 @@ def _inspect(path: Path) -> Found:
     stored, problems = verify(path, step)
     if stored is None:
         return Found(path.name, DAMAGED, step, None, num_bytes, problems)
-    kind = STRIPPED if stored.stripped else WHOLE if any("optim" in name for name in stored.manifest.files) else WEIGHTS
-    return Found(path.name, kind, step, stored.manifest.epoch, num_bytes)
+    kind = WHOLE if any("optim" in name for name in stored.manifest.files) else WEIGHTS
+    return Found(path.name, STRIPPED if stored.stripped else kind, step, stored.manifest.epoch, num_bytes)
 
 
 def find_next(checkpoints: Sequence[Found]) -> Found | None:
