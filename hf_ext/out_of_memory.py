@@ -74,11 +74,3 @@ def attempt(work: Callable[[], Result]) -> Result:
     if torch.accelerator.is_available():  # what it keeps for the next tensors
         torch.accelerator.memory.empty_cache()
     raise DidNotFit(said)
-
-
-def attempt_twice(work: Callable[[], Result]) -> Result:
-    """What `work` returns or raises; once more, where the first time was out of memory and left nothing behind."""
-    try:
-        return attempt(work)
-    except DidNotFit:
-        return work()

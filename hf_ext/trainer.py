@@ -27,6 +27,7 @@ from .checkpoints.agreement.hyperparameters import read_hyperparameters
 from .checkpoints.agreement.run_facts import describe_run
 from .checkpoints.retention.budget import Sizes
 from .checkpoints.run_lock import hold_folders
+from .checkpoints.state.rng import capture_rng, restore_rng
 from .checkpoints.state.weights import check_loaded, load_scale, load_weights, save_weights
 from .data.even_batches import RepeatedRows
 from .data.random_states import kept_random_states
@@ -263,7 +264,7 @@ class FastTrainer(Trainer):
 
     def _inner_training_loop(self, *args: Any, **kwargs: Any) -> Any:
         folder, parts = kwargs.get("resume_from_checkpoint"), self._ext_parts
-        resumed = self._ext_resumer.resumed
+        resumed, self._ext_rng_made_up = self._ext_resumer.resumed, None
         parts.repeatable.go_on(None if resumed is None else resumed.state_of("begun_loaders") or ["train"])
         with ExitStack() as around:
             around.enter_context(parts.workers.naming_deaths())
@@ -406,6 +407,11 @@ class FastTrainer(Trainer):
             raise CheckpointError(f"{folder} does not fit this model: {error}") from error
         load_scale(target, folder)
 
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        super()._load_rng_state(checkpoint)
+        if self._ext_rng_made_up is not None:  # the evaluation that a stop gave up comes between
+            restore_rng(self._ext_rng_made_up)
+
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         # Trainer goes on with what it had where a checkpoint lacks it.
         check_loaded(self.model, "The checkpoint", load_result)
@@ -415,10 +421,12 @@ class FastTrainer(Trainer):
 
         With the random state in which it would have begun. A stop gives it up again; it is then still pending.
         """
+        super()._load_rng_state(str(self._ext_resumer.resumed.folder))
         self._ext_stopper.load(False)
         metrics = self._evaluate(self._trial, self._ext_stopper.ignore_keys)
         if self._ext_stopper.evaluation_pending:
             return
+        self._ext_rng_made_up = capture_rng(self.args.device)
         is_best = self._determine_best_metric(metrics, self._trial)
         if is_best or self.args.save_strategy not in (SaveStrategy.NO, SaveStrategy.BEST):
             self._save_checkpoint(self.model_wrapped, self._trial)
@@ -538,9 +546,8 @@ class FastTrainer(Trainer):
     ) -> dict[str, float]:
         if self._ext_stopper.is_resumed and skip_scheduler:
             return {}  # of `eval_on_start`, which transformers 5.23 would do, and log, once more in a continued run
-        # Whole, in part or given up, it moves nothing of training.
-        watched = self._ext_stopper.interruptible(self._ext_now(), self._ext_evaluator.watchers)
-        with kept_random_states(), watched:
+        before = capture_rng(self.args.device)  # one that is given up is as if it had not begun
+        with self._ext_stopper.interruptible(self._ext_now(), self._ext_evaluator.watchers):
             self._ext_evaluator.forget_left_out()
             metrics = super()._evaluate(trial, ignore_keys_for_eval, skip_scheduler)
             full = self._ext_evaluator.finish_left_out(self._ext_means(), self._ext_now())
@@ -549,6 +556,7 @@ class FastTrainer(Trainer):
                 metrics.update(full)
                 self._report_to_hp_search(trial, self.state.global_step, metrics)
             return metrics
+        restore_rng(before)
         self._ext_stopper.hold_back(self.control)  # a callback may have put another one in the place of that of before
         return {}
 

@@ -6,7 +6,7 @@ import weakref
 import pytest
 import torch
 
-from hf_ext.out_of_memory import DidNotFit, attempt, attempt_twice, is_out_of_memory
+from hf_ext.out_of_memory import DidNotFit, attempt, is_out_of_memory
 
 
 @pytest.mark.parametrize(
@@ -100,15 +100,3 @@ def test_other_errors_pass_and_a_second_attempt_is_the_last():
     assert attempt(lambda: 3) == 3
     with pytest.raises(ZeroDivisionError):
         attempt(lambda: 1 / 0)
-    calls = []
-
-    def work(times):
-        calls.append(None)
-        if len(calls) <= times:
-            raise MemoryError
-        return "done"
-
-    assert attempt_twice(lambda: work(1)) == "done"
-    calls.clear()
-    with pytest.raises(MemoryError):
-        attempt_twice(lambda: work(2))

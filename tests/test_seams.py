@@ -37,6 +37,7 @@ _inner_training_loop(batch_size=None, args=None, resume_from_checkpoint=None, tr
 _issue_warnings_after_load(load_result)
 _load_best_model()
 _load_from_checkpoint(resume_from_checkpoint, model=None)
+_load_rng_state(checkpoint)
 _maybe_log_save_evaluate(tr_loss, grad_norm, model, trial, epoch, ignore_keys_for_eval, start_time,
     learning_rate=None)
 _prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)

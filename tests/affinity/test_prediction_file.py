@@ -104,7 +104,7 @@ def test_a_list_of_rejected_rows_that_predict_did_not_write_is_not_replaced(fold
         (os.fsdecode(b"b\xff.csv"), "is not UTF-8"),
         ("loop", "cannot be written: "),
         ("/proc/x/y.csv", "'/proc/x' cannot be the output folder: No such file"),
-        ("in.csv/x.csv", "cannot be the output folder: there is a file of that name"),
+        ("in.csv/x.csv", "cannot be the output folder: File exists"),
     ],
 )
 def test_an_output_that_cannot_be_written_is_refused_by_name(folder, name, reason):

@@ -35,7 +35,7 @@ def save_in_place(store: CheckpointStore, step: int) -> None:
 
 def write_files(folder: Path, step: int) -> None:
     (folder / "model.safetensors").write_bytes(bytes([step]) * 1000)
-    (folder / "optimizer.json").write_text(str(step))
+    (folder / "progress.json").write_text(str(step))
 
 
 def train(folder: Path, report, save=save) -> None:
@@ -56,7 +56,7 @@ def rotate(store: CheckpointStore) -> None:
     for step in steps[:-2]:
         store.delete(step)
     for step in steps[-2:-1]:
-        store.strip(step, ["optimizer.json"])
+        store.strip(step, ["progress.json"])
 
 
 def run_until(kill_at: int, folder: Path, save=save) -> tuple[int, bool]:
@@ -150,7 +150,7 @@ def test_the_same_kills_find_that_saving_in_place_loses_checkpoints(tmp_path, no
 def test_what_another_process_is_writing_is_left_until_that_process_is_dead(tmp_path):
     store = CheckpointStore(tmp_path, "mine")
     with other_run(tmp_path) as pid:
-        store.staging_path(20).mkdir()
+        store.staging_path(20).mkdir(parents=True)
         (store.staging_path(20) / "model.safetensors").write_bytes(b"half")
         store.sweep()
         assert sorted(os.listdir(tmp_path)) == [LOCK, ".staging"]

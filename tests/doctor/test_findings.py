@@ -51,7 +51,7 @@ SITUATIONS = {
         {},
         {"checkpoint": Sizes(GB, 2 * GB, 0)},
         "stops",
-        "--save_total_size_gb 4.0",
+        "--save_total_size_gb 6.0",
     ),
     "disk": ({}, {"free_bytes": {**FREE, "output_dir": 10**6}}, {}, "stops", "--save_total_limit 1"),
     "disk ": ({}, {"free_bytes": {**FREE, "cache_dir": 10**5}}, {}, "stops", "--embedding_cache_dir"),

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from closing_line import record, say
 from families import FAMILIES, SAVE_STEPS
-from kill_cases import Bench, Table, draw_kills, is_pickle, run_with_kills
+from kill_cases import Bench, Table, draw_kills, run_with_kills
 from killing import STOCK, Job, Kill, attempt
 
 KILLS_PER_RUN = 3
@@ -108,9 +108,3 @@ def test_of_forty_kills_in_a_save_stock_trainer_does_not_recover(bench, table, a
 def test_stock_trainer_killed_between_two_saves_ends_as_if_nothing_was(bench):
     row = Table().row(STOCK, "between two saves")
     assert run_with_kills(bench, bench.job(STOCK), [Kill(at_step=SAVED + 2)], row) == []
-
-
-def test_the_search_for_pickles_finds_those_of_stock_trainer(bench):
-    folder = bench.whole(STOCK)[0].output_dir
-    found = {path.name for path in folder.rglob("*") if path.is_file() and is_pickle(path)}
-    assert {"training_args.bin", "optimizer.pt", "scheduler.pt", "rng_state.pth"} <= found

@@ -174,13 +174,13 @@ def differences(job: Job, whole: Job) -> list[str]:
         folder = job.output_dir / f"checkpoint-{step}"
         files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
         found += [f"{folder.name}: {name}" for name in files ^ {*Manifest.read(folder).files, MANIFEST}]
-    files = [path for path in job.output_dir.rglob("*") if path.is_file()]
-    return found + [f"{path} holds pickle" for path in files if is_pickle(path)]
+    return found
 
 
 def tensors_of(job: Job) -> dict[str, bytes]:
-    """Every safetensors file of the final model and of the checkpoints: weights, and in ours all other state."""
-    files = [*job.output_dir.glob("*.safetensors"), *job.output_dir.glob("checkpoint-*/*.safetensors")]
+    """Weights of the final model and of the checkpoints, and all states of optimizer, schedule and random numbers."""
+    kinds = ("*.safetensors", "*/*.safetensors", "*/optimizer.pt", "*/scheduler.pt", "*/rng_state.pth")
+    files = [path for kind in kinds for path in job.output_dir.glob(kind)]
     return {path.relative_to(job.output_dir).as_posix(): path.read_bytes() for path in files}
 
 
@@ -189,11 +189,3 @@ def logged(job: Job) -> list[float]:
     newest = job.output_dir / f"checkpoint-{max(steps_of(job), default=0)}"
     history = json.loads((newest / "trainer_state.json").read_text())["log_history"]
     return [entry[name] for entry in history for name in ("loss", "eval_loss") if name in entry]
-
-
-def is_pickle(path: Path) -> bool:
-    """By its first bytes: a pickle's protocol, or the zip archive of `torch.save`."""
-    head = path.read_bytes()[:2]
-    return (
-        path.suffix in (".bin", ".pt", ".pth", ".pkl") or head == b"PK" or (head[:1] == b"\x80" and head[1:] < b"\x06")
-    )

@@ -7,13 +7,12 @@ import pytest
 import torch
 from faulty_runs import messages
 from miniature_esm import make_wide_esm
-from small_memory import Room, failing
+from small_memory import Room
 from tiny_masked_lm import make_args, make_rows, make_trainer
 from token_rows import pad_rows
 
 from hf_ext.errors import MemoryExhausted
 from hf_ext.trainer import FastTrainer
-from hf_ext.training import checkpointer as checkpointer_module
 from hf_ext.training import oom_policy as oom_policy_module
 
 LADDER = {"oom_policy": "step_down", "optim": "adamw_torch_fused", "learning_rate": 1e-2}
@@ -144,29 +143,6 @@ def test_the_model_is_afterwards_as_it_was(tmp_path):
     trainer = run(tmp_path, None, model, max_steps=1)
     trainer.end()
     assert set(model.state_dict()) == set(before)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("call", [1, 2, 3, 4])
-def test_a_save_that_is_out_of_memory_is_made_again(tmp_path, call):
-    saving = {"save_strategy": "steps", "save_steps": 2}
-    plain = run(tmp_path / "a", **saving)
-    with failing(checkpointer_module, "save_tree", {call}):
-        ours = run(tmp_path / "b", **saving)
-    assert same(weights_of(ours), weights_of(plain))
-    resumed = make_trainer(tmp_path / "b", **LADDER)
-    resumed.train(resume_from_checkpoint=str(tmp_path / "b" / "checkpoint-2"))
-    assert same(weights_of(resumed), weights_of(plain))
-
-
-def test_a_save_that_never_fits_costs_no_step(tmp_path):
-    plain = run(tmp_path / "a")
-    with failing(checkpointer_module, "save_tree", {1, 2}), messages() as said:  # both attempts of the first save
-        ours = run(tmp_path / "b", save_strategy="steps", save_steps=2)
-    assert any("checkpoint-2 was not written, out of memory twice" in line for line in said)
-    assert not (tmp_path / "b" / "checkpoint-2").exists()
-    assert (tmp_path / "b" / "checkpoint-4").exists()
-    assert same(weights_of(ours), weights_of(plain))
 
 
 class MeanOfBatch(FastTrainer):

@@ -127,9 +127,9 @@ def test_without_patience_nothing_is_looked_at_or_stored(make_early):
 
 def test_the_bound_of_its_bytes_counts_rows_and_patience(make_early):
     early = make_early()
-    assert early.num_bytes() == 8 * NUM_ROWS * 3
+    assert early.num_bytes() == 26 * NUM_ROWS * 3
     early.look_at(LABELS[:50])
-    assert early.num_bytes() == 8 * 50 * 3
+    assert early.num_bytes() == 26 * 50 * 3
 
 
 def test_what_is_added_to_a_log_is_there_while_it_is_logged_alone():
