@@ -264,7 +264,8 @@ class FastTrainer(Trainer):
 
     def _inner_training_loop(self, *args: Any, **kwargs: Any) -> Any:
         folder, parts = kwargs.get("resume_from_checkpoint"), self._ext_parts
-        resumed, self._ext_rng_made_up = self._ext_resumer.resumed, None
+        resumed = self._ext_resumer.resumed
+        self._ext_rng_made_up: dict[str, Any] | None = None
         parts.repeatable.go_on(None if resumed is None else resumed.state_of("begun_loaders") or ["train"])
         with ExitStack() as around:
             around.enter_context(parts.workers.naming_deaths())

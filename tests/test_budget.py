@@ -11,7 +11,7 @@ from hf_ext.trainer import FastTrainer
 
 # Folder of hf_ext -> (code lines, files); code is what is neither blank, comment nor docstring.
 BUDGET = {
-    ".": (3188, 36),
+    ".": (3192, 36),
     "affinity": (3651, 39),
     "checkpoints": (2255, 29),
     "comparing": (1530, 19),
@@ -30,7 +30,7 @@ BUDGET = {
     "speedups": (2271, 26),
     "training": (4059, 44),
 }
-SEAMS, PRIVATE = 43, 23
+SEAMS, PRIVATE = 44, 24
 
 
 def count_code(text: str) -> int:

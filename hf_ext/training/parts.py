@@ -85,7 +85,7 @@ class Parts:
         # Checkpoints, and what they carry of the others.
         self.places = Places(str(args.output_dir), args.local_checkpoint_dir, args.should_save)
         self.disk_space = DiskSpace(args, self.places, backend)
-        self.carried = [
+        self.carried: list[Any] = [
             *(self.nan_guard, self.stopper, self.loaders, self.run_clock, self.evaluator, self.oom_policy),
             *(self.profiling, self.repeatable, self.collapse_alarm, self.early_stopping),
         ]

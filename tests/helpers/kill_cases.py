@@ -179,7 +179,7 @@ def differences(job: Job, whole: Job) -> list[str]:
 
 def tensors_of(job: Job) -> dict[str, bytes]:
     """Weights of the final model and of the checkpoints, and all states of optimizer, schedule and random numbers."""
-    kinds = ("*.safetensors", "*/*.safetensors", "*/optimizer.pt", "*/scheduler.pt", "*/rng_state.pth")
+    kinds = ("*.safetensors", *(f"checkpoint-*/{name}" for name in ("*.safetensors", "*.pt", "*.pth")))
     files = [path for kind in kinds for path in job.output_dir.glob(kind)]
     return {path.relative_to(job.output_dir).as_posix(): path.read_bytes() for path in files}
 

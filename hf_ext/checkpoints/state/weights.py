@@ -99,7 +99,7 @@ def save_weights(
         write_tensors(stored_entries(model), folder / TRAINABLE)
     elif isinstance(model, PeftModel):
         # PEFT's own "auto" asks the Hub on every save whether the vocabulary has grown.
-        embeddings = {"save_embedding_layers": False} if is_checkpoint else {}
+        embeddings: dict[str, Any] = {"save_embedding_layers": False} if is_checkpoint else {}
         model.save_pretrained(str(folder), state_dict=state_dict, **embeddings)
         _add_unfrozen(model, folder, state_dict)
     else:
@@ -145,9 +145,9 @@ def load_weights(model: Any, folder: Path) -> bool:
         check_loaded(model, folder, model.load_state_dict(_read(folder / TRAINABLE), strict=False), own)
     elif isinstance(model, PeftModel) and all(path.is_file() for path in _adapter_files(model, folder).values()):
         for adapter, path in _adapter_files(model, folder).items():
-            own = [name for name in model.state_dict() if f".{adapter}." in name]
+            of_adapter = [name for name in model.state_dict() if f".{adapter}." in name]
             outcome = set_peft_model_state_dict(model, _read(path), adapter_name=adapter)
-            check_loaded(model, folder, outcome, own)
+            check_loaded(model, folder, outcome, of_adapter)
     elif (folder / MODEL).is_file() and _has_original_names(model, folder / MODEL):
         renamed = {_modern(name): tensor for name, tensor in _read(folder / MODEL).items()}
         check_loaded(model, folder, model.load_state_dict(renamed, strict=False))
@@ -156,7 +156,7 @@ def load_weights(model: Any, folder: Path) -> bool:
     return True
 
 
-def check_loaded(model: Any, folder: Path, outcome: Any, required: Any = None) -> None:
+def check_loaded(model: Any, folder: Path | str, outcome: Any, required: Any = None) -> None:
     """Refuses what `load_state_dict` took in part, where Trainer would go on with a line in the log.
 
     Args:
