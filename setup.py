@@ -24,7 +24,7 @@ setup(
     },
     install_requires=[
         "torch>=2.11,<2.16",
-        "transformers>=5.23,<6",
+        "transformers>=5.24,<6",
         "accelerate>=1.15",
         "datasets>=5.1",  # before, the second pass of a stream after skip() or take() is an error
         "peft>=0.21",  # `model.add_adapter` of transformers 5.24 asks for 0.22, which is not out; `PeftModel` works

@@ -58,6 +58,20 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     SETTINGS.update(read_torch_settings())
+    note_holds()
+
+
+def note_holds() -> None:
+    """Of products of matrices, which a trainer that nobody ends holds as long as it lives."""
+    from hf_ext.matmul import HELD_MATMUL
+
+    hold = HELD_MATMUL.hold
+
+    def noted(value):
+        HOLDS.append(hold(value))
+        return HOLDS[-1]
+
+    HELD_MATMUL.hold = noted
 
 
 def read_signal_handlers() -> dict:
@@ -66,6 +80,7 @@ def read_signal_handlers() -> dict:
 
 HANDLERS = read_signal_handlers()  # before any test, and any fixture that lives longer than one
 SETTINGS: dict = {}  # the same of torch
+HOLDS: list = []  # what lets go of them
 
 
 @pytest.fixture(autouse=True)
@@ -73,7 +88,9 @@ def _leaves_the_process_as_it_was():
     """No test leaves a signal handler behind, nor a data worker that its trainer, once ended, does not take along."""
     before = set(multiprocessing.active_children())
     yield
-    restore_torch_settings(SETTINGS)  # a trainer that nobody ended keeps what its plan switched, as timings decide
+    while HOLDS:
+        HOLDS.pop()()
+    restore_torch_settings(SETTINGS)  # a trainer that nobody ended keeps what its plan switched
     if "transformers" in sys.modules:  # settings that were refused live as long as their traceback, and are asked
         sys.modules["transformers"].integrations.deepspeed.unset_hf_deepspeed_config()
     if set(multiprocessing.active_children()) - before:

@@ -75,8 +75,8 @@ class Pusher:
         strategy = read_hub_strategy(args)
         if strategy in ("checkpoint", "all_checkpoints") and self._trainer._ext_backend.is_spread:
             raise ArgumentError(
-                f"hub_strategy={strategy}: DeepSpeed and FSDP1 write pickles. Use end, best or every_save; FSDP2 "
-                "checkpoints can be pushed."
+                f"hub_strategy={strategy}: what FSDP and DeepSpeed write only they can read, and is no file to share. "
+                "Use end: the trained model is pushed whole."
             )
         name = args.hub_model_id or Path(args.output_dir).absolute().name
         settings = self._settings(token, private)
