@@ -13,7 +13,7 @@ from hf_ext.trainer import FastTrainer
 BUDGET = {
     ".": (3192, 36),
     "affinity": (3651, 39),
-    "checkpoints": (2255, 29),
+    "checkpoints": (2258, 29),
     "comparing": (1530, 19),
     "data": (4509, 51),
     "doctor": (2419, 26),

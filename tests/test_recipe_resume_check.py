@@ -38,6 +38,11 @@ def flip(path: Path) -> None:
     path.write_bytes(bytes(data))
 
 
+def stage(folder: Path) -> None:
+    (folder / ".staging").mkdir()
+    (folder / "checkpoint-6").rename(folder / ".staging" / "checkpoint-6")
+
+
 # Name -> what happened to the run's folder, and the step from which a run continues.
 CASES = {
     "nothing": (lambda f, r: None, 6),
@@ -45,7 +50,7 @@ CASES = {
     "its manifest deleted": (lambda f, r: (f / "checkpoint-6" / "manifest.json").unlink(), 4),
     "renamed to another step": (lambda f, r: (f / "checkpoint-6").rename(f / "checkpoint-60"), 4),
     "all damaged": (lambda f, r: [flip(f / f"checkpoint-{n}" / "config.json") for n in SAVED], 0),
-    "killed before the rename": (lambda f, r: (f / "checkpoint-6").rename(f / ".staging-checkpoint-6"), 6),
+    "killed before the rename": (lambda f, r: stage(f), 6),
     "a newer one of stock Trainer": (lambda f, r: shutil.copytree(r / "stock/checkpoint-6", f / "checkpoint-9"), 6),
     "a newer link": (lambda f, r: (f / "checkpoint-9").symlink_to(f / "checkpoint-6"), 6),
 }

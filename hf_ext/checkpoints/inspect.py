@@ -12,6 +12,7 @@ from ..disk import used_bytes
 from ..errors import CheckpointError
 from ..reporting.tables import format_table
 from .format.stored import is_folder, is_ours, verify
+from .storage.store import STAGING
 
 _STEP = re.compile(r"checkpoint-(0|[1-9][0-9]*)")
 WHOLE, WEIGHTS, STRIPPED = "verified", "verified, weights alone", "verified, optimizer dropped to save room"
@@ -21,7 +22,7 @@ HEADERS = ("checkpoint", "what it is", "step", "epoch", "MB")
 
 @dataclass(frozen=True)
 class Found:
-    """A folder that is named as a checkpoint; one whose name begins with `.staging-` lacked only its rename.
+    """A folder that is named as a checkpoint; one in `.staging` lacked only its rename.
 
     Attributes:
         kind: one of the constants above.
@@ -47,21 +48,23 @@ def inspect_folder(folder: str | os.PathLike[str]) -> list[Found]:
     place = Path(folder).resolve()
     if not place.is_dir():
         raise CheckpointError(f"{folder}: expected a folder, found {'a file' if place.exists() else 'nothing'}.")
-    named = [path for path in place.iterdir() if _STEP.fullmatch(path.name.removeprefix(".staging-"))]
-    paths = [place] if _STEP.search(place.name) else named
-    return sorted(map(_inspect, paths), key=lambda found: (found.step, found.name))
+    if _STEP.search(place.name):
+        return [_inspect(place)]
+    named = [path for path in place.iterdir() if _STEP.fullmatch(path.name)]
+    staged = [_inspect(path, f"{STAGING}/") for path in place.glob(f"{STAGING}/checkpoint-*") if verify(path)[0]]
+    return sorted([*map(_inspect, named), *staged], key=lambda found: (found.step, found.name))
 
 
-def _inspect(path: Path) -> Found:
+def _inspect(path: Path, where: str = "") -> Found:
     step, num_bytes = int(_STEP.findall(path.name)[0]), used_bytes(path)
     if not is_folder(path) or not is_ours(path):
         is_stock = is_folder(path) and (path / "trainer_state.json").is_file()
-        return Found(path.name, STOCK if is_stock else FOREIGN, step, None, num_bytes)
+        return Found(where + path.name, STOCK if is_stock else FOREIGN, step, None, num_bytes)
     stored, problems = verify(path, step)
     if stored is None:
-        return Found(path.name, DAMAGED, step, None, num_bytes, problems)
+        return Found(where + path.name, DAMAGED, step, None, num_bytes, problems)
     kind = WHOLE if any("optim" in name for name in stored.manifest.files) else WEIGHTS
-    return Found(path.name, STRIPPED if stored.stripped else kind, step, stored.manifest.epoch, num_bytes)
+    return Found(where + path.name, STRIPPED if stored.stripped else kind, step, stored.manifest.epoch, num_bytes)
 
 
 def find_next(checkpoints: Sequence[Found]) -> Found | None:

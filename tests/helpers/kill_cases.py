@@ -155,7 +155,7 @@ def steps_of(job: Job) -> list[int]:
 
 def place_of_kill(job: Job) -> str:
     """What was going on, told by what is left of it; stock Trainer saves in place, and is killed while it saves."""
-    if job.family == STOCK or any(job.output_dir.glob(".staging-*")):
+    if job.family == STOCK or any(job.output_dir.glob(".staging/*")):
         return "in_a_save"
     return "in_a_rotation" if any(job.output_dir.glob(".trash-*")) else "elsewhere"
 

@@ -125,7 +125,7 @@ def check_drive(folder: Path) -> None:
     vouched = int((folder / "vouched").read_text()) if (folder / "vouched").exists() else 0
     newest = 0
     for name in sorted(os.listdir(folder / "drive")):
-        assert name.startswith(("checkpoint-", ".staging-", ".trash-")), name  # nothing had to be set aside
+        assert name.startswith(("checkpoint-", ".staging", ".trash-")), name  # nothing had to be set aside
         if name.startswith("checkpoint-"):
             stored = store.open(folder / "drive" / name)
             assert stored is not None, f"{name} is no checkpoint"
