@@ -148,6 +148,7 @@ def entries(path: Path) -> dict[str, dict]:
     return json.loads(path.read_text())["parts"]
 
 
+@pytest.mark.nightly
 def test_parts_that_crash_raise_hang_or_run_out_of_memory_are_recorded_and_later_ones_run(tmp_path):
     path, child = tmp_path / "session.json", tmp_path / "child"
     hang = WRITE + "import subprocess, time; c = subprocess.Popen(['sleep', '300'], start_new_session=True); "

@@ -64,6 +64,7 @@ def test_terms_of_the_loss_count_as_often_as_they_are_computed():
     assert mixed == pytest.approx(plain + (inverse - plain) / 4 + (physics - plain) / 2)
 
 
+@pytest.mark.nightly
 def test_time_is_measured_here_and_nothing_is_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     facts = look(None, measure_seconds=0.05, use_cpu=True)

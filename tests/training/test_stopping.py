@@ -129,7 +129,7 @@ def continued(folder: Path, case: Case, reference: dict, ranks: int = 1) -> dict
     return resumed
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", INTERRUPTED)
 def test_a_run_signalled_anywhere_saves_and_continues_identically(tmp_path, whole, name):
     case, step, is_pending = INTERRUPTED[name]
