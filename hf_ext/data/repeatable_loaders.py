@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 from weakref import WeakSet
 
 import torch
-from accelerate.data_loader import SeedableRandomSampler
-from torch.utils.data import DataLoader, Sampler
-
-from .random_states import generators_of
-
-INNER = ("sampler", "batch_sampler", "batches")  # by which samplers name the one they pass on
+from torch.utils.data import DataLoader
 
 
 class RepeatableLoader(DataLoader):
@@ -26,14 +20,12 @@ class RepeatableLoader(DataLoader):
         draws_once: as torch with persistent workers, the first iteration of a run alone takes a number.
         has_begun: there was an iteration before, in this process or in the one that the run was begun in.
         source: the generator that the user gave the loader, to take the number from; None is the global one.
-        when_begun: called after the number was taken, and before a sampler draws an order.
         iterators: those that are still in use; whoever ends a run early can end their workers.
     """
 
     draws_once: bool
     has_begun: bool
     source: torch.Generator | None
-    when_begun: Callable[[], None] | None
     iterators: WeakSet[Any]
 
     def __iter__(self) -> Any:
@@ -43,8 +35,6 @@ class RepeatableLoader(DataLoader):
         if not (self.draws_once and self.has_begun):
             torch.empty((), dtype=torch.int64).random_(generator=self.source)
         self.has_begun = True
-        if self.when_begun is not None:
-            self.when_begun()
         iterator = super().__iter__()
         self.iterators.add(iterator)
         return iterator
@@ -61,7 +51,7 @@ def make_repeatable(loader: Any, draws_once: bool = False, has_begun: bool = Fal
         # A class of the user's keeps its name, and what else it overrides.
         base.__class__ = RepeatableLoader if kind is DataLoader else type(kind.__name__, (RepeatableLoader, kind), {})
         base.source, base.generator = base.generator, torch.Generator()
-        base.when_begun, base.iterators = None, WeakSet()
+        base.iterators = WeakSet()
         base.draws_once, base.has_begun = draws_once, has_begun
     return loader
 
@@ -69,22 +59,3 @@ def make_repeatable(loader: Any, draws_once: bool = False, has_begun: bool = Fal
 def base_of(loader: Any) -> Any:
     """The loader that iterates: the one inside of Accelerate's, or `loader` itself."""
     return getattr(loader, "base_dataloader", loader)
-
-
-def generators_behind(loader: Any) -> list[Any]:
-    """The generators that a loader and its samplers draw an order from, each once, in a fixed order.
-
-    Without those of Accelerate's samplers, which make theirs with the first epoch and seed it in each.
-    """
-    base = base_of(loader)
-    found = [] if getattr(base, "source", None) is None else [base.source]
-    holders: list[Any] = []
-    waiting = [getattr(base, "batch_sampler", None), getattr(base, "sampler", None)]
-    while waiting:
-        holder = waiting.pop()
-        if isinstance(holder, SeedableRandomSampler) or not hasattr(holder, "__dict__"):
-            continue
-        if not any(holder is known for known in holders):
-            holders.append(holder)
-            waiting += [value for name, value in vars(holder).items() if name in INNER or isinstance(value, Sampler)]
-    return [*found, *(generator for generator in generators_of(*holders) if generator not in found)]

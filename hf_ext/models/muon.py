@@ -65,16 +65,6 @@ class MuonAdamW(Optimizer):
             inner.step()
         return loss
 
-    def unstepped_twin(self, groups: list[dict[str, Any]]) -> MuonAdamW:
-        """Another one that has not stepped, over `groups` like this one's; this one's state and groups stay its own.
-
-        For whoever has to know what a step adds, such as the size of a checkpoint.
-        """
-        twin = object.__new__(type(self))
-        twin._muon, twin._adamw = self._muon, self._adamw  # handed all that they hold anew in each step
-        Optimizer.__init__(twin, groups, {})
-        return twin
-
     def __getstate__(self) -> dict[str, Any]:
         """With the two that step, which torch's own leaves out of copies."""
         return {**super().__getstate__(), "_muon": self._muon, "_adamw": self._adamw}

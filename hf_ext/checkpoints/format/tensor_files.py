@@ -1,10 +1,8 @@
-"""Files of named tensors: safetensors, and what stock checkpoints hold besides. Nothing in a file is ever run."""
+"""Files of named tensors, and names and identities of tensors."""
 
 from __future__ import annotations
 
-import errno
 import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -37,66 +35,15 @@ def find_file(folder: Path, *parts: str) -> Path | None:
 
 
 def read_tensors(path: Path) -> dict[str, torch.Tensor]:
-    """Tensors by name, on the CPU, from a `.safetensors` file or from a state dict written by `torch.save`.
+    """Tensors by name, on the CPU, from a `.safetensors` file.
 
     Raises:
-        CheckpointError: the file is damaged, or holds anything but named tensors; nothing in it was executed.
-    """
-    if path.suffix == ".safetensors":
-        try:
-            return load_file(path)
-        except SafetensorError as error:
-            raise CheckpointError(f"{path}: damaged, not a safetensors file ({error}).") from error
-    content = read_torch_file(path)
-    if not isinstance(content, Mapping):
-        raise CheckpointError(f"{path}: holds a {type(content).__name__}, not tensors by name.")
-    for name, value in content.items():
-        if not isinstance(name, str) or not isinstance(value, torch.Tensor):
-            raise CheckpointError(f"{path}: entry {name!r} is a {type(value).__name__}, not a tensor.")
-    return dict(content)
-
-
-def read_torch_file(path: Path) -> Any:
-    """What `torch.save` wrote, on the CPU, as far as it is tensors and plain values; nothing else is ever built.
-
-    Raises:
-        CheckpointError: damaged, or more than that; says what it asks for. Nothing in it was executed.
+        CheckpointError: the file is damaged.
     """
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # what torch.load raises for a damaged or hostile file has no common class
-        is_damage = not isinstance(error, OSError | MemoryError) or getattr(error, "errno", None) == errno.EINVAL
-        if not is_damage:  # EINVAL is a seek beyond the end of a file that was cut off
-            raise
-        refused = re.search(r"GLOBAL (\S+) ", str(error))
-        reason = f"asks for {refused[1]}" if refused else (str(error) or type(error).__name__).splitlines()[0]
-        reason = type(error).__name__ if "weights_only" in reason else reason  # torch's advice to run it anyway
-        raise CheckpointError(f"{path}: damaged, or more than tensors; nothing was run ({reason}).") from error
-
-
-def read_shards(folder: Path, index_name: str) -> dict[str, torch.Tensor]:
-    """All tensors of the files that a `*.index.json` names.
-
-    Raises:
-        CheckpointError: the index is malformed, names a file outside the folder or one that is not there, or a file
-            does not hold exactly the tensors that the index says.
-    """
-    index = read_json(folder / index_name)
-    where = index.get("weight_map")
-    if not isinstance(where, dict) or not all(isinstance(name, str) for name in where.values()):
-        raise CheckpointError(f"{folder / index_name}: no weight_map of tensor name to file name.")
-    tensors: dict[str, torch.Tensor] = {}
-    for shard in sorted(set(where.values())):
-        path = find_file(folder, shard)
-        if path is None:
-            raise CheckpointError(f"{folder / shard}: missing, but {index_name} names it.")
-        found = read_tensors(path)
-        listed = {name for name, file in where.items() if file == shard}
-        if found.keys() != listed:
-            wrong = sorted(found.keys() ^ listed)
-            raise CheckpointError(f"{path}: not the tensors of {index_name}: {describe_names(wrong)}.")
-        tensors.update(found)
-    return tensors
+        return load_file(path)
+    except SafetensorError as error:
+        raise CheckpointError(f"{path}: damaged, not a safetensors file ({error}).") from error
 
 
 def read_json(path: Path) -> dict[str, Any]:

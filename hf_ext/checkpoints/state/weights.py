@@ -12,7 +12,6 @@ model: `from_pretrained` finds no weights in such a folder and refuses it, inste
 
 from __future__ import annotations
 
-import logging
 import re
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ import torch
 from peft import PeftModel
 from peft.utils.save_and_load import get_peft_model_state_dict, set_peft_model_state_dict
 from safetensors import safe_open
-from safetensors.torch import load_file
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -31,8 +29,6 @@ from ...models.configuration import AffinityConfig
 from ...models.quantization import quantized_weights
 from ..format.tensor_files import describe_names, first_names, identity, read_json, read_tensors, write_tensors
 from .frozen_weights import FROZEN, check_frozen, describe_frozen, read_base, write_frozen
-
-logger = logging.getLogger(__name__)
 
 TRAINABLE = "trainable.safetensors"
 MODEL, ADAPTER = "model.safetensors", "adapter_model.safetensors"
@@ -142,14 +138,14 @@ def load_weights(model: Any, folder: Path) -> bool:
         check_frozen(model, frozen_entries(model), folder)
     if (folder / TRAINABLE).is_file():
         own = stored_entries(model)
-        check_loaded(model, folder, model.load_state_dict(_read(folder / TRAINABLE), strict=False), own)
+        check_loaded(model, folder, model.load_state_dict(read_tensors(folder / TRAINABLE), strict=False), own)
     elif isinstance(model, PeftModel) and all(path.is_file() for path in _adapter_files(model, folder).values()):
         for adapter, path in _adapter_files(model, folder).items():
             of_adapter = [name for name in model.state_dict() if f".{adapter}." in name]
-            outcome = set_peft_model_state_dict(model, _read(path), adapter_name=adapter)
+            outcome = set_peft_model_state_dict(model, read_tensors(path), adapter_name=adapter)
             check_loaded(model, folder, outcome, of_adapter)
     elif (folder / MODEL).is_file() and _has_original_names(model, folder / MODEL):
-        renamed = {_modern(name): tensor for name, tensor in _read(folder / MODEL).items()}
+        renamed = {_modern(name): tensor for name, tensor in read_tensors(folder / MODEL).items()}
         check_loaded(model, folder, model.load_state_dict(renamed, strict=False))
     else:
         return False
@@ -192,10 +188,6 @@ def load_scale(model: Any, folder: Path) -> None:
 
 def _adapter_files(model: PeftModel, folder: Path) -> dict[str, Path]:
     return {name: (folder if name == "default" else folder / name) / ADAPTER for name in model.peft_config}
-
-
-def _read(path: Path) -> dict[str, torch.Tensor]:
-    return load_file(path)
 
 
 def _has_original_names(model: Any, path: Path) -> bool:
