@@ -25,10 +25,11 @@ from transformers.trainer_utils import EvalLoopOutput, SaveStrategy
 
 from .checkpoints.agreement.hyperparameters import read_hyperparameters
 from .checkpoints.agreement.run_facts import describe_run
-from .checkpoints.retention.budget import Sizes
+from .checkpoints.budget import Sizes
+from .checkpoints.rng import capture_rng, restore_rng
 from .checkpoints.run_lock import hold_folders
-from .checkpoints.state.rng import capture_rng, restore_rng
-from .checkpoints.state.weights import check_loaded, load_scale, load_weights, save_weights
+from .checkpoints.saver import Saver
+from .checkpoints.weights import check_loaded, load_scale, load_weights, save_weights
 from .data.even_batches import RepeatedRows
 from .data.random_states import kept_random_states
 from .data.repeatable_loaders import base_of
@@ -64,7 +65,6 @@ from .training.oom_policy import find_batch_size
 from .training.optimizers import finish_optimizer
 from .training.parts import Parts
 from .training.planned import plan_run
-from .training.saver import Saver
 from .training.scaling import fit_scaling
 from .training.signals import keep_from_workers
 from .training.team import Team

@@ -13,7 +13,7 @@ from hf_ext.trainer import FastTrainer
 BUDGET = {
     ".": (3192, 36),
     "affinity": (3651, 39),
-    "checkpoints": (2148, 28),
+    "checkpoints": (2545, 27),
     "comparing": (1530, 19),
     "data": (4489, 51),
     "doctor": (2419, 26),
@@ -28,7 +28,7 @@ BUDGET = {
     "recipes": (2, 1),
     "reporting": (3883, 62),
     "speedups": (2271, 26),
-    "training": (4059, 44),
+    "training": (3657, 41),
 }
 SEAMS, PRIVATE = 44, 24
 

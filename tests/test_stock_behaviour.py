@@ -81,7 +81,7 @@ def rewrite(checkpoint: Path, progress: dict[str, Any]) -> None:
     """As a run of that long would have written it."""
     import dataclasses
 
-    from hf_ext.checkpoints.format.manifest import Manifest, hash_file
+    from hf_ext.checkpoints.manifest import Manifest, hash_file
 
     (checkpoint / "progress.json").write_text(json.dumps(progress))
     manifest = Manifest.read(checkpoint)

@@ -18,7 +18,7 @@ from transformers.utils import SAFE_WEIGHTS_NAME
 from ..checkpoints.agreement.comparing import compare_runs, refuse
 from ..checkpoints.agreement.run_facts import describe_run
 from ..checkpoints.finished_model import check_model
-from ..checkpoints.storage.store import CheckpointStore
+from ..checkpoints.store import CheckpointStore
 from ..errors import ArgumentError
 from ..held import replaced
 from ..models.affinity import AffinityModel

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 from ..errors import ArgumentError, CheckpointError
-from .format.manifest import Manifest, check_files, hash_file
+from .manifest import Manifest, check_files, hash_file
 
 MODEL_MANIFEST = "model_manifest.json"
 WEIGHTS = r"model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json|adapter_model\.safetensors"

@@ -11,8 +11,8 @@ from pathlib import Path
 from ..disk import used_bytes
 from ..errors import CheckpointError
 from ..reporting.tables import format_table
-from .format.stored import is_folder, is_ours, verify
-from .storage.store import STAGING
+from .store import STAGING
+from .stored import is_folder, is_ours, verify
 
 _STEP = re.compile(r"checkpoint-(0|[1-9][0-9]*)")
 WHOLE, WEIGHTS, STRIPPED = "verified", "verified, weights alone", "verified, optimizer dropped to save room"

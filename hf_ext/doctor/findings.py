@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
-from ..checkpoints.retention.budget import GB, check_budget, choose_degradation
+from ..checkpoints.budget import GB, check_budget, choose_degradation
 from ..errors import ArgumentError
 from ..memory.report import MemoryReport
 from ..speedups.cpu_offload import BITSANDBYTES

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..checkpoints.retention.budget import GB, SMALL_FILES_BYTES, Sizes, needed_bytes
-from ..checkpoints.retention.rotation import Policy
+from ..checkpoints.budget import GB, SMALL_FILES_BYTES, Sizes, needed_bytes
+from ..checkpoints.retention import Policy
 from ..memory.stored import GRADIENT_BYTES, HALF_BYTES, OPTIMIZER_BYTES, WEIGHT_BYTES
 from ..plan import Plan
 from .estimates import Schedule

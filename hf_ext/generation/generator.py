@@ -11,7 +11,7 @@ import torch
 
 from ..affinity.predictor import find_device
 from ..checkpoints.finished_model import MODEL_MANIFEST, check_model
-from ..checkpoints.state.finite import check_finite
+from ..checkpoints.finite import check_finite
 from ..data.antibody_collator import ANTIGEN_TOKENIZER
 from ..errors import ArgumentError
 from ..hub.fetch import fetch_folder

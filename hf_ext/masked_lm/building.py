@@ -23,7 +23,7 @@ from transformers import (
 from transformers.utils import logging
 
 from ..checkpoints.finished_model import check_model
-from ..checkpoints.state.finite import check_finite
+from ..checkpoints.finite import check_finite
 from ..data.arguments import DataArguments
 from ..data.columns import row_lengths
 from ..data.demo import make_demo_table

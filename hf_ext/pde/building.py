@@ -12,7 +12,7 @@ import torch
 from transformers import Trainer
 
 from ..checkpoints.finished_model import check_model
-from ..checkpoints.state.finite import check_finite
+from ..checkpoints.finite import check_finite
 from ..data.masking import MaskingEpochCallback
 from ..errors import ArgumentError
 from ..plain_arguments import stock_arguments

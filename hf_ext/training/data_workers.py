@@ -9,10 +9,10 @@ from typing import Any
 
 from transformers import TrainingArguments
 
+from ..checkpoints.places import Places
 from ..data.repeatable_loaders import base_of
 from ..data.worker_deaths import BROKEN, find_death
 from ..errors import DataWorkerDied
-from .places import Places
 
 
 class DataWorkers:

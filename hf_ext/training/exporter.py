@@ -16,7 +16,7 @@ from transformers import PreTrainedModel, TrainerState
 from transformers.trainer import TRAINING_ARGS_NAME
 
 from ..checkpoints.finished_model import write_model_manifest
-from ..checkpoints.state.weights import export_bytes, save_weights
+from ..checkpoints.weights import export_bytes, save_weights
 from ..disk import describe_failure, follow_umask, is_disk_failure
 from ..errors import ArgumentError, DiskFailure
 from ..models.lora import merged_copy

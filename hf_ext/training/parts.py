@@ -8,6 +8,8 @@ from typing import Any
 
 from transformers import TrainerCallback
 
+from ..checkpoints.disk_space import DiskSpace
+from ..checkpoints.places import Places
 from ..data.masking import MaskingEpochCallback
 from ..reporting.run_clock import RunClockCallback
 from ..reporting.throughput import ThroughputCallback
@@ -15,7 +17,6 @@ from ..training_args import FastTrainingArguments
 from .backends import Backend
 from .collapse import CollapseAlarm
 from .data_workers import DataWorkers
-from .disk_space import DiskSpace
 from .early_stopping import EarlyStopping
 from .embedder import Embedder
 from .evaluation_record import EvaluationRecord
@@ -27,7 +28,6 @@ from .loaders import Loaders
 from .memory import MemoryWatch
 from .nan_guard import NanGuard
 from .oom_policy import OomPolicy
-from .places import Places
 from .planned import PlannedRun
 from .profiling import Profiling
 from .progress import HostSteps, SpeedLine

@@ -15,13 +15,13 @@ from transformers.trainer_utils import get_last_checkpoint
 from ..checkpoints.agreement.argument_roles import ANOTHER_RUN, STEP_SIZE
 from ..checkpoints.agreement.comparing import GROUPS, compare_runs, refuse
 from ..checkpoints.agreement.hyperparameters import apply_changes, changed_hyperparameters
-from ..checkpoints.format.manifest import PROGRESS
-from ..checkpoints.format.stored import Stored, check_unlisted
-from ..checkpoints.format.tensor_files import read_json
+from ..checkpoints.manifest import PROGRESS
+from ..checkpoints.places import Places
+from ..checkpoints.stored import Stored, check_unlisted
+from ..checkpoints.tensor_files import read_json
 from ..errors import CheckpointError
 from ..training_args import FastTrainingArguments
 from .backends import Backend
-from .places import Places
 from .team import Team
 
 # Allowed to change, these move the place in the data that a number of optimizer steps stands for.

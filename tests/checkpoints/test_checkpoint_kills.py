@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from other_runs import kill, other_run
 
-from hf_ext.checkpoints.format.manifest import Manifest, check_files, hash_file
+from hf_ext.checkpoints.manifest import Manifest, check_files, hash_file
 from hf_ext.checkpoints.run_lock import LOCK
-from hf_ext.checkpoints.storage.store import CheckpointStore
+from hf_ext.checkpoints.store import CheckpointStore
 from hf_ext.errors import FolderError
 
 LAST_STEP = 40

@@ -8,8 +8,8 @@ import shutil
 import pytest
 from file_limit import file_limit
 
-from hf_ext.checkpoints.format.manifest import MANIFEST, Manifest
-from hf_ext.checkpoints.storage.store import CheckpointStore
+from hf_ext.checkpoints.manifest import MANIFEST, Manifest
+from hf_ext.checkpoints.store import CheckpointStore
 from hf_ext.disk import used_bytes
 from hf_ext.errors import CheckpointError
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from hf_ext.checkpoints.retention.budget import GB, STEPS, Sizes, check_budget, choose_degradation, needed_bytes
-from hf_ext.checkpoints.retention.rotation import Policy
+from hf_ext.checkpoints.budget import GB, STEPS, Sizes, check_budget, choose_degradation, needed_bytes
+from hf_ext.checkpoints.retention import Policy
 from hf_ext.errors import ArgumentError
 
 # A 650 M model in float32 with AdamW: 2.6 GB of weights, twice that of optimizer state.

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from hf_ext.checkpoints.state.finite import not_finite, optimizer_tensors
+from hf_ext.checkpoints.finite import not_finite, optimizer_tensors
 
 
 class Two:

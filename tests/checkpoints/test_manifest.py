@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from hf_ext.checkpoints.format.manifest import MANIFEST, FileRecord, Manifest, check_files, hash_file
+from hf_ext.checkpoints.manifest import MANIFEST, FileRecord, Manifest, check_files, hash_file
 from hf_ext.errors import CheckpointError
 
 FILES = {"model.safetensors": b"weights" * 100, "config.json": b"{}\n", "sub/é 1.json": b"[1, 2]"}

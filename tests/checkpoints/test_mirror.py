@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from mirror_targets import Failing, Gate, contents, names, save, steps, wait_for_failure
 
-from hf_ext.checkpoints.format.manifest import MANIFEST
-from hf_ext.checkpoints.storage.mirror import Mirror, copy_file
-from hf_ext.checkpoints.storage.store import CheckpointStore
+from hf_ext.checkpoints.manifest import MANIFEST
+from hf_ext.checkpoints.mirror import Mirror, copy_file
+from hf_ext.checkpoints.store import CheckpointStore
 from hf_ext.errors import CheckpointError
 
 
@@ -199,7 +199,7 @@ def test_a_checkpoint_gone_locally_is_said_and_not_waited_for(local, drive, capl
 
 def test_wait_gives_up_after_its_time_and_tells_how_far_it_is(local, drive, monkeypatch, caplog):
     caplog.set_level(logging.INFO)
-    monkeypatch.setattr("hf_ext.checkpoints.storage.mirror.LOG_EVERY_S", 0.05)
+    monkeypatch.setattr("hf_ext.checkpoints.mirror.LOG_EVERY_S", 0.05)
     save(local, 10, num_bytes=5_000_000)
     gate = threading.Event()
 

@@ -13,9 +13,9 @@ import pytest
 from file_limit import file_limit
 from mirror_targets import Failing, names, save, steps, wait_for_failure
 
-from hf_ext.checkpoints.format.manifest import check_files
-from hf_ext.checkpoints.storage.mirror import Mirror, copy_file
-from hf_ext.checkpoints.storage.store import CheckpointStore
+from hf_ext.checkpoints.manifest import check_files
+from hf_ext.checkpoints.mirror import Mirror, copy_file
+from hf_ext.checkpoints.store import CheckpointStore
 from hf_ext.disk import used_bytes
 
 
@@ -105,7 +105,7 @@ def test_files_that_change_after_they_were_read_back_are_not_vouched_for(local, 
             changed.append((folder / "model.safetensors").write_bytes(b"other"))
         return problems
 
-    monkeypatch.setattr("hf_ext.checkpoints.storage.mirror.check_files", read_back)
+    monkeypatch.setattr("hf_ext.checkpoints.mirror.check_files", read_back)
     mirror = Mirror(local, drive)
     mirror.copy(10)
     wait_for_failure(mirror)

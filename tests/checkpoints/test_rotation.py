@@ -6,7 +6,7 @@ import random
 import pytest
 from transformers.trainer_utils import rotate_checkpoints
 
-from hf_ext.checkpoints.retention.rotation import Entry, Policy, SavePlan, plan_cleanup, plan_save
+from hf_ext.checkpoints.retention import Entry, Policy, SavePlan, plan_cleanup, plan_save
 from hf_ext.errors import ArgumentError, CheckpointError
 
 

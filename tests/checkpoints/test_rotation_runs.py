@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 from rotation_run import Disk, run_until, save, simulate
 
-from hf_ext.checkpoints.retention.budget import Sizes, needed_bytes
-from hf_ext.checkpoints.retention.rotation import Entry, Policy, plan_save
+from hf_ext.checkpoints.budget import Sizes, needed_bytes
+from hf_ext.checkpoints.retention import Entry, Policy, plan_save
 
 SIZES = Sizes(weights=30, optimizer=60, other=10)
 NAMES = ("keep_best", "keep_epoch", "best_weights_only", "optimizer_in_newest_only")

@@ -16,7 +16,7 @@ from disk_runs import KINDS, Digests, digest, hidden, make_esm, make_model, make
 from disk_samples import allocated, sampled
 from transformers import EsmForSequenceClassification, TrainerCallback
 
-from hf_ext.checkpoints.retention.budget import needed_bytes
+from hf_ext.checkpoints.budget import needed_bytes
 from hf_ext.errors import ArgumentError
 from hf_ext.reporting.run_log import start_run_log
 from hf_ext.trainer import FastTrainer

@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from transformers import EsmForSequenceClassification, Trainer, TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 
-from hf_ext.checkpoints.storage.store import CheckpointStore
+from hf_ext.checkpoints.store import CheckpointStore
 from hf_ext.errors import DiskFailure, StoppedForGood, exit_on_errors
 from hf_ext.reporting.run_log import start_run_log
 from hf_ext.trainer import FastTrainer

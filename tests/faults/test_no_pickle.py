@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from transformers import Trainer, TrainerCallback
 from transformers.trainer_pt_utils import safe_globals
 
-from hf_ext.checkpoints.state.frozen_weights import write_frozen
+from hf_ext.checkpoints.frozen_weights import write_frozen
 from hf_ext.errors import CheckpointError, TrainingStopped
 
 SECRET = "hf_CANARYcanaryCANARYcanaryCANARY1234"

@@ -13,8 +13,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from hf_ext.checkpoints.storage.mirror import Mirror
-from hf_ext.checkpoints.storage.store import CheckpointStore
+from hf_ext.checkpoints.mirror import Mirror
+from hf_ext.checkpoints.store import CheckpointStore
 
 STEPS = (10, 20, 30)
 FILES = ("adapter/config.json", "model.safetensors", "optimizer.pt")

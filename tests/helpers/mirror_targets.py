@@ -5,9 +5,9 @@ import threading
 import time
 from pathlib import Path
 
-from hf_ext.checkpoints.format.manifest import check_files
-from hf_ext.checkpoints.storage.mirror import Mirror, copy_file
-from hf_ext.checkpoints.storage.store import CheckpointStore
+from hf_ext.checkpoints.manifest import check_files
+from hf_ext.checkpoints.mirror import Mirror, copy_file
+from hf_ext.checkpoints.store import CheckpointStore
 
 
 def save(store: CheckpointStore, step: int, num_bytes: int = 5000) -> None:

@@ -5,7 +5,7 @@ import random
 from collections import Counter
 from dataclasses import dataclass, field
 
-from hf_ext.checkpoints.retention.rotation import Entry, Policy, SavePlan, plan_cleanup, plan_save
+from hf_ext.checkpoints.retention import Entry, Policy, SavePlan, plan_cleanup, plan_save
 
 
 @dataclass

@@ -26,9 +26,9 @@ from torch.distributed.tensor import DTensor
 from train_on_ranks import make_rows, settings
 from transformers import EsmForTokenClassification, TrainerCallback
 
-from hf_ext.checkpoints.format.manifest import Manifest, hash_file
-from hf_ext.checkpoints.storage.staging import Staging
-from hf_ext.checkpoints.storage.store import CheckpointStore
+from hf_ext.checkpoints.manifest import Manifest, hash_file
+from hf_ext.checkpoints.staging import Staging
+from hf_ext.checkpoints.store import CheckpointStore
 from hf_ext.errors import HfExtError
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments

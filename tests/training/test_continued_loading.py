@@ -4,10 +4,10 @@ import pytest
 from loader_requests import make_args, make_planned
 from torch.utils.data import DataLoader
 
+from hf_ext.checkpoints.places import Places
 from hf_ext.data.repeatable_loaders import RepeatableLoader, make_repeatable
 from hf_ext.errors import DataWorkerDied
 from hf_ext.training.data_workers import DataWorkers
-from hf_ext.training.places import Places
 from hf_ext.training.repeatable_loading import RepeatableLoading
 
 KEEPING = {"dataloader_num_workers": 1, "dataloader_persistent_workers": True}

@@ -8,7 +8,7 @@ import pytest
 from mirror_targets import save, steps
 from small_parts import Parts
 
-from hf_ext.checkpoints.retention.budget import Sizes
+from hf_ext.checkpoints.budget import Sizes
 from hf_ext.errors import ArgumentError
 
 GB = 10**9

@@ -22,8 +22,8 @@ from torch.utils.data import dataloader
 from train_until_stopped import Case, Collator
 from transformers import TrainerCallback
 
-from hf_ext.checkpoints.format.manifest import Manifest
-from hf_ext.checkpoints.storage.staging import Staging
+from hf_ext.checkpoints.manifest import Manifest
+from hf_ext.checkpoints.staging import Staging
 from hf_ext.errors import ArgumentError, DataError, DataWorkerDied, NotFiniteError, StoppedForGood, TrainingStopped
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments

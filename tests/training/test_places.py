@@ -3,9 +3,9 @@
 import pytest
 from mirror_targets import save, steps
 
+from hf_ext.checkpoints.places import Places
 from hf_ext.checkpoints.run_lock import local_folder
 from hf_ext.errors import CheckpointError
-from hf_ext.training.places import Places
 
 
 @pytest.fixture

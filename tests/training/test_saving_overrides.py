@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 from tiny_classifier import ROWS, make_args, make_model
 from transformers import EsmForSequenceClassification, Trainer, TrainerCallback, TrainingArguments
 
-from hf_ext.checkpoints.format.manifest import Manifest
-from hf_ext.checkpoints.format.stored import verify
+from hf_ext.checkpoints.manifest import Manifest
+from hf_ext.checkpoints.stored import verify
 from hf_ext.errors import CheckpointError
 from hf_ext.overrides import is_overridden
 from hf_ext.trainer import FastTrainer

@@ -12,7 +12,7 @@ import pytest
 from closing_line import tally
 from train_until_stopped import Case, start
 
-from hf_ext.checkpoints.format.manifest import Manifest, hash_file
+from hf_ext.checkpoints.manifest import Manifest, hash_file
 
 STOPPED = 75
 CYCLES = {"gradient_accumulation_steps": 3, "num_train_epochs": 2}  # 11 batches: 4 steps an epoch, the last of 2

@@ -15,17 +15,16 @@ import torch
 from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
 
-from ..checkpoints.format.manifest import PROGRESS
-from ..checkpoints.state.finite import not_finite, optimizer_tensors
-from ..checkpoints.storage.additions import Look, look
-from ..checkpoints.storage.staging import Staging
 from ..disk import describe_failure
 from ..errors import CheckpointError, DiskFailure, NotFiniteError
 from ..overrides import is_overridden
 from ..zero import own_part
+from .additions import Look, look
 from .disk_space import DiskSpace
+from .finite import not_finite, optimizer_tensors
+from .manifest import PROGRESS
 from .places import Places
-from .stopper import Stopper
+from .staging import Staging
 
 SAVE_FAILURES_ALLOWED = 3  # in a row; then the disk will not recover, and a run without checkpoints is worth little
 
@@ -70,9 +69,7 @@ class Saver:
         staging_root: where Trainer is to write, while it writes a checkpoint.
     """
 
-    def __init__(
-        self, trainer: Any, places: Places, disk_space: DiskSpace, stopper: Stopper, parts: Sequence[Any]
-    ) -> None:
+    def __init__(self, trainer: Any, places: Places, disk_space: DiskSpace, stopper: Any, parts: Sequence[Any]) -> None:
         self._trainer, self._team = trainer, trainer._ext_team
         self._places, self._disk_space, self._stopper, self._parts = places, disk_space, stopper, parts
         self.saved_step: int | None = None

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from ...disk import remove, remove_folder
-from ..format.manifest import MANIFEST, MANIFEST_DRAFT
-from ..format.stored import is_folder, read_stored
+from ..disk import remove, remove_folder
+from .manifest import MANIFEST, MANIFEST_DRAFT
+from .stored import is_folder, read_stored
 
 logger = logging.getLogger(__name__)
 

@@ -14,11 +14,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
-from ...disk import describe_failure, is_disk_failure, sync
-from ...errors import CheckpointError, FolderError
-from ..format.manifest import Manifest, check_files
-from ..format.stored import CHECKPOINT_NAME
+from ..disk import describe_failure, is_disk_failure, sync
+from ..errors import CheckpointError, FolderError
+from .manifest import Manifest, check_files
 from .store import CheckpointStore, Stored
+from .stored import CHECKPOINT_NAME
 
 logger = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...disk import used_bytes
-from ...errors import CheckpointError
+from ..disk import used_bytes
+from ..errors import CheckpointError
 from .manifest import MANIFEST, Manifest, check_files, is_plain
 
 CHECKPOINT_NAME = re.compile(r"checkpoint-(0|[1-9][0-9]*)")

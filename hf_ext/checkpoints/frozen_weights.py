@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from ...errors import CheckpointError
-from ..format.tensor_files import as_bytes, describe_names, find_file, first_names, read_json
+from ..errors import CheckpointError
+from .tensor_files import as_bytes, describe_names, find_file, first_names, read_json
 
 FROZEN = "frozen.json"
 _ROUNDED = (torch.bfloat16, torch.float16, torch.int8)

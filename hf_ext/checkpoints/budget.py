@@ -13,7 +13,7 @@ import dataclasses
 import math
 from dataclasses import dataclass
 
-from hf_ext.checkpoints.retention.rotation import Policy
+from hf_ext.checkpoints.retention import Policy
 from hf_ext.errors import ArgumentError
 
 GB = 10**9

@@ -23,12 +23,12 @@ from safetensors import safe_open
 from torch import nn
 from transformers import PreTrainedModel
 
-from ...errors import CheckpointError
-from ...models.affinity import AffinityModel
-from ...models.configuration import AffinityConfig
-from ...models.quantization import quantized_weights
-from ..format.tensor_files import describe_names, first_names, identity, read_json, read_tensors, write_tensors
+from ..errors import CheckpointError
+from ..models.affinity import AffinityModel
+from ..models.configuration import AffinityConfig
+from ..models.quantization import quantized_weights
 from .frozen_weights import FROZEN, check_frozen, describe_frozen, read_base, write_frozen
+from .tensor_files import describe_names, first_names, identity, read_json, read_tensors, write_tensors
 
 TRAINABLE = "trainable.safetensors"
 MODEL, ADAPTER = "model.safetensors", "adapter_model.safetensors"

@@ -13,16 +13,14 @@ from typing import Any
 from torch import nn
 from transformers import TrainerState
 
-from ..checkpoints.format.stored import Stored
-from ..checkpoints.retention.budget import GB, SMALL_FILES_BYTES, Degradation, Sizes, check_budget, choose_degradation
-from ..checkpoints.retention.rotation import Entry, Policy, SavePlan, plan_cleanup, plan_save
-from ..checkpoints.state.weights import export_bytes, weights_bytes
-from ..checkpoints.storage.store import STAGING
 from ..disk import free_bytes, used_bytes
 from ..memory.stored import optimizer_bytes
-from ..training_args import FastTrainingArguments
-from .backends import Backend
+from .budget import GB, SMALL_FILES_BYTES, Degradation, Sizes, check_budget, choose_degradation
 from .places import Places
+from .retention import Entry, Policy, SavePlan, plan_cleanup, plan_save
+from .store import STAGING
+from .stored import Stored
+from .weights import export_bytes, weights_bytes
 
 # As Trainer, accelerate (FSDP) and DeepSpeed call them.
 OPTIMIZER_FILES = re.compile(r"optimizer(\.pt|\.bin|_0/.*)|global_step\d+/.*")
@@ -37,7 +35,7 @@ class DiskSpace:
     For the main process; any process may ask for sizes and for the best checkpoint.
     """
 
-    def __init__(self, args: FastTrainingArguments, places: Places, backend: Backend):
+    def __init__(self, args: Any, places: Places, backend: Any):
         self._args, self._places, self._backend = args, places, backend
         self._degradation: Degradation | None = None
         self._best_saved: int | None = None

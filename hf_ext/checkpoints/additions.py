@@ -6,11 +6,11 @@ import dataclasses
 import logging
 from pathlib import Path
 
-from ...disk import sync
-from ..format.manifest import hash_file
-from ..format.stored import Stored
-from ..state.weights import TRAINABLE
+from ..disk import sync
+from .manifest import hash_file
 from .staging import list_contents
+from .stored import Stored
+from .weights import TRAINABLE
 
 # Where a resumed run looks first: what others put there stays unlisted, and is refused or not read.
 _RESERVED = frozenset({TRAINABLE, "optimizer.pt", "scheduler.pt", "trainer_state.json"})

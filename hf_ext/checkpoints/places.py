@@ -6,10 +6,10 @@ import os
 from pathlib import Path
 from typing import Any
 
-from ..checkpoints.format.stored import Stored, check_unlisted
-from ..checkpoints.run_lock import local_folder
-from ..checkpoints.storage.mirror import Mirror
-from ..checkpoints.storage.store import CheckpointStore
+from .mirror import Mirror
+from .run_lock import local_folder
+from .store import CheckpointStore
+from .stored import Stored, check_unlisted
 
 
 class Places:

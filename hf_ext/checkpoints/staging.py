@@ -11,10 +11,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ...disk import follow_umask, remove_folder, sync
-from ...errors import CheckpointError
-from ..format.manifest import MANIFEST, MANIFEST_DRAFT, Manifest, hash_file
-from ..format.stored import Stored
+from ..disk import follow_umask, remove_folder, sync
+from ..errors import CheckpointError
+from .manifest import MANIFEST, MANIFEST_DRAFT, Manifest, hash_file
+from .stored import Stored
 
 logger = logging.getLogger(__name__)
 

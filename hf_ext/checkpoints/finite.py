@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ...errors import ArgumentError
+from ..errors import ArgumentError
 
 
 def not_finite(tensors: Iterable[tuple[str, torch.Tensor]]) -> list[str]:

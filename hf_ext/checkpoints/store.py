@@ -14,13 +14,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from ...disk import sync
-from ...errors import CheckpointError, FolderError
-from ..format.stored import CHECKPOINT_NAME, Stored, is_folder, is_ours, read_stored, verify
-from ..run_lock import find_other_run
+from ..disk import sync
+from ..errors import CheckpointError, FolderError
 from .additions import Look, add_files
 from .leftovers import clear_staging, remove_trash, sweep_trash, tidy
+from .run_lock import find_other_run
 from .staging import Staging
+from .stored import CHECKPOINT_NAME, Stored, is_folder, is_ours, read_stored, verify
 
 __all__ = ["CheckpointStore", "Staging", "Stored"]
 

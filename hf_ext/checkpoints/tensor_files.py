@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch.distributed.tensor import DTensor
 
-from ...errors import CheckpointError
+from ..errors import CheckpointError
 
 
 def find_file(folder: Path, *parts: str) -> Path | None:
