@@ -25,20 +25,20 @@ from transformers.trainer_utils import EvalLoopOutput, SaveStrategy
 
 from .checkpoints.agreement.hyperparameters import read_hyperparameters
 from .checkpoints.agreement.run_facts import describe_run
-from .checkpoints.budget import Sizes
+from .checkpoints.retention import Sizes
 from .checkpoints.rng import capture_rng, restore_rng
 from .checkpoints.run_lock import hold_folders
 from .checkpoints.saver import Saver
-from .checkpoints.weights import check_loaded, load_scale, load_weights, save_weights
+from .checkpoints.store import check_unlisted
+from .checkpoints.weights import load_weights, save_checkpoint_weights
 from .data.even_batches import RepeatedRows
 from .data.random_states import kept_random_states
 from .data.repeatable_loaders import base_of
 from .data.seeded_batches import NumberedBatches
 from .data.worker_deaths import BROKEN
-from .disk import describe_failure
 from .embeddings.dataset import EmbeddedDataset
 from .embeddings.store import EmbeddingStore
-from .errors import CheckpointError, DiskFailure, RunEnded, StoppedForGood, TrainingStopped
+from .errors import DiskFailure, RunEnded, StoppedForGood, TrainingStopped
 from .held import replaced
 from .hub.push import HubError
 from .hub.pusher import Pusher
@@ -109,6 +109,7 @@ class FastTrainer(Trainer):
             self._ext_losses.settle()
             self._ext_backend.check_given(self.optimizer, self.lr_scheduler)
             self._ext_listen()
+            self._ext_saver.open_folders()  # refuses those that cannot go together
         if self.loss_is_scaled_for_ga is None:
             self._ext_losses.warn_of_means(self._ext_decided_loss(), self.model_accepts_loss_kwargs)
         share_group(self)
@@ -138,8 +139,7 @@ class FastTrainer(Trainer):
 
     @cached_property
     def _ext_saver(self) -> Saver:
-        parts = self._ext_parts
-        return Saver(self, parts.places, parts.disk_space, parts.stopper, parts.carried)
+        return Saver(self)
 
     def _ext_listen(self) -> None:
         show_live(self.callback_handler.callbacks)
@@ -184,7 +184,8 @@ class FastTrainer(Trainer):
         has_own_loader = find_override(self, "get_train_dataloader") is not None
         check_training(self.args, None if has_own_loader else getattr(self, "train_dataset", None), self.model)
         with hold_folders(self.args):  # before anything in it is looked at
-            self._ext_parts.places.follow(self.args.output_dir, self.args.local_checkpoint_dir, self.args.should_save)
+            self._ext_saver.open_folders()
+            self.callback_handler.callbacks.sort(key=lambda callback: isinstance(callback, Events))  # those come last
             self._ext_planned.save()  # the folder may be another one than when it was planned
             if self._ext_planned.applied("find_batch_size"):
                 with kept_random_states(self.train_dataset, self.data_collator):  # which rows may draw from
@@ -234,21 +235,20 @@ class FastTrainer(Trainer):
         facts = self._ext_describe_run()
         resumed = self._ext_resumer.find(asked, facts)
         is_own = resumed is not None and resumed.is_own
-        self._ext_saver.begin_run(facts, resumed.stored.step if is_own else None)
-        self._ext_parts.disk_space.begin_run(resumed.state_of("best_saved_step") if is_own else None)
+        steps = (resumed.stored.step, resumed.state_of("best_saved_step")) if is_own else (None, None)
+        self._ext_saver.begin_run(facts, *steps)
         return None if resumed is None else str(resumed.folder)
 
     def _ext_train_and_copy(self, train: Callable[[], Any]) -> Any:
         """With `local_checkpoint_dir`, returns when the last checkpoint is in `output_dir`."""
-        disk_space = self._ext_parts.disk_space
         try:
             with self._ext_planned.measuring():
                 self._ext_embed_all()  # while the encoders are in memory; scales are drawn from the tables
                 output = train()
         except RunEnded:
-            disk_space.finish_copies(self.state)
+            self._ext_saver.finish_copies()
             raise
-        lacking = disk_space.finish_copies(self.state)
+        lacking = self._ext_saver.finish_copies()
         if lacking is not None:
             raise DiskFailure(lacking)
         return output
@@ -270,7 +270,6 @@ class FastTrainer(Trainer):
         with ExitStack() as around:
             around.enter_context(parts.workers.naming_deaths())
             around.callback(parts.profiling.leave)
-            around.callback(self._ext_saver.leave)  # what is under way, if an exception ends the run
             around.enter_context(unfiltered(self.args))
             around.enter_context(
                 self._ext_stopper.during_training(folder is not None, kwargs.get("ignore_keys_for_eval"))
@@ -400,22 +399,14 @@ class FastTrainer(Trainer):
     # --- what a resumed run takes from its checkpoint ---------------------------------------------------------------
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        folder, target = Path(resume_from_checkpoint), self.model if model is None else model
-        try:
-            if not load_weights(target, folder):
-                super()._load_from_checkpoint(resume_from_checkpoint, model)
-        except RuntimeError as error:  # of torch, which names tensors of another size
-            raise CheckpointError(f"{folder} does not fit this model: {error}") from error
-        load_scale(target, folder)
+        target = self.model if model is None else model
+        if not load_weights(target, Path(resume_from_checkpoint)):
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         super()._load_rng_state(checkpoint)
         if self._ext_rng_made_up is not None:  # the evaluation that a stop gave up comes between
             restore_rng(self._ext_rng_made_up)
-
-    def _issue_warnings_after_load(self, load_result: Any) -> None:
-        # Trainer goes on with what it had where a checkpoint lacks it.
-        check_loaded(self.model, "The checkpoint", load_result)
 
     def _ext_evaluate_pending(self) -> None:
         """Does what the evaluation that a stop interrupted would have done: logs, callbacks, best checkpoint, save.
@@ -523,8 +514,6 @@ class FastTrainer(Trainer):
             return self.control
 
         self._ext_stopper.do_due(due, self.state, self.control)
-        if self._ext_saver.has_placed:  # a save that was waited for, and that `on_save` has seen
-            self._ext_saver.finish()
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """As in Trainer; before a training loss is shown, the weights are checked, whatever the loss is.
@@ -649,9 +638,6 @@ class FastTrainer(Trainer):
     def _get_output_dir(self, trial: Any) -> str:
         return self._ext_saver.staging_root or super()._get_output_dir(trial)
 
-    def _ext_describe_failure(self, error: Exception) -> str:
-        return describe_failure(error, self.checkpoints.folder, self.checkpoint_sizes().full_bytes)
-
     # --- a model folder ---------------------------------------------------------------------------------------------
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
@@ -692,7 +678,7 @@ class FastTrainer(Trainer):
             super()._save(str(folder), state_dict)
             self._ext_parts.exporter.drop_pickle(folder)
         elif self.args.should_save:
-            save = save_weights if self._ext_saver.is_staged(folder) else save_pretrained
+            save = save_checkpoint_weights if self._ext_saver.is_staged(folder) else save_pretrained
             save(self.model, folder, state_dict)
         self._ext_save_companions(folder)
 
@@ -721,9 +707,9 @@ class FastTrainer(Trainer):
     def _finalize_training(self, *args: Any) -> Any:
         self._ext_saver.finish()
         self._ext_saver.check_finite()
-        state, disk_space = self.state, self._ext_parts.disk_space
-        # The main process alone knows of copies; the others would not join it in loading the best model.
-        best, state.best_model_checkpoint = self._ext_team.on_main(partial(disk_space.find_best, state))
+        state, saver = self.state, self._ext_saver
+        best = self._ext_team.on_main(saver.retention.best_step)  # as all see it: copies come and go meanwhile
+        state.best_model_checkpoint = None if best is None else str(saver.store.locate(best))
         if self.args.load_best_model_at_end and state.best_global_step != best:
             logger.warning(
                 "No checkpoint of the best step, %s, was saved: %s.",
@@ -734,18 +720,23 @@ class FastTrainer(Trainer):
         with replaced(self.args, save_total_limit=None):
             output = super()._finalize_training(*args)
         if self.args.push_to_hub and self._ext_team.writes:
-            disk_space.rotate(state)  # what stayed only while it was sent
+            saver.retention.rotate()  # what stayed only while it was sent
         return output
 
     def _load_best_model(self) -> None:
         if self._ext_stopper.reason is not None:
             return
-        self._ext_team.on_main(partial(self._ext_parts.places.verify, str(self.state.best_model_checkpoint)))
+        self._ext_team.on_main(self._ext_verify_best)
         logger.info("Loading the best model, of %s.", self.state.best_model_checkpoint)
         if self._ext_backend.is_spread:
             super()._load_best_model()
         else:
             self._load_from_checkpoint(str(self.state.best_model_checkpoint))
+
+    def _ext_verify_best(self) -> None:
+        stored = self.checkpoints.open(str(self.state.best_model_checkpoint))
+        if stored is not None:
+            check_unlisted(stored)
 
     def end(self) -> None:
         """As in Trainer, for all trainers of the process, once the push under way has ended.
@@ -889,7 +880,7 @@ class FastTrainer(Trainer):
     plan = property(attrgetter("_ext_planned.plan"), doc="What was decided of each speed-up, and what came of it.")
     # Without anything asked for that Trainer lacks, a run leaves in its output folder what Trainer's leaves.
     keeps_records = property(attrgetter("_ext_planned.keeps_records"), doc="Whether `plan.json` and the like are kept.")
-    checkpoints = property(attrgetter("_ext_parts.places.store"), doc="The store that training saves into.")
+    checkpoints = property(attrgetter("_ext_saver.store"), doc="The store that training saves into.")
     throughput = property(attrgetter("_ext_parts.throughput"), doc="Live rates of the run.")
     run_clock = property(attrgetter("_ext_parts.run_clock"), doc="How long the run has trained, over all its sessions.")
     evaluation_pending = property(
@@ -915,12 +906,12 @@ class FastTrainer(Trainer):
         return self.evaluation_record.facts()
 
     def checkpoint_sizes(self) -> Sizes:
-        """Upper bounds of what one checkpoint takes, without degradation."""
-        return self._ext_parts.disk_space.sizes(self.model, self.early_stopping_bytes())
+        """Upper bounds of what one checkpoint takes before anything is stripped from it."""
+        return self._ext_saver.retention.sizes()
 
     def check_disk_budget(self) -> None:
         """Raises ArgumentError for a budget that cannot hold what will be written, or decides to store less."""
-        self._ext_parts.disk_space.check(self.model, self.checkpoint_sizes)
+        self._ext_saver.retention.check()
 
     def data_position(self) -> dict[str, Any] | None:
         """Where the training stream stands after the last optimizer step, for JSON; None for other data."""
@@ -952,7 +943,7 @@ class Events(TrainerCallback):
         trainer.choose_eval_rows()  # says what is wrong with them before anything is trained
         parts.stopper.end_if_finished(state, control, trainer.callback_handler.callbacks)
         begin = self._begin_on_disk if args.should_save else None
-        trainer._ext_team.load_together(begin, trainer._ext_describe_failure)  # a refusal is one on all processes
+        trainer._ext_team.load_together(begin, trainer._ext_saver.describe_failure)  # a refusal is one on all processes
         trainer._ext_saver.check_finite()  # weights that are not finite would make all others so
         self._go_on(state)
         if trainer._ext_stopper.evaluation_pending:  # last: it is part of the run that goes on
@@ -972,17 +963,17 @@ class Events(TrainerCallback):
         trainer._ext_resumer.apply_changes(trainer.optimizer, trainer.lr_scheduler, trainer._ext_made)
         if resumed.allowed & {"metric_for_best_model", "greater_is_better"}:
             state.best_metric = state.best_global_step = None
-            trainer._ext_parts.disk_space.begin_run(None)
+            trainer._ext_saver.retention.best_saved = None
 
     def _begin_on_disk(self) -> None:
         """A resumed run first finishes a rotation cut short; the budget is checked once the optimizer exists."""
-        trainer, disk_space = self._trainer, self._trainer._ext_parts.disk_space
-        disk_space.rotate(trainer.state)
-        disk_space.copy(trainer.state)
-        trainer.check_disk_budget()
+        retention = self._trainer._ext_saver.retention
+        retention.rotate()
+        self._trainer.checkpoints.begin_copies(retention.best_step())
+        self._trainer.check_disk_budget()
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """After one optimizer step at most, a checkpoint is whole."""
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """What others had to write into the checkpoint stands there."""
         self._trainer._ext_saver.finish()
 
 

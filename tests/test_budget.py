@@ -11,12 +11,12 @@ from hf_ext.trainer import FastTrainer
 
 # Folder of hf_ext -> (code lines, files); code is what is neither blank, comment nor docstring.
 BUDGET = {
-    ".": (3192, 36),
+    ".": (3186, 36),
     "affinity": (3651, 39),
-    "checkpoints": (2545, 27),
+    "checkpoints": (2033, 18),
     "comparing": (1530, 19),
     "data": (4489, 51),
-    "doctor": (2419, 26),
+    "doctor": (2410, 26),
     "embeddings": (468, 7),
     "evaluation": (2585, 25),
     "generation": (3022, 32),
@@ -28,9 +28,9 @@ BUDGET = {
     "recipes": (2, 1),
     "reporting": (3883, 62),
     "speedups": (2271, 26),
-    "training": (3657, 41),
+    "training": (3655, 41),
 }
-SEAMS, PRIVATE = 44, 24
+SEAMS, PRIVATE = 43, 23
 
 
 def count_code(text: str) -> int:

@@ -18,7 +18,6 @@ MANIFEST = "manifest.json"
 MANIFEST_DRAFT = f"{MANIFEST}.tmp"
 PROGRESS = "progress.json"  # what parts of hf_ext keep in a checkpoint
 FORMAT = 1
-_CHUNK = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -35,12 +34,9 @@ def hash_file(path: str | os.PathLike[str]) -> FileRecord:
     Raises:
         OSError: it cannot be read.
     """
-    digest, size, buffer = hashlib.sha256(), 0, memoryview(bytearray(_CHUNK))
     with open(path, "rb", buffering=0) as file:
-        while count := file.readinto(buffer):
-            digest.update(buffer[:count])
-            size += count
-    return FileRecord(size, digest.hexdigest())
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return FileRecord(file.tell(), digest)
 
 
 @dataclass(frozen=True)
@@ -92,38 +88,32 @@ class Manifest:
             CheckpointError: it is missing, unreadable, not byte for byte what was written, or of another format.
         """
         path = Path(folder) / name
-        try:
-            raw = read_regular(path.resolve() if may_link else path)
-            content = json.loads(raw.decode("ascii"))
-        except FileNotFoundError:
-            raise CheckpointError(f"{path}: expected a manifest, found nothing.") from None
-        except OSError as error:
-            raise CheckpointError(f"{path}: expected a manifest, found an unreadable file ({error}).") from error
-        except (ValueError, RecursionError) as error:
-            if isinstance(error, CheckpointError):
-                raise
-            raise CheckpointError(f"{path}: expected JSON, found {len(raw)} bytes that are not ({error}).") from error
-        return cls._from_content(content, raw, path)
-
-    @classmethod
-    def _from_content(cls, content: Any, raw: bytes, path: Path) -> Manifest:
-        version = content.get("format") if isinstance(content, dict) else None
+        content = read_json(path.resolve() if may_link else path)
+        version = content.get("format")
         if isinstance(version, int) and version > FORMAT:
             raise CheckpointError(f"{path}: expected format {FORMAT} or older, found {version}. Update hf_ext.")
         try:
             promised = content.pop("sha256")
             files = {name: FileRecord(**record) for name, record in content.pop("files").items()}
             manifest = cls(files=files, **content)
+            manifest._check_types()
         except (AttributeError, KeyError, TypeError) as error:
             raise CheckpointError(f"{path}: expected the fields of a manifest, found others ({error!r}).") from error
-        found = manifest._digest()
-        if promised != found:
-            raise CheckpointError(f"{path}: expected content with sha256 {promised}, found {found}.")
-        if raw != manifest._text().encode("ascii"):
+        if promised != manifest._digest():
+            raise CheckpointError(f"{path}: expected content with sha256 {promised}, found {manifest._digest()}.")
+        if path.read_bytes() != manifest._text().encode("ascii"):
             raise CheckpointError(f"{path}: expected the bytes that were written, found others with the same content.")
-        if not manifest._has_types():
-            raise CheckpointError(f"{path}: expected step, epoch, sizes and hashes, found values of other types.")
         return manifest
+
+    def _check_types(self) -> None:
+        for number in (self.step, *(record.size for record in self.files.values())):
+            if type(number) is not int or number < 0:
+                raise TypeError(f"{number!r} is no count")
+        texts = [self.run_id, *(record.sha256 for record in self.files.values())]
+        if not all(isinstance(text, str) for text in texts) or not isinstance(self.facts, dict):
+            raise TypeError("run_id and hashes are text, facts an object")
+        if not isinstance(self.epoch, int | float):
+            raise TypeError(f"epoch {self.epoch!r} is no number")
 
     def _body(self) -> dict[str, Any]:
         files = {name: {"size": record.size, "sha256": record.sha256} for name, record in self.files.items()}
@@ -136,33 +126,43 @@ class Manifest:
     def _text(self) -> str:
         return json.dumps({**self._body(), "sha256": self._digest()}, indent=1, sort_keys=True) + "\n"
 
-    def _has_types(self) -> bool:
-        sizes = [record.size for record in self.files.values()]
-        return (
-            all(type(number) is int and number >= 0 for number in [self.step, *sizes])
-            and all(isinstance(text, str) for text in [self.run_id, *(r.sha256 for r in self.files.values())])
-            and isinstance(self.epoch, int | float)
-            and isinstance(self.facts, dict)
-        )
-
 
 def is_plain(name: str) -> bool:
     """Whether `name` is a relative path, with `/`, that stays inside its folder."""
     return not {"", ".", ".."} & set(name.split("/")) and not {"\\", "\0"} & set(name)
 
 
-def read_regular(path: Path) -> bytes:
-    """A file's content; never that of a link, nor of a pipe or device, which could make the reader wait for ever.
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a regular file: never from a link, nor from a pipe, which could make the reader wait for ever.
 
     Raises:
-        CheckpointError: it is no regular file.
-        OSError: it cannot be read.
+        CheckpointError: it is not there or cannot be read, no file, no JSON, nested too deeply, no object, or holds an
+            integer of more than 64 bits.
     """
-    kind = path.lstat().st_mode
-    if not stat.S_ISREG(kind):
-        found = "a symlink" if stat.S_ISLNK(kind) else "a folder" if stat.S_ISDIR(kind) else "a pipe or device"
-        raise CheckpointError(f"{path}: expected a file, found {found}.")
-    return path.read_bytes()
+    try:
+        kind = path.lstat().st_mode
+        if not stat.S_ISREG(kind):
+            found = "a symlink" if stat.S_ISLNK(kind) else "a folder" if stat.S_ISDIR(kind) else "a pipe or device"
+            raise CheckpointError(f"{path}: expected a file, found {found}.")
+        raw = path.read_bytes()
+    except FileNotFoundError:
+        raise CheckpointError(f"{path}: expected a file, found nothing.") from None
+    except OSError as error:
+        raise CheckpointError(f"{path}: expected a file, found an unreadable one ({error}).") from error
+    try:
+        content = json.loads(raw, parse_int=_read_integer)
+    except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
+        raise CheckpointError(f"{path}: expected JSON, found {len(raw)} bytes that are not ({error}).") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path}: expected a JSON object, found a {type(content).__name__}.")
+    return content
+
+
+def _read_integer(text: str) -> int:
+    number = int(text[:20])
+    if len(text) > 20 or not -(2**63) <= number < 2**63:
+        raise ValueError(f"an integer of {len(text)} digits")
+    return number
 
 
 def check_files(folder: str | os.PathLike[str], manifest: Manifest, may_link: bool = False) -> list[str]:

@@ -9,297 +9,175 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import threading
-import time
-from collections.abc import Callable
-from pathlib import Path, PurePosixPath
+from concurrent.futures import ThreadPoolExecutor, wait
+from pathlib import Path
 
 from ..disk import describe_failure, is_disk_failure, sync
 from ..errors import CheckpointError, FolderError
-from .manifest import Manifest, check_files
-from .store import CheckpointStore, Stored
-from .stored import CHECKPOINT_NAME
-
-logger = logging.getLogger(__name__)
+from .manifest import MANIFEST
+from .store import CHECKPOINT_NAME, CheckpointStore, Stored, verify
 
 CHUNK_BYTES = 4 * 2**20
 LOG_EVERY_S = 10.0
 
-Report = Callable[[int], None]
-CopyFile = Callable[[Path, Path, Report], None]
+logger = logging.getLogger(__name__)
 
 
-def copy_file(source: Path, target: Path, report: Report) -> None:
-    """Copies one file in chunks of 4 MiB and waits until it is on the disk, where the file system can tell.
+class MirroredStore(CheckpointStore):
+    """A store on a local disk, whose newest and best checkpoint `begin_copies` copies to `target_folder`.
 
-    Args:
-        source: an existing file.
-        target: where the copy goes; overwritten.
-        report: called with the number of bytes of every write.
-
-    Raises:
-        OSError: reading or writing failed. A file system that cannot fsync, as some mounted Drives, is no error.
-    """
-    with source.open("rb", buffering=0) as reader, target.open("wb", buffering=0) as writer:
-        while chunk := reader.read(CHUNK_BYTES):
-            rest = memoryview(chunk)
-            while rest:
-                count = writer.write(rest)
-                rest = rest[count:]
-                report(count)
-    sync(target)
-    if hasattr(os, "posix_fadvise"):  # so that reading back reads the disk and not the memory just written
-        with target.open("rb") as reader:
-            os.posix_fadvise(reader.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
-class Mirror:
-    """Copies committed checkpoints of `local` to `target_folder` in one background thread.
-
-    `copy` and `delete` return at once. A copy is staged at the target, read back, compared with the local manifest,
-    and renamed; meanwhile the local checkpoint is pinned. Of those that wait only the newest and the best are copied.
-    A failed copy is logged, counted, and tried again with the next one and in `wait`. Nothing is deleted at the target
-    before that holds a newer checkpoint from which training can go on.
-    The thread ends with the process: call `wait` first. At the start of a run, ask to `delete` what the target holds
-    and the local folder does not: rotation, which looks at the local folder, will not speak of it.
+    A copy is staged at the target, read back, compared with the manifest, and renamed; meanwhile the local checkpoint
+    is pinned. A target slower than the saves gets some of them. A failed copy is logged, and tried again with the next.
+    Nothing is deleted at the target before that holds a newer checkpoint from which training can go on. A run that
+    starts on a machine without the local folder continues from the target.
 
     Args:
-        local: where training saves. The copies belong to its run, also to one that it adopts later.
         target_folder: the slow folder. It is created, its parent is not: where a Drive is not mounted the parent is
             missing, and a folder of that name on the local disk would be no second copy.
-        copy_file: copies one file, as `copy_file` does.
 
     Attributes:
-        target: the store at the target, for what happens before the first `copy` (`sweep`, `set_aside_after`, looking
-            for checkpoints that a killed run had yet to delete).
-        num_failures: attempts that failed so far.
-        last_failure: what the newest of them said, or None.
+        target: the store at the target.
 
     Raises:
         CheckpointError: the parent of `target_folder` does not exist, or the target is, holds or lies in the local
             folder.
 
-    Cost: every byte is read once locally, written once and read twice at the target, in the background. A local
+    Cost: every byte is read once locally, written once and read once at the target, in the background. A local
     checkpoint that is pinned cannot make room: the local disk needs space for one more than rotation keeps.
     """
 
-    def __init__(
-        self, local: CheckpointStore, target_folder: str | os.PathLike[str], copy_file: CopyFile = copy_file
-    ) -> None:
-        folder = Path(target_folder).absolute()
-        _check_places(local.folder, folder)
-        folder.mkdir(exist_ok=True)
-        self.local = local
-        self.target = CheckpointStore(folder, local.run_id)
-        self.num_failures = 0
-        self.last_failure: str | None = None
-        self._copy_file = copy_file
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
-        self._waiting: dict[int, bool] = {}  # step -> whether it is the best; to be at the target, and not there yet
-        self._due: set[int] = set()  # those of _waiting to try now: a failed one is not, until the next copy or wait
-        self._deletions: set[int] = set()
-        self._deletions_due = False
-        self._copying: int | None = None
-        self._num_copied = self._num_to_copy = 0  # bytes of the copy that runs
+    def __init__(self, folder: str | os.PathLike[str], target_folder: str | os.PathLike[str]):
+        super().__init__(folder)
+        self.target = CheckpointStore(target_folder, self.run_id)
+        self.target.empties_trash = True
+        _check_places(self.folder, self.target.folder)
+        self.target.folder.mkdir(exist_ok=True)
+        self._failure: str | None = None  # of the last try
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint-mirror")
 
-    @property
-    def waiting(self) -> tuple[int, ...]:
-        """Steps that are to be at the target and are not yet: queued, being copied or failed, and not given up."""
-        with self._lock:
-            return tuple(sorted(self._waiting))
+    # --- both folders -----------------------------------------------------------------------------------------------
 
-    def copy(self, step: int, is_best: bool = False) -> None:
-        """Asks for a copy of the committed local checkpoint `step`; returns at once.
+    def adopt(self, run_id: str) -> None:
+        """Goes on as the run `run_id`, in both folders."""
+        super().adopt(run_id)
+        self.target.adopt(run_id)
 
-        What waits already is given up, but for the best so far, if this one is not better. A copy that has begun is
-        finished, so that a target slower than the saves still gets some of them.
-        """
-        with self._lock:
-            given_up = {older for older, was_best in self._waiting.items() if is_best or not was_best}
-            for older in given_up:
-                del self._waiting[older]
-            self._waiting[step] = is_best
-            self._deletions.discard(step)
-            self._due = set(self._waiting)
-            self._start()
-        if skipped := given_up - {self._copying}:
-            logger.info("Checkpoints %s are not copied to %s: %d is newer.", sorted(skipped), self.target.folder, step)
+    def locate(self, step: int | None) -> Path | None:
+        """Where checkpoint `step` stands, locally or at the target."""
+        return super().locate(step) or self.target.locate(step)
 
-    def delete(self, step: int) -> None:
-        """Asks to delete checkpoint `step` at the target, or not to copy it any more; returns at once.
-
-        It stays until the target holds a newer checkpoint of this run with all that training needs to go on.
-        """
-        with self._lock:
-            self._waiting.pop(step, None)
-            self._due.discard(step)
-            self._deletions.add(step)
-            self._deletions_due = True
-            self._start()
-
-    def wait(self, timeout_s: float | None = None) -> bool:
-        """Tries what failed once more and waits for all copies and deletions, with the progress in the log every 10 s.
-
-        Args:
-            timeout_s: seconds to wait at most; None waits without end.
-
-        Returns:
-            Whether every checkpoint that was asked for and not given up is at the target; what is not is logged as an
-            error.
-        """
-        end = time.monotonic() + (timeout_s if timeout_s is not None else threading.TIMEOUT_MAX)
-        with self._lock:
-            self._due |= set(self._waiting)
-            self._deletions_due = bool(self._deletions)
-            self._start()
-            thread = self._thread
-        while thread and thread.is_alive() and (left := end - time.monotonic()) > 0:
-            thread.join(min(LOG_EVERY_S, left))
-            if thread.is_alive():
-                logger.info("Still copying to %s: %s.", self.target.folder, self._progress())
-        if missing := self.waiting:
-            reason = self.last_failure or f"not finished after {timeout_s} s ({self._progress()})"
-            where = f"in {self.local.folder} only, not in {self.target.folder}"
-            logger.error("Checkpoints %s are %s: %s", list(missing), where, reason)
-        return not missing
+    def has(self, checkpoint: Path) -> bool:
+        """Whether a checkpoint is in either folder."""
+        return super().has(checkpoint) or self.target.has(checkpoint)
 
     def find_newest(self) -> Stored | None:
-        """The newest checkpoint that verifies, over both places; of two copies of one step the local one.
+        """The newest checkpoint that verifies, over both folders; of two copies of one step the local one.
 
-        What does not verify is set aside where it lies. The target's files are not read where it has no higher step
-        than the local folder. For the start of a run, before the first `copy`.
+        The target's files are not read where it has no higher step than the local folder.
 
         Raises:
             OSError: the target cannot be read. A run that started from nothing would go past what it holds.
         """
-        here = self.local.find_newest()
+        here = super().find_newest()
         numbers = [CHECKPOINT_NAME.fullmatch(name) for name in os.listdir(self.target.folder)]
         if here is not None and all(int(found[1]) <= here.step for found in numbers if found):
             return here
         there = self.target.find_newest()
         return there if here is None or (there is not None and there.step > here.step) else here
 
-    # The background thread
+    def sweep(self) -> None:
+        """Clears up in both folders, once the copy under way has ended."""
+        self._thread.submit(int).result()
+        super().sweep()
+        self.target.sweep()
 
-    def _start(self) -> None:
-        """Starts the thread if none runs; the lock is held. It ends when nothing is left to try."""
-        if self._thread is None or not self._thread.is_alive():
-            self._thread = threading.Thread(target=self._work, name="checkpoint-mirror", daemon=True)
-            self._thread.start()
+    def set_aside_after(self, step: int) -> None:
+        """Renames what is newer in both folders: this run is another branch."""
+        super().set_aside_after(step)
+        self.target.set_aside_after(step)
 
-    def _work(self) -> None:
-        while True:
-            with self._lock:
-                self._copying = min(self._due, default=None)
-                if self._copying is None and not self._deletions_due:
-                    self._thread = None
-                    return
-                self._due -= {self._copying}
-            if self._copying is None:
-                self._try_deletions()
-            else:
-                self._try_next(self._copying)
+    # --- copies -----------------------------------------------------------------------------------------------------
 
-    def _try_next(self, step: int) -> None:
-        """One copy and the deletions that it allows; after a failure once more, if they made room."""
-        copied = self._try_copy(step)
-        made_room = self._try_deletions()
-        with self._lock:
-            if copied:
-                self._waiting.pop(step, None)
-                self._due.discard(step)
-            elif made_room and step in self._waiting:
-                self._due.add(step)
+    def begin_copies(self, best_step: int | None) -> None:
+        """Begins to copy the newest and the best checkpoint, and to drop what is not here any more; returns at once."""
+        self._thread.submit(self._update, best_step)
 
-    def _try_copy(self, step: int) -> bool:
-        self._num_copied = self._num_to_copy = 0
+    def finish_copies(self, best_step: int | None) -> str | None:
+        """Tries once more, and waits; what the target lacks then, and why, as a sentence, or None."""
+        last = self._thread.submit(self._update, best_step)
+        while not wait([last], LOG_EVERY_S).done:
+            logger.info("Still copying to %s.", self.target.folder)
+        last.result()  # raises what is no failure of a disk
+        if self._failure is None:
+            return None
+        lacking = f"{self.target.folder} lacks the newest checkpoint, which is in {self.folder}: {self._failure}"
+        logger.error("%s", lacking)
+        return lacking
+
+    def _update(self, best_step: int | None) -> None:
         try:
-            self._copy(step)
+            if not self.target.folder.is_dir():  # making it anew would fill the folder under a Drive's mount point
+                gone = "The folder is gone; is its disk still mounted?"
+                raise FileNotFoundError(errno.ENOENT, gone, str(self.target.folder))
+            self._drop_old(best_step)  # what an update before could not
+            newest = [stored.step for stored in self.checkpoints()][-1:]
+            for step in [*newest, *({best_step} - {*newest, None})]:
+                self._copy(step)
+            self._drop_old(best_step)
+            self._failure = None
         except (OSError, CheckpointError, FolderError) as error:
-            self._note_failure(f"checkpoint-{step} was not copied to {self.target.folder}", error, self._num_to_copy)
-            return False
-        return True
+            is_disk = is_disk_failure(error)
+            self._failure = describe_failure(error, self.target.folder) if is_disk else f"{error}."
+            logger.warning(
+                "Not copied to %s: %s It is tried again with the next checkpoint and at the end.",
+                self.target.folder,
+                self._failure,
+            )
 
     def _copy(self, step: int) -> None:
-        source = self.local.folder / f"checkpoint-{step}"
-        with self.local.pinned(step):
-            if not source.exists():
-                logger.warning("%s was deleted before it was copied to %s.", source, self.target.folder)
-                return
-            manifest = Manifest.read(source)
-            self._reach_target()
-            if self._holds(manifest):
+        with self.pinned(step):
+            stored = self._find(step)
+            if stored is None or any(stored.manifest.files.items() <= s.manifest.files.items() for s in self._there()):
                 return
             self.target.sweep()
-            staging = self.target.stage(step)
+            staged = self.target.stage(step)
             try:
-                self._copy_files(source, staging.path, manifest)
-                if problems := check_files(staging.path, manifest):
+                for name in [*stored.manifest.files, MANIFEST]:
+                    for parent in reversed(Path(name).parents[:-1]):  # not parents=True: it would make a gone target
+                        (staged / parent).mkdir(exist_ok=True)
+                    copy_file(stored.path / name, staged / name)
+                if problems := verify(staged, step)[1]:
                     raise CheckpointError("What was read back differs: " + "; ".join(problems))
-                committed = staging.commit(manifest.epoch, manifest.facts)
-            finally:
-                staging.abandon()  # nothing is left to abandon after commit
-            if committed.manifest != manifest:  # commit hashed the files once more, and vouches for what it read
-                self.target.delete(step)
-                raise CheckpointError("It changed at the target after it was read back.")
-        logger.info("%s is copied to %s.", source, self.target.folder)
+                self.target.publish(step)
+            except BaseException:
+                self.target.abandon(step)
+                raise
+        logger.info("%s is copied to %s.", stored.path, self.target.folder)
 
-    def _reach_target(self) -> None:
-        """Raises OSError where the target is gone; making it anew would fill the folder under a Drive's mount point."""
-        if not self.target.folder.is_dir():
-            raise FileNotFoundError(
-                errno.ENOENT, "The folder is gone; is its disk still mounted?", str(self.target.folder)
-            )
-        self.target.adopt(self.local.run_id)
+    def _drop_old(self, best_step: int | None) -> None:
+        here, there = {best_step, *(stored.step for stored in self.checkpoints())}, self._there()
+        newest_whole = max((stored.step for stored in there if not stored.stripped), default=0)
+        for stored in there:
+            if stored.step not in here and stored.step < newest_whole:
+                self.target.delete(stored.step)
 
-    def _holds(self, manifest: Manifest) -> bool:
-        return any(stored.manifest == manifest for stored in self.target.checkpoints())
+    def _there(self) -> list[Stored]:
+        return self.target.checkpoints()
 
-    def _copy_files(self, source: Path, staged: Path, manifest: Manifest) -> None:
-        self._num_to_copy = sum(record.size for record in manifest.files.values())
 
-        def report(num_bytes: int) -> None:
-            self._num_copied += num_bytes
+def copy_file(source: Path, target: Path) -> None:
+    """Copies one file and waits until it is on the disk, where the file system can tell.
 
-        for name in sorted(manifest.files):
-            for folder in list(PurePosixPath(name).parents)[-2::-1]:  # not parents=True: that would make a gone target
-                (staged / folder).mkdir(exist_ok=True)
-            self._copy_file(source / name, staged / name, report)
-
-    def _try_deletions(self) -> bool:
-        """Deletes at the target what was asked for and may go; whether anything went."""
-        with self._lock:
-            self._deletions_due = False
-            asked = sorted(self._deletions)
-        if not asked:
-            return False
-        gone = set()
-        try:
-            self._reach_target()
-            here = self.target.checkpoints()
-            whole = [stored.step for stored in here if not stored.stripped]
-            absent = {step for step in asked if not (self.target.folder / f"checkpoint-{step}").exists()}
-            gone = {step for step in asked if step < max(whole, default=0) and self.target.delete(step)}
-        except OSError as error:
-            self._note_failure(f"Old checkpoints were not deleted in {self.target.folder}", error)
-            return False
-        with self._lock:
-            self._deletions -= gone | absent
-        return bool(gone)
-
-    def _note_failure(self, what: str, error: Exception, needed_bytes: int | None = None) -> None:
-        is_disk = is_disk_failure(error)
-        reason = describe_failure(error, self.target.folder, needed_bytes) if is_disk else f"{error}."
-        self.num_failures += 1
-        self.last_failure = f"{what}. {reason}"
-        logger.warning("%s It is tried again with the next checkpoint and at the end.", self.last_failure)
-
-    def _progress(self) -> str:
-        if self._copying is None:
-            return "old checkpoints are being deleted"
-        done, total = self._num_copied / 1e9, self._num_to_copy / 1e9
-        return f"checkpoint-{self._copying}, {done:.2f} of {total:.2f} GB"
+    Raises:
+        OSError: reading or writing failed. A file system that cannot fsync, as some mounted Drives, is no error.
+    """
+    with source.open("rb", buffering=0) as reader, target.open("wb") as writer:
+        while chunk := reader.read(CHUNK_BYTES):
+            writer.write(chunk)
+    sync(target)
+    if hasattr(os, "posix_fadvise"):  # so that reading back reads the disk and not the memory just written
+        with target.open("rb") as copy:
+            os.posix_fadvise(copy.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _check_places(local: Path, target: Path) -> None:

@@ -1,47 +1,58 @@
 """Which checkpoints stay: roles, Trainer's limit, and a disk budget that also holds while a checkpoint is written.
 
-Pure arithmetic over steps and bytes: no files, no torch. The caller carries a plan out in this order, and may be killed
-between any two operations; the next plan starts from whatever is there then:
+Of most value are the newest that training can continue from and the best one; then the newest that ends an epoch, where
+that is asked for, the newest before the newest, and the others by step. A save makes room first, if the budget or the
+disk asks for it, then writes, and deletes what is beyond the limit once the new checkpoint is in place. The last one to
+continue from goes only then.
 
-    strip_first, delete_first, write and verify the new checkpoint, delete_after, strip_after
-
-Roles, from the least to the most valuable:
-    plain        none of the others
-    backup       the newest resumable one before the latest, where the limit has a place for it
-    epoch        the newest that ends an epoch, where the policy keeps it
-    old best     what the new checkpoint replaces as best; until that one is written, a resumed run still needs it
-    latest       the newest resumable one, which a resumed run starts from
-    best         never given up while it is the best
+GB is 10**9 bytes, as disks and quotas are sold.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable, Sequence
+import errno
+import logging
+import math
+import os
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from hf_ext.errors import ArgumentError, CheckpointError
+from ..disk import free_bytes, used_bytes
+from ..errors import ArgumentError
+from ..memory.stored import optimizer_bytes
+from .store import STAGING, CheckpointStore
+from .weights import export_bytes, weights_bytes
+
+GB = 10**9
+SMALL_FILES_BYTES = 2**20  # tokenizer, configs, and what logs grow by between two checkpoints
+TENSOR_BYTES = 512  # torch.save's description of one tensor
+# As Trainer, accelerate (FSDP) and DeepSpeed call them.
+OPTIMIZER_FILES = re.compile(r"optimizer(\.pt|\.bin|_0/.*)|global_step\d+/.*")
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Entry:
-    """One checkpoint of this run.
+class Sizes:
+    """Bytes of one checkpoint on disk, each an upper bound.
 
     Attributes:
-        step: optimizer steps done when it was written.
-        num_bytes: what it takes on disk; of one that is not written yet, an upper bound.
-        ends_epoch: it was written at the end of an epoch.
-        is_pinned: it is being uploaded or copied, so it is neither deleted nor stripped now.
-        is_resumable: training can continue from it; False where it holds weights only.
-        optimizer_bytes: the part of `num_bytes` that stripping it down to the weights frees.
+        weights: weights, configuration, tokenizer.
+        optimizer: optimizer state, which a weights-only checkpoint lacks.
+        other: all else (random states, trainer_state.json, manifest, the folder itself).
     """
 
-    step: int
-    num_bytes: int
-    ends_epoch: bool = False
-    is_pinned: bool = False
-    is_resumable: bool = True
-    optimizer_bytes: int = 0
+    weights: int
+    optimizer: int
+    other: int
+
+    @property
+    def full_bytes(self) -> int:
+        return self.weights + self.optimizer + self.other
 
 
 @dataclass(frozen=True)
@@ -51,11 +62,9 @@ class Policy:
     Attributes:
         limit: as Trainer's save_total_limit: at most so many checkpoints after a save, the best one included; 1 means
             two while the best is not the newest; None or below 1 means no limit. Pinned ones may exceed it for a while.
-        keep_best: the best checkpoint is kept.
-        keep_epoch: the newest checkpoint that ends an epoch is kept.
+        keep_best: the best checkpoint is kept. keep_epoch: the newest that ends an epoch is kept.
         budget_bytes: everything the run has on disk, at every moment; None means no budget.
-        best_weights_only: the best checkpoint is stripped to its weights once a newer one is written.
-        optimizer_in_newest_only: so is every checkpoint but the newest resumable one.
+        strips: only the newest checkpoint keeps its optimizer state; the others keep their weights.
 
     Raises:
         ArgumentError: keep_epoch with a limit that leaves no place beside the newest and the best.
@@ -65,215 +74,288 @@ class Policy:
     keep_best: bool
     keep_epoch: bool = False
     budget_bytes: int | None = None
-    best_weights_only: bool = False
-    optimizer_in_newest_only: bool = False
+    strips: bool = False
 
     def __post_init__(self) -> None:
         places = 2 + self.keep_best
-        if self.keep_epoch and self.max_kept is not None and self.max_kept < places:
+        if self.keep_epoch and self.limit is not None and 1 <= self.limit < places:
             raise ArgumentError(
                 f"save_total_limit={self.limit} leaves no place for the newest checkpoint that ends an epoch. Allowed: "
                 f"at least {places} (newest{', best' if self.keep_best else ''}, epoch), no limit, or no epoch role."
             )
 
-    @property
-    def max_kept(self) -> int | None:
-        """The limit, or None where Trainer sees none."""
-        return self.limit if self.limit is not None and self.limit >= 1 else None
-
 
 @dataclass(frozen=True)
-class SavePlan:
-    """What one save does beside writing; steps ascend within each tuple.
+class Entry:
+    """One checkpoint of this run.
 
     Attributes:
-        delete_first: deleted before anything is written, because the budget needs the room.
-        delete_after: deleted once the new checkpoint is verified and in place.
-        shortfall_bytes: above 0, the budget cannot hold the new checkpoint: it must not be written, and it would need
-            so many bytes more. `delete_first` is then only what brings the run below its budget without the new one.
-        strip_first, strip_after: reduced to their weights, before and after the save.
+        num_bytes: what it takes on disk.
+        ends_epoch: it was written at the end of an epoch.
+        is_pinned: it is being uploaded or copied, so it is neither deleted nor stripped now.
+        is_resumable: training can continue from it; False where it holds weights only.
     """
 
-    delete_first: tuple[int, ...]
-    delete_after: tuple[int, ...]
-    shortfall_bytes: int = 0
-    strip_first: tuple[int, ...] = ()
-    strip_after: tuple[int, ...] = ()
+    step: int
+    num_bytes: int
+    ends_epoch: bool = False
+    is_pinned: bool = False
+    is_resumable: bool = True
 
 
-def plan_save(
-    entries: Iterable[Entry],
-    new: Entry,
-    best_step: int | None,
-    policy: Policy,
-    other_bytes: int,
-    previous_best_step: int | None = None,
-) -> SavePlan:
-    """Plans one save so that the disk never holds more than the budget, nor less than one resumable checkpoint.
+# --- what stays -----------------------------------------------------------------------------------------------------
 
-    At every moment of the save, `other_bytes` plus all checkpoints, the new one included, stay within the budget. Room
-    is made in the order of the roles above, oldest first, and no more of it than the budget needs. The only resumable
-    checkpoint (the only one at all, where none is resumable) is not given up before the new one is in place.
+
+def rank(entries: Sequence[Entry], best_step: int | None, policy: Policy) -> list[int]:
+    """Steps by their value, highest first."""
+    newest_first = sorted(entries, key=lambda entry: -entry.step)
+    resumable = [entry.step for entry in newest_first if entry.is_resumable]
+    steps = [entry.step for entry in newest_first]
+    best = [step for step in steps if step == best_step and policy.keep_best]
+    epoch = [entry.step for entry in newest_first if entry.ends_epoch and policy.keep_epoch]
+    return [*dict.fromkeys([*(resumable or steps)[:1], *best, *epoch[:1], *resumable, *steps])]
+
+
+def steps_beyond_limit(entries: Sequence[Entry], best_step: int | None, policy: Policy) -> list[int]:
+    """Steps to delete once the newest of `entries` is in place; pinned ones stay."""
+    if policy.limit is None or policy.limit < 1:
+        return []
+    ranked = rank(entries, best_step, policy)
+    least = 2 if policy.keep_best and best_step in ranked[1:] else 1
+    pinned = {entry.step for entry in entries if entry.is_pinned}
+    return sorted({*ranked[max(policy.limit, least) :]} - pinned)
+
+
+def steps_to_strip(entries: Sequence[Entry], policy: Policy) -> list[int]:
+    """Steps that keep their weights alone: all but the newest that training can continue from."""
+    resumable = sorted(entry.step for entry in entries if entry.is_resumable)
+    pinned = {entry.step for entry in entries if entry.is_pinned}
+    return [step for step in resumable[:-1] if step not in pinned] if policy.strips else []
+
+
+def steps_for_room(
+    entries: Sequence[Entry], room_bytes: int, best_step: int | None, policy: Policy, is_new_best: bool = False
+) -> tuple[list[int], int]:
+    """Steps to delete before a checkpoint is written, so that `entries` take no more than `room_bytes`.
+
+    Of least value first. Never the newest to continue from, nor the best while it is that.
 
     Args:
-        entries: this run's checkpoints, none of them newer than `new`. One of the same step is what `new` replaces: it
-            stays until then, and is in no `delete_after`.
-        new: the checkpoint to be written.
-        best_step: step of the best checkpoint, `new.step` where that is the best so far, or None.
-        policy: what is kept.
-        other_bytes: all else that the run has on disk, with a reserve for what grows until the next save (logs) and
-            for one rewritten manifest per stripped checkpoint.
-        previous_best_step: the best checkpoint as the newest entry knows it; matters where `new` is the best.
+        best_step: of `entries`. is_new_best: whether the checkpoint to be written is better.
 
     Returns:
-        The plan; pinned checkpoints are in none of its tuples.
+        The steps, and how many bytes are missing even without them; then nothing need be deleted.
+    """
+    by_step = {entry.step: entry for entry in entries}
+    kept = best_step if policy.keep_best and not is_new_best else None
+    excess, given_up = sum(entry.num_bytes for entry in entries) - room_bytes, []
+    for step in reversed(rank(entries, best_step, policy)[1:]):
+        if excess > 0 and not by_step[step].is_pinned and step != kept:
+            given_up.append(step)
+            excess -= by_step[step].num_bytes
+    return given_up, max(0, excess)
+
+
+# --- whether the budget can hold it ---------------------------------------------------------------------------------
+
+
+def needed_bytes(sizes: Sizes, policy: Policy, other_bytes: int) -> int:
+    """The smallest budget in bytes with which nothing that was asked for is ever given up to make room.
+
+    Backups and plain checkpoints use what room is left. Checkpoints pinned by an upload or a copy come on top.
+
+    Args:
+        other_bytes: all else that the run will have on disk.
+    """
+    return sum(num_bytes for _, num_bytes in _list_needs(sizes, policy, other_bytes))
+
+
+def fit_budget(sizes: Sizes, policy: Policy, other_bytes: int, may_strip: bool) -> Policy:
+    """The policy with which the budget holds the run's checkpoints: as it is or, if it must and may, one that strips.
 
     Raises:
-        CheckpointError: an entry is newer than `new`.
-
-    Cost: microseconds for tens of checkpoints.
+        ArgumentError: there is none; with each part in GB, their sum, the smallest budget that works, and what
+            `--disk_policy degrade` would do.
     """
-    standing = sorted(entries, key=lambda entry: entry.step)
-    if standing and standing[-1].step > new.step:
-        raise CheckpointError(
-            f"checkpoint-{standing[-1].step} is newer than checkpoint-{new.step}, which is to be saved. Allowed: older "
-            "ones of this run only; a run resumed from an older checkpoint first renames the newer ones."
-        )
-    strip_first = _steps_to_strip(standing, {best_step, previous_best_step}, policy)
-    standing = [_strip(entry) if entry.step in strip_first else entry for entry in standing]
-    delete_first, shortfall = _plan_room(standing, new, best_step, policy, other_bytes, previous_best_step)
-    strip_first = tuple(step for step in strip_first if step not in delete_first)
-    if shortfall:
-        return SavePlan(delete_first, (), shortfall, strip_first)
-
-    after = [entry for entry in standing if entry.step not in {*delete_first, new.step}] + [new]
-    delete_after, strip_after = _plan_after(after, best_step, policy)
-    return SavePlan(delete_first, delete_after, 0, strip_first, strip_after)
+    light = dataclasses.replace(policy, strips=True)
+    needed, needed_light = (needed_bytes(sizes, each, other_bytes) for each in (policy, light))
+    if policy.budget_bytes is None or needed <= policy.budget_bytes:
+        return policy
+    what = "only the newest checkpoint keeps its optimizer state"
+    gains = needed_light < needed
+    if may_strip and gains and needed_light <= policy.budget_bytes:
+        return light
+    if may_strip:
+        remedy = f"--disk_policy degrade is counted in: {what}." if gains else ""
+        raise ArgumentError(_refusal(sizes, light, other_bytes, remedy))
+    degrade = f"would need {_gb(needed_light)} GB: {what}." if gains else "would not make them smaller."
+    raise ArgumentError(_refusal(sizes, policy, other_bytes, f"--disk_policy degrade {degrade}"))
 
 
-def plan_cleanup(entries: Iterable[Entry], best_step: int | None, policy: Policy) -> SavePlan:
-    """Plans what a save still had to do when it was killed after its checkpoint was in place.
+def _list_needs(sizes: Sizes, policy: Policy, other_bytes: int) -> list[tuple[str, int]]:
+    """What is on disk at the worst moment, as (what it is, bytes)."""
+    kept, suffix = (sizes.weights + sizes.other, ", weights only") if policy.strips else (sizes.full_bytes, "")
+    needs = [
+        ("all other files of the run", other_bytes),
+        ("checkpoint being written", sizes.full_bytes),
+        ("latest checkpoint, until the new one is verified", sizes.full_bytes),
+    ]
+    needs += [(f"best checkpoint{suffix}", kept)] if policy.keep_best else []
+    needs += [(f"newest checkpoint that ends an epoch{suffix}", kept)] if policy.keep_epoch else []
+    return needs
 
-    A resumed run does this once, before it trains, and only after the newest checkpoint was verified. The next save
-    would do it too, but a run that was killed in its very last save has none.
+
+def _refusal(sizes: Sizes, policy: Policy, other_bytes: int, remedy: str) -> str:
+    needs, budget = _list_needs(sizes, policy, other_bytes), policy.budget_bytes or 0
+    total = sum(num_bytes for _, num_bytes in needs)
+    lines = [*needs, ("sum, at the moment of a save", total), ("budget", budget)]
+    width = max(len(what) for what, _ in lines)
+    table = "\n".join(f"  {what:<{width}}  {num_bytes / GB:12.6f} GB" for what, num_bytes in lines)
+    return (
+        f"save_total_size_gb={budget / GB:g} cannot hold this run's checkpoints (each: weights "
+        f"{sizes.weights / GB:.6f}, optimizer {sizes.optimizer / GB:.6f}, other {sizes.other / GB:.6f} GB):\n{table}\n"
+        f"Smallest budget that works: --save_total_size_gb {_gb(total)}. {remedy}"
+    ).rstrip()
+
+
+def _gb(num_bytes: int) -> str:
+    """GB rounded up to a microGB, so that the printed budget works."""
+    return f"{math.ceil(num_bytes / 1000) / 10**6:.6f}".rstrip("0").rstrip(".")
+
+
+# --- carrying it out ------------------------------------------------------------------------------------------------
+
+
+def read_policy(args: Any) -> Policy:
+    """What the arguments ask to keep."""
+    gb = args.save_total_size_gb
+    return Policy(
+        limit=args.save_total_limit,
+        keep_best=args.metric_for_best_model is not None,
+        keep_epoch=args.keep_epoch_checkpoint,
+        budget_bytes=None if gb is None else round(gb * GB),
+    )
+
+
+class Retention:
+    """Keeps the output folder within `save_total_size_gb`, at the moment of writing too, and rotates checkpoints.
+
+    For the main process; any process may ask for sizes and for the best checkpoint.
 
     Args:
-        entries: this run's checkpoints, the one that it resumes from being the newest.
-        best_step: step of the best checkpoint, as the newest one knows it.
-        policy: what is kept.
+        trainer: the `FastTrainer`.
 
-    Returns:
-        A plan that has only `delete_after` and `strip_after`; empty where nothing was left undone.
+    Attributes:
+        best_saved: step of the best checkpoint that was saved.
     """
-    standing = sorted(entries, key=lambda entry: entry.step)
-    delete, strip = _plan_after(standing, best_step, policy) if standing else ((), ())
-    return SavePlan((), delete, 0, (), strip)
 
+    def __init__(self, trainer: Any, store: CheckpointStore):
+        self._trainer, self._store = trainer, store
+        self._strips = False  # as was decided when training began
+        self.best_saved: int | None = None
 
-def _plan_after(
-    after: Sequence[Entry], best_step: int | None, policy: Policy
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Returns the steps to delete and to strip once the last of `after`, which ascends, is in place."""
-    kept = _steps_kept_after(after, best_step, policy)
-    delete = tuple(entry.step for entry in after if entry.step not in kept and not entry.is_pinned)
-    remaining = [entry for entry in after if entry.step not in delete]
-    return delete, _steps_to_strip(remaining, {best_step}, policy)
+    @property
+    def policy(self) -> Policy:
+        """What is kept, with what was decided when training began."""
+        return dataclasses.replace(read_policy(self._trainer.args), strips=self._strips)
 
+    def sizes(self) -> Sizes:
+        """Upper bounds of what one checkpoint takes before anything is stripped from it."""
+        trainer, args, model = self._trainer, self._trainer.args, self._trainer.model
+        small_bytes = SMALL_FILES_BYTES + trainer.early_stopping_bytes()
+        of_library = trainer._ext_backend.checkpoint_sizes(model, small_bytes)
+        if of_library is not None:
+            return of_library
+        weights = weights_bytes(model)
+        if args.save_only_model:
+            return Sizes(weights, 0, SMALL_FILES_BYTES)
+        is_muon = "muon" in (args.optim_ext or ())  # of an optimizer that is not known, what AdamW takes
+        optimizer = optimizer_bytes(model, str(args.optim), is_muon, args.block_pattern)[0]
+        optimizer += 3 * TENSOR_BYTES * sum(p.requires_grad for p in model.parameters())
+        return Sizes(weights, optimizer, small_bytes)
 
-def _plan_room(
-    standing: Sequence[Entry],
-    new: Entry,
-    best_step: int | None,
-    policy: Policy,
-    other_bytes: int,
-    previous_best_step: int | None,
-) -> tuple[tuple[int, ...], int]:
-    """Returns the steps to delete before writing, and the bytes that are missing even then."""
-    if policy.budget_bytes is None:
-        return (), 0
-    room = policy.budget_bytes - other_bytes
-    offered = _order_of_giving_up(standing, best_step, policy, previous_best_step)
-    delete_first, shortfall = _make_room(standing, offered, room - new.num_bytes)
-    if shortfall:  # nothing will be written: only hold the budget with what is there
-        delete_first, _ = _make_room(standing, offered, room)
-    return delete_first, shortfall
+    def check(self) -> None:
+        """Refuses a budget that cannot hold what will be written, or decides to store less; without one, nothing.
 
+        Raises:
+            ArgumentError: see `fit_budget`.
+        """
+        self._strips, args = False, self._trainer.args
+        if args.save_total_size_gb is not None:
+            may_strip = args.disk_policy == "degrade"
+            self._strips = fit_budget(self.sizes(), self.policy, self.other_bytes(), may_strip).strips
+        if self._strips:
+            logger.warning("save_total_size_gb: only the newest checkpoint keeps its optimizer state.")
 
-def _order_of_giving_up(
-    standing: Sequence[Entry], best_step: int | None, policy: Policy, previous_best_step: int | None
-) -> list[Entry]:
-    """Returns what may be deleted for room, least valuable first, then oldest first; `standing` ascends."""
-    resumable = [entry.step for entry in standing if entry.is_resumable]
-    latest = (resumable or [entry.step for entry in standing])[-1] if standing else None
-    backup = resumable[-2] if len(resumable) > 1 else None
-    value: dict[int | None, int] = {}
-    old_best = previous_best_step if policy.keep_best else None
-    for rank, step in enumerate([backup, _newest_epoch(standing, policy), old_best, latest], start=1):
-        value[step] = rank
-    best = best_step if policy.keep_best else None
-    free = [entry for entry in standing if not entry.is_pinned and entry.step != best]
-    return sorted(free, key=lambda entry: (value.get(entry.step, 0), entry.step))
+    def best_step(self) -> int | None:
+        """Step of the best checkpoint there is: where the best step itself was not saved, that of the best before."""
+        known = (self._trainer.state.best_global_step, self.best_saved)
+        return next((step for step in known if self._store.locate(step)), None)
 
+    def make_room(self) -> None:
+        """Deletes, before anything is written, what budget or disk cannot hold beside the checkpoint of this step.
 
-def _make_room(standing: Sequence[Entry], offered: Sequence[Entry], room_bytes: int) -> tuple[tuple[int, ...], int]:
-    """Returns the fewest of `offered` to delete, in their order, until `standing` fits; nothing where it cannot fit."""
-    kept = {entry.step: entry for entry in standing}
-    excess = sum(entry.num_bytes for entry in standing) - room_bytes
-    given_up: list[Entry] = []
-    for entry in offered:
-        if excess <= 0:
-            break
-        if not _is_last(entry, kept.values()):
-            given_up.append(kept.pop(entry.step))
-            excess -= entry.num_bytes
-    if excess > 0:
-        return (), excess
-    for entry in reversed(given_up):  # a big one late in the order can make small ones before it unnecessary
-        if excess + entry.num_bytes <= 0:
-            kept[entry.step] = entry
-            excess += entry.num_bytes
-    return tuple(sorted(entry.step for entry in given_up if entry.step not in kept)), 0
+        Raises:
+            OSError: the budget has no room for it, whatever is deleted.
+        """
+        store, state, policy, sizes = self._store, self._trainer.state, self.policy, self.sizes()
+        store.make_way(state.global_step)
+        entries = self._entries()
+        # What was logged so far, and a large tokenizer, are in the newest one: the bound knows neither.
+        like_newest = entries[-1].num_bytes + SMALL_FILES_BYTES // 2 if entries and entries[-1].is_resumable else 0
+        new_bytes = max(sizes.full_bytes, like_newest)
+        best = self.best_step(), policy, state.best_global_step == state.global_step
+        if policy.budget_bytes is not None:
+            room = policy.budget_bytes - self.other_bytes() - new_bytes
+            steps, shortfall = steps_for_room(entries, room, *best)
+            gone = [] if shortfall else [store.delete(step) for step in steps]
+            if shortfall or not all(gone):
+                logger.error("save_total_size_gb=%g is %d bytes short.", policy.budget_bytes / GB, shortfall)
+                raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+        free = free_bytes(store.folder)
+        if free < sizes.full_bytes:
+            entries = self._entries()
+            room = free + sum(entry.num_bytes for entry in entries) - new_bytes
+            steps, shortfall = steps_for_room(entries, room, *best)
+            for step in () if shortfall else steps:
+                store.delete(step)
 
+    def rotate(self) -> None:
+        """Deletes and strips what is not to be kept, now that the newest checkpoint is in place."""
+        best, policy = self.best_step(), self.policy
+        for step in steps_beyond_limit(self._entries(), best, policy):
+            self._store.delete(step)
+        stripped = steps_to_strip(self._entries(), policy)
+        for stored in self._store.checkpoints():
+            if stored.step in stripped:
+                self._store.strip(stored.step, [n for n in stored.manifest.files if OPTIMIZER_FILES.fullmatch(n)])
+        self.best_saved = best
 
-def _is_last(entry: Entry, kept: Collection[Entry]) -> bool:
-    """Whether nothing would be left to resume from, or nothing at all, without `entry`."""
-    others = [other for other in kept if other.step != entry.step]
-    return not others or (entry.is_resumable and not any(other.is_resumable for other in others))
+    def _entries(self) -> list[Entry]:
+        return [
+            Entry(
+                stored.step,
+                stored.num_bytes,
+                ends_epoch=stored.manifest.epoch > 0 and float(stored.manifest.epoch).is_integer(),
+                is_pinned=self._store.is_pinned(stored.step),
+                is_resumable=any(map(OPTIMIZER_FILES.fullmatch, stored.manifest.files)),
+            )
+            for stored in self._store.checkpoints()
+        ]
 
+    def other_bytes(self) -> int:
+        """What the output folder holds beside checkpoints, with the model that is saved into it at the end.
 
-def _steps_kept_after(after: Sequence[Entry], best_step: int | None, policy: Policy) -> set[int]:
-    """Returns the steps that the roles and the limit keep; `after` ascends."""
-    steps = [entry.step for entry in reversed(after)]
-    if policy.max_kept is None:
-        return set(steps)
-    resumable = [entry.step for entry in reversed(after) if entry.is_resumable]
-    kept = {steps[0], *resumable[:1]}
-    if policy.keep_best and best_step in steps:
-        kept.add(best_step)
-    epoch = _newest_epoch(after, policy)
-    for step in [*([] if epoch is None else [epoch]), *resumable[:2], *steps]:
-        if len(kept) < policy.max_kept:
-            kept.add(step)
-    return kept
-
-
-def _newest_epoch(entries: Sequence[Entry], policy: Policy) -> int | None:
-    steps = [entry.step for entry in entries if entry.ends_epoch]
-    return steps[-1] if steps and policy.keep_epoch else None
-
-
-def _steps_to_strip(entries: Sequence[Entry], bests: Collection[int | None], policy: Policy) -> tuple[int, ...]:
-    """Returns the steps that the policy wants without optimizer; never the newest that training can continue from."""
-    newest = max((entry.step for entry in entries if entry.is_resumable), default=None)
-    return tuple(
-        entry.step
-        for entry in entries
-        if entry.is_resumable and entry.optimizer_bytes and not entry.is_pinned and entry.step != newest
-        if policy.optimizer_in_newest_only or (policy.best_weights_only and policy.keep_best and entry.step in bests)
-    )
-
-
-def _strip(entry: Entry) -> Entry:
-    return dataclasses.replace(
-        entry, num_bytes=entry.num_bytes - entry.optimizer_bytes, optimizer_bytes=0, is_resumable=False
-    )
+        Less what pinned checkpoints take, which come on top of the budget.
+        """
+        folder, own = Path(self._trainer.args.output_dir).absolute(), self._store.checkpoints()
+        if folder == self._store.folder:
+            kept = sum(stored.num_bytes for stored in own)
+        else:  # copies of the local ones, made and deleted in the background
+            copies = [*folder.glob("checkpoint-*"), *folder.glob(".*-checkpoint-*"), folder / STAGING]
+            kept = sum(used_bytes(path) for path in copies)
+        beside = used_bytes(folder) - kept + SMALL_FILES_BYTES // 2
+        # Rounded up: a log that grows by a block must not make the budget that a refusal named too small.
+        rounded = -(-beside // SMALL_FILES_BYTES) * SMALL_FILES_BYTES
+        pinned = sum(stored.num_bytes for stored in own if self._store.is_pinned(stored.step))
+        return rounded + export_bytes(self._trainer.model) - pinned

@@ -1,4 +1,4 @@
-"""The checkpoints of a folder: committed with one rename, verified before use, deleted only by their own run."""
+"""The checkpoints of a folder: staged, committed by one rename, verified before use, deleted by their own run alone."""
 
 from __future__ import annotations
 
@@ -7,27 +7,110 @@ import itertools
 import logging
 import os
 import re
+import stat
 import threading
 import uuid
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from ..disk import sync
+from ..disk import follow_umask, remove, remove_folder, sync, used_bytes
 from ..errors import CheckpointError, FolderError
-from .additions import Look, add_files
-from .leftovers import clear_staging, remove_trash, sweep_trash, tidy
+from .manifest import MANIFEST, MANIFEST_DRAFT, PROGRESS, FileRecord, Manifest, check_files, hash_file, is_plain
 from .run_lock import find_other_run
-from .staging import Staging
-from .stored import CHECKPOINT_NAME, Stored, is_folder, is_ours, read_stored, verify
+from .weights import FROZEN, TRAINABLE
 
-__all__ = ["CheckpointStore", "Staging", "Stored"]
+CHECKPOINT_NAME = re.compile(r"checkpoint-(0|[1-9][0-9]*)")
+STAGING = ".staging"  # folder
+_TRASH_NAME = re.compile(r"\.trash-checkpoint-(0|[1-9][0-9]*)(?:-[0-9]+)?")
+# What stock Trainer never writes: where the manifest was lost, one of these shows that there was one.
+_OUR_FILES = (PROGRESS, FROZEN, TRAINABLE)
+# Where a resumed run looks first: what others put there stays unlisted, and is refused or not read.
+_RESERVED = frozenset({TRAINABLE, "optimizer.pt", "scheduler.pt", "trainer_state.json"})
 
 logger = logging.getLogger(__name__)
 
-STAGING = ".staging"  # folder
-_TRASH_NAME = re.compile(r"\.trash-checkpoint-(0|[1-9][0-9]*)(?:-[0-9]+)?")
+
+@dataclass(frozen=True)
+class Stored:
+    """A committed checkpoint: its folder, and the manifest as it was when this was made."""
+
+    path: Path
+    manifest: Manifest
+
+    @property
+    def step(self) -> int:
+        return self.manifest.step
+
+    @property
+    def run_id(self) -> str:
+        return self.manifest.run_id
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes allocated on disk now. Cost: one stat per file."""
+        return used_bytes(self.path)
+
+    @property
+    def stripped(self) -> tuple[str, ...]:
+        """Files that `CheckpointStore.strip` dropped, without which training cannot continue."""
+        names = self.manifest.facts.get("stripped")
+        return tuple(n for n in names if isinstance(n, str) and is_plain(n)) if isinstance(names, list) else ()
+
+
+def is_folder(path: Path) -> bool:
+    """Whether `path` is a real folder rather than a link to one."""
+    return path.is_dir() and not path.is_symlink()
+
+
+def is_ours(folder: Path) -> bool:
+    """Whether hf_ext wrote this checkpoint, damaged or not: by its manifest, or by files that only hf_ext writes."""
+    return os.path.lexists(folder / MANIFEST) or any((folder / name).exists() for name in _OUR_FILES)
+
+
+def check_unlisted(stored: Stored) -> None:
+    """Refuses weights and states that were put into a verified checkpoint later: Trainer might read them.
+
+    Raises:
+        CheckpointError: there are such files.
+    """
+    for path in sorted(stored.path.rglob("*")):
+        name = path.relative_to(stored.path).as_posix()
+        if path.suffix in (".safetensors", ".bin", ".pt", ".pth") and name not in stored.manifest.files:
+            raise CheckpointError(f"{path}: not in its manifest, so it was put there later. Remove it.")
+
+
+def read_stored(folder: Path, step: int) -> Stored | None:
+    """The checkpoint of `step` in a real folder with a sound manifest, else None. Files are not verified."""
+    if not is_folder(folder):
+        return None
+    try:
+        manifest = Manifest.read(folder)
+    except CheckpointError:
+        return None
+    return Stored(folder, manifest) if manifest.step == step else None
+
+
+def verify(folder: Path, step: int | None = None) -> tuple[Stored | None, list[str]]:
+    """The checkpoint in `folder` if every byte is as its manifest says, and what is wrong otherwise, one line each.
+
+    Args:
+        step: which step it should be; None takes the manifest's.
+
+    Cost: reads every file, see `hash_file`.
+    """
+    try:
+        manifest = Manifest.read(folder)
+    except CheckpointError as error:
+        return None, [str(error)]
+    wrong = step is not None and manifest.step != step
+    problems = [f"{MANIFEST}: expected step {step}, found step {manifest.step}"] if wrong else []
+    problems += check_files(folder, manifest)
+    return (None, problems) if problems else (Stored(folder, manifest), [])
 
 
 class CheckpointStore:
@@ -44,12 +127,13 @@ class CheckpointStore:
     Cost of a commit beyond writing: one hash and one fsync per file, four at a time.
     """
 
+    empties_trash = False  # files are emptied before they are removed: a Drive keeps, and counts, what it removes
+
     def __init__(self, folder: str | os.PathLike[str], run_id: str | None = None):
         self.folder = Path(folder).absolute()
         self.run_id = run_id or uuid.uuid4().hex
         self._pins: Counter[int] = Counter()
         self._lock = threading.RLock()
-        self._staging: Staging | None = None
 
     def adopt(self, run_id: str) -> None:
         """Goes on as the run `run_id`: its checkpoints are now this store's. For a resumed run, before it saves."""
@@ -64,6 +148,14 @@ class CheckpointStore:
     def staging_path(self, step: int) -> Path:
         """Where checkpoint `step` is being written between `stage` and `commit`; for processes other than the main."""
         return self.folder / STAGING / f"checkpoint-{step}"
+
+    def locate(self, step: int | None) -> Path | None:
+        """Where checkpoint `step` stands; None where it stands nowhere."""
+        return self.path(step) if step is not None and self.path(step).is_dir() else None
+
+    def has(self, checkpoint: Path) -> bool:
+        """Whether a checkpoint is in a folder of this run."""
+        return checkpoint.resolve().parent == self.folder.resolve()
 
     def checkpoints(self) -> list[Stored]:
         """This run's checkpoints by step, ascending. Files are not verified. Cost: reads the manifests."""
@@ -89,16 +181,17 @@ class CheckpointStore:
             if path in foreign:
                 continue
             stored, problems = verify(path, step)
-            if stored and stored.stripped:
+            if stored and not stored.stripped:
+                return stored
+            if stored:
                 logger.warning("%s is passed over: %s were dropped from it.", path, ", ".join(stored.stripped))
                 continue
-            if stored:
-                return stored
             try:
-                self.set_aside(path, problems)
+                moved = self._rename(path, f"damaged-{path.name}")
+                text = f"{path} does not verify and is now {moved.name}"
             except OSError as error:
-                problem_lines = "\n  ".join(problems)
-                logger.warning("%s is damaged and could not be renamed (%s):\n  %s", path, error, problem_lines)
+                text = f"{path} is damaged and could not be renamed ({error})"
+            logger.warning("%s:\n  %s", text, "\n  ".join(problems))
         return None
 
     def open(self, path: str | os.PathLike[str]) -> Stored | None:
@@ -122,10 +215,10 @@ class CheckpointStore:
             )
         return stored
 
-    # --- writing ------------------------------------------------------------------------------------------------------
+    # --- writing ----------------------------------------------------------------------------------------------------
 
-    def stage(self, step: int) -> Staging:
-        """An empty folder to write checkpoint `step` into.
+    def stage(self, step: int) -> Path:
+        """An empty folder to write checkpoint `step` into: files and folders, no links. Then `commit` or `abandon` it.
 
         Raises:
             FolderError: another process's run holds the folder.
@@ -136,16 +229,33 @@ class CheckpointStore:
         if other := find_other_run(self.folder):
             raise FolderError(other)
         path.parent.mkdir(exist_ok=True)
-        clear_staging(path)
-        try:
-            path.mkdir()
-        except OSError:
-            self._tidy_staging()
-            raise
-        self._staging = Staging(path, step, self.run_id, self._publish)
-        return self._staging
+        _clear(path)
+        path.mkdir()
+        return path
 
-    def _publish(self, staged: Path, step: int) -> Path:
+    def commit(self, step: int, epoch: float, facts: dict[str, Any]) -> Stored:
+        """Makes what was staged the checkpoint of its step; when it returns, a power cut does not undo it.
+
+        Args:
+            epoch: epochs done, as in `TrainerState`.
+            facts: JSON-able; what a resumed run should know.
+
+        Raises:
+            OSError: hashing, syncing or renaming failed; `abandon` then, the checkpoints that stand are untouched.
+            CheckpointError: a link, or a pinned checkpoint of the same step.
+        """
+        staged = self.staging_path(step)
+        names = sorted(_list_files(staged))
+        # Four, so that two large files, weights and optimizer, are hashed while files wait for the disk.
+        with ThreadPoolExecutor(4, thread_name_prefix="checkpoint-hash") as pool:
+            files = dict(zip(names, pool.map(_seal, [staged / name for name in names])))
+        for folder in {staged / Path(name).parent for name in names} - {staged}:
+            sync(folder)
+        Manifest(self.run_id, step, float(epoch), facts, files).write(staged)
+        return self.publish(step)
+
+    def publish(self, step: int) -> Stored:
+        """Gives what was staged, its manifest included, the name of its checkpoint. Raises as `commit`."""
         target = self.path(step)
         with self._lock:
             self.make_way(step)
@@ -154,7 +264,7 @@ class CheckpointStore:
             # Killed between these renames, `sweep` finds the staged one complete and finishes.
             replaced = self._rename(target, f".trash-{target.name}") if target.exists() else None
             try:
-                os.rename(staged, target)
+                os.rename(self.staging_path(step), target)
             except OSError:
                 if replaced:
                     os.rename(replaced, target)
@@ -162,53 +272,67 @@ class CheckpointStore:
             sync(self.folder)
         self._tidy_staging()
         if replaced:
-            remove_trash(replaced)
-        return target
+            self._remove_trash(replaced)
+        return Stored(target, Manifest.read(target))
 
-    def _tidy_staging(self) -> None:
-        with suppress(OSError):  # another checkpoint is in it, or it is not there
-            (self.folder / STAGING).rmdir()
+    def abandon(self, step: int) -> None:
+        """Removes what was staged. What cannot be removed is warned of."""
+        path = self.staging_path(step)
+        try:
+            remove_folder(path)
+        except OSError as error:
+            logger.warning("%s could not be removed: %s. The next start removes it.", path, error.strerror)
+        self._tidy_staging()
 
-    def take_in(self, step: int, before: Look) -> None:
-        """Makes what others wrote into this run's checkpoint `step` part of it, see `add_files`.
+    def take_in(self, step: int) -> None:
+        """Makes what others wrote into this run's checkpoint `step` since its commit part of it.
+
+        So a user's `_save_checkpoint`, or a callback's `on_save`. Links are left alone: a checkpoint vouches for bytes.
+        Cost: a stat per file; what was written is hashed and synced.
 
         Raises:
             OSError: the disk refuses; the checkpoint is as it was committed.
         """
         with self._lock:
             stored = self._find(step)
-            if stored is not None:
-                add_files(stored, before)
+            if stored is None:
+                return
+            known, sealed = stored.manifest.files, (stored.path / MANIFEST).stat().st_ctime_ns
+            found = _list_files(stored.path, skips_links=True)
+            written = [n for n in sorted(found) if n not in known or found[n].st_ctime_ns >= sealed]
+            files = {**known, **{n: _seal(stored.path / n) for n in written if n not in _RESERVED}}
+            if files != known:
+                for folder in {(stored.path / name).parent for name in written}:
+                    sync(folder)
+                dataclasses.replace(stored.manifest, files=dict(sorted(files.items()))).write(stored.path)
+                logger.info("%s: %s of others are part of it now.", stored.path, ", ".join(written))
 
-    # --- moving out of the way ----------------------------------------------------------------------------------------
+    # --- copies, of which a store on one disk has none ----------------------------------------------------------------
 
-    def set_aside(self, path: str | os.PathLike[str], problems: Sequence[str]) -> Path:
-        """Renames a damaged checkpoint to `damaged-<name>`, with a warning that lists `problems`; returns where it is.
+    def begin_copies(self, best_step: int | None) -> None:
+        """After a save; see `MirroredStore`."""
 
-        Raises:
-            OSError: it cannot be renamed.
-        """
-        moved = self._rename(Path(path), f"damaged-{Path(path).name}")
-        logger.warning("%s does not verify and is now %s:\n  %s", path, moved.name, "\n  ".join(problems))
-        return moved
+    def finish_copies(self, best_step: int | None) -> str | None:
+        """At the end of a run: what is not copied, and why, as a sentence, or None; see `MirroredStore`."""
+        return None
 
-    def make_way(self, step: int) -> Path | None:
+    # --- moving out of the way --------------------------------------------------------------------------------------
+
+    def make_way(self, step: int) -> None:
         """Renames what stands at `checkpoint-<step>` and is not this run's to `previous-checkpoint-<step>`.
-
-        Returns where it is now, None if nothing was in the way.
 
         Raises:
             OSError: it cannot be renamed.
         """
         path = self.path(step)
-        if not os.path.lexists(path) or self._find(step):
-            return None
-        moved = self._rename(path, f"previous-{path.name}")
-        logger.warning("%s was in the way of this run's checkpoint, is not its own, and is now %s.", path, moved.name)
-        return moved
+        if os.path.lexists(path) and not self._find(step):
+            moved = self._rename(path, f"previous-{path.name}")
+            logger.warning(
+                "%s was in the way of this run's checkpoint, is not its own, and is now %s.", path, moved.name
+            )
 
-    def set_aside_after(self, step: int) -> list[Path]:
-        """Renames hf_ext's checkpoints above `step` to `previous-checkpoint-<step>`; returns where they are now.
+    def set_aside_after(self, step: int) -> None:
+        """Renames hf_ext's checkpoints above `step` to `previous-checkpoint-<step>`.
 
         For a run that starts, or resumes from an older checkpoint: it is another branch, and what is newer, also of
         other runs, would be taken for its newest.
@@ -222,9 +346,8 @@ class CheckpointStore:
             names = ", ".join(path.name for path in moved)
             begins = "begins anew" if step < 0 else f"goes on from step {step}"
             logger.warning("%s: this run %s; what was saved beyond is now %s.", self.folder, begins, names)
-        return moved
 
-    # --- deleting -----------------------------------------------------------------------------------------------------
+    # --- deleting ---------------------------------------------------------------------------------------------------
 
     @contextmanager
     def pinned(self, step: int) -> Iterator[None]:
@@ -255,7 +378,7 @@ class CheckpointStore:
             except OSError as error:
                 logger.warning("%s could not be deleted: %s.", stored.path, error.strerror)
                 return False
-        return remove_trash(trash)
+        return self._remove_trash(trash)
 
     def strip(self, step: int, names: Sequence[str]) -> bool:
         """Drops files, such as the optimizer's, from this run's checkpoint `step`; True when they are gone.
@@ -269,13 +392,12 @@ class CheckpointStore:
                 return False
             manifest = stored.manifest
             dropped = {name for name in names if name in manifest.files}
-            stripped = sorted(dropped | set(stored.stripped))
             files = {name: record for name, record in manifest.files.items() if name not in dropped}
+            facts = {**manifest.facts, "stripped": sorted({*dropped, *stored.stripped})}
             try:
                 if dropped:
-                    facts = {**manifest.facts, "stripped": stripped}
                     dataclasses.replace(manifest, facts=facts, files=files).write(stored.path)
-                tidy(stored.path, step)
+                _tidy(stored.path, step)
             except OSError as error:
                 logger.warning("%s could not be stripped: %s.", stored.path, error.strerror)
                 return False
@@ -288,9 +410,9 @@ class CheckpointStore:
         Deletions go on. What the disk refuses is warned of.
         """
         kinds = (
-            (self.folder / STAGING, CHECKPOINT_NAME, self._sweep_staging),
-            (self.folder, _TRASH_NAME, sweep_trash),
-            (self.folder, CHECKPOINT_NAME, tidy),
+            (self.folder / STAGING, CHECKPOINT_NAME, self._sweep_staged),
+            (self.folder, _TRASH_NAME, self._sweep_trash),
+            (self.folder, CHECKPOINT_NAME, _tidy),
         )
         for folder, pattern, clear in kinds:
             for step, path in self._numbered(pattern, folder):
@@ -300,20 +422,40 @@ class CheckpointStore:
                     logger.warning("%s could not be cleared: %s.", path, error.strerror)
         self._tidy_staging()
 
-    def _sweep_staging(self, path: Path, step: int) -> None:
-        is_mine = self._staging is not None and self._staging.is_open and self._staging.path == path
-        if is_mine or find_other_run(self.folder):
+    def _sweep_staged(self, path: Path, step: int) -> None:
+        if find_other_run(self.folder):
             return
-        target = self.path(step)
         # The manifest is written last, so with one the killed process had finished but for the rename.
-        if is_folder(path) and not os.path.lexists(target) and verify(path, step)[0]:
-            os.rename(path, target)
+        if is_folder(path) and not os.path.lexists(self.path(step)) and verify(path, step)[0]:
+            os.rename(path, self.path(step))
             sync(self.folder)
-            logger.info("%s was complete when its process was killed, and is now committed.", target)
+            logger.info("%s was complete when its process was killed, and is now committed.", self.path(step))
         else:
-            clear_staging(path)
+            _clear(path)
 
-    # --- folders ------------------------------------------------------------------------------------------------------
+    def _sweep_trash(self, trash: Path, step: int) -> None:
+        # A deletion takes the manifest last: files without one were put there by someone else.
+        if read_stored(trash, step) or (is_folder(trash) and not any(trash.iterdir())):
+            self._remove_trash(trash)
+        else:
+            logger.warning("%s is not a deleted checkpoint of hf_ext and is left alone.", trash)
+
+    def _remove_trash(self, trash: Path) -> bool:
+        """Deletes a renamed checkpoint; False, with a warning, where the disk refuses."""
+        try:
+            for name in _list_files(trash, skips_links=True) if self.empties_trash else ():
+                os.truncate(trash / name, 0)
+            remove_folder(trash, last=MANIFEST)
+        except OSError as error:
+            logger.warning("%s could not be deleted: %s. The next start tries again.", trash, error.strerror)
+            return False
+        return True
+
+    # --- folders ----------------------------------------------------------------------------------------------------
+
+    def _tidy_staging(self) -> None:
+        with suppress(OSError):  # another checkpoint is in it, or it is not there
+            (self.folder / STAGING).rmdir()
 
     def _numbered(self, pattern: re.Pattern[str], folder: Path | None = None) -> list[tuple[int, Path]]:
         """What in a folder, the store's own for None, has a name of this form, as (step, path), by step."""
@@ -335,3 +477,50 @@ class CheckpointStore:
         os.rename(path, target)
         sync(path.parent)
         return target
+
+
+def _seal(path: Path) -> FileRecord:
+    """Waits until a file is on the disk, and hashes it."""
+    follow_umask(path)
+    sync(path)
+    return hash_file(path)
+
+
+def _clear(path: Path) -> None:
+    """Removes a folder, or whatever has its name."""
+    if is_folder(path):
+        remove_folder(path)
+    else:
+        remove(path)
+
+
+def _tidy(folder: Path, step: int) -> None:
+    """Removes from a checkpoint what a killed commit or `strip` left. Raises OSError where the disk refuses."""
+    stored = read_stored(folder, step)
+    if stored is None:
+        return
+    remove(folder / MANIFEST_DRAFT)
+    for name in stored.stripped:
+        inside = (folder / name).parent.resolve() == (folder.resolve() / name).parent
+        if name not in stored.manifest.files and inside:
+            remove(folder / name)
+
+
+def _list_files(folder: Path, skips_links: bool = False) -> dict[str, os.stat_result]:
+    """Files below `folder` by relative name, but for the manifest.
+
+    Raises:
+        CheckpointError: there are links or devices, unless `skips_links`.
+    """
+    found = {}
+    for path in folder.rglob("*"):
+        name = path.relative_to(folder).as_posix()
+        try:
+            status = path.lstat()
+        except FileNotFoundError:  # a temporary file of another process, renamed meanwhile
+            continue
+        if stat.S_ISREG(status.st_mode):
+            found[name] = status
+        elif not stat.S_ISDIR(status.st_mode) and not skips_links:
+            raise CheckpointError(f"{path}: a checkpoint holds files and folders only, no links or devices.")
+    return {name: status for name, status in found.items() if name not in (MANIFEST, MANIFEST_DRAFT)}

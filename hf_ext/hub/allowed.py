@@ -14,7 +14,7 @@ from typing import cast
 
 from ..checkpoints.finished_model import CONFIG, MODEL_MANIFEST, TOKENIZER, WEIGHTS, check_model
 from ..checkpoints.manifest import MANIFEST, FileRecord, Manifest
-from ..checkpoints.stored import CHECKPOINT_NAME
+from ..checkpoints.store import CHECKPOINT_NAME
 from ..errors import ArgumentError
 
 CARD = "README.md"

@@ -121,7 +121,7 @@ def save_pretrained(model: Any, folder: Path, state_dict: dict[str, Any] | None 
     try:
         if (folder / "README.md").is_file():  # which PEFT adds to
             shutil.copy(folder / "README.md", staging)
-        save_weights(model, staging, state_dict, is_checkpoint=False)
+        save_weights(model, staging, state_dict)
         for path in [path for path in staging.rglob("*") if path.is_file()]:
             target = folder / path.relative_to(staging)
             target.parent.mkdir(parents=True, exist_ok=True)

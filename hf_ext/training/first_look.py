@@ -210,7 +210,7 @@ def try_evaluation(trainer: Any) -> None:
     quiet = warnings.catch_warnings(action="ignore")
     with kept_random_states(*holders), modes_kept(trainer.model), without_compiling(trainer), silent, quiet:
         for most_rows in (NUM_BATCHES * args.eval_batch_size, sys.maxsize):
-            team.load_together(partial(evaluate, most_rows), trainer._ext_describe_failure)
+            team.load_together(partial(evaluate, most_rows), trainer._ext_saver.describe_failure)
             if not team.agree([_lack(found, best)])[0]:
                 return
     there = ", ".join(found or ()) or "nothing"

@@ -8,8 +8,6 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from ..checkpoints.disk_space import DiskSpace
-from ..checkpoints.places import Places
 from ..data.masking import MaskingEpochCallback
 from ..reporting.run_clock import RunClockCallback
 from ..reporting.throughput import ThroughputCallback
@@ -83,15 +81,13 @@ class Parts:
         self.evaluator = Evaluator(args, team, self.stopper, sets, watchers)
 
         # Checkpoints, and what they carry of the others.
-        self.places = Places(str(args.output_dir), args.local_checkpoint_dir, args.should_save)
-        self.disk_space = DiskSpace(args, self.places, backend)
         self.carried: list[Any] = [
             *(self.nan_guard, self.stopper, self.loaders, self.run_clock, self.evaluator, self.oom_policy),
             *(self.profiling, self.repeatable, self.collapse_alarm, self.early_stopping),
         ]
-        self.resumer = Resumer(args, team, self.places, backend)
+        self.resumer = Resumer(trainer, args, team, backend)
         self.exporter = Exporter(args, backend.is_spread)
-        self.workers = DataWorkers(args, self.places)
+        self.workers = DataWorkers(args, trainer)
         self._schedule = EvaluationSchedule(self.stopper)
         self._masking = [MaskingEpochCallback(collator)] if hasattr(collator, "set_epoch") else []
 

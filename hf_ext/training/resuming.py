@@ -15,10 +15,8 @@ from transformers.trainer_utils import get_last_checkpoint
 from ..checkpoints.agreement.argument_roles import ANOTHER_RUN, STEP_SIZE
 from ..checkpoints.agreement.comparing import GROUPS, compare_runs, refuse
 from ..checkpoints.agreement.hyperparameters import apply_changes, changed_hyperparameters
-from ..checkpoints.manifest import PROGRESS
-from ..checkpoints.places import Places
-from ..checkpoints.stored import Stored, check_unlisted
-from ..checkpoints.tensor_files import read_json
+from ..checkpoints.manifest import PROGRESS, read_json
+from ..checkpoints.store import CheckpointStore, Stored, check_unlisted
 from ..errors import CheckpointError
 from ..training_args import FastTrainingArguments
 from .backends import Backend
@@ -65,10 +63,14 @@ class Resumer:
         why_not_again: why the same call would not go on from what this run saves; None where it would.
     """
 
-    def __init__(self, args: FastTrainingArguments, team: Team, places: Places, backend: Backend):
-        self._args, self._team, self._places, self._backend = args, team, places, backend
+    def __init__(self, trainer: Any, args: FastTrainingArguments, team: Team, backend: Backend):
+        self._trainer, self._args, self._team, self._backend = trainer, args, team, backend
         self.resumed: Resumed | None = None
         self.why_not_again: str | None = None
+
+    @property
+    def _store(self) -> CheckpointStore:
+        return self._trainer.checkpoints
 
     def find(self, asked: str | bool | None, facts: dict[str, Any]) -> Resumed | None:
         """What to continue from, the same on all processes, which all call it; sets `resumed`.
@@ -80,7 +82,7 @@ class Resumer:
         Raises:
             CheckpointError: a checkpoint that was named is damaged, or the run contradicts the checkpoint.
         """
-        self._places.adopt(uuid.uuid4().hex)  # a second call of `train` is another run, unless it continues one
+        self._store.adopt(uuid.uuid4().hex)  # a second call of `train` is another run, unless it continues one
         self.resumed = None
         if asked is None:
             asked = self._args.resume_from_checkpoint or self._args.resume
@@ -94,7 +96,9 @@ class Resumer:
 
     def check_arguments(self, facts: dict[str, Any], undecided: Collection[str]) -> None:
         """Raises what `find` would for arguments, the `undecided` left out; of "auto" alone, on the main process."""
-        stored = self._places.newest() if (self._args.resume_from_checkpoint or self._args.resume) == "auto" else None
+        stored = (
+            self._store.find_newest() if (self._args.resume_from_checkpoint or self._args.resume) == "auto" else None
+        )
         if stored is not None:
             left_out = {*undecided, *STEP_SIZE}  # steps depend on more than arguments
             allowed = {*(self._args.allow_changed or ())} & {*GROUPS, *ANOTHER_RUN}
@@ -149,23 +153,23 @@ class Resumer:
         return found
 
     def _look(self, asked: str | bool | None) -> Stored | Path | None:
-        places = self._places
-        places.sweep()
+        store = self._store
+        store.sweep()
         if asked in (None, False, "no"):
-            places.set_aside_after(-1)
+            store.set_aside_after(-1)
             return None
         if asked is True or asked == "auto":
-            stored = places.newest()
+            stored = store.find_newest()
             if stored is None and asked is True:
                 raise CheckpointError(
-                    f"{places.folder}: no checkpoint there that could be continued.{self._name_stock()}"
+                    f"{store.folder}: no checkpoint there that could be continued.{self._name_stock()}"
                 )
             if stored is None:
-                places.set_aside_after(-1)
-                logger.info("No checkpoint in %s: training starts at step 0.", places.folder)
+                store.set_aside_after(-1)
+                logger.info("No checkpoint in %s: training starts at step 0.", store.folder)
             return stored
         folder = Path(str(asked))
-        return places.store.open(folder) or _check_stock(folder)
+        return store.open(folder) or _check_stock(folder)
 
     def _name_stock(self) -> str:
         last = get_last_checkpoint(self._args.output_dir)
@@ -178,7 +182,7 @@ class Resumer:
 
     def _check_trusted(self, folder: Path) -> None:
         """Trainer loads tensors and plain values; FSDP and DeepSpeed unpickle what they find."""
-        if self._backend.is_spread and not self._places.has(folder):
+        if self._backend.is_spread and not self._store.has(folder):
             raise CheckpointError(
                 f"{folder} is not in this run's output folder, and {self._backend.written_by} reads its files in a way "
                 "that can run anything. If you trust it, give its folder as --output_dir with --resume auto, or start "
@@ -197,16 +201,16 @@ class Resumer:
         allowed = frozenset(changes.allowed)
         if allowed & ORDER:
             logger.warning("Rows come in another order from here on: some may be seen twice in this epoch, others not.")
-        progress, is_own = read_json(stored.path / PROGRESS), self._places.has(stored.path)
+        progress, is_own = read_json(stored.path / PROGRESS), self._store.has(stored.path)
         if progress.get("only_model"):
             raise CheckpointError(
                 f"{stored.path} holds weights alone (save_only_model), from which training cannot be continued: load "
                 "it as the model to start from, or --resume no."
             )
         if is_own:
-            self._places.adopt(stored.run_id)
+            self._store.adopt(stored.run_id)
         if self._team.writes:
-            self._places.set_aside_after(stored.step if is_own else -1)
+            self._store.set_aside_after(stored.step if is_own else -1)
         logger.info("Continuing from %s (epoch %.2f).", stored.path, stored.manifest.epoch)
         return Resumed(stored.path, stored, allowed, progress, is_own)
 

@@ -19,9 +19,8 @@ OPERATIONS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir"}
 
 
 def save(store: CheckpointStore, step: int) -> None:
-    staging = store.stage(step)
-    write_files(staging.path, step)
-    staging.commit(step / 10, {})
+    write_files(store.stage(step), step)
+    store.commit(step, step / 10, {})
 
 
 def save_in_place(store: CheckpointStore, step: int) -> None:

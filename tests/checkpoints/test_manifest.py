@@ -66,7 +66,9 @@ def test_a_flipped_bit_in_any_byte_of_a_manifest_is_found(tmp_path):
         (lambda path: path.write_bytes(path.read_bytes()[:100]), "expected JSON"),
         (lambda path: path.write_bytes(bytes(512)), "expected JSON"),
         (lambda path: path.write_text("[" * 100_000), "expected JSON"),
-        (lambda path: path.write_text("[]"), "fields of a manifest"),
+        (lambda path: path.write_text("[]"), "expected a JSON object, found a list"),
+        (lambda path: path.write_text('{"step": 9223372036854775808}'), "an integer of 19 digits"),
+        (lambda path: path.write_text('{"step": ' + "9" * 5000 + "}"), "an integer of 5000 digits"),
         (lambda path: path.write_text('{"version": 3}'), "fields of a manifest"),
         (lambda path: path.write_bytes(path.read_bytes().replace(b'"step": 20', b'"step": 21')), "sha256"),
         (lambda path: path.write_bytes(path.read_bytes().replace(b'"format": 1', b'"format": 2')), "Update hf_ext"),
@@ -122,7 +124,7 @@ def forge(folder, **changes) -> None:
 )
 def test_forged_manifests_of_other_types_are_refused(tmp_path, changes):
     forge(tmp_path, **changes)
-    with pytest.raises(CheckpointError, match=r"values of other types|fields of a manifest"):
+    with pytest.raises(CheckpointError, match="fields of a manifest"):
         Manifest.read(tmp_path)
     forge(tmp_path)  # the forger's hash is right
     assert Manifest.read(tmp_path).step == 1

@@ -15,7 +15,7 @@ from tiny_classifier import ROWS, make_args, make_model
 from transformers import EsmForSequenceClassification, Trainer, TrainerCallback, TrainingArguments
 
 from hf_ext.checkpoints.manifest import Manifest
-from hf_ext.checkpoints.stored import verify
+from hf_ext.checkpoints.store import verify
 from hf_ext.errors import CheckpointError
 from hf_ext.overrides import is_overridden
 from hf_ext.trainer import FastTrainer

@@ -14,7 +14,7 @@ from torch.distributed.fsdp import FSDPModule
 from ...data.fingerprint import fingerprint
 from ...models.lora import unwrap_peft
 from ...optional import installed_version
-from ..frozen_weights import read_base
+from ..weights import read_base
 from .argument_roles import ANOTHER_RUN, HARMLESS, UNRECORDED
 
 PACKAGES = ("torch", "transformers", "accelerate", "datasets", "peft", "hf_ext")

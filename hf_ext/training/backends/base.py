@@ -10,7 +10,7 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 
-from ...checkpoints.budget import Sizes
+from ...checkpoints.retention import Sizes
 from ..planned import PlannedRun
 
 

@@ -11,7 +11,7 @@ from accelerate.utils.deepspeed import DeepSpeedOptimizerWrapper, DummyOptim
 from torch import nn
 from torch.optim import AdamW
 
-from ...checkpoints.budget import Sizes
+from ...checkpoints.retention import Sizes
 from ...errors import ArgumentError
 from ...models.affinity import AffinityModel
 from ...zero import num_elements, offload_device, replaces_optimizer, splits_weights, zero_stage
