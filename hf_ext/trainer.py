@@ -26,13 +26,12 @@ from transformers.trainer_utils import EvalLoopOutput, SaveStrategy
 from .checkpoints.agreement.hyperparameters import read_hyperparameters
 from .checkpoints.agreement.run_facts import describe_run
 from .checkpoints.retention import Sizes
-from .checkpoints.rng import capture_rng, restore_rng
 from .checkpoints.run_lock import hold_folders
 from .checkpoints.saver import Saver
 from .checkpoints.store import check_unlisted
 from .checkpoints.weights import load_weights, save_checkpoint_weights
 from .data.even_batches import RepeatedRows
-from .data.random_states import kept_random_states
+from .data.random_states import capture_rng, kept_random_states, restore_rng
 from .data.repeatable_loaders import base_of
 from .data.seeded_batches import NumberedBatches
 from .data.worker_deaths import BROKEN

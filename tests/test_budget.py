@@ -11,11 +11,11 @@ from hf_ext.trainer import FastTrainer
 
 # Folder of hf_ext -> (code lines, files); code is what is neither blank, comment nor docstring.
 BUDGET = {
-    ".": (3186, 36),
+    ".": (3181, 36),
     "affinity": (3651, 39),
-    "checkpoints": (2033, 18),
+    "checkpoints": (1964, 16),
     "comparing": (1530, 19),
-    "data": (4489, 51),
+    "data": (4506, 51),
     "doctor": (2410, 26),
     "embeddings": (468, 7),
     "evaluation": (2585, 25),

@@ -6,7 +6,7 @@ import json
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from transformers.trainer_callback import ExportableState
 from ..disk import describe_failure
 from ..errors import CheckpointError, DiskFailure, NotFiniteError
 from ..zero import own_part
-from .finite import not_finite, optimizer_tensors
+from .finished_model import not_finite
 from .manifest import PROGRESS
 from .mirror import MirroredStore
 from .retention import Retention
@@ -203,7 +203,7 @@ class Saver:
         trainer, backend = self._trainer, self._trainer._ext_backend
         tensors = [(name, own_part(p)) for name, p in trainer.model.named_parameters() if p.requires_grad]
         if with_optimizer and not (backend.is_zero or trainer.args.save_only_model):
-            tensors += optimizer_tensors(trainer.optimizer, trainer.model.named_parameters())
+            tensors += _optimizer_tensors(trainer.optimizer, trainer.model.named_parameters())
         names = not_finite(tensors)
         if backend.is_spread:  # each process looked at its part
             count = torch.tensor(len(names), device=trainer.accelerator.device)
@@ -216,3 +216,35 @@ class Saver:
             "Nothing was overwritten. Usual causes: a learning rate that is too high, labels that are not finite, "
             "float16 without loss scaling. Continue with --resume auto --allow_changed learning_rate and a lower rate."
         )
+
+
+def _optimizer_tensors(
+    optimizer: Any, named_parameters: Iterable[tuple[str, torch.Tensor]]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every tensor of an optimizer's state, as "exp_avg of head.weight"; for `not_finite`.
+
+    Args:
+        optimizer: wrapped by Accelerate or not.
+        named_parameters: `model.named_parameters()`.
+
+    Cost: no tensor is copied.
+    """
+    known = {id(parameter): name for name, parameter in named_parameters}
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    saved = optimizer.state_dict()
+    for key, value in saved.get("state", saved).items():  # optimizers made of others arrange it as they like
+        is_index = isinstance(key, int) and key < len(parameters)
+        owner = known.get(id(parameters[key]), key) if is_index else key
+        for path, tensor in _leaves(value, ()):
+            yield f"{'.'.join(map(str, path)) or 'state'} of {owner}", tensor
+
+
+def _leaves(value: Any, path: tuple) -> Iterator[tuple[tuple, torch.Tensor]]:
+    if isinstance(value, torch.Tensor):
+        yield path, value
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _leaves(item, (*path, key))
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield from _leaves(item, (*path, index))

@@ -22,13 +22,13 @@ from ..disk import follow_umask, remove, remove_folder, sync, used_bytes
 from ..errors import CheckpointError, FolderError
 from .manifest import MANIFEST, MANIFEST_DRAFT, PROGRESS, FileRecord, Manifest, check_files, hash_file, is_plain
 from .run_lock import find_other_run
-from .weights import FROZEN, TRAINABLE
+from .weights import TRAINABLE
 
 CHECKPOINT_NAME = re.compile(r"checkpoint-(0|[1-9][0-9]*)")
 STAGING = ".staging"  # folder
 _TRASH_NAME = re.compile(r"\.trash-checkpoint-(0|[1-9][0-9]*)(?:-[0-9]+)?")
 # What stock Trainer never writes: where the manifest was lost, one of these shows that there was one.
-_OUR_FILES = (PROGRESS, FROZEN, TRAINABLE)
+_OUR_FILES = (PROGRESS, TRAINABLE)
 # Where a resumed run looks first: what others put there stays unlisted, and is refused or not read.
 _RESERVED = frozenset({TRAINABLE, "optimizer.pt", "scheduler.pt", "trainer_state.json"})
 
@@ -242,7 +242,7 @@ class CheckpointStore:
 
         Raises:
             OSError: hashing, syncing or renaming failed; `abandon` then, the checkpoints that stand are untouched.
-            CheckpointError: a link, or a pinned checkpoint of the same step.
+            CheckpointError: there is a link.
         """
         staged = self.staging_path(step)
         names = sorted(_list_files(staged))
@@ -257,22 +257,10 @@ class CheckpointStore:
     def publish(self, step: int) -> Stored:
         """Gives what was staged, its manifest included, the name of its checkpoint. Raises as `commit`."""
         target = self.path(step)
-        with self._lock:
-            self.make_way(step)
-            if self._pins[step]:
-                raise CheckpointError(f"{target} is being uploaded or copied and cannot be replaced now.")
-            # Killed between these renames, `sweep` finds the staged one complete and finishes.
-            replaced = self._rename(target, f".trash-{target.name}") if target.exists() else None
-            try:
-                os.rename(self.staging_path(step), target)
-            except OSError:
-                if replaced:
-                    os.rename(replaced, target)
-                raise
-            sync(self.folder)
+        self.make_way(step)
+        os.rename(self.staging_path(step), target)
+        sync(self.folder)
         self._tidy_staging()
-        if replaced:
-            self._remove_trash(replaced)
         return Stored(target, Manifest.read(target))
 
     def abandon(self, step: int) -> None:
@@ -319,17 +307,15 @@ class CheckpointStore:
     # --- moving out of the way --------------------------------------------------------------------------------------
 
     def make_way(self, step: int) -> None:
-        """Renames what stands at `checkpoint-<step>` and is not this run's to `previous-checkpoint-<step>`.
+        """Renames what stands at `checkpoint-<step>`, which a run saves once, to `previous-checkpoint-<step>`.
 
         Raises:
             OSError: it cannot be renamed.
         """
         path = self.path(step)
-        if os.path.lexists(path) and not self._find(step):
+        if os.path.lexists(path):
             moved = self._rename(path, f"previous-{path.name}")
-            logger.warning(
-                "%s was in the way of this run's checkpoint, is not its own, and is now %s.", path, moved.name
-            )
+            logger.warning("%s was in the way of this run's checkpoint and is now %s.", path, moved.name)
 
     def set_aside_after(self, step: int) -> None:
         """Renames hf_ext's checkpoints above `step` to `previous-checkpoint-<step>`.

@@ -1,4 +1,4 @@
-"""kill -9 before every single file operation of a run that saves, saves again, strips and deletes."""
+"""kill -9 before every single file operation of a run that saves, strips and deletes."""
 
 import itertools
 import os
@@ -38,15 +38,14 @@ def write_files(folder: Path, step: int) -> None:
 
 
 def train(folder: Path, report, save=save) -> None:
-    """Saves every 10 steps from the newest checkpoint on, 20 twice; keeps two, the older of them stripped."""
+    """Saves every 10 steps from the newest checkpoint on; keeps two, the older of them stripped."""
     store = CheckpointStore(folder, "run")
     store.sweep()
     newest = store.find_newest()
     rotate(store)
     for step in range(newest.step + 10 if newest else 10, LAST_STEP + 1, 10):
-        for _ in range(2 if step == 20 else 1):
-            save(store, step)
-            report(step)
+        save(store, step)
+        report(step)
         rotate(store)
 
 

@@ -153,24 +153,6 @@ def test_a_staging_that_was_never_abandoned_does_not_stop_the_next_save(store):
     assert names(store) == ["checkpoint-20"]
 
 
-def test_saving_a_step_again_replaces_it(store):
-    save(store, 20, weights=b"first")
-    save(store, 20, weights=b"second")
-    assert names(store) == ["checkpoint-20"]
-    assert (store.find_newest().path / "model.safetensors").read_bytes() == b"second"
-
-
-def test_a_pinned_checkpoint_is_not_replaced(store):
-    save(store, 20, weights=b"first")
-    staging = store.stage(20)
-    (staging / "model.safetensors").write_bytes(b"second")
-    with store.pinned(20), pytest.raises(CheckpointError, match="is being uploaded"):
-        store.commit(20, 0.5, {})
-    store.abandon(20)
-    assert names(store) == ["checkpoint-20"]
-    assert (store.find_newest().path / "model.safetensors").read_bytes() == b"first"
-
-
 def test_what_others_write_after_the_commit_becomes_part_of_the_checkpoint(store):
     save(store, 20)
     sealed = (store.path(20) / MANIFEST).read_bytes()
@@ -237,7 +219,7 @@ def test_a_damaged_newest_is_set_aside_with_one_warning_and_the_one_before_it_ta
     assert names(store)[2:] == ["damaged-checkpoint-30", "damaged-checkpoint-30-2"]
 
 
-@pytest.mark.parametrize("kept", ["progress.json", "frozen.json"])
+@pytest.mark.parametrize("kept", ["progress.json", "trainable.safetensors"])
 def test_a_checkpoint_without_its_manifest_is_damaged_rather_than_foreign(store, kept):
     save(store, 10)
     store.path(20).mkdir()
