@@ -57,7 +57,8 @@ ROOMS = (
     {"state", "finished_model"},
     {"run_lock"},
     {"storage", "retention"},
-    {"agreement", "inspect", "convert", "merging"},
+    {"compare"},
+    {"resume", "inspect", "convert", "merging"},
 )
 
 

@@ -11,11 +11,11 @@ from hf_ext.trainer import FastTrainer
 
 # Folder of hf_ext -> (code lines, files); code is what is neither blank, comment nor docstring.
 BUDGET = {
-    ".": (3192, 36),
-    "affinity": (3651, 39),
-    "checkpoints": (2148, 28),
+    ".": (3188, 36),
+    "affinity": (3646, 39),
+    "checkpoints": (2112, 25),
     "comparing": (1530, 19),
-    "data": (4489, 51),
+    "data": (4515, 51),
     "doctor": (2419, 26),
     "embeddings": (468, 7),
     "evaluation": (2585, 25),
@@ -28,7 +28,7 @@ BUDGET = {
     "recipes": (2, 1),
     "reporting": (3883, 62),
     "speedups": (2271, 26),
-    "training": (4059, 44),
+    "training": (3904, 43),
 }
 SEAMS, PRIVATE = 44, 24
 
