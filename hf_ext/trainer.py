@@ -23,8 +23,7 @@ import torch
 from transformers import Seq2SeqTrainer, Trainer, TrainerCallback
 from transformers.trainer_utils import EvalLoopOutput, SaveStrategy
 
-from .checkpoints.agreement.hyperparameters import read_hyperparameters
-from .checkpoints.agreement.run_facts import describe_run
+from .checkpoints.compare import describe_run
 from .checkpoints.retention import Sizes
 from .checkpoints.run_lock import hold_folders
 from .checkpoints.saver import Saver
@@ -226,9 +225,7 @@ class FastTrainer(Trainer):
         return self._ext_make_batch(self.data_collator, fetch([*rows]) if fetch else [dataset[row] for row in rows])
 
     def _ext_describe_run(self) -> dict[str, Any]:
-        args, best = self.args, spell_out_best(self.args, self.compute_metrics)
-        data, written_by = (self.train_dataset, self.data_collator), self._ext_backend.written_by
-        return describe_run(args, self.model, *data, args.world_size, self.plan, best, written_by)
+        return describe_run(self, spell_out_best(self.args, self.compute_metrics))
 
     def _ext_find_checkpoint(self, asked: str | bool | None) -> str | None:
         facts = self._ext_describe_run()
@@ -382,14 +379,13 @@ class FastTrainer(Trainer):
         if finished is not made:
             self.optimizer = finished
         self._ext_backend.check_optimizer(finished)
+        self._ext_resumer.remember(finished)
         return finished
 
     def create_scheduler(self, *args: Any, **kwargs: Any) -> Any:
         """As in Trainer, which calls it as soon as accelerate has prepared model and optimizer."""
         self._ext_backend.finish_splitting(self.model, self.optimizer)
-        schedule = super().create_scheduler(*args, **kwargs)
-        self._ext_made = read_hyperparameters(self.optimizer)  # before a checkpoint's states bring back its own
-        return schedule
+        return super().create_scheduler(*args, **kwargs)
 
     def autocast_smart_context_manager(self, *args: Any, **kwargs: Any) -> Any:
         """As in Trainer, in the precision that the backend's models need."""
@@ -959,8 +955,8 @@ class Events(TrainerCallback):
             trainer._tr_loss.fill_(losses["unlogged"])
             trainer._globalstep_last_logged = losses["last_logged_step"]
         state.compute_steps(trainer.args, state.max_steps)  # Trainer goes on with the intervals of the checkpoint
-        trainer._ext_resumer.apply_changes(trainer.optimizer, trainer.lr_scheduler, trainer._ext_made)
-        if resumed.allowed & {"metric_for_best_model", "greater_is_better"}:
+        trainer._ext_resumer.apply_changes()
+        if {*resumed.allowed} & {"metric_for_best_model", "greater_is_better"}:
             state.best_metric = state.best_global_step = None
             trainer._ext_saver.retention.best_saved = None
 

@@ -13,6 +13,7 @@ import numpy as np
 from transformers import TrainerControl, TrainerState
 from transformers.trainer_utils import EvalLoopOutput
 
+from ..checkpoints.resume import Resumed
 from .comparable import check_metric_on_rows, name_undefined
 from .evaluation_passes import (
     Evaluation,
@@ -32,7 +33,6 @@ from .evaluation_record import EvaluationRecord, record_of
 from .evaluation_rows import EvalParts, EvaluationRows, MakeLoader
 from .evaluation_schedule import check_callbacks, check_schedule, check_subset, is_evaluated
 from .now import Training
-from .resuming import Resumed
 from .stopper import Stopper
 from .team import Team
 from .watcher import Watcher, load_watching

@@ -8,6 +8,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
+from ..checkpoints.resume import Resumer
 from ..data.masking import MaskingEpochCallback
 from ..reporting.run_clock import RunClockCallback
 from ..reporting.throughput import ThroughputCallback
@@ -30,7 +31,6 @@ from .planned import PlannedRun
 from .profiling import Profiling
 from .progress import HostSteps, SpeedLine
 from .repeatable_loading import RepeatableLoading
-from .resuming import Resumer
 from .stopper import Stopper
 from .team import Team
 
@@ -85,7 +85,7 @@ class Parts:
             *(self.nan_guard, self.stopper, self.loaders, self.run_clock, self.evaluator, self.oom_policy),
             *(self.profiling, self.repeatable, self.collapse_alarm, self.early_stopping),
         ]
-        self.resumer = Resumer(trainer, args, team, backend)
+        self.resumer = Resumer(trainer)
         self.exporter = Exporter(args, backend.is_spread)
         self.workers = DataWorkers(args, trainer)
         self._schedule = EvaluationSchedule(self.stopper)

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 from transformers import TrainerControl, TrainerState
 
+from ..checkpoints.resume import Resumed
 from .evaluation_passes import Evaluation
-from .resuming import Resumed
 
 logger = logging.getLogger(__name__)
 
