@@ -25,7 +25,7 @@ from ..overrides import is_overridden
 from ..zero import own_part
 from .disk_space import DiskSpace
 from .places import Places
-from .stopper import Stopper
+from .stop import Stopper
 
 SAVE_FAILURES_ALLOWED = 3  # in a row; then the disk will not recover, and a run without checkpoints is worth little
 
