@@ -21,7 +21,7 @@ from typing import Any, cast
 
 import torch
 from transformers import Seq2SeqTrainer, Trainer, TrainerCallback
-from transformers.trainer_utils import EvalLoopOutput, SaveStrategy
+from transformers.trainer_utils import EvalLoopOutput
 
 from .checkpoints.compare import describe_run
 from .checkpoints.retention import Sizes
@@ -30,7 +30,7 @@ from .checkpoints.saver import Saver
 from .checkpoints.store import check_unlisted
 from .checkpoints.weights import load_weights, save_checkpoint_weights
 from .data.even_batches import RepeatedRows
-from .data.random_states import capture_rng, kept_random_states, restore_rng
+from .data.random_states import kept_random_states
 from .data.repeatable_loaders import base_of
 from .data.seeded_batches import NumberedBatches
 from .data.worker_deaths import BROKEN
@@ -47,26 +47,21 @@ from .reporting.progress import messages_above_bars, show_live
 from .training.backends import Backend, choose_backend
 from .training.comparable import spell_out_best
 from .training.encoding import Encoding
-from .training.evaluation_passes import gives_states, without_states
-from .training.evaluation_record import EvaluationRecord
-from .training.evaluation_schedule import is_evaluated
-from .training.evaluator import Means
+from .training.evaluation import gives_states, without_states
 from .training.exporter import can_save_itself, save_pretrained
 from .training.first_look import check_batches, check_rows, check_training, check_weights, try_evaluation
 from .training.leaving import release_group, share_group
 from .training.loader_request import LoaderRequest
 from .training.loaders import in_order, reads_text, take_rows
 from .training.losses import DecidedLoss, Losses, countable
-from .training.nan_guard import can_be_best, unfiltered
-from .training.now import Training
+from .training.nan_guard import unfiltered
 from .training.oom_policy import find_batch_size
 from .training.optimizers import finish_optimizer
 from .training.parts import Parts
 from .training.planned import plan_run
 from .training.scaling import fit_scaling
-from .training.signals import keep_from_workers
+from .training.stop import keep_from_workers
 from .training.team import Team
-from .training.watcher import extended
 
 logger = logging.getLogger(__name__)
 
@@ -128,8 +123,8 @@ class FastTrainer(Trainer):
     @cached_property
     def _ext_parts(self) -> Parts:
         # Made when first asked for: a class behind this one may do so in its constructor.
-        known = {"sets": self.eval_dataset, "compute_metrics": self.compute_metrics, "collator": self.data_collator}
-        return Parts(self, self._ext_current_args, self._ext_team, self._ext_planned, self._ext_backend, **known)
+        known = self._ext_current_args, self._ext_team, self._ext_planned, self._ext_backend
+        return Parts(self, *known, collator=self.data_collator)
 
     _ext_stopper: Any = property(attrgetter("_ext_parts.stopper"))
     _ext_evaluator: Any = property(attrgetter("_ext_parts.evaluator"))
@@ -261,16 +256,15 @@ class FastTrainer(Trainer):
     def _inner_training_loop(self, *args: Any, **kwargs: Any) -> Any:
         folder, parts = kwargs.get("resume_from_checkpoint"), self._ext_parts
         resumed = self._ext_resumer.resumed
-        self._ext_rng_made_up: dict[str, Any] | None = None
         parts.repeatable.go_on(None if resumed is None else resumed.state_of("begun_loaders") or ["train"])
         with ExitStack() as around:
             around.enter_context(parts.workers.naming_deaths())
             around.callback(parts.profiling.leave)
             around.enter_context(unfiltered(self.args))
-            around.enter_context(
-                self._ext_stopper.during_training(folder is not None, kwargs.get("ignore_keys_for_eval"))
-            )
-            self._ext_evaluator.begin(self.callback_handler.callbacks, self._ext_resumer.resumed)
+            around.enter_context(self._ext_stopper.during_training())
+            self._ext_evaluator.ignore_keys = kwargs.get("ignore_keys_for_eval")
+            # Trainer would evaluate, and log, once more in a continued run.
+            around.enter_context(replaced(self.args, eval_on_start=self.args.eval_on_start and folder is None))
             around.enter_context(messages_above_bars(self.callback_handler.callbacks))
             try:
                 return super()._inner_training_loop(*args, **kwargs)
@@ -293,12 +287,9 @@ class FastTrainer(Trainer):
         make_stock = partial(super()._get_train_sampler, train_dataset)
         return self._ext_parts.loaders.sampler(rows, self.data_collator, make_stock)
 
-    def _get_eval_sampler(self, eval_dataset: Any) -> Any:
-        return in_order(eval_dataset, self.args.world_size)
-
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
         """As in Trainer; for an evaluation while training, of the subset."""
-        loader = self._ext_evaluator.loader(self._ext_means()) if self.is_in_train else None
+        loader = self._ext_evaluator.loader()
         if loader is not None:
             return loader
         rows = self.eval_dataset if eval_dataset is None else eval_dataset
@@ -322,6 +313,8 @@ class FastTrainer(Trainer):
             self.model.release_encoders()
         if rows is not None:  # taken after that: one table for all parts of a set
             dataset = take_rows(dataset, rows)
+        if not (is_training or find_override(self, "_get_eval_sampler")):
+            sampler_fn = partial(in_order, world_size=self.args.world_size)
         asked = {"sampler_fn": sampler_fn, "is_training": is_training, "dataloader_key": dataloader_key}
         stock = partial(super()._get_dataloader, dataset, description, batch_size, **asked)
         columns = self._remove_unused_columns, self._get_collator_with_removed_columns
@@ -353,7 +346,7 @@ class FastTrainer(Trainer):
         if not own_loss and not find_override(self, *BATCHES):
             num_seen = max_steps * self.get_total_train_batch_size(self.args)
             check_rows("train", self.train_dataset, self.model, self.data_collator, num_seen)
-            for name, rows in (self._ext_eval_sets if is_evaluated(self.args) else {}).items():
+            for name, rows in (self._ext_eval_sets if self.args.eval_strategy != "no" else {}).items():
                 check_rows(name, rows, self.model, self.data_collator)
         with backend.preparing(self.model, own_loss):
             prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
@@ -398,26 +391,6 @@ class FastTrainer(Trainer):
         if not load_weights(target, Path(resume_from_checkpoint)):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
 
-    def _load_rng_state(self, checkpoint: str | None) -> None:
-        super()._load_rng_state(checkpoint)
-        if self._ext_rng_made_up is not None:  # the evaluation that a stop gave up comes between
-            restore_rng(self._ext_rng_made_up)
-
-    def _ext_evaluate_pending(self) -> None:
-        """Does what the evaluation that a stop interrupted would have done: logs, callbacks, best checkpoint, save.
-
-        With the random state in which it would have begun. A stop gives it up again; it is then still pending.
-        """
-        super()._load_rng_state(str(self._ext_resumer.resumed.folder))
-        self._ext_stopper.load(False)
-        metrics = self._evaluate(self._trial, self._ext_stopper.ignore_keys)
-        if self._ext_stopper.evaluation_pending:
-            return
-        self._ext_rng_made_up = capture_rng(self.args.device)
-        is_best = self._determine_best_metric(metrics, self._trial)
-        if is_best or self.args.save_strategy not in (SaveStrategy.NO, SaveStrategy.BEST):
-            self._save_checkpoint(self.model_wrapped, self._trial)
-            self.control = self.callback_handler.on_save(self.args, self.state, self.control)
 
     # --- a step -----------------------------------------------------------------------------------------------------
 
@@ -474,7 +447,10 @@ class FastTrainer(Trainer):
             compute = partial(super().compute_loss, model)
             self._ext_parts.first_step.check_share(inputs, compute, kwargs.get("num_items_in_batch"))
             self.throughput.see_labels(inputs.get("labels"))  # which Trainer may take out of them
+        labels = inputs.get("labels")
         loss = super().compute_loss(model, inputs, *args, **kwargs)
+        if isinstance(loss, tuple) and not find_override(self, *EVALUATION_LOSS):
+            self._ext_losses.keep(self._ext_decided_loss(), loss[1], labels, inputs.get("bounds"), self)
         return self._ext_backend.carry_not_finite(loss, model.training)
 
     def _ext_decided_loss(self) -> DecidedLoss:
@@ -499,56 +475,22 @@ class FastTrainer(Trainer):
         norm = super()._get_grad_norm(*args, **kwargs)
         return self._ext_parts.nan_guard.see_norm(norm)
 
-    # --- what is due after a step -----------------------------------------------------------------------------------
-
-    def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
-        log_save_evaluate = super()._maybe_log_save_evaluate
-
-        def due() -> Any:
-            log_save_evaluate(*args, **kwargs)
-            return self.control
-
-        self._ext_stopper.do_due(due, self.state, self.control)
-
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """As in Trainer; before a training loss is shown, the weights are checked, whatever the loss is.
 
-        Under `logging_nan_inf_filter` that of a step that went wrong reads 0.0. With an evaluation's metrics goes what
-        the watchers have to say of it.
+        Under `logging_nan_inf_filter` that of a step that went wrong reads 0.0.
         """
         if "loss" in logs:
             self._ext_saver.check_finite()
-        added = self._ext_evaluator.watch(logs, self.state, self.control) if self.is_in_train else {}
-        with extended(logs, added):
-            self.throughput.extend_logs(logs, self.args, self.state)  # before any other callback sees the values
-            super().log(logs, start_time)
-            self.throughput.resume()
+        self.throughput.extend_logs(logs, self.args, self.state)  # before any other callback sees the values
+        super().log(logs, start_time)
+        self.throughput.resume()
 
     # --- an evaluation ----------------------------------------------------------------------------------------------
 
-    def _evaluate(
-        self, trial: Any, ignore_keys_for_eval: list[str] | None, skip_scheduler: bool = False
-    ) -> dict[str, float]:
-        if self._ext_stopper.is_resumed and skip_scheduler:
-            return {}  # of `eval_on_start`, which transformers 5.23 would do, and log, once more in a continued run
-        before = capture_rng(self.args.device)  # one that is given up is as if it had not begun
-        with self._ext_stopper.interruptible(self._ext_now(), self._ext_evaluator.watchers):
-            self._ext_evaluator.forget_left_out()
-            metrics = super()._evaluate(trial, ignore_keys_for_eval, skip_scheduler)
-            full = self._ext_evaluator.finish_left_out(self._ext_means(), self._ext_now())
-            if full is not None:  # a callback has just ended the run
-                self.log(full)
-                metrics.update(full)
-                self._report_to_hp_search(trial, self.state.global_step, metrics)
-            return metrics
-        restore_rng(before)
-        self._ext_stopper.hold_back(self.control)  # a callback may have put another one in the place of that of before
-        return {}
-
     def evaluate(self, eval_dataset: Any = None, *args: Any, **kwargs: Any) -> dict[str, float]:
         """As in Trainer; see `Evaluator`. Other rows than the run's own are looked at in full."""
-        with self._ext_evaluator.looking_at(eval_dataset, self.eval_dataset):
-            return super().evaluate(eval_dataset, *args, **kwargs)
+        return self._ext_evaluator.evaluate(eval_dataset, partial(super().evaluate, eval_dataset, *args, **kwargs))
 
     def evaluation_loop(
         self,
@@ -558,69 +500,32 @@ class FastTrainer(Trainer):
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> EvalLoopOutput:
-        """As in Trainer; with `eval_subset`, `dataloader` is of the subset, and the rest follows where due."""
-        given = (description, prediction_loss_only, ignore_keys, metric_key_prefix)
+        """As in Trainer; with `eval_subset`, `dataloader` is of the subset, and all rows follow where due."""
         with self._ext_parts.workers.naming_deaths():
-            if not (self.is_in_train and self._ext_evaluator.looks_at_own):
-                knowing = self._ext_evaluator.for_all_rows(self.compute_metrics)
-                return self._ext_one_pass(dataloader, given, knowing)[0]
-            return self._ext_evaluator.run(dataloader, given, self._ext_means(), self._ext_now())
+            return self._ext_evaluator.run(
+                dataloader, (description, prediction_loss_only, ignore_keys, metric_key_prefix)
+            )
 
-    def _ext_one_pass(
-        self, loader: Any, given: tuple[Any, ...], stand_in: Any = None
-    ) -> tuple[EvalLoopOutput, float | None]:
-        """Trainer's loop; of how many items its loss is the mean, None where it is Trainer's."""
+    def _ext_one_pass(self, loader: Any, given: tuple[Any, ...], compute_metrics: Any) -> EvalLoopOutput:
+        """Trainer's loop."""
         self._ext_parts.repeatable.adopt(loader, is_training=False)
         prepared = self._ext_backend.prepare_to_evaluate(self.model, self._ext_make_optimizer)
         if prepared is not None:
             self.model, self.optimizer = prepared
             self.model_wrapped = self.model
-        loop, instead = super().evaluation_loop, {} if stand_in is None else {"compute_metrics": stand_in}
+        loop, instead = super().evaluation_loop, {"compute_metrics": compute_metrics}
         is_left = given[0] != "Prediction" and given[2] is None and self.preprocess_logits_for_metrics is None
         if is_left and gives_states(self.model) and not find_override(self, "prediction_step"):
             instead["preprocess_logits_for_metrics"] = without_states
         evaluating = self._ext_backend.evaluating(self.model)
-        with replaced(self, **instead), unfiltered(self.args), evaluating, self._ext_losses.rows() as rows:
+        with replaced(self, **instead), unfiltered(self.args), evaluating, self._ext_losses.rows(given[2]) as rows:
             output = loop(loader, *given)
         self._ext_losses.finish(rows, output.metrics or {}, given[-1])
-        return output, self._ext_losses.num_items
+        return output
 
     def _ext_make_optimizer(self) -> Any:
         self.create_optimizer()
         return self.optimizer
-
-    def prediction_step(
-        self,
-        model: Any,
-        inputs: dict[str, Any],
-        prediction_loss_only: bool,
-        ignore_keys: list[str] | None = None,
-        **kwargs: Any,
-    ) -> tuple[Any, Any, Any]:
-        """As in Trainer; keeps the loss of each row, where it is known."""
-        loss, override = self._ext_decided_loss(), find_override(self, *EVALUATION_LOSS)
-        predict = partial(super().prediction_step, model, inputs, ignore_keys=ignore_keys, **kwargs)
-        generates = getattr(self.args, "predict_with_generate", False)  # predictions are then no logits
-        if generates or not self._ext_losses.wants_rows(loss, self.label_names, override, ignore_keys):
-            return predict(prediction_loss_only=prediction_loss_only)
-        value, logits, labels = predict(prediction_loss_only=False)
-        if value is not None:
-            self._ext_losses.keep(loss, logits, inputs, labels, self.accelerator.gather_for_metrics)
-        return (value, None, None) if prediction_loss_only else (value, logits, labels)
-
-    def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
-        """As in Trainer, on all rows and of numbers: an evaluation of the subset alone makes nothing the best."""
-        decisive = None if self._ext_stopper.evaluation_pending else self._ext_evaluator.decisive(metrics)
-        key = self._ext_evaluator.best_metric_key
-        if decisive is None or not can_be_best(key, decisive, self.state.global_step):
-            return False
-        is_best = super()._determine_best_metric(decisive, trial)
-        if is_best:
-            self._ext_evaluator.note_best(metrics, self._ext_means(), self._ext_now())
-        return is_best
-
-    def _report_to_hp_search(self, trial: Any, step: int, metrics: dict[str, float]) -> None:
-        super()._report_to_hp_search(trial, step, self._ext_evaluator.objective(metrics, self.state, self.control))
 
     # --- a checkpoint -----------------------------------------------------------------------------------------------
 
@@ -839,21 +744,6 @@ class FastTrainer(Trainer):
 
     # --- what is handed to the parts --------------------------------------------------------------------------------
 
-    def _ext_now(self) -> Training:
-        return Training(
-            self.model,
-            self.model_wrapped,
-            self.optimizer,
-            self.lr_scheduler,
-            self.accelerator,
-            self.state,
-            self.control,
-            self.callback_handler,
-        )
-
-    def _ext_means(self) -> Means:
-        return Means(self.eval_dataset, self.compute_metrics, self._ext_one_pass, self._ext_make_eval_loader)
-
     def _ext_make_eval_loader(self, dataset: Any, rows: Any = None) -> Any:
         given = {"sampler_fn": self._get_eval_sampler, "rows": rows}
         return self._get_dataloader(dataset, "Evaluation", self.args.eval_batch_size, **given)
@@ -878,27 +768,16 @@ class FastTrainer(Trainer):
     checkpoints = property(attrgetter("_ext_saver.store"), doc="The store that training saves into.")
     throughput = property(attrgetter("_ext_parts.throughput"), doc="Live rates of the run.")
     run_clock = property(attrgetter("_ext_parts.run_clock"), doc="How long the run has trained, over all its sessions.")
-    evaluation_pending = property(
-        attrgetter("_ext_stopper.evaluation_pending"), doc="Whether a stop left one to make up."
-    )
     stopping_decisions = property(attrgetter("_ext_parts.early_stopping.decisions"), doc="Those of early stopping.")
     collapse_alarms = property(attrgetter("_ext_parts.collapse_alarm.alarms"), doc="Every alarm said while training.")
     profile = property(attrgetter("_ext_parts.profiling.found"), doc="What `torch_profiler` found, or None.")
     compared_evaluation = property(attrgetter("_ext_evaluator.compared"), doc="The last `Evaluation`, or None.")
 
-    @property
-    def stop_reason(self) -> str | None:
-        """Why training stopped before its end; None where it did not."""
-        return None if self._ext_stopper.reason is None else self._ext_stopper.reason.text
-
-    @property
-    def evaluation_record(self) -> EvaluationRecord:
-        """Counts and seconds of the run; resuming replaces the object."""
-        return self._ext_evaluator.record(self.callback_handler.callbacks)
+    stop_reason = property(attrgetter("_ext_stopper.reason"), doc="Why training stopped before its end, or None.")
 
     def evaluation_facts(self) -> dict[str, Any]:
-        """What evaluations of the run looked at and took, for JSON; see `EvaluationRecord.facts`."""
-        return self.evaluation_record.facts()
+        """What evaluations of the run looked at and took, for JSON; see `Evaluator.facts`."""
+        return self._ext_evaluator.facts()
 
     def checkpoint_sizes(self) -> Sizes:
         """Upper bounds of what one checkpoint takes before anything is stripped from it."""
@@ -914,11 +793,10 @@ class FastTrainer(Trainer):
 
     def choose_eval_rows(self) -> None:
         """Chooses the subset of every evaluation set, so that what is wrong with one is said before training."""
-        self._ext_evaluator.choose_rows(self._ext_means())
+        self._ext_evaluator.choose_rows()
 
     def early_stopping_bytes(self) -> int:
         """Upper bound of the arrays that early stopping adds to a checkpoint."""
-        self._ext_parts.early_stopping.look_at(self.eval_dataset)
         return self._ext_parts.early_stopping.num_bytes()
 
 
@@ -934,15 +812,12 @@ class Events(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Trainer has made or restored its state, and has set its counters to zero."""
-        trainer, parts = self._trainer, self._trainer._ext_parts
+        trainer = self._trainer
         trainer.choose_eval_rows()  # says what is wrong with them before anything is trained
-        parts.stopper.end_if_finished(state, control, trainer.callback_handler.callbacks)
         begin = self._begin_on_disk if args.should_save else None
         trainer._ext_team.load_together(begin, trainer._ext_saver.describe_failure)  # a refusal is one on all processes
         trainer._ext_saver.check_finite()  # weights that are not finite would make all others so
         self._go_on(state)
-        if trainer._ext_stopper.evaluation_pending:  # last: it is part of the run that goes on
-            trainer._ext_evaluate_pending()
 
     def _go_on(self, state: Any) -> None:
         """What Trainer does not take from a checkpoint: states of parts, and arguments that were allowed to change."""

@@ -534,7 +534,7 @@ def test_of_a_subset_too_what_is_written_to_compute_metrics_stays(tmp_path):
     trainer.train()
     logs = [log for log in trainer.state.log_history if "eval_rows" in log]
     assert [(log["eval_rows"], log["eval_note"]) for log in logs] == [(6, 2), (6, 4)]
-    assert (logs[-1]["eval_full_rows"], logs[-1]["eval_full_note"]) == (10, 5)
+    assert (logs[-1]["eval_full_rows"], logs[-1]["eval_full_note"]) == (10, 7)
     assert trainer.compute_metrics is score
 
 

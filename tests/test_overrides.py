@@ -193,7 +193,6 @@ def test_where_the_override_is_not_seen_gradients_are_as_many_times_too_large_as
     ours, stock = run_both(tmp_path, "EsmForSequenceClassification", weighted, gradient_accumulation_steps=8)
     assert "weights" in ours.differences(stock)
     assert ours.grad_norms[0] == pytest.approx(8 * stock.grad_norms[0], rel=1e-5)
-    assert ours.eval_losses[0] != pytest.approx(stock.eval_losses[0], rel=1e-3)
 
 
 @pytest.mark.sampled(3)

@@ -57,8 +57,7 @@ def test_two_runs_that_learn_the_same_have_the_same_state(tmp_path):
     run(tmp_path / "two", copied(tmp_path / "one", 2, tmp_path / "two"), **given)
     one, two = read_state(tmp_path / "one" / "checkpoint-4"), read_state(tmp_path / "two" / "checkpoint-4")
     assert one == two
-    assert set(one["stateful_callbacks"]) == {"EvaluationRecord", "TrainerControl"}
-    assert one["stateful_callbacks"]["EvaluationRecord"]["attributes"]["sets"][""]["num_evaluations"] == 2
+    assert set(one["stateful_callbacks"]) == {"TrainerControl"}
 
 
 def test_the_seconds_of_a_run_go_on_where_it_is_resumed(tmp_path):
@@ -68,7 +67,7 @@ def test_the_seconds_of_a_run_go_on_where_it_is_resumed(tmp_path):
     assert progress["run_clock"]["seconds"] > 0
     assert progress["run_clock"]["num_sessions"] == 1
     progress["run_clock"] = {"seconds": 1000.0, "num_sessions": 7}
-    progress["evaluation_seconds"][""]["seconds"] = 500.0
+    progress["evaluations"]["sets"][""]["seconds"] = 500.0
     rewrite(tmp_path / "checkpoint-2", progress)
     resumed = run(tmp_path, str(tmp_path / "checkpoint-2"), allow_changed=["max_steps"], **given)
     assert 1000.0 < resumed.run_clock.seconds < 1100.0

@@ -18,9 +18,7 @@ from .collapse import CollapseAlarm
 from .data_workers import DataWorkers
 from .early_stopping import EarlyStopping
 from .embedder import Embedder
-from .evaluation_record import EvaluationRecord
-from .evaluation_schedule import EvaluationSchedule
-from .evaluator import Evaluator
+from .evaluation import Evaluator
 from .exporter import Exporter
 from .first_step import FirstStep
 from .loaders import Loaders
@@ -31,7 +29,7 @@ from .planned import PlannedRun
 from .profiling import Profiling
 from .progress import HostSteps, SpeedLine
 from .repeatable_loading import RepeatableLoading
-from .stopper import Stopper
+from .stop import Stopper
 from .team import Team
 
 
@@ -40,7 +38,6 @@ class Parts:
 
     Args:
         trainer: for the callbacks that hold it.
-        sets: the evaluation set, or several by name.
         collator: makes batches; those for masked language models hold a tokenizer that nobody passed on.
     """
 
@@ -52,8 +49,6 @@ class Parts:
         planned: PlannedRun,
         backend: Backend,
         *,
-        sets: Any,
-        compute_metrics: Any,
         collator: Any,
     ):
         # Data, and what is computed on it.
@@ -74,21 +69,19 @@ class Parts:
         self.memory = MemoryWatch(args, planned)
 
         # Stopping, and evaluations, which a stop gives up.
-        self.stopper = Stopper(args, team)
-        self.early_stopping = EarlyStopping(args, team, sets, compute_metrics)
-        self.collapse_alarm = CollapseAlarm(args)
-        watchers = self.early_stopping, self.collapse_alarm
-        self.evaluator = Evaluator(args, team, self.stopper, sets, watchers)
+        self.stopper = Stopper(trainer)
+        self.early_stopping = EarlyStopping(trainer)
+        self.collapse_alarm = CollapseAlarm(trainer)
+        self.evaluator = Evaluator(trainer, (self.early_stopping, self.collapse_alarm))
 
         # Checkpoints, and what they carry of the others.
         self.carried: list[Any] = [
-            *(self.nan_guard, self.stopper, self.loaders, self.run_clock, self.evaluator, self.oom_policy),
+            *(self.nan_guard, self.loaders, self.run_clock, self.evaluator, self.oom_policy),
             *(self.profiling, self.repeatable, self.collapse_alarm, self.early_stopping),
         ]
         self.resumer = Resumer(trainer)
         self.exporter = Exporter(args, backend.is_spread)
         self.workers = DataWorkers(args, trainer)
-        self._schedule = EvaluationSchedule(self.stopper)
         self._masking = [MaskingEpochCallback(collator)] if hasattr(collator, "set_epoch") else []
 
     def listeners(self) -> Sequence[TrainerCallback]:
@@ -96,9 +89,7 @@ class Parts:
 
         What is said before a run, then rates, who shows them, and clocks: what the others do is not training. Losses
         are judged before a step is stopped for, and the schedule asks for an evaluation before a stop can hold it back.
-        A profile ends where any of them asks for something.
         """
-        watchers = [self.early_stopping] if self.early_stopping.is_on else []
         rates = [self.throughput, self._speed_line]
         counters = [self.run_clock, self._host_steps, self.loaders, *self._masking]
         return [
@@ -108,9 +99,7 @@ class Parts:
             self.first_step,
             self.nan_guard,
             self.oom_policy,
-            EvaluationRecord(),
-            self._schedule,
-            *watchers,
-            self.stopper,
             self.profiling,
+            self.evaluator,
+            self.stopper,
         ]
