@@ -11,26 +11,26 @@ from hf_ext.trainer import FastTrainer
 
 # Folder of hf_ext -> (code lines, files); code is what is neither blank, comment nor docstring.
 BUDGET = {
-    ".": (3192, 36),
+    ".": (3189, 36),
     "affinity": (3651, 39),
     "checkpoints": (2148, 28),
     "comparing": (1530, 19),
     "data": (4489, 51),
-    "doctor": (2419, 26),
+    "doctor": (2405, 26),
     "embeddings": (468, 7),
     "evaluation": (2585, 25),
     "generation": (3022, 32),
     "hub": (488, 6),
     "masked_lm": (387, 4),
-    "memory": (709, 8),
+    "memory": (717, 7),
     "models": (3707, 47),
     "pde": (1041, 15),
     "recipes": (2, 1),
     "reporting": (3883, 62),
     "speedups": (2271, 26),
-    "training": (4059, 44),
+    "training": (3908, 42),
 }
-SEAMS, PRIVATE = 44, 24
+SEAMS, PRIVATE = 39, 23
 
 
 def count_code(text: str) -> int:

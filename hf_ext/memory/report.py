@@ -121,7 +121,7 @@ def find_fix(memory: MemoryModel, config: TrainConfig, room: int, has_half: bool
     groups = [[None, *group] for group in find_switches(memory, config, has_half)]
     sets = [tuple(switch for switch in chosen if switch) for chosen in product(*groups)]
     most = (config.rows & -config.rows).bit_length() - 1  # more halves would not leave the effective batch as it is
-    halvings = range(1 if memory.has_one_batch else most + 1)
+    halvings = range(most + 1 if memory.scales else 1)
     ways = sorted(product(sets, halvings), key=lambda way: (sum(s.cost for s in way[0]) + way[1], len(way[0])))
     for switches, number in ways:
         changed = replace(config, rows=config.rows >> number, passes=config.passes << number)
@@ -209,6 +209,34 @@ def report_memory(
     if room is not None and not report.fits:
         report = replace(report, fix=find_fix(memory, config, room, has_half))
     return replace(report, seconds=time.perf_counter() - began)
+
+
+def report_run(
+    memory: MemoryModel,
+    args: Any,
+    plan: Any,
+    rows: int,
+    length: int,
+    capacity: int | None,
+    has_half: bool = True,
+    **given: Any,
+) -> MemoryReport:
+    """`report_memory` of a run, as its arguments and its plan have it.
+
+    Args:
+        memory: whose kind, pattern and processes become those of the run.
+        rows: of one pass on one device, if tokens are not counted instead.
+        capacity: bytes of the device; None where not known.
+        given: of `TrainConfig`, what arguments and plan do not tell.
+    """
+    memory.kind = "cpu" if plan.hardware.kind == "cpu" else "cuda"
+    memory.pattern, memory.sends_gradients = args.block_pattern, args.world_size > 1
+    if plan.applied("token_budget"):
+        rows = max(1, args.max_tokens_per_batch // length)
+    switches = {"half": "precision", "is_muon": "muon", "on_host": "cpu_offload"}
+    config = TrainConfig(rows, **{name: plan.applied(speedup) for name, speedup in switches.items()}, **given)
+    room = None if capacity is None else usable_bytes(capacity, plan.hardware.kind)
+    return report_memory(memory, config, length, capacity, room, has_half)
 
 
 def format_memory(report: MemoryReport) -> list[str]:

@@ -21,16 +21,15 @@ from .embedder import Embedder
 from .evaluation_record import EvaluationRecord
 from .evaluation_schedule import EvaluationSchedule
 from .evaluator import Evaluator
-from .exporter import Exporter
+from .export import Exporter
 from .first_step import FirstStep
 from .loaders import Loaders
-from .memory import MemoryWatch
 from .nan_guard import NanGuard
 from .oom_policy import OomPolicy
 from .places import Places
 from .planned import PlannedRun
 from .profiling import Profiling
-from .progress import HostSteps, SpeedLine
+from .progress import HostSteps, MemoryWatch, SpeedLine
 from .repeatable_loading import RepeatableLoading
 from .resuming import Resumer
 from .stopper import Stopper
@@ -69,11 +68,11 @@ class Parts:
         self.throughput = ThroughputCallback(tokenizer=getattr(collator, "tokenizer", None))
         self.throughput.writes_file = planned.keeps_records
         self.throughput.packs = planned.applied("packing")
-        self._speed_line = SpeedLine(trainer, args)
+        self._speed_line = SpeedLine(trainer)
         self.profiling = Profiling(trainer)
         self.run_clock = RunClockCallback()
-        self._host_steps = HostSteps(planned)
-        self.memory = MemoryWatch(args, planned)
+        self._host_steps = HostSteps(trainer)
+        self.memory = MemoryWatch(trainer)
 
         # Stopping, and evaluations, which a stop gives up.
         self.stopper = Stopper(args, team)
@@ -90,7 +89,7 @@ class Parts:
             *(self.profiling, self.repeatable, self.collapse_alarm, self.early_stopping),
         ]
         self.resumer = Resumer(args, team, self.places, backend)
-        self.exporter = Exporter(args, backend.is_spread)
+        self.exporter = Exporter(trainer)
         self.workers = DataWorkers(args, self.places)
         self._schedule = EvaluationSchedule(self.stopper)
         self._masking = [MaskingEpochCallback(collator)] if hasattr(collator, "set_epoch") else []

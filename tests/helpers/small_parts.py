@@ -10,7 +10,7 @@ import torch
 from miniature_esm import make_esm
 from transformers import EsmForSequenceClassification, TrainerControl, TrainerState
 
-from hf_ext.training.backends import Replicated
+from hf_ext.training.backends import Backend
 from hf_ext.training.disk_space import DiskSpace
 from hf_ext.training.now import Training
 from hf_ext.training.places import Places
@@ -29,7 +29,7 @@ class Parts:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda step: 1 / (1 + step))
         self.state = TrainerState(epoch=0.0, num_input_tokens_seen=0, save_steps=1, logging_steps=1, eval_steps=1)
-        team, backend = Team(self.args), Replicated(self.args, None, None)
+        team, backend = Team(self.args), Backend(SimpleNamespace(is_fsdp_enabled=False))
         self.places = Places(self.args.output_dir, self.args.local_checkpoint_dir)
         self.space = DiskSpace(self.args, self.places, backend)
         self.stopper = Stopper(self.args, team)

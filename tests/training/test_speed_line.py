@@ -37,8 +37,9 @@ class Loop:
         model = Scripted()
         self.args, self.model = args, model
         self.throughput = ThroughputCallback(warmup_steps=1, clock=self.clock)
-        trainer = SimpleNamespace(throughput=self.throughput, callback_handler=SimpleNamespace(callbacks=bars))
-        self.line = SpeedLine(trainer, args, self.clock)
+        handler = SimpleNamespace(callbacks=bars)
+        trainer = SimpleNamespace(args=args, throughput=self.throughput, callback_handler=handler)
+        self.line = SpeedLine(trainer, self.clock)
         self.state = TrainerState(max_steps=100, global_step=first_step, is_world_process_zero=is_main)
         self.tell("train_begin")
 
