@@ -62,13 +62,12 @@ def _report(args: Any, plan: Plan, work: Work, rows: int, capacity: int | None, 
     if isinstance(model, AffinityModel):
         live = {name: tokens for name, tokens in lengths.items() if not cached or name not in model.frozen_inputs}
         embedded = {name: width for name, width in model.embedding_sizes.items() if name not in live}
-        make = affinity_batch(live, embedded)
+        make = partial(affinity_batch, live, embedded)
     elif work.make_batch is not None:
         make = work.make_batch
     else:
-        make = masked_lm_batch(length, plan.applied("masked_lm_head"))
+        make = partial(masked_lm_batch, length, plan.applied("masked_lm_head"))
     kernel = plan["attention"].settings.get("kernel") if plan.applied("attention") else None
-    scales = kernel != "blocked" or not plan.applied("packing")  # it works block by block
     batch = plan["batch_size"].settings if plan.applied("batch_size") else {}
     given = {
         "policy": _policy(args, plan),
@@ -78,7 +77,7 @@ def _report(args: Any, plan: Plan, work: Work, rows: int, capacity: int | None, 
     }
     frozen = [encoder for encoder in work.encoders if encoder.training == "frozen" and cached]
     tables = sum(encoder.num_distinct * encoder.width for encoder in frozen) * EMBEDDING_BYTES
-    memory = MemoryModel(model.train(), make, change=partial(_change, plan, kernel), scales=scales, tables=tables)
+    memory = MemoryModel(model.train(), make, change=partial(_change, plan, kernel), tables=tables)
     has_half = best_precision(plan.hardware) != "fp32"
     return report_run(memory, args, plan, rows, length, capacity, has_half, **given)
 
@@ -117,8 +116,10 @@ def _change(plan: Plan, kernel: str | None, model: nn.Module) -> None:
     if plan.applied("fused_gelu"):
         fuse_gelu(model)
     if kernel is not None:
-        # Of a padded batch ours would read the mask, which holds nothing here; faesm's on a CPU is SDPA.
-        set_attention(model, kernel if plan.applied("packing") and kernel in KERNELS else "sdpa")
+        # Of a padded batch ours would read the mask, which holds nothing here; faesm's on a CPU is SDPA. One that goes
+        # block by block, on CPUs, holds what one holds that pads.
+        is_ours = plan.applied("packing") and kernel in KERNELS
+        set_attention(model, {"blocked": "padded"}.get(kernel, kernel) if is_ours else "sdpa")
     if plan.applied("packing"):
         pack_encoders(model)
     if plan.applied("masked_lm_head"):

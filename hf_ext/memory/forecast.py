@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -101,8 +101,7 @@ class MemoryModel:
         change: done to the copy before it computes: what a plan will do to the model later.
         block: what the allocator rounds to.
         scales: whether a batch of any number of rows does the same operations, on tensors that grow with it or do not:
-            one pass then answers for all. Not so for kernels that go by blocks of rows, and for models of which one
-            batch alone is known: `make_batch` may then give the same one whatever is asked for.
+            one pass then answers for all. Else `make_batch` may give the same one whatever is asked for.
         pattern: of the names of repeated layers, as of `find_blocks`.
         sends_gradients: whether several processes do (DDP), which holds all of them once more.
         tables: bytes of cached embeddings, which lie in host memory.
@@ -118,7 +117,7 @@ class MemoryModel:
     sends_gradients: bool = False
     tables: int = 0
     timelines: dict[tuple[Any, ...], Timeline | None] = field(default_factory=dict)
-    _stored: dict[tuple[Any, ...], Any] = field(default_factory=dict)
+    _known: dict[Any, Any] = field(default_factory=dict)  # bytes between steps
 
     @cached_property
     def slices(self) -> list[LayerSlice]:
@@ -167,12 +166,11 @@ class MemoryModel:
 
     def stored(self, config: TrainConfig) -> tuple[int, int, int]:
         """Bytes of weights, of the optimizer's states wherever they lie, and of what a step of it makes besides."""
-        weights, optimizer = ("weights", config.base), (config.optimizer, config.is_muon)
-        if weights not in self._stored:
-            self._stored[weights] = weight_bytes(self.model, config.base, self.base_layers)
-        if optimizer not in self._stored:
-            self._stored[optimizer] = optimizer_bytes(self.model, *optimizer, self.pattern)
-        return self._stored[weights], *self._stored[optimizer]
+        key = config.base, config.optimizer, config.is_muon
+        if key not in self._known:
+            weights = weight_bytes(self.model, config.base, self.base_layers)
+            self._known[key] = weights, *optimizer_bytes(self.model, *key[1:], self.pattern)
+        return self._known[key]
 
     def forecast(self, config: TrainConfig) -> Forecast:
         """The fullest moment of a step; see `timeline` for errors and cost."""
@@ -198,41 +196,33 @@ class MemoryModel:
 # --- batches without contents ---------------------------------------------------------------------------------------
 
 
-def masked_lm_batch(length: int, locates_labels: bool = False) -> Callable[[int], dict[str, Any]]:
-    """Makes rows of `length` tokens, with labels.
+def masked_lm_batch(length: int, locates_labels: bool, rows: int) -> dict[str, Any]:
+    """Rows of `length` tokens, with labels.
 
     Args:
         locates_labels: with where labels stand, for a head that computes there only.
     """
-
-    def make(rows: int) -> dict[str, Any]:
-        ids = torch.zeros(rows, length, dtype=torch.long, device="meta")
-        batch: dict[str, Any] = {"input_ids": ids, "attention_mask": ids, "labels": ids}
-        if locates_labels:
-            where = torch.zeros(rows * max(1, round(LABELLED * length)), dtype=torch.long, device="meta")
-            batch["layout"] = BatchLayout((rows, length), None, where)
-        return batch
-
-    return make
+    ids = torch.zeros(rows, length, dtype=torch.long, device="meta")
+    batch: dict[str, Any] = {"input_ids": ids, "attention_mask": ids, "labels": ids}
+    if locates_labels:
+        where = torch.zeros(rows * max(1, round(LABELLED * length)), dtype=torch.long, device="meta")
+        batch["layout"] = BatchLayout((rows, length), None, where)
+    return batch
 
 
-def affinity_batch(lengths: Mapping[str, int], embedded: Mapping[str, int]) -> Callable[[int], dict[str, Any]]:
-    """Makes rows for an `AffinityModel`.
+def affinity_batch(lengths: Mapping[str, int], embedded: Mapping[str, int], rows: int) -> dict[str, Any]:
+    """Rows for an `AffinityModel`.
 
     Args:
         lengths: input name -> tokens, of those that are encoded while training.
         embedded: input name -> width, of those that come from the cache.
     """
-
-    def make(rows: int) -> dict[str, Any]:
-        sequences = {}
-        for name, length in lengths.items():
-            ids = torch.zeros(rows, length, dtype=torch.long, device="meta")
-            sequences[name] = {"input_ids": ids, "attention_mask": ids, "residue_mask": ids.bool()}
-        embeddings = {name: torch.zeros(rows, width, device="meta") for name, width in embedded.items()}
-        return {"sequences": sequences, "embeddings": embeddings, "labels": torch.zeros(rows, device="meta")}
-
-    return make
+    sequences = {}
+    for name, length in lengths.items():
+        ids = torch.zeros(rows, length, dtype=torch.long, device="meta")
+        sequences[name] = {"input_ids": ids, "attention_mask": ids, "residue_mask": ids.bool()}
+    embeddings = {name: torch.zeros(rows, width, device="meta") for name, width in embedded.items()}
+    return {"sequences": sequences, "embeddings": embeddings, "labels": torch.zeros(rows, device="meta")}
 
 
 def model_on_batch(model: Any, batch: dict[str, Any]) -> tuple[MemoryModel, int]:
@@ -241,16 +231,12 @@ def model_on_batch(model: Any, batch: dict[str, Any]) -> tuple[MemoryModel, int]
     Batches of other sizes are made for the models of hf_ext's tasks; of others there is this one alone.
     """
     inner = unwrap_peft(model)
-    configs = [module.config for module in model.modules() if hasattr(module, "config")]
-    is_blocked = any("blocked" in str(getattr(config, "_attn_implementation", "")) for config in configs)
     if isinstance(model, AffinityModel):
         lengths = {name: part["input_ids"].shape[1] for name, part in batch.get("sequences", {}).items()}
         embedded = {name: part.shape[1] for name, part in batch.get("embeddings", {}).items()}
-        memory = MemoryModel(model, affinity_batch(lengths, embedded), scales=not is_blocked)
-        return memory, max(1, sum(lengths.values()))
+        return MemoryModel(model, partial(affinity_batch, lengths, embedded)), max(1, sum(lengths.values()))
     length = batch["input_ids"].shape[1] if "input_ids" in batch else 1
     if type(inner).__name__.endswith("ForMaskedLM") and set(batch) <= MASKED_LM_COLUMNS:
         # A head that computes at labels only reads where they are from the batch, where the collator says it not.
-        make = masked_lm_batch(length, locates_labels="forward" in vars(inner))
-        return MemoryModel(model, make, scales=not is_blocked), length
+        return MemoryModel(model, partial(masked_lm_batch, length, "forward" in vars(inner))), length
     return MemoryModel(model, lambda rows: batch, scales=False), length

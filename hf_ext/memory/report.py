@@ -7,7 +7,6 @@ between blocks. `usable_bytes` leaves room for that; its two constants are rules
 from __future__ import annotations
 
 import bisect
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import product
@@ -136,7 +135,7 @@ def find_fix(memory: MemoryModel, config: TrainConfig, room: int, has_half: bool
     return None
 
 
-@dataclass(frozen=True)
+@dataclass
 class MemoryReport:
     """What one device holds in a step, and what it could hold.
 
@@ -147,7 +146,6 @@ class MemoryReport:
         savings: each switch alone, and the step with it.
         largest: most rows of one pass that fit; None where no capacity is known, or one pass does not tell of others.
         fix: where the step does not fit: the cheapest switches with which it does, or None if there are none.
-        seconds: that this took.
     """
 
     config: TrainConfig
@@ -158,7 +156,6 @@ class MemoryReport:
     savings: list[tuple[Switch, Forecast]] = field(default_factory=list)
     largest: int | None = None
     fix: Fix | None = None
-    seconds: float = 0.0
 
     @property
     def fits(self) -> bool:
@@ -189,26 +186,28 @@ class MemoryReport:
 
 
 def report_memory(
-    memory: MemoryModel, config: TrainConfig, length: int, capacity: int | None, room: int | None, has_half: bool = True
+    memory: MemoryModel, config: TrainConfig, length: int, capacity: int | None, has_half: bool = True
 ) -> MemoryReport:
     """Everything that can be said of a step before it is taken. Errors and cost: as `MemoryModel.timeline`.
 
     Args:
         length: tokens of each row.
+        capacity: bytes of the device; None where not known.
         has_half: whether the hardware computes in half precision.
     """
-    began = time.perf_counter()
     found = memory.forecast(config)
+    room = None if capacity is None else usable_bytes(capacity, memory.kind)
     report = MemoryReport(config, found, length, capacity, room)
     if room is None or found.peak > WORTH_SAVING * room:
-        switches = [switch for group in find_switches(memory, config, has_half) for switch in group]
-        alone = [(switch, memory.try_forecast(replace(config, **switch.settings))) for switch in switches]
-        report = replace(report, savings=[(switch, changed) for switch, changed in alone if changed is not None])
+        for switch in (switch for group in find_switches(memory, config, has_half) for switch in group):
+            changed = memory.try_forecast(replace(config, **switch.settings))
+            if changed is not None:
+                report.savings.append((switch, changed))
     if room is not None and memory.scales:
-        report = replace(report, largest=largest_rows(memory, config, room))
+        report.largest = largest_rows(memory, config, room)
     if room is not None and not report.fits:
-        report = replace(report, fix=find_fix(memory, config, room, has_half))
-    return replace(report, seconds=time.perf_counter() - began)
+        report.fix = find_fix(memory, config, room, has_half)
+    return report
 
 
 def report_run(
@@ -235,8 +234,7 @@ def report_run(
         rows = max(1, args.max_tokens_per_batch // length)
     switches = {"half": "precision", "is_muon": "muon", "on_host": "cpu_offload"}
     config = TrainConfig(rows, **{name: plan.applied(speedup) for name, speedup in switches.items()}, **given)
-    room = None if capacity is None else usable_bytes(capacity, plan.hardware.kind)
-    return report_memory(memory, config, length, capacity, room, has_half)
+    return report_memory(memory, config, length, capacity, has_half)
 
 
 def format_memory(report: MemoryReport) -> list[str]:

@@ -46,10 +46,9 @@ def make_model(shape=TINY, training="full", device="meta", family="esm", attenti
 
 def make_subject(model, length=16, kind="cuda", labelled=True, **settings):
     """`model` and rows of `length` tokens."""
-    make = masked_lm_batch(length)
 
     def make_batch(rows):
-        batch = make(rows)
+        batch = masked_lm_batch(length, False, rows)
         return batch if labelled else {name: batch[name] for name in ("input_ids", "attention_mask")}
 
     return MemoryModel(model, make_batch, kind, **settings)
