@@ -15,10 +15,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from ..data.batch_layout import BatchLayout
 from ..models.activation_checkpointing import Policy, set_policy
 from ..models.affinity import AffinityModel
+from ..models.ledger import BLOCK_BYTES
 from ..models.lora import unwrap_peft
 from ..models.wrapping import find_base_layers
 from .fakes import Base, LayerSlice, copy_as_fake, fake_batch, give_layouts, slice_layers
-from .ledger import BLOCK_BYTES
 from .probe import LayerLedger, Timeline, record_pass
 from .stored import gradient_bytes, optimizer_bytes, weight_bytes
 
