@@ -13,14 +13,16 @@ import logging
 import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import cached_property, partial
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from transformers import Seq2SeqTrainer, Trainer, TrainerCallback
+from peft import PeftModel
+from transformers import PreTrainedModel, Seq2SeqTrainer, Trainer, TrainerCallback
+from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.trainer_utils import EvalLoopOutput
 
 from .checkpoints.compare import describe_run
@@ -45,10 +47,10 @@ from .plain_arguments import CurrentArguments, complete_arguments
 from .plan import Plan
 from .reporting.progress import messages_above_bars, show_live
 from .training.backends import Backend, choose_backend
+from .training.backends.deepspeed import check_optimizer
 from .training.comparable import spell_out_best
 from .training.encoding import Encoding
 from .training.evaluation import gives_states, without_states
-from .training.exporter import can_save_itself, save_pretrained
 from .training.first_look import check_batches, check_rows, check_training, check_weights, try_evaluation
 from .training.leaving import release_group, share_group
 from .training.loader_request import LoaderRequest
@@ -96,11 +98,10 @@ class FastTrainer(Trainer):
         # Trainer's constructor asks for the loss, and opens the repository on the Hub.
         self._ext_team, self._ext_losses = Team(self._ext_current_args), Losses(self._ext_current_args)
         self._ext_pusher = Pusher(self)
-        self._ext_planned.apply()  # before Trainer reads arguments, and puts the model on its device
-        with self._ext_planned.restored_on_error():
+        with self._ext_planned.applying():  # before Trainer reads arguments, and puts the model on its device
             super().__init__(**{**given, "args": run.args, "model": run.model})  # a speed-up may have wrapped it
             self._ext_losses.settle()
-            self._ext_backend.check_given(self.optimizer, self.lr_scheduler)
+            self._ext_backend.configure()
             self._ext_listen()
             self._ext_saver.open_folders()  # refuses those that cannot go together
         if self.loss_is_scaled_for_ga is None:
@@ -131,6 +132,10 @@ class FastTrainer(Trainer):
     _ext_resumer: Any = property(attrgetter("_ext_parts.resumer"))
 
     @cached_property
+    def _ext_backend(self) -> Backend:
+        return choose_backend(self)
+
+    @cached_property
     def _ext_saver(self) -> Saver:
         return Saver(self)
 
@@ -139,15 +144,6 @@ class FastTrainer(Trainer):
         for listener in self._ext_parts.listeners():
             self.add_callback(listener)
         self.add_callback(Events(self))  # what comes after all of theirs
-
-    def create_accelerator_and_postprocess(self) -> None:
-        """As in Trainer; then sets what it has no argument for. Called again for each trial of a search."""
-        super().create_accelerator_and_postprocess()
-        if "_ext_backend" in vars(self):
-            self._ext_backend.renew(self.accelerator)
-        else:
-            self._ext_backend: Backend = choose_backend(self._ext_current_args, self.accelerator, self._ext_planned)
-        self._ext_backend.configure(self.model)
 
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
         """Makes the repository, private unless `hub_private_repo` is False, and proves that it can be written to.
@@ -161,7 +157,12 @@ class FastTrainer(Trainer):
 
     # --- the beginning of a run -------------------------------------------------------------------------------------
 
-    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+    def train(
+        self,
+        resume_from_checkpoint: str | bool | None = None,
+        trial: Any = None,
+        ignore_keys_for_eval: list[str] | None = None,
+    ) -> Any:
         """As in Trainer; `resume_from_checkpoint` may also be "auto", and where it is None, `args.resume` decides.
 
         Raises:
@@ -184,7 +185,8 @@ class FastTrainer(Trainer):
                 with kept_random_states(self.train_dataset, self.data_collator):  # which rows may draw from
                     self._ext_find_batch_size()
             folder = self._ext_find_checkpoint(resume_from_checkpoint)
-            output = self._ext_train_and_copy(partial(super().train, folder, *args, **kwargs))
+            train = partial(super().train, folder, trial, ignore_keys_for_eval)
+            output = self._ext_train_and_copy(train, self._ext_around_training(folder, ignore_keys_for_eval))
             if self._ext_stopper.reason is not None:
                 self._ext_team.wait_for_everyone()  # torchrun ends the others as soon as one has ended
                 raise self._ext_stop()
@@ -230,12 +232,13 @@ class FastTrainer(Trainer):
         self._ext_saver.begin_run(facts, *steps)
         return None if resumed is None else str(resumed.folder)
 
-    def _ext_train_and_copy(self, train: Callable[[], Any]) -> Any:
+    def _ext_train_and_copy(self, train: Callable[[], Any], around: AbstractContextManager[None]) -> Any:
         """With `local_checkpoint_dir`, returns when the last checkpoint is in `output_dir`."""
         try:
             with self._ext_planned.measuring():
                 self._ext_embed_all()  # while the encoders are in memory; scales are drawn from the tables
-                output = train()
+                with around:
+                    output = train()
         except RunEnded:
             self._ext_saver.finish_copies()
             raise
@@ -253,21 +256,22 @@ class FastTrainer(Trainer):
         if hasattr(self.model, "fit_scaling") and not self.model.config.is_scaled:
             self.fit_scaling()
 
-    def _inner_training_loop(self, *args: Any, **kwargs: Any) -> Any:
-        folder, parts = kwargs.get("resume_from_checkpoint"), self._ext_parts
-        resumed = self._ext_resumer.resumed
+    @contextmanager
+    def _ext_around_training(self, folder: str | None, ignore_keys: list[str] | None) -> Iterator[None]:
+        """Around Trainer's own `train`: what has to end however that ends."""
+        parts, resumed = self._ext_parts, self._ext_resumer.resumed
         parts.repeatable.go_on(None if resumed is None else resumed.state_of("begun_loaders") or ["train"])
         with ExitStack() as around:
             around.enter_context(parts.workers.naming_deaths())
             around.callback(parts.profiling.leave)
             around.enter_context(unfiltered(self.args))
             around.enter_context(self._ext_stopper.during_training())
-            self._ext_evaluator.ignore_keys = kwargs.get("ignore_keys_for_eval")
+            self._ext_evaluator.ignore_keys = ignore_keys
             # Trainer would evaluate, and log, once more in a continued run.
             around.enter_context(replaced(self.args, eval_on_start=self.args.eval_on_start and folder is None))
             around.enter_context(messages_above_bars(self.callback_handler.callbacks))
             try:
-                return super()._inner_training_loop(*args, **kwargs)
+                yield
             except BROKEN:
                 time.sleep(0.1)  # torch raises where it hears of a worker's death: here, and not while all is left
                 raise
@@ -348,7 +352,7 @@ class FastTrainer(Trainer):
             check_rows("train", self.train_dataset, self.model, self.data_collator, num_seen)
             for name, rows in (self._ext_eval_sets if self.args.eval_strategy != "no" else {}).items():
                 check_rows(name, rows, self.model, self.data_collator)
-        with backend.preparing(self.model, own_loss):
+        with backend.preparing(own_loss):
             prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
         if not backend.is_spread:  # DeepSpeed keeps float32 of its own
             check_weights(self.model, getattr(self.accelerator, "scaler", None) is not None)
@@ -371,18 +375,9 @@ class FastTrainer(Trainer):
         )
         if finished is not made:
             self.optimizer = finished
-        self._ext_backend.check_optimizer(finished)
+        check_optimizer(self.args, finished)
         self._ext_resumer.remember(finished)
         return finished
-
-    def create_scheduler(self, *args: Any, **kwargs: Any) -> Any:
-        """As in Trainer, which calls it as soon as accelerate has prepared model and optimizer."""
-        self._ext_backend.finish_splitting(self.model, self.optimizer)
-        return super().create_scheduler(*args, **kwargs)
-
-    def autocast_smart_context_manager(self, *args: Any, **kwargs: Any) -> Any:
-        """As in Trainer, in the precision that the backend's models need."""
-        return self._ext_backend.autocast() or super().autocast_smart_context_manager(*args, **kwargs)
 
     # --- what a resumed run takes from its checkpoint ---------------------------------------------------------------
 
@@ -390,7 +385,6 @@ class FastTrainer(Trainer):
         target = self.model if model is None else model
         if not load_weights(target, Path(resume_from_checkpoint)):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
-
 
     # --- a step -----------------------------------------------------------------------------------------------------
 
@@ -558,33 +552,33 @@ class FastTrainer(Trainer):
                 self._ext_pusher.push_model("Model save", blocking=False)
 
     def _ext_export(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        if _internal_call:  # for a checkpoint
-            if self._ext_backend.is_spread and not self._ext_backend.is_zero:  # accelerate writes the weights
-                self._ext_save_companions(Path(str(output_dir)))
-            else:
-                super().save_model(output_dir, _internal_call)
+        backend, exporter = self._ext_backend, self._ext_parts.exporter
+        if _internal_call and backend.is_spread and not backend.is_zero:  # a checkpoint: accelerate writes the weights
+            self._ext_save_companions(Path(str(output_dir)))
             return
-        whole = self._ext_backend.whole_weights(self.model)
-        with self._ext_parts.exporter.exporting(self.model, output_dir, self.state):
-            if whole is None:
-                super().save_model(output_dir, _internal_call=True)  # else it pushes
-            else:
+        whole = backend.whole_weights()
+        with nullcontext() if _internal_call else exporter.exporting(output_dir):
+            if backend.is_spread:
                 self._save(output_dir, whole)
+            else:
+                super().save_model(output_dir, _internal_call=True)  # else it pushes
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
-        state_dict = self._ext_backend.weights_to_save(state_dict)
         folder = Path(output_dir or str(self.args.output_dir))
-        if not can_save_itself(self.model):
+        if not isinstance(self.model, PreTrainedModel | PeftModel):
             super()._save(str(folder), state_dict)
-            self._ext_parts.exporter.drop_pickle(folder)
+            (folder / TRAINING_ARGS_NAME).unlink(missing_ok=True)  # a pickle, with `hub_token` in clear
+            self._ext_save_companions(folder)
+        elif self._ext_saver.is_staged(folder):
+            if self.args.should_save:
+                save_checkpoint_weights(self.model, folder, state_dict)
+            self._ext_save_companions(folder)
         elif self.args.should_save:
-            save = save_checkpoint_weights if self._ext_saver.is_staged(folder) else save_pretrained
-            save(self.model, folder, state_dict)
-        self._ext_save_companions(folder)
+            self._ext_parts.exporter.write(folder, self.model, state_dict)
 
     def _ext_save_companions(self, folder: Path) -> None:
         if self.args.should_save:
-            self._ext_parts.exporter.save_companions(folder, self.processing_class, self.data_collator)
+            self._ext_parts.exporter.save_companions(folder)
 
     def save_merged(self, folder: str | os.PathLike[str]) -> None:
         """Writes the model with its LoRA adapters merged into the weights; the folder loads without PEFT.
@@ -595,12 +589,7 @@ class FastTrainer(Trainer):
             ArgumentError: the model has no adapters, or its weights are spread over processes.
             DiskFailure: as `save_model`.
         """
-        self._ext_parts.exporter.save_merged(self.model, folder, self.state, self.processing_class, self.data_collator)
-
-    def save_state(self) -> None:
-        """As in Trainer; raises as `save_model` does."""
-        with self._ext_parts.exporter.naming_failures():
-            super().save_state()
+        self._ext_parts.exporter.save_merged(folder)
 
     # --- the end of a run -------------------------------------------------------------------------------------------
 
@@ -649,7 +638,7 @@ class FastTrainer(Trainer):
             HubError: on all processes: the last push failed, and no later one succeeded.
         """
         failure = self._ext_pusher.close() if self.args.push_to_hub else None
-        self._ext_planned.restore()
+        self._ext_planned.run.restore()
         self._ext_parts.workers.end(self.accelerator._dataloaders)
         release_group()
         super().end()
@@ -661,7 +650,7 @@ class FastTrainer(Trainer):
 
         For a trainer inside a run, such as one head of several; `end` comes after the last of them. Never waits.
         """
-        self._ext_planned.restore()
+        self._ext_planned.run.restore()
         self._ext_parts.workers.end(self.accelerator._dataloaders)
         self.let_go()
 

@@ -163,7 +163,8 @@ class Resumer:
 
     def remember(self, optimizer: Any) -> None:
         """Keeps what this run's arguments made of the optimizer's groups, before a checkpoint brings back its own."""
-        groups = [{"initial_lr": group["lr"], **group} for group in optimizer.param_groups]
+        # One that DeepSpeed will make from its own JSON has none yet.
+        groups = [{"initial_lr": group["lr"], **group} for group in getattr(optimizer, "param_groups", ())]
         self._made = [{key: copy.copy(value) for key, value in group.items() if key != "params"} for group in groups]
 
     def apply_changes(self) -> None:

@@ -19,15 +19,14 @@ from .data_workers import DataWorkers
 from .early_stopping import EarlyStopping
 from .embedder import Embedder
 from .evaluation import Evaluator
-from .exporter import Exporter
+from .export import Exporter
 from .first_step import FirstStep
 from .loaders import Loaders
-from .memory import MemoryWatch
 from .nan_guard import NanGuard
 from .oom_policy import OomPolicy
 from .planned import PlannedRun
 from .profiling import Profiling
-from .progress import HostSteps, SpeedLine
+from .progress import HostSteps, MemoryWatch, SpeedLine
 from .repeatable_loading import RepeatableLoading
 from .stop import Stopper
 from .team import Team
@@ -62,11 +61,11 @@ class Parts:
         self.throughput = ThroughputCallback(tokenizer=getattr(collator, "tokenizer", None))
         self.throughput.writes_file = planned.keeps_records
         self.throughput.packs = planned.applied("packing")
-        self._speed_line = SpeedLine(trainer, args)
+        self._speed_line = SpeedLine(trainer)
         self.profiling = Profiling(trainer)
         self.run_clock = RunClockCallback()
-        self._host_steps = HostSteps(planned)
-        self.memory = MemoryWatch(args, planned)
+        self._host_steps = HostSteps(trainer)
+        self.memory = MemoryWatch(trainer)
 
         # Stopping, and evaluations, which a stop gives up.
         self.stopper = Stopper(trainer)
@@ -80,7 +79,7 @@ class Parts:
             *(self.profiling, self.repeatable, self.collapse_alarm, self.early_stopping),
         ]
         self.resumer = Resumer(trainer)
-        self.exporter = Exporter(args, backend.is_spread)
+        self.exporter = Exporter(trainer)
         self.workers = DataWorkers(args, trainer)
         self._masking = [MaskingEpochCallback(collator)] if hasattr(collator, "set_epoch") else []
 

@@ -9,9 +9,9 @@ from torch.nn import functional
 
 from hf_ext.memory.fakes import autocast_rule
 from hf_ext.memory.forecast import TrainConfig
-from hf_ext.memory.ledger import BLOCK_BYTES
 from hf_ext.memory.probe import LayerLedger, Repeat, Timeline, record_pass
 from hf_ext.models.activation_checkpointing import set_policy
+from hf_ext.models.ledger import BLOCK_BYTES
 
 ROUNDING = 64 * BLOCK_BYTES  # tensors that live at once, each rounded for its own number of rows
 

@@ -9,6 +9,7 @@ from ledger_subjects import SHAPES, make_model, make_subject
 from hf_ext.memory.forecast import TrainConfig
 from hf_ext.memory.report import (
     CONTEXT_BYTES,
+    IDLE_SHARE,
     find_fix,
     find_switches,
     format_memory,
@@ -25,6 +26,11 @@ HALF = {"policy": "none", "half": True}
 
 def forecaster_of(shape=(64, 4, 12), training="full", length=64, **settings):
     return make_subject(make_model(shape, training, **settings), length)
+
+
+def card_of(room):
+    """Bytes of a card of which so many are counted on."""
+    return round((room + CONTEXT_BYTES) / (1 - IDLE_SHARE))
 
 
 @pytest.mark.sampled(4)
@@ -128,7 +134,7 @@ def test_the_switches_that_make_esm_2_fit_are_named(name):
 def test_what_fits_with_no_switch_says_so():
     forecaster = forecaster_of(SHAPES["3B"], length=1024)
     assert find_fix(forecaster, TrainConfig(8, **HALF), 16 * GIB) is None
-    report = report_memory(forecaster, TrainConfig(8, **HALF), 1024, 20 * GIB, 16 * GIB)
+    report = report_memory(forecaster, TrainConfig(8, **HALF), 1024, 18 * GIB)
     assert not report.fits
     assert "it does not fit with any switch" in format_memory(report)
     assert report.options() == ""
@@ -173,7 +179,7 @@ def test_the_margin_is_a_share_and_a_context():
 
 def test_the_report_says_what_each_switch_saves_and_is_json():
     forecaster = forecaster_of()
-    report = report_memory(forecaster, TrainConfig(8, **HALF), 64, 40 * MIB, 30 * MIB)
+    report = report_memory(forecaster, TrainConfig(8, **HALF), 64, card_of(30 * MIB))
     lines, table = format_memory(report), format_savings(report)
     assert lines[0].startswith("memory of 8 rows of 64 tokens: weights ")
     assert f"in all, of 30.0 MiB counted on; at most {report.largest} rows fit" in lines[0]
@@ -186,13 +192,13 @@ def test_the_report_says_what_each_switch_saves_and_is_json():
 @pytest.mark.nightly
 def test_a_report_takes_one_pass_for_each_way_to_compute():
     forecaster = forecaster_of(training="lora")
-    report_memory(forecaster, TrainConfig(8, **HALF), 64, 40 * MIB, 30 * MIB)
+    report_memory(forecaster, TrainConfig(8, **HALF), 64, card_of(30 * MIB))
     bases, policies = 3, 3  # as it is, half, codes; none, attention, full
     assert len(forecaster.timelines) <= bases * policies
 
 
 def test_a_step_with_room_to_spare_is_not_asked_what_would_save():
     forecaster = forecaster_of()
-    report = report_memory(forecaster, TrainConfig(8, **HALF), 64, 200 * GIB, 100 * GIB)
+    report = report_memory(forecaster, TrainConfig(8, **HALF), 64, card_of(100 * GIB))
     assert (report.savings, len(forecaster.timelines)) == ([], 1)
     assert report.largest > 8

@@ -8,7 +8,7 @@ minutes and fails where a parameter does not train.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import torch
@@ -38,13 +38,14 @@ class Ledger(TorchDispatchMode):
 
     Args:
         block: allocations are rounded up to a multiple of it.
+        left_out: shapes that do not count, such as those of weights that autocast rounds.
         rows: of the batch, a prime that no width of a model has as a factor: tensors whose bytes it divides, and no
             others, grow with the rows. 0: not told apart.
     """
 
-    def __init__(self, block: int = BLOCK_BYTES, rows: int = 0):
+    def __init__(self, block: int = BLOCK_BYTES, rows: int = 0, left_out: Collection[tuple[int, ...]] = ()):
         super().__init__()
-        self.block, self.rows = block, rows
+        self.block, self.rows, self._left_out = block, rows, left_out
         self.current: dict[str, int] = dict.fromkeys((WEIGHTS, GRADIENTS, OTHER), 0)
         self.peak = 0
         self.growing = 0
@@ -57,7 +58,10 @@ class Ledger(TorchDispatchMode):
         return sum(self.current.values())
 
     def know(self, tensors: Iterable[torch.Tensor], category: str = WEIGHTS) -> None:
-        """Counts tensors that were made before, each storage once, or puts what is counted into another category."""
+        """Counts tensors that were made before, whose views would else count, each storage once.
+
+        What is counted already is put into the other category.
+        """
         for tensor in tensors:
             entry = self._entries.get(storage_key(tensor))
             if entry is None:
@@ -83,7 +87,7 @@ class Ledger(TorchDispatchMode):
 
     def _add(self, tensor: torch.Tensor, category: str = OTHER) -> None:
         key = storage_key(tensor)
-        if key in self._entries:
+        if key in self._entries or (self._left_out and category == OTHER and tuple(tensor.shape) in self._left_out):
             return
         storage = tensor.untyped_storage()
         num_bytes = storage.nbytes()

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from hf_ext.memory.ledger import GRADIENTS, OTHER, WEIGHTS, Ledger, rounded_bytes
+from hf_ext.models.ledger import GRADIENTS, OTHER, WEIGHTS, Ledger, rounded_bytes
 
 
 def test_bytes_are_rounded_up_to_the_allocators_blocks():
