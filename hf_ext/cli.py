@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from . import __version__
-from .argument_names import name_nearest
+from .arguments.names import name_nearest
 from .commands import COMMANDS, PROGRAM, name_program
 from .errors import ArgumentError, exit_on_errors
 from .shipped import CONFIGS, LAUNCHERS, TEMPLATES, list_shipped, shipped_folder

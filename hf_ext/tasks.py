@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from .arguments.parser import FastArgumentParser
+from .arguments.presets import PRESETS
 from .data.columns import read_columns
 from .data.missing_chains import describe_missing
 from .errors import DataError, NotFiniteError
 from .evaluation.requirements import Checked, describe_failed, format_checked, raise_failed
-from .parser import FastArgumentParser
-from .presets import PRESETS
 from .reporting.card import write_card
 from .reporting.near_copies import describe_near_copies
 from .reporting.report import write_report

@@ -24,11 +24,11 @@ from hf_ext.quick_imports import quick_imports
 with quick_imports():
     from transformers import set_seed
 
-    from hf_ext.argument_checks import check_metric_name
+    from hf_ext.arguments.checks import check_metric_name
+    from hf_ext.arguments.parser import FastArgumentParser
     from hf_ext.checkpoints.run_lock import run_folder
     from hf_ext.errors import exit_on_errors
     from hf_ext.evaluation.requirements import Requirement, check_requirements, parse_requirements
-    from hf_ext.parser import FastArgumentParser
     from hf_ext.pde.arguments import OperatorArguments, check_training
     from hf_ext.pde.building import build_model, build_rows, build_trainer, describe_samples, load_samples
     from hf_ext.pde.results import MODEL, ErrorMetrics, format_scores, known_scores, save_results, score_splits

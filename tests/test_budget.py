@@ -11,8 +11,9 @@ from hf_ext.trainer import FastTrainer
 
 # Folder of hf_ext -> (code lines, files); code is what is neither blank, comment nor docstring.
 BUDGET = {
-    ".": (3192, 36),
+    ".": (2663, 29),
     "affinity": (3651, 39),
+    "arguments": (441, 7),
     "checkpoints": (2148, 28),
     "comparing": (1530, 19),
     "data": (4489, 51),
@@ -26,8 +27,8 @@ BUDGET = {
     "models": (3707, 47),
     "pde": (1041, 15),
     "recipes": (2, 1),
-    "reporting": (3883, 62),
-    "speedups": (2271, 26),
+    "reporting": (3881, 62),
+    "speedups": (2229, 25),
     "training": (4059, 44),
 }
 SEAMS, PRIVATE = 44, 24

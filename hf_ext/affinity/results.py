@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from ..arguments.parser import FastArgumentParser
 from ..csv_cells import write_cell
 from ..data.columns import column_names
 from ..data.sources import SOURCE_ROW
 from ..evaluation import label_audit
 from ..models.configuration import AffinityConfig
-from ..parser import FastArgumentParser
 from ..reporting.plots import plot_loss, plot_scatter
 from ..reporting.run_record import record_evaluations, record_run, write_json
 from ..tasks import plots_if_possible, with_absolute_path

@@ -18,7 +18,7 @@ from ..affinity.measure import check_measure, describe_measure
 from ..affinity.preparing import load_rows
 from ..affinity.results import audit_labels
 from ..affinity.scoring import read_requirements
-from ..argument_checks import check_metric_name
+from ..arguments.checks import check_metric_name
 from ..data.arguments import DataArguments
 from ..data.demo import make_demo_encoders
 from ..data.formats import file_format

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..arguments.parser import FastArgumentParser
 from ..csv_cells import write_cell
 from ..errors import RunEnded
 from ..main_process import do_on_main
-from ..parser import FastArgumentParser
 from ..reporting.plots import plot_loss
 from ..reporting.run_record import record_evaluations, record_run, write_json
 from ..reporting.tables import format_table

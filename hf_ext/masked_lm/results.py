@@ -12,12 +12,12 @@ import torch
 from torch.nn import functional
 from transformers import EvalPrediction
 
+from ..arguments.parser import FastArgumentParser
 from ..data.columns import read_columns
 from ..data.masking import IGNORED, MaskedLMCollator
 from ..data.proteins import RARE, STANDARD, UNKNOWN
 from ..evaluation.requirements import Checked
 from ..evaluation.verdict import judge_tokens
-from ..parser import FastArgumentParser
 from ..reporting.plots import plot_loss
 from ..reporting.run_record import record_evaluations, record_run, write_json
 from ..reporting.tables import format_table

@@ -58,7 +58,6 @@ HARMLESS = frozenset(
     dataloader_num_workers dataloader_pin_memory dataloader_persistent_workers dataloader_prefetch_factor
     dataloader_multiprocessing_context dataloader_in_order
     ddp_find_unused_parameters ddp_bucket_cap_mb ddp_broadcast_buffers ddp_static_graph ddp_backend ddp_timeout
-    nccl_preset
     """.split()  # noqa: SIM905  readable as a paragraph
 )
 
