@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FLOORS = (
     {"output"},
     {
-        *("errors", "hardware_table", "units", "quick_imports", "commands", "shipped", "whose_code", "held"),
+        *("errors", "units", "quick_imports", "commands", "shipped", "whose_code", "held"),
     },
     {"arguments"},
     {

@@ -11,10 +11,10 @@ from hf_ext.trainer import FastTrainer
 
 # Folder of hf_ext -> (code lines, files); code is what is neither blank, comment nor docstring.
 BUDGET = {
-    ".": (2663, 29),
+    ".": (2554, 28),
     "affinity": (3651, 39),
     "arguments": (441, 7),
-    "checkpoints": (2148, 28),
+    "checkpoints": (2147, 28),
     "comparing": (1530, 19),
     "data": (4489, 51),
     "doctor": (2419, 26),
