@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from hf_ext.quick_imports import quick_imports
+from hf_ext.cli import quick_imports
 
 with quick_imports():
     import importlib
@@ -50,7 +50,7 @@ with quick_imports():
     from hf_ext.processes import refuse_several
     from hf_ext.reporting.run_log import start_run_log
     from hf_ext.reporting.run_record import write_json
-    from hf_ext.tasks import parse_command
+    from hf_ext.running import parse_command
     from hf_ext.training_args import FastTrainingArguments
 
 DEFAULTS = {"speedups": SPEEDUPS, "per_device_eval_batch_size": 256, "report_to": "none"}

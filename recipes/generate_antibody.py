@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hf_ext.quick_imports import quick_imports
+from hf_ext.cli import quick_imports
 
 with quick_imports():
     from transformers import set_seed
@@ -44,7 +44,7 @@ with quick_imports():
     from hf_ext.generation.stages import check_auto, describe_stage, settle_stage, stage_folder
     from hf_ext.masked_lm.results import EVALUATION_METRICS
     from hf_ext.reporting.run_log import start_run_log
-    from hf_ext.tasks import finish_run, leave_pages, parse_command, summarize_data
+    from hf_ext.running import finish_run, leave_pages, parse_command, summarize_data
     from hf_ext.training_args import FastTrainingArguments
 
 DEFAULTS = {

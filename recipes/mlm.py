@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from hf_ext.quick_imports import quick_imports
+from hf_ext.cli import quick_imports
 
 with quick_imports():
     from transformers import set_seed
@@ -53,7 +53,7 @@ with quick_imports():
     )
     from hf_ext.models.lora import require_base
     from hf_ext.reporting.run_log import start_run_log
-    from hf_ext.tasks import check_inputs, finish_run, parse_command, summarize_data
+    from hf_ext.running import check_inputs, finish_run, parse_command, summarize_data
     from hf_ext.training_args import FastTrainingArguments
 
 DEFAULTS = {

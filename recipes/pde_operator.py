@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from hf_ext.quick_imports import quick_imports
+from hf_ext.cli import quick_imports
 
 with quick_imports():
     from transformers import set_seed
@@ -33,7 +33,7 @@ with quick_imports():
     from hf_ext.pde.building import build_model, build_rows, build_trainer, describe_samples, load_samples
     from hf_ext.pde.results import MODEL, ErrorMetrics, format_scores, known_scores, save_results, score_splits
     from hf_ext.reporting.run_log import start_run_log
-    from hf_ext.tasks import finish_run, parse_command
+    from hf_ext.running import finish_run, parse_command
     from hf_ext.training_args import FastTrainingArguments
 
 DEFAULTS = {

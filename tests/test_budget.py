@@ -11,8 +11,8 @@ from hf_ext.trainer import FastTrainer
 
 # Folder of hf_ext -> (code lines, files); code is what is neither blank, comment nor docstring.
 BUDGET = {
-    ".": (2554, 28),
-    "affinity": (3651, 39),
+    ".": (2534, 26),
+    "affinity": (3650, 39),
     "arguments": (441, 7),
     "checkpoints": (2147, 28),
     "comparing": (1530, 19),

@@ -16,7 +16,7 @@ import pytest
 from locations import ROOT
 
 from hf_ext import __version__
-from hf_ext.commands import COMMANDS
+from hf_ext.cli import COMMANDS
 
 NAME = f"hf_ext-{__version__}"
 SOURCES = ["hf_ext", "recipes", "accelerate_configs", "launch"]

@@ -17,7 +17,7 @@ from ..evaluation import label_audit
 from ..models.configuration import AffinityConfig
 from ..reporting.plots import plot_loss, plot_scatter
 from ..reporting.run_record import record_evaluations, record_run, write_json
-from ..tasks import plots_if_possible, with_absolute_path
+from ..running import plots_if_possible, with_absolute_path
 from ..whole_files import replacing
 from .advice import make_advice
 from .prediction_file import HIGH, LOW, PREDICTION, SPREAD

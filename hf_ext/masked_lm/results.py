@@ -21,7 +21,7 @@ from ..evaluation.verdict import judge_tokens
 from ..reporting.plots import plot_loss
 from ..reporting.run_record import record_evaluations, record_run, write_json
 from ..reporting.tables import format_table
-from ..tasks import check_scored, plots_if_possible, with_absolute_path
+from ..running import check_scored, plots_if_possible, with_absolute_path
 from ..trainer import FastTrainer
 
 EVALUATION_METRICS = ("loss", "token_loss", "perplexity", "accuracy", "num_tokens")  # what an evaluation computes

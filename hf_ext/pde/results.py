@@ -16,7 +16,7 @@ from ..evaluation.verdict import judge_errors
 from ..reporting.plots import plot_loss
 from ..reporting.run_record import record_evaluations, record_run, write_json
 from ..reporting.tables import format_table
-from ..tasks import check_scored, plots_if_possible
+from ..running import check_scored, plots_if_possible
 from ..trainer import FastTrainer
 from .data import baseline_errors
 from .outputs import relative_l2

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 
 from ..arguments.names import is_secret
-from ..commands import program_words
+from ..cli import program_words
 from ..hardware import count_cpu_cores, detect_hardware
 from ..optional import installed_version
 from ..whole_files import write_text
