@@ -93,11 +93,6 @@ class SpeedArguments:
     attention: Literal["auto", "faesm", "varlen", "blocked", "padded", "flex", "flash_attention_2", "sdpa", "eager"] = (
         option("auto", "Attention of ESM, BERT and T5 encoders; auto takes what the hardware is fastest with.")
     )
-    compile_mode: Literal["default", "reduce-overhead"] = option(
-        "default",
-        "Of compiled blocks: reduce-overhead replays CUDA graphs, where every batch has one shape. "
-        "(--torch_compile_mode compiles the whole model.)",
-    )
     activation_policy: Literal["none", "pointwise", "half", "attention", "full", "auto"] | None = option(
         None,
         "What layers compute again in the backward pass to keep less: norms and GELU; every second layer; all but "

@@ -11,10 +11,10 @@ from hf_ext.trainer import FastTrainer
 
 # Folder of hf_ext -> (code lines, files); code is what is neither blank, comment nor docstring.
 BUDGET = {
-    ".": (2534, 26),
+    ".": (2511, 26),
     "affinity": (3650, 39),
     "arguments": (441, 7),
-    "checkpoints": (2147, 28),
+    "checkpoints": (2146, 28),
     "comparing": (1530, 19),
     "data": (4489, 51),
     "doctor": (2419, 26),
@@ -28,7 +28,7 @@ BUDGET = {
     "pde": (1041, 15),
     "recipes": (2, 1),
     "reporting": (3881, 62),
-    "speedups": (2229, 25),
+    "speedups": (2197, 25),
     "training": (4059, 44),
 }
 SEAMS, PRIVATE = 44, 24

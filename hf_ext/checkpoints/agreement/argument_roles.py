@@ -39,7 +39,6 @@ HARMLESS = frozenset(
     auto_find_batch_size torch_empty_cache_steps
     activation_policy activation_budget_gb
     activation_checkpointing activation_checkpointing_kwargs gradient_checkpointing gradient_checkpointing_kwargs
-    compile_mode
     torch_compile torch_compile_backend torch_compile_mode use_liger_kernel liger_kernel_config use_cache use_cpu
     full_determinism remove_unused_columns label_names
     logging_strategy logging_steps logging_first_step log_on_each_node logging_nan_inf_filter
