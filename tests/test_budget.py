@@ -11,9 +11,9 @@ from hf_ext.trainer import FastTrainer
 
 # Folder of hf_ext -> (code lines, files); code is what is neither blank, comment nor docstring.
 BUDGET = {
-    ".": (2511, 26),
+    ".": (2369, 26),
     "affinity": (3650, 39),
-    "arguments": (441, 7),
+    "arguments": (602, 8),
     "checkpoints": (2146, 28),
     "comparing": (1530, 19),
     "data": (4489, 51),
