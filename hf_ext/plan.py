@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import logging
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -27,14 +26,10 @@ from .processes import import_deepspeed
 from .reporting.tables import format_table
 from .speedups import REGISTRY, Context, DataFacts, Decision, ModelFacts, Run
 from .speedups.base import KIND_NAMES
-from .speedups.sample_rows import collate
 from .whole_files import write_text
 from .zero import num_elements
 
-logger = logging.getLogger(__name__)
-
 _PACKAGES = ("torch", "transformers", "accelerate", "datasets", "peft", "safetensors", "numpy")
-SHAPE_SAMPLES = 4  # batches whose shapes are compared
 PADDING_SAMPLE = 20_000  # rows that the share of padding is estimated from
 
 
@@ -124,7 +119,7 @@ def make_plan(
         hardware: described hardware instead of this machine's.
     """
     model_facts = describe_model(model, args.block_pattern)
-    data_facts = describe_data(train_dataset, collator, args, model)
+    data_facts = describe_data(train_dataset, collator, args)
     context = Context(
         hardware=hardware or detect_hardware(args.device),
         args=copy.copy(args),  # as asked for: applying changes the run's own
@@ -165,7 +160,7 @@ def describe_model(model: Any, pattern: str | None = None) -> ModelFacts:
     )
 
 
-def describe_data(dataset: Any, collator: Any, args: Any, model: Any = None) -> DataFacts:
+def describe_data(dataset: Any, collator: Any, args: Any) -> DataFacts:
     """Row count, distinct inputs, and the padding that random batches would have."""
     if dataset is None:
         return DataFacts()
@@ -189,24 +184,7 @@ def describe_data(dataset: Any, collator: Any, args: Any, model: Any = None) -> 
     elif isinstance(dataset, datasets.Dataset) and args.length_column_name in names:
         lengths = dataset[args.length_column_name][:]
     padding = None if lengths is None else padding_share(lengths, args.per_device_train_batch_size)
-    shapes = None if args.compile_mode == "default" else count_batch_shapes(model, dataset, collator, args)
-    return DataFacts(len(dataset), lengths is not None, padding, distinct, num_batch_shapes=shapes)
-
-
-def count_batch_shapes(model: Any, dataset: Any, collator: Any, args: Any) -> int | None:
-    """How many shapes a few batches have that are made of rows from all over the data; None where none can be made."""
-    size, shapes = min(args.per_device_train_batch_size, len(dataset)), set()
-    order = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(0)).tolist()
-    try:
-        with kept_random_states(dataset, collator):
-            for start in range(0, SHAPE_SAMPLES * size, size):
-                rows = [dataset[order[i % len(order)]] for i in range(start, start + size)]
-                batch = collate(model, collator, args, rows)
-                shapes.add(tuple((name, x.shape) for name, x in batch.items() if isinstance(x, torch.Tensor)))
-    except Exception:  # data and a collator of the user's own, which may only fit together in their trainer
-        logger.debug("no batch at hand", exc_info=True)
-        return None
-    return len(shapes)
+    return DataFacts(len(dataset), lengths is not None, padding, distinct)
 
 
 def padding_share(lengths: list[int], batch_size: int) -> float:

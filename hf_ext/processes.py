@@ -17,7 +17,7 @@ from accelerate.utils import (
 )
 from transformers.utils import is_torch_xla_available
 
-from .commands import recipe_command
+from .cli import recipe_command
 from .errors import ArgumentError, PlanRefused
 
 UNSPLIT_FAMILIES = ("esm", "esmc", "t5", "bert", "roformer", "modernbert")

@@ -11,26 +11,27 @@ from hf_ext.trainer import FastTrainer
 
 # Folder of hf_ext -> (code lines, files); code is what is neither blank, comment nor docstring.
 BUDGET = {
-    ".": (3181, 36),
-    "affinity": (3651, 39),
-    "checkpoints": (1964, 16),
+    ".": (2247, 26),
+    "affinity": (3644, 39),
+    "arguments": (602, 8),
+    "checkpoints": (1927, 13),
     "comparing": (1530, 19),
-    "data": (4506, 51),
-    "doctor": (2410, 26),
+    "data": (4532, 51),
+    "doctor": (2396, 26),
     "embeddings": (468, 7),
     "evaluation": (2585, 25),
-    "generation": (3022, 32),
+    "generation": (3021, 32),
     "hub": (488, 6),
-    "masked_lm": (387, 4),
+    "masked_lm": (386, 4),
     "memory": (637, 6),
     "models": (3755, 48),
-    "pde": (1041, 15),
+    "pde": (1040, 15),
     "recipes": (2, 1),
-    "reporting": (3883, 62),
-    "speedups": (2271, 26),
-    "training": (3655, 41),
+    "reporting": (3881, 62),
+    "speedups": (2197, 25),
+    "training": (2984, 31),
 }
-SEAMS, PRIVATE = 43, 23
+SEAMS, PRIVATE = 31, 16
 
 
 def count_code(text: str) -> int:

@@ -15,12 +15,12 @@ from transformers import EsmForSequenceClassification, default_data_collator
 
 from hf_ext.affinity.arguments import AffinityArguments
 from hf_ext.affinity.building import settle_training
+from hf_ext.arguments.parser import FastArgumentParser
 from hf_ext.checkpoints.finished_model import check_model
 from hf_ext.data.collators import SequenceCollator
 from hf_ext.errors import ArgumentError, CheckpointError
 from hf_ext.models.affinity import AffinityModel
 from hf_ext.models.lora import has_adapters
-from hf_ext.parser import FastArgumentParser
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 

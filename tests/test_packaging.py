@@ -16,7 +16,7 @@ import pytest
 from locations import ROOT
 
 from hf_ext import __version__
-from hf_ext.commands import COMMANDS
+from hf_ext.cli import COMMANDS
 
 NAME = f"hf_ext-{__version__}"
 SOURCES = ["hf_ext", "recipes", "accelerate_configs", "launch"]
@@ -68,7 +68,7 @@ def test_the_wheel_holds_package_recipes_and_yaml_files_and_nothing_beside_them(
     assert (len(launched), len(settings)) > (12, 38)
     pages = {str(path.relative_to(ROOT)) for path in (ROOT / "hf_ext/reporting/report/templates").iterdir()}
     held = {name for name in inside if name.startswith("hf_ext/")}
-    assert held == {*code, *launched, *settings, *pages, "hf_ext/py.typed"}
+    assert held == {*code, *launched, *settings, *pages, "hf_ext/py.typed", "hf_ext/hardware.csv"}
 
 
 def test_the_metadata_name_version_license_command_and_extras(installed: Path) -> None:

@@ -22,14 +22,14 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from hf_ext.affinity.arguments import AffinityArguments
 from hf_ext.affinity.predictor import AffinityPredictor
 from hf_ext.affinity.scoring import known_scores
+from hf_ext.arguments.parser import FastArgumentParser
+from hf_ext.arguments.presets import PRESETS
 from hf_ext.comparing.progression_file import as_flags, read_progression
 from hf_ext.data.arguments import DataArguments
 from hf_ext.doctor.arguments import DoctorArguments
 from hf_ext.evaluation.requirements import parse_requirements
 from hf_ext.generation.arguments import GeneratorArguments
-from hf_ext.parser import FastArgumentParser
 from hf_ext.plan import padding_share
-from hf_ext.presets import PRESETS
 from hf_ext.training_args import FastTrainingArguments
 
 ROOT = Path(__file__).resolve().parent.parent

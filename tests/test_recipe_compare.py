@@ -19,8 +19,8 @@ import sys
 import torch
 from datasets import Dataset
 from transformers import DataCollatorForLanguageModeling, EsmConfig, EsmForMaskedLM, EsmTokenizer
-from hf_ext.parser import FastArgumentParser
-from hf_ext.presets import PRESETS
+from hf_ext.arguments.parser import FastArgumentParser
+from hf_ext.arguments.presets import PRESETS
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 

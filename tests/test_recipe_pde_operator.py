@@ -18,12 +18,12 @@ from closeness import largest
 from launches import Launch, run_recipe
 from safetensors.torch import load_file
 
+from hf_ext.arguments.parser import FastArgumentParser
+from hf_ext.arguments.presets import PRESETS
 from hf_ext.comparing.progression_file import add_settings, as_flags, read_progression
 from hf_ext.errors import ArgumentError, CheckpointError, NotFiniteError
-from hf_ext.parser import FastArgumentParser
 from hf_ext.pde.arguments import OperatorArguments
 from hf_ext.pde.results import known_scores
-from hf_ext.presets import PRESETS
 from hf_ext.training_args import FastTrainingArguments
 
 ROOT = Path(__file__).resolve().parent.parent

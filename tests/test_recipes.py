@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from hf_ext.affinity.arguments import AffinityArguments
+from hf_ext.arguments.parser import FastArgumentParser
+from hf_ext.arguments.presets import PRESETS
 from hf_ext.data.arguments import DataArguments
 from hf_ext.errors import ArgumentError
-from hf_ext.parser import FastArgumentParser
-from hf_ext.presets import PRESETS
 from hf_ext.training_args import FastTrainingArguments
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from hf_ext.arguments.config_file import read_config
 from hf_ext.comparing.arguments import CompareArguments
 from hf_ext.comparing.launching import read_launch
 from hf_ext.comparing.sides import make_command, make_sides
-from hf_ext.config_file import read_config
 from hf_ext.errors import ArgumentError
 from hf_ext.shipped import CONFIGS, LAUNCHERS, RECIPES, find_shipped, list_shipped, shipped_folder
 

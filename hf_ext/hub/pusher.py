@@ -16,7 +16,7 @@ from typing import Any
 
 from huggingface_hub import CommitInfo, ModelCard
 
-from ..argument_checks import read_hub_strategy
+from ..arguments.checks import read_hub_strategy
 from ..checkpoints.store import CHECKPOINT_NAME
 from ..errors import ArgumentError, HfExtError, RunEnded
 from .allowed import CARD, LAST_CHECKPOINT, is_draft

@@ -18,7 +18,6 @@ from . import (
     lora,
     lora_base,
     muon,
-    nccl,
     oom_ladder,
     packing,
     quantized_base,
@@ -53,7 +52,6 @@ REGISTRY: tuple[Speedup, ...] = (
     muon,  # after LoRA and the precision, which decide what there is to step
     cpu_offload,
     activation_checkpointing,  # on layers as they stay; before those that run the model to see what it does
-    nccl,  # no speed-up sends anything, so NCCL has not read its variables
     sharding,  # once no layer changes its class any more, and no weights are added
     ddp,  # after sharding, which freezes what gets no gradient
     compile,  # last: it compiles what the others left

@@ -18,12 +18,12 @@ from token_rows import pad_rows
 from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel
 
 from hf_ext.affinity.building import build_collator
+from hf_ext.arguments.presets import PRESETS, preset_values
 from hf_ext.data.arguments import DataArguments
 from hf_ext.errors import ArgumentError, PlanRefused
 from hf_ext.hardware import describe_hardware
 from hf_ext.models.activation_checkpointing import POLICIES, recomputed_layers
 from hf_ext.plan import make_plan
-from hf_ext.presets import PRESETS, preset_values
 from hf_ext.speedups import Context, ModelFacts, activation_checkpointing, ddp, sharding
 from hf_ext.speedups.activation_checkpointing import choose_policy
 from hf_ext.trainer import FastTrainer

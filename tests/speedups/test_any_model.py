@@ -7,22 +7,21 @@ from functools import partial
 
 import pytest
 import torch
-from any_models import TRAINED, Layer, Net, gpt2, resnet, rows_of_images, rows_of_numbers
+from any_models import TRAINED, Layer, Net, resnet, rows_of_images, rows_of_numbers
 from miniature_esm import make_wide_esm
 from tiny_encoders import tiny_bert, tiny_esm, tiny_t5
 from tiny_masked_lm import largest_weight_difference, make_args, make_rows
 from token_rows import pad_rows
 from torch import nn
-from transformers import BertModel, EsmModel, default_data_collator
+from transformers import BertModel, EsmModel
 
 from hf_ext.errors import ArgumentError
-from hf_ext.hardware import describe_hardware
 from hf_ext.models.activation_checkpointing import recomputed_layers
 from hf_ext.models.blocks import find_blocks
 from hf_ext.models.muon import MuonAdamW
 from hf_ext.models.packing import find_encoders
 from hf_ext.plan import make_plan
-from hf_ext.speedups import Context, DataFacts, ModelFacts, Run, compile, parity
+from hf_ext.speedups import Run, compile, parity
 from hf_ext.speedups.compile import compile_blocks
 from hf_ext.speedups.sample import EncoderSample, Sample, find_samples
 from hf_ext.trainer import FastTrainer
@@ -244,71 +243,6 @@ def test_a_model_that_does_not_compute_on_its_rows_gives_no_probe():
     assert len(find_samples(Run(make_args(), Net(), None, texts))) == 1
     assert find_samples(Run(make_args(remove_unused_columns=False), Net(), None, texts)) == []
     assert isinstance(find_samples(Run(make_args(), make_wide_esm(), pad_rows, make_rows()))[0], EncoderSample)
-
-
-# --- CUDA graphs -----------------------------------------------------------------------------------------------------
-
-FIXED = DataFacts(num_rows=64, num_batch_shapes=1)
-
-
-def decide(data=FIXED, hardware="A100", world_size=1, model=None, **given):
-    args = make_args(speedups=["compile"], compile_mode="reduce-overhead", per_device_train_batch_size=4, **given)
-    facts = model or ModelFacts(blocks="12 ViTLayer")
-    return compile.decide(Context(describe_hardware(hardware), args, facts, data, world_size=world_size))
-
-
-def test_cuda_graphs_are_replayed_where_every_batch_has_one_shape():
-    decision = decide()
-    assert (decision.status, decision.settings) == ("applied", {"dynamic": False, "mode": "reduce-overhead"})
-    assert decision.reason == "12 ViTLayer, block by block on A100-40GB, as CUDA graphs"
-    assert decide(replace(FIXED, num_rows=63), dataloader_drop_last=True).status == "applied"
-
-
-@pytest.mark.parametrize(
-    ("given", "reason"),
-    [
-        ({"hardware": "cpu"}, "CUDA graphs need a CUDA device"),
-        ({"activation_policy": "full"}, "recomputed layers would write into graphs"),
-        ({"max_tokens_per_batch": 99}, "--max_tokens_per_batch makes batches of different shapes"),
-        ({"data": DataFacts(streaming=True)}, "a stream does not tell"),
-        ({"data": replace(FIXED, num_rows=63)}, "the last batch of an epoch is smaller: add --dataloader_drop_last"),
-        ({"world_size": 3}, "the last batch of an epoch is smaller"),
-        (
-            {"data": replace(FIXED, num_batch_shapes=3)},
-            "a few places of the data have 3 shapes: pad rows to one length",
-        ),
-        ({"data": replace(FIXED, num_batch_shapes=None)}, "no batches could be made"),
-    ],
-)
-def test_else_they_are_refused(given, reason):
-    refused = decide(**given)
-    assert refused.status == "refused"
-    assert reason in refused.reason
-
-
-def test_packed_rows_are_no_fixed_shape_and_the_default_does_not_ask():
-    packed = decide(model=ModelFacts(("esm",), blocks="2 EsmLayer"), without=["attention"])
-    assert packed.status == "applied"  # nothing is packed
-    args = make_args(speedups=["packing", "compile"], compile_mode="reduce-overhead")
-    facts = ModelFacts(("esm",), blocks="2 EsmLayer")
-    assert (
-        "packed rows differ in length" in compile.decide(Context(describe_hardware("A100"), args, facts, FIXED)).reason
-    )
-    assert compile.decide(Context(describe_hardware("A100"), make_args(speedups=["compile"]), facts)).settings == {
-        "dynamic": True
-    }
-
-
-def test_shapes_are_those_of_the_collators_batches(tmp_path):
-    def shapes(dataset, collator=None, model=None, **given):
-        args = make_args(tmp_path, speedups=["compile"], **{"compile_mode": "reduce-overhead", **given})
-        return make_plan(args, model or gpt2(), dataset, collator).context.data.num_batch_shapes
-
-    assert shapes(TRAINED["GPT-2"][1]()) == 1
-    assert shapes(make_rows(), pad_rows, make_wide_esm()) > 1
-    fixed = [{"x": torch.zeros(9), "labels": 0}] * 8
-    assert shapes(fixed, lambda rows: default_data_collator([{**row, "x": row["x"][:5]} for row in rows]), Net()) == 1
-    assert shapes(TRAINED["GPT-2"][1](), compile_mode="default") is None
 
 
 # --- an encoder that we know in a module of the user's ---------------------------------------------------------------

@@ -14,10 +14,10 @@ from miniature_esm import make_wide_esm
 from tiny_masked_lm import largest_weight_difference, make_args, make_rows, make_trainer
 from token_rows import pad_rows
 
+from hf_ext.arguments.parser import FastArgumentParser
 from hf_ext.errors import ArgumentError, CheckpointError, PlanRefused
 from hf_ext.hardware import describe_hardware
 from hf_ext.models.host_optimizer import HostOptimizer, find_host_optimizer, move_to_host
-from hf_ext.parser import FastArgumentParser
 from hf_ext.plan import make_plan
 from hf_ext.speedups import Context, ModelFacts, Run, cpu_offload, muon
 from hf_ext.training_args import FastTrainingArguments

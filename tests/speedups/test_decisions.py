@@ -56,7 +56,6 @@ def test_a_t4_gets_fp16_and_neither_tf32_nor_bf16():
         "muon": "off",
         "cpu_offload": "off",
         "activation_checkpointing": "off",
-        "nccl": "off",
         "sharding": "off",
         "ddp": "off",
         "compile": "applied",

@@ -25,7 +25,6 @@ EITHER = {
     "muon": ("off", "not asked for"),
     "cpu_offload": ("off", "not asked for"),
     "activation_checkpointing": ("off", "not asked for"),
-    "nccl": ("off", "not asked for"),
     "sharding": ("off", "one process"),
     "ddp": ("off", "one process"),
     "fused_gelu": ("applied", "ESM's feed-forward layers"),

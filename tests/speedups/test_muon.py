@@ -7,10 +7,10 @@ import torch
 from miniature_esm import make_wide_esm
 from tiny_masked_lm import largest_weight_difference, make_args, make_trainer, resumed_difference
 
+from hf_ext.arguments.parser import FastArgumentParser
 from hf_ext.errors import ArgumentError, PlanRefused
 from hf_ext.hardware import describe_hardware
 from hf_ext.models.muon import MuonAdamW, block_matrices
-from hf_ext.parser import FastArgumentParser
 from hf_ext.speedups import Context, ModelFacts, muon
 from hf_ext.training_args import FastTrainingArguments
 

@@ -16,14 +16,14 @@ from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
 from types import NoneType
-from typing import Any, NoReturn
+from typing import Any
 
-from .argument_checks import describe_type, field_types, members
-from .argument_names import is_secret, name_nearest
+from ..errors import ArgumentError, HfExtError
+from .checks import describe_type, field_types, members
 from .config_file import Given, read_config
-from .errors import ArgumentError, HfExtError
-from .help_groups import GroupedArgumentParser
-from .presets import NO_PRESET, find_preset
+from .help import GroupedArgumentParser
+from .names import is_secret, name_nearest
+from .presets import NO_PRESET, preset_names
 
 OF_YAML = {"on": "true", "off": "false", ".inf": "inf", "-.inf": "-inf", ".nan": "nan"}  # -> as the command line has it
 
@@ -47,8 +47,6 @@ class FastArgumentParser(GroupedArgumentParser):
         explicit: after parsing, the fields that the user set by YAML or command line (not by preset).
         origins: after parsing, field -> "default", "recipe", "preset <name>", the YAML file's name, or "command line".
         arguments: after parsing, the words of the command line.
-        preset: after parsing, the preset in effect as it was written ("max_speed+low_disk"), or None.
-        config_path: after parsing, the YAML file as it was written, or None.
     """
 
     def __init__(
@@ -65,8 +63,6 @@ class FastArgumentParser(GroupedArgumentParser):
         self.explicit: frozenset[str] = frozenset()
         self.origins: dict[str, str] = {}
         self.arguments: list[str] = []
-        self.preset: str | None = None
-        self.config_path: str | None = None
         self._flags = {action.dest: action for action in reversed(self._actions)}  # --x, not --no_x
         self._types = {
             name: hint
@@ -82,11 +78,9 @@ class FastArgumentParser(GroupedArgumentParser):
             self.add_argument("--config", metavar="FILE.yaml", help="YAML file, or the name of one of hf_ext's own")
         if "preset" not in self._types:
             self.add_argument("--preset", metavar="NAME[+NAME]", help=f"presets under YAML; {NO_PRESET!r} for none")
-        lines = [
-            f"  {name}: {', '.join(f'{k}={v}' for k, v in values.items())}" for name, values in self.presets.items()
-        ]
-        listed = ["\n".join(["presets (--preset NAME[+NAME], later ones win):", *lines])] if lines else []
-        self.epilog = "\n\n".join([*filter(None, [self.epilog]), *listed]) or None
+        if self.presets:
+            lines = [f"  {name}: {', '.join(f'{k}={v}' for k, v in one.items())}" for name, one in self.presets.items()]
+            self.epilog = "\n".join([self.epilog or "", "presets (--preset NAME[+NAME], later ones win):", *lines])
 
     def parse_args_into_dataclasses(self, args: list[str] | None = None, **unsupported: Any) -> tuple[Any, ...]:  # type: ignore[override]
         """Parses and returns one instance per dataclass type, and a namespace if arguments were added by hand.
@@ -103,7 +97,7 @@ class FastArgumentParser(GroupedArgumentParser):
         if any(unsupported.values()):
             raise ArgumentError(".args files and remaining strings are not supported; use --config FILE.yaml.")
         self.arguments = list(sys.argv[1:] if args is None else args)
-        typed = self._parse_words(self.arguments)
+        typed = vars(self.parse_known_args(self.arguments)[0])
         own = {name: typed.pop(name) for name in self._types if name in typed}
         config = typed.pop("config", None) if "config" not in self._types else own.get("config")
         given = read_config(config) if config is not None else {}
@@ -115,23 +109,12 @@ class FastArgumentParser(GroupedArgumentParser):
         values |= own
         self.origins |= dict.fromkeys(own, "command line")
         self.explicit = frozenset((own.keys() | given.keys()) & self._types.keys())
-        self.preset, self.config_path = preset if self._split(preset) else None, config
         outputs = [self._build(dtype, values) for dtype in self.dataclass_types]
         return (*outputs, argparse.Namespace(**typed)) if typed else tuple(outputs)
-
-    def error(self, message: str) -> NoReturn:
-        """Raises ArgumentError where argparse would print and exit, so that all mistakes read and test alike."""
-        raise command_line_error(message)
 
     def shown_defaults(self) -> Mapping[str, Any]:
         """Those of the recipe, and of the preset that it has where nobody gives one; else the dataclasses'."""
         return self._field_defaults | self._merge(self._layers(self._choose_preset(None, {})))[0]
-
-    def _parse_words(self, words: list[str]) -> dict[str, Any]:
-        """What the words say, and nothing of what they do not, but for arguments added by hand."""
-        namespace, unknown = self.parse_known_args(words)
-        refuse_unknown(self, unknown)
-        return vars(namespace)
 
     def _choose_preset(self, typed: str | None, config: Mapping[str, Given]) -> str | None:
         """The preset in effect: typed, else from YAML, else the recipe's, else the default of a field `preset`."""
@@ -144,22 +127,9 @@ class FastArgumentParser(GroupedArgumentParser):
 
     def _layers(self, preset: str | None) -> list[tuple[str, dict[str, Given]]]:
         """Origins and their values: of the recipe, and of the presets."""
-        layers = [("recipe", {key: Given(value, "recipe default") for key, value in self.recipe_defaults.items()})]
-        for name in self._split(preset):
-            if nested := {"preset", "config"} & self.presets[name].keys():
-                raise ArgumentError(f"preset {name}: presets do not nest; remove {sorted(nested)}.")
-            layers.append(
-                (f"preset {name}", {key: Given(v, f"preset {name}") for key, v in self.presets[name].items()})
-            )
-        return layers
-
-    def _split(self, preset: str | None) -> list[str]:
-        if preset is None or (preset.strip() in ("", NO_PRESET) and preset not in self.presets):
-            return []
-        names = [name.strip() for name in preset.split("+")]
-        for name in names:
-            find_preset(name, preset, self.presets)
-        return names
+        layers = [("recipe", self.recipe_defaults)]
+        layers += [(f"preset {name}", self.presets[name]) for name in preset_names(preset, self.presets)]
+        return [(origin, {key: Given(value, origin) for key, value in values.items()}) for origin, values in layers]
 
     def _merge(self, layers: list[tuple[str, dict[str, Given]]]) -> tuple[dict[str, Any], dict[str, str]]:
         """The converted value of each field and who set it; later layers win."""
@@ -185,7 +155,8 @@ class FastArgumentParser(GroupedArgumentParser):
         elif value is not None and not isinstance(value, dict):
             words = [_word(one, kinds) for one in (value if isinstance(value, list) else [value])]
             try:
-                return self._parse_words([f"--{key}={words[0]}"] if len(words) == 1 else [f"--{key}", *words])[key]
+                given_words = [f"--{key}={words[0]}"] if len(words) == 1 else [f"--{key}", *words]
+                return getattr(self.parse_known_args(given_words)[0], key)
             except ArgumentError:
                 if str in kinds and not action.choices and isinstance(value, str):
                     return value  # `str | bool`, of which HfArgumentParser tries the bool alone
@@ -214,17 +185,3 @@ class FastArgumentParser(GroupedArgumentParser):
 def _word(value: Any, kinds: tuple[Any, ...]) -> str:
     text = str(value).lower() if isinstance(value, bool) else str(value)
     return OF_YAML.get(text, text) if {bool, float} & {*kinds} else text
-
-
-def command_line_error(message: str) -> ArgumentError:
-    """What is raised for a mistake in the words of the command line."""
-    end = "" if message.endswith("?") else "."
-    return ArgumentError(f"Command line: {message}{end} Run with --help all for all flags.")
-
-
-def refuse_unknown(parser: argparse.ArgumentParser, unknown: list[str]) -> None:
-    """Raises ArgumentError for words that `parser.parse_known_args` left over, with the nearest flag of each."""
-    flags = [option for action in parser._actions for option in action.option_strings]
-    wrong = [part.partition("=")[0] for part in unknown if part.startswith("-")] or unknown
-    if wrong:
-        raise command_line_error("; ".join(f"unknown argument {part!r}{name_nearest(part, flags)}" for part in wrong))

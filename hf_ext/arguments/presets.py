@@ -6,8 +6,8 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-from .argument_names import name_nearest
-from .errors import ArgumentError
+from ..errors import ArgumentError
+from .names import name_nearest
 
 NO_PRESET = "none"
 PRESETS: Mapping[str, Mapping[str, Any]] = {
@@ -42,23 +42,22 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def preset_values(written: Any) -> dict[str, Any]:
-    """Values of "a+b", those of the later name winning; {} of what is no text.
+def preset_names(written: Any, presets: Mapping[str, Any] = PRESETS) -> list[str]:
+    """The names in "a+b"; none in "", "none" and what is no text.
 
     Raises:
-        ArgumentError: an unknown name.
+        ArgumentError: an unknown name, with the nearest known one.
     """
     if not isinstance(written, str) or written.strip() in ("", NO_PRESET):
-        return {}
-    values: dict[str, Any] = {}
-    for name in map(str.strip, written.split("+")):
-        values |= copy.deepcopy(dict(find_preset(name, written, PRESETS)))
-    return values
+        return []
+    names = [name.strip() for name in written.split("+")]
+    for name in names:
+        if name not in presets:
+            known = ", ".join(sorted(presets)) or "(there are none)"
+            raise ArgumentError(f"Unknown preset {name!r} in {written!r}{name_nearest(name, presets)}. Known: {known}.")
+    return names
 
 
-def find_preset(name: str, written: str, presets: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Raises ArgumentError, with the nearest known name, where `presets` has no `name`."""
-    if name in presets:
-        return presets[name]
-    known = ", ".join(sorted(presets)) or "(there are none)"
-    raise ArgumentError(f"Unknown preset {name!r} in {written!r}{name_nearest(name, presets)}. Known: {known}.")
+def preset_values(written: Any) -> dict[str, Any]:
+    """Values of "a+b", those of the later name winning."""
+    return {key: copy.deepcopy(value) for name in preset_names(written) for key, value in PRESETS[name].items()}

@@ -5,25 +5,28 @@ Affinity, masked language modelling, prediction and the doctor use it; it knows 
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from transformers import TrainingArguments
 
+from .arguments.parser import FastArgumentParser
+from .arguments.presets import PRESETS
 from .data.columns import read_columns
 from .data.missing_chains import describe_missing
-from .errors import DataError, NotFiniteError
+from .errors import ArgumentError, DataError, NotFiniteError
 from .evaluation.requirements import Checked, describe_failed, format_checked, raise_failed
-from .parser import FastArgumentParser
-from .presets import PRESETS
 from .reporting.card import write_card
 from .reporting.near_copies import describe_near_copies
 from .reporting.report import write_report
 from .reporting.run_record import absolute_if_local
-from .training_args import FastTrainingArguments
+from .training_args import OWN_FIELDS, FastTrainingArguments
 
 STREAM_CHECK_ROWS = 1000
 MAX_LISTED = 10  # rows in a message
@@ -51,6 +54,28 @@ def parse_command(
         if isinstance(values, FastTrainingArguments):
             values.mark_explicit(parser.explicit)
     return parser, parsed
+
+
+def stock_arguments(args: Any, explicit: frozenset[str], **changed: Any) -> TrainingArguments:
+    """`args` as plain `TrainingArguments`, for the stock Trainer.
+
+    Args:
+        args: `FastTrainingArguments`.
+        explicit: the fields that the user set; a preset's speed-ups are left out, since a control has none.
+        changed: what has another value there.
+
+    Raises:
+        ArgumentError: the user set a field that the stock Trainer does not have, or a checkpoint that is not there.
+    """
+    foreign = explicit & OWN_FIELDS.keys() - {"preset", "embedding_cache_dir"}
+    asked = sorted(name for name in foreign if getattr(args, name) not in (None, False, [], "no"))
+    if asked:
+        raise ArgumentError(f"--stock_trainer has none of {', '.join(asked)}: leave them out, or train without it.")
+    if args.resume_from_checkpoint and not Path(str(args.resume_from_checkpoint)).is_dir():
+        raise ArgumentError(f"resume_from_checkpoint={args.resume_from_checkpoint!r}: no such folder in {Path.cwd()}.")
+    values = {spec.name: getattr(args, spec.name) for spec in dataclasses.fields(TrainingArguments) if spec.init}
+    # On a machine without a GPU it takes bf16 only together with `use_cpu`.
+    return TrainingArguments(**{**values, "use_cpu": args.device.type == "cpu", **changed})
 
 
 def check_inputs(collator: Any, splits: Mapping[str, Any], source: str | None = None) -> dict[str, dict[str, float]]:

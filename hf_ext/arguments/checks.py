@@ -18,8 +18,8 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hint
 import numpy as np
 from huggingface_hub.dataclasses import type_validator
 
-from .argument_names import is_secret
-from .errors import ArgumentError
+from ..errors import ArgumentError
+from .names import is_secret
 
 HUB_STRATEGIES = ("end", "best", "every_save", "checkpoint", "all_checkpoints")
 LARGEST_SEED = 2**32 - 1  # NumPy takes no larger one
@@ -106,10 +106,17 @@ def check_metric_name(given: str | None, known: Sequence[str]) -> None:
 
 
 @cache
-def field_types(dataclass: Any) -> dict[str, Any]:
-    """The type of each field of a dataclass."""
-    hints = get_type_hints(dataclass)
+def field_types(dataclass: Any, include_extras: bool = False) -> dict[str, Any]:
+    """The type of each field of a dataclass; with `include_extras` as `Annotated`, where it is."""
+    hints = get_type_hints(dataclass, include_extras=include_extras)
     return {field.name: hints[field.name] for field in dataclasses.fields(dataclass)}
+
+
+def ranges_in_types(dataclass: Any) -> dict[str, Range]:
+    """The ranges that fields have in their types: {"size": COUNT} of `size: Annotated[int, COUNT] | None`."""
+    parts = [(name, part) for name, hint in field_types(dataclass, True).items() for part in (hint, *get_args(hint))]
+    notes = [(name, note) for name, part in parts for note in getattr(part, "__metadata__", ())]
+    return {name: note for name, note in notes if isinstance(note, Range)}
 
 
 def members(hint: Any) -> tuple[Any, ...]:

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from .errors import ArgumentError
-from .shipped import CONFIGS, find_shipped, list_shipped
+from ..errors import ArgumentError
+from ..shipped import CONFIGS, find_shipped, list_shipped
 
 MAPPING, NULL = "tag:yaml.org,2002:map", "tag:yaml.org,2002:null"
 
@@ -43,9 +43,8 @@ def read_config(path: str) -> dict[str, Given]:
 
 def read_nodes(path: str) -> yaml.MappingNode:
     """The lines of the file as YAML's nodes; errors as in `read_config`."""
-    found = find_shipped(path, CONFIGS)
     try:
-        text = found.read_text(encoding="utf-8-sig")
+        text = find_shipped(path, CONFIGS).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         known = ", ".join(list_shipped(CONFIGS))
         raise ArgumentError(
