@@ -6,10 +6,9 @@ import subprocess
 import sys
 
 import pytest
-import torch
 
 from hf_ext.errors import ArgumentError
-from hf_ext.nccl import NCCL_PRESETS, REASONS, is_connected, known_variables
+from hf_ext.nccl import NCCL_PRESETS, REASONS, known_variables
 from hf_ext.training_args import FastTrainingArguments
 
 
@@ -36,26 +35,6 @@ def test_an_unknown_preset_is_refused_with_the_known_ones(tmp_path):
 def test_a_secret_key_of_nccl_is_never_recorded():
     environment = {"NCCL_PSK": "s" * 40, "NCCL_NET": "Socket", "PATH": "/bin"}
     assert known_variables(environment) == {"NCCL_NET": "Socket"}
-
-
-class Backend:
-    """torch's of NCCL, as far as it tells whether it has sent anything."""
-
-    def __init__(self, has_sent: bool):
-        self._is_initialized = lambda: has_sent
-
-
-@pytest.mark.parametrize(
-    ("backend", "has_sent", "expected"),
-    [("nccl", False, False), ("nccl", True, True), ("cpu:gloo,cuda:nccl", True, True), ("gloo", True, False)],
-)
-def test_nccl_has_read_its_variables_once_it_has_sent_something(monkeypatch, backend, has_sent, expected):
-    assert not is_connected()
-    group = type("Group", (), {"_get_backend": lambda self, device: Backend(has_sent and device.type == "cuda")})()
-    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.distributed, "get_backend", lambda: backend)
-    monkeypatch.setattr(torch.distributed.distributed_c10d._world, "default_pg", group)
-    assert is_connected() is expected
 
 
 # --- what making arguments leaves alone -------------------------------------------------------------------------------

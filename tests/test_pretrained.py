@@ -202,32 +202,3 @@ def test_an_encoder_that_cannot_be_built_is_refused_before_any_work(folder, sett
     assert str(folder) in str(error.value)
     assert reason in str(error.value)
     assert "\n" not in str(error.value)
-
-
-def test_masked_training_refuses_an_esm_without_a_padding_token(folder):
-    change(folder, pad_token_id=None)
-    with pytest.raises(HfExtError, match="no pad_token_id"):
-        load_masked(folder)
-
-
-@pytest.mark.parametrize("load", [load_frozen, load_masked])
-def test_weights_of_other_shapes_than_the_configuration_says_are_called_that(folder, load):
-    change(folder, vocab_size=40)
-    with pytest.raises(HfExtError, match=r"its weights have other shapes than its config\.json says") as error:
-        load(folder)
-    assert "Restore" not in str(error.value)  # nothing has changed since it was named
-
-
-def test_a_tokenizer_without_its_vocabulary_is_said_to_lack_it(folder):
-    (folder / "vocab.txt").unlink()
-    (folder / "tokenizer.json").unlink(missing_ok=True)
-    with pytest.raises(HfExtError, match=r"no tokenizer there \(a file that it needs is missing, such as vocab\.txt"):
-        load_tokenizer(str(folder))
-
-
-def test_a_tokenizer_with_code_of_its_own_beside_a_known_model_is_refused_for_that(folder):
-    settings = json.loads((folder / "tokenizer_config.json").read_text())
-    settings.update(auto_map={"AutoTokenizer": ["mine.Mine", None]}, tokenizer_class="Mine")
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    with pytest.raises(HfExtError, match="needs code of its own, which is never run here"):
-        load_tokenizer(str(folder))

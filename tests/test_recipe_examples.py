@@ -12,14 +12,11 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
-from hf_ext.recipes.examples.any_model import BigramTable, judge_classes, judge_next_tokens
 from launches import free_port
 from safetensors.torch import load_file
-from transformers.trainer_utils import PredictionOutput
 
-from hf_ext.errors import ArgumentError, NotFiniteError
+from hf_ext.errors import ArgumentError
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = sorted({*(ROOT / "recipes" / "examples").glob("*.py")} - {ROOT / "recipes" / "examples" / "any_model.py"})
@@ -106,49 +103,11 @@ def test_adapters_beside_weights_that_are_kept_nowhere_are_refused(name, tmp_pat
     assert not list(tmp_path.glob("*.safetensors"))
 
 
-def test_early_stopping_compares_a_classifiers_evaluations_row_by_row(tmp_path):
-    asked = ["--eval_strategy", "steps", "--eval_steps", "1", "--early_stopping_patience", "2", "--warmup_steps", "0"]
-    results = run_here("image_classifier", tmp_path, "--max_steps", "4", *asked, "--save_strategy", "no")
-    assert len(results["early_stopping"]["decisions"]) >= 2
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_a_metric_that_no_evaluation_computes_is_refused_before_anything_is_made(name, tmp_path):
     with pytest.raises(ArgumentError, match="metric_for_best_model='f1': allowed are loss, "):
         run_here(name, tmp_path / "run", "--metric_for_best_model", "f1")
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize(("given", "taken"), [([], 5), (["--data_seed", "0"], 0), (["--data_seed", "3"], 3)])
-def test_rows_are_generated_from_the_data_seed_where_there_is_one(name, given, taken, tmp_path):
-    class Seen(Exception):
-        pass
-
-    def note_seed(num_rows, seed):
-        raise Seen(seed)
-
-    main = runpy.run_path(str(ROOT / "recipes" / "examples" / f"{name}.py"))["main"]
-    main.__globals__["make_rows"] = note_seed
-    with pytest.raises(Seen) as caught:
-        main([*FEW, "--use_cpu", "true", "--output_dir", str(tmp_path), "--seed", "5", *given])
-    assert caught.value.args == (taken,)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_stock_trainer_refuses_a_checkpoint_that_is_not_there(name, tmp_path):
-    with pytest.raises(ArgumentError, match="resume_from_checkpoint='absent': no such folder"):
-        run_here(name, tmp_path, "--stock_trainer", "true", "--resume_from_checkpoint", "absent", "--max_steps", "1")
-
-
-def test_predictions_that_are_no_numbers_get_no_score():
-    labels = np.array([0, 1])
-    classes = PredictionOutput(np.array([[0.5, 1.0, 1.0], [np.nan, 0.0, 1.0]]), labels, {})
-    with pytest.raises(NotFiniteError, match="1 of 2 held-out rows"):
-        judge_classes(classes, [0, 1], seed=0)
-    tokens = PredictionOutput(np.array([[np.inf, 1.0, 2.0]]), np.array([[0, 1, 1]]), {})
-    with pytest.raises(NotFiniteError, match="1 of 1 held-out rows"):
-        judge_next_tokens(tokens, BigramTable(np.ones((2, 2))), seed=0)
 
 
 # --- minutes ---------------------------------------------------------------------------------------------------------
@@ -199,38 +158,9 @@ def test_a_killed_example_goes_on_to_the_very_same_weights_and_log(name, tmp_pat
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("name", ["causal_lm", "image_classifier"])  # without dropout, which each process draws itself
-def test_two_processes_learn_what_one_does_and_the_main_one_is_profiled(name, tmp_path):
-    arguments = [*FEW, "--max_steps", "8", "--preset", "baseline", "--save_strategy", "no", "--eval_strategy", "no"]
-    arguments += ["--torch_profiler", "2"]
-    launch(tmp_path, name, *arguments, "--output_dir", "one")
-    halved = ["--per_device_train_batch_size", "4", "--output_dir", "two"]
-    launch(tmp_path, name, *arguments, *halved, processes=2)
-    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-3)
-    for folder in ("one", "two"):
-        assert read(tmp_path / folder)["profile"]["steps"] == [5, 6]
-        assert read(tmp_path / folder, "throughput.json")["measured_steps"] == 2
-        assert (tmp_path / folder / "profile_trace.json.gz").exists()
-
-
-@pytest.mark.nightly
 @pytest.mark.parametrize("name", NAMES)
 def test_stock_trainer_is_the_control(name, tmp_path):
     launch(tmp_path, name, *FEW, "--max_steps", "2", "--stock_trainer", "true", "--resume", "no")
     results = read(tmp_path / "outputs" / name)
     assert results["trainer"] == "transformers.trainer.Trainer"
     assert not (tmp_path / "outputs" / name / "plan.json").exists()
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("name", NAMES)
-def test_stock_trainer_goes_on_from_the_checkpoint_that_is_named(name, tmp_path):
-    few = ["--stock_trainer", "true", "--preset", "baseline", "--max_steps", "4", "--eval_strategy", "no"]
-    few += ["--save_strategy", "steps", "--save_steps", "2", "--metric_for_best_model", "loss"]
-    run_here(name, tmp_path / "whole", *few)
-    other = [*few, "--seed", "7", "--data_seed", "42"]
-    named = ["--resume_from_checkpoint", str(tmp_path / "whole" / "checkpoint-2")]
-    run_here(name, tmp_path / "anew", *other)
-    run_here(name, tmp_path / "continued", *other, *named)
-    whole, anew, continued = (losses(tmp_path / folder) for folder in ("whole", "anew", "continued"))
-    assert continued[:2] == whole[:2] != anew[:2]

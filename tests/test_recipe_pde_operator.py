@@ -18,7 +18,6 @@ from closeness import largest
 from launches import Launch, run_recipe
 from safetensors.torch import load_file
 
-from hf_ext.comparing.progression_file import add_settings, as_flags, read_progression
 from hf_ext.errors import ArgumentError, CheckpointError, NotFiniteError
 from hf_ext.parser import FastArgumentParser
 from hf_ext.pde.arguments import OperatorArguments
@@ -101,13 +100,6 @@ def test_a_killed_run_goes_on_to_the_same_weights(whole, tmp_path):
 
 
 @pytest.mark.nightly
-def test_points_and_terms_are_what_makes_the_weights(whole, tmp_path):
-    """What the comparison above can tell apart."""
-    other = train(tmp_path, *SMALL, "--num_train_epochs", "3", "--inverse_loss_every", "2")
-    assert difference(whole, other) > 1e-4
-
-
-@pytest.mark.nightly
 def test_other_terms_of_the_loss_are_another_run(whole, tmp_path):
     output = shutil.copytree(whole["folder"], tmp_path / "run")
     words = [*SMALL, "--num_train_epochs", "3", "--data_cache_dir", str(tmp_path), "--output_dir", str(output)]
@@ -116,14 +108,6 @@ def test_other_terms_of_the_loss_are_another_run(whole, tmp_path):
     assert "model.terms.physics_every: 2 in the checkpoint, 1 now" in str(caught.value)
     assert "model.terms.inverse_weight: 0.1 in the checkpoint, 0.2 now" in str(caught.value)
     assert "model.terms.inverse_every" not in str(caught.value)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(("name", "given", "there"), [("hidden_size", ["32"], "16"), ("task_weights", ["1", "9"], "1")])
-def test_a_trained_model_keeps_its_shape(name, given, there, whole, tmp_path):
-    words = [*SMALL, "--data_cache_dir", str(tmp_path), "--output_dir", str(tmp_path / "run")]
-    with pytest.raises(ArgumentError, match=rf"{name}=.*, which has \[?{there}.*Leave --{name} out"):
-        runpy.run_path(RECIPE)["main"]([*words, "--model_name_or_path", str(whole["folder"]), f"--{name}", *given])
 
 
 @pytest.mark.sampled(2)
@@ -141,15 +125,6 @@ def test_early_stopping_compares_every_metric_that_is_reported(metric, tmp_path)
     name = f"eval_{metric.removeprefix('eval_')}"
     logged = next(entry[name] for entry in log if name in entry)
     assert decisions[-1]["against_best"]["after"] == pytest.approx(logged, rel=1e-4)
-
-
-@pytest.mark.nightly
-def test_a_trained_model_that_goes_on_is_recorded_with_its_own_shape(whole, tmp_path):
-    words = ["--resolution", "16", "--num_train_samples", "4", "--num_eval_samples", "4", "--max_steps", "1"]
-    words += ["--output_dir", str(tmp_path / "run"), "--data_cache_dir", str(tmp_path), "--save_strategy", "no"]
-    settings = runpy.run_path(RECIPE)["main"]([*words, "--model_name_or_path", str(whole["folder"])])["settings"]
-    names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "patch_size", "task_weights")
-    assert [settings[name] for name in names] == [16, 1, 2, 4, [1.0, 1.0]]
 
 
 @pytest.mark.nightly
@@ -237,22 +212,6 @@ def test_every_config_parses_to_its_effective_batch(name, rows, launch, tmp_path
     assert args.per_device_train_batch_size * args.gradient_accumulation_steps * launch == rows
     assert model_args.hidden_size == 384
     assert model_args.inverse_loss_every == {"baseline": 1}.get(name.rpartition("_")[2], 0 if "2gpu" in name else 4)
-
-
-def test_every_phase_of_the_progression_is_a_command_of_the_recipe(tmp_path):
-    defaults = runpy.run_path(RECIPE)["DEFAULTS"]
-    progression = read_progression(str(ROOT / "recipes" / "configs" / "progression_pde.yaml"))
-    settings = add_settings(progression.common, progression.baseline.arguments)
-    sides = [settings]
-    for phase in progression.phases:
-        sides.append(add_settings(sides[-1], phase.arguments))
-    for side in sides:
-        parser = FastArgumentParser((OperatorArguments, FastTrainingArguments), presets=PRESETS, defaults=defaults)
-        words = [str(word) for word in as_flags(side)]
-        _, args = parser.parse_args_into_dataclasses([*words, "--output_dir", str(tmp_path), "--bf16", "false"])
-        assert args.effective_batch_size == 96
-    assert sides[0]["optim_ext"] == ["muon"]
-    assert sides[-1]["optim_ext"] == ["muon", "cpu_offload"]
 
 
 EQUAL = [*SMALL, "--max_steps", "4", "--effective_batch_size", "8", "--per_device_train_batch_size", "2"]

@@ -9,10 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from report_runs import operator_results, write_run
-
-from hf_ext.reporting.card import write_card
-from hf_ext.reporting.report import write_report
 
 RECIPE = Path(__file__).resolve().parent.parent / "recipes" / "report.py"
 VERDICT = "No better than a constant: RMSE 2.1025 against 2.1001."
@@ -41,18 +37,6 @@ def test_report_and_card_of_two_runs_begin_with_their_verdicts(tmp_path) -> None
     ]
     for name in ("report.html", "report.md", "README.md"):
         assert VERDICT in (tmp_path / "outputs" / "two" / name).read_text()
-
-
-@pytest.mark.nightly
-def test_the_pages_of_an_operator_are_written_anew_the_same(tmp_path) -> None:
-    folder = write_run(tmp_path / "outputs" / "pde", operator_results(), num_rows=0)
-    pages = [*write_report(folder), write_card(folder)]
-    before = [page.read_bytes() for page in pages]
-    for page in pages:
-        page.write_text(page.read_text().replace("advection1d", "?"))
-    assert all(page.read_bytes() != old for page, old in zip(pages, before))
-    assert run(tmp_path, "--run", "outputs/pde").returncode == 0
-    assert [page.read_bytes() for page in pages] == before
 
 
 @pytest.mark.nightly

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import csv
-import importlib
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from hf_ext.affinity.arguments import AffinityArguments
 from hf_ext.data.arguments import DataArguments
-from hf_ext.errors import ArgumentError
 from hf_ext.parser import FastArgumentParser
 from hf_ext.presets import PRESETS
 from hf_ext.training_args import FastTrainingArguments
@@ -93,13 +89,6 @@ def test_demo_encodes_each_distinct_sequence_once(demo: dict) -> None:
     assert 700 < decision(demo["folder"], "embedding_cache")["evidence"]["num_encoded"] <= 740
 
 
-@pytest.mark.nightly
-def test_second_run_encodes_nothing(demo: dict) -> None:
-    shared = ["--num_train_epochs", "1", "--output_dir", "outputs/affinity", "--resume", "no"]
-    again = train(demo["cwd"], *shared, "--head", "mlp")
-    assert decision(again["folder"], "embedding_cache")["evidence"]["num_encoded"] == 0
-
-
 def test_predict_repeats_the_predictions_of_training(demo: dict) -> None:
     with (demo["folder"] / "predictions.csv").open() as file:
         rows = list(csv.DictReader(file))[:20]
@@ -128,30 +117,6 @@ def test_a_mistake_ends_in_one_line_that_names_the_remedy(tmp_path: Path, argume
     done = run(sys.executable, str(ROOT / "recipes" / "max_speed.py"), *arguments, cwd=tmp_path)
     assert done.returncode != 0
     assert message in done.stderr
-
-
-@pytest.fixture
-def main(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], dict]:
-    """Of max_speed.py, for command lines that end while they are parsed."""
-    monkeypatch.syspath_prepend(str(ROOT / "recipes"))
-    return importlib.import_module("max_speed").main
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [(["--learning_rat", "1"], "learning_rate"), (["--preset", "max_sped"], "max_speed")],
-)
-def test_a_misspelt_argument_names_the_nearest_one(main: Any, arguments: list[str], message: str) -> None:
-    with pytest.raises(ArgumentError, match=message):
-        main(arguments)
-
-
-def test_help_lists_presets(main: Any, capsys: pytest.CaptureFixture) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["--help"])
-    assert ended.value.code == 0
-    printed = capsys.readouterr().out
-    assert all(name in printed for name in PRESETS)
 
 
 @pytest.mark.nightly
@@ -201,20 +166,6 @@ def test_baseline_and_max_speed_agree_on_the_demo(tmp_path: Path) -> None:
 def test_every_other_preset_trains_the_demo(tmp_path: Path, preset: str) -> None:
     outcome = train(tmp_path, "--preset", preset, "--max_steps", "4")
     assert outcome["results"]["test"]["num_rows"] == 300
-
-
-@pytest.mark.nightly
-def test_intervals_by_antigen_are_said_in_verdict_results_report_and_card(tmp_path: Path) -> None:
-    outcome = train(tmp_path, "--interval_by", "antigen", "--num_train_epochs", "1")
-    test, verdict = outcome["results"]["test"], outcome["results"]["verdict"]
-    num_units = test["num_units"]
-    assert 100 < num_units < test["num_rows"] == 300
-    assert (test["interval_by"], verdict["interval_by"], verdict["num_units"]) == ("antigen", "antigen", num_units)
-    assert f"Intervals resample {num_units} values of antigen." in outcome["stdout"]
-    report, card = ((outcome["folder"] / name).read_text() for name in ("report.md", "README.md"))
-    assert f"by resampling the {num_units} values of antigen." in report
-    assert f"bootstrap intervals over the {num_units} values of antigen." in card
-    assert "The intervals treat rows as independent" not in card
 
 
 @pytest.mark.nightly

@@ -48,10 +48,6 @@ def test_one_row_more_than_the_largest_batch_exceeds_the_room(settings, ways):
     assert forecaster.forecast(dataclasses.replace(config, rows=rows + 1)).peak > room
 
 
-def test_where_not_one_row_fits_the_largest_batch_is_none():
-    assert largest_rows(forecaster_of(), TrainConfig(4, **HALF), 3 * MIB) == 0
-
-
 def test_lines_add_up_to_the_peak():
     found = forecaster_of().forecast(TrainConfig(8, **HALF))
     assert sum(num_bytes for _, num_bytes in found.lines()) == found.peak
@@ -64,13 +60,6 @@ def test_with_few_rows_the_optimizer_step_is_the_fullest_moment():
     assert found.moment == "optimizer step"
     # Weights, gradients, two states, and a copy of each tensor that steps.
     assert found.peak == found.weights + 4 * forecaster.all_gradients
-
-
-def test_more_passes_hold_all_gradients_from_the_beginning():
-    forecaster = forecaster_of()
-    once, twice = (forecaster.forecast(TrainConfig(8, **HALF, passes=passes)) for passes in (1, 2))
-    assert twice.gradients == forecaster.all_gradients > once.gradients
-    assert twice.peak > once.peak
 
 
 def test_several_processes_hold_gradients_twice():
@@ -142,20 +131,6 @@ def test_smaller_passes_come_before_all_other_switches():
     assert (fix.switches, fix.config.rows, fix.config.passes) == ((), 32, 2)
 
 
-@pytest.mark.nightly
-def test_switches_that_are_on_or_cannot_help_are_not_offered():
-    def names(config, **settings):
-        return {s.option for group in find_switches(forecaster_of(**settings), config) for s in group}
-
-    full = names(TrainConfig(8, **HALF))
-    assert "--optim adamw_8bit" in full
-    assert not any("load_in" in option for option in full)  # no frozen base
-    assert names(TrainConfig(8, "full", half=True, optimizer="adamw_8bit")) == set()
-    assert "--speedups precision" in names(TrainConfig(8, "none"))
-    lora = names(TrainConfig(8, **HALF), training="lora")
-    assert {"--load_in_8bit true", "--load_in_4bit true", "--speedups lora_base"} <= lora
-
-
 def test_only_what_changes_nothing_comes_without_a_note():
     groups = find_switches(forecaster_of(training="lora"), TrainConfig(8, "none"))
     groups += find_switches(forecaster_of(), TrainConfig(8, **HALF))
@@ -181,18 +156,3 @@ def test_the_report_says_what_each_switch_saves_and_is_json():
     assert all(found.peak <= report.forecast.peak for _, found in report.savings)
     values = json.loads(json.dumps(report.to_dict()))
     assert values["predicted_peak_bytes"] == report.forecast.peak == sum(values["lines"].values())
-
-
-@pytest.mark.nightly
-def test_a_report_takes_one_pass_for_each_way_to_compute():
-    forecaster = forecaster_of(training="lora")
-    report_memory(forecaster, TrainConfig(8, **HALF), 64, 40 * MIB, 30 * MIB)
-    bases, policies = 3, 3  # as it is, half, codes; none, attention, full
-    assert len(forecaster.timelines) <= bases * policies
-
-
-def test_a_step_with_room_to_spare_is_not_asked_what_would_save():
-    forecaster = forecaster_of()
-    report = report_memory(forecaster, TrainConfig(8, **HALF), 64, 200 * GIB, 100 * GIB)
-    assert (report.savings, len(forecaster.timelines)) == ([], 1)
-    assert report.largest > 8

@@ -95,20 +95,6 @@ def test_models_whose_passes_may_differ_keep_the_search_on():
     assert run.args.ddp_find_unused_parameters is None
 
 
-@pytest.mark.parametrize(("collator", "rows"), [(None, None), (pad_rows, []), (lambda rows: {"wrong": 1}, None)])
-def test_where_no_pass_can_be_made_the_search_stays_on(collator, rows):
-    decision, run = apply(trainable_esm(), collator, rows)
-    assert "unused weights are looked for: no pass over the first rows (" in decision.reason
-    assert run.args.ddp_find_unused_parameters is None
-
-
-@pytest.mark.parametrize("towers", [("full", "full"), ("frozen", "full"), ("lora", "frozen")])
-def test_towers_are_looked_through_too(make_affinity, demo_rows, towers):
-    model, collator = make_affinity(*towers)
-    decision, run = apply(model, collator, demo_rows)
-    assert run.args.ddp_find_unused_parameters is False, decision.reason
-
-
 @pytest.mark.parametrize("own_loss", ["Mine.training_step", "Mine.compute_loss", "compute_loss_func"])
 def test_a_loss_of_the_users_which_may_leave_weights_out_keeps_the_search_on(own_loss):
     model = trainable_esm()

@@ -1,78 +1,22 @@
 """The entry of LoRA in the plan: when it applies, what it wraps, and what it measures."""
 
-from dataclasses import replace
-
-import pytest
 import torch
 from datasets import Dataset
 from miniature_esm import make_esm
 from peft import PeftModel
 from transformers import EsmForSequenceClassification, default_data_collator
 
-from hf_ext.errors import ArgumentError, PlanRefused
 from hf_ext.hardware import describe_hardware
 from hf_ext.models.lora import LoraSettings, wrap_with_lora
 from hf_ext.plan import make_plan
-from hf_ext.speedups import Context, ModelFacts, Run, lora
+from hf_ext.speedups import Run
 from hf_ext.training_args import FastTrainingArguments
 
-PLAIN = ModelFacts(("esm",), num_parameters=100, num_trainable=100)
 CPU = describe_hardware("cpu")
 
 
 def make_args(**given) -> FastTrainingArguments:
     return FastTrainingArguments(output_dir="o", **{"use_cpu": True, "use_peft": True, "lora_r": 2, **given})
-
-
-def decide(model=PLAIN, **given):
-    return lora.decide(Context(CPU, make_args(**given), model))
-
-
-# --- decisions -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("speedups", [[], ["all"]])
-def test_it_is_off_unless_named_since_it_changes_what_is_learned(speedups):
-    assert decide(use_peft=False, speedups=speedups).status == "off"
-
-
-def test_naming_the_speedup_alone_says_which_flag_is_meant():
-    found = decide(use_peft=False, speedups=["lora"])
-    assert (found.status, found.reason) == ("skipped", "give --use_peft: it changes what is learned")
-
-
-@pytest.mark.parametrize("family", ["esm", "bert", "t5", "mt5"])
-def test_it_applies_to_the_families_whose_linear_layers_are_known(family):
-    found = decide(replace(PLAIN, families=(family,)), lora_alpha=4, use_dora=True)
-    assert (found.status, found.kind) == ("applied", "L")
-    expected = {"r": 2, "alpha": 4, "dropout": 0.0, "use_rslora": False, "use_dora": True, "target_modules": None}
-    assert found.settings == expected
-
-
-@pytest.mark.parametrize(
-    ("model", "given", "reason"),
-    [
-        (PLAIN, {"without": ["lora"]}, "--use_peft and --without lora contradict each other"),
-        (ModelFacts(), {}, "there is no model yet to adapt: pass the model itself instead of model_init"),
-        (replace(PLAIN, frozen_inputs=("a",), trains_encoders=False), {}, "every tower is frozen"),
-        (replace(PLAIN, families=()), {}, "not known of a model without a configuration: give --lora_target_modules"),
-    ],
-)
-def test_what_cannot_be_adapted_is_refused_with_the_remedy(model, given, reason):
-    found = decide(model, **given)
-    assert found.status == "refused"
-    assert reason in found.reason
-
-
-def test_of_another_family_all_layers_that_repeat_are_adapted_unless_some_are_named():
-    found = decide(replace(PLAIN, families=("gpt2",)))
-    assert (found.status, found.reason) == ("applied", "adapters train beside all linear layers that repeat")
-    assert decide(replace(PLAIN, families=("gpt2",)), lora_target_modules=["c_attn"]).status == "applied"
-
-
-def test_options_out_of_range_are_refused():
-    with pytest.raises(ArgumentError, match="lora_r=0: must be at least 1"):
-        decide(lora_r=0)
 
 
 # --- what is done to a model -----------------------------------------------------------------------------------------
@@ -147,9 +91,3 @@ def test_a_model_that_brings_its_adapters_is_not_wrapped_again(make_affinity, de
     )
     head = sum(p.numel() for p in model.head.parameters())
     assert decision.evidence["full_fine_tuning"]["trainable_parameters"] == encoder + head
-
-
-def test_towers_that_train_in_full_are_refused(make_affinity, demo_rows):
-    model, collator = make_affinity("full", "full")
-    with pytest.raises(PlanRefused, match="no tower of this model has adapters: build it with --tower_training lora"):
-        applied(model, demo_rows, collator)

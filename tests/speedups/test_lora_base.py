@@ -9,12 +9,11 @@ from run_outcomes import losses, trained_weights
 from safetensors.torch import load_file
 from tiny_masked_lm import make_rows
 from token_rows import pad_rows
-from torch import nn
 
 from hf_ext.affinity.predictor import load_model
 from hf_ext.errors import CheckpointError
 from hf_ext.hardware import describe_hardware
-from hf_ext.models.half_linear import HalfLinear, difference, narrow, widen
+from hf_ext.models.half_linear import HalfLinear, narrow
 from hf_ext.models.lora import merged_copy
 from hf_ext.models.wrapping import find_base_layers
 from hf_ext.plan import make_plan
@@ -109,17 +108,6 @@ def is_half(module) -> bool:
     return isinstance(module, HalfLinear) and module.weight.dtype == torch.bfloat16
 
 
-@pytest.mark.nightly
-def test_a_base_that_was_rounded_further_is_seen(trainer_for):
-    plain, half = trainer_for("plain"), trainer_for("half")
-    for layer in half.model.modules():
-        if is_half(layer):
-            layer.weight.data = layer.weight.data.to(torch.float8_e4m3fn).to(torch.bfloat16)
-    plain.train()
-    half.train()
-    assert losses(half) != losses(plain)
-
-
 def saved_for_backward(model, batch) -> list[torch.Tensor]:
     found = []
     hooks = torch.autograd.graph.saved_tensors_hooks(lambda t: found.append(t) or t, lambda t: t)
@@ -143,28 +131,6 @@ def test_no_copy_of_a_frozen_weight_is_kept_for_backward(make_affinity, demo_row
     assert copies() >= len(layers)
     narrow(layers, torch.bfloat16)
     assert copies() == 0
-
-
-def test_a_layer_that_autocast_would_round_otherwise_is_seen():
-    torch.manual_seed(0)
-    layer = nn.Linear(32, 16)
-    assert difference(layer, torch.bfloat16) == 0
-    assert layer.weight.dtype == torch.float32
-    overflows = nn.Linear(32, 16)
-    overflows.weight.data[0, 0] = 1e6
-    assert difference(overflows, torch.float16) != 0  # not a number
-
-
-def test_a_narrowed_layer_works_outside_autocast_and_can_be_widened():
-    torch.manual_seed(0)
-    layer, x = nn.Linear(8, 4), torch.randn(3, 8)
-    reference = nn.functional.linear(x, layer.weight.bfloat16().float(), layer.bias)
-    assert narrow([layer], torch.bfloat16) == 8 * 4 * 2
-    assert torch.equal(layer(x), reference)
-    assert layer(x).dtype == torch.float32
-    assert widen(nn.Sequential(layer)) == 1
-    assert type(layer) is nn.Linear
-    assert torch.equal(layer(x), reference)
 
 
 def test_what_trains_heads_norms_and_embeddings_stay_in_float32(trainer_for):
@@ -234,15 +200,6 @@ def test_a_killed_run_goes_on_bit_for_bit(trainer_for):
     assert losses(resumed) == losses(whole)
     ours, theirs = trained_weights(resumed.model), trained_weights(whole.model)
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
-
-
-@pytest.mark.nightly
-def test_a_run_goes_on_where_the_base_is_stored_in_another_precision(trainer_for):
-    saving = {"save_strategy": "steps", "save_steps": 2}
-    trainer_for("run", **{**saving, "max_steps": 2}).train()
-    other = trainer_for("run", resume="auto", allow_changed=["max_steps"], without=["lora_base"], max_steps=4, **saving)
-    other.train()
-    assert len(losses(other)) == 4
 
 
 def test_another_base_is_still_refused(tmp_path):

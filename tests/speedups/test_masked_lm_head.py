@@ -5,16 +5,13 @@ import copy
 import pytest
 import torch
 from closeness import largest
-from datasets import Dataset
 from miniature_esm import make_wide_esm
 from peft import LoraConfig, get_peft_model
 from tiny_masked_lm import IGNORED, largest_weight_difference, make_args, make_rows, make_trainer, resumed_difference
 from token_rows import pad_rows
-from transformers import EsmForMaskedLM, EsmForTokenClassification, Trainer
+from transformers import EsmForMaskedLM, Trainer
 
-from hf_ext.hardware import describe_hardware
-from hf_ext.plan import make_plan
-from hf_ext.speedups.fused_layers import all_tokens, label_only
+from hf_ext.speedups.fused_layers import label_only
 
 BATCH = pad_rows(make_rows(4))
 NUM_LABELS = int(BATCH["labels"].ne(IGNORED).sum())
@@ -56,12 +53,6 @@ def test_loss_and_every_gradient_are_those_of_stock(model, stock):
     assert largest_error(model, stock) < 1e-6
 
 
-def test_the_comparison_tells_a_head_that_misses_a_label_apart(model, stock):
-    right = model.lm_head.forward
-    model.lm_head.forward = lambda x: torch.cat([right(x[:-1]), right(x[:1])])
-    assert largest_error(model, stock) > 1e-3
-
-
 def test_the_loss_is_the_sum_over_the_number_of_items_that_it_is_given(model, stock):
     loss, _ = loss_and_gradients(stock)
     halved, _ = loss_and_gradients(model, num_items_in_batch=2 * NUM_LABELS)
@@ -88,13 +79,6 @@ def test_a_batch_without_labels_costs_nothing_instead_of_being_no_number(model, 
     assert torch.isnan(stock(**batch).loss)
 
 
-def test_hidden_states_that_are_asked_for_are_there_and_logits_are_not(model):
-    output = model.train()(**BATCH, output_hidden_states=True)
-    assert [states.shape[-1] for states in output.hidden_states] == [32, 32, 32]
-    assert output.logits is None
-    assert model(**BATCH, return_dict=False)[0] == model(**BATCH)[0]
-
-
 # --- effect, and what stays ------------------------------------------------------------------------------------------
 
 
@@ -119,55 +103,6 @@ def test_evaluation_and_calls_without_labels_are_as_they_were(model, stock):
         assert found.loss is None or torch.equal(found.loss, expected.loss)
 
 
-def test_arguments_may_be_given_by_position(model, stock):
-    positional = (BATCH["input_ids"], BATCH["attention_mask"], None, None, None, None, BATCH["labels"])
-    assert torch.allclose(model.train()(*positional).loss, stock.train()(*positional).loss)
-
-
-def test_a_copy_computes_with_its_own_weights(model, stock):
-    twin = copy.deepcopy(model)
-    with torch.no_grad():
-        model.lm_head.decoder.weight.zero_()
-    assert largest_error(twin, stock) < 1e-6
-    assert twin.accepts_loss_kwargs is True
-
-
-def test_undoing_it_leaves_the_model_as_it_was(model, stock):
-    all_tokens(model)
-    assert {name: set(vars(m)) for name, m in model.named_modules()} == {
-        name: set(vars(m)) for name, m in stock.named_modules()
-    }
-    assert model.accepts_loss_kwargs is False
-    assert label_only(EsmForTokenClassification(make_wide_esm().config)) == 0
-
-
-# --- the plan --------------------------------------------------------------------------------------------------------
-
-NONE = "the model is none of EsmForMaskedLM, EsmcForMaskedLM, BertForMaskedLM"
-
-
-@pytest.mark.parametrize(
-    ("model_class", "given", "status", "reason"),
-    [
-        (EsmForMaskedLM, {}, "applied", "computed where there is a label"),
-        (EsmForTokenClassification, {}, "skipped", NONE),
-        (EsmForMaskedLM, {"label_smoothing_factor": 0.1}, "skipped", "--label_smoothing_factor needs all logits"),
-        (EsmForMaskedLM, {"speedups": []}, "off", "not asked for"),
-        (EsmForMaskedLM, {"without": ["masked_lm_head"]}, "off", "not asked for"),
-    ],
-)
-def test_it_is_for_esms_masked_language_model_and_its_own_loss(model_class, given, status, reason):
-    plan = make_plan(make_args(**{"speedups": ["all"], **given}), make_wide_esm(model_class))
-    assert (plan["masked_lm_head"].status, plan["masked_lm_head"].reason) == (status, reason)
-
-
-def test_it_applies_under_lora_on_any_hardware():
-    wrapped = get_peft_model(make_wide_esm(), LoraConfig(r=2, target_modules=["query"]))
-    for hardware in ("cpu", "T4", "A100"):
-        plan = make_plan(make_args(**HEAD), wrapped, hardware=describe_hardware(hardware))
-        assert plan.applied("masked_lm_head")
-
-
 # --- training --------------------------------------------------------------------------------------------------------
 
 
@@ -182,23 +117,6 @@ def test_training_ends_in_the_weights_of_the_exact_loss(tmp_path, given):
         stock = Trainer(make_wide_esm(), make_args(tmp_path / "stock", **given), pad_rows, make_rows())
         stock.train()
         assert largest_weight_difference(stock.model, plain.model) > 1e-5
-
-
-def test_evaluation_while_training_sees_all_logits(tmp_path):
-    trainer = make_trainer(tmp_path, **HEAD)
-    trainer.train()
-    logits = trainer.predict(make_rows(3)).predictions
-    width = max(make_rows(3)["length"])
-    assert logits.shape == (3, width, 33)
-
-
-def test_trainer_keeps_the_columns_that_it_kept(tmp_path):
-    names = ["input_ids", "attention_mask", "labels", "length", "name", "num_items_in_batch"]
-    rows = Dataset.from_dict({name: [[1]] for name in names})
-    kept = [
-        make_trainer(tmp_path, rows=rows, **given)._remove_unused_columns(rows).column_names for given in ({}, HEAD)
-    ]
-    assert kept == [["input_ids", "attention_mask", "labels"]] * 2
 
 
 def test_a_run_that_was_stopped_goes_on_exactly(tmp_path):

@@ -26,11 +26,6 @@ def environment(monkeypatch):
     return monkeypatch.setenv
 
 
-def test_it_is_off_unless_asked_for_also_with_all():
-    assert decide(speedups=["all"]).status == "off"
-    assert decide(speedups=["nccl"]).status == "skipped"
-
-
 def test_each_variable_stands_with_its_reason(environment):
     environment("NCCL_NET", "Socket")  # of this machine, and another one is described
     decision = decide(nccl_preset="infiniband")
@@ -39,29 +34,6 @@ def test_each_variable_stands_with_its_reason(environment):
     assert decision.settings == {"NCCL_DEBUG": "WARN", "NCCL_NET": "IB"}
     assert decision.evidence["reasons"].keys() == decision.settings.keys()
     assert "or NCCL fails" in decision.evidence["reasons"]["NCCL_NET"]
-
-
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [
-        ({"world_size": 1}, "not used: one process"),
-        ({"hardware": describe_hardware("cpu")}, "not used: processes on cpu talk by other means"),
-    ],
-)
-def test_without_nccl_it_is_a_line_and_no_error(given, says):
-    decision = decide(nccl_preset="pcie", **given)
-    assert (decision.status, decision.reason) == ("skipped", says)
-
-
-def test_another_backend_that_was_asked_for_does_not_use_it():
-    args = make_args(nccl_preset="pcie")
-    args.ddp_backend = "gloo"
-    decision = nccl.decide(Context(A100, args, world_size=2))
-    assert (decision.status, decision.reason) == ("skipped", "not used: --ddp_backend gloo was asked for")
-
-
-def test_without_and_the_preset_contradict_each_other():
-    assert decide(nccl_preset="pcie", without=["nccl"]).status == "refused"
 
 
 def test_what_the_user_set_is_never_overwritten_and_stands_in_the_plan(environment):

@@ -10,7 +10,7 @@ from transformers.models.esm.modeling_esm import EsmIntermediate
 from hf_ext.errors import PlanRefused
 from hf_ext.hardware import describe_hardware
 from hf_ext.models.packing import find_encoders
-from hf_ext.speedups import Context, DataFacts, LengthGrouping, ModelFacts, packing
+from hf_ext.speedups import Context, DataFacts, ModelFacts, packing
 from hf_ext.trainer import FastTrainer
 
 ROWS = DataFacts(num_rows=10_000, has_lengths=True, padding_share_random=0.3)
@@ -29,54 +29,10 @@ def decide(*args, **given):
 # --- decisions -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("hardware", ["cpu", "T4", "A100", "sm61"])
-@pytest.mark.parametrize("families", [("esm",), ("t5",), ("bert", "esm")])
-def test_padding_is_taken_away_wherever_there_is_some(hardware, families):
-    decision = decide(hardware, families)
-    assert (decision.status, decision.evidence) == ("applied", {"padding_share_random": 0.3})
-
-
 def test_rows_are_filled_up_for_compiled_blocks_only():
     assert decide().settings == {"round_up": True, "named": False}
     assert decide(without=["compile"]).settings == {"round_up": False, "named": False}
     assert decide("cpu", speedups=PACKED).settings == {"round_up": False, "named": True}
-
-
-@pytest.mark.parametrize(
-    ("given", "reason"),
-    [
-        ({"attention": "sdpa"}, "attention 'sdpa' takes no packed sequences: use --attention auto"),
-        ({"attention": "eager"}, "attention 'eager' takes no packed sequences: use --attention auto"),
-        ({"attention": "faesm"}, "attention 'faesm' takes no packed sequences: use --attention auto"),
-        (
-            {"without": ["attention"]},
-            "the model's own attention takes no packed sequences: add attention to --speedups",
-        ),
-        ({"families": ("roformer",)}, "known for encoders of type esm, esmc, bert, t5; the model has none"),
-    ],
-)
-def test_what_cannot_be_packed_is_skipped_among_all_and_refused_by_name(given, reason):
-    among_all, by_name = decide(**given), decide(**given, speedups=["all", "packing"])
-    assert (among_all.status, among_all.reason) == ("skipped", reason)
-    assert (by_name.status, by_name.reason) == ("refused", reason)
-
-
-def test_batches_without_padding_are_not_packed():
-    decision = decide(data=DataFacts(10, True, 0.019), speedups=["all", "packing"])
-    assert (decision.status, decision.reason) == ("skipped", "random batches are only 1.9% padding")
-    assert decide(data=DataFacts(10)).status == "applied"  # lengths that nobody knows may differ
-    assert decide(data=DataFacts(streaming=True)).status == "applied"
-
-
-def test_packing_is_off_where_it_is_not_asked_for():
-    assert decide(speedups=[]).status == "off"
-    assert decide(without=["packing"]).status == "off"
-
-
-def test_rows_are_not_grouped_by_length_where_every_encoder_is_packed():
-    assert LengthGrouping.decide(context()).status == "skipped"
-    assert LengthGrouping.decide(context(families=("roformer", "esm"))).status == "applied"
-    assert LengthGrouping.decide(context(without=["packing"])).status == "applied"
 
 
 # --- training --------------------------------------------------------------------------------------------------------
@@ -114,16 +70,6 @@ def _batches(trainer) -> list[dict]:
     return batches
 
 
-def test_weights_after_training_tell_a_packed_row_without_borders_apart(tmp_path):
-    stock, broken = make_trainer(tmp_path / "stock"), make_trainer(tmp_path / "broken", speedups=PACKED)
-    (encoder,) = find_encoders(broken.model)
-    right = encoder.encoder.forward
-    encoder.encoder.forward = lambda hidden, segments=None, **kwargs: right(hidden, **kwargs)
-    stock.train()
-    broken.train()
-    assert largest_weight_difference(broken.model, stock.model) > 1e-3
-
-
 def test_accumulated_and_padded_differently_it_is_still_stock_training(tmp_path):
     given = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
     stock, packed = make_trainer(tmp_path / "stock", **given), make_trainer(tmp_path / "p", speedups=PACKED, **given)
@@ -151,10 +97,6 @@ def test_a_token_budget_counts_the_tokens_of_packed_rows(tmp_path):
     assert max(batch["input_ids"].numel() for batch in padded.get_train_dataloader()) <= 100
 
 
-def test_with_a_token_budget_a_packed_run_that_was_stopped_goes_on_exactly(tmp_path):
-    assert resumed_difference(tmp_path, speedups=PACKED, max_tokens_per_batch=100) == 0
-
-
 def test_end_gives_the_encoder_its_own_forward_back(tmp_path):
     model = make_wide_esm()
     before = {name: set(vars(module)) for name, module in model.named_modules()}
@@ -163,12 +105,6 @@ def test_end_gives_the_encoder_its_own_forward_back(tmp_path):
     trainer.end()
     assert {name: set(vars(module)) for name, module in model.named_modules()} == before
     assert model.config._attn_implementation == "sdpa"
-
-
-def test_off_means_untouched(tmp_path):
-    model = make_wide_esm()
-    make_trainer(tmp_path, model, speedups=["attention"])
-    assert "forward" not in vars(model.esm)
 
 
 def test_packed_encoders_that_differ_are_not_used(tmp_path, monkeypatch):

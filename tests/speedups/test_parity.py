@@ -9,7 +9,6 @@ from miniature_esm import make_wide_esm
 from tiny_masked_lm import make_rows
 from token_rows import pad_rows
 from torch import nn
-from transformers import T5Config, T5EncoderModel
 
 from hf_ext.speedups import Run, parity
 from hf_ext.speedups.sample import find_samples
@@ -41,13 +40,9 @@ def of_encoder(autocast=None, dtype=torch.float32):
 @pytest.mark.parametrize(
     ("before", "after", "problem"),
     [
-        ([1.0, 0.0], [1.0, 0.00009], None),
-        ([1.0, 0.0], [1.0, 0.0002], "states differ by 0.0002 (bound 0.0001)"),
         ([50.0, 0.0], [50.0, 0.0049], None),  # relative to the largest state
         ([50.0, 0.0], [50.0, 0.0051], "states differ by 0.0051 (bound 0.0001)"),
-        ([0.001, 0.0], [0.001, 0.00009], None),
         ([1.0, 0.0], [1.0, float("nan")], "states differ by nan (bound 0.0001)"),
-        ([1.0, 0.0], [1.0, float("inf")], "states differ by inf (bound 0.0001)"),
     ],
 )
 def test_the_bound_in_float32(before, after, problem):
@@ -57,7 +52,6 @@ def test_the_bound_in_float32(before, after, problem):
 @pytest.mark.parametrize(
     ("after", "ratio", "problem"),
     [
-        ([1.0, 0.010], 1.0, None),
         ([1.0, -0.0199], 1.99, None),  # elsewhere, but no further from the exact result
         ([1.0, 0.021], 2.1, "2.1 times the rounding noise of the old one (bound 2.0)"),
         ([1.0, float("nan")], None, "nan times the rounding noise of the old one (bound 2.0)"),
@@ -67,11 +61,6 @@ def test_the_bound_under_autocast_is_the_rounding_noise_of_the_old_attention(aft
     found = compare([1.0, 0.0], [1.0, 0.01], after, torch.bfloat16)
     assert found.problem == problem
     assert ratio is None or found.noise_ratio == pytest.approx(ratio, rel=1e-4)
-
-
-def test_an_old_result_that_is_exact_by_chance_does_not_forbid_rounding():
-    assert compare([1.0, 0.0], [1.0, 0.0], [1.0, 0.001], torch.bfloat16).problem is None
-    assert compare([1.0, 0.0], [1.0, 0.0], [1.0, 0.002], torch.bfloat16).noise_ratio == pytest.approx(2.0)
 
 
 def test_the_bound_for_weights_in_half_precision():
@@ -94,9 +83,7 @@ NAN = float("nan")
     [
         ([3.0, 4.0], [3.0, 4.049], None),  # 0.049 of 5
         ([3.0, 4.0], [3.0, 4.1], "gradients differ by 0.02 (bound 0.01)"),
-        ([3e-9, 4e-9], [3e-9, 4.1e-9], "gradients differ by 0.02 (bound 0.01)"),  # however small they are
         ([3.0, 4.0], [3.0, NAN], "gradients differ by nan (bound 0.01)"),
-        ([0.0, 0.0], [0.0, 0.0], None),
         ([3.0, NAN], [3.0, NAN], None),  # the old ones overflow too
     ],
 )
@@ -123,47 +110,18 @@ def test_gradients_are_proven_of_encoders_that_train_on_two_rows_cut_short():
     assert probe.gradients(None).shape == (50 + 100, probe.module.config.hidden_size)
 
 
-def test_the_numbers_are_the_largest_and_mean_difference_and_the_smallest_cosine():
-    before, after = torch.tensor([[1.0, 0.0], [0.0, 2.0]]), torch.tensor([[1.0, 0.0], [2.0, 2.0]])
-    found = parity.judge_states(before, before, after, of_encoder())
-    assert found.evidence() == {"max_difference": 2.0, "mean_difference": 0.5, "cosine": 0.707107}
-    assert parity.Parity(problem="it does not run here").evidence() == {}
-
-
 # --- changes ---------------------------------------------------------------------------------------------------------
-
-
-def test_no_change_differs_by_nothing():
-    for bf16 in (False, True):
-        found = parity.prove(make_run(bf16=bf16), lambda: None)
-        assert (found.max_difference, found.mean_difference, found.problem) == (0.0, 0.0, None)
-        assert found.noise_ratio == (1.0 if bf16 else None)
 
 
 def reinitialise(model):
     nn.init.normal_(model.esm.encoder.layer[1].output.dense.weight)
 
 
-def replace(model):
-    layer = model.esm.encoder.layer[1].output.dense
-    layer.weight = nn.Parameter(layer.weight.detach().clone())
-
-
 def drop_hidden_states(model):
     model.esm.encoder.layer[0].output.dropout.p = 0.1
 
 
-def drop_attention(model):
-    model.esm.encoder.layer[0].attention.self.dropout = 0.1
-
-
-def configure_dropout(model):
-    model.config.hidden_dropout_prob = 0.1
-
-
-@pytest.mark.parametrize(
-    "change", [reinitialise, replace, drop_hidden_states, drop_attention, configure_dropout], ids=lambda f: f.__name__
-)
+@pytest.mark.parametrize("change", [reinitialise, drop_hidden_states])
 def test_a_change_of_weights_or_dropout_is_caught(change):
     run = make_run()
     found = parity.prove(run, lambda: change(run.model))
@@ -182,30 +140,6 @@ def test_a_layer_that_computes_something_else_is_caught(bf16):
     found = parity.prove(run, lambda: scale_values(run.model.esm.encoder.layer[0], 1.2))
     assert "rounding noise" in found.problem if bf16 else "states differ" in found.problem
     assert found.max_difference > 1e-3
-
-
-@pytest.mark.parametrize(
-    ("error", "told"),
-    [
-        (RuntimeError("no kernel\nfor CPU\nand more"), "RuntimeError: no kernel for CPU"),
-        (NotImplementedError(), "NotImplementedError"),
-        (ImportError("no module"), "ImportError: no module"),
-    ],
-)
-def test_a_change_that_does_not_run_is_a_problem_without_numbers(error, told):
-    def change():
-        raise error
-
-    found = parity.prove(make_run(), change)
-    assert found == parity.Parity(problem=f"it does not run here ({told})")
-
-
-def test_an_error_that_no_kernel_raises_is_not_hidden():
-    run = make_run()
-    run.model.train()
-    with pytest.raises(KeyError):
-        parity.prove(run, lambda: {}["a mistake"])
-    assert run.model.esm.training  # and the encoder trains on
 
 
 def test_the_proof_leaves_mode_gradients_and_random_numbers_as_they_were():
@@ -233,22 +167,10 @@ def test_it_runs_on_the_first_four_rows():
     assert tokens(make_run(rows=ROWS.to_iterable_dataset())) == [ROWS[i]["input_ids"] for i in range(4)]
 
 
-@pytest.mark.parametrize(
-    "rows", [None, [], [(1, 2), (3, 4)], [{"text": "MKT"}]], ids=["none", "empty", "pairs", "text"]
-)
+@pytest.mark.parametrize("rows", [None, [{"text": "MKT"}]], ids=["none", "text"])
 def test_it_runs_on_made_up_tokens_where_the_data_does_not_say_how_to_make_them(rows):
     assert [len(row) for row in tokens(make_run(rows=rows))] == [17, 33, 50, 64]
     assert tokens(make_run(rows=rows)) == tokens(make_run(rows=rows))
-
-
-def test_tokens_that_the_encoder_does_not_know_are_made_up_instead():
-    assert [len(row) for row in tokens(make_run(make_wide_esm(vocab_size=10, mask_token_id=9)))] == [17, 33, 50, 64]
-
-
-def test_an_iterator_keeps_all_its_rows():
-    rows = iter([{"input_ids": [4, 5, 6]}] * 5)
-    find_samples(make_run(rows=rows))
-    assert len(list(rows)) == 5
 
 
 def test_a_collator_of_text_makes_the_tokens():
@@ -269,12 +191,6 @@ def test_every_encoder_of_a_model_is_proven():
     run = make_run(pair)
     assert [probe.module for probe in find_samples(run)] == [pair["first"], pair["second"]]
     assert "states differ" in parity.prove(run, lambda: scale_values(pair["second"].encoder.layer[0], 1.2)).problem
-
-
-def test_a_t5_encoder_is_proven_and_a_model_without_one_has_nothing_to_prove():
-    small = {"vocab_size": 33, "d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2}
-    assert parity.prove(make_run(T5EncoderModel(T5Config(**small))), lambda: None).max_difference == 0
-    assert parity.prove(make_run(nn.Linear(2, 2)), lambda: None) is None
 
 
 @pytest.mark.parametrize("given", [{"fsdp": True}, {"zero": 3}])

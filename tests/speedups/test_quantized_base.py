@@ -15,10 +15,10 @@ from torch import nn
 from transformers import EsmForMaskedLM
 
 from hf_ext.affinity.predictor import load_model
-from hf_ext.errors import ArgumentError, CheckpointError, MissingDependencyError, PlanRefused
+from hf_ext.errors import ArgumentError, MissingDependencyError, PlanRefused
 from hf_ext.hardware import describe_hardware
 from hf_ext.models.lora import merged_copy
-from hf_ext.models.quantization import QuantizedLinear, make_float, quantized_layers
+from hf_ext.models.quantization import make_float, quantized_layers
 from hf_ext.optional import import_problem
 from hf_ext.plan import make_plan
 from hf_ext.speedups import quantized_base
@@ -75,23 +75,6 @@ def decide(make_affinity, training="lora", hardware="T4", **given):
     return make_plan(args, model, None, collator, describe_hardware(hardware))
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("card", ["cpu", "cpu-amx-bf16", "T4", "A100"])
-@pytest.mark.parametrize(("asked", "bits"), [(EIGHT, 8), (FOUR, 4)])
-def test_it_applies_where_it_is_asked_for_and_lora_base_stands_back(make_affinity, card, asked, bits):
-    plan = decide(make_affinity, hardware=card, speedups=["all"], **asked)
-    found = plan["quantized_base"]
-    assert (found.status, found.settings, found.kind) == ("applied", {"bits": bits}, "N")
-    assert plan["lora_base"].reason == f"quantized_base stores the frozen weights in {bits} bits"
-    assert decide(make_affinity, use_peft=False, **asked).applied("quantized_base")  # towers that have adapters
-
-
-def test_it_is_off_unless_it_is_asked_for(make_affinity):
-    assert decide(make_affinity, speedups=["all"])["quantized_base"].status == "off"
-    named = decide(make_affinity, speedups=["quantized_base"])["quantized_base"]
-    assert (named.status, "give --load_in_8bit or --load_in_4bit" in named.reason) == ("skipped", True)
-
-
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("given", "reason"),
@@ -108,19 +91,6 @@ def test_what_would_do_something_else_is_refused_with_the_remedy(make_affinity, 
     found = decide(make_affinity, **EIGHT, **given)["quantized_base"]
     assert found.status == "refused"
     assert reason in found.reason
-
-
-def test_zero_is_refused(make_affinity):
-    model, _ = make_affinity("lora", "lora")
-    args = FastTrainingArguments(output_dir="o", use_cpu=True, **LORA, **EIGHT)
-    args.deepspeed_plugin = object()
-    context = make_plan(FastTrainingArguments(output_dir="o", use_cpu=True), model).context
-    facts = (
-        copy.replace(context, args=args)
-        if hasattr(copy, "replace")
-        else type(context)(context.hardware, args, context.model, context.data)
-    )
-    assert "FSDP and ZeRO split" in quantized_base.decide(facts).reason
 
 
 def test_weights_that_would_be_saved_with_the_model_are_refused(make_affinity, demo_rows, tmp_path):
@@ -191,28 +161,6 @@ def test_storage_falls_by_the_bytes_that_were_computed_by_hand(trainer_for, aske
     assert 0 < found["layer_error"] < (0.02 if bits == 8 else 0.3)
 
 
-def test_heads_norms_embeddings_and_adapters_stay_in_float32(trainer_for):
-    model = trainer_for(**FOUR).model
-    coded = {name for name, p in model.named_parameters() if p.dtype != torch.float32}
-    assert len(coded) == len(quantized_layers(model))
-    assert all(name.endswith("weight") and ".layer." in name for name in coded)
-    assert not any(part in name for name in coded for part in ("lora_", "LayerNorm", "embeddings", "head"))
-
-
-def test_a_run_that_does_not_ask_is_untouched(trainer_for):
-    assert not quantized_layers(trainer_for(speedups=["quantized_base"]).model)
-
-
-@pytest.mark.nightly
-def test_gradients_arrive_after_an_evaluation(trainer_for):
-    trainer = trainer_for(max_steps=2, **FOUR)
-    before = trained_weights(trainer.model)
-    trainer.evaluate(trainer.train_dataset.select(range(4)))
-    trainer.train()
-    after = trained_weights(trainer.model)
-    assert all(not torch.equal(before[name], after[name]) for name in before if "lora_B" in name)
-
-
 # --- checkpoints ------------------------------------------------------------------------------------------------------
 
 SAVING = {"save_strategy": "steps", "save_steps": 2, "max_steps": 4}
@@ -229,26 +177,6 @@ def test_a_killed_run_goes_on_bit_for_bit(trainer_for, asked):
     assert losses(resumed) == losses(whole)
     ours, theirs = trained_weights(resumed.model), trained_weights(whole.model)
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
-
-
-@pytest.mark.nightly
-def test_other_bits_are_another_run_unless_that_is_allowed(trainer_for):
-    trainer_for("run", **{**SAVING, "max_steps": 2}, **EIGHT).train()
-    with pytest.raises(CheckpointError, match="load_in_8bit"):
-        trainer_for("run", resume="auto", allow_changed=["max_steps"], **SAVING).train()
-    allowed = ["max_steps", "load_in_8bit", "load_in_4bit"]
-    other = trainer_for("run", resume="auto", allow_changed=allowed, **SAVING, **FOUR)
-    other.train()
-    assert len(losses(other)) == 4
-
-
-def test_another_base_is_still_refused(base, tmp_path):
-    make_trainer(tmp_path / "run", base(), pad_rows, make_rows(), **SAVING, **EIGHT).train()
-    other = base()
-    other.esm.encoder.layer[0].output.dense.weight.data[0, 0] += 1e-6  # below what 8 bits can tell
-    trainer = make_trainer(tmp_path / "run", other, pad_rows, make_rows(), resume="auto", **SAVING, **EIGHT)
-    with pytest.raises(CheckpointError, match="was trained on frozen weights"):
-        trainer.train()
 
 
 @pytest.mark.nightly
@@ -327,10 +255,3 @@ def test_what_cannot_be_read_again_is_not_merged(base, tmp_path):
     (tmp_path / "base" / "model.safetensors").unlink()
     with pytest.raises(ArgumentError, match="cannot be read"):
         merged_copy(trainer.model)
-
-
-def test_peft_itself_cannot_merge_into_codes(base, tmp_path):
-    trainer = make_trainer(tmp_path, base(), pad_rows, make_rows(), **EIGHT)
-    assert any(isinstance(module, QuantizedLinear) for module in trainer.model.modules())
-    with pytest.raises(RuntimeError, match="can't be cast"):
-        trainer.model.merge_and_unload()

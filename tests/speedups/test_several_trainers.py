@@ -4,18 +4,14 @@ import gc
 
 import pytest
 import torch
-from miniature_esm import esm_config, make_wide_esm
+from miniature_esm import make_wide_esm
 from tiny_masked_lm import largest_weight_difference, make_args, make_rows, make_trainer
 from token_rows import pad_rows
 from torch.func import functional_call, grad
 from transformers import EsmForMaskedLM, TrainerCallback
 
-from hf_ext.held import Held
-from hf_ext.models.held_attention import hold_attention
 from hf_ext.speedups import cpu_threads
 from hf_ext.trainer import FastTrainer
-
-ORDERS = [(0, 1, 2), (2, 1, 0), (1, 0, 2), (1, 2, 0)]
 
 
 @pytest.fixture
@@ -32,43 +28,6 @@ def process(torch_settings, monkeypatch):
 
 def make_run(folder, **given):
     return make_trainer(folder, speedups=["cpu_threads", "cpu_matmul"], **given)
-
-
-# --- one setting, by hand ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("order", ORDERS)
-def test_what_was_before_comes_back_when_the_last_lets_go(order):
-    now = ["before"]
-    setting = Held(lambda: now[0], lambda value: now.__setitem__(0, value))
-    values = ["a", "b", "a"]
-    releases = [setting.hold(value) for value in values]
-    left = dict(enumerate(values))
-    for i in order:
-        releases[i]()
-        releases[i]()  # once more changes nothing
-        del left[i]
-        assert now[0] == (left[max(left)] if left else "before")
-        assert setting.read_before() == "before"
-    now[0] = "later"
-    setting.hold("a")()
-    assert now[0] == "later"
-
-
-def test_a_value_that_cannot_be_set_is_not_held():
-    now = ["before"]
-
-    def write(value):
-        if value == "broken":
-            raise RuntimeError(value)
-        now[0] = value
-
-    setting = Held(lambda: now[0], write)
-    for _ in range(2):
-        with pytest.raises(RuntimeError, match="broken"):
-            setting.hold("broken")
-        setting.hold("a")()
-        assert now == ["before"]
 
 
 # --- settings of the process ------------------------------------------------------------------------------------------
@@ -153,18 +112,6 @@ def test_a_second_trainer_of_a_model_whose_first_nobody_ended(tmp_path, is_alive
     assert largest_weight_difference(model, twin) < 1e-5
 
 
-class Saves(TrainerCallback):
-    def on_step_end(self, args, state, control, model=None, **kwargs):
-        torch.save(model, f"{args.output_dir}/whole.pt")
-
-
-def test_a_model_that_a_callback_saves_whole_is_loaded(tmp_path):
-    trainer = make_trainer(tmp_path, speedups=["all"], without=["compile"], callbacks=[Saves()], max_steps=1)
-    trainer.train()
-    loaded = torch.load(tmp_path / "whole.pt", weights_only=False)
-    assert largest_weight_difference(loaded, trainer.model) == 0
-
-
 class WithFunctions(FastTrainer):
     """A loss with a gradient of `torch.func` in it, of the head alone."""
 
@@ -186,23 +133,6 @@ def test_gradients_of_torch_func_inside_a_loss(tmp_path):
     trainer.train()
     assert trainer.plan["packing"].status == "applied"
     trainer.end()
-
-
-def test_an_attention_is_held_for_a_configuration_and_keeps_nothing_alive():
-    first, second = (model.esm for model in make_pair())
-    other = EsmForMaskedLM(esm_config()).esm
-    releases = [hold_attention(encoder, "eager") for encoder in (first, second, other)]
-    del first
-    gc.collect()
-    releases[0]()
-    assert (second.config._attn_implementation, other.config._attn_implementation) == ("eager", "eager")
-    releases[1]()
-    assert (second.config._attn_implementation, other.config._attn_implementation) == ("sdpa", "eager")
-    with pytest.raises(ValueError, match="nonsense"):
-        hold_attention(other, "nonsense")
-    del other
-    gc.collect()
-    releases[2]()  # of what is gone
 
 
 def test_in_float64_the_kernel_for_cpus_changes_nothing(tmp_path):

@@ -39,11 +39,6 @@ def trains_contacts(model):
     return any(p.requires_grad for name, p in model.named_parameters() if "contact_head" in name)
 
 
-def test_one_process_and_ddp_are_left_as_they_are():
-    assert (decide(world_size=1).status, decide(world_size=1).reason) == ("off", "one process")
-    assert (decide().status, decide().reason) == ("off", "DDP: every process holds the whole model")
-
-
 @pytest.mark.parametrize(
     ("given", "says"),
     [

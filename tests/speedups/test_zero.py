@@ -12,7 +12,7 @@ from transformers.integrations import deepspeed as integration
 from hf_ext.hardware import describe_hardware
 from hf_ext.processes import need_gloo
 from hf_ext.speedups import Context, ModelFacts, Precision, Run, sharding
-from hf_ext.zero import num_elements, own_part, whole_weights
+from hf_ext.zero import whole_weights
 
 A100 = describe_hardware("A100")
 OFFLOAD = {"offload_optimizer": {"device": "cpu"}}
@@ -76,13 +76,6 @@ def test_gloo_is_named_for_deepspeed_where_there_is_no_accelerator(environment, 
     assert need_gloo() is needed
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     assert need_gloo() is False
-
-
-def test_a_split_weight_counts_whole_and_shows_its_part():
-    weight = torch.zeros(0)
-    weight.ds_numel, weight.ds_tensor = 6, torch.ones(3)
-    assert (num_elements(weight), own_part(weight).tolist()) == (6, [1.0, 1.0, 1.0])
-    assert (num_elements(torch.ones(2)), own_part(torch.ones(2)).tolist()) == (2, [1.0, 1.0])
 
 
 def test_encoders_are_read_whole_and_the_flag_is_put_back(monkeypatch):
