@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -44,13 +43,6 @@ def decide(model=None, hardware="A100", world_size=1, **given):
     args = make_args(**given)
     facts = model or ModelFacts(("esm",), blocks="2 EsmLayer")
     return activation_checkpointing.decide(Context(describe_hardware(hardware), args, facts, world_size=world_size))
-
-
-def test_fsdps_own_recomputing_is_not_doubled(monkeypatch):
-    plugin = SimpleNamespace(activation_checkpointing=True)
-    monkeypatch.setattr(activation_checkpointing, "read_fsdp2", lambda args: plugin)
-    decision = decide(activation_policy="attention", world_size=2)
-    assert (decision.status, "leave one of them out" in decision.reason) == ("refused", True)
 
 
 @pytest.mark.parametrize("given", [{"activation_policy": "auto"}, {"activation_budget_gb": 1.0}])
@@ -102,16 +94,6 @@ def test_measuring_leaves_no_gradient_and_draws_no_number(tmp_path):
     assert not torch.equal(state, after)
     assert all(weight.grad is None for weight in model.parameters())
     assert not any(module.training for module in model.modules())
-
-
-def test_off_means_untouched(tmp_path):
-    trainer = make_trainer(tmp_path, **PACKED)
-    assert recomputed_layers(trainer.model) == []
-    assert trainer.plan["activation_checkpointing"].reason == "not asked for"
-    stock = make_trainer(tmp_path / "stock", activation_checkpointing=True)
-    assert recomputed_layers(stock.model) == []  # until training begins, as in Trainer
-    stock.train()
-    assert len(recomputed_layers(stock.model)) == 2
 
 
 def test_auto_is_refused_where_no_row_tells_what_a_layer_keeps(tmp_path):

@@ -5,13 +5,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from any_models import TRAINED, Net, gpt2, resnet, rows_of_images
-from miniature_esm import make_wide_esm
+from any_models import TRAINED, resnet, rows_of_images
 from tiny_encoders import tiny_bert, tiny_esm, tiny_t5
 from tiny_masked_lm import largest_weight_difference, make_args, make_rows
 from token_rows import pad_rows
 from torch import nn
-from transformers import BertModel, EsmModel, default_data_collator
+from transformers import BertModel, EsmModel
 
 from hf_ext.errors import ArgumentError
 from hf_ext.models.activation_checkpointing import recomputed_layers
@@ -181,21 +180,6 @@ def test_probing_changes_no_mean_of_a_batch_norm_and_no_random_number():
     assert torch.equal(torch.get_rng_state(), state)
     assert model.training
     assert all(weight.grad is None for weight in model.parameters())
-
-
-# --- CUDA graphs -----------------------------------------------------------------------------------------------------
-
-
-def test_shapes_are_those_of_the_collators_batches(tmp_path):
-    def shapes(dataset, collator=None, model=None, **given):
-        args = make_args(tmp_path, speedups=["compile"], **{"compile_mode": "reduce-overhead", **given})
-        return make_plan(args, model or gpt2(), dataset, collator).context.data.num_batch_shapes
-
-    assert shapes(TRAINED["GPT-2"][1]()) == 1
-    assert shapes(make_rows(), pad_rows, make_wide_esm()) > 1
-    fixed = [{"x": torch.zeros(9), "labels": 0}] * 8
-    assert shapes(fixed, lambda rows: default_data_collator([{**row, "x": row["x"][:5]} for row in rows]), Net()) == 1
-    assert shapes(TRAINED["GPT-2"][1](), compile_mode="default") is None
 
 
 # --- an encoder that we know in a module of the user's ---------------------------------------------------------------

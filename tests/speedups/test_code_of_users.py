@@ -1,6 +1,5 @@
 """What a user put in the place of transformers' code is what trains: with every speed-up, as with stock Trainer."""
 
-import io
 import random
 from types import MethodType
 
@@ -244,15 +243,6 @@ def test_another_attention_for_it_is_refused(tmp_path, make_collator):
         train(tmp_path, fast, FastTrainingArguments, eager(tiny_esm), make_collator(), attention="blocked")
 
 
-def test_a_model_that_asks_for_attentions_keeps_putting_them_out(tmp_path, make_collator):
-    model = eager(tiny_esm)
-    model.config.output_attentions = True
-    _, trainer = train(tmp_path, FastTrainer, FastTrainingArguments, model, make_collator(), **FAST)
-    outputs = trainer.model(input_ids=torch.tensor([[0, 5, 6, 2]]))
-    assert len(outputs.attentions) == 2
-    trainer.end()
-
-
 def test_eager_attention_that_nobody_reads_is_swapped(tmp_path, make_collator):
     expected, found, trainer = train_both(tmp_path, lambda: eager(tiny_esm), make_collator, **FAST)
     assert found == pytest.approx(expected, rel=1e-4)
@@ -287,11 +277,6 @@ def of_class(part, cls):
     return make
 
 
-def halved(module, input_ids=None, attention_mask=None, inputs_embeds=None, **kwargs):
-    states = module.embeddings(input_ids=input_ids, attention_mask=attention_mask)
-    return EsmModel.forward(module, inputs_embeds=states * 0.5, attention_mask=attention_mask, **kwargs)
-
-
 @pytest.mark.parametrize(
     ("make_model", "name"),
     [
@@ -310,32 +295,3 @@ def test_layers_of_the_users_own_stay(tmp_path, make_collator, make_model, name)
     trainer.end()
     mine = [m for m in make_model().modules() if "forward" in vars(m)]
     assert len([m for m in trainer.model.modules() if "forward" in vars(m)]) == len(mine)
-
-
-def test_one_layer_among_others_stays(tmp_path, make_collator):
-    def make():
-        model = tiny_esm()
-        model.esm.encoder.layer[0].intermediate.__class__ = Relu
-        return model
-
-    expected, found, trainer = train_both(tmp_path, make, make_collator, **FAST)
-    assert found == pytest.approx(expected, rel=1e-4)
-    assert trainer.plan["fused_gelu"].status == "applied"
-    trainer.end()
-
-
-# --- files ------------------------------------------------------------------------------------------------------------
-
-
-def test_a_model_saved_whole_amid_a_run_loads_as_it_was(tmp_path, make_collator):
-    """`torch.save(model)` pickles functions by name: those of a run are found as the class's own."""
-    _, trainer = train(tmp_path, FastTrainer, FastTrainingArguments, tiny_esm(), make_collator(), **FAST)
-    file = io.BytesIO()
-    torch.save(trainer.model, file)
-    file.seek(0)
-    loaded = torch.load(file, weights_only=False).eval()
-    trainer.end()
-    batch = make_collator()(make_rows().to_list()[:4])
-    loaded.set_attn_implementation("sdpa")
-    with torch.no_grad():
-        assert torch.equal(loaded(**batch).logits, trainer.model.eval()(**batch).logits)

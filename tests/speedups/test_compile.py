@@ -1,18 +1,13 @@
 """Blocks compiled in place: the same training, few graphs, plain checkpoints; with a cheap backend, on a CPU."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from compiled_runs import BLOCKS, compiled_trainer, evidence
 from miniature_esm import make_wide_esm
 from safetensors.torch import load_file
-from tiny_masked_lm import largest_weight_difference, make_args, make_rows, make_trainer, resumed_difference
-from token_rows import pad_rows
+from tiny_masked_lm import largest_weight_difference, make_trainer, resumed_difference
 
 from hf_ext.models.blocks import find_blocks
-from hf_ext.plan import make_plan
-from hf_ext.speedups import Run, compile
 
 PACKED_BLOCKS = {"speedups": ["attention", "packing", "compile"]}
 
@@ -75,18 +70,6 @@ def test_names_in_the_state_dict_and_in_checkpoints_stay_as_they_are(tmp_path):
 def test_a_run_that_was_stopped_goes_on_exactly(tmp_path, monkeypatch):
     monkeypatch.setattr("tiny_masked_lm.make_trainer", lambda folder, **given: compiled_trainer(folder, **given))
     assert resumed_difference(tmp_path, given=BLOCKS) == 0
-
-
-def test_the_first_pass_leaves_no_gradient_and_draws_no_number(tmp_path):
-    model = make_wide_esm(hidden_dropout_prob=0.1)
-    state = torch.get_rng_state()
-    args = make_args(tmp_path, **BLOCKS)
-    plan = make_plan(args, model, make_rows(), pad_rows)
-    named = replace(plan["compile"], settings={"dynamic": True, "backend": "eager"})
-    assert compile.apply(named, Run(args, model, pad_rows, make_rows())).status == "applied"
-    assert torch.equal(torch.get_rng_state(), state)
-    assert all(weight.grad is None for weight in model.parameters())
-    assert model.training
 
 
 # --- compilers that fail ---------------------------------------------------------------------------------------------

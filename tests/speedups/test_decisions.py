@@ -70,7 +70,7 @@ ASKED = {
     "quantized_base": ({"use_peft": True, "load_in_8bit": True}, "give --load_in_8bit or --load_in_4bit"),
     "activation_checkpointing": ({"activation_policy": "full"}, None),
     "nccl": ({"nccl_preset": "pcie", "world_size": 2}, "give --nccl_preset"),
-    "token_budget": ({"max_tokens_per_batch": 4096}, None),
+    "token_budget": ({"max_tokens_per_batch": 4096}, None),  # its name alone is refused
     "oom_ladder": ({"oom_policy": "step_down"}, None),
     "find_batch_size": ({"find_batch_size": True}, None),
     "batch_size": ({"effective_batch_size": 64}, "--effective_batch_size"),
@@ -93,6 +93,7 @@ def test_what_is_applied_on_request_alone(name):
 OLD = "flash attention needs compute capability 8.0, T4 has compute capability 7.5: use --attention auto"
 BEST = "transformers' SDPA is the best there is"
 NONE = "known for encoders of type esm, esmc, bert, t5; the model has none"
+FSDP = {"fsdp": True, "fsdp_config": {"version": 2}}
 FACTS = [
     ("precision", {"hardware": "cpu"}, "skipped", ""),
     ("precision", {"hardware": "T4", "bf16": True}, "refused", "bf16 is not native on T4 and would be emul"),
@@ -120,6 +121,21 @@ FACTS = [
     ("lora", {"use_peft": True, "model": ModelFacts()}, "refused", "pass the model itself instead of model_init"),
     ("lora", {"use_peft": True, "model": replace(FROZEN, **NUMBERS)}, "refused", "every tower is frozen"),
     ("lora", {"use_peft": True, "model": replace(ESM, families=())}, "refused", "give --lora_target_modules"),
+    ("lora_base", {"use_peft": True, "hardware": "T4"}, "applied", ""),
+    ("lora_base", {"model": replace(ESM, has_adapters=True)}, "applied", ""),
+    ("lora_base", {"use_peft": True, "hardware": "cpu"}, "skipped", "nothing is computed in half precision"),
+    ("lora_base", {"use_peft": True, "use_dora": True}, "skipped", "DoRA takes norms"),
+    ("lora_base", {}, "skipped", "no LoRA"),
+    ("lora_base", {"use_peft": True, **FSDP}, "skipped", "spread over processes"),
+    ("encoder_precision", {"model": FROZEN, "load_in_8bit": True, **FSDP}, "refused", "use DDP"),
+    ("lora_base", {"use_peft": True, "load_in_4bit": True}, "skipped", "stores the frozen weights in 4 bits"),
+    ("quantized_base", {"load_in_8bit": True}, "refused", "give --use_peft, or keep encoders frozen"),
+    ("quantized_base", {"use_peft": True, "load_in_8bit": True, "use_dora": True}, "refused", "DoRA takes norms"),
+    ("quantized_base", {"use_peft": True, "load_in_8bit": True, "load_in_4bit": True}, "refused", "give one of the"),
+    ("encoder_precision", {"model": FROZEN, "load_in_8bit": True}, "applied", "linear layers in 8 bits"),
+    ("encoder_precision", {"model": FROZEN, "load_in_8bit": True, "data": DataFacts()}, "refused", "no training rows"),
+    ("encoder_precision", {"model": FROZEN, "load_in_8bit": True, "without": ["encoder_precision"]}, "refused",
+     "contradict each other"),
     ("muon", {"optim_ext": "muon"}, "applied", "6 matrices of 2 EsmLayer get Muon, the rest AdamW"),
     ("muon", {"optim_ext": "muon", "hardware": "T4"}, "applied", "T4 emulates the bfloat16"),
     ("muon", {"optim_ext": "muon", "optim": "adafactor"}, "refused", "--optim adafactor was asked for"),
@@ -173,6 +189,7 @@ FACTS = [
     ("attention", {"attention": "varlen", "speedups": [], "bf16": True}, "applied", ""),
     ("attention", {"attention": "flash_attention_2"}, "refused", "flash_attn: is not installed: use --attention auto"),
     ("attention", {"attention": "blocked"}, "refused", "made for CPUs, and A100-40GB has faster kernels"),
+    ("attention", {"attention": "flex", "hardware": "sm61"}, "refused", "is older than Triton's 7.0"),
     ("attention", {"attention": "flex", "hardware": "cpu"}, "refused", "torch has no backward pass of it for cpu"),
     ("attention", {"attention": "flex", "activation_policy": "attention"}, "refused", "use half or full"),
     ("attention", {"attention": "flex", "activation_policy": "full"}, "applied", ""),
@@ -196,6 +213,7 @@ FACTS = [
     ("length_grouping", {"data": DataFacts(num_rows=5)}, "skipped", "has no column 'length' (--length_column_name)"),
     ("length_grouping", {"train_sampling_strategy": "sequential"}, "skipped", "sequential was asked for"),
     ("length_grouping", {"max_tokens_per_batch": 4096}, "skipped", "--max_tokens_per_batch"),
+    ("token_budget", {"speedups": ["token_budget"]}, "refused", "give --max_tokens_per_batch"),
     ("token_budget", {"max_tokens_per_batch": 4096, "train_sampling_strategy": "group_by_length"}, "refused",
      "--train_sampling_strategy group_by_length"),
     ("token_budget", {"max_tokens_per_batch": 4096, "effective_batch_size": 64}, "refused", "--effective_batch_size"),

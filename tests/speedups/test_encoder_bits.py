@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from hf_ext.affinity.predictor import AffinityPredictor, load_model
+from hf_ext.affinity.predictor import AffinityPredictor
 from hf_ext.errors import MissingDependencyError, PlanRefused
 from hf_ext.hardware import describe_hardware
 from hf_ext.models.quantization import quantized_layers
@@ -29,58 +29,6 @@ def make_trainer(folder, model, collator, rows, hardware="cpu", **given):
     return FastTrainer(
         model, args, collator, rows, plan=make_plan(args, model, rows, collator, describe_hardware(hardware))
     )
-
-
-def decide(make_affinity, rows=None, hardware="cpu", training=("frozen", "frozen"), **given):
-    model, collator = make_affinity(*training)
-    args = FastTrainingArguments(output_dir="o", use_cpu=True, **given)
-    return make_plan(args, model, rows, collator, describe_hardware(hardware))["encoder_precision"]
-
-
-# --- decisions --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("card", "given", "dtype", "mode"),
-    [
-        ("cpu", {}, "fp32", "autocast"),
-        ("A100", {}, "fp32", "weights"),
-        ("A100", {"speedups": ["all"]}, "bf16", "weights"),
-        ("T4", {"speedups": ["encoder_precision"]}, "fp16", "weights"),
-        ("cpu-amx-bf16", {"speedups": ["all"]}, "bf16", "autocast"),
-    ],
-)
-def test_bits_apply_where_they_are_asked_for_with_half_precision_where_that_is(
-    make_affinity, demo_rows, card, given, dtype, mode
-):
-    found = decide(make_affinity, demo_rows, card, **EIGHT, **given)
-    assert (found.status, found.reason) == ("applied", "linear layers in 8 bits")
-    assert found.settings == {"dtype": dtype, "mode": mode, "max_noise": 0.05, "bits": 8}
-    assert "bits" not in decide(make_affinity, demo_rows, card, **given).settings
-
-
-@pytest.mark.parametrize(
-    ("given", "reason"),
-    [
-        ({"rows": None}, "no training rows at hand"),
-        ({"without": ["encoder_precision"]}, "contradict each other"),
-        ({"fsdp": True, "fsdp_config": {"version": 2}}, "use DDP"),
-    ],
-    ids=["no rows", "without", "fsdp"],
-)
-def test_what_cannot_be_met_is_refused(make_affinity, demo_rows, given, reason):
-    found = decide(make_affinity, **{"rows": demo_rows, **EIGHT, **given})
-    assert found.status == "refused"
-    assert reason in found.reason
-
-
-def test_towers_that_train_in_full_are_refused_and_lora_is_for_the_base(make_affinity, demo_rows):
-    found = decide(make_affinity, demo_rows, training=("lora", "lora"), **EIGHT)
-    assert found.status == "off"
-    model, collator = make_affinity("full", "full")
-    args = FastTrainingArguments(output_dir="o", use_cpu=True, **EIGHT)
-    with pytest.raises(PlanRefused, match="give --use_peft, or keep encoders frozen"):
-        make_plan(args, model, demo_rows, collator).check()
 
 
 # --- under the probe --------------------------------------------------------------------------------------------------
@@ -154,15 +102,6 @@ def test_a_saved_model_predicts_from_the_embeddings_that_it_was_trained_on(train
     other.model.config.encoder_bits = None  # as if nobody had kept it
     other.model.release_encoders()
     assert not np.allclose(other.predict(rows), expected, atol=1e-4)
-
-
-@pytest.mark.nightly
-def test_a_trainer_predicts_with_the_bits_of_the_model_without_being_asked(trained, demo_rows, tmp_path):
-    folder, expected = trained
-    predictor = AffinityPredictor.from_pretrained(folder)
-    trainer = make_trainer(tmp_path / "predicting", load_model(folder), predictor.collator, None, speedups=["all"])
-    found = np.asarray(trainer.predict(demo_rows.select(range(20))).predictions).reshape(-1)
-    assert np.allclose(found, expected, atol=1e-4)
 
 
 @pytest.mark.nightly

@@ -1,39 +1,14 @@
 """`--optim_ext muon`: decided, carried out by the Trainer with clipping and schedule, resumed; off means untouched."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from miniature_esm import make_wide_esm
-from tiny_masked_lm import largest_weight_difference, make_args, make_trainer, resumed_difference
+from tiny_masked_lm import largest_weight_difference, make_trainer
 
 from hf_ext.errors import ArgumentError
-from hf_ext.hardware import describe_hardware
 from hf_ext.models.muon import MuonAdamW, block_matrices
-from hf_ext.speedups import Context, ModelFacts, muon
 
-TRAINS = ModelFacts(("esm",), num_parameters=100, num_trainable=100, num_block_matrices=6)
 MUON = {"optim": "adamw_torch_fused", "optim_ext": "muon", "learning_rate": 1e-3, "weight_decay": 0.1}
-A100 = describe_hardware("A100")
-
-
-def decide(model=TRAINS, hardware=A100, **given):
-    return muon.decide(Context(hardware, make_args(**{**MUON, **given}), model))
-
-
-def test_sharding_that_flattens_matrices_is_refused_and_fsdp2_is_not(monkeypatch):
-    args = make_args(**MUON)
-    args.deepspeed_plugin = SimpleNamespace(zero_stage=2)
-    assert "ZeRO hands the optimizer flat slices" in muon.decide(Context(A100, args, TRAINS)).reason
-    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    for version, status in (("1", "refused"), ("2", "applied")):
-        monkeypatch.setenv("FSDP_VERSION", version)
-        assert decide().status == status
-    monkeypatch.setenv("ACCELERATE_USE_FSDP", "false")
-    for version, status in ((1, "refused"), (2, "applied")):
-        args = make_args(**MUON)
-        args.fsdp_plugin_args = {"fsdp_version": version}
-        assert muon.decide(Context(A100, args, TRAINS)).status == status
 
 
 # --- carried out -----------------------------------------------------------------------------------------------------
@@ -94,10 +69,6 @@ def test_accumulation_and_clipping_act_as_on_one_batch(tmp_path):
         trainer.train()
     assert largest_weight_difference(whole.model, split.model) < 1e-4
     assert largest_weight_difference(whole.model, adamw.model) > 1e-3
-
-
-def test_a_run_goes_on_bit_for_bit_from_a_checkpoint_in_the_middle(tmp_path):
-    assert resumed_difference(tmp_path, gradient_accumulation_steps=2, **MUON) == 0.0
 
 
 def test_an_optimizer_of_the_callers_own_is_not_replaced_in_silence(tmp_path):

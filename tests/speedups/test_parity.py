@@ -1,4 +1,4 @@
-"""The proof of a kernel against the model's own: its bounds, what it catches, what it runs on, and that it is silent."""
+"""The proof of a kernel against the model's own: its bounds, what it catches, what it runs on, and its silence."""
 
 from types import SimpleNamespace
 

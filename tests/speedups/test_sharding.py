@@ -1,4 +1,4 @@
-"""What the plan says of several processes: FSDP2 and ZeRO applied, FSDP 1 refused, DDP as it is but for unused weights."""
+"""What the plan says of several processes: FSDP2 and ZeRO applied, FSDP 1 refused, DDP as it is."""
 
 from types import SimpleNamespace
 
@@ -80,6 +80,7 @@ def trains_contacts(model):
         ("compile", {}, {"speedups": ["compile"]}, "applied", ""),
         ("muon", {"VERSION": "1"}, MUON, "refused", ""),
         ("muon", {}, MUON, "applied", ""),
+        ("quantized_base", {}, {"use_peft": True, "load_in_8bit": True}, "refused", "split frozen weights over"),
         ("cpu_offload", {}, HOST, "refused", "4gpu_fsdp2_offload.yaml"),
         ("cpu_offload", {}, {}, "off", ""),
         (
@@ -87,7 +88,7 @@ def trains_contacts(model):
             OFFLOADS,
             {},
             "applied",
-            "FSDP2 keeps weights, gradients and the states of adamw_torch_fused on",
+            "FSDP2 keeps weights, gradients and the states of adamw",
         ),
         ("cpu_offload", OFFLOADS, {"optim": "lion_8bit"}, "refused", "use --optim adamw_torch_fused"),
     ],
