@@ -2,11 +2,9 @@
 
 import logging
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 
 import pytest
 import torch
-from datasets import DatasetDict
 from run_outcomes import losses
 from stock_twins import PlainClassifier, make_model, make_rows, run, run_both, settings
 from token_rows import pad_rows
@@ -197,22 +195,6 @@ class Squares(nn.Module):
         return {"loss": ((positions * self.weight).sum(1) - labels).square().mean()}
 
 
-def test_inputs_may_have_names_of_ours_or_none(tmp_path):
-    rows = [{"positions": torch.tensor([1.0, i]), "labels": torch.tensor(2.0)} for i in range(4)]
-    trainer = FastTrainer(Squares(), fast(tmp_path), train_dataset=rows)
-    trainer.train()
-    assert len(losses(trainer)) == 2
-
-    class Pairs(FastTrainer):
-        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-            return model(*inputs)["loss"]
-
-    data = torch.utils.data.TensorDataset(torch.ones(4, 2), torch.zeros(4))
-    trainer = Pairs(Squares(), fast(tmp_path), torch.utils.data.default_collate, data)
-    trainer.train()
-    assert losses(trainer)[0] == pytest.approx(4.0)
-
-
 class OwnStep(FastTrainer):
     """As many trainers that are older than `num_items_in_batch`."""
 
@@ -235,29 +217,6 @@ def test_a_step_of_the_users_is_watched_for_what_is_not_finite(policy, tmp_path)
         return
     with pytest.raises(NotFiniteError, match=r"in step 4: loss nan, gradient norm nan; rows 6; 7 of the training data"):
         trainer.train()
-
-
-def test_speedups_leave_the_logits_to_a_loss_of_the_users(tmp_path):
-    class Reading(FastTrainer):
-        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-            outputs = model(**inputs)
-            loss = outputs.logits.square().mean()
-            return (loss, outputs) if return_outputs else loss
-
-    def loss(outputs, labels, num_items_in_batch=None):
-        return outputs.logits.square().mean()
-
-    rows = make_rows("Token", 8)
-    for cls, given, says in (
-        (Reading, {}, "Reading.compute_loss"),
-        (FastTrainer, {"compute_loss_func": loss}, "_func"),
-    ):
-        args = fast(tmp_path, speedups=["masked_lm_head"])
-        trainer = cls(make_model("EsmForMaskedLM"), args, pad_rows, rows, **given)
-        assert trainer.plan["masked_lm_head"].status == "skipped"
-        assert says in trainer.plan["masked_lm_head"].reason
-        trainer.train()
-    assert FastTrainer(make_model("EsmForMaskedLM"), args, pad_rows, rows).plan.applied("masked_lm_head")
 
 
 # --- data ------------------------------------------------------------------------------------------------------------
@@ -286,15 +245,6 @@ class Endless:
         return iter(self.batches)
 
 
-def several_sets(base):
-    class Several(base):
-        def get_train_dataloader(self):
-            rows = [row for name in sorted(self.train_dataset) for row in self.train_dataset[name]]
-            return self.accelerator.prepare(DataLoader(rows, 2, collate_fn=self.data_collator))
-
-    return Several
-
-
 def bare_loader(base):
     class Bare(base):
         def get_train_dataloader(self):
@@ -310,13 +260,10 @@ def same(cls):
 
 DATA = {
     "stream with a length": (same, Counted),
-    "dictionary": (several_sets, lambda: DatasetDict(a=make_rows("Plain", 4), b=make_rows("Plain", 4, seed=1))),
-    "plain dictionary": (several_sets, lambda: {"a": list(make_rows("Plain", 4)), "b": list(make_rows("Plain", 4))}),
     "loader without a dataset": (bare_loader, lambda: make_rows("Plain", 8)),
 }
 
 
-@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", DATA)
 def test_data_that_stock_trainer_takes_trains_the_same(kind, tmp_path, caplog):
     override, make = DATA[kind]
@@ -344,52 +291,6 @@ def test_a_run_on_a_stream_with_a_length_resumes_with_the_rows_that_were_left(tm
 
     whole = train()
     assert train(resume=str(tmp_path / "checkpoint-3"))[-3:] == whole[-3:]
-
-
-# --- optimizers ------------------------------------------------------------------------------------------------------
-
-
-class Lookahead(torch.optim.Optimizer):
-    """As several libraries have it: wraps another optimizer and is never initialised as one itself."""
-
-    def __init__(self, inner, every=2):
-        self.optimizer, self.every, self.num_steps, self.slow = inner, every, 0, {}
-        self.param_groups, self.state, self.defaults = inner.param_groups, inner.state, inner.defaults
-
-    def zero_grad(self, set_to_none=True):
-        self.optimizer.zero_grad(set_to_none)
-
-    def step(self, closure=None):
-        loss = self.optimizer.step(closure)
-        self.num_steps += 1
-        for parameter in [p for group in self.param_groups for p in group["params"]]:
-            slow = self.slow.setdefault(parameter, parameter.detach().clone())
-            if self.num_steps % self.every == 0:
-                parameter.data.copy_(slow.lerp_(parameter.detach(), 0.5))
-        return loss
-
-    def state_dict(self):
-        return self.optimizer.state_dict()
-
-    def load_state_dict(self, state_dict):
-        self.optimizer.load_state_dict(state_dict)
-
-
-def test_an_optimizer_that_wraps_another_trains_as_in_stock_trainer_and_stays_as_it_is(tmp_path):
-    wrapper = type("Mine", (Lookahead,), {"step": lambda self, closure=None: Lookahead.step(self, closure)})
-    numbers = []
-    for cls, made in ((FastTrainer, fast), (Trainer, plain)):
-        torch.manual_seed(0)
-        model = PlainClassifier()
-        optimizer = wrapper(torch.optim.AdamW(model.parameters(), lr=1e-2))
-        before = wrapper.step, torch.optim.AdamW.step
-        args = made(tmp_path / cls.__name__, max_steps=4, save_strategy="steps", save_steps=2)
-        trainer = cls(model, args, pad_rows, make_rows("Plain", 16), optimizers=(optimizer, None))
-        trainer.train()
-        assert (wrapper.step, torch.optim.AdamW.step) == before
-        assert (optimizer.num_steps, len(optimizer.slow)) == (4, 3)
-        numbers.append((losses(trainer), trainer.state.global_step))
-    assert numbers[0] == numbers[1]
 
 
 # --- evaluation ------------------------------------------------------------------------------------------------------
@@ -427,16 +328,14 @@ def make_batch(rows):
     return pad_rows([table[int(i)] for i in rows])
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("speedups", [[], ["all"]], ids=["stock", "all"])
-@pytest.mark.parametrize("kind", ["range", "tensor", "dataclass", "namespace", "text"])
+@pytest.mark.parametrize("kind", ["tensor", "dataclass", "text"])
 def test_rows_that_are_no_mappings_train_as_in_stock_trainer(kind, speedups, tmp_path):
     rows, collator = {
-        "range": (range(24), make_batch),
         "tensor": (torch.arange(24), make_batch),
         "text": ([str(i) for i in range(24)], make_batch),
         "dataclass": ([Row([4 + i % 15] * 5, i % 3) for i in range(24)], None),
-        "namespace": ([SimpleNamespace(input_ids=[4 + i % 15] * 5, labels=i % 3) for i in range(24)], None),
     }[kind]
     numbers, ours = [], {"speedups": speedups, "without": ["precision", "tf32", "cpu_matmul"]}
     for cls, args in ((FastTrainer, fast(tmp_path / "f", **ours)), (Trainer, plain(tmp_path / "s"))):

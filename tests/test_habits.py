@@ -34,17 +34,6 @@ def test_the_workflow_runs_the_script_that_people_run():
     assert load(WORKFLOW)["permissions"] == {"contents": "read"}
 
 
-def test_the_nightly_matrix_holds_the_oldest_versions_of_setup_py_and_the_newest():
-    rows = load(WORKFLOW)["jobs"]["nightly"]["strategy"]["matrix"]["include"]
-    versions = {row["name"]: row["versions"] for row in rows}
-    assert versions == {
-        "oldest": " ".join(f"{name}=={version}.*" for name, version in lower_bounds().items()),
-        "newest": "",
-    }
-    python = re.search(r'requires-python = ">=([\d.]+)"', (ROOT / "pyproject.toml").read_text())[1]
-    assert rows[0]["python"] == python
-
-
 PROGRAMS = {
     "python3": '#!/bin/bash\nmkdir -p "$3/bin"; echo "export PATH=$FAKES:$PATH" >"$3/bin/activate"',
     "pip": '#!/bin/bash\necho "pip $@" >>"$LOG"\n'
@@ -80,15 +69,6 @@ def test_the_citation_is_of_this_version():
     assert citation["version"] == hf_ext.__version__  # at a release both change
     assert citation["license"] == "Apache-2.0"
     assert citation["authors"] == [{"name": "hf_ext contributors"}]
-
-
-def test_security_names_a_way_that_is_not_public_and_files_that_exist():
-    text = (ROOT / "SECURITY.md").read_text(encoding="ascii")
-    assert "private vulnerability reporting" in text
-    assert "@" not in text
-    named = re.findall(r"tests/[\w/]+\.py", text)
-    assert len(named) == 2
-    assert all((ROOT / name).exists() for name in named)
 
 
 def test_each_step_of_a_release_is_a_command_whose_files_exist():

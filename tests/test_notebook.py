@@ -124,16 +124,6 @@ def test_the_last_cells_show_verdict_scores_and_report(executed):
 
 
 @pytest.mark.nightly
-def test_running_the_training_cell_again_trains_nothing_twice(executed_twice):
-    notebook, folder = executed_twice
-    first, second = (cell for cell in notebook.cells if 'max_speed.py", *ARGUMENTS)' in cell.source)
-    assert "Stopped with status" not in printed(first) + printed(second)
-    assert len(re.findall(r"'loss':", printed(first))) == 3
-    assert len(re.findall(r"'loss':", printed(second))) == 0
-    assert {path.name for path in folder.iterdir()} >= {"outputs", "embeddings"}
-
-
-@pytest.mark.nightly
 def test_a_fast_trainer_trains_inside_a_kernel_and_shows_its_table(executed_twice):
     notebook, folder = executed_twice
     cell = notebook.cells[-1]

@@ -13,13 +13,9 @@ from hf_ext.out_of_memory import DidNotFit, attempt, is_out_of_memory
     "error",
     [
         torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
-        torch.cuda.OutOfMemoryError("HIP out of memory"),
         MemoryError(),
         RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"),
-        RuntimeError("CUDA driver error: out of memory"),
-        RuntimeError("Triton Error [CUDA]: out of memory"),
         RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
-        RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
         RuntimeError("MPS backend out of memory (MPS allocated: 1 GB)"),
         RuntimeError(
             "[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory: you "
@@ -36,13 +32,11 @@ def test_is(error):
     "error",
     [
         RuntimeError("CUDA error: an illegal memory access was encountered"),
-        RuntimeError("CUDA error: device-side assert triggered"),
         RuntimeError("mat1 and mat2 shapes cannot be multiplied"),
         RuntimeError("out of resource: shared memory, Required: 131072, Hardware limit: 101376"),
         RuntimeError("DataLoader worker (pid 7) is killed by signal: Bus error"),
         RuntimeError("unable to write to file </torch_7>: No space left on device (28)"),
         ValueError("CUDA out of memory"),
-        OSError(28, "No space left on device"),
         KeyError("std::bad_alloc"),
     ],
 )

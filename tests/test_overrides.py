@@ -77,16 +77,6 @@ def own_step(base):
     return OwnStep
 
 
-def own_inputs(base):
-    class Relabelled(base):
-        def _prepare_inputs(self, inputs):
-            inputs = super()._prepare_inputs(inputs)
-            labels = inputs["labels"]
-            return {**inputs, "labels": torch.where(labels == 1, -100 if labels.ndim > 1 else 2, labels)}
-
-    return Relabelled
-
-
 def own_prediction(base):
     class Doubled(base):
         def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
@@ -126,17 +116,13 @@ def test_every_way_to_override_compute_loss_is_stock(override, tmp_path):
     assert same(run_both(tmp_path, "EsmForTokenClassification", override, gradient_accumulation_steps=8))
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("override", [own_step, own_inputs])
-def test_what_a_training_loss_passes_through_is_stock_where_it_is_overridden(override, tmp_path):
-    ours, stock = run_both(tmp_path, "EsmForTokenClassification", override, gradient_accumulation_steps=8)
+def test_what_a_training_loss_passes_through_is_stock_where_it_is_overridden(tmp_path):
+    ours, stock = run_both(tmp_path, "EsmForTokenClassification", own_step, gradient_accumulation_steps=8)
     assert TRAINED.isdisjoint(ours.differences(stock))  # the loss of an evaluation is over all its items
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("override", [own_prediction, own_inputs])
-def test_what_an_evaluation_passes_through_is_stock_where_it_is_overridden(override, tmp_path):
-    assert same(run_both(tmp_path, "EsmForTokenClassification", override))
+def test_what_an_evaluation_passes_through_is_stock_where_it_is_overridden(tmp_path):
+    assert same(run_both(tmp_path, "EsmForTokenClassification", own_prediction))
 
 
 def patch_loss(trainer):

@@ -17,17 +17,11 @@ from documented_commands import DOCS, parse, read_commands, read_snippets
 from tables import PAGES, TABLES, render
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from hf_ext.affinity.arguments import AffinityArguments
 from hf_ext.comparing.progression_file import as_flags, read_progression
-from hf_ext.data.arguments import DataArguments
-from hf_ext.doctor.arguments import DoctorArguments
-from hf_ext.parser import FastArgumentParser
 from hf_ext.presets import PRESETS
-from hf_ext.training_args import FastTrainingArguments
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(autouse=True)
@@ -55,26 +49,6 @@ def test_the_picture_is_what_its_result_says_and_so_are_the_numbers_beside_it() 
     numbers = re.findall(r"\d\.\d\d", alternative)
     assert len(numbers) == 5
     assert [number for number in numbers if f">{number}</text>" not in drawn] == []
-
-
-def test_the_readme_is_a_face_and_not_a_manual() -> None:
-    lines = README.splitlines()
-    assert 110 <= len(lines) <= 130
-    first_screen = "\n".join(lines[:45])
-    assert "hf-ext train --dataset_name" in first_screen
-    assert "hf-ext predict" in first_screen
-    assert 'pip install -e ".[dev]" && pytest' in README  # .ci/run takes it from here
-    assert "pip install -e . && accelerate launch --quiet recipes/max_speed.py" in README
-    assert len(read_commands(ROOT / "README.md")) == 5
-
-
-def test_the_flags_of_the_page_on_memory_are_those_of_the_doctor() -> None:
-    page = (ROOT / "docs" / "memory.md").read_text(encoding="utf-8")
-    types = (DoctorArguments, AffinityArguments, DataArguments, FastTrainingArguments)
-    flags = set(re.findall(r"(--[a-z_0-9]+)", page)) - {"--device", "--config", "--tower_training"}
-    known = {f"--{action.dest}" for action in FastArgumentParser(types, presets=PRESETS)._actions}
-    assert len(flags) >= 14
-    assert flags <= known
 
 
 def test_phases_of_the_page_on_progressions_are_arguments_of_their_recipe() -> None:
@@ -193,11 +167,3 @@ def test_every_path_that_is_named_exists(names: list[str], least: int) -> None:
     found = [path for name in names for path in named_paths((ROOT / name).read_text(encoding="utf-8"))]
     assert len({*found}) > least
     assert [path for path in missing(found) if path != "benchmarks/results/gpu_session.json"] == []  # of a card
-
-
-def test_the_marks_that_contributing_tells_to_run_are_those_of_pytest() -> None:
-    settings = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    marks = set(re.findall(r'^    "(\w+)[:(]', settings, re.MULTILINE))
-    assert marks == {"nightly", "sampled", "gpu"}
-    assert all(f"`{mark}" in CONTRIBUTING for mark in marks)
-    assert "(CONTRIBUTING.md)" in README

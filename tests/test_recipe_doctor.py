@@ -101,30 +101,6 @@ def test_an_argument_of_the_generator_asks_about_its_stages(doctor):
 
 
 @pytest.mark.nightly
-def test_an_argument_of_the_operator_asks_about_it(doctor, tmp_path):
-    status, page = doctor("--resolution", "16", "--device", "a100", "--dollars_per_hour", "2", "--json", "page.json")
-    assert status == 0
-    assert "muon learning applied 16 matrices of 4 OperatorBlock" in " ".join(page.split())
-    lines = page[page.index("Machine: A100") :].splitlines()
-    assert [line for line in lines if len(line) > 100 and "GB free" not in line] == []
-    assert json.loads((tmp_path / "page.json").read_text())["task"] == "pde_operator"
-    with pytest.raises(ArgumentError, match="unknown argument '--dataset_name'"):
-        doctor("--resolution", "16", "--dataset_name", "rows.csv")
-
-
-@pytest.mark.nightly
-def test_several_gpus_are_planned_on_request_and_written_as_json(doctor):
-    arguments = ("--device", "a100", "--model_size", "esm2_650M", "--max_steps", "10")
-    status, page = doctor(*arguments, "--plan_scale", "--gpus", "1", "4", "--json", "page.json")
-    assert status == 0
-    assert "  4: DDP: accelerate launch --config_file accelerate_configs/4gpu_ddp.yaml" in page
-    assert [len(line) for line in page.splitlines() if len(line) > 100 and "GB free" not in line] == []
-    written = json.loads(Path("page.json").read_text())["scale"]
-    assert [(row["num_gpus"], row["strategy"]) for row in written["rows"]][:2] == [(1, "one process"), (4, "DDP")]
-    assert "Scaling" not in doctor(*arguments)[1]
-
-
-@pytest.mark.nightly
 def test_every_config_is_examined(doctor):
     left_out = ("mlm_stock_best", "progression_", "pde_")  # the first are sides of a comparison
     examined = [path.name for path in CONFIGS if not path.name.startswith(left_out)]
@@ -142,21 +118,6 @@ def test_a_mistake_is_named_with_the_nearest_flag(doctor):
     for name in ("t44", ""):
         with pytest.raises(ArgumentError, match=f"Unknown hardware '{name}'"):
             doctor("--device", name)
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"dataset_name: \xe9\xff\n", "cannot be read"),
-        (b"5\n", "top level"),
-        (b"- a\n", "top level"),
-        (b"a: [1\nb: }", "YAML"),
-    ],
-)
-def test_a_config_that_is_none_is_refused_as_by_the_run(doctor, tmp_path, content, message):
-    (tmp_path / "bad.yaml").write_bytes(content)
-    with pytest.raises(ArgumentError, match=message):
-        doctor("--config", "bad.yaml")
 
 
 def write_rows(path: Path, labels: list[str]) -> None:
@@ -211,17 +172,3 @@ def test_labels_that_the_run_would_refuse_and_splits_that_it_would_miss_stop_it_
     status, page = doctor(*words, "--split_sizes", "0.8", "0.2", "0")
     assert status == 1
     assert "There is no test split" in page
-
-
-@pytest.mark.nightly
-def test_a_metric_that_the_run_would_not_compute_stops_it_here(doctor):
-    for words in (
-        ("--metric_for_best_model", "accuracy"),
-        ("--model_size", "esm2_8M", "--metric_for_best_model", "r2"),
-    ):
-        status, page = doctor("--device", "h100", "--max_steps", "10", *words)
-        assert status == 1
-        assert f"STOPS measure: metric_for_best_model='{words[-1]}': allowed are loss, " in page
-    page = doctor("--device", "h100", "--model_size", "esm2_8M", "--max_steps", "10")[1]
-    assert "STOPS" not in page
-    assert "Best checkpoint" not in page

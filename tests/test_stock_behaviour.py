@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from tiny_classifier import ROWS, make_args, make_model
-from torch import nn
 from transformers import Trainer, TrainingArguments
 
 from hf_ext.errors import CheckpointError
@@ -85,37 +83,3 @@ def test_a_stock_checkpoint_is_named_where_true_does_not_take_it(tmp_path):
     path = str(tmp_path / "checkpoint-2")
     assert f"resume_from_checkpoint={path!r}" in str(refusal.value)
     assert run(tmp_path, path).state.global_step == 4
-
-
-# --- models with a loader of their own --------------------------------------------------------------------------------
-
-
-class Grows(nn.Module):
-    """Notes every batch in a buffer, which is as long as training was."""
-
-    scale = 1.0
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.layer = nn.Linear(4, 2)
-        self.register_buffer("sums", torch.empty(0))
-
-    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
-        if self.training:
-            self.sums = torch.cat([self.sums, input_ids.float().sum().view(1)])
-        logits = self.layer(input_ids.float())
-        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
-
-    def load_state_dict(self, state_dict: Any, strict: bool = True, **given: Any) -> Any:
-        self.sums = state_dict["sums"].clone()
-        scaled = {name: self.scale * t if name == "layer.weight" else t for name, t in state_dict.items()}
-        return super().load_state_dict(scaled, strict, **given)
-
-
-def test_a_model_with_a_loader_of_its_own_takes_a_buffer_that_has_grown(tmp_path):
-    whole = run(tmp_path / "whole", model=Grows())
-    resumed = run(tmp_path / "resumed", copied(tmp_path / "whole", 2, tmp_path / "resumed"), model=Grows())
-    ours, theirs = resumed.model.state_dict(), whole.model.state_dict()
-    assert len(theirs["sums"]) == 4
-    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)

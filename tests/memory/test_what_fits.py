@@ -8,14 +8,12 @@ from ledger_subjects import SHAPES, make_model, make_subject
 
 from hf_ext.memory.forecast import TrainConfig
 from hf_ext.memory.report import (
-    CONTEXT_BYTES,
     find_fix,
     find_switches,
     format_memory,
     format_savings,
     largest_rows,
     report_memory,
-    usable_bytes,
 )
 
 GIB = 2**30
@@ -62,15 +60,6 @@ def test_with_few_rows_the_optimizer_step_is_the_fullest_moment():
     assert found.peak == found.weights + 4 * forecaster.all_gradients
 
 
-def test_several_processes_hold_gradients_twice():
-    alone = forecaster_of()
-    together = dataclasses.replace(alone, sends_gradients=True)
-    assert (
-        together.forecast(TrainConfig(8, **HALF)).peak - alone.forecast(TrainConfig(8, **HALF)).peak
-        == alone.all_gradients
-    )
-
-
 def test_an_optimizer_on_the_host_leaves_the_device():
     forecaster = forecaster_of()
     here, there = (forecaster.forecast(TrainConfig(8, **HALF, on_host=on_host)) for on_host in (False, True))
@@ -113,16 +102,6 @@ def test_the_switches_that_make_esm_2_fit_are_named(name):
     assert len(forecaster.timelines) <= 4  # passes that were computed for it
 
 
-@pytest.mark.nightly
-def test_what_fits_with_no_switch_says_so():
-    forecaster = forecaster_of(SHAPES["3B"], length=1024)
-    assert find_fix(forecaster, TrainConfig(8, **HALF), 16 * GIB) is None
-    report = report_memory(forecaster, TrainConfig(8, **HALF), 1024, 20 * GIB, 16 * GIB)
-    assert not report.fits
-    assert "it does not fit with any switch" in format_memory(report)
-    assert report.options() == ""
-
-
 def test_smaller_passes_come_before_all_other_switches():
     forecaster, config = forecaster_of(), TrainConfig(64, **HALF)
     assert find_fix(forecaster, dataclasses.replace(config, rows=63), 3 * MIB) is None  # nothing to halve
@@ -139,11 +118,6 @@ def test_only_what_changes_nothing_comes_without_a_note():
         *("--activation_policy attention", "--activation_policy full"),
         *("--speedups lora_base", "--optim_ext cpu_offload"),
     }
-
-
-def test_the_margin_is_a_share_and_a_context():
-    assert usable_bytes(16 * GIB, "cuda") == round(16 * GIB * 0.92) - CONTEXT_BYTES
-    assert usable_bytes(MIB, "cuda") == 0
 
 
 def test_the_report_says_what_each_switch_saves_and_is_json():

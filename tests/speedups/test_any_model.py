@@ -216,12 +216,3 @@ def test_an_encoder_that_we_know_is_fast_in_any_module(tmp_path):
         assert plan["packing"].evidence["max_difference"] < 1e-4
         assert plan["fused_gelu"].status == ("applied" if family == "esm" else "skipped")
         assert largest_weight_difference(found["plain"].model, found["fast"].model) < 1e-4, family
-
-
-def test_one_whose_padding_is_read_keeps_it(tmp_path):
-    rows = make_rows().map(lambda row: {"labels": row["length"] / 10})
-    trainer = FastTrainer(
-        Around(tiny_esm(EsmModel), reads_padding=True), make_args(tmp_path, speedups=["all"]), pad_rows, rows
-    )
-    assert [trainer.plan[name].status for name in ("attention", "packing")] == ["skipped"] * 2
-    assert "the loss reads positions" in trainer.plan["attention"].reason

@@ -1,8 +1,6 @@
 """Which attention a machine gets, that it is proven before it is used, and that the old one comes back."""
 
-import gc
 import json
-import weakref
 
 import pytest
 import torch
@@ -93,13 +91,9 @@ def test_blocked_attention_replaces_every_call_of_sdpa_and_end_brings_them_back(
     assert count_sdpa(trainer.model.cpu()) == 2
 
 
-def test_training_with_it_ends_in_the_weights_of_stock_training(tmp_path):
-    stock, other = make_trainer(tmp_path / "stock"), make_trainer(tmp_path / "other", learning_rate=0.09)
+def test_a_model_that_was_trained_with_it_is_saved_without_its_name(tmp_path):
     ours = make_trainer(tmp_path / "ours", speedups=["attention"])
-    for trainer in (stock, ours, other):
-        trainer.train()
-    assert largest_weight_difference(ours.model, stock.model) < 1e-6
-    assert largest_weight_difference(other.model, stock.model) > 1e-3  # what the comparison would see
+    ours.train()
     ours.save_model(str(tmp_path / "saved"))
     assert "hf_ext" not in (tmp_path / "saved" / "config.json").read_text()
     reloaded = EsmForMaskedLM.from_pretrained(tmp_path / "saved")
@@ -266,19 +260,6 @@ def tower_trainer(folder, make_affinity, rows, *towers, **given):
     model, collator = make_affinity(*towers)
     args = make_args(folder, **{"speedups": ["attention"], **given})
     return FastTrainer(model, args, collator, rows)
-
-
-def test_towers_loaded_later_get_the_kernel_and_released_ones_leave_memory(tmp_path, make_affinity, demo_rows):
-    trainer = tower_trainer(tmp_path, make_affinity, demo_rows, "frozen", "frozen")
-    assert trainer.plan["attention"].evidence["max_difference"] < 1e-4
-    released = weakref.ref(find_encoders(trainer.model)[0])
-    trainer.model.release_encoders()
-    gc.collect()
-    assert released() is None
-    trainer.model.attach_encoders()
-    assert implementations(trainer.model) == ["hf_ext_blocked", "hf_ext_blocked"]
-    trainer.end()
-    assert implementations(trainer.model) == ["sdpa", "sdpa"]
 
 
 def test_faesm_serves_the_esm_tower_and_leaves_the_other_alone(tmp_path, make_affinity, demo_rows):
