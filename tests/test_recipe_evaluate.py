@@ -97,7 +97,6 @@ def test_requirements_are_of_the_later_models_and_fail_with_status_3(labelled, c
     ("words", "message"),
     [
         ("--require spearmann>=0.6", "unknown metric 'spearmann'"),
-        ("--require per_group_spearman>=0.6", "unknown metric"),  # without --group_column
         ("--metric accuracy", "--metric accuracy: allowed here are spearman, "),
         ("--test_of nowhere", "nowhere: holds no all_results.json"),
     ],
@@ -123,16 +122,11 @@ def test_lines_go_to_the_rows_that_they_name(labelled):
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        (
-            {"source_row": range(2, 301), "prediction": OLD[:299]},
-            r"1 of 300 scored .* no prediction \(source_row 301\)",
-        ),
+        ({"source_row": range(2, 301), "prediction": OLD[:299]}, r"1 of 300 .* no prediction \(source_row 301\)"),
         ({"source_row": [2, *range(2, 301)], "prediction": OLD}, "lines 3 repeat a source_row"),
         ({"prediction": OLD[:299]}, "299 predictions for 300 scored rows, and no column source_row"),
         ({"prediction": OLD, "sequence": [*SEQUENCES[:7], "ACDEF", *SEQUENCES[8:]]}, "lines 9 .* another sequence"),
-        ({"prediction": OLD, "pKd": [*LABELS[:-1], 0.5]}, "lines 301 .* another pKd"),
         ({"prediction": [*OLD[:-1], "nan"]}, "1 predictions in column 'prediction' are no finite numbers: lines 301"),
-        ({"score": OLD}, "no column 'prediction' with predictions; there are score"),
     ],
 )
 def test_predictions_of_other_rows_are_refused(labelled, columns, message):
@@ -148,11 +142,6 @@ def test_what_is_no_model_is_refused_with_the_way_out(labelled):
         labelled(Path("best.pth"))
     with pytest.raises(ArgumentError, match="there is no such file"):
         labelled(Path("absent.csv"))
-    with pytest.raises(ArgumentError, match="one is named twice"):
-        labelled(given("old.csv", OLD), Path("old.csv"))
-    Path("mine.json").write_text('{"task": "affinity"}')
-    with pytest.raises(ArgumentError, match="was not written by evaluate"):
-        labelled(Path("old.csv"), words="--output mine.json")
 
 
 # --- a run -----------------------------------------------------------------------------------------------------------

@@ -134,15 +134,9 @@ def run_of(name) -> Run:
 
 
 @MODELS
-def test_parity_sees_a_layer_that_computes_something_else_forward_or_backward(name):
+def test_parity_sees_a_layer_whose_gradients_are_others(name):
     run = run_of(name)
     last = find_blocks(run.model)[-1]
-
-    def tilt(states):  # not a factor, which a norm takes out again
-        return states * (1 + 0.01 * torch.arange(states.shape[-1]).sin())
-
-    def change(module, args, output):
-        return (tilt(output[0]), *output[1:]) if isinstance(output, tuple) else tilt(output)
 
     class Flat(torch.autograd.Function):
         @staticmethod
@@ -156,16 +150,8 @@ def test_parity_sees_a_layer_that_computes_something_else_forward_or_backward(na
     def bend(module, args, output):
         return (Flat.apply(output[0]), *output[1:]) if isinstance(output, tuple) else Flat.apply(output)
 
-    for hook, problem in ((change, "states differ"), (bend, "gradients differ")):
-        found = parity.prove(run, lambda hook=hook: last.register_forward_hook(hook))
-        assert found.problem.startswith(problem)
-        last._forward_hooks.clear()
-    assert "weight was replaced" in parity.prove(run, lambda: _replace_first_weight(run.model)).problem
-
-
-def _replace_first_weight(model):
-    with torch.no_grad():
-        next(model.parameters()).mul_(1.0)
+    found = parity.prove(run, lambda: last.register_forward_hook(bend))
+    assert found.problem.startswith("gradients differ")
 
 
 def test_probing_changes_no_mean_of_a_batch_norm_and_no_random_number():
@@ -188,14 +174,14 @@ def test_probing_changes_no_mean_of_a_batch_norm_and_no_random_number():
 class Around(nn.Module):
     """A number from the mean of an encoder's states; no configuration, so no model type."""
 
-    def __init__(self, encoder, reads_padding=False):
+    def __init__(self, encoder):
         super().__init__()
-        self.encoder, self.head, self.reads_padding = encoder, nn.Linear(encoder.config.hidden_size, 1), reads_padding
+        self.encoder, self.head = encoder, nn.Linear(encoder.config.hidden_size, 1)
 
     def forward(self, input_ids, attention_mask, labels=None):
         states = self.encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
-        mask = torch.ones_like(attention_mask) if self.reads_padding else attention_mask
-        logits = self.head((states * mask[..., None]).sum(1) / mask.sum(1, keepdim=True))[:, 0]
+        mask = attention_mask[..., None]
+        logits = self.head((states * mask).sum(1) / mask.sum(1))[:, 0]
         return {"loss": nn.functional.mse_loss(logits, labels), "logits": logits}
 
 

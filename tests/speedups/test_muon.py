@@ -11,9 +11,6 @@ from hf_ext.models.muon import MuonAdamW, block_matrices
 MUON = {"optim": "adamw_torch_fused", "optim_ext": "muon", "learning_rate": 1e-3, "weight_decay": 0.1}
 
 
-# --- carried out -----------------------------------------------------------------------------------------------------
-
-
 def rates(optimizer) -> dict[str, set[float]]:
     found: dict[str, set[float]] = {"muon": set(), "adamw": set()}
     for group in optimizer.param_groups:

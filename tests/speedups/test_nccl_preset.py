@@ -1,4 +1,4 @@
-"""`--nccl_preset` in the plan: applied with reasons, refused where it comes too late, not used without NCCL."""
+"""`--nccl_preset`: few variables with reasons, refused where they come too late, not used without NCCL."""
 
 import dataclasses
 
@@ -6,6 +6,7 @@ import pytest
 from tiny_masked_lm import make_args, make_trainer
 
 from hf_ext import nccl as variables
+from hf_ext.errors import ArgumentError
 from hf_ext.hardware import describe_hardware
 from hf_ext.speedups import Context, Run, nccl
 
@@ -24,6 +25,25 @@ def environment(monkeypatch):
         monkeypatch.setenv(name, "")  # so that what a test sets is taken away again
         monkeypatch.delenv(name)
     return monkeypatch.setenv
+
+
+def test_the_presets_hold_what_they_are_documented_to_hold():
+    warns = {"NCCL_DEBUG": "WARN"}
+    sockets = {"NCCL_NET": "Socket", "NCCL_SOCKET_NTHREADS": "4", "NCCL_NSOCKS_PERTHREAD": "4"}
+    expected = {
+        "pcie": warns,
+        "nvlink": warns,
+        "infiniband": {**warns, "NCCL_NET": "IB"},
+        "sockets": {**warns, **sockets},  # the guide: the product of the two numbers must not exceed 64
+    }
+    assert expected == variables.NCCL_PRESETS
+    with pytest.raises(ArgumentError, match="nccl_preset='ib': allowed are pcie, nvlink, infiniband, sockets"):
+        make_args(nccl_preset="ib")
+
+
+def test_a_secret_key_of_nccl_is_never_recorded():
+    environment = {"NCCL_PSK": "s" * 40, "NCCL_NET": "Socket", "PATH": "/bin"}
+    assert variables.known_variables(environment) == {"NCCL_NET": "Socket"}
 
 
 def test_each_variable_stands_with_its_reason(environment):

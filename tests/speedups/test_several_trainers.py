@@ -6,7 +6,7 @@ import pytest
 import torch
 from miniature_esm import make_wide_esm
 from tiny_masked_lm import largest_weight_difference, make_trainer
-from transformers import EsmForMaskedLM, TrainerCallback
+from transformers import TrainerCallback
 
 from hf_ext.speedups import cpu_threads
 
@@ -59,34 +59,6 @@ def test_a_trainer_that_nobody_ends_lets_go_of_the_process_when_it_goes(process,
     del trainer
     gc.collect()
     assert process() == before
-
-
-# --- a configuration that models share --------------------------------------------------------------------------------
-
-
-def make_pair():
-    """Two models of one configuration object."""
-    config = make_wide_esm().config
-    torch.manual_seed(0)
-    return EsmForMaskedLM(config), EsmForMaskedLM(config)
-
-
-@pytest.mark.nightly
-def test_models_of_one_configuration_train_on_when_the_other_has_ended(tmp_path):
-    models = make_pair()
-    twin = make_wide_esm()
-    twin.load_state_dict(models[1].state_dict())
-    fast = {"speedups": ["packing", "attention"]}
-    trainers = [make_trainer(tmp_path / str(i), model, **fast) for i, model in enumerate(models)]
-    kernel = models[0].config._attn_implementation
-    assert kernel.startswith("hf_ext")
-    trainers.pop(0).end()
-    assert models[0].config._attn_implementation == kernel
-    trainers[0].train()
-    trainers[0].end()
-    assert models[0].config._attn_implementation == "sdpa"
-    make_trainer(tmp_path / "twin", twin).train()
-    assert largest_weight_difference(models[1], twin) < 1e-5
 
 
 @pytest.mark.nightly
