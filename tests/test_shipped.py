@@ -5,9 +5,6 @@ from pathlib import Path
 import pytest
 
 from hf_ext.arguments.config_file import read_config
-from hf_ext.comparing.arguments import CompareArguments
-from hf_ext.comparing.launching import read_launch
-from hf_ext.comparing.sides import make_command, make_sides
 from hf_ext.errors import ArgumentError
 from hf_ext.shipped import CONFIGS, LAUNCHERS, RECIPES, find_shipped, list_shipped, shipped_folder
 
@@ -47,18 +44,3 @@ def test_an_unknown_config_lists_what_comes_along():
     ):
         read_config("gb2.yaml")
     assert len(list_shipped(CONFIGS)) >= 20
-
-
-def test_a_comparison_finds_recipe_sides_and_launchers_outside_of_a_clone(tmp_path):
-    args = CompareArguments(baseline=["mlm_stock_best.yaml"], recipe="recipes/mlm.py", config="mlm_esm2_8M.yaml")
-    side, other = make_sides(args)
-    command = make_command(args, [], side, tmp_path / "run", 0)
-    assert command[1] == str(shipped_folder(RECIPES) / "mlm.py")
-    merged = Path(command[command.index("--config") + 1]).read_text()
-    assert "stock_trainer" in merged
-    assert "max_residues" in merged
-    alone = make_command(args, [], other, tmp_path / "run", 0)
-    assert alone[alone.index("--config") + 1] == str(shipped_folder(CONFIGS) / "mlm_esm2_8M.yaml")
-    assert read_launch("cpu.yaml", "baseline_launch").file == str(shipped_folder(LAUNCHERS) / "cpu.yaml")
-    with pytest.raises(ArgumentError, match=r"stock_worst.yaml: no such file in"):
-        make_sides(CompareArguments(baseline=["stock_worst.yaml"]))

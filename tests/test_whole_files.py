@@ -53,12 +53,3 @@ def test_a_draft_that_fails_leaves_what_was_there(tmp_path):
         1 / 0  # noqa: B018
     assert os.listdir(tmp_path) == ["a.txt"]
     assert path.read_text() == "before"
-
-
-def test_a_planted_draft_is_not_written_through(tmp_path):
-    (tmp_path / "victim").write_text("mine")
-    (tmp_path / ".a.txt.tmp").symlink_to(tmp_path / "victim")
-    write_text(tmp_path / "a.txt", "new")
-    assert (tmp_path / "victim").read_text() == "mine"
-    assert (tmp_path / "a.txt").read_text() == "new"
-    assert not (tmp_path / "a.txt").is_symlink()
