@@ -11,11 +11,11 @@ from hf_ext.trainer import FastTrainer
 
 # Folder of hf_ext -> (code lines, files); code is what is neither blank, comment nor docstring.
 BUDGET = {
-    ".": (3192, 36),
+    ".": (3170, 36),
     "affinity": (3651, 39),
-    "checkpoints": (2148, 28),
+    "checkpoints": (2052, 26),
     "comparing": (1530, 19),
-    "data": (4489, 51),
+    "data": (4504, 51),
     "doctor": (2419, 26),
     "embeddings": (468, 7),
     "evaluation": (2585, 25),
@@ -27,10 +27,10 @@ BUDGET = {
     "pde": (1041, 15),
     "recipes": (2, 1),
     "reporting": (3883, 62),
-    "speedups": (2271, 26),
-    "training": (4059, 44),
+    "speedups": (2226, 22),
+    "training": (3944, 43),
 }
-SEAMS, PRIVATE = 44, 24
+SEAMS, PRIVATE = 43, 23
 
 
 def count_code(text: str) -> int:

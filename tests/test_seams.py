@@ -40,7 +40,6 @@ _load_from_checkpoint(resume_from_checkpoint, model=None)
 _load_rng_state(checkpoint)
 _maybe_log_save_evaluate(tr_loss, grad_norm, model, trial, epoch, ignore_keys_for_eval, start_time,
     learning_rate=None)
-_prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
 _prepare_inputs(inputs)
 _push_from_checkpoint(checkpoint_folder)
 _remove_unused_columns(dataset, description=None)

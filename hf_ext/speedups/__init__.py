@@ -14,12 +14,9 @@ from . import (
     cpu_threads,
     ddp,
     encoder_precision,
-    find_batch_size,
     lora,
     lora_base,
     muon,
-    nccl,
-    oom_ladder,
     packing,
     quantized_base,
     sharding,
@@ -28,7 +25,7 @@ from . import (
 from .base import Context, DataFacts, Decision, ModelFacts, Run, Speedup
 from .fused_layers import FusedGelu, MaskedLMHead
 from .precision import CpuMatmul, Precision, Tf32
-from .trainer_fields import DataLoading, EmbeddingCache, LengthGrouping
+from .trainer_fields import DataLoading, EmbeddingCache, FindBatchSize, LengthGrouping, Nccl, OomLadder
 
 REGISTRY: tuple[Speedup, ...] = (
     CpuMatmul,  # before anything computes
@@ -45,15 +42,15 @@ REGISTRY: tuple[Speedup, ...] = (
     MaskedLMHead,
     EmbeddingCache,
     batch_size,
-    find_batch_size,  # after the rows of a step are decided
+    FindBatchSize,  # after the rows of a step are decided
     LengthGrouping,
     token_budget,
-    oom_ladder,
+    OomLadder,
     DataLoading,
     muon,  # after LoRA and the precision, which decide what there is to step
     cpu_offload,
     activation_checkpointing,  # on layers as they stay; before those that run the model to see what it does
-    nccl,  # no speed-up sends anything, so NCCL has not read its variables
+    Nccl,  # no speed-up sends anything, so NCCL has not read its variables
     sharding,  # once no layer changes its class any more, and no weights are added
     ddp,  # after sharding, which freezes what gets no gradient
     compile,  # last: it compiles what the others left

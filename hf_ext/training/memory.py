@@ -19,7 +19,7 @@ from ..models.affinity import AffinityModel
 from ..models.lora import unwrap_peft
 from ..reporting.throughput import peak_bytes
 from ..speedups.base import optimizer_name
-from ..speedups.sample_rows import longest_rows
+from ..speedups.sample import longest_rows
 from ..training_args import FastTrainingArguments
 from .planned import PlannedRun
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from hf_ext.hardware import describe_hardware
-from hf_ext.speedups import Context, DataFacts, Run, find_batch_size, oom_ladder
+from hf_ext.speedups import Context, DataFacts, FindBatchSize, OomLadder, Run
 from hf_ext.training_args import FastTrainingArguments
 
 
@@ -20,22 +20,22 @@ def decide(module, **given):
 
 
 def test_the_ladder_is_off_unless_asked_for():
-    assert decide(oom_ladder) == ("off", "not asked for")
-    assert decide(oom_ladder, oom_policy="step_down", without=["oom_ladder"])[0] == "off"
-    assert decide(oom_ladder, oom_policy="step_down")[0] == "applied"
+    assert decide(OomLadder) == ("off", "not asked for")
+    assert decide(OomLadder, oom_policy="step_down", without=["oom_ladder"])[0] == "off"
+    assert decide(OomLadder, oom_policy="step_down")[0] == "applied"
 
 
 def test_presets_take_the_ladder_on_one_process_and_on_several_the_users_word_is_refused():
-    assert decide(oom_ladder, preset="max_speed")[0] == "applied"
-    assert decide(oom_ladder, preset="low_memory")[0] == "applied"
-    assert decide(oom_ladder, preset="baseline")[0] == "off"
-    status, reason = decide(oom_ladder, preset="max_speed", world_size=2)
+    assert decide(OomLadder, preset="max_speed")[0] == "applied"
+    assert decide(OomLadder, preset="low_memory")[0] == "applied"
+    assert decide(OomLadder, preset="baseline")[0] == "off"
+    status, reason = decide(OomLadder, preset="max_speed", world_size=2)
     assert status == "skipped"
     assert "--find_batch_size" in reason
-    assert decide(oom_ladder, preset="max_speed", oom_policy="step_down", world_size=2)[0] == "refused"
+    assert decide(OomLadder, preset="max_speed", oom_policy="step_down", world_size=2)[0] == "refused"
 
 
-@pytest.mark.parametrize("module", [oom_ladder, find_batch_size])
+@pytest.mark.parametrize("module", [OomLadder, FindBatchSize])
 def test_contradictions_are_refused(module):
     given = {"oom_policy": "step_down", "find_batch_size": True, "auto_find_batch_size": True}
     status, reason = decide(module, **given)
@@ -44,18 +44,18 @@ def test_contradictions_are_refused(module):
 
 
 def test_the_finder():
-    assert decide(find_batch_size) == ("off", "not asked for")
-    assert decide(find_batch_size, find_batch_size=True)[0] == "applied"
-    assert decide(find_batch_size, find_batch_size=True, streaming=True)[0] == "refused"
-    assert decide(find_batch_size, find_batch_size=True, max_tokens_per_batch=100)[0] == "refused"
+    assert decide(FindBatchSize) == ("off", "not asked for")
+    assert decide(FindBatchSize, find_batch_size=True)[0] == "applied"
+    assert decide(FindBatchSize, find_batch_size=True, streaming=True)[0] == "refused"
+    assert decide(FindBatchSize, find_batch_size=True, max_tokens_per_batch=100)[0] == "refused"
 
 
 def test_a_loss_that_compares_rows_is_refused_and_one_of_the_users_changes_the_class():
-    decision = find_batch_size.decide(context(find_batch_size=True))
+    decision = FindBatchSize.decide(context(find_batch_size=True))
     ranking = SimpleNamespace(config=SimpleNamespace(loss="ranking"))
-    refused = find_batch_size.apply(decision, Run(None, ranking))
+    refused = FindBatchSize.apply(decision, Run(None, ranking))
     assert refused.status == "refused"
     assert "compares the rows" in refused.reason
-    changed = find_batch_size.apply(decision, Run(None, None, own_loss="Mine.compute_loss"))
+    changed = FindBatchSize.apply(decision, Run(None, None, own_loss="Mine.compute_loss"))
     assert (changed.status, changed.kind) == ("applied", "L")
-    assert find_batch_size.apply(decision, Run(None, None)) == decision
+    assert FindBatchSize.apply(decision, Run(None, None)) == decision

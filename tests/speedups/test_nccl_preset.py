@@ -7,14 +7,14 @@ from tiny_masked_lm import make_args, make_trainer
 
 from hf_ext import nccl as variables
 from hf_ext.hardware import describe_hardware
-from hf_ext.speedups import Context, Run, nccl
+from hf_ext.speedups import Context, Nccl, Run, trainer_fields
 
 A100 = describe_hardware("A100")
 HERE = dataclasses.replace(A100, device_name="NVIDIA A100-SXM4-40GB")
 
 
 def decide(hardware=A100, world_size=2, **given):
-    return nccl.decide(Context(hardware, make_args(**given), world_size=world_size))
+    return Nccl.decide(Context(hardware, make_args(**given), world_size=world_size))
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +56,7 @@ def test_without_nccl_it_is_a_line_and_no_error(given, says):
 def test_another_backend_that_was_asked_for_does_not_use_it():
     args = make_args(nccl_preset="pcie")
     args.ddp_backend = "gloo"
-    decision = nccl.decide(Context(A100, args, world_size=2))
+    decision = Nccl.decide(Context(A100, args, world_size=2))
     assert (decision.status, decision.reason) == ("skipped", "not used: --ddp_backend gloo was asked for")
 
 
@@ -72,13 +72,13 @@ def test_what_the_user_set_is_never_overwritten_and_stands_in_the_plan(environme
         "infiniband: NCCL_DEBUG, NCCL_NET",
         "NCCL_NET=AWS Libfabric was set before and stays, the preset has IB",
     ]
-    applied = nccl.apply(decision, Run(None, None))
+    applied = Nccl.apply(decision, Run(None, None))
     assert applied.evidence["in_force"] == {"NCCL_DEBUG": "WARN", "NCCL_NET": "AWS Libfabric"}
     assert variables.known_variables() == applied.evidence["in_force"]
 
 
 def test_variables_that_come_too_late_are_refused_with_the_launchers_way(environment, monkeypatch):
-    monkeypatch.setattr(nccl, "is_connected", lambda: True)
+    monkeypatch.setattr(trainer_fields, "is_connected", lambda: True)
     environment("NCCL_DEBUG", "INFO")
     decision = decide(HERE, nccl_preset="infiniband")
     assert decision.status == "refused"
