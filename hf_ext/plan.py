@@ -68,10 +68,11 @@ class Plan:
         by_name = {speedup.NAME: speedup for speedup in REGISTRY}
         rejected: list[str] = []
         for i, decision in enumerate(self.decisions):
+            speedup = by_name[decision.name]
             if rejected and self.context:
-                decision = by_name[decision.name].decide(self.context.leave_out(rejected))
+                decision = speedup.decide(self.context.leave_out(rejected)).of(speedup)
             if decision.status == "applied":
-                decision = by_name[decision.name].apply(decision, run)
+                decision = speedup.apply(decision, run).of(speedup)
                 rejected += [decision.name] if decision.status != "applied" else []
             self.decisions[i] = decision
         self.check()
@@ -128,7 +129,7 @@ def make_plan(
         world_size=args.world_size,
         cpu_cores=count_cpu_cores(),
     )
-    decisions = [speedup.decide(context) for speedup in REGISTRY]
+    decisions = [speedup.decide(context).of(speedup) for speedup in REGISTRY]
     facts = {"model": asdict(model_facts), "data": asdict(data_facts)}
     return Plan(context.hardware, decisions, args.preset, facts, context)
 

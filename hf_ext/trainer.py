@@ -42,20 +42,20 @@ from .errors import DiskFailure, RunEnded, StoppedForGood, TrainingStopped
 from .held import replaced
 from .hub.push import HubError
 from .hub.pusher import Pusher
-from .overrides import BATCHES, EVALUATION_LOSS, TRAINING_LOSS, find_override, find_own_loss
+from .overrides import BATCHES, EVALUATION_LOSS, find_override, find_own_loss
 from .plain_arguments import CurrentArguments, complete_arguments
 from .plan import Plan
 from .reporting.progress import messages_above_bars, show_live
 from .training.backends import Backend, choose_backend
 from .training.backends.deepspeed import check_optimizer
+from .training.checks import check_training
 from .training.comparable import spell_out_best
 from .training.encoding import Encoding
 from .training.evaluation import gives_states, without_states
-from .training.first_look import check_batches, check_rows, check_training, check_weights, try_evaluation
 from .training.leaving import release_group, share_group
 from .training.loader_request import LoaderRequest
 from .training.loaders import in_order, reads_text, take_rows
-from .training.losses import DecidedLoss, Losses, countable
+from .training.losses import DecidedLoss, Losses
 from .training.nan_guard import unfiltered
 from .training.oom_policy import find_batch_size
 from .training.optimizers import finish_optimizer
@@ -96,16 +96,14 @@ class FastTrainer(Trainer):
         run = self._ext_planned.run
         self._ext_args, self._ext_current_args = run.args, cast(Any, CurrentArguments(self))
         # Trainer's constructor asks for the loss, and opens the repository on the Hub.
-        self._ext_team, self._ext_losses = Team(self._ext_current_args), Losses(self._ext_current_args)
+        self._ext_team, self._ext_losses = Team(self._ext_current_args), Losses(self)
         self._ext_pusher = Pusher(self)
         with self._ext_planned.applying():  # before Trainer reads arguments, and puts the model on its device
             super().__init__(**{**given, "args": run.args, "model": run.model})  # a speed-up may have wrapped it
-            self._ext_losses.settle()
             self._ext_backend.configure()
             self._ext_listen()
             self._ext_saver.open_folders()  # refuses those that cannot go together
-        if self.loss_is_scaled_for_ga is None:
-            self._ext_losses.warn_of_means(self._ext_decided_loss(), self.model_accepts_loss_kwargs)
+        self._ext_losses.warn_of_means()
         share_group(self)
         run.let_go_with(self)
         self._ext_planned.save()
@@ -210,7 +208,7 @@ class FastTrainer(Trainer):
     def _ext_find_batch_size(self) -> None:
         """Before the run is compared with its checkpoint, which asks for the rows of a step."""
         self._ext_embed_all()
-        find_batch_size(self, self._ext_planned, self._ext_team.agree)
+        find_batch_size(self)
         self._train_batch_size = self.args.train_batch_size
 
     def _ext_make_train_batch(self, rows: Sequence[int]) -> Any:
@@ -334,31 +332,12 @@ class FastTrainer(Trainer):
 
     def set_initial_training_values(self, args: Any, dataloader: Any) -> Any:
         """As in Trainer; called with the loader that training will use, also where it is the user's own."""
-        check_batches(args, dataloader)
         self._ext_parts.repeatable.adopt(dataloader, is_training=True)
         resumed = self._ext_resumer.resumed
         self._ext_parts.loaders.load(resumed.state_of("data_position") if resumed else None)
         return super().set_initial_training_values(args, dataloader)
 
     # --- model, optimizer, schedule ---------------------------------------------------------------------------------
-
-    def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: Any) -> Any:
-        # The model of this run: with `model_init`, callbacks are handed the one before it (transformers 5.23).
-        self.throughput.model = self.model
-        backend = self._ext_backend
-        own_loss = find_own_loss(self, self.compute_loss_func)
-        if not own_loss and not find_override(self, *BATCHES):
-            num_seen = max_steps * self.get_total_train_batch_size(self.args)
-            check_rows("train", self.train_dataset, self.model, self.data_collator, num_seen)
-            for name, rows in (self._ext_eval_sets if self.args.eval_strategy != "no" else {}).items():
-                check_rows(name, rows, self.model, self.data_collator)
-        with backend.preparing(own_loss):
-            prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
-        if not backend.is_spread:  # DeepSpeed keeps float32 of its own
-            check_weights(self.model, getattr(self.accelerator, "scaler", None) is not None)
-        if resume_from_checkpoint is None:  # the model is wrapped, and callbacks have not begun to count
-            try_evaluation(self)
-        return prepared
 
     @property
     def _ext_eval_sets(self) -> dict[str, Any]:
@@ -368,11 +347,12 @@ class FastTrainer(Trainer):
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
         """As in Trainer; where the plan or the arguments say so, with Muon, groups for encoders, or on the host."""
+        if self.is_in_train:  # accelerate wraps both next
+            own_loss = find_own_loss(self, self.compute_loss_func)
+            self._ext_backend.begin_preparing(own_loss)
         is_new = self.optimizer is None
         made = super().create_optimizer(*args, **kwargs)
-        finished = finish_optimizer(
-            made, is_new, self.model, self.plan, self.args.encoder_learning_rate, self.args.block_pattern
-        )
+        finished = finish_optimizer(self, made, is_new)
         if finished is not made:
             self.optimizer = finished
         check_optimizer(self.args, finished)
@@ -414,19 +394,17 @@ class FastTrainer(Trainer):
         return super().get_batch_samples(marked, *args, **kwargs)
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Any:
-        return super()._get_num_items_in_batch(countable(batch_samples, self._ext_decided_loss()), device)
+        return super()._get_num_items_in_batch(self._ext_losses.countable(batch_samples), device)
 
     def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
         """As in Trainer; where memory does not suffice and `oom_policy` says so, in parts."""
-        parts, compute = self._ext_parts, super().training_step
-        if self.is_in_train:
-            parts.first_step.see(inputs)
-        if not (parts.oom_policy.is_on and self.is_in_train):  # else a loop of the user's own
-            return parts.nan_guard.see_loss(compute(model, inputs, *args, **kwargs))
-        *before, loss = parts.oom_policy.compute(inputs, lambda batch: compute(model, batch, *args, **kwargs))
-        if before:
-            parts.nan_guard.see_again(before)
-        return parts.nan_guard.see_loss(loss)
+        compute, parts = partial(super().training_step, model), self._ext_parts
+        if not self.is_in_train:  # a loop of the user's own
+            return compute(inputs, *args, **kwargs)
+        parts.checks.see(inputs)
+        loss = parts.oom_policy.compute(inputs, lambda batch: compute(batch, *args, **kwargs))
+        parts.nan_guard.losses.append(loss)
+        return loss
 
     def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """As in Trainer; positions in tables of embeddings become their rows."""
@@ -438,8 +416,6 @@ class FastTrainer(Trainer):
             return self.compute_loss(model, dict(inputs), *args, **kwargs) * 0.0
         inputs = self._ext_decided_loss().add_decoder_ids(inputs)
         if model.training:
-            compute = partial(super().compute_loss, model)
-            self._ext_parts.first_step.check_share(inputs, compute, kwargs.get("num_items_in_batch"))
             self.throughput.see_labels(inputs.get("labels"))  # which Trainer may take out of them
         labels = inputs.get("labels")
         loss = super().compute_loss(model, inputs, *args, **kwargs)
@@ -448,22 +424,21 @@ class FastTrainer(Trainer):
         return self._ext_backend.carry_not_finite(loss, model.training)
 
     def _ext_decided_loss(self) -> DecidedLoss:
-        """Asked for every batch, since a method can be assigned at any time. Cost: 10 microseconds."""
-        return self._ext_losses.decide(self.model, self.label_smoother is not None, find_override(self, *TRAINING_LOSS))
+        return self._ext_losses.decide()
 
     @property
     def compute_loss_func(self) -> Any:
         """What was given or assigned; else the exact loss where it is used; else None, as in Trainer."""
-        return self._ext_losses.given if self._ext_losses.is_given else self._ext_decided_loss().function
+        return self._ext_losses.decide().function
 
     @compute_loss_func.setter
     def compute_loss_func(self, function: Any) -> None:
         if "_ext_losses" in vars(self):  # what is assigned before, Trainer's constructor replaces
-            self._ext_losses.give(function)
+            self._ext_losses.given = function
 
     def loss_counts_items(self) -> bool:
         """Whether the loss is a sum over items by their number in the step, so that batches may vary in size."""
-        return self._ext_losses.counts_items(self._ext_decided_loss())
+        return self._ext_losses.counts_items()
 
     def _get_grad_norm(self, *args: Any, **kwargs: Any) -> Any:
         norm = super()._get_grad_norm(*args, **kwargs)

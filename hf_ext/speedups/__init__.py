@@ -14,11 +14,9 @@ from . import (
     cpu_threads,
     ddp,
     encoder_precision,
-    find_batch_size,
     lora,
     lora_base,
     muon,
-    oom_ladder,
     packing,
     quantized_base,
     sharding,
@@ -27,7 +25,7 @@ from . import (
 from .base import Context, DataFacts, Decision, ModelFacts, Run, Speedup
 from .fused_layers import FusedGelu, MaskedLMHead
 from .precision import CpuMatmul, Precision, Tf32
-from .trainer_fields import DataLoading, EmbeddingCache, LengthGrouping
+from .trainer_fields import DataLoading, EmbeddingCache, FindBatchSize, LengthGrouping, OomLadder
 
 REGISTRY: tuple[Speedup, ...] = (
     CpuMatmul,  # before anything computes
@@ -44,10 +42,10 @@ REGISTRY: tuple[Speedup, ...] = (
     MaskedLMHead,
     EmbeddingCache,
     batch_size,
-    find_batch_size,  # after the rows of a step are decided
+    FindBatchSize,  # after the rows of a step are decided
     LengthGrouping,
     token_budget,
-    oom_ladder,
+    OomLadder,
     DataLoading,
     muon,  # after LoRA and the precision, which decide what there is to step
     cpu_offload,

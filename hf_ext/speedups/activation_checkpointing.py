@@ -32,9 +32,8 @@ from ..models.activation_bytes import LayerCost, measure_layer, predict_bytes
 from ..models.activation_checkpointing import POLICIES, Policy, set_policy, trained_layers, unset_policy
 from ..processes import read_fsdp2
 from . import compile
-from .base import Context, Decision, Kind, Run, Status, off
-from .sample import Sample, find_samples
-from .sample_rows import longest_rows, modes_kept
+from .base import Context, Decision, Kind, Run, Status, applied, cannot, off, refused, skipped
+from .sample import Sample, find_samples, longest_rows, modes_kept
 
 NAME = "activation_checkpointing"
 KIND: Kind = "I"
@@ -47,25 +46,24 @@ def decide(context: Context) -> Decision:
     """On where a policy was named; one that only a preset names gives way to Trainer's own switch."""
     args, policy = context.args, context.args.activation_policy
     if policy in (None, "none") or NAME in (args.without or []):
-        return off(NAME, KIND)
+        return off()
     named = context.user_set("activation_policy")
     if args.activation_checkpointing or args.gradient_checkpointing:
         reason = "--activation_checkpointing true is Trainer's own form of --activation_policy full"
         if named:
-            return Decision(NAME, KIND, "refused", f"{reason}: give one of them")
-        return Decision(NAME, KIND, "off", reason)
+            return refused(f"{reason}: give one of them")
+        return off(reason)
     if not named and {"activation_checkpointing", "gradient_checkpointing"} & context.args.explicit_fields:
-        return Decision(NAME, KIND, "off", "--activation_checkpointing false")
+        return off("--activation_checkpointing false")
     if context.caches_all_inputs:
-        return Decision(NAME, KIND, "skipped", "no encoder trains: there is nothing to compute again")
+        return skipped("no encoder trains: there is nothing to compute again")
     problem = _problem(context)
     if problem:
-        status: Status = "refused" if named else "skipped"
-        return Decision(NAME, KIND, status, problem)
+        return cannot(problem, named)
     settings = {"policy": policy}
     if policy == "auto":  # what does not go with compiled blocks is not chosen, where these come
         settings["left_out"] = ["pointwise"] if compile.decide(context).status == "applied" else []
-    return Decision(NAME, KIND, "applied", policy, settings)
+    return applied(policy, settings)
 
 
 def _problem(context: Context) -> str | None:
@@ -87,7 +85,7 @@ def apply(decision: Decision, run: Run) -> Decision:
     Refused here: `auto` where nothing can be measured, or where nothing fits the budget.
     """
     if run.model is None or not trained_layers(run.model, run.args.block_pattern):
-        return Decision(NAME, KIND, "skipped", NO_LAYERS)
+        return skipped(NO_LAYERS)
     policy, costs = decision.settings["policy"], _measure(run)
     if policy == "auto":
         decision = _choose(decision, run, costs)
@@ -97,7 +95,7 @@ def apply(decision: Decision, run: Run) -> Decision:
     run.on_end(partial(unset_policy, run.model))
     num_layers = set_policy(run.model, policy, run.args.block_pattern)
     if not num_layers:
-        return Decision(NAME, KIND, "skipped", NO_LAYERS)
+        return skipped(NO_LAYERS)
     return decision.with_evidence(layers=num_layers, **_evidence(costs, policy))
 
 

@@ -37,7 +37,7 @@ from ..models.packing import find_encoders, is_packed
 from ..optional import import_problem
 from ..whose_code import is_in
 from . import encoder_precision, parity
-from .base import Context, Decision, Kind, Run, Status, off
+from .base import Context, Decision, Kind, Run, applied, cannot, off, refused, skipped
 from .precision import Precision
 
 NAME = "attention"
@@ -53,41 +53,38 @@ def decide(context: Context) -> Decision:
     """An explicit choice is met or refused; `auto` takes what the hardware is fastest with."""
     asked = context.args.attention
     if NAME in (context.args.without or []):
-        return off(NAME, KIND)
+        return off()
     if asked == "auto" and not context.wants(NAME, KIND):
-        return off(NAME, KIND)
+        return off()
     if not set(FAMILIES) & set(context.model.families):
-        status: Status = "skipped" if asked == "auto" else "refused"
-        return Decision(NAME, KIND, status, f"known for encoders of type {', '.join(FAMILIES)}; the model has none")
+        return cannot(f"known for encoders of type {', '.join(FAMILIES)}; the model has none", asked != "auto")
     if asked == "auto":
         return _decide_auto(context)
     problem = _problem(asked, context)
     if problem:
-        return Decision(NAME, KIND, "refused", f"--attention {asked}: {problem}")
+        return refused(f"--attention {asked}: {problem}")
     reason = "asked for"
     if asked == "faesm":
         kernel, why = faesm_kernel(context.hardware)
         reason = f"asked for, with its {kernel} kernel: {why}"
-    return Decision(NAME, KIND, "applied", reason, {"kernel": asked, "asked": True})
+    return applied(reason, {"kernel": asked, "asked": True})
 
 
 def _decide_auto(context: Context) -> Decision:
     hardware = context.hardware
     if hardware.kind == "cpu":
         reason = "scores in blocks that stay in the cache, none on padding"
-        return Decision(NAME, KIND, "applied", reason, {"kernel": "blocked", "asked": False})
+        return applied(reason, {"kernel": "blocked", "asked": False})
     # On padded batches these kernels take the padding out and put it back in every layer.
     if not context.wants("packing", "I"):
-        return Decision(NAME, KIND, "skipped", "without packing, transformers' SDPA is the best there is")
+        return skipped("without packing, transformers' SDPA is the best there is")
     if context.low_padding:
-        return Decision(NAME, KIND, "skipped", f"{context.low_padding}: transformers' SDPA is the best there is")
+        return skipped(f"{context.low_padding}: transformers' SDPA is the best there is")
     problem = _flash_problem(context) or _missing("torch.nn.attention.varlen")
     if problem or not set(WITHOUT_BIAS) & set(context.model.families):
         reason = problem or "T5's bias has no flash kernel"
-        reason = f"SDPA, with padding around attention only: {reason}"
-        return Decision(NAME, KIND, "applied", reason, {"kernel": "padded", "asked": False})
-    reason = f"flash attention of {hardware.name}"
-    return Decision(NAME, KIND, "applied", reason, {"kernel": "varlen", "asked": False})
+        return applied(f"SDPA, with padding around attention only: {reason}", {"kernel": "padded", "asked": False})
+    return applied(f"flash attention of {hardware.name}", {"kernel": "varlen", "asked": False})
 
 
 def _problem(asked: str, context: Context) -> str | None:
@@ -168,7 +165,7 @@ def _apply(decision: Decision, run: Run) -> Decision:
     if reader is not None and chosen != "eager":
         if asked:
             raise PlanRefused(f"--attention {chosen}: {reader}. If it does not, set_attn_implementation('sdpa') first.")
-        return Decision(NAME, KIND, "skipped", reader)
+        return skipped(reader)
     failed: list[str] = []
     for kernel in (chosen,) if asked else (chosen, *FALLBACKS.get(chosen, ())):
         swap, undo = swaps(run.model, kernel)
@@ -180,7 +177,7 @@ def _apply(decision: Decision, run: Run) -> Decision:
     else:
         if asked:
             raise PlanRefused(f"--attention {failed[0]}. Use --attention auto.")
-        return Decision(NAME, KIND, "skipped", "; ".join(failed), {}, found.evidence() if found else {})
+        return skipped("; ".join(failed), found.evidence() if found else {})
     run.change_encoders(swap)
     run.on_end(undo)  # the choice stands in the model's configuration, which other models may share
     if failed:

@@ -13,6 +13,7 @@ from ..data.batch_layout import change_layout
 from ..hardware import Hardware
 from ..held import Held
 from ..models.padding_watch import PaddingWatch
+from ..zero import splits_weights
 
 Kind = Literal["I", "N", "L"]  # identical mathematics, other numerics, changes learning
 T = TypeVar("T")
@@ -24,7 +25,10 @@ MIN_PADDING = 0.02  # share of a random batch below which taking padding away ga
 
 @dataclass(frozen=True)
 class Decision:
-    """What became of one speed-up, and why. `settings` is what `apply` acts on, `evidence` what was measured."""
+    """What became of one speed-up, and why. `settings` is what `apply` acts on, `evidence` what was measured.
+
+    `name` and `kind` are the speed-up's: the plan fills them in.
+    """
 
     name: str
     kind: Kind
@@ -35,6 +39,35 @@ class Decision:
 
     def with_evidence(self, **evidence: Any) -> Decision:
         return replace(self, evidence={**self.evidence, **evidence})
+
+    def of(self, speedup: Speedup) -> Decision:
+        """Under the name of the speed-up that took it."""
+        return self if self.name else replace(self, name=speedup.NAME, kind=speedup.KIND)
+
+
+def applied(reason: str, settings: dict[str, Any] | None = None, evidence: dict[str, Any] | None = None) -> Decision:
+    """It will be done."""
+    return Decision("", "I", "applied", reason, settings or {}, evidence or {})
+
+
+def skipped(reason: str, evidence: dict[str, Any] | None = None) -> Decision:
+    """This machine, model or library cannot; the run goes on without."""
+    return Decision("", "I", "skipped", reason, {}, evidence or {})
+
+
+def refused(reason: str) -> Decision:
+    """It would be wrong; the run does not begin."""
+    return Decision("", "I", "refused", reason)
+
+
+def cannot(reason: str, is_named: bool) -> Decision:
+    """Refused where the user asked for it by name, else skipped."""
+    return refused(reason) if is_named else skipped(reason)
+
+
+def off(reason: str = "not asked for") -> Decision:
+    """Nobody asked for it, or there is nothing to do."""
+    return Decision("", "I", "off", reason)
 
 
 @dataclass(frozen=True)
@@ -86,6 +119,10 @@ class Context:
             return False
         named = self.args.speedups or []
         return name in named or ("all" in named and kind != "L")
+
+    def unasked(self, name: str, how: str) -> Decision:
+        """Of a speed-up with a flag of its own, which was not given: off, or how to ask for it where it was named."""
+        return skipped(how) if name in (self.args.speedups or []) else off()
 
     def leave_out(self, names: list[str]) -> Context:
         """These facts, with some speed-ups not wanted: what a measurement has rejected."""
@@ -214,11 +251,6 @@ class Speedup(Protocol):
 OTHER_FORWARD = "the forward of such modules here is not that of transformers"
 
 
-def off(name: str, kind: Kind) -> Decision:
-    """The decision for a speed-up that nobody asked for."""
-    return Decision(name, kind, "off", "not asked for")
-
-
 def optimizer_name(args: Any) -> str:
     """A value of Trainer's `--optim`, which is a name or one of its enumeration."""
     return str(getattr(args.optim, "value", args.optim))
@@ -228,3 +260,8 @@ def recomputes(args: Any) -> bool:
     """Whether layers are computed again in the backward pass: by Trainer's own switch, or by a policy."""
     asked = getattr(args, "activation_policy", None) not in (None, "none")
     return bool(asked or args.activation_checkpointing or args.gradient_checkpointing)
+
+
+def are_weights_split(args: Any) -> bool:
+    """Whether FSDP or DeepSpeed has processes hold parts of what is trained."""
+    return bool(args.fsdp) or args.deepspeed_plugin is not None or splits_weights(args)

@@ -15,7 +15,7 @@ Adam).
 
 from __future__ import annotations
 
-from .base import Context, Decision, Kind, Run, off
+from .base import Context, Decision, Kind, Run, applied, off, refused
 
 NAME = "batch_size"
 KIND: Kind = "L"
@@ -26,7 +26,7 @@ def decide(context: Context) -> Decision:
     """Works out batch, accumulation and learning rate; refuses sizes that do not divide."""
     args, world = context.args, context.world_size
     if NAME in (args.without or []):
-        return off(NAME, KIND)
+        return off()
     if args.effective_batch_size:
         return _accumulate(context, args.effective_batch_size)
     chosen_by_hand = any(map(context.user_set, ("per_device_train_batch_size", "gradient_accumulation_steps")))
@@ -36,14 +36,10 @@ def decide(context: Context) -> Decision:
         settings: dict[str, float] = {"per_device_train_batch_size": each, "gradient_accumulation_steps": 1}
         settings |= _scaled_rate(context, batch / (args.per_device_train_batch_size * args.gradient_accumulation_steps))
         steps = context.data.num_rows // batch
-        reason = f"{batch} rows per step, {steps} steps an epoch: the head trains on cached embeddings"
-        return Decision(NAME, KIND, "applied", reason, settings)
+        return applied(f"{batch} rows per step, {steps} steps an epoch: the head trains on cached embeddings", settings)
     if args.lr_scaling != "none":
-        reason = "--lr_scaling has no batch size to follow: give --effective_batch_size, or leave it out"
-        return Decision(NAME, KIND, "refused", reason)
-    if NAME in (args.speedups or []):
-        return Decision(NAME, KIND, "skipped", "give --effective_batch_size, or --cached_batch_size with cached inputs")
-    return off(NAME, KIND)
+        return refused("--lr_scaling has no batch size to follow: give --effective_batch_size, or leave it out")
+    return context.unasked(NAME, "give --effective_batch_size, or --cached_batch_size with cached inputs")
 
 
 def cached_batch_size(num_rows: int, largest: int) -> int:
@@ -73,7 +69,7 @@ def nearest_multiples(value: int, unit: int) -> str:
 def _accumulate(context: Context, effective: int) -> Decision:
     args, asked = context.args, f"--effective_batch_size {context.args.effective_batch_size}"
     if args.accelerator_config.split_batches and context.world_size > 1:
-        return _refuse(f"{asked}: Accelerate's split_batches divides batches among processes already; leave it out")
+        return refused(f"{asked}: Accelerate's split_batches divides batches among processes already; leave it out")
     devices = context.world_size * max(1, args.n_gpu)
     rows, passes = args.per_device_train_batch_size, args.gradient_accumulation_steps
     has_rows, has_passes = map(context.user_set, ("per_device_train_batch_size", "gradient_accumulation_steps"))
@@ -84,12 +80,12 @@ def _accumulate(context: Context, effective: int) -> Decision:
             + [f"--per_device_train_batch_size {rows}"] * has_rows
             + [f"--gradient_accumulation_steps {passes}"] * has_passes
         )
-        return _refuse(f"{asked} is not a multiple of {unit} ({given}): use {nearest_multiples(effective, unit)}")
+        return refused(f"{asked} is not a multiple of {unit} ({given}): use {nearest_multiples(effective, unit)}")
     if has_rows:
         found = rows, effective // (devices * rows)
         if has_passes and found[1] != passes:
             why = f"{asked} is {found[1]} passes of {devices * rows} rows, but {passes} are asked for"
-            return _refuse(f"{why}: leave --gradient_accumulation_steps out")
+            return refused(f"{why}: leave --gradient_accumulation_steps out")
     elif has_passes:
         found = effective // (devices * passes), passes
     else:
@@ -100,15 +96,11 @@ def _accumulate(context: Context, effective: int) -> Decision:
         settings["per_device_train_batch_size"] = found[0]
     reason = f"{effective} rows per optimizer step: {found[0]} x {devices} device{'s' if devices > 1 else ''}"
     reason = f"{reason} x {_passes(found[1])}; {_rate(context)}{_shortage(effective, context.data.num_rows)}"
-    return Decision(NAME, KIND, "applied", reason, settings)
+    return applied(reason, settings)
 
 
 def _shortage(effective: int, num_rows: int | None) -> str:
     return f"; there are {num_rows:,} rows, so an epoch is one step" if num_rows and effective > num_rows else ""
-
-
-def _refuse(reason: str) -> Decision:
-    return Decision(NAME, KIND, "refused", reason)
 
 
 def _passes(number: int) -> str:

@@ -34,10 +34,9 @@ from ..models.blocks import find_blocks
 from ..models.packing import find_encoders, is_packed, pack_encoders
 from ..processes import read_fsdp2
 from . import attention
-from .base import Context, Decision, Kind, Run, off
+from .base import Context, Decision, Kind, Run, applied, cannot, off, skipped
 from .parity import one_line
-from .sample import Sample, find_samples
-from .sample_rows import draws_kept, modes_kept
+from .sample import Sample, draws_kept, find_samples, modes_kept
 
 NAME = "compile"
 KIND: Kind = "N"
@@ -46,16 +45,15 @@ KIND: Kind = "N"
 def decide(context: Context) -> Decision:
     """On where kernels can be generated, blocks train, and nothing else compiles or checkpoints them."""
     if not context.wants(NAME, KIND):
-        return off(NAME, KIND)
+        return off()
     problem = _problem(context)
     named = NAME in (context.args.speedups or [])
     if problem:
-        return Decision(NAME, KIND, "refused" if named else "skipped", problem)
+        return cannot(problem, named)
     if context.hardware.kind == "cpu" and not named:
-        return Decision(NAME, KIND, "skipped", "no gain was shown on CPUs: use --speedups all compile to try")
+        return skipped("no gain was shown on CPUs: use --speedups all compile to try")
     what = f"{context.model.blocks}, " if context.model.blocks else ""
-    reason = f"{what}block by block on {context.hardware.name}"
-    return Decision(NAME, KIND, "applied", reason, {"dynamic": True})
+    return applied(f"{what}block by block on {context.hardware.name}", {"dynamic": True})
 
 
 def _problem(context: Context) -> str | None:
@@ -131,11 +129,10 @@ def apply(decision: Decision, run: Run) -> Decision:
     blocks = compile_blocks(run.model, by_trainer, pattern, **settings)
     try:
         _train_once(run, samples)
-    except Exception as error:
-        # Whatever a compiler backend raises, training goes on with what worked before it.
+    except Exception as error:  # whatever a compiler backend raises: training goes on with what worked before it
         uncompile_blocks(run.model, pattern)
         _pack_without_filling(run)
-        return Decision(NAME, KIND, "skipped", f"compilation failed: {one_line(error)}")
+        return skipped(f"compilation failed: {one_line(error)}")
     run.on_end(partial(uncompile_blocks, run.model, pattern))
     run.measure_training(NAME, lambda: count_graphs("recompilations", "recompile_s"))
     return decision.with_evidence(blocks=blocks, **measure())

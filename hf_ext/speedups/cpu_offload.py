@@ -24,7 +24,7 @@ from typing import Any
 from accelerate.utils import parse_flag_from_env
 
 from ..memory.stored import gradient_bytes
-from .base import Context, Decision, Kind, Run, off, optimizer_name
+from .base import Context, Decision, Kind, Run, applied, optimizer_name, refused
 
 NAME = "cpu_offload"
 KIND: Kind = "I"
@@ -48,19 +48,15 @@ def decide(context: Context) -> Decision:
     if NAME in (args.optim_ext or ()):
         problem = _find_problem(context, optimizer)
         if problem:
-            return Decision(NAME, KIND, "refused", problem)
-        return Decision(NAME, KIND, "applied", _describe(context, optimizer), {"by": "host"})
+            return refused(problem)
+        return applied(_describe(context, optimizer), {"by": "host"})
     if _fsdp_offloads(args):
         if optimizer in BITSANDBYTES:
             reason = f"--optim {optimizer} (bitsandbytes) cannot step weights that FSDP2 has split"
             reason += ": use --optim adamw_torch_fused, or no fsdp_offload_params"
-            return Decision(NAME, KIND, "refused", reason)
-        reason = f"FSDP2 keeps weights, gradients and the states of {optimizer} on the host"
-        return Decision(NAME, KIND, "applied", reason, {"by": "fsdp"})
-    if NAME in (args.speedups or []):
-        reason = "give --optim_ext cpu_offload, or a launch file with fsdp_offload_params"
-        return Decision(NAME, KIND, "skipped", reason)
-    return off(NAME, KIND)
+            return refused(reason)
+        return applied(f"FSDP2 keeps weights, gradients and the states of {optimizer} on the host", {"by": "fsdp"})
+    return context.unasked(NAME, "give --optim_ext cpu_offload, or a launch file with fsdp_offload_params")
 
 
 def _describe(context: Context, optimizer: str) -> str:

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from ..held import Held
-from .base import Context, Decision, Kind, Run, off
+from .base import Context, Decision, Kind, Run, applied, off, skipped
 
 NAME = "cpu_threads"
 KIND: Kind = "N"
@@ -28,7 +28,7 @@ def decide(context: Context) -> Decision:
     """On where one process has several cores, and the user has not said how many threads."""
     problem, name = None, chosen_by_user()
     if not context.wants(NAME, KIND):
-        return off(NAME, KIND)
+        return off()
     if context.hardware.kind != "cpu":
         problem = f"{context.hardware.name} is not a CPU"
     elif context.world_size > 1:
@@ -38,8 +38,8 @@ def decide(context: Context) -> Decision:
     elif name:
         problem = f"{name}={os.environ[name]} is set"
     if problem:
-        return Decision(NAME, KIND, "skipped", problem)
-    return Decision(NAME, KIND, "applied", f"one for each of {context.cpu_cores} cores", {"threads": context.cpu_cores})
+        return skipped(problem)
+    return applied(f"one for each of {context.cpu_cores} cores", {"threads": context.cpu_cores})
 
 
 def chosen_by_user(launcher: Path | None = None) -> str | None:

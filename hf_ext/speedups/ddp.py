@@ -23,9 +23,9 @@ from torch import nn
 
 from ..models.wrapping import unused_parameters
 from ..processes import fsdp_version
-from .base import Context, Decision, Kind, Run, off, recomputes
+from .base import Context, Decision, Kind, Run, applied, off, recomputes, skipped
 from .parity import one_line
-from .sample_rows import draws_kept, first_rows, make_batch, modes_kept
+from .sample import draws_kept, first_rows, make_batch, modes_kept
 
 NAME = "ddp"
 KIND: Kind = "I"
@@ -38,11 +38,11 @@ def decide(context: Context) -> Decision:
     """On under DDP; the search for unused weights ends where the user left it open and the model's passes are alike."""
     args = context.args
     if not context.wants(NAME, KIND):
-        return off(NAME, KIND)
+        return off()
     if context.world_size == 1:
-        return Decision(NAME, KIND, "off", "one process")
+        return off("one process")
     if fsdp_version(args) or args.deepspeed_plugin is not None:
-        return Decision(NAME, KIND, "skipped", "weights or gradients are split: not DDP")
+        return skipped("weights or gradients are split: not DDP")
     views = "gradients are views of what is exchanged"
     if args.ddp_find_unused_parameters is not None:
         reason = f"{views}; --ddp_find_unused_parameters was set"
@@ -51,8 +51,8 @@ def decide(context: Context) -> Decision:
     elif not set(ALIKE) & set(context.model.classes):
         reason = f"{views}; unused weights are looked for: passes of this model may differ"
     else:
-        return Decision(NAME, KIND, "applied", views, {"looks_once": True})
-    return Decision(NAME, KIND, "applied", reason, {"looks_once": False})
+        return applied(views, {"looks_once": True})
+    return applied(reason, {"looks_once": False})
 
 
 def apply(decision: Decision, run: Run) -> Decision:

@@ -24,7 +24,7 @@ import torch
 from ..data.columns import read_columns
 from ..models.quantization import quantized_layers
 from ..processes import fsdp_version
-from .base import Context, Decision, Kind, Run, off
+from .base import Context, Decision, Kind, Run, applied, are_weights_split, off, refused, skipped
 from .precision import best_precision, no_half
 from .quantized_base import asked_bits, asked_flag
 
@@ -38,21 +38,19 @@ def decide(context: Context) -> Decision:
     """Applies to frozen encoders on hardware with a native half precision, and in 8 or 4 bits where asked for."""
     bits, is_wanted = asked_bits(context.args), context.wants(NAME, KIND)
     if not is_wanted and (bits is None or not context.model.frozen_inputs):
-        return off(NAME, KIND)
+        return off()
     if not context.model.frozen_inputs:
-        return Decision(NAME, KIND, "skipped", "no frozen encoder")
+        return skipped("no frozen encoder")
     if bits is not None:
         best = best_precision(context.hardware)
         says_no = best != "fp32" and context.user_set(best) and not getattr(context.args, best)  # --bf16 false
         return _decide_bits(context, bits, best if is_wanted and not says_no else "fp32")
     if context.data.num_rows is None:
-        return Decision(NAME, KIND, "skipped", "no training rows at hand to measure the rounding on")
+        return skipped("no training rows at hand to measure the rounding on")
     best = best_precision(context.hardware)
     if best == "fp32":
-        return Decision(NAME, KIND, "skipped", no_half(context.hardware))
-    return Decision(
-        NAME, KIND, "applied", f"{best} {_mode(context)} on {context.hardware.name}", _settings(context, best)
-    )
+        return skipped(no_half(context.hardware))
+    return applied(f"{best} {_mode(context)} on {context.hardware.name}", _settings(context, best))
 
 
 def _decide_bits(context: Context, bits: int, best: str) -> Decision:
@@ -61,12 +59,12 @@ def _decide_bits(context: Context, bits: int, best: str) -> Decision:
         problem = f"{flag} and --without {NAME} contradict each other: keep one"
     elif context.data.num_rows is None:
         problem = f"{flag}: no training rows at hand to measure the rounding on. A trained model keeps its bits"
-    elif args.fsdp or fsdp_version(args) is not None or args.deepspeed_plugin is not None:
+    elif are_weights_split(args) or fsdp_version(args) is not None:
         problem = f"{flag}: FSDP and ZeRO split weights, which codes are not made for: leave it out, or use DDP"
     problem = problem or context.replicas
     if problem:
-        return Decision(NAME, KIND, "refused", problem)
-    return Decision(NAME, KIND, "applied", f"linear layers in {bits} bits", {**_settings(context, best), "bits": bits})
+        return refused(problem)
+    return applied(f"linear layers in {bits} bits", {**_settings(context, best), "bits": bits})
 
 
 def _mode(context: Context) -> str:
@@ -111,7 +109,7 @@ def apply(decision: Decision, run: Run) -> Decision:
             f"{_explain(beyond, f'{bits} bit', bound)}: leave out --load_in_{bits}bit, or raise --max_encoder_noise"
         )
         return replace(decision, status="refused", reason=reason).with_evidence(**evidence)
-    return Decision(NAME, KIND, "skipped", _explain(beyond, dtype, bound), {}, evidence)
+    return skipped(_explain(beyond, dtype, bound), evidence)
 
 
 def _describe(decision: Decision, model: Any, dtype: str) -> Decision:

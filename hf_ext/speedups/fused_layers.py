@@ -15,7 +15,7 @@ from transformers.models.esm.modeling_esm import EsmIntermediate
 from ..data.batch_layout import locate_labels
 from ..models.exact_loss import exact_loss, has_loss_of
 from ..models.replaced_forwards import find_replaceable, replace_forward, restore_forward
-from .base import OTHER_FORWARD, Context, Decision, Kind, Run, off
+from .base import OTHER_FORWARD, Context, Decision, Kind, Run, applied, off, skipped
 
 _DIVIDES = "accepts_loss_kwargs"  # tells Trainer to pass num_items_in_batch
 HEADS = {EsmForMaskedLM: "lm_head", EsmcForMaskedLM: "lm_head", BertForMaskedLM: "cls"}  # what follows the encoder
@@ -38,17 +38,17 @@ class FusedGelu:
     def decide(cls, context: Context) -> Decision:
         """Applies to models with ESM encoders."""
         if not context.wants(cls.NAME, cls.KIND):
-            return off(cls.NAME, cls.KIND)
+            return off()
         problem = context.replicas or (None if "esm" in context.model.families else "no ESM encoder")
         if problem:
-            return Decision(cls.NAME, cls.KIND, "skipped", problem)
-        return Decision(cls.NAME, cls.KIND, "applied", "ESM's feed-forward layers")
+            return skipped(problem)
+        return applied("ESM's feed-forward layers")
 
     @classmethod
     def apply(cls, decision: Decision, run: Run) -> Decision:
         """Fuses now, and in encoders that the model loads later."""
         if run.change_encoders(fuse_gelu) == 0:
-            return Decision(cls.NAME, cls.KIND, "skipped", OTHER_FORWARD)
+            return skipped(OTHER_FORWARD)
         run.on_end(partial(unfuse_gelu, run.model))
         return decision
 
@@ -90,26 +90,24 @@ class MaskedLMHead:
     def decide(cls, context: Context) -> Decision:
         """Applies to the masked language models of `HEADS`, unless the loss is someone else's."""
         if not context.wants(cls.NAME, cls.KIND):
-            return off(cls.NAME, cls.KIND)
+            return off()
         known, problem = [model.__name__ for model in HEADS], context.replicas
         if not problem and not set(known) & set(context.model.classes):
             problem = f"the model is none of {', '.join(known)}"
         if not problem and context.args.label_smoothing_factor:
             problem = "--label_smoothing_factor needs all logits"
         if problem:
-            return Decision(cls.NAME, cls.KIND, "skipped", problem)
-        return Decision(cls.NAME, cls.KIND, "applied", "computed where there is a label")
+            return skipped(problem)
+        return applied("computed where there is a label")
 
     @classmethod
     def apply(cls, decision: Decision, run: Run) -> Decision:
         """Changes every such model in the run's, until the run ends; none where a user's loss may need the logits."""
         if run.own_loss is not None:
-            reason = f"the loss is the user's own ({run.own_loss}) and may need all logits"
-            return Decision(cls.NAME, cls.KIND, "skipped", reason)
+            return skipped(f"the loss is the user's own ({run.own_loss}) and may need all logits")
         heads = label_only(run.model)
         if not heads:
-            reason = "its forward or loss_function is not that of transformers"
-            return Decision(cls.NAME, cls.KIND, "skipped", reason)
+            return skipped("its forward or loss_function is not that of transformers")
         run.on_end(partial(all_tokens, run.model))
         run.ask_layout(locates_labels=True)
         return decision.with_evidence(heads=heads)

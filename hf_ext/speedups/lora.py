@@ -22,7 +22,7 @@ from transformers import set_seed
 from ..errors import PlanRefused
 from ..memory.stored import optimizer_bytes, trained
 from ..models.lora import LORA_TARGETS, LoraSettings, has_adapters, trained_in_full, wrap_with_lora
-from .base import Context, Decision, Kind, Run, off
+from .base import Context, Decision, Kind, Run, applied, refused
 
 NAME = "lora"
 KIND: Kind = "L"
@@ -44,9 +44,7 @@ def decide(context: Context) -> Decision:
     """Applies with `--use_peft`: to layers that are named, known of the family, or else all that repeat."""
     args, model = context.args, context.model
     if not args.use_peft:
-        if NAME in (args.speedups or []):
-            return Decision(NAME, KIND, "skipped", "give --use_peft: it changes what is learned")
-        return off(NAME, KIND)
+        return context.unasked(NAME, "give --use_peft: it changes what is learned")
     problem = None
     if NAME in (args.without or []):
         problem = "--use_peft and --without lora contradict each other: keep one"
@@ -57,11 +55,11 @@ def decide(context: Context) -> Decision:
     elif not args.lora_target_modules and not model.families:
         problem = "which layers to adapt is not known of a model without a configuration: give --lora_target_modules"
     if problem:
-        return Decision(NAME, KIND, "refused", problem)
+        return refused(problem)
     settings = vars(lora_settings(args))
     is_known = args.lora_target_modules or set(model.families) & set(LORA_TARGETS)
     reason = f"adapters train beside {'frozen' if is_known else 'all'} linear layers"
-    return Decision(NAME, KIND, "applied", reason if is_known else f"{reason} that repeat", settings)
+    return applied(reason if is_known else f"{reason} that repeat", settings)
 
 
 def apply(decision: Decision, run: Run) -> Decision:

@@ -21,8 +21,7 @@ from peft import PeftModel
 from ..checkpoints.weights import keep_source_digests
 from ..models.half_linear import difference, narrow
 from ..models.wrapping import find_base_layers
-from ..zero import splits_weights
-from .base import Context, Decision, Kind, Run, off
+from .base import Context, Decision, Kind, Run, applied, are_weights_split, off, skipped
 from .precision import Precision
 from .quantized_base import asked_bits
 
@@ -34,7 +33,7 @@ _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 def decide(context: Context) -> Decision:
     """Applies to LoRA where training runs under autocast and the model is whole on each device."""
     if not context.wants(NAME, KIND):
-        return off(NAME, KIND)
+        return off()
     problem = None
     trains_in = Precision.decide(context)
     if not (context.args.use_peft or context.model.has_adapters):
@@ -45,28 +44,27 @@ def decide(context: Context) -> Decision:
         problem = "DoRA takes norms of the frozen weights: they stay in float32"
     elif trains_in.status != "applied":
         problem = "nothing is computed in half precision, so that float32 is what the weights are used in"
-    elif context.args.fsdp or splits_weights(context.args) or context.args.deepspeed_plugin is not None:
+    elif are_weights_split(context.args):
         problem = "the weights are spread over processes, which send them in half precision as it is"
     if problem:
-        return Decision(NAME, KIND, "skipped", problem)
+        return skipped(problem)
     dtype = trains_in.settings["mixed_precision"]
-    return Decision(NAME, KIND, "applied", f"{dtype}, as autocast rounds them", {"dtype": dtype})
+    return applied(f"{dtype}, as autocast rounds them", {"dtype": dtype})
 
 
 def apply(decision: Decision, run: Run) -> Decision:
     """Narrows the frozen linear layers of `run.model` if that changes no number."""
     if getattr(run.model.config, "save_full", False):
-        return Decision(NAME, KIND, "skipped", "--save_full keeps the weights that are saved in float32")
+        return skipped("--save_full keeps the weights that are saved in float32")
     layers = find_base_layers(run.model)
     if not layers:
-        return Decision(NAME, KIND, "skipped", "no frozen float32 layer beside an adapter")
+        return skipped("no frozen float32 layer beside an adapter")
     dtype = _DTYPES[decision.settings["dtype"]]
     one_of_each = {tuple(layer.weight.shape): layer for layer in layers}
     for shape, layer in one_of_each.items():
         found = difference(layer, dtype)
         if found != 0:  # a NaN too
-            reason = f"a layer of {shape[0]} x {shape[1]} differs by {found:.1e} from what autocast computes"
-            return Decision(NAME, KIND, "skipped", reason)
+            return skipped(f"a layer of {shape[0]} x {shape[1]} differs by {found:.1e} from what autocast computes")
     if isinstance(run.model, PeftModel):
         keep_source_digests(run.model)
     saved = narrow(layers, dtype)

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from ..memory.stored import optimizer_bytes
 from ..processes import fsdp_version
-from .base import Context, Decision, Kind, Run, off, optimizer_name
+from .base import Context, Decision, Kind, Run, applied, optimizer_name, refused, skipped
 
 NAME = "muon"
 KIND: Kind = "L"
@@ -31,21 +31,19 @@ def decide(context: Context) -> Decision:
     """Applies with `--optim_ext muon` where whole matrices of repeated layers train; anything else is refused."""
     args = context.args
     if NAME not in (args.optim_ext or ()):
-        if NAME in (args.speedups or []):
-            return Decision(NAME, KIND, "skipped", "give --optim_ext muon: it changes what is learned")
-        return off(NAME, KIND)
+        return context.unasked(NAME, "give --optim_ext muon: it changes what is learned")
     if NAME in (args.without or []) and "optim_ext" not in args.explicit_fields:
-        return Decision(NAME, KIND, "skipped", "left out by --without muon: AdamW steps all")
+        return skipped("left out by --without muon: AdamW steps all")
     problem = _find_problem(context)
     if problem:
-        return Decision(NAME, KIND, "refused", problem)
+        return refused(problem)
     rest = ", ".join(f"{number} {what}" for what, number in context.model.muon_leaves.items())
     blocks = context.model.blocks or "repeated layers"
     reason = f"{context.model.num_block_matrices} matrices of {blocks} get Muon, the rest AdamW"
     reason += f" ({rest})" if rest else ""
     if not context.hardware.native_bf16:
         reason += f"; {context.hardware.name} emulates the bfloat16 that Muon computes in, which takes longer"
-    return Decision(NAME, KIND, "applied", reason)
+    return applied(reason)
 
 
 def _find_problem(context: Context) -> str | None:

@@ -23,7 +23,7 @@ from ..errors import PlanRefused
 from ..models.packing import pack_encoders, unpack_encoders
 from ..models.padding_watch import PaddingWatch
 from . import attention, compile, parity
-from .base import OTHER_FORWARD, Context, Decision, Kind, Run, off
+from .base import OTHER_FORWARD, Context, Decision, Kind, Run, applied, cannot, off, skipped
 
 NAME = "packing"
 KIND: Kind = "I"
@@ -33,29 +33,24 @@ FAMILIES = attention.FAMILIES
 def decide(context: Context) -> Decision:
     """On where batches have padding and the chosen attention takes unpadded sequences."""
     if not context.wants(NAME, KIND):
-        return off(NAME, KIND)
+        return off()
     named = NAME in (context.args.speedups or [])
     if context.replicas:
-        return _cannot(named, context.replicas)
+        return cannot(context.replicas, named)
     packed = sorted(set(FAMILIES) & set(context.model.families))
     if not packed:
-        return _cannot(named, f"known for encoders of type {', '.join(FAMILIES)}; the model has none")
+        return cannot(f"known for encoders of type {', '.join(FAMILIES)}; the model has none", named)
     if context.low_padding:
-        return Decision(NAME, KIND, "skipped", context.low_padding)
+        return skipped(context.low_padding)
     kernel = attention.decide(context).settings.get("kernel")
     if kernel is None:
-        return _cannot(named, "the model's own attention takes no packed sequences: add attention to --speedups")
+        return cannot("the model's own attention takes no packed sequences: add attention to --speedups", named)
     if kernel not in attention.PACKED:
-        return _cannot(named, f"attention '{kernel}' takes no packed sequences: use --attention auto")
+        return cannot(f"attention '{kernel}' takes no packed sequences: use --attention auto", named)
     padding = context.data.padding_share_random
     evidence = {} if padding is None else {"padding_share_random": round(padding, 4)}
     settings = {"round_up": compile.decide(context).status == "applied", "named": named}
-    reason = f"no layer of {' and '.join(packed)} encoders computes on padding"
-    return Decision(NAME, KIND, "applied", reason, settings, evidence)
-
-
-def _cannot(named: bool, reason: str) -> Decision:
-    return Decision(NAME, KIND, "refused" if named else "skipped", reason)
+    return applied(f"no layer of {' and '.join(packed)} encoders computes on padding", settings, evidence)
 
 
 def apply(decision: Decision, run: Run) -> Decision:
@@ -81,4 +76,4 @@ def apply(decision: Decision, run: Run) -> Decision:
 def _leave(decision: Decision, reason: str, evidence: dict[str, Any]) -> Decision:
     if decision.settings["named"]:
         raise PlanRefused(f"packing: {reason}. Leave packing out.")
-    return Decision(NAME, KIND, "skipped", reason, {}, evidence)
+    return skipped(reason, evidence)

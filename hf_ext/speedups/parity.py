@@ -37,8 +37,7 @@ import torch
 from torch import nn
 
 from .base import Run
-from .sample import EncoderSample, Sample, find_samples, sample_model
-from .sample_rows import evaluating, spread_rows
+from .sample import EncoderSample, Sample, evaluating, find_samples, sample_model, spread_rows
 
 MAX_DIFFERENCE = 1e-4
 MAX_NOISE_RATIO = 2.0  # rounding scores too, as eager attention does, makes about 1.3

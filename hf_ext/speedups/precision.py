@@ -12,7 +12,7 @@ import torch
 
 from ..hardware import Hardware, is_amd_cpu
 from ..matmul import FAST_CPU, FAST_GPU, HELD_MATMUL
-from .base import Context, Decision, Kind, Run, off
+from .base import Context, Decision, Kind, Run, applied, off, refused, skipped
 
 MAX_ERROR = 1e-5  # of a product in float32; in bf16 it is off by about 1e-3
 _SIZE = 512
@@ -38,7 +38,7 @@ class CpuMatmul:
         """Applies to CPUs of AMD with a torch that has oneDNN."""
         hardware, problem = context.hardware, None
         if not context.wants(cls.NAME, cls.KIND):
-            return off(cls.NAME, cls.KIND)
+            return off()
         if hardware.kind != "cpu":
             problem = f"{hardware.name} is not a CPU"
         elif not torch.backends.mkldnn.is_available():
@@ -46,8 +46,8 @@ class CpuMatmul:
         elif hardware.device_name and not is_amd_cpu():
             problem = "no CPU of AMD: torch's default library is made for this one"
         if problem:
-            return Decision(cls.NAME, cls.KIND, "skipped", problem)
-        return Decision(cls.NAME, cls.KIND, "applied", "oneDNN's products are float32 too, and faster on AMD's CPUs")
+            return skipped(problem)
+        return applied("oneDNN's products are float32 too, and faster on AMD's CPUs")
 
     @classmethod
     def apply(cls, decision: Decision, run: Run) -> Decision:
@@ -80,13 +80,13 @@ class Tf32:
         has_it, missing = context.hardware.tf32, f"{context.hardware.name} has no TF32"
         if context.user_set("tf32") and context.args.tf32 is not None:
             if context.args.tf32 and not has_it:
-                return Decision(cls.NAME, cls.KIND, "refused", f"{missing}: leave --tf32 out")
-            return Decision(cls.NAME, cls.KIND, "applied" if context.args.tf32 else "off", "asked for")
+                return refused(f"{missing}: leave --tf32 out")
+            return applied("asked for") if context.args.tf32 else off("asked for")
         if not context.wants(cls.NAME, cls.KIND):
-            return off(cls.NAME, cls.KIND)
+            return off()
         if not has_it:
-            return Decision(cls.NAME, cls.KIND, "skipped", missing)
-        return Decision(cls.NAME, cls.KIND, "applied", f"{context.hardware.name} has TF32")
+            return skipped(missing)
+        return applied(f"{context.hardware.name} has TF32")
 
     @classmethod
     def apply(cls, decision: Decision, run: Run) -> Decision:
@@ -120,7 +120,7 @@ class Precision:
         if asked in ("bf16", "fp16"):
             return cls._decide_asked(asked, hardware)
         if not context.wants(cls.NAME, cls.KIND):
-            return off(cls.NAME, cls.KIND)
+            return off()
         best = best_precision(hardware)
         if context.args.deepspeed_plugin is not None:
             problem = (
@@ -133,19 +133,17 @@ class Precision:
         elif context.user_set(best):
             problem = f"--{best} false was asked for"
         if problem:
-            return Decision(cls.NAME, cls.KIND, "skipped", problem)
+            return skipped(problem)
         has = "has native bf16" if best == "bf16" else "has fp16 but no native bf16"
-        return Decision(cls.NAME, cls.KIND, "applied", f"{hardware.name} {has}", {"mixed_precision": best})
+        return applied(f"{hardware.name} {has}", {"mixed_precision": best})
 
     @classmethod
     def _decide_asked(cls, asked: str, hardware: Hardware) -> Decision:
         if hardware.native_bf16 if asked == "bf16" else hardware.native_fp16 and hardware.kind == "cuda":
-            reason = f"asked for; native on {hardware.name}"
-            return Decision(cls.NAME, cls.KIND, "applied", reason, {"mixed_precision": asked})
+            return applied(f"asked for; native on {hardware.name}", {"mixed_precision": asked})
         other = best_precision(hardware)
         remedy = "leave it out" if other == "fp32" else f"use --{other}"
-        reason = f"{asked} is not native on {hardware.name} and would be emulated: {remedy}"
-        return Decision(cls.NAME, cls.KIND, "refused", reason)
+        return refused(f"{asked} is not native on {hardware.name} and would be emulated: {remedy}")
 
     @classmethod
     def apply(cls, decision: Decision, run: Run) -> Decision:

@@ -34,7 +34,7 @@ from ..models.quantization import (
     quantized_layers,
 )
 from ..processes import fsdp_version
-from .base import Context, Decision, Kind, Run, off
+from .base import Context, Decision, Kind, Run, applied, are_weights_split, refused, skipped
 
 NAME = "quantized_base"
 KIND: Kind = "N"
@@ -55,17 +55,15 @@ def decide(context: Context) -> Decision:
     """Applies on request to models with adapters that are whole on each device; what trains in full is refused."""
     bits = asked_bits(context.args)
     if bits is None:
-        if NAME in (context.args.speedups or []):
-            return Decision(NAME, KIND, "skipped", "give --load_in_8bit or --load_in_4bit: it changes the numbers")
-        return off(NAME, KIND)
+        return context.unasked(NAME, "give --load_in_8bit or --load_in_4bit: it changes the numbers")
     if context.args.load_in_8bit and context.args.load_in_4bit:
-        return Decision(NAME, KIND, "refused", "--load_in_8bit and --load_in_4bit: give one of the two")
+        return refused("--load_in_8bit and --load_in_4bit: give one of the two")
     if context.model.frozen_inputs and not context.model.trains_encoders:
-        return Decision(NAME, KIND, "skipped", "no encoder trains: encoder_precision stores them so")
+        return skipped("no encoder trains: encoder_precision stores them so")
     problem = _find_problem(context)
     if problem:
-        return Decision(NAME, KIND, "refused", problem)
-    return Decision(NAME, KIND, "applied", f"frozen layers beside adapters in {bits} bits", {"bits": bits})
+        return refused(problem)
+    return applied(f"frozen layers beside adapters in {bits} bits", {"bits": bits})
 
 
 def _find_problem(context: Context) -> str | None:
@@ -76,7 +74,7 @@ def _find_problem(context: Context) -> str | None:
         return f"{flag}: all weights train, which codes cannot: give --use_peft, or keep encoders frozen"
     if args.use_dora:
         return f"{flag}: DoRA takes norms of the frozen weights: leave out one of the two"
-    if args.fsdp or fsdp_version(args) is not None or args.deepspeed_plugin is not None:
+    if are_weights_split(args) or fsdp_version(args) is not None:
         return f"{flag}: FSDP and ZeRO split frozen weights over the processes instead: leave it out, or use DDP"
     return context.replicas
 

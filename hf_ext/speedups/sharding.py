@@ -30,7 +30,7 @@ from ..errors import ArgumentError
 from ..models.wrapping import choose_classes, unused_parameters
 from ..processes import fsdp_version, read_fsdp2
 from ..zero import offload_device, replaces_optimizer, zero_stage
-from .base import Context, Decision, Kind, Run, optimizer_name, recomputes
+from .base import Context, Decision, Kind, Run, applied, off, optimizer_name, recomputes, refused
 
 NAME = "sharding"
 KIND: Kind = "I"
@@ -55,18 +55,17 @@ def decide(context: Context) -> Decision:
     """Applies with FSDP2, and with DDP where weights without a gradient must be frozen; FSDP 1 is refused."""
     args, version = context.args, fsdp_version(context.args)
     if version == 1:
-        reason = "FSDP 1 (flat slices) is deprecated: set fsdp_version: 2 (accelerate_configs/2gpu_fsdp2.yaml)"
-        return Decision(NAME, KIND, "refused", reason)
+        return refused("FSDP 1 (flat slices) is deprecated: set fsdp_version: 2 (accelerate_configs/2gpu_fsdp2.yaml)")
     if version == 2:
         return _decide_fsdp2(context)
     if args.deepspeed_plugin is not None:
         return _decide_zero(args)
     if context.world_size == 1:
-        return Decision(NAME, KIND, "off", "one process")
+        return off("one process")
     why = _why_all_must_train(args)
     if why is None:
-        return Decision(NAME, KIND, "off", "DDP: every process holds the whole model")
-    return Decision(NAME, KIND, "applied", f"DDP with {why}", {"is_sharded": False})
+        return off("DDP: every process holds the whole model")
+    return applied(f"DDP with {why}", {"is_sharded": False})
 
 
 def _decide_fsdp2(context: Context) -> Decision:
@@ -75,15 +74,15 @@ def _decide_fsdp2(context: Context) -> Decision:
     assert plugin is not None
     if (args.activation_checkpointing or args.gradient_checkpointing) and plugin.activation_checkpointing:
         reason = "--activation_checkpointing and fsdp_activation_checkpointing do the same: leave one of them out"
-        return Decision(NAME, KIND, "refused", reason)
+        return refused(reason)
     if plugin.cpu_ram_efficient_loading:
-        return Decision(NAME, KIND, "refused", LOADS_IN_ONE)
+        return refused(LOADS_IN_ONE)
     optimizer = optimizer_name(args)
     if optimizer not in SPLIT_OPTIMIZERS:
         reason = (
             f"--optim {optimizer} cannot step split weights, or its state be saved in pieces: use adamw_torch_fused"
         )
-        return Decision(NAME, KIND, "refused", f"{reason}, {', '.join(SPLIT_OPTIMIZERS[2:])} or --optim_ext muon")
+        return refused(f"{reason}, {', '.join(SPLIT_OPTIMIZERS[2:])} or --optim_ext muon")
     settings = {
         "is_sharded": True,
         "has_frozen": bool(context.model.frozen_inputs),
@@ -92,7 +91,7 @@ def _decide_fsdp2(context: Context) -> Decision:
         "classes": plugin.transformer_cls_names_to_wrap,
         "wraps_layers": bool(plugin.activation_checkpointing),
     }
-    return Decision(NAME, KIND, "applied", "FSDP2", settings)
+    return applied("FSDP2", settings)
 
 
 def _decide_zero(args: Any) -> Decision:
@@ -106,10 +105,10 @@ def _decide_zero(args: Any) -> Decision:
                 f"{optimizer}: use --optim {' or '.join(ADAMW)}, leave offload_optimizer_device out, or set "
                 "zero_force_ds_cpu_optimizer: false in a DeepSpeed JSON, which keeps an optimizer that runs on the CPU"
             )
-            return Decision(NAME, KIND, "refused", reason)
+            return refused(reason)
         what = f"DeepSpeed's CPU Adam makes AdamW's steps on the {device}"
-        return Decision(NAME, KIND, "applied", f"DeepSpeed ZeRO-{stage}; {what}", {"is_sharded": False})
-    return Decision(NAME, KIND, "applied", f"DeepSpeed ZeRO-{stage}", {"is_sharded": False})
+        return applied(f"DeepSpeed ZeRO-{stage}; {what}", {"is_sharded": False})
+    return applied(f"DeepSpeed ZeRO-{stage}", {"is_sharded": False})
 
 
 def _name_pieces(settings: dict[str, Any]) -> str:

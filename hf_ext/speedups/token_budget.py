@@ -10,7 +10,7 @@ Source: fairseq's `--max-tokens` (Ott et al., arXiv:1904.01038).
 
 from __future__ import annotations
 
-from .base import Context, Decision, Kind, Run, off
+from .base import Context, Decision, Kind, Run, applied, off, refused
 
 NAME = "token_budget"
 KIND: Kind = "L"
@@ -20,18 +20,18 @@ def decide(context: Context) -> Decision:
     """Applies where a budget is given; a budget that cannot be met, or contradicts another request, is refused."""
     args = context.args
     if NAME in (args.without or []):
-        return off(NAME, KIND)
+        return off()
     if args.max_tokens_per_batch is None:
         if NAME not in (args.speedups or []):
-            return off(NAME, KIND)
-        return Decision(NAME, KIND, "refused", "it needs a budget: give --max_tokens_per_batch")
+            return off()
+        return refused("it needs a budget: give --max_tokens_per_batch")
     problem = _contradiction(context) or _missing_lengths(context)
     if problem:
-        return Decision(NAME, KIND, "refused", f"--max_tokens_per_batch {args.max_tokens_per_batch}: {problem}")
+        return refused(f"--max_tokens_per_batch {args.max_tokens_per_batch}: {problem}")
     rows = args.per_device_train_batch_size if context.user_set("per_device_train_batch_size") else None
     settings = {"max_tokens": args.max_tokens_per_batch, "max_batch_size": rows}
     reason = f"{args.max_tokens_per_batch:,} tokens per device and pass" + (f", at most {rows} rows" if rows else "")
-    return Decision(NAME, KIND, "applied", reason, settings)
+    return applied(reason, settings)
 
 
 def _contradiction(context: Context) -> str | None:

@@ -1,11 +1,15 @@
-"""Speed-ups that Trainer has, and that are switched on where they pay: its sampler, its loaders; and embedding once."""
+"""Speed-ups that set arguments, or only ask for what a part of `hf_ext/training` then does.
+
+Trainer's sampler and loaders where they pay; embedding once; rows that fit into memory; NCCL's environment.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from . import packing
-from .base import Context, Decision, Kind, Run, off
+from .base import Context, Decision, Kind, Run, applied, are_weights_split, cannot, off, refused, skipped
 
 MAX_WORKERS = 8
 PREFETCH_FACTOR = 4
@@ -33,7 +37,7 @@ class LengthGrouping:
         if context.user_set("train_sampling_strategy"):
             problem = f"--train_sampling_strategy {args.train_sampling_strategy} was asked for"
         elif not context.wants(cls.NAME, cls.KIND):
-            return off(cls.NAME, cls.KIND)
+            return off()
         elif args.max_tokens_per_batch is not None and "token_budget" not in (args.without or []):
             problem = "--max_tokens_per_batch sorts rows into batches itself"
         elif context.data.streaming:
@@ -50,11 +54,11 @@ class LengthGrouping:
         elif set(context.model.families) <= set(packing.FAMILIES) and packing.decide(context).status == "applied":
             problem = "packed batches have no padding: rows stay in random order"
         if problem:
-            return Decision(cls.NAME, cls.KIND, "skipped", problem)
+            return skipped(problem)
         padding = context.data.padding_share_random
         evidence = {} if padding is None else {"padding_share_random": round(padding, 4)}
         settings = {"train_sampling_strategy": "group_by_length"}
-        return Decision(cls.NAME, cls.KIND, "applied", "groups rows of similar length", settings, evidence)
+        return applied("groups rows of similar length", settings, evidence)
 
     @classmethod
     def apply(cls, decision: Decision, run: Run) -> Decision:
@@ -77,7 +81,7 @@ class DataLoading:
     def decide(cls, context: Context) -> Decision:
         """Leaves alone every field that the user set, and pinning where something switched it off."""
         if not context.wants(cls.NAME, cls.KIND):
-            return off(cls.NAME, cls.KIND)
+            return off()
         on_gpu = context.hardware.kind == "cuda"
         pinned = on_gpu and context.args.dataloader_pin_memory
         workers, why = cls._num_workers(context, on_gpu)
@@ -90,8 +94,7 @@ class DataLoading:
         if not context.user_set("accelerator_config"):
             settings["non_blocking"] = on_gpu
         settings = {name: value for name, value in settings.items() if not context.user_set(name)}
-        reason = f"{workers} workers ({why}), pinned memory {'on' if pinned else 'off'}"
-        return Decision(cls.NAME, cls.KIND, "applied", reason, settings)
+        return applied(f"{workers} workers ({why}), pinned memory {'on' if pinned else 'off'}", settings)
 
     @staticmethod
     def _num_workers(context: Context, on_gpu: bool) -> tuple[int, str]:
@@ -126,22 +129,114 @@ class EmbeddingCache:
     def decide(cls, context: Context) -> Decision:
         """Applies to the frozen inputs of a model with an `encode` method, on data that can be read twice."""
         if not context.wants(cls.NAME, cls.KIND):
-            return off(cls.NAME, cls.KIND)
+            return off()
         frozen = list(context.model.frozen_inputs)
         if not frozen:
-            return Decision(cls.NAME, cls.KIND, "skipped", "no frozen encoder")
+            return skipped("no frozen encoder")
         if context.data.streaming:
-            return Decision(cls.NAME, cls.KIND, "skipped", "a stream's sequences are not known in advance")
+            return skipped("a stream's sequences are not known in advance")
         tokens = CPU_TOKENS_PER_BATCH if context.hardware.kind == "cpu" else GPU_TOKENS_PER_BATCH
         settings = {"inputs": frozen, "tokens_per_batch": tokens, "cache_dir": context.args.embedding_cache_dir}
         distinct = context.data.distinct_inputs
         counts = [f"{distinct[name]:,} {name}" for name in frozen if name in distinct]
-        reason = f"frozen: {', '.join(counts or frozen)}" + (" distinct" if counts else "")
-        return Decision(cls.NAME, cls.KIND, "applied", reason, settings)
+        return applied(f"frozen: {', '.join(counts or frozen)}" + (" distinct" if counts else ""), settings)
 
     @classmethod
     def apply(cls, decision: Decision, run: Run) -> Decision:
         """Nothing yet: `Embedder` encodes when a dataset is first used."""
+        return decision
+
+
+class FindBatchSize:
+    """The most rows that fit into memory at a time, found by trying; the optimizer step keeps its rows.
+
+    Class I. Effect (`--find_batch_size`): before training, forward and backward run on the longest rows of the training
+    data with 1 row on a device, then with more, up to the rows of an optimizer step, by its divisors, beside as many
+    bytes as the optimizer and the exchange of gradients will take. The most that fits becomes the batch, and
+    accumulation makes up the rest: rows per step, learning rate and schedule stay as they were asked for. Every try is
+    printed; what a failed one held is freed; all processes try the same and take what fits on each. Nothing else is
+    changed: weights, gradients and random numbers are afterwards as before.
+    Hardware: any. On CPUs an allocation seldom fails, so there it ends at the whole step.
+    Cost: about twice the time of the largest batch, in every run.
+    Source: icefall PR #343 (longest batches first). accelerate's `find_executable_batch_size` multiplies by 0.9,
+    changes the rows of a step, begins anew with trained weights and lets each process decide for itself.
+    """
+
+    NAME: ClassVar[str] = "find_batch_size"
+    KIND: ClassVar[Kind] = "I"
+
+    @classmethod
+    def decide(cls, context: Context) -> Decision:
+        """On request, where rows are numbered and no process needs another one within a pass."""
+        args = context.args
+        if not args.find_batch_size or cls.NAME in (args.without or []):
+            return off()
+        problem = context.replicas
+        if args.auto_find_batch_size:
+            problem = "--auto_find_batch_size finds another one, and changes the rows of a step: leave it out"
+        elif context.data.streaming:
+            problem = "a stream does not tell its longest rows: give --per_device_train_batch_size"
+        elif args.max_tokens_per_batch:
+            problem = "--max_tokens_per_batch says how much at a time: leave one of them out"
+        elif are_weights_split(args):
+            problem = "weights are split over processes: give --per_device_train_batch_size"
+        if problem:
+            return refused(f"--find_batch_size: {problem}")
+        return applied("the most rows at a time that fit, of those of an optimizer step")
+
+    @staticmethod
+    def apply(decision: Decision, run: Run) -> Decision:
+        """Changes nothing: `hf_ext/training/oom_policy.py` does it when training begins, and sets Trainer's fields.
+
+        Refused where the loss compares the rows of a batch; of class L where it is the user's own, which may be a mean.
+        """
+        if getattr(getattr(run.model, "config", None), "loss", None) == "ranking":
+            reason = "--find_batch_size: --loss ranking compares the rows of a batch, so others learn something else"
+            return replace(decision, status="refused", reason=f"{reason}: give --per_device_train_batch_size")
+        if run.own_loss is not None:
+            reason = f"{decision.reason}; the loss is {run.own_loss}, of which a mean changes a little with the batch"
+            return replace(decision, kind="L", reason=reason)
+        return decision
+
+
+class OomLadder:
+    """A step for which memory does not suffice is made again with fewer rows at a time, and the run goes on.
+
+    Class I. Effect (`--oom_policy step_down`): where forward or backward is out of memory, all micro-batches of that
+    optimizer step are computed again from the same weights, rows and random numbers, in parts of half as many rows;
+    then of a quarter, down to one. Losses are sums over the items of the step, so parts add up to the same gradient;
+    the learning rate, the schedule and the order of rows do not change. Where a loss is not such a sum (the user's own,
+    a ranking), and of a model that normalises over batches, nothing is made again. What would help beside that
+    (activations recomputed, 8-bit states, quantised or frozen weights) is named in the error, never taken. Evaluations
+    and optimizer steps that do not fit end the run.
+    Hardware: any; one process. Of several, those that have room would wait for one that begins again: there the run
+    ends with a message that names a smaller batch, of which `--find_batch_size` finds the largest that fits.
+    Cost: random states kept once per optimizer step (about 20 microseconds).
+    Source: metaseq #314 and OpenNMT-py #1385 skip such a step, accelerate's `find_executable_batch_size` begins anew.
+    """
+
+    NAME: ClassVar[str] = "oom_ladder"
+    KIND: ClassVar[Kind] = "I"
+
+    @classmethod
+    def decide(cls, context: Context) -> Decision:
+        """On request, on one process."""
+        args, problem = context.args, context.replicas
+        if args.oom_policy != "step_down" or cls.NAME in (args.without or []):
+            return off()
+        if args.auto_find_batch_size:
+            problem = "--auto_find_batch_size begins training anew where memory does not suffice: leave it out"
+        elif are_weights_split(args):
+            problem = "weights are split over processes, which wait for each other in a step: take fewer rows at a time"
+        elif context.world_size > 1:
+            problem = "several processes wait for each other within a step: --find_batch_size finds the rows that fit"
+        if problem:
+            return cannot(problem, context.user_set("oom_policy") or cls.NAME in (args.speedups or []))
+        return applied("a step that does not fit is made again with fewer rows at a time")
+
+    @staticmethod
+    def apply(decision: Decision, run: Run) -> Decision:
+        """Changes nothing: `hf_ext/training/oom_policy.py` carries it out while training."""
         return decision
 
 

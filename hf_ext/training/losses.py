@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dis
+import inspect
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,7 +18,7 @@ from ..held import replaced
 from ..models.exact_loss import IGNORED, LossKind, exact_loss, find_loss_kind, sum_loss_rows
 from ..models.lora import unwrap_peft
 from ..models.replaced_forwards import has_foreign_forward
-from ..training_args import FastTrainingArguments
+from ..overrides import TRAINING_LOSS, find_override
 from ..whose_code import is_from
 
 logger = logging.getLogger(__name__)
@@ -69,6 +71,11 @@ class DecidedLoss:
         return self.function is not None and not self.is_exact
 
     @property
+    def is_models(self) -> bool:
+        """Whether it is what the model returns, untouched."""
+        return self.function is None and self.override is None and not self.is_smoothed
+
+    @property
     def is_foreign(self) -> bool:
         """Whether neither hf_ext nor transformers nor PEFT wrote it."""
         if self.is_users or self.override is not None or has_foreign_forward(self.model):
@@ -88,28 +95,13 @@ class DecidedLoss:
         return getattr(self.model, "accepts_loss_kwargs", None) is True
 
     @property
-    def is_said_to_divide(self) -> bool:
-        """Whether Trainer adds up the losses of a step's batches because somebody else's code should divide."""
-        return self.is_users or (self.function is None and self.model_divides and self.override is None)
-
-    @property
-    def predicts_next(self) -> bool:
-        """Whether each label is predicted from what stands before it; of the user's function nobody knows."""
-        return not self.is_users and find_loss_kind(self.model) == "next_tokens"
-
-    @property
-    def counts_measurements(self) -> bool:
-        """Whether the loss is ours or that of our model, for which -100 is a measurement like any other."""
-        return self.is_exact or (self.function is None and self._knows_rows and self.override is None)
-
-    @property
     def has_rows(self) -> bool:
         """Whether the model is one of which the loss of single rows can be had, and adds up to that of a batch."""
-        is_known = self._knows_rows or find_loss_kind(self.model) is not None
+        is_known = self.knows_rows or find_loss_kind(self.model) is not None
         return is_known and not self.is_smoothed and not self.is_users
 
     @property
-    def _knows_rows(self) -> bool:
+    def knows_rows(self) -> bool:
         """Whether the model has `row_losses`, and no forward was written after them, which may have another loss."""
         classes = [vars(base) for base in type(self.model).__mro__]
         order = [name for base in classes for name in ("row_losses", "forward") if name in base]
@@ -138,7 +130,7 @@ class Losses:
     Left alone: a `compute_loss_func` of the user's, whenever it is set; every trainer in which somebody overrides a
     method of `TRAINING_LOSS`, which Trainer's own arithmetic has to fit; label smoothing, whose loss is Trainer's own;
     `DataParallel`, under which Trainer scales such a loss by the number of devices once too often; all other models.
-    There is a warning where that matters and the model does not say itself that it divides by `num_items_in_batch`.
+    There is a warning where that matters and the loss does not divide by `num_items_in_batch`.
 
     The loss of an evaluation is the sum over its items by their number: for the models of `LOSS_KINDS`, and for those
     with `row_losses` (AffinityModel, but for its ranking loss), unless the loss is the user's or smoothed, logits are
@@ -147,44 +139,32 @@ class Losses:
     row.
 
     Attributes:
-        given: the function that the user gave or assigned.
-        is_given: whether that counts; also until Trainer is made, since what it reads meanwhile is what it was given.
+        given: the function that the user gave or assigned; None without one.
     """
 
-    def __init__(self, args: FastTrainingArguments):
-        self._args = args
+    def __init__(self, trainer: Any):
+        self._trainer = trainer
         self.given: LossFunction | None = None
-        self.is_given = True
         self._rows: list[torch.Tensor] | None = None  # per batch of the evaluation at hand: (n, 2), loss and items
         self._ignored: list[str] | None = None
 
-    def give(self, function: LossFunction | None) -> None:
-        """Takes the user's function, or that there shall be none."""
-        self.given, self.is_given = function, True
-
-    def settle(self) -> None:
-        """Trainer is made: where it was given no function, there may be one of ours."""
-        self.is_given = self.given is not None
-
-    def decide(self, model: Any, is_smoothed: bool, override: str | None) -> DecidedLoss:
-        """The loss of the moment; see `DecidedLoss` for the arguments. `model` may be in PEFT's wrapper."""
-        loss = DecidedLoss(unwrap_peft(model), self.given if self.is_given else None, is_smoothed, override)
-        if self.is_given or is_smoothed or override or loss.model_divides or self._args.n_gpu > 1:
-            return loss
-        if find_loss_kind(loss.model) is None or self._args.use_liger_kernel:  # its loss has no logits
+    def decide(self) -> DecidedLoss:
+        """The loss of the moment, since a method can be assigned at any time. Cost: 10 microseconds."""
+        trainer = self._trainer
+        override, is_smoothed = find_override(trainer, *TRAINING_LOSS), trainer.label_smoother is not None
+        loss = DecidedLoss(unwrap_peft(trainer.model), self.given, is_smoothed, override)
+        is_left = trainer.args.n_gpu > 1 or trainer.args.use_liger_kernel  # whose loss has no logits
+        if is_left or not loss.is_models or loss.model_divides or find_loss_kind(loss.model) is None:
             return loss
         return DecidedLoss(loss.model, ExactLoss(loss.model), is_smoothed, override)
 
-    def warn_of_means(self, loss: DecidedLoss, is_summed: bool) -> None:
-        """Where an optimizer step sees several batches, or batches of any size, and the loss may not count that.
-
-        Args:
-            is_summed: whether Trainer takes the loss for one that divides by `num_items_in_batch`.
-        """
-        args = self._args
-        if loss.function is not None or loss.is_smoothed or args.n_gpu > 1:
+    def warn_of_means(self) -> None:
+        """Where an optimizer step sees several batches, or batches of any size, and the loss may not count that."""
+        trainer, args, loss = self._trainer, self._trainer.args, self.decide()
+        num_batches = args.gradient_accumulation_steps * args.world_size
+        if loss.is_exact or loss.is_smoothed or args.n_gpu > 1 or trainer.loss_is_scaled_for_ga is not None:
             return
-        if args.gradient_accumulation_steps * args.world_size == 1 and args.max_tokens_per_batch is None:
+        if num_batches == 1 and args.max_tokens_per_batch is None:
             return
         if loss.override is not None:
             logger.warning(
@@ -192,9 +172,15 @@ class Losses:
                 "loss_is_scaled_for_ga in the class: False if it returns the mean of a batch, True if it divides by "
                 "num_items_in_batch.",
                 loss.override,
-                "summed" if is_summed else "averaged",
+                "summed" if trainer.model_accepts_loss_kwargs else "averaged",
             )
-        elif not loss.model_divides:
+        elif loss.is_users and not _reads_num_items(loss.function):
+            logger.warning(
+                "%s does not read num_items_in_batch, and Trainer adds up the losses of a step's %d batches: if it is "
+                "a mean, gradients are %d times too large. Divide a sum by num_items_in_batch.",
+                *(loss.name, num_batches, num_batches),
+            )
+        elif not loss.is_users and not loss.model_divides:
             logger.warning(
                 "The loss of %s may be averaged over each micro-batch instead of the effective batch: give a "
                 "compute_loss_func(outputs, labels, num_items_in_batch), or have its forward divide by "
@@ -204,11 +190,33 @@ class Losses:
 
     # --- training ---------------------------------------------------------------------------------------------------
 
-    def counts_items(self, loss: DecidedLoss) -> bool:
+    def counts_items(self) -> bool:
         """Whether the loss is a sum over items by their number in the step, so that batches may vary in size."""
-        if not self._args.average_tokens_across_devices or loss.is_smoothed:
-            return False
-        return loss.is_exact or (loss.function is None and loss.model_divides and loss.override is None)
+        loss = self.decide()
+        counts = loss.is_exact or (loss.is_models and loss.model_divides)
+        return counts and bool(self._trainer.args.average_tokens_across_devices)
+
+    def countable(self, batches: list[Any]) -> list[Any]:
+        """What `Trainer._get_num_items_in_batch` counts right: rows that another process trains on as none.
+
+        So it does measurements, each as one, where -100 is one like any other; and next tokens, of which a row's first
+        label is none: transformers 5.24 leaves it out for classes named `...ForCausalLM` alone.
+        """
+        loss, counted = self.decide(), []
+        counts_all = loss.is_exact or (loss.is_models and loss.knows_rows)  # and for whom -100 is a measurement
+        shifts = not loss.is_users and find_loss_kind(loss.model) == "next_tokens"
+        for batch in batches:
+            labels = batch.get("labels") if isinstance(batch, Mapping) else None
+            if isinstance(labels, torch.Tensor):
+                if isinstance(batch, RepeatedRows):
+                    labels = torch.full_like(labels, IGNORED)
+                elif labels.is_floating_point() and counts_all:
+                    labels = torch.zeros_like(labels)
+                batch = {**batch, "labels": labels}
+                if shifts and "shift_labels" not in batch:
+                    batch["shift_labels"] = labels[..., 1:]
+            counted.append(batch)
+        return counted
 
     # --- evaluation -------------------------------------------------------------------------------------------------
 
@@ -229,7 +237,7 @@ class Losses:
         Args:
             outputs: of the model, the loss among them.
         """
-        if self._rows is None or labels is None or not loss.has_rows or self._args.use_liger_kernel:
+        if self._rows is None or labels is None or not loss.has_rows or trainer.args.use_liger_kernel:
             return
         config = getattr(loss.model, "config", None)
         ignored = getattr(config, "keys_to_ignore_at_inference", None) if self._ignored is None else self._ignored
@@ -246,35 +254,15 @@ class Losses:
             return
         rows = torch.cat(per_batch).cpu().double().numpy()
         finite = np.isfinite(rows[:, 0])
-        if self._args.logging_nan_inf_filter and finite.any():  # as Trainer does with batches
+        if self._trainer.args.logging_nan_inf_filter and finite.any():  # as Trainer does with batches
             rows = rows[finite]
         metrics[f"{prefix}_loss"] = float(rows[:, 0].sum() / max(float(rows[:, 1].sum()), 1.0))
 
 
-def countable(batches: list[Any], loss: DecidedLoss) -> list[Any]:
-    """What `Trainer._get_num_items_in_batch` counts right: rows that another process trains on as none.
-
-    So it does measurements, each as one, where -100 is one like any other; and next tokens, of which a row's first
-    label is none: transformers 5.23 leaves it out for classes named `...ForCausalLM` alone.
-    """
-    batches = [_without_labels(batch) if isinstance(batch, RepeatedRows) else batch for batch in batches]
-    if loss.predicts_next:
-        return [_with_next_labels(batch) for batch in batches]
-    labels = [batch.get("labels") for batch in batches if isinstance(batch, Mapping)]
-    measured = [label for label in labels if isinstance(label, torch.Tensor) and label.is_floating_point()]
-    if not measured or len(measured) < len(batches) or not loss.counts_measurements:
-        return batches
-    return [
-        batch if isinstance(batch, RepeatedRows) else {"labels": torch.zeros_like(label)}
-        for batch, label in zip(batches, measured)
-    ]
-
-
-def _with_next_labels(batch: Any) -> Any:
-    if not isinstance(batch, Mapping) or not isinstance(batch.get("labels"), torch.Tensor) or "shift_labels" in batch:
-        return batch
-    return {"labels": batch["labels"], "shift_labels": batch["labels"][..., 1:]}
-
-
-def _without_labels(batch: RepeatedRows) -> RepeatedRows:
-    return RepeatedRows(labels=torch.full_like(batch["labels"], IGNORED)) if "labels" in batch else batch
+def _reads_num_items(function: Any) -> bool:
+    """Whether a function's code mentions `num_items_in_batch`, or hands it on as one of its `**kwargs`."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if code is None:
+        return True  # as far as anybody can tell
+    keywords = [p.name for p in inspect.signature(function).parameters.values() if p.kind is p.VAR_KEYWORD]
+    return any(step.argval in ("num_items_in_batch", *keywords) for step in dis.get_instructions(code))

@@ -18,10 +18,9 @@ from ..data.token_budget import count_tokens
 from ..errors import ArgumentError, DataError, MemoryExhausted
 from ..hardware import detect_hardware
 from ..memory.stored import gradient_bytes, optimizer_bytes
-from ..models.activation_checkpointing import recomputed_layers, set_policy, unset_policy
 from ..out_of_memory import DidNotFit, attempt
-from ..speedups.sample_rows import modes_kept
-from .planned import PlannedRun
+from ..speedups.base import optimizer_name
+from ..speedups.sample import modes_kept
 
 RESERVE = 0.03  # of a card's memory, for what fragmentation loses while training
 SMALLER_BATCH = (
@@ -30,8 +29,9 @@ SMALLER_BATCH = (
 )
 ADVICE = (
     "What would help changes numbers or learning, so it is yours to choose, for a run that begins anew: --optim "
-    "adamw_8bit, --use_peft (with --load_in_8bit or --load_in_4bit), --max_residues, a smaller model. Where there is "
-    "more room, the same command with --resume auto goes on from the last checkpoint."
+    "adamw_8bit, --use_peft (with --load_in_8bit or --load_in_4bit), --max_residues, a smaller model; "
+    "--activation_policy attention changes neither. Where there is more room, the same command with --resume auto goes "
+    "on from the last checkpoint."
 )
 
 logger = logging.getLogger(__name__)
@@ -41,130 +41,95 @@ class OomPolicy(TrainerCallback):
     """Carries out `oom_policy`: "step_down" makes an optimizer step that was out of memory again, with less at a time.
 
     All its micro-batches are computed again, since the one that failed may have added to gradients, from the same
-    random states: in parts of half as many rows, down to one, then with activations recomputed. Later steps stay there.
-    Parts add up to the same gradient only where the loss is a sum over the items of the step; other batches stay whole.
+    random states: in parts of half as many rows, down to one. Later steps stay there. Parts add up to the same gradient
+    only where the loss is a sum over the items of the step.
 
     Raises (from `compute`):
         MemoryExhausted: nothing is left that leaves learning as it is. At once where the plan skipped the policy
-            (several processes, of which those that have room would wait); the message then names a smaller batch.
+            (several processes, of which those that have room would wait), where the loss is no such sum, and of a model
+            that normalises over batches, since the pass that failed has counted in its running means already.
 
     Cost: random states once per optimizer step; nothing else until memory does not suffice.
 
     Attributes:
         is_on: whether running out of memory is answered at all.
         rows: most rows computed at a time; None for whole batches.
-        recomputes: whether it has switched recomputation on. Both are in checkpoints; a continued run begins with them.
     """
 
-    name = "oom_policy"
-
-    def __init__(self, trainer: Any, planned: PlannedRun):
-        self._trainer, self._planned = trainer, planned
-        self._can_repeat = planned.applied("oom_ladder")
-        statuses = [decision.status for decision in planned.plan.decisions if decision.name == "oom_ladder"]
-        self.is_on = self._can_repeat or ("skipped" in statuses and not planned.run.args.auto_find_batch_size)
+    def __init__(self, trainer: Any):
+        self._trainer = trainer
+        self._can_repeat = trainer._ext_planned.applied("oom_ladder")
+        decisions = {decision.name: decision.status for decision in trainer.plan.decisions}
+        is_skipped = decisions.get("oom_ladder") == "skipped" and not trainer.args.auto_find_batch_size
+        self.is_on = self._can_repeat or is_skipped
         self.rows: int | None = None
-        self.recomputes = False
-        self._taken: list[dict[str, Any]] = []
         self._batches: list[Any] = []  # of the optimizer step at hand; and what was before the first of them
         self._rng: dict[str, Any] = {}
         self._loss_before: Any = None
-
-    def state(self) -> dict[str, Any] | None:
-        """For a checkpoint."""
-        return {"rows": self.rows, "recomputes": self.recomputes} if self.rows or self.recomputes else None
-
-    def load(self, tree: dict[str, Any] | None) -> None:
-        """What `state` gave: goes on with as little at a time."""
-        if tree is None or not self._can_repeat:
-            return
-        self.rows = tree["rows"]
-        if tree["recomputes"]:
-            self._recompute()
-        logger.warning("Continues as its checkpoint was written, for want of memory: with %s.", self._describe())
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The first micro-batch of a step comes next."""
         self._batches = []
 
-    def compute(self, batch: Any, compute: Callable[[Any], torch.Tensor]) -> list[torch.Tensor]:
-        """Forward and backward of one micro-batch, and where memory does not suffice, of those before it again.
+    def compute(self, batch: Any, compute: Callable[[Any], torch.Tensor]) -> torch.Tensor:
+        """The loss of one micro-batch, after forward and backward; those before it are computed again where needed.
 
         Args:
             compute: forward and backward of a batch, which adds to gradients; its loss.
-
-        Returns:
-            The loss of the micro-batch; before it those of the step's earlier ones, if they were computed again. The
-            trainer's running loss has these already.
         """
+        if not self.is_on:
+            return compute(batch)
         trainer = self._trainer
         if not self._batches:
             self._rng, self._loss_before = capture_rng(trainer.args.device), trainer._tr_loss.detach().clone()
         self._batches.append(batch)
         try:
-            return [attempt(partial(self._pass, batch, compute))]
+            return attempt(partial(self._pass, batch, compute))
         except DidNotFit as failure:
             problem = str(failure)
         while True:
-            self._step_down(problem)
+            self._take_fewer(problem)
             trainer.model.zero_grad(set_to_none=True)
             restore_rng(self._rng)
             trainer.throughput.begin_again()
             try:
-                losses = [attempt(partial(self._pass, batch, compute)) for batch in self._batches]
+                *before, loss = [attempt(partial(self._pass, batch, compute)) for batch in self._batches]
                 break
             except DidNotFit as failure:
                 problem = str(failure)
-        trainer._tr_loss.copy_(self._loss_before)
-        for loss in losses[:-1]:
-            trainer._tr_loss += loss
-        return losses
+        trainer._ext_parts.nan_guard.losses = before
+        trainer._tr_loss.copy_(sum(before, start=self._loss_before))
+        return loss
 
     def _pass(self, batch: Any, compute: Callable[[Any], torch.Tensor]) -> torch.Tensor:
         parts = cut_batch(batch, self.rows) if self.rows else None
         first, *others = parts or [copy_batch(batch)]  # what is computed takes entries out
-        loss = compute(first)
-        for part in others:
-            loss = loss + compute(part)
-        return loss
+        return sum(map(compute, others), start=compute(first))
 
-    def _step_down(self, problem: str) -> None:
-        """Takes the next thing that needs less memory; MemoryExhausted where there is none."""
-        trainer = self._trainer
-        step = trainer.state.global_step + 1
-        # A pass that failed has counted its batch in running means already, so it cannot be made again.
-        can_repeat = self._can_repeat and not normalises_over_batches(trainer.model)
+    def _take_fewer(self, problem: str) -> None:
+        """Half as many rows at a time; MemoryExhausted where that would learn something else, or there is one."""
+        trainer, step = self._trainer, self._trainer.state.global_step + 1
         at_a_time = min(self.rows or 1 << 62, max(count_rows(batch) or 1 for batch in self._batches))
         half = -(-at_a_time // 2)
-        can_cut = half < at_a_time and any(cut_batch(batch, half) for batch in self._batches)
-        if can_repeat and can_cut and trainer.loss_counts_items():
-            self.rows = half
-        elif not (can_repeat and self._recompute()):
+        can_repeat = self._can_repeat and trainer.loss_counts_items() and not normalises_over_batches(trainer.model)
+        if not can_repeat or half == at_a_time or not any(cut_batch(batch, half) for batch in self._batches):
             advice = ADVICE if self._can_repeat else SMALLER_BATCH + ADVICE
             raise MemoryExhausted(
-                f"Out of memory in step {step} ({problem}), with {self._describe()}: nothing is left to try that "
+                f"Out of memory in step {step} ({problem}), with {_describe(self.rows)}: nothing is left to try that "
                 f"leaves learning as it is. {advice}"
             )
+        self.rows = half
         logger.warning(
             "Out of memory in step %d (%s). The step is made again, and those after it, with %s; the rows of a step "
             "and learning stay the same.",
-            *(step, problem, self._describe()),
+            *(step, problem, _describe(half)),
         )
-        self._taken.append({"step": step, "rung": self._describe()})
-        self._planned.record("oom_ladder", rung=self._describe(), taken=list(self._taken))
+        taken = trainer.plan["oom_ladder"].evidence.get("taken", [])
+        trainer._ext_planned.record("oom_ladder", taken=[*taken, {"step": step, "rung": _describe(half)}])
 
-    def _describe(self) -> str:
-        rows = f"{self.rows} row{'s' if self.rows > 1 else ''} at a time" if self.rows else "whole batches"
-        return f"{rows}, activations recomputed" if self.recomputes else rows
 
-    def _recompute(self) -> bool:
-        """Switches recomputation on, of all but attention; whether that changes anything."""
-        model = self._trainer.model
-        if recomputed_layers(model):  # by the user's own word
-            return False
-        self._planned.run.on_end(partial(unset_policy, model))
-        self.recomputes = set_policy(model, "attention", self._trainer.args.block_pattern) > 0
-        return self.recomputes
+def _describe(rows: int | None) -> str:
+    return f"{rows} row{'s' if rows > 1 else ''} at a time" if rows else "whole batches"
 
 
 def normalises_over_batches(model: nn.Module) -> bool:
@@ -175,49 +140,18 @@ def normalises_over_batches(model: nn.Module) -> bool:
 # --- before training ------------------------------------------------------------------------------------------------
 
 
-def find_batch_size(trainer: Any, planned: PlannedRun, agree: Callable[[list[bool]], list[bool]]) -> None:
+def find_batch_size(trainer: Any) -> None:
     """Sets the rows at a time to the most that fit on every process, and accumulation to what the step then takes.
 
     Forward and backward run on the longest rows: 1 on each process, then more, by the divisors of a step's rows, beside
     as many bytes as the optimizer and the exchange of gradients will take. Weights, gradients and modes are afterwards
     as before; random states are the caller's to keep.
 
-    Args:
-        agree: which wishes any process has.
-
     Raises:
         ArgumentError: the model normalises over batches.
         MemoryExhausted: not even one row fits.
     """
     args = trainer.args
-    _check_batches_alike(trainer)
-    whole = args.per_device_train_batch_size * args.gradient_accumulation_steps
-    rows, beside = _longest_rows(trainer, whole), _bytes_beside(trainer.model, args, planned)
-    tried: list[dict[str, Any]] = []
-    found, problem = 0, ""
-    for size in (size for size in range(1, whole + 1) if whole % size == 0):
-        try:
-            # Twice where a step takes several: gradients are then there while activations are kept.
-            attempt(partial(_try_rows, trainer, rows[:size], min(2, whole // size), beside))
-        except DidNotFit as failure:
-            problem = str(failure)
-        fits = not agree([bool(problem)])[0]
-        problem = problem or ("" if fits else "out of memory on another process")
-        tried.append({"size": size, "fits": fits})
-        if args.process_index == 0:
-            said = "fits" if fits else f"does not fit ({problem})"
-            logger.warning("find_batch_size: %d rows at a time: %s", size, said)
-        if not fits:
-            break
-        found = size
-    if not found:
-        raise MemoryExhausted(f"There is no room for one of the longest rows ({problem}). {ADVICE}")
-    args.per_device_train_batch_size, args.gradient_accumulation_steps = found, whole // found
-    planned.record("find_batch_size", rows=found, passes=whole // found, tried=tried)
-
-
-def _check_batches_alike(trainer: Any) -> None:
-    """Refuses, or warns of, batches of another size that may learn something else."""
     if normalises_over_batches(trainer.model):
         raise ArgumentError(
             "--find_batch_size: the model normalises over batches, so that it learns something else with others. Give "
@@ -229,6 +163,28 @@ def _check_batches_alike(trainer: Any) -> None:
             "batch, numbers change a little with the batch.",
             type(trainer.model).__name__,
         )
+    whole = args.per_device_train_batch_size * args.gradient_accumulation_steps
+    rows, beside = _longest_rows(trainer, whole), _bytes_beside(trainer)
+    found, problem, tried = 0, "", []
+    for size in (size for size in range(1, whole + 1) if whole % size == 0):
+        try:
+            # Twice where a step takes several: gradients are then there while activations are kept.
+            attempt(partial(_try_rows, trainer, rows[:size], min(2, whole // size), beside))
+        except DidNotFit as failure:
+            problem = str(failure)
+        fits = not trainer._ext_team.agree([bool(problem)])[0]
+        problem = problem or ("" if fits else "out of memory on another process")
+        tried.append({"size": size, "fits": fits})
+        if args.process_index == 0:
+            said = "fits" if fits else f"does not fit ({problem})"
+            logger.warning("find_batch_size: %d rows at a time: %s", size, said)
+        if not fits:
+            break
+        found = size
+    if not found:
+        raise MemoryExhausted(f"There is no room for one of the longest rows ({problem}). {ADVICE}")
+    args.per_device_train_batch_size, args.gradient_accumulation_steps = found, whole // found
+    trainer._ext_planned.record("find_batch_size", rows=found, passes=whole // found, tried=tried)
 
 
 def _longest_rows(trainer: Any, number: int) -> list[int]:
@@ -263,10 +219,10 @@ def _try_rows(trainer: Any, rows: list[int], num_passes: int, num_bytes: int) ->
             model.zero_grad(set_to_none=True)
 
 
-def _bytes_beside(model: nn.Module, args: Any, planned: PlannedRun) -> int:
+def _bytes_beside(trainer: Any) -> int:
     """Bytes that a training step holds on the device beside weights, gradients and activations."""
-    optimizer = str(getattr(args.optim, "value", args.optim))
-    states, _ = optimizer_bytes(model, optimizer, planned.applied("muon"), args.block_pattern)
+    model, args, planned = trainer.model, trainer.args, trainer._ext_planned
+    states, _ = optimizer_bytes(model, optimizer_name(args), planned.applied("muon"), args.block_pattern)
     beside = 0 if planned.applied("cpu_offload") else states
     if args.world_size > 1:  # DistributedDataParallel's copy of every gradient
         beside += gradient_bytes(model)

@@ -14,15 +14,12 @@ from ..models.host_optimizer import find_host_optimizer, move_to_host
 from ..models.lora import unwrap_peft
 from ..models.muon import MuonAdamW, block_matrices
 from ..optional import require
-from ..plan import Plan
 from ..speedups.base import optimizer_name
 from ..speedups.cpu_offload import BITSANDBYTES
 
 
-def finish_optimizer(
-    optimizer: Any, is_new: bool, model: Any, plan: Plan, encoder_rate: float | None, pattern: str | None = None
-) -> Any:
-    """The optimizer that the plan stands for.
+def finish_optimizer(trainer: Any, optimizer: Any, is_new: bool) -> Any:
+    """The optimizer that the trainer's plan and arguments stand for.
 
     The order matters: Muon takes whole groups apart by algorithm and copies a group's rate; encoders move to groups of
     their own among what that left, so that their matrices have their rate, too; what steps on the host is the whole of
@@ -31,20 +28,20 @@ def finish_optimizer(
     Args:
         optimizer: as Trainer made it, or as it was: of the caller, of a run before, in Accelerate's wrapper.
         is_new: whether Trainer made it just now; one that is not keeps its groups.
-        encoder_rate: learning rate of encoders that train; None for one rate.
-        pattern: of the names of repeated layers, as of `find_blocks`.
 
     Raises:
         ArgumentError: the plan or the rate needs Trainer's AdamW, and the caller brought an optimizer; the caller's
             cannot step on the host; the model does not tell its encoder from its head, or has no encoder that trains.
     """
-    if is_new:
-        _forget_other_runs(optimizer)
-    if plan.applied("muon"):
-        optimizer = _with_muon(optimizer, is_new, model, pattern)
-    if is_new and encoder_rate is not None:
-        split_groups(optimizer, {id(p) for p in encoder_parameters(model)}, encoder_rate)
-    offload = plan["cpu_offload"]
+    args, model, offload = trainer.args, trainer.model, trainer.plan["cpu_offload"]
+    if is_new and (manager := getattr(_unwrap(optimizer), "mng", None)) is not None:
+        # bitsandbytes 0.50.2 keeps per process, by their place in the groups, whose states stay in float32: an
+        # embedding of an optimizer before would keep whatever has its place in this one in float32, too.
+        manager.index2config.clear()
+    if trainer.plan.applied("muon"):
+        optimizer = _with_muon(optimizer, is_new, model, args.block_pattern)
+    if is_new and args.encoder_learning_rate is not None:
+        split_groups(optimizer, {id(p) for p in encoder_parameters(model)}, args.encoder_learning_rate)
     if offload.status == "applied" and offload.settings["by"] == "host":
         optimizer = move_to_host(optimizer)
     return optimizer
@@ -55,15 +52,6 @@ def require_optimizer(args: Any) -> None:
     name = optimizer_name(args)
     if name in BITSANDBYTES:
         require("bitsandbytes", "quantization", f"--optim {name}")
-
-
-def _forget_other_runs(optimizer: Any) -> None:
-    """Of bitsandbytes 0.50.2, which keeps per process, by their place in the groups, whose states stay in float32.
-
-    An embedding of an optimizer before would keep whatever has its place in this one in float32, too.
-    """
-    if (manager := getattr(_unwrap(optimizer), "mng", None)) is not None:
-        manager.index2config.clear()
 
 
 def _with_muon(optimizer: Any, is_new: bool, model: Any, pattern: str | None) -> Any:

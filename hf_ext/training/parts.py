@@ -14,13 +14,13 @@ from ..reporting.run_clock import RunClockCallback
 from ..reporting.throughput import ThroughputCallback
 from ..training_args import FastTrainingArguments
 from .backends import Backend
+from .checks import Checks
 from .collapse import CollapseAlarm
 from .data_workers import DataWorkers
 from .early_stopping import EarlyStopping
 from .embedder import Embedder
 from .evaluation import Evaluator
 from .export import Exporter
-from .first_step import FirstStep
 from .loaders import Loaders
 from .nan_guard import NanGuard
 from .oom_policy import OomPolicy
@@ -55,9 +55,9 @@ class Parts:
         self.repeatable = RepeatableLoading(args, planned)
         settings = planned.plan["embedding_cache"].settings if planned.applied("embedding_cache") else None
         self.embedder = Embedder(args, team, settings, partial(planned.record, "embedding_cache"))
-        self.first_step = FirstStep(trainer)
+        self.checks = Checks(trainer)
         self.nan_guard = NanGuard(trainer, planned.run.padding)
-        self.oom_policy = OomPolicy(trainer, planned)
+        self.oom_policy = OomPolicy(trainer)
         self.throughput = ThroughputCallback(tokenizer=getattr(collator, "tokenizer", None))
         self.throughput.writes_file = planned.keeps_records
         self.throughput.packs = planned.applied("packing")
@@ -75,7 +75,7 @@ class Parts:
 
         # Checkpoints, and what they carry of the others.
         self.carried: list[Any] = [
-            *(self.nan_guard, self.loaders, self.run_clock, self.evaluator, self.oom_policy),
+            *(self.nan_guard, self.loaders, self.run_clock, self.evaluator),
             *(self.profiling, self.repeatable, self.collapse_alarm, self.early_stopping),
         ]
         self.resumer = Resumer(trainer)
@@ -92,10 +92,10 @@ class Parts:
         rates = [self.throughput, self._speed_line]
         counters = [self.run_clock, self._host_steps, self.loaders, *self._masking]
         return [
+            self.checks,
             self.memory,
             *rates,
             *counters,
-            self.first_step,
             self.nan_guard,
             self.oom_policy,
             self.profiling,

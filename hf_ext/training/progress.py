@@ -28,7 +28,7 @@ from ..reporting.rates import find_baseline
 from ..reporting.shortfall import Shortfall, SpeedFacts, encoder_width, find_shortfall
 from ..reporting.throughput import WARMUP_STEPS, peak_bytes
 from ..speedups.base import optimizer_name
-from ..speedups.sample_rows import longest_rows
+from ..speedups.sample import longest_rows
 
 REFRESH_S = 5.0
 LINE_S = 60.0  # between lines of their own

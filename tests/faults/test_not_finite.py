@@ -158,7 +158,7 @@ def test_of_streams_and_loaders_of_the_users_own_is_named_what_is_known(make, tm
 
     stream = make_rows(row7=NAN).to_iterable_dataset()
     message = stopped(make(tmp_path / "stream", rows=stream, max_steps=NUM_STEPS), tmp_path)
-    assert "; rows 6 to 7 since the stream began (process 0)" in message
+    assert "; micro-batches 3 of the epoch (process 0)" in message
     message = stopped(make(tmp_path / "own", trainer=Own, rows=make_rows(row7=NAN)), tmp_path)
     assert "; micro-batches 3 of the epoch (process 0)" in message
 

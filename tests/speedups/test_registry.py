@@ -11,7 +11,7 @@ from hf_ext.speedups import REGISTRY
 
 FOLDER = Path(hf_ext.speedups.__file__).parent
 MODULES = sorted(path.stem for path in FOLDER.glob("*.py"))
-SHARED = ("__init__", "base", "parity", "sample", "sample_rows")  # what speed-ups share
+SHARED = ("__init__", "base", "parity", "sample")  # what speed-ups share
 NAMES = [speedup.NAME for speedup in REGISTRY]
 
 

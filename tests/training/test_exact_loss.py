@@ -342,12 +342,17 @@ class OwnLoss(transformers.EsmForMaskedLM):
         return output
 
 
-def make_trainer(model, folder, **given):
+class OwnCompute(FastTrainer):
+    def compute_loss(self, *args, **kwargs):
+        return super().compute_loss(*args, **kwargs)
+
+
+def make_trainer(model, folder, cls=FastTrainer, **given):
     chosen = {"compute_loss_func": given.pop("compute_loss_func", None)}
     args = FastTrainingArguments(
         output_dir=str(folder), use_cpu=True, report_to="none", disable_tqdm=True, remove_unused_columns=False, **given
     )
-    return FastTrainer(model, args, pad_rows, Dataset.from_list(make_rows("masked")), **chosen)
+    return cls(model, args, pad_rows, Dataset.from_list(make_rows("masked")), **chosen)
 
 
 def test_a_loss_function_of_the_users_label_smoothing_and_a_forward_of_ones_own_are_left_alone(tmp_path, caplog):
@@ -362,7 +367,9 @@ def test_a_loss_function_of_the_users_label_smoothing_and_a_forward_of_ones_own_
         assert make_trainer(own, tmp_path).compute_loss_func is None
         assert "OwnLoss" not in caplog.text
         assert make_trainer(own, tmp_path, gradient_accumulation_steps=2).compute_loss_func is None
+        make_trainer(model, tmp_path, cls=OwnCompute, gradient_accumulation_steps=2)
     assert "The loss of OwnLoss may be averaged over each micro-batch" in caplog.text
+    assert "OwnCompute.compute_loss decides the loss, so it is taken as Trainer takes it: averaged" in caplog.text
     assert find_loss_kind(type("Named", (transformers.EsmForMaskedLM,), {})(model.config)) == "tokens"
 
 

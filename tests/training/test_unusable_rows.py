@@ -15,10 +15,10 @@ from hf_ext.trainer import FastTrainer
 SHAPE = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 33}
 
 
-def with_labels(labels: list[Any], column: str = "labels") -> list[dict[str, Any]]:
+def with_labels(labels: list[Any], column: str = "labels") -> Dataset:
     """16 rows whose labels begin with these."""
     values = [*labels, *[row["labels"] for row in ROWS[len(labels) :]]]
-    return [{"input_ids": row["input_ids"], column: value} for row, value in zip(ROWS, values)]
+    return Dataset.from_list([{"input_ids": row["input_ids"], column: value} for row, value in zip(ROWS, values)])
 
 
 def make(folder: Any, rows: Any, model: Any = None, evaluated: Any = None, **given: Any) -> FastTrainer:
@@ -39,14 +39,15 @@ def test_labels_that_are_none_are_named_with_row_and_column(tmp_path):
     numbers = make_model()
     numbers.config.num_labels, numbers.config.problem_type = 1, "regression"
     for rows, words in (
-        (Dataset.from_list(with_labels(texts, "label")), ("train data, row 0, column 'label': '0'", "from 0 to 1")),
-        (with_labels([0, 1, "1"]), ("row 2, column 'labels': '1'", "from 0 to 1 (num_labels)")),
-        (Dataset.from_list(with_labels([0, None], "label")), ("row 1, column 'label': None",)),
-        (Dataset.from_list(with_labels([1, 0, 2])), ("row 2, column 'labels': 2",)),
+        (with_labels(texts, "label"), ("train data, row 0, column 'label': '0'", "from 0 to 1 (num_labels)")),
+        (with_labels([0, None], "label"), ("row 1, column 'label': None",)),
+        (with_labels([1, 0, 2]), ("row 2, column 'labels': 2",)),
         (with_labels([-1]), ("row 0, column 'labels': -1",)),
     ):
         refused(make(tmp_path, rows), *words)
-    refused(make(tmp_path, with_labels(["7.3"]), numbers), "'7.3', but EsmForSequenceClassification takes a number.")
+    refused(
+        make(tmp_path, with_labels(["7.3"] * 16), numbers), "'7.3', but EsmForSequenceClassification takes a number."
+    )
     refused(make(tmp_path, ROWS, evaluated={"far": with_labels([2])}), "eval_far data, row 0", "2, but")
 
 
@@ -61,18 +62,18 @@ def test_labels_that_somebody_may_understand_are_left_alone(tmp_path):
         return torch.nn.functional.cross_entropy(outputs["logits"], labels - 1)
 
     one_based = with_labels([1 + row["labels"] for row in ROWS])
-    halved = Dataset.from_list(one_based)
+    halved = with_labels([1 + row["labels"] for row in ROWS])
     halved.set_transform(lambda batch: {**batch, "labels": [value - 1 for value in batch["labels"]]})
     unknown = with_labels([None] * 16, "label")
     make(tmp_path, ROWS, evaluated=unknown, data_collator=plain).train()  # is evaluated without a loss
     for rows, given in (
-        (with_labels([-100, True, False]), {}),
-        (with_labels(["2", "3"]), {"data_collator": halves}),
+        (with_labels([-100]), {}),
+        (with_labels(["2", "3"] * 8), {"data_collator": halves}),
         (one_based, {"compute_loss_func": shifted}),
         (halved, {"remove_unused_columns": False}),
         (with_labels([[1.0, 2.0]] * 16), {"model": several}),
         (
-            Dataset.from_list([*ROWS * 2, *with_labels([0] * 15 + [2])]),
+            Dataset.from_list([*ROWS * 2, {**ROWS[0], "labels": 2}]),
             {"max_steps": 1, "train_sampling_strategy": "sequential"},
         ),
     ):

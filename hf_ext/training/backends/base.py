@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -46,9 +46,8 @@ class Backend:
         if self._trainer._ext_planned.applied("ddp"):
             self._trainer.accelerator.ddp_handler.gradient_as_bucket_view = True
 
-    @contextmanager
-    def preparing(self, own_loss: str | None) -> Iterator[None]:
-        """Around the preparation for training, in which accelerate wraps model and optimizer.
+    def begin_preparing(self, own_loss: str | None) -> None:
+        """Before there is an optimizer, and accelerate wraps it and the model for training.
 
         Args:
             own_loss: where the user's own loss comes from, by now; None without one. Where DDP was not to look for
@@ -59,7 +58,6 @@ class Backend:
         if own_loss and any(d.name == "ddp" and "watched" in d.evidence for d in planned.plan.decisions):
             search_again(trainer.model, trainer.accelerator.ddp_handler)
             planned.record("ddp", searches_again_for=own_loss)
-        yield
 
     # --- computing --------------------------------------------------------------------------------------------------
 

@@ -59,8 +59,7 @@ class Fsdp2(Backend):
 
     # --- splitting --------------------------------------------------------------------------------------------------
 
-    @contextmanager
-    def preparing(self, own_loss: str | None) -> Iterator[None]:
+    def begin_preparing(self, own_loss: str | None) -> None:
         """Has a whole model split; keeps one as it is that was evaluated, or trained, before.
 
         Accelerate 1.15 would pair weights and optimizer again, by address, which all weights share that have no rows
@@ -70,11 +69,13 @@ class Fsdp2(Backend):
         model = self._trainer.model
         is_split = isinstance(model, FSDPModule)
         # Before there is an optimizer, which takes the weights that train.
-        self._accelerator.prepare = self._keep_prepared if is_split else partial(self._split, self._ready(model))
-        try:
-            yield
-        finally:
-            vars(self._accelerator).pop("prepare")
+        prepare = self._keep_prepared if is_split else partial(self._split, self._ready(model))
+
+        def prepare_once(*parts: Any) -> Any:
+            del self._accelerator.prepare
+            return prepare(*parts)
+
+        self._accelerator.prepare = prepare_once
 
     def prepare_to_evaluate(self, model: nn.Module, make_optimizer: Callable[[], Any]) -> tuple[nn.Module, Any] | None:
         """Splits a model that is whole still."""
