@@ -12,7 +12,7 @@ import inspect
 import logging
 import os
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from functools import cached_property, partial
 from operator import attrgetter
@@ -31,9 +31,6 @@ from .checkpoints.state.rng import capture_rng, restore_rng
 from .checkpoints.state.weights import check_loaded, load_scale, load_weights, save_weights
 from .data.even_batches import RepeatedRows
 from .data.random_states import kept_random_states
-from .data.repeatable_loaders import base_of
-from .data.seeded_batches import NumberedBatches
-from .data.worker_deaths import BROKEN
 from .disk import describe_failure
 from .embeddings.dataset import EmbeddedDataset
 from .embeddings.store import EmbeddingStore
@@ -53,10 +50,9 @@ from .training.evaluation_record import EvaluationRecord
 from .training.evaluation_schedule import is_evaluated
 from .training.evaluator import Means
 from .training.exporter import can_save_itself, save_pretrained
-from .training.first_look import check_batches, check_rows, check_training, check_weights, try_evaluation
+from .training.first_look import check_rows, check_training, check_weights, try_evaluation
 from .training.leaving import release_group, share_group
-from .training.loader_request import LoaderRequest
-from .training.loaders import in_order, reads_text, take_rows
+from .training.loaders import BROKEN, naming_dead_workers, take_rows
 from .training.losses import DecidedLoss, Losses, countable
 from .training.nan_guard import can_be_best, unfiltered
 from .training.now import Training
@@ -264,11 +260,9 @@ class FastTrainer(Trainer):
 
     def _inner_training_loop(self, *args: Any, **kwargs: Any) -> Any:
         folder, parts = kwargs.get("resume_from_checkpoint"), self._ext_parts
-        resumed = self._ext_resumer.resumed
         self._ext_rng_made_up: dict[str, Any] | None = None
-        parts.repeatable.go_on(None if resumed is None else resumed.state_of("begun_loaders") or ["train"])
         with ExitStack() as around:
-            around.enter_context(parts.workers.naming_deaths())
+            around.enter_context(naming_dead_workers(self))
             around.callback(parts.profiling.leave)
             around.callback(self._ext_saver.leave)  # what is under way, if an exception ends the run
             around.enter_context(unfiltered(self.args))
@@ -280,37 +274,15 @@ class FastTrainer(Trainer):
             try:
                 return super()._inner_training_loop(*args, **kwargs)
             except BROKEN:
-                time.sleep(0.1)  # torch raises where it hears of a worker's death: here, and not while all is left
+                time.sleep(0.5)  # torch raises where it hears of a worker's death: here, and not while all is left
                 raise
 
     # --- data -------------------------------------------------------------------------------------------------------
 
-    def _remove_unused_columns(self, dataset: Any, description: str | None = None) -> Any:
-        is_text = reads_text(self.data_collator)
-        return dataset if is_text else super()._remove_unused_columns(dataset, description)
-
-    def _get_collator_with_removed_columns(self, data_collator: Any, description: str | None = None) -> Any:
-        is_text = reads_text(self.data_collator)
-        return data_collator if is_text else super()._get_collator_with_removed_columns(data_collator, description)
-
-    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
-        rows = self.train_dataset if train_dataset is None else train_dataset
-        make_stock = partial(super()._get_train_sampler, train_dataset)
-        return self._ext_parts.loaders.sampler(rows, self.data_collator, make_stock)
-
-    def _get_eval_sampler(self, eval_dataset: Any) -> Any:
-        return in_order(eval_dataset, self.args.world_size)
-
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
         """As in Trainer; for an evaluation while training, of the subset."""
         loader = self._ext_evaluator.loader(self._ext_means()) if self.is_in_train else None
-        if loader is not None:
-            return loader
-        rows = self.eval_dataset if eval_dataset is None else eval_dataset
-        key = rows if isinstance(rows, str) else "eval"
-        rows = self.eval_dataset[rows] if isinstance(rows, str) else rows
-        self._ext_parts.repeatable.look_at(key, rows, vars(self).get("_eval_dataloaders", {}))
-        return super().get_eval_dataloader(eval_dataset)
+        return super().get_eval_dataloader(eval_dataset) if loader is None else loader
 
     def _get_dataloader(
         self,
@@ -327,26 +299,10 @@ class FastTrainer(Trainer):
             self.model.release_encoders()
         if rows is not None:  # taken after that: one table for all parts of a set
             dataset = take_rows(dataset, rows)
-        asked = {"sampler_fn": sampler_fn, "is_training": is_training, "dataloader_key": dataloader_key}
-        stock = partial(super()._get_dataloader, dataset, description, batch_size, **asked)
-        columns = self._remove_unused_columns, self._get_collator_with_removed_columns
-        request = LoaderRequest(
-            dataset, description, batch_size, self.data_collator, sampler_fn, self.accelerator.prepare, *columns, stock
-        )
-        loaders, repeatable = self._ext_parts.loaders, self._ext_parts.repeatable
+        loaders, make = self._ext_parts.loaders, partial(super()._get_dataloader, dataset, description, batch_size)
         if is_training:
-            return keep_from_workers(repeatable.take_train(loaders.train(request, self.loss_counts_items)))
-        key = None if rows is not None else dataloader_key
-        own = self.eval_dataset.get(key) if isinstance(self.eval_dataset, Mapping) else self.eval_dataset
-        return keep_from_workers(repeatable.take_evaluation(loaders.evaluation(request), key, own))
-
-    def set_initial_training_values(self, args: Any, dataloader: Any) -> Any:
-        """As in Trainer; called with the loader that training will use, also where it is the user's own."""
-        check_batches(args, dataloader)
-        self._ext_parts.repeatable.adopt(dataloader, is_training=True)
-        resumed = self._ext_resumer.resumed
-        self._ext_parts.loaders.load(resumed.state_of("data_position") if resumed else None)
-        return super().set_initial_training_values(args, dataloader)
+            return keep_from_workers(loaders.train(dataset, batch_size, sampler_fn, partial(make, is_training=True)))
+        return keep_from_workers(loaders.evaluate(dataset, batch_size, partial(make, sampler_fn)))
 
     # --- model, optimizer, schedule ---------------------------------------------------------------------------------
 
@@ -438,29 +394,10 @@ class FastTrainer(Trainer):
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
         if self.control.should_training_stop:  # transformers 5.23 trains one more step in a run resumed at its last
             return
-        self._ext_begin_order(**kwargs)
         super()._run_epoch(*args, **kwargs)
 
-    def _ext_begin_order(self, *, train_dataloader: Any, epoch: int, **kwargs: Any) -> None:
-        is_continued = kwargs["resume_from_checkpoint"] is not None and epoch == kwargs["epochs_trained"]
-        dropped = kwargs["steps_trained_in_current_epoch"] if is_continued else None
-        if dropped and find_override(self, "_get_train_sampler", "get_train_dataloader"):
-            logger.warning(
-                "The order of rows is the class's own: where it is drawn from generators that nobody seeds, this epoch "
-                "goes on in another order."
-            )
-        base = base_of(train_dataloader)
-        if isinstance(getattr(base, "batch_sampler", None), NumberedBatches):
-            base.batch_sampler.epoch = epoch + 1  # of a loader that Accelerate did not prepare, nobody else
-        self._ext_parts.loaders.begin_epoch(self.state.global_step, dropped)
-
-    def get_batch_samples(self, epoch_iterator: Iterator[Any], *args: Any, **kwargs: Any) -> Any:
-        """As in Trainer; a last batch of rows that another process has is marked as such."""
-        self._ext_parts.workers.note(epoch_iterator)
-        marked = self._ext_parts.loaders.mark_repeated(epoch_iterator, self.accelerator.gradient_state)
-        return super().get_batch_samples(marked, *args, **kwargs)
-
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Any:
+        self._ext_parts.loaders.mark_repeated(batch_samples)
         return super()._get_num_items_in_batch(countable(batch_samples, self._ext_decided_loss()), device)
 
     def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -576,7 +513,7 @@ class FastTrainer(Trainer):
     ) -> EvalLoopOutput:
         """As in Trainer; with `eval_subset`, `dataloader` is of the subset, and the rest follows where due."""
         given = (description, prediction_loss_only, ignore_keys, metric_key_prefix)
-        with self._ext_parts.workers.naming_deaths():
+        with naming_dead_workers(self):
             if not (self.is_in_train and self._ext_evaluator.looks_at_own):
                 knowing = self._ext_evaluator.for_all_rows(self.compute_metrics)
                 return self._ext_one_pass(dataloader, given, knowing)[0]
@@ -586,7 +523,6 @@ class FastTrainer(Trainer):
         self, loader: Any, given: tuple[Any, ...], stand_in: Any = None
     ) -> tuple[EvalLoopOutput, float | None]:
         """Trainer's loop; of how many items its loss is the mean, None where it is Trainer's."""
-        self._ext_parts.repeatable.adopt(loader, is_training=False)
         prepared = self._ext_backend.prepare_to_evaluate(self.model, self._ext_make_optimizer)
         if prepared is not None:
             self.model, self.optimizer = prepared
@@ -750,8 +686,8 @@ class FastTrainer(Trainer):
     def end(self) -> None:
         """As in Trainer, for all trainers of the process, once the push under way has ended.
 
-        Ends data workers that live on, and switches back what the plan switched in the process and in the model. To be
-        called by all processes, once each; waits for the slowest. `trainer.model` stays, but of several processes none
+        Switches back what the plan switched in the process and in the model. To be called by all processes, once each;
+        waits for the slowest. `trainer.model` stays, but of several processes none
         can train or evaluate afterwards: they have one process group, which goes.
 
         Raises:
@@ -759,7 +695,6 @@ class FastTrainer(Trainer):
         """
         failure = self._ext_pusher.close() if self.args.push_to_hub else None
         self._ext_planned.restore()
-        self._ext_parts.workers.end(self.accelerator._dataloaders)
         release_group()
         super().end()
         if failure is not None:
@@ -771,7 +706,6 @@ class FastTrainer(Trainer):
         For a trainer inside a run, such as one head of several; `end` comes after the last of them. Never waits.
         """
         self._ext_planned.restore()
-        self._ext_parts.workers.end(self.accelerator._dataloaders)
         self.let_go()
 
     def let_go(self) -> None:
@@ -924,7 +858,7 @@ class FastTrainer(Trainer):
 
     def data_position(self) -> dict[str, Any] | None:
         """Where the training stream stands after the last optimizer step, for JSON; None for other data."""
-        return self._ext_parts.loaders.position(self.state.global_step)
+        return self._ext_parts.loaders.position()
 
     def choose_eval_rows(self) -> None:
         """Chooses the subset of every evaluation set, so that what is wrong with one is said before training."""

@@ -267,7 +267,7 @@ def test_parts_that_take_each_other_form_no_circle():
 def test_each_seam_of_trainer_is_overridden_in_one_place():
     own = [base for base in FastTrainer.__mro__ if base.__module__.split(".")[0] == "hf_ext"]
     assert own == [FastTrainer]
-    assert sum(inspect.isroutine(getattr(Trainer, name, None)) for name in vars(FastTrainer)) > 40
+    assert sum(inspect.isroutine(getattr(Trainer, name, None)) for name in vars(FastTrainer)) > 10
 
 
 def test_types_are_ignored_in_few_places():

@@ -11,11 +11,11 @@ from hf_ext.trainer import FastTrainer
 
 # Folder of hf_ext -> (code lines, files); code is what is neither blank, comment nor docstring.
 BUDGET = {
-    ".": (3192, 36),
+    ".": (3135, 36),
     "affinity": (3651, 39),
     "checkpoints": (2148, 28),
     "comparing": (1530, 19),
-    "data": (4489, 51),
+    "data": (4332, 48),
     "doctor": (2419, 26),
     "embeddings": (468, 7),
     "evaluation": (2585, 25),
@@ -27,10 +27,10 @@ BUDGET = {
     "pde": (1041, 15),
     "recipes": (2, 1),
     "reporting": (3883, 62),
-    "speedups": (2271, 26),
-    "training": (4059, 44),
+    "speedups": (2270, 26),
+    "training": (3951, 41),
 }
-SEAMS, PRIVATE = 44, 24
+SEAMS, PRIVATE = 38, 20
 
 
 def count_code(text: str) -> int:

@@ -3,7 +3,6 @@
 import json
 import logging
 import math
-import multiprocessing
 from pathlib import Path
 
 import numpy as np
@@ -276,27 +275,6 @@ def test_persistent_workers_evaluate_the_dataset_that_is_passed(fast_trainer, de
     trainer.compute_metrics = count_rows
     seen = [trainer.evaluate(*given)["eval_rows"] for given in ((), (other,), (), (other,))]
     assert seen == [8, 40, 8, 40]
-    assert trainer.get_eval_dataloader(other) is trainer.get_eval_dataloader(other)  # workers live on
-    assert trainer.get_eval_dataloader(small) is not trainer.get_eval_dataloader(other)
-
-
-def test_the_end_ends_workers_that_live_on(fast_trainer):
-    trainer = fast_trainer(dataloader_num_workers=2, dataloader_persistent_workers=True)
-    before = {process.pid for process in multiprocessing.active_children()}
-    trainer.evaluate()
-    assert len({process.pid for process in multiprocessing.active_children()} - before) == 2
-    trainer.end()
-    assert {process.pid for process in multiprocessing.active_children()} <= before
-
-
-def test_several_evaluation_sets_are_kept_apart_with_persistent_workers(fast_trainer, demo_rows):
-    sets = {"a": demo_rows.select(range(8)), "b": demo_rows.select(range(24))}
-    workers = {"dataloader_num_workers": 1, "dataloader_persistent_workers": True}
-    trainer = fast_trainer(eval_rows=sets, **workers)
-    trainer.compute_metrics = count_rows
-    for _ in range(2):
-        metrics = trainer.evaluate()
-        assert (metrics["eval_a_rows"], metrics["eval_b_rows"]) == (8, 24)
 
 
 # --- saving and resuming ---------------------------------------------------------------------------------------------

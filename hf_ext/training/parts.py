@@ -14,7 +14,6 @@ from ..reporting.throughput import ThroughputCallback
 from ..training_args import FastTrainingArguments
 from .backends import Backend
 from .collapse import CollapseAlarm
-from .data_workers import DataWorkers
 from .disk_space import DiskSpace
 from .early_stopping import EarlyStopping
 from .embedder import Embedder
@@ -31,7 +30,6 @@ from .places import Places
 from .planned import PlannedRun
 from .profiling import Profiling
 from .progress import HostSteps, SpeedLine
-from .repeatable_loading import RepeatableLoading
 from .resuming import Resumer
 from .stopper import Stopper
 from .team import Team
@@ -59,8 +57,7 @@ class Parts:
         collator: Any,
     ):
         # Data, and what is computed on it.
-        self.loaders = Loaders(args, planned)
-        self.repeatable = RepeatableLoading(args, planned)
+        self.loaders = Loaders(trainer)
         settings = planned.plan["embedding_cache"].settings if planned.applied("embedding_cache") else None
         self.embedder = Embedder(args, team, settings, partial(planned.record, "embedding_cache"))
         self.first_step = FirstStep(trainer)
@@ -87,11 +84,10 @@ class Parts:
         self.disk_space = DiskSpace(args, self.places, backend)
         self.carried: list[Any] = [
             *(self.nan_guard, self.stopper, self.loaders, self.run_clock, self.evaluator, self.oom_policy),
-            *(self.profiling, self.repeatable, self.collapse_alarm, self.early_stopping),
+            *(self.profiling, self.collapse_alarm, self.early_stopping),
         ]
         self.resumer = Resumer(args, team, self.places, backend)
         self.exporter = Exporter(args, backend.is_spread)
-        self.workers = DataWorkers(args, self.places)
         self._schedule = EvaluationSchedule(self.stopper)
         self._masking = [MaskingEpochCallback(collator)] if hasattr(collator, "set_epoch") else []
 

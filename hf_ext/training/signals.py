@@ -11,7 +11,6 @@ from functools import partial
 from types import FrameType
 from typing import Any
 
-from ..data.repeatable_loaders import base_of
 from ..errors import leave_terminal
 
 logger = logging.getLogger(__name__)
@@ -99,5 +98,5 @@ def keep_from_workers(loader: Any) -> Any:
     if getattr(loader, "num_workers", 0):
         init = partial(leave_group, loader.worker_init_fn)
         loader.worker_init_fn = init  # of loaders made from it, where a resumed run drops batches
-        base_of(loader).worker_init_fn = init  # of Accelerate's, which iterates
+        getattr(loader, "base_dataloader", loader).worker_init_fn = init  # of Accelerate's, which iterates
     return loader

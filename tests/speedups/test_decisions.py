@@ -346,7 +346,6 @@ def test_on_a_gpu_workers_are_the_cores_that_are_left(cores, world_size, workers
     assert settings == {
         "dataloader_num_workers": workers,
         "dataloader_pin_memory": True,
-        "dataloader_persistent_workers": workers > 0,
         "dataloader_prefetch_factor": 4 if workers else None,
         "non_blocking": True,
     }
@@ -362,16 +361,16 @@ def test_a_cpu_and_a_cache_need_no_workers():
 def test_fields_that_the_user_set_are_left_alone():
     given = {"dataloader_num_workers": 3, "dataloader_prefetch_factor": 2, "accelerator_config": {"even_batches": True}}
     settings = decide("data_loading", "A100", LORA, **given).settings
-    assert settings == {"dataloader_pin_memory": True, "dataloader_persistent_workers": True}
+    assert settings == {"dataloader_pin_memory": True}
 
 
 def test_workers_that_the_user_set_decide_what_depends_on_them():
     three = decide("data_loading", "cpu", LORA, dataloader_num_workers=3).settings
-    assert (three["dataloader_persistent_workers"], three["dataloader_prefetch_factor"]) == (True, 4)
+    assert three["dataloader_prefetch_factor"] == 4
     none = context("A100", LORA)
     none.args.mark_explicit(frozenset({"dataloader_num_workers"}))  # 0, typed
     settings = next(s for s in REGISTRY if s.NAME == "data_loading").decide(none).settings
-    assert (settings["dataloader_persistent_workers"], settings["dataloader_prefetch_factor"]) == (False, None)
+    assert settings["dataloader_prefetch_factor"] is None
 
 
 def test_pinned_memory_that_a_preset_switched_off_stays_off():

@@ -21,7 +21,7 @@ EVALS = {"eval_strategy": "steps", "eval_steps": 2}
 BEST = {"metric_for_best_model": "set0_loss", "greater_is_better": True}  # falls: the first is best, then it stops
 STEPS = {"eval_steps": 3, "save_steps": 3}
 SUBSET = {**CYCLES, **EVALS, "eval_subset": 3, "metric_for_best_model": "loss"}  # 2 batches, and 2 of the rest
-LIVING_ON = {**CYCLES, **EVALS, "dataloader_num_workers": 1, "dataloader_persistent_workers": True}
+WORKER = {**CYCLES, **EVALS, "dataloader_num_workers": 1}
 
 # What is interrupted, and the step of the checkpoint that it leaves; `True`: an evaluation is left to be made up.
 INTERRUPTED = {
@@ -42,10 +42,10 @@ INTERRUPTED = {
     "where an evaluation is due": (Case({**CYCLES, **EVALS}, ("on_step_end", 2)), 2, True),
     "in an evaluation": (Case({**CYCLES, **EVALS}, ("on_prediction_step", 2)), 2, True),
     "in an evaluation's subset": (Case(SUBSET, ("on_prediction_step", 2)), 2, True),
-    "in an evaluation, with workers that live on": (Case(LIVING_ON, ("on_prediction_step", 2)), 2, True),
-    "in the second evaluation, with workers that live on": (Case(LIVING_ON, ("on_prediction_step", 6)), 4, True),
+    "in an evaluation, with a worker": (Case(WORKER, ("on_prediction_step", 2)), 2, True),
+    "in the second evaluation, with a worker": (Case(WORKER, ("on_prediction_step", 6)), 4, True),
     "in the second evaluation, with workers of the plan": (
-        Case({**LIVING_ON, "speedups": ["data_loading"]}, ("on_prediction_step", 6)),
+        Case({**WORKER, "speedups": ["data_loading"]}, ("on_prediction_step", 6)),
         4,
         True,
     ),
