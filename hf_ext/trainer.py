@@ -32,8 +32,8 @@ from .checkpoints.state.weights import check_loaded, load_scale, load_weights, s
 from .data.even_batches import RepeatedRows
 from .data.random_states import kept_random_states
 from .disk import describe_failure
+from .distributed import Team, release_group, share_group
 from .embeddings.dataset import EmbeddedDataset
-from .embeddings.store import EmbeddingStore
 from .errors import CheckpointError, DiskFailure, RunEnded, StoppedForGood, TrainingStopped
 from .held import replaced
 from .hub.push import HubError
@@ -44,14 +44,13 @@ from .plan import Plan
 from .reporting.progress import messages_above_bars, show_live
 from .training.backends import Backend, choose_backend
 from .training.comparable import spell_out_best
-from .training.encoding import Encoding
+from .training.embedding_cache import encode_sequences
 from .training.evaluation_passes import gives_states, without_states
 from .training.evaluation_record import EvaluationRecord
 from .training.evaluation_schedule import is_evaluated
 from .training.evaluator import Means
 from .training.exporter import can_save_itself, save_pretrained
 from .training.first_look import check_rows, check_training, check_weights, try_evaluation
-from .training.leaving import release_group, share_group
 from .training.loaders import BROKEN, naming_dead_workers, take_rows
 from .training.losses import DecidedLoss, Losses, countable
 from .training.nan_guard import can_be_best, unfiltered
@@ -61,9 +60,7 @@ from .training.optimizers import finish_optimizer
 from .training.parts import Parts
 from .training.planned import plan_run
 from .training.saver import Saver
-from .training.scaling import fit_scaling
 from .training.signals import keep_from_workers
-from .training.team import Team
 from .training.watcher import extended
 
 logger = logging.getLogger(__name__)
@@ -412,10 +409,6 @@ class FastTrainer(Trainer):
             parts.nan_guard.see_again(before)
         return parts.nan_guard.see_loss(loss)
 
-    def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """As in Trainer; positions in tables of embeddings become their rows."""
-        return super()._prepare_inputs(self._ext_parts.embedder.rows(inputs))
-
     def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """As in Trainer; rows that another process trains on count nothing."""
         if isinstance(inputs, RepeatedRows):
@@ -757,33 +750,28 @@ class FastTrainer(Trainer):
     # --- embeddings, for callers who may override each --------------------------------------------------------------
 
     def embed_dataset(self, dataset: Any) -> EmbeddedDataset:
-        """`dataset` with its frozen inputs as positions in embedding tables; see `Embedder.embed`."""
-        return self._ext_parts.embedder.embed(dataset, self._ext_encoding(), self.fill_embedding_store)
-
-    def fill_embedding_store(self, name: str, sequences: Sequence[str]) -> EmbeddingStore:
-        """The store of input `name` with all `sequences` (pairs joined by `|`) in it; all processes share the work."""
-        return self._ext_parts.embedder.fill(name, sequences, self._ext_encoding())
+        """`dataset` with rows of embedding tables for its frozen inputs; see `EmbeddingCache.embed`."""
+        return self._ext_parts.embedder.embed(dataset)
 
     def encode_distinct(self, name: str, sequences: Sequence[str]) -> torch.Tensor:
         """Embeddings of input `name`, through the cache where it is on: (n, width), float32, on the CPU."""
-        return self._ext_parts.embedder.encode(name, sequences, self._ext_encoding(), self.fill_embedding_store)
+        return self._ext_parts.embedder.encode(name, sequences)
 
     def encode_sequences(self, name: str, sequences: Sequence[str]) -> torch.Tensor:
         """Embeddings of input `name`, computed here and now: (n, width), float32. Parts of a pair are joined by `|`.
 
         Encoders that train compute as they do in training: under its autocast.
         """
-        return self._ext_encoding().compute(name, sequences)
+        device, autocast = self.args.device, self.accelerator.autocast
+        return encode_sequences(self.model, self.data_collator, name, sequences, device, autocast)
 
     def embedding_key(self, name: str) -> dict[str, Any]:
         """Everything that decides the value of all embeddings of input `name`; how long ones are cut is known apart."""
-        return self._ext_encoding().describe(name)
+        return self._ext_parts.embedder.key(name)
 
     def fit_scaling(self) -> None:
-        """Gives the model the scale of labels and embeddings; see `hf_ext.training.scaling.fit_scaling`."""
-        embed = self.embed_dataset if self._ext_parts.embedder.is_on else None
-        columns, optional = self.data_collator.columns, self._ext_encoding().optional_inputs
-        fit_scaling(self.model, self.train_dataset, columns, self.encode_distinct, self.args.seed, embed, optional)
+        """Gives the model the scale of labels and embeddings; see `EmbeddingCache.fit_scaling`."""
+        self._ext_parts.embedder.fit_scaling()
 
     # --- what is handed to the parts --------------------------------------------------------------------------------
 
@@ -805,18 +793,6 @@ class FastTrainer(Trainer):
     def _ext_make_eval_loader(self, dataset: Any, rows: Any = None) -> Any:
         given = {"sampler_fn": self._get_eval_sampler, "rows": rows}
         return self._get_dataloader(dataset, "Evaluation", self.args.eval_batch_size, **given)
-
-    def _ext_encoding(self) -> Encoding:
-        return Encoding(
-            self.model,
-            self.data_collator,
-            self.args.device,
-            self.accelerator.autocast,
-            partial(self._ext_backend.encoding, self.model),
-            self._ext_planned.applied("cpu_matmul"),
-            self.encode_sequences,
-            self.embedding_key,
-        )
 
     # --- what a run says of itself ----------------------------------------------------------------------------------
 

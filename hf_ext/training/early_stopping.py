@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
+from ..distributed import Team
 from ..errors import CheckpointError
 from ..evaluation.paired import PairedComparison
 from ..evaluation.stopping_rule import StoppingDecision, StoppingRule
 from .comparable import Watched, choose_watched, comparable_columns
 from .evaluation_passes import Evaluation
-from .team import Team
 
 ROW_BYTES = 26  # of a float64 as JSON has it
 SETTINGS = ("early_stopping_patience", "early_stopping_min_delta", "metric_for_best_model", "eval_subset")

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from ..distributed import Team
 from ..evaluation.dataset_subset import ChosenRows, choose_rows
 from .evaluation_schedule import subset_size
-from .team import Team
 
 FEW_ROWS = 50
 

@@ -13,6 +13,7 @@ import numpy as np
 from transformers import TrainerControl, TrainerState
 from transformers.trainer_utils import EvalLoopOutput
 
+from ..distributed import Team
 from .comparable import check_metric_on_rows, name_undefined
 from .evaluation_passes import (
     Evaluation,
@@ -34,7 +35,6 @@ from .evaluation_schedule import check_callbacks, check_schedule, check_subset, 
 from .now import Training
 from .resuming import Resumed
 from .stopper import Stopper
-from .team import Team
 from .watcher import Watcher, load_watching
 
 FULL_EVERY = 5  # evaluations; the best model so far may owe its subset's score to luck

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 from transformers import TrainerCallback
 
 from ..data.masking import MaskingEpochCallback
+from ..distributed import Team
 from ..reporting.run_clock import RunClockCallback
 from ..reporting.throughput import ThroughputCallback
 from ..training_args import FastTrainingArguments
@@ -16,7 +16,7 @@ from .backends import Backend
 from .collapse import CollapseAlarm
 from .disk_space import DiskSpace
 from .early_stopping import EarlyStopping
-from .embedder import Embedder
+from .embedding_cache import EmbeddingCache
 from .evaluation_record import EvaluationRecord
 from .evaluation_schedule import EvaluationSchedule
 from .evaluator import Evaluator
@@ -32,7 +32,6 @@ from .profiling import Profiling
 from .progress import HostSteps, SpeedLine
 from .resuming import Resumer
 from .stopper import Stopper
-from .team import Team
 
 
 class Parts:
@@ -58,8 +57,7 @@ class Parts:
     ):
         # Data, and what is computed on it.
         self.loaders = Loaders(trainer)
-        settings = planned.plan["embedding_cache"].settings if planned.applied("embedding_cache") else None
-        self.embedder = Embedder(args, team, settings, partial(planned.record, "embedding_cache"))
+        self.embedder = EmbeddingCache(trainer)
         self.first_step = FirstStep(trainer)
         self.nan_guard = NanGuard(trainer, planned.run.padding)
         self.oom_policy = OomPolicy(trainer, planned)

@@ -18,11 +18,11 @@ from ..checkpoints.agreement.hyperparameters import apply_changes, changed_hyper
 from ..checkpoints.format.manifest import PROGRESS
 from ..checkpoints.format.stored import Stored, check_unlisted
 from ..checkpoints.format.tensor_files import read_json
+from ..distributed import Team
 from ..errors import CheckpointError
 from ..training_args import FastTrainingArguments
 from .backends import Backend
 from .places import Places
-from .team import Team
 
 # Allowed to change, these move the place in the data that a number of optimizer steps stands for.
 ORDER = frozenset({"data", "world_size", "seed", "data_seed", *STEP_SIZE})

@@ -16,9 +16,9 @@ from transformers import EarlyStoppingCallback, TrainerCallback, TrainerControl,
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
+from ..distributed import Team
 from .now import Training
 from .signals import STOPPING, SignalWatch
-from .team import Team
 from .watcher import Watcher
 
 STOP_MARGIN_S = 300.0  # before max_hours; a tenth of it, where that is less

@@ -10,12 +10,12 @@ import torch
 from miniature_esm import make_esm
 from transformers import EsmForSequenceClassification, TrainerControl, TrainerState
 
+from hf_ext.distributed import Team
 from hf_ext.training.backends import Replicated
 from hf_ext.training.disk_space import DiskSpace
 from hf_ext.training.now import Training
 from hf_ext.training.places import Places
 from hf_ext.training.stopper import Stopper
-from hf_ext.training.team import Team
 from hf_ext.training_args import FastTrainingArguments
 
 

@@ -11,11 +11,11 @@ from parts_alone import make_args, make_now
 from transformers import EarlyStoppingCallback, EvalPrediction
 from transformers.trainer_utils import EvalLoopOutput
 
+from hf_ext.distributed import Team
 from hf_ext.errors import ArgumentError
 from hf_ext.training.evaluation_record import EvaluationRecord
 from hf_ext.training.evaluator import Evaluator, Means
 from hf_ext.training.stopper import StopCause, Stopper, StopReason
-from hf_ext.training.team import Team
 
 LABELS = np.arange(10.0)
 ROWS = [{"labels": label} for label in LABELS]

@@ -11,9 +11,9 @@ import pytest
 from parts_alone import make_args, make_now
 from transformers import EarlyStoppingCallback
 
+from hf_ext.distributed import Team
 from hf_ext.training.evaluation_record import EvaluationRecord
 from hf_ext.training.stopper import EvaluationGivenUp, StopCause, Stopper, StopReason
-from hf_ext.training.team import Team
 
 
 class Counter:

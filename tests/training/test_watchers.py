@@ -9,11 +9,11 @@ import pytest
 from parts_alone import make_args, make_now
 from watched_runs import LABELS, NUM_ROWS, model_of
 
+from hf_ext.distributed import Team
 from hf_ext.evaluation import collapse_report
 from hf_ext.evaluation.guards import AlarmKind, examine_predictions
 from hf_ext.training.early_stopping import EarlyStopping
 from hf_ext.training.evaluation_passes import Evaluation
-from hf_ext.training.team import Team
 from hf_ext.training.watcher import extended
 
 GOOD, FLAT = model_of(0.3), 8 + (model_of(0.3) - 8) / 50

@@ -13,8 +13,8 @@ from transformers import set_seed
 
 from ...data.drawing import draw_rows
 from ...data.fingerprint import fingerprint
+from ...distributed import do_on_main
 from ...errors import ArgumentError
-from ...main_process import do_on_main
 from ...models.configuration import AffinityConfig
 from ...models.head import ONE_LAYER
 from ...parser import FastArgumentParser
