@@ -33,11 +33,8 @@ from .checkpoints.store import check_unlisted
 from .checkpoints.weights import load_weights, save_checkpoint_weights
 from .data.even_batches import RepeatedRows
 from .data.random_states import kept_random_states
-from .data.repeatable_loaders import base_of
-from .data.seeded_batches import NumberedBatches
-from .data.worker_deaths import BROKEN
+from .distributed import Team, release_group, share_group
 from .embeddings.dataset import EmbeddedDataset
-from .embeddings.store import EmbeddingStore
 from .errors import DiskFailure, RunEnded, StoppedForGood, TrainingStopped
 from .held import replaced
 from .hub.push import HubError
@@ -50,20 +47,16 @@ from .training.backends import Backend, choose_backend
 from .training.backends.deepspeed import check_optimizer
 from .training.checks import check_training
 from .training.comparable import spell_out_best
-from .training.encoding import Encoding
+from .training.embedding_cache import encode_sequences
 from .training.evaluation import gives_states, without_states
-from .training.leaving import release_group, share_group
-from .training.loader_request import LoaderRequest
-from .training.loaders import in_order, reads_text, take_rows
+from .training.loaders import BROKEN, naming_dead_workers, take_rows
 from .training.losses import DecidedLoss, Losses
 from .training.nan_guard import unfiltered
 from .training.oom_policy import find_batch_size
 from .training.optimizers import finish_optimizer
 from .training.parts import Parts
 from .training.planned import plan_run
-from .training.scaling import fit_scaling
 from .training.stop import keep_from_workers
-from .training.team import Team
 
 logger = logging.getLogger(__name__)
 
@@ -257,10 +250,9 @@ class FastTrainer(Trainer):
     @contextmanager
     def _ext_around_training(self, folder: str | None, ignore_keys: list[str] | None) -> Iterator[None]:
         """Around Trainer's own `train`: what has to end however that ends."""
-        parts, resumed = self._ext_parts, self._ext_resumer.resumed
-        parts.repeatable.go_on(None if resumed is None else resumed.state_of("begun_loaders") or ["train"])
+        parts = self._ext_parts
         with ExitStack() as around:
-            around.enter_context(parts.workers.naming_deaths())
+            around.enter_context(naming_dead_workers(self))
             around.callback(parts.profiling.leave)
             around.enter_context(unfiltered(self.args))
             around.enter_context(self._ext_stopper.during_training())
@@ -271,34 +263,15 @@ class FastTrainer(Trainer):
             try:
                 yield
             except BROKEN:
-                time.sleep(0.1)  # torch raises where it hears of a worker's death: here, and not while all is left
+                time.sleep(0.5)  # torch raises where it hears of a worker's death: here, and not while all is left
                 raise
 
     # --- data -------------------------------------------------------------------------------------------------------
 
-    def _remove_unused_columns(self, dataset: Any, description: str | None = None) -> Any:
-        is_text = reads_text(self.data_collator)
-        return dataset if is_text else super()._remove_unused_columns(dataset, description)
-
-    def _get_collator_with_removed_columns(self, data_collator: Any, description: str | None = None) -> Any:
-        is_text = reads_text(self.data_collator)
-        return data_collator if is_text else super()._get_collator_with_removed_columns(data_collator, description)
-
-    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
-        rows = self.train_dataset if train_dataset is None else train_dataset
-        make_stock = partial(super()._get_train_sampler, train_dataset)
-        return self._ext_parts.loaders.sampler(rows, self.data_collator, make_stock)
-
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
         """As in Trainer; for an evaluation while training, of the subset."""
         loader = self._ext_evaluator.loader()
-        if loader is not None:
-            return loader
-        rows = self.eval_dataset if eval_dataset is None else eval_dataset
-        key = rows if isinstance(rows, str) else "eval"
-        rows = self.eval_dataset[rows] if isinstance(rows, str) else rows
-        self._ext_parts.repeatable.look_at(key, rows, vars(self).get("_eval_dataloaders", {}))
-        return super().get_eval_dataloader(eval_dataset)
+        return super().get_eval_dataloader(eval_dataset) if loader is None else loader
 
     def _get_dataloader(
         self,
@@ -315,27 +288,10 @@ class FastTrainer(Trainer):
             self.model.release_encoders()
         if rows is not None:  # taken after that: one table for all parts of a set
             dataset = take_rows(dataset, rows)
-        if not (is_training or find_override(self, "_get_eval_sampler")):
-            sampler_fn = partial(in_order, world_size=self.args.world_size)
-        asked = {"sampler_fn": sampler_fn, "is_training": is_training, "dataloader_key": dataloader_key}
-        stock = partial(super()._get_dataloader, dataset, description, batch_size, **asked)
-        columns = self._remove_unused_columns, self._get_collator_with_removed_columns
-        request = LoaderRequest(
-            dataset, description, batch_size, self.data_collator, sampler_fn, self.accelerator.prepare, *columns, stock
-        )
-        loaders, repeatable = self._ext_parts.loaders, self._ext_parts.repeatable
+        loaders, make = self._ext_parts.loaders, partial(super()._get_dataloader, dataset, description, batch_size)
         if is_training:
-            return keep_from_workers(repeatable.take_train(loaders.train(request, self.loss_counts_items)))
-        key = None if rows is not None else dataloader_key
-        own = self.eval_dataset.get(key) if isinstance(self.eval_dataset, Mapping) else self.eval_dataset
-        return keep_from_workers(repeatable.take_evaluation(loaders.evaluation(request), key, own))
-
-    def set_initial_training_values(self, args: Any, dataloader: Any) -> Any:
-        """As in Trainer; called with the loader that training will use, also where it is the user's own."""
-        self._ext_parts.repeatable.adopt(dataloader, is_training=True)
-        resumed = self._ext_resumer.resumed
-        self._ext_parts.loaders.load(resumed.state_of("data_position") if resumed else None)
-        return super().set_initial_training_values(args, dataloader)
+            return keep_from_workers(loaders.train(dataset, batch_size, sampler_fn, partial(make, is_training=True)))
+        return keep_from_workers(loaders.evaluate(dataset, batch_size, partial(make, sampler_fn)))
 
     # --- model, optimizer, schedule ---------------------------------------------------------------------------------
 
@@ -371,29 +327,10 @@ class FastTrainer(Trainer):
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
         if self.control.should_training_stop:  # transformers 5.23 trains one more step in a run resumed at its last
             return
-        self._ext_begin_order(**kwargs)
         super()._run_epoch(*args, **kwargs)
 
-    def _ext_begin_order(self, *, train_dataloader: Any, epoch: int, **kwargs: Any) -> None:
-        is_continued = kwargs["resume_from_checkpoint"] is not None and epoch == kwargs["epochs_trained"]
-        dropped = kwargs["steps_trained_in_current_epoch"] if is_continued else None
-        if dropped and find_override(self, "_get_train_sampler", "get_train_dataloader"):
-            logger.warning(
-                "The order of rows is the class's own: where it is drawn from generators that nobody seeds, this epoch "
-                "goes on in another order."
-            )
-        base = base_of(train_dataloader)
-        if isinstance(getattr(base, "batch_sampler", None), NumberedBatches):
-            base.batch_sampler.epoch = epoch + 1  # of a loader that Accelerate did not prepare, nobody else
-        self._ext_parts.loaders.begin_epoch(self.state.global_step, dropped)
-
-    def get_batch_samples(self, epoch_iterator: Iterator[Any], *args: Any, **kwargs: Any) -> Any:
-        """As in Trainer; a last batch of rows that another process has is marked as such."""
-        self._ext_parts.workers.note(epoch_iterator)
-        marked = self._ext_parts.loaders.mark_repeated(epoch_iterator, self.accelerator.gradient_state)
-        return super().get_batch_samples(marked, *args, **kwargs)
-
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Any:
+        self._ext_parts.loaders.mark_repeated(batch_samples)
         return super()._get_num_items_in_batch(self._ext_losses.countable(batch_samples), device)
 
     def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -405,10 +342,6 @@ class FastTrainer(Trainer):
         loss = parts.oom_policy.compute(inputs, lambda batch: compute(batch, *args, **kwargs))
         parts.nan_guard.losses.append(loss)
         return loss
-
-    def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """As in Trainer; positions in tables of embeddings become their rows."""
-        return super()._prepare_inputs(self._ext_parts.embedder.rows(inputs))
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """As in Trainer; rows that another process trains on count nothing."""
@@ -470,14 +403,13 @@ class FastTrainer(Trainer):
         metric_key_prefix: str = "eval",
     ) -> EvalLoopOutput:
         """As in Trainer; with `eval_subset`, `dataloader` is of the subset, and all rows follow where due."""
-        with self._ext_parts.workers.naming_deaths():
+        with naming_dead_workers(self):
             return self._ext_evaluator.run(
                 dataloader, (description, prediction_loss_only, ignore_keys, metric_key_prefix)
             )
 
     def _ext_one_pass(self, loader: Any, given: tuple[Any, ...], compute_metrics: Any) -> EvalLoopOutput:
         """Trainer's loop."""
-        self._ext_parts.repeatable.adopt(loader, is_training=False)
         prepared = self._ext_backend.prepare_to_evaluate(self.model, self._ext_make_optimizer)
         if prepared is not None:
             self.model, self.optimizer = prepared
@@ -605,8 +537,8 @@ class FastTrainer(Trainer):
     def end(self) -> None:
         """As in Trainer, for all trainers of the process, once the push under way has ended.
 
-        Ends data workers that live on, and switches back what the plan switched in the process and in the model. To be
-        called by all processes, once each; waits for the slowest. `trainer.model` stays, but of several processes none
+        Switches back what the plan switched in the process and in the model. To be called by all processes, once each;
+        waits for the slowest. `trainer.model` stays, but of several processes none
         can train or evaluate afterwards: they have one process group, which goes.
 
         Raises:
@@ -614,7 +546,6 @@ class FastTrainer(Trainer):
         """
         failure = self._ext_pusher.close() if self.args.push_to_hub else None
         self._ext_planned.run.restore()
-        self._ext_parts.workers.end(self.accelerator._dataloaders)
         release_group()
         super().end()
         if failure is not None:
@@ -626,7 +557,6 @@ class FastTrainer(Trainer):
         For a trainer inside a run, such as one head of several; `end` comes after the last of them. Never waits.
         """
         self._ext_planned.run.restore()
-        self._ext_parts.workers.end(self.accelerator._dataloaders)
         self.let_go()
 
     def let_go(self) -> None:
@@ -678,51 +608,34 @@ class FastTrainer(Trainer):
     # --- embeddings, for callers who may override each --------------------------------------------------------------
 
     def embed_dataset(self, dataset: Any) -> EmbeddedDataset:
-        """`dataset` with its frozen inputs as positions in embedding tables; see `Embedder.embed`."""
-        return self._ext_parts.embedder.embed(dataset, self._ext_encoding(), self.fill_embedding_store)
-
-    def fill_embedding_store(self, name: str, sequences: Sequence[str]) -> EmbeddingStore:
-        """The store of input `name` with all `sequences` (pairs joined by `|`) in it; all processes share the work."""
-        return self._ext_parts.embedder.fill(name, sequences, self._ext_encoding())
+        """`dataset` with rows of embedding tables for its frozen inputs; see `EmbeddingCache.embed`."""
+        return self._ext_parts.embedder.embed(dataset)
 
     def encode_distinct(self, name: str, sequences: Sequence[str]) -> torch.Tensor:
         """Embeddings of input `name`, through the cache where it is on: (n, width), float32, on the CPU."""
-        return self._ext_parts.embedder.encode(name, sequences, self._ext_encoding(), self.fill_embedding_store)
+        return self._ext_parts.embedder.encode(name, sequences)
 
     def encode_sequences(self, name: str, sequences: Sequence[str]) -> torch.Tensor:
         """Embeddings of input `name`, computed here and now: (n, width), float32. Parts of a pair are joined by `|`.
 
         Encoders that train compute as they do in training: under its autocast.
         """
-        return self._ext_encoding().compute(name, sequences)
+        device, autocast = self.args.device, self.accelerator.autocast
+        return encode_sequences(self.model, self.data_collator, name, sequences, device, autocast)
 
     def embedding_key(self, name: str) -> dict[str, Any]:
         """Everything that decides the value of all embeddings of input `name`; how long ones are cut is known apart."""
-        return self._ext_encoding().describe(name)
+        return self._ext_parts.embedder.key(name)
 
     def fit_scaling(self) -> None:
-        """Gives the model the scale of labels and embeddings; see `hf_ext.training.scaling.fit_scaling`."""
-        embed = self.embed_dataset if self._ext_parts.embedder.is_on else None
-        columns, optional = self.data_collator.columns, self._ext_encoding().optional_inputs
-        fit_scaling(self.model, self.train_dataset, columns, self.encode_distinct, self.args.seed, embed, optional)
+        """Gives the model the scale of labels and embeddings; see `EmbeddingCache.fit_scaling`."""
+        self._ext_parts.embedder.fit_scaling()
 
     # --- what is handed to the parts --------------------------------------------------------------------------------
 
     def _ext_make_eval_loader(self, dataset: Any, rows: Any = None) -> Any:
         given = {"sampler_fn": self._get_eval_sampler, "rows": rows}
         return self._get_dataloader(dataset, "Evaluation", self.args.eval_batch_size, **given)
-
-    def _ext_encoding(self) -> Encoding:
-        return Encoding(
-            self.model,
-            self.data_collator,
-            self.args.device,
-            self.accelerator.autocast,
-            partial(self._ext_backend.encoding, self.model),
-            self._ext_planned.applied("cpu_matmul"),
-            self.encode_sequences,
-            self.embedding_key,
-        )
 
     # --- what a run says of itself ----------------------------------------------------------------------------------
 
@@ -753,7 +666,7 @@ class FastTrainer(Trainer):
 
     def data_position(self) -> dict[str, Any] | None:
         """Where the training stream stands after the last optimizer step, for JSON; None for other data."""
-        return self._ext_parts.loaders.position(self.state.global_step)
+        return self._ext_parts.loaders.position()
 
     def choose_eval_rows(self) -> None:
         """Chooses the subset of every evaluation set, so that what is wrong with one is said before training."""

@@ -31,7 +31,7 @@ FLOORS = (
         "disk",
         "out_of_memory",
     },
-    {"main_process", "pretrained"},
+    {"distributed", "pretrained"},
     {"data", "reporting"},
     {"models"},
     {"embeddings", "evaluation", "memory"},
@@ -244,7 +244,7 @@ def test_parts_that_take_each_other_form_no_circle():
 def test_each_seam_of_trainer_is_overridden_in_one_place():
     own = [base for base in FastTrainer.__mro__ if base.__module__.split(".")[0] == "hf_ext"]
     assert own == [FastTrainer]
-    assert sum(inspect.isroutine(getattr(Trainer, name, None)) for name in vars(FastTrainer)) > 15
+    assert sum(inspect.isroutine(getattr(Trainer, name, None)) for name in vars(FastTrainer)) > 10
 
 
 def test_types_are_ignored_in_few_places():

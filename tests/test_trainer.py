@@ -2,7 +2,6 @@
 
 import json
 import math
-import multiprocessing
 from pathlib import Path
 
 import numpy as np
@@ -161,6 +160,14 @@ def test_a_head_learns_from_the_cache_what_it_learns_from_live_encoders(fast_tra
     assert losses(broken) != pytest.approx(losses(live), rel=1e-4)
 
 
+def test_cached_and_live_batches_have_the_same_types(fast_trainer):
+    live, cached = fast_trainer("a"), fast_trainer("b", speedups=["embedding_cache"])
+    batches = [next(iter(trainer.get_train_dataloader())) for trainer in (live, cached)]
+    assert [batch["labels"].dtype for batch in batches] == [torch.float32] * 2
+    assert torch.equal(batches[0]["labels"], batches[1]["labels"])
+    assert [sorted(batch) for batch in batches] == [["labels", "sequences"], ["embeddings", "labels"]]
+
+
 def test_each_sequence_is_encoded_once_ever(fast_trainer, demo_rows):
     first = fast_trainer("a", speedups=["embedding_cache"])
     first.train()
@@ -176,6 +183,35 @@ def test_each_sequence_is_encoded_once_ever(fast_trainer, demo_rows):
     evidence = json.loads((Path(second.args.output_dir) / "plan.json").read_text())["decisions"]
     assert next(d for d in evidence if d["name"] == "embedding_cache")["evidence"]["num_encoded"] == 0
     assert losses(second) == losses(first)
+
+
+def test_columns_that_share_an_encoder_share_its_embeddings(fast_trainer, demo_rows):
+    rows = demo_rows.select(range(120)).map(lambda row: {"light": row["heavy"]})
+    swapped = demo_rows.select(range(120, 160)).map(lambda row: {"light": row["heavy"]})
+    trainer = fast_trainer(speedups=["embedding_cache"], train_rows=rows, eval_rows=swapped)
+    for dataset in (rows, swapped):
+        trainer.embed_dataset(dataset)
+    distinct = len({*rows["heavy"][:], *swapped["heavy"][:]}) + len({*rows["antigen"][:], *swapped["antigen"][:]})
+    assert trainer.plan["embedding_cache"].evidence["num_encoded"] == distinct
+
+
+def test_tables_that_do_not_fit_memory_give_the_same_learning(fast_trainer, monkeypatch):
+    in_memory = fast_trainer("a", speedups=["embedding_cache"])
+    in_memory.train()
+    monkeypatch.setattr("hf_ext.training.embedding_cache.MEMORY_SHARE", 0.0)
+    on_disk = fast_trainer("b", speedups=["embedding_cache"])
+    on_disk.train()
+    assert losses(on_disk) == losses(in_memory)
+
+
+def test_plain_lists_of_rows_are_cached_like_datasets(fast_trainer, demo_rows):
+    from_dataset = fast_trainer("a", speedups=["embedding_cache"])
+    from_dataset.train()
+    rows = demo_rows.to_list()
+    from_list = fast_trainer("b", speedups=["embedding_cache"], train_rows=rows[:120], eval_rows=rows[120:160])
+    from_list.train()
+    assert losses(from_list) == losses(from_dataset)
+    assert from_list.evaluate()["eval_rmse"] == from_dataset.evaluate()["eval_rmse"]
 
 
 # --- order of rows, and which rows -----------------------------------------------------------------------------------
@@ -226,23 +262,14 @@ def count_rows(prediction) -> dict[str, float]:
     return {"rows": float(len(prediction.predictions))}
 
 
-def test_the_end_ends_workers_that_live_on(fast_trainer):
-    trainer = fast_trainer(dataloader_num_workers=2, dataloader_persistent_workers=True)
-    before = {process.pid for process in multiprocessing.active_children()}
-    trainer.evaluate()
-    assert len({process.pid for process in multiprocessing.active_children()} - before) == 2
-    trainer.end()
-    assert {process.pid for process in multiprocessing.active_children()} <= before
-
-
-def test_several_evaluation_sets_are_kept_apart_with_persistent_workers(fast_trainer, demo_rows):
-    sets = {"a": demo_rows.select(range(8)), "b": demo_rows.select(range(24))}
+@pytest.mark.nightly
+def test_persistent_workers_evaluate_the_dataset_that_is_passed(fast_trainer, demo_rows):
+    small, other = demo_rows.select(range(8)), demo_rows.select(range(40))
     workers = {"dataloader_num_workers": 1, "dataloader_persistent_workers": True}
-    trainer = fast_trainer(eval_rows=sets, **workers)
+    trainer = fast_trainer(eval_rows=small, **workers)
     trainer.compute_metrics = count_rows
-    for _ in range(2):
-        metrics = trainer.evaluate()
-        assert (metrics["eval_a_rows"], metrics["eval_b_rows"]) == (8, 24)
+    seen = [trainer.evaluate(*given)["eval_rows"] for given in ((), (other,), (), (other,))]
+    assert seen == [8, 40, 8, 40]
 
 
 # --- saving and resuming ---------------------------------------------------------------------------------------------

@@ -12,8 +12,8 @@ from typing import Any
 
 from torch.optim.lr_scheduler import LambdaLR
 
+from ..distributed import do_on_main
 from ..errors import CheckpointError
-from ..main_process import do_on_main
 from .compare import ANOTHER_RUN, GROUPS, STEP_SIZE, compare_runs, refuse
 from .manifest import PROGRESS, read_json
 from .store import Stored, check_unlisted

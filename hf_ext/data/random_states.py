@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -83,13 +83,15 @@ def put_back(generator: Any, state: Any) -> None:
         generator.setstate(state)
 
 
-def seed_generator(generator: Any, entropy: list[int]) -> None:
-    """Sets a generator to a state that numbers of 0 or more decide alone, whatever was drawn from it before."""
-    mixed = np.random.SeedSequence(entropy)
-    low, high = (int(word) for word in mixed.generate_state(2))
-    if isinstance(generator, torch.Generator):
-        generator.manual_seed(high << 32 | low)
-    elif isinstance(generator, np.random.Generator):
-        generator.bit_generator.state = type(generator.bit_generator)(mixed).state
-    else:
-        generator.seed(low)
+def draws_at_random(make: Callable[[], Any], *holders: Any) -> bool:
+    """Whether `make` takes numbers from generators of the process or of `holders`, which are as before afterwards."""
+    with kept_random_states(*holders):
+        before = _all_states(*holders)
+        make()
+        return before != _all_states(*holders)
+
+
+def _all_states(*holders: Any) -> list[str]:
+    legacy = np.random.get_state(legacy=False)  # noqa: NPY002
+    states = [random.getstate(), legacy, torch.get_rng_state(), *map(state_of, generators_of(*holders))]
+    return [str(state.tolist() if isinstance(state, torch.Tensor) else state) for state in states]

@@ -10,8 +10,8 @@ from typing import Any
 
 from ..arguments.parser import FastArgumentParser
 from ..csv_cells import write_cell
+from ..distributed import do_on_main
 from ..errors import RunEnded
-from ..main_process import do_on_main
 from ..reporting.plots import plot_loss
 from ..reporting.run_record import record_evaluations, record_run, write_json
 from ..reporting.tables import format_table

@@ -88,7 +88,6 @@ class DataLoading:
         settings: dict[str, Any] = {
             "dataloader_num_workers": workers,
             "dataloader_pin_memory": pinned,
-            "dataloader_persistent_workers": workers > 0,
             "dataloader_prefetch_factor": PREFETCH_FACTOR if workers else None,
         }
         if not context.user_set("accelerator_config"):

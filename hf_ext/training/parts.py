@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 from transformers import TrainerCallback
 
 from ..checkpoints.resume import Resumer
 from ..data.masking import MaskingEpochCallback
+from ..distributed import Team
 from ..reporting.run_clock import RunClockCallback
 from ..reporting.throughput import ThroughputCallback
 from ..training_args import FastTrainingArguments
 from .backends import Backend
 from .checks import Checks
 from .collapse import CollapseAlarm
-from .data_workers import DataWorkers
 from .early_stopping import EarlyStopping
-from .embedder import Embedder
+from .embedding_cache import EmbeddingCache
 from .evaluation import Evaluator
 from .export import Exporter
 from .loaders import Loaders
@@ -27,9 +26,7 @@ from .oom_policy import OomPolicy
 from .planned import PlannedRun
 from .profiling import Profiling
 from .progress import HostSteps, MemoryWatch, SpeedLine
-from .repeatable_loading import RepeatableLoading
 from .stop import Stopper
-from .team import Team
 
 
 class Parts:
@@ -51,10 +48,8 @@ class Parts:
         collator: Any,
     ):
         # Data, and what is computed on it.
-        self.loaders = Loaders(args, planned)
-        self.repeatable = RepeatableLoading(args, planned)
-        settings = planned.plan["embedding_cache"].settings if planned.applied("embedding_cache") else None
-        self.embedder = Embedder(args, team, settings, partial(planned.record, "embedding_cache"))
+        self.loaders = Loaders(trainer)
+        self.embedder = EmbeddingCache(trainer)
         self.checks = Checks(trainer)
         self.nan_guard = NanGuard(trainer, planned.run.padding)
         self.oom_policy = OomPolicy(trainer)
@@ -76,11 +71,10 @@ class Parts:
         # Checkpoints, and what they carry of the others.
         self.carried: list[Any] = [
             *(self.nan_guard, self.loaders, self.run_clock, self.evaluator),
-            *(self.profiling, self.repeatable, self.collapse_alarm, self.early_stopping),
+            *(self.profiling, self.collapse_alarm, self.early_stopping),
         ]
         self.resumer = Resumer(trainer)
         self.exporter = Exporter(trainer)
-        self.workers = DataWorkers(args, trainer)
         self._masking = [MaskingEpochCallback(collator)] if hasattr(collator, "set_epoch") else []
 
     def listeners(self) -> Sequence[TrainerCallback]:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ..checkpoints.run_lock import find_other_run
+from ..data.columns import reads_text
 from ..disk import describe_failure, is_disk_failure
 from ..models.quantization import keep_gradients
 from ..plain_arguments import complete_arguments
@@ -96,8 +97,8 @@ class PlannedRun:
 def plan_run(given: Mapping[str, Any], plan: Plan | None, own_loss: str | None, own_batches: str | None) -> PlannedRun:
     """Decides the speed-ups of a run, and checks the decisions; changes nothing.
 
-    Where a speed-up will be applied, the run's arguments are a copy: a second trainer made from the caller's does not
-    scale a learning rate that is scaled already.
+    Where a speed-up will be applied, rows are text or workers would live on, the run's arguments are a copy: a second
+    trainer made from the caller's does not scale a learning rate that is scaled already.
 
     Args:
         given: Trainer's arguments by name.
@@ -113,9 +114,15 @@ def plan_run(given: Mapping[str, Any], plan: Plan | None, own_loss: str | None, 
     keeps_records = plan is not None or asks_for_more(args)
     plan = plan or make_plan(args, model, dataset, collator)
     plan.check()
-    if any(decision.status == "applied" for decision in plan.decisions):
+    is_text, lives_on = reads_text(collator), args.dataloader_persistent_workers
+    if is_text or lives_on or any(decision.status == "applied" for decision in plan.decisions):
         args = copy.copy(args)
         args.accelerator_config = copy.copy(args.accelerator_config)
+    if is_text:  # columns that no model names
+        args.remove_unused_columns = False
+    if lives_on:
+        logger.warning("dataloader_persistent_workers is off: a continued run would draw other random numbers.")
+        args.dataloader_persistent_workers = False
     check_fsdp(args)
     check_parallelism(args, describe_model(model).families)
     check_given(args, given.get("optimizers") or ())

@@ -15,7 +15,6 @@ from typing import Any
 import psutil
 from transformers import EarlyStoppingCallback, TrainerCallback, TrainerControl, TrainerState
 
-from ..data.repeatable_loaders import base_of
 from ..errors import leave_terminal
 
 STOP_MARGIN_S = 300.0  # before max_hours; a tenth of it, where that is less
@@ -209,5 +208,5 @@ def keep_from_workers(loader: Any) -> Any:
     if getattr(loader, "num_workers", 0):
         init = partial(_leave_group, loader.worker_init_fn)
         loader.worker_init_fn = init  # of loaders made from it, where a resumed run drops batches
-        base_of(loader).worker_init_fn = init  # of Accelerate's, which iterates
+        getattr(loader, "base_dataloader", loader).worker_init_fn = init  # of Accelerate's, which iterates
     return loader

@@ -87,7 +87,7 @@ def may_mount(tmp_path_factory):
 
 
 # Under HF_EXT_WORKERS stock Trainer would leave those of the epoch that broke off.
-NO_WORKERS = {"dataloader_num_workers": 0, "dataloader_persistent_workers": False}
+NO_WORKERS = {"dataloader_num_workers": 0}
 
 
 def run(folder, trainer=FastTrainer, **given):

@@ -355,7 +355,6 @@ def test_on_a_gpu_workers_are_the_cores_that_are_left(cores, world_size, workers
     assert decide("data_loading", cores=cores, world_size=world_size).settings == {
         "dataloader_num_workers": workers,
         "dataloader_pin_memory": True,
-        "dataloader_persistent_workers": workers > 0,
         "dataloader_prefetch_factor": 4 if workers else None,
         "non_blocking": True,
     }
@@ -365,7 +364,7 @@ def test_on_a_gpu_workers_are_the_cores_that_are_left(cores, world_size, workers
 def test_fields_that_the_user_set_are_left_alone():
     given = {"dataloader_num_workers": 3, "dataloader_prefetch_factor": 2, "accelerator_config": {"even_batches": True}}
     settings = decide("data_loading", **given).settings
-    assert settings == {"dataloader_pin_memory": True, "dataloader_persistent_workers": True}
+    assert settings == {"dataloader_pin_memory": True}
 
 
 # --- CUDA graphs, and several GPUs in one process --------------------------------------------------------------------

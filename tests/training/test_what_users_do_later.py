@@ -17,7 +17,7 @@ from hf_ext.errors import TrainingStopped
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
-ALONE = {"dataloader_num_workers": 0, "dataloader_persistent_workers": False}
+ALONE = {"dataloader_num_workers": 0}
 
 
 def make(folder, cls=FastTrainer, callbacks=(), **given):

@@ -14,8 +14,8 @@ from transformers import set_seed
 from ...arguments.parser import FastArgumentParser
 from ...data.drawing import draw_rows
 from ...data.fingerprint import fingerprint
+from ...distributed import do_on_main
 from ...errors import ArgumentError
-from ...main_process import do_on_main
 from ...models.configuration import AffinityConfig
 from ...models.head import ONE_LAYER
 from ...reporting.head_search import HEADERS, candidate_rows, error_name, head_name

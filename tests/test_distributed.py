@@ -4,9 +4,11 @@ import errno
 from types import SimpleNamespace
 
 import pytest
+from torch import distributed
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from hf_ext.distributed import Team, release_group, share_group
 from hf_ext.errors import ArgumentError, CheckpointError, DiskFailure
-from hf_ext.training.team import Team
 
 
 def make_team(**given) -> Team:
@@ -52,3 +54,29 @@ def test_waiting_ends_when_the_main_process_waits_no_longer():
     left = [True, False]
     make_team().wait_while(lambda: left.pop(0))
     assert left == []
+
+
+class Holder:
+    """Counts how often it was asked to let go."""
+
+    asked = 0
+
+    def let_go(self):
+        self.asked += 1
+
+
+@pytest.mark.parametrize(("num_processes", "asked"), [(None, 0), (1, 0), (2, 1)])
+def test_all_that_share_the_group_of_several_processes_let_go_of_it_once(num_processes, asked):
+    first, second, gone = Holder(), Holder(), Holder()
+    if num_processes:
+        distributed.init_process_group("fake", rank=0, world_size=num_processes, store=FakeStore())
+    try:
+        for holder in (first, second, gone, first):
+            share_group(holder)
+        del gone, holder
+        release_group()
+        release_group()
+        assert (first.asked, second.asked) == (asked, asked)
+    finally:
+        if num_processes:
+            distributed.destroy_process_group()
