@@ -696,11 +696,6 @@ class FastTrainer(Trainer):
         """
         self._ext_parts.exporter.save_merged(self.model, folder, self.state, self.processing_class, self.data_collator)
 
-    def save_state(self) -> None:
-        """As in Trainer; raises as `save_model` does."""
-        with self._ext_parts.exporter.naming_failures():
-            super().save_state()
-
     # --- the end of a run -------------------------------------------------------------------------------------------
 
     def _finalize_training(self, *args: Any) -> Any:

@@ -11,9 +11,9 @@ from hf_ext.trainer import FastTrainer
 
 # Folder of hf_ext -> (code lines, files); code is what is neither blank, comment nor docstring.
 BUDGET = {
-    ".": (3181, 36),
+    ".": (3178, 36),
     "affinity": (3651, 39),
-    "checkpoints": (1964, 16),
+    "checkpoints": (1951, 16),
     "comparing": (1530, 19),
     "data": (4506, 51),
     "doctor": (2410, 26),
@@ -30,7 +30,7 @@ BUDGET = {
     "speedups": (2271, 26),
     "training": (3655, 41),
 }
-SEAMS, PRIVATE = 43, 23
+SEAMS, PRIVATE = 42, 23
 
 
 def count_code(text: str) -> int:
