@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import shutil
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
@@ -17,7 +18,6 @@ from ..errors import CheckpointError, FolderError
 from .manifest import MANIFEST
 from .store import CHECKPOINT_NAME, CheckpointStore, Stored, verify
 
-CHUNK_BYTES = 4 * 2**20
 LOG_EVERY_S = 10.0
 
 logger = logging.getLogger(__name__)
@@ -171,9 +171,7 @@ def copy_file(source: Path, target: Path) -> None:
     Raises:
         OSError: reading or writing failed. A file system that cannot fsync, as some mounted Drives, is no error.
     """
-    with source.open("rb", buffering=0) as reader, target.open("wb") as writer:
-        while chunk := reader.read(CHUNK_BYTES):
-            writer.write(chunk)
+    shutil.copyfile(source, target)
     sync(target)
     if hasattr(os, "posix_fadvise"):  # so that reading back reads the disk and not the memory just written
         with target.open("rb") as copy:

@@ -221,30 +221,10 @@ class Saver:
 def _optimizer_tensors(
     optimizer: Any, named_parameters: Iterable[tuple[str, torch.Tensor]]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor of an optimizer's state, as "exp_avg of head.weight"; for `not_finite`.
-
-    Args:
-        optimizer: wrapped by Accelerate or not.
-        named_parameters: `model.named_parameters()`.
-
-    Cost: no tensor is copied.
-    """
+    """Every tensor of an optimizer's state, as "exp_avg of head.weight"."""
     known = {id(parameter): name for name, parameter in named_parameters}
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    saved = optimizer.state_dict()
-    for key, value in saved.get("state", saved).items():  # optimizers made of others arrange it as they like
-        is_index = isinstance(key, int) and key < len(parameters)
-        owner = known.get(id(parameters[key]), key) if is_index else key
-        for path, tensor in _leaves(value, ()):
-            yield f"{'.'.join(map(str, path)) or 'state'} of {owner}", tensor
-
-
-def _leaves(value: Any, path: tuple) -> Iterator[tuple[tuple, torch.Tensor]]:
-    if isinstance(value, torch.Tensor):
-        yield path, value
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            yield from _leaves(item, (*path, key))
-    elif isinstance(value, list | tuple):
-        for index, item in enumerate(value):
-            yield from _leaves(item, (*path, index))
+    owners = [known.get(id(parameter)) for group in optimizer.param_groups for parameter in group["params"]]
+    for index, states in optimizer.state_dict()["state"].items():
+        for key, value in states.items():
+            if isinstance(value, torch.Tensor):
+                yield f"{key} of {owners[index]}", value
