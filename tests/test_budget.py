@@ -11,16 +11,16 @@ from hf_ext.trainer import FastTrainer
 
 # Folder of hf_ext -> (code lines, files); code is what is neither blank, comment nor docstring.
 BUDGET = {
-    ".": (3188, 36),
+    ".": (3182, 36),
     "affinity": (3646, 39),
-    "checkpoints": (2112, 25),
+    "checkpoints": (2116, 25),
     "comparing": (1530, 19),
     "data": (4515, 51),
     "doctor": (2419, 26),
     "embeddings": (468, 7),
     "evaluation": (2585, 25),
     "generation": (3022, 32),
-    "hub": (488, 6),
+    "hub": (367, 6),
     "masked_lm": (387, 4),
     "memory": (709, 8),
     "models": (3707, 47),
@@ -30,7 +30,7 @@ BUDGET = {
     "speedups": (2271, 26),
     "training": (3904, 43),
 }
-SEAMS, PRIVATE = 44, 24
+SEAMS, PRIVATE = 42, 23
 
 
 def count_code(text: str) -> int:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from torch.optim.lr_scheduler import LambdaLR
+from transformers.trainer_utils import get_last_checkpoint
 
 from ..errors import CheckpointError
 from ..main_process import do_on_main
@@ -116,9 +117,10 @@ class Resumer:
             if stored is not None:
                 return stored
             if asked is True:
+                last = get_last_checkpoint(self._trainer.args.output_dir)
+                hint = f" One of stock Trainer is continued by its name: resume_from_checkpoint={last!r}."
                 raise CheckpointError(
-                    f"{places.folder}: no checkpoint there that could be continued. (One of stock Trainer is continued "
-                    "by its name alone, resume_from_checkpoint=FOLDER.)"
+                    f"{places.folder}: no checkpoint there that could be continued.{hint if last else ''}"
                 )
             logger.info("No checkpoint in %s: training starts at step 0.", places.folder)
         elif asked not in (None, False, "no"):

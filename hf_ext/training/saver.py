@@ -230,7 +230,7 @@ class Saver:
         if failure is not None:
             logger.error("checkpoint-%d may lack what others wrote into it, or its copy: %s", placed.step, failure)
         if self._trainer.args.push_to_hub:
-            self._trainer._push_from_checkpoint(str(self._places.store.path(placed.step)))
+            self._trainer._ext_pusher.push_checkpoint(placed.step)
 
     def leave(self) -> None:
         """After an exception, where other processes may not be here: waits for the commit that is under way."""
