@@ -11,7 +11,7 @@ from hf_ext.trainer import FastTrainer
 
 # Folder of hf_ext -> (code lines, files); code is what is neither blank, comment nor docstring.
 BUDGET = {
-    ".": (3182, 36),
+    ".": (3186, 36),
     "affinity": (3646, 39),
     "checkpoints": (2116, 25),
     "comparing": (1530, 19),
