@@ -166,7 +166,8 @@ class Resumer:
 
     def remember(self, optimizer: Any) -> None:
         """Keeps what this run's arguments made of the optimizer's groups, before a checkpoint brings back its own."""
-        groups = [{"initial_lr": group["lr"], **group} for group in optimizer.param_groups]
+        # None of an optimizer that DeepSpeed makes from its own file, which is compared instead.
+        groups = [{"initial_lr": group["lr"], **group} for group in getattr(optimizer, "param_groups", ())]
         self._made = [{key: copy.copy(value) for key, value in group.items() if key != "params"} for group in groups]
 
     def apply_changes(self) -> None:
@@ -187,7 +188,7 @@ class Resumer:
             changed = self._changed_settings(groups)
             allowed = {name for name in changed if {name, "all"} & {*args.allow_changed}}
             refuse(resumed.folder, [line for name, line in changed.items() if name not in allowed])
-        if not allowed:
+        if not (allowed and self._made):
             return
         for group, made in zip(groups, self._made):  # what was not allowed is the same in both
             group.update({key: made[key] for key in SETTINGS.values() if key in made})
