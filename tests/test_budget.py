@@ -13,7 +13,7 @@ from hf_ext.trainer import FastTrainer
 BUDGET = {
     ".": (3186, 36),
     "affinity": (3646, 39),
-    "checkpoints": (2117, 25),
+    "checkpoints": (2116, 25),
     "comparing": (1530, 19),
     "data": (4515, 51),
     "doctor": (2419, 26),
