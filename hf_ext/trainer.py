@@ -80,7 +80,6 @@ class FastTrainer(Trainer):
     data_collator: Any
     eval_dataset: Any
     hub_model_id: Any
-    push_in_progress: Any
 
     def __init__(self, *args: Any, plan: Plan | None = None, **kwargs: Any):
         given = _by_name(args, kwargs)
@@ -88,11 +87,14 @@ class FastTrainer(Trainer):
         self._ext_planned = plan_run(given, plan, own_loss, find_override(self, *BATCHES))
         run = self._ext_planned.run
         self._ext_args, self._ext_current_args = run.args, cast(Any, CurrentArguments(self))
-        # Trainer's constructor asks for the loss, and opens the repository on the Hub.
+        # Trainer's constructor asks for the loss.
         self._ext_team, self._ext_losses = Team(self._ext_current_args), Losses(self)
-        self._ext_pusher = Pusher(self)
         with self._ext_planned.applying():  # before Trainer reads arguments, and puts the model on its device
-            super().__init__(**{**given, "args": run.args, "model": run.model})  # a speed-up may have wrapped it
+            with replaced(run.args, push_to_hub=False):  # Trainer would open the repository, and a public one
+                super().__init__(**{**given, "args": run.args, "model": run.model})  # a speed-up may have wrapped it
+            self._ext_pusher = Pusher(self)
+            if self.args.push_to_hub:
+                self._ext_pusher.open()
             self._ext_backend.configure()
             self._ext_listen()
             self._ext_saver.open_folders()  # refuses those that cannot go together
@@ -135,16 +137,8 @@ class FastTrainer(Trainer):
         for listener in self._ext_parts.listeners():
             self.add_callback(listener)
         self.add_callback(Events(self))  # what comes after all of theirs
+        self.add_callback(self._ext_pusher)
 
-    def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
-        """Makes the repository, private unless `hub_private_repo` is False, and proves that it can be written to.
-
-        Raises:
-            HubError: on all processes; see `open_repository`.
-            ArgumentError: `hub_strategy` would push a library's pickles.
-        """
-        self.hub_model_id = self._ext_pusher.open(token, private)
-        self.push_in_progress = self._ext_pusher
 
     # --- the beginning of a run -------------------------------------------------------------------------------------
 
@@ -431,10 +425,11 @@ class FastTrainer(Trainer):
     # --- a checkpoint -----------------------------------------------------------------------------------------------
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        if trial is not None:  # a hyperparameter search has a folder per trial and resumes nothing
-            super()._save_checkpoint(model, trial)
+        save = replaced(self.args, push_to_hub=False)(partial(super()._save_checkpoint, model, trial))
+        if trial is not None:  # a hyperparameter search has a folder per trial, resumes nothing and is not pushed
+            save()
         else:
-            self._ext_saver.save(partial(super()._save_checkpoint, model, trial))
+            self._ext_saver.save(save)
 
     def _get_output_dir(self, trial: Any) -> str:
         return self._ext_saver.staging_root or super()._get_output_dir(trial)
@@ -566,10 +561,6 @@ class FastTrainer(Trainer):
 
     # --- the Hub ----------------------------------------------------------------------------------------------------
 
-    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        if self._ext_saver.staging_root is None:  # else the checkpoint has no name yet
-            self._ext_pusher.push_checkpoint(Path(checkpoint_folder))
-
     def push_to_hub(
         self,
         commit_message: str | None = "End of training",
@@ -597,10 +588,10 @@ class FastTrainer(Trainer):
         """
         self.callback_handler.on_push_begin(self.args, self.state, self.control)
         if self.hub_model_id is None:
-            self.init_hf_repo(token, private)
+            self._ext_pusher.open(token=token, private=private)
         with hold_folders(self.args, together=False):
             self._ext_pusher.save_with_card(self._ext_export, kwargs)
-        return self._ext_pusher.push_model(commit_message, blocking, token, revision, private)
+        return self._ext_pusher.push_model(commit_message, blocking, token=token, revision=revision, private=private)
 
     def _ext_make_batch(self, collator: Any, rows: list[Any]) -> Any:
         return self._prepare_inputs(self._get_collator_with_removed_columns(collator)(rows))

@@ -277,7 +277,9 @@ def _compare(title: str, old: Any, new: Any, names: Names = None, is_strict: boo
 
 
 def _compare_arguments(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Difference]:
-    counts_steps = min(before.get("max_steps", -1), now.get("max_steps", -1)) > 0
+    idle = {"num_train_epochs"} if min(before.get("max_steps", -1), now.get("max_steps", -1)) > 0 else set()
+    if None in (before.get("metric_for_best_model"), now.get("metric_for_best_model")):
+        idle |= {"metric_for_best_model", "greater_is_better"}  # nothing says which is best
     for name in [name for name in before if name in now and name not in STEP_SIZE]:
         one, other = before[name], now[name]
         if one == other:
@@ -286,7 +288,7 @@ def _compare_arguments(before: Mapping[str, Any], now: Mapping[str, Any]) -> Ite
         if name in OTHER_STATES or adds_group:
             yield Difference(f"{_line(name, one, other)}: its states do not fit; start from the weights alone", ())
         else:
-            names = (name,) if name in ANOTHER_RUN and not (name == "num_train_epochs" and counts_steps) else None
+            names = (name,) if name in ANOTHER_RUN - idle else None
             yield from _compare(name, one, other, names, is_strict=True)
 
 

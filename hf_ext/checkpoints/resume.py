@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from torch.optim.lr_scheduler import LambdaLR
+from transformers.trainer_utils import get_last_checkpoint
 
 from ..distributed import do_on_main
 from ..errors import CheckpointError
@@ -115,9 +116,10 @@ class Resumer:
             if stored is not None:
                 return stored
             if asked is True:
+                last = get_last_checkpoint(self._trainer.args.output_dir)
+                hint = f" One of stock Trainer is continued by its name: resume_from_checkpoint={last!r}."
                 raise CheckpointError(
-                    f"{store.folder}: no checkpoint there that could be continued. (One of stock Trainer is continued "
-                    "by its name alone, resume_from_checkpoint=FOLDER.)"
+                    f"{store.folder}: no checkpoint there that could be continued.{hint if last else ''}"
                 )
             logger.info("No checkpoint in %s: training starts at step 0.", store.folder)
         elif asked not in (None, False, "no"):
@@ -163,7 +165,7 @@ class Resumer:
 
     def remember(self, optimizer: Any) -> None:
         """Keeps what this run's arguments made of the optimizer's groups, before a checkpoint brings back its own."""
-        # One that DeepSpeed will make from its own JSON has none yet.
+        # None of an optimizer that DeepSpeed makes from its own file, which is compared instead.
         groups = [{"initial_lr": group["lr"], **group} for group in getattr(optimizer, "param_groups", ())]
         self._made = [{key: copy.copy(value) for key, value in group.items() if key != "params"} for group in groups]
 
@@ -185,7 +187,7 @@ class Resumer:
             changed = self._changed_settings(groups)
             allowed = {name for name in changed if {name, "all"} & {*args.allow_changed}}
             refuse(resumed.folder, [line for name, line in changed.items() if name not in allowed])
-        if not allowed:
+        if not (allowed and self._made):
             return
         for group, made in zip(groups, self._made):  # what was not allowed is the same in both
             group.update({key: made[key] for key in SETTINGS.values() if key in made})

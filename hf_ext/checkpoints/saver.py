@@ -156,7 +156,7 @@ class Saver:
                 logger.error("checkpoint-%d may lack what others wrote into it: %s", self.saved_step, error)
             self.store.begin_copies(self.retention.best_step())
         if self._trainer.args.push_to_hub:
-            self._trainer._push_from_checkpoint(str(self.store.path(self.saved_step)))
+            self._trainer._ext_pusher.push_checkpoint(self.saved_step)
 
     def finish_copies(self) -> str | None:
         """At the end of a run: waits for copies, and deletes what was kept for them; what is not copied, or None."""
