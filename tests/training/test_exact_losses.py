@@ -1,7 +1,6 @@
-"""`Losses` without a Trainer: whose loss it is, and the loss of an evaluation set however it is split."""
+"""`Losses` without a Trainer: whose loss it is, and what counts."""
 
 import logging
-import math
 
 import pytest
 import torch
@@ -52,46 +51,6 @@ def test_before_trainer_is_made_there_is_what_was_given(tmp_path):
     assert losses.decide(make_model(), False, None).function is None
     losses.settle()
     assert losses.decide(make_model(), False, None).is_exact
-
-
-def evaluate(losses, parts, keep=lambda rows: rows):
-    """Three rows of label 0, whose probabilities are 1/2, 3/4 and 3/4, in batches of the sizes `parts`."""
-    logits = torch.tensor([[0.0, 0.0], [math.log(3), 0.0], [math.log(3), 0.0]])
-    loss, metrics = losses.decide(make_model(), False, None), {"eval_loss": -1.0}
-    with losses.rows() as rows:
-        assert losses.wants_rows(loss, ["labels"], None, [])
-        for part in logits.split(parts):
-            losses.keep(loss, part, {}, torch.zeros(len(part), dtype=torch.int64), keep)
-    losses.finish(rows, metrics, "eval")
-    return metrics["eval_loss"]
-
-
-EXPECTED = (math.log(2) + 2 * math.log(4 / 3)) / 3  # 0.4228, and 0.4904 as the mean of the means of [1, 2]
-
-
-@pytest.mark.parametrize("parts", [[3], [1, 2], [2, 1], [1, 1, 1]])
-def test_the_loss_of_an_evaluation_does_not_depend_on_its_batches(losses, parts):
-    assert evaluate(losses, parts) == pytest.approx(EXPECTED, abs=1e-6)
-    assert losses.num_items == 3
-
-
-def test_rows_that_only_fill_a_batch_do_not_count(losses):
-    assert evaluate(losses, [1, 2], keep=lambda rows: rows[:1]) == pytest.approx(
-        (math.log(2) + math.log(4 / 3)) / 2, abs=1e-6
-    )
-
-
-def test_rows_are_wanted_only_in_an_evaluation_whose_loss_is_known(losses):
-    loss = losses.decide(make_model(), False, None)
-    assert not losses.wants_rows(loss, ["labels"], None, [])
-    with losses.rows():
-        assert losses.wants_rows(loss, ["labels"], None, [])
-        assert not losses.wants_rows(loss, ["labels"], "Mine.prediction_step", [])
-        assert not losses.wants_rows(loss, ["start", "end"], None, [])
-        assert not losses.wants_rows(loss, ["labels"], None, ["logits"])
-        assert not losses.wants_rows(losses.decide(make_model(), True, None), ["labels"], None, [])
-    losses.finish([], metrics := {"eval_loss": 2.0}, "eval")
-    assert (metrics, losses.num_items) == ({"eval_loss": 2.0}, None)
 
 
 def test_a_measurement_of_minus_100_counts_and_a_row_of_another_process_does_not(losses):
