@@ -48,7 +48,6 @@ from .training.backends.deepspeed import check_optimizer
 from .training.checks import check_training
 from .training.comparable import spell_out_best
 from .training.embedding_cache import encode_sequences
-from .training.evaluation import gives_states, without_states
 from .training.loaders import BROKEN, naming_dead_workers, take_rows
 from .training.losses import DecidedLoss, Losses
 from .training.nan_guard import unfiltered
@@ -408,12 +407,8 @@ class FastTrainer(Trainer):
         if prepared is not None:
             self.model, self.optimizer = prepared
             self.model_wrapped = self.model
-        loop, instead = super().evaluation_loop, {"compute_metrics": compute_metrics}
-        is_left = given[0] != "Prediction" and given[2] is None and self.preprocess_logits_for_metrics is None
-        if is_left and gives_states(self.model) and not find_override(self, "prediction_step"):
-            instead["preprocess_logits_for_metrics"] = without_states
-        evaluating = self._ext_backend.evaluating(self.model)
-        with replaced(self, **instead), unfiltered(self.args), evaluating, self._ext_losses.rows(given[2]) as rows:
+        loop, evaluating = super().evaluation_loop, self._ext_backend.evaluating(self.model)
+        with replaced(self, compute_metrics=compute_metrics), evaluating, self._ext_losses.rows(given[2]) as rows:
             output = loop(loader, *given)
         self._ext_losses.finish(rows, output.metrics or {}, given[-1])
         return output

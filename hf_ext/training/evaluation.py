@@ -411,14 +411,3 @@ def subset_size(args: Any) -> int | float:
     if value != int(value):
         raise ArgumentError(f"eval_subset={value}: give a whole number of rows (500) or a share up to 1.0 (0.05).")
     return int(value)
-
-
-def gives_states(model: Any) -> bool:
-    """Whether a model returns the states of all layers with its logits, by its configuration."""
-    config = getattr(model, "config", None)
-    return any(getattr(config, f"output_{name}", False) for name in ("hidden_states", "attentions"))
-
-
-def without_states(logits: Any, labels: Any) -> Any:
-    """Those, which are tuples of a tensor a layer, left empty: for all rows they would fill the memory."""
-    return tuple(() if isinstance(part, tuple) else part for part in logits) if isinstance(logits, tuple) else logits
