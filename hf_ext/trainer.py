@@ -127,6 +127,18 @@ class FastTrainer(Trainer):
         if "_ext_planned" in vars(self):  # a subclass may assign before the constructor
             self._ext_planned.run.args = self._ext_args
 
+    @property
+    def optimizer(self) -> Any:
+        """As in Trainer."""
+        return self._ext_optimizer
+
+    @optimizer.setter
+    def optimizer(self, optimizer: Any) -> None:
+        self._ext_optimizer = optimizer
+        if hasattr(optimizer, "param_groups"):  # as it was made: a checkpoint's states bring back settings of their own
+            made = read_hyperparameters(optimizer)
+            self._ext_made = [{"initial_lr": group.get("lr"), **group} for group in made]  # as a schedule will begin
+
     @cached_property
     def _ext_parts(self) -> Parts:
         # Made when first asked for: a class behind this one may do so in its constructor.
@@ -386,11 +398,6 @@ class FastTrainer(Trainer):
         if finished is not made:
             self.optimizer = finished
         check_optimizer(self.args, finished)
-        self._ext_made = None
-        if hasattr(finished, "param_groups"):  # not of one that DeepSpeed will make from its own JSON
-            # Before a checkpoint's states bring back its own; the schedule will begin from these rates.
-            made = read_hyperparameters(finished)
-            self._ext_made = [{"initial_lr": group.get("lr"), **group} for group in made]
         return finished
 
     # --- what a resumed run takes from its checkpoint ---------------------------------------------------------------
@@ -960,8 +967,7 @@ class Events(TrainerCallback):
             trainer._tr_loss.fill_(losses["unlogged"])
             trainer._globalstep_last_logged = losses["last_logged_step"]
         state.compute_steps(trainer.args, state.max_steps)  # Trainer goes on with the intervals of the checkpoint
-        if trainer._ext_made is not None:
-            trainer._ext_resumer.apply_changes(trainer.optimizer, trainer.lr_scheduler, trainer._ext_made)
+        trainer._ext_resumer.apply_changes(trainer.optimizer, trainer.lr_scheduler, trainer._ext_made)
         if resumed.allowed & {"metric_for_best_model", "greater_is_better"}:
             state.best_metric = state.best_global_step = None
             trainer._ext_parts.disk_space.begin_run(None)

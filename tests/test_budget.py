@@ -11,7 +11,7 @@ from hf_ext.trainer import FastTrainer
 
 # Folder of hf_ext -> (code lines, files); code is what is neither blank, comment nor docstring.
 BUDGET = {
-    ".": (3189, 36),
+    ".": (3192, 36),
     "affinity": (3651, 39),
     "checkpoints": (2148, 28),
     "comparing": (1530, 19),

@@ -58,10 +58,19 @@ def test_where_not_one_row_fits_the_largest_batch_is_none():
     assert largest_rows(forecaster_of(), TrainConfig(4, **HALF), 3 * MIB) == 0
 
 
-def test_lines_add_up_to_the_peak():
-    found = forecaster_of().forecast(TrainConfig(8, **HALF))
+def test_lines_add_up_to_the_peak_and_each_way_to_train_holds_what_it_must():
+    forecaster, config = forecaster_of(), TrainConfig(8, **HALF)
+    found = forecaster.forecast(config)
     assert sum(num_bytes for _, num_bytes in found.lines()) == found.peak
     assert found.moment == "backward pass"
+    twice = forecaster.forecast(dataclasses.replace(config, passes=2))  # all gradients are there from the beginning
+    assert twice.gradients == forecaster.all_gradients > found.gradients
+    assert twice.peak > found.peak
+    together = dataclasses.replace(forecaster, sends_gradients=True).forecast(config)  # several processes: twice
+    assert together.peak - found.peak == forecaster.all_gradients
+    there = forecaster.forecast(dataclasses.replace(config, on_host=True))
+    assert found.peak - there.peak == found.optimizer == 2 * forecaster.all_gradients
+    assert there.host == found.optimizer + forecaster.all_gradients
 
 
 def test_with_few_rows_the_optimizer_step_is_the_fullest_moment():
@@ -70,29 +79,6 @@ def test_with_few_rows_the_optimizer_step_is_the_fullest_moment():
     assert found.moment == "optimizer step"
     # Weights, gradients, two states, and a copy of each tensor that steps.
     assert found.peak == found.weights + 4 * forecaster.all_gradients
-
-
-def test_more_passes_hold_all_gradients_from_the_beginning():
-    forecaster = forecaster_of()
-    once, twice = (forecaster.forecast(TrainConfig(8, **HALF, passes=passes)) for passes in (1, 2))
-    assert twice.gradients == forecaster.all_gradients > once.gradients
-    assert twice.peak > once.peak
-
-
-def test_several_processes_hold_gradients_twice():
-    alone = forecaster_of()
-    together = dataclasses.replace(alone, sends_gradients=True)
-    assert (
-        together.forecast(TrainConfig(8, **HALF)).peak - alone.forecast(TrainConfig(8, **HALF)).peak
-        == alone.all_gradients
-    )
-
-
-def test_an_optimizer_on_the_host_leaves_the_device():
-    forecaster = forecaster_of()
-    here, there = (forecaster.forecast(TrainConfig(8, **HALF, on_host=on_host)) for on_host in (False, True))
-    assert here.peak - there.peak == here.optimizer == 2 * forecaster.all_gradients
-    assert there.host == here.optimizer + forecaster.all_gradients
 
 
 # What a step of 8 rows of 1,024 tokens needs to fit into so many GiB: the 650M model trained in full, the
