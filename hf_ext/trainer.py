@@ -30,7 +30,7 @@ from .checkpoints.agreement.run_facts import describe_run
 from .checkpoints.retention.budget import Sizes
 from .checkpoints.run_lock import hold_folders
 from .checkpoints.state.rng import capture_rng, restore_rng
-from .checkpoints.state.weights import check_loaded, load_scale, load_weights, save_weights
+from .checkpoints.state.weights import check_loaded, load_scale, load_weights
 from .data.even_batches import RepeatedRows
 from .data.random_states import kept_random_states
 from .data.repeatable_loaders import base_of
@@ -688,16 +688,13 @@ class FastTrainer(Trainer):
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
         folder = Path(output_dir or str(self.args.output_dir))
-        if not isinstance(self.model, PreTrainedModel | PeftModel):
-            super()._save(str(folder), state_dict)
-            (folder / TRAINING_ARGS_NAME).unlink(missing_ok=True)  # a pickle, with `hub_token` in clear
-            self._ext_save_companions(folder)
-        elif self._ext_saver.is_staged(folder):
+        if isinstance(self.model, PreTrainedModel | PeftModel):
             if self.args.should_save:
-                save_weights(self.model, folder, state_dict)
-            self._ext_save_companions(folder)
-        elif self.args.should_save:
-            self._ext_parts.exporter.write(folder, self.model, state_dict)
+                self._ext_parts.exporter.write(folder, self.model, state_dict, self._ext_saver.is_staged(folder))
+            return
+        super()._save(str(folder), state_dict)
+        (folder / TRAINING_ARGS_NAME).unlink(missing_ok=True)  # a pickle, with `hub_token` in clear
+        self._ext_save_companions(folder)
 
     def _ext_save_companions(self, folder: Path) -> None:
         if self.args.should_save:

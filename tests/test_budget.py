@@ -11,7 +11,7 @@ from hf_ext.trainer import FastTrainer
 
 # Folder of hf_ext -> (code lines, files); code is what is neither blank, comment nor docstring.
 BUDGET = {
-    ".": (3192, 36),
+    ".": (3190, 36),
     "affinity": (3651, 39),
     "checkpoints": (2148, 28),
     "comparing": (1530, 19),
@@ -28,7 +28,7 @@ BUDGET = {
     "recipes": (2, 1),
     "reporting": (3883, 62),
     "speedups": (2271, 26),
-    "training": (3908, 42),
+    "training": (3910, 42),
 }
 SEAMS, PRIVATE = 39, 23
 

@@ -56,11 +56,14 @@ class Exporter:
                 "default) goes on from the newest."
             ) from error
 
-    def write(self, folder: Path, model: Any, state_dict: dict[str, Any] | None = None) -> None:
+    def write(
+        self, folder: Path, model: Any, state_dict: dict[str, Any] | None = None, is_checkpoint: bool = False
+    ) -> None:
         """All files of a model that can save itself, in the place of those of before once all of them are written.
 
         Args:
             state_dict: whole weights where they are spread over processes.
+            is_checkpoint: as of `save_weights`.
         """
         staging = folder / EXPORT_STAGING
         shutil.rmtree(staging, ignore_errors=True)  # what a killed export left
@@ -68,7 +71,7 @@ class Exporter:
         try:
             if (folder / "README.md").is_file():  # which PEFT adds to
                 shutil.copy(folder / "README.md", staging)
-            save_weights(model, staging, state_dict, is_checkpoint=False)
+            save_weights(model, staging, state_dict, is_checkpoint)
             self.save_companions(staging)
             for path in [path for path in staging.rglob("*") if path.is_file()]:
                 target = folder / path.relative_to(staging)
