@@ -136,8 +136,8 @@ class FastTrainer(Trainer):
     def optimizer(self, optimizer: Any) -> None:
         self._ext_optimizer = optimizer
         if hasattr(optimizer, "param_groups"):  # as it was made: a checkpoint's states bring back settings of their own
-            made = read_hyperparameters(optimizer)
-            self._ext_made = [{"initial_lr": group.get("lr"), **group} for group in made]  # as a schedule will begin
+            groups = read_hyperparameters(optimizer)
+            self._ext_made = [{"initial_lr": group.get("lr"), **group} for group in groups]  # as a schedule will begin
 
     @cached_property
     def _ext_parts(self) -> Parts:

@@ -84,7 +84,8 @@ class Exporter:
     def save_companions(self, folder: Path) -> None:
         """What belongs to the weights: tokenizer (None: the collator's), collator, and the arguments without tokens."""
         collator = self._trainer.data_collator
-        for part in (self._trainer.processing_class or getattr(collator, "tokenizer", None), collator):
+        parts: tuple[Any, ...] = (self._trainer.processing_class or getattr(collator, "tokenizer", None), collator)
+        for part in parts:
             if hasattr(part, "save_pretrained"):
                 part.save_pretrained(folder)
         # to_dict masks every field whose name ends in _token.
