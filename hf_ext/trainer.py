@@ -30,7 +30,7 @@ from .checkpoints.retention import Sizes
 from .checkpoints.run_lock import hold_folders
 from .checkpoints.saver import Saver
 from .checkpoints.store import check_unlisted
-from .checkpoints.weights import load_weights, save_checkpoint_weights
+from .checkpoints.weights import load_weights
 from .data.even_batches import RepeatedRows
 from .data.random_states import kept_random_states
 from .distributed import Team, release_group, share_group
@@ -112,6 +112,18 @@ class FastTrainer(Trainer):
         self._ext_args = complete_arguments(args)
         if "_ext_planned" in vars(self):  # a subclass may assign before the constructor
             self._ext_planned.run.args = self._ext_args
+
+    @property
+    def optimizer(self) -> Any:
+        """As in Trainer."""
+        return self._ext_optimizer
+
+    @optimizer.setter
+    def optimizer(self, optimizer: Any) -> None:
+        self._ext_optimizer = optimizer
+        if hasattr(optimizer, "param_groups"):  # as it was made: a checkpoint's states bring back settings of their own
+            groups = read_hyperparameters(optimizer)
+            self._ext_made = [{"initial_lr": group.get("lr"), **group} for group in groups]  # as a schedule will begin
 
     @cached_property
     def _ext_parts(self) -> Parts:
@@ -462,16 +474,13 @@ class FastTrainer(Trainer):
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
         folder = Path(output_dir or str(self.args.output_dir))
-        if not isinstance(self.model, PreTrainedModel | PeftModel):
-            super()._save(str(folder), state_dict)
-            (folder / TRAINING_ARGS_NAME).unlink(missing_ok=True)  # a pickle, with `hub_token` in clear
-            self._ext_save_companions(folder)
-        elif self._ext_saver.is_staged(folder):
+        if isinstance(self.model, PreTrainedModel | PeftModel):
             if self.args.should_save:
-                save_checkpoint_weights(self.model, folder, state_dict)
-            self._ext_save_companions(folder)
-        elif self.args.should_save:
-            self._ext_parts.exporter.write(folder, self.model, state_dict)
+                self._ext_parts.exporter.write(folder, self.model, state_dict, self._ext_saver.is_staged(folder))
+            return
+        super()._save(str(folder), state_dict)
+        (folder / TRAINING_ARGS_NAME).unlink(missing_ok=True)  # a pickle, with `hub_token` in clear
+        self._ext_save_companions(folder)
 
     def _ext_save_companions(self, folder: Path) -> None:
         if self.args.should_save:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -62,7 +63,7 @@ def _report(args: Any, plan: Plan, work: Work, rows: int, capacity: int | None, 
     if isinstance(model, AffinityModel):
         live = {name: tokens for name, tokens in lengths.items() if not cached or name not in model.frozen_inputs}
         embedded = {name: width for name, width in model.embedding_sizes.items() if name not in live}
-        make = partial(affinity_batch, live, embedded)
+        make: Callable[[int], dict[str, Any]] = partial(affinity_batch, live, embedded)
     elif work.make_batch is not None:
         make = work.make_batch
     else:

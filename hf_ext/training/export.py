@@ -13,7 +13,7 @@ from typing import Any
 from safetensors import SafetensorError
 
 from ..checkpoints.finished_model import write_model_manifest
-from ..checkpoints.weights import export_bytes, save_weights
+from ..checkpoints.weights import export_bytes, save_checkpoint_weights, save_weights
 from ..disk import describe_failure, follow_umask, is_disk_failure
 from ..errors import ArgumentError, DiskFailure
 from ..models.lora import merged_copy
@@ -56,11 +56,14 @@ class Exporter:
                 "default) goes on from the newest."
             ) from error
 
-    def write(self, folder: Path, model: Any, state_dict: dict[str, Any] | None = None) -> None:
+    def write(
+        self, folder: Path, model: Any, state_dict: dict[str, Any] | None = None, is_checkpoint: bool = False
+    ) -> None:
         """All files of a model that can save itself, in the place of those of before once all of them are written.
 
         Args:
             state_dict: whole weights where they are spread over processes.
+            is_checkpoint: as of `save_weights`.
         """
         staging = folder / EXPORT_STAGING
         shutil.rmtree(staging, ignore_errors=True)  # what a killed export left
@@ -68,7 +71,11 @@ class Exporter:
         try:
             if (folder / "README.md").is_file():  # which PEFT adds to
                 shutil.copy(folder / "README.md", staging)
-            save_weights(model, staging, state_dict)
+<<<<<<< HEAD
+            (save_checkpoint_weights if is_checkpoint else save_weights)(model, staging, state_dict)
+=======
+            save_weights(model, staging, state_dict, is_checkpoint)
+>>>>>>> w-prog
             self.save_companions(staging)
             for path in [path for path in staging.rglob("*") if path.is_file()]:
                 target = folder / path.relative_to(staging)
@@ -81,7 +88,8 @@ class Exporter:
     def save_companions(self, folder: Path) -> None:
         """What belongs to the weights: tokenizer (None: the collator's), collator, and the arguments without tokens."""
         collator = self._trainer.data_collator
-        for part in (self._trainer.processing_class or getattr(collator, "tokenizer", None), collator):
+        parts: tuple[Any, ...] = (self._trainer.processing_class or getattr(collator, "tokenizer", None), collator)
+        for part in parts:
             if hasattr(part, "save_pretrained"):
                 part.save_pretrained(folder)
         # to_dict masks every field whose name ends in _token.

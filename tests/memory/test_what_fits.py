@@ -57,6 +57,14 @@ def test_lines_add_up_to_the_peak():
     found = forecaster_of().forecast(TrainConfig(8, **HALF))
     assert sum(num_bytes for _, num_bytes in found.lines()) == found.peak
     assert found.moment == "backward pass"
+    twice = forecaster.forecast(dataclasses.replace(config, passes=2))  # all gradients are there from the beginning
+    assert twice.gradients == forecaster.all_gradients > found.gradients
+    assert twice.peak > found.peak
+    together = dataclasses.replace(forecaster, sends_gradients=True).forecast(config)  # several processes: twice
+    assert together.peak - found.peak == forecaster.all_gradients
+    there = forecaster.forecast(dataclasses.replace(config, on_host=True))
+    assert found.peak - there.peak == found.optimizer == 2 * forecaster.all_gradients
+    assert there.host == found.optimizer + forecaster.all_gradients
 
 
 def test_with_few_rows_the_optimizer_step_is_the_fullest_moment():

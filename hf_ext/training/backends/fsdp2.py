@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from accelerate.optimizer import AcceleratedOptimizer
-from accelerate.utils import broadcast, convert_outputs_to_fp32
+from accelerate.utils import broadcast, convert_outputs_to_fp32, get_mixed_precision_context_manager
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
@@ -103,8 +103,10 @@ class Fsdp2(Backend):
         pieces = {id(before[name]): piece for name, piece in model.named_parameters()}
         for group in optimizer.param_groups:
             group["params"] = [pieces.get(id(parameter), parameter) for parameter in group["params"]]
-        if self._accelerator.mixed_precision != "no":
-            model.forward = convert_outputs_to_fp32(self._accelerator.autocast()(model.forward))
+        if self._accelerator.native_amp:
+            autocast = get_mixed_precision_context_manager(True, self._accelerator.autocast_handler)
+            model._original_forward = model.forward  # where accelerate keeps it
+            model.forward = convert_outputs_to_fp32(autocast(model.forward))
         return model, optimizer
 
     def _ready(self, model: nn.Module) -> list[nn.Module]:
