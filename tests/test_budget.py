@@ -11,7 +11,7 @@ from hf_ext.trainer import FastTrainer
 
 # Folder of hf_ext -> (code lines, files); code is what is neither blank, comment nor docstring.
 BUDGET = {
-    ".": (2369, 26),
+    ".": (2305, 26),
     "affinity": (3650, 39),
     "arguments": (602, 8),
     "checkpoints": (2146, 28),
@@ -28,7 +28,7 @@ BUDGET = {
     "pde": (1041, 15),
     "recipes": (2, 1),
     "reporting": (3881, 62),
-    "speedups": (2197, 25),
+    "speedups": (2265, 26),
     "training": (4059, 44),
 }
 SEAMS, PRIVATE = 44, 24

@@ -29,7 +29,7 @@ from hf_ext.data.arguments import DataArguments
 from hf_ext.doctor.arguments import DoctorArguments
 from hf_ext.evaluation.requirements import parse_requirements
 from hf_ext.generation.arguments import GeneratorArguments
-from hf_ext.plan import padding_share
+from hf_ext.speedups.facts import padding_share
 from hf_ext.training_args import FastTrainingArguments
 
 ROOT = Path(__file__).resolve().parent.parent
