@@ -11,27 +11,27 @@ from hf_ext.trainer import FastTrainer
 
 # Folder of hf_ext -> (code lines, files); code is what is neither blank, comment nor docstring.
 BUDGET = {
-    ".": (2305, 26),
-    "affinity": (3650, 39),
+    ".": (2183, 26),
+    "affinity": (3644, 39),
     "arguments": (602, 8),
-    "checkpoints": (2146, 28),
+    "checkpoints": (1927, 13),
     "comparing": (1530, 19),
-    "data": (4489, 51),
-    "doctor": (2419, 26),
+    "data": (4532, 51),
+    "doctor": (2396, 26),
     "embeddings": (468, 7),
     "evaluation": (2585, 25),
-    "generation": (3022, 32),
+    "generation": (3021, 32),
     "hub": (488, 6),
-    "masked_lm": (387, 4),
-    "memory": (709, 8),
-    "models": (3707, 47),
-    "pde": (1041, 15),
+    "masked_lm": (386, 4),
+    "memory": (637, 6),
+    "models": (3755, 48),
+    "pde": (1040, 15),
     "recipes": (2, 1),
     "reporting": (3881, 62),
     "speedups": (2265, 26),
-    "training": (4059, 44),
+    "training": (2984, 31),
 }
-SEAMS, PRIVATE = 44, 24
+SEAMS, PRIVATE = 31, 16
 
 
 def count_code(text: str) -> int:

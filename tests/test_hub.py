@@ -23,7 +23,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import save_file
 from transformers import AutoModelForMaskedLM
 
-from hf_ext.checkpoints.format.manifest import Manifest, hash_file
+from hf_ext.checkpoints.manifest import Manifest, hash_file
 from hf_ext.errors import ArgumentError
 from hf_ext.hub import HubError, model_files, push, push_folder
 from hf_ext.models.affinity import AffinityModel

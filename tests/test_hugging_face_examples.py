@@ -101,9 +101,3 @@ def test_an_example_learns_what_it_learns_with_trainer(script, data):
     assert ours["checkpoints"] == stock["checkpoints"] == ["checkpoint-3", "checkpoint-6"]
     assert (ours["manifests"], stock["manifests"]) == (2, 0)
     assert run(script, "fast", data, ("--seed", "1"))["losses"] != stock["losses"]
-
-
-def test_there_are_five_scripts():
-    assert len(SCRIPTS) == 5
-    if EXAMPLES:
-        assert [name for name in SCRIPTS if not Path(EXAMPLES, name).is_file()] == []

@@ -138,19 +138,3 @@ def test_a_wrong_argument_is_named_with_the_nearest(words, message, tmp_path, mo
         importlib.import_module("compare").main(["--output_dir", str(tmp_path / "out"), *words.split(), "--", "--x"])
     assert message in str(error.value) + capfd.readouterr().err
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.nightly
-def test_one_process_is_held_against_two_by_their_launch_files(recipe, tmp_path) -> None:
-    configs = ROOT / "accelerate_configs"
-    files = ["--baseline_launch", f"{configs / 'cpu.yaml'}", "--optimized_launch", f"{configs / '2cpu_ddp.yaml'}"]
-    sides = ["--baseline", "baseline", "--optimized", "baseline", "--rounds", "1", "--logging_steps", "1"]
-    done = compare(recipe, tmp_path, *sides, *files)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    found = json.loads((tmp_path / "out" / "comparison.json").read_text())["sides"]
-    assert {name: (side["num_processes"], side["sequences_per_step"]) for name, side in found.items()} == {
-        "baseline on cpu": (1, 4),
-        "baseline on 2cpu_ddp": (2, 8),
-    }
-    report = (tmp_path / "out" / "comparison.md").read_text()
-    assert "Sequences per optimizer step DIFFER (8 against 4)" in report

@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import datasets
-import numpy as np
 import pytest
 import torch
 from accelerate.data_loader import BatchSamplerShard
@@ -48,7 +47,7 @@ def test_esm_computes_its_gelu_in_several_operations():
 
 
 def test_a_resumed_esm_of_stock_trainer_loses_its_layer_norms(tmp_path):
-    """Else `save_original_format=False` may go (training/exporter.py, models/affinity.py, state/weights.py)."""
+    """Else `save_original_format=False` may go (training/export.py, models/affinity.py, state/weights.py)."""
     rows = datasets.Dataset.from_dict({"input_ids": [[4, 5, 6, 7]] * 4, "labels": [0.5] * 4})
 
     def trainer(folder, **given):
@@ -66,18 +65,6 @@ def test_a_resumed_esm_of_stock_trainer_loses_its_layer_norms(tmp_path):
     ]
     assert lost
     assert all("LayerNorm" in name for name in lost)
-
-
-def test_predictions_of_stock_trainer_leave_the_order_of_the_data_where_rows_are_grouped_by_length(tmp_path):
-    """Else `in_order` may go (training/loaders.py)."""
-    rows = datasets.Dataset.from_dict(
-        {"input_ids": [[4] * n for n in (3, 9, 5, 7)], "labels": [float(n) for n in (3, 9, 5, 7)]}
-    )
-    args = TrainingArguments(
-        str(tmp_path), train_sampling_strategy="group_by_length", per_device_eval_batch_size=1, **QUIET
-    )
-    labels = Trainer(make_narrow_esm(), args, stack_rows, eval_dataset=rows).predict(rows).label_ids
-    assert np.ravel(labels).tolist() != [3.0, 9.0, 5.0, 7.0]
 
 
 def test_accelerates_shards_of_batches_know_no_epoch():

@@ -69,3 +69,29 @@ def seed_generator(generator: Any, entropy: list[int]) -> None:
         generator.bit_generator.state = type(generator.bit_generator)(mixed).state
     else:
         generator.seed(low)
+
+
+def capture_rng(device: str | torch.device) -> dict[str, Any]:
+    """States of the generators of the process: Python's, NumPy's, torch's, and of all accelerators of `device`'s kind.
+
+    Copies: drawing on does not change them.
+    """
+    module = torch.get_device_module(device)
+    if hasattr(module, "get_rng_state_all"):
+        states = module.get_rng_state_all()
+    else:
+        states = [module.get_rng_state()] if hasattr(module, "get_rng_state") else []
+    numpy = np.random.get_state()  # noqa: NPY002  the generator that libraries draw from
+    return {"python": random.getstate(), "numpy": numpy, "torch": torch.get_rng_state(), "of": module, "states": states}
+
+
+def restore_rng(captured: dict[str, Any]) -> None:
+    """Sets every generator to the state that `capture_rng` found in this process."""
+    random.setstate(captured["python"])
+    np.random.set_state(captured["numpy"])  # noqa: NPY002
+    torch.set_rng_state(captured["torch"])
+    module, states = captured["of"], captured["states"]
+    if hasattr(module, "set_rng_state_all"):
+        module.set_rng_state_all(states)
+    elif states:
+        module.set_rng_state(*states)

@@ -7,7 +7,7 @@ import textwrap
 from typing import Any
 
 from .. import units
-from ..checkpoints.retention.budget import GB
+from ..checkpoints.retention import GB
 from ..evaluation.guards import format_report
 from ..memory.report import MemoryReport, format_memory, format_savings
 from ..reporting.tables import format_table

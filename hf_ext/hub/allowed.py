@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import cast
 
 from ..checkpoints.finished_model import CONFIG, MODEL_MANIFEST, TOKENIZER, WEIGHTS, check_model
-from ..checkpoints.format.manifest import MANIFEST, FileRecord, Manifest
-from ..checkpoints.format.stored import CHECKPOINT_NAME
+from ..checkpoints.manifest import MANIFEST, FileRecord, Manifest
+from ..checkpoints.store import CHECKPOINT_NAME
 from ..errors import ArgumentError
 
 CARD = "README.md"

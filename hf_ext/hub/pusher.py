@@ -17,7 +17,7 @@ from typing import Any
 from huggingface_hub import CommitInfo, ModelCard
 
 from ..arguments.checks import read_hub_strategy
-from ..checkpoints.format.stored import CHECKPOINT_NAME
+from ..checkpoints.store import CHECKPOINT_NAME
 from ..errors import ArgumentError, HfExtError, RunEnded
 from .allowed import CARD, LAST_CHECKPOINT, is_draft
 from .push import HubError, open_repository, push_folder
@@ -94,7 +94,7 @@ class Pusher:
         if folder.absolute().parent != store.folder:
             logger.warning("%s is of a hyperparameter search and is not pushed.", folder)
             return
-        step = trainer._ext_parts.disk_space.best_saved_step(trainer.state) if strategy == "best" else int(number[1])
+        step = trainer._ext_saver.retention.best_step() if strategy == "best" else int(number[1])
         with self._lock:
             known = {self._pushed, *(job.name for job in [self._running, *self._waiting] if job is not None)}
         if step is None or f"checkpoint-{step}" in known or not store.path(step).is_dir():

@@ -22,8 +22,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from ..checkpoints.finished_model import check_model
-from ..checkpoints.state.finite import check_finite
+from ..checkpoints.finished_model import check_finite, check_model
 from ..data.arguments import DataArguments
 from ..data.columns import row_lengths
 from ..data.demo import make_demo_table

@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from transformers import Trainer
 
-from ..checkpoints.finished_model import check_model
-from ..checkpoints.state.finite import check_finite
+from ..checkpoints.finished_model import check_finite, check_model
 from ..data.masking import MaskingEpochCallback
 from ..errors import ArgumentError
 from ..pretrained import check_index, reading

@@ -12,7 +12,6 @@ from transformers import TrainingArguments
 from ..data.repeatable_loaders import base_of
 from ..data.worker_deaths import BROKEN, find_death
 from ..errors import DataWorkerDied
-from .places import Places
 
 
 class DataWorkers:
@@ -20,11 +19,11 @@ class DataWorkers:
 
     Args:
         args: of the run.
-        places: of the run's checkpoints.
+        trainer: whose checkpoints there are.
     """
 
-    def __init__(self, args: TrainingArguments, places: Places):
-        self._args, self._places = args, places
+    def __init__(self, args: TrainingArguments, trainer: Any):
+        self._args, self._trainer = args, trainer
         self._epoch: Any = None
 
     @contextmanager
@@ -50,7 +49,7 @@ class DataWorkers:
             ) from error
 
     def _name_newest(self) -> str:
-        own = self._places.store.checkpoints()
+        own = self._trainer.checkpoints.checkpoints()
         return f"{own[-1].path.name} is the last one saved, and valid." if own else "No checkpoint was saved yet."
 
     def note(self, epoch: Iterator[Any]) -> None:

@@ -36,7 +36,6 @@ from ..held import replaced
 from ..models.lora import unwrap_peft
 from ..overrides import EVALUATION, find_override
 from ..speedups.sample_rows import modes_kept
-from .evaluation_schedule import is_evaluated
 
 NUM_BATCHES = 2  # of each evaluation set
 NUM_NAMED = 5
@@ -195,9 +194,9 @@ def try_evaluation(trainer: Any) -> None:
                 # A collator that makes its generator when first called makes it for itself.
                 one = copy.copy(collator)
                 loader = DataLoader(Subset(rows, places.tolist()), args.eval_batch_size, collate_fn=one)
-                asked = ("Evaluation", compute is None or None, trainer._ext_stopper.ignore_keys, prefix)
+                asked = ("Evaluation", compute is None or None, trainer._ext_evaluator.ignore_keys, prefix)
                 checked = compute and partial(_compute_checked, compute)
-                metrics.update(trainer._ext_one_pass(loader, asked, checked)[0].metrics or {})
+                metrics.update(trainer._ext_one_pass(loader, asked, checked).metrics or {})
             found = metrics
         except ArgumentError:
             raise
@@ -210,7 +209,7 @@ def try_evaluation(trainer: Any) -> None:
     quiet = warnings.catch_warnings(action="ignore")
     with kept_random_states(*holders), modes_kept(trainer.model), without_compiling(trainer), silent, quiet:
         for most_rows in (NUM_BATCHES * args.eval_batch_size, sys.maxsize):
-            team.load_together(partial(evaluate, most_rows), trainer._ext_describe_failure)
+            team.load_together(partial(evaluate, most_rows), trainer._ext_saver.describe_failure)
             if not team.agree([_lack(found, best)])[0]:
                 return
     there = ", ".join(found or ()) or "nothing"
@@ -222,7 +221,7 @@ def try_evaluation(trainer: Any) -> None:
 
 def _may_show_something(args: Any, sets: Mapping[str, Any], compute_metrics: Any, best: str) -> bool:
     """Whether an evaluation may end the run: without saves and a best model, no metric does; ours are known."""
-    if not is_evaluated(args) or args.batch_eval_metrics or getattr(args, "predict_with_generate", False):
+    if args.eval_strategy == "no" or args.batch_eval_metrics or getattr(args, "predict_with_generate", False):
         return False
     if args.save_strategy == "no" and best == "eval_":
         return False

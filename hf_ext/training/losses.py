@@ -149,15 +149,14 @@ class Losses:
     Attributes:
         given: the function that the user gave or assigned.
         is_given: whether that counts; also until Trainer is made, since what it reads meanwhile is what it was given.
-        num_items: in the evaluation before; None where its loss is Trainer's.
     """
 
     def __init__(self, args: FastTrainingArguments):
         self._args = args
         self.given: LossFunction | None = None
         self.is_given = True
-        self.num_items: float | None = None
         self._rows: list[torch.Tensor] | None = None  # per batch of the evaluation at hand: (n, 2), loss and items
+        self._ignored: list[str] | None = None
 
     def give(self, function: LossFunction | None) -> None:
         """Takes the user's function, or that there shall be none."""
@@ -214,52 +213,42 @@ class Losses:
     # --- evaluation -------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def rows(self) -> Iterator[list[torch.Tensor]]:
-        """While an evaluation lasts, takes what `keep` keeps; `finish` sums it."""
+    def rows(self, ignored: list[str] | None) -> Iterator[list[torch.Tensor]]:
+        """While an evaluation lasts, takes what `keep` keeps; `finish` sums it.
+
+        Args:
+            ignored: outputs that Trainer leaves out of the predictions; None for what the model says.
+        """
         rows: list[torch.Tensor] = []
-        with replaced(self, _rows=rows):
+        with replaced(self, _rows=rows, _ignored=ignored):
             yield rows
 
-    def wants_rows(
-        self, loss: DecidedLoss, label_names: list[str], override: str | None, ignored: list[str] | None
-    ) -> bool:
-        """Whether `keep` is to be handed the logits of this batch.
+    def keep(self, loss: DecidedLoss, outputs: Any, labels: Any, bounds: Any, trainer: Any) -> None:
+        """Keeps the losses of a batch's rows in an evaluation, of all processes, where they are known.
 
         Args:
-            override: who overrides a method of `EVALUATION_LOSS`.
-            ignored: outputs that Trainer leaves out of the predictions; None for what the model says. Without the
-                logits among them, the first of the others would be taken for the logits.
+            outputs: of the model, the loss among them.
         """
-        if self._rows is None or override is not None or self._args.use_liger_kernel or label_names != ["labels"]:
-            return False
-        if ignored is None:
-            ignored = getattr(getattr(loss.model, "config", None), "keys_to_ignore_at_inference", None)
-        return loss.has_rows and "logits" not in (ignored or ())
-
-    def keep(
-        self, loss: DecidedLoss, logits: Any, inputs: Mapping[str, Any], labels: Any, gather: Callable[[Any], Any]
-    ) -> None:
-        """Keeps the losses of a batch's rows.
-
-        Args:
-            gather: brings them together from all processes, without the rows that fill the last batch where there are
-                several (`Accelerator.gather_for_metrics`).
-        """
-        rows = loss.sum_rows(logits, labels, inputs.get("bounds"))
-        if rows is not None and self._rows is not None:
-            self._rows.append(gather(rows))
+        if self._rows is None or labels is None or not loss.has_rows or self._args.use_liger_kernel:
+            return
+        config = getattr(loss.model, "config", None)
+        ignored = getattr(config, "keys_to_ignore_at_inference", None) if self._ignored is None else self._ignored
+        if trainer.label_names != ["labels"] or "logits" in (ignored or ()):
+            return
+        rows = loss.sum_rows(outputs["logits"] if isinstance(outputs, Mapping) else outputs[1], labels, bounds)
+        if rows is not None:
+            # Without the rows that fill the last batch where there are several processes.
+            self._rows.append(trainer.accelerator.gather_for_metrics(rows))
 
     def finish(self, per_batch: list[torch.Tensor], metrics: dict[str, float], prefix: str) -> None:
         """Puts the loss over all items among the metrics, where its rows are known."""
-        self.num_items = None
         if not per_batch:
             return
         rows = torch.cat(per_batch).cpu().double().numpy()
         finite = np.isfinite(rows[:, 0])
         if self._args.logging_nan_inf_filter and finite.any():  # as Trainer does with batches
             rows = rows[finite]
-        total, self.num_items = rows[:, 0].sum(), float(rows[:, 1].sum())
-        metrics[f"{prefix}_loss"] = float(total / max(self.num_items, 1.0))
+        metrics[f"{prefix}_loss"] = float(rows[:, 0].sum() / max(float(rows[:, 1].sum()), 1.0))
 
 
 def countable(batches: list[Any], loss: DecidedLoss) -> list[Any]:

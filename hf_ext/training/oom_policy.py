@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from transformers import TrainerCallback
 
-from ..checkpoints.state.rng import capture_rng, restore_rng
 from ..data.batch_parts import copy_batch, count_rows, cut_batch
+from ..data.random_states import capture_rng, restore_rng
 from ..data.token_budget import count_tokens
 from ..errors import ArgumentError, DataError, MemoryExhausted
 from ..hardware import detect_hardware

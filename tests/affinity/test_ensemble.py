@@ -22,7 +22,6 @@ from hf_ext.evaluation import score_predictions
 from hf_ext.evaluation.verdict import judge
 from hf_ext.models.affinity import AffinityModel
 from hf_ext.trainer import FastTrainer
-from hf_ext.training.stopper import StopCause, StopReason
 from hf_ext.training_args import FastTrainingArguments
 
 COLUMNS = ["heavy", "light", "antigen"]
@@ -153,7 +152,7 @@ class StoppedTrainer(FastTrainer):
     def training_step(self, *args, **kwargs):
         if self.args.seed == 43 and self.state.global_step == 12:
             self.control.should_training_stop = self.control.should_save = True
-            self._ext_stopper.reason = StopReason(StopCause.SIGNAL, "test")
+            self._ext_stopper.reason = "received SIGTERM"
         return super().training_step(*args, **kwargs)
 
 

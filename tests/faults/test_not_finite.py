@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback
 
-from hf_ext.checkpoints.format.manifest import Manifest, hash_file
+from hf_ext.checkpoints.manifest import Manifest, hash_file
 from hf_ext.errors import CheckpointError, NotFiniteError, exit_on_errors
 from hf_ext.trainer import FastTrainer
 

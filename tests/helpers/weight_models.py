@@ -24,7 +24,7 @@ from transformers import (
 )
 from transformers.integrations.peft import MIN_PEFT_VERSION
 
-from hf_ext.checkpoints.state.weights import load_weights
+from hf_ext.checkpoints.weights import load_weights
 from hf_ext.errors import CheckpointError
 from hf_ext.models.affinity import AffinityModel
 from hf_ext.models.configuration import TowerSpec

@@ -2,52 +2,14 @@
 
 from types import SimpleNamespace
 
-import pytest
-
 from hf_ext.hardware import describe_hardware
-from hf_ext.speedups import Context, DataFacts, Run, find_batch_size, oom_ladder
+from hf_ext.speedups import Context, DataFacts, Run, find_batch_size
 from hf_ext.training_args import FastTrainingArguments
 
 
 def context(world_size=1, streaming=False, **given):
     args = FastTrainingArguments(output_dir="o", use_cpu=True, report_to="none", **given)
     return Context(describe_hardware("t4"), args, data=DataFacts(100, streaming=streaming), world_size=world_size)
-
-
-def decide(module, **given):
-    decision = module.decide(context(**given))
-    return decision.status, decision.reason
-
-
-def test_the_ladder_is_off_unless_asked_for():
-    assert decide(oom_ladder) == ("off", "not asked for")
-    assert decide(oom_ladder, oom_policy="step_down", without=["oom_ladder"])[0] == "off"
-    assert decide(oom_ladder, oom_policy="step_down")[0] == "applied"
-
-
-def test_presets_take_the_ladder_on_one_process_and_on_several_the_users_word_is_refused():
-    assert decide(oom_ladder, preset="max_speed")[0] == "applied"
-    assert decide(oom_ladder, preset="low_memory")[0] == "applied"
-    assert decide(oom_ladder, preset="baseline")[0] == "off"
-    status, reason = decide(oom_ladder, preset="max_speed", world_size=2)
-    assert status == "skipped"
-    assert "--find_batch_size" in reason
-    assert decide(oom_ladder, preset="max_speed", oom_policy="step_down", world_size=2)[0] == "refused"
-
-
-@pytest.mark.parametrize("module", [oom_ladder, find_batch_size])
-def test_contradictions_are_refused(module):
-    given = {"oom_policy": "step_down", "find_batch_size": True, "auto_find_batch_size": True}
-    status, reason = decide(module, **given)
-    assert status == "refused"
-    assert "leave it out" in reason
-
-
-def test_the_finder():
-    assert decide(find_batch_size) == ("off", "not asked for")
-    assert decide(find_batch_size, find_batch_size=True)[0] == "applied"
-    assert decide(find_batch_size, find_batch_size=True, streaming=True)[0] == "refused"
-    assert decide(find_batch_size, find_batch_size=True, max_tokens_per_batch=100)[0] == "refused"
 
 
 def test_a_loss_that_compares_rows_is_refused_and_one_of_the_users_changes_the_class():

@@ -1,13 +1,15 @@
 """Begun loaders and data workers without a trainer: what a checkpoint keeps of them and gives back."""
 
+from types import SimpleNamespace
+
 import pytest
 from loader_requests import make_args, make_planned
 from torch.utils.data import DataLoader
 
+from hf_ext.checkpoints.store import CheckpointStore
 from hf_ext.data.repeatable_loaders import RepeatableLoader, make_repeatable
 from hf_ext.errors import DataWorkerDied
 from hf_ext.training.data_workers import DataWorkers
-from hf_ext.training.places import Places
 from hf_ext.training.repeatable_loading import RepeatableLoading
 
 KEEPING = {"dataloader_num_workers": 1, "dataloader_persistent_workers": True}
@@ -76,7 +78,9 @@ class Killed(RuntimeError):
 
 
 def test_a_worker_that_died_is_named_with_where_the_run_can_go_on(tmp_path):
-    workers = DataWorkers(make_args(tmp_path, dataloader_num_workers=2), Places(tmp_path))
+    workers = DataWorkers(
+        make_args(tmp_path, dataloader_num_workers=2), SimpleNamespace(checkpoints=CheckpointStore(tmp_path))
+    )
     said = r"Killed\. No checkpoint was saved yet\..*fewer than dataloader_num_work"
     with pytest.raises(DataWorkerDied, match=said), workers.naming_deaths():
         raise Killed("DataLoader worker (pid 7) is killed by signal: Killed.")
@@ -89,5 +93,5 @@ def test_workers_that_live_on_are_ended(tmp_path):
     read(loader)
     (process,) = loader._iterator._workers
     assert process.is_alive()
-    DataWorkers(make_args(tmp_path), Places(tmp_path)).end([loader])
+    DataWorkers(make_args(tmp_path), None).end([loader])
     assert not process.is_alive()

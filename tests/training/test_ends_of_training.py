@@ -6,7 +6,6 @@ import re
 import signal
 import sys
 import threading
-import time
 from functools import partial
 
 import numpy as np
@@ -22,8 +21,6 @@ from torch.utils.data import dataloader
 from train_until_stopped import Case, Collator
 from transformers import TrainerCallback
 
-from hf_ext.checkpoints.format.manifest import Manifest
-from hf_ext.checkpoints.storage.staging import Staging
 from hf_ext.errors import ArgumentError, DataError, DataWorkerDied, NotFiniteError, StoppedForGood, TrainingStopped
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
@@ -165,20 +162,6 @@ def test_a_killed_worker_is_named_with_the_checkpoint_from_which_the_same_comman
     assert re.match(r"DataLoader worker \(pid.* checkpoint-[24] is the last one saved, and valid\. .*--resume", text)
     assert "fewer than dataloader_num_workers=1" in text
     assert same(train(tmp_path / "killed", resume=True), whole)
-
-
-def test_a_worker_that_dies_while_a_checkpoint_is_waited_for_is_named_with_that_checkpoint(tmp_path, monkeypatch):
-    def commit_slowly(staging, *given):
-        time.sleep(0.5)
-        return commit(staging, *given)
-
-    commit = Staging.commit
-    monkeypatch.setattr(Staging, "commit", commit_slowly)
-    trainer = make(tmp_path, kill_a_worker)
-    with pytest.raises(DataWorkerDied, match="checkpoint-2 is the last one saved, and valid"):
-        trainer.train()
-    trainer.end()
-    assert Manifest.read(tmp_path / "checkpoint-2")
 
 
 class Fatal(Collator):

@@ -156,18 +156,6 @@ def test_what_a_callback_saves_at_the_end_of_a_step_stands_after_it(tmp_path):
     assert progress["data_position"]["rows"] == 4
 
 
-def test_the_parts_follow_the_accelerator_that_each_trial_of_a_search_gets(tmp_path):
-    trainer = make(tmp_path)
-    before, backend = trainer.accelerator, trainer._ext_backend
-    trainer.create_accelerator_and_postprocess()
-    assert trainer.accelerator is not before
-    assert trainer._ext_backend is backend  # which the parts hold
-    assert backend._accelerator is trainer.accelerator
-    trainer.train()
-    assert trainer.state.global_step == 8
-    trainer.end()
-
-
 class Early(FastTrainer):
     """Assigns before Trainer's constructor what that will assign."""
 
