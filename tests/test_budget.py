@@ -11,7 +11,7 @@ from hf_ext.trainer import FastTrainer
 
 # Folder of hf_ext -> (code lines, files); code is what is neither blank, comment nor docstring.
 BUDGET = {
-    ".": (2247, 26),
+    ".": (2183, 26),
     "affinity": (3644, 39),
     "arguments": (602, 8),
     "checkpoints": (1927, 13),
@@ -28,7 +28,7 @@ BUDGET = {
     "pde": (1040, 15),
     "recipes": (2, 1),
     "reporting": (3881, 62),
-    "speedups": (2197, 25),
+    "speedups": (2265, 26),
     "training": (2984, 31),
 }
 SEAMS, PRIVATE = 31, 16

@@ -8,8 +8,8 @@ from token_rows import pad_rows
 from torch import nn
 
 from hf_ext.hardware import describe_hardware
-from hf_ext.plan import describe_model
 from hf_ext.speedups import Context, Run, ddp
+from hf_ext.speedups.facts import describe_model
 
 ALL = {"speedups": ["all"]}
 VIEWS = "gradients are views of what is exchanged"
