@@ -13,9 +13,9 @@ from hf_ext.trainer import FastTrainer
 BUDGET = {
     ".": (3170, 36),
     "affinity": (3651, 39),
-    "checkpoints": (2052, 26),
+    "checkpoints": (2098, 27),
     "comparing": (1530, 19),
-    "data": (4504, 51),
+    "data": (4506, 51),
     "doctor": (2419, 26),
     "embeddings": (468, 7),
     "evaluation": (2585, 25),
@@ -27,8 +27,8 @@ BUDGET = {
     "pde": (1041, 15),
     "recipes": (2, 1),
     "reporting": (3883, 62),
-    "speedups": (2226, 22),
-    "training": (3944, 43),
+    "speedups": (2177, 22),
+    "training": (3906, 43),
 }
 SEAMS, PRIVATE = 43, 23
 

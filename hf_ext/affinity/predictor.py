@@ -13,6 +13,7 @@ import pandas as pd
 import torch
 
 from ..checkpoints.finished_model import MODEL_MANIFEST, check_model
+from ..checkpoints.state.finite import check_finite
 from ..data.collators import INPUTS_NAME, SequenceCollator
 from ..data.missing_chains import find_bare_rows, remedy_if_missing
 from ..data.proteins import ResiduePolicy, clean_sequences, format_located
@@ -24,7 +25,6 @@ from ..models.affinity import AffinityModel
 from ..models.exact_encoding import exact_encoding
 from ..models.prediction_intervals import half_width
 from ..pretrained import check_index, reading
-from ..training.nan_guard import check_finite
 from .calibrating import uncalibrated
 
 TOKENS_PER_BATCH = 8192  # sequences times their longest; what an encoder needs of memory beside its weights

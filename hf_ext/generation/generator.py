@@ -11,6 +11,7 @@ import torch
 
 from ..affinity.predictor import find_device
 from ..checkpoints.finished_model import MODEL_MANIFEST, check_model
+from ..checkpoints.state.finite import check_finite
 from ..data.antibody_collator import ANTIGEN_TOKENIZER
 from ..errors import ArgumentError
 from ..hub.fetch import fetch_folder
@@ -19,7 +20,6 @@ from ..models.encoders import load_tokenizer
 from ..models.generation.configuration import GeneratorConfig
 from ..models.generation.model import AntibodyGenerator
 from ..pretrained import check_index, reading
-from ..training.nan_guard import check_finite
 
 # What a model needs; never pickled weights, whatever else lies in a repository.
 _FILES = [

@@ -23,6 +23,7 @@ from transformers import (
 from transformers.utils import logging
 
 from ..checkpoints.finished_model import check_model
+from ..checkpoints.state.finite import check_finite
 from ..data.arguments import DataArguments
 from ..data.columns import row_lengths
 from ..data.demo import make_demo_table
@@ -36,7 +37,6 @@ from ..plain_arguments import stock_arguments
 from ..pretrained import check_index, reading
 from ..reporting.throughput import ThroughputCallback
 from ..trainer import FastTrainer
-from ..training.nan_guard import check_finite
 from .arguments import MaskedLMArguments
 from .results import compute_metrics, sum_rows
 

@@ -12,13 +12,13 @@ import torch
 from transformers import Trainer
 
 from ..checkpoints.finished_model import check_model
+from ..checkpoints.state.finite import check_finite
 from ..data.masking import MaskingEpochCallback
 from ..errors import ArgumentError
 from ..plain_arguments import stock_arguments
 from ..pretrained import check_index, reading
 from ..reporting.throughput import ThroughputCallback
 from ..trainer import FastTrainer
-from ..training.nan_guard import check_finite
 from .arguments import OperatorArguments
 from .collator import OperatorCollator, OperatorRows
 from .configuration import OperatorConfig

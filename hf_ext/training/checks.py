@@ -29,7 +29,6 @@ from ..held import replaced
 from ..models.lora import unwrap_peft
 from ..overrides import BATCHES, EVALUATION, find_override, find_own_loss
 from ..speedups.sample import modes_kept
-from .evaluation_schedule import is_evaluated
 
 NUM_BATCHES = 2  # of each evaluation set
 MIN_ROWS = 4  # of which nothing is known, for an error: one may be odd
@@ -60,7 +59,7 @@ class Checks(TrainerCallback):
         if not find_own_loss(trainer, trainer.compute_loss_func) and not find_override(trainer, *BATCHES):
             num_seen = state.max_steps * trainer.get_total_train_batch_size(args)
             check_rows("train", trainer.train_dataset, trainer.model, trainer.data_collator, num_seen)
-            for name, rows in (trainer._ext_eval_sets if is_evaluated(args) else {}).items():
+            for name, rows in (trainer._ext_eval_sets if args.eval_strategy != "no" else {}).items():
                 check_rows(name, rows, trainer.model, trainer.data_collator)
         if not trainer._ext_backend.is_spread:  # DeepSpeed keeps float32 of its own
             check_weights(trainer.model, getattr(trainer.accelerator, "scaler", None) is not None)
@@ -194,7 +193,7 @@ def check_best_metric(trainer: Any) -> None:
     subclasses that evaluate their own way, and callbacks of the user's that may add metrics.
     """
     args, sets = trainer.args, trainer._ext_eval_sets
-    asked = args.metric_for_best_model if is_evaluated(args) else None
+    asked = args.metric_for_best_model if args.eval_strategy != "no" else None
     hooks = {type(callback).on_evaluate.__module__.split(".")[0] for callback in trainer.callback_handler.callbacks}
     is_left = (
         trainer._ext_backend.is_spread or find_override(trainer, *EVALUATION) or hooks - {"hf_ext", "transformers"}
@@ -235,8 +234,7 @@ def _try_evaluation(trainer: Any) -> dict[str, Any] | None:
                 # A collator that makes its generator when first called makes it for itself.
                 one = copy.copy(collator)
                 loader = DataLoader(Subset(rows, np.unique(places).tolist()), args.eval_batch_size, collate_fn=one)
-                ignored = trainer._ext_stopper.ignore_keys
-                found |= trainer.evaluation_loop(loader, "Evaluation", None, ignored, prefix).metrics or {}
+                found |= trainer.evaluation_loop(loader, "Evaluation", metric_key_prefix=prefix).metrics or {}
         except Exception as error:  # metrics may lack rows; what is wrong with them, an evaluation shows
             logger.warning("The evaluation is not checked before training: %s: %s", type(error).__name__, error)
             return None

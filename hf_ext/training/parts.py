@@ -86,7 +86,7 @@ class Parts:
         self.places = Places(str(args.output_dir), args.local_checkpoint_dir, args.should_save)
         self.disk_space = DiskSpace(args, self.places, backend)
         self.carried: list[Any] = [
-            *(self.nan_guard, self.stopper, self.loaders, self.run_clock, self.evaluator),
+            *(self.stopper, self.loaders, self.run_clock, self.evaluator),
             *(self.profiling, self.repeatable, self.collapse_alarm, self.early_stopping),
         ]
         self.resumer = Resumer(args, team, self.places, backend)

@@ -16,6 +16,7 @@ from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
 
 from ..checkpoints.format.manifest import PROGRESS
+from ..checkpoints.state.finite import not_finite, optimizer_tensors
 from ..checkpoints.storage.additions import Look, look
 from ..checkpoints.storage.staging import Staging
 from ..disk import describe_failure
@@ -23,7 +24,6 @@ from ..errors import CheckpointError, DiskFailure, NotFiniteError
 from ..overrides import is_overridden
 from ..zero import own_part
 from .disk_space import DiskSpace
-from .nan_guard import not_finite, optimizer_tensors
 from .places import Places
 from .stopper import Stopper
 

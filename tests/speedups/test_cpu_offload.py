@@ -205,7 +205,6 @@ def test_a_step_that_nan_policy_leaves_out_is_left_out_on_the_host_too(tmp_path,
         return trainer
 
     plain, ours = run("plain", optim_ext=None), run("ours")
-    assert ours._ext_parts.nan_guard.num_left_out == 1
     assert largest_weight_difference(plain.model, ours.model) == 0.0
     assert ours.model.lm_head.bias.isfinite().all()
 
