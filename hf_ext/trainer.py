@@ -113,18 +113,6 @@ class FastTrainer(Trainer):
         if "_ext_planned" in vars(self):  # a subclass may assign before the constructor
             self._ext_planned.run.args = self._ext_args
 
-    @property
-    def optimizer(self) -> Any:
-        """As in Trainer."""
-        return self._ext_optimizer
-
-    @optimizer.setter
-    def optimizer(self, optimizer: Any) -> None:
-        self._ext_optimizer = optimizer
-        if hasattr(optimizer, "param_groups"):  # as it was made: a checkpoint's states bring back settings of their own
-            groups = read_hyperparameters(optimizer)
-            self._ext_made = [{"initial_lr": group.get("lr"), **group} for group in groups]  # as a schedule will begin
-
     @cached_property
     def _ext_parts(self) -> Parts:
         # Made when first asked for: a class behind this one may do so in its constructor.
@@ -149,7 +137,6 @@ class FastTrainer(Trainer):
             self.add_callback(listener)
         self.add_callback(Events(self))  # what comes after all of theirs
         self.add_callback(self._ext_pusher)
-
 
     # --- the beginning of a run -------------------------------------------------------------------------------------
 
@@ -182,7 +169,7 @@ class FastTrainer(Trainer):
                     self._ext_find_batch_size()
             folder = self._ext_find_checkpoint(resume_from_checkpoint)
             train = partial(super().train, folder, trial, ignore_keys_for_eval)
-            output = self._ext_train_and_copy(train, self._ext_around_training(folder, ignore_keys_for_eval))
+            output = self._ext_train_and_copy(train, self._ext_around_training(folder))
             if self._ext_stopper.reason is not None:
                 self._ext_team.wait_for_everyone()  # torchrun ends the others as soon as one has ended
                 raise self._ext_stop()
@@ -253,7 +240,7 @@ class FastTrainer(Trainer):
             self.fit_scaling()
 
     @contextmanager
-    def _ext_around_training(self, folder: str | None, ignore_keys: list[str] | None) -> Iterator[None]:
+    def _ext_around_training(self, folder: str | None) -> Iterator[None]:
         """Around Trainer's own `train`: what has to end however that ends."""
         parts = self._ext_parts
         with ExitStack() as around:
@@ -261,7 +248,6 @@ class FastTrainer(Trainer):
             around.callback(parts.profiling.leave)
             around.enter_context(unfiltered(self.args))
             around.enter_context(self._ext_stopper.during_training())
-            self._ext_evaluator.ignore_keys = ignore_keys
             # Trainer would evaluate, and log, once more in a continued run.
             around.enter_context(replaced(self.args, eval_on_start=self.args.eval_on_start and folder is None))
             around.enter_context(messages_above_bars(self.callback_handler.callbacks))

@@ -20,41 +20,17 @@ def kept_random_states(*holders: Any) -> Iterator[None]:
     Args:
         holders: objects that may have generators (of torch, numpy or Python) as attributes.
     """
-    states = capture_rng("cuda" if torch.cuda.is_initialized() else "cpu")
+    python, legacy = random.getstate(), np.random.get_state()  # noqa: NPY002  what datasets draw from
+    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
     held = [(generator, state_of(generator)) for generator in generators_of(*holders)]
-    try:
-        yield
-    finally:
-        restore_rng(states)
-        for generator, state in held:
-            put_back(generator, state)
-
-
-def capture_rng(device: str | torch.device = "cpu") -> dict[str, Any]:
-    """States of the generators of Python, NumPy and torch's CPU, and of all accelerators of `device`'s kind.
-
-    Copies: drawing on does not change them.
-    """
-    states: dict[str, Any] = {
-        "python": random.getstate(),
-        "numpy": np.random.get_state(legacy=False),  # noqa: NPY002  the generator that libraries draw from
-        "torch": torch.get_rng_state(),
-    }
-    if (kind := torch.device(device).type) != "cpu":
-        module = torch.get_device_module(kind)
-        has_several = hasattr(module, "get_rng_state_all")
-        states["accelerators"] = module.get_rng_state_all() if has_several else module.get_rng_state()
-        states["put_back"] = module.set_rng_state_all if has_several else module.set_rng_state
-    return states
-
-
-def restore_rng(states: dict[str, Any]) -> None:
-    """Sets every generator to the state that `capture_rng` found."""
-    random.setstate(states["python"])
-    np.random.set_state(states["numpy"])  # noqa: NPY002
-    torch.set_rng_state(states["torch"])
-    if "accelerators" in states:
-        states["put_back"](states["accelerators"])
+    with torch.random.fork_rng(devices):
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(legacy)  # noqa: NPY002
+            for generator, state in held:
+                put_back(generator, state)
 
 
 def generators_of(*holders: Any) -> list[Any]:

@@ -171,44 +171,22 @@ def _measure(run: Run) -> list[_Cost]:
                 continue
             autocast = partial(torch.autocast, sample.device.type, sample.autocast, enabled=sample.autocast is not None)
             tokens = sample.num_tokens
-            if run.args.max_tokens_per_batch:
-                scale = run.args.max_tokens_per_batch / tokens
-            else:
-                scale = run.args.per_device_train_batch_size / sample.num_rows * _times_read(run, sample, rows)
-            for call in _first_calls(sample, layers):
-                layer = measure_layer(sample.module, call.layer, call.args, call.kwargs, autocast, pattern)
-                costs.append(_Cost(layer, call.count, tokens, scale))
+            rows_read = sample.num_rows * tokens / (sample.num_read or tokens)
+            budget = run.args.max_tokens_per_batch
+            scale = budget / tokens if budget else run.args.per_device_train_batch_size / rows_read
+            for called, args, kwargs, number in _first_calls(sample, layers):
+                layer = measure_layer(sample.module, called, args, kwargs, autocast, pattern)
+                costs.append(_Cost(layer, number, tokens, scale))
     return costs
 
 
-def _times_read(run: Run, sample: Sample, rows: list[Any]) -> float:
-    """How many tokens of these rows the encoder reads for each of the sample's: an AffinityModel may feed it twice."""
-    if not hasattr(run.model, "tower_of"):
-        return 1.0
-    encoders = {name: run.model.encoders[str(run.model.tower_of(name).encoder)] for name in run.model.embedding_sizes}
-    names = [name for name, encoder in encoders.items() if sample.module in set(encoder.modules())]
-    masks = (run.collator.encode_rows(name, rows)["attention_mask"] for name in names)
-    return sum(int(mask.sum()) for mask in masks) / sample.num_tokens
-
-
-@dataclass
-class _Call:
-    """What the first layer of its kind is called with, and how often layers of this kind are."""
-
-    layer: nn.Module
-    args: Any
-    kwargs: Any
-    count: int = 0
-
-
-def _first_calls(sample: Sample, layers: list[nn.Module]) -> list[_Call]:
-    """One for each class of layers and shape of states, from one forward pass on the rows of a sample."""
-    calls: dict[Any, _Call] = {}
+def _first_calls(sample: Sample, layers: list[nn.Module]) -> list[list[Any]]:
+    """A layer of each class and shape of states, what it is called with, and how often layers of this kind are."""
+    calls: dict[Any, list[Any]] = {}
 
     def keep(module: nn.Module, args: Any, kwargs: Any) -> None:
         given = [x for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor) and x.is_floating_point()]
-        key = type(module), given[0].shape if given else None
-        calls.setdefault(key, _Call(module, args, kwargs)).count += 1
+        calls.setdefault((type(module), given[0].shape if given else None), [module, args, kwargs, 0])[-1] += 1
 
     handles = [layer.register_forward_pre_hook(keep, with_kwargs=True) for layer in layers]
     try:

@@ -15,7 +15,8 @@ Adam).
 
 from __future__ import annotations
 
-from .base import Context, Decision, Kind, Run, applied, off, refused
+from .base import Context, Decision, Kind, applied, off, refused
+from .trainer_fields import SetsFields
 
 NAME = "batch_size"
 KIND: Kind = "L"
@@ -120,8 +121,4 @@ def _scaled_rate(context: Context, factor: float) -> dict[str, float]:
     return {"learning_rate": context.args.learning_rate * (factor if scaling == "linear" else factor**0.5)}
 
 
-def apply(decision: Decision, run: Run) -> Decision:
-    """Sets Trainer's own fields."""
-    for name, value in decision.settings.items():
-        setattr(run.args, name, value)
-    return decision
+apply = SetsFields.apply  # they are Trainer's own

@@ -26,19 +26,16 @@ _HELD = Held(torch.get_num_threads, torch.set_num_threads)
 
 def decide(context: Context) -> Decision:
     """On where one process has several cores, and the user has not said how many threads."""
-    problem, name = None, chosen_by_user()
     if not context.wants(NAME, KIND):
         return off()
     if context.hardware.kind != "cpu":
-        problem = f"{context.hardware.name} is not a CPU"
-    elif context.world_size > 1:
-        problem = f"{context.world_size} processes share the cores: the launcher says how many each has"
-    elif context.cpu_cores < 2:
-        problem = "one core"
-    elif name:
-        problem = f"{name}={os.environ[name]} is set"
-    if problem:
-        return skipped(problem)
+        return skipped(f"{context.hardware.name} is not a CPU")
+    if context.world_size > 1:
+        return skipped(f"{context.world_size} processes share the cores: the launcher says how many each has")
+    if context.cpu_cores < 2:
+        return skipped("one core")
+    if name := chosen_by_user():
+        return skipped(f"{name}={os.environ[name]} is set")
     return applied(f"one for each of {context.cpu_cores} cores", {"threads": context.cpu_cores})
 
 

@@ -91,13 +91,13 @@ class MaskedLMHead:
         """Applies to the masked language models of `HEADS`, unless the loss is someone else's."""
         if not context.wants(cls.NAME, cls.KIND):
             return off()
-        known, problem = [model.__name__ for model in HEADS], context.replicas
-        if not problem and not set(known) & set(context.model.classes):
-            problem = f"the model is none of {', '.join(known)}"
-        if not problem and context.args.label_smoothing_factor:
-            problem = "--label_smoothing_factor needs all logits"
-        if problem:
-            return skipped(problem)
+        known = [model.__name__ for model in HEADS]
+        if context.replicas:
+            return skipped(context.replicas)
+        if not set(known) & set(context.model.classes):
+            return skipped(f"the model is none of {', '.join(known)}")
+        if context.args.label_smoothing_factor:
+            return skipped("--label_smoothing_factor needs all logits")
         return applied("computed where there is a label")
 
     @classmethod

@@ -45,17 +45,16 @@ def decide(context: Context) -> Decision:
     args, model = context.args, context.model
     if not args.use_peft:
         return context.unasked(NAME, "give --use_peft: it changes what is learned")
-    problem = None
     if NAME in (args.without or []):
-        problem = "--use_peft and --without lora contradict each other: keep one"
-    elif not model.num_parameters:
-        problem = "there is no model yet to adapt: pass the model itself instead of model_init"
-    elif model.frozen_inputs and not model.trains_encoders:
-        problem = FROZEN
-    elif not args.lora_target_modules and not model.families:
-        problem = "which layers to adapt is not known of a model without a configuration: give --lora_target_modules"
-    if problem:
-        return refused(problem)
+        return refused("--use_peft and --without lora contradict each other: keep one")
+    if not model.num_parameters:
+        return refused("there is no model yet to adapt: pass the model itself instead of model_init")
+    if model.frozen_inputs and not model.trains_encoders:
+        return refused(FROZEN)
+    if not args.lora_target_modules and not model.families:
+        return refused(
+            "which layers to adapt is not known of a model without a configuration: give --lora_target_modules"
+        )
     settings = vars(lora_settings(args))
     is_known = args.lora_target_modules or set(model.families) & set(LORA_TARGETS)
     reason = f"adapters train beside {'frozen' if is_known else 'all'} linear layers"

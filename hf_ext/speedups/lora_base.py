@@ -34,20 +34,17 @@ def decide(context: Context) -> Decision:
     """Applies to LoRA where training runs under autocast and the model is whole on each device."""
     if not context.wants(NAME, KIND):
         return off()
-    problem = None
-    trains_in = Precision.decide(context)
-    if not (context.args.use_peft or context.model.has_adapters):
-        problem = "no LoRA"
-    elif asked_bits(context.args):
-        problem = f"quantized_base stores the frozen weights in {asked_bits(context.args)} bits"
-    elif context.args.use_dora:
-        problem = "DoRA takes norms of the frozen weights: they stay in float32"
-    elif trains_in.status != "applied":
-        problem = "nothing is computed in half precision, so that float32 is what the weights are used in"
-    elif are_weights_split(context.args):
-        problem = "the weights are spread over processes, which send them in half precision as it is"
-    if problem:
-        return skipped(problem)
+    args, trains_in = context.args, Precision.decide(context)
+    if not (args.use_peft or context.model.has_adapters):
+        return skipped("no LoRA")
+    if asked_bits(args):
+        return skipped(f"quantized_base stores the frozen weights in {asked_bits(args)} bits")
+    if args.use_dora:
+        return skipped("DoRA takes norms of the frozen weights: they stay in float32")
+    if trains_in.status != "applied":
+        return skipped("nothing is computed in half precision, so that float32 is what the weights are used in")
+    if are_weights_split(args):
+        return skipped("the weights are spread over processes, which send them in half precision as it is")
     dtype = trains_in.settings["mixed_precision"]
     return applied(f"{dtype}, as autocast rounds them", {"dtype": dtype})
 

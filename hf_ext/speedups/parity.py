@@ -37,7 +37,7 @@ import torch
 from torch import nn
 
 from .base import Run
-from .sample import EncoderSample, Sample, evaluating, find_samples, sample_model, spread_rows
+from .sample import EncoderSample, Sample, evaluating, find_samples, first_rows, sample_model
 
 MAX_DIFFERENCE = 1e-4
 MAX_NOISE_RATIO = 2.0  # rounding scores too, as eager attention does, makes about 1.3
@@ -110,7 +110,7 @@ def _sample_around(run: Run, samples: list[Sample]) -> list[Sample]:
     is_around = bool(samples) and isinstance(samples[0], EncoderSample) and samples[0].module is not run.model
     if not is_around or hasattr(run.model, "attach_encoders"):
         return []
-    whole = sample_model(run, spread_rows(run.train_dataset), None)
+    whole = sample_model(run, first_rows(run.train_dataset, is_spread=True), None)
     return [whole] if whole else []
 
 

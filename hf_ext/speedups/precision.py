@@ -36,17 +36,15 @@ class CpuMatmul:
     @classmethod
     def decide(cls, context: Context) -> Decision:
         """Applies to CPUs of AMD with a torch that has oneDNN."""
-        hardware, problem = context.hardware, None
+        hardware = context.hardware
         if not context.wants(cls.NAME, cls.KIND):
             return off()
         if hardware.kind != "cpu":
-            problem = f"{hardware.name} is not a CPU"
-        elif not torch.backends.mkldnn.is_available():
-            problem = "this torch build has no oneDNN"
-        elif hardware.device_name and not is_amd_cpu():
-            problem = "no CPU of AMD: torch's default library is made for this one"
-        if problem:
-            return skipped(problem)
+            return skipped(f"{hardware.name} is not a CPU")
+        if not torch.backends.mkldnn.is_available():
+            return skipped("this torch build has no oneDNN")
+        if hardware.device_name and not is_amd_cpu():
+            return skipped("no CPU of AMD: torch's default library is made for this one")
         return applied("oneDNN's products are float32 too, and faster on AMD's CPUs")
 
     @classmethod
@@ -116,24 +114,21 @@ class Precision:
 
         `--bf16 false` where bf16 would be chosen leaves float32; so does `--fp16 false`.
         """
-        hardware, asked, problem = context.hardware, context.args.mixed_precision, None
+        hardware, asked = context.hardware, context.args.mixed_precision
         if asked in ("bf16", "fp16"):
             return cls._decide_asked(asked, hardware)
         if not context.wants(cls.NAME, cls.KIND):
             return off()
         best = best_precision(hardware)
         if context.args.deepspeed_plugin is not None:
-            problem = (
-                "DeepSpeed casts the whole model to what the launcher says: accelerate launch --mixed_precision bf16"
-            )
-        elif context.caches_all_inputs:
-            problem = "only the head trains, and heads stay in float32"
-        elif best == "fp32":
-            problem = no_half(hardware)
-        elif context.user_set(best):
-            problem = f"--{best} false was asked for"
-        if problem:
-            return skipped(problem)
+            how = "accelerate launch --mixed_precision bf16"
+            return skipped(f"DeepSpeed casts the whole model to what the launcher says: {how}")
+        if context.caches_all_inputs:
+            return skipped("only the head trains, and heads stay in float32")
+        if best == "fp32":
+            return skipped(no_half(hardware))
+        if context.user_set(best):
+            return skipped(f"--{best} false was asked for")
         has = "has native bf16" if best == "bf16" else "has fp16 but no native bf16"
         return applied(f"{hardware.name} {has}", {"mixed_precision": best})
 

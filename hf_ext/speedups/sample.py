@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -36,34 +36,28 @@ MADE_UP_LENGTHS = (17, 33, 50, 64)  # tokens, where the data does not say how to
 STATES = ("last_hidden_state", "logits")  # of what a model puts out, which is compared; else the first tensor
 
 
-def first_rows(dataset: Any, number: int = NUM_ROWS) -> list[Any]:
-    """Up to so many rows; none of an iterator, which would lack them afterwards."""
+def first_rows(dataset: Any, number: int = NUM_ROWS, is_spread: bool = False) -> list[Any]:
+    """Up to so many rows; none of an iterator, which would lack them afterwards.
+
+    Args:
+        is_spread: from the first to the last where they are numbered: of sorted data, the first are alike.
+    """
     if dataset is None or isinstance(dataset, Iterator):
         return []
-    rows: Iterable[Any] = dataset if not hasattr(dataset, "__len__") else map(dataset.__getitem__, range(len(dataset)))
-    return list(islice(iter(rows), number))
-
-
-def spread_rows(dataset: Any, number: int = NUM_ROWS) -> list[Any]:
-    """As `first_rows`, and from the first to the last: where data is sorted, the first are equally long, or alike."""
-    if dataset is None or isinstance(dataset, Iterator) or not hasattr(dataset, "__len__"):
-        return first_rows(dataset, number)
+    if not hasattr(dataset, "__len__"):
+        return list(islice(iter(dataset), number))
     last = len(dataset) - 1
-    return [dataset[i] for i in sorted({last * i // (number - 1) for i in range(number)})] if last >= 0 else []
+    places = {last * i // (number - 1) for i in range(number)} if is_spread else range(min(number, last + 1))
+    return [dataset[i] for i in sorted(places)] if last >= 0 else []
 
 
 def longest_rows(dataset: Any, collator: Any, length_column: str, number: int = NUM_ROWS) -> list[Any]:
     """Up to so many rows with the most residues; the first ones where the data does not tell."""
-    if dataset is None or not has_numbered_rows(dataset) or not len(dataset):
+    inputs, is_numbered = getattr(collator, "columns", {}), dataset is not None and has_numbered_rows(dataset)
+    if not is_numbered or not len(dataset) or not (inputs or length_column in column_names(dataset)):
         return first_rows(dataset, number)
-    if inputs := getattr(collator, "columns", {}):
-        lengths = row_lengths(dataset, inputs)
-    elif length_column in column_names(dataset):
-        lengths = dataset[length_column][:]
-    else:
-        return first_rows(dataset, number)
-    longest = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)[:number]
-    return [dataset[i] for i in longest]
+    lengths = row_lengths(dataset, inputs) if inputs else dataset[length_column][:]
+    return [dataset[i] for i in sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)[:number]]
 
 
 def collate(model: Any, collator: Any, args: Any, rows: list[Any]) -> dict[str, Any]:
@@ -127,6 +121,7 @@ class Sample:
         batch: arguments of its forward.
         autocast: dtype that training runs under; None for that of the weights.
         pattern: of the names of repeated layers, as of `find_blocks`.
+        num_read: tokens of these rows that an encoder of several inputs reads in all; 0 for those of the batch.
         least_scale: differences of states are relative to the largest one, and to this where that is smaller.
     """
 
@@ -134,6 +129,7 @@ class Sample:
     batch: dict[str, Any]
     autocast: torch.dtype | None
     pattern: str | None = None
+    num_read: int = 0
     least_scale: ClassVar[float] = 0.0
 
     @property
@@ -304,12 +300,13 @@ def _tower_samples(run: Run, rows: list[Any]) -> list[Sample]:
     for name in run.model.embedding_sizes:
         index = run.model.tower_of(name).encoder
         inside = find_encoders(run.model.encoders[str(index)])
-        if not inside or index in samples:
+        if not inside:
             continue
         batch = send_to_device(run.collator.encode_rows(name, rows), run.args.device)
         frozen = run.model.config.encoder_specs[index].training == "frozen"
         autocast = run.model.encoder_autocast if frozen else training_dtype(run.args)
-        samples[index] = EncoderSample(inside[0], _given(batch), autocast)
+        sample = samples.setdefault(index, EncoderSample(inside[0], _given(batch), autocast))
+        samples[index] = replace(sample, num_read=sample.num_read + int(batch["attention_mask"].sum()))
     return list(samples.values())
 
 

@@ -17,7 +17,30 @@ CPU_TOKENS_PER_BATCH = 2048  # larger batches leave the CPU's caches: measured 1
 GPU_TOKENS_PER_BATCH = 65536  # halves itself where it does not fit
 
 
-class LengthGrouping:
+class ByTrainer:
+    """What these share: `settings` are fields of Trainer's arguments, or nothing that anybody sets."""
+
+    NAME: ClassVar[str]
+    KIND: ClassVar[Kind] = "I"
+
+    @classmethod
+    def apply(cls, decision: Decision, run: Run) -> Decision:
+        """Changes nothing: a part of `hf_ext/training` does what was decided."""
+        return decision
+
+
+class SetsFields(ByTrainer):
+    """Those whose settings are fields."""
+
+    @classmethod
+    def apply(cls, decision: Decision, run: Run) -> Decision:
+        """Sets Trainer's fields of the same names as the settings; `non_blocking` is one of Accelerate's."""
+        for name, value in decision.settings.items():
+            setattr(run.args.accelerator_config if name == "non_blocking" else run.args, name, value)
+        return decision
+
+
+class LengthGrouping(SetsFields):
     """Batches of similar length, so that little of a batch is padding.
 
     Class I in expectation: each epoch still sees every row once, in random order of batches; which rows share a batch
@@ -27,46 +50,36 @@ class LengthGrouping:
     where sequences are packed, or where all inputs come from the embedding cache.
     """
 
-    NAME: ClassVar[str] = "length_grouping"
-    KIND: ClassVar[Kind] = "I"
+    NAME = "length_grouping"
 
     @classmethod
     def decide(cls, context: Context) -> Decision:
         """On where an encoder runs on batches whose padding is worth removing."""
-        args, problem = context.args, None
+        args = context.args
         if context.user_set("train_sampling_strategy"):
-            problem = f"--train_sampling_strategy {args.train_sampling_strategy} was asked for"
-        elif not context.wants(cls.NAME, cls.KIND):
+            return skipped(f"--train_sampling_strategy {args.train_sampling_strategy} was asked for")
+        if not context.wants(cls.NAME, cls.KIND):
             return off()
-        elif args.max_tokens_per_batch is not None and "token_budget" not in (args.without or []):
-            problem = "--max_tokens_per_batch sorts rows into batches itself"
-        elif context.data.streaming:
-            problem = "a stream's lengths are not known in advance"
-        elif context.caches_all_inputs:
-            problem = "no encoder runs while training: nothing is padded"
-        elif not context.data.has_lengths:
-            problem = (
-                f"the dataset has no column '{args.length_column_name}' (--length_column_name); rows of one size, as "
-                "images are, need none"
-            )
-        elif context.low_padding:
-            problem = context.low_padding
-        elif set(context.model.families) <= set(packing.FAMILIES) and packing.decide(context).status == "applied":
-            problem = "packed batches have no padding: rows stay in random order"
-        if problem:
-            return skipped(problem)
+        if args.max_tokens_per_batch is not None and "token_budget" not in (args.without or []):
+            return skipped("--max_tokens_per_batch sorts rows into batches itself")
+        if context.data.streaming:
+            return skipped("a stream's lengths are not known in advance")
+        if context.caches_all_inputs:
+            return skipped("no encoder runs while training: nothing is padded")
+        if not context.data.has_lengths:
+            column = f"'{args.length_column_name}' (--length_column_name)"
+            return skipped(f"the dataset has no column {column}; rows of one size, as images are, need none")
+        if context.low_padding:
+            return skipped(context.low_padding)
+        if set(context.model.families) <= set(packing.FAMILIES) and packing.decide(context).status == "applied":
+            return skipped("packed batches have no padding: rows stay in random order")
         padding = context.data.padding_share_random
         evidence = {} if padding is None else {"padding_share_random": round(padding, 4)}
         settings = {"train_sampling_strategy": "group_by_length"}
         return applied("groups rows of similar length", settings, evidence)
 
-    @classmethod
-    def apply(cls, decision: Decision, run: Run) -> Decision:
-        """Sets Trainer's own sampler."""
-        return set_fields(decision, run)
 
-
-class DataLoading:
+class DataLoading(SetsFields):
     """Data loading that keeps the device busy: workers from the cores there are, pinned memory, asynchronous copies.
 
     Class I. Effect: batches are tokenized while the device computes, and copied while it computes.
@@ -74,8 +87,7 @@ class DataLoading:
     embeddings a batch is a table look-up in this process, and workers would only add copies.
     """
 
-    NAME: ClassVar[str] = "data_loading"
-    KIND: ClassVar[Kind] = "I"
+    NAME = "data_loading"
 
     @classmethod
     def decide(cls, context: Context) -> Decision:
@@ -105,13 +117,8 @@ class DataLoading:
         per_process = context.cpu_cores // max(1, context.world_size)
         return min(MAX_WORKERS, max(0, per_process - 1)) if on_gpu else 0, f"{context.cpu_cores} cores"
 
-    @classmethod
-    def apply(cls, decision: Decision, run: Run) -> Decision:
-        """Sets Trainer's own fields; `non_blocking` goes to Accelerate."""
-        return set_fields(decision, run)
 
-
-class EmbeddingCache:
+class EmbeddingCache(ByTrainer):
     """Embed once: the output of a frozen encoder is computed once per distinct sequence, and read from then on.
 
     Class I. Effect: an epoch of head training reads rows of a table instead of running encoders; a second run with the
@@ -121,8 +128,7 @@ class EmbeddingCache:
     advance.
     """
 
-    NAME: ClassVar[str] = "embedding_cache"
-    KIND: ClassVar[Kind] = "I"
+    NAME = "embedding_cache"
 
     @classmethod
     def decide(cls, context: Context) -> Decision:
@@ -140,13 +146,8 @@ class EmbeddingCache:
         counts = [f"{distinct[name]:,} {name}" for name in frozen if name in distinct]
         return applied(f"frozen: {', '.join(counts or frozen)}" + (" distinct" if counts else ""), settings)
 
-    @classmethod
-    def apply(cls, decision: Decision, run: Run) -> Decision:
-        """Nothing yet: `Embedder` encodes when a dataset is first used."""
-        return decision
 
-
-class FindBatchSize:
+class FindBatchSize(ByTrainer):
     """The most rows that fit into memory at a time, found by trying; the optimizer step keeps its rows.
 
     Class I. Effect (`--find_batch_size`): before training, forward and backward run on the longest rows of the training
@@ -161,8 +162,7 @@ class FindBatchSize:
     changes the rows of a step, begins anew with trained weights and lets each process decide for itself.
     """
 
-    NAME: ClassVar[str] = "find_batch_size"
-    KIND: ClassVar[Kind] = "I"
+    NAME = "find_batch_size"
 
     @classmethod
     def decide(cls, context: Context) -> Decision:
@@ -170,21 +170,20 @@ class FindBatchSize:
         args = context.args
         if not args.find_batch_size or cls.NAME in (args.without or []):
             return off()
-        problem = context.replicas
+        if context.replicas:
+            return refused(f"--find_batch_size: {context.replicas}")
         if args.auto_find_batch_size:
-            problem = "--auto_find_batch_size finds another one, and changes the rows of a step: leave it out"
-        elif context.data.streaming:
-            problem = "a stream does not tell its longest rows: give --per_device_train_batch_size"
-        elif args.max_tokens_per_batch:
-            problem = "--max_tokens_per_batch says how much at a time: leave one of them out"
-        elif are_weights_split(args):
-            problem = "weights are split over processes: give --per_device_train_batch_size"
-        if problem:
-            return refused(f"--find_batch_size: {problem}")
+            return refused("--auto_find_batch_size finds another batch, and changes the rows of a step: leave it out")
+        if context.data.streaming:
+            return refused("--find_batch_size: a stream has no longest rows: give --per_device_train_batch_size")
+        if args.max_tokens_per_batch:
+            return refused("--max_tokens_per_batch says how much at a time: leave it or --find_batch_size out")
+        if are_weights_split(args):
+            return refused("--find_batch_size: weights are split over processes: give --per_device_train_batch_size")
         return applied("the most rows at a time that fit, of those of an optimizer step")
 
-    @staticmethod
-    def apply(decision: Decision, run: Run) -> Decision:
+    @classmethod
+    def apply(cls, decision: Decision, run: Run) -> Decision:
         """Changes nothing: `hf_ext/training/oom_policy.py` does it when training begins, and sets Trainer's fields.
 
         Refused where the loss compares the rows of a batch; of class L where it is the user's own, which may be a mean.
@@ -198,7 +197,7 @@ class FindBatchSize:
         return decision
 
 
-class OomLadder:
+class OomLadder(ByTrainer):
     """A step for which memory does not suffice is made again with fewer rows at a time, and the run goes on.
 
     Class I. Effect (`--oom_policy step_down`): where forward or backward is out of memory, all micro-batches of that
@@ -214,8 +213,7 @@ class OomLadder:
     Source: metaseq #314 and OpenNMT-py #1385 skip such a step, accelerate's `find_executable_batch_size` begins anew.
     """
 
-    NAME: ClassVar[str] = "oom_ladder"
-    KIND: ClassVar[Kind] = "I"
+    NAME = "oom_ladder"
 
     @classmethod
     def decide(cls, context: Context) -> Decision:
@@ -232,15 +230,3 @@ class OomLadder:
         if problem:
             return cannot(problem, context.user_set("oom_policy") or cls.NAME in (args.speedups or []))
         return applied("a step that does not fit is made again with fewer rows at a time")
-
-    @staticmethod
-    def apply(decision: Decision, run: Run) -> Decision:
-        """Changes nothing: `hf_ext/training/oom_policy.py` carries it out while training."""
-        return decision
-
-
-def set_fields(decision: Decision, run: Run) -> Decision:
-    """Sets Trainer's fields of the same names as the settings; `non_blocking` is one of Accelerate's."""
-    for name, value in decision.settings.items():
-        setattr(run.args.accelerator_config if name == "non_blocking" else run.args, name, value)
-    return decision

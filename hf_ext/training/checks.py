@@ -234,8 +234,7 @@ def _try_evaluation(trainer: Any) -> dict[str, Any] | None:
                 # A collator that makes its generator when first called makes it for itself.
                 one = copy.copy(collator)
                 loader = DataLoader(Subset(rows, np.unique(places).tolist()), args.eval_batch_size, collate_fn=one)
-                ignored = trainer._ext_evaluator.ignore_keys
-                found |= trainer.evaluation_loop(loader, "Evaluation", None, ignored, prefix).metrics or {}
+                found |= trainer.evaluation_loop(loader, "Evaluation", metric_key_prefix=prefix).metrics or {}
         except Exception as error:  # metrics may lack rows; what is wrong with them, an evaluation shows
             logger.warning("The evaluation is not checked before training: %s: %s", type(error).__name__, error)
             return None

@@ -66,7 +66,6 @@ class Evaluator(TrainerCallback):
     Attributes:
         compared: the last evaluation, if its predictions can be compared with those of another step.
         is_due: whether an evaluation that Trainer's loop asked for is under way.
-        ignore_keys: what the evaluations of the training at hand leave out of a model's outputs.
 
     Raises (from the constructor):
         ArgumentError: an argument that does nothing, or `eval_subset` with `dataloader_drop_last` or with an
@@ -80,7 +79,6 @@ class Evaluator(TrainerCallback):
         check_schedule(trainer.args, trainer.eval_dataset)
         self.compared: Evaluation | None = None
         self.is_due = False
-        self.ignore_keys: list[str] | None = None
         self._subsets: dict[str, Subset] = {}
         self._at_hand: tuple[str | None, Any] = None, None  # name of the run's own set or None, and the rows
         self._added: set[str] = set()  # what watchers logged

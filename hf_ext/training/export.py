@@ -71,11 +71,7 @@ class Exporter:
         try:
             if (folder / "README.md").is_file():  # which PEFT adds to
                 shutil.copy(folder / "README.md", staging)
-<<<<<<< HEAD
             (save_checkpoint_weights if is_checkpoint else save_weights)(model, staging, state_dict)
-=======
-            save_weights(model, staging, state_dict, is_checkpoint)
->>>>>>> w-prog
             self.save_companions(staging)
             for path in [path for path in staging.rglob("*") if path.is_file()]:
                 target = folder / path.relative_to(staging)

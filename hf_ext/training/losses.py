@@ -83,13 +83,6 @@ class DecidedLoss:
         return not is_from(type(self.model).forward, _OWN)
 
     @property
-    def name(self) -> str:
-        """For messages."""
-        if self.is_users:
-            return f"compute_loss_func ({getattr(self.function, '__qualname__', self.function)})"
-        return f"The loss of {self.override or type(self.model).__name__}"
-
-    @property
     def model_divides(self) -> bool:
         """Whether the model says that it divides by `num_items_in_batch` itself."""
         return getattr(self.model, "accepts_loss_kwargs", None) is True
@@ -176,9 +169,9 @@ class Losses:
             )
         elif loss.is_users and not _reads_num_items(loss.function):
             logger.warning(
-                "%s does not read num_items_in_batch, and Trainer adds up the losses of a step's %d batches: if it is "
-                "a mean, gradients are %d times too large. Divide a sum by num_items_in_batch.",
-                *(loss.name, num_batches, num_batches),
+                "compute_loss_func (%s) does not read num_items_in_batch, and Trainer adds up the losses of a step's "
+                "%d batches: if it is a mean, gradients are %d times too large. Divide a sum by num_items_in_batch.",
+                *(getattr(loss.function, "__qualname__", loss.function), num_batches, num_batches),
             )
         elif not loss.is_users and not loss.model_divides:
             logger.warning(

@@ -1,12 +1,11 @@
-"""Numbers that are NaN or infinite: such a step never reaches the weights, such weights are never saved or used."""
+"""A step whose loss or gradient is NaN or infinite never reaches the weights: training stops, or leaves it out."""
 
 from __future__ import annotations
 
 import logging
 import math
-import os
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from itertools import islice
 from typing import Any
@@ -17,7 +16,7 @@ from transformers import TrainerCallback, TrainingArguments
 from transformers.trainer_utils import has_length
 
 from ..data.columns import has_numbered_rows
-from ..errors import ArgumentError, NotFiniteError, PlanRefused
+from ..errors import NotFiniteError, PlanRefused
 from ..held import replaced
 from ..models.padding_watch import PaddingWatch
 from ..overrides import find_override
@@ -51,29 +50,17 @@ class NanGuard(TrainerCallback):
         padding: watches it, where encoders are packed.
 
     Attributes:
-        num_left_out: of the run's steps, also before it was resumed; in checkpoints under that name.
         losses: of the micro-batches of the step at hand, on the device.
     """
 
-    name = "num_left_out"
-
     def __init__(self, trainer: Any, padding: PaddingWatch | None = None):
         self._trainer, self._padding = trainer, padding
-        self.num_left_out = 0
         self.losses: list[torch.Tensor] = []
         self._loss_before = torch.zeros(())
         self._norm: Any = None
         self._num_skipped_in_a_row = self._num_overflows_in_a_row = self._num_overflows = 0
         self._overflows: deque[str] = deque(maxlen=NUM_NAMED)
         self._scale_before: float | None = None
-
-    def state(self) -> int:
-        """For a checkpoint."""
-        return self.num_left_out
-
-    def load(self, tree: int | None) -> None:
-        """Goes on counting from what `state` gave; None of a checkpoint that does not say."""
-        self.num_left_out = tree or 0
 
     def see_norm(self, norm: Any) -> Any:
         """Keeps the gradient's norm, which it returns whole: FSDP2 has a part of it on each process."""
@@ -131,8 +118,7 @@ class NanGuard(TrainerCallback):
         """
         trainer = self._trainer
         num_processes = trainer.args.world_size
-        # A subclass with a `training_step` of its own shows no more of its losses than their sum.
-        losses = torch.isfinite(torch.stack(self.losses or [trainer._tr_loss])).all()
+        losses = torch.isfinite(trainer._tr_loss)
         judges = self._norm is not None and not trainer._ext_backend.has_own_loss_scale
         norm = torch.as_tensor(self._norm if judges else 0.0, device=losses.device)
         unread = torch.ones_like(losses) if self._padding is None else self._padding.is_unread(losses.device)
@@ -145,7 +131,6 @@ class NanGuard(TrainerCallback):
     def _leave_out(self, loader: Any, scaler: Any) -> None:
         trainer = self._trainer
         self._num_skipped_in_a_row += 1
-        self.num_left_out += 1
         skips = trainer.args.nan_policy == "skip"
         if not skips or self._num_skipped_in_a_row > MAX_SKIPPED_IN_A_ROW:
             before = f" The {MAX_SKIPPED_IN_A_ROW} steps before were left out for the same reason." if skips else ""
@@ -191,7 +176,7 @@ class NanGuard(TrainerCallback):
         losses = [float(loss) for loss in self.losses]
         bad: Sequence[int] = [i for i, loss in enumerate(losses) if not math.isfinite(loss)] or range(len(losses))
         values = ", ".join(str(losses[i]) for i in bad)
-        if len(losses) != trainer.current_gradient_accumulation_steps:  # not one per call of `training_step`
+        if len(losses) != trainer.current_gradient_accumulation_steps:  # of a subclass's own `training_step`
             bad = range(trainer.current_gradient_accumulation_steps)
             values = str(float(trainer._tr_loss - self._loss_before))
         norm = "not known" if self._norm is None else float(self._norm)
@@ -205,9 +190,8 @@ class NanGuard(TrainerCallback):
         trainer, args = self._trainer, self._trainer.args
         dataset = getattr(loader, "dataset", None)
         epoch, share = divmod(trainer.state.epoch or 0.0, 1)  # before the step
-        first = trainer.state.global_step * args.gradient_accumulation_steps
-        if has_length(loader):
-            first = round(share * len(loader))
+        num_before = trainer.state.global_step * args.gradient_accumulation_steps
+        first = round(share * len(loader)) if has_length(loader) else num_before
         if find_override(trainer, "get_train_dataloader") or not has_numbered_rows(dataset):
             return f"micro-batches {', '.join(str(first + i) for i in batches)} of the epoch"
         loader.set_epoch(int(epoch))
@@ -230,56 +214,3 @@ def can_be_best(name: str, metrics: dict[str, float], step: int) -> bool:
         return True
     logger.warning("%s is %s at step %d: never the best.", name, value, step)
     return False
-
-
-def not_finite(tensors: Iterable[tuple[str, torch.Tensor]]) -> list[str]:
-    """Names of tensors that hold NaN or infinity, in the order given; of sharded tensors, this process's part.
-
-    Args:
-        tensors: pairs of name and tensor, as `model.named_parameters()`; other dtypes than floating ones are finite.
-
-    Cost: one fused pass over the bytes and one device synchronisation (7 ms for 200 MB on a CPU core), and where that
-    is not finite, a pass per tensor that names them.
-    """
-    pairs = [(name, value.to_local() if isinstance(value, DTensor) else value.detach()) for name, value in tensors]
-    floating = [(name, value) for name, value in pairs if value.is_floating_point() and value.numel()]
-    wide = [(name, value.float() if value.element_size() == 1 else value) for name, value in floating]  # float8
-    # A norm that overflows is not finite either: the second pass finds no name then.
-    if torch.nn.utils.get_total_norm([value for _, value in wide]).isfinite():
-        return []
-    return [name for name, value in wide if not value.isfinite().all()]
-
-
-def optimizer_tensors(
-    optimizer: Any, named_parameters: Iterable[tuple[str, torch.Tensor]]
-) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor of an optimizer's state, as "exp_avg of head.weight"; for `not_finite`. Copies nothing.
-
-    Args:
-        optimizer: of torch, wrapped by Accelerate or not; of any other kind there is nothing. Of tensors of classes of
-            their own (torchao's in 8 bits) neither.
-        named_parameters: `model.named_parameters()`.
-    """
-    known = {id(parameter): name for name, parameter in named_parameters}
-    for parameter, state in getattr(optimizer, "state", {}).items():
-        for key, value in state.items():
-            if isinstance(value, DTensor) or type(value) is torch.Tensor:
-                yield f"{key} of {known.get(id(parameter), 'a parameter')}", value
-
-
-def check_finite(folder: str | os.PathLike[str], tensors: Mapping[str, torch.Tensor]) -> None:
-    """Refuses a loaded model that would answer every question with NaN.
-
-    Args:
-        folder: where it came from, for the message.
-        tensors: its state dict.
-
-    Raises:
-        ArgumentError: with the first names that are NaN or infinite.
-    """
-    wrong = not_finite((name, tensor) for name, tensor in tensors.items() if tensor.device.type != "meta")
-    if wrong:
-        raise ArgumentError(
-            f"Model {folder}: {', '.join(wrong[:5])} ({len(wrong)} in all) hold NaN or infinity, so that it can "
-            "predict nothing. Take another model, or train it again."
-        )

@@ -70,7 +70,7 @@ class Parts:
 
         # Checkpoints, and what they carry of the others.
         self.carried: list[Any] = [
-            *(self.nan_guard, self.loaders, self.run_clock, self.evaluator),
+            *(self.loaders, self.run_clock, self.evaluator),
             *(self.profiling, self.collapse_alarm, self.early_stopping),
         ]
         self.resumer = Resumer(trainer)

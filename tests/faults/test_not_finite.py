@@ -1,9 +1,7 @@
 """NaN and infinity from labels, rates, weights and optimizer state: the run stops and says where; none is saved."""
 
-import json
 import math
 import re
-from dataclasses import replace
 
 import pytest
 import torch
@@ -14,7 +12,6 @@ from safetensors.torch import load_file
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback
 
-from hf_ext.checkpoints.manifest import Manifest, hash_file
 from hf_ext.errors import CheckpointError, NotFiniteError, exit_on_errors
 from hf_ext.trainer import FastTrainer
 
@@ -99,16 +96,6 @@ def stopped(trainer, folder) -> str:
     assert not_finite_files(folder) == []
     assert "Nothing was overwritten" in str(end.value)
     return str(end.value)
-
-
-def without_entry(checkpoint, name):
-    """Takes an entry out of what a checkpoint says of its run, as one of an earlier version lacks it."""
-    path = checkpoint / "progress.json"
-    progress = json.loads(path.read_text())
-    del progress[name]
-    path.write_text(json.dumps(progress))
-    manifest = Manifest.read(checkpoint)
-    replace(manifest, files={**manifest.files, path.name: hash_file(path)}).write(checkpoint)
 
 
 def bad_step(message: str) -> int:
@@ -198,17 +185,6 @@ def test_the_mean_of_logged_losses_leaves_the_step_out(make, tmp_path):
     once.train()
     (loss,) = [entry["loss"] for entry in once.state.log_history if "loss" in entry]
     assert loss == pytest.approx(sum(losses) / (NUM_STEPS - 1), rel=1e-5)
-
-
-@pytest.mark.nightly
-def test_the_training_loss_of_a_run_that_was_killed_is_that_of_the_whole_one(make, tmp_path):
-    given = {"rows": make_rows(row7=NAN), "nan_policy": "skip", "num_train_epochs": 2, "save_steps": 1}
-    whole = make(tmp_path / "whole", **given).train().training_loss
-    for at in range(2, 2 * NUM_STEPS):  # before the first step left out, between, and behind the last
-        make.killed(tmp_path / str(at), at=at, **given)
-        again = make(tmp_path / str(at), resume="auto", **given)
-        assert again.train().training_loss == whole
-        assert make.watch.began_at > 0
 
 
 def test_a_run_with_a_step_left_out_resumes_as_it_would_have_gone_on(make, tmp_path):

@@ -16,6 +16,7 @@ from hf_ext.memory.report import (
     format_savings,
     largest_rows,
     report_memory,
+    usable_bytes,
 )
 
 GIB = 2**30
@@ -53,8 +54,13 @@ def test_one_row_more_than_the_largest_batch_exceeds_the_room(settings, ways):
     assert forecaster.forecast(dataclasses.replace(config, rows=rows + 1)).peak > room
 
 
-def test_lines_add_up_to_the_peak():
-    found = forecaster_of().forecast(TrainConfig(8, **HALF))
+def test_where_not_one_row_fits_the_largest_batch_is_none():
+    assert largest_rows(forecaster_of(), TrainConfig(4, **HALF), 3 * MIB) == 0
+
+
+def test_lines_add_up_to_the_peak_and_each_way_to_train_holds_what_it_must():
+    forecaster, config = forecaster_of(), TrainConfig(8, **HALF)
+    found = forecaster.forecast(config)
     assert sum(num_bytes for _, num_bytes in found.lines()) == found.peak
     assert found.moment == "backward pass"
     twice = forecaster.forecast(dataclasses.replace(config, passes=2))  # all gradients are there from the beginning
@@ -75,17 +81,17 @@ def test_with_few_rows_the_optimizer_step_is_the_fullest_moment():
     assert found.peak == found.weights + 4 * forecaster.all_gradients
 
 
-def test_an_optimizer_on_the_host_leaves_the_device():
-    forecaster = forecaster_of()
-    here, there = (forecaster.forecast(TrainConfig(8, **HALF, on_host=on_host)) for on_host in (False, True))
-    assert here.peak - there.peak == here.optimizer == 2 * forecaster.all_gradients
-    assert there.host == here.optimizer + forecaster.all_gradients
-
-
 # What a step of 8 rows of 1,024 tokens needs to fit into so many GiB: the 650M model trained in full, the
 # others with adapters.
 TARGETS = {
     "650M": ("full", 8, "--activation_policy attention, --optim adamw_8bit (other numerics)", 8),
+    "3B": (
+        "lora",
+        9,
+        "--per_device_train_batch_size 4 --gradient_accumulation_steps 2, --activation_policy attention, "
+        "--speedups lora_base",
+        4,
+    ),
     "15B": (
         "lora",
         16,
@@ -96,6 +102,7 @@ TARGETS = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", TARGETS)
 def test_the_switches_that_make_esm_2_fit_are_named(name):
     training, room_gib, options, rows = TARGETS[name]
@@ -109,12 +116,36 @@ def test_the_switches_that_make_esm_2_fit_are_named(name):
     assert len(forecaster.timelines) <= 4  # passes that were computed for it
 
 
+@pytest.mark.nightly
+def test_what_fits_with_no_switch_says_so():
+    forecaster = forecaster_of(SHAPES["3B"], length=1024)
+    assert find_fix(forecaster, TrainConfig(8, **HALF), 16 * GIB) is None
+    report = report_memory(forecaster, TrainConfig(8, **HALF), 1024, 18 * GIB)
+    assert not report.fits
+    assert "it does not fit with any switch" in format_memory(report)
+    assert report.options() == ""
+
+
 def test_smaller_passes_come_before_all_other_switches():
     forecaster, config = forecaster_of(), TrainConfig(64, **HALF)
     assert find_fix(forecaster, dataclasses.replace(config, rows=63), 3 * MIB) is None  # nothing to halve
     half = forecaster.forecast(dataclasses.replace(config, rows=32, passes=2)).peak
     fix = find_fix(forecaster, config, half)
     assert (fix.switches, fix.config.rows, fix.config.passes) == ((), 32, 2)
+
+
+@pytest.mark.nightly
+def test_switches_that_are_on_or_cannot_help_are_not_offered():
+    def names(config, **settings):
+        return {s.option for group in find_switches(forecaster_of(**settings), config) for s in group}
+
+    full = names(TrainConfig(8, **HALF))
+    assert "--optim adamw_8bit" in full
+    assert not any("load_in" in option for option in full)  # no frozen base
+    assert names(TrainConfig(8, "full", half=True, optimizer="adamw_8bit")) == set()
+    assert "--speedups precision" in names(TrainConfig(8, "none"))
+    lora = names(TrainConfig(8, **HALF), training="lora")
+    assert {"--load_in_8bit true", "--load_in_4bit true", "--speedups lora_base"} <= lora
 
 
 def test_only_what_changes_nothing_comes_without_a_note():
@@ -127,6 +158,11 @@ def test_only_what_changes_nothing_comes_without_a_note():
     }
 
 
+def test_the_margin_is_a_share_and_a_context():
+    assert usable_bytes(16 * GIB, "cuda") == round(16 * GIB * 0.92) - CONTEXT_BYTES
+    assert usable_bytes(MIB, "cuda") == 0
+
+
 def test_the_report_says_what_each_switch_saves_and_is_json():
     forecaster = forecaster_of()
     report = report_memory(forecaster, TrainConfig(8, **HALF), 64, card_of(30 * MIB))
@@ -137,3 +173,18 @@ def test_the_report_says_what_each_switch_saves_and_is_json():
     assert all(found.peak <= report.forecast.peak for _, found in report.savings)
     values = json.loads(json.dumps(report.to_dict()))
     assert values["predicted_peak_bytes"] == report.forecast.peak == sum(values["lines"].values())
+
+
+@pytest.mark.nightly
+def test_a_report_takes_one_pass_for_each_way_to_compute():
+    forecaster = forecaster_of(training="lora")
+    report_memory(forecaster, TrainConfig(8, **HALF), 64, card_of(30 * MIB))
+    bases, policies = 3, 3  # as it is, half, codes; none, attention, full
+    assert len(forecaster.timelines) <= bases * policies
+
+
+def test_a_step_with_room_to_spare_is_not_asked_what_would_save():
+    forecaster = forecaster_of()
+    report = report_memory(forecaster, TrainConfig(8, **HALF), 64, card_of(100 * GIB))
+    assert (report.savings, len(forecaster.timelines)) == ([], 1)
+    assert report.largest > 8

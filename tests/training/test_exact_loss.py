@@ -299,37 +299,22 @@ def test_the_evaluation_loss_of_a_causal_model_is_a_mean_over_its_tokens(tmp_pat
     assert abs(evaluate(*STOCK) - expected) > 1e-4 * expected
 
 
-def test_the_loss_is_the_sum_over_items_divided_by_the_given_number():
-    logits, labels = torch.zeros(1, 3, 4), torch.tensor([[0, -100, 3]])
+def test_the_loss_is_the_sum_over_items_divided_by_the_given_number_in_float32():
+    logits, labels = torch.zeros(1, 3, 4, requires_grad=True), torch.tensor([[0, -100, 3]])
     assert exact_loss("tokens", None, logits, labels).item() == pytest.approx(1.3862944)  # log 4
     assert exact_loss("tokens", None, logits, labels, num_items=8).item() == pytest.approx(0.3465736)  # 2 log 4 / 8
+    assert exact_loss("tokens", None, logits.bfloat16(), labels).dtype == torch.float32
     config = make_model("EsmForSequenceClassification", num_labels=1).config
     predicted, measured = torch.tensor([[1.0], [2.0]]), torch.tensor([3.0, -100.0])
     assert exact_loss("sequences", config, predicted, measured).item() == (4 + 102**2) / 2
-
-
-def test_a_batch_without_any_label_has_loss_zero_and_not_nan():
-    logits = torch.zeros(1, 2, 4, requires_grad=True)
-    loss = exact_loss("tokens", None, logits, torch.tensor([[-100, -100]]), num_items=torch.tensor(0))
-    loss.backward()
-    assert loss.item() == 0
-    assert logits.grad.abs().sum() == 0
-
-
-def test_half_precision_logits_are_summed_in_float32():
-    logits, labels = torch.randn(1, 500, 24, generator=torch.Generator().manual_seed(0)), torch.zeros(1, 500).long()
-    half = exact_loss("tokens", None, logits.bfloat16(), labels)
-    assert half.dtype == torch.float32
-    assert half.item() == pytest.approx(exact_loss("tokens", None, logits, labels).item(), rel=1e-3)
-
-
-def test_missing_labels_and_unknown_problems_are_named():
+    nothing = exact_loss("tokens", None, logits, torch.full((1, 3), -100), num_items=torch.tensor(0))
+    nothing.backward()
+    assert nothing.item() == logits.grad.abs().sum() == 0  # and not NaN
     with pytest.raises(DataError, match="no 'labels'"):
-        exact_loss("tokens", None, torch.zeros(1, 2, 4), None)
-    config = make_model("EsmForSequenceClassification").config
+        exact_loss("tokens", None, logits, None)
     config.problem_type = "ranking"
     with pytest.raises(ArgumentError, match="problem_type='ranking'"):
-        exact_loss("sequences", config, torch.zeros(1, 3), torch.zeros(1))
+        exact_loss("sequences", config, predicted, measured)
 
 
 # --- when it is used -------------------------------------------------------------------------------------------------
@@ -361,25 +346,20 @@ def test_a_loss_function_of_the_users_label_smoothing_and_a_forward_of_ones_own_
 
     model = make_model("EsmForMaskedLM")
     assert make_trainer(model, tmp_path, compute_loss_func=mine).compute_loss_func is mine
-    assert make_trainer(model, tmp_path, label_smoothing_factor=0.1).compute_loss_func is None
+    smoothed = make_trainer(model, tmp_path, label_smoothing_factor=0.1)
+    assert smoothed.compute_loss_func is None
     own = OwnLoss(model.config)
     with caplog.at_level(logging.WARNING):
-        assert make_trainer(own, tmp_path).compute_loss_func is None
+        plain = make_trainer(own, tmp_path)
+        assert plain.compute_loss_func is None
+        alone = make_trainer(model, tmp_path, average_tokens_across_devices=False)
+        assert not any(trainer.loss_counts_items() for trainer in (smoothed, plain, alone))  # batches keep their size
         assert "OwnLoss" not in caplog.text
         assert make_trainer(own, tmp_path, gradient_accumulation_steps=2).compute_loss_func is None
         make_trainer(model, tmp_path, cls=OwnCompute, gradient_accumulation_steps=2)
     assert "The loss of OwnLoss may be averaged over each micro-batch" in caplog.text
     assert "OwnCompute.compute_loss decides the loss, so it is taken as Trainer takes it: averaged" in caplog.text
     assert find_loss_kind(type("Named", (transformers.EsmForMaskedLM,), {})(model.config)) == "tokens"
-
-
-def test_evaluation_reports_the_mean_over_the_labels_of_a_batch(tmp_path):
-    model = make_model("EsmForMaskedLM").eval()
-    trainer = make_trainer(model, tmp_path, per_device_eval_batch_size=16)
-    rows = make_rows("masked")
-    with torch.no_grad():
-        expected = model(**pad_rows(rows)).loss.item()
-    assert trainer.evaluate(Dataset.from_list(rows))["eval_loss"] == pytest.approx(expected, rel=1e-6)
 
 
 # --- rows that another process trains on -----------------------------------------------------------------------------
@@ -401,10 +381,3 @@ def test_repeated_rows_have_loss_zero_and_no_items(kind, tmp_path):
     whole = trainer._get_num_items_in_batch([dict(batch)], torch.device("cpu"))
     assert trainer._get_num_items_in_batch([dict(batch), repeated], torch.device("cpu")) == whole > 0
     assert trainer._get_num_items_in_batch([repeated], torch.device("cpu")) == 0
-
-
-def test_only_a_loss_over_items_lets_batches_vary_in_size(tmp_path):
-    assert not make_trainer(OwnLoss(make_model("EsmForMaskedLM").config), tmp_path).loss_counts_items()
-    model = make_model("EsmForMaskedLM")
-    assert not make_trainer(model, tmp_path, average_tokens_across_devices=False).loss_counts_items()
-    assert not make_trainer(model, tmp_path, label_smoothing_factor=0.1).loss_counts_items()
