@@ -11,7 +11,7 @@ from hf_ext.trainer import FastTrainer
 
 # Folder of hf_ext -> (code lines, files); code is what is neither blank, comment nor docstring.
 BUDGET = {
-    ".": (3135, 36),
+    ".": (3170, 36),
     "affinity": (3651, 39),
     "checkpoints": (2148, 28),
     "comparing": (1530, 19),
@@ -28,7 +28,7 @@ BUDGET = {
     "recipes": (2, 1),
     "reporting": (3883, 62),
     "speedups": (2270, 26),
-    "training": (3814, 37),
+    "training": (3812, 37),
 }
 SEAMS, PRIVATE = 37, 19
 
