@@ -65,9 +65,9 @@ PARAMETERS = tuple(inspect.signature(Trainer.__init__).parameters)[1:]
 class FastTrainer(Trainer):
     """`transformers.Trainer` with a plan: takes the same arguments, plus `plan`; use it the same way.
 
-    Where a speed-up is applied, `trainer.args` is a copy with what the plan set: a second trainer made from the
-    caller's `args` does not scale a learning rate that is scaled already. Without, it is the caller's; of plain
-    `TrainingArguments`, too. Trainers of other libraries go in front:
+    Where a speed-up is applied, rows are text or data workers would live on, `trainer.args` is a copy with what was set
+    for it: a second trainer made from the caller's `args` does not scale a learning rate that is scaled already. Else
+    it is the caller's; of plain `TrainingArguments`, too. Trainers of other libraries go in front:
     `class Mine(SFTTrainer, FastTrainer)`.
 
     Raises (from the constructor):

@@ -131,7 +131,8 @@ class EmbeddingCache:
         if model.encoder_dtype == torch.float32 and model.encoder_autocast is None:
             # Kept where `cpu_matmul` measured it exact; whether it pays differs from run to run.
             is_exact = self._trainer._ext_planned.applied("cpu_matmul")
-            products = "float32" if is_exact else read_matmul_precision().name(torch.device(self._device).type)
+            device = torch.device(self._trainer.args.device)
+            products = "float32" if is_exact else read_matmul_precision().name(device.type)
         return {
             "format": 3,
             "encoder": identify_encoder(model.config.encoder_specs[tower.encoder]),
@@ -143,10 +144,6 @@ class EmbeddingCache:
             "products": products,
             **({"bits": bits} if (bits := model.config.encoder_bits) else {}),
         }
-
-    @property
-    def _device(self) -> Any:
-        return self._trainer.args.device
 
     def fill(self, name: str, sequences: Sequence[str]) -> EmbeddingStore:
         """The store of input `name` with all `sequences` (pairs joined by `|`) in it; all processes share the work.
