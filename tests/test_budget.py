@@ -11,27 +11,27 @@ from hf_ext.trainer import FastTrainer
 
 # Folder of hf_ext -> (code lines, files); code is what is neither blank, comment nor docstring.
 BUDGET = {
-    ".": (2183, 26),
-    "affinity": (3644, 39),
+    ".": (2131, 26),
+    "affinity": (3645, 39),
     "arguments": (602, 8),
-    "checkpoints": (1927, 13),
+    "checkpoints": (1964, 14),
     "comparing": (1530, 19),
-    "data": (4532, 51),
-    "doctor": (2396, 26),
-    "embeddings": (468, 7),
+    "data": (4372, 48),
+    "doctor": (2397, 26),
+    "embeddings": (457, 7),
     "evaluation": (2585, 25),
     "generation": (3021, 32),
-    "hub": (488, 6),
+    "hub": (367, 6),
     "masked_lm": (386, 4),
     "memory": (637, 6),
     "models": (3755, 48),
     "pde": (1040, 15),
     "recipes": (2, 1),
     "reporting": (3881, 62),
-    "speedups": (2265, 26),
-    "training": (2984, 31),
+    "speedups": (2175, 23),
+    "training": (2577, 23),
 }
-SEAMS, PRIVATE = 31, 16
+SEAMS, PRIVATE = 22, 10
 
 
 def count_code(text: str) -> int:

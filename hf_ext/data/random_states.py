@@ -20,17 +20,40 @@ def kept_random_states(*holders: Any) -> Iterator[None]:
     Args:
         holders: objects that may have generators (of torch, numpy or Python) as attributes.
     """
-    python, legacy = random.getstate(), np.random.get_state()  # noqa: NPY002  what datasets draw from
-    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+    states = capture_rng("cuda" if torch.cuda.is_initialized() else "cpu")
     held = [(generator, state_of(generator)) for generator in generators_of(*holders)]
-    with torch.random.fork_rng(devices):
-        try:
-            yield
-        finally:
-            random.setstate(python)
-            np.random.set_state(legacy)  # noqa: NPY002
-            for generator, state in held:
-                put_back(generator, state)
+    try:
+        yield
+    finally:
+        restore_rng(states)
+        for generator, state in held:
+            put_back(generator, state)
+
+
+def capture_rng(device: str | torch.device) -> dict[str, Any]:
+    """States of the generators of the process: Python's, NumPy's, torch's, and of all accelerators of `device`'s kind.
+
+    Copies: drawing on does not change them.
+    """
+    module = torch.get_device_module(device)
+    if hasattr(module, "get_rng_state_all"):
+        states = module.get_rng_state_all()
+    else:
+        states = [module.get_rng_state()] if hasattr(module, "get_rng_state") else []
+    numpy = np.random.get_state()  # noqa: NPY002  the generator that libraries draw from
+    return {"python": random.getstate(), "numpy": numpy, "torch": torch.get_rng_state(), "of": module, "states": states}
+
+
+def restore_rng(captured: dict[str, Any]) -> None:
+    """Sets every generator to the state that `capture_rng` found in this process."""
+    random.setstate(captured["python"])
+    np.random.set_state(captured["numpy"])  # noqa: NPY002
+    torch.set_rng_state(captured["torch"])
+    module, states = captured["of"], captured["states"]
+    if hasattr(module, "set_rng_state_all"):
+        module.set_rng_state_all(states)
+    elif states:
+        module.set_rng_state(*states)
 
 
 def generators_of(*holders: Any) -> list[Any]:
