@@ -8,6 +8,7 @@ import torch
 from miniature_esm import make_esm
 from packaging.version import Version
 from peft import LoraConfig, PromptEncoderConfig, get_peft_model
+from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import (
     BertConfig,
@@ -47,6 +48,13 @@ def bert(seed=0, **settings):
     torch.manual_seed(seed)
     shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
     return BertForMaskedLM(BertConfig(vocab_size=33, max_position_embeddings=32, **shape, **settings))
+
+
+def write_bases(folder):
+    """Folders of a pretrained ESM and a pretrained T5 encoder."""
+    esm().save_pretrained(folder / "esm")
+    t5().save_pretrained(folder / "t5")
+    return {"esm": str(folder / "esm"), "t5": str(folder / "t5")}
 
 
 def affinity(bases, training, seed=0, encoders=("esm", "t5"), **settings):
@@ -200,6 +208,10 @@ def different(one, other):
     return sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
 
 
+def size_of(folder):
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
 def refused(model, folder, *words):
     """That loading raises, names all `words`, and leaves every bit of the model as it was; returns the message."""
     before = bits(model)
@@ -209,3 +221,13 @@ def refused(model, folder, *words):
     for word in words:
         assert word in str(error.value), str(error.value)
     return str(error.value)
+
+
+def rewrite(file, change):
+    tensors = {name: tensor.clone() for name, tensor in load_file(file).items()}
+    change(tensors)
+    save_file(tensors, file, metadata={"format": "pt"})
+
+
+def save_bin(model, folder):
+    torch.save(model.state_dict(), folder / "pytorch_model.bin")
