@@ -1,6 +1,7 @@
 """`--nccl_preset`: few variables with reasons, refused where they come too late, not used without NCCL."""
 
 import dataclasses
+import inspect
 
 import pytest
 from tiny_masked_lm import make_args, make_trainer
@@ -8,8 +9,9 @@ from tiny_masked_lm import make_args, make_trainer
 from hf_ext import nccl as variables
 from hf_ext.errors import ArgumentError
 from hf_ext.hardware import describe_hardware
-from hf_ext.speedups import Context, Run, nccl
+from hf_ext.speedups import REGISTRY, Context, Run
 
+(nccl,) = [one for one in REGISTRY if one.NAME == "nccl"]
 A100 = describe_hardware("A100")
 HERE = dataclasses.replace(A100, device_name="NVIDIA A100-SXM4-40GB")
 
@@ -70,7 +72,7 @@ def test_what_the_user_set_is_never_overwritten_and_stands_in_the_plan(environme
 
 
 def test_variables_that_come_too_late_are_refused_with_the_launchers_way(environment, monkeypatch):
-    monkeypatch.setattr(nccl, "is_connected", lambda: True)
+    monkeypatch.setattr(inspect.getmodule(nccl.decide), "is_connected", lambda: True)
     environment("NCCL_DEBUG", "INFO")
     decision = decide(HERE, nccl_preset="infiniband")
     assert decision.status == "refused"
