@@ -1,7 +1,7 @@
 """What works with stock Trainer works with FastTrainer in its place: arguments, data, loaders, methods overridden."""
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -36,51 +36,6 @@ def plain(folder, cls=TrainingArguments, **given):
 def test_plain_training_arguments_train_as_in_stock_trainer(tmp_path):
     ours, stock = run_both(tmp_path, "Plain", args_cls=TrainingArguments, gradient_accumulation_steps=2)
     assert ours.differences(stock) == []
-
-
-@dataclass
-class OthersArguments(TrainingArguments):
-    """As a library has them that brings a trainer of its own."""
-
-    penalty: float = field(default=0.5)
-    names: list[str] = field(default_factory=list)
-
-    def __post_init__(self):
-        super().__post_init__()
-        self.names = [*self.names, "made"]
-
-    @property
-    def doubled(self):
-        return 2 * self.penalty
-
-
-class OthersTrainer(Trainer):
-    """Another order of its parameters, and one more."""
-
-    def __init__(self, model=None, args=None, train_dataset=None, factor=1.0, **kwargs):
-        super().__init__(model=model, args=args, train_dataset=train_dataset, **kwargs)
-        self.scale = factor * self.args.doubled
-
-    def compute_loss(self, model, inputs, *args, **kwargs):
-        return super().compute_loss(model, inputs, *args, **kwargs) * self.scale
-
-
-@pytest.mark.parametrize(
-    "bases", [(OthersTrainer, FastTrainer), (FastTrainer, OthersTrainer)], ids=["before", "behind"]
-)
-def test_a_trainer_and_arguments_of_another_library_keep_what_is_theirs(bases, tmp_path):
-    args = plain(tmp_path, OthersArguments, penalty=2.0)
-    mixed = type("Mixed", bases, {})
-    given = {"train_dataset": make_rows("Plain", 8), "data_collator": pad_rows, "factor": 3.0}
-    torch.manual_seed(0)
-    trainer = mixed(model=PlainClassifier(), args=args, **given)
-    assert trainer.args is args
-    assert (trainer.args.penalty, trainer.args.names, trainer.scale) == (2.0, ["made"], 12.0)
-    trainer.train()
-    torch.manual_seed(0)
-    stock = OthersTrainer(PlainClassifier(), plain(tmp_path, OthersArguments, penalty=2.0), **given)
-    stock.train()
-    assert losses(trainer) == losses(stock)
 
 
 def test_without_arguments_there_are_those_of_stock_trainer(tmp_path, monkeypatch):

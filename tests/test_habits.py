@@ -2,10 +2,8 @@
 
 import os
 import re
-import subprocess
 from pathlib import Path
 
-import pytest
 import yaml
 from locations import ROOT
 
@@ -32,34 +30,6 @@ def test_the_workflow_runs_the_script_that_people_run():
     for script in ("run", "nightly"):
         assert os.access(ROOT / ".ci" / script, os.X_OK)
     assert load(WORKFLOW)["permissions"] == {"contents": "read"}
-
-
-PROGRAMS = {
-    "python3": '#!/bin/bash\nmkdir -p "$3/bin"; echo "export PATH=$FAKES:$PATH" >"$3/bin/activate"',
-    "pip": '#!/bin/bash\necho "pip $@" >>"$LOG"\n'
-    '[ "$1" = freeze ] && echo torch==2.11.0 || cat "$PIP_CONSTRAINT" >>"$LOG"',
-    "pytest": '#!/bin/bash\necho "pytest $@" >>"$LOG"; exit "${FAILS:-0}"',
-    "python": '#!/bin/bash\necho "python $@" >>"$LOG"',
-}
-
-
-@pytest.mark.parametrize(
-    ("nightly", "fails", "ran"),
-    [("", "0", ["pytest "]), ("1", "0", ["pytest ", "python benchmarks/nightly.py"]), ("1", "1", ["pytest "])],
-)
-def test_the_nightly_script_installs_what_it_is_given_and_runs_the_tests(tmp_path, nightly, fails, ran):
-    for name, text in PROGRAMS.items():
-        (tmp_path / name).write_text(text)
-        (tmp_path / name).chmod(0o755)
-    log = tmp_path / "log"
-    given = {"FAKES": str(tmp_path), "LOG": str(log), "NIGHTLY": nightly, "FAILS": fails, "TMPDIR": str(tmp_path)}
-    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
-    command = [str(ROOT / ".ci" / "nightly"), "torch==2.11.*", "peft==0.21.*"]
-    status = subprocess.run(command, env={**os.environ, **given, "PATH": path}, check=False).returncode
-    assert status == int(fails)
-    install = ["pip install -e .[dev]", "torch==2.11.*", "peft==0.21.*", "pip freeze"]
-    assert log.read_text().splitlines() == [*install, *ran]
-    assert {path.name for path in tmp_path.iterdir()} == {*PROGRAMS, "log"}  # the environment is gone
 
 
 def test_the_citation_is_of_this_version():

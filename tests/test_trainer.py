@@ -240,24 +240,6 @@ def test_predictions_line_up_with_rows_under_length_grouping(fast_trainer, demo_
     np.testing.assert_allclose(predicted.label_ids, rows["label"][:], rtol=1e-6)
 
 
-def test_length_grouping_pads_less_and_still_shows_every_row_once(fast_trainer, demo_rows):
-    rows = demo_rows.map(lambda row, i: {"antigen": row["antigen"] * (1 + i % 3)}, with_indices=True)
-
-    def padding(**given):
-        trainer = fast_trainer(train_rows=rows, towers=("lora", "lora"), per_device_train_batch_size=8, **given)
-        batches = list(trainer.get_train_dataloader())
-        masks = [batch["sequences"]["antigen"]["attention_mask"] for batch in batches]
-        labels = sorted(label for batch in batches for label in batch["labels"].tolist())
-        return sum((mask == 0).sum().item() for mask in masks), labels, trainer.plan["length_grouping"]
-
-    random, labels, off = padding()
-    grouped, grouped_labels, applied = padding(speedups=["length_grouping"])
-    assert (off.status, applied.status) == ("off", "applied")
-    assert applied.evidence["padding_share_random"] > 0.1
-    assert 0 < grouped < 0.5 * random
-    assert grouped_labels == labels == sorted(np.float32(demo_rows["label"][:]).tolist())
-
-
 def count_rows(prediction) -> dict[str, float]:
     return {"rows": float(len(prediction.predictions))}
 

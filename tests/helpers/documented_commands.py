@@ -71,11 +71,6 @@ def all_commands() -> list[str]:
     return [command for page in (README, *DOCS) for command in read_commands(page)]
 
 
-def commands_of(recipe: str) -> list[str]:
-    """All commands that start a recipe itself, not as the side of a comparison."""
-    return [command for command in all_commands() if find_recipe(command) == recipe]
-
-
 def find_recipe(command: str) -> str | None:
     """The recipe that a command starts, or None."""
     found = SCRIPT.search(command)

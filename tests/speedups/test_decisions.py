@@ -2,12 +2,13 @@
 
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from hf_ext.hardware import describe_hardware
 from hf_ext.optional import import_problem
-from hf_ext.speedups import REGISTRY, Context, DataFacts, ModelFacts
+from hf_ext.speedups import REGISTRY, Context, DataFacts, ModelFacts, Run
 from hf_ext.training_args import FastTrainingArguments
 
 NUMBERS = {"num_parameters": 100, "num_trainable": 100, "num_block_matrices": 6}
@@ -347,24 +348,40 @@ def test_a_row_cap_of_a_token_budget_is_the_users_and_not_a_presets():
     assert budget.decide(preset).settings == {"max_tokens": 4096, "max_batch_size": None}
 
 
+def test_finding_the_batch_size_is_refused_for_a_loss_that_compares_rows_and_named_for_one_of_the_users():
+    (finder,) = [one for one in REGISTRY if one.NAME == "find_batch_size"]
+    decision = decide("find_batch_size", find_batch_size=True)
+    ranking = SimpleNamespace(config=SimpleNamespace(loss="ranking"))
+    refused = finder.apply(decision, Run(None, ranking))
+    assert (refused.status, "compares the rows" in refused.reason) == ("refused", True)
+    changed = finder.apply(decision, Run(None, None, own_loss="Mine.compute_loss"))
+    assert (changed.status, changed.kind) == ("applied", "L")
+    assert finder.apply(decision, Run(None, None)) == decision
+
+
 # --- loading ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("cores", "world_size", "workers"), [(8, 1, 7), (16, 1, 8), (8, 4, 1), (2, 4, 0)])
 def test_on_a_gpu_workers_are_the_cores_that_are_left(cores, world_size, workers):
-    assert decide("data_loading", cores=cores, world_size=world_size).settings == {
-        "dataloader_num_workers": workers,
-        "dataloader_pin_memory": True,
-        "dataloader_prefetch_factor": 4 if workers else None,
-        "non_blocking": True,
-    }
+    settings = decide("data_loading", cores=cores, world_size=world_size).settings
+    assert (
+        settings.items()
+        >= {
+            "dataloader_num_workers": workers,
+            "dataloader_pin_memory": True,
+            "dataloader_prefetch_factor": 4 if workers else None,
+            "non_blocking": True,
+        }.items()
+    )
     assert decide("data_loading", model=FROZEN).settings["dataloader_num_workers"] == 0  # look-ups in a cache
 
 
 def test_fields_that_the_user_set_are_left_alone():
     given = {"dataloader_num_workers": 3, "dataloader_prefetch_factor": 2, "accelerator_config": {"even_batches": True}}
     settings = decide("data_loading", **given).settings
-    assert settings == {"dataloader_pin_memory": True}
+    assert settings["dataloader_pin_memory"] is True
+    assert settings.keys().isdisjoint({*given, "non_blocking"})
 
 
 # --- CUDA graphs, and several GPUs in one process --------------------------------------------------------------------
