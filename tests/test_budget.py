@@ -15,7 +15,7 @@ BUDGET = {
     "affinity": (3651, 39),
     "checkpoints": (2148, 28),
     "comparing": (1530, 19),
-    "data": (4332, 48),
+    "data": (4323, 48),
     "doctor": (2419, 26),
     "embeddings": (457, 7),
     "evaluation": (2585, 25),
@@ -28,7 +28,7 @@ BUDGET = {
     "recipes": (2, 1),
     "reporting": (3883, 62),
     "speedups": (2270, 26),
-    "training": (3812, 37),
+    "training": (3806, 37),
 }
 SEAMS, PRIVATE = 37, 19
 
