@@ -57,9 +57,8 @@ class PretrainedTowers:
         """
         known = self._known[name]
         missing = sorted({one for one in sequences if one not in known}, key=lambda one: (-len(one), one))
-        encode = partial(self._encode, name)
         while missing:
             size = max(1, TOKENS_PER_BATCH // max(1, len(missing[0])))
             batch, missing = missing[:size], missing[size:]
-            known.update(zip(batch, encode_finite(encode, None, batch)[0].float()))
+            known.update(zip(batch, encode_finite(partial(self._encode, name), None, batch)[0].float()))
         return torch.stack([known[one] for one in sequences]) if sequences else torch.empty(0, self._widths[name])

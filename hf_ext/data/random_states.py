@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -80,17 +80,3 @@ def put_back(generator: Any, state: Any) -> None:
         generator.bit_generator.state = state
     else:
         generator.setstate(state)
-
-
-def draws_at_random(make: Callable[[], Any], *holders: Any) -> bool:
-    """Whether `make` takes numbers from generators of the process or of `holders`, which are as before afterwards."""
-    with kept_random_states(*holders):
-        before = _all_states(*holders)
-        make()
-        return before != _all_states(*holders)
-
-
-def _all_states(*holders: Any) -> list[str]:
-    legacy = np.random.get_state(legacy=False)  # noqa: NPY002
-    states = [random.getstate(), legacy, torch.get_rng_state(), *map(state_of, generators_of(*holders))]
-    return [str(state.tolist() if isinstance(state, torch.Tensor) else state) for state in states]

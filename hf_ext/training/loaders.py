@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import re
 from collections.abc import Callable, Iterator
@@ -19,7 +18,6 @@ from transformers.trainer_utils import seed_worker
 from ..data.columns import has_numbered_rows, reads_text, row_lengths
 from ..data.even_batches import EvenBatchSampler, RepeatedRows
 from ..data.length_grouping import LengthGroupedSampler
-from ..data.random_states import draws_at_random
 from ..data.streams import PassedRows, StreamPassSampler, is_stream
 from ..data.token_budget import TokenBudgetBatchSampler, count_tokens
 from ..errors import ArgumentError, DataWorkerDied
@@ -193,18 +191,13 @@ class Loaders(TrainerCallback):
                 logger.warning("%s: this run may go on otherwise than if it had not ended (docs/limits.md).", problem)
 
     def _name_inexact(self, loader: Any) -> Iterator[str]:
-        trainer, rows = self._trainer, self._trainer.train_dataset
+        trainer = self._trainer
         if find_override(trainer, "_get_train_sampler", "get_train_dataloader"):
             yield "The order of rows is the class's own, which generators that nobody seeds may draw"
         if getattr(loader, "persistent_workers", False):
             yield "Workers of the class's own loader live on (persistent_workers)"
-        if reads_text(trainer.data_collator) or not has_numbered_rows(rows):
-            return
-        # Some of transformers make a generator when first called: this one makes it for itself.
-        one, numbers = copy.copy(trainer.data_collator), range(min(len(rows), trainer.args.train_batch_size))
-        collate = trainer._get_collator_with_removed_columns(one)
-        if draws_at_random(lambda: collate([rows[i] for i in numbers]), one, rows):
-            yield "The collator or the rows draw random numbers"
+        if getattr(trainer.data_collator, "mlm", False):  # of transformers; whether others draw is not known
+            yield f"{type(trainer.data_collator).__name__} draws masks at random, which MaskedLMCollator does not"
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **kwargs: Any) -> None:
         """Tells samplers the epoch: accelerate 1.15 reaches no further than it must, and not behind what is skipped."""

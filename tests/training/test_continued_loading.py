@@ -1,7 +1,5 @@
 """Data workers and continuing: a run that was continued is the one that was not killed, or is said to be another."""
 
-import random
-
 import pytest
 import torch
 from continued_runs import EVALUATING, interrupt, same, train
@@ -11,12 +9,10 @@ from train_until_stopped import Collator
 from hf_ext.trainer import FastTrainer
 
 
-class Drawing(Collator):
-    """Adds noise to the labels."""
+class Masking(Collator):
+    """As transformers' collator for masked language models says that it masks."""
 
-    def __call__(self, rows):
-        batch = super().__call__(rows)
-        return {**batch, "labels": batch["labels"] + torch.rand(len(rows)) + random.random()}
+    mlm = True
 
 
 @pytest.mark.sampled(3)
@@ -58,7 +54,7 @@ class Reversed(FastTrainer):
     ("asked", "words"),
     [
         ({}, []),
-        ({"collator": Drawing}, ["The collator or the rows draw random numbers"]),
+        ({"collator": Masking}, ["Masking draws masks at random"]),
         ({"trainer": Reversed}, ["The order of rows is the class's own"]),
         ({"trainer": OwnLoader}, ["The order of rows is the class's own", "live on (persistent_workers)"]),
     ],
