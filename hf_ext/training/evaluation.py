@@ -180,10 +180,11 @@ class Evaluator(TrainerCallback):
         """
         trainer = self._trainer
         self.compared = None
-        if isinstance(asked_for, str):
+        at_hand: tuple[str | None, Any] = (None, asked_for)
+        if asked_for is None:
+            at_hand = "", trainer.eval_dataset
+        elif isinstance(asked_for, str):
             at_hand = asked_for, trainer.eval_dataset[asked_for]
-        else:
-            at_hand = (None, asked_for) if asked_for is not None else ("", trainer.eval_dataset)
         is_asked_for = trainer.control.should_evaluate or (
             trainer.args.eval_on_start and trainer.state.global_step == 0
         )
@@ -205,7 +206,7 @@ class Evaluator(TrainerCallback):
                 if self._left_out and trainer._ext_stopper.is_at_end():  # a callback has just ended the run
                     full: dict[str, float] = {}
                     for name, given in self._left_out.items():
-                        full.update(self._look_at_all(name, given).metrics)
+                        full.update(self._look_at_all(name, given).metrics or {})
                     trainer.log(full)
                     metrics.update(full)
         except EvaluationGivenUp:
@@ -263,7 +264,7 @@ class Evaluator(TrainerCallback):
             output.metrics.update({full_key(key): value for key, value in metrics.items()})
         elif self.is_due and self._needs_all_rows(name, metrics):
             whole = self._look_at_all(name, given)
-            both = {**output.metrics, **whole.metrics}
+            both = {**output.metrics, **(whole.metrics or {})}
             return output._replace(metrics=both, num_samples=output.num_samples + whole.num_samples)
         else:
             self._left_out[name] = given
