@@ -28,7 +28,7 @@ BUDGET = {
     "recipes": (2, 1),
     "reporting": (3883, 62),
     "speedups": (2271, 26),
-    "training": (3692, 37),
+    "training": (3693, 37),
 }
 SEAMS, PRIVATE = 37, 18
 
