@@ -11,16 +11,16 @@ from hf_ext.trainer import FastTrainer
 
 # Folder of hf_ext -> (code lines, files); code is what is neither blank, comment nor docstring.
 BUDGET = {
-    ".": (3178, 36),
+    ".": (3179, 36),
     "affinity": (3651, 39),
-    "checkpoints": (1951, 16),
+    "checkpoints": (1959, 16),
     "comparing": (1530, 19),
     "data": (4506, 51),
     "doctor": (2410, 26),
     "embeddings": (468, 7),
     "evaluation": (2585, 25),
     "generation": (3022, 32),
-    "hub": (488, 6),
+    "hub": (487, 6),
     "masked_lm": (387, 4),
     "memory": (709, 8),
     "models": (3707, 47),

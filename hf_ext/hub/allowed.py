@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import cast
 
 from ..checkpoints.finished_model import CONFIG, MODEL_MANIFEST, TOKENIZER, WEIGHTS, check_model
-from ..checkpoints.manifest import MANIFEST, FileRecord, Manifest
-from ..checkpoints.store import CHECKPOINT_NAME
+from ..checkpoints.manifest import CHECKPOINT_NAME, MANIFEST, FileRecord, Manifest
 from ..errors import ArgumentError
 
 CARD = "README.md"

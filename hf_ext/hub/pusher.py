@@ -17,7 +17,7 @@ from typing import Any
 from huggingface_hub import CommitInfo, ModelCard
 
 from ..argument_checks import read_hub_strategy
-from ..checkpoints.store import CHECKPOINT_NAME
+from ..checkpoints.manifest import CHECKPOINT_NAME
 from ..errors import ArgumentError, HfExtError, RunEnded
 from .allowed import CARD, LAST_CHECKPOINT, is_draft
 from .push import HubError, open_repository, push_folder

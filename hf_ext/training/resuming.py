@@ -15,8 +15,8 @@ from transformers.trainer_utils import get_last_checkpoint
 from ..checkpoints.agreement.argument_roles import ANOTHER_RUN, STEP_SIZE
 from ..checkpoints.agreement.comparing import GROUPS, compare_runs, refuse
 from ..checkpoints.agreement.hyperparameters import apply_changes, changed_hyperparameters
-from ..checkpoints.manifest import PROGRESS, read_json
-from ..checkpoints.store import CheckpointStore, Stored, check_unlisted
+from ..checkpoints.manifest import PROGRESS, Stored, check_unlisted, read_json
+from ..checkpoints.store import CheckpointStore
 from ..errors import CheckpointError
 from ..training_args import FastTrainingArguments
 from .backends import Backend
