@@ -27,11 +27,11 @@ from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.trainer_utils import EvalLoopOutput
 
 from .checkpoints.compare import describe_run
+from .checkpoints.manifest import check_unlisted
 from .checkpoints.resume import Resumer
 from .checkpoints.retention import Sizes
 from .checkpoints.run_lock import hold_folders
 from .checkpoints.saver import Saver
-from .checkpoints.store import check_unlisted
 from .checkpoints.weights import load_weights
 from .data.even_batches import RepeatedRows
 from .data.masking import MaskingEpochCallback
@@ -534,8 +534,9 @@ class FastTrainer(Trainer):
         self._ext_saver.finish()
         self._ext_saver.check_finite()
         state, saver = self.state, self._ext_saver
-        best = self._ext_team.on_main(saver.retention.best_step)  # as all see it: copies come and go meanwhile
-        state.best_model_checkpoint = None if best is None else str(saver.store.locate(best))
+        best = self._ext_team.on_main(saver.retention.best_step)  # one answer for all: copies come and go
+        path = self._ext_team.on_main(partial(saver.store.locate, best))
+        state.best_model_checkpoint = None if path is None else str(path)
         if self.args.load_best_model_at_end and state.best_global_step != best:
             logger.warning(
                 "No checkpoint of the best step, %s, was saved: %s.",

@@ -17,6 +17,7 @@ from ..errors import ArgumentError, CheckpointError
 from ..models.affinity import AffinityModel
 from ..models.configuration import AffinityConfig
 from .finished_model import TOKENIZER
+from .weights import name_some
 
 WEIGHT_KEYS = ("model_state_dict", "state_dict", "model", "model_state", "net", "network", "weights", "module")
 # Models compute these themselves; releases of transformers differ in whether they are saved.
@@ -159,14 +160,14 @@ def _load(model: Any, tensors: dict[str, torch.Tensor], old: Path) -> list[str]:
         missing, unexpected, problems = [], [], [str(error)]
     computed = [name for name in missing if _COMPUTED.search(name) or name in _STANDARDISATION]
     missing = [name for name in missing if name not in computed]
-    problems += [f"missing: {_describe(missing)}"] if missing else []
-    problems += [f"not in this model: {_describe(unexpected)}"] if unexpected else []
+    problems += [f"missing: {name_some(missing)}"] if missing else []
+    problems += [f"not in this model: {name_some(unexpected)}"] if unexpected else []
     if problems:
         text = "\n  ".join(problems)
         raise CheckpointError(
             f"{old} does not fit this model; nothing was written.\n  {text}\n--rename OLD=NEW changes the beginning of "
-            f"names, --drop PREFIX leaves entries out. This model has {_describe(list(model.state_dict()))}; the file "
-            f"{_describe(list(tensors))}. Frozen encoders are named by an affinity model, not stored in it: drop them, "
+            f"names, --drop PREFIX leaves entries out. This model has {name_some(list(model.state_dict()))}; the file "
+            f"{name_some(list(tensors))}. Frozen encoders are named by an affinity model, not stored in it: drop them, "
             'unless they were trained; then give a model whose towers train ("training": "full").'
         )
     return computed
@@ -178,11 +179,6 @@ def _compare(model: Any, tensors: Mapping[str, torch.Tensor]) -> None:
     wrong = [name for name, tensor in tensors.items() if not torch.equal(state[name].to(tensor.dtype), tensor)]
     if wrong:
         raise CheckpointError(
-            f"{_describe(wrong)} would not be what the file holds: NaN, more digits than float32 has, or two values "
+            f"{name_some(wrong)} would not be what the file holds: NaN, more digits than float32 has, or two values "
             "for weights that are one in this model. Convert a file without them."
         )
-
-
-def _describe(names: list[str]) -> str:
-    """The first names, and how many there are."""
-    return f"{', '.join(names[:5])}{', ...' if len(names) > 5 else ''} ({len(names)} in all)"

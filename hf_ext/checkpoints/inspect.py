@@ -10,7 +10,8 @@ from pathlib import Path
 from ..disk import used_bytes
 from ..errors import CheckpointError
 from ..reporting.tables import format_table
-from .store import CHECKPOINT_NAME, STAGING, is_folder, is_ours, verify
+from .manifest import CHECKPOINT_NAME, is_folder, is_ours, verify
+from .store import STAGING
 
 WHOLE, WEIGHTS, STRIPPED = "verified", "verified, weights alone", "verified, optimizer dropped to save room"
 DAMAGED, STOCK, FOREIGN = "damaged", "of stock Trainer, cannot be verified", "no checkpoint"

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from ..disk import describe_failure, is_disk_failure, sync
 from ..errors import CheckpointError, FolderError
-from .manifest import MANIFEST
-from .store import CHECKPOINT_NAME, CheckpointStore, Stored, verify
+from .manifest import CHECKPOINT_NAME, MANIFEST, Stored, verify
+from .store import CheckpointStore
 
 LOG_EVERY_S = 10.0
 
@@ -120,9 +120,10 @@ class MirroredStore(CheckpointStore):
                 gone = "The folder is gone; is its disk still mounted?"
                 raise FileNotFoundError(errno.ENOENT, gone, str(self.target.folder))
             self._drop_old(best_step)  # what an update before could not
-            newest = [stored.step for stored in self.checkpoints()][-1:]
-            for step in [*newest, *({best_step} - {*newest, None})]:
-                self._copy(step)
+            for newest in self.checkpoints()[-1:]:
+                self._copy(newest.step)
+            if best_step is not None:
+                self._copy(best_step)
             self._drop_old(best_step)
             self._failure = None
         except (OSError, CheckpointError, FolderError) as error:
@@ -137,7 +138,8 @@ class MirroredStore(CheckpointStore):
     def _copy(self, step: int) -> None:
         with self.pinned(step):
             stored = self._find(step)
-            if stored is None or any(stored.manifest.files.items() <= s.manifest.files.items() for s in self._there()):
+            there = [held.manifest.files.items() for held in self.target.checkpoints()]
+            if stored is None or any(stored.manifest.files.items() <= held for held in there):
                 return
             self.target.sweep()
             staged = self.target.stage(step)
@@ -155,14 +157,11 @@ class MirroredStore(CheckpointStore):
         logger.info("%s is copied to %s.", stored.path, self.target.folder)
 
     def _drop_old(self, best_step: int | None) -> None:
-        here, there = {best_step, *(stored.step for stored in self.checkpoints())}, self._there()
+        here, there = {best_step, *(stored.step for stored in self.checkpoints())}, self.target.checkpoints()
         newest_whole = max((stored.step for stored in there if not stored.stripped), default=0)
         for stored in there:
             if stored.step not in here and stored.step < newest_whole:
                 self.target.delete(stored.step)
-
-    def _there(self) -> list[Stored]:
-        return self.target.checkpoints()
 
 
 def copy_file(source: Path, target: Path) -> None:

@@ -16,8 +16,7 @@ from transformers.trainer_utils import get_last_checkpoint
 from ..distributed import do_on_main
 from ..errors import CheckpointError
 from .compare import ANOTHER_RUN, GROUPS, STEP_SIZE, compare_runs, refuse
-from .manifest import PROGRESS, read_json
-from .store import Stored, check_unlisted
+from .manifest import PROGRESS, Stored, check_unlisted, read_json
 
 # Allowed to change, these move the place in the data that a number of optimizer steps stands for.
 ORDER = frozenset({"data", "world_size", "seed", "data_seed", *STEP_SIZE})

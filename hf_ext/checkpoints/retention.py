@@ -134,26 +134,23 @@ def steps_to_strip(entries: Sequence[Entry], policy: Policy) -> list[int]:
 
 
 def steps_for_room(
-    entries: Sequence[Entry], room_bytes: int, best_step: int | None, policy: Policy, is_new_best: bool = False
-) -> tuple[list[int], int]:
-    """Steps to delete before a checkpoint is written, so that `entries` take no more than `room_bytes`.
+    entries: Sequence[Entry], excess_bytes: int, best_step: int | None, policy: Policy, is_new_best: bool = False
+) -> list[int] | None:
+    """Steps to delete before a checkpoint is written, so that `excess_bytes` are free; None where that cannot be.
 
     Of least value first. Never the newest to continue from, nor the best while it is that.
 
     Args:
         best_step: of `entries`. is_new_best: whether the checkpoint to be written is better.
-
-    Returns:
-        The steps, and how many bytes are missing even without them; then nothing need be deleted.
     """
-    by_step = {entry.step: entry for entry in entries}
+    num_bytes = {entry.step: entry.num_bytes for entry in entries if not entry.is_pinned}
     kept = best_step if policy.keep_best and not is_new_best else None
-    excess, given_up = sum(entry.num_bytes for entry in entries) - room_bytes, []
+    given_up: list[int] = []
     for step in reversed(rank(entries, best_step, policy)[1:]):
-        if excess > 0 and not by_step[step].is_pinned and step != kept:
+        if excess_bytes > 0 and step in num_bytes and step != kept:
             given_up.append(step)
-            excess -= by_step[step].num_bytes
-    return given_up, max(0, excess)
+            excess_bytes -= num_bytes[step]
+    return None if excess_bytes > 0 else given_up
 
 
 # --- whether the budget can hold it ---------------------------------------------------------------------------------
@@ -298,27 +295,25 @@ class Retention:
         Raises:
             OSError: the budget has no room for it, whatever is deleted.
         """
-        store, state, policy, sizes = self._store, self._trainer.state, self.policy, self.sizes()
-        store.make_way(state.global_step)
-        entries = self._entries()
+        sizes, entries, policy = self.sizes(), self._entries(), self.policy
         # What was logged so far, and a large tokenizer, are in the newest one: the bound knows neither.
         like_newest = entries[-1].num_bytes + SMALL_FILES_BYTES // 2 if entries and entries[-1].is_resumable else 0
         new_bytes = max(sizes.full_bytes, like_newest)
-        best = self.best_step(), policy, state.best_global_step == state.global_step
         if policy.budget_bytes is not None:
-            room = policy.budget_bytes - self.other_bytes() - new_bytes
-            steps, shortfall = steps_for_room(entries, room, *best)
-            gone = [] if shortfall else [store.delete(step) for step in steps]
-            if shortfall or not all(gone):
-                logger.error("save_total_size_gb=%g is %d bytes short.", policy.budget_bytes / GB, shortfall)
+            planned_bytes = self.other_bytes() + sum(entry.num_bytes for entry in entries) + new_bytes
+            if not self._free(planned_bytes - policy.budget_bytes):
+                logger.error("save_total_size_gb=%g has no room for it.", policy.budget_bytes / GB)
                 raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
-        free = free_bytes(store.folder)
+        free = free_bytes(self._store.folder)
         if free < sizes.full_bytes:
-            entries = self._entries()
-            room = free + sum(entry.num_bytes for entry in entries) - new_bytes
-            steps, shortfall = steps_for_room(entries, room, *best)
-            for step in () if shortfall else steps:
-                store.delete(step)
+            self._free(new_bytes - free)
+
+    def _free(self, excess_bytes: int) -> bool:
+        """Whether so many bytes could be freed; where they cannot, nothing is."""
+        state = self._trainer.state
+        is_new_best = state.best_global_step == state.global_step
+        steps = steps_for_room(self._entries(), excess_bytes, self.best_step(), self.policy, is_new_best)
+        return steps is not None and all(self._store.delete(step) for step in steps)
 
     def rotate(self) -> None:
         """Deletes and strips what is not to be kept, now that the newest checkpoint is in place."""

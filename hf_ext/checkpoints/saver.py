@@ -54,7 +54,7 @@ class Saver:
         self._folders: tuple[str, str | None] = ("", None)
         self._facts: dict[str, Any] = {}
         self._num_failures = 0
-        self._is_open = False  # whether others may still be writing into the newest checkpoint
+        self._open_step: int | None = None  # of a checkpoint that has its name, and into which others may be writing
         self.open_folders()
 
     def open_folders(self) -> None:
@@ -97,7 +97,7 @@ class Saver:
             if failure is not None:
                 self._give_up(step, failure)
                 return
-        self.saved_step, self._num_failures, self._is_open = step, 0, True
+        self.saved_step, self._num_failures, self._open_step = step, 0, step
         self._trainer._ext_stopper.note_save(time.perf_counter() - began)
 
     def _prepare(self) -> None:
@@ -146,17 +146,17 @@ class Saver:
 
     def finish(self) -> None:
         """Makes what others wrote into the last checkpoint part of it; begins its copy and its push."""
-        if not self._is_open:
+        step, self._open_step = self._open_step, None
+        if step is None:
             return
-        self._is_open = False
         if self._team.writes:
             try:
-                self.store.take_in(self.saved_step)
+                self.store.take_in(step)
             except OSError as error:
-                logger.error("checkpoint-%d may lack what others wrote into it: %s", self.saved_step, error)
+                logger.error("checkpoint-%d may lack what others wrote into it: %s", step, error)
             self.store.begin_copies(self.retention.best_step())
         if self._trainer.args.push_to_hub:
-            self._trainer._ext_pusher.push_checkpoint(self.saved_step)
+            self._trainer._ext_pusher.push_checkpoint(step)
 
     def finish_copies(self) -> str | None:
         """At the end of a run: waits for copies, and deletes what was kept for them; what is not copied, or None."""

@@ -201,7 +201,7 @@ def _check_frozen(model: Any, folder: Path) -> None:
     base = f"{saved.get('name_or_path') or 'unknown'}@{saved.get('revision') or 'no revision'}"
     raise CheckpointError(
         f"{folder} was trained on frozen weights with sha256 {saved.get('sha256')}, those of this model hash to "
-        f"{now['sha256']}; different: {_name_some(others)}. Nothing was loaded. The checkpoint does not hold them: "
+        f"{now['sha256']}; different: {name_some(others)}. Nothing was loaded. The checkpoint does not hold them: "
         f"build the model on the same base ({base}), with the same seed if parts of it are made at random."
     )
 
@@ -263,8 +263,8 @@ def _check_loaded(model: Any, folder: Path, outcome: Any, required: Any) -> None
     # One that is tied to another was there under the other's name.
     lacking = [n for n in missing if n in required and n not in ignored and id(state[n]) not in loaded]
     if lacking or unexpected:
-        problems = [f"missing: {_name_some(lacking)}"] if lacking else []
-        problems += [f"not in this model: {_name_some(list(unexpected))}"] if unexpected else []
+        problems = [f"missing: {name_some(lacking)}"] if lacking else []
+        problems += [f"not in this model: {name_some(list(unexpected))}"] if unexpected else []
         raise CheckpointError(
             f"{folder} does not fit this model.\n  " + "\n  ".join(problems) + "\nBuild the model with the arguments "
             "that the checkpoint was trained with: same class, sizes, and parts that train."
@@ -285,7 +285,7 @@ def _modern(name: str) -> str:
     return re.sub(r"encoder\.layer\.(\d+|\*)\.attention\.self\.rotary_embeddings\.", "rotary_embeddings.", name)
 
 
-def _name_some(names: list[str]) -> str:
+def name_some(names: list[str]) -> str:
     """The first names, and how many there are."""
     return f"{', '.join(names[:5])}{', ...' if len(names) > 5 else ''} ({len(names)} in all)"
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from other_runs import kill, other_run
 
-from hf_ext.checkpoints.manifest import Manifest, check_files, hash_file
+from hf_ext.checkpoints.manifest import Manifest, check_files, hash_file, verify
+from hf_ext.checkpoints.mirror import MirroredStore
 from hf_ext.checkpoints.run_lock import LOCK
 from hf_ext.checkpoints.store import CheckpointStore
 from hf_ext.errors import FolderError
@@ -57,7 +58,21 @@ def rotate(store: CheckpointStore) -> None:
         store.strip(step, ["progress.json"])
 
 
-def run_until(kill_at: int, folder: Path, save=save) -> tuple[int, bool]:
+def train_mirrored(folder: Path, report, save=save) -> None:
+    """The same, with a copy of the newest in `folder / "drive"` after each save."""
+    store = MirroredStore(folder / "local", folder / "drive")
+    store.sweep()
+    newest = store.find_newest()
+    store.adopt("run")
+    for step in range(newest.step + 10 if newest else 10, LAST_STEP + 1, 10):
+        save(store, step)
+        rotate(store)
+        store.finish_copies(None)
+        report(step)
+    store.finish_copies(None)
+
+
+def run_until(kill_at: int, folder: Path, save=save, train=train, within: str = "") -> tuple[int, bool]:
     """Trains in a process killed before its file operation `kill_at`; (last step it reported, whether it ended)."""
     reading, writing = os.pipe()
     child = os.fork()
@@ -66,7 +81,7 @@ def run_until(kill_at: int, folder: Path, save=save) -> tuple[int, bool]:
             operations = itertools.count(1)
 
             def kill(event, args):
-                if event in OPERATIONS and str(folder) in str(args[0]) and next(operations) == kill_at:
+                if event in OPERATIONS and str(folder / within) in str(args[0]) and next(operations) == kill_at:
                     os.kill(os.getpid(), signal.SIGKILL)
 
             sys.addaudithook(kill)
@@ -137,6 +152,23 @@ def test_a_kill_before_any_file_operation_loses_nothing_and_leaves_nothing(tmp_p
         print(f"\ncheckpoint store: {kills} kills, {kills - faulty} recovered, {kills - different} ended equal")
     assert kills > 100 // every
     assert (faulty, different) == (0, 0)
+
+
+@pytest.mark.parametrize("every", [9, pytest.param(1, marks=pytest.mark.nightly)])
+def test_a_kill_while_copying_leaves_a_copy_whole_or_absent_and_the_next_run_makes_up_for_it(every, tmp_path, no_fsync):
+    for kill_at in itertools.count(1, every):
+        drive = tmp_path / str(kill_at) / "drive"
+        drive.parent.mkdir()
+        reported, ended = run_until(kill_at, drive.parent, train=train_mirrored, within="drive")
+        copies = [verify(path)[1] for path in drive.glob("checkpoint-*")]
+        assert [problems for problems in copies if problems] == []
+        assert CheckpointStore(drive).find_newest().step >= reported if reported else True
+        train_mirrored(drive.parent, print)
+        assert CheckpointStore(drive).find_newest().step == LAST_STEP
+        assert [name for name in os.listdir(drive) if not name.startswith("checkpoint-")] == []
+        if ended:
+            break
+    assert kill_at > 100
 
 
 def test_the_same_kills_find_that_saving_in_place_loses_checkpoints(tmp_path, no_fsync):

@@ -56,7 +56,7 @@ def test_what_is_uploaded_or_copied_stays_and_keeps_its_optimizer():
     standing = [*entries(1, is_pinned=True), *entries(2, 3)]
     assert steps_beyond_limit(standing, None, Policy(1, False)) == [2]
     assert steps_to_strip(standing, Policy(None, False, strips=True)) == [2]
-    assert steps_for_room(standing, 20, None, Policy(None, False)) == ([2], 0)
+    assert steps_for_room(standing, 10, None, Policy(None, False)) == [2]
 
 
 def test_only_the_newest_to_continue_from_keeps_its_optimizer_where_little_is_stored():
@@ -66,19 +66,19 @@ def test_only_the_newest_to_continue_from_keeps_its_optimizer_where_little_is_st
 
 
 @pytest.mark.parametrize(
-    ("room", "best", "is_new_best", "outcome"),
+    ("excess", "best", "is_new_best", "outcome"),
     [
-        (40, 2, False, ([], 0)),
-        (39, 2, False, ([1], 0)),
-        (20, 2, False, ([1, 3], 0)),
-        (19, 2, False, ([1, 3], 1)),
-        (19, 2, True, ([1, 3, 2], 0)),  # the best until now goes last, and only for a better one
-        (9, 2, True, ([1, 3, 2], 1)),
-        (10, None, False, ([1, 2, 3], 0)),
+        (0, 2, False, []),
+        (1, 2, False, [1]),
+        (20, 2, False, [1, 3]),
+        (21, 2, False, None),
+        (21, 2, True, [1, 3, 2]),  # the best until now goes last, and only for a better one
+        (31, 2, True, None),
+        (30, None, False, [1, 2, 3]),
     ],
 )
-def test_room_is_made_of_the_least_value_first_and_never_of_the_newest(room, best, is_new_best, outcome):
-    assert steps_for_room(entries(1, 2, 3, 4), room, best, Policy(None, True), is_new_best) == outcome
+def test_room_is_made_of_the_least_value_first_and_never_of_the_newest(excess, best, is_new_best, outcome):
+    assert steps_for_room(entries(1, 2, 3, 4), excess, best, Policy(None, True), is_new_best) == outcome
 
 
 def test_random_runs_never_break_the_budget_nor_lose_the_last_checkpoint_or_the_best():
@@ -91,10 +91,8 @@ def test_random_runs_never_break_the_budget_nor_lose_the_last_checkpoint_or_the_
         best = None
         for step in range(1, 25):
             is_best = draw.random() < 0.3 or best is None
-            room = budget - 500 - FULL
-            given_up, shortfall = steps_for_room([*disk.values()], room, best, policy, is_best)
-            assert shortfall == 0, (seed, step)
-            for gone in given_up:
+            excess = 500 + FULL + sum(entry.num_bytes for entry in disk.values()) - budget
+            for gone in steps_for_room([*disk.values()], excess, best, policy, is_best):
                 del disk[gone]
                 assert any(entry.is_resumable for entry in disk.values())  # also if it is killed here
             disk[step] = Entry(step, draw.randint(FULL - 9, FULL), ends_epoch=step % 5 == 0)
