@@ -165,8 +165,8 @@ class FastTrainingArguments(TrainingArguments):
     )
     oom_policy: Literal["stop", "step_down"] = option(
         "stop",
-        "Where memory does not suffice: end the run, or make the step again with fewer rows at a time, then with "
-        "activations recomputed. Learning stays as it is.",
+        "Where memory does not suffice: end the run, or make the step again with fewer rows at a time. Learning stays "
+        "as it is.",
     )
     eval_subset: float | None = option(
         None,
