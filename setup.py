@@ -16,7 +16,7 @@ setup(
     package_dir=TOP_LEVEL,
     include_package_data=False,  # else all that MANIFEST.in has for the source archive
     package_data={
-        "hf_ext": ["py.typed"],
+        "hf_ext": ["py.typed", "hardware.csv"],
         "hf_ext.reporting.report": ["templates/*"],
         "hf_ext.recipes.configs": ["*.yaml"],
         "hf_ext.accelerate_configs": ["*.yaml"],

@@ -25,8 +25,9 @@ import torch
 from transformers import EsmConfig, EsmForMaskedLM
 
 from hf_ext.hardware import detect_hardware
-from hf_ext.models.activation_bytes import KeptBytes
+from hf_ext.models.activation_bytes import weight_shapes
 from hf_ext.models.activation_checkpointing import POLICIES, set_policy
+from hf_ext.models.ledger import OTHER, Ledger
 from hf_ext.models.packing import pack_encoders
 from hf_ext.speedups.attention import set_attention
 from hf_ext.speedups.fused_layers import fuse_gelu
@@ -73,11 +74,12 @@ def step(model: EsmForMaskedLM, batch: dict[str, torch.Tensor], forward_done: Ca
 
 def count_bytes(model: EsmForMaskedLM, batch: dict[str, torch.Tensor]) -> tuple[int, int]:
     """Bytes kept after the forward pass, and the most at any moment."""
-    shapes = {tuple(x) for p in model.parameters() if p.dim() == 2 for x in (p.shape, p.T.shape)}
-    ledger, kept = KeptBytes(shapes), []
+    ledger, kept = Ledger(1, left_out=weight_shapes(model)), []
+    ledger.know([*model.parameters(), *model.buffers(), *batch.values()])
+    known = ledger.total
     with ledger:
-        step(model, batch, lambda: kept.append(ledger.now))
-    return kept[0], ledger.most
+        step(model, batch, lambda: kept.append(ledger.current[OTHER]))
+    return kept[0], ledger.peak - known
 
 
 def measure(name: str, layout: str, rounds: int) -> list[dict[str, Any]]:

@@ -26,10 +26,10 @@ from hf_ext.affinity.arguments import AffinityArguments
 from hf_ext.affinity.building import build_collator, build_model
 from hf_ext.affinity.row_by_row import RowByRow, collate
 from hf_ext.affinity.scoring import compute_metrics, score_split
+from hf_ext.arguments.parser import FastArgumentParser
+from hf_ext.arguments.presets import PRESETS
 from hf_ext.data.arguments import DataArguments
 from hf_ext.data.loading import load_data
-from hf_ext.parser import FastArgumentParser
-from hf_ext.presets import PRESETS
 from hf_ext.reporting.run_log import start_run_log
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments

@@ -40,7 +40,7 @@ from hf_ext.generation.preparing import PairData, load_pairs, settle_columns
 from hf_ext.generation.sampling import sample_pairs
 from hf_ext.generation.stages import STAGES, settle_stage
 from hf_ext.hardware import detect_hardware
-from hf_ext.tasks import parse_command
+from hf_ext.running import parse_command
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "recipes"))
 from generate_antibody import DEFAULTS, TYPES

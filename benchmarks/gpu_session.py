@@ -25,8 +25,8 @@ from gpu.machine import describe_machine, find_device, identify_code
 from gpu.session import ROOT, Part, Session, run_session
 from gpu.work import Work
 
+from hf_ext.cli import quick_imports
 from hf_ext.errors import ArgumentError, exit_on_errors
-from hf_ext.quick_imports import quick_imports
 
 # Name -> module of `gpu`, minutes of 20.
 PARTS = {

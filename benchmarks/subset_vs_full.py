@@ -34,7 +34,7 @@ from hf_ext.data.arguments import DataArguments
 from hf_ext.evaluation import score_predictions
 from hf_ext.models.encoders import LoraSettings
 from hf_ext.trainer import FastTrainer
-from hf_ext.training import evaluator
+from hf_ext.training import evaluation
 from hf_ext.training_args import FastTrainingArguments
 
 LEAST_COVERAGE, MOST_TIME = 0.9, 0.1
@@ -120,7 +120,7 @@ def measure_coverage(args: argparse.Namespace, folder: str) -> dict[str, Any]:
     runs = []
     for seed in range(args.num_seeds):
         seen = Coverage()
-        evaluator.FULL_EVERY = 1  # the subset is held against all rows each time
+        evaluation.FULL_EVERY = 1  # the subset is held against all rows each time
         given = {"num_train_epochs": args.epochs, "eval_strategy": "epoch"}
         given |= {"speedups": ["embedding_cache"], "per_device_train_batch_size": 32, "learning_rate": 3e-4}
         make_trainer(args, f"{folder}/seed{seed}", seed, "frozen", seen, **given).train()

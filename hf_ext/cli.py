@@ -1,16 +1,104 @@
-"""The command `hf-ext`: one subcommand per recipe. Each imports its own alone, and the help page none."""
+"""The command `hf-ext`: one subcommand per recipe, and how a program of hf_ext starts and is called.
+
+Each subcommand imports its own recipe alone, and the help page none.
+"""
 
 from __future__ import annotations
 
+import atexit
+import gc
+import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 
 from . import __version__
-from .argument_names import name_nearest
-from .commands import COMMANDS, PROGRAM, name_program
+from .arguments.names import name_nearest
 from .errors import ArgumentError, exit_on_errors
 from .shipped import CONFIGS, LAUNCHERS, TEMPLATES, list_shipped, shipped_folder
+
+PROGRAM = "hf-ext"
+# Name -> the module whose `main(words)` runs it, and its line in `hf-ext --help`; in that order.
+COMMANDS: dict[str, tuple[str, str]] = {
+    "train": ("hf_ext.recipes.max_speed", "train an affinity or property model on labelled sequences"),
+    "mlm": ("hf_ext.recipes.mlm", "train a masked protein language model, a new one or further"),
+    "generate": ("hf_ext.recipes.generate_antibody", "train a generator of antibodies for antigens, in stages"),
+    "sample": ("hf_ext.recipes.sample", "draw antibodies from a trained generator, and rank them"),
+    "predict": ("hf_ext.recipes.predict", "predict with a trained model: a table or FASTA in, a CSV out"),
+    "evaluate": ("hf_ext.recipes.evaluate", "score trained models on labelled rows, and compare them"),
+    "doctor": ("hf_ext.recipes.doctor", "tell what a run would do, here or on another card, before it starts"),
+    "compare": ("hf_ext.recipes.compare", "measure ways to train against each other, with intervals"),
+    "report": ("hf_ext.recipes.report", "write report and model card of a finished run anew"),
+    "resume": ("hf_ext.recipes.resume_check", "tell what a folder of checkpoints goes on from; convert old ones"),
+}
+
+HELP = """usage: hf-ext COMMAND [--config FILE.yaml] [--FLAG VALUE ...]
+
+The Hugging Face Trainer for protein language models on the hardware you have.
+
+{commands}
+
+  hf-ext train                    on generated data, a minute; so mlm, generate
+  hf-ext train --help             flags that people use first; --help all: all
+  hf-ext train --config gb1.yaml  a file of yours, or one that comes with hf_ext
+  hf-ext --version                that of hf_ext
+  hf-ext --path                   paths of all files that come with it
+  hf-ext --path NAME              the path of one, to copy or launch with:
+
+  accelerate launch --config_file $(hf-ext --path 2gpu_ddp.yaml) -m hf_ext train
+
+Exit status: 0 done, 1 a mistake in what was given, 75 stopped: run it again.
+Others: 3 a score missed, 65 not finite, 69 memory, 71 a worker died, 74 disk."""
+
+
+def program_words() -> list[str]:
+    """How this process was started, without arguments: ["hf-ext", "train"], or the path of a script."""
+    program, _, command = sys.argv[0].partition(" ")
+    return [program, command] if program == PROGRAM and command in COMMANDS else [sys.argv[0]]
+
+
+def recipe_command(recipe: str) -> str:
+    """How a user starts a recipe: as a subcommand where this process is one, else as the script of a clone.
+
+    Args:
+        recipe: the name of its file, "resume_check" say.
+    """
+    names = {module.rpartition(".")[2]: name for name, (module, _) in COMMANDS.items()}
+    if len(program_words()) == 1:
+        return f"python recipes/{recipe}.py"
+    return f"{PROGRAM} {names[recipe]}" if recipe in names else f"python -m hf_ext.recipes.{recipe}"
+
+
+@contextmanager
+def quick_imports() -> Iterator[None]:
+    """Inside, nothing is collected; what was imported is never looked through again, but by `_thaw`.
+
+    For programs, at their top: a million objects that modules define stay anyway, and looking for garbage among them
+    takes a second of the processor until the first step (`benchmarks/start_time.py`).
+    """
+    collects, kernels = gc.isenabled(), logging.getLogger("bitsandbytes.backends")
+    level = kernels.level
+    kernels.setLevel(logging.ERROR)  # peft imports it, and on some CPUs it warns of a kernel that nothing here calls
+    gc.disable()
+    try:
+        yield
+    finally:
+        kernels.setLevel(level)
+        gc.freeze()
+        atexit.register(_thaw)
+        if collects:
+            gc.enable()
+
+
+def _thaw() -> None:
+    """Has the end of Python collect all, where triton would name what is left as leaked, in 90 lines.
+
+    Its bindings do since they are nanobind's (torch 2.15); it takes the second that it takes without `quick_imports`.
+    """
+    triton = sys.modules.get("triton._C.libtriton")
+    if triton is not None and type(triton.ir.builder).__module__ == "nanobind":
+        gc.unfreeze()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -28,7 +116,7 @@ def _run(words: Sequence[str]) -> int:
     if first in ("-h", "--help") and rest and rest[0] in COMMANDS:
         first, rest = rest[0], ["--help", *rest[1:]]
     if first in COMMANDS:
-        name_program(first)
+        sys.argv[0] = f"{PROGRAM} {first}"  # so help pages, records and locks of this process call the program
         result = import_module(COMMANDS[first][0]).main(rest)
         return result if isinstance(result, int) else 0  # a `main` that returns results has succeeded
     if first in ("-h", "--help"):
@@ -46,29 +134,7 @@ def _run(words: Sequence[str]) -> int:
 
 def help_page() -> str:
     """What `hf-ext --help` prints; fits a screen of 80 columns and 30 lines."""
-    width = max(map(len, COMMANDS))
-    commands = [f"  {name:<{width}}  {line}" for name, (_, line) in COMMANDS.items()]
-    return "\n".join(
-        [
-            f"usage: {PROGRAM} COMMAND [--config FILE.yaml] [--FLAG VALUE ...]",
-            "",
-            "The Hugging Face Trainer for protein language models on the hardware you have.",
-            "",
-            *commands,
-            "",
-            f"  {PROGRAM} train                    on generated data, a minute; so mlm, generate",
-            f"  {PROGRAM} train --help             flags that people use first; --help all: all",
-            f"  {PROGRAM} train --config gb1.yaml  a file of yours, or one that comes with hf_ext",
-            f"  {PROGRAM} --version                that of hf_ext",
-            f"  {PROGRAM} --path                   paths of all files that come with it",
-            f"  {PROGRAM} --path NAME              the path of one, to copy or launch with:",
-            "",
-            f"  accelerate launch --config_file $({PROGRAM} --path 2gpu_ddp.yaml) -m hf_ext train",
-            "",
-            "Exit status: 0 done, 1 a mistake in what was given, 75 stopped: run it again.",
-            "Others: 3 a score missed, 65 not finite, 69 memory, 71 a worker died, 74 disk.",
-        ]
-    )
+    return HELP.format(commands="\n".join(f"  {name:<8}  {line}" for name, (_, line) in COMMANDS.items()))
 
 
 def _find_path(words: Sequence[str]) -> str:

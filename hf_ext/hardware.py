@@ -1,22 +1,133 @@
-"""Says what a device can do: one table, device -> abilities, with a source per row.
+"""What a device can do: `hardware.csv` has a row per card with its source, drivers and systems say which one is here.
+
+- TFLOPS are the vendor's dense peaks (no 2:4 sparsity; data sheets since Hopper print only the sparse ones, which are
+  halved there) with FP32 accumulation, the mode that torch's matmul runs in. GeForce cards run FP32 accumulation at
+  half the rate that their boxes print. What no vendor paper states is left out; where only FP32 is given, it is 2 x
+  CUDA cores x boost clock.
+- The memory of a described device is the vendor's nominal size; the driver of a live one reports 1-9 % less.
+- Drivers are regular expressions of the whole name, "NVIDIA " and "Tesla " stripped, any case.
 
 Nothing here touches a device when it is imported; torch is imported inside the functions that need it.
 """
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import difflib
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .errors import ArgumentError
-from .hardware_table import ALIASES, CUDA_GUIDE, ROWS, Hardware, cuda_card, plain_device
 
 if TYPE_CHECKING:
     import torch
+
+CUDA_GUIDE = "NVIDIA CUDA C++ Programming Guide, compute capabilities"
+PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "fp8")
+
+
+@dataclasses.dataclass(frozen=True)
+class Hardware:
+    """What one device can do; every flag means natively, never by emulation.
+
+    Attributes:
+        name: the table's name ("T4", "A100-80GB", "cpu-avx512-bf16"), or the driver's where the table has no row.
+        kind: "cuda", "rocm", "mps" or "cpu".
+        compute_capability: (major, minor) of a CUDA device, else None.
+        native_bf16: bf16 arithmetic in hardware. A T4 that torch lets run bf16 by emulation is False.
+        native_fp16: fp16 matrix units (CUDA sm70+); False on CPU, where loss-scaled fp16 training has no gain.
+        tf32: TF32 matrix units (sm80+).
+        flash_attention_2: FlashAttention-2 kernels run (sm80+); whether the package imports is `optional`'s question.
+        flash_attention_3: FlashAttention-3 kernels run (sm90 exactly).
+        sdpa_memory_efficient: torch SDPA has a fused kernel that never holds the length x length scores.
+        fp8: fp8 matrix units (sm89+).
+        memory_gib: device memory (host memory on CPU); None where not known.
+        peak_tflops: dense peaks by "fp32", "tf32", "fp16", "bf16", "fp8"; a missing key is a number nobody published.
+        num_cores: streaming multiprocessors on CUDA, usable cores on CPU; 1, the least, where not known.
+        source: who says so.
+        device_name: the driver's name of a live device; empty for a described one.
+    """
+
+    name: str
+    kind: str
+    compute_capability: tuple[int, int] | None
+    native_bf16: bool
+    native_fp16: bool
+    tf32: bool
+    flash_attention_2: bool
+    flash_attention_3: bool
+    sdpa_memory_efficient: bool
+    fp8: bool
+    memory_gib: float | None
+    num_cores: int
+    source: str
+    peak_tflops: dict[str, float] = dataclasses.field(default_factory=dict)
+    device_name: str = ""
+
+
+def cuda_card(
+    name: str, sm: tuple[int, int], num_sms: int, memory_gib: float | None, source: str, **peak: float
+) -> Hardware:
+    """A CUDA device; all flags follow from the compute capability.
+
+    Sources: fp16/bf16/tf32/fp8 units, CUDA guide and Transformer Engine support matrix; FlashAttention README;
+    memory-efficient SDPA, torch aten/native/transformers/cuda/sdp_utils.cpp (sm50+).
+    """
+    return Hardware(
+        name=name,
+        kind="cuda",
+        compute_capability=sm,
+        native_bf16=sm >= (8, 0),
+        native_fp16=sm >= (7, 0),
+        tf32=sm >= (8, 0),
+        flash_attention_2=sm >= (8, 0),
+        flash_attention_3=sm == (9, 0),
+        sdpa_memory_efficient=sm >= (5, 0),
+        fp8=sm >= (8, 9),
+        memory_gib=memory_gib,
+        num_cores=num_sms,
+        source=source,
+        peak_tflops=peak,
+    )
+
+
+def plain_device(
+    name: str, kind: str, source: str, *, bf16: bool = False, fp16: bool = False, fused_sdpa: bool
+) -> Hardware:
+    """A device without CUDA: everything that is not stated is a conservative no."""
+    return Hardware(name, kind, None, bf16, fp16, False, False, False, fused_sdpa, False, None, 1, source)
+
+
+def _read_rows() -> Iterator[tuple[Hardware, str]]:
+    """Devices, and the names by which drivers know them."""
+    yield plain_device("cpu", "cpu", "torch CPU build; no bf16 instructions assumed", fused_sdpa=True), ""
+    yield plain_device("cpu-avx512-bf16", "cpu", "Intel SDM: AVX512_BF16 (VDPBF16PS)", bf16=True, fused_sdpa=True), ""
+    yield plain_device("cpu-amx-bf16", "cpu", "Intel SDM: AMX-BF16 (TDPBF16PS)", bf16=True, fused_sdpa=True), ""
+    yield plain_device("mps", "mps", "Apple Metal Performance Shaders; conservative", fp16=True, fused_sdpa=False), ""
+    with open(Path(__file__).with_name("hardware.csv"), encoding="ascii", newline="") as file:
+        for row in csv.DictReader(file):
+            major, minor = map(int, row["capability"].split("."))
+            peaks = {name: float(row[name]) for name in PRECISIONS if row[name]}
+            size, source = float(row["memory_gib"]), row["source"]
+            yield cuda_card(row["name"], (major, minor), int(row["num_sms"]), size, source, **peaks), row["driver"]
+
+
+ROWS = tuple(_read_rows())
+
+# A bare family name means the member with less memory, so that a plan made for it also fits the other; both H100 have
+# the same memory and abilities, so there it is the common one.
+ALIASES = {
+    "a100": "A100-40GB",
+    "v100": "V100-16GB",
+    "h100": "H100-SXM",
+    "h100-80gb": "H100-SXM",
+    "gh200": "GH200-96GB",
+    "a6000": "RTX-A6000",
+}
 
 
 def known_hardware() -> tuple[str, ...]:

@@ -45,16 +45,5 @@ def find_own_loss(trainer: Any, compute_loss_func: Any) -> str | None:
     return find_override(trainer, *TRAINING_LOSS)
 
 
-def is_overridden(trainer: Any, name: str) -> bool:
-    """Whether a call of `trainer.name` runs somebody else's code first, such as that of trl's SFTTrainer.
-
-    What is behind FastTrainer in the order of classes, as in `class X(FastTrainer, SFTTrainer)`, comes later and is not
-    seen.
-    """
-    places = [vars(trainer), *(vars(cls) for cls in type(trainer).__mro__)]
-    found = next((place[name] for place in places if name in place), None)
-    return found is not None and not is_from(getattr(found, "fget", found), OWN_CLASSES)
-
-
 def _is_own(base: type, method: Any) -> bool:
     return is_in(base.__module__, OWN_CLASSES) and is_from(method, OWN_CODE)

@@ -6,8 +6,6 @@ Somebody gives plain ones who has changed the trainer's class alone, or whose li
 from __future__ import annotations
 
 import copy
-import dataclasses
-from pathlib import Path
 from typing import Any
 
 from transformers import TrainingArguments
@@ -54,25 +52,3 @@ class CurrentArguments:
 
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self._trainer.args, name, value)
-
-
-def stock_arguments(args: Any, explicit: frozenset[str], **changed: Any) -> TrainingArguments:
-    """`args` as plain `TrainingArguments`, for the stock Trainer.
-
-    Args:
-        args: `FastTrainingArguments`.
-        explicit: the fields that the user set; a preset's speed-ups are left out, since a control has none.
-        changed: what has another value there.
-
-    Raises:
-        ArgumentError: the user set a field that the stock Trainer does not have, or a checkpoint that is not there.
-    """
-    foreign = explicit & OWN_FIELDS.keys() - {"preset", "embedding_cache_dir"}
-    asked = sorted(name for name in foreign if getattr(args, name) not in (None, False, [], "no"))
-    if asked:
-        raise ArgumentError(f"--stock_trainer has none of {', '.join(asked)}: leave them out, or train without it.")
-    if args.resume_from_checkpoint and not Path(str(args.resume_from_checkpoint)).is_dir():
-        raise ArgumentError(f"resume_from_checkpoint={args.resume_from_checkpoint!r}: no such folder in {Path.cwd()}.")
-    values = {spec.name: getattr(args, spec.name) for spec in dataclasses.fields(TrainingArguments) if spec.init}
-    # On a machine without a GPU it takes bf16 only together with `use_cpu`.
-    return TrainingArguments(**{**values, "use_cpu": args.device.type == "cpu", **changed})

@@ -4,38 +4,22 @@ from __future__ import annotations
 
 import copy
 import json
-import logging
 import os
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import datasets
-import torch
-
-from .data.columns import column_names, has_numbered_rows, read_columns, row_lengths
-from .data.random_states import kept_random_states
 from .errors import PlanRefused
 from .hardware import Hardware, count_cpu_cores, detect_hardware
-from .models.blocks import describe_blocks, find_blocks
-from .models.lora import has_adapters, unwrap_peft
-from .models.muon import block_matrices, count_rest
-from .models.packing import find_encoders
 from .optional import installed_version
 from .processes import import_deepspeed
 from .reporting.tables import format_table
-from .speedups import REGISTRY, Context, DataFacts, Decision, ModelFacts, Run
+from .speedups import REGISTRY, Context, Decision, Run
 from .speedups.base import KIND_NAMES
-from .speedups.sample import collate
+from .speedups.facts import describe_data, describe_model
 from .whole_files import write_text
-from .zero import num_elements
-
-logger = logging.getLogger(__name__)
 
 _PACKAGES = ("torch", "transformers", "accelerate", "datasets", "peft", "safetensors", "numpy")
-SHAPE_SAMPLES = 4  # batches whose shapes are compared
-PADDING_SAMPLE = 20_000  # rows that the share of padding is estimated from
 
 
 @dataclass
@@ -52,7 +36,8 @@ class Plan:
         return next(decision for decision in self.decisions if decision.name == name)
 
     def applied(self, name: str) -> bool:
-        return self[name].status == "applied"
+        """Whether a speed-up was applied; not, where the plan knows none of that name."""
+        return any(decision.name == name and decision.status == "applied" for decision in self.decisions)
 
     def check(self) -> None:
         """Raises PlanRefused if any decision is refused, naming all of them."""
@@ -124,7 +109,7 @@ def make_plan(
         hardware: described hardware instead of this machine's.
     """
     model_facts = describe_model(model, args.block_pattern)
-    data_facts = describe_data(train_dataset, collator, args, model)
+    data_facts = describe_data(train_dataset, collator, args)
     context = Context(
         hardware=hardware or detect_hardware(args.device),
         args=copy.copy(args),  # as asked for: applying changes the run's own
@@ -136,86 +121,6 @@ def make_plan(
     decisions = [speedup.decide(context).of(speedup) for speedup in REGISTRY]
     facts = {"model": asdict(model_facts), "data": asdict(data_facts)}
     return Plan(context.hardware, decisions, args.preset, facts, context)
-
-
-def describe_model(model: Any, pattern: str | None = None) -> ModelFacts:
-    """Names encoder families, frozen inputs and repeated layers (as `find_blocks`), counts parameters in memory."""
-    if model is None:
-        return ModelFacts()
-    frozen = tuple(getattr(model, "frozen_inputs", ()))
-    inputs = getattr(model, "embedding_sizes", {})
-    config = getattr(model, "config", None)
-    specs = getattr(config, "encoder_specs", None)
-    families = {spec.config["model_type"] for spec in specs} if specs else {getattr(config, "model_type", None)}
-    families |= set(getattr(model, "encoder_families", ()))  # of a model that is more than its encoder
-    families |= {encoder.config.model_type for encoder in find_encoders(model)}  # of one around an encoder, too
-    inner = unwrap_peft(model)
-    return ModelFacts(
-        families=tuple(sorted(filter(None, families))),
-        classes=tuple(dict.fromkeys([type(inner).__name__, type(model).__name__])),
-        frozen_inputs=frozen,
-        trains_encoders=len(frozen) < len(inputs) or not inputs,
-        num_parameters=sum(num_elements(p) for p in model.parameters()),
-        num_trainable=sum(num_elements(p) for p in model.parameters() if p.requires_grad),
-        blocks=describe_blocks(find_blocks(model, pattern)),
-        num_block_matrices=len(block_matrices(model, pattern)),
-        muon_leaves=count_rest(model, pattern),
-        has_adapters=has_adapters(model),
-        has_own_decoder=hasattr(model, "encoder_families"),
-    )
-
-
-def describe_data(dataset: Any, collator: Any, args: Any, model: Any = None) -> DataFacts:
-    """Row count, distinct inputs, and the padding that random batches would have."""
-    if dataset is None:
-        return DataFacts()
-    if isinstance(dataset, Mapping):  # several, for a data loader of the user's
-        return DataFacts()
-    if not has_numbered_rows(dataset):
-        return DataFacts(streaming=True)
-    if len(dataset) == 0:  # refused where training begins; such a trainer may evaluate
-        return DataFacts()
-    with kept_random_states(dataset):  # of some, the first row is read
-        names = column_names(dataset)
-    inputs = getattr(collator, "columns", {})
-    distinct = {
-        name: len({parts for parts in read_columns(dataset, columns) if any(parts)})
-        for name, columns in inputs.items()
-        if set(columns) <= set(names)
-    }
-    lengths = None
-    if distinct:
-        lengths = row_lengths(dataset, inputs)
-    elif isinstance(dataset, datasets.Dataset) and args.length_column_name in names:
-        lengths = dataset[args.length_column_name][:]
-    padding = None if lengths is None else padding_share(lengths, args.per_device_train_batch_size)
-    shapes = None if args.compile_mode == "default" else count_batch_shapes(model, dataset, collator, args)
-    return DataFacts(len(dataset), lengths is not None, padding, distinct, num_batch_shapes=shapes)
-
-
-def count_batch_shapes(model: Any, dataset: Any, collator: Any, args: Any) -> int | None:
-    """How many shapes a few batches have that are made of rows from all over the data; None where none can be made."""
-    size, shapes = min(args.per_device_train_batch_size, len(dataset)), set()
-    order = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(0)).tolist()
-    try:
-        with kept_random_states(dataset, collator):
-            for start in range(0, SHAPE_SAMPLES * size, size):
-                rows = [dataset[order[i % len(order)]] for i in range(start, start + size)]
-                batch = collate(model, collator, args, rows)
-                shapes.add(tuple((name, x.shape) for name, x in batch.items() if isinstance(x, torch.Tensor)))
-    except Exception:  # data and a collator of the user's own, which may only fit together in their trainer
-        logger.debug("no batch at hand", exc_info=True)
-        return None
-    return len(shapes)
-
-
-def padding_share(lengths: list[int], batch_size: int) -> float:
-    """Share of padding in random batches of `batch_size`, of 20,000 lengths drawn with a seed: files may be sorted."""
-    values = torch.tensor(lengths)
-    shuffled = values[torch.randperm(len(values), generator=torch.Generator().manual_seed(0))[:PADDING_SAMPLE]]
-    batches = shuffled.split(batch_size)
-    padded = sum(int(batch.max()) * len(batch) for batch in batches)
-    return 1 - int(shuffled.sum()) / max(1, padded)
 
 
 def _evidence_text(decision: Decision) -> str:

@@ -17,7 +17,7 @@ from accelerate.utils import (
 )
 from transformers.utils import is_torch_xla_available
 
-from .commands import recipe_command
+from .cli import recipe_command
 from .errors import ArgumentError, PlanRefused
 
 UNSPLIT_FAMILIES = ("esm", "esmc", "t5", "bert", "roformer", "modernbert")
@@ -60,7 +60,7 @@ def import_deepspeed() -> None:
 
     Accelerate imports it later. DeepSpeed 0.19 keeps the process group that exists by then as a default argument
     (`deepspeed/comm/torch.py`, `barrier`), and gloo's threads with it, which can abort the interpreter at its end
-    (see `training/leaving.py`). None means the same group there. To go when DeepSpeed's own default is None.
+    (see `hf_ext/distributed.py`). None means the same group there. To go when DeepSpeed's own default is None.
     """
     if count_launched() > 1 and is_deepspeed_available():
         backend = importlib.import_module("deepspeed.comm.torch").TorchBackend

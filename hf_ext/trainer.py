@@ -13,30 +13,29 @@ import logging
 import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import cached_property, partial
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from transformers import Seq2SeqTrainer, Trainer, TrainerCallback
-from transformers.trainer_utils import EvalLoopOutput, SaveStrategy
+from peft import PeftModel
+from transformers import PreTrainedModel, Seq2SeqTrainer, Trainer, TrainerCallback
+from transformers.trainer import TRAINING_ARGS_NAME
+from transformers.trainer_utils import EvalLoopOutput
 
-from .checkpoints.agreement.hyperparameters import read_hyperparameters
-from .checkpoints.agreement.run_facts import describe_run
-from .checkpoints.retention.budget import Sizes
+from .checkpoints.compare import describe_run
+from .checkpoints.retention import Sizes
 from .checkpoints.run_lock import hold_folders
-from .checkpoints.state.weights import check_loaded, load_scale, load_weights, save_weights
+from .checkpoints.saver import Saver
+from .checkpoints.store import check_unlisted
+from .checkpoints.weights import load_weights
 from .data.even_batches import RepeatedRows
-from .data.random_states import capture_rng, kept_random_states, restore_rng
-from .data.repeatable_loaders import base_of
-from .data.seeded_batches import NumberedBatches
-from .data.worker_deaths import BROKEN
-from .disk import describe_failure
+from .data.random_states import kept_random_states
+from .distributed import Team, release_group, share_group
 from .embeddings.dataset import EmbeddedDataset
-from .embeddings.store import EmbeddingStore
-from .errors import CheckpointError, DiskFailure, RunEnded, StoppedForGood, TrainingStopped
+from .errors import DiskFailure, RunEnded, StoppedForGood, TrainingStopped
 from .held import replaced
 from .hub.push import HubError
 from .hub.pusher import Pusher
@@ -45,28 +44,18 @@ from .plain_arguments import CurrentArguments, complete_arguments
 from .plan import Plan
 from .reporting.progress import messages_above_bars, show_live
 from .training.backends import Backend, choose_backend
+from .training.backends.deepspeed import check_optimizer
 from .training.checks import check_training
 from .training.comparable import spell_out_best
-from .training.encoding import Encoding
-from .training.evaluation_passes import gives_states, without_states
-from .training.evaluation_record import EvaluationRecord
-from .training.evaluator import Means
-from .training.exporter import can_save_itself, save_pretrained
-from .training.leaving import release_group, share_group
-from .training.loader_request import LoaderRequest
-from .training.loaders import in_order, reads_text, take_rows
-from .training.losses import DecidedLoss, Losses
-from .training.nan_guard import can_be_best, unfiltered
-from .training.now import Training
+from .training.embedding_cache import encode_sequences
+from .training.loaders import BROKEN, naming_dead_workers, take_rows
+from .training.losses import Losses
+from .training.nan_guard import unfiltered
 from .training.oom_policy import find_batch_size
 from .training.optimizers import finish_optimizer
 from .training.parts import Parts
 from .training.planned import plan_run
-from .training.saver import Saver
-from .training.scaling import fit_scaling
-from .training.signals import keep_from_workers
-from .training.team import Team
-from .training.watcher import extended
+from .training.stop import keep_from_workers
 
 logger = logging.getLogger(__name__)
 
@@ -76,9 +65,9 @@ PARAMETERS = tuple(inspect.signature(Trainer.__init__).parameters)[1:]
 class FastTrainer(Trainer):
     """`transformers.Trainer` with a plan: takes the same arguments, plus `plan`; use it the same way.
 
-    Where a speed-up is applied, `trainer.args` is a copy with what the plan set: a second trainer made from the
-    caller's `args` does not scale a learning rate that is scaled already. Without, it is the caller's; of plain
-    `TrainingArguments`, too. Trainers of other libraries go in front:
+    Where a speed-up is applied, rows are text or data workers would live on, `trainer.args` is a copy with what was set
+    for it: a second trainer made from the caller's `args` does not scale a learning rate that is scaled already. Else
+    it is the caller's; of plain `TrainingArguments`, too. Trainers of other libraries go in front:
     `class Mine(SFTTrainer, FastTrainer)`.
 
     Raises (from the constructor):
@@ -90,7 +79,6 @@ class FastTrainer(Trainer):
     data_collator: Any
     eval_dataset: Any
     hub_model_id: Any
-    push_in_progress: Any
 
     def __init__(self, *args: Any, plan: Plan | None = None, **kwargs: Any):
         given = _by_name(args, kwargs)
@@ -98,14 +86,17 @@ class FastTrainer(Trainer):
         self._ext_planned = plan_run(given, plan, own_loss, find_override(self, *BATCHES))
         run = self._ext_planned.run
         self._ext_args, self._ext_current_args = run.args, cast(Any, CurrentArguments(self))
-        # Trainer's constructor asks for the loss, and opens the repository on the Hub.
+        # Trainer's constructor asks for the loss.
         self._ext_team, self._ext_losses = Team(self._ext_current_args), Losses(self)
-        self._ext_pusher, self._ext_preparing = Pusher(self), ExitStack()
-        self._ext_planned.apply()  # before Trainer reads arguments, and puts the model on its device
-        with self._ext_planned.restored_on_error():
-            super().__init__(**{**given, "args": run.args, "model": run.model})  # a speed-up may have wrapped it
-            self._ext_backend.check_given(self.optimizer, self.lr_scheduler)
+        with self._ext_planned.applying():  # before Trainer reads arguments, and puts the model on its device
+            with replaced(run.args, push_to_hub=False):  # Trainer would open the repository, and a public one
+                super().__init__(**{**given, "args": run.args, "model": run.model})  # a speed-up may have wrapped it
+            self._ext_pusher = Pusher(self)
+            if self.args.push_to_hub:
+                self._ext_pusher.open()
+            self._ext_backend.configure()
             self._ext_listen()
+            self._ext_saver.open_folders()  # refuses those that cannot go together
         self._ext_losses.warn_of_means()
         share_group(self)
         run.let_go_with(self)
@@ -125,46 +116,36 @@ class FastTrainer(Trainer):
     @cached_property
     def _ext_parts(self) -> Parts:
         # Made when first asked for: a class behind this one may do so in its constructor.
-        known = {"sets": self.eval_dataset, "compute_metrics": self.compute_metrics, "collator": self.data_collator}
-        return Parts(self, self._ext_current_args, self._ext_team, self._ext_planned, self._ext_backend, **known)
+        known = self._ext_current_args, self._ext_team, self._ext_planned, self._ext_backend
+        return Parts(self, *known, collator=self.data_collator)
 
     _ext_stopper: Any = property(attrgetter("_ext_parts.stopper"))
     _ext_evaluator: Any = property(attrgetter("_ext_parts.evaluator"))
     _ext_resumer: Any = property(attrgetter("_ext_parts.resumer"))
 
     @cached_property
+    def _ext_backend(self) -> Backend:
+        return choose_backend(self)
+
+    @cached_property
     def _ext_saver(self) -> Saver:
-        parts = self._ext_parts
-        return Saver(self, parts.places, parts.disk_space, parts.stopper, parts.carried)
+        return Saver(self)
 
     def _ext_listen(self) -> None:
         show_live(self.callback_handler.callbacks)
         for listener in self._ext_parts.listeners():
             self.add_callback(listener)
         self.add_callback(Events(self))  # what comes after all of theirs
-
-    def create_accelerator_and_postprocess(self) -> None:
-        """As in Trainer; then sets what it has no argument for. Called again for each trial of a search."""
-        super().create_accelerator_and_postprocess()
-        if "_ext_backend" in vars(self):
-            self._ext_backend.renew(self.accelerator)
-        else:
-            self._ext_backend: Backend = choose_backend(self._ext_current_args, self.accelerator, self._ext_planned)
-        self._ext_backend.configure(self.model)
-
-    def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
-        """Makes the repository, private unless `hub_private_repo` is False, and proves that it can be written to.
-
-        Raises:
-            HubError: on all processes; see `open_repository`.
-            ArgumentError: `hub_strategy` would push a library's pickles.
-        """
-        self.hub_model_id = self._ext_pusher.open(token, private)
-        self.push_in_progress = self._ext_pusher
+        self.add_callback(self._ext_pusher)
 
     # --- the beginning of a run -------------------------------------------------------------------------------------
 
-    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+    def train(
+        self,
+        resume_from_checkpoint: str | bool | None = None,
+        trial: Any = None,
+        ignore_keys_for_eval: list[str] | None = None,
+    ) -> Any:
         """As in Trainer; `resume_from_checkpoint` may also be "auto", and where it is None, `args.resume` decides.
 
         Raises:
@@ -180,13 +161,15 @@ class FastTrainer(Trainer):
         has_own_loader = find_override(self, "get_train_dataloader") is not None
         check_training(self.args, None if has_own_loader else getattr(self, "train_dataset", None), self.model)
         with hold_folders(self.args):  # before anything in it is looked at
-            self._ext_parts.places.follow(self.args.output_dir, self.args.local_checkpoint_dir, self.args.should_save)
+            self._ext_saver.open_folders()
+            self.callback_handler.callbacks.sort(key=lambda callback: isinstance(callback, Events))  # those come last
             self._ext_planned.save()  # the folder may be another one than when it was planned
             if self._ext_planned.applied("find_batch_size"):
                 with kept_random_states(self.train_dataset, self.data_collator):  # which rows may draw from
                     self._ext_find_batch_size()
             folder = self._ext_find_checkpoint(resume_from_checkpoint)
-            output = self._ext_train_and_copy(partial(super().train, folder, *args, **kwargs))
+            train = partial(super().train, folder, trial, ignore_keys_for_eval)
+            output = self._ext_train_and_copy(train, self._ext_around_training(folder))
             if self._ext_stopper.reason is not None:
                 self._ext_team.wait_for_everyone()  # torchrun ends the others as soon as one has ended
                 raise self._ext_stop()
@@ -222,29 +205,27 @@ class FastTrainer(Trainer):
         return self._ext_make_batch(self.data_collator, fetch([*rows]) if fetch else [dataset[row] for row in rows])
 
     def _ext_describe_run(self) -> dict[str, Any]:
-        args, best = self.args, spell_out_best(self.args, self.compute_metrics)
-        data, written_by = (self.train_dataset, self.data_collator), self._ext_backend.written_by
-        return describe_run(args, self.model, *data, args.world_size, self.plan, best, written_by)
+        return describe_run(self, spell_out_best(self.args, self.compute_metrics))
 
     def _ext_find_checkpoint(self, asked: str | bool | None) -> str | None:
         facts = self._ext_describe_run()
         resumed = self._ext_resumer.find(asked, facts)
         is_own = resumed is not None and resumed.is_own
-        self._ext_saver.begin_run(facts, resumed.stored.step if is_own else None)
-        self._ext_parts.disk_space.begin_run(resumed.state_of("best_saved_step") if is_own else None)
+        steps = (resumed.stored.step, resumed.state_of("best_saved_step")) if is_own else (None, None)
+        self._ext_saver.begin_run(facts, *steps)
         return None if resumed is None else str(resumed.folder)
 
-    def _ext_train_and_copy(self, train: Callable[[], Any]) -> Any:
+    def _ext_train_and_copy(self, train: Callable[[], Any], around: AbstractContextManager[None]) -> Any:
         """With `local_checkpoint_dir`, returns when the last checkpoint is in `output_dir`."""
-        disk_space = self._ext_parts.disk_space
         try:
             with self._ext_planned.measuring():
                 self._ext_embed_all()  # while the encoders are in memory; scales are drawn from the tables
-                output = train()
+                with around:
+                    output = train()
         except RunEnded:
-            disk_space.finish_copies(self.state)
+            self._ext_saver.finish_copies()
             raise
-        lacking = disk_space.finish_copies(self.state)
+        lacking = self._ext_saver.finish_copies()
         if lacking is not None:
             raise DiskFailure(lacking)
         return output
@@ -258,55 +239,30 @@ class FastTrainer(Trainer):
         if hasattr(self.model, "fit_scaling") and not self.model.config.is_scaled:
             self.fit_scaling()
 
-    def _inner_training_loop(self, *args: Any, **kwargs: Any) -> Any:
-        folder, parts = kwargs.get("resume_from_checkpoint"), self._ext_parts
-        resumed = self._ext_resumer.resumed
-        self._ext_rng_made_up: dict[str, Any] | None = None
-        parts.repeatable.go_on(None if resumed is None else resumed.state_of("begun_loaders") or ["train"])
+    @contextmanager
+    def _ext_around_training(self, folder: str | None) -> Iterator[None]:
+        """Around Trainer's own `train`: what has to end however that ends."""
+        parts = self._ext_parts
         with ExitStack() as around:
-            around.enter_context(parts.workers.naming_deaths())
+            around.enter_context(naming_dead_workers(self))
             around.callback(parts.profiling.leave)
-            around.callback(self._ext_saver.leave)  # what is under way, if an exception ends the run
             around.enter_context(unfiltered(self.args))
-            around.enter_context(
-                self._ext_stopper.during_training(folder is not None, kwargs.get("ignore_keys_for_eval"))
-            )
-            self._ext_evaluator.begin(self.callback_handler.callbacks, self._ext_resumer.resumed)
+            around.enter_context(self._ext_stopper.during_training())
+            # Trainer would evaluate, and log, once more in a continued run.
+            around.enter_context(replaced(self.args, eval_on_start=self.args.eval_on_start and folder is None))
             around.enter_context(messages_above_bars(self.callback_handler.callbacks))
             try:
-                return super()._inner_training_loop(*args, **kwargs)
+                yield
             except BROKEN:
-                time.sleep(0.1)  # torch raises where it hears of a worker's death: here, and not while all is left
+                time.sleep(0.5)  # torch raises where it hears of a worker's death: here, and not while all is left
                 raise
 
     # --- data -------------------------------------------------------------------------------------------------------
 
-    def _remove_unused_columns(self, dataset: Any, description: str | None = None) -> Any:
-        is_text = reads_text(self.data_collator)
-        return dataset if is_text else super()._remove_unused_columns(dataset, description)
-
-    def _get_collator_with_removed_columns(self, data_collator: Any, description: str | None = None) -> Any:
-        is_text = reads_text(self.data_collator)
-        return data_collator if is_text else super()._get_collator_with_removed_columns(data_collator, description)
-
-    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
-        rows = self.train_dataset if train_dataset is None else train_dataset
-        make_stock = partial(super()._get_train_sampler, train_dataset)
-        return self._ext_parts.loaders.sampler(rows, self.data_collator, make_stock)
-
-    def _get_eval_sampler(self, eval_dataset: Any) -> Any:
-        return in_order(eval_dataset, self.args.world_size)
-
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
         """As in Trainer; for an evaluation while training, of the subset."""
-        loader = self._ext_evaluator.loader(self._ext_means()) if self.is_in_train else None
-        if loader is not None:
-            return loader
-        rows = self.eval_dataset if eval_dataset is None else eval_dataset
-        key = rows if isinstance(rows, str) else "eval"
-        rows = self.eval_dataset[rows] if isinstance(rows, str) else rows
-        self._ext_parts.repeatable.look_at(key, rows, vars(self).get("_eval_dataloaders", {}))
-        return super().get_eval_dataloader(eval_dataset)
+        loader = self._ext_evaluator.loader()
+        return super().get_eval_dataloader(eval_dataset) if loader is None else loader
 
     def _get_dataloader(
         self,
@@ -323,25 +279,10 @@ class FastTrainer(Trainer):
             self.model.release_encoders()
         if rows is not None:  # taken after that: one table for all parts of a set
             dataset = take_rows(dataset, rows)
-        asked = {"sampler_fn": sampler_fn, "is_training": is_training, "dataloader_key": dataloader_key}
-        stock = partial(super()._get_dataloader, dataset, description, batch_size, **asked)
-        columns = self._remove_unused_columns, self._get_collator_with_removed_columns
-        request = LoaderRequest(
-            dataset, description, batch_size, self.data_collator, sampler_fn, self.accelerator.prepare, *columns, stock
-        )
-        loaders, repeatable = self._ext_parts.loaders, self._ext_parts.repeatable
+        loaders, make = self._ext_parts.loaders, partial(super()._get_dataloader, dataset, description, batch_size)
         if is_training:
-            return keep_from_workers(repeatable.take_train(loaders.train(request, self.loss_counts_items)))
-        key = None if rows is not None else dataloader_key
-        own = self.eval_dataset.get(key) if isinstance(self.eval_dataset, Mapping) else self.eval_dataset
-        return keep_from_workers(repeatable.take_evaluation(loaders.evaluation(request), key, own))
-
-    def set_initial_training_values(self, args: Any, dataloader: Any) -> Any:
-        """As in Trainer; called with the loader that training will use, also where it is the user's own."""
-        self._ext_parts.repeatable.adopt(dataloader, is_training=True)
-        resumed = self._ext_resumer.resumed
-        self._ext_parts.loaders.load(resumed.state_of("data_position") if resumed else None)
-        return super().set_initial_training_values(args, dataloader)
+            return keep_from_workers(loaders.train(dataset, batch_size, sampler_fn, partial(make, is_training=True)))
+        return keep_from_workers(loaders.evaluate(dataset, batch_size, partial(make, sampler_fn)))
 
     # --- model, optimizer, schedule ---------------------------------------------------------------------------------
 
@@ -353,93 +294,34 @@ class FastTrainer(Trainer):
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
         """As in Trainer; where the plan or the arguments say so, with Muon, groups for encoders, or on the host."""
-        if self.is_in_train:  # accelerate wraps both next, until there is a schedule
+        if self.is_in_train:  # accelerate wraps both next
             own_loss = find_own_loss(self, self.compute_loss_func)
-            self._ext_preparing.enter_context(self._ext_backend.preparing(self.model, own_loss))
+            self._ext_backend.begin_preparing(own_loss)
         is_new = self.optimizer is None
         made = super().create_optimizer(*args, **kwargs)
         finished = finish_optimizer(self, made, is_new)
         if finished is not made:
             self.optimizer = finished
-        self._ext_backend.check_optimizer(finished)
+        check_optimizer(self.args, finished)
+        self._ext_resumer.remember(finished)
         return finished
-
-    def create_scheduler(self, *args: Any, **kwargs: Any) -> Any:
-        """As in Trainer, which calls it as soon as accelerate has prepared model and optimizer."""
-        self._ext_preparing.close()
-        self._ext_backend.finish_splitting(self.model, self.optimizer)
-        schedule = super().create_scheduler(*args, **kwargs)
-        self._ext_made = read_hyperparameters(self.optimizer)  # before a checkpoint's states bring back its own
-        return schedule
-
-    def autocast_smart_context_manager(self, *args: Any, **kwargs: Any) -> Any:
-        """As in Trainer, in the precision that the backend's models need."""
-        return self._ext_backend.autocast() or super().autocast_smart_context_manager(*args, **kwargs)
 
     # --- what a resumed run takes from its checkpoint ---------------------------------------------------------------
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        folder, target = Path(resume_from_checkpoint), self.model if model is None else model
-        try:
-            if not load_weights(target, folder):
-                super()._load_from_checkpoint(resume_from_checkpoint, model)
-        except RuntimeError as error:  # of torch, which names tensors of another size
-            raise CheckpointError(f"{folder} does not fit this model: {error}") from error
-        load_scale(target, folder)
-
-    def _load_rng_state(self, checkpoint: str | None) -> None:
-        super()._load_rng_state(checkpoint)
-        if self._ext_rng_made_up is not None:  # the evaluation that a stop gave up comes between
-            restore_rng(self._ext_rng_made_up)
-
-    def _issue_warnings_after_load(self, load_result: Any) -> None:
-        # Trainer goes on with what it had where a checkpoint lacks it.
-        check_loaded(self.model, "The checkpoint", load_result)
-
-    def _ext_evaluate_pending(self) -> None:
-        """Does what the evaluation that a stop interrupted would have done: logs, callbacks, best checkpoint, save.
-
-        With the random state in which it would have begun. A stop gives it up again; it is then still pending.
-        """
-        super()._load_rng_state(str(self._ext_resumer.resumed.folder))
-        self._ext_stopper.load(False)
-        metrics = self._evaluate(self._trial, self._ext_stopper.ignore_keys)
-        if self._ext_stopper.evaluation_pending:
-            return
-        self._ext_rng_made_up = capture_rng(self.args.device)
-        is_best = self._determine_best_metric(metrics, self._trial)
-        if is_best or self.args.save_strategy not in (SaveStrategy.NO, SaveStrategy.BEST):
-            self._save_checkpoint(self.model_wrapped, self._trial)
-            self.control = self.callback_handler.on_save(self.args, self.state, self.control)
+        target = self.model if model is None else model
+        if not load_weights(target, Path(resume_from_checkpoint)):
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
 
     # --- a step -----------------------------------------------------------------------------------------------------
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
         if self.control.should_training_stop:  # transformers 5.23 trains one more step in a run resumed at its last
             return
-        self._ext_begin_order(**kwargs)
         super()._run_epoch(*args, **kwargs)
 
-    def _ext_begin_order(self, *, train_dataloader: Any, epoch: int, **kwargs: Any) -> None:
-        is_continued = kwargs["resume_from_checkpoint"] is not None and epoch == kwargs["epochs_trained"]
-        dropped = kwargs["steps_trained_in_current_epoch"] if is_continued else None
-        if dropped and find_override(self, "_get_train_sampler", "get_train_dataloader"):
-            logger.warning(
-                "The order of rows is the class's own: where it is drawn from generators that nobody seeds, this epoch "
-                "goes on in another order."
-            )
-        base = base_of(train_dataloader)
-        if isinstance(getattr(base, "batch_sampler", None), NumberedBatches):
-            base.batch_sampler.epoch = epoch + 1  # of a loader that Accelerate did not prepare, nobody else
-        self._ext_parts.loaders.begin_epoch(self.state.global_step, dropped)
-
-    def get_batch_samples(self, epoch_iterator: Iterator[Any], *args: Any, **kwargs: Any) -> Any:
-        """As in Trainer; a last batch of rows that another process has is marked as such."""
-        self._ext_parts.workers.note(epoch_iterator)
-        marked = self._ext_parts.loaders.mark_repeated(epoch_iterator, self.accelerator.gradient_state)
-        return super().get_batch_samples(marked, *args, **kwargs)
-
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Any:
+        self._ext_parts.loaders.mark_repeated(batch_samples)
         return super()._get_num_items_in_batch(self._ext_losses.countable(batch_samples), device)
 
     def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -452,22 +334,18 @@ class FastTrainer(Trainer):
         parts.nan_guard.losses.append(loss)
         return loss
 
-    def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """As in Trainer; positions in tables of embeddings become their rows."""
-        return super()._prepare_inputs(self._ext_parts.embedder.rows(inputs))
-
     def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """As in Trainer; rows that another process trains on count nothing."""
         if isinstance(inputs, RepeatedRows):
             return self.compute_loss(model, dict(inputs), *args, **kwargs) * 0.0
-        inputs = self._ext_decided_loss().add_decoder_ids(inputs)
+        inputs = self._ext_losses.decide().add_decoder_ids(inputs)
         if model.training:
             self.throughput.see_labels(inputs.get("labels"))  # which Trainer may take out of them
+        labels = inputs.get("labels")
         loss = super().compute_loss(model, inputs, *args, **kwargs)
+        if isinstance(loss, tuple) and not find_override(self, *EVALUATION_LOSS):
+            self._ext_losses.keep(loss[1], labels, inputs.get("bounds"))
         return self._ext_backend.carry_not_finite(loss, model.training)
-
-    def _ext_decided_loss(self) -> DecidedLoss:
-        return self._ext_losses.decide()
 
     @property
     def compute_loss_func(self) -> Any:
@@ -487,58 +365,22 @@ class FastTrainer(Trainer):
         norm = super()._get_grad_norm(*args, **kwargs)
         return self._ext_parts.nan_guard.see_norm(norm)
 
-    # --- what is due after a step -----------------------------------------------------------------------------------
-
-    def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
-        log_save_evaluate = super()._maybe_log_save_evaluate
-
-        def due() -> Any:
-            log_save_evaluate(*args, **kwargs)
-            return self.control
-
-        self._ext_stopper.do_due(due, self.state, self.control)
-        if self._ext_saver.has_placed:  # a save that was waited for, and that `on_save` has seen
-            self._ext_saver.finish()
-
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """As in Trainer; before a training loss is shown, the weights are checked, whatever the loss is.
 
-        Under `logging_nan_inf_filter` that of a step that went wrong reads 0.0. With an evaluation's metrics goes what
-        the watchers have to say of it.
+        Under `logging_nan_inf_filter` that of a step that went wrong reads 0.0.
         """
         if "loss" in logs:
             self._ext_saver.check_finite()
-        added = self._ext_evaluator.watch(logs, self.state, self.control) if self.is_in_train else {}
-        with extended(logs, added):
-            self.throughput.extend_logs(logs, self.args, self.state)  # before any other callback sees the values
-            super().log(logs, start_time)
-            self.throughput.resume()
+        self.throughput.extend_logs(logs, self.args, self.state)  # before any other callback sees the values
+        super().log(logs, start_time)
+        self.throughput.resume()
 
     # --- an evaluation ----------------------------------------------------------------------------------------------
 
-    def _evaluate(
-        self, trial: Any, ignore_keys_for_eval: list[str] | None, skip_scheduler: bool = False
-    ) -> dict[str, float]:
-        if self._ext_stopper.is_resumed and skip_scheduler:
-            return {}  # of `eval_on_start`, which transformers 5.23 would do, and log, once more in a continued run
-        before = capture_rng(self.args.device)  # one that is given up is as if it had not begun
-        with self._ext_stopper.interruptible(self._ext_now(), self._ext_evaluator.watchers):
-            self._ext_evaluator.forget_left_out()
-            metrics = super()._evaluate(trial, ignore_keys_for_eval, skip_scheduler)
-            full = self._ext_evaluator.finish_left_out(self._ext_means(), self._ext_now())
-            if full is not None:  # a callback has just ended the run
-                self.log(full)
-                metrics.update(full)
-                self._report_to_hp_search(trial, self.state.global_step, metrics)
-            return metrics
-        restore_rng(before)
-        self._ext_stopper.hold_back(self.control)  # a callback may have put another one in the place of that of before
-        return {}
-
     def evaluate(self, eval_dataset: Any = None, *args: Any, **kwargs: Any) -> dict[str, float]:
         """As in Trainer; see `Evaluator`. Other rows than the run's own are looked at in full."""
-        with self._ext_evaluator.looking_at(eval_dataset, self.eval_dataset):
-            return super().evaluate(eval_dataset, *args, **kwargs)
+        return self._ext_evaluator.evaluate(eval_dataset, partial(super().evaluate, eval_dataset, *args, **kwargs))
 
     def evaluation_loop(
         self,
@@ -548,83 +390,39 @@ class FastTrainer(Trainer):
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> EvalLoopOutput:
-        """As in Trainer; with `eval_subset`, `dataloader` is of the subset, and the rest follows where due."""
-        given = (description, prediction_loss_only, ignore_keys, metric_key_prefix)
-        with self._ext_parts.workers.naming_deaths():
-            if not (self.is_in_train and self._ext_evaluator.looks_at_own):
-                knowing = self._ext_evaluator.for_all_rows(self.compute_metrics)
-                return self._ext_one_pass(dataloader, given, knowing)[0]
-            return self._ext_evaluator.run(dataloader, given, self._ext_means(), self._ext_now())
+        """As in Trainer; with `eval_subset`, `dataloader` is of the subset, and all rows follow where due."""
+        with naming_dead_workers(self):
+            return self._ext_evaluator.run(
+                dataloader, (description, prediction_loss_only, ignore_keys, metric_key_prefix)
+            )
 
-    def _ext_one_pass(
-        self, loader: Any, given: tuple[Any, ...], stand_in: Any = None
-    ) -> tuple[EvalLoopOutput, float | None]:
-        """Trainer's loop; of how many items its loss is the mean, None where it is Trainer's."""
-        self._ext_parts.repeatable.adopt(loader, is_training=False)
+    def _ext_one_pass(self, loader: Any, given: tuple[Any, ...], compute_metrics: Any) -> EvalLoopOutput:
+        """Trainer's loop."""
         prepared = self._ext_backend.prepare_to_evaluate(self.model, self._ext_make_optimizer)
         if prepared is not None:
             self.model, self.optimizer = prepared
             self.model_wrapped = self.model
-        loop, instead = super().evaluation_loop, {} if stand_in is None else {"compute_metrics": stand_in}
-        is_left = given[0] != "Prediction" and given[2] is None and self.preprocess_logits_for_metrics is None
-        if is_left and gives_states(self.model) and not find_override(self, "prediction_step"):
-            instead["preprocess_logits_for_metrics"] = without_states
-        evaluating = self._ext_backend.evaluating(self.model)
-        with replaced(self, **instead), unfiltered(self.args), evaluating, self._ext_losses.rows() as rows:
+        loop, evaluating = super().evaluation_loop, self._ext_backend.evaluating(self.model)
+        with replaced(self, compute_metrics=compute_metrics), evaluating, self._ext_losses.rows(given[2]) as rows:
             output = loop(loader, *given)
         self._ext_losses.finish(rows, output.metrics or {}, given[-1])
-        return output, self._ext_losses.num_items
+        return output
 
     def _ext_make_optimizer(self) -> Any:
         self.create_optimizer()
         return self.optimizer
 
-    def prediction_step(
-        self,
-        model: Any,
-        inputs: dict[str, Any],
-        prediction_loss_only: bool,
-        ignore_keys: list[str] | None = None,
-        **kwargs: Any,
-    ) -> tuple[Any, Any, Any]:
-        """As in Trainer; keeps the loss of each row, where it is known."""
-        loss, override = self._ext_decided_loss(), find_override(self, *EVALUATION_LOSS)
-        predict = partial(super().prediction_step, model, inputs, ignore_keys=ignore_keys, **kwargs)
-        generates = getattr(self.args, "predict_with_generate", False)  # predictions are then no logits
-        if generates or not self._ext_losses.wants_rows(loss, self.label_names, override, ignore_keys):
-            return predict(prediction_loss_only=prediction_loss_only)
-        value, logits, labels = predict(prediction_loss_only=False)
-        if value is not None:
-            self._ext_losses.keep(loss, logits, inputs, labels, self.accelerator.gather_for_metrics)
-        return (value, None, None) if prediction_loss_only else (value, logits, labels)
-
-    def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
-        """As in Trainer, on all rows and of numbers: an evaluation of the subset alone makes nothing the best."""
-        decisive = None if self._ext_stopper.evaluation_pending else self._ext_evaluator.decisive(metrics)
-        key = self._ext_evaluator.best_metric_key
-        if decisive is None or not can_be_best(key, decisive, self.state.global_step):
-            return False
-        is_best = super()._determine_best_metric(decisive, trial)
-        if is_best:
-            self._ext_evaluator.note_best(metrics, self._ext_means(), self._ext_now())
-        return is_best
-
-    def _report_to_hp_search(self, trial: Any, step: int, metrics: dict[str, float]) -> None:
-        super()._report_to_hp_search(trial, step, self._ext_evaluator.objective(metrics, self.state, self.control))
-
     # --- a checkpoint -----------------------------------------------------------------------------------------------
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        if trial is not None:  # a hyperparameter search has a folder per trial and resumes nothing
-            super()._save_checkpoint(model, trial)
+        save = replaced(self.args, push_to_hub=False)(partial(super()._save_checkpoint, model, trial))
+        if trial is not None:  # a hyperparameter search has a folder per trial, resumes nothing and is not pushed
+            save()
         else:
-            self._ext_saver.save(partial(super()._save_checkpoint, model, trial))
+            self._ext_saver.save(save)
 
     def _get_output_dir(self, trial: Any) -> str:
         return self._ext_saver.staging_root or super()._get_output_dir(trial)
-
-    def _ext_describe_failure(self, error: Exception) -> str:
-        return describe_failure(error, self.checkpoints.folder, self.checkpoint_sizes().full_bytes)
 
     # --- a model folder ---------------------------------------------------------------------------------------------
 
@@ -646,33 +444,30 @@ class FastTrainer(Trainer):
                 self._ext_pusher.push_model("Model save", blocking=False)
 
     def _ext_export(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        if _internal_call:  # for a checkpoint
-            if self._ext_backend.is_spread and not self._ext_backend.is_zero:  # accelerate writes the weights
-                self._ext_save_companions(Path(str(output_dir)))
-            else:
-                super().save_model(output_dir, _internal_call)
+        backend, exporter = self._ext_backend, self._ext_parts.exporter
+        if _internal_call and backend.is_spread and not backend.is_zero:  # a checkpoint: accelerate writes the weights
+            self._ext_save_companions(Path(str(output_dir)))
             return
-        whole = self._ext_backend.whole_weights(self.model)
-        with self._ext_parts.exporter.exporting(self.model, output_dir, self.state):
-            if whole is None:
-                super().save_model(output_dir, _internal_call=True)  # else it pushes
-            else:
+        whole = backend.whole_weights()
+        with nullcontext() if _internal_call else exporter.exporting(output_dir):
+            if backend.is_spread:
                 self._save(output_dir, whole)
+            else:
+                super().save_model(output_dir, _internal_call=True)  # else it pushes
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
-        state_dict = self._ext_backend.weights_to_save(state_dict)
         folder = Path(output_dir or str(self.args.output_dir))
-        if not can_save_itself(self.model):
-            super()._save(str(folder), state_dict)
-            self._ext_parts.exporter.drop_pickle(folder)
-        elif self.args.should_save:
-            save = save_weights if self._ext_saver.is_staged(folder) else save_pretrained
-            save(self.model, folder, state_dict)
+        if isinstance(self.model, PreTrainedModel | PeftModel):
+            if self.args.should_save:
+                self._ext_parts.exporter.write(folder, self.model, state_dict, self._ext_saver.is_staged(folder))
+            return
+        super()._save(str(folder), state_dict)
+        (folder / TRAINING_ARGS_NAME).unlink(missing_ok=True)  # a pickle, with `hub_token` in clear
         self._ext_save_companions(folder)
 
     def _ext_save_companions(self, folder: Path) -> None:
         if self.args.should_save:
-            self._ext_parts.exporter.save_companions(folder, self.processing_class, self.data_collator)
+            self._ext_parts.exporter.save_companions(folder)
 
     def save_merged(self, folder: str | os.PathLike[str]) -> None:
         """Writes the model with its LoRA adapters merged into the weights; the folder loads without PEFT.
@@ -683,21 +478,16 @@ class FastTrainer(Trainer):
             ArgumentError: the model has no adapters, or its weights are spread over processes.
             DiskFailure: as `save_model`.
         """
-        self._ext_parts.exporter.save_merged(self.model, folder, self.state, self.processing_class, self.data_collator)
-
-    def save_state(self) -> None:
-        """As in Trainer; raises as `save_model` does."""
-        with self._ext_parts.exporter.naming_failures():
-            super().save_state()
+        self._ext_parts.exporter.save_merged(folder)
 
     # --- the end of a run -------------------------------------------------------------------------------------------
 
     def _finalize_training(self, *args: Any) -> Any:
         self._ext_saver.finish()
         self._ext_saver.check_finite()
-        state, disk_space = self.state, self._ext_parts.disk_space
-        # The main process alone knows of copies; the others would not join it in loading the best model.
-        best, state.best_model_checkpoint = self._ext_team.on_main(partial(disk_space.find_best, state))
+        state, saver = self.state, self._ext_saver
+        best = self._ext_team.on_main(saver.retention.best_step)  # as all see it: copies come and go meanwhile
+        state.best_model_checkpoint = None if best is None else str(saver.store.locate(best))
         if self.args.load_best_model_at_end and state.best_global_step != best:
             logger.warning(
                 "No checkpoint of the best step, %s, was saved: %s.",
@@ -708,32 +498,36 @@ class FastTrainer(Trainer):
         with replaced(self.args, save_total_limit=None):
             output = super()._finalize_training(*args)
         if self.args.push_to_hub and self._ext_team.writes:
-            disk_space.rotate(state)  # what stayed only while it was sent
+            saver.retention.rotate()  # what stayed only while it was sent
         return output
 
     def _load_best_model(self) -> None:
         if self._ext_stopper.reason is not None:
             return
-        self._ext_team.on_main(partial(self._ext_parts.places.verify, str(self.state.best_model_checkpoint)))
+        self._ext_team.on_main(self._ext_verify_best)
         logger.info("Loading the best model, of %s.", self.state.best_model_checkpoint)
         if self._ext_backend.is_spread:
             super()._load_best_model()
         else:
             self._load_from_checkpoint(str(self.state.best_model_checkpoint))
 
+    def _ext_verify_best(self) -> None:
+        stored = self.checkpoints.open(str(self.state.best_model_checkpoint))
+        if stored is not None:
+            check_unlisted(stored)
+
     def end(self) -> None:
         """As in Trainer, for all trainers of the process, once the push under way has ended.
 
-        Ends data workers that live on, and switches back what the plan switched in the process and in the model. To be
-        called by all processes, once each; waits for the slowest. `trainer.model` stays, but of several processes none
+        Switches back what the plan switched in the process and in the model. To be called by all processes, once each;
+        waits for the slowest. `trainer.model` stays, but of several processes none
         can train or evaluate afterwards: they have one process group, which goes.
 
         Raises:
             HubError: on all processes: the last push failed, and no later one succeeded.
         """
         failure = self._ext_pusher.close() if self.args.push_to_hub else None
-        self._ext_planned.restore()
-        self._ext_parts.workers.end(self.accelerator._dataloaders)
+        self._ext_planned.run.restore()
         release_group()
         super().end()
         if failure is not None:
@@ -744,8 +538,7 @@ class FastTrainer(Trainer):
 
         For a trainer inside a run, such as one head of several; `end` comes after the last of them. Never waits.
         """
-        self._ext_planned.restore()
-        self._ext_parts.workers.end(self.accelerator._dataloaders)
+        self._ext_planned.run.restore()
         self.let_go()
 
     def let_go(self) -> None:
@@ -754,10 +547,6 @@ class FastTrainer(Trainer):
         self.accelerator.free_memory()
 
     # --- the Hub ----------------------------------------------------------------------------------------------------
-
-    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        if self._ext_saver.staging_root is None:  # else the checkpoint has no name yet
-            self._ext_pusher.push_checkpoint(Path(checkpoint_folder))
 
     def push_to_hub(
         self,
@@ -786,10 +575,10 @@ class FastTrainer(Trainer):
         """
         self.callback_handler.on_push_begin(self.args, self.state, self.control)
         if self.hub_model_id is None:
-            self.init_hf_repo(token, private)
+            self._ext_pusher.open(token=token, private=private)
         with hold_folders(self.args, together=False):
             self._ext_pusher.save_with_card(self._ext_export, kwargs)
-        return self._ext_pusher.push_model(commit_message, blocking, token, revision, private)
+        return self._ext_pusher.push_model(commit_message, blocking, token=token, revision=revision, private=private)
 
     def _ext_make_batch(self, collator: Any, rows: list[Any]) -> Any:
         return self._prepare_inputs(self._get_collator_with_removed_columns(collator)(rows))
@@ -797,116 +586,72 @@ class FastTrainer(Trainer):
     # --- embeddings, for callers who may override each --------------------------------------------------------------
 
     def embed_dataset(self, dataset: Any) -> EmbeddedDataset:
-        """`dataset` with its frozen inputs as positions in embedding tables; see `Embedder.embed`."""
-        return self._ext_parts.embedder.embed(dataset, self._ext_encoding(), self.fill_embedding_store)
-
-    def fill_embedding_store(self, name: str, sequences: Sequence[str]) -> EmbeddingStore:
-        """The store of input `name` with all `sequences` (pairs joined by `|`) in it; all processes share the work."""
-        return self._ext_parts.embedder.fill(name, sequences, self._ext_encoding())
+        """`dataset` with rows of embedding tables for its frozen inputs; see `EmbeddingCache.embed`."""
+        return self._ext_parts.embedder.embed(dataset)
 
     def encode_distinct(self, name: str, sequences: Sequence[str]) -> torch.Tensor:
         """Embeddings of input `name`, through the cache where it is on: (n, width), float32, on the CPU."""
-        return self._ext_parts.embedder.encode(name, sequences, self._ext_encoding(), self.fill_embedding_store)
+        return self._ext_parts.embedder.encode(name, sequences)
 
     def encode_sequences(self, name: str, sequences: Sequence[str]) -> torch.Tensor:
         """Embeddings of input `name`, computed here and now: (n, width), float32. Parts of a pair are joined by `|`.
 
         Encoders that train compute as they do in training: under its autocast.
         """
-        return self._ext_encoding().compute(name, sequences)
+        device, autocast = self.args.device, self.accelerator.autocast
+        return encode_sequences(self.model, self.data_collator, name, sequences, device, autocast)
 
     def embedding_key(self, name: str) -> dict[str, Any]:
         """Everything that decides the value of all embeddings of input `name`; how long ones are cut is known apart."""
-        return self._ext_encoding().describe(name)
+        return self._ext_parts.embedder.key(name)
 
     def fit_scaling(self) -> None:
-        """Gives the model the scale of labels and embeddings; see `hf_ext.training.scaling.fit_scaling`."""
-        embed = self.embed_dataset if self._ext_parts.embedder.is_on else None
-        columns, optional = self.data_collator.columns, self._ext_encoding().optional_inputs
-        fit_scaling(self.model, self.train_dataset, columns, self.encode_distinct, self.args.seed, embed, optional)
+        """Gives the model the scale of labels and embeddings; see `EmbeddingCache.fit_scaling`."""
+        self._ext_parts.embedder.fit_scaling()
 
     # --- what is handed to the parts --------------------------------------------------------------------------------
-
-    def _ext_now(self) -> Training:
-        return Training(
-            self.model,
-            self.model_wrapped,
-            self.optimizer,
-            self.lr_scheduler,
-            self.accelerator,
-            self.state,
-            self.control,
-            self.callback_handler,
-        )
-
-    def _ext_means(self) -> Means:
-        return Means(self.eval_dataset, self.compute_metrics, self._ext_one_pass, self._ext_make_eval_loader)
 
     def _ext_make_eval_loader(self, dataset: Any, rows: Any = None) -> Any:
         given = {"sampler_fn": self._get_eval_sampler, "rows": rows}
         return self._get_dataloader(dataset, "Evaluation", self.args.eval_batch_size, **given)
-
-    def _ext_encoding(self) -> Encoding:
-        return Encoding(
-            self.model,
-            self.data_collator,
-            self.args.device,
-            self.accelerator.autocast,
-            partial(self._ext_backend.encoding, self.model),
-            self._ext_planned.applied("cpu_matmul"),
-            self.encode_sequences,
-            self.embedding_key,
-        )
 
     # --- what a run says of itself ----------------------------------------------------------------------------------
 
     plan = property(attrgetter("_ext_planned.plan"), doc="What was decided of each speed-up, and what came of it.")
     # Without anything asked for that Trainer lacks, a run leaves in its output folder what Trainer's leaves.
     keeps_records = property(attrgetter("_ext_planned.keeps_records"), doc="Whether `plan.json` and the like are kept.")
-    checkpoints = property(attrgetter("_ext_parts.places.store"), doc="The store that training saves into.")
+    checkpoints = property(attrgetter("_ext_saver.store"), doc="The store that training saves into.")
     throughput = property(attrgetter("_ext_parts.throughput"), doc="Live rates of the run.")
     run_clock = property(attrgetter("_ext_parts.run_clock"), doc="How long the run has trained, over all its sessions.")
-    evaluation_pending = property(
-        attrgetter("_ext_stopper.evaluation_pending"), doc="Whether a stop left one to make up."
-    )
     stopping_decisions = property(attrgetter("_ext_parts.early_stopping.decisions"), doc="Those of early stopping.")
     collapse_alarms = property(attrgetter("_ext_parts.collapse_alarm.alarms"), doc="Every alarm said while training.")
     profile = property(attrgetter("_ext_parts.profiling.found"), doc="What `torch_profiler` found, or None.")
     compared_evaluation = property(attrgetter("_ext_evaluator.compared"), doc="The last `Evaluation`, or None.")
 
-    @property
-    def stop_reason(self) -> str | None:
-        """Why training stopped before its end; None where it did not."""
-        return None if self._ext_stopper.reason is None else self._ext_stopper.reason.text
-
-    @property
-    def evaluation_record(self) -> EvaluationRecord:
-        """Counts and seconds of the run; resuming replaces the object."""
-        return self._ext_evaluator.record(self.callback_handler.callbacks)
+    stop_reason = property(attrgetter("_ext_stopper.reason"), doc="Why training stopped before its end, or None.")
 
     def evaluation_facts(self) -> dict[str, Any]:
-        """What evaluations of the run looked at and took, for JSON; see `EvaluationRecord.facts`."""
-        return self.evaluation_record.facts()
+        """What evaluations of the run looked at and took, for JSON; see `Evaluator.facts`."""
+        return self._ext_evaluator.facts()
 
     def checkpoint_sizes(self) -> Sizes:
-        """Upper bounds of what one checkpoint takes, without degradation."""
-        return self._ext_parts.disk_space.sizes(self.model, self.early_stopping_bytes())
+        """Upper bounds of what one checkpoint takes before anything is stripped from it."""
+        return self._ext_saver.retention.sizes()
 
     def check_disk_budget(self) -> None:
         """Raises ArgumentError for a budget that cannot hold what will be written, or decides to store less."""
-        self._ext_parts.disk_space.check(self.model, self.checkpoint_sizes)
+        self._ext_saver.retention.check()
 
     def data_position(self) -> dict[str, Any] | None:
         """Where the training stream stands after the last optimizer step, for JSON; None for other data."""
-        return self._ext_parts.loaders.position(self.state.global_step)
+        return self._ext_parts.loaders.position()
 
     def choose_eval_rows(self) -> None:
         """Chooses the subset of every evaluation set, so that what is wrong with one is said before training."""
-        self._ext_evaluator.choose_rows(self._ext_means())
+        self._ext_evaluator.choose_rows()
 
     def early_stopping_bytes(self) -> int:
         """Upper bound of the arrays that early stopping adds to a checkpoint."""
-        self._ext_parts.early_stopping.look_at(self.eval_dataset)
         return self._ext_parts.early_stopping.num_bytes()
 
 
@@ -922,15 +667,12 @@ class Events(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Trainer has made or restored its state, and has set its counters to zero."""
-        trainer, parts = self._trainer, self._trainer._ext_parts
+        trainer = self._trainer
         trainer.choose_eval_rows()  # says what is wrong with them before anything is trained
-        parts.stopper.end_if_finished(state, control, trainer.callback_handler.callbacks)
         begin = self._begin_on_disk if args.should_save else None
-        trainer._ext_team.load_together(begin, trainer._ext_describe_failure)  # a refusal is one on all processes
+        trainer._ext_team.load_together(begin, trainer._ext_saver.describe_failure)  # a refusal is one on all processes
         trainer._ext_saver.check_finite()  # weights that are not finite would make all others so
         self._go_on(state)
-        if trainer._ext_stopper.evaluation_pending:  # last: it is part of the run that goes on
-            trainer._ext_evaluate_pending()
 
     def _go_on(self, state: Any) -> None:
         """What Trainer does not take from a checkpoint: states of parts, and arguments that were allowed to change."""
@@ -943,20 +685,20 @@ class Events(TrainerCallback):
             trainer._tr_loss.fill_(losses["unlogged"])
             trainer._globalstep_last_logged = losses["last_logged_step"]
         state.compute_steps(trainer.args, state.max_steps)  # Trainer goes on with the intervals of the checkpoint
-        trainer._ext_resumer.apply_changes(trainer.optimizer, trainer.lr_scheduler, trainer._ext_made)
-        if resumed.allowed & {"metric_for_best_model", "greater_is_better"}:
+        trainer._ext_resumer.apply_changes()
+        if {*resumed.allowed} & {"metric_for_best_model", "greater_is_better"}:
             state.best_metric = state.best_global_step = None
-            trainer._ext_parts.disk_space.begin_run(None)
+            trainer._ext_saver.retention.best_saved = None
 
     def _begin_on_disk(self) -> None:
         """A resumed run first finishes a rotation cut short; the budget is checked once the optimizer exists."""
-        trainer, disk_space = self._trainer, self._trainer._ext_parts.disk_space
-        disk_space.rotate(trainer.state)
-        disk_space.copy(trainer.state)
-        trainer.check_disk_budget()
+        retention = self._trainer._ext_saver.retention
+        retention.rotate()
+        self._trainer.checkpoints.begin_copies(retention.best_step())
+        self._trainer.check_disk_budget()
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """After one optimizer step at most, a checkpoint is whole."""
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """What others had to write into the checkpoint stands there."""
         self._trainer._ext_saver.finish()
 
 

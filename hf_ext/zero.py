@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from transformers.integrations import deepspeed as integration
-
-from .held import replaced
 
 
 def zero_stage(args: Any) -> int | None:
@@ -53,9 +52,15 @@ def own_part(parameter: torch.Tensor) -> torch.Tensor:
     return getattr(parameter, "ds_tensor", parameter)
 
 
-def whole_weights() -> AbstractContextManager[None]:
+@contextmanager
+def whole_weights() -> Iterator[None]:
     """Lets `from_pretrained` give every process whole weights, also where ZeRO-3 would split them as they are read.
 
     For what runs outside DeepSpeed's engine, such as frozen encoders. Cost: the model in each process's memory.
     """
-    return replaced(integration, _hf_deepspeed_config_weak_ref=None)
+    config = integration._hf_deepspeed_config_weak_ref
+    integration._hf_deepspeed_config_weak_ref = None
+    try:
+        yield
+    finally:
+        integration._hf_deepspeed_config_weak_ref = config

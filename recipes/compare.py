@@ -21,15 +21,14 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from hf_ext.quick_imports import quick_imports
+from hf_ext.cli import quick_imports
 
 with quick_imports():
+    from hf_ext.arguments.help import GroupedArgumentParser
     from hf_ext.comparing.arguments import CompareArguments
     from hf_ext.comparing.comparison import compare
     from hf_ext.comparing.progression import compare_phases
     from hf_ext.errors import exit_on_errors
-    from hf_ext.help_groups import GroupedArgumentParser
-    from hf_ext.parser import refuse_unknown
     from hf_ext.processes import refuse_several
     from hf_ext.reporting.run_log import start_run_log
 
@@ -44,7 +43,6 @@ def main(argv: list[str] | None = None) -> int:
     refuse_several("compare")
     end = words.index("--") if "--" in words else len(words)
     parser = GroupedArgumentParser(CompareArguments, description=__doc__, usage=USAGE, allow_abbrev=False)
-    refuse_unknown(parser, parser.parse_known_args(words[:end])[1])
     (args,) = parser.parse_args_into_dataclasses(words[:end], look_for_args_file=False)
     log = start_run_log(args.output_dir)
     run = compare_phases if args.progression else compare

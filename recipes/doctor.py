@@ -25,7 +25,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from hf_ext.quick_imports import quick_imports
+from hf_ext.cli import quick_imports
 
 with quick_imports():
     import hf_ext.recipes.generate_antibody as generate_antibody
@@ -50,8 +50,8 @@ with quick_imports():
     from hf_ext.generation.arguments import GeneratorArguments
     from hf_ext.masked_lm.arguments import MaskedLMArguments
     from hf_ext.pde.arguments import OperatorArguments
+    from hf_ext.running import parse_command
     from hf_ext.shipped import CONFIGS, find_shipped
-    from hf_ext.tasks import parse_command
     from hf_ext.training_args import FastTrainingArguments
 
 TASKS: dict[str, tuple[Any, dict[str, Any]]] = {

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from hf_ext.quick_imports import quick_imports
+from hf_ext.cli import quick_imports
 
 with quick_imports():
     import importlib
@@ -38,7 +38,8 @@ with quick_imports():
     from hf_ext.affinity.prediction_file import PREDICTION
     from hf_ext.affinity.scoring import known_scores
     from hf_ext.affinity.teacher import SPEEDUPS
-    from hf_ext.argument_checks import FINITE, check_ranges
+    from hf_ext.arguments.checks import FINITE, check_ranges
+    from hf_ext.arguments.parser import FastArgumentParser
     from hf_ext.checkpoints.run_lock import make_folder
     from hf_ext.data.arguments import DataArguments
     from hf_ext.errors import ArgumentError, exit_on_errors
@@ -46,11 +47,10 @@ with quick_imports():
     from hf_ext.evaluation.requirements import REQUIRE, parse_requirements, raise_failed
     from hf_ext.evaluation.row_metrics import RowMetrics
     from hf_ext.evaluation.scores import GROUP_METRIC
-    from hf_ext.parser import FastArgumentParser
     from hf_ext.processes import refuse_several
     from hf_ext.reporting.run_log import start_run_log
     from hf_ext.reporting.run_record import write_json
-    from hf_ext.tasks import parse_command
+    from hf_ext.running import parse_command
     from hf_ext.training_args import FastTrainingArguments
 
 DEFAULTS = {"speedups": SPEEDUPS, "per_device_eval_batch_size": 256, "report_to": "none"}

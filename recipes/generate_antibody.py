@@ -25,12 +25,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from hf_ext.quick_imports import quick_imports
+from hf_ext.cli import quick_imports
 
 with quick_imports():
     from transformers import set_seed
 
-    from hf_ext.argument_checks import check_metric_name
+    from hf_ext.arguments.checks import check_metric_name
+    from hf_ext.arguments.parser import FastArgumentParser
     from hf_ext.checkpoints.run_lock import run_folder
     from hf_ext.data.arguments import DataArguments
     from hf_ext.errors import exit_on_errors
@@ -42,9 +43,8 @@ with quick_imports():
     from hf_ext.generation.results import BEST_METRIC, check_passed, measure, save_all_gates, save_results
     from hf_ext.generation.stages import check_auto, describe_stage, settle_stage, stage_folder
     from hf_ext.masked_lm.results import EVALUATION_METRICS
-    from hf_ext.parser import FastArgumentParser
     from hf_ext.reporting.run_log import start_run_log
-    from hf_ext.tasks import finish_run, leave_pages, parse_command, summarize_data
+    from hf_ext.running import finish_run, leave_pages, parse_command, summarize_data
     from hf_ext.training_args import FastTrainingArguments
 
 DEFAULTS = {

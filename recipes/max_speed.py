@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hf_ext.quick_imports import quick_imports
+from hf_ext.cli import quick_imports
 
 with quick_imports():
     from datasets import Dataset
@@ -40,6 +40,7 @@ with quick_imports():
     from hf_ext.affinity.scoring import read_requirements, score_split
     from hf_ext.affinity.seed_scores import score_seeds
     from hf_ext.affinity.stacking import fit_ridge
+    from hf_ext.arguments.parser import FastArgumentParser
     from hf_ext.checkpoints.run_lock import run_folder
     from hf_ext.data.arguments import DataArguments
     from hf_ext.data.demo import make_demo_encoders
@@ -49,10 +50,9 @@ with quick_imports():
     from hf_ext.evaluation.resampling import ResamplingUnits
     from hf_ext.evaluation.row_metrics import RowMetrics
     from hf_ext.evaluation.verdict import MODEL
-    from hf_ext.parser import FastArgumentParser
     from hf_ext.reporting.run_log import LOGGER, start_run_log
+    from hf_ext.running import check_inputs, finish_run, parse_command
     from hf_ext.speedups.lora import lora_settings
-    from hf_ext.tasks import check_inputs, finish_run, parse_command
     from hf_ext.trainer import FastTrainer
     from hf_ext.training_args import FastTrainingArguments
 

@@ -20,12 +20,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from hf_ext.quick_imports import quick_imports
+from hf_ext.cli import quick_imports
 
 with quick_imports():
     from transformers import set_seed
 
-    from hf_ext.argument_checks import check_metric_name
+    from hf_ext.arguments.checks import check_metric_name
+    from hf_ext.arguments.parser import FastArgumentParser
     from hf_ext.checkpoints.run_lock import run_folder
     from hf_ext.data.arguments import DataArguments
     from hf_ext.data.loading import load_data
@@ -51,9 +52,8 @@ with quick_imports():
         score_splits,
     )
     from hf_ext.models.lora import require_base
-    from hf_ext.parser import FastArgumentParser
     from hf_ext.reporting.run_log import start_run_log
-    from hf_ext.tasks import check_inputs, finish_run, parse_command, summarize_data
+    from hf_ext.running import check_inputs, finish_run, parse_command, summarize_data
     from hf_ext.training_args import FastTrainingArguments
 
 DEFAULTS = {

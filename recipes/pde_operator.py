@@ -19,21 +19,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from hf_ext.quick_imports import quick_imports
+from hf_ext.cli import quick_imports
 
 with quick_imports():
     from transformers import set_seed
 
-    from hf_ext.argument_checks import check_metric_name
+    from hf_ext.arguments.checks import check_metric_name
+    from hf_ext.arguments.parser import FastArgumentParser
     from hf_ext.checkpoints.run_lock import run_folder
     from hf_ext.errors import exit_on_errors
     from hf_ext.evaluation.requirements import Requirement, check_requirements, parse_requirements
-    from hf_ext.parser import FastArgumentParser
     from hf_ext.pde.arguments import OperatorArguments, check_training
     from hf_ext.pde.building import build_model, build_rows, build_trainer, describe_samples, load_samples
     from hf_ext.pde.results import MODEL, ErrorMetrics, format_scores, known_scores, save_results, score_splits
     from hf_ext.reporting.run_log import start_run_log
-    from hf_ext.tasks import finish_run, parse_command
+    from hf_ext.running import finish_run, parse_command
     from hf_ext.training_args import FastTrainingArguments
 
 DEFAULTS = {

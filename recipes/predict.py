@@ -24,7 +24,7 @@ from pathlib import Path
 from shlex import join
 from typing import Any
 
-from hf_ext.quick_imports import quick_imports
+from hf_ext.cli import quick_imports
 
 with quick_imports():
     import numpy as np
@@ -35,7 +35,7 @@ with quick_imports():
     from hf_ext.affinity.predictor import check_interval, check_predictions, columns_of, find_model, load_model
     from hf_ext.affinity.results import write_predictions
     from hf_ext.affinity.teacher import SPEEDUPS
-    from hf_ext.commands import recipe_command
+    from hf_ext.cli import recipe_command
     from hf_ext.data.arguments import DataArguments
     from hf_ext.data.collators import SequenceCollator
     from hf_ext.data.loading import load_sequences
@@ -43,7 +43,7 @@ with quick_imports():
     from hf_ext.models.affinity import AffinityModel
     from hf_ext.models.prediction_intervals import describe_basis
     from hf_ext.reporting.run_log import LOGGER, start_run_log
-    from hf_ext.tasks import check_inputs, parse_command
+    from hf_ext.running import check_inputs, parse_command
     from hf_ext.trainer import FastTrainer
     from hf_ext.training_args import FastTrainingArguments
 

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from hf_ext.quick_imports import quick_imports
+from hf_ext.cli import quick_imports
 
 with quick_imports():
     from hf_ext.affinity.untrained_folder import write_untrained_folder

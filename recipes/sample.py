@@ -16,7 +16,7 @@ tested in a laboratory: an output is a sequence to examine, not a binder and not
 
 from __future__ import annotations
 
-from hf_ext.quick_imports import quick_imports
+from hf_ext.cli import quick_imports
 
 with quick_imports():
     import logging
@@ -54,7 +54,7 @@ with quick_imports():
     from hf_ext.optional import import_problem
     from hf_ext.processes import refuse_several
     from hf_ext.reporting.run_log import start_run_log
-    from hf_ext.tasks import check_inputs, parse_command
+    from hf_ext.running import check_inputs, parse_command
 
 
 def main(argv: list[str] | None = None) -> tuple[Path, Path]:

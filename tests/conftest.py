@@ -85,7 +85,7 @@ HOLDS: list = []  # what lets go of them
 
 @pytest.fixture(autouse=True)
 def _leaves_the_process_as_it_was():
-    """No test leaves a signal handler behind, nor a data worker that its trainer, once ended, does not take along."""
+    """No test leaves a signal handler behind, nor a data worker."""
     before = set(multiprocessing.active_children())
     yield
     while HOLDS:
@@ -94,10 +94,10 @@ def _leaves_the_process_as_it_was():
     if "transformers" in sys.modules:  # settings that were refused live as long as their traceback, and are asked
         sys.modules["transformers"].integrations.deepspeed.unset_hf_deepspeed_config()
     if set(multiprocessing.active_children()) - before:
-        from hf_ext.trainer import FastTrainer
+        from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-        for trainer in [one for one in gc.get_objects() if issubclass(type(one), FastTrainer)]:
-            trainer._ext_parts.workers.end(trainer.accelerator._dataloaders)
+        for iterator in [one for one in gc.get_objects() if type(one) is _MultiProcessingDataLoaderIter]:
+            iterator._shutdown_workers()  # of a test that failed, or that holds on to an exception
     handlers, workers = read_signal_handlers(), set(multiprocessing.active_children()) - before
     for number, handler in HANDLERS.items():
         signal.signal(number, handler)

@@ -101,20 +101,3 @@ def test_the_smallest_hardware_of_the_file_gets_this_plan(name, plan_of):
     assert plan["batch_size"].settings == {"gradient_accumulation_steps": passes}
     assert 8 * passes * processes == 256
     assert plan["sharding"].reason == sharding
-
-
-@pytest.mark.parametrize("name", [name for name, (_, settings, _) in PLANS.items() if settings[0] == "bf16"])
-def test_files_in_bf16_are_refused_on_a_t4(name, plan_of):
-    if "zero" in name and not installed_version("deepspeed"):
-        pytest.skip('pip install -e ".[deepspeed]"')
-    decision = plan_of(name, "T4", PLANS[name][0][1])["precision"]
-    assert (decision.status, decision.reason) == (
-        "refused",
-        "bf16 is not native on T4 and would be emulated: use --fp16",
-    )
-
-
-def test_rows_per_step_that_the_processes_do_not_divide_are_refused(plan_of):
-    decision = plan_of("8gpu_ddp", "A10", 8, effective_batch_size=12)["batch_size"]
-    assert decision.status == "refused"
-    assert "12 is not a multiple of 8" in decision.reason

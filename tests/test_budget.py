@@ -11,26 +11,27 @@ from hf_ext.trainer import FastTrainer
 
 # Folder of hf_ext -> (code lines, files); code is what is neither blank, comment nor docstring.
 BUDGET = {
-    ".": (3170, 36),
-    "affinity": (3651, 39),
-    "checkpoints": (2098, 27),
+    ".": (2129, 26),
+    "affinity": (3644, 39),
+    "arguments": (602, 8),
+    "checkpoints": (1918, 13),
     "comparing": (1530, 19),
-    "data": (4506, 51),
-    "doctor": (2419, 26),
-    "embeddings": (468, 7),
+    "data": (4363, 48),
+    "doctor": (2397, 26),
+    "embeddings": (457, 7),
     "evaluation": (2585, 25),
-    "generation": (3022, 32),
-    "hub": (488, 6),
-    "masked_lm": (387, 4),
-    "memory": (709, 8),
-    "models": (3707, 47),
-    "pde": (1041, 15),
+    "generation": (3021, 32),
+    "hub": (367, 6),
+    "masked_lm": (386, 4),
+    "memory": (637, 6),
+    "models": (3755, 48),
+    "pde": (1040, 15),
     "recipes": (2, 1),
-    "reporting": (3883, 62),
-    "speedups": (2176, 22),
-    "training": (3907, 43),
+    "reporting": (3881, 62),
+    "speedups": (2174, 23),
+    "training": (2575, 23),
 }
-SEAMS, PRIVATE = 43, 23
+SEAMS, PRIVATE = 22, 10
 
 
 def count_code(text: str) -> int:

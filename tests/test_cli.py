@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import json
 import logging
 import re
@@ -14,10 +15,7 @@ import pytest
 from locations import ROOT
 
 from hf_ext import __version__
-from hf_ext.cli import help_page, main
-from hf_ext.commands import COMMANDS, program_words, recipe_command
-from hf_ext.quick_imports import quick_imports
-from hf_ext.shipped import shipped_folder
+from hf_ext.cli import COMMANDS, help_page, main, program_words, quick_imports, recipe_command
 
 ASKED = ["train", "mlm", "generate", "sample", "predict", "evaluate", "doctor", "compare", "report", "resume"]
 
@@ -47,15 +45,12 @@ def test_help_is_quick_and_imports_no_library(tmp_path):
     assert [heavy for _, heavy in runs] == [[], [], []]
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_has_a_module_whose_main_takes_words(name):
-    module, line = COMMANDS[name]
-    package, _, stem = module.rpartition(".")
-    folder = shipped_folder("recipes") if package == "hf_ext.recipes" else ROOT / "hf_ext"
-    tree = ast.parse((folder / f"{stem}.py").read_text())
-    (found,) = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "main"]
-    assert len(found.args.args) == 1
-    assert line
+def test_every_command_has_a_recipe_whose_main_takes_words():
+    for module, line in COMMANDS.values():
+        tree = ast.parse((ROOT / "recipes" / f"{module.removeprefix('hf_ext.recipes.')}.py").read_text())
+        (found,) = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "main"]
+        assert len(found.args.args) == 1
+        assert line
 
 
 def test_a_command_imports_its_own_recipe_alone_and_reads_its_words(tmp_path):
@@ -90,44 +85,40 @@ def toy(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "argv", ["hf-ext"])
     monkeypatch.setitem(COMMANDS, "toy", ("toy_recipe", "a toy"))
-    monkeypatch.delitem(sys.modules, "toy_recipe", raising=False)
 
     def write(body: str) -> None:
+        sys.modules.pop("toy_recipe", None)
         (tmp_path / "toy_recipe.py").write_text(f"from hf_ext.errors import *\ndef main(argv):\n    {body}\n")
+        importlib.invalidate_caches()
 
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
     return write
 
 
-@pytest.mark.parametrize(("body", "status"), [("return 4", 4), ("return {'rmse': 1}", 0), ("return None", 0)])
-def test_the_status_is_that_of_a_recipe_that_returns_one(toy, body, status):
-    toy(body)
-    assert main(["toy"]) == status
+def test_the_status_is_that_of_a_recipe_that_returns_one_and_a_bug_keeps_its_traceback(toy):
+    for body, status in (("return 4", 4), ("return {'rmse': 1}", 0), ("return None", 0)):
+        toy(body)
+        assert main(["toy"]) == status
+    toy("raise KeyError('ours')")
+    with pytest.raises(KeyError):
+        main(["toy"])
 
 
-@pytest.mark.parametrize(
-    ("body", "status", "said"),
-    [
+def test_other_ends_have_the_recipes_status_and_no_traceback(toy, capsys):
+    for body, status, said in (
         ("raise ArgumentError('no such column')", 1, "ArgumentError: no such column"),
         ("raise TrainingStopped('saved step 5')", 75, "TrainingStopped: saved step 5"),
         ("raise RequirementsFailed('rmse')", 3, "RequirementsFailed: rmse"),
         ("raise KeyboardInterrupt", 75, "Interrupted by SIGINT"),
         ("raise ImportError('pip install anarcii')", 1, "pip install anarcii"),
-    ],
-)
-def test_other_ends_have_the_recipes_status_and_no_traceback(toy, capsys, body, status, said):
-    toy(body)
-    with pytest.raises(SystemExit) as ended:
-        main(["toy"])
-    printed = capsys.readouterr().err
-    assert ended.value.code == status
-    assert said in printed
-    assert "Traceback" not in printed
-
-
-def test_a_mistake_of_ours_keeps_its_traceback(toy):
-    toy("raise KeyError('ours')")
-    with pytest.raises(KeyError):
-        main(["toy"])
+    ):
+        toy(body)
+        with pytest.raises(SystemExit) as ended:
+            main(["toy"])
+        printed = capsys.readouterr().err
+        assert ended.value.code == status
+        assert said in printed
+        assert "Traceback" not in printed
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,8 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-import device_table
 import pytest
 from device_table import DEVICES, ENTRIES, device_rows
-
-from hf_ext.speedups import Decision, Precision
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -36,9 +33,3 @@ def test_cells_known_by_heart() -> None:
     assert cell("attention of ESM", "cpu") == "blocked"
     assert (cell("TF32", "T4"), cell("TF32", "A100")) == ("-", "yes")
     assert cell("default torch wheel runs", "V100") == "no: CUDA 12.6"
-
-
-def test_a_decision_that_changes_changes_the_table(monkeypatch) -> None:
-    changed = lambda context: Decision("precision", "N", "skipped", "")  # noqa: E731
-    monkeypatch.setattr(Precision, "decide", changed)
-    assert device_table.precision(device_table.describe_hardware("A100")) == "float32"

@@ -13,7 +13,6 @@ from importlib.metadata import PackageNotFoundError
 
 import pytest
 import torch
-from accelerate.commands.config.config_args import ClusterConfig
 from launches import RECIPES, Launch, clean_environment
 from other_runs import plant_lock
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
@@ -59,9 +58,8 @@ def test_no_message_and_no_line_of_a_log_has_a_token(tmp_path, capsys, monkeypat
         raise ArgumentError(f"unknown argument '{token}', hf_ext_with_a_long_name_of_its_own stays")
     start_run_log(tmp_path).warning("token=%s", token)
     start_run_log(None)
-    said = capsys.readouterr()
-    assert said.err == "ArgumentError: unknown argument 'hf_...', hf_ext_with_a_long_name_of_its_own stays\n"
-    assert said.out == "token=hf_...\n"
+    said = "ArgumentError: unknown argument 'hf_...', hf_ext_with_a_long_name_of_its_own stays\n"
+    assert capsys.readouterr().err == said
     assert token not in (tmp_path / "run.log").read_text()
 
 
@@ -113,13 +111,6 @@ def test_the_report_of_torchs_launcher_shows_the_message(tmp_path, monkeypatch, 
     )
 
 
-def test_a_launcher_that_takes_no_message_changes_nothing(tmp_path, monkeypatch):
-    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "missing" / "error.json"))
-    with pytest.raises(SystemExit) as end, exit_on_errors():
-        raise ArgumentError("x")
-    assert end.value.code == 1
-
-
 FAILS = """
 from hf_ext.errors import ArgumentError, exit_on_errors
 with exit_on_errors():
@@ -140,11 +131,6 @@ def test_through_the_launcher_of_one_process_our_message_is_last_where_it_is_tol
     assert done.returncode == 1
     assert done.stderr.count("ArgumentError: seed=-1: must not be negative.") == 1
     assert done.stderr.rstrip().splitlines()[-1].startswith(last)
-
-
-def test_no_config_file_can_say_quiet():
-    """If accelerate ever takes it there, accelerate_configs/*.yaml of one process should have it."""
-    assert not {"quiet", "silent"} & set(ClusterConfig.__dataclass_fields__)
 
 
 @pytest.mark.nightly

@@ -2,10 +2,8 @@
 
 import os
 import re
-import subprocess
 from pathlib import Path
 
-import pytest
 import yaml
 from locations import ROOT
 
@@ -34,55 +32,6 @@ def test_the_workflow_runs_the_script_that_people_run():
     assert load(WORKFLOW)["permissions"] == {"contents": "read"}
 
 
-def test_the_nightly_matrix_holds_the_oldest_versions_of_setup_py_and_the_newest():
-    rows = load(WORKFLOW)["jobs"]["nightly"]["strategy"]["matrix"]["include"]
-    versions = {row["name"]: row["versions"] for row in rows}
-    assert versions == {
-        "oldest": " ".join(f"{name}=={version}.*" for name, version in lower_bounds().items()),
-        "newest": "",
-    }
-    python = re.search(r'requires-python = ">=([\d.]+)"', (ROOT / "pyproject.toml").read_text())[1]
-    assert rows[0]["python"] == python
-
-
-PROGRAMS = {
-    "python3": '#!/bin/bash\nmkdir -p "$3/bin"; echo "export PATH=$FAKES:$PATH" >"$3/bin/activate"',
-    "pip": '#!/bin/bash\necho "pip $@" >>"$LOG"\n'
-    '[ "$1" = freeze ] && echo torch==2.11.0 || cat "$PIP_CONSTRAINT" >>"$LOG"',
-    "pytest": '#!/bin/bash\necho "pytest $@" >>"$LOG"; exit "${FAILS:-0}"',
-    "python": '#!/bin/bash\necho "python $@" >>"$LOG"',
-}
-
-
-@pytest.mark.parametrize(
-    ("nightly", "fails", "ran"),
-    [("", "0", ["pytest "]), ("1", "0", ["pytest ", "python benchmarks/nightly.py"]), ("1", "1", ["pytest "])],
-)
-def test_the_nightly_script_installs_what_it_is_given_and_runs_the_tests(tmp_path, nightly, fails, ran):
-    for name, text in PROGRAMS.items():
-        (tmp_path / name).write_text(text)
-        (tmp_path / name).chmod(0o755)
-    log = tmp_path / "log"
-    given = {"FAKES": str(tmp_path), "LOG": str(log), "NIGHTLY": nightly, "FAILS": fails, "TMPDIR": str(tmp_path)}
-    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
-    command = [str(ROOT / ".ci" / "nightly"), "torch==2.11.*", "peft==0.21.*"]
-    status = subprocess.run(command, env={**os.environ, **given, "PATH": path}, check=False).returncode
-    assert status == int(fails)
-    install = ["pip install -e .[dev]", "torch==2.11.*", "peft==0.21.*", "pip freeze"]
-    assert log.read_text().splitlines() == [*install, *ran]
-    assert {path.name for path in tmp_path.iterdir()} == {*PROGRAMS, "log"}  # the environment is gone
-
-
-def test_the_hooks_are_the_linters_of_ci():
-    (repo,) = load(ROOT / ".pre-commit-config.yaml")["repos"]
-    assert repo["repo"] == "local"
-    for hook in repo["hooks"]:
-        assert {"id", "name", "entry", "language"} <= hook.keys()
-        assert hook["language"] == "system"
-    linters = [line.removesuffix(" .").replace(" --check", "") for line in (ROOT / ".ci/run").read_text().splitlines()]
-    assert {hook["entry"] for hook in repo["hooks"]} == {line for line in linters if line.startswith(("ruff", "mypy"))}
-
-
 def test_the_citation_is_of_this_version():
     citation = load(ROOT / "CITATION.cff")
     assert {"cff-version", "message", "title", "authors"} <= citation.keys()  # which the format demands
@@ -90,29 +39,6 @@ def test_the_citation_is_of_this_version():
     assert citation["version"] == hf_ext.__version__  # at a release both change
     assert citation["license"] == "Apache-2.0"
     assert citation["authors"] == [{"name": "hf_ext contributors"}]
-
-
-def test_the_issue_form_asks_for_the_plan():
-    form = load(ROOT / ".github" / "ISSUE_TEMPLATE" / "bug.yml")
-    assert {"name", "description", "body"} <= form.keys()
-    inputs = {part["id"]: part for part in form["body"] if part["type"] != "markdown"}
-    assert list(inputs) == ["command", "happened", "plan", "environment", "data"]
-    assert inputs["plan"]["attributes"]["label"] == "plan.json"
-    assert inputs["plan"]["validations"] == {"required": True}
-    for part in form["body"]:
-        assert part["type"] in ("markdown", "textarea")
-        assert part.keys() <= {"type", "id", "attributes", "validations"}
-        assert part["attributes"].keys() <= {"label", "description", "render", "value"}
-    assert all("label" in part["attributes"] for part in inputs.values())
-
-
-def test_security_names_a_way_that_is_not_public_and_files_that_exist():
-    text = (ROOT / "SECURITY.md").read_text(encoding="ascii")
-    assert "private vulnerability reporting" in text
-    assert "@" not in text
-    named = re.findall(r"tests/[\w/]+\.py", text)
-    assert len(named) == 2
-    assert all((ROOT / name).exists() for name in named)
 
 
 def test_each_step_of_a_release_is_a_command_whose_files_exist():

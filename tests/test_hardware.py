@@ -36,16 +36,12 @@ def card(monkeypatch):
     return plug_in
 
 
-def test_the_table_has_49_rows_with_unique_names_and_a_source_each():
+def test_rows_have_unique_names_a_source_and_peaks_only_where_the_card_has_the_units():
     rows = [describe_hardware(name) for name in known_hardware()]
-    assert len(rows) == 49
-    assert len({row.name for row in rows}) == 49
-    assert all(row.source for row in rows)
+    assert len({row.name for row in rows}) == len(rows) == 49
     assert {row.kind for row in rows} == {"cpu", "mps", "cuda"}
-
-
-def test_only_published_precisions_have_peaks_and_only_where_the_card_has_the_units():
-    for row in map(describe_hardware, known_hardware()):
+    for row in rows:
+        assert row.source
         assert set(row.peak_tflops) <= {"fp32", "tf32", "fp16", "bf16", "fp8"}
         assert ("tf32" in row.peak_tflops) <= row.tf32, row.name
         assert ("bf16" in row.peak_tflops) <= row.native_bf16, row.name
@@ -56,17 +52,12 @@ def test_only_published_precisions_have_peaks_and_only_where_the_card_has_the_un
     ("name", "bf16", "fp16", "tf32", "flash2", "flash3", "fp8"),
     [
         ("T4", False, True, False, False, False, False),
-        ("V100-16GB", False, True, False, False, False, False),
         ("A100-80GB", True, True, True, True, False, False),
-        ("A10G", True, True, True, True, False, False),
-        ("RTX-3090", True, True, True, True, False, False),
         ("L4", True, True, True, True, False, True),
         ("RTX-4090", True, True, True, True, False, True),
         ("H100", True, True, True, True, True, True),
-        ("H200", True, True, True, True, True, True),
         ("B200", True, True, True, True, False, True),
         ("RTX-5090", True, True, True, True, False, True),
-        ("sm61", False, False, False, False, False, False),
         ("cpu", False, False, False, False, False, False),
         ("cpu-avx512-bf16", True, False, False, False, False, False),
         ("cpu-amx-bf16", True, False, False, False, False, False),
@@ -83,19 +74,10 @@ def test_what_each_device_can_do(name, bf16, fp16, tf32, flash2, flash3, fp8):
     [
         ("T4", "fp16", 65),
         ("A100-40GB", "bf16", 312),
-        ("A100-40GB", "tf32", 156),
         ("H100", "bf16", 989.5),  # the data sheet's 1979 is with sparsity
         ("H100-PCIe", "fp8", 1513),  # 3026 with sparsity
         ("L4", "bf16", 121),  # 242 with sparsity
         ("RTX-4090", "bf16", 165.2),  # 330.3 is with fp16 accumulation
-        ("B200", "fp8", 4500),
-        ("A30", "bf16", 165),  # 330 with sparsity
-        ("A40", "bf16", 149.7),  # 299.4 with sparsity
-        ("RTX-A6000", "bf16", 154.8),
-        ("RTX-6000-Ada", "bf16", 364.2),
-        ("L40S", "bf16", 362.05),  # 733 with sparsity
-        ("H100-NVL", "bf16", 835.5),  # 1671 with sparsity
-        ("GH200-96GB", "bf16", 989.5),
         ("RTX-2080-Ti", "fp16", 53.8),  # 107.6 is with fp16 accumulation
     ],
 )
@@ -106,22 +88,14 @@ def test_peaks_are_dense_with_fp32_accumulation(name, precision, tflops):
 @pytest.mark.parametrize(
     ("spelled", "name"),
     [
-        ("t4", "T4"),
         ("Tesla T4", "T4"),
         ("A100", "A100-40GB"),
         ("a100 80gb", "A100-80GB"),
         ("H100", "H100-SXM"),
         ("rtx_4090", "RTX-4090"),
-        ("RTX4090", "RTX-4090"),
-        ("CPU", "cpu"),
         ("NVIDIA H100 80GB HBM3", "H100-SXM"),
         ("GH200", "GH200-96GB"),
-        ("a6000", "RTX-A6000"),
-        ("rtx 2080 ti", "RTX-2080-Ti"),
         ("Tesla P100-PCIE-16GB", "P100"),
-        ("NVIDIA L40", "L40"),
-        ("NVIDIA L40S", "L40S"),
-        ("NVIDIA A2", "A2"),
         ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "RTX-PRO-6000"),
     ],
 )
@@ -136,18 +110,11 @@ def test_an_unknown_name_is_refused_with_the_nearest_and_all_known_ones():
         describe_hardware("A100-60GB")
 
 
-def test_a_compute_capability_can_be_described():
-    assert describe_hardware("sm75").compute_capability == (7, 5)
+def test_a_compute_capability_can_be_described_and_a_row_changed_and_written_alone():
     assert describe_hardware("sm_120").compute_capability == (12, 0)
     assert describe_hardware("sm75").memory_gib is None
-
-
-def test_changing_a_returned_row_leaves_the_table_alone():
     describe_hardware("T4").peak_tflops["fp16"] = 1.0
     assert describe_hardware("T4").peak_tflops["fp16"] == 65
-
-
-def test_a_row_can_be_written_as_json():
     assert json.loads(json.dumps(dataclasses.asdict(describe_hardware("T4"))))["compute_capability"] == [7, 5]
 
 
@@ -155,36 +122,18 @@ def test_a_row_can_be_written_as_json():
     ("driver", "sm", "memory_gib", "name"),
     [
         ("Tesla T4", (7, 5), 14.58, "T4"),
-        ("Tesla V100-SXM2-16GB", (7, 0), 15.77, "V100-16GB"),
         ("Tesla V100-PCIE-32GB", (7, 0), 31.74, "V100-PCIe-32GB"),
-        ("NVIDIA A10G", (8, 6), 22.19, "A10G"),
         ("NVIDIA A10", (8, 6), 22.1, "A10"),
-        ("NVIDIA L4", (8, 9), 22.17, "L4"),
         ("A100-SXM4-40GB", (8, 0), 39.59, "A100-40GB"),
-        ("NVIDIA A100-PCIE-40GB", (8, 0), 39.39, "A100-40GB"),
         ("NVIDIA A100-SXM4-80GB", (8, 0), 79.25, "A100-80GB"),
         ("NVIDIA A100 80GB PCIe", (8, 0), 79.14, "A100-80GB"),
         ("NVIDIA H100 80GB HBM3", (9, 0), 79.1, "H100-SXM"),
         ("NVIDIA H100 PCIe", (9, 0), 79.2, "H100-PCIe"),
-        ("NVIDIA H200", (9, 0), 139.8, "H200"),
-        ("NVIDIA B200", (10, 0), 178.4, "B200"),
-        ("NVIDIA A30", (8, 0), 23.5, "A30"),
-        ("NVIDIA A40", (8, 6), 44.43, "A40"),
-        ("NVIDIA RTX A6000", (8, 6), 47.43, "RTX-A6000"),
         ("NVIDIA RTX 6000 Ada Generation", (8, 9), 47.38, "RTX-6000-Ada"),
-        ("NVIDIA L40S", (8, 9), 44.39, "L40S"),
         ("NVIDIA H100 NVL", (9, 0), 93.11, "H100-NVL"),
-        ("NVIDIA GH200 480GB", (9, 0), 94.5, "GH200-96GB"),
         ("NVIDIA GH200 144G HBM3e", (9, 0), 139.8, "GH200-144GB"),
-        ("NVIDIA GeForce RTX 2060", (7, 5), 5.79, "RTX-2060"),
-        ("NVIDIA GeForce RTX 2070", (7, 5), 7.79, "RTX-2070"),
         ("NVIDIA GeForce RTX 2070 SUPER", (7, 5), 7.79, "RTX-2070-SUPER"),
-        ("NVIDIA GeForce RTX 2080", (7, 5), 7.79, "RTX-2080"),
-        ("NVIDIA GeForce RTX 2080 SUPER", (7, 5), 7.79, "RTX-2080-SUPER"),
-        ("NVIDIA GeForce RTX 2080 Ti", (7, 5), 10.75, "RTX-2080-Ti"),
         ("GeForce RTX 2080 Ti", (7, 5), 10.75, "RTX-2080-Ti"),
-        ("NVIDIA GeForce RTX 3090", (8, 6), 23.69, "RTX-3090"),
-        ("NVIDIA GeForce RTX 4090", (8, 9), 23.53, "RTX-4090"),
         ("NVIDIA GeForce RTX 5090", (12, 0), 31.35, "RTX-5090"),
     ],
 )
@@ -202,28 +151,14 @@ def test_a_live_card_is_recognised_by_its_driver_name(card, driver, sm, memory_g
     ("driver", "sm", "memory_gib"),
     [
         ("NVIDIA GeForce RTX 4090 Laptop GPU", (8, 9), 15.99),
-        ("NVIDIA GeForce RTX 4070 Ti SUPER", (8, 9), 15.99),
         ("NVIDIA GeForce RTX 5090 D", (12, 0), 31.35),
         ("NVIDIA GeForce RTX 3080", (8, 6), 12.0),  # the 12 GB card has more SMs than the table's 10 GB one
         ("NVIDIA GeForce RTX 3060", (8, 6), 7.66),  # the 8 GB card has a narrower bus than the table's 12 GB one
         ("NVIDIA A100-SXM4-80GB MIG 1g.10gb", (8, 0), 9.5),
-        ("NVIDIA RTX A4000", (8, 6), 15.7),
-        ("NVIDIA RTX A400", (8, 6), 3.7),
         ("NVIDIA A40-24Q", (8, 6), 24.0),
-        ("NVIDIA A40-48Q", (8, 6), 47.5),
-        ("Quadro RTX 6000", (7, 5), 23.6),
         ("NVIDIA RTX 6000", (7, 5), 23.6),
-        ("NVIDIA RTX 5000 Ada Generation", (8, 9), 31.5),
         ("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", (12, 0), 94.9),
-        ("NVIDIA L40G", (8, 9), 22.2),
-        ("NVIDIA L4", (8, 9), 44.4),
-        ("NVIDIA A30 MIG 2g.12gb", (8, 0), 11.9),
-        ("NVIDIA GH200 480GB MIG 1g.12gb", (9, 0), 10.9),
-        ("NVIDIA GeForce RTX 2080 Super with Max-Q Design", (7, 5), 7.6),
-        ("NVIDIA GeForce RTX 2060", (7, 5), 11.8),  # the 12 GB card has more SMs than the table's 6 GB one
         ("NVIDIA H200 NVL", (9, 0), 139.8),
-        ("NVIDIA T400", (7, 5), 3.8),
-        ("NVIDIA A100X", (8, 0), 79.0),
     ],
 )
 def test_a_variant_gets_its_capability_but_never_the_peaks_of_the_card_it_is_named_after(card, driver, sm, memory_gib):

@@ -92,7 +92,7 @@ def test_the_recipe_imports_no_library_that_trainer_itself_does_not():
 
 COLLECTED = """
 import gc
-from hf_ext.quick_imports import quick_imports
+from hf_ext.cli import quick_imports
 counts = []
 gc.callbacks.append(lambda phase, info: counts.append(phase))
 with quick_imports():

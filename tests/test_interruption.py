@@ -10,8 +10,6 @@ import time
 import pytest
 from locations import ROOT
 
-from hf_ext.errors import TrainingStopped, exit_on_errors
-
 HEAD = """
 import os, signal, sys, time
 from pathlib import Path
@@ -26,16 +24,6 @@ TIDIES = """
     finally:
         time.sleep(0.5)
         Path("tidied").write_text("")
-"""
-FORKS = """
-    child = os.fork()
-    if child == 0:
-        time.sleep(30)
-    time.sleep(0.3)
-    os.kill(child, signal.SIGTERM)
-    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGTERM
-    time.sleep(1.5)
-    print("went on")
 """
 
 
@@ -71,29 +59,6 @@ def test_each_signal_outside_of_training_ends_a_recipe_as_a_stop_does(tmp_path, 
 def test_machines_that_repeat_themselves_do_not_break_into_tidying_up(tmp_path):
     assert signalled(tmp_path, TIDIES, "SIGTERM", "SIGTERM", "SIGHUP")[0] == 75
     assert (tmp_path / "tidied").exists()
-
-
-def test_a_signal_to_a_forked_process_is_its_own(tmp_path):
-    with start(tmp_path, FORKS, stdout=subprocess.PIPE) as process:
-        output, error = process.communicate(timeout=30)
-    assert (process.returncode, output) == (0, "went on\n"), error
-
-
-def test_nothing_is_left_of_it_and_handlers_of_others_stay(capsys):
-    def own(number, frame):
-        raise AssertionError
-
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        signal.signal(signal.SIGTERM, own)
-        with pytest.raises(SystemExit) as end, exit_on_errors():
-            signal.raise_signal(signal.SIGHUP)
-        assert end.value.code == TrainingStopped.exit_code
-        assert signal.getsignal(signal.SIGTERM) is own
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    assert "Interrupted by SIGHUP" in capsys.readouterr().err
-    assert signal.getsignal(signal.SIGHUP) == signal.SIG_DFL
 
 
 def test_a_closed_terminal_is_a_stop_and_no_error_of_its_output(tmp_path):

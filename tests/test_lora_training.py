@@ -1,6 +1,5 @@
 """LoRA inside FastTrainer: adapters and heads are optimised and saved, nothing else; a resumed run is the whole one."""
 
-import errno
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +19,6 @@ from hf_ext.data.collators import SequenceCollator
 from hf_ext.errors import ArgumentError, CheckpointError
 from hf_ext.models.affinity import AffinityModel
 from hf_ext.models.lora import has_adapters
-from hf_ext.parser import FastArgumentParser
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
@@ -59,16 +57,6 @@ def make_trainer(request, tmp_path, demo_rows, make_affinity):
 
 def weights_file(folder, kind):
     return Path(folder) / ("adapter_model.safetensors" if kind == "plain" else "model.safetensors")
-
-
-def test_the_optimizer_sees_the_trainable_parameters_and_no_others(make_trainer):
-    trainer = make_trainer("a")
-    optimizer = trainer.create_optimizer()
-    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    assert held == {id(p) for p in trainer.model.parameters() if p.requires_grad}
-    expected = PLAIN_TRAINABLE if make_trainer.kind == "plain" else TOWER_TRAINABLE
-    assert sum(p.numel() for group in optimizer.param_groups for p in group["params"]) == expected
-    assert trainer.plan["lora"].evidence["with_lora"]["trainable_parameters"] == expected
 
 
 def test_a_checkpoint_holds_adapters_and_head_only_and_resuming_is_bit_for_bit_the_whole_run(make_trainer):
@@ -124,29 +112,6 @@ def test_saved_and_merged_folders_predict_what_the_trained_model_predicts(make_t
         np.testing.assert_allclose(again, expected, rtol=0, atol=tolerance)
 
 
-def test_a_merged_folder_appears_whole_or_not_at_all(make_trainer, tmp_path, monkeypatch):
-    trainer, target = make_trainer("a", save_strategy="no"), tmp_path / "merged"
-    seen: list[list[str]] = []
-
-    def fail(*_):
-        seen.append(sorted(path.name for path in tmp_path.iterdir()))
-        raise OSError(errno.EINTR, "killed")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(trainer._ext_parts.exporter, "save_companions", fail)  # the weights are written then
-        with pytest.raises(OSError, match="killed"):
-            trainer.save_merged(target)
-    assert seen == [[".staging-merged", "a"]]
-    assert [path.name for path in tmp_path.iterdir()] == ["a"]
-    target.mkdir()
-    trainer.save_merged(target)
-    assert {"config.json", "model_manifest.json", "model.safetensors"} < {path.name for path in target.iterdir()}
-    (target / "notes.txt").write_text("mine")
-    trainer.save_merged(target)
-    assert (target / "notes.txt").read_text() == "mine"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "merged"]
-
-
 def test_the_best_checkpoint_is_taken_back_with_its_adapters(make_trainer):
     saving = {"save_steps": 2, "eval_strategy": "steps", "eval_steps": 2, "load_best_model_at_end": True}
     trainer = make_trainer("a", learning_rate=0.3, **saving)
@@ -187,17 +152,6 @@ def test_use_peft_where_no_tower_gets_adapters_is_refused(given):
 def test_merging_without_adapters_is_refused_before_the_run():
     with pytest.raises(ArgumentError, match=r"--merge_lora: no tower trains with LoRA \(frozen\)"):
         settle_training(AffinityArguments(merge_lora=True), False)
-
-
-def test_the_command_line_takes_every_option_of_lora():
-    parser = FastArgumentParser((AffinityArguments, FastTrainingArguments), presets={})
-    flags = "--use_peft --lora_r 4 --lora_alpha 8 --lora_dropout 0 --lora_target_modules query value --use_rslora"
-    _, args = parser.parse_args_into_dataclasses(["--output_dir", "o", *flags.split(), "--use_dora", "true"])
-    assert (args.use_peft, args.lora_r, args.lora_alpha, args.lora_dropout) == (True, 4, 8, 0.0)
-    assert (args.lora_target_modules, args.use_rslora, args.use_dora) == (["query", "value"], True, True)
-    _, args = parser.parse_args_into_dataclasses(["--output_dir", "o"])
-    assert (args.use_peft, args.lora_r, args.lora_alpha, args.lora_dropout) == (False, 8, 16, 0.0)
-    assert (args.lora_target_modules, args.use_rslora, args.use_dora) == (None, False, False)
 
 
 def test_weights_that_were_unfrozen_by_hand_are_in_the_saved_folder(tmp_path):

@@ -13,13 +13,9 @@ from hf_ext.out_of_memory import DidNotFit, attempt, is_out_of_memory
     "error",
     [
         torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
-        torch.cuda.OutOfMemoryError("HIP out of memory"),
         MemoryError(),
         RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"),
-        RuntimeError("CUDA driver error: out of memory"),
-        RuntimeError("Triton Error [CUDA]: out of memory"),
         RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
-        RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
         RuntimeError("MPS backend out of memory (MPS allocated: 1 GB)"),
         RuntimeError(
             "[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory: you "
@@ -36,24 +32,16 @@ def test_is(error):
     "error",
     [
         RuntimeError("CUDA error: an illegal memory access was encountered"),
-        RuntimeError("CUDA error: device-side assert triggered"),
         RuntimeError("mat1 and mat2 shapes cannot be multiplied"),
         RuntimeError("out of resource: shared memory, Required: 131072, Hardware limit: 101376"),
         RuntimeError("DataLoader worker (pid 7) is killed by signal: Bus error"),
         RuntimeError("unable to write to file </torch_7>: No space left on device (28)"),
         ValueError("CUDA out of memory"),
-        OSError(28, "No space left on device"),
         KeyError("std::bad_alloc"),
     ],
 )
 def test_is_not(error):
     assert not is_out_of_memory(error)
-
-
-def test_what_the_cpu_allocator_raises_is():
-    with pytest.raises(RuntimeError) as raised:
-        torch.empty(2**50)
-    assert is_out_of_memory(raised.value)
 
 
 def test_the_cause_of_another_error_counts_and_its_context_does_not():
@@ -94,9 +82,3 @@ def test_an_attempt_lets_go_of_what_failed():
         del plain
     finally:
         gc.enable()
-
-
-def test_other_errors_pass_and_a_second_attempt_is_the_last():
-    assert attempt(lambda: 3) == 3
-    with pytest.raises(ZeroDivisionError):
-        attempt(lambda: 1 / 0)

@@ -16,7 +16,6 @@ import pytest
 from locations import ROOT
 
 from hf_ext import __version__
-from hf_ext.commands import COMMANDS
 
 NAME = f"hf_ext-{__version__}"
 SOURCES = ["hf_ext", "recipes", "accelerate_configs", "launch"]
@@ -68,7 +67,7 @@ def test_the_wheel_holds_package_recipes_and_yaml_files_and_nothing_beside_them(
     assert (len(launched), len(settings)) > (12, 38)
     pages = {str(path.relative_to(ROOT)) for path in (ROOT / "hf_ext/reporting/report/templates").iterdir()}
     held = {name for name in inside if name.startswith("hf_ext/")}
-    assert held == {*code, *launched, *settings, *pages, "hf_ext/py.typed"}
+    assert held == {*code, *launched, *settings, *pages, "hf_ext/py.typed", "hf_ext/hardware.csv"}
 
 
 def test_the_metadata_name_version_license_command_and_extras(installed: Path) -> None:
@@ -84,21 +83,6 @@ def test_the_metadata_name_version_license_command_and_extras(installed: Path) -
     commands = (info / "entry_points.txt").read_text().split("\n")
     assert "hf-ext = hf_ext.cli:main" in commands
     assert "hf_ext = hf_ext.cli:main" in commands[commands.index("[pipx.run]") :]
-
-
-@pytest.mark.nightly
-def test_the_command_runs_from_the_wheel_alone_and_finds_its_files(installed: Path, tmp_path: Path) -> None:
-    assert run_from(installed, "-m", "hf_ext", "--version", cwd=tmp_path) == f"hf_ext {__version__}\n"
-    paths = run_from(installed, "-m", "hf_ext", "--path", cwd=tmp_path).split()
-    assert len(paths) > 38
-    assert all(Path(path).is_relative_to(installed) and Path(path).is_file() for path in paths)
-    code = (
-        "import importlib.util, json, sys\n"
-        "print(json.dumps([importlib.util.find_spec(name).origin for name in sys.argv[1:]]))"
-    )
-    modules = [module for module, _ in COMMANDS.values()]
-    origins = json.loads(run_from(installed, "-c", code, *modules, cwd=tmp_path))
-    assert origins == [str(installed / f"{module.replace('.', '/')}.py") for module in modules]
 
 
 def test_an_editable_install_has_the_recipes_of_the_clone(clone: Path, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 import pytest
 from accelerate.parallelism_config import ParallelismConfig
-from launcher_files import FOLDER, launcher_environment
 from miniature_esm import make_esm
 
 from hf_ext.errors import PlanRefused
@@ -38,22 +37,6 @@ def test_what_these_encoders_cannot_be_split_by_is_refused_with_fsdp2_hsdp_and_z
 def test_sharded_and_replicated_data_parallel_passes():
     check(dp_replicate_size=2, dp_shard_size=4)
     check(dp_shard_size=8)
-
-
-def test_the_hsdp_file_passes_and_its_sizes_were_read(monkeypatch):
-    for name, value in launcher_environment(FOLDER / "8gpu_hsdp.yaml").items():
-        if "PARALLELISM_CONFIG" in name:
-            monkeypatch.setenv(name, value)
-    assert (ParallelismConfig().dp_replicate_size, ParallelismConfig().dp_shard_size) == (2, 4)
-    args = FastTrainingArguments("o", **QUIET)
-    check_parallelism(args, ("esm",))
-    monkeypatch.setenv("PARALLELISM_CONFIG_CP_SIZE", "2")
-    with pytest.raises(PlanRefused, match="context parallel over 2"):
-        check_parallelism(args, ("esm",))
-
-
-def test_models_of_other_families_are_not_judged():
-    check(families=("llama",), tp_size=2)
 
 
 def test_the_launchers_setting_is_refused_before_the_model_is_touched(monkeypatch, tmp_path):

@@ -16,8 +16,9 @@ from hf_ext.hardware import describe_hardware
 from hf_ext.models.encoders import read_encoder
 from hf_ext.models.generation.model import AntibodyGenerator
 from hf_ext.models.lora import LoraSettings
-from hf_ext.plan import describe_data, describe_model, make_plan, padding_share
+from hf_ext.plan import make_plan
 from hf_ext.speedups import REGISTRY, Context, DataFacts, LengthGrouping, Run, compile, packing
+from hf_ext.speedups.facts import describe_data, describe_model, padding_share
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 

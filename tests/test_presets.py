@@ -4,31 +4,29 @@ import dataclasses
 
 import pytest
 
+from hf_ext import PRESETS, FastArgumentParser, FastTrainingArguments
 from hf_ext.errors import ArgumentError
-from hf_ext.parser import FastArgumentParser
-from hf_ext.presets import PRESETS
 from hf_ext.speedups import REGISTRY
-from hf_ext.training_args import FastTrainingArguments
 
 # Per preset value, what a user could type instead.
 OTHER = {
-    "speedups": (["tf32"], ["tf32"]),
-    "without": (["length_grouping"], ["length_grouping"]),
-    "cached_batch_size": (["64"], 64),
-    "per_device_train_batch_size": (["3"], 3),
-    "per_device_eval_batch_size": (["5"], 5),
-    "gradient_accumulation_steps": (["2"], 2),
-    "activation_policy": (["full"], "full"),
-    "oom_policy": (["stop"], "stop"),
-    "dataloader_pin_memory": (["true"], True),
-    "save_total_limit": (["7"], 7),
-    "disk_policy": (["refuse"], "refuse"),
-    "eval_subset": (["500"], 500.0),
-    "eval_every_epochs": (["3"], 3),
-    "report_to": (["tensorboard"], ["tensorboard"]),
-    "full_determinism": (["false"], False),
-    "data_seed": (["1"], 1),
-    "tf32": (["false"], False),
+    "speedups": ("tf32", ["tf32"]),
+    "without": ("length_grouping", ["length_grouping"]),
+    "cached_batch_size": ("64", 64),
+    "per_device_train_batch_size": ("3", 3),
+    "per_device_eval_batch_size": ("5", 5),
+    "gradient_accumulation_steps": ("2", 2),
+    "activation_policy": ("full", "full"),
+    "oom_policy": ("stop", "stop"),
+    "dataloader_pin_memory": ("true", True),
+    "save_total_limit": ("7", 7),
+    "disk_policy": ("refuse", "refuse"),
+    "eval_subset": ("500", 500.0),
+    "eval_every_epochs": ("3", 3),
+    "report_to": ("tensorboard", ["tensorboard"]),
+    "full_determinism": ("false", False),
+    "data_seed": ("1", 1),
+    "tf32": ("false", False),
 }
 
 
@@ -39,26 +37,27 @@ def parse(*argv: str) -> FastTrainingArguments:
     return args
 
 
+def make(**given) -> FastTrainingArguments:
+    return FastTrainingArguments("out", use_cpu=True, **given)
+
+
 def test_there_are_the_six_presets_that_the_documents_name():
     assert list(PRESETS) == ["baseline", "max_speed", "low_memory", "quick_eval", "low_disk", "reproducible"]
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_every_preset_constructs_and_sets_what_it_says(preset):
-    args = parse("--preset", preset)
-    assert args.preset == preset
+def test_a_preset_sets_what_it_says_from_both_sides_and_gives_way(preset):
+    typed, ours = parse("--preset", preset, "--use_cpu"), make(preset=preset)
+    assert typed.preset == ours.preset == preset
+    assert typed.explicit_fields == ours.explicit_fields == {"output_dir", "preset", "use_cpu"}
+    known = ours.to_dict()
+    assert {n for n, value in typed.to_dict().items() if n != "logging_dir" and known[n] != value} == set()
     for name, value in PRESETS[preset].items():
-        seen = getattr(args, name)
-        assert seen == ([] if (name, value) == ("report_to", "none") else value), name
-    assert args.explicit_fields == {"output_dir", "preset"}
-
-
-@pytest.mark.parametrize(("preset", "name"), [(p, name) for p, values in PRESETS.items() for name in values])
-def test_every_value_of_a_preset_gives_way_to_the_command_line(preset, name):
-    typed, expected = OTHER[name]
-    args = parse("--preset", preset, f"--{name}", *typed)
-    assert getattr(args, name) == expected
-    assert name in args.explicit_fields
+        assert getattr(ours, name) == ([] if (name, value) == ("report_to", "none") else value), name
+        words, expected = OTHER[name]
+        args = parse("--preset", preset, f"--{name}", words)
+        assert getattr(args, name) == expected
+        assert name in args.explicit_fields
 
 
 def test_presets_name_only_fields_and_speedups_that_exist():
@@ -69,43 +68,17 @@ def test_presets_name_only_fields_and_speedups_that_exist():
         assert {*values.get("speedups", []), *values.get("without", [])} <= names
 
 
-def test_presets_compose_and_the_later_one_wins():
-    args = parse("--preset", "max_speed+low_disk")
-    assert (args.speedups, args.cached_batch_size, args.save_total_limit) == (["all"], 1024, 1)
-    assert parse("--preset", "max_speed+baseline").speedups == []
-    assert parse("--preset", "baseline+max_speed").speedups == ["all"]
-
-
 def test_max_speed_with_reproducible_leaves_every_rounding_speedup_out():
     args = parse("--preset", "max_speed+reproducible")
     assert args.speedups == ["all"]
     assert args.full_determinism
     rounding = {speedup.NAME for speedup in REGISTRY if speedup.KIND == "N"}
-    rounding -= {"quantized_base"}  # which comes by the user's own word alone
-    others = {"precision", "encoder_precision", "tf32", "cpu_matmul", "cpu_threads"}
-    assert set(args.without) == rounding == {*others, "attention", "compile"}
+    assert set(args.without) == rounding - {"quantized_base"}  # which comes by the user's own word alone
 
 
-def test_an_unknown_preset_is_refused_with_the_nearest_name():
-    with pytest.raises(ArgumentError, match=r"max_sped.*max_speed"):
-        parse("--preset", "max_sped")
-
-
-def make(**given) -> FastTrainingArguments:
-    return FastTrainingArguments("out", use_cpu=True, **given)
-
-
-@pytest.mark.parametrize("preset", PRESETS)
-def test_from_python_a_preset_sets_what_it_sets_on_the_command_line(preset):
-    ours, typed = make(preset=preset), parse("--preset", preset, "--use_cpu")
-    differing = {
-        name for name, value in typed.to_dict().items() if name != "logging_dir" and ours.to_dict()[name] != value
-    }
-    assert differing == set()
-    assert ours.explicit_fields == {"output_dir", "preset", "use_cpu"}
-
-
-def test_from_python_presets_compose_and_give_way():
+def test_presets_compose_and_the_later_one_wins():
+    assert parse("--preset", "max_speed+baseline").speedups == []
+    assert parse("--preset", "baseline+max_speed").speedups == ["all"]
     args = make(preset="low_memory+quick_eval", per_device_train_batch_size=4, eval_subset=0.5)
     assert (args.per_device_train_batch_size, args.gradient_accumulation_steps) == (4, 8)
     assert (args.eval_subset, args.eval_every_epochs) == (0.5, 2)
@@ -114,18 +87,15 @@ def test_from_python_presets_compose_and_give_way():
     args.speedups.append("ddp")
     assert PRESETS["low_memory"]["speedups"] == ["all"]
     assert dataclasses.replace(args, seed=1).speedups == ["all", "ddp"]
+    for none in ("none", "", None):
+        assert make(preset=none).speedups == []
 
 
-@pytest.mark.parametrize("preset", ["none", "", None])
-def test_from_python_no_preset_changes_nothing(preset):
-    assert make(preset=preset).speedups == []
-
-
-def test_from_python_an_unknown_preset_is_refused():
-    with pytest.raises(
-        ArgumentError, match=r"'max_sped' in 'low_disk\+max_sped', did you mean 'max_speed'\?\. Known: "
-    ):
-        make(preset="low_disk+max_sped")
+def test_an_unknown_preset_is_refused_with_the_nearest_name():
+    message = r"'max_sped' in 'low_disk\+max_sped', did you mean 'max_speed'\?\. Known: "
+    for refused in (lambda name: parse("--preset", name), lambda name: make(preset=name)):
+        with pytest.raises(ArgumentError, match=message):
+            refused("low_disk+max_sped")
     with pytest.raises(ArgumentError, match=r"preset=\[.max_speed.\]: must be str or None"):
         make(preset=["max_speed"])
 

@@ -56,7 +56,6 @@ def name_outside(path):
 DAMAGES = {
     "empty": lambda path: path.write_bytes(b""),
     "cut": cut,
-    "bad header": lambda path: path.write_bytes(b"\xff" * 400),
     "short header": lambda path: path.write_bytes((10**9).to_bytes(8, "little") + b"{}"),
     "other shapes": lambda path: save_file({"embeddings.word_embeddings.weight": torch.zeros(3, 3)}, path),
     "no weights": lambda path: path.unlink(),
@@ -75,12 +74,12 @@ def test_damaged_weights_are_one_sentence_that_names_the_folder(folder, load, da
     message = str(error.value)
     assert str(folder) in message
     assert "\n" not in message
-    if damage in ("empty", "cut", "bad header", "short header"):
+    if damage in ("empty", "cut", "short header"):
         assert "model.safetensors: damaged" in message
 
 
 @pytest.mark.parametrize("load", [load_frozen, load_masked])
-@pytest.mark.parametrize("kind", ["payload", "noise", "empty"])
+@pytest.mark.parametrize("kind", ["payload", "noise"])
 def test_pickled_weights_run_nothing_and_no_advice_to_run_them_is_passed_on(folder, load, kind, tmp_path):
     (folder / "model.safetensors").unlink()
     content = io.BytesIO()
@@ -99,7 +98,7 @@ def test_pickled_weights_run_nothing_and_no_advice_to_run_them_is_passed_on(fold
 
 @pytest.mark.parametrize(
     "content",
-    ["", "{", "[]", "null", "\udcff", '{"model_type": "esm", "hidden_size": "x"}', '{"model_type": "esm2"}', "{}"],
+    ["{", "[]", "\udcff", '{"model_type": "esm", "hidden_size": "x"}', "{}"],
 )
 @pytest.mark.parametrize("load", [load_frozen, load_masked])
 def test_a_damaged_configuration_is_named(folder, content, load):
@@ -128,14 +127,10 @@ def test_a_tokenizer_with_code_of_its_own_is_refused_without_advice_to_run_it(fo
     "settings",
     [
         [],
-        {},
         {"inputs": []},
         {"inputs": [{"columns": ["heavy"]}], "too_long": "maybe", "window_overlap": 64},
-        {"inputs": [{"columns": ["heavy"]}], "too_long": "error", "window_overlap": -1},
-        {"inputs": [{"columns": "heavy"}], "too_long": "error", "window_overlap": 64},
         {"inputs": [{"columns": ["a", "b", "c"]}], "too_long": "error", "window_overlap": 64},
         {"inputs": [{"columns": ["heavy"], "max_residues": "x"}], "too_long": "error", "window_overlap": 64},
-        {"inputs": ["heavy"], "too_long": "error", "window_overlap": 64},
         "{",
     ],
 )
@@ -188,9 +183,7 @@ def change(folder, **settings):
     [
         ({"hidden_size": -5}, "negative dimension -5"),
         ({"hidden_size": 10**12}, "1000000000000 wide; allowed are up to 65536"),
-        ({"hidden_size": 10**6, "num_attention_heads": 1}, "1000000 wide"),
         ({"num_attention_heads": 7}, "not a multiple of the number of attention heads (7)"),
-        ({"model_type": "gpt2"}, "is of type 'gpt2'; recipes take esm"),
         ({"pad_token_id": None}, "no pad_token_id"),
         ({"num_hidden_layers": "x"}, "Validation error for field 'num_hidden_layers': "),
     ],
@@ -202,32 +195,3 @@ def test_an_encoder_that_cannot_be_built_is_refused_before_any_work(folder, sett
     assert str(folder) in str(error.value)
     assert reason in str(error.value)
     assert "\n" not in str(error.value)
-
-
-def test_masked_training_refuses_an_esm_without_a_padding_token(folder):
-    change(folder, pad_token_id=None)
-    with pytest.raises(HfExtError, match="no pad_token_id"):
-        load_masked(folder)
-
-
-@pytest.mark.parametrize("load", [load_frozen, load_masked])
-def test_weights_of_other_shapes_than_the_configuration_says_are_called_that(folder, load):
-    change(folder, vocab_size=40)
-    with pytest.raises(HfExtError, match=r"its weights have other shapes than its config\.json says") as error:
-        load(folder)
-    assert "Restore" not in str(error.value)  # nothing has changed since it was named
-
-
-def test_a_tokenizer_without_its_vocabulary_is_said_to_lack_it(folder):
-    (folder / "vocab.txt").unlink()
-    (folder / "tokenizer.json").unlink(missing_ok=True)
-    with pytest.raises(HfExtError, match=r"no tokenizer there \(a file that it needs is missing, such as vocab\.txt"):
-        load_tokenizer(str(folder))
-
-
-def test_a_tokenizer_with_code_of_its_own_beside_a_known_model_is_refused_for_that(folder):
-    settings = json.loads((folder / "tokenizer_config.json").read_text())
-    settings.update(auto_map={"AutoTokenizer": ["mine.Mine", None]}, tokenizer_class="Mine")
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    with pytest.raises(HfExtError, match="needs code of its own, which is never run here"):
-        load_tokenizer(str(folder))

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from recipe_runs import ALONE, RECIPES, Finished, run
 
 from hf_ext.errors import ArgumentError
 
-ROOT = Path(__file__).resolve().parent.parent
 RECIPE = """
 import sys
 import torch
 from datasets import Dataset
 from transformers import DataCollatorForLanguageModeling, EsmConfig, EsmForMaskedLM, EsmTokenizer
-from hf_ext.parser import FastArgumentParser
-from hf_ext.presets import PRESETS
+from hf_ext.arguments.parser import FastArgumentParser
+from hf_ext.arguments.presets import PRESETS
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
@@ -49,20 +46,19 @@ def recipe(tmp_path_factory, demo_encoders) -> Path:
     return path
 
 
-def compare(recipe: Path, cwd: Path, *arguments: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, str(ROOT / "recipes" / "compare.py"), "--recipe", str(recipe), "--output_dir", "out"]
+def compare(recipe: Path, cwd: Path, *words: str, status: int = 0) -> Finished:
     shared = ["--max_steps", "12", "--use_cpu", "true", "--save_strategy", "no", "--per_device_train_batch_size", "4"]
-    return subprocess.run(
-        [*command, *arguments, "--", *shared], cwd=cwd, env={**os.environ}, capture_output=True, text=True, timeout=600
-    )
+    words = ("--recipe", str(recipe), "--output_dir", "out", *words, "--", *shared)
+    return run("compare", cwd, *words, launcher=ALONE, status=status)
 
 
 @pytest.mark.nightly
 def test_a_comparison_runs_reports_and_fails_by_its_own_exit_status(recipe, tmp_path) -> None:
     limits = ["--min_speedup", "1e12", "--max_loss_delta", "10", "--max_memory_gib", "100"]
     optimized = ["--optimized", "max_speed", "--optimized_args", "--without precision cpu_matmul"]
-    done = compare(recipe, tmp_path, "--rounds", "1", "--max_rounds", "2", "--logging_steps", "2", *optimized, *limits)
-    assert done.returncode == 3, done.stdout[-3000:] + done.stderr[-3000:]
+    done = compare(
+        recipe, tmp_path, "--rounds", "1", "--max_rounds", "2", "--logging_steps", "2", *optimized, *limits, status=3
+    )
     # One round says nothing of others, so there is a second.
     assert [line for line in done.stdout.splitlines() if ", round " in line] == [
         f"{side}, round {round_}" for round_ in range(2) for side in ("baseline", "max_speed")
@@ -84,16 +80,14 @@ def test_a_comparison_runs_reports_and_fails_by_its_own_exit_status(recipe, tmp_
 
 def test_a_child_that_fails_ends_the_comparison_with_its_log(tmp_path) -> None:
     (tmp_path / "broken.py").write_text("import sys\nprint('reading data')\nsys.exit('row 7: no sequence')\n")
-    done = compare(tmp_path / "broken.py", tmp_path)
-    assert done.returncode == 1
+    done = compare(tmp_path / "broken.py", tmp_path, status=1)
     assert "ChildFailed: baseline, round 0: exit status 1" in done.stderr
     assert "reading data\nrow 7: no sequence" in done.stderr
 
 
 @pytest.mark.nightly
 def test_an_ablation_has_a_row_for_each_speedup_that_was_applied(recipe, tmp_path) -> None:
-    done = compare(recipe, tmp_path, "--rounds", "2", "--warmup_run", "true", "--ablate", "true")
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    compare(recipe, tmp_path, "--rounds", "2", "--warmup_run", "true", "--ablate", "true")
     result = json.loads((tmp_path / "out" / "comparison.json").read_text())
     plan = json.loads((tmp_path / "out" / "max_speed" / "round_0" / "plan.json").read_text())
     applied = [decision["name"] for decision in plan["decisions"] if decision["status"] == "applied"]
@@ -105,20 +99,15 @@ def test_an_ablation_has_a_row_for_each_speedup_that_was_applied(recipe, tmp_pat
 
 @pytest.mark.nightly
 def test_the_loop_over_rows_is_a_baseline_with_a_timeline_and_a_run_says_its_speed_against_it(tmp_path) -> None:
-    recipe = str(ROOT / "recipes" / "max_speed.py")
     shared = ["--use_cpu", "true", "--head", "mlp", "--num_train_epochs", "2"]
-    sides = ["--baseline", "row_by_row", "--sample_rows", "24", "--rounds", "1"]
-    command = [sys.executable, str(ROOT / "recipes" / "compare.py"), "--recipe", recipe, "--output_dir", "out", *sides]
-    run = {"cwd": tmp_path, "capture_output": True, "text": True, "timeout": 600}
-    done = subprocess.run([*command, "--", *shared], check=False, **run)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    sides = ["--baseline", "row_by_row", "--sample_rows", "24", "--rounds", "1", "--output_dir", "out"]
+    done = run("compare", tmp_path, "--recipe", str(RECIPES / "max_speed.py"), *sides, "--", *shared, launcher=ALONE)
     assert "- row_by_row: measured on 24 rows, projected to epochs of 2,400;" in done.stdout
     result = json.loads((tmp_path / "out" / "comparison.json").read_text())
     slow, fast = (result["timeline"]["sides"][name]["seconds"] for name in ("row_by_row", "max_speed"))
     assert all(a > b for a, b in zip(slow[1:], fast[1:]))
     against = ["--baseline_json", "out/comparison.json", "--disable_tqdm", "true", "--logging_steps", "10"]
-    done = subprocess.run([sys.executable, recipe, *shared, *against], check=False, **run)
-    assert done.returncode == 0, done.stderr[-3000:]
+    done = run("max_speed", tmp_path, *shared, *against, launcher=ALONE)
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("Speed: ")]
     assert "x the baseline, " in line
 
@@ -133,24 +122,8 @@ def test_the_loop_over_rows_is_a_baseline_with_a_timeline_and_a_run_says_its_spe
     ],
 )
 def test_a_wrong_argument_is_named_with_the_nearest(words, message, tmp_path, monkeypatch, capfd) -> None:
-    monkeypatch.syspath_prepend(ROOT / "recipes")
+    monkeypatch.syspath_prepend(RECIPES)
     with pytest.raises((ArgumentError, SystemExit)) as error:
         importlib.import_module("compare").main(["--output_dir", str(tmp_path / "out"), *words.split(), "--", "--x"])
     assert message in str(error.value) + capfd.readouterr().err
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.nightly
-def test_one_process_is_held_against_two_by_their_launch_files(recipe, tmp_path) -> None:
-    configs = ROOT / "accelerate_configs"
-    files = ["--baseline_launch", f"{configs / 'cpu.yaml'}", "--optimized_launch", f"{configs / '2cpu_ddp.yaml'}"]
-    sides = ["--baseline", "baseline", "--optimized", "baseline", "--rounds", "1", "--logging_steps", "1"]
-    done = compare(recipe, tmp_path, *sides, *files)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    found = json.loads((tmp_path / "out" / "comparison.json").read_text())["sides"]
-    assert {name: (side["num_processes"], side["sequences_per_step"]) for name, side in found.items()} == {
-        "baseline on cpu": (1, 4),
-        "baseline on 2cpu_ddp": (2, 8),
-    }
-    report = (tmp_path / "out" / "comparison.md").read_text()
-    assert "Sequences per optimizer step DIFFER (8 against 4)" in report

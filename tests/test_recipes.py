@@ -1,193 +1,103 @@
-"""The recipes as users run them: in a subprocess, through accelerate."""
-
-from __future__ import annotations
+"""recipes/max_speed.py and predict.py as users run them, and the configs of all recipes."""
 
 import csv
-import importlib
-import json
-import os
-import subprocess
-import sys
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
+from documented_commands import ROOT, parse
+from recipe_runs import ALONE, run
 
-from hf_ext.affinity.arguments import AffinityArguments
-from hf_ext.data.arguments import DataArguments
-from hf_ext.errors import ArgumentError
-from hf_ext.parser import FastArgumentParser
-from hf_ext.presets import PRESETS
-from hf_ext.training_args import FastTrainingArguments
-
-ROOT = Path(__file__).resolve().parent.parent
-OTHER_TASKS = ("mlm_", "generate_", "progression_", "pde_")
-CONFIGS = sorted(p for p in (ROOT / "recipes" / "configs").glob("*.yaml") if not p.name.startswith(OTHER_TASKS))
+CACHED = ("--embedding_cache_dir", "cache", "--disable_tqdm", "true")
 OUTPUTS = {
-    "README.md",
-    "all_results.json",
-    "config.json",
-    "inputs.json",
-    "loss.png",
-    "model.safetensors",
-    "model_manifest.json",
-    "plan.json",
-    "predictions.csv",
-    "report.html",
-    "report.md",
-    "run.log",
-    "scatter.png",
-    "tokenizers",
-    "trainer_state.json",
-    "training_args.json",
+    *("README.md", "all_results.json", "config.json", "inputs.json", "loss.png", "model.safetensors", "plan.json"),
+    *("model_manifest.json", "predictions.csv", "report.html", "report.md", "run.log", "scatter.png", "tokenizers"),
+    *("trainer_state.json", "training_args.json"),
 }
 
 
-def run(*command: str, cwd: Path) -> subprocess.CompletedProcess:
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(cwd / "hf_home")}
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=600)
-
-
-def train(cwd: Path, *arguments: str) -> dict:
-    """Runs max_speed.py through accelerate; returns its results and its output."""
-    recipe = [str(ROOT / "recipes" / "max_speed.py"), "--embedding_cache_dir", "cache", "--disable_tqdm", "true"]
-    launcher = [sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "1", "--mixed_precision", "no"]
-    done = run(*launcher, *recipe, *arguments, cwd=cwd)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    folder = cwd / "outputs" / "affinity"
-    return {"results": json.loads((folder / "all_results.json").read_text()), "stdout": done.stdout, "folder": folder}
-
-
-def decision(folder: Path, name: str) -> dict:
-    plan = json.loads((folder / "plan.json").read_text())
-    return next(entry for entry in plan["decisions"] if entry["name"] == name)
+def train(cwd, *words):
+    return run("max_speed", cwd, *CACHED, *words)
 
 
 @pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> dict:
-    cwd = tmp_path_factory.mktemp("demo")
-    return {**train(cwd, "--num_train_epochs", "3"), "cwd": cwd}
+def demo(tmp_path_factory):
+    return train(tmp_path_factory.mktemp("demo"), "--num_train_epochs", "3")
 
 
-def test_demo_says_it_is_generated_and_writes_everything(demo: dict) -> None:
-    assert "generated demo data" in demo["stdout"]
-    assert {path.name for path in demo["folder"].iterdir()} >= OUTPUTS
-    assert not list(demo["folder"].rglob("training_args.bin"))
+def test_the_demo_says_it_is_generated_and_writes_everything(demo):
+    assert "generated demo data" in demo.stdout
+    assert demo.names >= OUTPUTS
+    assert not list(demo.folder.rglob("training_args.bin"))
 
 
-def test_demo_learns_and_shows_trivial_baselines(demo: dict) -> None:
-    scores = demo["results"]["test"]["scores"]
+def test_the_demo_learns_and_shows_trivial_baselines(demo):
+    scores = demo.results["test"]["scores"]
     assert set(scores) == {"model", "training mean", "one-hot ridge", "nearest neighbours", "ridge on embeddings"}
     assert scores["model"]["spearman"]["low"] > 0.5
     assert scores["model"]["rmse"]["high"] < scores["training mean"]["rmse"]["low"]
     assert scores["training mean"]["spearman"]["value"] is None
-    assert any("--use_peft --init_head_from" in line for line in demo["results"]["advice"])
+    assert any("--use_peft --init_head_from" in line for line in demo.results["advice"])
 
 
-def test_demo_encodes_each_distinct_sequence_once(demo: dict) -> None:
+def read_rows(path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_the_demo_encodes_each_distinct_sequence_once(demo):
+    assert len(read_rows(demo.folder / "predictions.csv")) == 300
     # 300 heavy and 40 light chains, 400 antigens, as far as 3,000 rows use them.
-    with (demo["folder"] / "predictions.csv").open() as file:
-        num_test = len(list(csv.DictReader(file)))
-    assert num_test == 300
-    assert 700 < decision(demo["folder"], "embedding_cache")["evidence"]["num_encoded"] <= 740
+    assert 700 < demo.decision("embedding_cache")["evidence"]["num_encoded"] <= 740
 
 
-@pytest.mark.nightly
-def test_second_run_encodes_nothing(demo: dict) -> None:
-    shared = ["--num_train_epochs", "1", "--output_dir", "outputs/affinity", "--resume", "no"]
-    again = train(demo["cwd"], *shared, "--head", "mlp")
-    assert decision(again["folder"], "embedding_cache")["evidence"]["num_encoded"] == 0
-
-
-def test_predict_repeats_the_predictions_of_training(demo: dict) -> None:
-    with (demo["folder"] / "predictions.csv").open() as file:
-        rows = list(csv.DictReader(file))[:20]
-    with (demo["cwd"] / "new.csv").open("w", newline="") as file:
+def test_predict_repeats_the_predictions_of_training(demo, tmp_path):
+    rows = read_rows(demo.folder / "predictions.csv")[:20]
+    with (tmp_path / "new.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, ["heavy", "light", "antigen"], extrasaction="ignore")
         writer.writeheader()
         writer.writerows(rows)
-    command = [sys.executable, str(ROOT / "recipes" / "predict.py"), "--model", str(demo["folder"])]
-    done = run(*command, "--dataset_name", "new.csv", "--embedding_cache_dir", "cache", cwd=demo["cwd"])
-    assert done.returncode == 0, done.stderr[-3000:]
-    with (demo["cwd"] / "predictions.csv").open() as file:
-        predicted = [float(row["prediction"]) for row in csv.DictReader(file)]
+    words = ("--model", str(demo.folder), "--dataset_name", "new.csv", "--embedding_cache_dir")
+    run("predict", tmp_path, *words, str(demo.folder.parents[1] / "cache"), launcher=ALONE)
+    predicted = [float(row["prediction"]) for row in read_rows(tmp_path / "predictions.csv")]
     assert predicted == pytest.approx([float(row["prediction"]) for row in rows], abs=1e-4)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("words", "message"),
     [
-        pytest.param(["--dataset_name", "absent.csv"], "absent.csv", marks=pytest.mark.nightly),
-        pytest.param(["--pooling", "median"], "mean, mean_tokens, cls, max", marks=pytest.mark.nightly),
-        (["--interval_by", "antigem"], "antigen"),
+        (("--dataset_name", "absent.csv"), "absent.csv"),
+        (("--interval_by", "antigem"), "antigen"),
+        (("--learning_rat", "1"), "learning_rate"),
     ],
 )
-def test_a_mistake_ends_in_one_line_that_names_the_remedy(tmp_path: Path, arguments: list[str], message: str) -> None:
-    done = run(sys.executable, str(ROOT / "recipes" / "max_speed.py"), *arguments, cwd=tmp_path)
-    assert done.returncode != 0
-    assert message in done.stderr
-
-
-@pytest.fixture
-def main(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], dict]:
-    """Of max_speed.py, for command lines that end while they are parsed."""
-    monkeypatch.syspath_prepend(str(ROOT / "recipes"))
-    return importlib.import_module("max_speed").main
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [(["--learning_rat", "1"], "learning_rate"), (["--preset", "max_sped"], "max_speed")],
-)
-def test_a_misspelt_argument_names_the_nearest_one(main: Any, arguments: list[str], message: str) -> None:
-    with pytest.raises(ArgumentError, match=message):
-        main(arguments)
-
-
-def test_help_lists_presets(main: Any, capsys: pytest.CaptureFixture) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["--help"])
-    assert ended.value.code == 0
-    printed = capsys.readouterr().out
-    assert all(name in printed for name in PRESETS)
+def test_a_mistake_ends_in_one_line_that_names_the_remedy(tmp_path, words, message):
+    done = run("max_speed", tmp_path, *words, launcher=ALONE, status=1)
+    assert message in done.stderr.strip().splitlines()[-1]
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.nightly
-def test_streaming_trains_and_scores(demo: dict) -> None:
-    predictions = (demo["folder"] / "predictions.csv").read_text().splitlines()
-    table = demo["cwd"] / "stream.csv"
-    table.write_text("\n".join(predictions) + "\n")
-    encoders = demo["folder"] / "demo_encoders"
+def test_streaming_trains_and_scores(demo, tmp_path):
+    encoders = demo.folder / "demo_encoders"
     streamed = train(
-        demo["cwd"],
-        *("--dataset_name", str(table), "--streaming", "true", "--max_steps", "6", "--eval_strategy", "no"),
-        *("--save_strategy", "no", "--load_best_model_at_end", "false", "--label_column", "label"),
+        tmp_path,
+        *("--dataset_name", str(demo.folder / "predictions.csv"), "--streaming", "true", "--max_steps", "6"),
+        *("--eval_strategy", "no", "--save_strategy", "no", "--load_best_model_at_end", "false", "--split", "random"),
         *("--sequence_columns", "heavy", "light", "antigen", "--tower_inputs", "heavy,light", "antigen"),
-        *("--encoders", str(encoders / "bert"), str(encoders / "esm"), "--split", "random"),
-        *("--logging_strategy", "steps", "--resume", "no"),
+        *("--label_column", "label", "--encoders", str(encoders / "bert"), str(encoders / "esm")),
+        *("--logging_strategy", "steps"),
     )
-    assert decision(streamed["folder"], "embedding_cache")["status"] == "skipped"
-    assert streamed["results"]["test"]["num_rows"] > 5
-
-
-def test_every_config_parses(tmp_path: Path) -> None:
-    assert len(CONFIGS) == 10
-    for path in CONFIGS:
-        parser = FastArgumentParser((AffinityArguments, DataArguments, FastTrainingArguments), presets=PRESETS)
-        model_args, data_args, _ = parser.parse_args_into_dataclasses(["--config", str(path)])
-        assert len(model_args.encoders) in (1, 2)
-        assert data_args.dataset_name
+    assert streamed.decision("embedding_cache")["status"] == "skipped"
+    assert streamed.results["test"]["num_rows"] > 5
 
 
 @pytest.mark.nightly
-def test_baseline_and_max_speed_agree_on_the_demo(tmp_path: Path) -> None:
+def test_baseline_and_max_speed_agree_on_the_demo(tmp_path):
     scores = {}
     for preset in ("baseline", "max_speed"):
         (tmp_path / preset).mkdir()
         outcome = train(tmp_path / preset, "--preset", preset, "--head", "mlp", "--num_train_epochs", "15")
-        scores[preset] = outcome["results"]["test"]["scores"]["model"]
+        scores[preset] = outcome.results["test"]["scores"]["model"]
     for metric in ("spearman", "pearson", "rmse", "mae"):
         first, second = scores["baseline"][metric], scores["max_speed"][metric]
         assert first["low"] <= second["value"] <= first["high"], metric
@@ -195,34 +105,43 @@ def test_baseline_and_max_speed_agree_on_the_demo(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(
-    "preset", ["low_memory", "low_disk", "reproducible", "low_disk+reproducible", "max_speed+quick_eval"]
-)
-def test_every_other_preset_trains_the_demo(tmp_path: Path, preset: str) -> None:
-    outcome = train(tmp_path, "--preset", preset, "--max_steps", "4")
-    assert outcome["results"]["test"]["num_rows"] == 300
+@pytest.mark.parametrize("preset", ["low_memory", "low_disk+reproducible", "max_speed+quick_eval"])
+def test_every_other_preset_trains_the_demo(tmp_path, preset):
+    assert train(tmp_path, "--preset", preset, "--max_steps", "4").results["test"]["num_rows"] == 300
 
 
 @pytest.mark.nightly
-def test_intervals_by_antigen_are_said_in_verdict_results_report_and_card(tmp_path: Path) -> None:
-    outcome = train(tmp_path, "--interval_by", "antigen", "--num_train_epochs", "1")
-    test, verdict = outcome["results"]["test"], outcome["results"]["verdict"]
-    num_units = test["num_units"]
-    assert 100 < num_units < test["num_rows"] == 300
-    assert (test["interval_by"], verdict["interval_by"], verdict["num_units"]) == ("antigen", "antigen", num_units)
-    assert f"Intervals resample {num_units} values of antigen." in outcome["stdout"]
-    report, card = ((outcome["folder"] / name).read_text() for name in ("report.md", "README.md"))
-    assert f"by resampling the {num_units} values of antigen." in report
-    assert f"bootstrap intervals over the {num_units} values of antigen." in card
-    assert "The intervals treat rows as independent" not in card
-
-
-@pytest.mark.nightly
-def test_fine_tuning_is_one_flag(tmp_path: Path) -> None:
+def test_fine_tuning_is_one_flag(tmp_path):
     steps = ["--max_steps", "2", "--eval_strategy", "no", "--save_strategy", "no", "--load_best_model_at_end", "false"]
     outcome = train(tmp_path, "--tower_training", "lora", "full", *steps)
-    assert decision(outcome["folder"], "embedding_cache")["status"] == "skipped"
-    assert not any("--init_head_from" in line for line in outcome["results"]["advice"])  # done already
-    weights = (outcome["folder"] / "model.safetensors").read_bytes()
-    assert b"lora_A" in weights
-    assert "ridge on embeddings" in outcome["results"]["test"]["scores"]
+    assert outcome.decision("embedding_cache")["status"] == "skipped"
+    assert any("lora_A" in name for name in outcome.weights)
+    assert "ridge on embeddings" in outcome.results["test"]["scores"]
+
+
+# --- configs ---------------------------------------------------------------------------------------------------------
+
+TASKS = {"mlm_": "mlm", "generate_": "generate_antibody", "pde_": "pde_operator", "progression_": None}
+CONFIGS = {
+    path: next((task for start, task in TASKS.items() if path.name.startswith(start)), "max_speed")
+    for path in sorted((ROOT / "recipes" / "configs").glob("*.yaml"))
+}
+
+
+def test_every_config_is_parsed_by_its_recipe():
+    best = "--load_best_model_at_end false"  # recipes have defaults that go with it
+    parsed = {path.stem: parse(f"recipes/{task}.py --config {path} {best}") for path, task in CONFIGS.items() if task}
+    assert len(parsed) == len([path for path, task in CONFIGS.items() if task]) >= 20
+    for name, arguments in parsed.items():
+        if hasattr(arguments[0], "encoders") and not name.startswith("mlm_"):
+            assert arguments[1].dataset_name, name
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "processes"),
+    [("4gpu_baseline", 96, 4), ("4gpu_optimized", 192, 4), ("conservative", 160, 4), ("2gpu_optimized", 120, 2)],
+)
+def test_configs_of_the_operator_have_the_effective_batch_of_its_setups(name, rows, processes):
+    model_args, args = parse(f"recipes/pde_operator.py --config {ROOT}/recipes/configs/pde_{name}.yaml --output_dir o")
+    assert args.per_device_train_batch_size * args.gradient_accumulation_steps * processes == rows
+    assert model_args.hidden_size == 384

@@ -21,11 +21,6 @@ def fifo(folder: Path) -> Path:
     return folder / "a.csv"
 
 
-def device(folder: Path) -> Path:
-    (folder / "a.fasta").symlink_to("/dev/zero")
-    return folder / "a.fasta"
-
-
 def damaged_parquet(folder: Path) -> Path:
     rng = random.Random(0)
     sequences = ["".join(rng.choices("ACDEFGHIKLMNPQRSTVWY", k=50)) for _ in range(100)]
@@ -44,11 +39,6 @@ def joined_rows(folder: Path) -> Path:
     return path
 
 
-def page(folder: Path) -> Path:
-    (folder / "a.tsv").write_text("<html><body>Please log in</body></html>")
-    return folder / "a.tsv"
-
-
 def half_character(folder: Path) -> Path:
     (folder / "a.jsonl").write_text('{"sequence": "MK\\udc00TVL", "label": 1}\n')
     return folder / "a.jsonl"
@@ -56,15 +46,13 @@ def half_character(folder: Path) -> Path:
 
 CASES = {
     fifo: "is a named pipe",
-    device: "is a device",
     damaged_parquet: "row group 1: not a readable Parquet file",
     joined_rows: "rows 3 to 5: two quotes make one record",
-    page: "a web page",
     half_character: "row 1, column 'sequence'",
 }
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("make", CASES)
 @pytest.mark.parametrize("recipe", ["max_speed", "mlm"])
 @pytest.mark.parametrize("streaming", ["false", "true"])

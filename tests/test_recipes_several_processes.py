@@ -67,23 +67,3 @@ def test_runs_of_several_trainers_keep_their_two_processes_connected(tmp_path):
     teacher = ("--distill_from", str(tmp_path / "heads" / "output"))
     student = run_recipe(TWO, tmp_path / "student", "max_speed.py", *cache, *teacher)
     assert [process["summed"] for process in student] == [3.0, 3.0]
-
-
-@pytest.mark.nightly
-@pytest.mark.skipif(torch.accelerator.is_available(), reason="two processes on the CPU")
-def test_two_processes_search_the_head_that_one_does_and_train_it_alike(tmp_path):
-    few = ("--num_train_epochs", "2", "--embedding_cache_dir", str(tmp_path / "cache"))
-    found = {}
-    for launch, rows in ((TWO, "16"), (Launch("cpu", "NO", 1), "32")):
-        folder = tmp_path / str(launch.processes)
-        ranks = run_recipe(launch, folder, "max_speed.py", *few, "--per_device_train_batch_size", rows)
-        assert len({rank["digest"] for rank in ranks}) == 1
-        found[launch.processes] = json.loads((folder / "output" / "all_results.json").read_text())
-    one, two = ({**found[n]["head_search"], "seconds": 0} for n in (1, 2))
-    assert len(one["tried"]) > 2
-    assert two["chosen"] == one["chosen"]
-    for own, other in zip(one["tried"], two["tried"], strict=True):
-        assert {**other, "error": 0} == {**own, "error": 0}
-        assert other["error"] == pytest.approx(own["error"], rel=1e-4)
-    scores = [run["test"]["scores"]["model"]["rmse"]["value"] for run in found.values()]
-    assert scores[1] == pytest.approx(scores[0], rel=0.05)

@@ -18,64 +18,49 @@ import hf_ext
 from hf_ext.overrides import EVALUATION_LOSS, TRAINING_LOSS, find_override
 from hf_ext.trainer import FastTrainer
 
-# As Trainer has them in transformers 5.23; what is indented goes on.
+# As Trainer has them in transformers 5.24; what is indented goes on.
 SIGNATURES = """
 __init__(model=None, args=None, data_collator=None, train_dataset=None, eval_dataset=None, processing_class=None,
     model_init=None, compute_loss_func=None, compute_metrics=None, callbacks=None, optimizers=(None, None),
     optimizer_cls_and_kwargs=None, preprocess_logits_for_metrics=None)
-_determine_best_metric(metrics, trial)
-_evaluate(trial, ignore_keys_for_eval, skip_scheduler=False)
 _finalize_training(trial, num_train_samples, start_time)
-_get_collator_with_removed_columns(data_collator, description=None)
 _get_dataloader(dataset, description, batch_size, sampler_fn=None, is_training=False, dataloader_key=None)
-_get_eval_sampler(eval_dataset)
 _get_grad_norm(model, grad_norm=None)
 _get_num_items_in_batch(batch_samples, device)
 _get_output_dir(trial)
-_get_train_sampler(train_dataset=None)
-_inner_training_loop(batch_size=None, args=None, resume_from_checkpoint=None, trial=None, ignore_keys_for_eval=None)
-_issue_warnings_after_load(load_result)
 _load_best_model()
 _load_from_checkpoint(resume_from_checkpoint, model=None)
-_load_rng_state(checkpoint)
-_maybe_log_save_evaluate(tr_loss, grad_norm, model, trial, epoch, ignore_keys_for_eval, start_time,
-    learning_rate=None)
-_prepare_inputs(inputs)
-_push_from_checkpoint(checkpoint_folder)
-_remove_unused_columns(dataset, description=None)
-_report_to_hp_search(trial, step, metrics)
 _run_epoch(model, epoch, train_dataloader, steps_in_epoch, num_update_steps_per_epoch, trial, ignore_keys_for_eval,
     start_time, resume_from_checkpoint, epochs_trained, steps_trained_in_current_epoch)
 _save(output_dir=None, state_dict=None)
 _save_checkpoint(model, trial)
-autocast_smart_context_manager(cache_enabled=True)
 compute_loss(model, inputs, return_outputs=False, num_items_in_batch=None)
-create_accelerator_and_postprocess()
 create_optimizer(model=None)
-create_scheduler(num_training_steps, optimizer=None)
 end()
 evaluate(eval_dataset=None, ignore_keys=None, metric_key_prefix='eval')
 evaluation_loop(dataloader, description, prediction_loss_only=None, ignore_keys=None, metric_key_prefix='eval')
-get_batch_samples(epoch_iterator, num_batches, device)
 get_eval_dataloader(eval_dataset=None)
-init_hf_repo(token=None, private=None)
 log(logs, start_time=None)
-prediction_step(model, inputs, prediction_loss_only, ignore_keys=None)
 push_to_hub(commit_message='End of training', blocking=True, token=None, revision=None, private=None, **kwargs)
 save_model(output_dir=None, _internal_call=False)
-save_state()
-set_initial_training_values(args, dataloader)
 train(resume_from_checkpoint=None, trial=None, ignore_keys_for_eval=None)
 training_step(model, inputs, num_items_in_batch=None)
 """
 OVERRIDDEN = dict(
     re.fullmatch(r"(\w+)(.*)", " ".join(entry.split())).groups() for entry in re.split(r"\n(?! )", SIGNATURES.strip())
 )
-CALLED: dict[str, str] = {}  # private ones that hf_ext calls and does not override
+# Private ones that hf_ext calls and does not override.
+CALLED = {
+    "_get_collator_with_removed_columns": "(data_collator, description=None)",
+    "_get_eval_sampler": "(eval_dataset)",
+    "_get_train_sampler": "(train_dataset=None)",
+    "_prepare_inputs": "(inputs)",
+    "_remove_unused_columns": "(dataset, description=None)",
+}
 ATTRIBUTES = {
     "_globalstep_last_logged",
-    "_train_batch_size",
     "_tr_loss",
+    "_train_batch_size",
     "_trial",
 }  # that Trainer sets and hf_ext uses
 

@@ -65,15 +65,6 @@ def test_it_learns_and_generates_what_transformers_own_does(tmp_path):
     ours.end()
 
 
-def test_the_loss_does_not_depend_on_how_a_step_is_split_and_stock_trainers_does(tmp_path):
-    split = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
-    for cls, is_same in ((FastSeq2SeqTrainer, True), (Seq2SeqTrainer, False)):
-        trainers = [make(cls, tmp_path / f"{cls.__name__}{len(how)}", dropout=0.0, **how) for how in ({}, split)]
-        for trainer in trainers:
-            trainer.train()
-        assert (losses(trainers[0]) == pytest.approx(losses(trainers[1]), rel=1e-4)) == is_same
-
-
 def test_a_killed_run_continues_to_the_same_weights(tmp_path):
     whole = make(FastSeq2SeqTrainer, tmp_path / "whole")
     whole.train()

@@ -7,10 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from tiny_classifier import ROWS, make_args, make_model
-from torch import nn
-from transformers import Trainer, TrainerState, TrainingArguments
+from transformers import Trainer, TrainingArguments
 
 from hf_ext.errors import CheckpointError
 from hf_ext.trainer import FastTrainer
@@ -57,45 +55,16 @@ def test_two_runs_that_learn_the_same_have_the_same_state(tmp_path):
     run(tmp_path / "two", copied(tmp_path / "one", 2, tmp_path / "two"), **given)
     one, two = read_state(tmp_path / "one" / "checkpoint-4"), read_state(tmp_path / "two" / "checkpoint-4")
     assert one == two
-    assert set(one["stateful_callbacks"]) == {"EvaluationRecord", "TrainerControl"}
-    assert one["stateful_callbacks"]["EvaluationRecord"]["attributes"]["sets"][""]["num_evaluations"] == 2
+    assert set(one["stateful_callbacks"]) == {"TrainerControl"}
 
 
 def test_the_seconds_of_a_run_go_on_where_it_is_resumed(tmp_path):
     given = {"eval_strategy": "steps", "eval_steps": 2}
-    run(tmp_path, max_steps=2, **given)
-    progress = json.loads((tmp_path / "checkpoint-2" / "progress.json").read_text())
-    assert progress["run_clock"]["seconds"] > 0
-    assert progress["run_clock"]["num_sessions"] == 1
-    progress["run_clock"] = {"seconds": 1000.0, "num_sessions": 7}
-    progress["evaluation_seconds"][""]["seconds"] = 500.0
-    rewrite(tmp_path / "checkpoint-2", progress)
+    first = run(tmp_path, max_steps=2, **given)
     resumed = run(tmp_path, str(tmp_path / "checkpoint-2"), allow_changed=["max_steps"], **given)
-    assert 1000.0 < resumed.run_clock.seconds < 1100.0
-    assert resumed.run_clock.num_sessions == 8
-    assert 500.0 < resumed.evaluation_facts()["seconds"] < 600.0
+    assert (first.run_clock.num_sessions, resumed.run_clock.num_sessions) == (1, 2)
+    assert resumed.run_clock.seconds > first.run_clock.seconds
     assert resumed.evaluation_facts()["num_evaluations"] == 2
-
-
-def rewrite(checkpoint: Path, progress: dict[str, Any]) -> None:
-    """As a run of that long would have written it."""
-    import dataclasses
-
-    from hf_ext.checkpoints.format.manifest import Manifest, hash_file
-
-    (checkpoint / "progress.json").write_text(json.dumps(progress))
-    manifest = Manifest.read(checkpoint)
-    files = {**manifest.files, "progress.json": hash_file(checkpoint / "progress.json")}
-    dataclasses.replace(manifest, files=files).write(checkpoint)
-
-
-def test_the_arguments_are_as_the_user_set_them(tmp_path):
-    trainer = run(tmp_path)
-    stock = TrainingArguments(str(tmp_path)).to_dict()
-    assert trainer.args.logging_nan_inf_filter is True
-    changed = make_args(tmp_path, TrainingArguments).to_dict()
-    ours = trainer.args.to_dict()
-    assert {name for name in stock if ours[name] != changed[name]} == set()
 
 
 def test_a_resume_that_is_refused_names_the_argument_and_the_flag(tmp_path):
@@ -113,43 +82,3 @@ def test_a_stock_checkpoint_is_named_where_true_does_not_take_it(tmp_path):
     path = str(tmp_path / "checkpoint-2")
     assert f"resume_from_checkpoint={path!r}" in str(refusal.value)
     assert run(tmp_path, path).state.global_step == 4
-
-
-# --- models with a loader of their own --------------------------------------------------------------------------------
-
-
-class Grows(nn.Module):
-    """Notes every batch in a buffer, which is as long as training was."""
-
-    scale = 1.0
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.layer = nn.Linear(4, 2)
-        self.register_buffer("sums", torch.empty(0))
-
-    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
-        if self.training:
-            self.sums = torch.cat([self.sums, input_ids.float().sum().view(1)])
-        logits = self.layer(input_ids.float())
-        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
-
-    def load_state_dict(self, state_dict: Any, strict: bool = True, **given: Any) -> Any:
-        self.sums = state_dict["sums"].clone()
-        scaled = {name: self.scale * t if name == "layer.weight" else t for name, t in state_dict.items()}
-        return super().load_state_dict(scaled, strict, **given)
-
-
-def test_a_model_with_a_loader_of_its_own_takes_a_buffer_that_has_grown(tmp_path):
-    whole = run(tmp_path / "whole", model=Grows())
-    resumed = run(tmp_path / "resumed", copied(tmp_path / "whole", 2, tmp_path / "resumed"), model=Grows())
-    ours, theirs = resumed.model.state_dict(), whole.model.state_dict()
-    assert len(theirs["sums"]) == 4
-    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
-
-
-def test_trainer_state_reads_back(tmp_path):
-    run(tmp_path)
-    state = TrainerState.load_from_json(str(tmp_path / "checkpoint-4" / "trainer_state.json"))
-    assert (state.global_step, state.max_steps) == (4, 4)

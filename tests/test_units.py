@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
-
 from hf_ext import units
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
+def test_numbers_scores_and_ticks_have_sensible_digits_and_units() -> None:
+    for text, expected in (
         (units.number(26000), "26,000"),
         (units.number(30.0), "30"),
         (units.number(0.81943), "0.819"),
@@ -31,32 +28,6 @@ from hf_ext import units
         (units.dollars(0.00158), "$0.0016"),
         (units.dollars(1234.5), "$1,234.50"),
         (units.dollars(None), "not measured"),
-    ],
-)
-def test_numbers_have_sensible_digits_and_units(text, expected) -> None:
-    assert text == expected
-
-
-@pytest.mark.parametrize(
-    ("score", "expected"),
-    [
-        ({"value": 0.87654, "low": 0.85, "high": 0.9}, "0.877 [0.850, 0.900]"),
-        ({"value": -0.0009, "low": -0.019, "high": -0.0001}, "-0.001 [-0.019, 0.000]"),
-        ({"value": 0.00002, "low": 0.00001, "high": 0.00003}, "2.00e-05 [1.00e-05, 3.00e-05]"),
-        ({"value": 2100.4, "low": 2000.0, "high": 2200.0}, "2,100 [2,000, 2,200]"),
-        ({"value": 0.5, "low": None, "high": None}, "0.500"),
-        ({"value": None, "low": 0.1, "high": 0.2}, "undefined"),
-        ({"value": float("nan")}, "undefined"),
-        (None, "not measured"),
-    ],
-)
-def test_a_score_has_its_interval_or_says_what_is_missing(score, expected) -> None:
-    assert units.score(score) == expected
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
         (units.seconds_span((0.0, 0.09)), "less than 0.1 s"),
         (units.seconds_span((0.26, 12.4)), "0.3 s to 12 s"),
         (units.seconds_span((59.0, 5399.0)), "59 s to 90 min"),
@@ -71,32 +42,32 @@ def test_a_score_has_its_interval_or_says_what_is_missing(score, expected) -> No
         (units.rounded(12.34), "12.3"),
         (units.rounded(None), "not measured"),
         (units.capitalize("rows whose VH is new"), "Rows whose VH is new"),
-    ],
-)
-def test_estimates_and_sizes_have_few_digits(text, expected) -> None:
-    assert text == expected
+        (units.score({"value": 0.87654, "low": 0.85, "high": 0.9}), "0.877 [0.850, 0.900]"),
+        (units.score({"value": -0.0009, "low": -0.019, "high": -0.0001}), "-0.001 [-0.019, 0.000]"),
+        (units.score({"value": 0.00002, "low": 0.00001, "high": 0.00003}), "2.00e-05 [1.00e-05, 3.00e-05]"),
+        (units.score({"value": 2100.4, "low": 2000.0, "high": 2200.0}), "2,100 [2,000, 2,200]"),
+        (units.score({"value": 0.5, "low": None, "high": None}), "0.500"),
+        (units.score({"value": None, "low": 0.1, "high": 0.2}), "undefined"),
+        (units.score({"value": float("nan")}), "undefined"),
+        (units.score(None), "not measured"),
+        (units.tick(1e-17), "0"),
+        (units.tick(0.30000000000000004), "0.3"),
+        (units.tick(1500.0), "1,500"),
+        (units.tick(2e-05), "2e-05"),
+    ):
+        assert text == expected
 
 
-@pytest.mark.parametrize(
-    ("value", "text"), [(0.0, "0"), (1e-17, "0"), (0.30000000000000004, "0.3"), (1500.0, "1,500"), (2e-05, "2e-05")]
-)
-def test_ticks_are_short(value, text) -> None:
-    assert units.tick(value) == text
-
-
-@pytest.mark.parametrize(
-    ("metric", "name", "title"),
-    [
+def test_a_metric_has_a_name_and_a_title() -> None:
+    for metric, name, title in (
         ("spearman", "Spearman", "Spearman's rho"),
         ("per_group_spearman", "Spearman within groups", "Mean Spearman's rho per group"),
         ("recall", "recall", "Recall"),
         ("nrmse", "nRMSE", "nRMSE, mean over tasks"),
         ("darcy2d_nrmse", "nRMSE of darcy2d", "nRMSE of darcy2d"),
         ("my_own_metric", "my own metric", "My own metric"),
-    ],
-)
-def test_a_metric_has_a_name_and_a_title(metric, name, title) -> None:
-    assert (units.metric_name(metric), units.metric_title(metric)) == (name, title)
+    ):
+        assert (units.metric_name(metric), units.metric_title(metric)) == (name, title)
 
 
 def test_errors_are_better_low_and_scores_high() -> None:

@@ -9,7 +9,6 @@ import datasets
 import numpy as np
 import pytest
 import torch
-from accelerate.data_loader import BatchSamplerShard
 from miniature_esm import make_narrow_esm, make_wide_esm
 from packaging.version import Version
 from protein_families import FAMILIES, MASKED_LMS
@@ -17,7 +16,6 @@ from tiny_encoders import make_batch, tiny_esm, tiny_esmc
 from token_rows import stack_rows
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.data import DataLoader
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import EsmModel, Trainer, TrainingArguments
 from transformers.models.esm.modeling_esm import EsmIntermediate
@@ -48,7 +46,7 @@ def test_esm_computes_its_gelu_in_several_operations():
 
 
 def test_a_resumed_esm_of_stock_trainer_loses_its_layer_norms(tmp_path):
-    """Else `save_original_format=False` may go (training/exporter.py, models/affinity.py, state/weights.py)."""
+    """Else `save_original_format=False` may go (training/export.py, models/affinity.py, state/weights.py)."""
     rows = datasets.Dataset.from_dict({"input_ids": [[4, 5, 6, 7]] * 4, "labels": [0.5] * 4})
 
     def trainer(folder, **given):
@@ -78,26 +76,6 @@ def test_predictions_of_stock_trainer_leave_the_order_of_the_data_where_rows_are
     )
     labels = Trainer(make_narrow_esm(), args, stack_rows, eval_dataset=rows).predict(rows).label_ids
     assert np.ravel(labels).tolist() != [3.0, 9.0, 5.0, 7.0]
-
-
-def test_accelerates_shards_of_batches_know_no_epoch():
-    """Else `_hand_epoch_on` may go (training/loaders.py)."""
-    assert not hasattr(BatchSamplerShard, "set_epoch")
-
-
-def test_torch_draws_a_workers_seed_once_for_persistent_workers():
-    """Else `RepeatableLoader` may go (data/repeatable_loaders.py)."""
-
-    def draws(**given) -> list[bool]:
-        loader, changed = DataLoader([1, 2], num_workers=1, **given), []
-        for _ in range(2):
-            before = torch.get_rng_state()
-            list(loader)
-            changed.append(not torch.equal(before, torch.get_rng_state()))
-        return changed
-
-    assert draws() == [True, True]
-    assert draws(persistent_workers=True) == [True, False]
 
 
 def oldest(package: str) -> Version:

@@ -16,7 +16,7 @@ from hf_ext.hardware import Hardware
 BYTES_PER_UNIT = 972_000 / 1280  # element-wise, per layer, token and unit of width
 PRODUCTS, ATTENTION, MEMORY = 0.80, 0.55, 0.85
 LEFT = (1.0, 0.45, 0.30)  # of the element-wise traffic, after fusing
-# GB/s, from the data sheets that hf_ext/hardware_table.py names.
+# GB/s, from the data sheets that hf_ext/hardware.csv names.
 BANDWIDTH = {
     **{"T4": 320, "V100-16GB": 900, "V100-32GB": 900, "A100-40GB": 1555, "A100-80GB": 2039, "A10": 600, "A10G": 600},
     **{"A30": 933, "A40": 696, "RTX-A6000": 768, "RTX-6000-Ada": 960, "L4": 300, "L40S": 864, "H100-SXM": 3350},

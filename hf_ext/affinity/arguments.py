@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, Optional
 
-from ..argument_checks import ABOVE_ZERO, COUNT, FINITE, SHARE_BELOW_ONE, WIDTH, check_choices, check_ranges
+from ..arguments.checks import ABOVE_ZERO, COUNT, FINITE, SHARE_BELOW_ONE, WIDTH, check_choices, check_ranges
 from ..errors import ArgumentError
 from ..evaluation.requirements import REQUIRE
 

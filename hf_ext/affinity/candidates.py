@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ..commands import recipe_command
+from ..cli import recipe_command
 from ..data.arguments import DataArguments
 from ..data.collators import SequenceCollator
 from ..data.columns import read_columns
 from ..data.formats import file_format
 from ..errors import ArgumentError
-from ..tasks import check_inputs
+from ..running import check_inputs
 from ..trainer import FastTrainer
 from ..training_args import FastTrainingArguments
 from .evaluated_rows import EvaluatedRows

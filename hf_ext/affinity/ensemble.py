@@ -15,16 +15,14 @@ from transformers import TrainerState, set_seed
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.utils import SAFE_WEIGHTS_NAME
 
-from ..checkpoints.agreement.comparing import compare_runs, refuse
-from ..checkpoints.agreement.run_facts import describe_run
+from ..checkpoints.compare import compare_runs, refuse
 from ..checkpoints.finished_model import check_model
-from ..checkpoints.storage.store import CheckpointStore
+from ..checkpoints.store import CheckpointStore
 from ..errors import ArgumentError
 from ..held import replaced
 from ..models.affinity import AffinityModel
 from ..reporting.run_clock import RunClockCallback
 from ..reporting.run_record import record_evaluations, write_json
-from ..training.comparable import spell_out_best
 from ..training_args import FastTrainingArguments
 from .building import HEAD_SETTINGS
 
@@ -114,10 +112,7 @@ def _train_one(trainer: Any, args: FastTrainingArguments, seed: int) -> dict[str
     folder = _folder(trainer, seed)
     member = _make_member(trainer, _member_args(args, seed, folder, trainer.model.config.ensemble_size))
     try:
-        best, world_size = spell_out_best(member.args, member.compute_metrics), member.args.world_size
-        facts = describe_run(
-            member.args, member.model, member.train_dataset, member.data_collator, world_size, member.plan, best
-        )
+        facts = member._ext_describe_run()
         finished = folder / FINISHED
         if finished.is_file():
             record = json.loads(finished.read_text())

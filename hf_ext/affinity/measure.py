@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container
 from typing import Any
 
-from ..argument_checks import check_metric_name
+from ..arguments.checks import check_metric_name
 from ..errors import ArgumentError
 from ..evaluation.row_metrics import RowMetrics
 from ..evaluation.scores import GROUP_METRIC, HIT_METRICS, PLAIN_METRICS, THRESHOLD_METRICS

@@ -12,8 +12,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from ..checkpoints.finished_model import MODEL_MANIFEST, check_model
-from ..checkpoints.state.finite import check_finite
+from ..checkpoints.finished_model import MODEL_MANIFEST, check_finite, check_model
 from ..data.collators import INPUTS_NAME, SequenceCollator
 from ..data.missing_chains import find_bare_rows, remedy_if_missing
 from ..data.proteins import ResiduePolicy, clean_sequences, format_located

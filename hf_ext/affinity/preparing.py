@@ -14,7 +14,7 @@ from ..data.loading import LoadedData, load_data
 from ..data.missing_chains import count_missing, settle_missing
 from ..evaluation.guards import format_report
 from ..evaluation.label_scales import split_alarms
-from ..tasks import summarize_data
+from ..running import summarize_data
 from .arguments import AffinityArguments
 from .building import check_splits
 from .results import audit_labels

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ import torch
 from ..embeddings.finite import encode_finite
 from ..models.affinity import AffinityModel
 from ..models.configuration import build_config
-from ..training.encoding import Encoding
+from ..training.embedding_cache import encode_sequences
 
 TOKENS_PER_BATCH = 4096  # sequences times the longest of them
 
@@ -45,7 +46,7 @@ class PretrainedTowers:
         twin.attach_encoders()
         self._widths = twin.embedding_sizes
         self.names = [*self._widths]
-        self._encoding = Encoding(twin, collator, device)
+        self._encode = partial(encode_sequences, twin, collator, device=device)
         self._known: dict[str, dict[str, torch.Tensor]] = {name: {} for name in self.names}
 
     def encode_distinct(self, name: str, sequences: Sequence[str]) -> torch.Tensor:
@@ -56,9 +57,8 @@ class PretrainedTowers:
         """
         known = self._known[name]
         missing = sorted({one for one in sequences if one not in known}, key=lambda one: (-len(one), one))
-        encode = self._encoding.encoder(name)[0]
         while missing:
             size = max(1, TOKENS_PER_BATCH // max(1, len(missing[0])))
             batch, missing = missing[:size], missing[size:]
-            known.update(zip(batch, encode_finite(encode, None, batch)[0].float()))
+            known.update(zip(batch, encode_finite(partial(self._encode, name), None, batch)[0].float()))
         return torch.stack([known[one] for one in sequences]) if sequences else torch.empty(0, self._widths[name])

@@ -25,10 +25,9 @@ from ..data.collators import SequenceCollator
 from ..data.demo import make_demo_encoders
 from ..errors import ArgumentError, exit_on_errors
 from ..models.affinity import AffinityModel, AffinityOutput
-from ..plain_arguments import stock_arguments
 from ..reporting.run_log import start_run_log
 from ..reporting.throughput import WARMUP_STEPS, ThroughputCallback
-from ..tasks import parse_command
+from ..running import parse_command, stock_arguments
 from ..training_args import FastTrainingArguments
 from .arguments import AffinityArguments
 from .building import build_collator, build_model, fill_in_demo, settle_training

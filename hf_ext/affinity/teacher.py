@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from ..data.collators import INPUTS_NAME, SequenceCollator
 from ..disk import follow_umask
 from ..models.encoders import fingerprint_weights
-from ..tasks import check_inputs
+from ..running import check_inputs
 from ..trainer import FastTrainer
 from ..training_args import FastTrainingArguments
 from ..whole_files import replacing

@@ -7,8 +7,8 @@ from pathlib import Path
 from ..data.arguments import DataArguments
 from ..models.affinity import AffinityModel
 from ..models.configuration import build_config
+from ..running import parse_command
 from ..speedups.lora import lora_settings
-from ..tasks import parse_command
 from ..training_args import FastTrainingArguments
 from .arguments import AffinityArguments
 from .building import build_collator, model_settings, read_towers, settle_training

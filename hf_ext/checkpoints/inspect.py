@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +10,8 @@ from pathlib import Path
 from ..disk import used_bytes
 from ..errors import CheckpointError
 from ..reporting.tables import format_table
-from .format.stored import is_folder, is_ours, verify
-from .storage.store import STAGING
+from .store import CHECKPOINT_NAME, STAGING, is_folder, is_ours, verify
 
-_STEP = re.compile(r"checkpoint-(0|[1-9][0-9]*)")
 WHOLE, WEIGHTS, STRIPPED = "verified", "verified, weights alone", "verified, optimizer dropped to save room"
 DAMAGED, STOCK, FOREIGN = "damaged", "of stock Trainer, cannot be verified", "no checkpoint"
 HEADERS = ("checkpoint", "what it is", "step", "epoch", "MB")
@@ -48,15 +45,15 @@ def inspect_folder(folder: str | os.PathLike[str]) -> list[Found]:
     place = Path(folder).resolve()
     if not place.is_dir():
         raise CheckpointError(f"{folder}: expected a folder, found {'a file' if place.exists() else 'nothing'}.")
-    if _STEP.search(place.name):
+    if CHECKPOINT_NAME.search(place.name):
         return [_inspect(place)]
-    named = [path for path in place.iterdir() if _STEP.fullmatch(path.name)]
+    named = [path for path in place.iterdir() if CHECKPOINT_NAME.fullmatch(path.name)]
     staged = [_inspect(path, f"{STAGING}/") for path in place.glob(f"{STAGING}/checkpoint-*") if verify(path)[0]]
     return sorted([*map(_inspect, named), *staged], key=lambda found: (found.step, found.name))
 
 
 def _inspect(path: Path, where: str = "") -> Found:
-    step, num_bytes = int(_STEP.findall(path.name)[0]), used_bytes(path)
+    step, num_bytes = int(CHECKPOINT_NAME.findall(path.name)[0]), used_bytes(path)
     if not is_folder(path) or not is_ours(path):
         is_stock = is_folder(path) and (path / "trainer_state.json").is_file()
         return Found(where + path.name, STOCK if is_stock else FOREIGN, step, None, num_bytes)

@@ -20,8 +20,8 @@ import psutil
 from filelock import LeaseCompromise, SoftFileLease, Timeout
 
 from ..disk import is_disk_failure
+from ..distributed import do_on_main
 from ..errors import FolderError, show_text
-from ..main_process import do_on_main
 from ..reporting.run_record import without_tokens
 from .finished_model import MODEL_MANIFEST, WEIGHTS
 

@@ -30,8 +30,8 @@ from typing import Any, Literal
 
 import yaml
 
-from ..argument_names import name_nearest
-from ..config_file import read_nodes
+from ..arguments.config_file import read_nodes
+from ..arguments.names import name_nearest
 from ..errors import ArgumentError
 from .needs import NEEDS
 

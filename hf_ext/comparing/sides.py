@@ -11,9 +11,9 @@ from typing import Any, Literal
 
 import yaml
 
-from ..config_file import read_nodes
+from ..arguments.config_file import read_nodes
+from ..arguments.presets import PRESETS
 from ..errors import ArgumentError
-from ..presets import PRESETS
 from ..shipped import CONFIGS, RECIPES, find_shipped
 from .arguments import CompareArguments
 from .launching import Launch, read_launch

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, Optional
 
-from ..argument_checks import COUNT, SEED, check_choices, check_ranges
+from ..arguments.checks import COUNT, SEED, check_choices, check_ranges
 from ..errors import ArgumentError
 from .clusters import CLUSTER_IDENTITY, check_identity
 from .filters import parse_filter

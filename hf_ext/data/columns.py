@@ -16,6 +16,11 @@ def has_numbered_rows(dataset: Any) -> bool:
     return has_both and not isinstance(dataset, Mapping | TorchIterableDataset)
 
 
+def reads_text(collator: Any) -> bool:
+    """Whether a collator reads columns of text, which Trainer would remove since no model does."""
+    return hasattr(collator, "columns")
+
+
 def read_columns(dataset: Any, columns: Sequence[str]) -> list[tuple[str, ...]]:
     """Rows of `dataset` as tuples of the given columns. Cost: one pass; Arrow datasets are read column by column."""
     if isinstance(dataset, datasets.Dataset):

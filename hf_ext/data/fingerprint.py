@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 import datasets
@@ -37,7 +39,7 @@ def fingerprint(dataset: Any) -> dict[str, Any]:
         JSON-able: `kind` ("table", "rows", "sample", "stream", "sets" or "none"), `num_rows`, and `columns`, name ->
         hash over type, values and their order (of sets, name -> what is said of each). None stands for what cannot be
         told: values without a content of their own, rows that differ from one reading to the next. For a stream:
-        `source`, what it says of where it comes from.
+        `source`, what it says of where it comes from, with size and time of local files and the Hub's commit of others.
 
     Cost: a table about 1 s per GB; a list about 2 microseconds per value. Random states are left as they were.
     """
@@ -63,16 +65,19 @@ def compare_fingerprints(old: Mapping[str, Any], new: Mapping[str, Any]) -> tupl
     """What two fingerprints say of each other: (what differs, what cannot be told), a line each."""
     if old.get("kind") != new.get("kind"):
         return [f"kind: {old.get('kind')} in the checkpoint, {new.get('kind')} now"], []
-    differences = [
-        f"{name.replace('num_', '')}: {old.get(name)} in the checkpoint, {new.get(name)} now"
-        for name in ("num_rows", "source")
-        if old.get(name) != new.get(name)
-    ]
+    differences = []
+    if old.get("num_rows") != new.get("num_rows"):
+        differences.append(f"rows: {old.get('num_rows')} in the checkpoint, {new.get('num_rows')} now")
+    sources = old.get("source") or {}, new.get("source") or {}
+    for name in dict.fromkeys(key for source in sources for key in source):
+        then, here = (source.get(name, "nothing") for source in sources)
+        differences += [] if then == here else [f"{name}: {then} in the checkpoint, {here} now"]
     before, now = old.get("columns"), new.get("columns")
     if not (isinstance(before, Mapping) and isinstance(now, Mapping)):
         if before is not None and now is not None:
             differences += [] if before == now else [f"columns: {before} in the checkpoint, {now} now"]
-            return differences, ["a stream is not read to be compared"]
+            knows_files = any(name.startswith("file ") for name in sources[0])
+            return differences, [] if knows_files else ["a stream is not read to be compared"]
         return differences, ["whether the values are the same cannot be told"]
     differences += [f"column '{name}' is not there now" for name in before if name not in now]
     differences += [f"column '{name}' is new" for name in now if name not in before]
@@ -88,8 +93,35 @@ def _describe_stream(stream: Any) -> dict[str, Any]:
     split = getattr(stream, "split", None)
     if split is not None:
         source["split"] = str(split)
+    source |= dict(filter(None, map(_describe_file, _names_in(getattr(stream, "_ex_iterable", None)))))
     columns = getattr(stream, "column_names", None)
     return {"kind": "stream", "num_rows": None, "columns": list(columns) if columns else None, "source": source}
+
+
+def _names_in(source: Any) -> Iterator[str]:
+    """All text among the arguments of what a stream of `datasets` is made of; names of its files are among it."""
+    if isinstance(source, str):
+        yield source
+    elif isinstance(source, Mapping | list | tuple):
+        for part in source.values() if isinstance(source, Mapping) else source:
+            yield from _names_in(part)
+    else:  # private: nothing public says so (datasets 5.2)
+        for name in ("ex_iterable", "ex_iterables", "kwargs"):
+            yield from _names_in(getattr(source, name, ()))
+
+
+def _describe_file(name: str) -> tuple[str, str] | None:
+    """What stands for the content of a file: size and time, or on the Hub the commit. None where there is none."""
+    if name.startswith("hf://") and "@" in name:
+        repository, _, rest = name.partition("@")
+        revision, _, path = rest.partition("/")
+        return f"file {path}", f"{revision} of {repository}"
+    path = name.rpartition("::")[2]  # of a compressed one
+    if not os.path.isfile(path):
+        return None
+    found = os.stat(path)
+    changed = datetime.fromtimestamp(found.st_mtime_ns / 1e9, UTC)
+    return f"file {os.path.basename(path)}", f"{found.st_size:,} bytes of {changed:%Y-%m-%d %H:%M:%S.%f}"
 
 
 def _new_hash() -> Any:

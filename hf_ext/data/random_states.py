@@ -20,55 +20,14 @@ def kept_random_states(*holders: Any) -> Iterator[None]:
     Args:
         holders: objects that may have generators (of torch, numpy or Python) as attributes.
     """
-    python, legacy = random.getstate(), np.random.get_state()  # noqa: NPY002  what datasets draw from
-    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+    states = capture_rng("cuda" if torch.cuda.is_initialized() else "cpu")
     held = [(generator, state_of(generator)) for generator in generators_of(*holders)]
-    with torch.random.fork_rng(devices):
-        try:
-            yield
-        finally:
-            random.setstate(python)
-            np.random.set_state(legacy)  # noqa: NPY002
-            for generator, state in held:
-                put_back(generator, state)
-
-
-def generators_of(*holders: Any) -> list[Any]:
-    """The generators (of torch, NumPy or Python) that `holders` have as attributes, each once, in a fixed order."""
-    values = [value for holder in holders for value in getattr(holder, "__dict__", {}).values()]
-    found = {id(value): value for value in values if isinstance(value, KINDS)}
-    return list(found.values())
-
-
-def state_of(generator: Any) -> Any:
-    """A copy of a generator's state, of plain values, tensors and arrays."""
-    if isinstance(generator, torch.Generator):
-        return generator.get_state()
-    if isinstance(generator, np.random.Generator):
-        return generator.bit_generator.state
-    return generator.get_state(legacy=False) if isinstance(generator, np.random.RandomState) else generator.getstate()
-
-
-def put_back(generator: Any, state: Any) -> None:
-    """Sets a generator to what `state_of` said of one of its kind."""
-    if isinstance(generator, torch.Generator | np.random.RandomState):
-        generator.set_state(state)
-    elif isinstance(generator, np.random.Generator):
-        generator.bit_generator.state = state
-    else:
-        generator.setstate(state)
-
-
-def seed_generator(generator: Any, entropy: list[int]) -> None:
-    """Sets a generator to a state that numbers of 0 or more decide alone, whatever was drawn from it before."""
-    mixed = np.random.SeedSequence(entropy)
-    low, high = (int(word) for word in mixed.generate_state(2))
-    if isinstance(generator, torch.Generator):
-        generator.manual_seed(high << 32 | low)
-    elif isinstance(generator, np.random.Generator):
-        generator.bit_generator.state = type(generator.bit_generator)(mixed).state
-    else:
-        generator.seed(low)
+    try:
+        yield
+    finally:
+        restore_rng(states)
+        for generator, state in held:
+            put_back(generator, state)
 
 
 def capture_rng(device: str | torch.device) -> dict[str, Any]:
@@ -95,3 +54,29 @@ def restore_rng(captured: dict[str, Any]) -> None:
         module.set_rng_state_all(states)
     elif states:
         module.set_rng_state(*states)
+
+
+def generators_of(*holders: Any) -> list[Any]:
+    """The generators (of torch, NumPy or Python) that `holders` have as attributes, each once, in a fixed order."""
+    values = [value for holder in holders for value in getattr(holder, "__dict__", {}).values()]
+    found = {id(value): value for value in values if isinstance(value, KINDS)}
+    return list(found.values())
+
+
+def state_of(generator: Any) -> Any:
+    """A copy of a generator's state, of plain values, tensors and arrays."""
+    if isinstance(generator, torch.Generator):
+        return generator.get_state()
+    if isinstance(generator, np.random.Generator):
+        return generator.bit_generator.state
+    return generator.get_state(legacy=False) if isinstance(generator, np.random.RandomState) else generator.getstate()
+
+
+def put_back(generator: Any, state: Any) -> None:
+    """Sets a generator to what `state_of` said of one of its kind."""
+    if isinstance(generator, torch.Generator | np.random.RandomState):
+        generator.set_state(state)
+    elif isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = state
+    else:
+        generator.setstate(state)

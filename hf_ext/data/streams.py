@@ -171,6 +171,9 @@ class StreamBatchSampler(Sampler[list[Any]]):
                 "its order is another one. Train on the same stream, or start anew."
             )
         self._from = (state, num_batches)
+        self._positions.clear()
+        self._positions.append(dict(state))
+        self._num_batches = num_batches
 
     def _remember(self, last_row: Any) -> None:
         state = self.stream.state_dict() if self._can_seek else None

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ..hardware_table import Hardware
+from ..hardware import Hardware
 from ..memory.stored import GRADIENT_BYTES, HALF_BYTES, OPTIMIZER_BYTES, WEIGHT_BYTES
 from ..models.configuration import Training
 from .sizes import ACTIVATION_BYTES, CHECKPOINTED_BYTES

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ..checkpoints.retention.budget import Sizes
+from ..checkpoints.retention import Sizes
 from ..memory.report import MemoryReport
 from ..plan import Plan
 from .estimates import Rate, Schedule

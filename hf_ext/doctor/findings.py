@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
-from ..checkpoints.retention.budget import GB, check_budget, choose_degradation
+from ..checkpoints.retention import GB, fit_budget, read_policy
 from ..errors import ArgumentError
 from ..memory.report import MemoryReport
 from ..speedups.cpu_offload import BITSANDBYTES
@@ -146,9 +146,9 @@ def _disk(facts: Facts) -> Iterator[Finding]:
     machine = facts.machine
     if facts.checkpoint and facts.work and facts.args.save_total_size_gb is not None and facts.output_bytes:
         other = sizes.exported_bytes(facts.work, facts.save_full)
-        check = check_budget if facts.args.disk_policy == "refuse" else choose_degradation
+        may_strip = facts.args.disk_policy == "degrade"
         try:
-            check(facts.checkpoint, sizes.disk_policy(facts.args), other)
+            fit_budget(facts.checkpoint, read_policy(facts.args), other, may_strip)
         except ArgumentError as error:
             first, *rest = str(error).splitlines()
             smallest = next((line for line in rest if line.startswith("Smallest")), "a larger --save_total_size_gb")

@@ -18,7 +18,7 @@ from ..affinity.measure import check_measure, describe_measure
 from ..affinity.preparing import load_rows
 from ..affinity.results import audit_labels
 from ..affinity.scoring import read_requirements
-from ..argument_checks import check_metric_name
+from ..arguments.checks import check_metric_name
 from ..data.arguments import DataArguments
 from ..data.demo import make_demo_encoders
 from ..data.formats import file_format
@@ -30,9 +30,9 @@ from ..masked_lm.results import EVALUATION_METRICS as MASKED_LM_METRICS
 from ..masked_lm.results import known_scores
 from ..memory.report import MemoryReport
 from ..plan import Plan, make_plan
+from ..running import check_inputs
 from ..speedups.lora import lora_settings
 from ..speedups.trainer_fields import CPU_TOKENS_PER_BATCH, GPU_TOKENS_PER_BATCH
-from ..tasks import check_inputs
 from . import estimates, sizes
 from .arguments import DoctorArguments
 from .attempts import Attempts

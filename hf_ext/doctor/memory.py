@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import copy
 import logging
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
-from ..memory.batches import affinity_batch, give_layouts, masked_lm_batch
 from ..memory.fakes import Base
-from ..memory.forecast import MemoryModel, TrainConfig
-from ..memory.report import MemoryReport, report_memory, usable_bytes
+from ..memory.forecast import MemoryModel, affinity_batch, masked_lm_batch
+from ..memory.report import MemoryReport, report_run
 from ..models.affinity import AffinityModel
 from ..models.attention import KERNELS
 from ..models.configuration import input_name
@@ -57,43 +57,30 @@ def predict_memory(
 
 
 def _report(args: Any, plan: Plan, work: Work, rows: int, capacity: int | None, cached: bool) -> MemoryReport:
-    hardware, half = plan.hardware, plan.applied("precision")
-    kind = "cpu" if hardware.kind == "cpu" else "cuda"
     lengths = _lengths(work)
     length = sum(lengths.values())
-    if plan.applied("token_budget"):
-        rows = max(1, args.max_tokens_per_batch // length)
     model = _model(args, plan, work, cached)
     if isinstance(model, AffinityModel):
         live = {name: tokens for name, tokens in lengths.items() if not cached or name not in model.frozen_inputs}
         embedded = {name: width for name, width in model.embedding_sizes.items() if name not in live}
-        make = affinity_batch(live, embedded)
+        make: Callable[[int], dict[str, Any]] = partial(affinity_batch, live, embedded)
     elif work.make_batch is not None:
         make = work.make_batch
     else:
-        make = masked_lm_batch(length, plan.applied("masked_lm_head"))
+        make = partial(masked_lm_batch, length, plan.applied("masked_lm_head"))
     kernel = plan["attention"].settings.get("kernel") if plan.applied("attention") else None
-    scales = kernel != "blocked" or not plan.applied("packing")  # it works block by block
     batch = plan["batch_size"].settings if plan.applied("batch_size") else {}
-    passes = batch.get("gradient_accumulation_steps", args.gradient_accumulation_steps)
-    optimizer = optimizer_name(args)
-    policy, on_host = _policy(args, plan), plan.applied("cpu_offload")
-    config = TrainConfig(rows, policy, half, _base(plan), optimizer, plan.applied("muon"), on_host, passes)
+    given = {
+        "policy": _policy(args, plan),
+        "base": _base(plan),
+        "optimizer": optimizer_name(args),
+        "passes": batch.get("gradient_accumulation_steps", args.gradient_accumulation_steps),
+    }
     frozen = [encoder for encoder in work.encoders if encoder.training == "frozen" and cached]
     tables = sum(encoder.num_distinct * encoder.width for encoder in frozen) * EMBEDDING_BYTES
-    memory = MemoryModel(
-        model.train(),
-        make,
-        kind,
-        partial(_change, plan, kernel),
-        scales=scales,
-        pattern=args.block_pattern,
-        sends_gradients=args.world_size > 1,
-        tables=tables,
-    )
-    room = None if capacity is None else usable_bytes(capacity, hardware.kind)
-    has_half = best_precision(hardware) != "fp32"
-    return report_memory(memory, config, length, capacity, room, has_half)
+    memory = MemoryModel(model.train(), make, change=partial(_change, plan, kernel), tables=tables)
+    has_half = best_precision(plan.hardware) != "fp32"
+    return report_run(memory, args, plan, rows, length, capacity, has_half, **given)
 
 
 def _lengths(work: Work) -> dict[str, int]:
@@ -130,13 +117,14 @@ def _change(plan: Plan, kernel: str | None, model: nn.Module) -> None:
     if plan.applied("fused_gelu"):
         fuse_gelu(model)
     if kernel is not None:
-        # Of a padded batch ours would read the mask, which holds nothing here; faesm's on a CPU is SDPA.
-        set_attention(model, kernel if plan.applied("packing") and kernel in KERNELS else "sdpa")
+        # Of a padded batch ours would read the mask, which holds nothing here; faesm's on a CPU is SDPA. One that goes
+        # block by block, on CPUs, holds what one holds that pads.
+        is_ours = plan.applied("packing") and kernel in KERNELS
+        set_attention(model, {"blocked": "padded"}.get(kernel, kernel) if is_ours else "sdpa")
     if plan.applied("packing"):
         pack_encoders(model)
     if plan.applied("masked_lm_head"):
         label_only(model)
-    give_layouts(model)
 
 
 def _base(plan: Plan) -> Base:

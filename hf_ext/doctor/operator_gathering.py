@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ..argument_checks import check_metric_name
+from ..arguments.checks import check_metric_name
 from ..hardware import Hardware
 from ..models.flop_counter import flop_counter
 from ..pde.arguments import OperatorArguments, check_training

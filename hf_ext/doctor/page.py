@@ -7,11 +7,11 @@ import textwrap
 from typing import Any
 
 from .. import units
-from ..checkpoints.retention.budget import GB
+from ..checkpoints.retention import GB
 from ..evaluation.guards import format_report
 from ..memory.report import MemoryReport, format_memory, format_savings
 from ..reporting.tables import format_table
-from ..tasks import summarize_data
+from ..running import summarize_data
 from .encoder_choice import Choice, choose_encoders, describe_choices
 from .estimates import money
 from .facts import Facts, Finding

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..checkpoints.retention.budget import GB, SMALL_FILES_BYTES, Sizes, needed_bytes
-from ..checkpoints.retention.rotation import Policy
+from ..checkpoints.retention import SMALL_FILES_BYTES, Sizes, needed_bytes, read_policy
 from ..memory.stored import GRADIENT_BYTES, HALF_BYTES, OPTIMIZER_BYTES, WEIGHT_BYTES
 from ..plan import Plan
 from .estimates import Schedule
@@ -101,17 +100,6 @@ def checkpoint_sizes(args: Any, work: Work) -> Sizes:
     return Sizes(work.num_trainable * WEIGHT_BYTES, optimizer, SMALL_FILES_BYTES)
 
 
-def disk_policy(args: Any) -> Policy:
-    """What the arguments ask to keep, as the run itself reads them."""
-    budget = args.save_total_size_gb
-    return Policy(
-        limit=args.save_total_limit,
-        keep_best=args.metric_for_best_model is not None,
-        keep_epoch=args.keep_epoch_checkpoint,
-        budget_bytes=None if budget is None else round(budget * GB),
-    )
-
-
 def exported_bytes(work: Work, save_full: bool) -> int:
     """Bytes of the model that is saved at the end."""
     frozen = sum(encoder.num_parameters - encoder.num_trainable for encoder in work.encoders) if save_full else 0
@@ -120,7 +108,7 @@ def exported_bytes(work: Work, save_full: bool) -> int:
 
 def output_bytes(args: Any, work: Work, schedule: Schedule | None, save_full: bool) -> int:
     """Most that the output folder holds at one moment."""
-    sizes, policy, other = checkpoint_sizes(args, work), disk_policy(args), exported_bytes(work, save_full)
+    sizes, policy, other = checkpoint_sizes(args, work), read_policy(args), exported_bytes(work, save_full)
     saves = schedule.saves if schedule else 0
     if saves == 0:
         return other

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from datasets import Dataset
 
-from ..argument_checks import check_metric_name
+from ..arguments.checks import check_metric_name
 from ..data.arguments import DataArguments
 from ..data.formats import file_format
 from ..errors import ArgumentError, DataError

@@ -1,4 +1,4 @@
-"""A dataset of cached embeddings: rows hold positions in tables, one table per encoder input."""
+"""A dataset of cached embeddings: rows of tables, one table per encoder input."""
 
 from __future__ import annotations
 
@@ -36,36 +36,16 @@ def take_rows(values: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     return values.index_select(0, positions.clamp(min=0))
 
 
-class EmbeddingTable:
-    """The distinct sequences of one input and their embeddings, on the device if they fit there.
+def make_table(store: EmbeddingStore, sequences: Sequence[str], width: int, budget_bytes: int) -> torch.Tensor:
+    """The stored embeddings of distinct sequences, in order: (n, width), float32, in the host's memory.
 
-    Args:
-        store: holds the embeddings.
-        sequences: distinct inputs; row i of the table belongs to sequences[i].
-        device: where training happens.
-        device_budget_bytes: the table goes onto `device` up to this size, else into a memory-mapped scratch file.
-        scratch_dir: where the scratch file goes; it is unlinked at once, so that it vanishes with the process.
+    Above `budget_bytes` in a memory-mapped scratch file beside the store, which is unlinked at once, so that it
+    vanishes with the process. Data workers that are spawned, not forked, get a copy.
     """
-
-    def __init__(
-        self,
-        store: EmbeddingStore,
-        sequences: Sequence[str],
-        width: int,
-        device: torch.device,
-        device_budget_bytes: int,
-        scratch_dir: Path,
-    ):
-        self.position = {sequence: i for i, sequence in enumerate(sequences)}
-        num_bytes = len(sequences) * width * 4
-        self.on_device = num_bytes <= device_budget_bytes
-        host = torch.empty(len(sequences), width) if self.on_device else _mapped(len(sequences), width, scratch_dir)
-        store.gather(sequences, out=host)
-        self.values = host.to(device) if self.on_device else host
-
-    def rows(self, positions: torch.Tensor, device: torch.device) -> torch.Tensor:
-        """Embeddings at `positions` (n,): (n, width), float32, on `device`; at -1 numbers that nobody may read."""
-        return take_rows(self.values, positions.to(self.values.device)).to(device, non_blocking=True)
+    fits = len(sequences) * width * 4 <= budget_bytes
+    table = torch.empty(len(sequences), width) if fits else _mapped(len(sequences), width, store.folder)
+    store.gather(sequences, out=table)
+    return table
 
 
 def _mapped(num_rows: int, width: int, scratch_dir: Path) -> torch.Tensor:
@@ -75,12 +55,12 @@ def _mapped(num_rows: int, width: int, scratch_dir: Path) -> torch.Tensor:
 
 
 class EmbeddedDataset(Dataset):
-    """Rows as positions in embedding tables plus labels; batches are fetched whole, without a Python loop over rows.
+    """Rows of embedding tables plus labels; batches are fetched whole, without a Python loop over rows.
 
     Args:
         positions: input name -> (n,) int64, positions in that input's table; -1 where the row lacks the input.
+        tables: input name -> (distinct sequences, width), see `make_table`.
         columns: other per-row arrays for the batch, such as labels and bounds, each (n,).
-        tables: which set of tables the positions refer to.
         live: rows of columns that are not cached, or None.
         optional: names of inputs that rows may lack; batches then say in `missing` which rows do.
     """
@@ -88,8 +68,8 @@ class EmbeddedDataset(Dataset):
     def __init__(
         self,
         positions: Mapping[str, np.ndarray],
+        tables: Mapping[str, torch.Tensor],
         columns: Mapping[str, np.ndarray],
-        tables: int = 0,
         live: Any = None,
         optional: Collection[str] = (),
     ):
@@ -102,16 +82,18 @@ class EmbeddedDataset(Dataset):
         return len(next(iter(self.positions.values())))
 
     def __getitems__(self, indices: list[int]) -> dict[str, Any]:
-        """One batch: `positions` (input name -> (n,)), `tables`, the columns, and `live` rows where there are any.
+        """One batch: `embeddings` (input name -> (n, width)), the columns, and `live` rows where there are any.
 
         `missing`, input name -> (n,) bool, for the inputs that rows may lack.
         """
         index = torch.tensor(indices)
-        batch: dict[str, Any] = {"positions": {name: array[index] for name, array in self.positions.items()}}
-        batch["tables"] = self.tables
+        positions = {name: array[index] for name, array in self.positions.items()}
+        batch: dict[str, Any] = {
+            "embeddings": {name: take_rows(self.tables[name], place) for name, place in positions.items()}
+        }
         batch.update({name: array[index] for name, array in self.columns.items()})
         if self.optional:
-            batch["missing"] = {name: batch["positions"][name] < 0 for name in self.optional}
+            batch["missing"] = {name: positions[name] < 0 for name in self.optional}
         if self.live is not None:
             batch["live"] = [self.live[i] for i in indices]
         return batch

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
-from ..argument_names import name_nearest
+from ..arguments.names import name_nearest
 from ..data.numbers import NUMBER, parse_number
 from ..errors import ArgumentError, RequirementsFailed
 from ..reporting.requirements import HEADERS, required_rows

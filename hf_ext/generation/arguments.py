@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal, Optional
 
-from ..argument_checks import (
+from ..arguments.checks import (
     ABOVE_ZERO,
     COUNT,
     COUNT_FROM_ZERO,

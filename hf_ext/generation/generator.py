@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 from ..affinity.predictor import find_device
-from ..checkpoints.finished_model import MODEL_MANIFEST, check_model
-from ..checkpoints.state.finite import check_finite
+from ..checkpoints.finished_model import MODEL_MANIFEST, check_finite, check_model
 from ..data.antibody_collator import ANTIGEN_TOKENIZER
 from ..errors import ArgumentError
 from ..hub.fetch import fetch_folder

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..arguments.parser import FastArgumentParser
 from ..csv_cells import write_cell
+from ..distributed import do_on_main
 from ..errors import RunEnded
-from ..main_process import do_on_main
-from ..parser import FastArgumentParser
 from ..reporting.plots import plot_loss
 from ..reporting.run_record import record_evaluations, record_run, write_json
 from ..reporting.tables import format_table
-from ..tasks import plots_if_possible, with_absolute_path
+from ..running import plots_if_possible, with_absolute_path
 from ..units import format_cell
 from ..whole_files import replacing
 from .arguments import GeneratorArguments

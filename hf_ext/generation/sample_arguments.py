@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, Optional
 
-from ..argument_checks import ABOVE_ZERO, COUNT, FINITE, SEED, check_choices, check_ranges
+from ..arguments.checks import ABOVE_ZERO, COUNT, FINITE, SEED, check_choices, check_ranges
 from ..data.arguments import DataArguments
 from ..errors import ArgumentError
 from .sampling import MAX_TOKENS, SHARE, TEMPERATURE, TOKENS_PER_BATCH, Decoding

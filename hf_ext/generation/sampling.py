@@ -22,7 +22,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from ..argument_checks import ABOVE_ZERO, COUNT, SEED, Range, check_ranges
+from ..arguments.checks import ABOVE_ZERO, COUNT, SEED, Range, check_ranges
 from ..data.antibody_collator import AntibodyCollator, StatesOf
 from ..data.antibody_pairs import BOS_ID, EOS_ID, AntibodyPair, PairEncoder, decode_pair
 from ..errors import ArgumentError, DataError

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
-import json
 import logging
 import os
 import re
-import tempfile
 from pathlib import Path
-from typing import cast
 
 from ..checkpoints.finished_model import CONFIG, MODEL_MANIFEST, TOKENIZER, WEIGHTS, check_model
-from ..checkpoints.format.manifest import MANIFEST, FileRecord, Manifest
-from ..checkpoints.format.stored import CHECKPOINT_NAME
+from ..checkpoints.manifest import MANIFEST, Manifest
 from ..errors import ArgumentError
 
 CARD = "README.md"
@@ -32,10 +26,10 @@ _DECIDES_LOADING = re.compile(
     rf"{WEIGHTS}|{re.escape(MODEL_MANIFEST)}|adapter_config\.json|(pytorch|adapter)_model.*\.bin(\.index\.json)?"
 )
 _LARGE = (".safetensors", ".pt", ".pth")
-_OF_CHECKPOINT = (*_LARGE, ".json", ".txt", ".md", ".model", ".jinja")  # nothing that can be run
-_STORED_WHOLE = {"hf_ext_affinity": ["full"], "hf_ext_generator": ["full", "lora"]}  # how encoders in the folder train
+_OF_CHECKPOINT = re.compile(r"(tokenizers/\d+/)?[^/]+\.(safetensors|pt|pth|json|txt|md|model|jinja)")
+_IN_CHECKPOINT = re.compile(rf"{LAST_CHECKPOINT}/.*")
+_NAMED = re.compile(rb'"(?:base_model_)?name_or_path": "([^"]+)"')
 _ANY_TOKEN = re.compile(rb"hf_[A-Za-z0-9]{34}")  # the form of the Hub's access tokens
-_CONFIG, _ADAPTER = "config.json", "adapter_config.json"
 
 logger = logging.getLogger(__name__)
 
@@ -50,8 +44,7 @@ def model_files(folder: str | os.PathLike[str]) -> Files:
 
     Weights as safetensors (whole, sharded, adapters), configuration, tokenizers, `inputs.json`, the manifest of these,
     the card and the report with its two figures. So never pickles, arguments, optimizer, random states, logs, the plan,
-    predictions or data. Symbolic links are left out: a link may have an allowed name and lead to anything. Paths of
-    encoders whose weights are in the folder are shortened to their last part: they name people and machines. PEFT's
+    predictions or data. Symbolic links are left out: a link may have an allowed name and lead to anything. PEFT's
     template of a card, in which nobody has written, stays too.
 
     Raises:
@@ -74,10 +67,14 @@ def model_files(folder: str | os.PathLike[str]) -> Files:
     files = {name: _content(root / name) for name in sorted(names) if _ALLOWED.fullmatch(name)}
     if is_draft(files.get(CARD)):
         del files[CARD]
-    _hide_paths(files, root)
-    if _ADAPTER in files:
-        _warn_if_local(json.loads(cast(bytes, files[_ADAPTER])).get("base_model_name_or_path"), root)
     return files
+
+
+def find_local_names(files: Files) -> list[str]:
+    """Folders of this machine that a model's configuration names as its encoders or its base."""
+    texts = [content for name, content in files.items() if name in ("config.json", "adapter_config.json")]
+    named = [name.decode() for text in texts if isinstance(text, bytes) for name in _NAMED.findall(text)]
+    return sorted({name for name in named if os.path.isdir(name)})
 
 
 def checkpoint_files(folder: str | os.PathLike[str], place: str) -> Files:
@@ -91,9 +88,12 @@ def checkpoint_files(folder: str | os.PathLike[str], place: str) -> Files:
         CheckpointError: no checkpoint of hf_ext, or its manifest is damaged.
     """
     names = sorted([MANIFEST, *Manifest.read(folder).files])
-    others = [name for name in names if not name.endswith(_OF_CHECKPOINT)]
+    others = [name for name in names if not _OF_CHECKPOINT.fullmatch(name)]
     if others:
-        raise ArgumentError(f"{folder} holds {', '.join(others)}; only {', '.join(_OF_CHECKPOINT)} leave this machine.")
+        raise ArgumentError(
+            f"{folder} holds {', '.join(others)}, which only a library reads that can run what it reads: not pushed. "
+            "With --hub_strategy end the trained model is pushed whole."
+        )
     return {f"{place}/{name}": _content(Path(folder, name)) for name in names}
 
 
@@ -110,49 +110,9 @@ def find_token(files: Files, token: str) -> str | None:
 
 def find_replaced(present: list[str], files: Files) -> list[str]:
     """Of the names `present` in a repository, what an earlier push left there and `files` take the place of."""
-    has_model = any(_WEIGHTS.fullmatch(name) for name in files)
-    has_checkpoint = any(name.startswith(f"{LAST_CHECKPOINT}/") for name in files)
-    return [
-        name
-        for name in present
-        if name not in files
-        if (has_model and _DECIDES_LOADING.fullmatch(name))
-        or (has_checkpoint and name.startswith(f"{LAST_CHECKPOINT}/"))
-    ]
+    kinds = [kind for kind in (_DECIDES_LOADING, _IN_CHECKPOINT) if any(kind.fullmatch(name) for name in files)]
+    return [name for name in present if name not in files and any(kind.fullmatch(name) for kind in kinds)]
 
 
 def _content(path: Path) -> bytes | Path:
     return path if path.suffix in _LARGE else path.read_bytes()
-
-
-def _hide_paths(files: Files, root: Path) -> None:
-    """Shortens the paths of encoders whose weights are in the folder, which nothing reads; its manifest follows."""
-    config = json.loads(cast(bytes, files.get(_CONFIG, b"{}")))
-    whole = _STORED_WHOLE.get(config.get("model_type", ""))
-    if whole is None:
-        return
-    for encoder in [*config.get("encoders", []), *filter(None, [config.get("antigen_encoder")])]:
-        path = encoder["name_or_path"]
-        encoder["config"].pop("_name_or_path", None)  # the same path again
-        if not (config["save_full"] or encoder["training"] in whole):
-            _warn_if_local(path, root)
-        elif os.path.isabs(path):
-            encoder["name_or_path"] = os.path.basename(os.path.normpath(path))
-    files[_CONFIG] = content = (json.dumps(config, indent=2) + "\n").encode()
-    if MODEL_MANIFEST in files:
-        manifest, digest = Manifest.read(root, MODEL_MANIFEST), hashlib.sha256(content).hexdigest()
-        changed = {**manifest.files, _CONFIG: FileRecord(len(content), digest)}
-        with tempfile.TemporaryDirectory() as draft:
-            dataclasses.replace(manifest, files=changed).write(draft, MODEL_MANIFEST)
-            files[MODEL_MANIFEST] = Path(draft, MODEL_MANIFEST).read_bytes()
-
-
-def _warn_if_local(base: str | None, root: Path) -> None:
-    """Warns of an encoder or base model that others do not have; not with each checkpoint of a run."""
-    if (not base or os.path.isdir(base)) and not CHECKPOINT_NAME.fullmatch(root.name):
-        logger.warning(
-            "The model on the Hub cannot be loaded elsewhere: %s is known to this machine alone, and its name was "
-            "pushed, not its weights. Train with an encoder of the Hub, or with --save_full (affinity models), or push "
-            "merged weights.",
-            base or "the base model, which has no name,",
-        )

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import os
 import shlex
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from huggingface_hub import (
@@ -25,11 +23,11 @@ from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils.sha import git_hash
 
 from ..errors import HfExtError, RunEnded
-from .allowed import checkpoint_files, find_replaced, find_token, holds_model, model_files
+from ..held import replaced
+from .allowed import checkpoint_files, find_local_names, find_replaced, find_token, holds_model, model_files
 
-RETRIES = 3
-WAIT_S = 2.0  # before the first retry; doubles each time, up to a minute
-SILENCE_S = 120.0  # after which a connection counts as lost
+WAITS_S = (2.0, 4.0, 8.0)  # before each further attempt
+SILENCE_S = 120.0  # after which a connection counts as lost: huggingface_hub 2.4 waits for ever
 # RuntimeError: of an LFS or Xet upload; ValueError: what the Hub answers makes no sense, or it rejects the card.
 _FAILURES = (HTTPError, OSError, RuntimeError, ValueError)
 
@@ -99,7 +97,8 @@ def push_folder(
 
     Cost: beside the upload 2 s per GB to verify and to hash, without the interpreter lock.
     """
-    repeat = _repeat_command(folder, repo_id, private, revision)
+    words = ["python", "-m", "hf_ext.hub", os.path.abspath(folder), repo_id, *([] if private else ["--public"])]
+    repeat = shlex.join([*words, *([] if revision is None else ["--revision", revision])])
     api = HfApi(token=_find_own_token(token, repeat))
     whole = checkpoint_files(folder, checkpoint_as) if checkpoint_as else {}
     files = whole if whole and not holds_model(folder) else {**model_files(folder), **whole}
@@ -122,10 +121,21 @@ def push_folder(
         # Not `upload_folder`: with Xet it may make several commits, and a repository of which half is new.
         operations: list[Any] = [*adds, *(CommitOperationDelete(name) for name in stale)]
         commit = api.create_commit(before.id, operations, commit_message=message, revision=revision)
-        _require_arrived(api, before.id, commit, adds, repeat)
+        if wrong := ", ".join(_find_different(api, before.id, commit.oid, adds)):
+            raise HubError(
+                f"{before.id} at {commit.oid[:12]} is not what was sent: {wrong} of {len(adds)} files differ or are "
+                f"missing. The model on this disk is whole. Run: {repeat}"
+            )
         return commit
 
-    return _attempt(work, f"{folder} was not pushed to {repo_id}", repeat, str(api.token))
+    commit = _attempt(work, f"{folder} was not pushed to {repo_id}", repeat, str(api.token))
+    if local := ", ".join(find_local_names(files)):
+        logger.warning(
+            "The model on the Hub names %s, known to this machine alone: others can load it only where it holds all "
+            "weights (--save_full, merged adapters). Else train with an encoder of the Hub.",
+            local,
+        )
+    return commit
 
 
 def _find_own_token(token: str | None, repeat: str) -> str:
@@ -133,13 +143,6 @@ def _find_own_token(token: str | None, repeat: str) -> str:
     if not found:
         raise HubError(f"There is no token for the Hub. Run `hf auth login` or set HF_TOKEN, and then: {repeat}")
     return found
-
-
-def _repeat_command(folder: str | os.PathLike[str], repo_id: str, private: bool, revision: str | None) -> str:
-    words = ["python", "-m", "hf_ext.hub", os.path.abspath(folder), repo_id]
-    words += [] if private else ["--public"]
-    words += [] if revision is None else ["--revision", revision]
-    return shlex.join(words)
 
 
 def _open(api: HfApi, repo_id: str, private: bool, revision: str | None) -> ModelInfo:
@@ -157,18 +160,11 @@ def _open(api: HfApi, repo_id: str, private: bool, revision: str | None) -> Mode
     return there
 
 
-def _require_arrived(
-    api: HfApi, repo_id: str, commit: CommitInfo, adds: Sequence[CommitOperationAdd], repeat: str
-) -> None:
-    """Compares what was sent with the Hub's own list: sha256 of large files, git's hash of small ones."""
-    entries = api.list_repo_tree(repo_id, recursive=True, revision=commit.oid)
+def _find_different(api: HfApi, repo_id: str, commit: str, adds: Sequence[CommitOperationAdd]) -> list[str]:
+    """Names of files that are not there as they were sent, by the Hub's own list."""
+    entries = api.list_repo_tree(repo_id, recursive=True, revision=commit)
     there = {entry.path: entry for entry in entries if isinstance(entry, RepoFile)}
-    wrong = [add.path_in_repo for add in adds if not _is_same(add, there.get(add.path_in_repo))]
-    if wrong:
-        raise HubError(
-            f"{repo_id} at {commit.oid[:12]} is not what was sent: {', '.join(wrong)} of {len(adds)} files differ or "
-            f"are missing. The model on this disk is whole. Run: {repeat}"
-        )
+    return [add.path_in_repo for add in adds if not _is_same(add, there.get(add.path_in_repo))]
 
 
 def _is_same(add: CommitOperationAdd, entry: RepoFile | None) -> bool:
@@ -182,33 +178,27 @@ def _is_same(add: CommitOperationAdd, entry: RepoFile | None) -> bool:
 
 def _attempt(work: Callable[[], Result], failed: str, repeat: str, token: str) -> Result:
     """What `work` returns; again while there is hope, then HubError with what failed, why, and how to repeat it."""
-    for number in itertools.count(1):
+    for number, wait_s in enumerate((*WAITS_S, None), 1):
         try:
-            with _limited_silence():
+            with replaced(get_session(), timeout=SILENCE_S):
                 return work()
         except _FAILURES as error:
             if isinstance(error, HfExtError):
                 raise
-            causes = _causes(error)
+            causes: list[BaseException] = [error]
+            while causes[-1].__cause__ is not None:
+                causes.append(causes[-1].__cause__)
             said = "; ".join(f"{type(cause).__name__}: {cause}" for cause in causes).replace(token, "<token>")
             reason = " ".join(said.split()).rstrip(".")
-            if number > RETRIES or not _is_transient(causes):
+            if wait_s is None or not _is_transient(causes):
                 # Not chained: the cause repeats what the server said, which may hold the token.
                 raise HubError(
                     f"{failed}, after {number} attempt(s): {reason}. The model on this disk is whole. Run, logged in "
                     f"(`hf auth login`) or with HF_TOKEN set: {repeat}"
                 ) from None
-        wait_s = min(WAIT_S * 2 ** (number - 1), 60.0)
         logger.warning("The Hub: %s. Attempt %d follows in %.0f s.", reason, number + 1, wait_s)
         time.sleep(wait_s)
     raise AssertionError("the last attempt returns or raises")
-
-
-def _causes(error: BaseException) -> list[BaseException]:
-    found = [error]
-    while found[-1].__cause__ is not None:
-        found.append(found[-1].__cause__)
-    return found
 
 
 def _is_transient(causes: Sequence[BaseException]) -> bool:
@@ -217,20 +207,3 @@ def _is_transient(causes: Sequence[BaseException]) -> bool:
         return statuses[-1] in (408, 429) or statuses[-1] >= 500
     # What is left of OSError and RuntimeError: an upload that broke off.
     return not isinstance(causes[0], ValueError) and not any(isinstance(c, OfflineModeIsEnabled) for c in causes)
-
-
-@contextmanager
-def _limited_silence() -> Iterator[None]:
-    """While entered, a request ends when the other side is silent: huggingface_hub 2.4 sets no limit itself."""
-    hooks = get_session().event_hooks["request"]
-    hooks.append(_limit_silence)
-    try:
-        yield
-    finally:
-        hooks.remove(_limit_silence)
-
-
-def _limit_silence(request: Any) -> None:
-    given = request.extensions.get("timeout") or {}
-    kinds = ("connect", "read", "write", "pool")
-    request.extensions["timeout"] = {kind: given.get(kind) or SILENCE_S for kind in kinds}

@@ -22,8 +22,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from ..checkpoints.finished_model import check_model
-from ..checkpoints.state.finite import check_finite
+from ..checkpoints.finished_model import check_finite, check_model
 from ..data.arguments import DataArguments
 from ..data.columns import row_lengths
 from ..data.demo import make_demo_table
@@ -33,9 +32,9 @@ from ..data.tokenization import ResidueTokenizer
 from ..errors import ArgumentError, DataError
 from ..models.encoders import check_configuration, load_tokenizer
 from ..models.families import check_family, limit_of_positions
-from ..plain_arguments import stock_arguments
 from ..pretrained import check_index, reading
 from ..reporting.throughput import ThroughputCallback
+from ..running import stock_arguments
 from ..trainer import FastTrainer
 from .arguments import MaskedLMArguments
 from .results import compute_metrics, sum_rows

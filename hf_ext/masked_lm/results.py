@@ -12,16 +12,16 @@ import torch
 from torch.nn import functional
 from transformers import EvalPrediction
 
+from ..arguments.parser import FastArgumentParser
 from ..data.columns import read_columns
 from ..data.masking import IGNORED, MaskedLMCollator
 from ..data.proteins import RARE, STANDARD, UNKNOWN
 from ..evaluation.requirements import Checked
 from ..evaluation.verdict import judge_tokens
-from ..parser import FastArgumentParser
 from ..reporting.plots import plot_loss
 from ..reporting.run_record import record_evaluations, record_run, write_json
 from ..reporting.tables import format_table
-from ..tasks import check_scored, plots_if_possible, with_absolute_path
+from ..running import check_scored, plots_if_possible, with_absolute_path
 from ..trainer import FastTrainer
 
 EVALUATION_METRICS = ("loss", "token_loss", "perplexity", "accuracy", "num_tokens")  # what an evaluation computes

@@ -7,16 +7,20 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import lru_cache, partial
 from typing import Any, Literal
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from ..data.batch_layout import BatchLayout
+from ..data.segments import Segments
 from ..models.blocks import block_lists
 from ..models.half_linear import HalfLinear
+from ..models.packing import find_encoders, is_packed, pack_encoders
 from ..models.wrapping import find_base_layers
 
 Base = Literal["as it is", "half", "8-bit", "4-bit"]
@@ -171,32 +175,33 @@ def fake_batch(mode: FakeTensorMode, value: Any) -> Any:
     return value
 
 
+def give_layouts(model: nn.Module) -> None:
+    """Tells packed encoders of a fake copy that every row is full: the mask, where they would read it, is empty."""
+    for encoder in find_encoders(model):
+        if is_packed(encoder):
+            pack_encoders(encoder)  # without filling up
+            encoder.__dict__["forward"] = partial(_call_full, encoder.forward)
+
+
+def _call_full(packed: Any, input_ids: Any, *args: Any, **kwargs: Any) -> Any:
+    layout = fake_batch(input_ids.fake_mode, _full_rows(*input_ids.shape))
+    return packed(input_ids, *args, **{**kwargs, "layout": layout})
+
+
+@lru_cache(maxsize=8)
+def _full_rows(rows: int, width: int) -> BatchLayout:
+    with unset_fake_temporarily(), torch.device("cpu"):
+        return BatchLayout((rows, width), Segments.from_mask(torch.ones(rows, width, dtype=torch.long)))
+
+
 # Functions that autocast computes in float32 on CUDA and leaves in half precision on a CPU, of those that encoders
 # call (https://docs.pytorch.org/docs/stable/amp.html, "CUDA Ops that can autocast to float32").
+_EXACT_NAMES = (
+    *("layer_norm", "softmax", "log_softmax", "cross_entropy", "mse_loss", "smooth_l1_loss", "softplus"),
+    *("exp", "log", "pow", "rsqrt", "sum", "cumsum"),
+)
 _EXACT_ON_CUDA = {
-    functional.layer_norm,
-    functional.softmax,
-    functional.log_softmax,
-    functional.cross_entropy,
-    functional.mse_loss,
-    functional.smooth_l1_loss,
-    functional.softplus,
-    torch.layer_norm,
-    torch.softmax,
-    torch.log_softmax,
-    torch.exp,
-    torch.log,
-    torch.pow,
-    torch.rsqrt,
-    torch.sum,
-    torch.cumsum,
-    torch.Tensor.softmax,
-    torch.Tensor.exp,
-    torch.Tensor.log,
-    torch.Tensor.pow,
-    torch.Tensor.rsqrt,
-    torch.Tensor.sum,
-    torch.Tensor.cumsum,
+    getattr(place, name) for place in (functional, torch, torch.Tensor) for name in _EXACT_NAMES if hasattr(place, name)
 }
 
 

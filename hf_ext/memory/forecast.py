@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
+import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from ..data.batch_layout import BatchLayout
 from ..models.activation_checkpointing import Policy, set_policy
+from ..models.affinity import AffinityModel
+from ..models.ledger import BLOCK_BYTES
+from ..models.lora import unwrap_peft
 from ..models.wrapping import find_base_layers
-from .fakes import Base, LayerSlice, copy_as_fake, fake_batch, slice_layers
-from .ledger import BLOCK_BYTES
+from .fakes import Base, LayerSlice, copy_as_fake, fake_batch, give_layouts, slice_layers
 from .probe import LayerLedger, Timeline, record_pass
 from .stored import gradient_bytes, optimizer_bytes, weight_bytes
 
-logger = logging.getLogger(__name__)
-
 # A prime, so that no width is a multiple of it, and large, so that rounding does not count. Nothing is that large.
 MANY_ROWS = 1009
+LABELLED = 0.15  # of the tokens, in masked language modelling
+MASKED_LM_COLUMNS = {"input_ids", "attention_mask", "labels", "token_type_ids", "layout"}
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -95,9 +101,8 @@ class MemoryModel:
         change: done to the copy before it computes: what a plan will do to the model later.
         block: what the allocator rounds to.
         scales: whether a batch of any number of rows does the same operations, on tensors that grow with it or do not:
-            one pass then answers for all. Not so for kernels that go by blocks of rows.
+            one pass then answers for all. Else `make_batch` may give the same one whatever is asked for.
         pattern: of the names of repeated layers, as of `find_blocks`.
-        has_one_batch: `make_batch` gives the same batch whatever is asked for: of models that nothing is known of.
         sends_gradients: whether several processes do (DDP), which holds all of them once more.
         tables: bytes of cached embeddings, which lie in host memory.
     """
@@ -108,12 +113,11 @@ class MemoryModel:
     change: Callable[[Any], Any] | None = None
     block: int = BLOCK_BYTES
     scales: bool = True
-    has_one_batch: bool = False
     pattern: str | None = None
     sends_gradients: bool = False
     tables: int = 0
     timelines: dict[tuple[Any, ...], Timeline | None] = field(default_factory=dict)
-    _stored: dict[tuple[Any, ...], Any] = field(default_factory=dict)
+    _known: dict[Any, Any] = field(default_factory=dict)  # bytes between steps
 
     @cached_property
     def slices(self) -> list[LayerSlice]:
@@ -154,6 +158,7 @@ class MemoryModel:
             model = copy_as_fake(self.model, self.slices, base)
             if self.change is not None:
                 self.change(model)
+            give_layouts(model)
             if policy is not None:
                 set_policy(model, policy, self.pattern)
             ledger = LayerLedger(self.block, rows if self.scales else 0)
@@ -161,12 +166,11 @@ class MemoryModel:
 
     def stored(self, config: TrainConfig) -> tuple[int, int, int]:
         """Bytes of weights, of the optimizer's states wherever they lie, and of what a step of it makes besides."""
-        weights, optimizer = ("weights", config.base), (config.optimizer, config.is_muon)
-        if weights not in self._stored:
-            self._stored[weights] = weight_bytes(self.model, config.base, self.base_layers)
-        if optimizer not in self._stored:
-            self._stored[optimizer] = optimizer_bytes(self.model, *optimizer, self.pattern)
-        return self._stored[weights], *self._stored[optimizer]
+        key = config.base, config.optimizer, config.is_muon
+        if key not in self._known:
+            weights = weight_bytes(self.model, config.base, self.base_layers)
+            self._known[key] = weights, *optimizer_bytes(self.model, *key[1:], self.pattern)
+        return self._known[key]
 
     def forecast(self, config: TrainConfig) -> Forecast:
         """The fullest moment of a step; see `timeline` for errors and cost."""
@@ -187,3 +191,52 @@ class MemoryModel:
         except Exception:  # of a model of any class
             logger.debug("no forecast of %s", config, exc_info=True)
             return None
+
+
+# --- batches without contents ---------------------------------------------------------------------------------------
+
+
+def masked_lm_batch(length: int, locates_labels: bool, rows: int) -> dict[str, Any]:
+    """Rows of `length` tokens, with labels.
+
+    Args:
+        locates_labels: with where labels stand, for a head that computes there only.
+    """
+    ids = torch.zeros(rows, length, dtype=torch.long, device="meta")
+    batch: dict[str, Any] = {"input_ids": ids, "attention_mask": ids, "labels": ids}
+    if locates_labels:
+        where = torch.zeros(rows * max(1, round(LABELLED * length)), dtype=torch.long, device="meta")
+        batch["layout"] = BatchLayout((rows, length), None, where)
+    return batch
+
+
+def affinity_batch(lengths: Mapping[str, int], embedded: Mapping[str, int], rows: int) -> dict[str, Any]:
+    """Rows for an `AffinityModel`.
+
+    Args:
+        lengths: input name -> tokens, of those that are encoded while training.
+        embedded: input name -> width, of those that come from the cache.
+    """
+    sequences = {}
+    for name, length in lengths.items():
+        ids = torch.zeros(rows, length, dtype=torch.long, device="meta")
+        sequences[name] = {"input_ids": ids, "attention_mask": ids, "residue_mask": ids.bool()}
+    embeddings = {name: torch.zeros(rows, width, device="meta") for name, width in embedded.items()}
+    return {"sequences": sequences, "embeddings": embeddings, "labels": torch.zeros(rows, device="meta")}
+
+
+def model_on_batch(model: Any, batch: dict[str, Any]) -> tuple[MemoryModel, int]:
+    """A model, with everything applied that a plan applies, on batches like this one; and tokens of a row.
+
+    Batches of other sizes are made for the models of hf_ext's tasks; of others there is this one alone.
+    """
+    inner = unwrap_peft(model)
+    if isinstance(model, AffinityModel):
+        lengths = {name: part["input_ids"].shape[1] for name, part in batch.get("sequences", {}).items()}
+        embedded = {name: part.shape[1] for name, part in batch.get("embeddings", {}).items()}
+        return MemoryModel(model, partial(affinity_batch, lengths, embedded)), max(1, sum(lengths.values()))
+    length = batch["input_ids"].shape[1] if "input_ids" in batch else 1
+    if type(inner).__name__.endswith("ForMaskedLM") and set(batch) <= MASKED_LM_COLUMNS:
+        # A head that computes at labels only reads where they are from the batch, where the collator says it not.
+        return MemoryModel(model, partial(masked_lm_batch, length, "forward" in vars(inner))), length
+    return MemoryModel(model, lambda rows: batch, scales=False), length

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import nn
 
+from ..models.ledger import BLOCK_BYTES, GRADIENTS, OTHER, Ledger, storage_key
 from ..models.lora import unwrap_peft
 from .fakes import PERIOD, LayerSlice, autocast_rule
-from .ledger import BLOCK_BYTES, GRADIENTS, OTHER, Ledger, storage_key
 
 Direction = Literal["forward", "backward"]
 

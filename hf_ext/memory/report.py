@@ -7,7 +7,6 @@ between blocks. `usable_bytes` leaves room for that; its two constants are rules
 from __future__ import annotations
 
 import bisect
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import product
@@ -121,7 +120,7 @@ def find_fix(memory: MemoryModel, config: TrainConfig, room: int, has_half: bool
     groups = [[None, *group] for group in find_switches(memory, config, has_half)]
     sets = [tuple(switch for switch in chosen if switch) for chosen in product(*groups)]
     most = (config.rows & -config.rows).bit_length() - 1  # more halves would not leave the effective batch as it is
-    halvings = range(1 if memory.has_one_batch else most + 1)
+    halvings = range(most + 1 if memory.scales else 1)
     ways = sorted(product(sets, halvings), key=lambda way: (sum(s.cost for s in way[0]) + way[1], len(way[0])))
     for switches, number in ways:
         changed = replace(config, rows=config.rows >> number, passes=config.passes << number)
@@ -136,7 +135,7 @@ def find_fix(memory: MemoryModel, config: TrainConfig, room: int, has_half: bool
     return None
 
 
-@dataclass(frozen=True)
+@dataclass
 class MemoryReport:
     """What one device holds in a step, and what it could hold.
 
@@ -147,7 +146,6 @@ class MemoryReport:
         savings: each switch alone, and the step with it.
         largest: most rows of one pass that fit; None where no capacity is known, or one pass does not tell of others.
         fix: where the step does not fit: the cheapest switches with which it does, or None if there are none.
-        seconds: that this took.
     """
 
     config: TrainConfig
@@ -158,7 +156,6 @@ class MemoryReport:
     savings: list[tuple[Switch, Forecast]] = field(default_factory=list)
     largest: int | None = None
     fix: Fix | None = None
-    seconds: float = 0.0
 
     @property
     def fits(self) -> bool:
@@ -189,26 +186,55 @@ class MemoryReport:
 
 
 def report_memory(
-    memory: MemoryModel, config: TrainConfig, length: int, capacity: int | None, room: int | None, has_half: bool = True
+    memory: MemoryModel, config: TrainConfig, length: int, capacity: int | None, has_half: bool = True
 ) -> MemoryReport:
     """Everything that can be said of a step before it is taken. Errors and cost: as `MemoryModel.timeline`.
 
     Args:
         length: tokens of each row.
+        capacity: bytes of the device; None where not known.
         has_half: whether the hardware computes in half precision.
     """
-    began = time.perf_counter()
     found = memory.forecast(config)
+    room = None if capacity is None else usable_bytes(capacity, memory.kind)
     report = MemoryReport(config, found, length, capacity, room)
     if room is None or found.peak > WORTH_SAVING * room:
-        switches = [switch for group in find_switches(memory, config, has_half) for switch in group]
-        alone = [(switch, memory.try_forecast(replace(config, **switch.settings))) for switch in switches]
-        report = replace(report, savings=[(switch, changed) for switch, changed in alone if changed is not None])
+        for switch in (switch for group in find_switches(memory, config, has_half) for switch in group):
+            changed = memory.try_forecast(replace(config, **switch.settings))
+            if changed is not None:
+                report.savings.append((switch, changed))
     if room is not None and memory.scales:
-        report = replace(report, largest=largest_rows(memory, config, room))
+        report.largest = largest_rows(memory, config, room)
     if room is not None and not report.fits:
-        report = replace(report, fix=find_fix(memory, config, room, has_half))
-    return replace(report, seconds=time.perf_counter() - began)
+        report.fix = find_fix(memory, config, room, has_half)
+    return report
+
+
+def report_run(
+    memory: MemoryModel,
+    args: Any,
+    plan: Any,
+    rows: int,
+    length: int,
+    capacity: int | None,
+    has_half: bool = True,
+    **given: Any,
+) -> MemoryReport:
+    """`report_memory` of a run, as its arguments and its plan have it.
+
+    Args:
+        memory: whose kind, pattern and processes become those of the run.
+        rows: of one pass on one device, if tokens are not counted instead.
+        capacity: bytes of the device; None where not known.
+        given: of `TrainConfig`, what arguments and plan do not tell.
+    """
+    memory.kind = "cpu" if plan.hardware.kind == "cpu" else "cuda"
+    memory.pattern, memory.sends_gradients = args.block_pattern, args.world_size > 1
+    if plan.applied("token_budget"):
+        rows = max(1, args.max_tokens_per_batch // length)
+    switches = {"half": "precision", "is_muon": "muon", "on_host": "cpu_offload"}
+    config = TrainConfig(rows, **{name: plan.applied(speedup) for name, speedup in switches.items()}, **given)
+    return report_memory(memory, config, length, capacity, has_half)
 
 
 def format_memory(report: MemoryReport) -> list[str]:

@@ -6,7 +6,6 @@ what is not computed again.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -14,49 +13,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop
 
 from .activation_checkpointing import POLICIES, Policy, set_policy, unset_policy
+from .ledger import OTHER, Ledger
 
 MEASURED: tuple[Policy, ...] = ("none", "pointwise", "attention", "full")  # `half` is made of two of them
-
-
-class KeptBytes(TorchDispatchMode):
-    """Counts bytes of the storages made inside that are still alive: `now`, and `most` at any moment.
-
-    Args:
-        left_out: shapes that do not count, such as those of weights that autocast rounds.
-    """
-
-    def __init__(self, left_out: set[tuple[int, ...]] | frozenset[tuple[int, ...]] = frozenset()):
-        super().__init__()
-        self.now, self.most = 0, 0
-        self._left_out = left_out
-        self._seen: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = {id(x.untyped_storage()) for x in _tensors((args, kwargs))}
-        result = function(*args, **(kwargs or {}))
-        for tensor in _tensors(result):
-            storage = tensor.untyped_storage()
-            is_new = storage not in self._seen and id(storage) not in given
-            if is_new and tuple(tensor.shape) not in self._left_out:
-                self._seen[storage] = size = storage.nbytes()
-                self.now += size
-                self.most = max(self.most, self.now)
-                weakref.finalize(storage, self._free, size)
-        return result
-
-    def _free(self, size: int) -> None:
-        self.now -= size
-
-
-def _tensors(tree: Any) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = []
-    tree_map_only(torch.Tensor, found.append, tree)
-    return found
 
 
 @dataclass(frozen=True)
@@ -88,11 +51,12 @@ def measure_layer(
     kept, flops = {}, {}
     args = [x.detach().requires_grad_() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in args]
     device = next(layer.parameters()).device
-    weights = {tuple(shape) for p in layer.parameters() for shape in (p.shape, p.T.shape if p.dim() == 2 else p.shape)}
+    given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+    known = [*layer.parameters(), *layer.buffers(), *given]
     for policy in MEASURED:
         set_policy(model, policy, pattern)
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            kept[policy], flops[policy] = _run(lambda: layer(*args, **kwargs), autocast, weights)
+            kept[policy], flops[policy] = _run(lambda: layer(*args, **kwargs), autocast, layer, known)
     unset_policy(model)
     model.zero_grad(set_to_none=True)
     forward = flops["none"][0]
@@ -101,16 +65,22 @@ def measure_layer(
     return LayerCost({name: kept[name] for name in POLICIES}, {name: again[name] for name in POLICIES})
 
 
+def weight_shapes(module: nn.Module) -> set[tuple[int, ...]]:
+    """Of a module's weights, and of matrices transposed: copies that autocast rounds are no activations."""
+    return {tuple(shape) for p in module.parameters() for shape in (p.shape, p.T.shape if p.dim() == 2 else p.shape)}
+
+
 def _run(
-    call: Callable[[], Any], autocast: Callable[[], AbstractContextManager], weights: set[tuple[int, ...]]
+    call: Callable[[], Any], autocast: Callable[[], AbstractContextManager], layer: nn.Module, known: list[torch.Tensor]
 ) -> tuple[int, tuple[int, int]]:
     """Bytes that are kept after the forward pass; FLOPs of it, and with the backward pass."""
-    ledger = KeptBytes(weights)
+    ledger = Ledger(1, left_out=weight_shapes(layer))
+    ledger.know(known)
     counter = FlopCounterMode(display=False, custom_mapping=_ATTENTION_FLOPS)
     with counter, torch.enable_grad():
         with ledger, autocast():
             output = call()
-        forward, kept = counter.get_total_flops(), ledger.now
+        forward, kept = counter.get_total_flops(), ledger.current[OTHER]
         states = output if isinstance(output, torch.Tensor) else output[0]
         states.float().sum().backward()
     return kept, (forward, counter.get_total_flops())

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from transformers import PretrainedConfig
 
-from ..argument_checks import ABOVE_ZERO, COUNT, FINITE, SHARE_BELOW_ONE, WIDTH, check_ranges
+from ..arguments.checks import ABOVE_ZERO, COUNT, FINITE, SHARE_BELOW_ONE, WIDTH, check_ranges
 from ..errors import ArgumentError
 from .calibration import check_calibration
 from .head import HEADS, ONE_LAYER

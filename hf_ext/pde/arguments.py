@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..argument_checks import COUNT, COUNT_FROM_ZERO, Range, check_ranges
+from ..arguments.checks import COUNT, COUNT_FROM_ZERO, Range, check_ranges
 from ..errors import ArgumentError
 from ..evaluation.requirements import REQUIRE
 from ..models.lora import require_base

@@ -11,13 +11,12 @@ import numpy as np
 import torch
 from transformers import Trainer
 
-from ..checkpoints.finished_model import check_model
-from ..checkpoints.state.finite import check_finite
+from ..checkpoints.finished_model import check_finite, check_model
 from ..data.masking import MaskingEpochCallback
 from ..errors import ArgumentError
-from ..plain_arguments import stock_arguments
 from ..pretrained import check_index, reading
 from ..reporting.throughput import ThroughputCallback
+from ..running import stock_arguments
 from ..trainer import FastTrainer
 from .arguments import OperatorArguments
 from .collator import OperatorCollator, OperatorRows

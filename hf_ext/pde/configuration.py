@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
-from ..argument_checks import ABOVE_ZERO, COUNT, FINITE, WIDTH, check_ranges
+from ..arguments.checks import ABOVE_ZERO, COUNT, FINITE, WIDTH, check_ranges
 from ..errors import ArgumentError
 from .tasks import POINTS_SHARE, TASKS, num_points
 

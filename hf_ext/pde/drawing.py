@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..argument_checks import SEED
+from ..arguments.checks import SEED
 from ..errors import ArgumentError
 
 # The place of a name is part of the seed: append, never reorder.

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..arguments.parser import FastArgumentParser
 from ..evaluation.bootstrap import bootstrap_mean, percentile_interval
 from ..evaluation.requirements import Checked
 from ..evaluation.verdict import judge_errors
-from ..parser import FastArgumentParser
 from ..reporting.plots import plot_loss
 from ..reporting.run_record import record_evaluations, record_run, write_json
 from ..reporting.tables import format_table
-from ..tasks import check_scored, plots_if_possible
+from ..running import check_scored, plots_if_possible
 from ..trainer import FastTrainer
 from .data import baseline_errors
 from .outputs import relative_l2

@@ -15,10 +15,9 @@ from typing import Any
 
 import psutil
 
-from ..argument_names import is_secret
-from ..commands import program_words
+from ..arguments.names import is_secret
+from ..cli import program_words
 from ..hardware import count_cpu_cores, detect_hardware
-from ..nccl import known_variables
 from ..optional import installed_version
 from ..whole_files import write_text
 from .run_clock import RunClockCallback
@@ -130,7 +129,6 @@ def _environment(trainer: Any) -> dict[str, Any]:
         "platform": platform.platform(terse=True),
         "device": hardware.device_name or hardware.name,
         "num_processes": trainer.args.world_size,
-        "nccl": known_variables(),
         "cpu_count": count_cpu_cores(),
         "versions": {name: installed_version(name) for name in PACKAGES if installed_version(name)},
     }

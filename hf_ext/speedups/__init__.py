@@ -25,7 +25,7 @@ from . import (
 from .base import Context, DataFacts, Decision, ModelFacts, Run, Speedup
 from .fused_layers import FusedGelu, MaskedLMHead
 from .precision import CpuMatmul, Precision, Tf32
-from .trainer_fields import DataLoading, EmbeddingCache, FindBatchSize, LengthGrouping, Nccl, OomLadder
+from .trainer_fields import DataLoading, EmbeddingCache, FindBatchSize, LengthGrouping, OomLadder
 
 REGISTRY: tuple[Speedup, ...] = (
     CpuMatmul,  # before anything computes
@@ -50,7 +50,6 @@ REGISTRY: tuple[Speedup, ...] = (
     muon,  # after LoRA and the precision, which decide what there is to step
     cpu_offload,
     activation_checkpointing,  # on layers as they stay; before those that run the model to see what it does
-    Nccl,  # no speed-up sends anything, so NCCL has not read its variables
     sharding,  # once no layer changes its class any more, and no weights are added
     ddp,  # after sharding, which freezes what gets no gradient
     compile,  # last: it compiles what the others left

@@ -100,7 +100,6 @@ class DataFacts:
     padding_share_random: float | None = None
     distinct_inputs: dict[str, int] = field(default_factory=dict)
     streaming: bool = False
-    num_batch_shapes: int | None = None  # among a few batches from all over the data; counted where it matters
 
 
 @dataclass(frozen=True)

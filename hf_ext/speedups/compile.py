@@ -10,10 +10,8 @@ Order with FSDP2: compiled here, before blocks are split, which adds hooks aroun
 With activation checkpointing, the parts of a block that is computed again are compiled (attention, feed-forward), and
 the checkpoint stands around their graphs. Compiled around the checkpoint, torch would trace into it, and compile
 nothing where attention breaks the graph, as `blocked` does. Policy `half` leaves every second block whole.
-`--compile_mode reduce-overhead` replays CUDA graphs, which need batches of one shape: no packing or token budget, no
-smaller last batch, and batches of a few places of the data must come out alike. Not
-with recomputed layers. Its gain was not measured, so it is not the default. `--torch_compile_mode`, Trainer's own,
-switches `--torch_compile` on.
+CUDA graphs are not replayed: packed rows differ in length, and no gain was measured. `--torch_compile_mode`, Trainer's
+own, switches `--torch_compile` on.
 Conflicts: `--activation_policy pointwise` (inductor writes into products of matrices that the policy keeps), FSDP's own
 checkpointing, which was not tried, Trainer's own `--torch_compile`, faesm's and flex attention.
 Evidence: graphs compiled by one training pass on the first real rows at the start (0 where an earlier run of this
@@ -36,13 +34,12 @@ from ..models.blocks import find_blocks
 from ..models.packing import find_encoders, is_packed, pack_encoders
 from ..processes import read_fsdp2
 from . import attention
-from .base import Context, Decision, Kind, Run, applied, cannot, off, recomputes, refused, skipped
+from .base import Context, Decision, Kind, Run, applied, cannot, off, skipped
 from .parity import one_line
 from .sample import Sample, draws_kept, find_samples, modes_kept
 
 NAME = "compile"
 KIND: Kind = "N"
-GRAPHS = "reduce-overhead"  # torch's name of the mode that replays CUDA graphs
 
 
 def decide(context: Context) -> Decision:
@@ -56,13 +53,7 @@ def decide(context: Context) -> Decision:
     if context.hardware.kind == "cpu" and not named:
         return skipped("no gain was shown on CPUs: use --speedups all compile to try")
     what = f"{context.model.blocks}, " if context.model.blocks else ""
-    reason, settings = f"{what}block by block on {context.hardware.name}", {"dynamic": True}
-    if context.args.compile_mode == "default":
-        return applied(reason, settings)
-    varies = _why_no_graphs(context)
-    if varies is not None:
-        return refused(f"--compile_mode {GRAPHS}: {varies}")
-    return applied(f"{reason}, as CUDA graphs", {"dynamic": False, "mode": GRAPHS})
+    return applied(f"{what}block by block on {context.hardware.name}", {"dynamic": True})
 
 
 def _problem(context: Context) -> str | None:
@@ -88,29 +79,6 @@ def _problem(context: Context) -> str | None:
         return f"{hardware.name} is older than Triton's 7.0"
     if hardware.kind not in ("cuda", "rocm", "cpu"):
         return f"no compiler for {hardware.name}"
-    return None
-
-
-def _why_no_graphs(context: Context) -> str | None:
-    """Why CUDA graphs cannot be replayed, which read and write fixed places in memory; None where they can."""
-    args, data = context.args, context.data
-    rows_per_step = args.per_device_train_batch_size * context.world_size
-    if context.hardware.kind != "cuda":
-        return f"CUDA graphs need a CUDA device, not {context.hardware.name}"
-    if recomputes(args):
-        return "recomputed layers would write into graphs that wait for their backward pass"
-    if context.wants("packing", "I") and set(context.model.families) & set(attention.FAMILIES):
-        return "packed rows differ in length: add --without packing"
-    if args.max_tokens_per_batch:
-        return "--max_tokens_per_batch makes batches of different shapes"
-    if data.streaming or data.num_rows is None:
-        return "a stream does not tell whether its batches have one shape"
-    if not args.dataloader_drop_last and data.num_rows % rows_per_step:
-        return "the last batch of an epoch is smaller: add --dataloader_drop_last true"
-    if data.num_batch_shapes != 1:
-        if data.num_batch_shapes is None:
-            return "no batches could be made to see whether all have one shape"
-        return f"batches from a few places of the data have {data.num_batch_shapes} shapes: pad rows to one length"
     return None
 
 
@@ -159,8 +127,6 @@ def apply(decision: Decision, run: Run) -> Decision:
     by_trainer = bool(run.args.activation_checkpointing or run.args.gradient_checkpointing)
     pattern, settings = run.args.block_pattern, decision.settings
     blocks = compile_blocks(run.model, by_trainer, pattern, **settings)
-    if settings.get("mode") == GRAPHS:
-        _begin_steps(run)
     try:
         _train_once(run, samples)
     except Exception as error:  # whatever a compiler backend raises: training goes on with what worked before it
@@ -184,12 +150,6 @@ def _train_once(run: Run, samples: list[Sample]) -> None:
                     states.sum().backward()
     finally:
         run.model.zero_grad(set_to_none=True)
-
-
-def _begin_steps(run: Run) -> None:
-    """Tells CUDA graphs where a pass through the model begins: what the one before put out may be written over."""
-    mark = run.model.register_forward_pre_hook(lambda *_: torch.compiler.cudagraph_mark_step_begin())
-    run.on_end(mark.remove)
 
 
 def _pack_without_filling(run: Run) -> None:

@@ -18,7 +18,7 @@ from dataclasses import replace
 import torch
 from peft import PeftModel
 
-from ..checkpoints.state.weights import keep_source_digests
+from ..checkpoints.weights import keep_source_digests
 from ..models.half_linear import difference, narrow
 from ..models.wrapping import find_base_layers
 from .base import Context, Decision, Kind, Run, applied, are_weights_split, off, skipped

@@ -22,7 +22,7 @@ from typing import Any
 from peft import PeftModel
 from torch import nn
 
-from ..checkpoints.state.weights import keep_source_digests
+from ..checkpoints.weights import keep_source_digests
 from ..models.affinity import AffinityModel
 from ..models.blocks import find_blocks
 from ..models.lora import has_adapters

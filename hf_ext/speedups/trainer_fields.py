@@ -5,11 +5,9 @@ Trainer's sampler and loaders where they pay; embedding once; rows that fit into
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from ..nccl import NCCL_PRESETS, REASONS, is_connected, known_variables
 from . import packing
 from .base import Context, Decision, Kind, Run, applied, are_weights_split, cannot, off, refused, skipped
 
@@ -102,7 +100,6 @@ class DataLoading(SetsFields):
         settings: dict[str, Any] = {
             "dataloader_num_workers": workers,
             "dataloader_pin_memory": pinned,
-            "dataloader_persistent_workers": workers > 0,
             "dataloader_prefetch_factor": PREFETCH_FACTOR if workers else None,
         }
         if not context.user_set("accelerator_config"):
@@ -233,49 +230,3 @@ class OomLadder(ByTrainer):
         if problem:
             return cannot(problem, context.user_set("oom_policy") or cls.NAME in (args.speedups or []))
         return applied("a step that does not fit is made again with fewer rows at a time")
-
-
-class Nccl(ByTrainer):
-    """NCCL's environment: the few variables of `--nccl_preset`, set before processes send anything, where you set none.
-
-    Class I. Effect: processes that talk by the wrong way fail with a message instead of being slow, or use more
-    sockets.
-    Hardware: several processes on CUDA. Cost: none; `sockets` takes CPU time. Not measured. Source: `hf_ext/nccl.py`.
-    """
-
-    NAME = "nccl"
-
-    @classmethod
-    def decide(cls, context: Context) -> Decision:
-        """Applies with `--nccl_preset` where NCCL connects processes; refused where it has read its variables."""
-        args, hardware, preset = context.args, context.hardware, context.args.nccl_preset
-        if preset is None:
-            return context.unasked(cls.NAME, "give --nccl_preset: which variables help depends on the machine")
-        if cls.NAME in (args.without or []):
-            return refused(f"--nccl_preset {preset} and --without nccl contradict each other: keep one")
-        if context.world_size == 1:
-            return skipped("not used: one process")
-        if hardware.kind != "cuda":
-            return skipped(f"not used: processes on {hardware.name} talk by other means")
-        if args.ddp_backend not in (None, "nccl"):
-            return skipped(f"not used: --ddp_backend {args.ddp_backend} was asked for")
-        wanted = NCCL_PRESETS[preset]
-        seen = known_variables() if hardware.device_name else {}  # a described machine has another environment
-        missing = " ".join(f"{name}={value}" for name, value in wanted.items() if name not in seen)
-        if hardware.device_name and is_connected() and missing:
-            how = f"start with {missing} accelerate launch ..., or make the trainer first"
-            return refused(f"NCCL connected the processes before: {how}")
-        kept = [
-            f"{name}={seen[name]} was set before and stays, the preset has {value}"
-            for name, value in wanted.items()
-            if seen.get(name, value) != value
-        ]
-        reason = "; ".join([f"{preset}: {', '.join(wanted)}", *kept])
-        return applied(reason, dict(wanted), {"reasons": {name: REASONS[name] for name in wanted}})
-
-    @classmethod
-    def apply(cls, decision: Decision, run: Run) -> Decision:
-        """Sets what is not set. Not undone: NCCL has read it, and a second trainer of the process finds it in place."""
-        for name, value in decision.settings.items():
-            os.environ.setdefault(name, value)
-        return decision.with_evidence(in_force=known_variables())

@@ -20,8 +20,8 @@ from torch import nn
 from torch.utils.data import DataLoader, Subset
 from transformers import TrainerCallback, TrainingArguments
 
-from ..argument_checks import check_choices
-from ..argument_names import name_nearest
+from ..arguments.checks import check_choices
+from ..arguments.names import name_nearest
 from ..data.columns import column_names, column_values, has_numbered_rows
 from ..data.random_states import kept_random_states
 from ..errors import ArgumentError, DataError

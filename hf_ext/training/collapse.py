@@ -9,11 +9,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from transformers import TrainerControl, TrainerState
 
 from ..evaluation.guards import Alarm, AlarmKind, examine_predictions
 from ..evaluation.scores import PLAIN_METRICS
-from .evaluation_passes import Evaluation
+from .comparable import Evaluation
 
 EARLY_SHARE = 0.1  # of all steps, in which a fresh head may still be nearly constant
 SAID_EARLY = (AlarmKind.BFLOAT16, AlarmKind.NOT_FINITE, AlarmKind.UNDEFINED)  # that time does not mend
@@ -34,45 +33,35 @@ class CollapseAlarm:
     """
 
     name = "collapse_alarm"
-    missing = ""  # nothing was alarming
 
-    def __init__(self, args: Any):
-        self._args = args
+    def __init__(self, trainer: Any):
+        self._trainer = trainer
         self.alarms: list[dict[str, Any]] = []
         self._said: dict[str, list[str]] = {}  # name of the evaluation set -> what holds, without numbers
 
-    def see(
-        self, evaluation: Evaluation, logs: Mapping[str, float], state: TrainerState, control: TrainerControl
-    ) -> dict[str, float]:
+    def see(self, evaluation: Evaluation, metrics: Mapping[str, float]) -> dict[str, float]:
         """Says what is alarming; returns how the predictions spread."""
         if not _is_regression(evaluation):
             return {}
+        args, state = self._trainer.args, self._trainer.state
         name, step = evaluation.name, state.global_step
         prefix = f"eval_{name}_" if name else "eval_"
         report, alarms = examine_predictions(evaluation.predictions, evaluation.labels)
-        alarms = [*_undefined_metrics(logs, prefix, evaluation), *alarms]
-        is_early = step <= max(self._args.get_warmup_steps(state.max_steps), EARLY_SHARE * state.max_steps)
+        alarms = [*_undefined_metrics(metrics, prefix, evaluation), *alarms]
+        is_early = step <= max(args.get_warmup_steps(state.max_steps), EARLY_SHARE * state.max_steps)
         due = [alarm.text for alarm in alarms if not is_early or alarm.kind in SAID_EARLY]
         said = self._said.get(name, [])
         new = [text for text in due if _without_numbers(text) not in said]
         of = f" ({name})" if name else ""
         if new:
             self.alarms.append({"step": step, "name": name, "alarms": new})
-        if new and self._args.process_index == 0:
+        if new and args.process_index == 0:
             logger.warning("ALARM at step %d%s: %s", step, of, " ".join(new))
-        elif said and not alarms and self._args.process_index == 0:
+        elif said and not alarms and args.process_index == 0:
             logger.info("Step %d%s: the predictions are no longer alarming.", step, of)
         self._said[name] = [_without_numbers(text) for text in due]
         spread = {"num_distinct": report["num_distinct"], "spread_ratio": report["spread_ratio"]}
         return {f"{prefix}{key}": float(value) for key, value in spread.items() if value is not None}
-
-    def snapshot(self) -> Any:
-        """What an evaluation may change."""
-        return list(self.alarms), dict(self._said)
-
-    def rollback(self, snapshot: Any) -> None:
-        """As when the snapshot was taken."""
-        self.alarms, self._said = snapshot
 
     def state(self) -> dict[str, Any] | None:
         """What was said, for a checkpoint; None where nothing was looked at."""
@@ -91,11 +80,11 @@ def _is_regression(evaluation: Evaluation) -> bool:
     return len(columns[0]) == len(columns[1]) and len(np.unique(columns[1])) > 2
 
 
-def _undefined_metrics(logs: Mapping[str, float], prefix: str, evaluation: Evaluation) -> list[Alarm]:
+def _undefined_metrics(metrics: Mapping[str, float], prefix: str, evaluation: Evaluation) -> list[Alarm]:
     """An alarm for each metric that is NaN because it has no value for these predictions."""
     alarms = []
     for name, metric in PLAIN_METRICS.items():
-        value = logs.get(f"{prefix}{name}")
+        value = metrics.get(f"{prefix}{name}")
         if isinstance(value, float) and math.isnan(value):
             reason = metric(evaluation.predictions, evaluation.labels).undefined
             alarms += [Alarm(AlarmKind.UNDEFINED, f"{name} undefined: {reason}.")] if reason else []

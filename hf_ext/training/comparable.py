@@ -1,4 +1,4 @@
-"""Which metric early stopping looks at, and what of an evaluation it is computed from, row by row."""
+"""What of an evaluation is compared with that of another step, row by row, and in which metric."""
 
 from __future__ import annotations
 
@@ -15,12 +15,41 @@ from ..evaluation.resampling import MIN_UNITS
 from ..evaluation.row_metrics import RowMetrics
 from ..evaluation.scores import GROUP_METRIC, PLAIN_METRICS, THRESHOLD_METRICS
 from ..units import less_is_better
-from .evaluation_passes import Evaluation
-from .evaluation_schedule import is_evaluated
 
 COMPARABLE = (*PLAIN_METRICS, *RATIO_METRICS)
 BY_ROW_METRICS = (*THRESHOLD_METRICS, GROUP_METRIC)  # need a threshold or groups, which `RowMetrics` knows
 SUM_COLUMN = {"token_loss": 0, "perplexity": 0, "accuracy": 1}  # of what `masked_lm.results.sum_rows` returns
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What the model said of rows that are the same in every evaluation of a run.
+
+    Attributes:
+        predictions, labels: row by row, as `compute_metrics` gets them: (n,) or (n, columns); the first of a tuple.
+        name: key of a dictionary of evaluation sets, or "".
+        is_full: whether these are all rows of the set.
+        groups: of the rows, (n,), where `compute_metrics` is a `RowMetrics` that scores by groups.
+    """
+
+    predictions: np.ndarray
+    labels: np.ndarray
+    name: str
+    is_full: bool
+    groups: np.ndarray | None = None
+
+
+def make_comparable(output: Any, name: str, is_full: bool, groups: np.ndarray | None) -> Evaluation | None:
+    """Of Trainer's `EvalLoopOutput`; None where there are no predictions, or some for every token.
+
+    Those are left out because they would fill the memory until the next evaluation.
+    """
+    columns = output.predictions, output.label_ids
+    predictions, labels = (column[0] if isinstance(column, tuple) else column for column in columns)
+    is_small = isinstance(predictions, np.ndarray) and predictions.ndim <= 2
+    if not is_small or not isinstance(labels, np.ndarray):
+        return None
+    return Evaluation(predictions, labels, name, is_full, groups)
 
 
 @dataclass(frozen=True)
@@ -77,7 +106,9 @@ def choose_watched(args: Any, eval_dataset: Any, compute_metrics: Any) -> Watche
             f"metric_for_best_model={given!r} with greater_is_better={args.greater_is_better}: the worst model would "
             f"be kept as the best. Give --greater_is_better {not less_is_better(metric)}."
         )
-    lacking = "an --eval_strategy" if not is_evaluated(args) else "an evaluation set" if eval_dataset is None else None
+    lacking = (
+        "an --eval_strategy" if args.eval_strategy == "no" else "an evaluation set" if eval_dataset is None else None
+    )
     if compute_metrics is None or args.prediction_loss_only or args.batch_eval_metrics:
         lacking = "predictions: compute_metrics, without prediction_loss_only and batch_eval_metrics"
     if lacking:

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import math
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from ..errors import CheckpointError
 from ..evaluation.paired import PairedComparison
 from ..evaluation.stopping_rule import StoppingDecision, StoppingRule
-from .comparable import Watched, choose_watched, comparable_columns
-from .evaluation_passes import Evaluation
-from .team import Team
+from .comparable import Evaluation, Watched, choose_watched, comparable_columns
 
 ROW_BYTES = 26  # of a float64 as JSON has it
 SETTINGS = ("early_stopping_patience", "early_stopping_min_delta", "metric_for_best_model", "eval_subset")
@@ -24,7 +20,7 @@ SETTINGS = ("early_stopping_patience", "early_stopping_min_delta", "metric_for_b
 logger = logging.getLogger(__name__)
 
 
-class EarlyStopping(TrainerCallback):
+class EarlyStopping:
     """Ends training after `early_stopping_patience` evaluations that exclude an improvement; see `StoppingRule`.
 
     Each evaluation that the loop asks for is compared with the best and with a recent one on the same rows; evaluations
@@ -32,9 +28,6 @@ class EarlyStopping(TrainerCallback):
     `eval_improvement_low` and `eval_improvement_high`, positive where the model got better, in the unit of the metric;
     left out where there is none. A checkpoint holds what was decided and compared with, so that a resumed run decides
     as it would have. Without `early_stopping_patience` nothing is looked at, decided or stored.
-
-    Args:
-        sets: the evaluation set that the run begins with, or several by name; see `look_at`.
 
     Attributes:
         decisions: every decision, as `StoppingDecision.as_dict`.
@@ -48,56 +41,48 @@ class EarlyStopping(TrainerCallback):
 
     name = "early_stopping"
 
-    def __init__(self, args: Any, team: Team, sets: Any, compute_metrics: Any):
-        self._args, self._team, self._sets = args, team, sets
+    def __init__(self, trainer: Any):
+        self._trainer = trainer
         self.decisions: list[dict[str, Any]] = []
         self._watched: Watched | None = None
         self._rule: StoppingRule | None = None
         self._stored_rule: dict[str, Any] | None = None  # until the first evaluation has shown its rows
-        self._has_stopped = False  # by these settings, the run that is continued
-        if args.early_stopping_patience is not None:
-            self._watched = choose_watched(args, sets, compute_metrics)
-        self.missing = "no state of early stopping: counting starts anew." if self.is_on else ""
-
-    @property
-    def is_on(self) -> bool:
-        """Whether it was asked for."""
-        return self._watched is not None
+        if trainer.args.early_stopping_patience is not None:
+            self._watched = choose_watched(trainer.args, trainer.eval_dataset, trainer.compute_metrics)
 
     # --- an evaluation ----------------------------------------------------------------------------------------------
 
-    def see(
-        self, evaluation: Evaluation, logs: Mapping[str, float], state: TrainerState, control: TrainerControl
-    ) -> dict[str, float]:
+    def see(self, evaluation: Evaluation, metrics: Mapping[str, float]) -> dict[str, float]:
         """Feeds the rule, and ends training where it says so; returns the interval of the improvement."""
-        watched, step = self._watched, state.global_step
+        trainer, watched, step = self._trainer, self._watched, self._trainer.state.global_step
         if watched is None or evaluation.name != watched.name:
             return {}
         if self.decisions and self.decisions[-1]["step"] == step:
             return {}  # the same weights again
         labels, predictions = comparable_columns(evaluation, watched)
-        rule = self._rule_of(labels, watched, evaluation.groups, state.max_steps)
+        rule = self._rule_of(labels, watched, evaluation.groups)
         decision = rule.update(predictions, step=step)
         self.decisions.append(decision.as_dict())
-        stops = self._team.agree([decision.should_stop])[0]
+        stops = trainer._ext_team.agree([decision.should_stop])[0]
         if stops:
-            control.should_training_stop = True
-        if self._team.is_main:
+            trainer.control.should_training_stop = True
+        if trainer._ext_team.is_main:
             logger.log(logging.WARNING if stops else logging.INFO, describe(decision, rule))
         return improvement_logs(decision.against_best, f"eval_{evaluation.name}_" if evaluation.name else "eval_")
 
-    def _rule_of(self, labels: np.ndarray, watched: Watched, groups: np.ndarray | None, max_steps: int) -> StoppingRule:
+    def _rule_of(self, labels: np.ndarray, watched: Watched, groups: np.ndarray | None) -> StoppingRule:
         """The rule of these rows: the one there is, that of the checkpoint, or a new one."""
         if self._rule is not None and self._rule.is_of(labels):
             return self._rule
+        args = self._trainer.args
         rule = StoppingRule(
             labels,
             metric=watched.metric,
             threshold=watched.threshold,
             groups=groups,
-            patience=self._args.early_stopping_patience,
-            warmup_steps=self._args.get_warmup_steps(max_steps),
-            min_delta=self._args.early_stopping_min_delta,
+            patience=args.early_stopping_patience,
+            warmup_steps=args.get_warmup_steps(self._trainer.state.max_steps),
+            min_delta=args.early_stopping_min_delta,
         )
         problem = None if self._rule is None else "The evaluation has other rows or labels than before"
         if self._stored_rule is not None:
@@ -105,57 +90,52 @@ class EarlyStopping(TrainerCallback):
                 rule.load_state_dict(self._stored_rule)
             except CheckpointError as error:
                 problem = str(error)
-        if problem and self._team.is_main:
+        if problem and self._trainer._ext_team.is_main:
             logger.warning("Early stopping counts anew. %s", problem)
         self._rule, self._stored_rule = rule, None
         return rule
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """A run that had stopped does not train on, unless a setting of early stopping has changed."""
-        if self._has_stopped:
-            control.should_training_stop = True
-
-    # --- checkpoints, and an evaluation that is given up -------------------------------------------------------------
-
-    def snapshot(self) -> Any:
-        """What an evaluation may change."""
-        return copy.copy(self._rule), self._stored_rule, list(self.decisions)
-
-    def rollback(self, snapshot: Any) -> None:
-        """As when the snapshot was taken."""
-        self._rule, self._stored_rule, self.decisions = snapshot
+    # --- checkpoints ------------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any] | None:
         """What a resumed run compares with, and the settings that it was decided by."""
+        if self._watched is None:
+            return None
         rule = self._stored_rule if self._rule is None else self._rule.state_dict()
-        return {"settings": self._settings(), "rule": rule, "decisions": self.decisions} if self.is_on else None
+        return {"settings": self._settings(), "rule": rule, "decisions": self.decisions}
 
     def load(self, tree: dict[str, Any] | None) -> None:
-        """As the run was that gave this state; afresh without one."""
-        self._rule, self._stored_rule, self.decisions, self._has_stopped = None, None, [], False
-        if tree is None or not self.is_on:
+        """As the run was that gave this state; afresh without one.
+
+        A run that had stopped does not train on, unless a setting of early stopping has changed.
+        """
+        trainer, resumed = self._trainer, self._trainer._ext_resumer.resumed
+        self._rule, self._stored_rule, self.decisions = None, None, []
+        if self._watched is None:
+            return
+        if tree is None:
+            if resumed is not None:
+                logger.info("%s has no state of early stopping: counting starts anew.", resumed.folder)
             return
         self._stored_rule, self.decisions = tree["rule"], tree["decisions"]
         has_stopped = bool(self.decisions) and self.decisions[-1]["should_stop"]
-        self._has_stopped = has_stopped and tree["settings"] == self._settings()
+        if has_stopped and tree["settings"] == self._settings():
+            trainer.control.should_training_stop = True
 
     def _settings(self) -> dict[str, Any]:
-        return {name: getattr(self._args, name) for name in SETTINGS}
-
-    def look_at(self, sets: Any) -> None:
-        """Other evaluation sets than those that the run began with: `num_bytes` counts their rows."""
-        self._sets = sets
+        return {name: getattr(self._trainer.args, name) for name in SETTINGS}
 
     def num_bytes(self) -> int:
         """Upper bound of the arrays that this adds to a checkpoint, from the rows that evaluation can look at."""
         if self._watched is None:
             return 0
-        rows = self._sets[self._watched.name] if self._watched.name else self._sets
-        num_rows, most = len(rows) if hasattr(rows, "__len__") else 0, self._args.eval_subset
+        args, sets = self._trainer.args, self._trainer.eval_dataset
+        rows = sets[self._watched.name] if self._watched.name else sets
+        num_rows, most = len(rows) if hasattr(rows, "__len__") else 0, args.eval_subset
         if most is not None:
             num_rows = min(num_rows or math.inf, math.ceil(most if most > 1 else most * num_rows))
         num_rows = max(num_rows, 0 if self._rule is None else len(self._rule.labels))
-        return ROW_BYTES * num_rows * (self._args.early_stopping_patience + 1)
+        return ROW_BYTES * num_rows * (args.early_stopping_patience + 1)
 
 
 def improvement_logs(comparison: PairedComparison | None, prefix: str) -> dict[str, float]:

@@ -1,33 +1,47 @@
-"""Where stock data loading gives wrong results: text columns, evaluation sets, resumed orders; batches by tokens."""
+"""Loaders of a run: text columns, rows by length or by tokens, every row once an epoch on several processes."""
 
 from __future__ import annotations
 
+import logging
+import re
 from collections.abc import Callable, Iterator
-from typing import Any, cast
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
 
 import datasets
-from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, Subset
+from torch.utils.data import DataLoader, RandomSampler, Sampler, Subset
 from torch.utils.data import IterableDataset as TorchIterableDataset
-from transformers import TrainerCallback, TrainerState
-from transformers.trainer_pt_utils import AcceleratorConfig
+from transformers import Trainer, TrainerCallback
+from transformers.trainer_utils import seed_worker
 
-from ..data.columns import has_numbered_rows, row_lengths
+from ..data.columns import has_numbered_rows, reads_text, row_lengths
 from ..data.even_batches import EvenBatchSampler, RepeatedRows
 from ..data.length_grouping import LengthGroupedSampler
-from ..data.streams import PassedRows, StreamPassSampler, is_split_by_node, is_stream
+from ..data.streams import PassedRows, StreamPassSampler, is_stream
 from ..data.token_budget import TokenBudgetBatchSampler, count_tokens
-from ..errors import ArgumentError
-from ..training_args import FastTrainingArguments
-from .loader_request import LoaderRequest
-from .planned import PlannedRun
-from .stream_loaders import StreamLoaders
+from ..errors import ArgumentError, DataWorkerDied
+from ..held import replaced
+from ..overrides import find_override
+from .streams import TrainingStream, check_stream, read_together
+
+# torch 2.13 has no class for it: "DataLoader worker (pid 7) is killed by signal: Killed.", "... (pid(s) 7) exited ...".
+_DEATH = re.compile(r"DataLoader worker \(pid(\(s\))? [\d, ]+\).*")
+BROKEN = (RuntimeError, ConnectionError, EOFError, FileNotFoundError)  # what a loader raises where a worker is gone
+_ADVICE = (
+    "Workers are killed mostly where memory, or shared memory (/dev/shm), runs out: give fewer than "
+    "dataloader_num_workers={}. Or code of the dataset or of the collator ended it (sys.exit, os._exit), which "
+    "dataloader_num_workers=0 shows."
+)
+
+logger = logging.getLogger(__name__)
 
 
 class Loaders(TrainerCallback):
     """Makes the loaders of a run; where nothing is to be done otherwise, they are Trainer's.
 
-    Where the plan applied `token_budget`, training batches come from a `TokenBudgetBatchSampler`; streams are read by
-    `StreamLoaders`.
+    Where the plan applied `token_budget`, training batches come from a `TokenBudgetBatchSampler`; a training stream is
+    a `TrainingStream`.
 
     On several processes every training row comes once an epoch, and optimizer steps hold the rows they hold on one
     (`EvenBatchSampler`), where the loss is a sum over items by their number, which tells a short batch from a full one.
@@ -37,172 +51,181 @@ class Loaders(TrainerCallback):
 
     name = "data_position"
 
-    def __init__(self, args: FastTrainingArguments, planned: PlannedRun):
-        self._state = TrainerState()  # of the training at hand
-        self._args, self._planned = args, planned
-        self._streams = StreamLoaders(args)
+    def __init__(self, trainer: Any):
+        self._trainer = trainer
+        self._epoch = 0  # the next one
+        self._stream: TrainingStream | None = None
         self._even: EvenBatchSampler | TokenBudgetBatchSampler | None = None
+        self._counted: dict[int, tuple[Any, int]] = {}  # id of a stream -> itself, so that its id stays taken; its rows
 
-    # --- loaders ----------------------------------------------------------------------------------------------------
+    # --- training ---------------------------------------------------------------------------------------------------
 
-    def train(self, request: LoaderRequest, counts_items: Callable[[], bool]) -> DataLoader:
+    def train(self, rows: Any, batch_size: int, sampler_fn: Any, make_stock: Callable[[Any], DataLoader]) -> DataLoader:
         """The training loader.
 
         Args:
-            request: what Trainer asks for.
-            counts_items: whether the loss is a sum over items by their number; asked on several processes alone.
+            rows: the dataset; `batch_size`: rows per process and batch.
+            sampler_fn: makes Trainer's sampler, or a subclass's, of a dataset.
+            make_stock: makes Trainer's own loader, with such a function.
 
         Raises:
             ArgumentError: a stream together with Accelerate's `split_batches` or `dispatch_batches`, or with a share
                 for each process (`split_dataset_by_node`); on several processes `dispatch_batches` alone, with any
                 rows.
+            DataError: there are no rows.
         """
-        self._streams.forget()
-        self._even = None
-        check_dispatch(request.dataset, self._args)
-        if is_stream(request.dataset):
-            return self._streams.train(request)
-        if self._planned.applied("token_budget"):
-            sampler = self._sample_by_tokens(request)
-            self._even = sampler if self._deals_evenly(counts_items) else None
-            return _hand_epoch_on(request.make(self._args, request.wanted_rows(), sampler), sampler)
-        if has_numbered_rows(request.dataset) and self._deals_evenly(counts_items):
-            return self._deal_evenly(request)
-        return _make_stock(request)
+        trainer, args = self._trainer, self._trainer.args
+        self._stream = self._even = None
+        self._check_dispatch(rows)
+        is_stock = getattr(sampler_fn, "__func__", None) is Trainer._get_train_sampler
+        if is_stock and args.train_sampling_strategy == "group_by_length":
+            sampler_fn = partial(self._group_by_length, sampler_fn)
+        if is_stream(rows):
+            self._stream = TrainingStream(rows, batch_size, trainer.data_collator, args)
+            return self._make(PassedRows(), self._stream.sampler)
+        if trainer._ext_planned.applied("token_budget"):
+            by_tokens = self._sample_by_tokens(rows)
+            self._even = by_tokens if self._deals_evenly() else None
+            return self._make(rows, by_tokens)
+        if has_numbered_rows(rows) and self._deals_evenly():
+            self._even = EvenBatchSampler(sampler_fn(rows), batch_size, args.world_size)
+            return self._make(rows, self._even)
+        return make_stock(sampler_fn)
 
-    def evaluation(self, request: LoaderRequest) -> DataLoader:
-        """A loader of rows to evaluate or predict.
+    def _check_dispatch(self, rows: Any) -> None:
+        config = self._trainer.args.accelerator_config
+        if is_stream(rows):
+            check_stream(rows, config)
+        elif config.dispatch_batches and not config.split_batches and self._trainer.args.world_size > 1:
+            # It joins the batches of all processes into one: of unequal width they fail on the main process, while the
+            # others wait.
+            raise ArgumentError(
+                "Every process reads its training rows itself: leave Accelerate's dispatch_batches out of "
+                "--accelerator_config."
+            )
 
-        Raises:
-            DataError: processes read different rows of a stream.
-        """
-        rows, args = request.dataset, self._args
-        if args.world_size > 1 and is_stream(rows):
-            return self._streams.evaluation(request)
-        # Workers would each read all of it, or shards of it in turns.
-        if args.world_size == 1 and args.dataloader_num_workers > 1 and isinstance(rows, TorchIterableDataset):
-            return request.make(args, PassedRows(), StreamPassSampler(rows, None, request.batch_size))
-        return _make_stock(request)
+    def _deals_evenly(self) -> bool:
+        """Whether an epoch's last rows can be shared out unevenly: only where the loss counts items."""
+        args = self._trainer.args
+        if args.world_size == 1 or args.accelerator_config.split_batches or args.dataloader_drop_last:
+            return False
+        return args.train_sampling_strategy != "batch_rebalance" and self._trainer.loss_counts_items()
 
-    def sampler(self, rows: Any, collator: Any, stock: Callable[[], Any]) -> Any:
-        """The sampler of training rows; `stock` makes Trainer's.
-
-        transformers 5.23 groups by a column of token ids or of lengths; text has neither.
-        """
-        args = self._args
-        if not (args.train_sampling_strategy == "group_by_length" and hasattr(rows, "__len__")):
-            return stock()
+    def _group_by_length(self, make_stock: Callable[[Any], Any], rows: Any) -> Sampler:
+        """transformers groups by a column of token ids or of lengths; text has neither."""
+        args, collator = self._trainer.args, self._trainer.data_collator
         # Of all processes: the order is then the same on any number that makes the same steps.
         rows_per_step = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
         if not reads_text(collator):
-            return LengthGroupedSampler(stock().lengths, rows_per_step, self._seed)
+            return LengthGroupedSampler(make_stock(rows).lengths, rows_per_step, self._seed)
         text = getattr(rows, "live", rows)  # of rows whose frozen inputs are cached, what is left to encode
         if text is None:
             return RandomSampler(rows)
         return LengthGroupedSampler(row_lengths(text, collator.columns), rows_per_step, self._seed)
 
-    @property
-    def _seed(self) -> int:
-        return self._args.seed if self._args.data_seed is None else self._args.data_seed
-
-    # --- one epoch on several processes -----------------------------------------------------------------------------
-
-    def _deals_evenly(self, counts_items: Callable[[], bool]) -> bool:
-        """Whether an epoch's last rows can be shared out unevenly: only where the loss counts items."""
-        args = self._args
-        if args.world_size == 1 or _accelerator_config(args).split_batches or args.dataloader_drop_last:
-            return False
-        return args.train_sampling_strategy != "batch_rebalance" and counts_items()
-
-    def _deal_evenly(self, request: LoaderRequest) -> DataLoader:
-        rows = request.wanted_rows()
-        assert request.sampler is not None  # Trainer has one for training
-        sampler = request.sampler(rows)
-        self._even = EvenBatchSampler(sampler, request.batch_size, self._args.world_size)
-        loader = request.make(self._args, rows, self._even)
-        return _hand_epoch_on(loader, sampler) if isinstance(sampler, LengthGroupedSampler) else loader
-
-    def _sample_by_tokens(self, request: LoaderRequest) -> TokenBudgetBatchSampler:
-        args, rows = self._args, request.dataset
-        text = getattr(rows, "live", rows)  # of rows whose frozen inputs are cached, what is left to encode
+    def _sample_by_tokens(self, rows: Any) -> TokenBudgetBatchSampler:
+        args, planned = self._trainer.args, self._trainer._ext_planned
         sampler = TokenBudgetBatchSampler(
-            count_tokens(text, request.collator, args.length_column_name),
-            **self._planned.plan["token_budget"].settings,
+            count_tokens(getattr(rows, "live", rows), self._trainer.data_collator, args.length_column_name),
+            **planned.plan["token_budget"].settings,
             seed=self._seed,
-            packed=self._planned.applied("packing"),
+            packed=planned.applied("packing"),
             world_size=args.world_size,
             passes_per_step=args.gradient_accumulation_steps,
         )
         share = "budget_used" if sampler.packed else "real_tokens"
-        evidence = {"batches_per_epoch": len(sampler), share: round(sampler.efficiency(), 4)}
-        self._planned.record("token_budget", **evidence)
+        planned.record("token_budget", batches_per_epoch=len(sampler), **{share: round(sampler.efficiency(), 4)})
         return sampler
 
-    def mark_repeated(self, batches: Iterator[Any], gradient_state: Any) -> Iterator[Any]:
-        """`batches` of an epoch, of which a last one of rows that another process has is marked as such."""
-        even = self._even
-        has_repeated = even is not None and self._args.process_index >= even.world_size - even.num_repeated
-        return _mark_last(batches, gradient_state) if has_repeated else batches
+    @property
+    def _seed(self) -> int:
+        args = self._trainer.args
+        return args.seed if args.data_seed is None else args.data_seed
 
-    # --- where a training stream stands -----------------------------------------------------------------------------
+    def _make(self, rows: Any, sampler: Sampler, description: str = "Training") -> DataLoader:
+        """A prepared loader of those batches of `rows` that `sampler` names, with Trainer's settings."""
+        trainer, args, collator = self._trainer, self._trainer.args, self._trainer.data_collator
+        if isinstance(rows, datasets.Dataset):
+            rows = trainer._remove_unused_columns(rows, description)
+        else:
+            collator = trainer._get_collator_with_removed_columns(collator, description)
+        loader: DataLoader = DataLoader(
+            rows,
+            batch_sampler=sampler,
+            collate_fn=collator,
+            num_workers=args.dataloader_num_workers,
+            pin_memory=args.dataloader_pin_memory,
+            multiprocessing_context=args.dataloader_multiprocessing_context,
+            prefetch_factor=args.dataloader_prefetch_factor,
+            in_order=args.dataloader_in_order,
+            worker_init_fn=partial(seed_worker, num_workers=args.dataloader_num_workers, rank=args.process_index),
+        )
+        return trainer.accelerator.prepare(loader)
 
-    def position(self, step: int) -> dict[str, Any] | None:
-        """Where the training stream stands after optimizer step `step`: see `StreamLoaders.position`."""
-        return self._streams.position(step)
+    # --- evaluation -------------------------------------------------------------------------------------------------
 
-    def begin_epoch(self, step: int, num_dropped: int | None) -> None:
-        """Before Trainer reads the epoch's first batch: see `StreamLoaders.begin_epoch`."""
-        self._streams.begin_epoch(step, num_dropped)
+    def evaluate(self, rows: Any, batch_size: int, make_stock: Callable[[], DataLoader]) -> DataLoader:
+        """A loader of rows to evaluate or predict, in the order of the data.
 
-    def state(self) -> dict[str, Any] | None:
-        """`position` after the last optimizer step."""
-        return self.position(self._state.global_step)
+        Raises:
+            DataError: processes read different rows of a stream.
+        """
+        args = self._trainer.args
+        if args.world_size > 1 and is_stream(rows):
+            return self._make(*read_together(rows, batch_size, self._counted), "Evaluation")
+        # Workers would each read all of it, or shards of it in turns.
+        if args.world_size == 1 and args.dataloader_num_workers > 1 and isinstance(rows, TorchIterableDataset):
+            return self._make(PassedRows(), StreamPassSampler(rows, None, batch_size), "Evaluation")
+        # With group_by_length, transformers 5.24 also reorders evaluation, so predictions do not line up with the rows
+        # (https://github.com/huggingface/transformers/pull/33514). Remove when `predict` keeps the order of the data.
+        with replaced(args, train_sampling_strategy="random"):
+            return make_stock()
 
-    def load(self, tree: dict[str, Any] | None) -> None:
-        """Takes the position in the checkpoint that the run continues; None where it did not say, or is a new one."""
-        self._streams.resumed_at = tree
+    # --- a run ------------------------------------------------------------------------------------------------------
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """From here on Trainer keeps this one."""
-        self._state = state
+        """Says what a continued run cannot go on with exactly."""
+        self._epoch = int(state.epoch or 0)
+        if state.global_step and not args.ignore_data_skip:
+            for problem in self._name_inexact(kwargs.get("train_dataloader")):
+                logger.warning("%s: this run may go on otherwise than if it had not ended (docs/limits.md).", problem)
 
+    def _name_inexact(self, loader: Any) -> Iterator[str]:
+        trainer = self._trainer
+        if find_override(trainer, "_get_train_sampler", "get_train_dataloader"):
+            yield "The order of rows is the class's own, which generators that nobody seeds may draw"
+        if getattr(loader, "persistent_workers", False):
+            yield "Workers of the class's own loader live on (persistent_workers)"
+        if getattr(trainer.data_collator, "mlm", False):  # of transformers; whether others draw is not known
+            yield f"{type(trainer.data_collator).__name__} draws masks at random, which MaskedLMCollator does not"
 
-def check_dispatch(rows: Any, args: FastTrainingArguments) -> None:
-    """Raises ArgumentError where Accelerate would hand out rows that every process reads itself."""
-    config, streams = _accelerator_config(args), is_stream(rows)
-    if streams and (config.split_batches or config.dispatch_batches):
-        raise ArgumentError(
-            "Every process reads a training stream itself: leave Accelerate's split_batches and dispatch_batches "
-            "out of --accelerator_config."
-        )
-    if streams and is_split_by_node(rows):
-        raise ArgumentError(
-            "The training stream was split for processes (split_dataset_by_node): every process reads all of it "
-            "and trains on its share. Leave the split out."
-        )
-    if config.dispatch_batches and not config.split_batches and args.world_size > 1:
-        # It joins the batches of all processes into one: of unequal width they fail on the main process, while the
-        # others wait.
-        raise ArgumentError(
-            "Every process reads its training rows itself: leave Accelerate's dispatch_batches out of "
-            "--accelerator_config."
-        )
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **kwargs: Any) -> None:
+        """Tells samplers the epoch: accelerate 1.15 reaches no further than it must, and not behind what is skipped."""
+        sampler = getattr(train_dataloader, "batch_sampler", None)
+        while sampler is not None:
+            if hasattr(sampler, "set_epoch"):
+                sampler.set_epoch(self._epoch)
+            sampler = getattr(sampler, "batch_sampler", getattr(sampler, "sampler", None))
+        self._epoch += 1
 
+    def mark_repeated(self, batches: list[Any]) -> None:
+        """Of a step's batches: an epoch's last one is marked as such where its rows are another process's."""
+        trainer, even = self._trainer, self._even
+        if even is None or not batches or not trainer.accelerator.gradient_state.end_of_dataloader:
+            return
+        if trainer.args.process_index >= even.world_size - even.num_repeated:
+            batches[-1] = RepeatedRows(batches[-1])
 
-def _accelerator_config(args: FastTrainingArguments) -> AcceleratorConfig:
-    return cast(AcceleratorConfig, args.accelerator_config)  # what the arguments make of a dictionary or a path
+    def position(self) -> dict[str, Any] | None:
+        """Where the training stream stands after the last optimizer step, for JSON; None for other data."""
+        return None if self._stream is None else self._stream.position(self._trainer.state.global_step)
 
+    state = position
 
-def reads_text(collator: Any) -> bool:
-    """Whether a collator reads columns of text, which Trainer would remove since no model does."""
-    return hasattr(collator, "columns")
-
-
-def in_order(rows: Any, world_size: int) -> SequentialSampler | None:
-    """The sampler of rows to evaluate; None where Accelerate deals them out, or for a stream."""
-    # With group_by_length, transformers 5.23 also reorders evaluation, so predictions do not line up with the rows
-    # (https://github.com/huggingface/transformers/pull/33514). Remove when `predict` keeps the order of the data.
-    return SequentialSampler(rows) if hasattr(rows, "__len__") and world_size <= 1 else None
+    def load(self, tree: dict[str, Any] | None) -> None:
+        """Training begins: from the position in the checkpoint that the run continues; None where it did not say."""
+        if self._stream is not None:
+            self._stream.begin(self._trainer.state.global_step, tree)
 
 
 def take_rows(dataset: Any, rows: Any) -> Any:
@@ -212,21 +235,22 @@ def take_rows(dataset: Any, rows: Any) -> Any:
     return Subset(dataset, list(map(int, rows)))
 
 
-def _make_stock(request: LoaderRequest) -> DataLoader:
-    loader = request.stock()
-    sampler = getattr(getattr(loader.batch_sampler, "batch_sampler", None), "sampler", None)
-    return _hand_epoch_on(loader, sampler) if isinstance(sampler, LengthGroupedSampler) else loader
+@contextmanager
+def naming_dead_workers(trainer: Any) -> Iterator[None]:
+    """Within it, a data worker that was killed, or whose process ended, is an error that says so.
 
-
-def _hand_epoch_on(loader: DataLoader, sampler: Any) -> DataLoader:
-    """`loader`, which now tells `sampler` the epoch on several processes too."""
-    # accelerate 1.15's BatchSamplerShard does not hand the epoch on, and when Trainer skips what a resumed run has
-    # seen it reaches no deeper: processes would resume in the batches of epoch 0. Remove when it has `set_epoch`.
-    if loader.batch_sampler is not sampler:
-        vars(loader.batch_sampler)["set_epoch"] = sampler.set_epoch
-    return loader
-
-
-def _mark_last(batches: Iterator[Any], gradient_state: Any) -> Iterator[Any]:
-    for batch in batches:
-        yield RepeatedRows(batch) if gradient_state.end_of_dataloader else batch
+    Raises:
+        DataWorkerDied: with what it died of, and where the run can go on.
+    """
+    try:
+        yield
+    except BROKEN as error:
+        said = _DEATH.match(str(error))
+        if said is None:
+            raise
+        own = trainer.checkpoints.checkpoints()
+        newest = f"{own[-1].path.name} is the last one saved, and valid." if own else "No checkpoint was saved yet."
+        raise DataWorkerDied(
+            f"{said[0].strip().rstrip('.')}. {newest} The same command with --resume auto (the recipes' default) goes "
+            f"on. {_ADVICE.format(trainer.args.dataloader_num_workers)}"
+        ) from error

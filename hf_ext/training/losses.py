@@ -133,14 +133,13 @@ class Losses:
 
     Attributes:
         given: the function that the user gave or assigned; None without one.
-        num_items: in the evaluation before; None where its loss is Trainer's.
     """
 
     def __init__(self, trainer: Any):
         self._trainer = trainer
         self.given: LossFunction | None = None
-        self.num_items: float | None = None
         self._rows: list[torch.Tensor] | None = None  # per batch of the evaluation at hand: (n, 2), loss and items
+        self._ignored: list[str] | None = None
 
     def decide(self) -> DecidedLoss:
         """The loss of the moment, since a method can be assigned at any time. Cost: 10 microseconds."""
@@ -215,53 +214,44 @@ class Losses:
     # --- evaluation -------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def rows(self) -> Iterator[list[torch.Tensor]]:
-        """While an evaluation lasts, takes what `keep` keeps; `finish` sums it."""
+    def rows(self, ignored: list[str] | None) -> Iterator[list[torch.Tensor]]:
+        """While an evaluation lasts, takes what `keep` keeps; `finish` sums it.
+
+        Args:
+            ignored: outputs that Trainer leaves out of the predictions; None for what the model says.
+        """
         rows: list[torch.Tensor] = []
-        with replaced(self, _rows=rows):
+        with replaced(self, _rows=rows, _ignored=ignored):
             yield rows
 
-    def wants_rows(
-        self, loss: DecidedLoss, label_names: list[str], override: str | None, ignored: list[str] | None
-    ) -> bool:
-        """Whether `keep` is to be handed the logits of this batch.
+    def keep(self, outputs: Any, labels: Any, bounds: Any) -> None:
+        """Keeps the losses of a batch's rows in an evaluation, of all processes, where they are known.
 
         Args:
-            override: who overrides a method of `EVALUATION_LOSS`.
-            ignored: outputs that Trainer leaves out of the predictions; None for what the model says. Without the
-                logits among them, the first of the others would be taken for the logits.
+            outputs: of the model, the loss among them.
         """
-        liger = self._trainer.args.use_liger_kernel
-        if self._rows is None or override is not None or liger or label_names != ["labels"]:
-            return False
-        if ignored is None:
-            ignored = getattr(getattr(loss.model, "config", None), "keys_to_ignore_at_inference", None)
-        return loss.has_rows and "logits" not in (ignored or ())
-
-    def keep(
-        self, loss: DecidedLoss, logits: Any, inputs: Mapping[str, Any], labels: Any, gather: Callable[[Any], Any]
-    ) -> None:
-        """Keeps the losses of a batch's rows.
-
-        Args:
-            gather: brings them together from all processes, without the rows that fill the last batch where there are
-                several (`Accelerator.gather_for_metrics`).
-        """
-        rows = loss.sum_rows(logits, labels, inputs.get("bounds"))
-        if rows is not None and self._rows is not None:
-            self._rows.append(gather(rows))
+        trainer = self._trainer
+        if self._rows is None or labels is None or trainer.args.use_liger_kernel:
+            return
+        loss = self.decide()
+        config = getattr(loss.model, "config", None)
+        ignored = getattr(config, "keys_to_ignore_at_inference", None) if self._ignored is None else self._ignored
+        if not loss.has_rows or trainer.label_names != ["labels"] or "logits" in (ignored or ()):
+            return
+        rows = loss.sum_rows(outputs["logits"] if isinstance(outputs, Mapping) else outputs[1], labels, bounds)
+        if rows is not None:
+            # Without the rows that fill the last batch where there are several processes.
+            self._rows.append(trainer.accelerator.gather_for_metrics(rows))
 
     def finish(self, per_batch: list[torch.Tensor], metrics: dict[str, float], prefix: str) -> None:
         """Puts the loss over all items among the metrics, where its rows are known."""
-        self.num_items = None
         if not per_batch:
             return
         rows = torch.cat(per_batch).cpu().double().numpy()
         finite = np.isfinite(rows[:, 0])
         if self._trainer.args.logging_nan_inf_filter and finite.any():  # as Trainer does with batches
             rows = rows[finite]
-        total, self.num_items = rows[:, 0].sum(), float(rows[:, 1].sum())
-        metrics[f"{prefix}_loss"] = float(total / max(self.num_items, 1.0))
+        metrics[f"{prefix}_loss"] = float(rows[:, 0].sum() / max(float(rows[:, 1].sum()), 1.0))
 
 
 def _reads_num_items(function: Any) -> bool:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from ..checkpoints.run_lock import find_other_run
+from ..data.columns import reads_text
 from ..disk import describe_failure, is_disk_failure
 from ..models.quantization import keep_gradients
 from ..plain_arguments import complete_arguments
@@ -18,6 +19,7 @@ from ..plan import Plan, describe_model, make_plan
 from ..processes import check_fsdp, check_parallelism
 from ..speedups import Run
 from ..training_args import asks_for_more
+from .backends.deepspeed import check_given
 from .optimizers import require_optimizer
 
 logger = logging.getLogger(__name__)
@@ -34,8 +36,9 @@ class PlannedRun:
     def __init__(self, plan: Plan, run: Run, keeps_records: bool = True):
         self.plan, self.run, self.keeps_records = plan, run, keeps_records
 
-    def apply(self) -> None:
-        """Carries out what was decided; what fails halfway is switched back.
+    @contextmanager
+    def applying(self) -> Iterator[None]:
+        """Carries out what was decided; switches it back where that fails, or what is built on it in here.
 
         Raises:
             PlanRefused: a decision that a measurement made necessary to take again is refused.
@@ -44,21 +47,16 @@ class PlannedRun:
         require_optimizer(self.run.args)
         if isinstance(self.run.model, torch.nn.Module):
             keep_gradients(self.run.model)
-        with self.restored_on_error():
-            self.plan.apply(self.run)
-
-    @contextmanager
-    def restored_on_error(self) -> Iterator[None]:
-        """Switches back what the plan switched, if building on it fails."""
         try:
+            self.plan.apply(self.run)
             yield
         except BaseException:
-            self.restore()
+            self.run.restore()
             raise
 
     def applied(self, name: str) -> bool:
-        """Whether a speed-up was applied; not, where the plan knows none of that name."""
-        return any(d.name == name and d.status == "applied" for d in self.plan.decisions)
+        """As `Plan.applied`."""
+        return self.plan.applied(name)
 
     def record(self, name: str, **evidence: Any) -> None:
         """Adds a measurement to one decision and rewrites `plan.json`."""
@@ -68,16 +66,10 @@ class PlannedRun:
     @contextmanager
     def measuring(self) -> Iterator[None]:
         """Adds what speed-ups measure in here to the plan, if it ends without an error."""
-        measures: dict[str, Callable[[], Mapping[str, Any]]] = {
-            name: start() for name, start in self.run.measurements.items()
-        }
+        measures = {name: start() for name, start in self.run.measurements.items()}
         yield
         for name, measure in measures.items():
             self.record(name, **measure())
-
-    def restore(self) -> None:
-        """Switches back what the plan switched in the process and in the model."""
-        self.run.restore()
 
     def save(self) -> None:
         """Writes `plan.json` on the main process, unless another run works in the output folder.
@@ -87,27 +79,26 @@ class PlannedRun:
         Raises:
             OSError: for another reason than the disk.
         """
-        args = self.run.args
-        if not (self.keeps_records and args.process_index == 0):
+        folder = self.run.args.output_dir
+        if not (self.keeps_records and self.run.args.process_index == 0):
             return
-        if other := find_other_run(args.output_dir):
+        if other := find_other_run(folder):
             logger.warning("plan.json is not written: %s", other)
             return
         try:
-            self.plan.save(args.output_dir)
-        except FileNotFoundError:  # its draft was taken away: neither of two runs holds the folder yet
-            logger.warning("plan.json is not written: another run began in %s at the same moment.", args.output_dir)
+            self.plan.save(folder)
         except OSError as error:
-            if not is_disk_failure(error):
+            # Two runs that begin in a folder at the same moment may take away each other's draft.
+            if not (is_disk_failure(error) or isinstance(error, FileNotFoundError)):
                 raise
-            logger.error("plan.json was not written: %s", describe_failure(error, args.output_dir))
+            logger.error("plan.json was not written: %s", describe_failure(error, folder))
 
 
 def plan_run(given: Mapping[str, Any], plan: Plan | None, own_loss: str | None, own_batches: str | None) -> PlannedRun:
     """Decides the speed-ups of a run, and checks the decisions; changes nothing.
 
-    Where a speed-up will be applied, the run's arguments are a copy: a second trainer made from the caller's does not
-    scale a learning rate that is scaled already.
+    Where a speed-up will be applied, rows are text or workers would live on, the run's arguments are a copy: a second
+    trainer made from the caller's does not scale a learning rate that is scaled already.
 
     Args:
         given: Trainer's arguments by name.
@@ -116,17 +107,24 @@ def plan_run(given: Mapping[str, Any], plan: Plan | None, own_loss: str | None, 
 
     Raises:
         PlanRefused: a request would do something else than asked on this machine, model or data.
+        ArgumentError: an optimizer that DeepSpeed would not take.
     """
     args = complete_arguments(given.get("args"))
     model, collator, dataset = (given.get(name) for name in ("model", "data_collator", "train_dataset"))
     keeps_records = plan is not None or asks_for_more(args)
     plan = plan or make_plan(args, model, dataset, collator)
     plan.check()
-    if any(decision.status == "applied" for decision in plan.decisions):
+    is_text, lives_on = reads_text(collator), args.dataloader_persistent_workers
+    if is_text or lives_on or any(decision.status == "applied" for decision in plan.decisions):
         args = copy.copy(args)
         args.accelerator_config = copy.copy(args.accelerator_config)
+    if is_text:  # columns that no model names
+        args.remove_unused_columns = False
+    if lives_on:
+        logger.warning("dataloader_persistent_workers is off: a continued run would draw other random numbers.")
+        args.dataloader_persistent_workers = False
     check_fsdp(args)
     check_parallelism(args, describe_model(model).families)
-    return PlannedRun(
-        plan, Run(args, model, collator, dataset, own_loss=own_loss, own_batches=own_batches), keeps_records
-    )
+    check_given(args, given.get("optimizers") or ())
+    run = Run(args, model, collator, dataset, own_loss=own_loss, own_batches=own_batches)
+    return PlannedRun(plan, run, keeps_records)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-import shutil
-import tempfile
+import os
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ from transformers import TrainerCallback
 
 from ..disk import describe_failure
 from ..reporting.operations import STEP, costly_operations
-from ..whole_files import replacing
 
 TRACE = "profile_trace.json.gz"  # for chrome://tracing and ui.perfetto.dev
 
@@ -41,9 +40,8 @@ class Profiling(TrainerCallback):
         self._trainer = trainer
         self.found: dict[str, Any] | None = None
         self._window = range(0)  # steps
-        self._seen: list[int] = []
         self._profiler: Any = None  # on the main process, within the window
-        self._range: Any = None  # that of the step at hand
+        self._recording, self._step = ExitStack(), ExitStack()
 
     def state(self) -> dict[str, Any] | None:
         """For a checkpoint."""
@@ -52,12 +50,11 @@ class Profiling(TrainerCallback):
     def load(self, tree: dict[str, Any] | None) -> None:
         """A run that goes on has its profile already; None where it has none."""
         self.found = tree
-        if tree is not None:
-            self._window = range(0)
+        self._window = self._window if tree is None else range(0)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Decides which steps; says so where the run has fewer than were asked for."""
-        self.found, self._seen, asked = None, [], args.torch_profiler or 0
+        self.found, asked = None, args.torch_profiler or 0
         first = state.global_step + self._trainer.throughput.warmup_steps + 2
         self._window = range(first, min(first + asked, state.max_steps + 1))
         if len(self._window) < asked:
@@ -70,61 +67,51 @@ class Profiling(TrainerCallback):
         if not self._window or not self._window[0] - 1 <= step <= self._window[-1]:
             return
         self._trainer.throughput.leave_out_step()
-        if self._profiler is None and state.is_world_process_zero:
-            kind = torch.device(args.device).type
-            activities: list[Any] = ["cpu", *([kind] if kind in ("cuda", "xpu") else [])]
-            self._profiler = ProfileKwargs(activities=activities).build()
-            self._profiler.start()
+        if not state.is_world_process_zero:
+            return
+        if self._profiler is None:
+            kinds: list[Any] = ["cpu", *{args.device.type} & {"cuda", "xpu"}]
+            self._profiler = self._recording.enter_context(ProfileKwargs(activities=kinds).build())
         if step in self._window:
-            self._seen.append(step)
-            if self._profiler is not None:
-                self._range = torch.profiler.record_function(STEP)
-                self._range.__enter__()
+            self._step.enter_context(torch.profiler.record_function(STEP))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Ends the window after its last step, and where something else than a step comes next."""
-        self._end_range()
+        self._step.close()
+        step, window = state.global_step, self._window
         is_cut = control.should_evaluate or control.should_save or control.should_training_stop
-        if not self._seen or not self._window or not (is_cut or state.global_step == self._window[-1]):
+        if step not in window or not (is_cut or step == window[-1]):
             return
-        self._window = range(0)
-        if self._profiler is not None:
-            profiler, self._profiler = self._profiler, None
-            profiler.stop()
-            self._keep(args, profiler)
+        profiler = self._profiler
+        self.leave()
+        if profiler is not None:
+            self._keep(args, profiler, [window[0], step])
         self._trainer.throughput.resume()
 
     def leave(self) -> None:
         """Ends a window that is open, and forgets what it recorded: an exception ends the run."""
-        self._window = range(0)
-        self._end_range()
-        if self._profiler is not None:
-            self._profiler.stop()
-            self._profiler = None
+        self._window, self._profiler = range(0), None
+        self._step.close()
+        self._recording.close()
 
-    def _end_range(self) -> None:
-        if self._range is not None:
-            self._range.__exit__(None, None, None)
-            self._range = None
-
-    def _keep(self, args: Any, profiler: Any) -> None:
-        events, trace = profiler.events(), None
-        path = Path(str(args.output_dir)) / TRACE
-        if args.save_total_size_gb is None:  # which has no room set aside for it
-            try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                with tempfile.TemporaryDirectory() as folder, replacing(path) as draft:
-                    profiler.export_chrome_trace(f"{folder}/{TRACE}")  # packs what ends in .gz
-                    shutil.copyfile(f"{folder}/{TRACE}", draft)
-                trace = TRACE
-            except OSError as error:
-                logger.warning("%s was not written: %s", TRACE, describe_failure(error, str(path)))
+    def _keep(self, args: Any, profiler: Any, steps: list[int]) -> None:
+        events, folder = profiler.events(), Path(args.output_dir)
         self.found = {
-            "steps": [self._seen[0], self._seen[-1]],
+            "steps": steps,
             "seconds": [round(e.time_range.elapsed_us() / 1e6, 6) for e in events if e.name == STEP],
-            "device": torch.device(args.device).type,
+            "device": args.device.type,
             "operations": costly_operations(events),
-            "trace": trace,
+            "trace": None,
         }
-        place = f"; {TRACE} in {args.output_dir} opens in ui.perfetto.dev" if trace else ""
-        logger.info("Profiled steps %d to %d%s.", self._seen[0], self._seen[-1], place)
+        place = ""
+        if args.save_total_size_gb is None:  # which has no room set aside for it
+            draft = folder / f".{TRACE}"  # torch packs what ends in .gz
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                profiler.export_chrome_trace(str(draft))
+                os.replace(draft, folder / TRACE)
+                self.found["trace"], place = TRACE, f"; {TRACE} in {folder} opens in ui.perfetto.dev"
+            except OSError as error:
+                draft.unlink(missing_ok=True)
+                logger.warning("%s was not written: %s", TRACE, describe_failure(error, str(folder / TRACE)))
+        logger.info("Profiled steps %d to %d%s.", *steps, place)

@@ -1,7 +1,8 @@
-"""What a run says of its speed while it trains: how fast it is, what is off, and what steps on the host take."""
+"""What a run says of its speed and its memory while it trains: how fast it is, what is off, what a step takes."""
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 import time
@@ -14,15 +15,20 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
+from .. import units
+from ..data.random_states import kept_random_states
 from ..hardware import detect_hardware
+from ..memory.forecast import model_on_batch
+from ..memory.report import MemoryReport, format_memory, format_savings, report_run
+from ..models.activation_checkpointing import is_recomputed
 from ..models.host_optimizer import HostTimes, find_host_optimizer
 from ..optional import import_problem
 from ..reporting.progress import LiveProgress, describe_speed
 from ..reporting.rates import find_baseline
 from ..reporting.shortfall import Shortfall, SpeedFacts, encoder_width, find_shortfall
-from ..reporting.throughput import WARMUP_STEPS
-from ..training_args import FastTrainingArguments
-from .planned import PlannedRun
+from ..reporting.throughput import WARMUP_STEPS, peak_bytes
+from ..speedups.base import optimizer_name
+from ..speedups.sample import longest_rows
 
 REFRESH_S = 5.0
 LINE_S = 60.0  # between lines of their own
@@ -42,60 +48,55 @@ class SpeedLine(TrainerCallback):
 
     Args:
         trainer: whose `throughput` measures the steps.
-        args: of the run.
         clock: seconds that only grow.
 
     Raises:
         ArgumentError: as `find_baseline`, before anything long begins.
     """
 
-    def __init__(self, trainer: Any, args: FastTrainingArguments, clock: Callable[[], float] = time.monotonic):
-        find_baseline(args, detect_hardware(args.device).name)
-        self._trainer, self._args, self._clock = trainer, args, clock
-        self._due, self._is_shown, self._first_judged = math.inf, False, 0
-        self._width: int | None = None
-        self._said: set[str] = set()
-        self._gpu_use: deque[float] = deque(maxlen=SAMPLES)
+    def __init__(self, trainer: Any, clock: Callable[[], float] = time.monotonic):
+        find_baseline(trainer.args, detect_hardware(trainer.args.device).name)
+        self._trainer, self._clock = trainer, clock
+        self._due, self._is_shown = math.inf, False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         """Starts afresh."""
-        self._width, self._is_shown, self._said = encoder_width(model), False, set()
-        self._gpu_use.clear()
+        self._width, self._is_shown = encoder_width(model), False
+        self._said: set[str] = set()
+        self._gpu_use: deque[float] = deque(maxlen=SAMPLES)
         self._first_judged = state.global_step + self._trainer.throughput.warmup_steps + JUDGED_STEPS
         self._due = self._clock() + REFRESH_S if state.is_world_process_zero else math.inf
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """Shows it for the first time."""
         if not self._is_shown and state.is_world_process_zero and "loss" in (logs or {}):
-            self._refresh(state)
+            self._refresh(args, state)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Shows it again, when it is time."""
         if self._clock() >= self._due:
-            self._refresh(state)
+            self._refresh(args, state)
 
-    def _refresh(self, state: Any) -> None:
-        numbers = self._trainer.throughput.live(self._args, state)
+    def _refresh(self, args: Any, state: Any) -> None:
+        numbers = self._trainer.throughput.live(args, state)
         if not numbers:  # still warming up
             return
-        shortfall = self._judge(numbers) if state.global_step >= self._first_judged else None
+        shortfall = self._judge(args, numbers) if state.global_step >= self._first_judged else None
+        text, causes = describe_speed(numbers, shortfall), shortfall.names if shortfall else ""
         callbacks = self._trainer.callback_handler.callbacks
         bars = [callback for callback in callbacks if isinstance(callback, LiveProgress)]
         tables = [c.training_tracker for c in callbacks if getattr(c, "training_tracker", None) is not None]
         self._due, self._is_shown = self._clock() + (REFRESH_S if bars or tables else LINE_S), True
-        text = describe_speed(numbers, shortfall)
         for bar in bars:
-            bar.show_speed(numbers, shortfall.names if shortfall else "", self._args, state)
+            bar.show_speed(numbers, causes, args, state)
         for table in tables:
             table.prefix = f"{escape(text)}<br>"  # Trainer's table shows it with its next step
-        if not (bars or tables):
-            logger.info("Speed: %s", text)
-        elif bars and shortfall and shortfall.names not in self._said:  # a bar has no room for it
-            self._said.add(shortfall.names)
+        if not (bars or tables) or (bars and causes and causes not in self._said):  # a bar has no room for the sentence
+            self._said.add(causes)
             logger.info("Speed: %s", text)
 
-    def _judge(self, numbers: dict[str, float]) -> Shortfall | None:
-        use = gpu_use(torch.device(self._args.device))
+    def _judge(self, args: Any, numbers: dict[str, float]) -> Shortfall | None:
+        use = gpu_use(args.device)
         if use is not None:
             self._gpu_use.append(use)
         mean_use = sum(self._gpu_use) / len(self._gpu_use) if self._gpu_use else None
@@ -114,6 +115,62 @@ def gpu_use(device: torch.device) -> float | None:
         return None
 
 
+class MemoryWatch(TrainerCallback):
+    """Predicts the fullest moment of a step on a card, before the first, and measures the run's.
+
+    `plan.json` holds both, as `facts.memory`. In runs that use speed-ups: there the answer counts, and a tenth of a
+    second per switch does not. On a CPU the doctor has it.
+    """
+
+    def __init__(self, trainer: Any):
+        self._trainer = trainer
+        self._report: MemoryReport | None = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """Says what a step will take, and whether it fits."""
+        planned = self._trainer._ext_planned
+        is_asked = planned.keeps_records and planned.plan.hardware.kind == "cuda"
+        self._report = self._predict(args, given["model"], given.get("train_dataloader")) if is_asked else None
+        if self._report is None:
+            return
+        planned.plan.facts["memory"] = self._report.to_dict()
+        planned.save()
+        if state.is_world_process_zero:
+            say = logger.info if self._report.fits else logger.warning
+            say("%s", "\n".join([*format_memory(self._report), format_savings(self._report)]))
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """Puts what was measured, the peak of torch's allocator, beside what was predicted."""
+        if self._report is None:
+            return
+        planned, measured = self._trainer._ext_planned, peak_bytes(args.device)
+        planned.plan.facts["memory"]["measured_peak_bytes"] = measured
+        planned.save()
+        if state.is_world_process_zero:
+            predicted = units.memory(self._report.forecast.peak)
+            logger.info("memory: %s at the fullest moment, %s predicted", units.memory(measured), predicted)
+
+    def _predict(self, args: Any, model: Any, loader: Any) -> MemoryReport | None:
+        """The report; None where the model or its rows do not lend themselves to it."""
+        plan, rows = self._trainer.plan, args.train_batch_size
+        dataset, collator = getattr(loader, "dataset", None), getattr(loader, "collate_fn", None)
+        if collator is None or not hasattr(dataset, "__len__") or self._trainer._ext_backend.is_spread:
+            return None
+        try:
+            with kept_random_states(dataset, collator):
+                batch = copy.copy(collator)(longest_rows(dataset, collator, args.length_column_name, rows))
+            memory, length = model_on_batch(model, dict(batch))
+            has_recomputing = any(is_recomputed(part) for part in model.modules())
+            passes, optimizer = args.gradient_accumulation_steps, optimizer_name(args)
+            gib = plan.hardware.memory_gib
+            capacity = None if gib is None else round(gib * 2**30)
+            given = {"policy": None if has_recomputing else "none", "passes": passes, "optimizer": optimizer}
+            return report_run(memory, args, plan, rows, length, capacity, **given)
+        except Exception:  # a user's model, on tensors without values; training goes on as it would have
+            logger.debug("no prediction of memory", exc_info=True)
+            return None
+
+
 class HostSteps(TrainerCallback):
     """Measures a `HostOptimizer`, keeps in the plan what its steps take, and warns once where that is much.
 
@@ -121,13 +178,12 @@ class HostSteps(TrainerCallback):
     optimizer, without waiting for rows.
     """
 
-    def __init__(self, planned: PlannedRun):
-        self._planned = planned
-        self._num_seen, self._began_s, self._seconds, self._before = 0, 0.0, 0.0, HostTimes()
+    def __init__(self, trainer: Any):
+        self._trainer = trainer
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Starts afresh."""
-        self._num_seen, self._seconds = 0, 0.0
+        self._num_seen, self._seconds, self._before = 0, 0.0, HostTimes()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """An accumulation cycle begins."""
@@ -143,19 +199,19 @@ class HostSteps(TrainerCallback):
             self._before = replace(found.times)
             return
         self._seconds += time.perf_counter() - self._began_s
-        if self._num_seen == WARMUP_STEPS + JUDGED_STEPS and args.process_index == 0:
-            took = self._measure(found)
-            if took["share_of_step"] > LARGEST_SHARE:
-                logger.warning(
-                    "Steps in host memory take %.0f %% of the time of a step (copies %.3g s, %s %.3g s). More rows in "
-                    "a step hide them (--gradient_accumulation_steps, --per_device_train_batch_size), and more threads "
-                    "shorten them (OMP_NUM_THREADS); where the card has room for the states, leave out --optim_ext "
-                    "cpu_offload.",
-                    100 * took["share_of_step"],
-                    took["copy_s"],
-                    type(found.wrapped).__name__,
-                    took["host_step_s"],
-                )
+        took = self._measure(found)
+        is_due = self._num_seen == WARMUP_STEPS + JUDGED_STEPS and state.is_world_process_zero
+        if is_due and took["share_of_step"] > LARGEST_SHARE:
+            logger.warning(
+                "Steps in host memory take %.0f %% of the time of a step (copies %.3g s, %s %.3g s). More rows in "
+                "a step hide them (--gradient_accumulation_steps, --per_device_train_batch_size), and more threads "
+                "shorten them (OMP_NUM_THREADS); where the card has room for the states, leave out --optim_ext "
+                "cpu_offload.",
+                100 * took["share_of_step"],
+                took["copy_s"],
+                type(found.wrapped).__name__,
+                took["host_step_s"],
+            )
 
     def on_train_end(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
         """Writes down what was measured."""
@@ -163,7 +219,7 @@ class HostSteps(TrainerCallback):
         if found is not None:
             took = self._measure(found) if self._num_seen > WARMUP_STEPS else {}
             rounded = {name: float(f"{value:.3g}") for name, value in took.items()}
-            self._planned.record("cpu_offload", device_bytes_saved=found.state_bytes(), **rounded)
+            self._trainer._ext_planned.record("cpu_offload", device_bytes_saved=found.state_bytes(), **rounded)
 
     def _measure(self, optimizer: Any) -> dict[str, float]:
         """Seconds of a step that copies and the optimizer take, in the mean, and their share of it."""

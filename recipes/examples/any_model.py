@@ -16,18 +16,17 @@ import torch
 from torch.nn import functional
 from transformers import EvalPrediction, Trainer
 
+from hf_ext.arguments.parser import FastArgumentParser
 from hf_ext.errors import ArgumentError
 from hf_ext.evaluation.verdict import judge_accuracy, judge_tokens
 from hf_ext.masked_lm.results import compute_metrics, sum_rows
 from hf_ext.models.lora import require_base
-from hf_ext.parser import FastArgumentParser
-from hf_ext.plain_arguments import stock_arguments
 from hf_ext.reporting.report import write_report
 from hf_ext.reporting.run_log import LOGGER, start_run_log
 from hf_ext.reporting.run_record import record_evaluations, record_run, write_json
 from hf_ext.reporting.tables import format_table
 from hf_ext.reporting.throughput import ThroughputCallback
-from hf_ext.tasks import check_scored
+from hf_ext.running import check_scored, stock_arguments
 from hf_ext.trainer import FastTrainer
 
 __all__ = [

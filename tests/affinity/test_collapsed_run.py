@@ -18,11 +18,11 @@ from hf_ext.affinity.arguments import AffinityArguments
 from hf_ext.affinity.building import build_collator, build_model
 from hf_ext.affinity.results import save_results
 from hf_ext.affinity.scoring import compute_metrics, score_split
+from hf_ext.arguments.parser import FastArgumentParser
+from hf_ext.arguments.presets import PRESETS
 from hf_ext.data.arguments import DataArguments
 from hf_ext.data.loading import load_data
 from hf_ext.models.affinity import AffinityModel
-from hf_ext.parser import FastArgumentParser
-from hf_ext.presets import PRESETS
 from hf_ext.reporting.card import write_card
 from hf_ext.reporting.report import write_report
 from hf_ext.trainer import FastTrainer

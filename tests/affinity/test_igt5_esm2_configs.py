@@ -17,7 +17,7 @@ from hf_ext.data.arguments import DataArguments
 from hf_ext.errors import ArgumentError
 from hf_ext.hardware import describe_hardware
 from hf_ext.plan import make_plan
-from hf_ext.tasks import parse_command
+from hf_ext.running import parse_command
 from hf_ext.training_args import FastTrainingArguments
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,7 +10,7 @@ import pytest
 
 from hf_ext.affinity.arguments import AffinityArguments
 from hf_ext.affinity.measure import BEST_BY_LOSS, describe_measure, settle_measure, verdict_metric
-from hf_ext.tasks import parse_command
+from hf_ext.running import parse_command
 from hf_ext.training_args import FastTrainingArguments
 
 

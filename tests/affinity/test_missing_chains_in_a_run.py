@@ -83,7 +83,7 @@ def trained(tmp_path_factory, demo_encoders):
         return encoding.fill_store(store, sequences, *given, **settings)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hf_ext.training.embedder.fill_store", fill)
+        patch.setattr("hf_ext.training.embedding_cache.fill_store", fill)
         files = ["--dataset_name", str(data), "--output_dir", str(out), "--embedding_cache_dir", str(root / "cache")]
         option = ["--missing_chains", "light", "--split", "cluster", "--encoders", *demo_encoders]
         results = recipe("max_speed", [*files, *option, *WORDS.split(), *QUICK.split()])

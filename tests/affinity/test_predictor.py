@@ -176,8 +176,8 @@ def test_one_head_has_no_spread(predictor: AffinityPredictor) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("no/such/folder", "neither a folder here nor a Hub id"),
-        ("me/unheard-of", "not in the Hub's cache, and the Hub cannot be reached"),
+        ("no/such/folder", "Repo id must be in the form"),
+        ("me/unheard-of", "Check the name .OWNER/NAME., the revision and the network"),
         (".", r"Model \.: no inputs.json there. Give the output folder of recipes/max_speed.py"),
     ],
 )
@@ -224,9 +224,9 @@ def go_online(patch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("name", "revision", "token", "message"),
     [
-        ("me/unheard-of", None, TOKEN, "'me/unheard-of': no folder here, and the Hub hands out no such model"),
-        ("me/affinity", "v9", TOKEN, "'me/affinity' at revision 'v9': the Hub has no such revision of it"),
-        ("me/affinity", None, "hf_old", r"the Hub refuses the token\. Run `hf auth login`"),
+        ("me/unheard-of", None, TOKEN, "'me/unheard-of': no folder here, and the Hub did not hand it out"),
+        ("me/affinity", "v9", TOKEN, "'me/affinity' at revision 'v9': .*the Hub did not hand it out"),
+        ("me/affinity", None, "hf_old", "for a private or gated model run `hf auth login`"),
     ],
 )
 def test_what_the_hub_does_not_hand_out_is_said(
@@ -251,7 +251,7 @@ def test_a_pushed_model_is_verified_where_it_is_loaded_and_a_damaged_one_is_not_
         patch.setenv("HF_TOKEN", TOKEN)
         push = push_folder(folder, "me/verified", token=TOKEN)
         loaded = find_model("me/verified", push.oid)
-        assert (loaded / "config.json").read_bytes() != (folder / "config.json").read_bytes()  # paths are shortened
+        assert (loaded / "config.json").read_bytes() == (folder / "config.json").read_bytes()
         assert (loaded / MODEL_MANIFEST).is_file()
         (loaded / "inputs.json").resolve().write_text("{}")
         with pytest.raises(ArgumentError, match=r"not what was saved: inputs\.json"):

@@ -1,4 +1,4 @@
-"""kill -9 before every single file operation of a run that saves, saves again, strips and deletes."""
+"""kill -9 before every single file operation of a run that saves, strips and deletes."""
 
 import itertools
 import os
@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from other_runs import kill, other_run
 
-from hf_ext.checkpoints.format.manifest import Manifest, check_files, hash_file
+from hf_ext.checkpoints.manifest import Manifest, check_files, hash_file
 from hf_ext.checkpoints.run_lock import LOCK
-from hf_ext.checkpoints.storage.store import CheckpointStore
+from hf_ext.checkpoints.store import CheckpointStore
 from hf_ext.errors import FolderError
 
 LAST_STEP = 40
@@ -19,9 +19,8 @@ OPERATIONS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir"}
 
 
 def save(store: CheckpointStore, step: int) -> None:
-    staging = store.stage(step)
-    write_files(staging.path, step)
-    staging.commit(step / 10, {})
+    write_files(store.stage(step), step)
+    store.commit(step, step / 10, {})
 
 
 def save_in_place(store: CheckpointStore, step: int) -> None:
@@ -39,15 +38,14 @@ def write_files(folder: Path, step: int) -> None:
 
 
 def train(folder: Path, report, save=save) -> None:
-    """Saves every 10 steps from the newest checkpoint on, 20 twice; keeps two, the older of them stripped."""
+    """Saves every 10 steps from the newest checkpoint on; keeps two, the older of them stripped."""
     store = CheckpointStore(folder, "run")
     store.sweep()
     newest = store.find_newest()
     rotate(store)
     for step in range(newest.step + 10 if newest else 10, LAST_STEP + 1, 10):
-        for _ in range(2 if step == 20 else 1):
-            save(store, step)
-            report(step)
+        save(store, step)
+        report(step)
         rotate(store)
 
 

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from hf_ext.checkpoints.format.manifest import MANIFEST, FileRecord, Manifest, check_files, hash_file
+from hf_ext.checkpoints.manifest import MANIFEST, FileRecord, Manifest, check_files, hash_file
 from hf_ext.errors import CheckpointError
 
 FILES = {"model.safetensors": b"weights" * 100, "config.json": b"{}\n", "sub/é 1.json": b"[1, 2]"}
@@ -62,15 +62,17 @@ def test_a_flipped_bit_in_any_byte_of_a_manifest_is_found(tmp_path):
     [
         (lambda path: path.unlink(), "found nothing"),
         (lambda path: path.write_bytes(b""), "found 0 bytes that are not"),
-        (lambda path: path.write_bytes(path.read_bytes()[:-1]), "found others with the same content"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-1]), "found others"),
         (lambda path: path.write_bytes(path.read_bytes()[:100]), "expected JSON"),
         (lambda path: path.write_bytes(bytes(512)), "expected JSON"),
         (lambda path: path.write_text("[" * 100_000), "expected JSON"),
-        (lambda path: path.write_text("[]"), "fields of a manifest"),
+        (lambda path: path.write_text("[]"), "expected a JSON object, found a list"),
+        (lambda path: path.write_text('{"step": 9223372036854775808}'), "an integer of 19 digits"),
+        (lambda path: path.write_text('{"step": ' + "9" * 5000 + "}"), "an integer of 5000 digits"),
         (lambda path: path.write_text('{"version": 3}'), "fields of a manifest"),
-        (lambda path: path.write_bytes(path.read_bytes().replace(b'"step": 20', b'"step": 21')), "sha256"),
+        (lambda path: path.write_bytes(path.read_bytes().replace(b'"step": 20', b'"step": 21')), "found others"),
         (lambda path: path.write_bytes(path.read_bytes().replace(b'"format": 1', b'"format": 2')), "Update hf_ext"),
-        (lambda path: path.write_bytes(path.read_bytes().replace(b'"format": 1,\n', b"")), "sha256|same content"),
+        (lambda path: path.write_bytes(path.read_bytes().replace(b'"format": 1,\n', b"")), "found others"),
         (lambda path: (path.rename(path.parent / "m"), path.symlink_to(path.parent / "m")), "found a symlink"),
         (lambda path: (path.unlink(), path.mkdir()), "found a folder"),
         (lambda path: (path.unlink(), os.mkfifo(path)), "found a pipe or device"),  # which would be waited for
@@ -122,7 +124,7 @@ def forge(folder, **changes) -> None:
 )
 def test_forged_manifests_of_other_types_are_refused(tmp_path, changes):
     forge(tmp_path, **changes)
-    with pytest.raises(CheckpointError, match=r"values of other types|fields of a manifest"):
+    with pytest.raises(CheckpointError, match="fields of a manifest"):
         Manifest.read(tmp_path)
     forge(tmp_path)  # the forger's hash is right
     assert Manifest.read(tmp_path).step == 1

@@ -2,23 +2,25 @@
 
 import errno
 import logging
+import os
 import shutil
 import threading
-import time
 from pathlib import Path
 
 import pytest
-from mirror_targets import Failing, Gate, contents, names, save, steps, wait_for_failure
 
-from hf_ext.checkpoints.format.manifest import MANIFEST
-from hf_ext.checkpoints.storage.mirror import Mirror, copy_file
-from hf_ext.checkpoints.storage.store import CheckpointStore
+from hf_ext.checkpoints import mirror
+from hf_ext.checkpoints.manifest import check_files
+from hf_ext.checkpoints.mirror import MirroredStore
+from hf_ext.checkpoints.store import CheckpointStore
 from hf_ext.errors import CheckpointError
+
+copy_file = mirror.copy_file
 
 
 @pytest.fixture
-def local(tmp_path) -> CheckpointStore:
-    return CheckpointStore(tmp_path / "local", run_id="run-a")
+def store(tmp_path) -> MirroredStore:
+    return MirroredStore(tmp_path / "local", tmp_path / "drive")
 
 
 @pytest.fixture
@@ -26,281 +28,187 @@ def drive(tmp_path) -> Path:
     return tmp_path / "drive"
 
 
-def test_a_copy_is_the_local_checkpoint_byte_for_byte(local, drive):
-    save(local, 10)
-    mirror = Mirror(local, drive)
-    mirror.copy(10)
-    assert mirror.wait()
-    assert names(drive) == ["checkpoint-10"]
-    assert contents(drive / "checkpoint-10") == contents(local.folder / "checkpoint-10")
+def save(store, *steps):
+    """Commits checkpoints of three files, one of them in a subfolder, whose bytes tell the step."""
+    for step in steps:
+        folder = store.stage(step)
+        (folder / "tower").mkdir()
+        for name in ("model.safetensors", "optimizer.pt", "tower/config.json"):
+            (folder / name).write_bytes(f"{step} {name} ".encode() * 100)
+        store.commit(step, step / 10, {"seed": 7})
+
+
+def copied(store, best=None) -> list[int]:
+    """Steps at the target once all is copied, each of which must verify."""
+    assert store.finish_copies(best) is None
+    assert [check_files(s.path, s.manifest) for s in store.target.checkpoints()].count([]) == len(
+        store.target.checkpoints()
+    )
+    return [stored.step for stored in store.target.checkpoints()]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+class Gate:
+    """A target whose every file waits for `open`; `begun` is set when the first one arrives."""
+
+    def __init__(self, monkeypatch):
+        self.begun, self.open = threading.Event(), threading.Event()
+        monkeypatch.setattr(mirror, "copy_file", self)
+
+    def __call__(self, source, target):
+        self.begun.set()
+        assert self.open.wait(20)
+        copy_file(source, target)
+
+
+def test_a_copy_is_the_local_checkpoint_byte_for_byte(store, drive):
+    save(store, 10)
+    assert copied(store) == [10]
+    assert os.listdir(drive) == ["checkpoint-10"]
+    assert contents(drive / "checkpoint-10") == contents(store.path(10))
     assert len(contents(drive / "checkpoint-10")) == 4
-    assert steps(mirror.target) == [10]
-    assert (mirror.num_failures, mirror.last_failure, mirror.waiting) == (0, None, ())
 
 
-def test_copy_returns_at_once_and_pins_the_local_checkpoint_until_it_is_done(local, drive):
-    save(local, 10)
-    gate = Gate()
-    mirror = Mirror(local, drive, gate)
-    began = time.monotonic()
-    mirror.copy(10)
-    assert time.monotonic() - began < 10  # the gate stays shut for longer
+def test_a_copy_is_made_beside_training_and_pins_the_local_checkpoint(store, drive, monkeypatch):
+    gate = Gate(monkeypatch)
+    save(store, 1)
+    store.begin_copies(None)
     assert gate.begun.wait(20)
-    assert mirror.waiting == (10,)
-    assert not local.delete(10)
-    assert not local.strip(10, ["optimizer.pt"])
-    assert names(drive) == [".staging"]  # not under its name before it is whole
-    gate.open()
-    assert mirror.wait()
-    assert local.delete(10)
-    assert steps(mirror.target) == [10]
+    assert not store.delete(1)
+    assert not store.strip(1, ["optimizer.pt"])
+    assert os.listdir(drive) == [".staging"]  # not under its name before it is whole
+    for step in (2, 3, 4):
+        save(store, step)
+        store.begin_copies(2)
+    gate.open.set()
+    assert copied(store, best=2) == [1, 2, 4]  # of those that waited, the newest and the best
+    assert store.delete(1)
 
 
-def test_of_those_that_wait_only_the_newest_is_copied(local, drive):
-    gate = Gate()
-    mirror = Mirror(local, drive, gate)
-    for step in (1, 2, 3, 4):
-        save(local, step)
-        mirror.copy(step)
-        assert gate.begun.wait(20)
-    gate.open()
-    assert mirror.wait()
-    assert steps(mirror.target) == [1, 4]
+def test_nothing_is_deleted_at_the_target_before_it_holds_something_newer_to_continue_from(store, monkeypatch):
+    save(store, 10, 20)
+    store.begin_copies(None)
+    assert copied(store) == [20]
+    save(store, 30)
+    store.delete(10)
+    store.delete(20)
+    failing = pytest.MonkeyPatch()
+    failing.setattr(mirror, "copy_file", raising(errno.EIO))
+    assert store.finish_copies(None) is not None
+    assert [stored.step for stored in store.target.checkpoints()] == [20]
+    failing.undo()
+    store.strip(30, ["optimizer.pt"])
+    assert copied(store) == [20, 30]  # weights alone are no reason
+    save(store, 40)
+    assert copied(store, best=30) == [30, 40]
+    emptied = []
+    monkeypatch.setattr(os, "truncate", lambda path, size: emptied.append(path.name))
+    store.delete(30)
+    assert copied(store) == [40]
+    assert "model.safetensors" in emptied  # the trash of a Drive counts what it holds
 
 
-@pytest.mark.parametrize(
-    ("best", "copied"),
-    [({2}, [1, 2, 4]), ({2, 3}, [1, 3, 4]), ({2, 3, 4}, [1, 4]), ({1}, [1, 4])],
-)
-def test_the_last_best_is_copied_although_newer_ones_wait(local, drive, best, copied):
-    gate = Gate()
-    mirror = Mirror(local, drive, gate)
-    for step in (1, 2, 3, 4):
-        save(local, step)
-        mirror.copy(step, is_best=step in best)
-        assert gate.begun.wait(20)
-    gate.open()
-    assert mirror.wait()
-    assert steps(mirror.target) == copied
+def raising(number):
+    def fail(source, target):
+        target.write_bytes(source.read_bytes()[:10])
+        raise OSError(number, os.strerror(number))
+
+    return fail
 
 
-def test_a_copy_that_is_there_already_is_not_made_again(local, drive):
-    save(local, 10)
-    first = Mirror(local, drive)
-    first.copy(10)
-    assert first.wait()
-    again = Mirror(local, drive, Failing(OSError(errno.EIO, "was read again"), times=99))
-    again.copy(10)
-    assert again.wait()
-    assert again.num_failures == 0
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ENOTCONN, errno.ESTALE])
+def test_a_failed_copy_leaves_nothing_half_is_said_and_made_up_for(store, drive, monkeypatch, number, caplog):
+    save(store, 10)
+    monkeypatch.setattr(mirror, "copy_file", raising(number))
+    lacking = store.finish_copies(None)
+    assert lacking.startswith(f"{drive} lacks the newest checkpoint, which is in {store.folder}: {drive} could not")
+    assert os.strerror(number) in lacking
+    assert lacking in [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    assert os.listdir(drive) == []
+    monkeypatch.undo()
+    assert copied(store) == [10]
 
 
-def test_a_checkpoint_saved_anew_replaces_its_copy(local, drive):
-    save(local, 10, num_bytes=3000)
-    mirror = Mirror(local, drive)
-    mirror.copy(10)
-    assert mirror.wait()
-    save(local, 10, num_bytes=6000)
-    mirror.copy(10)
-    assert mirror.wait()
-    assert contents(drive / "checkpoint-10") == contents(local.folder / "checkpoint-10")
-    assert names(drive) == ["checkpoint-10"]
+def flip_a_bit(source, target):
+    content = bytearray(source.read_bytes())
+    content[len(content) // 2] ^= 4
+    target.write_bytes(content)
 
 
-def test_what_another_run_left_at_the_target_is_moved_and_never_deleted(local, drive):
-    other = CheckpointStore(drive, run_id="run-b")
-    save(other, 10, num_bytes=300)
-    save(local, 10)
-    save(local, 20)
-    mirror = Mirror(local, drive)
-    mirror.copy(10)
-    mirror.delete(5)
-    assert mirror.wait()
-    mirror.copy(20)
-    assert mirror.wait()
-    assert names(drive) == ["checkpoint-10", "checkpoint-20", "previous-checkpoint-10"]
-    assert b"10 model" in (drive / "previous-checkpoint-10" / "model.safetensors").read_bytes()
+def drop_a_file(source, target):
+    if source.name != "config.json":
+        copy_file(source, target)
 
 
-def test_copies_follow_a_run_id_that_is_adopted_later(local, drive):
-    mirror = Mirror(local, drive)
-    local.adopt("run-before-the-crash")
-    save(local, 10)
-    save(local, 20)
-    mirror.copy(10)
-    assert mirror.wait()
-    mirror.copy(20)
-    mirror.delete(10)
-    assert mirror.wait()
-    assert [(one.step, one.run_id) for one in mirror.target.checkpoints()] == [(20, "run-before-the-crash")]
+@pytest.mark.parametrize(("bad_copy", "found"), [(flip_a_bit, "expected"), (drop_a_file, "found nothing")])
+def test_a_target_that_writes_something_else_never_gets_a_checkpoint(store, drive, monkeypatch, bad_copy, found):
+    save(store, 10)
+    monkeypatch.setattr(mirror, "copy_file", bad_copy)
+    assert found in store.finish_copies(None)
+    assert os.listdir(drive) == []
 
 
-# Deletion
-
-
-def test_deletion_waits_until_a_newer_checkpoint_is_at_the_target(local, drive):
-    save(local, 10)
-    save(local, 20)
-    target = Failing(OSError(errno.EIO, "once"), times=0)
-    mirror = Mirror(local, drive, target)
-    mirror.copy(10)
-    assert mirror.wait()
-    mirror.delete(10)
-    assert mirror.wait()
-    assert steps(mirror.target) == [10]
-    target.left = 1  # the copy that would replace it fails
-    mirror.copy(20)
-    wait_for_failure(mirror)
-    assert steps(mirror.target) == [10]
-    assert mirror.wait()
-    assert steps(mirror.target) == [20]
-
-
-def test_weights_alone_are_no_reason_to_delete_what_training_can_go_on_from(local, drive):
-    save(local, 10)
-    save(local, 20)
-    save(local, 30)
-    local.strip(20, ["optimizer.pt"])
-    mirror = Mirror(local, drive)
-    for step in (10, 20):
-        mirror.copy(step)
-        assert mirror.wait()
-    mirror.delete(10)
-    assert mirror.wait()
-    assert steps(mirror.target) == [10, 20]
-    mirror.copy(30)
-    assert mirror.wait()
-    assert steps(mirror.target) == [20, 30]
-
-
-def test_a_deleted_checkpoint_is_no_longer_copied(local, drive):
-    gate = Gate()
-    mirror = Mirror(local, drive, gate)
-    for step in (1, 2):
-        save(local, step)
-        mirror.copy(step, is_best=step == 2)
-        assert gate.begun.wait(20)
-    mirror.delete(2)
-    assert mirror.waiting == ()
-    gate.open()
-    assert mirror.wait()
-    assert steps(mirror.target) == [1]
-
-
-def test_a_checkpoint_gone_locally_is_said_and_not_waited_for(local, drive, caplog):
-    mirror = Mirror(local, drive)
-    mirror.copy(10)
-    assert mirror.wait()
-    assert "checkpoint-10 was deleted before it was copied" in caplog.text
-
-
-# Waiting
-
-
-def test_wait_gives_up_after_its_time_and_tells_how_far_it_is(local, drive, monkeypatch, caplog):
-    caplog.set_level(logging.INFO)
-    monkeypatch.setattr("hf_ext.checkpoints.storage.mirror.LOG_EVERY_S", 0.05)
-    save(local, 10, num_bytes=5_000_000)
-    gate = threading.Event()
-
-    def stall_after_the_first(source, target, report):
-        copy_file(source, target, report)
-        assert gate.wait(20)
-
-    mirror = Mirror(local, drive, stall_after_the_first)
-    mirror.copy(10)
-    began = time.monotonic()
-    assert not mirror.wait(timeout_s=0.3)
-    assert 0.3 <= time.monotonic() - began < 15  # the gate stays shut for longer
-    assert "Still copying" in caplog.text
-    assert "checkpoint-10, 0.00 of 0.01 GB" in caplog.text
-    assert "not finished after 0.3 s" in caplog.text
-    gate.set()
-    assert mirror.wait()
-
-
-def test_wait_without_anything_to_copy_is_true_at_once(local, drive):
-    assert Mirror(local, drive).wait()
-
-
-# Which checkpoint a new process continues from
-
-
-def test_the_newest_of_both_places_is_found(local, drive):
-    save(local, 10)
-    save(local, 20)
-    mirror = Mirror(local, drive)
-    mirror.copy(20)
-    assert mirror.wait()
-    assert mirror.find_newest().path == local.folder / "checkpoint-20"
-    local.delete(20)
-    assert mirror.find_newest().path == drive / "checkpoint-20"
-    shutil.rmtree(local.folder)  # another machine
-    assert Mirror(CheckpointStore(local.folder), drive).find_newest().path == drive / "checkpoint-20"
-
-
-def test_no_checkpoint_in_either_place_is_none(local, drive):
-    assert Mirror(local, drive).find_newest() is None
-
-
-def test_a_damaged_copy_is_set_aside_for_an_older_one(local, drive):
-    mirror = Mirror(local, drive)
-    for step in (10, 20):
-        save(local, step)
-        mirror.copy(step)
-        assert mirror.wait()
-    shutil.rmtree(local.folder)
-    (drive / "checkpoint-20" / "model.safetensors").write_bytes(b"half")
-    assert mirror.find_newest().path == drive / "checkpoint-10"
-    assert names(drive) == ["checkpoint-10", "damaged-checkpoint-20"]
-
-
-def test_a_target_that_holds_nothing_newer_is_not_read(local, drive):
-    save(local, 10)
-    mirror = Mirror(local, drive)
-    mirror.copy(10)
-    assert mirror.wait()
-    (drive / "checkpoint-10" / "model.safetensors").write_bytes(b"half")
-    assert mirror.find_newest().path == local.folder / "checkpoint-10"
-    assert names(drive) == ["checkpoint-10"]  # reading it would have set it aside
-
-
-def test_a_target_that_cannot_be_read_is_an_error_and_not_a_new_start(local, drive):
-    mirror = Mirror(local, drive)
+def test_a_drive_that_is_gone_is_said_and_not_made_anew(store, drive):
+    save(store, 10)
     drive.rmdir()
-    with pytest.raises(FileNotFoundError):
-        mirror.find_newest()
+    assert "is its disk still mounted?" in store.finish_copies(None)
+    assert not drive.exists()
+    with pytest.raises(FileNotFoundError):  # it might hold what a new start would go past
+        store.find_newest()
 
 
-@pytest.mark.parametrize("place", ["local", "local/copies", "."])
-def test_a_target_in_or_around_the_local_folder_is_refused(local, tmp_path, place):
-    with pytest.raises(CheckpointError, match="outside of"):
-        Mirror(local, tmp_path / place)
+def test_what_another_run_left_at_the_target_is_moved_and_never_deleted(store, drive):
+    save(CheckpointStore(drive, "other"), 10)
+    save(store, 10)
+    assert copied(store) == [10]
+    assert sorted(os.listdir(drive)) == ["checkpoint-10", "previous-checkpoint-10"]
 
 
-def test_a_target_under_a_folder_that_does_not_exist_is_refused(local, tmp_path):
+# --- both folders together ------------------------------------------------------------------------------------------
+
+
+def test_a_run_on_another_machine_finds_the_newest_at_the_target(store, drive):
+    save(store, 10, 20)
+    assert copied(store) == [20]
+    assert store.find_newest().path == store.path(20)
+    shutil.rmtree(store.folder)
+    again = MirroredStore(store.folder, drive)
+    assert again.find_newest().path == again.locate(20) == drive / "checkpoint-20"
+    assert again.has(drive / "checkpoint-20")
+    again.adopt(store.run_id)
+    save(again, 30)
+    assert copied(again) == [30]
+
+
+def test_a_target_is_read_only_where_it_has_something_newer_and_damage_there_is_set_aside(store, drive):
+    save(store, 10)
+    copied(store)
+    (drive / "checkpoint-10" / "model.safetensors").write_bytes(b"half")
+    assert store.find_newest().path == store.path(10)
+    assert os.listdir(drive) == ["checkpoint-10"]
+    store.delete(10)
+    assert store.find_newest() is None
+    assert os.listdir(drive) == ["damaged-checkpoint-10"]
+
+
+def test_what_is_newer_is_set_aside_in_both_folders(store, drive):
+    save(store, 10, 20)
+    copied(store)
+    store.set_aside_after(10)
+    assert store.locate(20) is None
+    assert os.listdir(drive) == ["previous-checkpoint-20"]
+
+
+@pytest.mark.parametrize(("place", "text"), [("local", "outside of"), ("local/in", "outside of"), (".", "outside of")])
+def test_a_target_in_or_around_the_local_folder_is_refused(tmp_path, place, text):
+    with pytest.raises(CheckpointError, match=text):
+        MirroredStore(tmp_path / "local", tmp_path / place)
+
+
+def test_a_target_under_a_folder_that_does_not_exist_is_refused(tmp_path):
     with pytest.raises(CheckpointError, match="Mount the disk"):
-        Mirror(local, tmp_path / "content" / "drive")
+        MirroredStore(tmp_path / "local", tmp_path / "content" / "drive")
     assert not (tmp_path / "content").exists()
-
-
-def test_training_with_rotation_never_leaves_the_target_without_a_checkpoint(local, drive):
-    """60 saves faster than the target: what is visible there always verifies, and one is always there."""
-    mirror = Mirror(local, drive, lambda *given: (time.sleep(0.003), copy_file(*given)))
-    seen = []
-    for step in range(1, 61):
-        save(local, step, num_bytes=300)
-        mirror.copy(step, is_best=step % 7 == 0)
-        for stored in local.checkpoints()[:-2]:
-            if stored.step != step // 7 * 7 and local.delete(stored.step):
-                mirror.delete(stored.step)
-        visible = [name for name in names(drive) if name.startswith("checkpoint")]
-        assert visible or not seen
-        seen += visible
-        assert all((drive / name / MANIFEST).exists() or not (drive / name).exists() for name in visible)
-    assert mirror.wait()
-    assert steps(mirror.target)[-1] == 60
-    assert 56 in steps(mirror.target)
-    assert len(steps(mirror.target)) <= 4
-    assert len(set(seen)) > 3
-    assert mirror.num_failures == 0

@@ -142,11 +142,11 @@ def test_rows_are_those_of_the_labels():
     assert count_rows([1]) is None
 
 
-def test_cached_embeddings_by_their_places():
-    batch = {"positions": {"heavy": torch.tensor([4, 2, -1]), "antigen": torch.tensor([0, 0, 1])}, "tables": 1}
+def test_cached_embeddings_by_their_rows():
+    batch = {"embeddings": {"heavy": torch.tensor([[4], [2], [0]]), "antigen": torch.tensor([[0], [0], [1]])}}
     batch |= {"missing": {"heavy": torch.tensor([False, False, True])}, "labels": torch.tensor([7.0, 8.0, 9.0])}
     first, second = cut_batch(batch, 2)
-    assert first["positions"]["heavy"].tolist() == [4, 2]
-    assert second["positions"]["antigen"].tolist() == [1]
+    assert first["embeddings"]["heavy"].tolist() == [[4], [2]]
+    assert second["embeddings"]["antigen"].tolist() == [[1]]
     assert second["missing"]["heavy"].tolist() == [True]
-    assert (first["tables"], second["tables"], second["labels"].tolist()) == (1, 1, [9.0])
+    assert second["labels"].tolist() == [9.0]

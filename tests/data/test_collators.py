@@ -141,11 +141,11 @@ def test_rows_without_labels_give_a_batch_without_labels(collator):
 
 
 def test_a_batch_of_cached_embeddings_passes_through_and_its_live_rows_are_tokenized(collator, tokenizers):
-    positions = {"heavy+light": torch.tensor([4, 2])}
-    cached = {"positions": positions, "tables": 0, "labels": torch.tensor([7.5, 6.0])}
+    embeddings = {"heavy+light": torch.ones(2, 4)}
+    cached = {"embeddings": embeddings, "labels": torch.tensor([7.5, 6.0])}
     assert collator(cached) == cached
     batch = collator({**cached, "live": [{"antigen": row["antigen"]} for row in ROWS]})
-    assert batch["positions"] is positions
+    assert batch["embeddings"] is embeddings
     assert list(batch["sequences"]) == ["antigen"]
     assert texts(tokenizers, batch["sequences"]["antigen"]) == ["GHIKL", "G"]
 

@@ -374,5 +374,6 @@ def test_dropped_batches_count_in_the_positions_that_follow():
     batches = take(sampler, 6)
     resumed = StreamBatchSampler(Counting(5), 3)
     resumed.load_state_dict(sampler.state_dict(4), 4)
+    assert resumed.state_dict(4) == sampler.state_dict(4)  # before anything is read
     assert take(resumed, 6) == [[]] * 4 + batches[4:]
     assert [resumed.state_dict(num) for num in (4, 5)] == [sampler.state_dict(num) for num in (4, 5)]

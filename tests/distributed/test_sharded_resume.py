@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from sharded_launch import differences, is_continued, launch, report, tensors
 from transformers import EsmForTokenClassification
 
-from hf_ext.checkpoints.storage.store import CheckpointStore
+from hf_ext.checkpoints.store import CheckpointStore
 
 pytestmark = pytest.mark.nightly
 KINDS = ("full", "lora", "muon")

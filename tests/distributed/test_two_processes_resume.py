@@ -101,7 +101,7 @@ def test_one_process_goes_on_where_two_were_with_the_rows_that_were_left(folder,
 @pytest.mark.nightly
 @pytest.mark.parametrize(
     ("kind", "flag"),
-    [("random", "effective_batch_size 4"), ("tokens", "gradient_accumulation_steps times processes is 2")],
+    [("random", "effective_batch_size 4"), ("tokens", "gradient_accumulation_steps times processes = 2")],
 )
 def test_one_process_with_half_of_each_step_is_refused_with_what_keeps_it(folder, reports, kind, flag, tmp_path):
     with pytest.raises(CheckpointError, match=rf"world_size: 2 .*, 1 now; .*--{flag}"):

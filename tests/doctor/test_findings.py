@@ -3,7 +3,7 @@
 import pytest
 from doctored import FOLDERS, GB, change, healthy, look, names
 
-from hf_ext.checkpoints.retention.budget import Sizes
+from hf_ext.checkpoints.retention import Sizes
 from hf_ext.doctor.findings import find_problems, would_run
 from hf_ext.doctor.packages import check_package
 from hf_ext.hardware import describe_hardware

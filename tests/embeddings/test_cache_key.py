@@ -11,12 +11,12 @@ from safetensors.torch import load_file, save_file
 
 from hf_ext.affinity.arguments import AffinityArguments
 from hf_ext.affinity.building import build_collator, build_model
+from hf_ext.arguments.presets import PRESETS
 from hf_ext.data.arguments import DataArguments
 from hf_ext.errors import ArgumentError
 from hf_ext.models.encoders import identify_encoder, load_encoder, read_encoder
 from hf_ext.models.lora import LoraSettings
 from hf_ext.models.pooling import POOLINGS
-from hf_ext.presets import PRESETS
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 

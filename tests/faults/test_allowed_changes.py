@@ -1,54 +1,50 @@
-"""A run continued with other arguments: contradictions are refused and listed, allowed and harmless changes act."""
+"""A run continued with other arguments, data or model: contradictions are refused and listed, allowed ones act."""
 
+import dataclasses
+import json
 import logging
+from importlib.metadata import version
 from pathlib import Path
 
+import datasets
 import pytest
-from closing_line import tally
+import torch
 from faulty_runs import make_rows
 from miniature_esm import make_narrow_esm
 from stock_runs import KINDS, NUM_STEPS, SAVED, Runs, differing
-from transformers import Trainer
+from transformers import Trainer, TrainingArguments, get_scheduler
 
+from hf_ext.checkpoints.compare import ANOTHER_RUN, UNRECORDED, compare_runs
 from hf_ext.errors import ArgumentError, CheckpointError
 from hf_ext.trainer import FastTrainer
+from hf_ext.training_args import FastTrainingArguments
 
 KIND = KINDS[0]
 # Argument -> (another value, how the refusal names the difference). The checkpoint's run has those of `SETTINGS`.
 CHANGES = {
     "learning_rate": (5e-3, "learning_rate: 0.01 in the checkpoint, 0.005 now"),
-    "lr_scheduler_type": ("constant", "lr_scheduler_type: linear in the checkpoint, constant now"),
     "warmup_steps": (2, "warmup_steps: 0 in the checkpoint, 2 now"),
     "max_steps": (9, "max_steps: 6 in the checkpoint, 9 now"),
     "per_device_train_batch_size": (3, "per_device_train_batch_size: 2 in the checkpoint, 3 now"),
     "gradient_accumulation_steps": (2, "gradient_accumulation_steps: 1 in the checkpoint, 2 now"),
     "seed": (4, "seed: 3 in the checkpoint, 4 now"),
     "data_seed": (5, "data_seed: None in the checkpoint, 5 now"),
-    "optim": ("sgd", "optim: adamw_torch_fused in the checkpoint, sgd now"),
     "weight_decay": (0.1, "weight_decay: 0.0 in the checkpoint, 0.1 now"),
     "adam_beta1": (0.5, "adam_beta1: 0.9 in the checkpoint, 0.5 now"),
     "max_grad_norm": (0.5, "max_grad_norm: 1.0 in the checkpoint, 0.5 now"),
     "train_sampling_strategy": ("sequential", "train_sampling_strategy: random in the checkpoint, sequential now"),
     "label_smoothing_factor": (0.1, "label_smoothing_factor: 0.0 in the checkpoint, 0.1 now"),
     "neftune_noise_alpha": (5.0, "neftune_noise_alpha: None in the checkpoint, 5.0 now"),
-    "dataloader_drop_last": (True, "dataloader_drop_last: False in the checkpoint, True now"),
-    "data": (make_rows(row3=9.0), "data: "),
-    "model": (None, "model."),
+    "data": (make_rows(row3=9.0), "data: column 'labels' holds other values"),
 }
+NEVER = {"optim": "sgd", "lr_scheduler_type": "constant", "encoder_learning_rate": 1e-3}
 # What an allowed change does to the learning rates of steps 4 to 6 (9), by hand: linear, from 0.01 to 0 in 6 steps.
 RATES = {
     "learning_rate": [0.0025, 0.005 / 3, 0.005 / 6],
-    "lr_scheduler_type": [0.01, 0.01, 0.01],
     "warmup_steps": [0.0075, 0.005, 0.0025],
     "max_steps": [0.06 / 9, 0.05 / 9, 0.04 / 9, 0.03 / 9, 0.02 / 9, 0.01 / 9],
 }
 OLD_RATES = [0.005, 0.01 / 3, 0.01 / 6]
-
-
-@pytest.fixture(scope="module")
-def counts(request):
-    with tally(request, "allowed changes", contradictions=0, refused=0, allowed=0, took_effect=0, harmless=0) as found:
-        yield found
 
 
 class Bench(Runs):
@@ -58,24 +54,20 @@ class Bench(Runs):
         super().__init__(folder)
         self.trainer, self.watch = self.train(KIND, FastTrainer, folder / "whole")
         self.checkpoint = folder / "whole" / f"checkpoint-{SAVED}"
-        self.train(KIND, Trainer, folder / "stock", logging_steps=2)
-        self.stock_checkpoint = folder / "stock" / f"checkpoint-{SAVED}"
 
     def changed(self, folder: Path, changes: dict, **given):
-        """A trainer with other arguments, data or model than the checkpoint's run, and what watches it."""
-        own = self.models[KIND]
-        if "model" in changes:
-            self.models[KIND] = make_wider()
-        arguments = {name: value for name, value in changes.items() if name not in ("data", "model")}
+        """A trainer with other arguments or data than the checkpoint's run, and what watches it."""
+        arguments = {name: value for name, value in changes.items() if name != "data"}
         trainer, watch = self.make(KIND, FastTrainer, folder, **arguments, **given)
-        self.models[KIND] = own
         trainer.train_dataset = changes.get("data", trainer.train_dataset)
         return trainer, watch
 
-
-def make_wider():
-    """As `make_narrow_esm`, with a wider layer."""
-    return make_narrow_esm(intermediate_size=16)
+    def resume(self, folder: Path, **given):
+        """The same, trained on from the checkpoint."""
+        trainer, watch = self.changed(folder, given.pop("changes", {}), **given)
+        trainer.train(resume_from_checkpoint=str(self.checkpoint))
+        assert watch.began_at == SAVED
+        return trainer, watch
 
 
 @pytest.fixture(scope="module")
@@ -83,11 +75,9 @@ def bench(tmp_path_factory):
     return Bench(tmp_path_factory.mktemp("changes"))
 
 
-def refusal_of(bench, folder, changes, **given) -> str:
-    trainer, watch = bench.changed(folder, changes, **given)
+def refusal_of(trainer, checkpoint) -> str:
     with pytest.raises(CheckpointError) as refusal:
-        trainer.train(resume_from_checkpoint=str(bench.checkpoint))
-    assert watch.weights == {}  # it did not begin
+        trainer.train(resume_from_checkpoint=str(checkpoint))
     return str(refusal.value)
 
 
@@ -95,150 +85,287 @@ def logged(trainer, name) -> dict[int, float]:
     return {entry["step"]: entry[name] for entry in trainer.state.log_history if name in entry}
 
 
-def steps_saved(folder) -> set[int]:
-    return {int(path.name.removeprefix("checkpoint-")) for path in folder.glob("checkpoint-*")}
-
-
 # --- refused ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.sampled(12)
-@pytest.mark.parametrize("name", CHANGES)
-def test_a_contradiction_is_refused_with_both_values(bench, counts, name, tmp_path):
-    counts["contradictions"] += 1
-    value, line = CHANGES[name]
-    message = refusal_of(bench, tmp_path, {name: value})
-    assert f"\n  {line}" in message
-    assert "--allow_changed NAME" in message
-    counts["refused"] += 1
 
 
 def test_all_contradictions_are_listed_at_once_but_those_that_are_allowed(bench, tmp_path):
     changes = {name: value for name, (value, _) in CHANGES.items()}
-    message = refusal_of(bench, tmp_path, changes, allow_changed=["seed", "model"])
-    lines = [line for name, (_, line) in CHANGES.items() if name not in ("seed", "model")]
-    assert [line for line in lines if line not in message] == []
+    trainer, watch = bench.changed(tmp_path, changes, allow_changed=["seed"])
+    message = refusal_of(trainer, bench.checkpoint)
+    lines = [line for name, (_, line) in CHANGES.items() if name != "seed"]
+    assert [line for line in lines if f"\n  {line}" not in message] == []
     assert CHANGES["seed"][1] not in message
-    assert "model." not in message
+    assert "--allow_changed NAME" in message
+    assert watch.weights == {}  # it did not begin
 
 
-def test_a_contradiction_beside_an_allowed_one_is_still_refused(bench, tmp_path):
-    changes = {name: CHANGES[name][0] for name in ("learning_rate", "seed")}
-    message = refusal_of(bench, tmp_path, changes, allow_changed=["learning_rate"])
-    assert CHANGES["seed"][1] in message
-    assert CHANGES["learning_rate"][1] not in message
+@pytest.mark.parametrize("name", NEVER)
+def test_states_of_another_optimizer_or_schedule_are_refused_whatever_is_allowed(bench, name, tmp_path):
+    trainer, _ = bench.changed(tmp_path, {name: NEVER[name]}, allow_changed=["all"])
+    assert "its states do not fit; start from the weights alone" in refusal_of(trainer, bench.checkpoint)
 
 
 def test_an_unknown_name_to_allow_is_refused_with_those_that_there_are(bench, tmp_path):
     trainer, _ = bench.changed(tmp_path, {}, allow_changed=["lerning_rate"])
-    with pytest.raises(ArgumentError, match=r"unknown \['lerning_rate'\]. Known: .*learning_rate"):
+    with pytest.raises(ArgumentError, match=r"unknown \['lerning_rate'\]. Known: all, .*learning_rate"):
         trainer.train(resume_from_checkpoint=str(bench.checkpoint))
 
 
-def test_a_run_without_a_change_is_the_run_that_was_not_interrupted(bench, tmp_path):
-    trainer, watch = bench.changed(tmp_path, {})
-    trainer.train(resume_from_checkpoint=str(bench.checkpoint))
-    assert watch.began_at == SAVED
-    assert differing(watch.weights[NUM_STEPS], bench.watch.weights[NUM_STEPS]) == []
+def test_another_model_is_refused_by_its_configuration_and_where_that_is_allowed_by_its_shapes(bench, tmp_path):
+    trainer, _ = bench.changed(tmp_path, {}, allow_changed=["seed"])
+    trainer.model = make_narrow_esm(intermediate_size=16)
+    assert "\n  model.config.intermediate_size: 8 in the checkpoint, 16 now" in refusal_of(trainer, bench.checkpoint)
+    trainer.args.allow_changed = ["model"]
+    assert "esm.encoder.layer.0.intermediate.dense.weight" in refusal_of(trainer, bench.checkpoint)
 
 
-def test_another_model_is_refused_by_its_shapes_even_where_it_is_allowed(bench, tmp_path):
-    message = refusal_of(bench, tmp_path, {"model": None}, allow_changed=["model"])
-    assert "esm.encoder.layer.0.intermediate.dense.weight" in message
+def test_what_trains_and_how_adapters_are_scaled_are_part_of_the_model(bench, tmp_path):
+    trainer, _ = bench.changed(tmp_path, {})
+    trainer.model.classifier.dense.weight.requires_grad_(False)
+    assert "\n  model.num_trainable: " in refusal_of(trainer, bench.checkpoint)
+    bench.train("LoRA", FastTrainer, tmp_path / "lora")
+    trainer, _ = bench.make("LoRA", FastTrainer, tmp_path / "other")
+    trainer.model.peft_config["default"].lora_alpha = 9
+    message = refusal_of(trainer, tmp_path / "lora" / f"checkpoint-{SAVED}")
+    assert "\n  model.adapters.default.lora_alpha: 8 in the checkpoint, 9 now" in message
+
+
+class Masking:
+    """A collator with a setting."""
+
+    def __init__(self, collate, mask_share):
+        self.collate, self.mask_share = collate, mask_share
+
+    def __call__(self, rows):
+        return self.collate(rows)
+
+
+def test_settings_of_the_collator_are_compared(bench, tmp_path):
+    def make(folder, share):
+        trainer, _ = bench.make(KIND, FastTrainer, tmp_path / folder)
+        trainer.data_collator = Masking(trainer.data_collator, share)
+        return trainer
+
+    make("old", 0.15).train()
+    trainer, checkpoint = make("new", 0.3), tmp_path / "old" / f"checkpoint-{SAVED}"
+    assert "\n  collator.mask_share: 0.15 in the checkpoint, 0.3 now" in refusal_of(trainer, checkpoint)
+    trainer.args.allow_changed = ["mask_share"]
+    trainer.train(resume_from_checkpoint=str(checkpoint))
+
+
+def write_stream(path, *labels):
+    rows = [{"input_ids": [4, 5, 6], "labels": label} for label in (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, *labels)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return datasets.load_dataset("json", data_files=str(path), split="train", streaming=True)
+
+
+def test_the_files_of_a_stream_are_compared_by_name_size_and_time(bench, tmp_path):
+    path = tmp_path / "rows.jsonl"
+    trainer, _ = bench.make(KIND, FastTrainer, tmp_path / "run", resume="auto", max_steps=4, save_steps=4)
+    trainer.train_dataset, size = write_stream(path), path.stat().st_size
+    trainer.train()
+    trainer.train()  # finds the same file
+    for labels in ((), (0.7,)):  # written again alike, and longer
+        trainer.train_dataset = write_stream(path, *labels)
+        message = refusal_of(trainer, tmp_path / "run" / "checkpoint-4")
+        assert f"\n  data: file rows.jsonl: {size:,} bytes of 20" in message
+        assert f"in the checkpoint, {path.stat().st_size:,} bytes of 20" in message
+
+
+# --- recorded --------------------------------------------------------------------------------------------------------
+
+# What stock Trainer's other arguments are about: where and how often something is said, measured, saved or pushed, and
+# how, but not what, is computed.
+HARMLESS = """
+    logging_ log_ report_to run_name project trackio_ disable_tqdm include_ skip_memory_metrics debug label_names
+    eval_ per_device_eval_ prediction_loss_only batch_eval_metrics do_eval bf16_full_eval fp16_full_eval load_best_
+    save_ enable_jit_checkpoint push_to_hub hub_ ignore_data_skip restore_callback_states_from_checkpoint
+    dataloader_ ddp_ accelerator_config auto_find_batch_size torch_empty_cache_steps remove_unused_columns
+    gradient_checkpointing activation_checkpointing torch_compile use_liger_kernel liger_kernel_config use_cache use_cpu
+    full_determinism
+""".split()  # noqa: SIM905
+
+
+def test_every_argument_of_stock_trainer_was_thought_of():
+    names = {spec.name for spec in dataclasses.fields(TrainingArguments)}
+    unknown = names - ANOTHER_RUN - UNRECORDED
+    assert sorted(name for name in unknown if not name.startswith(tuple(HARMLESS))) == []
+
+
+@dataclasses.dataclass
+class OwnArguments(FastTrainingArguments):
+    tracker_token: str = ""
+    own_setting: int = 1
+
+
+def test_a_checkpoint_says_what_it_was_written_with_without_secrets_or_paths(bench, tmp_path):
+    trainer, _ = bench.make(KIND, FastTrainer, tmp_path / "elsewhere")
+    given = {"max_steps": 1, "save_steps": 1, "report_to": "none", "use_cpu": True, "per_device_train_batch_size": 2}
+    args = OwnArguments(str(tmp_path / "here"), hub_token="hf_canary", tracker_token="hf_canary", **given)
+    FastTrainer(trainer.model, args, trainer.data_collator, trainer.train_dataset).train()
+    text = (tmp_path / "here" / "checkpoint-1" / "manifest.json").read_text()
+    facts = json.loads(text)["facts"]
+    assert facts["arguments"]["own_setting"] == 1
+    assert facts["machine"]["torch"] == version("torch")
+    assert "hf_canary" not in text
+    assert str(tmp_path) not in text
+
+
+def test_another_number_of_threads_and_other_decisions_of_the_machine_are_said(bench, tmp_path, caplog):
+    caplog.set_level(logging.INFO, "hf_ext")
+    torch.set_num_threads(2)
+    try:
+        bench.resume(tmp_path, speedups=["fused_gelu"])
+    finally:
+        torch.set_num_threads(1)
+    assert "machine.threads: 1 in the checkpoint, 2 now" in caplog.text
+    assert "speedups: [] in the checkpoint, ['fused_gelu'] now" in caplog.text
+
+
+STEP = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 2}
+FACTS = {"arguments": STEP, "world_size": 1, "devices_per_process": 1, "speedups": {}}
+BUDGET = {"token_budget": {"max_tokens": 100, "max_batch_size": None}}
+
+
+def stepping(batch, accumulation, processes, devices, speedups):
+    arguments = {"per_device_train_batch_size": batch, "gradient_accumulation_steps": accumulation}
+    sizes = {"world_size": processes, "devices_per_process": devices}
+    return {"arguments": arguments, **sizes, "speedups": speedups}
+
+
+@pytest.mark.parametrize(
+    ("speedups", "numbers", "is_same"),
+    [
+        ({}, (4, 4, 1, 1), True),
+        ({}, (8, 1, 2, 1), True),
+        ({}, (4, 2, 1, 2), True),
+        ({}, (8, 2, 2, 1), False),
+        ({}, (8, 1, 1, 1), False),
+        (BUDGET, (4, 2, 1, 1), True),  # which plans its batches whatever the batch size says
+        (BUDGET, (8, 1, 2, 1), True),
+        (BUDGET, (8, 2, 2, 1), False),
+    ],
+)
+def test_batches_and_processes_may_change_while_every_step_takes_the_same_rows(speedups, numbers, is_same):
+    old = stepping(8, 2, 1, 1, speedups)
+    changes = compare_runs(old, stepping(*numbers, speedups))
+    lines, others = (changes.notes, changes.contradictions) if is_same else (changes.contradictions, changes.notes)
+    assert (len(lines), others) == (sum(one != other for one, other in zip(numbers, (8, 2, 1, 1))), [])
+    assert all(("(the same rows" in line) == is_same for line in lines)
+
+
+def test_another_number_of_processes_is_refused_with_what_keeps_the_rows_and_can_be_allowed():
+    old, new = stepping(8, 2, 1, 1, {}), stepping(8, 2, 4, 1, {})
+    (line,) = compare_runs(old, new).contradictions
+    assert line == "world_size: 1 in the checkpoint, 4 now; --effective_batch_size 16 keeps the rows of every step"
+    assert compare_runs(old, new, ["world_size"]).allowed == {"world_size"}
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "is_refused"),
+    [
+        ("attention", {"kernel": "sdpa"}, {"kernel": "varlen"}, False),
+        ("compile", {}, None, False),
+        ("packing", {"round_up": True}, None, False),
+        ("encoder_precision", {"dtype": "fp16", "max_noise": 1}, {"dtype": "fp16", "max_noise": 2}, False),
+        ("encoder_precision", None, {"dtype": "bfloat16", "mode": "autocast"}, True),
+        ("token_budget", {"max_tokens": 10}, {"max_tokens": 20}, True),
+        ("muon", None, {}, True),
+    ],
+)
+def test_speed_ups_matter_where_they_change_the_rows_or_what_is_learned(name, old, new, is_refused):
+    before, now = ({"speedups": {} if each is None else {name: each}} for each in (old, new))
+    changes = compare_runs(before, now)
+    assert (len(changes.contradictions), len(changes.notes)) == ((1, 0) if is_refused else (0, 1))
+    assert compare_runs(before, now, ["speedups"]).contradictions == []
 
 
 # --- allowed ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sampled(12)
-@pytest.mark.parametrize("allow", ["by name", pytest.param("all", marks=pytest.mark.nightly)])
-@pytest.mark.parametrize("name", [name for name in CHANGES if name not in ("model", "label_smoothing_factor")])
-def test_an_allowed_change_takes_effect(bench, counts, name, allow, tmp_path, caplog):
-    counts["allowed"] += 1
-    allowed = [name if allow == "by name" else "all"]
-    trainer, watch = bench.changed(tmp_path, {name: CHANGES[name][0]}, allow_changed=allowed)
-    with caplog.at_level(logging.WARNING, "hf_ext"):
-        trainer.train(resume_from_checkpoint=str(bench.checkpoint))
-    assert watch.began_at == SAVED
+def test_a_run_without_a_change_is_the_run_that_was_not_interrupted(bench, tmp_path):
+    _, watch = bench.resume(tmp_path)
+    assert differing(watch.weights[NUM_STEPS], bench.watch.weights[NUM_STEPS]) == []
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("name", [name for name in CHANGES if name != "label_smoothing_factor"])
+def test_an_allowed_change_takes_effect(bench, name, tmp_path, caplog):
+    caplog.set_level(logging.WARNING, "hf_ext")
+    trainer, watch = bench.resume(tmp_path, changes={name: CHANGES[name][0]}, allow_changed=[name])
     assert differing(watch.weights[SAVED], bench.watch.weights[SAVED]) == []
     assert trainer.state.global_step == (9 if name == "max_steps" else NUM_STEPS)
-    if name == "dataloader_drop_last":  # no batch is short here
-        assert differing(watch.weights[NUM_STEPS], bench.watch.weights[NUM_STEPS]) == []
-    else:
-        assert differing(watch.weights[NUM_STEPS], bench.watch.weights[NUM_STEPS]) != []
+    assert differing(watch.weights[NUM_STEPS], bench.watch.weights[NUM_STEPS]) != []
     rates = logged(trainer, "learning_rate")
     assert [rates[step] for step in sorted(rates) if step > SAVED] == pytest.approx(RATES.get(name, OLD_RATES))
     moves_rows = name in ("data", "seed", "data_seed", "per_device_train_batch_size", "gradient_accumulation_steps")
     assert ("Rows come in another order from here on" in caplog.text) == moves_rows
-    counts["took_effect"] += 1
 
 
 def test_allowed_settings_of_the_optimizer_are_those_it_then_has(bench, tmp_path):
     changes = {name: CHANGES[name][0] for name in ("weight_decay", "adam_beta1", "learning_rate")}
-    trainer, _ = bench.changed(tmp_path, changes, allow_changed=[*changes])
-    trainer.train(resume_from_checkpoint=str(bench.checkpoint))
+    trainer, _ = bench.resume(tmp_path, changes=changes, allow_changed=["all"])
     decayed, plain = trainer.optimizer.param_groups
     assert (decayed["weight_decay"], plain["weight_decay"]) == (0.1, 0.0)
     assert decayed["betas"] == plain["betas"] == (0.5, 0.999)
     assert decayed["initial_lr"] == plain["initial_lr"] == 5e-3
 
 
-def test_stock_trainer_ignores_a_changed_learning_rate(bench, tmp_path):
-    """The broken twin: resumed with half the rate, it goes on with the whole, and says nothing."""
-    trainer, _ = bench.train(KIND, Trainer, tmp_path, bench.stock_checkpoint, learning_rate=5e-3, logging_steps=1)
-    rates = logged(trainer, "learning_rate")
-    assert rates[NUM_STEPS] == pytest.approx(OLD_RATES[-1])
+SCHEDULES = {"cosine": {}, "constant_with_warmup": {}, "inverse_sqrt": {}, "cosine_with_min_lr": {"min_lr_rate": 0.1}}
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_new_learning_rate_goes_on_where_the_schedule_stands(bench, schedule, tmp_path):
+    given = {"lr_scheduler_type": schedule, "lr_scheduler_kwargs": SCHEDULES[schedule], "warmup_steps": 2}
+    bench.train(KIND, FastTrainer, tmp_path / "old", **given)
+    new = {**given, "learning_rate": 5e-3, "allow_changed": ["learning_rate"]}
+    trainer, _ = bench.train(KIND, FastTrainer, tmp_path / "new", tmp_path / "old" / f"checkpoint-{SAVED}", **new)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=5e-3)
+    expected = get_scheduler(schedule, optimizer, 2, NUM_STEPS, scheduler_specific_kwargs=SCHEDULES[schedule])
+    rates = []
+    for _ in range(NUM_STEPS):
+        rates.append(expected.get_last_lr()[0])
+        optimizer.step()
+        expected.step()
+    found = logged(trainer, "learning_rate")
+    assert [found[step] for step in (4, 5, 6)] == pytest.approx(rates[SAVED:])
+
+
+def test_a_schedule_that_follows_a_metric_starts_again_from_a_new_rate(bench, tmp_path):
+    given = {"lr_scheduler_type": "reduce_lr_on_plateau", "metric_for_best_model": "loss"}
+    given |= {"eval_strategy": "steps", "eval_steps": SAVED}
+    bench.train(KIND, FastTrainer, tmp_path / "old", **given)
+    new = {**given, "learning_rate": 5e-3, "allow_changed": ["learning_rate"]}
+    trainer, _ = bench.train(KIND, FastTrainer, tmp_path / "new", tmp_path / "old" / f"checkpoint-{SAVED}", **new)
+    assert logged(trainer, "learning_rate")[SAVED + 1] == 5e-3
 
 
 # --- harmless --------------------------------------------------------------------------------------------------------
 
-HARMLESS = {
-    "logging_steps": 2,
-    "save_steps": 2,
-    "save_total_limit": 5,
-    "dataloader_num_workers": 1,
-    "dataloader_prefetch_factor": 3,
-    "logging_first_step": True,
-    "save_minutes": 60.0,
-    "run_name": "another",
-}
 
-
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("name", HARMLESS)
-def test_a_harmless_change_goes_through_and_leaves_the_weights_as_they_are(bench, counts, name, tmp_path):
-    given = {"dataloader_num_workers": 1} if name == "dataloader_prefetch_factor" else {}
-    trainer, watch = bench.changed(tmp_path, {name: HARMLESS[name], **given})
-    trainer.train(resume_from_checkpoint=str(bench.checkpoint))
-    assert watch.began_at == SAVED
-    assert differing(watch.weights[NUM_STEPS], bench.watch.weights[NUM_STEPS]) == []
-    counts["harmless"] += 1
-
-
-def test_new_intervals_are_honoured(bench, counts, tmp_path):
-    changes = {"logging_steps": 2, "save_steps": 4, "eval_steps": 5, "eval_strategy": "steps"}
-    trainer, watch = bench.changed(tmp_path / "resumed", changes)
-    trainer.train(resume_from_checkpoint=str(bench.checkpoint))
+def test_harmless_changes_go_through_and_new_intervals_are_honoured(bench, tmp_path):
+    changes = {"logging_steps": 2, "save_steps": 4, "eval_steps": 5, "eval_strategy": "steps", "save_total_limit": 5}
+    changes |= {"run_name": "another", "save_minutes": 60.0, "num_train_epochs": 7, "dataloader_num_workers": 1}
+    trainer, watch = bench.resume(tmp_path / "resumed", changes=changes)
     assert sorted(logged(trainer, "loss")) == [1, 2, 3, 4, 6]  # every step before, every second after
     assert sorted(logged(trainer, "eval_loss")) == [5, 6]  # stock Trainer evaluates after the last step too
-    assert steps_saved(tmp_path / "resumed") == {4, 6}
+    assert {path.name for path in (tmp_path / "resumed").glob("checkpoint-*")} == {"checkpoint-4", "checkpoint-6"}
     _, always = bench.train(KIND, FastTrainer, tmp_path / "always", **changes)  # an evaluation draws random numbers
     assert differing(watch.weights[NUM_STEPS], always.weights[NUM_STEPS]) == []
-    counts["harmless"] += 1
 
 
-def test_stock_trainer_keeps_the_old_intervals(bench, tmp_path):
-    trainer, _ = bench.train(KIND, Trainer, tmp_path, bench.stock_checkpoint, logging_steps=1, save_steps=4)
-    assert sorted(logged(trainer, "loss")) == [2, 4, 6]
-    assert 4 not in steps_saved(tmp_path)
-
-
-def test_the_same_rows_in_smaller_batches_are_no_contradiction(bench, counts, tmp_path, caplog):
-    changes = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 2}
-    trainer, watch = bench.changed(tmp_path, changes)
-    with caplog.at_level(logging.INFO, "hf_ext"):
-        trainer.train(resume_from_checkpoint=str(bench.checkpoint))
+def test_the_same_rows_in_smaller_batches_are_no_contradiction(bench, tmp_path, caplog):
+    caplog.set_level(logging.INFO, "hf_ext")
+    trainer, _ = bench.resume(tmp_path, per_device_train_batch_size=1, gradient_accumulation_steps=2)
     assert "per_device_train_batch_size: 2 in the checkpoint, 1 now (the same rows in every step)" in caplog.text
-    assert watch.began_at == SAVED
     assert trainer.state.global_step == NUM_STEPS
-    counts["harmless"] += 1
+
+
+def test_stock_trainer_keeps_the_old_rate_and_the_old_intervals_and_says_nothing(bench, tmp_path):
+    """The broken twin."""
+    bench.train(KIND, Trainer, tmp_path / "stock", logging_steps=2)
+    given = {"learning_rate": 5e-3, "logging_steps": 1, "save_steps": 4}
+    trainer, _ = bench.train(KIND, Trainer, tmp_path / "on", tmp_path / "stock" / f"checkpoint-{SAVED}", **given)
+    assert logged(trainer, "learning_rate")[NUM_STEPS] == pytest.approx(OLD_RATES[-1])
+    assert sorted(logged(trainer, "loss")) == [2, 4, 6]
+    assert not (tmp_path / "on" / "checkpoint-4").exists()

@@ -21,8 +21,7 @@ from faulty_runs import (
 from miniature_esm import make_narrow_esm
 from transformers import Trainer, TrainerCallback
 
-from hf_ext.checkpoints.format.stored import read_stored
-from hf_ext.checkpoints.storage.store import CheckpointStore
+from hf_ext.checkpoints.store import CheckpointStore, read_stored
 from hf_ext.errors import CheckpointError
 
 NEWEST, BEFORE = "checkpoint-4", "checkpoint-2"

@@ -1,4 +1,4 @@
-"""kill -9 of runs with data workers that live on, and with dropout: they go on by themselves and end as if nothing was.
+"""kill -9 of runs with data workers, and with dropout: they go on by themselves and end as if nothing was.
 
 The count of the long run can be lowered (`HF_EXT_KILLS=20`), for a look at it.
 """
@@ -42,14 +42,6 @@ def kill(bench: Bench, table: Table, family: str, num_kills: int, seed: int) -> 
 def test_a_run_with_workers_killed_in_a_later_epoch_ends_as_if_nothing_was(bench):
     row = Table().row("ESM regression, workers", "in a later epoch")
     assert run_with_kills(bench, bench.job("ESM regression, workers"), [LATER], row) == []
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("family", WITH_WORKERS)
-def test_with_a_loader_that_draws_as_torch_does_it_ends_as_another_run(bench, family):
-    row = Counter()
-    problems = run_with_kills(bench, bench.job(family, is_broken=True), [LATER], row)
-    assert any("other losses were logged" in problem for problem in problems), problems
 
 
 @pytest.mark.nightly

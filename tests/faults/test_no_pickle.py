@@ -21,7 +21,6 @@ from safetensors.torch import save_file
 from transformers import Trainer, TrainerCallback
 from transformers.trainer_pt_utils import safe_globals
 
-from hf_ext.checkpoints.state.frozen_weights import write_frozen
 from hf_ext.errors import CheckpointError, TrainingStopped
 
 SECRET = "hf_CANARYcanaryCANARYcanaryCANARY1234"
@@ -261,7 +260,6 @@ def test_weights_put_beside_those_of_the_manifest_are_refused(runs, tmp_path):
     folder = runs.copy("esm", tmp_path / "run") / "checkpoint-4"
     model = make_narrow_esm(seed=1)
     save_file(model.state_dict(), folder / "trainable.safetensors")
-    write_frozen(model, {}, folder)
     runs.refused(folder, "trainable.safetensors: not in its manifest")
 
 

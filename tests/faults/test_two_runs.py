@@ -199,9 +199,9 @@ def test_the_local_folder_of_checkpoints_is_held_too_and_shared_by_other_folders
 def test_a_lock_counts_as_a_small_file_in_a_budget(tmp_path):
     trainer = Maker(make_narrow_esm())(tmp_path / "run", save_total_limit=1)
     trainer.train()
-    free = trainer._ext_parts.disk_space.other_bytes(trainer.model)
+    free = trainer._ext_saver.retention.other_bytes()
     with other_run(tmp_path / "run"):
-        assert trainer._ext_parts.disk_space.other_bytes(trainer.model) == free
+        assert trainer._ext_saver.retention.other_bytes() == free
 
 
 def test_a_trainer_is_made_where_another_one_takes_its_draft_of_the_plan_away(tmp_path, monkeypatch, caplog):

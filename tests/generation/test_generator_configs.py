@@ -15,7 +15,7 @@ from hf_ext.hardware import describe_hardware
 from hf_ext.models.generation.configuration import GeneratorConfig
 from hf_ext.models.generation.model import AntibodyGenerator
 from hf_ext.plan import make_plan
-from hf_ext.tasks import parse_command
+from hf_ext.running import parse_command
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = sorted((ROOT / "recipes" / "configs").glob("generate_*.yaml"))

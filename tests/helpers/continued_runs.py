@@ -14,7 +14,7 @@ from hf_ext.training_args import FastTrainingArguments
 
 SETTINGS = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "remove_unused_columns": False, "seed": 3}
 SETTINGS |= {"per_device_train_batch_size": 2, "num_train_epochs": 2, "learning_rate": 1e-2, "logging_steps": 1}
-SETTINGS |= {"dataloader_num_workers": 1, "dataloader_persistent_workers": True, "save_steps": 2}
+SETTINGS |= {"dataloader_num_workers": 1, "save_steps": 2}
 EVALUATING = {"eval_strategy": "steps", "eval_steps": 2}
 MODEL = make_narrow_esm()  # with dropout
 

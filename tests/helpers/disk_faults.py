@@ -21,7 +21,7 @@ from disk_runs import hidden
 from safetensors import SafetensorError
 from transformers import TrainerCallback
 
-from hf_ext.checkpoints.storage.store import CheckpointStore
+from hf_ext.checkpoints.store import CheckpointStore
 
 
 class SmallDisk:

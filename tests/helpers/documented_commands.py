@@ -17,6 +17,8 @@ from evaluate_recipe import EvaluateArguments
 from transformers import HfArgumentParser
 
 from hf_ext.affinity.arguments import AffinityArguments
+from hf_ext.arguments.parser import FastArgumentParser
+from hf_ext.arguments.presets import PRESETS
 from hf_ext.comparing.arguments import CompareArguments
 from hf_ext.comparing.progression_file import read_progression
 from hf_ext.data.arguments import DataArguments
@@ -25,9 +27,7 @@ from hf_ext.errors import ArgumentError
 from hf_ext.generation.arguments import GeneratorArguments
 from hf_ext.generation.sample_arguments import SampleArguments
 from hf_ext.masked_lm.arguments import MaskedLMArguments
-from hf_ext.parser import FastArgumentParser
 from hf_ext.pde.arguments import OperatorArguments
-from hf_ext.presets import PRESETS
 from hf_ext.training_args import FastTrainingArguments
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -69,11 +69,6 @@ def read_snippets(page: Path) -> list[str]:
 def all_commands() -> list[str]:
     """Those of the README and of all pages, in this order."""
     return [command for page in (README, *DOCS) for command in read_commands(page)]
-
-
-def commands_of(recipe: str) -> list[str]:
-    """All commands that start a recipe itself, not as the side of a comparison."""
-    return [command for command in all_commands() if find_recipe(command) == recipe]
 
 
 def find_recipe(command: str) -> str | None:

@@ -66,15 +66,15 @@ FAMILIES = {
     "frozen and cached": Family(("bert", "esm"), settings={"speedups": ["embedding_cache"]}),
     "two processes": Family(settings=BEST, num_ranks=2),
 }
-# The same with data workers that live on: asked for as of stock Trainer, or chosen by the plan.
-LIVING_ON: dict[str, Any] = {"dataloader_num_workers": 1, "dataloader_persistent_workers": True}
+# The same with data workers: asked for as of stock Trainer, or with the plan's settings.
+ONE: dict[str, Any] = {"dataloader_num_workers": 1}
 PLANNED: dict[str, Any] = {"dataloader_num_workers": 2, "speedups": ["data_loading"]}
 WORKERS: dict[str, dict[str, Any]] = {
-    "ESM regression": LIVING_ON,
+    "ESM regression": ONE,
     "T5 tower": PLANNED,
     "LoRA": PLANNED,
     "frozen and cached": {**PLANNED, "speedups": ["data_loading", "embedding_cache"]},
-    "two processes": {**LIVING_ON, "gradient_accumulation_steps": 2},
+    "two processes": {**ONE, "gradient_accumulation_steps": 2},
 }
 WITH_WORKERS = {
     f"{name}, workers": replace(FAMILIES[name], settings={**FAMILIES[name].settings, **given})

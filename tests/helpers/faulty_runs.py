@@ -28,7 +28,7 @@ SETTINGS |= {"per_device_train_batch_size": 2, "num_train_epochs": 1, "learning_
 SETTINGS |= {"logging_steps": 1, "save_steps": 2, "max_grad_norm": 1.0}
 # HF_EXT_WORKERS=1 puts data workers that live on under every fault; see test_with_workers.py.
 NUM_WORKERS = int(os.environ.get("HF_EXT_WORKERS", "0"))
-WORKERS = {"dataloader_num_workers": NUM_WORKERS, "dataloader_persistent_workers": NUM_WORKERS > 0}
+WORKERS = {"dataloader_num_workers": NUM_WORKERS}
 SETTINGS |= WORKERS
 
 

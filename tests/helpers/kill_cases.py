@@ -15,7 +15,7 @@ import transformers
 from families import NUM_STEPS, SAVE_STEPS, write_encoders
 from killing import STOCK, Attempt, Job, Kill, attempt
 
-from hf_ext.checkpoints.format.manifest import MANIFEST, Manifest
+from hf_ext.checkpoints.manifest import MANIFEST, Manifest
 
 ROTATION_OPERATIONS = 12  # at least: one for each file of a checkpoint
 COUNTS = ("kills", "in_a_save", "in_a_rotation", "elsewhere", "where_saved_before", "resumed", "identical")

@@ -25,7 +25,6 @@ from transformers import TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 
 import hf_ext
-from hf_ext.training import repeatable_loading
 
 STOCK = "stock Trainer"
 OPERATIONS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate", "os.link", "os.symlink"}
@@ -63,7 +62,6 @@ class Job:
     folder: Path  # of the case; `folder / "run"` is the output folder
     resume: str = "auto"
     seed: int = 3
-    is_broken: bool = False  # loaders draw as torch's do: with workers that live on, wherever a process makes them
 
     @property
     def output_dir(self) -> Path:
@@ -141,8 +139,6 @@ def train(job: Job, kill: Kill | None, rank: int, port: int) -> None:
     gc.freeze()  # Trainer collects garbage before each run: half a second over all that transformers has imported
     torch.set_num_threads(1)
     set_start_method("fork", force=True)  # of data workers, as in a process that nobody forked
-    if job.is_broken:
-        repeatable_loading.make_repeatable = lambda loader, *_: loader
     if job.num_ranks > 1:
         where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(job.num_ranks)}
         os.environ.update(where, RANK=str(rank), LOCAL_RANK=str(rank))

@@ -4,9 +4,8 @@ import torch
 from miniature_esm import NO_DROPOUT
 from transformers import BertConfig, BertModel, EsmConfig, EsmForMaskedLM, T5Config, T5EncoderModel
 
-from hf_ext.memory.batches import give_layouts, masked_lm_batch
 from hf_ext.memory.fakes import LayerSlice
-from hf_ext.memory.forecast import MemoryModel
+from hf_ext.memory.forecast import MemoryModel, masked_lm_batch
 from hf_ext.models.blocks import block_lists
 from hf_ext.models.lora import LoraSettings, wrap_with_lora
 from hf_ext.models.packing import pack_encoders
@@ -47,13 +46,12 @@ def make_model(shape=TINY, training="full", device="meta", family="esm", attenti
 
 def make_subject(model, length=16, kind="cuda", labelled=True, **settings):
     """`model` and rows of `length` tokens."""
-    make = masked_lm_batch(length)
 
     def make_batch(rows):
-        batch = make(rows)
+        batch = masked_lm_batch(length, False, rows)
         return batch if labelled else {name: batch[name] for name in ("input_ids", "attention_mask")}
 
-    return MemoryModel(model, make_batch, kind, give_layouts, **settings)
+    return MemoryModel(model, make_batch, kind, **settings)
 
 
 def keep_whole(subject):

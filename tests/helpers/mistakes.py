@@ -18,7 +18,7 @@ from hf_ext.affinity.building import build_collator, build_model, settle_trainin
 from hf_ext.affinity.preparing import describe_rows, load_rows
 from hf_ext.data.arguments import DataArguments
 from hf_ext.errors import HfExtError
-from hf_ext.tasks import check_inputs, parse_command
+from hf_ext.running import check_inputs, parse_command
 from hf_ext.training_args import FastTrainingArguments
 
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"

@@ -48,14 +48,7 @@ def train(folder: Path, kind: str, resume: str | Path | None = None, tell_epoch:
     args = FastTrainingArguments(**settings(folder, **settings_of(kind, keeps_step), **given))
     trainer = FastTrainer(make_model(), args, RecordingCollator(), rows)
     if not tell_epoch:
-        build = trainer.get_train_dataloader
-
-        def without_epoch():
-            loader = build()
-            del loader.batch_sampler.set_epoch  # what hf_ext adds to Accelerate's BatchSamplerShard
-            return loader
-
-        trainer.get_train_dataloader = without_epoch
+        trainer._ext_parts.loaders.on_epoch_begin = lambda *given, **more: None
     trainer.train(resume_from_checkpoint=None if resume is None else str(resume))
     return trainer
 

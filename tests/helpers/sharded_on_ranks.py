@@ -26,9 +26,8 @@ from torch.distributed.tensor import DTensor
 from train_on_ranks import make_rows, settings
 from transformers import EsmForTokenClassification, TrainerCallback
 
-from hf_ext.checkpoints.format.manifest import Manifest, hash_file
-from hf_ext.checkpoints.storage.staging import Staging
-from hf_ext.checkpoints.storage.store import CheckpointStore
+from hf_ext.checkpoints.manifest import Manifest, hash_file
+from hf_ext.checkpoints.store import CheckpointStore
 from hf_ext.errors import HfExtError
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
@@ -107,11 +106,11 @@ def prepare_to_die(where: str, step: int) -> list[TrainerCallback]:
     if where == "step":
         return [Kill(step + 1)]
     if where == "commit":
-        commit = Staging.commit
-        Staging.commit = lambda self, *args: die() if self.step == step else commit(self, *args)
+        commit = CheckpointStore.commit
+        CheckpointStore.commit = lambda self, number, *args: die() if number == step else commit(self, number, *args)
     if where == "rename":
-        publish = CheckpointStore._publish
-        CheckpointStore._publish = lambda self, path, number: die() if number == step else publish(self, path, number)
+        publish = CheckpointStore.publish
+        CheckpointStore.publish = lambda self, number: die() if number == step else publish(self, number)
     return []
 
 

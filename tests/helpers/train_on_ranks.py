@@ -70,14 +70,7 @@ def train_two_epochs(folder: Path, resume: str | None = None, tell_epoch: bool =
     args = FastTrainingArguments(**settings(folder, **given))
     trainer = FastTrainer(make_model(), args, RecordingCollator(), make_rows(NUM_ROWS))
     if not tell_epoch:
-        build = trainer.get_train_dataloader
-
-        def without_epoch():
-            loader = build()
-            del loader.batch_sampler.set_epoch  # what hf_ext adds to Accelerate's BatchSamplerShard
-            return loader
-
-        trainer.get_train_dataloader = without_epoch
+        trainer._ext_parts.loaders.on_epoch_begin = lambda *given, **more: None
     trainer.train(resume_from_checkpoint=resume)
     return trainer
 

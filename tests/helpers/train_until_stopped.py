@@ -67,7 +67,9 @@ class Trigger(TrainerCallback):
     def see(self, event, state):
         if event == "on_step_end":
             time.sleep(self.case.step_s)
-        if self.case.at is None or event != self.case.at[0] or state.global_step == 0:
+        if self.case.at is None or event != self.case.at[0]:
+            return
+        if state.global_step == 0 and event != "on_prediction_step":
             return
         self.count += 1
         if self.count == self.case.at[1] and self.case.rank in (None, self.rank):
@@ -167,7 +169,6 @@ def train(folder: Path, case: Case, name: str, rank: int) -> None:
     report = {
         "code": code,
         "reason": trainer.stop_reason,
-        "pending": trainer.evaluation_pending,
         "step": trainer.state.global_step,
         "weights": hashlib.sha256(save(tensors)).hexdigest(),
         "history": [log for log in map(numbers, trainer.state.log_history) if log.keys() - {"step", "epoch"}],

@@ -150,7 +150,7 @@ def resumes_exactly(folder, train_rows, make_collator=lambda: None, **given) -> 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_run_resumed_in_mid_epoch_sees_the_masks_it_would_have_seen(rows, tmp_path, num_workers):
-    loading = {"dataloader_num_workers": num_workers, "dataloader_persistent_workers": num_workers > 0}
+    loading = {"dataloader_num_workers": num_workers}
     assert resumes_exactly(tmp_path, rows, **loading)
 
 

@@ -16,13 +16,6 @@ def deep_net(kind=nn.Sequential):
     return Net(nn.Sequential(*layers) if kind is nn.Sequential else kind(*layers), width=32).train()
 
 
-class Ordered(nn.Sequential):
-    """A list with a forward of its own, which a copy cannot cut."""
-
-    def forward(self, x):
-        return super().forward(x) * 1.0
-
-
 def numbers(rows):
     return {"x": torch.zeros(rows, 5, device="meta"), "labels": torch.zeros(rows, dtype=torch.long, device="meta")}
 
@@ -45,12 +38,6 @@ def test_a_few_layers_give_the_peak_of_the_whole_model(make, batch, policy):
     cut, whole = MemoryModel(make(), batch, scales=False), keep_whole(MemoryModel(make(), batch))
     assert peak(cut, policy) == peak(whole, policy)
     assert any(repeat.copies > 1 for repeat in cut.timeline(TrainConfig(64, policy)).repeats)
-
-
-def test_a_list_with_a_forward_of_its_own_is_kept_whole():
-    subject = MemoryModel(deep_net(Ordered), numbers, scales=False)
-    assert [part.kept for part in subject.slices] == [8]
-    assert peak(subject).activations > 0
 
 
 def test_a_pattern_says_which_layers_are_recomputed_and_get_muon():

@@ -20,8 +20,9 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from hf_ext.errors import ArgumentError
 from hf_ext.models import activation_checkpointing, cpu_attention
-from hf_ext.models.activation_bytes import KeptBytes, measure_layer, predict_bytes
+from hf_ext.models.activation_bytes import measure_layer, predict_bytes
 from hf_ext.models.activation_checkpointing import POLICIES, recomputed_layers, set_policy, trained_layers, unset_policy
+from hf_ext.models.ledger import OTHER, Ledger
 
 pytestmark = pytest.mark.usefixtures("blocked_in_float32")
 
@@ -218,12 +219,13 @@ def test_a_whole_model_keeps_less_under_each_policy(kernel):
     for policy in POLICIES:
         model = make("ESM", kernel)
         set_policy(model, policy)
-        ledger = KeptBytes()
+        ledger = Ledger(1)
+        ledger.know([*model.parameters(), *model.buffers()])
         with ledger, torch.autocast("cpu", torch.bfloat16):
             output = model(**make_batch())
-        kept[policy] = ledger.now
+        kept[policy] = ledger.current[OTHER]
         del output
-        assert ledger.now < kept[policy] / 4  # what stays is autocast's and random states
+        assert ledger.current[OTHER] < kept[policy] / 4  # what stays is autocast's and random states
     assert kept["full"] < kept["attention"] < kept["half"] < kept["none"]
     assert kept["attention"] < kept["pointwise"] < kept["none"]
 

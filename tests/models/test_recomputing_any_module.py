@@ -10,7 +10,6 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers import BertConfig, BertModel
 
-from hf_ext.models.activation_bytes import KeptBytes
 from hf_ext.models.activation_checkpointing import (
     POLICIES,
     recomputed_layers,
@@ -19,6 +18,7 @@ from hf_ext.models.activation_checkpointing import (
     unset_policy,
 )
 from hf_ext.models.blocks import find_blocks
+from hf_ext.models.ledger import OTHER, Ledger
 
 
 class Around(nn.Module):
@@ -92,9 +92,10 @@ def test_less_is_kept_and_nothing_is_computed_again_in_evaluation():
     for policy in ("none", "half", "full"):
         model = make("Sequential")
         set_policy(model, policy)
-        with KeptBytes() as ledger:
+        with Ledger(1) as ledger:
+            ledger.know(model.parameters())
             output = model(torch.randn(512, 5))
-        kept[policy] = ledger.now
+        kept[policy] = ledger.current[OTHER]
         del output
     assert kept["full"] < 0.6 * kept["none"]
     assert kept["full"] < kept["half"] < kept["none"]

@@ -15,8 +15,8 @@ from hf_ext.pde.arguments import OperatorArguments
 from hf_ext.pde.configuration import OperatorConfig
 from hf_ext.pde.model import OperatorTransformer
 from hf_ext.plan import make_plan
+from hf_ext.running import parse_command
 from hf_ext.speedups import REGISTRY
-from hf_ext.tasks import parse_command
 from hf_ext.training_args import FastTrainingArguments
 
 CONFIGS = FOLDER.parent / "recipes" / "configs"

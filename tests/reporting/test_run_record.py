@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from transformers import TrainerControl, TrainerState
 
-from hf_ext.parser import FastArgumentParser
+from hf_ext.arguments.parser import FastArgumentParser
 from hf_ext.reporting.run_clock import RunClockCallback
 from hf_ext.reporting.run_record import record_run, write_json
 from hf_ext.trainer import FastTrainer

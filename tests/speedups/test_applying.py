@@ -46,26 +46,6 @@ def test_cpu_matmul_switches_back_at_once_where_it_rounds(torch_settings, monkey
     assert torch_settings() == before
 
 
-def test_cpu_matmul_where_it_is_kept_is_exact_to_float32(torch_settings):
-    decision, run = apply_cpu_matmul()
-    if decision.status == "applied":
-        a, b = torch.randn(64, 300), torch.randn(300, 64)
-        error = (a @ b - (a.double() @ b.double())).abs().max()
-        assert error < 1e-4
-        assert (a.bfloat16() @ b.bfloat16() - (a.double() @ b.double())).abs().max() > 1e-2  # what bf16 would do
-    run.restore()
-
-
-def test_tf32_is_on_during_the_run_and_off_afterwards(torch_settings):
-    run = Run(make_args(), None)
-    decision = Decision("tf32", "N", "applied", "A100 has TF32")
-    assert Tf32.apply(decision, run) == decision
-    assert torch.get_float32_matmul_precision() == "high"
-    assert torch.backends.cuda.matmul.fp32_precision == "tf32"
-    run.restore()
-    assert torch.get_float32_matmul_precision() == "highest"
-
-
 def test_tf32_is_switched_where_transformers_has_used_torchs_other_setting(torch_settings, monkeypatch):
     monkeypatch.setattr("transformers.training_args.is_torch_tf32_available", lambda: True)
     args = make_args(torch_compile=True)  # sets torch.backends.fp32_precision, as it would on an A100
@@ -79,13 +59,6 @@ def test_tf32_is_switched_where_transformers_has_used_torchs_other_setting(torch
     assert torch.get_float32_matmul_precision() == "high"  # others may read it, torch's compiler does
     run.restore()
     assert torch_settings() == before
-
-
-def test_a_cpu_beside_such_a_card_measures_its_products_too(torch_settings, monkeypatch):
-    monkeypatch.setattr("transformers.training_args.is_torch_tf32_available", lambda: True)
-    make_args(torch_compile=True)
-    _, run = apply_cpu_matmul()
-    run.restore()
 
 
 # --- Trainer's own fields --------------------------------------------------------------------------------------------
@@ -164,12 +137,3 @@ def test_encoders_whose_rounding_exceeds_the_bound_stay_in_float32_with_the_evid
     assert min(decision.evidence["noise_share"].values()) > 1e-6
     assert (model.config.encoder_dtype, model.config.encoder_autocast) == ("float32", None)
     assert torch.equal(after, reference)
-
-
-def test_encoders_that_are_saved_with_the_model_round_their_products_not_their_weights(bf16_run):
-    decision, model, reference, half = bf16_run("A100", max_noise=1.0, save_full=True)
-    assert (decision.status, decision.settings["mode"]) == ("applied", "autocast")
-    assert decision.reason == "bf16 autocast: --save_full keeps the weights in float32"
-    assert min(decision.evidence["noise_share"].values()) > 0
-    assert {p.dtype for p in model.parameters()} == {torch.float32}
-    assert 0 < (half - reference).norm() / reference.norm() < 0.02

@@ -1,16 +1,14 @@
 """What a user put in the place of transformers' code is what trains: with every speed-up, as with stock Trainer."""
 
-import io
 import random
 from types import MethodType
 
 import pytest
 import torch
 from datasets import Dataset
-from tiny_encoders import tiny_bert, tiny_esm, tiny_esmc
+from tiny_encoders import tiny_esm, tiny_esmc
 from torch.nn import functional
-from transformers import EsmcForMaskedLM, EsmForMaskedLM, EsmModel, EsmTokenizer, Trainer, TrainingArguments
-from transformers.loss import loss_utils
+from transformers import EsmForMaskedLM, EsmModel, EsmTokenizer, Trainer, TrainingArguments
 from transformers.models.esm.modeling_esm import EsmIntermediate
 
 from hf_ext.data.masking import MaskedLMCollator
@@ -84,7 +82,6 @@ class Renamed(EsmForMaskedLM):
 
 
 SameName = type("EsmForMaskedLM", (Renamed,), {})
-ForProteins = type("ForProteins", (EsmcForMaskedLM,), {})  # of which transformers finds another loss function
 
 
 def with_loss_function():
@@ -114,45 +111,15 @@ def wrapped_forward():
     return model
 
 
-@pytest.mark.sampled(12)
-@pytest.mark.parametrize("given", [{}, FAST], ids=["plain", "fast"])
-@pytest.mark.parametrize(
-    "make_model",
-    [
-        with_loss_function,
-        with_forward,
-        wrapped_forward,
-        lambda: tiny_esm(Renamed),
-        lambda: tiny_esm(SameName),
-        lambda: tiny_esmc(ForProteins),
-    ],
-    ids=["loss_function", "forward", "wrapped", "subclass", "subclass-of-the-same-name", "another-name"],
-)
-def test_the_loss_of_the_users_own_is_what_trains(tmp_path, make_collator, make_model, given):
-    expected, found, trainer = train_both(tmp_path, make_model, make_collator, **given)
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("make_model", [with_loss_function, with_forward, wrapped_forward, lambda: tiny_esm(SameName)])
+def test_the_loss_of_the_users_own_is_what_trains(tmp_path, make_collator, make_model):
+    expected, found, trainer = train_both(tmp_path, make_model, make_collator, **FAST)
     assert found == pytest.approx(expected, rel=1e-5)
-    assert trainer.plan is None or status(trainer, "masked_lm_head")[0] in ("skipped", "off")
+    assert status(trainer, "masked_lm_head") == ["skipped"]
+    mine = vars(trainer.model).get("forward")
     trainer.end()
-
-
-def test_a_loss_function_registered_for_all_models_counts_too(tmp_path, make_collator, monkeypatch):
-    monkeypatch.setitem(loss_utils.LOSS_MAPPING, "ForMaskedLM", focal)
-    expected, found, _ = train_both(tmp_path, tiny_esmc, make_collator)
-    assert found == pytest.approx(expected, rel=1e-5)
-
-
-def test_without_any_of_it_the_head_computes_where_labels_are(tmp_path, make_collator):
-    for make_model in (tiny_esm, tiny_esmc, tiny_bert):
-        expected, found, trainer = train_both(tmp_path / make_model.__name__, make_model, make_collator, **FAST)
-        assert found == pytest.approx(expected, rel=1e-4)
-        assert status(trainer, "masked_lm_head", "packing") == ["applied", "applied"]
-        trainer.end()
-
-
-def test_the_forward_of_before_is_there_after_the_run(tmp_path, make_collator):
-    _, _, trainer = train_both(tmp_path, with_forward, make_collator, **FAST)
-    trainer.end()
-    assert trainer.model.forward.__func__ is penalised
+    assert vars(trainer.model).get("forward") == mine
 
 
 class Doubled(AffinityModel):
@@ -162,18 +129,13 @@ class Doubled(AffinityModel):
         return output
 
 
-def double(model):
-    model.__class__ = Doubled
-
-
 def double_on_the_instance(model):
     model.forward = MethodType(Doubled.forward, model)
 
 
-@pytest.mark.parametrize("change", [double, double_on_the_instance])
-def test_the_loss_of_an_evaluation_is_that_of_the_forward(tmp_path, make_affinity, demo_rows, change):
+def test_the_loss_of_an_evaluation_is_that_of_the_forward(tmp_path, make_affinity, demo_rows):
     found = []
-    for changes in (lambda model: None, change):
+    for changes in (lambda model: None, double_on_the_instance):
         model, collator = make_affinity()
         changes(model)
         args = FastTrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to="none", disable_tqdm=True)
@@ -186,16 +148,6 @@ def test_the_loss_of_an_evaluation_is_that_of_the_forward(tmp_path, make_affinit
 # --- batches ----------------------------------------------------------------------------------------------------------
 
 
-class AllLabels(MaskedLMCollator):
-    """Every residue is to be found."""
-
-    def __call__(self, features):
-        batch = super().__call__(features)
-        known = (batch["attention_mask"] == 1) & (batch["labels"] == -100) & (batch["input_ids"] > 3)
-        batch["labels"] = torch.where(known, batch["input_ids"], batch["labels"])
-        return batch
-
-
 def cut(batch):
     """Hides the second half of every row."""
     mask = batch["attention_mask"]
@@ -204,52 +156,17 @@ def cut(batch):
     return {**batch, **changed}
 
 
-class CutMask(MaskedLMCollator):
-    def __call__(self, features):
-        return cut(super().__call__(features))
-
-
 class CutInLoss:
     def compute_loss(self, model, inputs, *args, **kwargs):
         return super().compute_loss(model, cut(inputs), *args, **kwargs)
 
 
-class CutInInputs:
-    def _prepare_inputs(self, inputs):
-        return cut(super()._prepare_inputs(inputs))
-
-
-class Cutting:
-    """A loader of somebody's, around Trainer's."""
-
-    def __init__(self, loader):
-        self.loader = loader
-
-    def __len__(self):
-        return len(self.loader)
-
-    def __iter__(self):
-        return map(cut, self.loader)
-
-    def __getattr__(self, name):
-        return getattr(self.loader, name)
-
-
 class CutInLoader:
     def get_train_dataloader(self):
-        return Cutting(super().get_train_dataloader())
+        return [cut(batch) for batch in super().get_train_dataloader()]
 
 
-@pytest.mark.parametrize("collator", [AllLabels, CutMask])
-def test_a_collator_that_changes_batches_of_ours_is_heard(tmp_path, make_collator, collator):
-    expected, found, trainer = train_both(tmp_path, tiny_esm, lambda: make_collator(collator), **FAST)
-    assert found == pytest.approx(expected, rel=1e-4)
-    assert status(trainer, "packing", "masked_lm_head") == ["applied", "applied"]
-    trainer.end()
-
-
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("mixin", [CutInLoss, CutInInputs, CutInLoader])
+@pytest.mark.parametrize("mixin", [CutInLoss, CutInLoader])
 def test_so_is_a_trainer_that_does(tmp_path, make_collator, mixin):
     whole, _ = train(tmp_path / "whole", Trainer, TrainingArguments, tiny_esm(), make_collator())
     expected, found, trainer = train_both(tmp_path, tiny_esm, make_collator, mixin, **FAST)
@@ -276,11 +193,9 @@ def eager(make_model):
     return model
 
 
-@pytest.mark.parametrize("make_model", [tiny_esm, tiny_esmc, tiny_bert])
-def test_a_loss_that_reads_attentions_gets_them(tmp_path, make_collator, make_model):
-    expected, found, trainer = train_both(tmp_path, lambda: eager(make_model), make_collator, ReadsScores, **FAST)
+def test_a_loss_that_reads_attentions_gets_them(tmp_path, make_collator):
+    expected, found, trainer = train_both(tmp_path, lambda: eager(tiny_esm), make_collator, ReadsScores, **FAST)
     assert found == pytest.approx(expected, rel=1e-5)
-    assert "Fast.compute_loss" not in trainer.plan["attention"].reason  # the mixin's it is
     assert "may read the scores of the model's eager attention" in trainer.plan["attention"].reason
     trainer.end()
 
@@ -289,22 +204,6 @@ def test_another_attention_for_it_is_refused(tmp_path, make_collator):
     fast = type("Fast", (ReadsScores, FastTrainer), {})
     with pytest.raises(PlanRefused, match=r"--attention blocked: .* set_attn_implementation\('sdpa'\)"):
         train(tmp_path, fast, FastTrainingArguments, eager(tiny_esm), make_collator(), attention="blocked")
-
-
-def test_a_model_that_asks_for_attentions_keeps_putting_them_out(tmp_path, make_collator):
-    model = eager(tiny_esm)
-    model.config.output_attentions = True
-    _, trainer = train(tmp_path, FastTrainer, FastTrainingArguments, model, make_collator(), **FAST)
-    outputs = trainer.model(input_ids=torch.tensor([[0, 5, 6, 2]]))
-    assert len(outputs.attentions) == 2
-    trainer.end()
-
-
-def test_eager_attention_that_nobody_reads_is_swapped(tmp_path, make_collator):
-    expected, found, trainer = train_both(tmp_path, lambda: eager(tiny_esm), make_collator, **FAST)
-    assert found == pytest.approx(expected, rel=1e-4)
-    assert status(trainer, "attention", "packing") == ["applied", "applied"]
-    trainer.end()
 
 
 # --- layers -----------------------------------------------------------------------------------------------------------
@@ -334,30 +233,13 @@ def of_class(part, cls):
     return make
 
 
-def halved(module, input_ids=None, attention_mask=None, inputs_embeds=None, **kwargs):
-    states = module.embeddings(input_ids=input_ids, attention_mask=attention_mask)
-    return EsmModel.forward(module, inputs_embeds=states * 0.5, attention_mask=attention_mask, **kwargs)
-
-
-def on_instances(part, forward):
-    def make():
-        model = tiny_esm()
-        for module in [m for m in model.modules() if type(m) is part]:
-            module.forward = MethodType(forward, module)
-        return model
-
-    return make
-
-
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("make_model", "name"),
     [
         (of_class(EsmIntermediate, Relu), "fused_gelu"),
         (of_class(EsmModel, HalvedInTraining), "packing"),
-        (on_instances(EsmModel, halved), "packing"),
     ],
-    ids=["feed-forward", "encoder", "encoder-instance"],
+    ids=["feed-forward", "encoder"],
 )
 def test_layers_of_the_users_own_stay(tmp_path, make_collator, make_model, name):
     plain, _ = train(tmp_path / "plain", Trainer, TrainingArguments, tiny_esm(), make_collator())
@@ -369,32 +251,3 @@ def test_layers_of_the_users_own_stay(tmp_path, make_collator, make_model, name)
     trainer.end()
     mine = [m for m in make_model().modules() if "forward" in vars(m)]
     assert len([m for m in trainer.model.modules() if "forward" in vars(m)]) == len(mine)
-
-
-def test_one_layer_among_others_stays(tmp_path, make_collator):
-    def make():
-        model = tiny_esm()
-        model.esm.encoder.layer[0].intermediate.__class__ = Relu
-        return model
-
-    expected, found, trainer = train_both(tmp_path, make, make_collator, **FAST)
-    assert found == pytest.approx(expected, rel=1e-4)
-    assert trainer.plan["fused_gelu"].status == "applied"
-    trainer.end()
-
-
-# --- files ------------------------------------------------------------------------------------------------------------
-
-
-def test_a_model_saved_whole_amid_a_run_loads_as_it_was(tmp_path, make_collator):
-    """`torch.save(model)` pickles functions by name: those of a run are found as the class's own."""
-    _, trainer = train(tmp_path, FastTrainer, FastTrainingArguments, tiny_esm(), make_collator(), **FAST)
-    file = io.BytesIO()
-    torch.save(trainer.model, file)
-    file.seek(0)
-    loaded = torch.load(file, weights_only=False).eval()
-    trainer.end()
-    batch = make_collator()(make_rows().to_list()[:4])
-    loaded.set_attn_implementation("sdpa")
-    with torch.no_grad():
-        assert torch.equal(loaded(**batch).logits, trainer.model.eval()(**batch).logits)

@@ -25,10 +25,11 @@ EITHER = {
     "muon": ("off", "not asked for"),
     "cpu_offload": ("off", "not asked for"),
     "activation_checkpointing": ("off", "not asked for"),
-    "nccl": ("off", "not asked for"),
     "sharding": ("off", "one process"),
     "ddp": ("off", "one process"),
     "fused_gelu": ("applied", "ESM's feed-forward layers"),
+    "masked_lm_head": ("applied", "computed where there is a label"),
+    "length_grouping": ("skipped", "packed batches have no padding: rows stay in random order"),
 }
 T4 = {
     **EITHER,
@@ -41,7 +42,7 @@ T4 = {
         "SDPA, with padding around attention only: flash attention needs compute capability 8.0, T4 has compute "
         "capability 7.5",
     ),
-    "compile": ("applied", "block by block on T4"),
+    "compile": ("applied", "2 EsmLayer, block by block on T4"),
 }
 A100 = {
     **EITHER,
@@ -50,116 +51,23 @@ A100 = {
     "tf32": ("applied", "A100-40GB has TF32"),
     "precision": ("applied", "A100-40GB has native bf16"),
     "attention": ("applied", "flash attention of A100-40GB"),
-    "compile": ("applied", "block by block on A100-40GB"),
-}
-BLOCKS = {"masked lm": "2 EsmLayer", "full towers": "2 BertLayer and 2 EsmLayer"}
-# And what of the two models.
-MODELS = {
-    "masked lm": {
-        "masked_lm_head": ("applied", "computed where there is a label"),
-        "length_grouping": ("skipped", "packed batches have no padding: rows stay in random order"),
-    },
-    "full towers": {
-        "masked_lm_head": ("skipped", "the model is none of EsmForMaskedLM, EsmcForMaskedLM, BertForMaskedLM"),
-        "length_grouping": ("skipped", "packed batches have no padding: rows stay in random order"),
-        "packing": ("applied", "no layer of bert and esm encoders computes on padding"),
-    },
+    "compile": ("applied", "2 EsmLayer, block by block on A100-40GB"),
 }
 
 
-@pytest.fixture(params=MODELS)
-def plan_for(request, make_affinity, demo_rows):
-    """Makes the plan of a described machine: of a masked language model, and of towers that train in full."""
-
-    def make(hardware: str, **given):
-        # The worker count is given, because it would follow the cores of the machine at hand.
-        settings = {"output_dir": "o", "speedups": ["all"], "dataloader_num_workers": 7}
-        args = FastTrainingArguments(**{**settings, **given})
-        if request.param == "masked lm":
-            return make_plan(args, make_wide_esm(), make_rows(), pad_rows, describe_hardware(hardware))
-        model, collator = make_affinity("full", "full")
-        rows = demo_rows.map(lambda row, i: {"antigen": row["antigen"][: 10 + i]}, with_indices=True)
-        return make_plan(args, model, rows, collator, describe_hardware(hardware))
-
-    def expected(card: dict) -> dict:
-        blocks = card["compile"][0], f"{BLOCKS[request.param]}, {card['compile'][1]}"
-        return {**card, **MODELS[request.param], "compile": blocks}
-
-    make.lines, make.model = expected, request.param
-    return make
+def plan_for(hardware: str):
+    # The worker count is given, because it would follow the cores of the machine at hand.
+    args = FastTrainingArguments(output_dir="o", speedups=["all"], dataloader_num_workers=7)
+    return make_plan(args, make_wide_esm(), make_rows(), pad_rows, describe_hardware(hardware))
 
 
-def lines(plan) -> dict[str, tuple[str, str]]:
-    return {decision.name: (decision.status, decision.reason) for decision in plan.decisions}
-
-
-def settings(plan) -> dict:
-    return {name: plan[name].settings for name in ("precision", "attention", "packing", "compile")}
-
-
-def test_fine_tuning_on_a_t4_gets_fp16_and_padding_around_attention_only(plan_for):
-    plan = plan_for("T4")
-    assert lines(plan) == plan_for.lines(T4)
-    assert settings(plan)["precision"] == {"mixed_precision": "fp16"}
-    assert settings(plan)["attention"] == {"kernel": "padded", "asked": False}
-    assert settings(plan)["packing"] == {"round_up": True, "named": False}
-    assert settings(plan)["compile"] == {"dynamic": True}
-    plan.check()
-
-
-def test_fine_tuning_on_an_a100_gets_bf16_and_flash_attention(plan_for):
-    plan = plan_for("A100")
-    assert lines(plan) == plan_for.lines(A100)
-    assert settings(plan)["precision"] == {"mixed_precision": "bf16"}
-    assert settings(plan)["attention"] == {"kernel": "varlen", "asked": False}
-    assert settings(plan)["packing"] == {"round_up": True, "named": False}
-    assert settings(plan)["compile"] == {"dynamic": True}
-    plan.check()
-
-
-def test_the_two_plans_differ_in_what_the_cards_differ_in():
-    assert {name for name in T4 if T4[name][0] != A100[name][0]} == {"tf32"}
-    assert {name for name in T4 if T4[name] != A100[name]} == {
-        "cpu_matmul", "cpu_threads", "tf32", "precision", "attention", "compile",
-    }  # fmt: skip
-
-
-OLD_CARD = "flash attention needs compute capability 8.0, T4 has compute capability 7.5: use --attention auto"
-
-
-@pytest.mark.sampled(12)
 @pytest.mark.parametrize(
-    ("asked", "status", "reason"),
-    [
-        ("flash_attention_2", "refused", f"--attention flash_attention_2: {OLD_CARD}"),
-        ("varlen", "refused", f"--attention varlen: {OLD_CARD}"),
-        (
-            "faesm",
-            "applied",
-            "asked for, with its sdpa kernel: T4 cannot run FlashAttention-2, which needs CUDA compute capability 8.0",
-        ),
-        (
-            "blocked",
-            "refused",
-            "--attention blocked: made for CPUs, and T4 has faster kernels: use --attention auto",
-        ),
-        ("padded", "applied", "asked for"),
-        ("sdpa", "applied", "asked for"),
-        ("eager", "applied", "asked for"),
-    ],
+    ("card", "expected", "precision", "kernel"), [("T4", T4, "fp16", "padded"), ("A100", A100, "bf16", "varlen")]
 )
-def test_attention_that_is_asked_for_on_a_t4_is_met_or_refused_with_the_reason(plan_for, asked, status, reason):
-    for speedups in (["all"], []):
-        plan = plan_for("T4", attention=asked, speedups=speedups)
-        assert lines(plan)["attention"] == (status, reason)
-    followers = {name: status for name, (status, _) in lines(plan_for("T4", attention=asked)).items()}
-    assert followers["packing"] == ("applied" if asked == "padded" else "skipped")
-    assert followers["length_grouping"] == ("skipped" if asked == "padded" else "applied")
-    assert followers["compile"] == ("skipped" if asked == "faesm" else "applied")
-
-
-def test_bf16_on_a_t4_is_refused(plan_for):
-    assert lines(plan_for("T4", bf16=True))["precision"] == (
-        "refused",
-        "bf16 is not native on T4 and would be emulated: use --fp16",
-    )
+def test_the_plan_of_fine_tuning_line_by_line(card, expected, precision, kernel):
+    plan = plan_for(card)
+    assert {decision.name: (decision.status, decision.reason) for decision in plan.decisions} == expected
+    assert plan["precision"].settings == {"mixed_precision": precision}
+    assert plan["attention"].settings == {"kernel": kernel, "asked": False}
+    assert plan["packing"].settings == {"round_up": True, "named": False}
+    plan.check()

@@ -1,13 +1,12 @@
 """Frozen encoders in 8 and 4 bits: under the noise probe, kept by the model, and never mixed with float embeddings."""
 
-import shutil
 import sys
 
 import numpy as np
 import pytest
 import torch
 
-from hf_ext.affinity.predictor import AffinityPredictor, load_model
+from hf_ext.affinity.predictor import AffinityPredictor
 from hf_ext.errors import MissingDependencyError, PlanRefused
 from hf_ext.hardware import describe_hardware
 from hf_ext.models.quantization import quantized_layers
@@ -30,66 +29,6 @@ def make_trainer(folder, model, collator, rows, hardware="cpu", **given):
     return FastTrainer(
         model, args, collator, rows, plan=make_plan(args, model, rows, collator, describe_hardware(hardware))
     )
-
-
-def decide(make_affinity, rows=None, hardware="cpu", training=("frozen", "frozen"), **given):
-    model, collator = make_affinity(*training)
-    args = FastTrainingArguments(output_dir="o", use_cpu=True, **given)
-    return make_plan(args, model, rows, collator, describe_hardware(hardware))["encoder_precision"]
-
-
-# --- decisions --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("card", "given", "dtype", "mode"),
-    [
-        ("cpu", {}, "fp32", "autocast"),
-        ("A100", {}, "fp32", "weights"),
-        ("A100", {"speedups": ["all"]}, "bf16", "weights"),
-        ("T4", {"speedups": ["encoder_precision"]}, "fp16", "weights"),
-        ("cpu-amx-bf16", {"speedups": ["all"]}, "bf16", "autocast"),
-    ],
-)
-def test_bits_apply_where_they_are_asked_for_with_half_precision_where_that_is(
-    make_affinity, demo_rows, card, given, dtype, mode
-):
-    found = decide(make_affinity, demo_rows, card, **EIGHT, **given)
-    assert (found.status, found.reason) == ("applied", "linear layers in 8 bits")
-    assert found.settings == {"dtype": dtype, "mode": mode, "max_noise": 0.05, "bits": 8}
-    assert "bits" not in decide(make_affinity, demo_rows, card, **given).settings
-
-
-def test_bf16_false_on_the_command_line_leaves_half_precision_out(make_affinity, demo_rows):
-    model, collator = make_affinity()
-    args = FastTrainingArguments(output_dir="o", use_cpu=True, speedups=["all"], **EIGHT)
-    args.mark_explicit(frozenset({"bf16", "load_in_8bit"}))
-    plan = make_plan(args, model, demo_rows, collator, describe_hardware("cpu-amx-bf16"))
-    assert plan["encoder_precision"].settings["dtype"] == "fp32"
-
-
-@pytest.mark.parametrize(
-    ("given", "reason"),
-    [
-        ({"rows": None}, "no training rows at hand"),
-        ({"without": ["encoder_precision"]}, "contradict each other"),
-        ({"fsdp": True, "fsdp_config": {"version": 2}}, "use DDP"),
-    ],
-    ids=["no rows", "without", "fsdp"],
-)
-def test_what_cannot_be_met_is_refused(make_affinity, demo_rows, given, reason):
-    found = decide(make_affinity, **{"rows": demo_rows, **EIGHT, **given})
-    assert found.status == "refused"
-    assert reason in found.reason
-
-
-def test_towers_that_train_in_full_are_refused_and_lora_is_for_the_base(make_affinity, demo_rows):
-    found = decide(make_affinity, demo_rows, training=("lora", "lora"), **EIGHT)
-    assert found.status == "off"
-    model, collator = make_affinity("full", "full")
-    args = FastTrainingArguments(output_dir="o", use_cpu=True, **EIGHT)
-    with pytest.raises(PlanRefused, match="give --use_peft, or keep encoders frozen"):
-        make_plan(args, model, demo_rows, collator).check()
 
 
 # --- under the probe --------------------------------------------------------------------------------------------------
@@ -124,38 +63,6 @@ def test_half_precision_gives_way_before_bits_do(make_affinity, demo_rows, tmp_p
     found = between.plan["encoder_precision"]
     assert (found.status, found.settings["dtype"]) == ("applied", "fp32")
     assert (between.model.config.encoder_bits, between.model.config.encoder_autocast) == (8, None)
-
-
-def test_bytes_fall_by_what_was_computed_by_hand_and_heads_stay(make_affinity, demo_rows, tmp_path):
-    trainer = make_trainer(tmp_path / "run", *make_affinity(), demo_rows, **EIGHT, **WIDE)
-    trainer.model.attach_encoders()
-    layers = [layer for encoder in trainer.model.encoders.values() for layer in quantized_layers(encoder).values()]
-    evidence = trainer.plan["encoder_precision"].evidence
-    assert evidence["layers"] == len(layers) == 2 * 2 * 6
-    numbers = [(layer.in_features * layer.out_features, layer.out_features) for layer in layers]
-    assert evidence["bytes_saved"] == sum(3 * number - 4 * rows for number, rows in numbers)
-    assert not quantized_layers(trainer.model.head)
-
-
-def test_without_the_flag_nothing_is_touched(make_affinity, demo_rows, tmp_path):
-    trainer = make_trainer(tmp_path / "run", *make_affinity(), demo_rows, **WIDE)
-    trainer.model.attach_encoders()
-    assert not quantized_layers(trainer.model)
-    assert trainer.model.config.encoder_bits is None
-    assert "bits" not in trainer.embedding_key("heavy")  # keys of embeddings that are stored already stay as they were
-
-
-@pytest.mark.nightly
-def test_beside_a_tower_with_adapters_both_are_stored_so(make_affinity, demo_rows, tmp_path):
-    model, collator = make_affinity("lora", "frozen")
-    trainer = make_trainer(tmp_path / "run", model, collator, demo_rows, use_peft=True, **EIGHT, **WIDE)
-    assert trainer.plan.applied("quantized_base")
-    assert trainer.plan.applied("encoder_precision")
-    trainer.model.attach_encoders()
-    assert [len(quantized_layers(encoder)) for encoder in trainer.model.encoders.values()] == [12, 12]
-    trainer.train()
-    trainer.save_model(str(tmp_path / "saved"))
-    assert load_model(tmp_path / "saved").config.encoder_bits == 8
 
 
 # --- embeddings and predictions ---------------------------------------------------------------------------------------
@@ -198,15 +105,6 @@ def test_a_saved_model_predicts_from_the_embeddings_that_it_was_trained_on(train
 
 
 @pytest.mark.nightly
-def test_a_trainer_predicts_with_the_bits_of_the_model_without_being_asked(trained, demo_rows, tmp_path):
-    folder, expected = trained
-    predictor = AffinityPredictor.from_pretrained(folder)
-    trainer = make_trainer(tmp_path / "predicting", load_model(folder), predictor.collator, None, speedups=["all"])
-    found = np.asarray(trainer.predict(demo_rows.select(range(20))).predictions).reshape(-1)
-    assert np.allclose(found, expected, atol=1e-4)
-
-
-@pytest.mark.nightly
 def test_without_bitsandbytes_such_a_model_does_not_predict_otherwise_but_says_so(trained, monkeypatch):
     folder, _ = trained
     monkeypatch.setitem(sys.modules, "bitsandbytes.functional", None)
@@ -215,26 +113,3 @@ def test_without_bitsandbytes_such_a_model_does_not_predict_otherwise_but_says_s
         AffinityPredictor.from_pretrained(folder)
     monkeypatch.undo()
     import_problem.cache_clear()
-
-
-@pytest.mark.nightly
-def test_a_resumed_run_goes_on_bit_for_bit(make_affinity, demo_rows, tmp_path):
-    def run(name, steps, **given):
-        saving = {
-            "save_strategy": "steps",
-            "save_steps": 2,
-            "max_steps": steps,
-            "lr_scheduler_type": "constant",
-            **CACHED,
-            **EIGHT,
-            **WIDE,
-        }
-        trainer = make_trainer(tmp_path / name, *make_affinity(), demo_rows, **saving, **given)
-        trainer.train()
-        return trainer.model.head.state_dict()
-
-    whole = run("whole", 4)
-    run("run", 2)
-    shutil.rmtree(tmp_path / "cache")
-    resumed = run("run", 4, resume="auto", allow_changed=["max_steps"])
-    assert all(torch.equal(value, resumed[name]) for name, value in whole.items())

@@ -1,216 +1,86 @@
-"""The masked-LM head at labelled tokens: the loss and gradients of stock, fewer rows, evaluation as it was."""
+"""The masked-LM head at labelled tokens: fewer rows, the sum over the items it is given, evaluation as it was."""
 
 import copy
 
 import pytest
 import torch
-from closeness import largest
-from datasets import Dataset
 from miniature_esm import make_wide_esm
 from peft import LoraConfig, get_peft_model
-from tiny_masked_lm import IGNORED, largest_weight_difference, make_args, make_rows, make_trainer, resumed_difference
+from tiny_masked_lm import IGNORED, largest_weight_difference, make_args, make_rows, make_trainer
 from token_rows import pad_rows
-from transformers import EsmForMaskedLM, EsmForTokenClassification, Trainer
+from transformers import Trainer
 
-from hf_ext.hardware import describe_hardware
-from hf_ext.plan import make_plan
-from hf_ext.speedups.fused_layers import all_tokens, label_only
+from hf_ext.speedups.fused_layers import label_only
 
 BATCH = pad_rows(make_rows(4))
 NUM_LABELS = int(BATCH["labels"].ne(IGNORED).sum())
 HEAD = {"speedups": ["masked_lm_head"]}
 
 
-def loss_and_gradients(model, batch=BATCH, **given) -> tuple[float, dict[str, torch.Tensor]]:
-    model.zero_grad()
-    loss = model.train()(**batch, **given).loss
-    loss.backward()
-    return loss.item(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-
-
-def largest_error(model, stock, **given) -> float:
-    """Of the loss and of each gradient, relative to stock's largest one."""
-    (loss, grads), (stock_loss, stock_grads) = loss_and_gradients(model, **given), loss_and_gradients(stock)
-    assert grads.keys() == stock_grads.keys()
-    scale = largest(grad.abs().max() for grad in stock_grads.values())
-    errors = [(grads[name] - stock_grads[name]).abs().max().item() / scale for name in grads]
-    return largest([abs(loss - stock_loss) / stock_loss, *errors])
-
-
 @pytest.fixture
-def stock() -> EsmForMaskedLM:
-    return make_wide_esm()
+def pair():
+    """A model whose head computes where labels are, and one of transformers."""
+    stock = make_wide_esm()
+    model = copy.deepcopy(stock)
+    assert label_only(model) == 1
+    return model, stock
 
 
-@pytest.fixture
-def model(stock) -> EsmForMaskedLM:
-    twin = copy.deepcopy(stock)
-    assert label_only(twin) == 1
-    return twin
+def loss_of(model, batch=BATCH, **given) -> float:
+    return model.train()(**batch, **given).loss.item()
 
 
-# --- equivalence -----------------------------------------------------------------------------------------------------
+def test_the_loss_is_the_sum_over_the_number_of_items_that_it_is_given(pair):
+    model, stock = pair
+    assert loss_of(model) == pytest.approx(loss_of(stock), rel=1e-6)
+    assert loss_of(model, num_items_in_batch=2 * NUM_LABELS) == pytest.approx(loss_of(stock) / 2, rel=1e-6)
+    assert loss_of(model, num_items_in_batch=torch.tensor(NUM_LABELS)) == pytest.approx(loss_of(stock), rel=1e-6)
 
 
-def test_loss_and_every_gradient_are_those_of_stock(model, stock):
-    assert largest_error(model, stock) < 1e-6
-
-
-def test_the_comparison_tells_a_head_that_misses_a_label_apart(model, stock):
-    right = model.lm_head.forward
-    model.lm_head.forward = lambda x: torch.cat([right(x[:-1]), right(x[:1])])
-    assert largest_error(model, stock) > 1e-3
-
-
-def test_the_loss_is_the_sum_over_the_number_of_items_that_it_is_given(model, stock):
-    loss, _ = loss_and_gradients(stock)
-    halved, _ = loss_and_gradients(model, num_items_in_batch=2 * NUM_LABELS)
-    assert halved == pytest.approx(loss / 2, rel=1e-6)
-    as_tensor, _ = loss_and_gradients(model, num_items_in_batch=torch.tensor(NUM_LABELS))
-    assert as_tensor == pytest.approx(loss, rel=1e-6)
-
-
-def test_under_lora_it_is_stock_too(model, stock):
-    config = LoraConfig(r=2, target_modules=["query", "value"], init_lora_weights=False)
-    wrapped = []
-    for base in (model, stock):
-        torch.manual_seed(0)
-        wrapped.append(get_peft_model(base, config))
-    assert largest_error(*wrapped) < 1e-6
-    assert label_only(wrapped[0]) == 1
-
-
-def test_a_batch_without_labels_costs_nothing_instead_of_being_no_number(model, stock):
+def test_a_batch_without_labels_costs_nothing_instead_of_being_no_number(pair):
     batch = {**BATCH, "labels": torch.full_like(BATCH["labels"], IGNORED)}
-    loss, grads = loss_and_gradients(model, batch)
+    loss = pair[0].train()(**batch).loss
+    loss.backward()
     assert loss == 0
-    assert all(grad.abs().max() == 0 for grad in grads.values())
-    assert torch.isnan(stock(**batch).loss)
+    assert all(p.grad.abs().max() == 0 for p in pair[0].parameters() if p.grad is not None)
+    assert torch.isnan(pair[1](**batch).loss)
 
 
-def test_hidden_states_that_are_asked_for_are_there_and_logits_are_not(model):
-    output = model.train()(**BATCH, output_hidden_states=True)
-    assert [states.shape[-1] for states in output.hidden_states] == [32, 32, 32]
-    assert output.logits is None
-    assert model(**BATCH, return_dict=False)[0] == model(**BATCH)[0]
+def test_the_head_computes_one_row_per_labelled_token(pair):
+    seen = []
+    for model in pair:
+        model.lm_head.register_forward_hook(lambda module, inputs, output: seen.append(output.shape[:-1].numel()))
+        model.train()(**BATCH)
+    assert seen == [NUM_LABELS, BATCH["labels"].numel()]
+    assert seen[1] > 2 * seen[0]
 
 
-# --- effect, and what stays ------------------------------------------------------------------------------------------
-
-
-def test_the_head_computes_one_row_per_labelled_token(model, stock):
-    def count_rows(twin):
-        seen = []
-        twin.lm_head.register_forward_hook(lambda module, inputs, output: seen.append(output.shape[:-1].numel()))
-        twin.train()(**BATCH)
-        return seen
-
-    assert count_rows(model) == [NUM_LABELS]
-    assert count_rows(stock) == [BATCH["labels"].numel()]
-    assert BATCH["labels"].numel() > 2 * NUM_LABELS
-
-
-def test_evaluation_and_calls_without_labels_are_as_they_were(model, stock):
+def test_evaluation_and_calls_without_labels_are_as_they_were(pair):
     unlabelled = {name: value for name, value in BATCH.items() if name != "labels"}
-    for mode, batch in ((False, BATCH), (False, unlabelled), (True, unlabelled)):
-        found, expected = (twin.train(mode)(**batch) for twin in (model, stock))
+    for mode, batch in ((False, BATCH), (True, unlabelled)):
+        found, expected = (model.train(mode)(**batch) for model in pair)
         assert torch.equal(found.logits, expected.logits)
-        assert (found.loss is None) == (expected.loss is None)
         assert found.loss is None or torch.equal(found.loss, expected.loss)
 
 
-def test_arguments_may_be_given_by_position(model, stock):
-    positional = (BATCH["input_ids"], BATCH["attention_mask"], None, None, None, None, BATCH["labels"])
-    assert torch.allclose(model.train()(*positional).loss, stock.train()(*positional).loss)
+def test_it_applies_under_lora_and_its_gradients_are_those_of_stock(tmp_path):
+    def wrapped():
+        torch.manual_seed(0)
+        return get_peft_model(make_wide_esm(), LoraConfig(r=2, target_modules=["query", "value"]))
 
-
-def test_a_copy_computes_with_its_own_weights(model, stock):
-    twin = copy.deepcopy(model)
-    with torch.no_grad():
-        model.lm_head.decoder.weight.zero_()
-    assert largest_error(twin, stock) < 1e-6
-    assert twin.accepts_loss_kwargs is True
-
-
-def test_undoing_it_leaves_the_model_as_it_was(model, stock):
-    all_tokens(model)
-    assert {name: set(vars(m)) for name, m in model.named_modules()} == {
-        name: set(vars(m)) for name, m in stock.named_modules()
-    }
-    assert model.accepts_loss_kwargs is False
-    assert label_only(EsmForTokenClassification(make_wide_esm().config)) == 0
-
-
-# --- the plan --------------------------------------------------------------------------------------------------------
-
-NONE = "the model is none of EsmForMaskedLM, EsmcForMaskedLM, BertForMaskedLM"
-
-
-@pytest.mark.parametrize(
-    ("model_class", "given", "status", "reason"),
-    [
-        (EsmForMaskedLM, {}, "applied", "computed where there is a label"),
-        (EsmForTokenClassification, {}, "skipped", NONE),
-        (EsmForMaskedLM, {"label_smoothing_factor": 0.1}, "skipped", "--label_smoothing_factor needs all logits"),
-        (EsmForMaskedLM, {"speedups": []}, "off", "not asked for"),
-        (EsmForMaskedLM, {"without": ["masked_lm_head"]}, "off", "not asked for"),
-    ],
-)
-def test_it_is_for_esms_masked_language_model_and_its_own_loss(model_class, given, status, reason):
-    plan = make_plan(make_args(**{"speedups": ["all"], **given}), make_wide_esm(model_class))
-    assert (plan["masked_lm_head"].status, plan["masked_lm_head"].reason) == (status, reason)
-
-
-def test_it_applies_under_lora_on_any_hardware():
-    wrapped = get_peft_model(make_wide_esm(), LoraConfig(r=2, target_modules=["query"]))
-    for hardware in ("cpu", "T4", "A100"):
-        plan = make_plan(make_args(**HEAD), wrapped, hardware=describe_hardware(hardware))
-        assert plan.applied("masked_lm_head")
-
-
-# --- training --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("given", [{}, {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}])
-def test_training_ends_in_the_weights_of_the_exact_loss(tmp_path, given):
-    plain, ours = make_trainer(tmp_path / "plain", **given), make_trainer(tmp_path / "ours", **HEAD, **given)
+    plain, ours = make_trainer(tmp_path / "plain", wrapped()), make_trainer(tmp_path / "ours", wrapped(), **HEAD)
     assert ours.plan["masked_lm_head"].evidence == {"heads": 1}
-    plain.train()
-    ours.train()
+    for trainer in (plain, ours):
+        trainer.train()
     assert largest_weight_difference(ours.model, plain.model) < 1e-6
-    if given:  # micro-batches with their own means, as transformers 5.23 trains ESM
-        stock = Trainer(make_wide_esm(), make_args(tmp_path / "stock", **given), pad_rows, make_rows())
-        stock.train()
-        assert largest_weight_difference(stock.model, plain.model) > 1e-5
 
 
-def test_evaluation_while_training_sees_all_logits(tmp_path):
-    trainer = make_trainer(tmp_path, **HEAD)
-    trainer.train()
-    logits = trainer.predict(make_rows(3)).predictions
-    width = max(make_rows(3)["length"])
-    assert logits.shape == (3, width, 33)
-
-
-def test_trainer_keeps_the_columns_that_it_kept(tmp_path):
-    names = ["input_ids", "attention_mask", "labels", "length", "name", "num_items_in_batch"]
-    rows = Dataset.from_dict({name: [[1]] for name in names})
-    kept = [
-        make_trainer(tmp_path, rows=rows, **given)._remove_unused_columns(rows).column_names for given in ({}, HEAD)
-    ]
-    assert kept == [["input_ids", "attention_mask", "labels"]] * 2
-
-
-def test_a_run_that_was_stopped_goes_on_exactly(tmp_path):
-    assert resumed_difference(tmp_path / "same", **HEAD) == 0
-    assert resumed_difference(tmp_path / "other", seed=4, allow_changed=["seed"], **HEAD) > 1e-3  # other rows
-
-
-def test_end_and_off_leave_the_model_alone(tmp_path):
-    model = make_wide_esm()
-    trainer = make_trainer(tmp_path, model, **HEAD)
-    assert "forward" in vars(model)
-    trainer.end()
-    assert "forward" not in vars(model)
-    make_trainer(tmp_path, model)
-    assert "forward" not in vars(model)
+def test_stock_trainer_weighs_labels_by_how_a_step_is_split_and_this_does_not(tmp_path):
+    split = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}
+    ours = make_trainer(tmp_path / "ours", **HEAD, **split)
+    stock = Trainer(make_wide_esm(), make_args(tmp_path / "stock", **split), pad_rows, make_rows())
+    whole = make_trainer(tmp_path / "whole", per_device_train_batch_size=8)
+    for trainer in (ours, stock, whole):
+        trainer.train()
+    assert largest_weight_difference(ours.model, whole.model) < 1e-5
+    assert largest_weight_difference(stock.model, whole.model) > 1e-4

@@ -1,84 +1,14 @@
 """`--optim_ext muon`: decided, carried out by the Trainer with clipping and schedule, resumed; off means untouched."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from miniature_esm import make_wide_esm
-from tiny_masked_lm import largest_weight_difference, make_args, make_trainer, resumed_difference
+from tiny_masked_lm import largest_weight_difference, make_trainer
 
-from hf_ext.errors import ArgumentError, PlanRefused
-from hf_ext.hardware import describe_hardware
+from hf_ext.errors import ArgumentError
 from hf_ext.models.muon import MuonAdamW, block_matrices
-from hf_ext.parser import FastArgumentParser
-from hf_ext.speedups import Context, ModelFacts, muon
-from hf_ext.training_args import FastTrainingArguments
 
-TRAINS = ModelFacts(("esm",), num_parameters=100, num_trainable=100, num_block_matrices=6)
 MUON = {"optim": "adamw_torch_fused", "optim_ext": "muon", "learning_rate": 1e-3, "weight_decay": 0.1}
-A100 = describe_hardware("A100")
-
-
-def decide(model=TRAINS, hardware=A100, **given):
-    return muon.decide(Context(hardware, make_args(**{**MUON, **given}), model))
-
-
-def test_it_is_applied_on_request_and_never_by_all():
-    assert decide().status == "applied"
-    assert decide().reason == "6 matrices of repeated layers get Muon, the rest AdamW"
-    t4 = decide(hardware=describe_hardware("T4"))
-    assert (t4.status, "T4 emulates the bfloat16" in t4.reason) == ("applied", True)
-    assert decide(optim_ext=None, speedups=["all"]).status == "off"
-    named = decide(optim_ext=None, speedups=["muon"])
-    assert (named.status, named.reason) == ("skipped", "give --optim_ext muon: it changes what is learned")
-
-
-@pytest.mark.parametrize(
-    ("model", "given", "says"),
-    [
-        (TRAINS, {"optim": "adamw_torch_8bit"}, "--optim adamw_torch_8bit was asked for"),
-        (TRAINS, {"optim": "adafactor"}, "--optim adafactor was asked for"),
-        (TRAINS, {"use_peft": True}, "leave out --use_peft or --optim_ext muon"),
-        (TRAINS, {"without": ["muon"]}, "contradict each other"),
-        (ModelFacts(), {}, "pass the model itself instead of model_init"),
-        (ModelFacts(("esm",), ("heavy",), False, 100, 10), {}, "no matrix of a repeated layer trains"),
-    ],
-)
-def test_what_it_cannot_do_is_refused_with_the_alternative(model, given, says):
-    decision = decide(model, **given)
-    assert decision.status == "refused"
-    assert says in decision.reason
-
-
-def test_sharding_that_flattens_matrices_is_refused_and_fsdp2_is_not(monkeypatch):
-    args = make_args(**MUON)
-    args.deepspeed_plugin = SimpleNamespace(zero_stage=2)
-    assert "ZeRO hands the optimizer flat slices" in muon.decide(Context(A100, args, TRAINS)).reason
-    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    for version, status in (("1", "refused"), ("2", "applied")):
-        monkeypatch.setenv("FSDP_VERSION", version)
-        assert decide().status == status
-    monkeypatch.setenv("ACCELERATE_USE_FSDP", "false")
-    for version, status in ((1, "refused"), (2, "applied")):
-        args = make_args(**MUON)
-        args.fsdp_plugin_args = {"fsdp_version": version}
-        assert muon.decide(Context(A100, args, TRAINS)).status == status
-
-
-def test_frozen_towers_are_refused_before_anything_starts(make_affinity, tmp_path):
-    with pytest.raises(PlanRefused, match="muon: no matrix of a repeated layer trains"):
-        make_trainer(tmp_path, make_affinity("frozen", "frozen")[0], **MUON)
-
-
-def test_another_name_is_refused_and_the_command_line_takes_the_right_one(tmp_path):
-    with pytest.raises(ArgumentError, match="optim_ext='dion': allowed are muon, cpu_offload"):
-        make_args(optim_ext="dion")
-    command = ["--optim_ext", "muon", "--output_dir", str(tmp_path), "--use_cpu", "true"]
-    (args,) = FastArgumentParser(FastTrainingArguments).parse_args_into_dataclasses(command)
-    assert args.optim_ext == ["muon"]
-
-
-# --- carried out -----------------------------------------------------------------------------------------------------
 
 
 def rates(optimizer) -> dict[str, set[float]]:
@@ -136,10 +66,6 @@ def test_accumulation_and_clipping_act_as_on_one_batch(tmp_path):
         trainer.train()
     assert largest_weight_difference(whole.model, split.model) < 1e-4
     assert largest_weight_difference(whole.model, adamw.model) > 1e-3
-
-
-def test_a_run_goes_on_bit_for_bit_from_a_checkpoint_in_the_middle(tmp_path):
-    assert resumed_difference(tmp_path, gradient_accumulation_steps=2, **MUON) == 0.0
 
 
 def test_an_optimizer_of_the_callers_own_is_not_replaced_in_silence(tmp_path):

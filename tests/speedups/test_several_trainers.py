@@ -4,18 +4,11 @@ import gc
 
 import pytest
 import torch
-from miniature_esm import esm_config, make_wide_esm
-from tiny_masked_lm import largest_weight_difference, make_args, make_rows, make_trainer
-from token_rows import pad_rows
-from torch.func import functional_call, grad
-from transformers import EsmForMaskedLM, TrainerCallback
+from miniature_esm import make_wide_esm
+from tiny_masked_lm import largest_weight_difference, make_trainer
+from transformers import TrainerCallback
 
-from hf_ext.held import Held
-from hf_ext.models.held_attention import hold_attention
 from hf_ext.speedups import cpu_threads
-from hf_ext.trainer import FastTrainer
-
-ORDERS = [(0, 1, 2), (2, 1, 0), (1, 0, 2), (1, 2, 0)]
 
 
 @pytest.fixture
@@ -34,49 +27,10 @@ def make_run(folder, **given):
     return make_trainer(folder, speedups=["cpu_threads", "cpu_matmul"], **given)
 
 
-# --- one setting, by hand ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("order", ORDERS)
-def test_what_was_before_comes_back_when_the_last_lets_go(order):
-    now = ["before"]
-    setting = Held(lambda: now[0], lambda value: now.__setitem__(0, value))
-    values = ["a", "b", "a"]
-    releases = [setting.hold(value) for value in values]
-    left = dict(enumerate(values))
-    for i in order:
-        releases[i]()
-        releases[i]()  # once more changes nothing
-        del left[i]
-        assert now[0] == (left[max(left)] if left else "before")
-        assert setting.read_before() == "before"
-    now[0] = "later"
-    setting.hold("a")()
-    assert now[0] == "later"
-
-
-def test_a_value_that_cannot_be_set_is_not_held():
-    now = ["before"]
-
-    def write(value):
-        if value == "broken":
-            raise RuntimeError(value)
-        now[0] = value
-
-    setting = Held(lambda: now[0], write)
-    for _ in range(2):
-        with pytest.raises(RuntimeError, match="broken"):
-            setting.hold("broken")
-        setting.hold("a")()
-        assert now == ["before"]
-
-
 # --- settings of the process ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize("first_out", [0, 1])
-@pytest.mark.parametrize("way", ["end", "close"])
+@pytest.mark.parametrize(("first_out", "way"), [(0, "end"), (1, "close")])
 def test_two_trainers_may_end_in_any_order(process, tmp_path, first_out, way):
     before = process()
     trainers = [make_run(tmp_path / name) for name in "ab"]
@@ -107,35 +61,6 @@ def test_a_trainer_that_nobody_ends_lets_go_of_the_process_when_it_goes(process,
     assert process() == before
 
 
-# --- a configuration that models share --------------------------------------------------------------------------------
-
-
-def make_pair():
-    """Two models of one configuration object."""
-    config = make_wide_esm().config
-    torch.manual_seed(0)
-    return EsmForMaskedLM(config), EsmForMaskedLM(config)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("first_out", [0, 1])
-def test_models_of_one_configuration_train_on_when_the_other_has_ended(tmp_path, first_out):
-    models = make_pair()
-    twin = make_wide_esm()
-    twin.load_state_dict(models[1 - first_out].state_dict())
-    fast = {"speedups": ["packing", "attention"]}
-    trainers = [make_trainer(tmp_path / str(i), model, **fast) for i, model in enumerate(models)]
-    kernel = models[0].config._attn_implementation
-    assert kernel.startswith("hf_ext")
-    trainers.pop(first_out).end()
-    assert models[0].config._attn_implementation == kernel
-    trainers[0].train()
-    trainers[0].end()
-    assert models[0].config._attn_implementation == "sdpa"
-    make_trainer(tmp_path / "twin", twin).train()
-    assert largest_weight_difference(models[1 - first_out], twin) < 1e-5
-
-
 @pytest.mark.nightly
 @pytest.mark.parametrize("is_alive", [True, False])
 def test_a_second_trainer_of_a_model_whose_first_nobody_ended(tmp_path, is_alive):
@@ -151,64 +76,3 @@ def test_a_second_trainer_of_a_model_whose_first_nobody_ended(tmp_path, is_alive
     second.end()
     make_trainer(tmp_path / "twin", twin).train()
     assert largest_weight_difference(model, twin) < 1e-5
-
-
-class Saves(TrainerCallback):
-    def on_step_end(self, args, state, control, model=None, **kwargs):
-        torch.save(model, f"{args.output_dir}/whole.pt")
-
-
-def test_a_model_that_a_callback_saves_whole_is_loaded(tmp_path):
-    trainer = make_trainer(tmp_path, speedups=["all"], without=["compile"], callbacks=[Saves()], max_steps=1)
-    trainer.train()
-    loaded = torch.load(tmp_path / "whole.pt", weights_only=False)
-    assert largest_weight_difference(loaded, trainer.model) == 0
-
-
-class WithFunctions(FastTrainer):
-    """A loss with a gradient of `torch.func` in it, of the head alone."""
-
-    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        weights = {name: weight.detach() for name, weight in model.named_parameters()}
-
-        def of_bias(bias):
-            return functional_call(model, {**weights, "lm_head.bias": bias}, (), inputs)["logits"].pow(2).mean()
-
-        size = grad(of_bias)(weights["lm_head.bias"]).norm()
-        loss = model(**inputs)["loss"] + 0.0 * size
-        return (loss, {}) if return_outputs else loss
-
-
-def test_gradients_of_torch_func_inside_a_loss(tmp_path):
-    trainer = WithFunctions(
-        make_wide_esm(), make_args(tmp_path, speedups=["packing"], attention="blocked"), pad_rows, make_rows()
-    )
-    trainer.train()
-    assert trainer.plan["packing"].status == "applied"
-    trainer.end()
-
-
-def test_an_attention_is_held_for_a_configuration_and_keeps_nothing_alive():
-    first, second = (model.esm for model in make_pair())
-    other = EsmForMaskedLM(esm_config()).esm
-    releases = [hold_attention(encoder, "eager") for encoder in (first, second, other)]
-    del first
-    gc.collect()
-    releases[0]()
-    assert (second.config._attn_implementation, other.config._attn_implementation) == ("eager", "eager")
-    releases[1]()
-    assert (second.config._attn_implementation, other.config._attn_implementation) == ("sdpa", "eager")
-    with pytest.raises(ValueError, match="nonsense"):
-        hold_attention(other, "nonsense")
-    del other
-    gc.collect()
-    releases[2]()  # of what is gone
-
-
-def test_in_float64_the_kernel_for_cpus_changes_nothing(tmp_path):
-    stock = make_trainer(tmp_path / "stock", make_wide_esm().double())
-    stock.train()
-    fast = make_trainer(tmp_path / "fast", make_wide_esm().double(), speedups=["packing"], attention="blocked")
-    fast.train()
-    fast.end()
-    assert largest_weight_difference(stock.model, fast.model) < 1e-12

@@ -9,83 +9,13 @@ from datasets import Dataset
 from miniature_esm import NO_DROPOUT, make_esm
 from run_outcomes import same_weights
 from token_rows import RecordingCollator
-from transformers import EsmForTokenClassification, TrainerCallback
+from transformers import EsmForTokenClassification
 
-from hf_ext.data.token_budget import TokenBudgetBatchSampler
 from hf_ext.errors import DataError, PlanRefused
-from hf_ext.hardware import describe_hardware
-from hf_ext.speedups import Context, DataFacts, LengthGrouping, ModelFacts, token_budget
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
-ROWS = DataFacts(num_rows=10_000, has_lengths=True, padding_share_random=0.3)
-ESM = ModelFacts(("esm",))
 QUIET = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "save_strategy": "no", "seed": 3}
-
-
-def context(data=ROWS, model=ESM, **given) -> Context:
-    args = FastTrainingArguments(output_dir="o", **{"max_tokens_per_batch": 4096, **given})
-    return Context(describe_hardware("A100"), args, model, data)
-
-
-def decide(*args, **given):
-    return token_budget.decide(context(*args, **given))
-
-
-# --- the plan --------------------------------------------------------------------------------------------------------
-
-
-def test_a_budget_is_applied_where_it_is_given_and_off_where_not():
-    assert decide().status == "applied"
-    assert decide().settings == {"max_tokens": 4096, "max_batch_size": None}
-    assert decide(max_tokens_per_batch=None, speedups=["all"]).status == "off"
-    assert decide(without=["token_budget"]).status == "off"
-
-
-def test_a_batch_size_of_the_users_caps_rows_and_a_presets_does_not():
-    assert decide(per_device_train_batch_size=16).settings["max_batch_size"] == 16
-    preset = context(per_device_train_batch_size=1)
-    preset.args.mark_explicit(frozenset({"max_tokens_per_batch"}))
-    assert token_budget.decide(preset).settings["max_batch_size"] is None
-
-
-@pytest.mark.parametrize(
-    ("given", "reason"),
-    [
-        ({"train_sampling_strategy": "group_by_length"}, "--train_sampling_strategy group_by_length"),
-        ({"effective_batch_size": 64}, "--effective_batch_size 64"),
-        ({"auto_find_batch_size": True}, "--auto_find_batch_size"),
-        ({"dataloader_drop_last": True}, "--dataloader_drop_last"),
-        ({"accelerator_config": {"split_batches": True}}, "split_batches"),
-        ({"accelerator_config": {"dispatch_batches": True}}, "dispatch_batches"),
-        ({"max_tokens_per_batch": None, "speedups": ["token_budget"]}, "give --max_tokens_per_batch"),
-        ({"data": DataFacts(streaming=True)}, "stream"),
-        ({"data": DataFacts(num_rows=10)}, "no column 'length'"),
-        (
-            {"model": ModelFacts(("esm",), ("heavy",), trains_encoders=False), "speedups": ["embedding_cache"]},
-            "no encoder runs while training",
-        ),
-    ],
-)
-def test_a_budget_that_cannot_be_kept_or_contradicts_another_request_is_refused(given, reason):
-    decision = decide(**given)
-    assert decision.status == "refused"
-    assert reason in decision.reason
-
-
-def test_length_grouping_gives_way_to_a_budget():
-    assert LengthGrouping.decide(context(speedups=["all"])).status == "skipped"
-    assert "--max_tokens_per_batch" in LengthGrouping.decide(context(speedups=["all"])).reason
-    for given in ({"max_tokens_per_batch": None}, {"without": ["token_budget"]}):
-        assert LengthGrouping.decide(context(speedups=["length_grouping"], **given)).status == "applied"
-
-
-def test_a_budget_below_one_is_no_argument():
-    with pytest.raises(ValueError, match="max_tokens_per_batch=0"):
-        FastTrainingArguments(output_dir="o", max_tokens_per_batch=0)
-
-
-# --- FastTrainer -----------------------------------------------------------------------------------------------------
 
 
 def make_rows(num: int = 40) -> Dataset:
@@ -97,27 +27,16 @@ def make_rows(num: int = 40) -> Dataset:
     return Dataset.from_dict({"row": list(range(num)), "input_ids": ids, "labels": labels, "length": sizes})
 
 
-class Kill(TrainerCallback):
-    """Ends the process's work right after the checkpoint of `step`."""
-
-    def __init__(self, step):
-        self.step = step
-
-    def on_save(self, args, state, control, **kwargs):
-        if state.global_step == self.step:
-            raise KeyboardInterrupt
-
-
 @pytest.fixture
 def token_trainer(tmp_path):
-    def make(folder="run", rows=None, callbacks=None, **given):
+    def make(folder="run", rows=None, **given):
         tokens = {"vocab_size": 24, "mask_token_id": 23, "num_labels": 3}
         model = make_esm(EsmForTokenClassification, **tokens, **NO_DROPOUT)
         settings = {"max_tokens_per_batch": 100, "num_train_epochs": 3, "learning_rate": 1e-2, **given}
         args = FastTrainingArguments(
             output_dir=str(tmp_path / folder), remove_unused_columns=False, **{**QUIET, **settings}
         )
-        return FastTrainer(model, args, RecordingCollator(), make_rows() if rows is None else rows, callbacks=callbacks)
+        return FastTrainer(model, args, RecordingCollator(), make_rows() if rows is None else rows)
 
     return make
 
@@ -137,41 +56,19 @@ def test_training_sees_every_row_once_an_epoch_within_the_budget_and_says_how_fu
     assert 0.8 < evidence["real_tokens"] <= 1
 
 
-def test_a_run_killed_in_its_third_epoch_goes_on_with_the_very_batches_that_were_left(token_trainer):
+def test_a_run_that_is_resumed_in_its_third_epoch_goes_on_with_the_very_batches_that_were_left(token_trainer):
     saving = {"save_strategy": "steps"}
     per_epoch = len(token_trainer("count").get_train_dataloader())
     step = 2 * per_epoch + 3
     whole = token_trainer("whole", **saving, save_steps=step)
     whole.train()
-    killed = token_trainer("killed", callbacks=[Kill(step)], **saving, save_steps=step)
-    with pytest.raises(KeyboardInterrupt):
-        killed.train()
-    checkpoint = str(Path(killed.args.output_dir) / f"checkpoint-{step}")
+    checkpoint = str(Path(whole.args.output_dir) / f"checkpoint-{step}")
     resumed = token_trainer("resumed", **saving, save_steps=step)
     resumed.train(resume_from_checkpoint=checkpoint)
     seen = whole.data_collator.batches
     assert resumed.data_collator.batches == seen[step:]
     assert seen[step:] != seen[3:per_epoch]  # the first epoch's batches would be other ones
     assert same_weights(resumed.model, whole.model)
-
-    other = token_trainer("other", **saving, save_steps=step, data_seed=4, allow_changed=["data_seed"])
-    other.train(resume_from_checkpoint=checkpoint)
-    assert other.data_collator.batches != seen[step:]
-    assert not same_weights(other.model, whole.model)
-
-
-def test_without_a_budget_batches_are_stock(token_trainer):
-    trainer = token_trainer(max_tokens_per_batch=None)
-    loader = trainer.get_train_dataloader()
-    assert not isinstance(loader.batch_sampler, TokenBudgetBatchSampler)
-    assert [len(batch["labels"]) for batch in loader] == [8] * 5
-
-
-def test_workers_get_the_same_batches(token_trainer):
-    here = [batch["input_ids"] for batch in token_trainer().get_train_dataloader()]
-    there = [batch["input_ids"] for batch in token_trainer(dataloader_num_workers=1).get_train_dataloader()]
-    assert len(here) == len(there) > 5
-    assert all(torch.equal(a, b) for a, b in zip(here, there))
 
 
 def test_a_row_above_the_budget_stops_the_run_before_its_first_step(token_trainer):

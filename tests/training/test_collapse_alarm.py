@@ -121,4 +121,4 @@ def test_an_evaluation_that_is_given_up_in_its_second_set_is_alarming_once(tmp_p
     assert stopped.collapse_alarms == []
     resumed = make_trainer(tmp_path, sets, resume="auto", **settings)
     resumed.train()
-    assert said(resumed) == [(2, "The predictions spread 0.020")]
+    assert said(resumed) == [(3, "The predictions spread 0.020")]

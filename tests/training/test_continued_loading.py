@@ -1,93 +1,77 @@
-"""Begun loaders and data workers without a trainer: what a checkpoint keeps of them and gives back."""
+"""Data workers and continuing: a run that was continued is the one that was not killed, or is said to be another."""
 
 import pytest
-from loader_requests import make_args, make_planned
+import torch
+from continued_runs import EVALUATING, interrupt, same, train
 from torch.utils.data import DataLoader
+from train_until_stopped import Collator
 
-from hf_ext.data.repeatable_loaders import RepeatableLoader, make_repeatable
-from hf_ext.errors import DataWorkerDied
-from hf_ext.training.data_workers import DataWorkers
-from hf_ext.training.places import Places
-from hf_ext.training.repeatable_loading import RepeatableLoading
-
-KEEPING = {"dataloader_num_workers": 1, "dataloader_persistent_workers": True}
+from hf_ext.trainer import FastTrainer
 
 
-def read(loader) -> list[int]:
-    return [int(row) for row in loader]
+class Masking(Collator):
+    """As transformers' collator for masked language models says that it masks."""
+
+    mlm = True
 
 
-def make_loading(folder, **given) -> RepeatableLoading:
-    args = make_args(folder, **given)
-    return RepeatableLoading(args, make_planned(args))
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("step", [2, 4, 6])  # in the first epoch, at its end, in the second
+@pytest.mark.parametrize("num_workers", [0, 1, 2])
+def test_with_any_number_of_workers_a_continued_run_is_the_whole_one(tmp_path, step, num_workers):
+    asked = {**EVALUATING, "dataloader_num_workers": num_workers}
+    whole = train(tmp_path / "whole", **asked)
+    assert same(interrupt(tmp_path / "killed", step=step, **asked), whole)
+    assert same(train(tmp_path / "none", **EVALUATING, dataloader_num_workers=0), whole)
+    assert not same(train(tmp_path / "other", **asked, seed=4), whole)
 
 
-def make_kept() -> DataLoader:
-    return DataLoader(range(4), num_workers=0)
+@pytest.mark.nightly
+def test_with_workers_that_are_spawned_a_continued_run_is_the_whole_one(tmp_path):
+    spawned = interrupt(tmp_path / "spawned", dataloader_multiprocessing_context="spawn")
+    assert same(spawned, train(tmp_path / "whole"))
 
 
-def test_loaders_of_passing_workers_draw_at_each_iteration_and_are_not_listed(tmp_path):
-    loading = make_loading(tmp_path)
-    loader = loading.take_train(make_kept())
-    assert isinstance(loader, RepeatableLoader)
-    assert not loader.draws_once
-    read(loader)
-    assert loading.state() == []
+def test_workers_do_not_live_on(tmp_path, caplog):
+    whole = train(tmp_path / "whole", **EVALUATING)
+    asked = {**EVALUATING, "dataloader_persistent_workers": True}
+    assert same(interrupt(tmp_path / "killed", **asked), whole)
+    assert "dataloader_persistent_workers is off" in caplog.text
 
 
-def test_loaders_of_persistent_workers_draw_once_and_are_listed_when_they_have(tmp_path):
-    loading, rows = make_loading(tmp_path, **KEEPING), [1]
-    loading.look_at("eval", rows, {})
-    train, evaluation = loading.take_train(make_kept()), loading.take_evaluation(make_kept(), "eval", rows)
-    assert (train.draws_once, evaluation.draws_once) == (True, True)
-    assert loading.state() == []
-    read(evaluation)
-    assert loading.state() == ["eval"]
-    read(train)
-    assert loading.state() == ["eval", "train"]
+class OwnLoader(FastTrainer):
+    def get_train_dataloader(self):
+        own = {"collate_fn": self.data_collator, "num_workers": 1, "persistent_workers": True}
+        return DataLoader(self.train_dataset, 2, generator=torch.Generator().manual_seed(7), shuffle=True, **own)
 
 
-def test_a_continued_run_knows_which_loaders_had_begun(tmp_path):
-    loading, rows = make_loading(tmp_path, **KEEPING), [1]
-    loading.go_on(["train"])
-    assert loading.state() == ["train"]
-    assert loading.take_train(make_kept()).has_begun
-    loading.look_at("eval", rows, {})
-    assert not loading.take_evaluation(make_kept(), "eval", rows).has_begun
-    loading.go_on(None)
-    assert not loading.take_train(make_kept()).has_begun
+class Reversed(FastTrainer):
+    def _get_train_sampler(self, train_dataset=None):
+        return [*range(len(self.train_dataset))][::-1]
 
 
-def test_evaluation_of_other_rows_is_made_anew_and_is_no_loader_of_the_run(tmp_path):
-    loading, own, other = make_loading(tmp_path, **KEEPING), [1], [2]
-    kept = {"eval": "loader of the run"}
-    loading.look_at("eval", own, kept)
-    kept["eval"] = "loader of the run"
-    loading.look_at("eval", own, kept)
-    assert kept  # the same rows
-    loading.look_at("eval", other, kept)
-    assert not kept
-    read(loading.take_evaluation(make_kept(), "eval", own))
-    assert loading.state() == []
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({}, []),
+        ({"collator": Masking}, ["Masking draws masks at random"]),
+        ({"trainer": Reversed}, ["The order of rows is the class's own"]),
+        ({"trainer": OwnLoader}, ["The order of rows is the class's own", "live on (persistent_workers)"]),
+    ],
+)
+def test_what_a_continued_run_cannot_go_on_with_exactly_is_said(tmp_path, caplog, asked, words):
+    train(tmp_path, kill_at=3, **asked)
+    assert "if it had not ended" not in caplog.text
+    train(tmp_path, resume=str(tmp_path / "checkpoint-2"), **asked)
+    assert caplog.text.count("if it had not ended") == len(words)
+    assert all(said in caplog.text for said in words)
 
 
-class Killed(RuntimeError):
-    """As torch says it."""
-
-
-def test_a_worker_that_died_is_named_with_where_the_run_can_go_on(tmp_path):
-    workers = DataWorkers(make_args(tmp_path, dataloader_num_workers=2), Places(tmp_path))
-    said = r"Killed\. No checkpoint was saved yet\..*fewer than dataloader_num_work"
-    with pytest.raises(DataWorkerDied, match=said), workers.naming_deaths():
-        raise Killed("DataLoader worker (pid 7) is killed by signal: Killed.")
-    with pytest.raises(RuntimeError, match="something else"), workers.naming_deaths():
-        raise RuntimeError("something else")
-
-
-def test_workers_that_live_on_are_ended(tmp_path):
-    loader = make_repeatable(DataLoader(range(4), num_workers=1, persistent_workers=True))
-    read(loader)
-    (process,) = loader._iterator._workers
-    assert process.is_alive()
-    DataWorkers(make_args(tmp_path), Places(tmp_path)).end([loader])
-    assert not process.is_alive()
+@pytest.mark.nightly
+def test_the_evaluation_on_start_is_not_repeated_when_a_run_is_continued(tmp_path):
+    asked = {**EVALUATING, "eval_on_start": True}
+    whole = train(tmp_path / "whole", **asked)
+    resumed = interrupt(tmp_path / "killed", **asked)
+    evaluated = [[e["step"] for e in run.state.log_history if "eval_loss" in e] for run in (whole, resumed)]
+    assert evaluated == [[0, 2, 4, 6, 8]] * 2
+    assert same(resumed, whole)

@@ -1,12 +1,12 @@
 """However training ends: the signal handlers from before are back, no data worker is left, and the end has a name."""
 
+import gc
 import multiprocessing
 import os
 import re
 import signal
 import sys
 import threading
-import time
 from functools import partial
 
 import numpy as np
@@ -22,15 +22,12 @@ from torch.utils.data import dataloader
 from train_until_stopped import Case, Collator
 from transformers import TrainerCallback
 
-from hf_ext.checkpoints.format.manifest import Manifest
-from hf_ext.checkpoints.storage.staging import Staging
 from hf_ext.errors import ArgumentError, DataError, DataWorkerDied, NotFiniteError, StoppedForGood, TrainingStopped
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
-ALONE = {"dataloader_persistent_workers": False, "dataloader_num_workers": 0}
+ALONE = {"dataloader_num_workers": 0}
 OTHERS: set[int] = set()
-HANDLERS: list = []
 NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -101,20 +98,19 @@ ENDS = {
 
 
 @pytest.mark.sampled(4)
-@pytest.mark.parametrize("persistent", [True, False], ids=["persistent", "of an epoch"])
 @pytest.mark.parametrize("end", ENDS)
-def test_after_any_end_handlers_are_back_and_no_worker_is_left(tmp_path, end, persistent):
+def test_after_any_end_handlers_are_back_and_no_worker_is_left(tmp_path, end):
     act, given, error = ENDS[end]
     handlers = [signal.getsignal(number) for number in NUMBERS]
-    trainer = make(tmp_path, act, **{"dataloader_persistent_workers": persistent, **given})
-    caught = None
+    trainer, caught = make(tmp_path, act, **given), type(None)
     try:
         trainer.train()
-    except BaseException as raised:  # held on to, as a notebook does
-        caught = raised
-    assert type(caught) is (error or type(None)), caught
+    except BaseException as raised:
+        caught = type(raised)
+    assert caught is (error or type(None))
     assert [signal.getsignal(number) for number in NUMBERS] == handlers
     trainer.end()
+    gc.collect()
     assert multiprocessing.active_children() == []
     assert workers() == []
 
@@ -141,22 +137,10 @@ def test_a_stop_says_whether_the_same_call_goes_on_from_it(tmp_path, given, aske
     assert (tmp_path / f"checkpoint-{trainer.state.global_step}").is_dir()
 
 
-def test_a_resumed_runs_first_epoch_that_breaks_off_leaves_no_worker(tmp_path):
-    train(tmp_path, kill_at=3)
-    trainer = make(tmp_path, lambda: raise_(Killed()))
-    try:
-        trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
-    except Killed as raised:
-        caught = raised
-    assert workers() != []  # the exception's frames hold on to the loader
-    trainer.close()
-    assert workers() == []
-    assert caught
-
-
 def test_a_killed_worker_is_named_with_the_checkpoint_from_which_the_same_command_goes_on(tmp_path):
-    whole = train(tmp_path / "whole")
-    trainer = make(tmp_path / "killed", kill_a_worker)
+    more = make_number_rows(40, 1)  # than workers hand over ahead
+    whole = train(tmp_path / "whole", rows=lambda table: more)
+    trainer = make(tmp_path / "killed", kill_a_worker, rows=more)
     with pytest.raises(DataWorkerDied) as died:
         trainer.train()
     trainer.end()
@@ -164,21 +148,7 @@ def test_a_killed_worker_is_named_with_the_checkpoint_from_which_the_same_comman
     # What it had handed over may be trained on before its death is noticed.
     assert re.match(r"DataLoader worker \(pid.* checkpoint-[24] is the last one saved, and valid\. .*--resume", text)
     assert "fewer than dataloader_num_workers=1" in text
-    assert same(train(tmp_path / "killed", resume=True), whole)
-
-
-def test_a_worker_that_dies_while_a_checkpoint_is_waited_for_is_named_with_that_checkpoint(tmp_path, monkeypatch):
-    def commit_slowly(staging, *given):
-        time.sleep(0.5)
-        return commit(staging, *given)
-
-    commit = Staging.commit
-    monkeypatch.setattr(Staging, "commit", commit_slowly)
-    trainer = make(tmp_path, kill_a_worker)
-    with pytest.raises(DataWorkerDied, match="checkpoint-2 is the last one saved, and valid"):
-        trainer.train()
-    trainer.end()
-    assert Manifest.read(tmp_path / "checkpoint-2")
+    assert same(train(tmp_path / "killed", resume=True, rows=lambda table: more), whole)
 
 
 class Fatal(Collator):
@@ -204,23 +174,19 @@ class HandedOver:
         return self.receive, (os.getpid(),)
 
 
-def receive_nothing(error, with_handler, kills, pid):
+def receive_nothing(error, kills, pid):
     """The worker's connection is gone; its process follows a moment later, as torch looks whether it is alive."""
-    if not with_handler:  # of torch, which raises where the main thread is when it hears of it
-        HANDLERS.append(signal.signal(signal.SIGCHLD, signal.SIG_DFL))
     if kills:
         threading.Timer(0.2, os.kill, (pid, signal.SIGKILL)).start()
     raise error
 
 
 def train_with(tmp_path, collator):
-    args = FastTrainingArguments(output_dir=str(tmp_path), **{**SETTINGS, "dataloader_persistent_workers": False})
+    args = FastTrainingArguments(output_dir=str(tmp_path), **SETTINGS)
     trainer = FastTrainer(make_narrow_esm(), args, collator, make_number_rows(16, 1))
     try:
         trainer.train()
     finally:
-        if HANDLERS:  # torch sets its own once in a process
-            signal.signal(signal.SIGCHLD, HANDLERS.pop())
         trainer.end()
 
 
@@ -233,10 +199,9 @@ BROKEN = {
 
 
 @pytest.mark.sampled(4)
-@pytest.mark.parametrize("with_handler", [True, False], ids=["torch hears of it", "nobody hears of it"])
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_worker_that_is_killed_while_it_hands_over_a_batch_is_named(tmp_path, name, with_handler):
-    last_words = partial(receive_nothing, BROKEN[name], with_handler, True)
+def test_a_worker_that_is_killed_while_it_hands_over_a_batch_is_named(tmp_path, name):
+    last_words = partial(receive_nothing, BROKEN[name], True)
     with pytest.raises(DataWorkerDied) as died:
         train_with(tmp_path, Fatal(last_words))
     text = str(died.value)
@@ -248,7 +213,7 @@ def test_a_worker_that_is_killed_while_it_hands_over_a_batch_is_named(tmp_path, 
 @pytest.mark.parametrize("name", BROKEN)
 def test_the_same_error_with_the_workers_alive_stays_what_it_is(tmp_path, name):
     with pytest.raises(type(BROKEN[name])):
-        train_with(tmp_path, Fatal(partial(receive_nothing, BROKEN[name], True, False)))
+        train_with(tmp_path, Fatal(partial(receive_nothing, BROKEN[name], False)))
 
 
 class Ending(Collator):
@@ -267,25 +232,23 @@ class Ending(Collator):
 
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize(
-    ("end", "is_killed"),
+    "end",
     [
-        (partial(sys.exit, 3), False),
-        (partial(raise_, SystemExit(0)), False),
-        (partial(raise_, KeyboardInterrupt()), False),
-        (partial(os._exit, 7), False),
-        (lambda: os.kill(os.getpid(), signal.SIGKILL), True),
+        partial(sys.exit, 3),
+        partial(raise_, SystemExit(0)),
+        partial(raise_, KeyboardInterrupt()),
+        partial(os._exit, 7),
+        lambda: os.kill(os.getpid(), signal.SIGKILL),
     ],
     ids=["exit 3", "exit 0", "KeyboardInterrupt", "_exit", "killed"],
 )
-def test_memory_is_suggested_only_where_a_worker_was_killed(tmp_path, end, is_killed, monkeypatch):
+def test_a_worker_that_ends_in_any_way_is_named_with_what_it_may_be(tmp_path, end, monkeypatch):
     monkeypatch.setattr(dataloader._MultiProcessingDataLoaderIter._try_get_data, "__defaults__", (0.3,))  # not 5 s
     with pytest.raises(DataWorkerDied) as died:
         train_with(tmp_path, Ending(end))
     text = str(died.value)
     assert re.match(r"DataLoader worker \(pid.*[^.]\. No checkpoint was saved yet\. The same command ", text)
-    assert ("mostly where memory" in text) == is_killed
-    assert ("sys.exit, KeyboardInterrupt" in text) != is_killed
-    assert "dataloader_num_workers=" in text
+    assert "fewer than dataloader_num_workers=1. Or code of the dataset" in text
 
 
 def test_other_runtime_errors_stay_what_they_are(tmp_path):

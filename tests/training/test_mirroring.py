@@ -11,7 +11,7 @@ from run_outcomes import losses
 from safetensors.torch import load_file
 from transformers import EsmForSequenceClassification
 
-from hf_ext.checkpoints.format.manifest import Manifest, check_files
+from hf_ext.checkpoints.manifest import Manifest, check_files
 from hf_ext.errors import CheckpointError
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments

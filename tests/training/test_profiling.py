@@ -101,38 +101,25 @@ class Dies(TrainerCallback):
 
 
 @pytest.mark.nightly
-def test_a_run_that_dies_in_the_window_has_no_profile_and_the_next_session_makes_it(tmp_path):
-    saves = {**QUIET, "save_strategy": "steps", "save_steps": 2, "torch_profiler": 2}
-    trainer = make(tmp_path, **saves)
-    trainer.add_callback(Dies(4))
-    with pytest.raises(RuntimeError, match="in the middle"):
-        trainer.train()
-    assert trainer.profile is None
-    assert not (tmp_path / TRACE).exists()
-    assert not torch.autograd._profiler_enabled()
-    again = make(tmp_path, **saves, resume="auto")
-    again.train()
-    assert again.state.global_step == 6
-    assert again.profile["steps"] == [5, 6]  # the session begins after step 2
-    assert trace_steps(tmp_path) == 2
-
-
-@pytest.mark.nightly
-def test_a_resumed_run_keeps_its_profile_and_makes_no_other(tmp_path):
-    saves = {**QUIET, "save_strategy": "steps", "save_steps": 4, "torch_profiler": 1}
+def test_a_run_that_dies_in_the_window_has_no_profile_the_next_session_makes_it_and_one_after_it_keeps_it(tmp_path):
+    saves = {**QUIET, "save_strategy": "steps", "save_steps": 1, "torch_profiler": 1}
     whole = make(tmp_path / "whole", **saves)
     whole.train()
-    first = make(tmp_path / "b", **saves)
-    first.add_callback(Dies(5))
-    with pytest.raises(RuntimeError):
-        first.train()
-    written = (tmp_path / "b" / TRACE).stat().st_mtime_ns
-    again = make(tmp_path / "b", **saves, resume="auto")
-    again.train()
-    assert again.profile == first.profile
-    assert again.profile["steps"] == [3, 3]
-    assert (tmp_path / "b" / TRACE).stat().st_mtime_ns == written
-    assert torch.equal(weights(whole), weights(again))
+    folder = tmp_path / "broken"
+    trainers = [make(folder, **saves, resume="auto") for _ in range(3)]
+    for trainer, step in zip(trainers, (3, 6)):
+        trainer.add_callback(Dies(step))
+        with pytest.raises(RuntimeError, match="in the middle"):
+            trainer.train()
+        assert not torch.autograd._profiler_enabled()
+    assert trainers[0].profile is None
+    assert trainers[1].profile["steps"] == [5, 5]  # the session begins after step 2
+    written = (folder / TRACE).stat().st_mtime_ns
+    trainers[2].train()
+    assert trainers[2].state.global_step == 6
+    assert trainers[2].profile == trainers[1].profile
+    assert (folder / TRACE).stat().st_mtime_ns == written
+    assert torch.equal(weights(whole), weights(trainers[2]))
 
 
 def test_a_budget_of_disk_space_has_no_room_for_a_trace(tmp_path):

@@ -16,7 +16,7 @@ STOPPING = (
 )
 LOGGING = (("logging_steps", 3),)  # the step saved falls between two logs
 WORKERS, ACCUMULATION = (0, 2), (1, 2, 5)
-LIVING_ON = (("speedups", ("data_loading",)), *EVALUATING)  # persistent workers, where there are any
+LOADING = (("speedups", ("data_loading",)), *EVALUATING)
 CACHED = (("speedups", ("data_loading", "embedding_cache")), *EVALUATING)
 
 
@@ -44,12 +44,12 @@ CASES = [
     *over("cached", "regression", (1,), 6, STOPPING),
     *over("map", given=LOGGING, accumulation=(2,)),
     *over("stream", given=LOGGING, accumulation=(1,)),
-    *over("map", "lora", (1,), given=LIVING_ON, workers=(1, 2)),
-    *over("map", "lora", (2,), save_step=4, given=LIVING_ON, workers=(2,)),  # the last step of the first epoch
-    *over("grouped", "lora", (2,), given=LIVING_ON, workers=(2,)),
-    *over("stream", "lora", (1,), given=LIVING_ON, workers=(2,)),
+    *over("map", "lora", (1,), given=LOADING, workers=(1, 2)),
+    *over("map", "lora", (2,), save_step=4, given=LOADING, workers=(2,)),  # the last step of the first epoch
+    *over("grouped", "lora", (2,), given=LOADING, workers=(2,)),
+    *over("stream", "lora", (1,), given=LOADING, workers=(2,)),
     *over("cached", "regression", (1,), given=CACHED, workers=(1, 2)),
-    *over("token budget", given=LIVING_ON, accumulation=(2,), workers=(2,)),
+    *over("token budget", given=LOADING, accumulation=(2,), workers=(2,)),
 ]
 
 

@@ -15,6 +15,7 @@ from watched_runs import LABELS, NUM_ROWS, make_script, make_trainer, model_of
 
 from hf_ext.errors import ArgumentError, CheckpointError, DataError
 from hf_ext.evaluation import score_predictions
+from hf_ext.evaluation.dataset_subset import choose_rows
 from hf_ext.evaluation.row_metrics import RowMetrics
 from hf_ext.trainer import FastTrainer
 
@@ -54,7 +55,7 @@ def test_evaluations_of_all_rows_of_a_subset_and_after_training_say_what_the_fin
 
     part = make(tmp_path / "part", *models, eval_subset=120)
     part.train()
-    rows = part._ext_evaluator.rows.chosen("").rows
+    rows = choose_rows(part.eval_dataset, size=120, group_column="antigen").rows
     assert len(rows) == 120
     assert [says(log, "eval_", model, rows) for log, model in zip(evaluations(part), models, strict=True)] == [True] * 3
     last = evaluations(part)[-1]
@@ -79,7 +80,7 @@ def test_of_several_sets_each_has_its_own_groups(tmp_path):
     trainer.train()
     log = {key: value for entry in trainer.state.log_history for key, value in entry.items() if entry["step"] == 2}
     for name, antigens in (("a", ANTIGENS), ("b", other)):
-        rows = trainer._ext_evaluator.rows.chosen(name).rows
+        rows = choose_rows(sets[name], size=150, group_column="antigen").rows
         assert says(log, f"eval_{name}_", models[1], rows, antigens)
         assert says(log, f"eval_full_{name}_", models[1], antigens=antigens)
 

@@ -12,12 +12,11 @@ from peft import LoraConfig, get_peft_model
 from run_outcomes import same_weights
 from safetensors.torch import load_file, save_file
 from tiny_classifier import ROWS, make_args, make_model
-from transformers import EsmForSequenceClassification, Trainer, TrainerCallback, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from hf_ext.checkpoints.format.manifest import Manifest
-from hf_ext.checkpoints.format.stored import verify
+from hf_ext.checkpoints.manifest import Manifest
+from hf_ext.checkpoints.store import verify
 from hf_ext.errors import CheckpointError
-from hf_ext.overrides import is_overridden
 from hf_ext.trainer import FastTrainer
 
 
@@ -223,31 +222,3 @@ def test_the_best_model_of_a_run_that_was_continued_is_not_the_one_it_continued_
     assert trainer.loaded == ["checkpoint-2", f"checkpoint-{best}"]
     losses = [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
     assert trainer.evaluate()["eval_loss"] == min(losses)
-
-
-# --- telling an override ---------------------------------------------------------------------------------------------
-
-
-def test_overrides_are_told_by_whose_code_it_is(tmp_path):
-    plain = FastTrainer(make_model(), make_args(tmp_path), train_dataset=ROWS)
-    names = ("_save", "save_model", "_save_checkpoint", "compute_loss", "evaluate", "training_step")
-    assert [name for name in names if is_overridden(plain, name)] == []
-
-    class Between(EsmTrainerOfALibrary, FastTrainer):
-        pass
-
-    theirs = Between(make_model(), make_args(tmp_path), train_dataset=ROWS)
-    assert [name for name in names if is_overridden(theirs, name)] == ["compute_loss"]
-    plain.evaluate = lambda *args, **kwargs: {}
-    plain._save = FastTrainer._save.__get__(plain)
-    assert [name for name in names if is_overridden(plain, name)] == ["evaluate"]
-    static = type("Static", (FastTrainer,), {"_save": staticmethod(print)})
-    assert is_overridden(static(make_model(), make_args(tmp_path), train_dataset=ROWS), "_save")
-
-
-class EsmTrainerOfALibrary(Trainer):
-    """Of a library that knows nothing of hf_ext."""
-
-    def compute_loss(self, model: Any, *args: Any, **kwargs: Any) -> Any:
-        assert isinstance(self.model, EsmForSequenceClassification)
-        return super().compute_loss(model, *args, **kwargs)

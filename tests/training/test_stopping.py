@@ -12,25 +12,22 @@ import pytest
 from closing_line import tally
 from train_until_stopped import Case, start
 
-from hf_ext.checkpoints.format.manifest import Manifest, hash_file
-
 STOPPED = 75
 CYCLES = {"gradient_accumulation_steps": 3, "num_train_epochs": 2}  # 11 batches: 4 steps an epoch, the last of 2
 EACH_EPOCH = {"eval_strategy": "epoch", "logging_strategy": "epoch", "save_strategy": "epoch"}
 EVALS = {"eval_strategy": "steps", "eval_steps": 2}
-BEST = {"metric_for_best_model": "set0_loss", "greater_is_better": True}  # falls: the first is best, then it stops
-STEPS = {"eval_steps": 3, "save_steps": 3}
-SUBSET = {**CYCLES, **EVALS, "eval_subset": 3, "metric_for_best_model": "loss"}  # 2 batches, and 2 of the rest
+TWO_SETS = {"eval_strategy": "steps", "eval_steps": 3, "save_steps": 3, "metric_for_best_model": "set0_loss"}
+SUBSET = {**CYCLES, **EVALS, "eval_subset": 3, "metric_for_best_model": "loss"}  # 2 batches, and 4 of all rows
 LIVING_ON = {**CYCLES, **EVALS, "dataloader_num_workers": 1, "dataloader_persistent_workers": True}
 
-# What is interrupted, and the step of the checkpoint that it leaves; `True`: an evaluation is left to be made up.
+# What is interrupted, and the step of the checkpoint that it leaves; `True`: the evaluation of that step is not made.
 INTERRUPTED = {
     "in a cycle": (Case(CYCLES, ("on_substep_end", 2)), 2, False),
     "in the first cycle of an epoch": (Case(CYCLES, ("on_substep_end", 6)), 5, False),
     "in a short last cycle": (Case(CYCLES, ("on_substep_end", 5), ("SIGINT",)), 4, False),
     "after a step": (Case({}, ("on_step_end", 7)), 7, False),
     "after a saved step": (Case({}, ("on_step_end", 6), ("SIGINT",)), 6, False),
-    "while saving": (Case({}, ("save", 2)), 6, False),
+    "while saving": (Case({}, ("save", 2)), 7, False),
     "before a step": (Case({}, ("on_step_begin", 4)), 5, False),
     "after a step, by SIGHUP": (Case({}, ("on_step_end", 7), ("SIGHUP",)), 7, False),
     "when its terminal is closed": (
@@ -62,20 +59,9 @@ INTERRUPTED = {
         4,
         True,
     ),
-    "in the second of two sets, before stopping early": (
-        Case({**EVALS, **STEPS, **BEST}, ("on_prediction_step", 14), eval_sets=2, early_stopping=2),
-        6,
-        True,
-    ),
-    "in the evaluation that stops early": (
-        Case(
-            {**EVALS, **STEPS, **BEST, "metric_for_best_model": "loss", "load_best_model_at_end": True},
-            ("on_prediction_step", 9),
-            early_stopping=2,
-        ),
-        9,
-        True,
-    ),
+    "in the first of two sets": (Case(TWO_SETS, ("on_prediction_step", 2), eval_sets=2), 3, True),
+    "in the second of two sets": (Case(TWO_SETS, ("on_prediction_step", 14), eval_sets=2, early_stopping=9), 6, True),
+    "in the evaluation before training": (Case({**EVALS, "eval_on_start": True}, ("on_prediction_step", 2)), 0, True),
 }
 COUNTS = {"cases": 0, "identical": 0}
 
@@ -119,54 +105,39 @@ def same_run(one: dict, other: dict) -> bool:
     return all(one[key] == other[key] for key in ("weights", "history", "best", "step"))
 
 
-def continued(folder: Path, case: Case, reference: dict, ranks: int = 1) -> dict:
-    """Resumes a stopped case; fails unless it ends as the uninterrupted one did."""
+def without_evaluation(report: dict, step: int | None) -> dict:
+    """As if there had been none at `step`; what was the best, and looked at in full, may then be another."""
+    if step is None:
+        return report
+    logs = [log for log in report["history"] if log["step"] != step or not any(key.startswith("eval_") for key in log)]
+    logs = [{key: value for key, value in log.items() if "_full_" not in key} for log in logs]
+    return {**report, "history": logs, "best": None}
+
+
+def continued(folder: Path, case: Case, reference: dict, ranks: int = 1, lost: int | None = None) -> None:
+    """Resumes a stopped case; fails unless it ends as the uninterrupted one did, but for the evaluation at `lost`."""
     COUNTS["cases"] += 1
-    resumed = finish(folder, replace(case, at=None, resume=True), "resumed", ranks=ranks)
+    resumed = without_evaluation(finish(folder, replace(case, at=None, resume=True), "resumed", ranks=ranks), lost)
+    reference = without_evaluation(reference, lost)
     assert resumed["history"] == reference["history"]
     assert same_run(resumed, reference)
     COUNTS["identical"] += 1
-    return resumed
 
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", INTERRUPTED)
 def test_a_run_signalled_anywhere_saves_and_continues_identically(tmp_path, whole, name):
-    case, step, is_pending = INTERRUPTED[name]
+    case, step, is_lost = INTERRUPTED[name]
     stopped = finish(tmp_path, case, "stopped", code=STOPPED)
-    assert (stopped["step"], stopped["pending"]) == (step, is_pending)
+    assert stopped["step"] == step
     assert stopped["reason"] == f"received {case.signals[0].replace('close', 'SIGHUP')}"
     assert stopped["handlers_back"]
     assert (tmp_path / "run" / f"checkpoint-{step}").is_dir()
-    reference = whole(case)
-    assert stopped["history"] == reference["history"][: len(stopped["history"])]  # nothing that a whole run logs not
+    reference, lost = whole(case), step if is_lost else None
+    logged = without_evaluation(reference, lost)["history"]
+    assert stopped["history"] == logged[: len(stopped["history"])]  # nothing that a whole run logs not
     assert not same_run(stopped, reference)
-    continued(tmp_path, case, reference)
-
-
-def test_an_evaluation_that_is_not_made_up_shows_in_the_comparison(tmp_path, whole):
-    case, step, _ = INTERRUPTED["in an evaluation"]
-    finish(tmp_path, case, "stopped", code=STOPPED)
-    stripped = tmp_path / "run" / f"checkpoint-{step}"
-    forget_pending_evaluation(stripped)
-    resumed = finish(tmp_path, replace(case, at=None, resume=True), "resumed")
-    assert not same_run(resumed, whole(case))
-
-
-def forget_pending_evaluation(checkpoint: Path) -> None:
-    progress = json.loads((checkpoint / "progress.json").read_text())
-    (checkpoint / "progress.json").write_text(json.dumps({**progress, "evaluation_pending": False}))
-    manifest = Manifest.read(checkpoint)
-    files = {**manifest.files, "progress.json": hash_file(checkpoint / "progress.json")}
-    replace(manifest, files=files).write(checkpoint)
-
-
-def test_an_evaluation_given_up_twice_is_made_up_in_the_third_run(tmp_path, whole):
-    case, step, _ = INTERRUPTED["in an evaluation"]
-    finish(tmp_path, case, "stopped", code=STOPPED)
-    again = finish(tmp_path, replace(case, resume=True), "again", code=STOPPED)
-    assert (again["step"], again["pending"]) == (step, True)
-    continued(tmp_path, case, whole(case))
+    continued(tmp_path, case, reference, lost=lost)
 
 
 def test_a_checkpoint_at_the_end_of_an_epoch_comes_after_the_evaluation_that_is_due_there(tmp_path, whole):
@@ -181,7 +152,7 @@ def test_a_second_signal_says_that_the_stop_is_under_way_and_changes_nothing(tmp
     stopped = finish(tmp_path, case, "stopped", code=STOPPED)
     assert stopped["reason"] == "received SIGINT"
     output = (tmp_path / "stopped-0.txt").read_text()
-    assert output.index("training stops after this batch") < output.index("the stop is under way")
+    assert output.index("training stops after this step") < output.index("the stop is under way")
     continued(tmp_path, case, whole(case))
 
 
@@ -266,13 +237,12 @@ def test_checkpoints_by_the_clock_are_as_exact_as_others(tmp_path, whole):
 
 
 @pytest.mark.parametrize(
-    ("case", "step", "is_pending"),
+    ("case", "step", "is_lost"),
     [
         (Case(CYCLES, ("on_substep_end", 2), rank=1), 2, False),  # they agree at the end of the step
         (Case({**CYCLES, **EVALS}, ("on_prediction_step", 2), rank=1), 2, True),
     ],
 )
-def test_two_processes_agree_to_stop_when_one_is_signalled(tmp_path, whole, case, step, is_pending):
-    stopped = finish(tmp_path, case, "stopped", code=STOPPED, ranks=2)
-    assert (stopped["step"], stopped["pending"]) == (step, is_pending)
-    continued(tmp_path, case, whole(case, ranks=2), ranks=2)
+def test_two_processes_agree_to_stop_when_one_is_signalled(tmp_path, whole, case, step, is_lost):
+    assert finish(tmp_path, case, "stopped", code=STOPPED, ranks=2)["step"] == step
+    continued(tmp_path, case, whole(case, ranks=2), ranks=2, lost=step if is_lost else None)

@@ -1,6 +1,8 @@
 """Evaluations while training look at few rows, the same ones; what is decided is decided on all."""
 
 import json
+import os
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +12,7 @@ from small_evaluations import Scripted, count, evaluated_epochs, evaluations, ma
 from transformers import EarlyStoppingCallback, Trainer, TrainerCallback, TrainingArguments
 
 from hf_ext.affinity.scoring import compute_metrics
-from hf_ext.errors import ArgumentError, DataError
+from hf_ext.errors import ArgumentError, DataError, TrainingStopped
 from hf_ext.evaluation.row_metrics import RowMetrics
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
@@ -48,13 +50,20 @@ def train_seeing_rows(tmp_path, **given):
 
 
 def is_subset_then_all(passes: list[list[int]], size: int, num_rows: int) -> bool:
-    """The same rows in all evaluations but the last, which looks at each row once, at those rows first."""
+    """The same rows in all evaluations; in the last, each row follows in its order."""
     *cheap, last = passes
     same = all(rows == cheap[0] for rows in cheap) and len(set(cheap[0])) == len(cheap[0]) == size
-    return same and last[:size] == cheap[0] and sorted(last) == list(range(num_rows))
+    return same and last[:size] == cheap[0] and last[size:] == list(range(num_rows))
 
 
-def test_every_evaluation_looks_at_the_same_rows_and_the_last_at_each_row_once(tmp_path):
+def rows_of_last_subset(trainer, size: int, num_rows: int) -> list[int]:
+    """What a run that has just ended looked at before all rows."""
+    seen = [row for batch in trainer.data_collator.rows for row in batch][-size - num_rows :]
+    assert seen[size:] == list(range(num_rows))
+    return seen[:size]
+
+
+def test_every_evaluation_looks_at_the_same_rows_and_the_last_at_all_after_them(tmp_path):
     trainer, passes = train_seeing_rows(tmp_path, **STEPS, eval_subset=5)
     assert len(passes) == 4
     assert is_subset_then_all(passes, 5, 37)
@@ -93,8 +102,7 @@ def test_a_share_is_taken_of_each_set(tmp_path):
 def test_groups_keep_their_shares(tmp_path):
     trainer = make_trainer(tmp_path, make_rows(60), eval_subset=6, compute_metrics=RowMetrics(group_column="group"))
     trainer.train()
-    chosen = trainer._ext_evaluator.rows.chosen("").rows
-    assert sorted(row % 3 for row in chosen) == [0, 0, 1, 1, 2, 2]
+    assert sorted(row % 3 for row in rows_of_last_subset(trainer, 6, 60)) == [0, 0, 1, 1, 2, 2]
 
 
 def test_another_seed_looks_at_other_rows(tmp_path):
@@ -116,7 +124,7 @@ def test_few_rows_are_said_to_be_few(tmp_path, caplog):
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("workers", [0, 2])
-def test_the_number_of_rows_is_exact_with_persistent_workers_and_stock_trainer_gets_it_wrong(tmp_path, workers):
+def test_the_number_of_rows_is_exact_where_workers_live_on_in_stock_trainer_which_gets_it_wrong(tmp_path, workers):
     given = {"dataloader_num_workers": workers, "dataloader_persistent_workers": workers > 0}
     trainer = make_trainer(tmp_path, make_rows(37), compute_metrics=count, **STEPS, eval_subset=5, **given)
     trainer.train()
@@ -136,15 +144,6 @@ def test_the_number_of_rows_is_exact_with_persistent_workers_and_stock_trainer_g
     assert wrong == ([37.0, 37.0] if workers else [37.0, 11.0])  # once it is 11 with workers, drop our line
 
 
-def test_of_a_replaced_dictionary_of_sets_the_new_rows_are_looked_at(tmp_path):
-    given = {"dataloader_num_workers": 1, "dataloader_persistent_workers": True}
-    trainer = make_trainer(tmp_path, {"a": make_rows(9)}, compute_metrics=count, **given)
-    KEPT.append(trainer)
-    assert trainer.evaluate()["eval_a_rows"] == 9.0
-    trainer.eval_dataset = {"a": make_rows(7)}
-    assert trainer.evaluate()["eval_a_rows"] == 7.0
-
-
 # --- what they say ---------------------------------------------------------------------------------------------------
 
 
@@ -159,15 +158,16 @@ def agree(ours: dict[str, float], reference: dict[str, float], prefix: str = "ev
 
 
 @pytest.mark.parametrize("task", ["regression", "masked"])
-def test_both_parts_together_are_one_evaluation_of_all_rows(tmp_path, task):
+def test_what_is_logged_are_the_metrics_of_the_subset_and_of_all_rows(tmp_path, task):
     rows = make_rows(37, task)
     trainer = make_trainer(tmp_path, rows, task, compute_metrics=count, eval_subset=5)
     trainer.train()
+    chosen = rows_of_last_subset(trainer, 5, 37)
     (log,) = evaluations(trainer)
     whole = trainer.evaluate()  # the same weights
     assert agree(log, whole)
     assert not agree(log, trainer.evaluate(rows.select(range(36, -1, -1))))  # the order of the rows counts
-    assert agree(log, trainer.evaluate(rows.select(trainer._ext_evaluator.rows.chosen("").rows)), "eval_")
+    assert agree(log, trainer.evaluate(rows.select(chosen)), "eval_")
 
 
 @pytest.mark.parametrize("task", ["regression", "masked"])
@@ -186,7 +186,7 @@ def test_metrics_do_not_depend_on_the_eval_batch_size_and_stock_trainers_loss_do
         assert abs(evaluate(4, **stock)["eval_loss"] - whole["eval_loss"]) > 1e-4
 
 
-def test_the_loss_alone_is_joined_too(tmp_path):
+def test_the_loss_alone_is_of_both_too(tmp_path):
     trainer = make_trainer(tmp_path, make_rows(37, "masked"), "masked", eval_subset=5)
     trainer.train()
     (log,) = evaluations(trainer)
@@ -208,7 +208,7 @@ def test_what_is_compared_are_the_subsets_predictions_in_every_evaluation(tmp_pa
         tmp_path, {"a": make_rows(37)}, callbacks=[keep], compute_metrics=count, **STEPS, eval_subset=5
     )
     trainer.train()
-    rows = trainer._ext_evaluator.rows.chosen("a").rows
+    rows = rows_of_last_subset(trainer, 5, 37)
     assert [(kept.name, kept.is_full) for kept in keep.kept] == [("a", False)] * 4
     assert all(kept.labels.tolist() == np.float32(make_rows(37)["labels"])[rows].tolist() for kept in keep.kept)
     assert {kept.predictions.shape for kept in keep.kept} == {(5, 1)}
@@ -255,7 +255,6 @@ def test_cached_embeddings_are_looked_at_in_two_parts_from_one_table(tmp_path, m
     for name in ("loss", "spearman", "rmse"):
         assert log[f"eval_full_{name}"] == pytest.approx(whole[f"eval_{name}"], rel=1e-6)
     assert log["eval_rmse"] != pytest.approx(log["eval_full_rmse"], rel=1e-3)
-    assert len(trainer._ext_parts.embedder.tables) == 2  # of the training rows and of all evaluation rows
     losses = [build(batch).evaluate()["eval_loss"] for batch in (1, 4, 37)]
     assert losses == pytest.approx([losses[0]] * 3, rel=1e-6)
 
@@ -369,26 +368,24 @@ def test_the_last_model_is_saved_where_a_callback_ends_the_run_between_two_saves
 
 
 @pytest.mark.parametrize("ended_by", ["steps", "callback"])
-def test_a_hyperparameter_search_gets_the_subsets_metrics_and_at_the_end_those_of_all_rows(
-    tmp_path, monkeypatch, ended_by
-):
-    class StopAt2(TrainerCallback):
+def test_a_hyperparameter_search_gets_the_metrics_of_all_rows_or_the_best_so_far(tmp_path, monkeypatch, ended_by):
+    class StopAt3(TrainerCallback):
         def on_evaluate(self, args, state, control, **kwargs):
-            control.should_training_stop |= state.global_step == 2
+            control.should_training_stop |= state.global_step == 3
 
     #       of all rows because the first is a best; of the subset; of all rows again because it is the last
-    scores = Scripted(of_5=[0.5, 0.4], of_37=[0.1, 0.2])
+    scores = Scripted(of_5=[0.5, 0.4, 0.3], of_37=[0.1, 0.05])
     given = {**STEPS, **BEST, "compute_metrics": scores, "eval_subset": 5}
-    given |= {"callbacks": [StopAt2()]} if ended_by == "callback" else {"max_steps": 2}
+    given |= {"callbacks": [StopAt3()]} if ended_by == "callback" else {"max_steps": 3}
     trainer, seen = make_trainer(tmp_path, make_rows(37), **given), []
     monkeypatch.setattr(Trainer, "_report_to_hp_search", lambda self, trial, step, metrics: seen.append(metrics))
     trainer.train()
-    assert [metrics["eval_score"] for metrics in seen] == ([0.5, 0.2] if ended_by == "steps" else [0.5, 0.4, 0.2])
+    assert [metrics["eval_score"] for metrics in seen] == [0.1, 0.1, 0.05]
     assert not any("full" in key for metrics in seen for key in metrics)
 
 
-def test_a_schedule_that_lowers_the_rate_reads_the_subsets_score(tmp_path):
-    scores = Scripted(of_5=[0.5, 0.4, 0.3, 0.2])
+def test_a_schedule_that_lowers_the_rate_reads_the_score_of_all_rows_or_the_best_so_far(tmp_path):
+    scores = Scripted(of_5=[0.5, 0.4, 0.3, 0.2], of_37=[0.5, 0.2])
     given = {"lr_scheduler_type": "reduce_lr_on_plateau", "lr_scheduler_kwargs": {"patience": 0, "mode": "max"}}
     trainer = make_trainer(tmp_path, make_rows(37), compute_metrics=scores, **STEPS, **BEST, **given, eval_subset=5)
     trainer.train()
@@ -414,6 +411,38 @@ def test_a_users_own_evaluation_does_not_stand_for_the_last_of_the_run(tmp_path)
     trainer = make_trainer(tmp_path, make_rows(37), compute_metrics=count, **given)
     trainer.train()
     assert [(log["step"], log["eval_full_rows"]) for log in evaluations(trainer)] == [(4, 37.0)]
+
+
+def test_an_evaluation_of_ones_own_runs_to_its_end_where_the_run_stops(tmp_path):
+    class Look(TrainerCallback):
+        found = {}
+
+        def on_step_end(self, args, state, control, **kwargs):
+            os.kill(os.getpid(), signal.SIGTERM)
+            self.found |= trainer.evaluate()
+
+    look = Look()
+    given = {"eval_strategy": "steps", "eval_steps": 3, "callbacks": [look], "compute_metrics": count}
+    trainer = make_trainer(tmp_path, make_rows(37), **given)
+    with pytest.raises(TrainingStopped):
+        trainer.train()
+    assert (look.found["eval_rows"], trainer.state.global_step) == (37.0, 1)
+
+
+def test_metrics_of_batches_are_computed_on_the_subset_and_on_all_rows(tmp_path):
+    sizes = []
+
+    def sum_up(prediction, compute_result):
+        sizes.append(len(prediction.predictions))
+        total = sum(sizes)
+        if compute_result:
+            sizes.clear()
+        return {"rows": float(total)}
+
+    trainer = make_trainer(tmp_path, make_rows(37), compute_metrics=sum_up, eval_subset=5, batch_eval_metrics=True)
+    trainer.train()
+    (log,) = evaluations(trainer)
+    assert (log["eval_rows"], log["eval_full_rows"]) == (5.0, 37.0)
 
 
 # --- streams ---------------------------------------------------------------------------------------------------------
@@ -474,8 +503,8 @@ def test_a_resumed_run_remembers_what_a_new_best_must_beat_and_what_was_counted(
     facts = [trainer.evaluation_facts() for trainer in (whole, resumed)]
     assert [fact["num_evaluations"] for fact in facts] == [8, 8]
     assert [fact["num_full"] for fact in facts] == [3, 3]
-    stored = json.loads((tmp_path / "cut" / "checkpoint-2" / "trainer_state.json").read_text())
-    assert stored["stateful_callbacks"]["EvaluationRecord"]["attributes"]["best_on_subset"] == 0.5
+    stored = json.loads((tmp_path / "cut" / "checkpoint-2" / "progress.json").read_text())
+    assert stored["evaluations"]["best_on_subset"] == 0.5
 
 
 def test_a_resumed_run_with_another_subset_confirms_anew(tmp_path):
@@ -505,10 +534,8 @@ def test_the_time_saved_is_that_of_the_passes_left_out(tmp_path):
     trainer = make_trainer(tmp_path, make_rows(37), **STEPS, eval_subset=5)
     trainer.train()
     facts = trainer.evaluation_facts()
-    record = trainer.evaluation_record.of("")
-    assert (record.num_evaluations, record.num_full, record.num_rest) == (4, 1, 1)
-    assert facts["seconds_saved"] == pytest.approx(3 * record.rest_s, abs=1e-3)
-    assert 0 < record.rest_s < facts["seconds"]
+    assert (facts["num_evaluations"], facts["num_full"]) == (4, 1)
+    assert 0 < facts["seconds_saved"] < 3 * facts["seconds"]
     json.dumps(facts)
 
 
@@ -522,9 +549,7 @@ def test_the_time_saved_is_that_of_the_passes_left_out(tmp_path):
         ({"eval_subset": 5, "eval_strategy": "no"}, "eval_subset=5: does nothing without an evaluation set"),
         ({"eval_subset": 5, "metric_for_best_model": "eval_full_score"}, "leave out full_"),
         ({"eval_every_epochs": 2, **STEPS}, "eval_every_epochs=2: does nothing without --eval_strategy epoch"),
-        ({"eval_subset": 5, "batch_eval_metrics": True}, "batch_eval_metrics=True"),
         ({"eval_subset": 5, "dataloader_drop_last": True}, "dataloader_drop_last=True"),
-        ({"eval_subset": 5, "eval_do_concat_batches": False}, "eval_do_concat_batches=False"),
     ],
 )
 def test_what_would_do_nothing_or_wrong_is_refused(tmp_path, given, message):

@@ -17,7 +17,7 @@ from hf_ext.errors import TrainingStopped
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
-ALONE = {"dataloader_num_workers": 0, "dataloader_persistent_workers": False}
+ALONE = {"dataloader_num_workers": 0}
 
 
 def make(folder, cls=FastTrainer, callbacks=(), **given):
@@ -154,18 +154,6 @@ def test_what_a_callback_saves_at_the_end_of_a_step_stands_after_it(tmp_path):
     saves.trainer.end()
     progress = json.loads(Path(tmp_path, "checkpoint-2", "progress.json").read_text())
     assert progress["data_position"]["rows"] == 4
-
-
-def test_the_parts_follow_the_accelerator_that_each_trial_of_a_search_gets(tmp_path):
-    trainer = make(tmp_path)
-    before, backend = trainer.accelerator, trainer._ext_backend
-    trainer.create_accelerator_and_postprocess()
-    assert trainer.accelerator is not before
-    assert trainer._ext_backend is backend  # which the parts hold
-    assert backend._accelerator is trainer.accelerator
-    trainer.train()
-    assert trainer.state.global_step == 8
-    trainer.end()
 
 
 class Early(FastTrainer):

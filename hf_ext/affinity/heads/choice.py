@@ -11,13 +11,13 @@ from typing import Any, cast
 
 from transformers import set_seed
 
+from ...arguments.parser import FastArgumentParser
 from ...data.drawing import draw_rows
 from ...data.fingerprint import fingerprint
+from ...distributed import do_on_main
 from ...errors import ArgumentError
-from ...main_process import do_on_main
 from ...models.configuration import AffinityConfig
 from ...models.head import ONE_LAYER
-from ...parser import FastArgumentParser
 from ...reporting.head_search import HEADERS, candidate_rows, error_name, head_name
 from ...reporting.run_record import write_json
 from ...reporting.tables import format_table

@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
-from ...argument_checks import ABOVE_ZERO, COUNT, FINITE, SHARE_BELOW_ONE, WIDTH, Range, check_ranges
+from ...arguments.checks import ABOVE_ZERO, COUNT, FINITE, SHARE_BELOW_ONE, WIDTH, Range, check_ranges
 from ...data.antibody_pairs import BOS_ID, EOS_ID, PAD_ID, SEP_ID, VOCABULARY
 from ...errors import ArgumentError
 

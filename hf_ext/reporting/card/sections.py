@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ... import units
-from ...argument_names import is_secret
+from ...arguments.names import is_secret
 from ..markdown import code, code_block, plain
 from ..report.run_files import RunFiles
 from ..report.values import as_dict

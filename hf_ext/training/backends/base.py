@@ -7,73 +7,59 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from accelerate import Accelerator
 from torch import nn
 
-from ...checkpoints.retention.budget import Sizes
-from ..planned import PlannedRun
+from ...checkpoints.retention import Sizes
+from ...speedups.ddp import search_again
 
 
 class Backend:
-    """One way to hold a model on the processes of a run; made with the run's `Accelerator`.
-
-    Models, optimizers and schedules are handed over per call: Trainer replaces them while it runs.
+    """The whole model on each process: one alone, DataParallel, DDP. And FSDP 1, which is left to accelerate.
 
     Attributes:
-        is_spread: whether a process may hold no more than its part of the model: a library then writes weights and
-            optimizer into checkpoints, in files that it alone reads.
-        is_zero: whether that is DeepSpeed, which steps inside the last backward pass.
+        is_zero: whether it is DeepSpeed, which steps inside the last backward pass.
+        has_own_loss_scale: whether a library steps with a loss scale of its own, which no `GradScaler` shows.
     """
 
-    is_spread = False
     is_zero = False
+    has_own_loss_scale = False
 
-    def __init__(self, args: Any, accelerator: Accelerator, planned: PlannedRun):
-        self._args, self._planned = args, planned
-        self.renew(accelerator)
+    def __init__(self, trainer: Any):
+        self._trainer = trainer
 
-    def renew(self, accelerator: Accelerator) -> None:
-        """Goes on with another Accelerator of the same launch, such as that of a search's next trial."""
-        self._accelerator = accelerator
+    @property
+    def is_spread(self) -> bool:
+        """Whether a process may hold no more than its part of the model: a library then writes weights and optimizer
+        into checkpoints, in files that it alone reads.
+        """
+        return bool(self._trainer.is_fsdp_enabled)
 
     @property
     def written_by(self) -> str:
         """What writes weights and states into checkpoints, and alone can read them."""
-        return "Trainer"
+        return "FSDP 1" if self.is_spread else "Trainer"
 
     # --- before training --------------------------------------------------------------------------------------------
 
-    def configure(self, model: nn.Module | None) -> None:
-        """Sets what Trainer has no argument for, before accelerate wraps a model. `model`: None for `model_init`."""
+    def configure(self) -> None:
+        """Sets what Trainer has no argument for, in the Accelerator at hand, before that wraps a model."""
+        if self._trainer._ext_planned.applied("ddp"):
+            self._trainer.accelerator.ddp_handler.gradient_as_bucket_view = True
 
-    def check_given(self, optimizer: Any, lr_scheduler: Any) -> None:
-        """Raises ArgumentError where Trainer would drop the optimizer or schedule it was given."""
-
-    def check_optimizer(self, optimizer: Any) -> None:
-        """Raises ArgumentError for an optimizer that accelerate would silently replace."""
-
-    def preparing(self, model: nn.Module, own_loss: str | None) -> AbstractContextManager[None]:
-        """Around the preparation for training, in which accelerate wraps model and optimizer.
+    def begin_preparing(self, own_loss: str | None) -> None:
+        """Before there is an optimizer, and accelerate wraps it and the model for training.
 
         Args:
-            model: to be trained.
-            own_loss: where the user's own loss comes from, by now; None without one.
+            own_loss: where the user's own loss comes from, by now; None without one. Where DDP was not to look for
+                unused weights, and it was assigned after the plan, DDP looks again.
         """
-        return nullcontext()
-
-    def finish_splitting(self, model: nn.Module, optimizer: Any) -> None:
-        """As soon as accelerate has prepared both, before there is a schedule."""
+        trainer, planned = self._trainer, self._trainer._ext_planned
+        self.configure()  # each trial of a search has an Accelerator of its own
+        if own_loss and any(d.name == "ddp" and "watched" in d.evidence for d in planned.plan.decisions):
+            search_again(trainer.model, trainer.accelerator.ddp_handler)
+            planned.record("ddp", searches_again_for=own_loss)
 
     # --- computing --------------------------------------------------------------------------------------------------
-
-    @property
-    def has_own_loss_scale(self) -> bool:
-        """Whether a library steps with a loss scale of its own, which no `GradScaler` shows."""
-        return False
-
-    def autocast(self) -> AbstractContextManager | None:
-        """What forward passes run in, where Trainer's own would leave half precision out; None for Trainer's."""
-        return None
 
     def carry_not_finite(self, loss: Any, is_training: bool) -> Any:
         """A training loss whose gradients are not finite either, if it is not."""
@@ -96,13 +82,9 @@ class Backend:
 
     # --- saving -----------------------------------------------------------------------------------------------------
 
-    def whole_weights(self, model: nn.Module) -> dict[str, torch.Tensor] | None:
-        """The whole state dict, gathered; None where Trainer finds it itself. All processes call it."""
-        return None
-
-    def weights_to_save(self, state_dict: dict[str, torch.Tensor] | None) -> dict[str, torch.Tensor] | None:
-        """What `_save` is to write of what Trainer hands it; None for the model's own state dict."""
-        return state_dict
+    def whole_weights(self) -> dict[str, torch.Tensor] | None:
+        """The whole state dict, gathered; None where the model at hand has it. All processes call it."""
+        return self._trainer.accelerator.get_state_dict(self._trainer.model) if self.is_spread else None
 
     def checkpoint_sizes(self, model: nn.Module, small_bytes: int) -> Sizes | None:
         """Upper bounds of what one checkpoint takes, `small_bytes` of it for what is neither weights nor optimizer.

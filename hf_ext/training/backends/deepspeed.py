@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ from accelerate.utils.deepspeed import DeepSpeedOptimizerWrapper, DummyOptim
 from torch import nn
 from torch.optim import AdamW
 
-from ...checkpoints.retention.budget import Sizes
+from ...checkpoints.retention import Sizes
 from ...errors import ArgumentError
 from ...models.affinity import AffinityModel
 from ...zero import num_elements, offload_device, replaces_optimizer, splits_weights, zero_stage
@@ -30,61 +29,42 @@ class DeepSpeed(Backend):
     only from a checkpoint of this output folder.
     """
 
-    is_spread = True
     is_zero = True
+    is_spread = True
 
     @property
     def written_by(self) -> str:
         """DeepSpeed, whose files fit the same stage and number of processes alone."""
-        where = offload_device(self._args) or "the device"
-        return f"ZeRO-{zero_stage(self._args)} on {self._args.world_size} processes, its optimizer on {where}"
+        args = self._trainer.args
+        return f"ZeRO-{zero_stage(args)} on {args.world_size} processes, its optimizer on " + (
+            offload_device(args) or "the device"
+        )
 
-    def configure(self, model: nn.Module | None) -> None:
-        """Keeps weights and labels of an `AffinityModel` in float32, in half precision too.
+    def configure(self) -> None:
+        """Has whole weights saved, and keeps weights and labels of an `AffinityModel` in float32.
 
-        DeepSpeed's bf16 and fp16 cast all weights, heads too, and Trainer then casts labels like inputs: a pKd of 7.31
-        is 7.3125 in bf16. Under its autocast, as under DDP, products alone are in half precision.
+        DeepSpeed's own files are nothing that `from_pretrained` can read. Its bf16 and fp16 cast all weights, heads
+        too, and Trainer then casts labels like inputs: a pKd of 7.31 is 7.3125 in bf16. Under its autocast, as under
+        DDP, products alone are in half precision.
         """
-        half = {"bf16": "bfloat16", "fp16": "float16"}.get(self._args.mixed_precision)
-        if half is None or not isinstance(model, AffinityModel):
-            return
-        plugin = self._accelerator.state.deepspeed_plugin
-        for name in ("bf16", "fp16"):
-            plugin.deepspeed_config.get(name, {})["enabled"] = False
-        plugin.deepspeed_config["torch_autocast"] = {"enabled": True, "dtype": half}
-        plugin.hf_ds_config._dtype = torch.float32
-        self._planned.plan.record("precision", weights="float32", products=half)
-
-    def check_given(self, optimizer: Any, lr_scheduler: Any) -> None:
-        """Raises ArgumentError for an optimizer or schedule that is no name."""
-        if optimizer is not None or lr_scheduler is not None:
-            raise ArgumentError(
-                "Under DeepSpeed, Trainer drops the optimizers it is given and makes its own: pass "
-                "optimizer_cls_and_kwargs, or name it with --optim."
-            )
-
-    def check_optimizer(self, optimizer: Any) -> None:
-        """Raises ArgumentError for one that accelerate would silently replace: see `speedups/zero.py`."""
-        if replaces_optimizer(self._args) and type(optimizer) is not AdamW and not _is_prepared(optimizer):
-            raise ArgumentError(
-                f"ZeRO with its optimizer on the {offload_device(self._args)} would step DeepSpeed's CPU Adam, not the "
-                f"{type(optimizer).__name__} of this trainer: give AdamW (--optim adamw_torch_fused), leave "
-                "offload_optimizer_device out, or set zero_force_ds_cpu_optimizer: false in a DeepSpeed JSON."
-            )
-
-    @contextmanager
-    def preparing(self, model: nn.Module, own_loss: str | None) -> Iterator[None]:
-        """Has `save_model` write whole weights, not DeepSpeed's files, which `from_pretrained` cannot read."""
-        config = self._accelerator.state.deepspeed_plugin.deepspeed_config
+        trainer = self._trainer
+        plugin = trainer.accelerator.state.deepspeed_plugin
+        config = plugin.deepspeed_config
         config["zero_optimization"]["stage3_gather_16bit_weights_on_model_save"] = True
-        yield
+        half = {"bf16": "bfloat16", "fp16": "float16"}.get(trainer.args.mixed_precision)
+        if half is not None and isinstance(trainer.model, AffinityModel):
+            for name in ("bf16", "fp16"):
+                config.get(name, {})["enabled"] = False
+            config["torch_autocast"] = {"enabled": True, "dtype": half}
+            plugin.hf_ds_config._dtype = torch.float32
+            trainer.plan.record("precision", weights="float32", products=half)
 
     # --- steps ------------------------------------------------------------------------------------------------------
 
     @property
-    def has_own_loss_scale(self) -> bool:
+    def has_own_loss_scale(self) -> bool:  # type: ignore[override]
         """In float16, where DeepSpeed ends a run at its lowest scale itself."""
-        return bool(self._args.fp16)
+        return bool(self._trainer.args.fp16)
 
     def carry_not_finite(self, loss: Any, is_training: bool) -> Any:
         """A training loss whose gradients are not finite either, if it is not."""
@@ -94,25 +74,42 @@ class DeepSpeed(Backend):
 
     def forget_overflow(self, optimizer: Any) -> None:
         """Lets the schedule move on after a step that was left out, as without DeepSpeed."""
-        if not self._args.fp16:
+        if not self._trainer.args.fp16:
             optimizer.optimizer.overflow = False
 
-    # --- checkpoints ------------------------------------------------------------------------------------------------
+    # --- saving -----------------------------------------------------------------------------------------------------
 
-    def weights_to_save(self, state_dict: dict[str, torch.Tensor] | None) -> dict[str, torch.Tensor] | None:
-        """Up to ZeRO-2 the model is whole here, and tied weights are one, which accelerate's copies are not."""
-        return state_dict if splits_weights(self._args) else None
+    def whole_weights(self) -> dict[str, torch.Tensor] | None:
+        """Gathered under ZeRO-3; else the model at hand is whole, with tied weights once."""
+        splits = splits_weights(self._trainer.args)
+        return self._trainer.accelerator.get_state_dict(self._trainer.deepspeed) if splits else None
 
     def checkpoint_sizes(self, model: nn.Module, small_bytes: int) -> Sizes | None:
         """Upper bounds of what one checkpoint takes."""
+        args = self._trainer.args
         parameters = [(num_elements(p), p.element_size(), p.requires_grad) for p in model.parameters()]
         weights = sum(number * size for number, size, _ in parameters)
         weights += sum(buffer.nbytes for buffer in model.buffers())
         trained = sum(number * (size + 12) for number, size, trains in parameters if trains)  # fp32 weights, two states
-        zero = 0 if self._args.save_only_model else trained + RANK_BYTES * self._args.world_size
+        zero = 0 if args.save_only_model else trained + RANK_BYTES * args.world_size
         return Sizes(weights + 2**16, zero, small_bytes)
 
 
-def _is_prepared(optimizer: Any) -> bool:
-    """Whether DeepSpeed made it, or will from its own configuration."""
-    return isinstance(optimizer, DeepSpeedOptimizerWrapper | DummyOptim)
+def check_given(args: Any, optimizers: Iterable[Any]) -> None:
+    """Raises ArgumentError for an optimizer or schedule that is no name, under DeepSpeed."""
+    if args.deepspeed_plugin is not None and any(given is not None for given in optimizers):
+        raise ArgumentError(
+            "Under DeepSpeed, Trainer drops the optimizers it is given and makes its own: pass "
+            "optimizer_cls_and_kwargs, or name it with --optim."
+        )
+
+
+def check_optimizer(args: Any, optimizer: Any) -> None:
+    """Raises ArgumentError for one that accelerate would silently replace: see `speedups/sharding.py`."""
+    is_prepared = isinstance(optimizer, DeepSpeedOptimizerWrapper | DummyOptim)  # DeepSpeed made it, or will
+    if replaces_optimizer(args) and type(optimizer) is not AdamW and not is_prepared:
+        raise ArgumentError(
+            f"ZeRO with its optimizer on the {offload_device(args)} would step DeepSpeed's CPU Adam, not the "
+            f"{type(optimizer).__name__} of this trainer: give AdamW (--optim adamw_torch_fused), leave "
+            "offload_optimizer_device out, or set zero_force_ds_cpu_optimizer: false in a DeepSpeed JSON."
+        )

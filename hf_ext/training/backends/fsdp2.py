@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
-from accelerate import Accelerator
 from accelerate.optimizer import AcceleratedOptimizer
-from accelerate.utils import broadcast
+from accelerate.utils import broadcast, convert_outputs_to_fp32, get_mixed_precision_context_manager
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from ...models.blocks import find_blocks
 from ...models.wrapping import block_classes, choose_classes, exact_modules, unused_parameters
 from ...processes import read_fsdp2
-from ..planned import PlannedRun
 from .base import Backend
 
 
@@ -26,16 +25,17 @@ class Fsdp2(Backend):
 
     Before the model is split: every process takes the weights of the first, as DDP would; accelerate gets the classes
     to split by that are in the model then. In half precision, on top of accelerate's policy: gradients are summed in
-    float32; inputs and outputs of the model are not cast, since labels are among them; forward passes run under
-    autocast, as under DDP; heads and frozen encoders of an `AffinityModel` keep the dtype of their weights.
-    Evaluating or predicting before training splits the model too, which accelerate refuses without an optimizer.
+    float32; inputs and outputs of the model are not cast, since labels are among them; its forward passes run under
+    autocast, as accelerate has it under DDP alone; heads and frozen encoders of an `AffinityModel` keep the dtype of
+    their weights. Evaluating or predicting before training splits the model too, which accelerate refuses without an
+    optimizer.
     """
 
     is_spread = True
 
-    def __init__(self, args: Any, accelerator: Accelerator, planned: PlannedRun):
-        super().__init__(args, accelerator, planned)
-        self._exact: tuple[nn.Module, ...] = ()  # to be split apart from the rest
+    @property
+    def _accelerator(self) -> Any:
+        return self._trainer.accelerator
 
     @property
     def _plugin(self) -> Any:
@@ -46,7 +46,7 @@ class Fsdp2(Backend):
         """Accelerate, in files or shards as its plugin says."""
         return f"FSDP2 ({self._plugin.state_dict_type})"
 
-    def configure(self, model: nn.Module | None) -> None:
+    def configure(self) -> None:
         """Sets in which precision FSDP2 computes and sums."""
         if self._plugin.mixed_precision_policy is not None:
             self._plugin.mixed_precision_policy = replace(
@@ -55,56 +55,83 @@ class Fsdp2(Backend):
                 output_dtype=None,
                 cast_forward_inputs=False,
             )
-            self._planned.plan.record("sharding", gradients_summed_in="float32")
-
-    def autocast(self) -> AbstractContextManager | None:
-        """Accelerate, which Trainer leaves autocast to, applies none to models that FSDP2 splits."""
-        return self._accelerator.autocast() if self._accelerator.mixed_precision != "no" else None
+            self._trainer.plan.record("sharding", gradients_summed_in="float32")
 
     # --- splitting --------------------------------------------------------------------------------------------------
 
-    @contextmanager
-    def preparing(self, model: nn.Module, own_loss: str | None) -> Iterator[None]:
-        """Readies a whole model for accelerate to split; keeps one as it is that was evaluated, or trained, before.
+    def begin_preparing(self, own_loss: str | None) -> None:
+        """Has a whole model split; keeps one as it is that was evaluated, or trained, before.
 
         Accelerate 1.15 would pair weights and optimizer again, by address, which all weights share that have no rows
         on this process.
         """
-        if not isinstance(model, FSDPModule):
-            self._begin_splitting(model)
-            yield
-            return
-        accelerator: Any = self._accelerator
-        accelerator.prepare = self._keep_prepared
-        try:
-            yield
-        finally:
-            del accelerator.prepare
+        self.configure()
+        model = self._trainer.model
+        is_split = isinstance(model, FSDPModule)
+        # Before there is an optimizer, which takes the weights that train.
+        prepare = self._keep_prepared if is_split else partial(self._split, self._ready(model))
+
+        def prepare_once(*parts: Any) -> Any:
+            del self._accelerator.prepare
+            return prepare(*parts)
+
+        self._accelerator.prepare = prepare_once
 
     def prepare_to_evaluate(self, model: nn.Module, make_optimizer: Callable[[], Any]) -> tuple[nn.Module, Any] | None:
         """Splits a model that is whole still."""
         if isinstance(model, FSDPModule):
             return None
-        self._begin_splitting(model)
-        model, optimizer = self._accelerator.prepare(model, make_optimizer())
-        self.finish_splitting(model, optimizer)
-        return model, optimizer
+        exact = self._ready(model)
+        return self._split(exact, model, make_optimizer())
 
-    def finish_splitting(self, model: nn.Module, optimizer: Any) -> None:
-        """Splits what accelerate was told to leave out, by its own policy, and gives the optimizer the pieces."""
-        for name in ("get_input_embeddings", "get_output_embeddings"):
-            vars(model).pop(name, None)
-        exact, self._exact = self._exact, ()
-        if not exact:
-            return
-        whole = dict(model.named_parameters())
+    def _keep_prepared(self, *prepared: Any) -> tuple[Any, ...]:
+        """What `Accelerator.prepare` notes of model and optimizer; Trainer has just made it forget them."""
+        self._accelerator._models += [part for part in prepared if isinstance(part, FSDPModule)]
+        self._accelerator._optimizers += [part for part in prepared if isinstance(part, AcceleratedOptimizer)]
+        return prepared
+
+    def _split(self, exact: list[nn.Module], whole: Any, optimizer: Any) -> tuple[Any, Any]:
+        """`Accelerator.prepare`, and what it leaves undone: `exact`, and autocast."""
+        # Accelerate 1.15 would make a piece of the embeddings, and so part BERT's output bias from the name it is tied
+        # to, which torch refuses. Residues are few: their embeddings can stay in the model's own piece.
+        whole.get_input_embeddings = whole.get_output_embeddings = lambda: None
+        model, optimizer = type(self._accelerator).prepare(self._accelerator, whole, optimizer)
+        del whole.get_input_embeddings, whole.get_output_embeddings
+        before = dict(model.named_parameters())
         for module in exact:
             self._split_apart(module)
-        pieces = {id(whole[name]): piece for name, piece in model.named_parameters()}
+        pieces = {id(before[name]): piece for name, piece in model.named_parameters()}
         for group in optimizer.param_groups:
             group["params"] = [pieces.get(id(parameter), parameter) for parameter in group["params"]]
+        if self._accelerator.native_amp:
+            autocast = get_mixed_precision_context_manager(True, self._accelerator.autocast_handler)
+            model._original_forward = model.forward  # where accelerate keeps it
+            model.forward = convert_outputs_to_fp32(autocast(model.forward))
+        return model, optimizer
+
+    def _ready(self, model: nn.Module) -> list[nn.Module]:
+        """The same weights everywhere, and what accelerate is to split; returns what it has to leave for afterwards."""
+        self._take_weights_of_first(model)
+        args = self._trainer.args
+        given = read_fsdp2(args)
+        asked = given.transformer_cls_names_to_wrap if given else None
+        if self._trainer._ext_planned.run.model is None:  # of `model_init`: the plan has not seen the model
+            choose_classes(model, asked, args.block_pattern)
+            for parameter in unused_parameters(model).values():
+                parameter.requires_grad_(False)
+        exact: list[nn.Module] = []
+        if self._plugin.mixed_precision_policy is not None:
+            exact = list(exact_modules(model))
+            self._plugin.ignored_modules = exact or None
+        apart = {part for module in exact for part in module.modules()}
+        present = {type(module).__name__ for module in model.modules() if module not in apart}
+        # Not those of the plan: frozen encoders were loaded since, or let go by the embedding cache.
+        names = block_classes(model, args.block_pattern) if asked is None else asked
+        self._plugin.transformer_cls_names_to_wrap = [name for name in names if name in present]
+        return exact
 
     def _split_apart(self, module: nn.Module) -> None:
+        """Splits what accelerate was told to leave out, by its own policy."""
         mesh = self._accelerator.torch_device_mesh
         if mesh is not None:
             mesh = mesh[tuple(self._accelerator.parallelism_config.fsdp_dim_names)]
@@ -119,41 +146,13 @@ class Fsdp2(Backend):
                 fully_shard(block, **policy)
         fully_shard(module, **policy)
 
-    def _begin_splitting(self, model: nn.Module) -> None:
-        """Before accelerate splits the model: the same weights everywhere, and what it is to split."""
-        self._take_weights_of_first(model)
-        given = read_fsdp2(self._args)
-        asked = given.transformer_cls_names_to_wrap if given else None
-        if self._planned.run.model is None:  # of `model_init`: the plan has not seen the model
-            choose_classes(model, asked, self._args.block_pattern)
-            for parameter in unused_parameters(model).values():
-                parameter.requires_grad_(False)
-        if self._plugin.mixed_precision_policy is not None:
-            self._exact = tuple(exact_modules(model))
-            self._plugin.ignored_modules = list(self._exact) or None
-        apart = {part for module in self._exact for part in module.modules()}
-        present = {type(module).__name__ for module in model.modules() if module not in apart}
-        # Not those of the plan: frozen encoders were loaded since, or let go by the embedding cache.
-        names = block_classes(model, self._args.block_pattern) if asked is None else asked
-        self._plugin.transformer_cls_names_to_wrap = [name for name in names if name in present]
-        # Accelerate 1.15 would make a piece of the embeddings, and so part BERT's output bias from the name it is tied
-        # to, which torch refuses. Residues are few: their embeddings can stay in the model's own piece.
-        whole: Any = model
-        whole.get_input_embeddings = whole.get_output_embeddings = lambda: None
-
     @torch.no_grad()
     def _take_weights_of_first(self, model: nn.Module) -> None:
         """Broadcasts, as DDP does: processes that drew other random heads would train pieces of different models."""
-        if self._args.world_size == 1:
+        if self._trainer.args.world_size == 1:
             return
         for tensor in [*model.parameters(), *model.buffers()]:
-            tensor.copy_(broadcast(tensor.detach().to(self._args.device).contiguous()))
-
-    def _keep_prepared(self, *prepared: Any) -> tuple[Any, ...]:
-        """What `Accelerator.prepare` notes of model and optimizer; Trainer has just made it forget them."""
-        self._accelerator._models += [part for part in prepared if isinstance(part, FSDPModule)]
-        self._accelerator._optimizers += [part for part in prepared if isinstance(part, AcceleratedOptimizer)]
-        return prepared
+            tensor.copy_(broadcast(tensor.detach().to(self._trainer.args.device).contiguous()))
 
     # --- gathering --------------------------------------------------------------------------------------------------
 
@@ -182,13 +181,13 @@ class Fsdp2(Backend):
         finally:
             model.reshard()
 
-    def whole_weights(self, model: nn.Module) -> dict[str, torch.Tensor] | None:
+    def whole_weights(self) -> dict[str, torch.Tensor] | None:
         """The whole state dict, in the dtype it trains in, under the model's own names; all processes call it.
 
         On the main process and in main memory; the others get nothing. A tensor that several names share is there once.
         Accelerate does it, so DTensors, offloaded ones and activation checkpointing's names are its affair; the same
         call gathers for `Accelerator.save_model`. Cost: one gather of each weight, and the model in main memory.
         """
-        state = self._accelerator.get_state_dict(model)
+        model = self._trainer.model
         tied: Any = getattr(model, "all_tied_weights_keys", None) or {}
-        return {name: tensor for name, tensor in state.items() if name not in tied}
+        return {name: tensor for name, tensor in self._accelerator.get_state_dict(model).items() if name not in tied}

@@ -1,0 +1,199 @@
+"""What `FastTrainingArguments` add to those of Trainer, in the groups of `--help`; ranges stand in the types."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from .checks import ABOVE_ZERO, COUNT, NOT_NEGATIVE
+from .presets import PRESETS
+
+CACHE_DIR = "~/.cache/hf_ext/embeddings"
+Count = Annotated[int, COUNT]
+Positive = Annotated[float, ABOVE_ZERO]
+
+
+def option(default: Any, help: str) -> Any:
+    """A field of a dataclass with what `--help` says of it."""
+    if isinstance(default, list):
+        return field(default_factory=default.copy, metadata={"help": help})
+    return field(default=default, metadata={"help": help})
+
+
+@dataclass(repr=False)  # TrainingArguments' own hides tokens
+class SpeedArguments:
+    """What makes a run faster or smaller, and leaves learning as it is but where "Class L" says so."""
+
+    _argument_group_name = "speed-ups"  # in --help
+
+    preset: str | None = option(None, f"{', '.join(PRESETS)}; several joined by '+', or none. Recorded in the plan.")
+    speedups: list[str] = option(
+        [], "Speed-ups to use where they fit: names, or 'all' (those that leave learning as it is)."
+    )
+    without: list[str] = option([], "Speed-ups to leave out of --speedups all.")
+    cached_batch_size: Count | None = option(
+        None, "Largest batch for heads on cached embeddings, unless --per_device_train_batch_size is set."
+    )
+    embedding_cache_dir: str = option(CACHE_DIR, "Where embeddings of frozen encoders are kept.")
+    max_encoder_noise: Positive = option(
+        0.05, "Half-precision encoders are used if their rounding stays below this share of the spread."
+    )
+    attention: Literal["auto", "faesm", "varlen", "blocked", "padded", "flex", "flash_attention_2", "sdpa", "eager"] = (
+        option("auto", "Attention of ESM, BERT and T5 encoders; auto takes what the hardware is fastest with.")
+    )
+    activation_policy: Literal["none", "pointwise", "half", "attention", "full", "auto"] | None = option(
+        None,
+        "What layers compute again in the backward pass to keep less: norms and GELU; every second layer; all but "
+        "attention; everything; or the least that fits --activation_budget_gb.",
+    )
+    activation_budget_gb: Positive | None = option(
+        None, "With --activation_policy auto: GB (10^9 bytes) that encoder layers may keep of a batch."
+    )
+    find_batch_size: bool = option(
+        False,
+        "Try the longest rows before training and take the most at a time that fit; accumulation keeps the rows of an "
+        "optimizer step as they are.",
+    )
+    oom_policy: Literal["stop", "step_down"] = option(
+        "stop",
+        "Where memory does not suffice: end the run, or make the step again with fewer rows at a time. Learning stays "
+        "as it is.",
+    )
+    optim_ext: list[str] | None = option(
+        None,
+        "muon: torch's Muon for matrices of repeated layers, AdamW for the rest, which changes what is learned; sweep "
+        "the rate. cpu_offload: the optimizer's states and steps in host memory. Both may be given.",
+    )
+    block_pattern: str | None = option(
+        None,
+        "Which modules are the repeated layers, where the model's structure does not show it: a regular expression of "
+        "their whole names (trunk\\.layers\\.\\d+). For compilation, recomputing, FSDP2 and Muon.",
+    )
+
+
+@dataclass(repr=False)
+class LoraArguments:
+    """Adapters beside a frozen base, and the bits of that base."""
+
+    _argument_group_name = "model"
+
+    use_peft: bool = option(False, "LoRA: adapters train beside frozen encoder weights. Changes what is learned.")
+    lora_r: int = option(8, "LoRA rank.")
+    lora_alpha: int = option(16, "LoRA scale: updates are multiplied by alpha / r.")
+    lora_dropout: float = option(0.0, "Dropout before LoRA's first matrix; above 0 it keeps a copy of every input.")
+    lora_target_modules: list[str] | None = option(
+        None, "Linear layers to adapt, by the end of their names; None: all of the family's."
+    )
+    use_rslora: bool = option(False, "Scale by alpha / sqrt(r) (rsLoRA).")
+    use_dora: bool = option(False, "Weight-decomposed LoRA (DoRA).")
+    load_in_8bit: bool = option(
+        False, "Frozen linear layers of encoders, under LoRA or cached, in 8 bits a weight (bitsandbytes)."
+    )
+    load_in_4bit: bool = option(False, "As --load_in_8bit, in 4 bits (nf4).")
+
+
+@dataclass(repr=False)
+class StepArguments:
+    """What a step learns from, and what happens where it cannot."""
+
+    _argument_group_name = "training"
+
+    effective_batch_size: Count | None = option(
+        None, "Rows per optimizer step over all processes; sets accumulation. Changes what is learned."
+    )
+    lr_scaling: Literal["none", "linear", "sqrt"] = option(
+        "none", "How the learning rate follows the effective batch size. Changes what is learned."
+    )
+    max_tokens_per_batch: Count | None = option(
+        None, "Tokens per device and pass, special ones included; rows vary to fill it. Changes what is learned."
+    )
+    encoder_learning_rate: Positive | None = option(
+        None, "Learning rate of encoders that train; --learning_rate is then the head's."
+    )
+    nan_policy: Literal["stop", "skip"] = option(
+        "stop", "A step whose loss or gradient is NaN or infinite: end the run, or go on without that step."
+    )
+
+
+@dataclass(repr=False)
+class SavingArguments:
+    """What is saved when and where, how long a run may take, and how it goes on."""
+
+    _argument_group_name = "checkpoints"
+
+    resume: str = option(
+        "no",
+        "'auto' continues from the newest checkpoint in output_dir that verifies, 'no' starts anew, anything else is "
+        "the folder of a checkpoint.",
+    )
+    allow_changed: list[str] = option(
+        [], "What may differ from the checkpoint's run: argument names, 'data', 'model', or 'all'."
+    )
+    save_minutes: Positive | None = option(
+        None, "Also save when this many minutes have passed since the last checkpoint."
+    )
+    max_hours: Positive | None = option(None, "Save and stop before the process is this old (Colab's limit).")
+    keep_epoch_checkpoint: bool = option(False, "Also keep the newest checkpoint that ends an epoch.")
+    save_total_size_gb: Positive | None = option(
+        None, "Most that the output folder may hold at any moment, in GB (10^9 bytes)."
+    )
+    disk_policy: Literal["refuse", "degrade"] = option(
+        "refuse", "What to do where save_total_size_gb is too small: stop, or store less."
+    )
+    local_checkpoint_dir: str | None = option(
+        None, "Fast folder to save to first; copied to output_dir (a mounted Drive) in the background."
+    )
+    hub_strategy: Literal["end", "best", "every_save", "checkpoint", "all_checkpoints"] = option(
+        "every_save",
+        "With --push_to_hub, beside the trained model at the end: nothing, the model of each new best checkpoint, of "
+        "each checkpoint with what continues the newest as last-checkpoint/, or of each checkpoint.",
+    )
+
+
+@dataclass(repr=False)
+class EvaluatingArguments:
+    """How often and on what a run is evaluated, and when that ends it."""
+
+    _argument_group_name = "evaluation"
+
+    eval_subset: Positive | None = option(
+        None,
+        "Rows of each evaluation during training: a count above 1, or a share up to 1.0 (0.05). The same rows every "
+        "time, stratified by label and --group_column. A new best is confirmed on all rows.",
+    )
+    eval_every_epochs: Count | None = option(
+        None, "With --eval_strategy epoch: evaluate after every so many epochs only."
+    )
+    early_stopping_patience: Count | None = option(
+        None,
+        "Stop after this many evaluations in a row whose interval excludes an improvement of "
+        "--early_stopping_min_delta; never in warm-up.",
+    )
+    early_stopping_min_delta: Annotated[float, NOT_NEGATIVE] = option(
+        0.01, "Smallest improvement worth training for, in the unit of the metric."
+    )
+
+
+@dataclass(repr=False)
+class ReportingArguments:
+    """What the log and the report say of speed and money."""
+
+    _argument_group_name = "logs and reports"
+
+    torch_profiler: Count | None = option(
+        None,
+        "Optimizer steps to run under torch.profiler after warm-up, once: writes profile_trace.json.gz, and the ten "
+        "most costly operations into record and report. No rate includes them.",
+    )
+    baseline_json: str | None = option(
+        None, "comparison.json of recipes/compare.py: logs the speed against its baseline."
+    )
+    baseline_batches_per_second: Positive | None = option(
+        None,
+        "In place of --baseline_json: batches of --baseline_batch_size rows per second that something else trains on "
+        "this machine. Speeds are compared by rows.",
+    )
+    baseline_batch_size: Count | None = option(None, "Rows in a batch of --baseline_batches_per_second.")
+    dollars_per_hour: Annotated[float, NOT_NEGATIVE] | None = option(
+        None, "Price of the machine per hour, for the money in the report."
+    )

@@ -1,1 +1,0 @@
-"""Whether a run continues the one that wrote a checkpoint: facts of both, compared one by one."""

@@ -1,0 +1,196 @@
+"""What a checkpoint promises: size and sha256 of every file, and whose, which step and under what facts it is."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from ..disk import sync
+from ..errors import CheckpointError
+
+MANIFEST = "manifest.json"
+MANIFEST_DRAFT = f"{MANIFEST}.tmp"
+PROGRESS = "progress.json"  # what parts of hf_ext keep in a checkpoint
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class FileRecord:
+    """Length in bytes and sha256 (64 hex digits) of one file."""
+
+    size: int
+    sha256: str
+
+
+def hash_file(path: str | os.PathLike[str]) -> FileRecord:
+    """Reads a whole file. Cost: 0.5 to 2 s per GB; the interpreter lock is free meanwhile.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with open(path, "rb", buffering=0) as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return FileRecord(file.tell(), digest)
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What stands in a checkpoint's `manifest.json`.
+
+    Attributes:
+        run_id: the run that may delete the checkpoint.
+        step: optimizer steps done. epoch: epochs done, as in `TrainerState`.
+        facts: JSON-able; what else a resumed run should know.
+        files: every other file of the checkpoint, by its path relative to the folder, with `/`.
+
+    Raises:
+        CheckpointError: a file name that is absolute, leaves the folder, or means different things on other systems.
+    """
+
+    run_id: str
+    step: int
+    epoch: float
+    facts: dict[str, Any] = field(default_factory=dict)
+    files: Mapping[str, FileRecord] = field(default_factory=dict)
+    format: int = FORMAT
+
+    def __post_init__(self) -> None:
+        for name in self.files:
+            if not is_plain(name):
+                raise CheckpointError(
+                    f"File name {name!r}: expected a plain path inside the checkpoint, such as 'a/b.json'."
+                )
+
+    def write(self, folder: str | os.PathLike[str], name: str = MANIFEST) -> None:
+        """Puts `manifest.json`, or `name`, into `folder`, whole or not at all, and waits until it is on the disk.
+
+        Raises:
+            OSError: the disk failed; a manifest that stood there still does.
+        """
+        draft = Path(folder) / f"{name}.tmp"
+        with draft.open("w", encoding="ascii") as file:
+            file.write(self._text())
+        sync(draft)
+        os.replace(draft, Path(folder) / name)
+        sync(folder)
+
+    @classmethod
+    def read(cls, folder: str | os.PathLike[str], name: str = MANIFEST, may_link: bool = False) -> Manifest:
+        """The manifest of `folder`.
+
+        Raises:
+            CheckpointError: it is missing, unreadable, not byte for byte what was written, or of another format.
+        """
+        path = Path(folder) / name
+        content = read_json(path.resolve() if may_link else path)
+        version = content.get("format")
+        if isinstance(version, int) and version > FORMAT:
+            raise CheckpointError(f"{path}: expected format {FORMAT} or older, found {version}. Update hf_ext.")
+        try:
+            promised = content.pop("sha256")
+            files = {name: FileRecord(**record) for name, record in content.pop("files").items()}
+            manifest = cls(files=files, **content)
+            manifest._check_types()
+        except (AttributeError, KeyError, TypeError) as error:
+            raise CheckpointError(f"{path}: expected the fields of a manifest, found others ({error!r}).") from error
+        if path.read_bytes() != manifest._text().encode("ascii"):
+            raise CheckpointError(f"{path}: expected the bytes that were written (sha256 {promised}), found others.")
+        return manifest
+
+    def _check_types(self) -> None:
+        for number in (self.step, *(record.size for record in self.files.values())):
+            if type(number) is not int or number < 0:
+                raise TypeError(f"{number!r} is no count")
+        texts = [self.run_id, *(record.sha256 for record in self.files.values())]
+        if not all(isinstance(text, str) for text in texts) or not isinstance(self.facts, dict):
+            raise TypeError("run_id and hashes are text, facts an object")
+        if not isinstance(self.epoch, int | float):
+            raise TypeError(f"epoch {self.epoch!r} is no number")
+
+    def _body(self) -> dict[str, Any]:
+        files = {name: {"size": record.size, "sha256": record.sha256} for name, record in self.files.items()}
+        head = {"format": self.format, "run_id": self.run_id, "step": self.step, "epoch": self.epoch}
+        return json.loads(json.dumps({**head, "facts": self.facts, "files": files}))  # as it will be read: keys are str
+
+    def _text(self) -> str:
+        body = self._body()
+        digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode("ascii")).hexdigest()
+        return json.dumps({**body, "sha256": digest}, indent=1, sort_keys=True) + "\n"
+
+
+def is_plain(name: str) -> bool:
+    """Whether `name` is a relative path, with `/`, that stays inside its folder."""
+    return not {"", ".", ".."} & set(name.split("/")) and not {"\\", "\0"} & set(name)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a regular file: never from a link, nor from a pipe, which could make the reader wait for ever.
+
+    Raises:
+        CheckpointError: it is not there or cannot be read, no file, no JSON, nested too deeply, no object, or holds an
+            integer of more than 64 bits.
+    """
+    try:
+        kind = path.lstat().st_mode
+        if not stat.S_ISREG(kind):
+            found = "a symlink" if stat.S_ISLNK(kind) else "a folder" if stat.S_ISDIR(kind) else "a pipe or device"
+            raise CheckpointError(f"{path}: expected a file, found {found}.")
+        raw = path.read_bytes()
+    except FileNotFoundError:
+        raise CheckpointError(f"{path}: expected a file, found nothing.") from None
+    except OSError as error:
+        raise CheckpointError(f"{path}: expected a file, found an unreadable one ({error}).") from error
+    try:
+        content = json.loads(raw, parse_int=_read_integer)
+    except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
+        raise CheckpointError(f"{path}: expected JSON, found {len(raw)} bytes that are not ({error}).") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path}: expected a JSON object, found a {type(content).__name__}.")
+    return content
+
+
+def _read_integer(text: str) -> int:
+    number = int(text[:20])
+    if len(text) > 20 or not -(2**63) <= number < 2**63:
+        raise ValueError(f"an integer of {len(text)} digits")
+    return number
+
+
+def check_files(folder: str | os.PathLike[str], manifest: Manifest, may_link: bool = False) -> list[str]:
+    """What in `folder` is not as the manifest says, one line per file: "NAME: expected ..., found ...".
+
+    Files that the manifest does not name are not looked at. Cost: reads every file of the right size, see `hash_file`.
+    """
+    problems = []
+    for name, record in sorted(manifest.files.items()):
+        try:
+            found = _difference(Path(folder), name, record, may_link)
+        except FileNotFoundError:
+            found = (f"{record.size} bytes", "nothing")
+        except OSError as error:
+            found = (f"{record.size} bytes", f"an unreadable file ({error.strerror})")
+        if found:
+            problems.append(f"{name}: expected {found[0]}, found {found[1]}")
+    return problems
+
+
+def _difference(folder: Path, name: str, record: FileRecord, may_link: bool) -> tuple[str, str] | None:
+    """What is expected of a file and what is found instead; None where it is as recorded."""
+    place = folder
+    for part in PurePosixPath(name).parts:
+        place = place / part
+        if place.is_symlink() and not may_link:
+            return "a file", f"a symlink to {os.readlink(place)}"
+    status = place.stat()
+    if not stat.S_ISREG(status.st_mode):
+        return "a file", "something else"
+    if status.st_size != record.size:
+        return f"{record.size} bytes", f"{status.st_size} bytes"
+    found = hash_file(place)
+    return None if found == record else (f"sha256 {record.sha256}", f"sha256 {found.sha256}")

@@ -1,0 +1,235 @@
+"""Continuing a run exactly: the newest checkpoint that verifies, checked against the run that wants to continue it."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import uuid
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch.optim.lr_scheduler import LambdaLR
+from transformers.trainer_utils import get_last_checkpoint
+
+from ..distributed import do_on_main
+from ..errors import CheckpointError
+from .compare import ANOTHER_RUN, GROUPS, STEP_SIZE, compare_runs, refuse
+from .manifest import PROGRESS, read_json
+from .store import Stored, check_unlisted
+
+# Allowed to change, these move the place in the data that a number of optimizer steps stands for.
+ORDER = frozenset({"data", "world_size", "seed", "data_seed", *STEP_SIZE})
+RATES = frozenset({"learning_rate", "encoder_learning_rate"})
+# Arguments -> what they set in the optimizer's groups; of the betas both.
+SETTINGS = {"learning_rate": "initial_lr", "weight_decay": "weight_decay", "adam_beta1": "betas", "adam_epsilon": "eps"}
+STOCK_FILES = ("optimizer.pt", "scheduler.pt", "trainer_state.json", "rng_state*.pth")
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """A checkpoint that a run continues from; of ours, verified and compared.
+
+    Attributes:
+        folder: of the checkpoint; `stored`: the same if it is one of ours, None for one of stock Trainer.
+        allowed: names of what differs from its run and was allowed to.
+        progress: its `progress.json`; empty for one of stock Trainer.
+        is_own: whether it is in this run's own folder.
+    """
+
+    folder: Path
+    stored: Stored | None = None
+    allowed: Collection[str] = ()
+    progress: dict[str, Any] = field(default_factory=dict)
+    is_own: bool = False
+
+    def state_of(self, name: str) -> Any:
+        """What a part saved under a name; None where the checkpoint has nothing of it."""
+        return self.progress.get(name)
+
+
+class Resumer:
+    """Takes "auto", True, a folder, or nothing (then `args.resume` decides).
+
+    "auto" continues from the newest checkpoint of the output folder that verifies, whatever its run, or starts anew if
+    there is none; what does not verify is reported and set aside. A run that differs from the checkpoint's in what
+    would make the continuation another run is refused, difference by difference, unless `allow_changed` names it.
+
+    Attributes:
+        resumed: what the run continues from; None for a new run.
+        why_not_again: why the same call would not go on from what this run saves; None where it would.
+    """
+
+    def __init__(self, trainer: Any):
+        self._trainer = trainer
+        self.resumed: Resumed | None = None
+        self.why_not_again: str | None = None
+        self._made: list[dict[str, Any]] = []
+
+    def find(self, asked: str | bool | None, facts: dict[str, Any]) -> Resumed | None:
+        """What to continue from, the same on all processes, which all call it; sets `resumed`.
+
+        Args:
+            asked: see the class.
+            facts: of the run that wants to continue, see `describe_run`.
+
+        Raises:
+            CheckpointError: a checkpoint that was named is damaged, or the run contradicts the checkpoint.
+        """
+        args, store = self._trainer.args, self._trainer.checkpoints
+        store.adopt(uuid.uuid4().hex)  # a second call of `train` is another run, unless it continues one
+        asked = args.resume_from_checkpoint or args.resume if asked is None else asked
+        self.why_not_again = _find_why_not_again(args, asked)
+        found = do_on_main(args, lambda: self._look(asked))
+        self.resumed = None
+        if found is not None:
+            args.restore_callback_states_from_checkpoint = True  # else early stopping forgets its patience
+            self._check_trusted(found.path if isinstance(found, Stored) else found)
+            self.resumed = self._compare(found, facts) if isinstance(found, Stored) else Resumed(found)
+        return self.resumed
+
+    def check_arguments(self, facts: dict[str, Any], undecided: Collection[str]) -> None:
+        """Raises what `find` would for arguments, the `undecided` left out; of "auto" alone, on the main process."""
+        args = self._trainer.args
+        is_auto = (args.resume_from_checkpoint or args.resume) == "auto"
+        stored = self._trainer.checkpoints.find_newest() if is_auto else None
+        if stored is not None:
+            left_out = {*undecided, *STEP_SIZE}  # steps depend on more than arguments
+            allowed = {*args.allow_changed} & {*GROUPS, *ANOTHER_RUN}
+            old, new = (
+                {"arguments": {name: value for name, value in one["arguments"].items() if name not in left_out}}
+                for one in (stored.manifest.facts, facts)
+            )
+            refuse(stored.path, compare_runs(old, new, sorted(allowed)).contradictions)
+
+    # --- looking ----------------------------------------------------------------------------------------------------
+
+    def _look(self, asked: str | bool | None) -> Stored | Path | None:
+        """On the main process: looks, verifies and sets aside."""
+        store = self._trainer.checkpoints
+        store.sweep()
+        if asked is True or asked == "auto":
+            stored = store.find_newest()
+            if stored is not None:
+                return stored
+            if asked is True:
+                last = get_last_checkpoint(self._trainer.args.output_dir)
+                hint = f" One of stock Trainer is continued by its name: resume_from_checkpoint={last!r}."
+                raise CheckpointError(
+                    f"{store.folder}: no checkpoint there that could be continued.{hint if last else ''}"
+                )
+            logger.info("No checkpoint in %s: training starts at step 0.", store.folder)
+        elif asked not in (None, False, "no"):
+            folder = Path(str(asked))
+            return store.open(folder) or _check_stock(folder)
+        store.set_aside_after(-1)
+        return None
+
+    def _check_trusted(self, folder: Path) -> None:
+        """Trainer loads tensors and plain values; FSDP and DeepSpeed unpickle what they find."""
+        backend = self._trainer._ext_backend
+        if backend.is_spread and not self._trainer.checkpoints.has(folder):
+            raise CheckpointError(
+                f"{folder} is not in this run's output folder, and {backend.written_by} reads its files in a way that "
+                "can run anything. If you trust it, give its folder as --output_dir with --resume auto, or start a new "
+                "run from its weights (--model_name_or_path)."
+            )
+
+    def _compare(self, stored: Stored, facts: dict[str, Any]) -> Resumed:
+        """Compares this run with the checkpoint's, and takes over its identity."""
+        trainer, store = self._trainer, self._trainer.checkpoints
+        check_unlisted(stored)
+        changes = compare_runs(stored.manifest.facts, facts, trainer.args.allow_changed)
+        for note in changes.notes:
+            logger.info("Since %s: %s", stored.path.name, note)
+        refuse(stored.path, changes.contradictions)
+        if changes.allowed & ORDER:
+            logger.warning("Rows come in another order from here on: some may be seen twice in this epoch, others not.")
+        progress, is_own = read_json(stored.path / PROGRESS), store.has(stored.path)
+        if progress.get("only_model"):
+            raise CheckpointError(
+                f"{stored.path} holds weights alone (save_only_model), from which training cannot be continued: load "
+                "it as the model to start from, or --resume no."
+            )
+        if is_own:
+            store.adopt(stored.run_id)
+        if trainer.args.should_save:
+            store.set_aside_after(stored.step if is_own else -1)
+        logger.info("Continuing from %s (epoch %.2f).", stored.path, stored.manifest.epoch)
+        return Resumed(stored.path, stored, changes.allowed, progress, is_own)
+
+    # --- what may change --------------------------------------------------------------------------------------------
+
+    def remember(self, optimizer: Any) -> None:
+        """Keeps what this run's arguments made of the optimizer's groups, before a checkpoint brings back its own."""
+        # None of an optimizer that DeepSpeed makes from its own file, which is compared instead.
+        groups = [{"initial_lr": group["lr"], **group} for group in getattr(optimizer, "param_groups", ())]
+        self._made = [{key: copy.copy(value) for key, value in group.items() if key != "params"} for group in groups]
+
+    def apply_changes(self) -> None:
+        """Makes allowed changes take effect, although the states that Trainer has loaded brought the old values back.
+
+        With nothing allowed that concerns them, optimizer and schedule stay as they are, bit for bit. A new learning
+        rate goes on where the schedule stands; of one that is no function of the step it starts again.
+
+        Raises:
+            CheckpointError: a stock checkpoint, which does not say what its run's arguments were, has others.
+        """
+        resumed, args = self.resumed, self._trainer.args
+        if resumed is None:
+            return
+        groups, schedule = self._trainer.optimizer.param_groups, self._trainer.lr_scheduler
+        allowed = {*resumed.allowed}
+        if resumed.stored is None:
+            changed = self._changed_settings(groups)
+            allowed = {name for name in changed if {name, "all"} & {*args.allow_changed}}
+            refuse(resumed.folder, [line for name, line in changed.items() if name not in allowed])
+        if not (allowed and self._made):
+            return
+        for group, made in zip(groups, self._made):  # what was not allowed is the same in both
+            group.update({key: made[key] for key in SETTINGS.values() if key in made})
+        schedule = getattr(schedule, "scheduler", schedule)  # which Accelerate wrapped
+        if isinstance(schedule, LambdaLR):  # as all of transformers' schedules that do not follow a metric
+            schedule.base_lrs = [group["initial_lr"] for group in groups]
+            rates = [base * at(schedule.last_epoch) for base, at in zip(schedule.base_lrs, schedule.lr_lambdas)]
+        elif allowed & RATES:
+            rates = [made["initial_lr"] for made in self._made]
+        else:
+            return
+        schedule._last_lr = rates
+        for group, rate in zip(groups, rates):
+            group["lr"] = rate
+
+    def _changed_settings(self, groups: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+        """Arguments whose value in the loaded state is not this run's: name -> both values, as a line."""
+        changed = {}
+        for group, made in zip(groups, self._made):
+            for name, key in SETTINGS.items():
+                if key in group and group[key] != made.get(key):
+                    changed[name] = f"{name}: {group[key]} in the checkpoint, {made.get(key)} now"
+        return changed
+
+
+def _find_why_not_again(args: Any, asked: str | bool | None) -> str | None:
+    if args.save_only_model:
+        return "With save_only_model it holds weights alone: they can be a start, but no run goes on from them."
+    if asked is True or asked == "auto":
+        return None
+    begins = "anew" if asked in (None, False, "no") else f"from {asked}"
+    return f"The same command begins {begins}; with --resume auto (the recipes' default) it continues from there."
+
+
+def _check_stock(folder: Path) -> Path:
+    """A checkpoint of stock Trainer, with what it lacks said."""
+    if not (folder / "trainer_state.json").is_file():
+        raise CheckpointError(f"{folder}: no checkpoint there (no manifest.json and no trainer_state.json).")
+    missing = [name.replace("*", "") for name in STOCK_FILES if not any(folder.glob(name))]
+    logger.warning(
+        "%s is a stock Trainer checkpoint: its files cannot be verified. Data and most arguments are not compared%s.",
+        folder,
+        f", and it lacks {', '.join(missing)}, so that training does not continue exactly" if missing else "",
+    )
+    return folder

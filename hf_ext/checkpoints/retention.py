@@ -1,0 +1,361 @@
+"""Which checkpoints stay: roles, Trainer's limit, and a disk budget that also holds while a checkpoint is written.
+
+Of most value are the newest that training can continue from and the best one; then the newest that ends an epoch, where
+that is asked for, the newest before the newest, and the others by step. A save makes room first, if the budget or the
+disk asks for it, then writes, and deletes what is beyond the limit once the new checkpoint is in place. The last one to
+continue from goes only then.
+
+GB is 10**9 bytes, as disks and quotas are sold.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import logging
+import math
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..disk import free_bytes, used_bytes
+from ..errors import ArgumentError
+from ..memory.stored import optimizer_bytes
+from .store import STAGING, CheckpointStore
+from .weights import export_bytes, weights_bytes
+
+GB = 10**9
+SMALL_FILES_BYTES = 2**20  # tokenizer, configs, and what logs grow by between two checkpoints
+TENSOR_BYTES = 512  # torch.save's description of one tensor
+# As Trainer, accelerate (FSDP) and DeepSpeed call them.
+OPTIMIZER_FILES = re.compile(r"optimizer(\.pt|\.bin|_0/.*)|global_step\d+/.*")
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Bytes of one checkpoint on disk, each an upper bound.
+
+    Attributes:
+        weights: weights, configuration, tokenizer.
+        optimizer: optimizer state, which a weights-only checkpoint lacks.
+        other: all else (random states, trainer_state.json, manifest, the folder itself).
+    """
+
+    weights: int
+    optimizer: int
+    other: int
+
+    @property
+    def full_bytes(self) -> int:
+        return self.weights + self.optimizer + self.other
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What the user wants kept.
+
+    Attributes:
+        limit: as Trainer's save_total_limit: at most so many checkpoints after a save, the best one included; 1 means
+            two while the best is not the newest; None or below 1 means no limit. Pinned ones may exceed it for a while.
+        keep_best: the best checkpoint is kept. keep_epoch: the newest that ends an epoch is kept.
+        budget_bytes: everything the run has on disk, at every moment; None means no budget.
+        strips: only the newest checkpoint keeps its optimizer state; the others keep their weights.
+
+    Raises:
+        ArgumentError: keep_epoch with a limit that leaves no place beside the newest and the best.
+    """
+
+    limit: int | None
+    keep_best: bool
+    keep_epoch: bool = False
+    budget_bytes: int | None = None
+    strips: bool = False
+
+    def __post_init__(self) -> None:
+        places = 2 + self.keep_best
+        if self.keep_epoch and self.limit is not None and 1 <= self.limit < places:
+            raise ArgumentError(
+                f"save_total_limit={self.limit} leaves no place for the newest checkpoint that ends an epoch. Allowed: "
+                f"at least {places} (newest{', best' if self.keep_best else ''}, epoch), no limit, or no epoch role."
+            )
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One checkpoint of this run.
+
+    Attributes:
+        num_bytes: what it takes on disk.
+        ends_epoch: it was written at the end of an epoch.
+        is_pinned: it is being uploaded or copied, so it is neither deleted nor stripped now.
+        is_resumable: training can continue from it; False where it holds weights only.
+    """
+
+    step: int
+    num_bytes: int
+    ends_epoch: bool = False
+    is_pinned: bool = False
+    is_resumable: bool = True
+
+
+# --- what stays -----------------------------------------------------------------------------------------------------
+
+
+def rank(entries: Sequence[Entry], best_step: int | None, policy: Policy) -> list[int]:
+    """Steps by their value, highest first."""
+    newest_first = sorted(entries, key=lambda entry: -entry.step)
+    resumable = [entry.step for entry in newest_first if entry.is_resumable]
+    steps = [entry.step for entry in newest_first]
+    best = [step for step in steps if step == best_step and policy.keep_best]
+    epoch = [entry.step for entry in newest_first if entry.ends_epoch and policy.keep_epoch]
+    return [*dict.fromkeys([*(resumable or steps)[:1], *best, *epoch[:1], *resumable, *steps])]
+
+
+def steps_beyond_limit(entries: Sequence[Entry], best_step: int | None, policy: Policy) -> list[int]:
+    """Steps to delete once the newest of `entries` is in place; pinned ones stay."""
+    if policy.limit is None or policy.limit < 1:
+        return []
+    ranked = rank(entries, best_step, policy)
+    least = 2 if policy.keep_best and best_step in ranked[1:] else 1
+    pinned = {entry.step for entry in entries if entry.is_pinned}
+    return sorted({*ranked[max(policy.limit, least) :]} - pinned)
+
+
+def steps_to_strip(entries: Sequence[Entry], policy: Policy) -> list[int]:
+    """Steps that keep their weights alone: all but the newest that training can continue from."""
+    resumable = sorted(entry.step for entry in entries if entry.is_resumable)
+    pinned = {entry.step for entry in entries if entry.is_pinned}
+    return [step for step in resumable[:-1] if step not in pinned] if policy.strips else []
+
+
+def steps_for_room(
+    entries: Sequence[Entry], room_bytes: int, best_step: int | None, policy: Policy, is_new_best: bool = False
+) -> tuple[list[int], int]:
+    """Steps to delete before a checkpoint is written, so that `entries` take no more than `room_bytes`.
+
+    Of least value first. Never the newest to continue from, nor the best while it is that.
+
+    Args:
+        best_step: of `entries`. is_new_best: whether the checkpoint to be written is better.
+
+    Returns:
+        The steps, and how many bytes are missing even without them; then nothing need be deleted.
+    """
+    by_step = {entry.step: entry for entry in entries}
+    kept = best_step if policy.keep_best and not is_new_best else None
+    excess, given_up = sum(entry.num_bytes for entry in entries) - room_bytes, []
+    for step in reversed(rank(entries, best_step, policy)[1:]):
+        if excess > 0 and not by_step[step].is_pinned and step != kept:
+            given_up.append(step)
+            excess -= by_step[step].num_bytes
+    return given_up, max(0, excess)
+
+
+# --- whether the budget can hold it ---------------------------------------------------------------------------------
+
+
+def needed_bytes(sizes: Sizes, policy: Policy, other_bytes: int) -> int:
+    """The smallest budget in bytes with which nothing that was asked for is ever given up to make room.
+
+    Backups and plain checkpoints use what room is left. Checkpoints pinned by an upload or a copy come on top.
+
+    Args:
+        other_bytes: all else that the run will have on disk.
+    """
+    return sum(num_bytes for _, num_bytes in _list_needs(sizes, policy, other_bytes))
+
+
+def fit_budget(sizes: Sizes, policy: Policy, other_bytes: int, may_strip: bool) -> Policy:
+    """The policy with which the budget holds the run's checkpoints: as it is or, if it must and may, one that strips.
+
+    Raises:
+        ArgumentError: there is none; with each part in GB, their sum, the smallest budget that works, and what
+            `--disk_policy degrade` would do.
+    """
+    light = dataclasses.replace(policy, strips=True)
+    needed, needed_light = (needed_bytes(sizes, each, other_bytes) for each in (policy, light))
+    if policy.budget_bytes is None or needed <= policy.budget_bytes:
+        return policy
+    what = "only the newest checkpoint keeps its optimizer state"
+    gains = needed_light < needed
+    if may_strip and gains and needed_light <= policy.budget_bytes:
+        return light
+    if may_strip:
+        remedy = f"--disk_policy degrade is counted in: {what}." if gains else ""
+        raise ArgumentError(_refusal(sizes, light, other_bytes, remedy))
+    degrade = f"would need {_gb(needed_light)} GB: {what}." if gains else "would not make them smaller."
+    raise ArgumentError(_refusal(sizes, policy, other_bytes, f"--disk_policy degrade {degrade}"))
+
+
+def _list_needs(sizes: Sizes, policy: Policy, other_bytes: int) -> list[tuple[str, int]]:
+    """What is on disk at the worst moment, as (what it is, bytes)."""
+    kept, suffix = (sizes.weights + sizes.other, ", weights only") if policy.strips else (sizes.full_bytes, "")
+    needs = [
+        ("all other files of the run", other_bytes),
+        ("checkpoint being written", sizes.full_bytes),
+        ("latest checkpoint, until the new one is verified", sizes.full_bytes),
+    ]
+    needs += [(f"best checkpoint{suffix}", kept)] if policy.keep_best else []
+    needs += [(f"newest checkpoint that ends an epoch{suffix}", kept)] if policy.keep_epoch else []
+    return needs
+
+
+def _refusal(sizes: Sizes, policy: Policy, other_bytes: int, remedy: str) -> str:
+    needs, budget = _list_needs(sizes, policy, other_bytes), policy.budget_bytes or 0
+    total = sum(num_bytes for _, num_bytes in needs)
+    lines = [*needs, ("sum, at the moment of a save", total), ("budget", budget)]
+    width = max(len(what) for what, _ in lines)
+    table = "\n".join(f"  {what:<{width}}  {num_bytes / GB:12.6f} GB" for what, num_bytes in lines)
+    return (
+        f"save_total_size_gb={budget / GB:g} cannot hold this run's checkpoints (each: weights "
+        f"{sizes.weights / GB:.6f}, optimizer {sizes.optimizer / GB:.6f}, other {sizes.other / GB:.6f} GB):\n{table}\n"
+        f"Smallest budget that works: --save_total_size_gb {_gb(total)}. {remedy}"
+    ).rstrip()
+
+
+def _gb(num_bytes: int) -> str:
+    """GB rounded up to a microGB, so that the printed budget works."""
+    return f"{math.ceil(num_bytes / 1000) / 10**6:.6f}".rstrip("0").rstrip(".")
+
+
+# --- carrying it out ------------------------------------------------------------------------------------------------
+
+
+def read_policy(args: Any) -> Policy:
+    """What the arguments ask to keep."""
+    gb = args.save_total_size_gb
+    return Policy(
+        limit=args.save_total_limit,
+        keep_best=args.metric_for_best_model is not None,
+        keep_epoch=args.keep_epoch_checkpoint,
+        budget_bytes=None if gb is None else round(gb * GB),
+    )
+
+
+class Retention:
+    """Keeps the output folder within `save_total_size_gb`, at the moment of writing too, and rotates checkpoints.
+
+    For the main process; any process may ask for sizes and for the best checkpoint.
+
+    Args:
+        trainer: the `FastTrainer`.
+
+    Attributes:
+        best_saved: step of the best checkpoint that was saved.
+    """
+
+    def __init__(self, trainer: Any, store: CheckpointStore):
+        self._trainer, self._store = trainer, store
+        self._strips = False  # as was decided when training began
+        self.best_saved: int | None = None
+
+    @property
+    def policy(self) -> Policy:
+        """What is kept, with what was decided when training began."""
+        return dataclasses.replace(read_policy(self._trainer.args), strips=self._strips)
+
+    def sizes(self) -> Sizes:
+        """Upper bounds of what one checkpoint takes before anything is stripped from it."""
+        trainer, args, model = self._trainer, self._trainer.args, self._trainer.model
+        small_bytes = SMALL_FILES_BYTES + trainer.early_stopping_bytes()
+        of_library = trainer._ext_backend.checkpoint_sizes(model, small_bytes)
+        if of_library is not None:
+            return of_library
+        weights = weights_bytes(model)
+        if args.save_only_model:
+            return Sizes(weights, 0, SMALL_FILES_BYTES)
+        is_muon = "muon" in (args.optim_ext or ())  # of an optimizer that is not known, what AdamW takes
+        optimizer = optimizer_bytes(model, str(args.optim), is_muon, args.block_pattern)[0]
+        optimizer += 3 * TENSOR_BYTES * sum(p.requires_grad for p in model.parameters())
+        return Sizes(weights, optimizer, small_bytes)
+
+    def check(self) -> None:
+        """Refuses a budget that cannot hold what will be written, or decides to store less; without one, nothing.
+
+        Raises:
+            ArgumentError: see `fit_budget`.
+        """
+        self._strips, args = False, self._trainer.args
+        if args.save_total_size_gb is not None:
+            may_strip = args.disk_policy == "degrade"
+            self._strips = fit_budget(self.sizes(), self.policy, self.other_bytes(), may_strip).strips
+        if self._strips:
+            logger.warning("save_total_size_gb: only the newest checkpoint keeps its optimizer state.")
+
+    def best_step(self) -> int | None:
+        """Step of the best checkpoint there is: where the best step itself was not saved, that of the best before."""
+        known = (self._trainer.state.best_global_step, self.best_saved)
+        return next((step for step in known if self._store.locate(step)), None)
+
+    def make_room(self) -> None:
+        """Deletes, before anything is written, what budget or disk cannot hold beside the checkpoint of this step.
+
+        Raises:
+            OSError: the budget has no room for it, whatever is deleted.
+        """
+        store, state, policy, sizes = self._store, self._trainer.state, self.policy, self.sizes()
+        store.make_way(state.global_step)
+        entries = self._entries()
+        # What was logged so far, and a large tokenizer, are in the newest one: the bound knows neither.
+        like_newest = entries[-1].num_bytes + SMALL_FILES_BYTES // 2 if entries and entries[-1].is_resumable else 0
+        new_bytes = max(sizes.full_bytes, like_newest)
+        best = self.best_step(), policy, state.best_global_step == state.global_step
+        if policy.budget_bytes is not None:
+            room = policy.budget_bytes - self.other_bytes() - new_bytes
+            steps, shortfall = steps_for_room(entries, room, *best)
+            gone = [] if shortfall else [store.delete(step) for step in steps]
+            if shortfall or not all(gone):
+                logger.error("save_total_size_gb=%g is %d bytes short.", policy.budget_bytes / GB, shortfall)
+                raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+        free = free_bytes(store.folder)
+        if free < sizes.full_bytes:
+            entries = self._entries()
+            room = free + sum(entry.num_bytes for entry in entries) - new_bytes
+            steps, shortfall = steps_for_room(entries, room, *best)
+            for step in () if shortfall else steps:
+                store.delete(step)
+
+    def rotate(self) -> None:
+        """Deletes and strips what is not to be kept, now that the newest checkpoint is in place."""
+        best, policy = self.best_step(), self.policy
+        for step in steps_beyond_limit(self._entries(), best, policy):
+            self._store.delete(step)
+        stripped = steps_to_strip(self._entries(), policy)
+        for stored in self._store.checkpoints():
+            if stored.step in stripped:
+                self._store.strip(stored.step, [n for n in stored.manifest.files if OPTIMIZER_FILES.fullmatch(n)])
+        self.best_saved = best
+
+    def _entries(self) -> list[Entry]:
+        return [
+            Entry(
+                stored.step,
+                stored.num_bytes,
+                ends_epoch=stored.manifest.epoch > 0 and float(stored.manifest.epoch).is_integer(),
+                is_pinned=self._store.is_pinned(stored.step),
+                is_resumable=any(map(OPTIMIZER_FILES.fullmatch, stored.manifest.files)),
+            )
+            for stored in self._store.checkpoints()
+        ]
+
+    def other_bytes(self) -> int:
+        """What the output folder holds beside checkpoints, with the model that is saved into it at the end.
+
+        Less what pinned checkpoints take, which come on top of the budget.
+        """
+        folder, own = Path(self._trainer.args.output_dir).absolute(), self._store.checkpoints()
+        if folder == self._store.folder:
+            kept = sum(stored.num_bytes for stored in own)
+        else:  # copies of the local ones, made and deleted in the background
+            copies = [*folder.glob("checkpoint-*"), *folder.glob(".*-checkpoint-*"), folder / STAGING]
+            kept = sum(used_bytes(path) for path in copies)
+        beside = used_bytes(folder) - kept + SMALL_FILES_BYTES // 2
+        # Rounded up: a log that grows by a block must not make the budget that a refusal named too small.
+        rounded = -(-beside // SMALL_FILES_BYTES) * SMALL_FILES_BYTES
+        pinned = sum(stored.num_bytes for stored in own if self._store.is_pinned(stored.step))
+        return rounded + export_bytes(self._trainer.model) - pinned

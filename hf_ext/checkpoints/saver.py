@@ -1,0 +1,230 @@
+"""The way of one save: stock Trainer's own files, staged, committed and rotated, or a failure that loses nothing."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers.trainer_callback import ExportableState
+
+from ..disk import describe_failure
+from ..errors import CheckpointError, DiskFailure, NotFiniteError
+from ..zero import own_part
+from .finished_model import not_finite
+from .manifest import PROGRESS
+from .mirror import MirroredStore
+from .retention import Retention
+from .run_lock import local_folder
+from .store import CheckpointStore
+
+SAVE_FAILURES_ALLOWED = 3  # in a row; then the disk will not recover, and a run without checkpoints is worth little
+
+logger = logging.getLogger(__name__)
+
+
+class Saver:
+    """Replaces Trainer's in-place checkpoints: staged beside the target, hashed, renamed, then rotated.
+
+    Trainer writes them as it always does, so that `transformers.Trainer` continues from one too. What others write into
+    one that has its name (a user's `_save_checkpoint`, a callback's `on_save`) becomes part of it. One that cannot be
+    written leaves the one before it valid; training goes on without, until three in a row have failed. All processes
+    call each method.
+
+    Args:
+        trainer: the `FastTrainer`.
+
+    Attributes:
+        store: what training saves into.
+        retention: what stays there.
+        saved_step: of the newest checkpoint of this run that is in place; None before the first.
+        staging_root: where Trainer is to write, while it writes a checkpoint.
+    """
+
+    def __init__(self, trainer: Any):
+        self._trainer, self._team = trainer, trainer._ext_team
+        self.saved_step: int | None = None
+        self.staging_root: str | None = None
+        self._folders: tuple[str, str | None] = ("", None)
+        self._facts: dict[str, Any] = {}
+        self._num_failures = 0
+        self._is_open = False  # whether others may still be writing into the newest checkpoint
+        self.open_folders()
+
+    def open_folders(self) -> None:
+        """Goes to the folders of the arguments; stays, with what it knows, where they are the same."""
+        args = self._trainer.args
+        folders = args.output_dir, args.local_checkpoint_dir
+        if folders != self._folders:
+            self._folders, (output, local) = folders, folders
+            stored = MirroredStore(local_folder(local, output), output) if local is not None else None
+            self.store: CheckpointStore = stored or CheckpointStore(output)
+            self.retention = Retention(self._trainer, self.store)
+
+    def begin_run(self, facts: dict[str, Any], saved_step: int | None, best_step: int | None) -> None:
+        """Another run, or the same one continued.
+
+        Args:
+            facts: what its checkpoints' manifests say of it, JSON-able.
+            saved_step: of the checkpoint in this run's folder that it continues from. best_step: of the best one there.
+        """
+        self._facts, self.saved_step, self.retention.best_saved = facts, saved_step, best_step
+
+    # --- saving -----------------------------------------------------------------------------------------------------
+
+    def save(self, write: Callable[[], None]) -> None:
+        """Makes a checkpoint of the last optimizer step by `write`, Trainer's own saving.
+
+        Raises:
+            DiskFailure: too many checkpoints in a row could not be written.
+            NotFiniteError: weights or optimizer states are NaN or infinite.
+        """
+        step, began = self._trainer.state.global_step, time.perf_counter()
+        if step == self.saved_step:
+            return
+        self.finish()
+        self.check_finite(with_optimizer=True)
+        mine = self._team.writes
+        actions = self._prepare if mine else None, partial(self._write_files, write), self._commit if mine else None
+        for action in actions:
+            failure = self._team.together(action, self.describe_failure)
+            if failure is not None:
+                self._give_up(step, failure)
+                return
+        self.saved_step, self._num_failures, self._is_open = step, 0, True
+        self._trainer._ext_stopper.note_save(time.perf_counter() - began)
+
+    def _prepare(self) -> None:
+        self.retention.make_room()
+        self.store.stage(self._trainer.state.global_step)
+
+    def _write_files(self, write: Callable[[], None]) -> None:
+        trainer, state = self._trainer, self._trainer.state
+        folder = self.store.staging_path(state.global_step)
+        if not folder.is_dir():  # made by the main process
+            raise CheckpointError(
+                f"Process {self._team.rank} does not see {folder}. Several machines need an output_dir (and "
+                "local_checkpoint_dir) on a disk that they share."
+            )
+        # What JSON does not hold as a list or as text: a checkpoint is worth more than a log.
+        history = json.dumps(state.log_history, default=lambda value: getattr(value, "tolist", lambda: str(value))())
+        state.log_history[:] = json.loads(history)
+        # Trainer adds to the lists of before, and fails where the checkpoint that the run continues lacks a callback.
+        callbacks = [*trainer.callback_handler.callbacks, trainer.control]
+        names = Counter(type(callback).__name__ for callback in callbacks if isinstance(callback, ExportableState))
+        state.stateful_callbacks = {name: [] if number > 1 else {} for name, number in names.items()}
+        self.staging_root = str(folder.parent)
+        try:
+            write()
+        finally:
+            self.staging_root = None
+        unlogged = trainer.accelerator.reduce(trainer._tr_loss, "mean").item()
+        best = self.retention.best_step()
+        is_best = state.best_global_step == state.global_step
+        path = self.store.path(state.global_step) if is_best else self.store.locate(best)
+        state.best_model_checkpoint = None if path is None else str(path)
+        if self._team.writes:
+            state.save_to_json(str(folder / "trainer_state.json"))  # again: Trainer took the staged one for the best
+            progress: dict[str, Any] = {"best_saved_step": best, "only_model": trainer.args.save_only_model}
+            progress["losses"] = {"unlogged": unlogged, "last_logged_step": trainer._globalstep_last_logged}
+            progress |= {part.name: part.state() for part in trainer._ext_parts.carried}
+            (folder / PROGRESS).write_text(json.dumps(progress, default=lambda array: array.tolist()) + "\n")
+
+    def _commit(self) -> None:
+        state = self._trainer.state
+        self.store.commit(state.global_step, state.epoch or 0, self._facts)
+        try:
+            self.retention.rotate()
+        except OSError as error:
+            logger.error("Older checkpoints could not be deleted: %s", self.describe_failure(error))
+
+    def finish(self) -> None:
+        """Makes what others wrote into the last checkpoint part of it; begins its copy and its push."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        if self._team.writes:
+            try:
+                self.store.take_in(self.saved_step)
+            except OSError as error:
+                logger.error("checkpoint-%d may lack what others wrote into it: %s", self.saved_step, error)
+            self.store.begin_copies(self.retention.best_step())
+        if self._trainer.args.push_to_hub:
+            self._trainer._ext_pusher.push_checkpoint(self.saved_step)
+
+    def finish_copies(self) -> str | None:
+        """At the end of a run: waits for copies, and deletes what was kept for them; what is not copied, or None."""
+        if not self._team.writes:
+            return None
+        lacking = self.store.finish_copies(self.retention.best_step())
+        if lacking is not None:
+            return lacking
+        self.retention.rotate()
+        return self.store.finish_copies(self.retention.best_step())
+
+    def _give_up(self, step: int, failure: str) -> None:
+        """Says what happens now; raises DiskFailure where it was one failure too many."""
+        if self._team.writes:
+            self.store.abandon(step)
+        self._num_failures += 1
+        left = SAVE_FAILURES_ALLOWED - self._num_failures
+        logger.error("Checkpoint %d was not written: %s", step, failure)
+        if left <= 0 or self._trainer._ext_stopper.reason is not None:
+            raise DiskFailure(f"{self._num_failures} checkpoint(s) in a row were not written: {failure}")
+        before = "no checkpoint was saved yet" if self.saved_step is None else f"checkpoint-{self.saved_step} is valid"
+        logger.error("Training goes on; %s. %d more such failure(s) end it.", before, left)
+
+    def describe_failure(self, error: Exception) -> str:
+        """What the disk refused, with bytes needed and free, and what to do."""
+        return describe_failure(error, self.store.folder, self.retention.sizes().full_bytes)
+
+    # --- what must not be saved -------------------------------------------------------------------------------------
+
+    def is_staged(self, folder: Path) -> bool:
+        """Whether a model that is written to `folder` is a checkpoint's."""
+        return self.staging_root is not None and folder.is_relative_to(self.staging_root)
+
+    def last_good(self) -> str:
+        """What is left to continue from, for messages."""
+        step = self.saved_step
+        return "no checkpoint was saved" if step is None else f"checkpoint-{step} is the last good one"
+
+    def check_finite(self, with_optimizer: bool = False) -> None:
+        """Raises NotFiniteError if a trainable weight, or optimizer state, is NaN or infinite.
+
+        Cost: one pass over them and one device synchronisation.
+        """
+        trainer, backend = self._trainer, self._trainer._ext_backend
+        tensors = [(name, own_part(p)) for name, p in trainer.model.named_parameters() if p.requires_grad]
+        if with_optimizer and not (backend.is_zero or trainer.args.save_only_model):
+            tensors += _optimizer_tensors(trainer.optimizer, trainer.model.named_parameters())
+        names = not_finite(tensors)
+        if backend.is_spread:  # each process looked at its part
+            count = torch.tensor(len(names), device=trainer.accelerator.device)
+            names = names or (["in another process's part"] if trainer.accelerator.reduce(count).item() else [])
+        if not names:
+            return
+        raise NotFiniteError(
+            f"{len(names)} of the weights and optimizer states are NaN or infinite at step {trainer.state.global_step} "
+            f"(first: {names[0]}); {self.last_good()}. "
+            "Nothing was overwritten. Usual causes: a learning rate that is too high, labels that are not finite, "
+            "float16 without loss scaling. Continue with --resume auto --allow_changed learning_rate and a lower rate."
+        )
+
+
+def _optimizer_tensors(
+    optimizer: Any, named_parameters: Iterable[tuple[str, torch.Tensor]]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every tensor of an optimizer's state, as "exp_avg of head.weight"."""
+    known = {id(parameter): name for name, parameter in named_parameters}
+    owners = [known.get(id(parameter)) for group in optimizer.param_groups for parameter in group["params"]]
+    for index, states in optimizer.state_dict()["state"].items():
+        for key, value in states.items():
+            if isinstance(value, torch.Tensor):
+                yield f"{key} of {owners[index]}", value

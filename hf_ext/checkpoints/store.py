@@ -1,0 +1,512 @@
+"""The checkpoints of a folder: staged, committed by one rename, verified before use, deleted by their own run alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import logging
+import os
+import re
+import stat
+import threading
+import uuid
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..disk import follow_umask, remove, remove_folder, sync, used_bytes
+from ..errors import CheckpointError, FolderError
+from .manifest import MANIFEST, MANIFEST_DRAFT, PROGRESS, FileRecord, Manifest, check_files, hash_file, is_plain
+from .run_lock import find_other_run
+from .weights import TRAINABLE
+
+CHECKPOINT_NAME = re.compile(r"checkpoint-(0|[1-9][0-9]*)")
+STAGING = ".staging"  # folder
+_TRASH_NAME = re.compile(r"\.trash-checkpoint-(0|[1-9][0-9]*)(?:-[0-9]+)?")
+# What stock Trainer never writes: where the manifest was lost, one of these shows that there was one.
+_OUR_FILES = (PROGRESS, TRAINABLE)
+# Where a resumed run looks first: what others put there stays unlisted, and is refused or not read.
+_RESERVED = frozenset({TRAINABLE, "optimizer.pt", "scheduler.pt", "trainer_state.json"})
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A committed checkpoint: its folder, and the manifest as it was when this was made."""
+
+    path: Path
+    manifest: Manifest
+
+    @property
+    def step(self) -> int:
+        return self.manifest.step
+
+    @property
+    def run_id(self) -> str:
+        return self.manifest.run_id
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes allocated on disk now. Cost: one stat per file."""
+        return used_bytes(self.path)
+
+    @property
+    def stripped(self) -> tuple[str, ...]:
+        """Files that `CheckpointStore.strip` dropped, without which training cannot continue."""
+        names = self.manifest.facts.get("stripped")
+        return tuple(n for n in names if isinstance(n, str) and is_plain(n)) if isinstance(names, list) else ()
+
+
+def is_folder(path: Path) -> bool:
+    """Whether `path` is a real folder rather than a link to one."""
+    return path.is_dir() and not path.is_symlink()
+
+
+def is_ours(folder: Path) -> bool:
+    """Whether hf_ext wrote this checkpoint, damaged or not: by its manifest, or by files that only hf_ext writes."""
+    return os.path.lexists(folder / MANIFEST) or any((folder / name).exists() for name in _OUR_FILES)
+
+
+def check_unlisted(stored: Stored) -> None:
+    """Refuses weights and states that were put into a verified checkpoint later: Trainer might read them.
+
+    Raises:
+        CheckpointError: there are such files.
+    """
+    for path in sorted(stored.path.rglob("*")):
+        name = path.relative_to(stored.path).as_posix()
+        if path.suffix in (".safetensors", ".bin", ".pt", ".pth") and name not in stored.manifest.files:
+            raise CheckpointError(f"{path}: not in its manifest, so it was put there later. Remove it.")
+
+
+def read_stored(folder: Path, step: int) -> Stored | None:
+    """The checkpoint of `step` in a real folder with a sound manifest, else None. Files are not verified."""
+    if not is_folder(folder):
+        return None
+    try:
+        manifest = Manifest.read(folder)
+    except CheckpointError:
+        return None
+    return Stored(folder, manifest) if manifest.step == step else None
+
+
+def verify(folder: Path, step: int | None = None) -> tuple[Stored | None, list[str]]:
+    """The checkpoint in `folder` if every byte is as its manifest says, and what is wrong otherwise, one line each.
+
+    Args:
+        step: which step it should be; None takes the manifest's.
+
+    Cost: reads every file, see `hash_file`.
+    """
+    try:
+        manifest = Manifest.read(folder)
+    except CheckpointError as error:
+        return None, [str(error)]
+    wrong = step is not None and manifest.step != step
+    problems = [f"{MANIFEST}: expected step {step}, found step {manifest.step}"] if wrong else []
+    problems += check_files(folder, manifest)
+    return (None, problems) if problems else (Stored(folder, manifest), [])
+
+
+class CheckpointStore:
+    """Checkpoints `checkpoint-<step>` in one folder, for the main process of one run.
+
+    A checkpoint is staged beside its place, hashed, synced and renamed, so that under its name it is whole or absent,
+    whatever kills the process or the machine. Nothing is deleted but checkpoints with this run's manifest; what does
+    not verify or stands in the way is renamed. Order is by step, never by file times.
+
+    Args:
+        folder: where the checkpoints are; created with the first one.
+        run_id: identity of the run; a new one if None.
+
+    Cost of a commit beyond writing: one hash and one fsync per file, four at a time.
+    """
+
+    empties_trash = False  # files are emptied before they are removed: a Drive keeps, and counts, what it removes
+
+    def __init__(self, folder: str | os.PathLike[str], run_id: str | None = None):
+        self.folder = Path(folder).absolute()
+        self.run_id = run_id or uuid.uuid4().hex
+        self._pins: Counter[int] = Counter()
+        self._lock = threading.RLock()
+
+    def adopt(self, run_id: str) -> None:
+        """Goes on as the run `run_id`: its checkpoints are now this store's. For a resumed run, before it saves."""
+        self.run_id = run_id
+
+    # --- looking ----------------------------------------------------------------------------------------------------
+
+    def path(self, step: int) -> Path:
+        """Where checkpoint `step` is, once it is committed."""
+        return self.folder / f"checkpoint-{step}"
+
+    def staging_path(self, step: int) -> Path:
+        """Where checkpoint `step` is being written between `stage` and `commit`; for processes other than the main."""
+        return self.folder / STAGING / f"checkpoint-{step}"
+
+    def locate(self, step: int | None) -> Path | None:
+        """Where checkpoint `step` stands; None where it stands nowhere."""
+        return self.path(step) if step is not None and self.path(step).is_dir() else None
+
+    def has(self, checkpoint: Path) -> bool:
+        """Whether a checkpoint is in a folder of this run."""
+        return checkpoint.resolve().parent == self.folder.resolve()
+
+    def checkpoints(self) -> list[Stored]:
+        """This run's checkpoints by step, ascending. Files are not verified. Cost: reads the manifests."""
+        found = (read_stored(path, step) for step, path in self._numbered(CHECKPOINT_NAME))
+        return [stored for stored in found if stored and stored.run_id == self.run_id]
+
+    def find_newest(self) -> Stored | None:
+        """The checkpoint of the highest step, of any run, whose manifest and every file verify; None without one.
+
+        Newer ones of hf_ext that do not verify are set aside, with a warning each; newer stripped ones, from which
+        training cannot continue, are passed over with a warning. Folders that hf_ext did not write are left alone,
+        with one warning. Cost: reads the files of one checkpoint, more where that is damaged.
+        """
+        numbered = self._numbered(CHECKPOINT_NAME)
+        foreign = [path for _, path in numbered if not is_folder(path) or not is_ours(path)]
+        if foreign:
+            logger.warning(
+                "Not written by hf_ext, links, or not readable, and left alone: %s. To continue from one of them, name "
+                "it: --resume_from_checkpoint PATH.",
+                ", ".join(str(path) for path in foreign),
+            )
+        for step, path in reversed(numbered):
+            if path in foreign:
+                continue
+            stored, problems = verify(path, step)
+            if stored and not stored.stripped:
+                return stored
+            if stored:
+                logger.warning("%s is passed over: %s were dropped from it.", path, ", ".join(stored.stripped))
+                continue
+            try:
+                moved = self._rename(path, f"damaged-{path.name}")
+                text = f"{path} does not verify and is now {moved.name}"
+            except OSError as error:
+                text = f"{path} is damaged and could not be renamed ({error})"
+            logger.warning("%s:\n  %s", text, "\n  ".join(problems))
+        return None
+
+    def open(self, path: str | os.PathLike[str]) -> Stored | None:
+        """A checkpoint named by the user; None for one of stock Trainer, which nothing can verify.
+
+        Raises:
+            CheckpointError: no such folder, or it does not verify; names every problem.
+        """
+        folder = Path(path).resolve()
+        if not folder.is_dir():
+            raise CheckpointError(
+                f"{path}: expected a checkpoint folder, found {'a file' if folder.exists() else 'nothing'}."
+            )
+        if not is_ours(folder):
+            return None
+        numbered = CHECKPOINT_NAME.fullmatch(folder.name)  # the user may have renamed it
+        stored, problems = verify(folder, int(numbered[1]) if numbered else None)
+        if stored is None:
+            raise CheckpointError(
+                f"{path} does not verify; resume from another checkpoint:\n  " + "\n  ".join(problems)
+            )
+        return stored
+
+    # --- writing ----------------------------------------------------------------------------------------------------
+
+    def stage(self, step: int) -> Path:
+        """An empty folder to write checkpoint `step` into: files and folders, no links. Then `commit` or `abandon` it.
+
+        Raises:
+            FolderError: another process's run holds the folder.
+            OSError: the folder cannot be made.
+        """
+        path = self.staging_path(step)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if other := find_other_run(self.folder):
+            raise FolderError(other)
+        path.parent.mkdir(exist_ok=True)
+        _clear(path)
+        path.mkdir()
+        return path
+
+    def commit(self, step: int, epoch: float, facts: dict[str, Any]) -> Stored:
+        """Makes what was staged the checkpoint of its step; when it returns, a power cut does not undo it.
+
+        Args:
+            epoch: epochs done, as in `TrainerState`.
+            facts: JSON-able; what a resumed run should know.
+
+        Raises:
+            OSError: hashing, syncing or renaming failed; `abandon` then, the checkpoints that stand are untouched.
+            CheckpointError: there is a link.
+        """
+        staged = self.staging_path(step)
+        names = sorted(_list_files(staged))
+        # Four, so that two large files, weights and optimizer, are hashed while files wait for the disk.
+        with ThreadPoolExecutor(4, thread_name_prefix="checkpoint-hash") as pool:
+            files = dict(zip(names, pool.map(_seal, [staged / name for name in names])))
+        for folder in {staged / Path(name).parent for name in names} - {staged}:
+            sync(folder)
+        Manifest(self.run_id, step, float(epoch), facts, files).write(staged)
+        return self.publish(step)
+
+    def publish(self, step: int) -> Stored:
+        """Gives what was staged, its manifest included, the name of its checkpoint. Raises as `commit`."""
+        target = self.path(step)
+        self.make_way(step)
+        os.rename(self.staging_path(step), target)
+        sync(self.folder)
+        self._tidy_staging()
+        return Stored(target, Manifest.read(target))
+
+    def abandon(self, step: int) -> None:
+        """Removes what was staged. What cannot be removed is warned of."""
+        path = self.staging_path(step)
+        try:
+            remove_folder(path)
+        except OSError as error:
+            logger.warning("%s could not be removed: %s. The next start removes it.", path, error.strerror)
+        self._tidy_staging()
+
+    def take_in(self, step: int) -> None:
+        """Makes what others wrote into this run's checkpoint `step` since its commit part of it.
+
+        So a user's `_save_checkpoint`, or a callback's `on_save`. Links are left alone: a checkpoint vouches for bytes.
+        Cost: a stat per file; what was written is hashed and synced.
+
+        Raises:
+            OSError: the disk refuses; the checkpoint is as it was committed.
+        """
+        with self._lock:
+            stored = self._find(step)
+            if stored is None:
+                return
+            known, sealed = stored.manifest.files, (stored.path / MANIFEST).stat().st_ctime_ns
+            found = _list_files(stored.path, skips_links=True)
+            written = [n for n in sorted(found) if n not in known or found[n].st_ctime_ns >= sealed]
+            files = {**known, **{n: _seal(stored.path / n) for n in written if n not in _RESERVED}}
+            if files != known:
+                for folder in {(stored.path / name).parent for name in written}:
+                    sync(folder)
+                dataclasses.replace(stored.manifest, files=dict(sorted(files.items()))).write(stored.path)
+                logger.info("%s: %s of others are part of it now.", stored.path, ", ".join(written))
+
+    # --- copies, of which a store on one disk has none ----------------------------------------------------------------
+
+    def begin_copies(self, best_step: int | None) -> None:
+        """After a save; see `MirroredStore`."""
+
+    def finish_copies(self, best_step: int | None) -> str | None:
+        """At the end of a run: what is not copied, and why, as a sentence, or None; see `MirroredStore`."""
+        return None
+
+    # --- moving out of the way --------------------------------------------------------------------------------------
+
+    def make_way(self, step: int) -> None:
+        """Renames what stands at `checkpoint-<step>`, which a run saves once, to `previous-checkpoint-<step>`.
+
+        Raises:
+            OSError: it cannot be renamed.
+        """
+        path = self.path(step)
+        if os.path.lexists(path):
+            moved = self._rename(path, f"previous-{path.name}")
+            logger.warning("%s was in the way of this run's checkpoint and is now %s.", path, moved.name)
+
+    def set_aside_after(self, step: int) -> None:
+        """Renames hf_ext's checkpoints above `step` to `previous-checkpoint-<step>`.
+
+        For a run that starts, or resumes from an older checkpoint: it is another branch, and what is newer, also of
+        other runs, would be taken for its newest.
+
+        Raises:
+            OSError: one cannot be renamed.
+        """
+        newer = [(n, path) for n, path in self._numbered(CHECKPOINT_NAME) if n > step and read_stored(path, n)]
+        moved = [self._rename(path, f"previous-{path.name}") for _, path in newer]
+        if moved:
+            names = ", ".join(path.name for path in moved)
+            begins = "begins anew" if step < 0 else f"goes on from step {step}"
+            logger.warning("%s: this run %s; what was saved beyond is now %s.", self.folder, begins, names)
+
+    # --- deleting ---------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def pinned(self, step: int) -> Iterator[None]:
+        """While a checkpoint is uploaded or copied: `delete` and `strip` of it are refused."""
+        with self._lock:
+            self._pins[step] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._pins[step] -= 1
+
+    def is_pinned(self, step: int) -> bool:
+        """Whether checkpoint `step` is being uploaded or copied."""
+        return self._pins[step] > 0
+
+    def delete(self, step: int) -> bool:
+        """Deletes this run's checkpoint `step`; False, and its room not free, where it is pinned or not this run's.
+
+        Where the disk refuses, that is a warning and False; `sweep` tries again.
+        """
+        with self._lock:
+            stored = self._find(step)
+            if stored is None or self._pins[step]:
+                return False
+            try:
+                trash = self._rename(stored.path, f".trash-{stored.path.name}")
+            except OSError as error:
+                logger.warning("%s could not be deleted: %s.", stored.path, error.strerror)
+                return False
+        return self._remove_trash(trash)
+
+    def strip(self, step: int, names: Sequence[str]) -> bool:
+        """Drops files, such as the optimizer's, from this run's checkpoint `step`; True when they are gone.
+
+        The manifest is rewritten first and lists all that were ever dropped in `facts["stripped"]`. False where the
+        checkpoint is pinned or not this run's; where the disk refuses, with a warning.
+        """
+        with self._lock:
+            stored = self._find(step)
+            if stored is None or self._pins[step]:
+                return False
+            manifest = stored.manifest
+            dropped = {name for name in names if name in manifest.files}
+            files = {name: record for name, record in manifest.files.items() if name not in dropped}
+            facts = {**manifest.facts, "stripped": sorted({*dropped, *stored.stripped})}
+            try:
+                if dropped:
+                    dataclasses.replace(manifest, facts=facts, files=files).write(stored.path)
+                _tidy(stored.path, step)
+            except OSError as error:
+                logger.warning("%s could not be stripped: %s.", stored.path, error.strerror)
+                return False
+        return True
+
+    def sweep(self) -> None:
+        """Finishes what a killed process left half done; at start, before the first `stage`.
+
+        A staged checkpoint that is complete is committed, any other is removed, unless another run holds the folder.
+        Deletions go on. What the disk refuses is warned of.
+        """
+        kinds = (
+            (self.folder / STAGING, CHECKPOINT_NAME, self._sweep_staged),
+            (self.folder, _TRASH_NAME, self._sweep_trash),
+            (self.folder, CHECKPOINT_NAME, _tidy),
+        )
+        for folder, pattern, clear in kinds:
+            for step, path in self._numbered(pattern, folder):
+                try:
+                    clear(path, step)
+                except OSError as error:
+                    logger.warning("%s could not be cleared: %s.", path, error.strerror)
+        self._tidy_staging()
+
+    def _sweep_staged(self, path: Path, step: int) -> None:
+        if find_other_run(self.folder):
+            return
+        # The manifest is written last, so with one the killed process had finished but for the rename.
+        if is_folder(path) and not os.path.lexists(self.path(step)) and verify(path, step)[0]:
+            os.rename(path, self.path(step))
+            sync(self.folder)
+            logger.info("%s was complete when its process was killed, and is now committed.", self.path(step))
+        else:
+            _clear(path)
+
+    def _sweep_trash(self, trash: Path, step: int) -> None:
+        # A deletion takes the manifest last: files without one were put there by someone else.
+        if read_stored(trash, step) or (is_folder(trash) and not any(trash.iterdir())):
+            self._remove_trash(trash)
+        else:
+            logger.warning("%s is not a deleted checkpoint of hf_ext and is left alone.", trash)
+
+    def _remove_trash(self, trash: Path) -> bool:
+        """Deletes a renamed checkpoint; False, with a warning, where the disk refuses."""
+        try:
+            for name in _list_files(trash, skips_links=True) if self.empties_trash else ():
+                os.truncate(trash / name, 0)
+            remove_folder(trash, last=MANIFEST)
+        except OSError as error:
+            logger.warning("%s could not be deleted: %s. The next start tries again.", trash, error.strerror)
+            return False
+        return True
+
+    # --- folders ----------------------------------------------------------------------------------------------------
+
+    def _tidy_staging(self) -> None:
+        with suppress(OSError):  # another checkpoint is in it, or it is not there
+            (self.folder / STAGING).rmdir()
+
+    def _numbered(self, pattern: re.Pattern[str], folder: Path | None = None) -> list[tuple[int, Path]]:
+        """What in a folder, the store's own for None, has a name of this form, as (step, path), by step."""
+        folder = folder or self.folder
+        try:
+            names = os.listdir(folder)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        return sorted((int(found[1]), folder / name) for name in names if (found := pattern.fullmatch(name)))
+
+    def _find(self, step: int) -> Stored | None:
+        stored = read_stored(self.path(step), step)
+        return stored if stored and stored.run_id == self.run_id else None
+
+    def _rename(self, path: Path, name: str) -> Path:
+        """Gives `path` that name, or, where it is taken, the name with -2, -3, ... behind; waits for the disk."""
+        names = itertools.chain([name], (f"{name}-{n}" for n in itertools.count(2)))
+        target = next(path.parent / name for name in names if not os.path.lexists(path.parent / name))
+        os.rename(path, target)
+        sync(path.parent)
+        return target
+
+
+def _seal(path: Path) -> FileRecord:
+    """Waits until a file is on the disk, and hashes it."""
+    follow_umask(path)
+    sync(path)
+    return hash_file(path)
+
+
+def _clear(path: Path) -> None:
+    """Removes a folder, or whatever has its name."""
+    if is_folder(path):
+        remove_folder(path)
+    else:
+        remove(path)
+
+
+def _tidy(folder: Path, step: int) -> None:
+    """Removes from a checkpoint what a killed commit or `strip` left. Raises OSError where the disk refuses."""
+    stored = read_stored(folder, step)
+    if stored is None:
+        return
+    remove(folder / MANIFEST_DRAFT)
+    for name in stored.stripped:
+        inside = (folder / name).parent.resolve() == (folder.resolve() / name).parent
+        if name not in stored.manifest.files and inside:
+            remove(folder / name)
+
+
+def _list_files(folder: Path, skips_links: bool = False) -> dict[str, os.stat_result]:
+    """Files below `folder` by relative name, but for the manifest.
+
+    Raises:
+        CheckpointError: there are links or devices, unless `skips_links`.
+    """
+    found = {}
+    for path in folder.rglob("*"):
+        name = path.relative_to(folder).as_posix()
+        try:
+            status = path.lstat()
+        except FileNotFoundError:  # a temporary file of another process, renamed meanwhile
+            continue
+        if stat.S_ISREG(status.st_mode):
+            found[name] = status
+        elif not stat.S_ISDIR(status.st_mode) and not skips_links:
+            raise CheckpointError(f"{path}: a checkpoint holds files and folders only, no links or devices.")
+    return {name: status for name, status in found.items() if name not in (MANIFEST, MANIFEST_DRAFT)}

@@ -1,0 +1,313 @@
+"""What a checkpoint holds of the model where stock Trainer would write too much, or could not read it back.
+
+| model | files beside its configuration |
+|---|---|
+| `AffinityModel`, `PreTrainedModel`, any other module | `model.safetensors`, in the names of the modules |
+| `PeftModel` | `adapter_model.safetensors` per adapter, with what the user let train beside it |
+| from a pretrained base, half of its bytes or more frozen | `trainable.safetensors`: what trains, and buffers |
+
+Frozen weights that are not stored are known by their hash (`frozen.json`). `trainable.safetensors` alone is not a
+model: `from_pretrained` finds no weights in such a folder and refuses it, instead of filling the rest at random.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel
+from peft.utils.save_and_load import get_peft_model_state_dict, set_peft_model_state_dict
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers import PreTrainedModel
+
+from ..errors import CheckpointError
+from ..models.affinity import AffinityModel
+from ..models.configuration import AffinityConfig
+from ..models.quantization import quantized_weights
+from .manifest import read_json
+
+TRAINABLE, FROZEN = "trainable.safetensors", "frozen.json"
+MODEL, ADAPTER = "model.safetensors", "adapter_model.safetensors"
+SLACK_BYTES = 32 * 1024  # a model card, an adapter's configuration, generation settings, an index
+HEADER_BYTES = 160  # safetensors' description of one tensor, without its name
+
+# Entries that a pretrained base may lack: adapters, and modules that are made at random where it has none. Frozen or
+# not, they are small, and would hash differently under every seed; so they are stored.
+BESIDE_BASE = re.compile(r"(^|\.)(lora_\w+|contact_head|pooler|original_module)\.")
+_ROUNDED = (torch.bfloat16, torch.float16, torch.int8)
+
+
+# --- which entries --------------------------------------------------------------------------------------------------
+
+
+def stores_part(model: Any) -> bool:
+    """Whether only what trains is stored: there is a base to take the rest from, and the rest is most of the model."""
+    if not isinstance(model, PreTrainedModel) or (isinstance(model, AffinityModel) and not model.config.save_full):
+        return False
+    if not read_base(model)["name_or_path"] and not isinstance(model, AffinityModel):
+        return False
+    parameters = list(model.parameters())
+    frozen = sum(parameter.nbytes for parameter in parameters if not parameter.requires_grad)
+    return 0 < sum(parameter.nbytes for parameter in parameters) <= 2 * frozen
+
+
+def read_base(model: Any) -> dict[str, Any]:
+    """Where frozen weights came from: Hub id or folder ("" for a model made from its configuration) and commit."""
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    revision = getattr(getattr(base, "config", None), "_commit_hash", None)
+    return {"name_or_path": str(getattr(base, "name_or_path", "") or ""), "revision": revision}
+
+
+def frozen_entries(model: Any) -> dict[str, torch.Tensor]:
+    """Entries of the state dict that never train, by name; layers in 8 or 4 bits by what they were made from."""
+    state = {**model.state_dict(keep_vars=True), **quantized_weights(model)}
+    never_train = {name: p for name, p in state.items() if isinstance(p, nn.Parameter) and not p.requires_grad}
+    return {name: parameter for name, parameter in never_train.items() if not BESIDE_BASE.search(name)}
+
+
+def stored_entries(model: Any) -> dict[str, torch.Tensor]:
+    """The others: what `trainable.safetensors` holds."""
+    frozen = frozen_entries(model)
+    return {name: tensor for name, tensor in model.state_dict(keep_vars=True).items() if name not in frozen}
+
+
+# --- writing --------------------------------------------------------------------------------------------------------
+
+
+def save_weights(model: Any, folder: Path, state_dict: dict[str, Any] | None = None) -> None:
+    """Writes all weights and the configuration of a `PreTrainedModel` or `PeftModel`, as for a model folder.
+
+    Args:
+        state_dict: whole weights where they are spread over processes.
+    """
+    if isinstance(model, PeftModel):
+        model.save_pretrained(str(folder), state_dict=state_dict)
+        _add_unfrozen(model, folder, state_dict)
+    else:
+        # transformers 5.24 writes ESM's LayerNorms as gamma/beta, which `Trainer`'s raw `load_state_dict` then drops
+        # (https://github.com/huggingface/transformers/issues/43701). Remove when a resumed ESM keeps its LayerNorms.
+        model.save_pretrained(str(folder), state_dict=state_dict, save_original_format=False)
+
+
+def save_checkpoint_weights(model: Any, folder: Path, state_dict: dict[str, Any] | None = None) -> None:
+    """The same for a checkpoint: without what is frozen, of which it holds the hash; see this module's table.
+
+    Cost: what is stored is written once; the first time also hashes what a checkpoint leaves out, 1 s per GB and core.
+    """
+    if stores_part(model):
+        folder.mkdir(parents=True, exist_ok=True)
+        model.config.save_pretrained(folder)
+        _write_tensors(stored_entries(model), folder / TRAINABLE)
+    elif isinstance(model, PeftModel):
+        # PEFT's own "auto" asks the Hub on every save whether the vocabulary has grown.
+        settings: dict[str, Any] = {"save_embedding_layers": False}
+        model.save_pretrained(str(folder), state_dict=state_dict, **settings)
+        _add_unfrozen(model, folder, state_dict)
+    else:
+        save_weights(model, folder, state_dict)
+        return
+    content = {"format": 1, **read_base(model), **_describe_frozen(model)}
+    (folder / FROZEN).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def _add_unfrozen(model: PeftModel, folder: Path, state_dict: dict[str, Any] | None) -> None:
+    """Weights that the user let train beside the adapters: PEFT leaves them out of its files, and reads them there.
+
+    Under their own names, as PEFT itself adds embeddings.
+    """
+    state = model.state_dict()
+    written = {id(t) for a in model.peft_config for t in get_peft_model_state_dict(model, state, a).values()}
+    # What is outside of the base trains to make what PEFT stores: the encoder of prompts.
+    names = [n for n, p in model.named_parameters() if p.requires_grad and n.startswith("base_model.")]
+    entries = {name: (state_dict or state)[name] for name in sorted(names) if id(state.get(name)) not in written}
+    for path in folder.rglob(ADAPTER) if entries else ():
+        _write_tensors({**entries, **_read_tensors(path)}, path)
+
+
+def _write_tensors(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
+    """As safetensors, which takes no storage twice; of names for the same tensor, the first."""
+    save_file({n: t.detach().clone().contiguous() for n, t in _once(tensors).items()}, path, metadata={"format": "pt"})
+
+
+def _once(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """`tensors`, of a state dict with `keep_vars`, without further names for one that is there (tied weights)."""
+    first: dict[int, str] = {}
+    for name, tensor in tensors.items():
+        first.setdefault(id(tensor), name)
+    return {name: tensors[name] for name in first.values()}
+
+
+# --- frozen weights -------------------------------------------------------------------------------------------------
+
+
+def keep_source_digests(model: Any) -> None:
+    """Hashes frozen weights before they are rounded, so that checkpoints know them by what they were made from.
+
+    Cost: about 1 s per GB and core.
+    """
+    model._source_digests = _describe_frozen(model)["tensors"]
+
+
+def _describe_frozen(model: Any) -> dict[str, Any]:
+    """sha256 of each frozen tensor and over all of them, their number and bytes. Kept on the model until one changes.
+
+    Cost: reads every byte once, about 1 s per GB and core; a change through `.data` is not noticed.
+    """
+    tensors = _once(frozen_entries(model))
+    key = [(name, id(tensor), tensor.data_ptr(), tensor._version) for name, tensor in tensors.items()]
+    kept = getattr(model, "_frozen_description", None)
+    if kept and kept[0] == key:
+        return kept[1]
+    # Of weights that were rounded in memory, those of what they were rounded from.
+    sources = getattr(model, "_source_digests", {})
+    rounded = {name: sources[name] for name, t in tensors.items() if name in sources and t.dtype in _ROUNDED}
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        digests = dict(zip(tensors, pool.map(lambda name: rounded.get(name) or _digest(tensors[name]), tensors)))
+    description = {
+        "sha256": hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest(),
+        "num_tensors": len(tensors),
+        "num_bytes": sum(tensor.nbytes for tensor in tensors.values()),
+        "tensors": digests,
+    }
+    model._frozen_description = (key, description)
+    return description
+
+
+def _digest(tensor: torch.Tensor) -> str:
+    digest = hashlib.sha256(f"{tensor.dtype}{[*tensor.shape]}".encode())
+    digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _check_frozen(model: Any, folder: Path) -> None:
+    """Refuses frozen weights that are not those that the checkpoint was trained on."""
+    saved, now = read_json(folder / FROZEN), _describe_frozen(model)
+    if saved.get("sha256") == now["sha256"]:
+        return
+    before = saved.get("tensors")
+    if not isinstance(before, dict):
+        raise CheckpointError(f"{folder / FROZEN}: no hashes of tensors in it; it is damaged.")
+    others = [name for name, digest in now["tensors"].items() if before.get(name) != digest]
+    others += [name for name in before if name not in now["tensors"]]
+    base = f"{saved.get('name_or_path') or 'unknown'}@{saved.get('revision') or 'no revision'}"
+    raise CheckpointError(
+        f"{folder} was trained on frozen weights with sha256 {saved.get('sha256')}, those of this model hash to "
+        f"{now['sha256']}; different: {_name_some(others)}. Nothing was loaded. The checkpoint does not hold them: "
+        f"build the model on the same base ({base}), with the same seed if parts of it are made at random."
+    )
+
+
+# --- loading --------------------------------------------------------------------------------------------------------
+
+
+def load_weights(model: Any, folder: Path) -> bool:
+    """Loads the weights of a checkpoint, also of stock Trainer; False, and nothing done, where they lie elsewhere.
+
+    What stock Trainer would go on without is refused, and it could not read what trains of a model that is mostly
+    frozen, nor ESM under the names of its original format, which a stock run has written; of adapters it would also
+    take those that others put into folders of the checkpoint. Frozen weights are compared with the checkpoint's.
+
+    Raises:
+        CheckpointError: they are others, or entries are missing, unexpected or of another shape.
+    """
+    if (folder / FROZEN).is_file():
+        _check_frozen(model, folder)
+    try:
+        is_loaded = _load(model, folder)
+    except RuntimeError as error:  # of torch, which names tensors of another size
+        raise CheckpointError(f"{folder} does not fit this model: {error}") from error
+    config = folder / "config.json"
+    if isinstance(model, AffinityModel) and config.is_file():  # the scale that its head was trained with
+        saved = read_json(config)
+        for name in ("label_mean", "label_std", "is_scaled"):  # a configuration leaves out what is as the class has it
+            setattr(model.config, name, saved.get(name, getattr(AffinityConfig, name)))
+    return is_loaded
+
+
+def _load(model: Any, folder: Path) -> bool:
+    if (folder / TRAINABLE).is_file():
+        outcome = model.load_state_dict(_read_tensors(folder / TRAINABLE), strict=False)
+        _check_loaded(model, folder, outcome, stored_entries(model))
+        return True
+    if isinstance(model, PeftModel):
+        files = {name: (folder if name == "default" else folder / name) / ADAPTER for name in model.peft_config}
+        if not all(path.is_file() for path in files.values()):
+            return False
+        for adapter, path in files.items():
+            outcome = set_peft_model_state_dict(model, _read_tensors(path), adapter_name=adapter)
+            _check_loaded(model, folder, outcome, [name for name in model.state_dict() if f".{adapter}." in name])
+        return True
+    if not (folder / MODEL).is_file():
+        return False
+    known = model.state_dict()
+    tensors = {n if n in known else _modern(n): t for n, t in _read_tensors(folder / MODEL).items()}
+    _check_loaded(model, folder, model.load_state_dict(tensors, strict=False), known)
+    return True
+
+
+def _check_loaded(model: Any, folder: Path, outcome: Any, required: Any) -> None:
+    """Refuses what `load_state_dict` took in part: `required` are names that must have been there."""
+    missing, unexpected = getattr(outcome, "missing_keys", ()), getattr(outcome, "unexpected_keys", ())
+    state = model.state_dict(keep_vars=True)
+    loaded = {id(tensor) for name, tensor in state.items() if name not in missing}
+    ignored = getattr(model, "_keys_to_ignore_on_save", None) or ()
+    # One that is tied to another was there under the other's name.
+    lacking = [n for n in missing if n in required and n not in ignored and id(state[n]) not in loaded]
+    if lacking or unexpected:
+        problems = [f"missing: {_name_some(lacking)}"] if lacking else []
+        problems += [f"not in this model: {_name_some(list(unexpected))}"] if unexpected else []
+        raise CheckpointError(
+            f"{folder} does not fit this model.\n  " + "\n  ".join(problems) + "\nBuild the model with the arguments "
+            "that the checkpoint was trained with: same class, sizes, and parts that train."
+        )
+
+
+def _read_tensors(path: Path) -> dict[str, torch.Tensor]:
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise CheckpointError(f"{path}: damaged, not a safetensors file ({error}).") from error
+
+
+def _modern(name: str) -> str:
+    """What an entry of ESM in its original format is called here."""
+    for old, new in (("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias")):
+        name = name.removesuffix(old) + new if name.endswith(old) else name
+    return re.sub(r"encoder\.layer\.(\d+|\*)\.attention\.self\.rotary_embeddings\.", "rotary_embeddings.", name)
+
+
+def _name_some(names: list[str]) -> str:
+    """The first names, and how many there are."""
+    return f"{', '.join(names[:5])}{', ...' if len(names) > 5 else ''} ({len(names)} in all)"
+
+
+# --- sizes ----------------------------------------------------------------------------------------------------------
+
+
+def weights_bytes(model: Any) -> int:
+    """Upper bound of the bytes of weights in a checkpoint. Cost: none; nothing is hashed."""
+    is_part = isinstance(model, PeftModel) or stores_part(model)
+    entries = _once(stored_entries(model) if is_part else model.state_dict(keep_vars=True))
+    total = sum(len(name) + HEADER_BYTES + tensor.nbytes for name, tensor in entries.items())
+    if is_part:
+        total += sum(len(name) + HEADER_BYTES for name in frozen_entries(model))  # their hashes
+    config: Any = getattr(model, "config", None)
+    if hasattr(config, "to_json_string"):
+        total += len(config.to_json_string(use_diff=False).encode())
+    return total + SLACK_BYTES * (1 + len(getattr(model, "peft_config", None) or ()))
+
+
+def export_bytes(model: Any) -> int:
+    """Upper bound of the bytes of what `Trainer.save_model` writes: frozen weights too, but for adapters."""
+    if isinstance(model, PeftModel) or not stores_part(model):
+        return weights_bytes(model)
+    return weights_bytes(model) + sum(tensor.nbytes for tensor in _once(frozen_entries(model)).values())

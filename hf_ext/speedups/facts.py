@@ -1,0 +1,83 @@
+"""What decisions need to know of a model and of training data, read from them; nothing is changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import datasets
+import torch
+
+from ..data.columns import column_names, has_numbered_rows, read_columns, row_lengths
+from ..data.random_states import kept_random_states
+from ..models.blocks import describe_blocks, find_blocks
+from ..models.lora import has_adapters, unwrap_peft
+from ..models.muon import block_matrices, count_rest
+from ..models.packing import find_encoders
+from ..zero import num_elements
+from .base import DataFacts, ModelFacts
+
+PADDING_SAMPLE = 20_000  # rows that the share of padding is estimated from
+
+
+def describe_model(model: Any, pattern: str | None = None) -> ModelFacts:
+    """Names encoder families, frozen inputs and repeated layers (as `find_blocks`), counts parameters in memory."""
+    if model is None:
+        return ModelFacts()
+    frozen = tuple(getattr(model, "frozen_inputs", ()))
+    inputs = getattr(model, "embedding_sizes", {})
+    config = getattr(model, "config", None)
+    specs = getattr(config, "encoder_specs", None)
+    families = {spec.config["model_type"] for spec in specs} if specs else {getattr(config, "model_type", None)}
+    families |= set(getattr(model, "encoder_families", ()))  # of a model that is more than its encoder
+    families |= {encoder.config.model_type for encoder in find_encoders(model)}  # of one around an encoder, too
+    inner = unwrap_peft(model)
+    return ModelFacts(
+        families=tuple(sorted(filter(None, families))),
+        classes=tuple(dict.fromkeys([type(inner).__name__, type(model).__name__])),
+        frozen_inputs=frozen,
+        trains_encoders=len(frozen) < len(inputs) or not inputs,
+        num_parameters=sum(num_elements(p) for p in model.parameters()),
+        num_trainable=sum(num_elements(p) for p in model.parameters() if p.requires_grad),
+        blocks=describe_blocks(find_blocks(model, pattern)),
+        num_block_matrices=len(block_matrices(model, pattern)),
+        muon_leaves=count_rest(model, pattern),
+        has_adapters=has_adapters(model),
+        has_own_decoder=hasattr(model, "encoder_families"),
+    )
+
+
+def describe_data(dataset: Any, collator: Any, args: Any) -> DataFacts:
+    """Row count, distinct inputs, and the padding that random batches would have."""
+    if dataset is None:
+        return DataFacts()
+    if isinstance(dataset, Mapping):  # several, for a data loader of the user's
+        return DataFacts()
+    if not has_numbered_rows(dataset):
+        return DataFacts(streaming=True)
+    if len(dataset) == 0:  # refused where training begins; such a trainer may evaluate
+        return DataFacts()
+    with kept_random_states(dataset):  # of some, the first row is read
+        names = column_names(dataset)
+    inputs = getattr(collator, "columns", {})
+    distinct = {
+        name: len({parts for parts in read_columns(dataset, columns) if any(parts)})
+        for name, columns in inputs.items()
+        if set(columns) <= set(names)
+    }
+    lengths = None
+    if distinct:
+        lengths = row_lengths(dataset, inputs)
+    elif isinstance(dataset, datasets.Dataset) and args.length_column_name in names:
+        lengths = dataset[args.length_column_name][:]
+    padding = None if lengths is None else padding_share(lengths, args.per_device_train_batch_size)
+    return DataFacts(len(dataset), lengths is not None, padding, distinct)
+
+
+def padding_share(lengths: list[int], batch_size: int) -> float:
+    """Share of padding in random batches of `batch_size`, of 20,000 lengths drawn with a seed: files may be sorted."""
+    values = torch.tensor(lengths)
+    shuffled = values[torch.randperm(len(values), generator=torch.Generator().manual_seed(0))[:PADDING_SAMPLE]]
+    batches = shuffled.split(batch_size)
+    padded = sum(int(batch.max()) * len(batch) for batch in batches)
+    return 1 - int(shuffled.sum()) / max(1, padded)

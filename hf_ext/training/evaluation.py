@@ -1,0 +1,412 @@
+"""Cheap evaluations that can be trusted: a fixed subset while training, all rows before anything is decided."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import EarlyStoppingCallback, TrainerCallback
+from transformers.trainer_callback import ExportableState
+from transformers.trainer_utils import EvalLoopOutput
+
+from ..data.random_states import kept_random_states
+from ..errors import ArgumentError
+from ..evaluation.dataset_subset import ChosenRows, choose_rows
+from ..evaluation.row_metrics import RowMetrics
+from ..held import replaced
+from .comparable import Evaluation, check_metric_on_rows, make_comparable, name_undefined
+from .nan_guard import can_be_best
+from .stop import EvaluationGivenUp
+
+FULL_EVERY = 5  # evaluations; the best model so far may owe its subset's score to luck
+FEW_ROWS = 50
+COUNTED = ("subset_rows", "full_rows", "num_evaluations", "num_full", "seconds", "full_s")
+
+logger = logging.getLogger(__name__)
+
+Given = tuple[Any, ...]  # to Trainer's loop, after the loader; the prefix of the metrics' names comes last
+
+
+@dataclass
+class Subset:
+    """The chosen rows of an evaluation set, what they were chosen by, and their loader and that of all rows.
+
+    Loaders are kept, since Accelerate holds on to every loader that it prepared, and so to its persistent workers.
+    """
+
+    dataset: Any
+    settings: tuple[Any, ...]
+    chosen: ChosenRows
+    loader: Any
+    whole: Any = None
+
+
+class Evaluator(TrainerCallback):
+    """Where `eval_subset` is set, evaluations while training look at a fixed subset of each evaluation set.
+
+    A pass over all rows follows when a decision hangs on it: where the subset's `metric_for_best_model` beats the
+    subset's of the best model so far, in every fifth evaluation, and at the end of the run, also where early stopping
+    ends it. `eval_*` are the subset's metrics, always; `eval_full_*` those of all rows (`eval_full_NAME_*` where there
+    are several sets). Only these make a model the best: to Trainer, an evaluation of the subset alone is as good as
+    the best so far. Without `eval_subset` all is as in Trainer, but that only a finite number can be the best.
+
+    It also asks for evaluations every few epochs and at the run's end. Of a stream the subset is kept in memory.
+
+    Args:
+        trainer: the `FastTrainer`.
+        watchers: whose `see(evaluation, metrics)` is called in each evaluation that Trainer's loop asks for; what it
+            returns is logged with it. `state` and `load` put them back where one is given up.
+
+    Attributes:
+        compared: the last evaluation, if its predictions can be compared with those of another step.
+        is_due: whether an evaluation that Trainer's loop asked for is under way.
+
+    Raises (from the constructor):
+        ArgumentError: an argument that does nothing, or `eval_subset` with `dataloader_drop_last` or with an
+            evaluation set called "full".
+    """
+
+    name = "evaluations"
+
+    def __init__(self, trainer: Any, watchers: Iterable[Any] = ()):
+        self._trainer, self._watchers = trainer, tuple(watchers)
+        check_schedule(trainer.args, trainer.eval_dataset)
+        self.compared: Evaluation | None = None
+        self.is_due = False
+        self._subsets: dict[str, Subset] = {}
+        self._at_hand: tuple[str | None, Any] = None, None  # name of the run's own set or None, and the rows
+        self._added: set[str] = set()  # what watchers logged
+        self._left_out: dict[str, Given] = {}  # sets of which only the subset was looked at
+        self._num_begun = 0  # sets
+        self._evaluated_step: int | None = None
+        self._identity = ""  # of the subset that `metric_for_best_model` was last computed on
+        self.load(None)
+
+    # --- counts, for the report and for checkpoints -----------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """Counts and seconds of each set, and what the best model so far scored on which subset."""
+        return {"sets": self._sets, "best_on_subset": self._best_on_subset, "best_is_of": self._best_is_of}
+
+    def load(self, tree: dict[str, Any] | None) -> None:
+        """Goes on from these; None: as before the first evaluation."""
+        tree = tree or {"sets": {}, "best_on_subset": None, "best_is_of": None}
+        self._sets: dict[str, dict[str, float]] = tree["sets"]
+        self._best_on_subset, self._best_is_of = tree["best_on_subset"], tree["best_is_of"]
+
+    def _count(self, name: str, **numbers: float) -> None:
+        counts = self._sets.setdefault(name, dict.fromkeys(COUNTED, 0))
+        for key, number in numbers.items():
+            counts[key] = number if key.endswith("_rows") else counts[key] + number
+
+    def facts(self) -> dict[str, Any]:
+        """Sums over the sets: rows, numbers of evaluations, `seconds`, and `seconds_saved` where that is known."""
+        sets = self._sets.values()
+        facts: dict[str, Any] = {key: sum(one[key] for one in sets) for key in COUNTED[:-1]} if sets else {}
+        if facts:
+            facts["seconds"] = round(facts["seconds"], 3)
+        if facts and not facts["subset_rows"]:
+            del facts["subset_rows"]
+        elif facts and all(one["num_full"] for one in sets):
+            saved = [(one["num_evaluations"] - one["num_full"]) * one["full_s"] / one["num_full"] for one in sets]
+            facts["seconds_saved"] = round(sum(saved), 3)
+        return facts
+
+    # --- which rows -------------------------------------------------------------------------------------------------
+
+    def choose_rows(self) -> None:
+        """Chooses the subset of every evaluation set, so that what is wrong with one is said before training.
+
+        Raises:
+            DataError: see `choose_rows` of `evaluation.dataset_subset`; or `metric_for_best_model` has no value on
+                these rows, see `check_metric_on_rows`.
+        """
+        trainer, sets = self._trainer, self._trainer.eval_dataset
+        if sets is None or trainer.args.eval_strategy == "no":
+            return
+        for name, dataset in sets.items() if isinstance(sets, Mapping) else [("", sets)]:
+            rows = None if trainer.args.eval_subset is None else self._subset(name).chosen.rows
+            check_metric_on_rows(trainer.args, trainer.compute_metrics, dataset, name, rows)
+            problems = name_undefined(trainer.compute_metrics, dataset, rows) if trainer._ext_team.is_main else []
+            for problem in problems:
+                logger.warning("While training %s", problem)
+
+    def _subset(self, name: str) -> Subset:
+        """Of the set of that name ("" where there is but one), chosen once as long as what decides it is the same."""
+        trainer, args = self._trainer, self._trainer.args
+        dataset = trainer.eval_dataset[name] if name else trainer.eval_dataset
+        group_column = getattr(trainer.compute_metrics, "group_column", None)  # `RowMetrics` scores by it
+        seed = args.seed if args.data_seed is None else args.data_seed
+        settings = args.eval_subset, group_column, seed, args.eval_batch_size
+        known = self._subsets.get(name)
+        if known is not None and known.dataset is dataset and known.settings == settings:
+            return known
+        chosen = choose_rows(dataset, size=subset_size(args), group_column=group_column, seed=seed)
+        if len(chosen.rows) < FEW_ROWS and not chosen.are_all and trainer._ext_team.is_main:
+            logger.warning(
+                "eval_subset=%g leaves %d of %d evaluation rows%s: scores of so few swing by chance, and with "
+                "them which model counts as the best. Give %d or more, or leave it out.",
+                *(args.eval_subset, len(chosen.rows), chosen.num_rows, f" ({name})" if name else "", FEW_ROWS),
+            )
+        rows = (dataset, chosen.rows) if chosen.kept is None else (chosen.kept, None)
+        self._subsets[name] = Subset(dataset, settings, chosen, trainer._ext_make_eval_loader(*rows))
+        return self._subsets[name]
+
+    def loader(self) -> Any:
+        """Of the subset, where the evaluation at hand looks at that; else None."""
+        name = self._at_hand[0]
+        if name is None or self._trainer.args.eval_subset is None or not self._trainer.is_in_train:
+            return None
+        return self._subset(name).loader
+
+    def _compute_on(self, dataset: Any, rows: Any = None) -> Any:
+        """`compute_metrics` for these rows (None: all): another where it is a `RowMetrics` with groups."""
+        compute = self._trainer.compute_metrics
+        return compute.of_rows(dataset, rows) if isinstance(compute, RowMetrics) and dataset is not None else compute
+
+    # --- an evaluation ----------------------------------------------------------------------------------------------
+
+    def evaluate(self, asked_for: Any, run: Callable[[], dict[str, float]]) -> dict[str, float]:
+        """What `run`, Trainer's own `evaluate`, makes of the rows that were asked for: see `Trainer.evaluate`.
+
+        Other rows than the run's own are looked at in full. An evaluation of Trainer's loop that a stop gives up is as
+        if it had not begun, but that as many random numbers are drawn; the run stops, and has saved.
+        """
+        trainer = self._trainer
+        self.compared = None
+        at_hand: tuple[str | None, Any] = (None, asked_for)
+        if asked_for is None:
+            at_hand = "", trainer.eval_dataset
+        elif isinstance(asked_for, str):
+            at_hand = asked_for, trainer.eval_dataset[asked_for]
+        is_asked_for = trainer.control.should_evaluate or (
+            trainer.args.eval_on_start and trainer.state.global_step == 0
+        )
+        is_due = trainer.is_in_train and asked_for is None and is_asked_for
+        with replaced(self, _at_hand=at_hand):
+            return self._evaluate_due(run) if is_due else run()
+
+    def _evaluate_due(self, run: Callable[[], dict[str, float]]) -> dict[str, float]:
+        trainer, state = self._trainer, self._trainer.state
+        num_logs, parts = len(state.log_history), (self, *self._watchers)
+        stateful = [c for c in trainer.callback_handler.callbacks if isinstance(c, ExportableState)]
+        exported = copy.deepcopy([callback.state()["attributes"] for callback in stateful])
+        before = copy.deepcopy([part.state() for part in parts])
+        self._added, self._left_out, self._num_begun = set(), {}, 0
+        try:
+            trainer._ext_stopper.check_evaluation()
+            with replaced(self, is_due=True):
+                metrics = run()
+                if self._left_out and trainer._ext_stopper.is_at_end():  # a callback has just ended the run
+                    full: dict[str, float] = {}
+                    for name, given in self._left_out.items():
+                        full.update(self._look_at_all(name, given).metrics or {})
+                    trainer.log(full)
+                    metrics.update(full)
+        except EvaluationGivenUp:
+            # With several sets, some were evaluated, logged and shown to early stopping.
+            del state.log_history[num_logs:]
+            for callback, attributes in zip(stateful, exported, strict=True):
+                vars(callback).update(attributes)
+            for part, tree in zip(parts, before, strict=True):
+                part.load(tree)
+            self._leave_evaluation()
+            return self._decide({})
+        self._evaluated_step = state.global_step
+        return self._decide(metrics)
+
+    def _leave_evaluation(self) -> None:
+        """The rest of what the run does before it stops."""
+        trainer, sets = self._trainer, self._trainer.eval_dataset
+        end = getattr(trainer.callback_handler.eval_dataloader, "end", None)
+        if end is not None:
+            end()  # else Accelerate takes the loader for the one in use
+        num_sets = len(sets) if isinstance(sets, Mapping) else 1
+        for _ in range(num_sets - self._num_begun):
+            torch.empty((), dtype=torch.int64).random_()  # as a loader does that begins; no dropout then is another
+        trainer.control.should_training_stop, trainer.control.should_evaluate = True, False
+        trainer._save_checkpoint(trainer.model_wrapped, trainer._trial)  # with save_strategy best, Trainer would not
+        trainer.control = trainer.callback_handler.on_save(trainer.args, trainer.state, trainer.control)
+
+    def run(self, loader: Any, given: Given) -> EvalLoopOutput:
+        """A pass over what `loader` is of, and over all rows where `loader` is of the subset and a decision is due."""
+        trainer = self._trainer
+        name, dataset = (None, None) if given[0] == "Prediction" else self._at_hand
+        if name is None or not trainer.is_in_train:
+            return trainer._ext_one_pass(loader, given, self._compute_on(dataset))
+        subset = self._subset(name) if trainer.args.eval_subset is not None else None
+        is_full = subset is None or subset.chosen.are_all
+        compute = self._compute_on(dataset, None if subset is None else subset.chosen.rows)
+        self._num_begun += 1
+        began = time.perf_counter()
+        output = trainer._ext_one_pass(loader, given, compute)
+        self._count(name, num_evaluations=1, num_full=int(is_full), seconds=time.perf_counter() - began)
+        self.compared = make_comparable(output, name, is_full, getattr(compute, "groups", None))
+        metrics = dict(output.metrics)
+        if self.is_due and self.compared is not None:
+            for watcher in self._watchers:
+                added = watcher.see(self.compared, metrics)
+                self._added |= added.keys()
+                output.metrics.update(added)
+        if subset is None:
+            self._count(name, full_rows=output.num_samples)
+            return output
+        self._count(name, full_rows=subset.chosen.num_rows, subset_rows=output.num_samples)
+        if self.best_metric_key in metrics:
+            self._identity = f"{self.best_metric_key} {trainer.args.greater_is_better} {subset.chosen.digest()}"
+        if is_full:
+            output.metrics.update({full_key(key): value for key, value in metrics.items()})
+        elif self.is_due and self._needs_all_rows(name, metrics):
+            whole = self._look_at_all(name, given)
+            both = {**output.metrics, **(whole.metrics or {})}
+            return output._replace(metrics=both, num_samples=output.num_samples + whole.num_samples)
+        else:
+            self._left_out[name] = given
+        return output
+
+    def _needs_all_rows(self, name: str, metrics: dict[str, float]) -> bool:
+        stopper, value = self._trainer._ext_stopper, metrics.get(self.best_metric_key)
+        if stopper.is_at_end() or self._sets[name]["num_evaluations"] % FULL_EVERY == 0:
+            return True
+        if self._trainer.state.global_step == 0 or value is None or not math.isfinite(value):
+            return False  # nothing is decided before the first step, nor by a number that is not finite
+        return self._best_is_of != self._identity or self._beats(value, self._best_on_subset)
+
+    def _look_at_all(self, name: str, given: Given) -> EvalLoopOutput:
+        """A pass over all rows of a set, under names that say so; no random number of the run is drawn for it."""
+        subset, began = self._subset(name), time.perf_counter()
+        if subset.whole is None:
+            subset.whole = self._trainer._ext_make_eval_loader(subset.dataset)
+        with kept_random_states():
+            given = (*given[:-1], full_key(given[-1]))
+            output = self._trainer._ext_one_pass(subset.whole, given, self._compute_on(subset.dataset))
+        seconds = time.perf_counter() - began
+        self._count(name, num_full=1, seconds=seconds, full_s=seconds)
+        return output
+
+    # --- what Trainer decides by it ---------------------------------------------------------------------------------
+
+    @property
+    def best_metric_key(self) -> str:
+        """`metric_for_best_model` as it is logged."""
+        name = self._trainer.args.metric_for_best_model or ""
+        return name if name.startswith("eval_") else f"eval_{name}"
+
+    def _beats(self, value: float, best: float | None) -> bool:
+        if best is None:
+            return True
+        return value > best if self._trainer.args.greater_is_better else value < best
+
+    def _decide(self, metrics: dict[str, float]) -> dict[str, float]:
+        """What Trainer is to take for the evaluation: no metric under two names, and of all rows where there are such.
+
+        Where only the subset was looked at, or there is no finite number, `metric_for_best_model` is the best so far.
+        """
+        trainer, key, best = self._trainer, self.best_metric_key, self._trainer.state.best_metric
+        full = {full_key(name) for name in metrics}
+        decided = {name: metrics.get(full_key(name), value) for name, value in metrics.items() if name not in full}
+        decided = {name: value for name, value in decided.items() if name not in self._added}
+        is_of_subset = trainer.args.eval_subset is not None and full_key(key) not in metrics
+        if trainer.args.metric_for_best_model is None or (metrics and key not in metrics):
+            return decided  # Trainer says what there is
+        if not metrics or is_of_subset or not can_be_best(key, decided, trainer.state.global_step):
+            return {**decided, key: math.nan if best is None else best}
+        if self._beats(decided[key], best):
+            self._best_on_subset, self._best_is_of = metrics[key], self._identity
+        return decided
+
+    # --- when -------------------------------------------------------------------------------------------------------
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Nothing is evaluated yet.
+
+        Raises:
+            ArgumentError: with `eval_subset`, an `EarlyStoppingCallback`, which would compare other rows.
+        """
+        self._evaluated_step = None
+        callbacks = self._trainer.callback_handler.callbacks
+        if args.eval_subset is not None and any(isinstance(one, EarlyStoppingCallback) for one in callbacks):
+            raise ArgumentError(
+                "EarlyStoppingCallback compares the score of a subset with the best score of all rows: with "
+                "--eval_subset use --early_stopping_patience, which compares the same rows."
+            )
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """What Trainer began to look for the best from is no best metric."""
+        if state.best_metric is not None and not math.isfinite(state.best_metric):
+            state.best_metric = None
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Epochs between two evaluations are passed over; the run's end never is."""
+        every = args.eval_every_epochs
+        if args.eval_strategy == "epoch" and every is not None and round(state.epoch) % every != 0:
+            control.should_evaluate = False
+        is_asked_for = args.eval_strategy != "no" and (args.eval_subset is not None or every is not None)
+        is_last = is_asked_for and self._trainer._ext_stopper.is_at_end()
+        if is_last and self._evaluated_step != state.global_step:
+            control.should_evaluate = True
+            # Else the best model would be one of which there is no checkpoint.
+            control.should_save |= args.load_best_model_at_end and args.save_strategy != "best"
+
+
+def full_key(key: str) -> str:
+    """`eval_spearman` of all rows: `eval_full_spearman`; `eval_NAME_spearman`: `eval_full_NAME_spearman`."""
+    head, *tail = key.split("_", 1)
+    return "_".join([head, "full", *tail])
+
+
+def check_schedule(args: Any, eval_dataset: Any) -> None:
+    """Refuses explicit requests that would do nothing or wrong; idle ones of a preset are passed over, with a line.
+
+    Raises:
+        ArgumentError: `eval_every_epochs` without evaluation by epoch, `eval_subset` without any evaluation or with
+            what contradicts it.
+    """
+    idle = []
+    if eval_dataset is None or args.eval_strategy == "no":
+        idle.append(("eval_subset", "an evaluation set and --eval_strategy"))
+    if args.eval_strategy != "epoch":
+        idle.append(("eval_every_epochs", "--eval_strategy epoch"))
+    for name, needed in idle:
+        value = getattr(args, name)
+        if value is not None and name in args.explicit_fields:
+            raise ArgumentError(f"{name}={value}: does nothing without {needed}. Give that, or leave this out.")
+        if value is not None:
+            logger.info("%s=%s is passed over: it needs %s.", name, value, needed)
+    if args.eval_subset is None:
+        return
+    subset_size(args)
+    if args.dataloader_drop_last:
+        raise ArgumentError(
+            f"dataloader_drop_last=True: with eval_subset={args.eval_subset} all rows of the subset are needed, also "
+            "those of the last batch. Leave one of the two out."
+        )
+    if (args.metric_for_best_model or "").removeprefix("eval_").startswith("full_"):
+        raise ArgumentError(
+            f"metric_for_best_model={args.metric_for_best_model}: leave out full_; with eval_subset the best "
+            "model is always that of all rows."
+        )
+    names = eval_dataset if isinstance(eval_dataset, Mapping) else ()
+    taken = [name for name in names if f"{name}_".startswith("full_")]
+    if taken:
+        raise ArgumentError(f"Evaluation set {taken[0]!r}: eval_full_* are the metrics of all rows. Call it otherwise.")
+
+
+def subset_size(args: Any) -> int | float:
+    """`eval_subset` as `choose_subset` takes it: a count (int) above 1, else a share (float).
+
+    Raises:
+        ArgumentError: a count that is not whole.
+    """
+    value = args.eval_subset
+    if value <= 1:
+        return float(value)
+    if value != int(value):
+        raise ArgumentError(f"eval_subset={value}: give a whole number of rows (500) or a share up to 1.0 (0.05).")
+    return int(value)

@@ -1,0 +1,212 @@
+"""Saving and stopping by signal and by time, so that a run which must leave its machine can continue elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import psutil
+from transformers import EarlyStoppingCallback, TrainerCallback, TrainerControl, TrainerState
+
+from ..errors import leave_terminal
+
+STOP_MARGIN_S = 300.0  # before max_hours; a tenth of it, where that is less
+STOPPING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name))
+
+logger = logging.getLogger(__name__)
+
+
+class EvaluationGivenUp(BaseException):
+    """Leaves an evaluation that a stop interrupts. Not an `Exception`: a user's `evaluate` might swallow that."""
+
+
+class Stopper(TrainerCallback):
+    """Stops and saves on SIGTERM, SIGINT, SIGHUP and before `max_hours`; also saves every `save_minutes`.
+
+    A run stops after the optimizer step at hand, on which its processes agree by one reduction of a few numbers per
+    step and per evaluation batch. An evaluation is given up (see `Evaluator.evaluate`). The save of a step that ends
+    an epoch waits for what is due with the epoch, which a run resumed from that step would miss.
+
+    A third signal raises KeyboardInterrupt, but not a third SIGTERM. People press Ctrl-C again; machines repeat
+    themselves: where a scheduler signals every process, a rank hears of one stop from there, and twice from torch
+    elastic. What is written to a terminal that was closed (SIGHUP) is dropped. Signals that the process ignores (under
+    nohup, or after `&` in a script) stay ignored.
+
+    Attributes:
+        reason: why training stopped, for people; None where nothing but training itself ends it.
+    """
+
+    def __init__(self, trainer: Any):
+        self._trainer = trainer
+        self.reason: str | None = None
+        self.process_began = time.monotonic() - (time.time() - psutil.Process().create_time())
+        self._received: signal.Signals | None = None
+        self._num_signals = 0
+        self._is_time_up = False
+        self._longest_save_s = 0.0
+        self._last_save = time.monotonic()
+        self._saved_step: int | None = None
+        self._is_epoch_over = self._save_is_postponed = False
+
+    @contextlib.contextmanager
+    def during_training(self) -> Iterator[None]:
+        """While entered, signals are noted; one that came when nothing was left to stop is raised at the end."""
+        self.reason = self._received = self._saved_step = None
+        self._num_signals = 0
+        self._is_time_up = self._save_is_postponed = False
+        self._last_save = time.monotonic()
+        previous: dict[signal.Signals, Any] = {}
+        if threading.current_thread() is threading.main_thread():
+            handlers = {number: signal.getsignal(number) for number in STOPPING}
+            previous = {
+                number: handler for number, handler in handlers.items() if handler not in (signal.SIG_IGN, None)
+            }
+        else:
+            logger.info("Training runs in a thread: signals will not save a checkpoint.")
+        receive = partial(self._receive, os.getpid(), previous)
+        try:
+            for number in previous:
+                signal.signal(number, receive)
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+        if self._received is not None and self.reason is None:
+            signal.raise_signal(self._received)
+
+    def _receive(self, pid: int, previous: dict[signal.Signals, Any], number: int, frame: Any) -> None:
+        received = signal.Signals(number)
+        if os.getpid() != pid:  # a process forked from this one: as if this handler were not there
+            signal.signal(number, previous.get(received, signal.SIG_DFL))
+            signal.raise_signal(number)
+            return
+        self._num_signals += 1
+        if received.name == "SIGHUP":
+            leave_terminal()
+        if self._num_signals == 1:
+            self._received = received
+            _say(f"{received.name}: training stops after this step and saves a checkpoint.")
+        elif self._num_signals == 2:
+            _say(f"{received.name}: the stop is under way; a third signal (not SIGTERM) ends the process, unsaved.")
+        elif received.name != "SIGTERM":
+            for other in STOPPING:
+                signal.signal(other, signal.default_int_handler if other == signal.SIGINT else signal.SIG_DFL)
+            raise KeyboardInterrupt
+
+    # --- what others ask, or say ------------------------------------------------------------------------------------
+
+    def is_at_end(self) -> bool:
+        """Whether training ends with the step at hand, other than by a signal or a time limit."""
+        state = self._trainer.state
+        is_ended = self._trainer.control.should_training_stop and self.reason is None
+        return bool(state.global_step >= state.max_steps or is_ended)
+
+    def note_save(self, seconds: float) -> None:
+        """That a save took so long: before `max_hours`, time for two of the longest is left."""
+        self._longest_save_s = max(self._longest_save_s, seconds)
+
+    def left_s(self) -> float | None:
+        """Seconds that `max_hours` leaves a run which it has stopped; None for any other."""
+        if not self._is_time_up:
+            return None
+        return float(self._trainer.args.max_hours * 3600 - (time.monotonic() - self.process_began))
+
+    def check_evaluation(self) -> None:
+        """Raises EvaluationGivenUp where the run stops; a hyperparameter search, though, is to get its number."""
+        if self.reason is not None and not self._trainer.state.is_hyper_param_search:
+            raise EvaluationGivenUp
+
+    # --- noticing ---------------------------------------------------------------------------------------------------
+
+    def _notice(self) -> bool:
+        """Asks all processes whether one wishes to stop or to save; returns whether to save because of the time."""
+        if self.reason is not None:
+            return False
+        args, now = self._trainer.args, time.monotonic()
+        hours, minutes = args.max_hours, args.save_minutes
+        is_time_up = hours is not None and now - self.process_began >= self._stop_after_s(hours * 3600)
+        is_save_due = minutes is not None and now - self._last_save >= minutes * 60
+        wishes = [*(self._received == number for number in STOPPING), is_time_up, is_save_due]
+        *signalled, is_time_up, is_save_due = self._trainer._ext_team.agree(wishes)
+        names = [f"received {number.name}" for number, came in zip(STOPPING, signalled, strict=True) if came]
+        if names or is_time_up:
+            self._is_time_up = not names
+            self.reason = names[0] if names else f"max_hours={hours} is near"
+            logger.warning("Stopping at step %d: %s.", self._trainer.state.global_step, self.reason)
+        return is_save_due
+
+    def _stop_after_s(self, limit_s: float) -> float:
+        """Early enough for the last checkpoint, which may take as long as two of the longest so far."""
+        return limit_s - max(min(STOP_MARGIN_S, limit_s / 10), 2 * self._longest_save_s)
+
+    # --- events -----------------------------------------------------------------------------------------------------
+
+    def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """A resumed run that had come to its end, also by early stopping of transformers', does not train on."""
+        callbacks = self._trainer.callback_handler.callbacks
+        stoppers = [callback for callback in callbacks if isinstance(callback, EarlyStoppingCallback)]
+        has_stopped = any(one.early_stopping_patience_counter >= one.early_stopping_patience for one in stoppers)
+        if state.global_step > 0 and (state.global_step >= state.max_steps or has_stopped):
+            control.should_training_stop = True
+
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Looks for a stop once all other callbacks have said what is due."""
+        is_last = control.should_training_stop or control.should_epoch_stop
+        self._is_epoch_over = float(state.epoch or 0.0).is_integer() or is_last
+        control.should_save |= self._notice()
+        if self.reason is not None:
+            control.should_training_stop = True
+        if self._is_epoch_over or self.reason is not None:
+            self._save_is_postponed, control.should_save = control.should_save, False
+
+    def on_epoch_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Trainer calls it where it leaves an epoch early, too."""
+        control.should_save |= self._save_is_postponed
+        self._save_is_postponed = False
+        if self.reason is not None:
+            control.should_evaluate &= self._is_epoch_over
+            control.should_log &= self._is_epoch_over
+            control.should_save = self._saved_step != state.global_step
+
+    def on_save(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """From here `save_minutes` counts."""
+        self._last_save, self._saved_step = time.monotonic(), state.global_step
+
+    def on_prediction_step(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """After each batch of an evaluation that Trainer's loop asked for; a user's own runs to its end."""
+        if self._trainer._ext_evaluator.is_due:
+            self._notice()
+            self.check_evaluation()
+
+
+def _say(text: str) -> None:
+    # Logging from a signal handler fails where the signal interrupted a write to the same stream.
+    with contextlib.suppress(OSError):
+        os.write(2, f"\n{text}\n".encode())
+
+
+def _leave_group(init: Any, worker_id: int) -> None:
+    if hasattr(os, "setpgrp"):
+        os.setpgrp()
+    if init is not None:
+        init(worker_id)
+
+
+def keep_from_workers(loader: Any) -> Any:
+    """The loader, whose workers, if it has any, get no signals that are sent to this process's group.
+
+    A terminal, `timeout` or `kill -- -PID` would kill them, and torch raises an error in a process whose workers die.
+    They still end with the process that started them. Not covered: the milliseconds until a worker has its group.
+    """
+    if getattr(loader, "num_workers", 0):
+        init = partial(_leave_group, loader.worker_init_fn)
+        loader.worker_init_fn = init  # of loaders made from it, where a resumed run drops batches
+        getattr(loader, "base_dataloader", loader).worker_init_fn = init  # of Accelerate's, which iterates
+    return loader

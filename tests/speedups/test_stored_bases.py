@@ -1,0 +1,230 @@
+"""LoRA beside a frozen base in half precision, 8 or 4 bits: what it computes, what it stores, saves and merges."""
+
+import importlib.util
+import sys
+
+import pytest
+import torch
+from miniature_esm import make_wide_esm
+from run_outcomes import losses, same_tensors, trained_weights
+from safetensors.torch import load_file
+from tiny_masked_lm import make_rows
+from token_rows import pad_rows
+from transformers import EsmForMaskedLM
+
+from hf_ext.affinity.predictor import load_model
+from hf_ext.errors import ArgumentError, CheckpointError, MissingDependencyError, PlanRefused
+from hf_ext.hardware import describe_hardware
+from hf_ext.models.half_linear import HalfLinear
+from hf_ext.models.lora import merged_copy
+from hf_ext.models.quantization import make_float, quantized_layers
+from hf_ext.optional import import_problem
+from hf_ext.plan import make_plan
+from hf_ext.speedups import quantized_base
+from hf_ext.trainer import FastTrainer
+from hf_ext.training_args import FastTrainingArguments
+
+FIXED = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "logging_steps": 1, "seed": 1}
+FIXED |= {"per_device_train_batch_size": 4, "max_steps": 3, "save_strategy": "no", "learning_rate": 1e-2}
+FIXED |= {"lr_scheduler_type": "constant", "use_peft": True, "lora_r": 2}
+SAVING = {"save_strategy": "steps", "save_steps": 2, "max_steps": 4}
+HALF = {"speedups": ["precision", "lora_base"]}
+EIGHT, FOUR = {"load_in_8bit": True}, {"load_in_4bit": True}
+needs_bitsandbytes = pytest.mark.skipif(importlib.util.find_spec("bitsandbytes") is None, reason="optional")
+CODES = [pytest.param(how, id=f"{bits} bits", marks=needs_bitsandbytes) for bits, how in ((8, EIGHT), (4, FOUR))]
+STORED = pytest.mark.parametrize("how", [pytest.param(HALF, id="half"), *CODES])
+
+
+def make_trainer(folder, model, collator, rows, **given):
+    args = FastTrainingArguments(output_dir=str(folder), **{**FIXED, **given})
+    plan = make_plan(args, model, rows, collator, describe_hardware("cpu-amx-bf16"))
+    return FastTrainer(model, args, collator, rows, plan=plan)
+
+
+@pytest.fixture
+def base(tmp_path):
+    """A masked language model that was read from a folder."""
+    make_wide_esm().save_pretrained(tmp_path / "base", save_original_format=False)
+
+    def read() -> EsmForMaskedLM:
+        model = EsmForMaskedLM.from_pretrained(tmp_path / "base")
+        model.esm.contact_head.requires_grad_(False)
+        return model
+
+    return read
+
+
+@pytest.fixture
+def towers(make_affinity, demo_rows, tmp_path):
+    """Makes a trainer of two LoRA towers."""
+    return lambda folder, **given: make_trainer(tmp_path / folder, *make_affinity("lora", "lora"), demo_rows, **given)
+
+
+@pytest.fixture(params=["towers", "masked lm"])
+def trainer_for(request, towers, tmp_path, base):
+    """Makes a trainer: of two LoRA towers, or of a masked language model that `--use_peft` wraps."""
+    if request.param == "towers":
+        return towers
+    return lambda folder, **given: make_trainer(tmp_path / folder, base(), pad_rows, make_rows(), **given)
+
+
+def narrow_layers(model) -> list:
+    halves = [m for m in model.modules() if isinstance(m, HalfLinear) and m.weight.dtype == torch.bfloat16]
+    return halves or list(quantized_layers(model).values())
+
+
+@pytest.mark.sampled(2)
+@STORED
+def test_storage_falls_by_the_bytes_that_were_computed_by_hand_and_the_rest_stays_in_float32(trainer_for, how):
+    plain, ours = trainer_for("plain"), trainer_for("ours", **how)
+    found = ours.plan["lora_base" if how is HALF else "quantized_base"].evidence
+    layers = narrow_layers(ours.model)
+    numbers = sum(layer.in_features * layer.out_features for layer in layers)
+    by_hand = {
+        "half": 2 * numbers,
+        "8": 3 * numbers - 4 * sum(layer.out_features for layer in layers),  # a scale for each row
+        "4": 4 * numbers - numbers // 2 - 4 * (numbers // 64),  # and for each 64 numbers
+    }["half" if how is HALF else "8" if how is EIGHT else "4"]
+    stored = [sum(p.nbytes for p in trainer.model.parameters()) for trainer in (plain, ours)]
+    assert found["bytes_saved"] == by_hand == stored[0] - stored[1]
+    assert found["layers"] == len(layers) >= 12
+    narrow = [name for name, p in ours.model.named_parameters() if p.dtype != torch.float32]
+    assert len(narrow) == len(layers)
+    assert not any(part in name for name in narrow for part in ("lora_", "LayerNorm", "embeddings", "head"))
+
+
+@pytest.mark.nightly
+@STORED
+def test_losses_are_those_of_a_float_base_that_was_rounded_so_and_of_no_other(trainer_for, how):
+    ours, rounded, plain = trainer_for("ours", **how), trainer_for("rounded", **how), trainer_for("plain")
+    if how is HALF:
+        plain, rounded = trainer_for("float8", **how), trainer_for("rounded", **how, without=["lora_base"])
+        for layer in narrow_layers(plain.model):
+            layer.weight.data = layer.weight.data.to(torch.float8_e4m3fn).to(torch.bfloat16)
+    else:
+        make_float(rounded.model)
+    for trainer in (ours, rounded, plain):
+        trainer.train()
+    assert losses(ours) == pytest.approx(losses(rounded), abs=0 if how is HALF else 1e-6)
+    assert max(abs(a - b) for a, b in zip(losses(ours), losses(plain))) > 1e-5
+    ours, rounded = trained_weights(ours.model), trained_weights(rounded.model)
+    assert all((ours[name] - rounded[name]).abs().max() <= (0 if how is HALF else 1e-4) for name in ours)
+
+
+@pytest.mark.sampled(4)
+@STORED
+def test_a_run_goes_on_bit_for_bit(trainer_for, how):
+    whole = trainer_for("whole", **SAVING, **how)
+    whole.train()
+    trainer_for("run", **{**SAVING, "max_steps": 2}, **how).train()
+    resumed = trainer_for("run", resume="auto", allow_changed=["max_steps"], **SAVING, **how)
+    resumed.train()
+    assert losses(resumed) == losses(whole)
+    assert same_tensors(trained_weights(resumed.model), trained_weights(whole.model))
+
+
+def test_another_base_is_still_refused(base, tmp_path):
+    make_trainer(tmp_path / "run", base(), pad_rows, make_rows(), **SAVING, **HALF).train()
+    other = base()
+    other.esm.encoder.layer[0].output.dense.weight.data[0, 0] += 1e-6  # below what half precision can tell
+    trainer = make_trainer(tmp_path / "run", other, pad_rows, make_rows(), resume="auto", **SAVING, **HALF)
+    with pytest.raises(CheckpointError, match="was trained on frozen weights"):
+        trainer.train()
+
+
+@pytest.mark.nightly
+@STORED
+def test_no_file_holds_the_base_and_a_float_base_predicts_nearly_the_same(towers, demo_rows, tmp_path, how):
+    trainer = towers("run", **{**SAVING, "max_steps": 2}, **how)
+    trainer.train()
+    rows = demo_rows.select(range(20))
+    expected = trainer.predict(rows).predictions
+    trainer.save_model(str(tmp_path / "saved"))
+    for folder in (tmp_path / "saved", tmp_path / "run" / "checkpoint-2"):
+        entries = load_file(folder / "model.safetensors")
+        assert any("lora_A" in name for name in entries)
+        assert not any("base_layer" in name for name in entries)
+        assert {tensor.dtype for tensor in entries.values()} <= {torch.float32, torch.int64, torch.bool}
+    loaded = load_model(tmp_path / "saved")
+    assert {p.dtype for p in loaded.parameters()} == {torch.float32}
+    with torch.no_grad():
+        found = loaded.eval()(**trainer.data_collator([rows[i] for i in range(20)])).logits.numpy()
+    assert abs(found - expected).max() < 0.1 * expected.std() + 0.02
+
+
+# --- merging ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.nightly
+@STORED
+def test_towers_are_merged_into_the_weights_read_again(make_affinity, towers, how):
+    pretrained, _ = make_affinity("lora", "lora")
+    trainer = towers("run", **how)
+    trainer.train()
+    adapters = {name: p for name, p in trainer.model.state_dict().items() if "lora_" in name or "head" in name}
+    pretrained.load_state_dict({**pretrained.state_dict(), **adapters})
+    expected, merged = merged_copy(pretrained).state_dict(), merged_copy(trainer.model)
+    assert all(torch.equal(value, expected[name]) for name, value in merged.state_dict().items() if "encoders" in name)
+    assert not narrow_layers(merged)
+    assert narrow_layers(trainer.model)  # which goes on as it was
+
+
+@needs_bitsandbytes
+def test_a_wrapped_model_is_merged_into_its_own_float_weights_and_loads_without_bitsandbytes(
+    base, tmp_path, monkeypatch
+):
+    trainer = make_trainer(tmp_path / "run", base(), pad_rows, make_rows(), **FOUR)
+    trainer.train()
+    trainer.save_merged(tmp_path / "merged")
+    plain = make_trainer(tmp_path / "plain", base(), pad_rows, make_rows())
+    plain.model.load_state_dict(trained_weights(trainer.model), strict=False)
+    for name in ("bitsandbytes", "bitsandbytes.functional"):
+        monkeypatch.setitem(sys.modules, name, None)
+    found = EsmForMaskedLM.from_pretrained(tmp_path / "merged").state_dict()
+    expected, before = merged_copy(plain.model).state_dict(), base().state_dict()
+    assert all(torch.equal(value, expected[name]) for name, value in found.items())
+    assert any(not torch.equal(value, before[name]) for name, value in found.items())
+
+
+def test_a_half_base_that_cannot_be_read_again_is_merged_as_it_was_rounded_and_says_so(tmp_path, caplog):
+    trainer = make_trainer(tmp_path, make_wide_esm(), pad_rows, make_rows(), **HALF)
+    merged = merged_copy(trainer.model)
+    assert {p.dtype for p in merged.parameters()} == {torch.float32}
+    assert "they are merged as rounded" in caplog.text
+
+
+@needs_bitsandbytes
+def test_codes_of_what_cannot_be_read_again_are_not_merged(base, tmp_path):
+    made_here = make_trainer(tmp_path / "a", make_wide_esm(), pad_rows, make_rows(), **EIGHT)
+    with pytest.raises(ArgumentError, match="it was made here"):
+        merged_copy(made_here.model)
+    trainer = make_trainer(tmp_path / "b", base(), pad_rows, make_rows(), **EIGHT)
+    make_wide_esm(seed=5).save_pretrained(tmp_path / "base", save_original_format=False)
+    with pytest.raises(ArgumentError, match="holds other weights now"):
+        merged_copy(trainer.model)
+
+
+# --- refusals --------------------------------------------------------------------------------------------------------
+
+
+@needs_bitsandbytes
+def test_weights_that_would_be_saved_with_the_model_are_refused(make_affinity, demo_rows, tmp_path):
+    model, collator = make_affinity("lora", "lora", save_full=True)
+    with pytest.raises(PlanRefused, match="--save_full keeps the weights that are saved in float32"):
+        make_trainer(tmp_path, model, collator, demo_rows, **EIGHT)
+    assert not quantized_layers(model)
+
+
+@needs_bitsandbytes
+def test_a_gradient_that_is_too_far_off_ends_the_run_before_it_begins(base, tmp_path, monkeypatch):
+    monkeypatch.setattr(quantized_base, "MAX_GRADIENT_ERROR", 1e-3)
+    with pytest.raises(PlanRefused, match=r"in 8 bits the gradient of a layer of 32 x 32 is off by 1%"):
+        make_trainer(tmp_path, base(), pad_rows, make_rows(), **EIGHT)
+
+
+def test_without_bitsandbytes_the_extra_is_named(base, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "bitsandbytes.functional", None)
+    import_problem.cache_clear()
+    with pytest.raises(MissingDependencyError, match=r"hf_ext\[quantization\]"):
+        make_trainer(tmp_path, base(), pad_rows, make_rows(), **EIGHT)
+    import_problem.cache_clear()
