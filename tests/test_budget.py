@@ -11,7 +11,7 @@ from hf_ext.trainer import FastTrainer
 
 # Folder of hf_ext -> (code lines, files); code is what is neither blank, comment nor docstring.
 BUDGET = {
-    ".": (2129, 26),
+    ".": (2156, 26),
     "affinity": (3644, 39),
     "arguments": (602, 8),
     "checkpoints": (1918, 13),
@@ -29,7 +29,7 @@ BUDGET = {
     "recipes": (2, 1),
     "reporting": (3881, 62),
     "speedups": (2174, 23),
-    "training": (2575, 23),
+    "training": (2502, 22),
 }
 SEAMS, PRIVATE = 22, 10
 
