@@ -58,7 +58,7 @@ from .training.embedding_cache import EmbeddingCache, encode_sequences
 from .training.evaluation import Evaluator
 from .training.export import Exporter
 from .training.loaders import BROKEN, Loaders, naming_dead_workers, take_rows
-from .training.losses import DecidedLoss, Losses
+from .training.losses import Losses
 from .training.nan_guard import NanGuard, unfiltered
 from .training.oom_policy import OomPolicy, find_batch_size
 from .training.optimizers import finish_optimizer
@@ -382,17 +382,14 @@ class FastTrainer(Trainer):
         """As in Trainer; rows that another process trains on count nothing."""
         if isinstance(inputs, RepeatedRows):
             return self.compute_loss(model, dict(inputs), *args, **kwargs) * 0.0
-        inputs = self._ext_decided_loss().add_decoder_ids(inputs)
+        inputs = self._ext_losses.decide().add_decoder_ids(inputs)
         if model.training:
             self.throughput.see_labels(inputs.get("labels"))  # which Trainer may take out of them
         labels = inputs.get("labels")
         loss = super().compute_loss(model, inputs, *args, **kwargs)
         if isinstance(loss, tuple) and not find_override(self, *EVALUATION_LOSS):
-            self._ext_losses.keep(self._ext_decided_loss(), loss[1], labels, inputs.get("bounds"), self)
+            self._ext_losses.keep(loss[1], labels, inputs.get("bounds"))
         return self._ext_backend.carry_not_finite(loss, model.training)
-
-    def _ext_decided_loss(self) -> DecidedLoss:
-        return self._ext_losses.decide()
 
     @property
     def compute_loss_func(self) -> Any:

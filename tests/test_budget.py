@@ -11,12 +11,12 @@ from hf_ext.trainer import FastTrainer
 
 # Folder of hf_ext -> (code lines, files); code is what is neither blank, comment nor docstring.
 BUDGET = {
-    ".": (2131, 26),
-    "affinity": (3645, 39),
+    ".": (2156, 26),
+    "affinity": (3644, 39),
     "arguments": (602, 8),
-    "checkpoints": (1964, 14),
+    "checkpoints": (1918, 13),
     "comparing": (1530, 19),
-    "data": (4372, 48),
+    "data": (4363, 48),
     "doctor": (2397, 26),
     "embeddings": (457, 7),
     "evaluation": (2585, 25),
@@ -28,8 +28,8 @@ BUDGET = {
     "pde": (1040, 15),
     "recipes": (2, 1),
     "reporting": (3881, 62),
-    "speedups": (2175, 23),
-    "training": (2577, 23),
+    "speedups": (2174, 23),
+    "training": (2502, 22),
 }
 SEAMS, PRIVATE = 22, 10
 

@@ -56,8 +56,8 @@ class SpeedArguments:
     )
     oom_policy: Literal["stop", "step_down"] = option(
         "stop",
-        "Where memory does not suffice: end the run, or make the step again with fewer rows at a time, then with "
-        "activations recomputed. Learning stays as it is.",
+        "Where memory does not suffice: end the run, or make the step again with fewer rows at a time. Learning stays "
+        "as it is.",
     )
     optim_ext: list[str] | None = option(
         None,

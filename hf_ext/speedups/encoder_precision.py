@@ -54,16 +54,15 @@ def decide(context: Context) -> Decision:
 
 
 def _decide_bits(context: Context, bits: int, best: str) -> Decision:
-    args, flag, problem = context.args, asked_flag(context.args), None
+    args, flag = context.args, asked_flag(context.args)
     if NAME in (args.without or []):
-        problem = f"{flag} and --without {NAME} contradict each other: keep one"
-    elif context.data.num_rows is None:
-        problem = f"{flag}: no training rows at hand to measure the rounding on. A trained model keeps its bits"
-    elif are_weights_split(args) or fsdp_version(args) is not None:
-        problem = f"{flag}: FSDP and ZeRO split weights, which codes are not made for: leave it out, or use DDP"
-    problem = problem or context.replicas
-    if problem:
-        return refused(problem)
+        return refused(f"{flag} and --without {NAME} contradict each other: keep one")
+    if context.data.num_rows is None:
+        return refused(f"{flag}: no training rows at hand to measure the rounding on. A trained model keeps its bits")
+    if are_weights_split(args) or fsdp_version(args) is not None:
+        return refused(f"{flag}: FSDP and ZeRO split weights, for which there are no codes: leave it out, or use DDP")
+    if context.replicas:
+        return refused(context.replicas)
     return applied(f"linear layers in {bits} bits", {**_settings(context, best), "bits": bits})
 
 

@@ -217,7 +217,8 @@ def _try_evaluation(trainer: Any) -> dict[str, Any] | None:
     Nothing that training depends on changes. Streams, `batch_eval_metrics`, whose `compute_metrics` keeps sums, and
     `predict_with_generate`, since generating takes long, are not tried.
     """
-    args, sets, found = trainer.args, trainer._ext_eval_sets, {}
+    args, sets = trainer.args, trainer._ext_eval_sets
+    found: dict[str, Any] = {}
     is_slow = args.batch_eval_metrics or getattr(args, "predict_with_generate", False)
     if is_slow or not all(has_numbered_rows(rows) and len(rows) for rows in sets.values()):
         return None

@@ -224,17 +224,19 @@ class Losses:
         with replaced(self, _rows=rows, _ignored=ignored):
             yield rows
 
-    def keep(self, loss: DecidedLoss, outputs: Any, labels: Any, bounds: Any, trainer: Any) -> None:
+    def keep(self, outputs: Any, labels: Any, bounds: Any) -> None:
         """Keeps the losses of a batch's rows in an evaluation, of all processes, where they are known.
 
         Args:
             outputs: of the model, the loss among them.
         """
-        if self._rows is None or labels is None or not loss.has_rows or trainer.args.use_liger_kernel:
+        trainer = self._trainer
+        if self._rows is None or labels is None or trainer.args.use_liger_kernel:
             return
+        loss = self.decide()
         config = getattr(loss.model, "config", None)
         ignored = getattr(config, "keys_to_ignore_at_inference", None) if self._ignored is None else self._ignored
-        if trainer.label_names != ["labels"] or "logits" in (ignored or ()):
+        if not loss.has_rows or trainer.label_names != ["labels"] or "logits" in (ignored or ()):
             return
         rows = loss.sum_rows(outputs["logits"] if isinstance(outputs, Mapping) else outputs[1], labels, bounds)
         if rows is not None:
