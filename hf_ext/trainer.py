@@ -290,6 +290,7 @@ class FastTrainer(Trainer):
         with ExitStack() as around:
             around.enter_context(naming_dead_workers(self))
             around.callback(parts.profiling.leave)
+            around.callback(self._ext_saver.leave)
             around.enter_context(unfiltered(self.args))
             around.enter_context(self._ext_stopper.during_training())
             # Trainer would evaluate, and log, once more in a continued run.
@@ -736,7 +737,11 @@ class Events(TrainerCallback):
         retention.check()
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """What others had to write into the checkpoint stands there."""
+        """What others had to write into a checkpoint that has its name stands there."""
+        self._trainer._ext_saver.finish(waits=False)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """After one optimizer step at most, a checkpoint is whole."""
         self._trainer._ext_saver.finish()
 
 

@@ -7,6 +7,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from transformers.trainer_callback import ExportableState
 
 from ..disk import describe_failure
 from ..errors import CheckpointError, DiskFailure, NotFiniteError
+from ..overrides import find_override
 from ..zero import own_part
 from .finished_model import not_finite
 from .manifest import PROGRESS
@@ -32,10 +34,11 @@ logger = logging.getLogger(__name__)
 class Saver:
     """Replaces Trainer's in-place checkpoints: staged beside the target, hashed, renamed, then rotated.
 
-    Trainer writes them as it always does, so that `transformers.Trainer` continues from one too. What others write into
-    one that has its name (a user's `_save_checkpoint`, a callback's `on_save`) becomes part of it. One that cannot be
-    written leaves the one before it valid; training goes on without, until three in a row have failed. All processes
-    call each method.
+    Trainer writes them as it always does, so that `transformers.Trainer` continues from one too. Hashing, and waiting
+    for the disk, happen during the optimizer step after it, at whose end the checkpoint has its name; at once where the
+    run stops or where others may write into it (a user's `_save_checkpoint`, a callback's `on_save`), which becomes
+    part of it. One that cannot be written leaves the one before it valid; training goes on without, until three in a row have
+    failed. All processes call each method.
 
     Args:
         trainer: the `FastTrainer`.
@@ -54,7 +57,9 @@ class Saver:
         self._folders: tuple[str, str | None] = ("", None)
         self._facts: dict[str, Any] = {}
         self._num_failures = 0
+        self._begun: tuple[int, float, Future | None] | None = None  # step, when, and the commit on the main process
         self._open_step: int | None = None  # of a checkpoint that has its name, and into which others may be writing
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint-commit")
         self.open_folders()
 
     def open_folders(self) -> None:
@@ -85,20 +90,47 @@ class Saver:
             DiskFailure: too many checkpoints in a row could not be written.
             NotFiniteError: weights or optimizer states are NaN or infinite.
         """
+        self.finish()
         step, began = self._trainer.state.global_step, time.perf_counter()
         if step == self.saved_step:
             return
-        self.finish()
         self.check_finite(with_optimizer=True)
         mine = self._team.writes
-        actions = self._prepare if mine else None, partial(self._write_files, write), self._commit if mine else None
-        for action in actions:
+        for action in (self._prepare if mine else None, partial(self._write_files, write)):
             failure = self._team.together(action, self.describe_failure)
             if failure is not None:
                 self._give_up(step, failure)
                 return
+        epoch = self._trainer.state.epoch or 0
+        self._begun = step, began, self._thread.submit(self._commit, step, epoch) if mine else None
+        # Who waits alone would wait for the others, who train on: if one process waits, all do.
+        if self._team.agree([self._is_read_at_once()])[0]:
+            self._wait()
+
+    def _is_read_at_once(self) -> bool:
+        hooks = [type(callback).on_save.__module__ for callback in self._trainer.callback_handler.callbacks]
+        are_others = any(not name.startswith(("hf_ext.", "transformers.")) for name in hooks)
+        is_overridden = find_override(self._trainer, "_save_checkpoint") is not None
+        return are_others or is_overridden or self._trainer._ext_stopper.reason is not None
+
+    def _wait(self) -> None:
+        """Until the last checkpoint has its name."""
+        if self._begun is None:
+            return
+        step, began, commit = self._begun
+        failure = self._team.together(None if commit is None else commit.result, self.describe_failure)
+        self._begun = None  # only now: a signal's exception may end the wait, and `leave` waits on
+        if failure is not None:
+            self._give_up(step, failure)
+            return
         self.saved_step, self._num_failures, self._open_step = step, 0, step
         self._trainer._ext_stopper.note_save(time.perf_counter() - began)
+
+    def leave(self) -> None:
+        """After an exception, where other processes may not be here: waits for the commit that is under way."""
+        begun, self._begun = self._begun, None
+        if begun is not None and begun[2] is not None and begun[2].exception() is not None:
+            self.store.abandon(begun[0])
 
     def _prepare(self) -> None:
         self.retention.make_room()
@@ -136,16 +168,25 @@ class Saver:
             progress |= {part.name: part.state() for part in trainer._ext_carried()}
             (folder / PROGRESS).write_text(json.dumps(progress, default=lambda array: array.tolist()) + "\n")
 
-    def _commit(self) -> None:
-        state = self._trainer.state
-        self.store.commit(state.global_step, state.epoch or 0, self._facts)
+    def _commit(self, step: int, epoch: float) -> None:
+        """In the thread, while the next step is made: nothing else changes what is best, or what stays."""
+        self.store.commit(step, epoch, self._facts)
         try:
             self.retention.rotate()
         except OSError as error:
             logger.error("Older checkpoints could not be deleted: %s", self.describe_failure(error))
 
-    def finish(self) -> None:
-        """Makes what others wrote into the last checkpoint part of it; begins its copy and its push."""
+    def finish(self, waits: bool = True) -> None:
+        """Makes what others wrote into the last checkpoint part of it; begins its copy and its push.
+
+        Args:
+            waits: for a commit that is under way; else one that is not in place yet is left for later.
+
+        Raises:
+            DiskFailure: too many checkpoints in a row could not be written.
+        """
+        if waits:
+            self._wait()
         step, self._open_step = self._open_step, None
         if step is None:
             return
@@ -191,7 +232,8 @@ class Saver:
         return self.staging_root is not None and folder.is_relative_to(self.staging_root)
 
     def last_good(self) -> str:
-        """What is left to continue from, for messages."""
+        """What is left to continue from, for messages; waits until it is in place."""
+        self._wait()
         step = self.saved_step
         return "no checkpoint was saved" if step is None else f"checkpoint-{step} is the last good one"
 
