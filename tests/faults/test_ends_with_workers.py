@@ -47,5 +47,5 @@ def test_a_run_with_a_data_worker_ends_with_its_status_and_message(endings, tmp_
 def test_so_it_does_without_workers_and_with_any_kind_of_them(endings, tmp_path, name):
     if name != "worker":
         check(endings, tmp_path / "none", name, 0)
-    for given in itertools.product((1, 2), METHODS, (False, True)):
+    for given in itertools.product((1, 2), METHODS):
         check(endings, tmp_path / "-".join(map(str, given)), name, *given)

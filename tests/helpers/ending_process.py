@@ -1,5 +1,5 @@
 """Processes that end in the middle of a training with data workers, as a recipe ends; each forked from one that has
-everything imported. Run as a script, which reads a case a line: `FOLDER END WORKERS METHOD PERSISTENT`.
+everything imported. Run as a script, which reads a case a line: `FOLDER END WORKERS METHOD`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def end(name: str, args: Any) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (6_000, 6_000))  # messages fit, weights do not
 
 
-def train(folder: Path, name: str, workers: int, method: str, persistent: bool) -> None:
+def train(folder: Path, name: str, workers: int, method: str) -> None:
     """Trains in this process until it ends, leaving when that began, and the processes that it had, in `began.json`."""
     from miniature_esm import make_narrow_esm
     from token_rows import make_number_rows
@@ -87,7 +87,6 @@ def train(folder: Path, name: str, workers: int, method: str, persistent: bool) 
             report_to="none",
             disable_tqdm=True,
             dataloader_num_workers=workers,
-            dataloader_persistent_workers=persistent,
             **lives_on,
             **stops,
             **evaluates,
@@ -107,11 +106,11 @@ def main() -> None:
     torch.set_num_threads(1)
     print("ready", flush=True)
     for line in sys.stdin:
-        folder, name, workers, method, persistent = line.split()
+        folder, name, workers, method = line.split()
         if os.fork() == 0:
             for descriptor, file in ((1, "stdout"), (2, "stderr")):
                 os.dup2(os.open(Path(folder, file), os.O_WRONLY | os.O_CREAT), descriptor)
-            train(Path(folder), name, int(workers), method, persistent == "1")
+            train(Path(folder), name, int(workers), method)
         _, status = os.wait()
         print(os.waitstatus_to_exitcode(status), flush=True)
 
@@ -125,10 +124,10 @@ class Endings:
         self._process = subprocess.Popen([sys.executable, __file__], env=environment, **pipes)
         assert self._process.stdout.readline() == "ready\n"
 
-    def run(self, folder: Path, name: str, workers: int, method: str = "-", persistent: bool = False):
+    def run(self, folder: Path, name: str, workers: int, method: str = "-"):
         """(status, stderr, seconds from the event to the end, processes of its that are left)."""
         folder.mkdir(parents=True)
-        self._process.stdin.write(f"{folder} {name} {workers} {method} {int(persistent)}\n")
+        self._process.stdin.write(f"{folder} {name} {workers} {method}\n")
         self._process.stdin.flush()
         status = int(self._process.stdout.readline())
         began = json.loads((folder / "began.json").read_text()) if (folder / "began.json").exists() else None
