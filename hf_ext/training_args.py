@@ -41,11 +41,11 @@ from .arguments.training_fields import (
     SpeedArguments,
     StepArguments,
 )
-from .disk import find_at_home
 from .errors import ArgumentError
+from .files import find_at_home
 from .processes import check_together, need_cpu_backend, need_gloo
+from .reporting.units import less_is_better
 from .speedups import REGISTRY
-from .units import less_is_better
 
 OPTIMIZER_EXTENSIONS = ("muon", "cpu_offload")
 NO = ("false", "no", "off", "0", "n", "f", "none")  # that a condition takes for True
@@ -261,3 +261,44 @@ def _check_values(args: Any) -> None:
             "%s cannot be written to: embeddings are kept in %s, or where --embedding_cache_dir says.",
             *(CACHE_DIR, args.embedding_cache_dir),
         )
+
+
+OUTPUT_DIR = "tmp_trainer"  # as Trainer's, of a run without arguments
+
+
+def complete_arguments(args: Any) -> Any:
+    """`args` themselves, where they lack one of our arguments with its default.
+
+    Nothing is computed anew, and what is changed in them later counts, as in Trainer: they stay the user's object, of
+    the user's class. None gives the defaults of all.
+
+    Raises:
+        ArgumentError: no training arguments at all; else as `FastTrainingArguments`.
+    """
+    if args is None:
+        return FastTrainingArguments(output_dir=OUTPUT_DIR)
+    if not isinstance(args, TrainingArguments):
+        raise ArgumentError(
+            f"args is a {type(args).__name__}: give hf_ext's FastTrainingArguments, or transformers' TrainingArguments."
+        )
+    if not isinstance(args, FastTrainingArguments):
+        plain: Any = args
+        plain.explicit_fields = changed_fields(plain)
+        for name, spec in OWN_FIELDS.items():
+            if not hasattr(plain, name):
+                setattr(plain, name, copy.copy(default_of(spec)))
+        check_plain(plain)
+    return args
+
+
+class CurrentArguments:
+    """The arguments that a trainer has now. Its parts hold this, since others may be assigned to `trainer.args`."""
+
+    def __init__(self, trainer: Any):
+        vars(self)["_trainer"] = trainer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(vars(self)["_trainer"].args, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._trainer.args, name, value)

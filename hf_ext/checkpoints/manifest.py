@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from ..disk import sync
 from ..errors import CheckpointError
+from ..files import sync
 
 MANIFEST = "manifest.json"
 MANIFEST_DRAFT = f"{MANIFEST}.tmp"

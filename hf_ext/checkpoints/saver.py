@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from transformers.trainer_callback import ExportableState
 
-from ..disk import describe_failure
 from ..errors import CheckpointError, DiskFailure, NotFiniteError
-from ..zero import own_part
+from ..files import describe_failure
+from ..processes import own_part
 from .finished_model import not_finite
 from .manifest import PROGRESS
 from .mirror import MirroredStore

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..disk import follow_umask, remove, remove_folder, sync, used_bytes
 from ..errors import CheckpointError, FolderError
+from ..files import follow_umask, remove, remove_folder, sync, used_bytes
 from .manifest import MANIFEST, MANIFEST_DRAFT, PROGRESS, FileRecord, Manifest, check_files, hash_file, is_plain
 from .run_lock import find_other_run
 from .weights import TRAINABLE
