@@ -179,19 +179,6 @@ def asks_for_more(args: Any) -> bool:
     return any(getattr(args, name) != default_of(spec) for name, spec in OWN_FIELDS.items())
 
 
-def check_plain(args: TrainingArguments) -> None:
-    """Refuses plain `TrainingArguments` that no run could use.
-
-    Raises:
-        ArgumentError: as `FastTrainingArguments`.
-    """
-    check_together(args.world_size)
-    _read_types(args)
-    if args.push_to_hub:
-        read_hub_strategy(args)
-    _check_values(args)
-
-
 def _values(args: Any) -> dict[str, Any]:
     return {spec.name: getattr(args, spec.name) for spec in dataclasses.fields(args) if spec.name != "hub_token"}
 
@@ -263,9 +250,6 @@ def _check_values(args: Any) -> None:
         )
 
 
-OUTPUT_DIR = "tmp_trainer"  # as Trainer's, of a run without arguments
-
-
 def complete_arguments(args: Any) -> Any:
     """`args` themselves, where they lack one of our arguments with its default.
 
@@ -276,7 +260,7 @@ def complete_arguments(args: Any) -> Any:
         ArgumentError: no training arguments at all; else as `FastTrainingArguments`.
     """
     if args is None:
-        return FastTrainingArguments(output_dir=OUTPUT_DIR)
+        return FastTrainingArguments(output_dir="tmp_trainer")  # as Trainer's own
     if not isinstance(args, TrainingArguments):
         raise ArgumentError(
             f"args is a {type(args).__name__}: give hf_ext's FastTrainingArguments, or transformers' TrainingArguments."
@@ -287,7 +271,11 @@ def complete_arguments(args: Any) -> Any:
         for name, spec in OWN_FIELDS.items():
             if not hasattr(plain, name):
                 setattr(plain, name, copy.copy(default_of(spec)))
-        check_plain(plain)
+        check_together(plain.world_size)
+        _read_types(plain)
+        if plain.push_to_hub:
+            read_hub_strategy(plain)
+        _check_values(plain)
     return args
 
 
