@@ -56,8 +56,8 @@ class Team:
         writes: whether this one writes what all share (`args.should_save`).
     """
 
-    def __init__(self, args: Any):
-        self._args = args
+    def __init__(self, trainer: Any):
+        self._trainer, args = trainer, trainer.args
         self.rank, self.size = args.process_index, args.world_size
         self.is_main = self.rank == 0
         self.writes = bool(args.should_save)
@@ -66,7 +66,7 @@ class Team:
         """Which wishes any process has: the same on all of them, which is what keeps them in step."""
         if self.size == 1:
             return list(wishes)
-        counts = reduce(torch.tensor(wishes, dtype=torch.int32, device=self._args.device), "sum")
+        counts = reduce(torch.tensor(wishes, dtype=torch.int32, device=self._trainer.args.device), "sum")
         return [count > 0 for count in counts.tolist()]
 
     def together(self, action: Callable[[], None] | None, describe: Callable[[Exception], str]) -> str | None:
@@ -103,7 +103,7 @@ class Team:
 
     def on_main(self, work: Callable[[], Result]) -> Result:
         """What `work`, called by the main process alone, returns or raises, on all: see `do_on_main`."""
-        return do_on_main(self._args, work)
+        return do_on_main(self._trainer.args, work)
 
     def wait_while(self, is_waiting: Callable[[], bool]) -> None:
         """Until `is_waiting` of the main process is over; others hear of it all the while, since they time out."""

@@ -17,7 +17,8 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from functools import cached_property, partial
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, cast
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 from peft import PeftModel
@@ -26,12 +27,14 @@ from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.trainer_utils import EvalLoopOutput
 
 from .checkpoints.compare import describe_run
+from .checkpoints.resume import Resumer
 from .checkpoints.retention import Sizes
 from .checkpoints.run_lock import hold_folders
 from .checkpoints.saver import Saver
 from .checkpoints.store import check_unlisted
 from .checkpoints.weights import load_weights
 from .data.even_batches import RepeatedRows
+from .data.masking import MaskingEpochCallback
 from .data.random_states import kept_random_states
 from .distributed import Team, release_group, share_group
 from .embeddings.dataset import EmbeddedDataset
@@ -42,20 +45,27 @@ from .models.process_settings import replaced
 from .overrides import BATCHES, EVALUATION_LOSS, find_override, find_own_loss
 from .plan import Plan
 from .reporting.progress import messages_above_bars, show_live
+from .reporting.run_clock import RunClockCallback
+from .reporting.throughput import ThroughputCallback
 from .training.backends import Backend, choose_backend
 from .training.backends.deepspeed import check_optimizer
-from .training.checks import check_training
+from .training.checks import Checks, check_training
+from .training.collapse import CollapseAlarm
 from .training.comparable import spell_out_best
-from .training.embedding_cache import encode_sequences
-from .training.loaders import BROKEN, naming_dead_workers, take_rows
+from .training.early_stopping import EarlyStopping
+from .training.embedding_cache import EmbeddingCache, encode_sequences
+from .training.evaluation import Evaluator
+from .training.export import Exporter
+from .training.loaders import BROKEN, Loaders, naming_dead_workers, take_rows
 from .training.losses import DecidedLoss, Losses
-from .training.nan_guard import unfiltered
-from .training.oom_policy import find_batch_size
+from .training.nan_guard import NanGuard, unfiltered
+from .training.oom_policy import OomPolicy, find_batch_size
 from .training.optimizers import finish_optimizer
-from .training.parts import Parts
 from .training.planned import plan_run
-from .training.stop import keep_from_workers
-from .training_args import CurrentArguments, complete_arguments
+from .training.profiling import Profiling
+from .training.progress import HostSteps, MemoryWatch, SpeedLine
+from .training.stop import Stopper, keep_from_workers
+from .training_args import complete_arguments
 
 logger = logging.getLogger(__name__)
 
@@ -85,9 +95,9 @@ class FastTrainer(Trainer):
         own_loss = find_own_loss(self, given.get("compute_loss_func"))
         self._ext_planned = plan_run(given, plan, own_loss, find_override(self, *BATCHES))
         run = self._ext_planned.run
-        self._ext_args, self._ext_current_args = run.args, cast(Any, CurrentArguments(self))
+        self._ext_args = run.args
         # Trainer's constructor asks for the loss.
-        self._ext_team, self._ext_losses = Team(self._ext_current_args), Losses(self)
+        self._ext_team, self._ext_losses = Team(self), Losses(self)
         with self._ext_planned.applying():  # before Trainer reads arguments, and puts the model on its device
             with replaced(run.args, push_to_hub=False):  # Trainer would open the repository, and a public one
                 super().__init__(**{**given, "args": run.args, "model": run.model})  # a speed-up may have wrapped it
@@ -114,10 +124,37 @@ class FastTrainer(Trainer):
             self._ext_planned.run.args = self._ext_args
 
     @cached_property
-    def _ext_parts(self) -> Parts:
-        # Made when first asked for: a class behind this one may do so in its constructor.
-        known = self._ext_current_args, self._ext_team, self._ext_planned, self._ext_backend
-        return Parts(self, *known, collator=self.data_collator)
+    def _ext_parts(self) -> SimpleNamespace:
+        """Made when first asked for, since a class behind this one may do so in its constructor.
+
+        In the order in which those that are callbacks must have Trainer's events. What is said before a run comes
+        first, then rates, who shows them, and clocks: what the others do is not training. Losses are judged before a
+        step is stopped for, and evaluations are asked for before a stop can hold them back.
+        """
+        collator, planned = self.data_collator, self._ext_planned
+        throughput = ThroughputCallback(tokenizer=getattr(collator, "tokenizer", None))
+        throughput.writes_file, throughput.packs = planned.keeps_records, planned.applied("packing")
+        early_stopping, collapse_alarm = EarlyStopping(self), CollapseAlarm(self)
+        return SimpleNamespace(
+            checks=Checks(self),
+            memory=MemoryWatch(self),
+            throughput=throughput,
+            speed_line=SpeedLine(self),
+            run_clock=RunClockCallback(),
+            host_steps=HostSteps(self),
+            loaders=Loaders(self),
+            masking=MaskingEpochCallback(collator) if hasattr(collator, "set_epoch") else None,
+            nan_guard=NanGuard(self, planned.run.padding),
+            oom_policy=OomPolicy(self),
+            profiling=Profiling(self),
+            evaluator=Evaluator(self, (early_stopping, collapse_alarm)),
+            stopper=Stopper(self),
+            early_stopping=early_stopping,
+            collapse_alarm=collapse_alarm,
+            embedder=EmbeddingCache(self),
+            resumer=Resumer(self),
+            exporter=Exporter(self),
+        )
 
     _ext_stopper: Any = property(attrgetter("_ext_parts.stopper"))
     _ext_evaluator: Any = property(attrgetter("_ext_parts.evaluator"))
@@ -133,10 +170,17 @@ class FastTrainer(Trainer):
 
     def _ext_listen(self) -> None:
         show_live(self.callback_handler.callbacks)
-        for listener in self._ext_parts.listeners():
-            self.add_callback(listener)
+        for part in vars(self._ext_parts).values():
+            if isinstance(part, TrainerCallback):
+                self.add_callback(part)
         self.add_callback(Events(self))  # what comes after all of theirs
         self.add_callback(self._ext_pusher)
+
+    def _ext_carried(self) -> list[Any]:
+        """The parts that have a state in each checkpoint."""
+        parts = self._ext_parts
+        carried = (parts.loaders, parts.run_clock, parts.evaluator, parts.profiling)
+        return [*carried, parts.collapse_alarm, parts.early_stopping]
 
     # --- the beginning of a run -------------------------------------------------------------------------------------
 
@@ -375,7 +419,8 @@ class FastTrainer(Trainer):
         """
         if "loss" in logs:
             self._ext_saver.check_finite()
-        self.throughput.extend_logs(logs, self.args, self.state)  # before any other callback sees the values
+        if self.keeps_records:
+            self.throughput.extend_logs(logs, self.args, self.state)  # before any other callback sees the values
         super().log(logs, start_time)
         self.throughput.resume()
 
@@ -641,17 +686,9 @@ class FastTrainer(Trainer):
         """Upper bounds of what one checkpoint takes before anything is stripped from it."""
         return self._ext_saver.retention.sizes()
 
-    def check_disk_budget(self) -> None:
-        """Raises ArgumentError for a budget that cannot hold what will be written, or decides to store less."""
-        self._ext_saver.retention.check()
-
     def data_position(self) -> dict[str, Any] | None:
         """Where the training stream stands after the last optimizer step, for JSON; None for other data."""
         return self._ext_parts.loaders.position()
-
-    def choose_eval_rows(self) -> None:
-        """Chooses the subset of every evaluation set, so that what is wrong with one is said before training."""
-        self._ext_evaluator.choose_rows()
 
     def early_stopping_bytes(self) -> int:
         """Upper bound of the arrays that early stopping adds to a checkpoint."""
@@ -671,7 +708,7 @@ class Events(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Trainer has made or restored its state, and has set its counters to zero."""
         trainer = self._trainer
-        trainer.choose_eval_rows()  # says what is wrong with them before anything is trained
+        trainer._ext_evaluator.choose_rows()  # says what is wrong with them before anything is trained
         begin = self._begin_on_disk if args.should_save else None
         trainer._ext_team.load_together(begin, trainer._ext_saver.describe_failure)  # a refusal is one on all processes
         trainer._ext_saver.check_finite()  # weights that are not finite would make all others so
@@ -680,7 +717,7 @@ class Events(TrainerCallback):
     def _go_on(self, state: Any) -> None:
         """What Trainer does not take from a checkpoint: states of parts, and arguments that were allowed to change."""
         trainer, resumed = self._trainer, self._trainer._ext_resumer.resumed
-        for part in trainer._ext_parts.carried:
+        for part in trainer._ext_carried():
             part.load(None if resumed is None else resumed.state_of(part.name))
         if resumed is None:
             return
@@ -698,7 +735,7 @@ class Events(TrainerCallback):
         retention = self._trainer._ext_saver.retention
         retention.rotate()
         self._trainer.checkpoints.begin_copies(retention.best_step())
-        self._trainer.check_disk_budget()
+        retention.check()
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """What others had to write into the checkpoint stands there."""

@@ -277,16 +277,3 @@ def complete_arguments(args: Any) -> Any:
             read_hub_strategy(plain)
         _check_values(plain)
     return args
-
-
-class CurrentArguments:
-    """The arguments that a trainer has now. Its parts hold this, since others may be assigned to `trainer.args`."""
-
-    def __init__(self, trainer: Any):
-        vars(self)["_trainer"] = trainer
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(vars(self)["_trainer"].args, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self._trainer.args, name, value)

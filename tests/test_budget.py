@@ -11,9 +11,9 @@ from hf_ext.trainer import FastTrainer
 
 # Folder of hf_ext -> (code lines, files); code is what is neither blank, comment nor docstring.
 BUDGET = {
-    ".": (1887, 15),
+    ".": (1911, 15),
     "affinity": (3642, 39),
-    "arguments": (602, 8),
+    "arguments": (603, 8),
     "checkpoints": (1918, 13),
     "comparing": (1530, 19),
     "data": (4363, 48),
@@ -29,7 +29,7 @@ BUDGET = {
     "recipes": (2, 1),
     "reporting": (3984, 63),
     "speedups": (2174, 23),
-    "training": (2569, 23),
+    "training": (2496, 22),
 }
 SEAMS, PRIVATE = 22, 10
 

@@ -13,7 +13,7 @@ from hf_ext.errors import ArgumentError, CheckpointError, DiskFailure
 
 def make_team(**given) -> Team:
     alone = {"process_index": 0, "world_size": 1, "should_save": True, "device": "cpu", "output_dir": "out"}
-    return Team(SimpleNamespace(**{**alone, **given}))
+    return Team(SimpleNamespace(args=SimpleNamespace(**{**alone, **given})))
 
 
 def refuse(number: int = errno.ENOSPC):

@@ -133,7 +133,7 @@ class Saver:
             state.save_to_json(str(folder / "trainer_state.json"))  # again: Trainer took the staged one for the best
             progress: dict[str, Any] = {"best_saved_step": best, "only_model": trainer.args.save_only_model}
             progress["losses"] = {"unlogged": unlogged, "last_logged_step": trainer._globalstep_last_logged}
-            progress |= {part.name: part.state() for part in trainer._ext_parts.carried}
+            progress |= {part.name: part.state() for part in trainer._ext_carried()}
             (folder / PROGRESS).write_text(json.dumps(progress, default=lambda array: array.tolist()) + "\n")
 
     def _commit(self) -> None:

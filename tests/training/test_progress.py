@@ -74,12 +74,12 @@ def test_messages_stand_on_lines_of_their_own_above_the_bars(tmp_path, monkeypat
     assert len(on_clear_lines) == (0 if is_broken else 2)
 
 
-def test_rows_outside_a_subset_get_a_bar_of_their_own(tmp_path, capsys):
+def test_the_pass_over_all_rows_gets_a_bar_of_its_own(tmp_path, capsys):
     settings = {"disable_tqdm": False, "per_device_eval_batch_size": 20, "max_steps": 1}
     make_trainer(tmp_path, ROWS, eval_subset=80, **settings).train()
     bars = capsys.readouterr().err.replace("\r", "\n")
     assert "0/4 [" in bars  # 80 rows
-    assert "0/6 [" in bars  # the other 120
+    assert "0/10 [" in bars  # all 200
     assert "5/4" not in bars
 
 

@@ -114,11 +114,11 @@ def test_another_seed_looks_at_other_rows(tmp_path):
 
 
 def test_few_rows_are_said_to_be_few(tmp_path, caplog):
-    make_trainer(tmp_path, {"a": make_rows(60)}, eval_subset=0.8).choose_eval_rows()
+    make_trainer(tmp_path, {"a": make_rows(60)}, eval_subset=0.8)._ext_evaluator.choose_rows()
     assert "eval_subset=0.8 leaves 48 of 60 evaluation rows (a): scores of so few" in caplog.text
     caplog.clear()
     for rows, size in ((60, 50), (9, 1.0)):
-        make_trainer(tmp_path, make_rows(rows), eval_subset=size).choose_eval_rows()
+        make_trainer(tmp_path, make_rows(rows), eval_subset=size)._ext_evaluator.choose_rows()
     assert "scores of so few" not in caplog.text
 
 
