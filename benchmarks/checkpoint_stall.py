@@ -27,7 +27,7 @@ import psutil
 import torch
 from transformers import EsmConfig, EsmForMaskedLM, Trainer, TrainerCallback, TrainingArguments
 
-from hf_ext.disk import used_bytes
+from hf_ext.files import used_bytes
 from hf_ext.hardware import detect_hardware
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments

@@ -20,9 +20,9 @@ import torch
 from attention_backward import CASES, HEAD_SIZE, HEADS, LAYERS, draw_lengths, make_batch, make_model, quartiles
 
 from hf_ext.data.segments import Segments
+from hf_ext.files import try_replacing, write_text
 from hf_ext.hardware import detect_hardware
 from hf_ext.speedups.attention import set_attention
-from hf_ext.whole_files import try_replacing, write_text
 
 WIDTH, INNER = HEADS * HEAD_SIZE, 4 * HEADS * HEAD_SIZE
 SIDES = {"float32": torch.float32, "bf16": torch.bfloat16}

@@ -25,7 +25,7 @@ from speedup_cards import cards, index, shared_cards
 from hf_ext.comparing.progression_file import read_progression
 from hf_ext.comparing.progression_report import describe_runs, format_claim, phases_table, summarize
 from hf_ext.reporting.tables import format_markdown_table
-from hf_ext.units import NOT_MEASURED
+from hf_ext.reporting.units import NOT_MEASURED
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"

@@ -16,7 +16,7 @@ from importlib import import_module
 from . import __version__
 from .arguments.names import name_nearest
 from .errors import ArgumentError, exit_on_errors
-from .shipped import CONFIGS, LAUNCHERS, TEMPLATES, list_shipped, shipped_folder
+from .files import CONFIGS, LAUNCHERS, TEMPLATES, list_shipped, shipped_folder
 
 PROGRAM = "hf-ext"
 # Name -> the module whose `main(words)` runs it, and its line in `hf-ext --help`; in that order.

@@ -10,9 +10,9 @@ from weakref import WeakSet
 import torch
 from accelerate.utils import broadcast_object_list, gather_object, reduce, wait_for_everyone
 
-from .disk import describe_failure, is_disk_failure
 from .errors import CheckpointError, DiskFailure, HfExtError, RunEnded
-from .out_of_memory import is_out_of_memory
+from .files import describe_failure, is_disk_failure
+from .memory.out_of_memory import is_out_of_memory
 
 Result = TypeVar("Result")
 _BEAT_S = 0.2

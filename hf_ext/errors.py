@@ -1,23 +1,26 @@
-"""What hf_ext raises. Every message names the offending value, what is allowed, and how to mend it."""
+"""What hf_ext raises, and how a program ends. Every message names the offending value, what is allowed, and how to
+fix it. Output that cannot be written (behind `| head`, in a closed terminal, on a full disk) is dropped.
+"""
 
 from __future__ import annotations
 
 import errno
 import json
+import logging
 import os
 import re
 import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from importlib.metadata import PackageNotFoundError
+from io import UnsupportedOperation
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
-
-from .output import drop_output, outliving_readers
+from typing import Any, NoReturn
 
 STATUS_FILE = "HF_EXT_STATUS_FILE"  # names a file for the statuses of processes, which launchers do not pass on
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
@@ -240,3 +243,46 @@ def tell_launcher(text: str) -> None:
     if file:
         with suppress(OSError):
             Path(file).write_text(json.dumps({"message": text, "timestamp": int(time.time())}))
+
+
+def drop_output(descriptor: int) -> None:
+    """Sends what is written to `descriptor` from now on to nowhere."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    if nowhere != descriptor:  # which was closed
+        os.dup2(nowhere, descriptor)
+        os.close(nowhere)
+
+
+@contextmanager
+def outliving_readers() -> Iterator[None]:
+    """Inside, what stdout or stderr cannot write is dropped from then on, of that stream; hf_ext's log says so once.
+
+    The streams stay the objects that they are, which handlers of logging and progress bars hold on to.
+    """
+    changed: list[tuple[Any, str]] = []
+    for title in ("stdout", "stderr"):
+        stream = getattr(sys, title)
+        with suppress(AttributeError, UnsupportedOperation, ValueError):  # none, not of a file, closed
+            descriptor = stream.fileno()
+            for name in ("write", "flush"):
+                setattr(stream, name, partial(_attempt, getattr(stream, name), title, descriptor))
+                changed.append((stream, name))
+    try:
+        yield
+    finally:
+        for stream, name in changed:
+            with suppress(AttributeError, ValueError):  # somebody took it back, or closed it
+                stream.flush()  # else Python ends with 120 where it cannot write what is left
+                delattr(stream, name)
+
+
+def _attempt(method: Callable[..., Any], title: str, descriptor: int, *given: Any) -> Any:
+    try:
+        return method(*given)
+    except OSError as error:
+        if not isinstance(error, BlockingIOError):  # a reader that is slow: only this piece is lost
+            drop_output(descriptor)
+            log = logging.getLogger("hf_ext")
+            if log.handlers:
+                log.warning("%s cannot be written to any more (%s): what comes is dropped.", title, error.strerror)
+        return len(given[0]) if given else None

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import PlanRefused
+from .files import write_text
 from .hardware import Hardware, count_cpu_cores, detect_hardware
 from .optional import installed_version
 from .processes import import_deepspeed
@@ -17,7 +18,6 @@ from .reporting.tables import format_table
 from .speedups import REGISTRY, Context, Decision, Run
 from .speedups.base import KIND_NAMES
 from .speedups.facts import describe_data, describe_model
-from .whole_files import write_text
 
 _PACKAGES = ("torch", "transformers", "accelerate", "datasets", "peft", "safetensors", "numpy")
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
-from .disk import nearest_existing
 from .errors import ArgumentError
+from .files import nearest_existing
 
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 

@@ -39,11 +39,10 @@ from .data.random_states import kept_random_states
 from .distributed import Team, release_group, share_group
 from .embeddings.dataset import EmbeddedDataset
 from .errors import DiskFailure, RunEnded, StoppedForGood, TrainingStopped
-from .held import replaced
 from .hub.push import HubError
 from .hub.pusher import Pusher
+from .models.process_settings import replaced
 from .overrides import BATCHES, EVALUATION_LOSS, find_override, find_own_loss
-from .plain_arguments import complete_arguments
 from .plan import Plan
 from .reporting.progress import messages_above_bars, show_live
 from .reporting.run_clock import RunClockCallback
@@ -66,6 +65,7 @@ from .training.planned import plan_run
 from .training.profiling import Profiling
 from .training.progress import HostSteps, MemoryWatch, SpeedLine
 from .training.stop import Stopper, keep_from_workers
+from .training_args import complete_arguments
 
 logger = logging.getLogger(__name__)
 

@@ -41,11 +41,11 @@ from .arguments.training_fields import (
     SpeedArguments,
     StepArguments,
 )
-from .disk import find_at_home
 from .errors import ArgumentError
+from .files import find_at_home
 from .processes import check_together, need_cpu_backend, need_gloo
+from .reporting.units import less_is_better
 from .speedups import REGISTRY
-from .units import less_is_better
 
 OPTIMIZER_EXTENSIONS = ("muon", "cpu_offload")
 NO = ("false", "no", "off", "0", "n", "f", "none")  # that a condition takes for True
@@ -179,19 +179,6 @@ def asks_for_more(args: Any) -> bool:
     return any(getattr(args, name) != default_of(spec) for name, spec in OWN_FIELDS.items())
 
 
-def check_plain(args: TrainingArguments) -> None:
-    """Refuses plain `TrainingArguments` that no run could use.
-
-    Raises:
-        ArgumentError: as `FastTrainingArguments`.
-    """
-    check_together(args.world_size)
-    _read_types(args)
-    if args.push_to_hub:
-        read_hub_strategy(args)
-    _check_values(args)
-
-
 def _values(args: Any) -> dict[str, Any]:
     return {spec.name: getattr(args, spec.name) for spec in dataclasses.fields(args) if spec.name != "hub_token"}
 
@@ -261,3 +248,32 @@ def _check_values(args: Any) -> None:
             "%s cannot be written to: embeddings are kept in %s, or where --embedding_cache_dir says.",
             *(CACHE_DIR, args.embedding_cache_dir),
         )
+
+
+def complete_arguments(args: Any) -> Any:
+    """`args` themselves, where they lack one of our arguments with its default.
+
+    Nothing is computed anew, and what is changed in them later counts, as in Trainer: they stay the user's object, of
+    the user's class. None gives the defaults of all.
+
+    Raises:
+        ArgumentError: no training arguments at all; else as `FastTrainingArguments`.
+    """
+    if args is None:
+        return FastTrainingArguments(output_dir="tmp_trainer")  # as Trainer's own
+    if not isinstance(args, TrainingArguments):
+        raise ArgumentError(
+            f"args is a {type(args).__name__}: give hf_ext's FastTrainingArguments, or transformers' TrainingArguments."
+        )
+    if not isinstance(args, FastTrainingArguments):
+        plain: Any = args
+        plain.explicit_fields = changed_fields(plain)
+        for name, spec in OWN_FIELDS.items():
+            if not hasattr(plain, name):
+                setattr(plain, name, copy.copy(default_of(spec)))
+        check_together(plain.world_size)
+        _read_types(plain)
+        if plain.push_to_hub:
+            read_hub_strategy(plain)
+        _check_values(plain)
+    return args

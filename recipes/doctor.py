@@ -47,11 +47,11 @@ with quick_imports():
     from hf_ext.doctor.scale_plan import plan_scale
     from hf_ext.doctor.stage_gathering import gather_generator
     from hf_ext.errors import ArgumentError, exit_on_errors, show_text
+    from hf_ext.files import CONFIGS, find_shipped
     from hf_ext.generation.arguments import GeneratorArguments
     from hf_ext.masked_lm.arguments import MaskedLMArguments
     from hf_ext.pde.arguments import OperatorArguments
     from hf_ext.running import parse_command
-    from hf_ext.shipped import CONFIGS, find_shipped
     from hf_ext.training_args import FastTrainingArguments
 
 TASKS: dict[str, tuple[Any, dict[str, Any]]] = {

@@ -9,7 +9,7 @@ were read, then `source_row` (the row's line in it) and `prediction`; --keep_col
 model does not read. Embeddings of frozen encoders are read from the cache where it has them. For an ensemble
 (`max_speed.py --num_seeds`) the column `prediction_std` holds the spread of its heads. A text that a spreadsheet would
 run as a formula (`=...`, `@...`, `-x`) gets a `'` in front; to join with your table use `source_row`, or take that `'`
-off (`hf_ext.csv_cells.read_cell`).
+off (`hf_ext.files.read_cell`).
 
 `--interval 0.9` writes `prediction_low` and `prediction_high` as well: between them 90 % of measured values are
 expected, by how far predictions were off on the validation rows of the training run. `--calibrated false` writes what

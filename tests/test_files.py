@@ -20,18 +20,30 @@ from hf_ext.arguments.config_file import read_config
 from hf_ext.comparing.arguments import CompareArguments
 from hf_ext.comparing.launching import read_launch
 from hf_ext.comparing.sides import make_command, make_sides
-from hf_ext.csv_cells import read_cell, write_cell
 from hf_ext.data.arguments import DataArguments
 from hf_ext.data.collators import SequenceCollator
 from hf_ext.data.loading import load_sequences
-from hf_ext.disk import describe_failure, free_bytes, is_disk_failure, remove_folder, sync, used_bytes
 from hf_ext.errors import ArgumentError
+from hf_ext.files import (
+    CONFIGS,
+    LAUNCHERS,
+    RECIPES,
+    describe_failure,
+    find_shipped,
+    free_bytes,
+    is_disk_failure,
+    read_cell,
+    remove_folder,
+    replacing,
+    sync,
+    used_bytes,
+    write_cell,
+    write_text,
+)
 from hf_ext.plan import Plan
 from hf_ext.reporting import plot_loss
 from hf_ext.reporting.report import write_report
 from hf_ext.reporting.run_record import write_json
-from hf_ext.shipped import CONFIGS, LAUNCHERS, RECIPES, find_shipped
-from hf_ext.whole_files import replacing, write_text
 
 # --- the disk ---------------------------------------------------------------------------------------------------------
 

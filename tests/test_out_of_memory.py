@@ -6,7 +6,7 @@ import weakref
 import pytest
 import torch
 
-from hf_ext.out_of_memory import DidNotFit, attempt, is_out_of_memory
+from hf_ext.memory.out_of_memory import DidNotFit, attempt, is_out_of_memory
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ def test_an_editable_install_has_the_recipes_of_the_clone(clone: Path, tmp_path:
         "import importlib.util as u, site, sys\nsite.addsitedir(sys.argv[1])\n"
         "for name in ('hf_ext', 'hf_ext.cli', 'hf_ext.recipes.mlm', 'hf_ext.recipes.examples.causal_lm'):\n"
         "    print(u.find_spec(name).origin)\n"
-        "from hf_ext.shipped import find_shipped\nprint(find_shipped('gb1.yaml', 'recipes/configs'))"
+        "from hf_ext.files import find_shipped\nprint(find_shipped('gb1.yaml', 'recipes/configs'))"
     )
     # -S: not the site-packages of this environment, where another clone may be installed
     found = run_from(tmp_path, "-S", "-c", code, str(tmp_path / "site"), cwd=tmp_path).split()

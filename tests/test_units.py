@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hf_ext import units
+from hf_ext.reporting import units
 
 
 def test_numbers_scores_and_ticks_have_sensible_digits_and_units() -> None:

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from hf_ext.hardware import detect_hardware
+from hf_ext.memory.out_of_memory import DidNotFit, attempt
 from hf_ext.models.packing import find_encoders, pack_encoders
-from hf_ext.out_of_memory import DidNotFit, attempt
 from hf_ext.reporting.flops import flops_coefficients
 from hf_ext.speedups.attention import set_attention
 

@@ -19,9 +19,9 @@ from memory_ledger import Case
 
 from hf_ext import FastTrainer, FastTrainingArguments
 from hf_ext.hardware import detect_hardware
+from hf_ext.memory.out_of_memory import DidNotFit, attempt
 from hf_ext.memory.report import usable_bytes
 from hf_ext.optional import import_problem
-from hf_ext.out_of_memory import DidNotFit, attempt
 from hf_ext.speedups.parity import one_line
 
 from .shapes import SHAPES, Shape, make_collator, make_rows

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hf_ext.out_of_memory import DidNotFit
+from hf_ext.memory.out_of_memory import DidNotFit
 from hf_ext.speedups.parity import one_line
 
 from .sides import OURS, Bench

@@ -24,7 +24,7 @@ import psutil
 
 from hf_ext.comparing.running import end_processes
 from hf_ext.errors import ArgumentError
-from hf_ext.whole_files import write_text
+from hf_ext.files import write_text
 
 ROOT = Path(__file__).resolve().parents[2]
 FORMAT = 1

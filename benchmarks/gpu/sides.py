@@ -15,8 +15,8 @@ import torch
 
 from hf_ext.hardware import detect_hardware
 from hf_ext.masked_lm.building import build_trainer, prepare_splits
+from hf_ext.memory.out_of_memory import DidNotFit, attempt
 from hf_ext.optional import import_problem
-from hf_ext.out_of_memory import DidNotFit, attempt
 from hf_ext.reporting.flops import flops_coefficients
 from hf_ext.reporting.throughput import ThroughputCallback
 from hf_ext.training_args import FastTrainingArguments

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_ext.reporting.tables import format_markdown_table
-from hf_ext.units import NOT_MEASURED
+from hf_ext.reporting.units import NOT_MEASURED
 
 WAYS = ("full", "lora", "frozen")
 MODELS = ("ESM-2 650M", "ESMC-300M")

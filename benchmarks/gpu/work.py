@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from hf_ext.whole_files import write_text
+from hf_ext.files import write_text
 
 
 @dataclass

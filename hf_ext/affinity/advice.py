@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .. import units
 from ..evaluation.paired import compare_paired
 from ..evaluation.verdict import CONSTANT, MODEL
+from ..reporting import units
 from .scoring import SplitScores
 
 ON_EMBEDDINGS = "embeddings"  # in the names of baselines that see what the head sees

@@ -14,10 +14,10 @@ from ..evaluation.calibration import FittedCalibration, apply_calibration, fit_c
 from ..evaluation.limits import at_limits, rmse_at_limits
 from ..evaluation.paired import compare_paired
 from ..evaluation.resampling import ResamplingUnits, check_units, unit_facts
-from ..held import replaced
 from ..models.calibration import is_ridge_alone, stacks_ridge
+from ..models.process_settings import replaced
 from ..models.stacked_ridge import StackedRidge
-from ..units import format_cell
+from ..reporting.units import format_cell
 from .baselines import FloatArray, pooled_features, sequence_columns
 from .embedding_ridge import EmbeddingRidge, Stack
 from .predictions import predict_labelled, read_bounds

@@ -19,8 +19,8 @@ from ..checkpoints.compare import compare_runs, refuse
 from ..checkpoints.finished_model import check_model
 from ..checkpoints.store import CheckpointStore
 from ..errors import ArgumentError
-from ..held import replaced
 from ..models.affinity import AffinityModel
+from ..models.process_settings import replaced
 from ..reporting.run_clock import RunClockCallback
 from ..reporting.run_record import record_evaluations, write_json
 from ..training_args import FastTrainingArguments

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import units
 from ..evaluation.guards import AlarmKind, examine_predictions
 from ..evaluation.metrics import DEFAULT_THRESHOLD
 from ..evaluation.pair_verdict import judge_pair
@@ -17,6 +16,7 @@ from ..evaluation.paired import PAIRED_METRICS, compare_paired
 from ..evaluation.requirements import Checked, Requirement, check_requirements, describe_failed, format_checked
 from ..evaluation.resampling import unit_facts
 from ..evaluation.scores import GROUP_METRIC
+from ..reporting import units
 from ..reporting.tables import format_table
 from .evaluated_rows import EvaluatedRows
 from .scoring import LIMITS_NOTE, Compared, known_scores

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..csv_cells import read_cell
 from ..data.formats import iter_records
 from ..data.labels import parse_labels
 from ..data.numbers import parse_number
 from ..data.proteins import ResiduePolicy, clean_sequences
 from ..data.sources import SOURCE_ROW
 from ..errors import DataError
+from ..files import read_cell
 from .prediction_file import PREDICTION
 
 MAX_LISTED = 10

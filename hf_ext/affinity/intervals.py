@@ -13,7 +13,7 @@ from ..evaluation.calibration import cross_fit_calibration
 from ..evaluation.conformal import LEVELS, conformal_half_widths, measure_coverage
 from ..evaluation.resampling import ResamplingUnits, check_units
 from ..models.prediction_intervals import describe_basis, half_width
-from ..units import format_cell, share
+from ..reporting.units import format_cell, share
 from .calibrating import ridge_part, uncalibrated
 from .predictions import predict_labelled, read_bounds
 

@@ -9,9 +9,9 @@ from ..arguments.checks import check_metric_name
 from ..errors import ArgumentError
 from ..evaluation.row_metrics import RowMetrics
 from ..evaluation.scores import GROUP_METRIC, HIT_METRICS, PLAIN_METRICS, THRESHOLD_METRICS
+from ..reporting.units import less_is_better
 from ..training.comparable import check_metric_on_rows
 from ..training_args import FastTrainingArguments
-from ..units import less_is_better
 from .arguments import AffinityArguments
 
 # By loss. A tobit loss knows that some labels are limits, which the RMSE of an evaluation does not.

@@ -6,7 +6,7 @@ import csv
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..csv_cells import read_cell
+from ..files import read_cell
 
 PREDICTIONS = "predictions.csv"  # of a run's test rows, in its folder
 Row = tuple[str, ...]

@@ -13,7 +13,7 @@ from ..data.contents import irregular_kind
 from ..data.rows import REJECTED_FILE, REJECTED_HEADER
 from ..data.sources import SOURCE_ROW, local_files, peek_columns
 from ..errors import ArgumentError, DataError
-from ..whole_files import try_replacing
+from ..files import try_replacing
 
 PREDICTION, LOW, HIGH, SPREAD = "prediction", "prediction_low", "prediction_high", "prediction_std"
 ADDED = (SOURCE_ROW, PREDICTION, LOW, HIGH, SPREAD)  # what is written beside the input's own columns, in this order

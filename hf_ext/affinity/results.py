@@ -10,15 +10,14 @@ from typing import Any
 import numpy as np
 
 from ..arguments.parser import FastArgumentParser
-from ..csv_cells import write_cell
 from ..data.columns import column_names
 from ..data.sources import SOURCE_ROW
 from ..evaluation import label_audit
+from ..files import replacing, write_cell
 from ..models.configuration import AffinityConfig
 from ..reporting.plots import plot_loss, plot_scatter
 from ..reporting.run_record import record_evaluations, record_run, write_json
 from ..running import plots_if_possible, with_absolute_path
-from ..whole_files import replacing
 from .advice import make_advice
 from .prediction_file import HIGH, LOW, PREDICTION, SPREAD
 from .scoring import SplitScores

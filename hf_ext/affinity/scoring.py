@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from .. import units
 from ..data.arguments import DataArguments
 from ..data.columns import read_columns
 from ..evaluation import DEFAULT_THRESHOLD, collapse_report, score_predictions
@@ -20,6 +19,7 @@ from ..evaluation.row_metrics import RowMetrics
 from ..evaluation.scores import GROUP_METRIC, HIT_METRICS, PLAIN_METRICS, THRESHOLD_METRICS
 from ..evaluation.verdict import CONSTANT, MODEL, Verdict, judge
 from ..models.calibration import is_ridge_alone
+from ..reporting import units
 from ..reporting.near_copies import describe_near_copies, describe_repeated
 from ..reporting.report.scores import fit_notes, resampled
 from ..reporting.tables import format_table

@@ -17,12 +17,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from ..data.collators import INPUTS_NAME, SequenceCollator
-from ..disk import follow_umask
+from ..files import follow_umask, replacing
 from ..models.encoders import fingerprint_weights
 from ..running import check_inputs
 from ..trainer import FastTrainer
 from ..training_args import FastTrainingArguments
-from ..whole_files import replacing
 from .predictor import check_predictions, columns_of, load_model
 
 TEACHER_FILE = "teacher_predictions.safetensors"

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from ..errors import ArgumentError
-from ..shipped import CONFIGS, find_shipped, list_shipped
+from ..files import CONFIGS, find_shipped, list_shipped
 
 MAPPING, NULL = "tag:yaml.org,2002:map", "tag:yaml.org,2002:null"
 

@@ -50,7 +50,8 @@ class GroupedArgumentParser(HfArgumentParser):
     """
 
     def __init__(self, dataclass_types: Any = None, **kwargs: Any) -> None:
-        types = [dataclass_types] if dataclasses.is_dataclass(dataclass_types) else [*(dataclass_types or ())]
+        is_one = dataclasses.is_dataclass(dataclass_types)
+        types: list[Any] = [dataclass_types] if is_one else [*(dataclass_types or ())]
         self._group_of = {
             field.name: _group(dtype, field.name) for dtype in types for field in dataclasses.fields(dtype)
         }
@@ -69,7 +70,7 @@ class GroupedArgumentParser(HfArgumentParser):
         end = "" if message.endswith("?") else "."
         raise ArgumentError(f"Command line: {message}{end} Run with --help all for all flags.")
 
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:  # type: ignore[override]
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """As argparse, but words that are no flags are an error, with the nearest flag of each."""
         namespace, unknown = super().parse_known_args(args, namespace)
         flags = [option for action in self._actions for option in action.option_strings]

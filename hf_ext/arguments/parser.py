@@ -127,7 +127,7 @@ class FastArgumentParser(GroupedArgumentParser):
 
     def _layers(self, preset: str | None) -> list[tuple[str, dict[str, Given]]]:
         """Origins and their values: of the recipe, and of the presets."""
-        layers = [("recipe", self.recipe_defaults)]
+        layers: list[tuple[str, Mapping[str, Any]]] = [("recipe", self.recipe_defaults)]
         layers += [(f"preset {name}", self.presets[name]) for name in preset_names(preset, self.presets)]
         return [(origin, {key: Given(value, origin) for key, value in values.items()}) for origin, values in layers]
 

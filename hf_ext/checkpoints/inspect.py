@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..disk import used_bytes
 from ..errors import CheckpointError
+from ..files import used_bytes
 from ..reporting.tables import format_table
 from .manifest import CHECKPOINT_NAME, is_folder, is_ours, verify
 from .store import STAGING

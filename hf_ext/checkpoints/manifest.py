@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from ..disk import sync, used_bytes
+from ..files import sync, used_bytes
 from ..errors import CheckpointError
 
 MANIFEST = "manifest.json"

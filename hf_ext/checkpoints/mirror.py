@@ -13,8 +13,8 @@ import shutil
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
-from ..disk import describe_failure, is_disk_failure, sync
 from ..errors import CheckpointError, FolderError
+from ..files import describe_failure, is_disk_failure, sync
 from .manifest import CHECKPOINT_NAME, MANIFEST, Stored, verify
 from .store import CheckpointStore
 

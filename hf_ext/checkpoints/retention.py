@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..disk import free_bytes, used_bytes
 from ..errors import ArgumentError
+from ..files import free_bytes, used_bytes
 from ..memory.stored import optimizer_bytes
 from .store import STAGING, CheckpointStore
 from .weights import export_bytes, weights_bytes

@@ -19,9 +19,9 @@ from typing import Any
 import psutil
 from filelock import LeaseCompromise, SoftFileLease, Timeout
 
-from ..disk import is_disk_failure
 from ..distributed import do_on_main
 from ..errors import FolderError, show_text
+from ..files import is_disk_failure
 from ..reporting.run_record import without_tokens
 from .finished_model import MODEL_MANIFEST, WEIGHTS
 

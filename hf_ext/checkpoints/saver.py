@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from transformers.trainer_callback import ExportableState
 
-from ..disk import describe_failure
 from ..errors import CheckpointError, DiskFailure, NotFiniteError
+from ..files import describe_failure
 from ..overrides import find_override
-from ..zero import own_part
+from ..processes import own_part
 from .finished_model import not_finite
 from .manifest import PROGRESS
 from .mirror import MirroredStore

@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from ..disk import follow_umask, remove, remove_folder, sync
+from ..files import follow_umask, remove, remove_folder, sync
 from ..errors import CheckpointError, FolderError
 from .manifest import (
     CHECKPOINT_NAME,

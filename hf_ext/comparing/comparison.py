@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import show_text
+from ..files import write_text
 from ..reporting.run_record import write_json
-from ..whole_files import write_text
 from .arguments import CompareArguments
 from .criteria import check_criteria, is_too_noisy
 from .intervals import Interval, decision_interval, rate_interval, ratio_interval

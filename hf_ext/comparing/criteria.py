@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ..units import NOT_MEASURED
+from ..reporting.units import NOT_MEASURED
 from .arguments import CompareArguments
 
 NOISY = "TOO NOISY TO TELL"

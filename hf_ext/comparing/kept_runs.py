@@ -16,7 +16,7 @@ import psutil
 
 from ..checkpoints.run_lock import find_other_run
 from ..errors import ArgumentError
-from ..whole_files import write_text
+from ..files import write_text
 from .costs import Cost
 
 MAX_HASHED_BYTES = 2**20  # larger files, which are data, are known by size and time

@@ -10,7 +10,7 @@ import torch
 import yaml
 
 from ..errors import ArgumentError
-from ..shipped import LAUNCHERS, find_shipped
+from ..files import LAUNCHERS, find_shipped
 
 
 class CannotLaunch(ArgumentError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..reporting.tables import format_markdown_table
-from ..units import MISSING, NOT_MEASURED
+from ..reporting.units import MISSING, NOT_MEASURED
 
 KINDS = {"step": "steps by the clock", "cpu": "steps by CPU time", "loop": "the whole loop"}
 OTHER = {"step": "by CPU time", "cpu": "by the clock"}  # the time that the phases are not judged by

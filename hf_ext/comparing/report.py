@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..reporting.tables import format_markdown_table
-from ..units import NOT_MEASURED, rounded, share
+from ..reporting.units import NOT_MEASURED, rounded, share
 from .timeline import format_timeline
 
 

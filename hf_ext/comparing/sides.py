@@ -14,7 +14,7 @@ import yaml
 from ..arguments.config_file import read_nodes
 from ..arguments.presets import PRESETS
 from ..errors import ArgumentError
-from ..shipped import CONFIGS, RECIPES, find_shipped
+from ..files import CONFIGS, RECIPES, find_shipped
 from .arguments import CompareArguments
 from .launching import Launch, read_launch
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..reporting.tables import format_markdown_table
-from ..units import seconds
+from ..reporting.units import seconds
 from .running import SideRun
 
 EPOCHS = (1, 10, 25, 50)

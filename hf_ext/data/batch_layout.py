@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..whose_code import is_from
+from ..overrides import is_from
 from .segments import Segments
 
 IGNORED = -100  # labels that transformers' losses leave out

@@ -13,8 +13,8 @@ import torch
 from transformers import AutoTokenizer
 
 from ..errors import DataError
+from ..files import write_text
 from ..pretrained import reading
-from ..whole_files import write_text
 from .tokenization import ResidueTokenizer
 
 INPUTS_NAME = "inputs.json"

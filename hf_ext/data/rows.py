@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from ..csv_cells import write_cell
 from ..errors import ArgumentError, DataError
+from ..files import write_cell
 from .arguments import DataArguments
 from .filters import Predicate, check_names, parse_filter
 from .labels import name_label_kind, parse_labels

@@ -14,7 +14,7 @@ import psutil
 import torch
 from huggingface_hub import constants
 
-from ..disk import can_make, free_bytes
+from ..files import can_make, free_bytes
 from ..hardware import Hardware, count_cpu_cores, describe_hardware, detect_hardware
 from ..speedups.precision import best_precision
 

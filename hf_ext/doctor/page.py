@@ -6,10 +6,10 @@ import dataclasses
 import textwrap
 from typing import Any
 
-from .. import units
 from ..checkpoints.retention import GB
 from ..evaluation.guards import format_report
 from ..memory.report import MemoryReport, format_memory, format_savings
+from ..reporting import units
 from ..reporting.tables import format_table
 from ..running import summarize_data
 from .encoder_choice import Choice, choose_encoders, describe_choices

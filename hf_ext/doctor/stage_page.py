@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from .. import units
+from ..reporting import units
 from ..reporting.tables import format_table
 from .estimates import money
 from .stage_estimates import LSTM_STEP_SECONDS, Span, StageEstimate, StageTime

@@ -10,7 +10,7 @@ from functools import partial
 
 from tqdm.auto import tqdm
 
-from ..out_of_memory import DidNotFit, attempt
+from ..memory.out_of_memory import DidNotFit, attempt
 from .finite import AnyEncode, Embeddings, encode_finite, join_blocks, name_sequences
 from .store import EmbeddingStore
 

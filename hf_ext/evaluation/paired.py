@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ArgumentError
-from ..units import less_is_better
+from ..reporting.units import less_is_better
 from ._arrays import FloatArray, as_column, as_pair, count_not_finite, divide
 from .bootstrap import (
     CHUNK_DRAWS,

@@ -14,7 +14,7 @@ from ..data.numbers import NUMBER, parse_number
 from ..errors import ArgumentError, RequirementsFailed
 from ..reporting.requirements import HEADERS, required_rows
 from ..reporting.tables import format_table
-from ..units import format_cell, is_finite, less_is_better
+from ..reporting.units import format_cell, is_finite, less_is_better
 
 REQUIRE = {  # of the field `require` of a recipe's arguments
     "help": 'What the final scores must be, each in quotes: "spearman>=0.60" "rmse<=1.35". Where one is not, exit '

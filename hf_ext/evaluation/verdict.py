@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ..errors import ArgumentError
-from ..units import metric_name
+from ..reporting.units import metric_name
 from ._arrays import FloatArray, as_column, as_pair, count_not_finite
 from .bootstrap import affordable_resamples, bootstrap_metrics, percentile_interval
 from .limits import at_limits

@@ -10,7 +10,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from ..whole_files import write_text
+from ..files import write_text
 from .building import Inputs
 from .judging.judgement import judge_generated
 from .judging.rows import AntibodyRows

@@ -20,8 +20,8 @@ from ..data.sources import local_files, peek_columns
 from ..data.splits import SPLIT_CLUSTER
 from ..errors import ArgumentError, DataError
 from ..evaluation.resampling import ResamplingUnits
-from ..held import replaced
-from ..units import format_cell
+from ..models.process_settings import replaced
+from ..reporting.units import format_cell
 from .arguments import GeneratorArguments
 from .judging.rows import AntibodyRows
 

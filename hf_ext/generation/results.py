@@ -9,15 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from ..arguments.parser import FastArgumentParser
-from ..csv_cells import write_cell
 from ..distributed import do_on_main
 from ..errors import RunEnded
+from ..files import replacing, write_cell
 from ..reporting.plots import plot_loss
 from ..reporting.run_record import record_evaluations, record_run, write_json
 from ..reporting.tables import format_table
+from ..reporting.units import format_cell
 from ..running import plots_if_possible, with_absolute_path
-from ..units import format_cell
-from ..whole_files import replacing
 from .arguments import GeneratorArguments
 from .building import Inputs
 from .judging.gates import GATES_NAME, REQUIREMENTS, Gate, check_gates, have_passed, write_gates

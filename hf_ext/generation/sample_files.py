@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from ..affinity.prediction_file import find_output
-from ..csv_cells import write_cell
 from ..data.sources import SOURCE_ROW
 from ..errors import ArgumentError
-from ..whole_files import replacing, try_replacing
+from ..files import replacing, try_replacing, write_cell
 from .candidates import COLUMNS, OPTIONAL
 
 ADDED = (SOURCE_ROW, *COLUMNS, *OPTIONAL)  # what is written beside the input's own columns

@@ -26,9 +26,9 @@ from ..arguments.checks import ABOVE_ZERO, COUNT, SEED, Range, check_ranges
 from ..data.antibody_collator import AntibodyCollator, StatesOf
 from ..data.antibody_pairs import BOS_ID, EOS_ID, AntibodyPair, PairEncoder, decode_pair
 from ..errors import ArgumentError, DataError
-from ..held import replaced
 from ..models.generation.model import NEVER_WRITTEN, AntibodyGenerator
 from ..models.generation.outputs import EncoderStates, as_states
+from ..models.process_settings import replaced
 from ..speedups.sample import evaluating
 
 MAX_TOKENS = 320  # of a pair: no heavy chain's domain is longer than 145 residues, no light chain's than 130

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import ArgumentError
 from ..models.generation.configuration import SIZES
-from ..units import format_cell
+from ..reporting.units import format_cell
 from .judging.gates import REQUIREMENTS
 
 

@@ -23,7 +23,7 @@ from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils.sha import git_hash
 
 from ..errors import HfExtError, RunEnded
-from ..held import replaced
+from ..models.process_settings import replaced
 from .allowed import checkpoint_files, find_local_names, find_replaced, find_token, holds_model, model_files
 
 WAITS_S = (2.0, 4.0, 8.0)  # before each further attempt

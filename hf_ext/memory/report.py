@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 from typing import Any
 
-from .. import units
+from ..reporting import units
 from ..reporting.tables import format_table
 from .forecast import Forecast, MemoryModel, TrainConfig
 

@@ -12,7 +12,7 @@ from torch.nn.functional import dropout as drop
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from ..data.segments import Segments
-from ..matmul import read_matmul_precision
+from .process_settings import read_matmul_precision
 
 # Scores of one block, in bytes. Measured on two cores with 20 heads of 16: 1 to 4 MiB are alike, 8 MiB leaves the cache
 # and takes twice as long.

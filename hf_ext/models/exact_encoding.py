@@ -8,8 +8,8 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from ..held import replaced
 from .affinity import AffinityModel
+from .process_settings import replaced
 
 Encode = Callable[[Sequence[str]], torch.Tensor]
 

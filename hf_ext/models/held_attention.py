@@ -7,7 +7,7 @@ from weakref import ref
 
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from ..held import Held
+from .process_settings import Held
 
 _HELD: dict[int, Held[str]] = {}  # by the id of a configuration, which has no hash; gone with it
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from ..whose_code import is_from, with_wrapped
+from ..overrides import is_from, with_wrapped
 
 # Accelerate wraps the forward of a whole model for autocast, torch that of what it compiles.
 _LIBRARIES = ("hf_ext", "transformers", "accelerate", "torch")

@@ -3,6 +3,6 @@
 A wheel has the recipes themselves in this place, and not this file.
 """
 
-from ..shipped import RECIPES, shipped_folder
+from ..files import RECIPES, shipped_folder
 
 __path__ = [str(shipped_folder(RECIPES))]

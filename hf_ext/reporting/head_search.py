@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from ..units import format_cell, less_is_better, metric_name
+from .units import format_cell, less_is_better, metric_name
 
 HEADERS = ["head", "dropout", "learning rate", "weight decay", "epochs", "weights", "error"]
 

@@ -13,8 +13,8 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 from transformers import TrainerCallback
 from transformers.trainer_callback import ProgressCallback
 
-from ..units import rounded
 from .shortfall import Shortfall
+from .units import rounded
 
 # Without tqdm's time left, which jumps after every evaluation: ours counts evaluation and saving as they were so far.
 BAR = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}, {rate_fmt}{postfix}]"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..units import metric_name
+from .units import metric_name
 
 HEADERS = ["metric", "expected", "actual", ""]
 

@@ -17,9 +17,9 @@ import psutil
 
 from ..arguments.names import is_secret
 from ..cli import program_words
+from ..files import write_text
 from ..hardware import count_cpu_cores, detect_hardware
 from ..optional import installed_version
-from ..whole_files import write_text
 from .run_clock import RunClockCallback
 
 FORMAT = 1

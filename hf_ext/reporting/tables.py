@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from ..errors import ArgumentError
-from ..units import MISSING, format_cell
+from .units import MISSING, format_cell
 
 # A number, with a percent sign or an x at most: "12.3 %", "1.7x", "-4". An identifier such as "1A2Y" is text.
 _NUMERIC_TEXT = re.compile(r"[+-]?[\d,]*\.?\d+([eE][+-]?\d+)?( ?[%x])?")

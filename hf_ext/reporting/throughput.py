@@ -27,8 +27,8 @@ from torch import nn
 from transformers import TrainerCallback
 from transformers.trainer_utils import has_length
 
+from ..files import write_text
 from ..hardware import detect_hardware
-from ..whole_files import write_text
 from .batch_counts import COUNTS, BatchCounter
 from .rates import Device, find_baseline, mean_rates, speed_against
 from .step_timer import StepTimer

@@ -35,7 +35,7 @@ from ..models.lora import unwrap_peft
 from ..models.packed_families import PACKED_FAMILIES
 from ..models.packing import find_encoders, is_packed
 from ..optional import import_problem
-from ..whose_code import is_in
+from ..overrides import is_in
 from . import encoder_precision, parity
 from .base import Context, Decision, Kind, Run, applied, cannot, off, refused, skipped
 from .precision import Precision

@@ -11,9 +11,9 @@ from weakref import finalize
 
 from ..data.batch_layout import change_layout
 from ..hardware import Hardware
-from ..held import Held
 from ..models.padding_watch import PaddingWatch
-from ..zero import splits_weights
+from ..models.process_settings import Held
+from ..processes import splits_weights
 
 Kind = Literal["I", "N", "L"]  # identical mathematics, other numerics, changes learning
 T = TypeVar("T")

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from ..held import Held
+from ..models.process_settings import Held
 from .base import Context, Decision, Kind, Run, applied, off, skipped
 
 NAME = "cpu_threads"

@@ -11,7 +11,7 @@ from typing import ClassVar
 import torch
 
 from ..hardware import Hardware, is_amd_cpu
-from ..matmul import FAST_CPU, FAST_GPU, HELD_MATMUL
+from ..models.process_settings import FAST_CPU, FAST_GPU, HELD_MATMUL
 from .base import Context, Decision, Kind, Run, applied, off, refused, skipped
 
 MAX_ERROR = 1e-5  # of a product in float32; in bf16 it is off by about 1e-3

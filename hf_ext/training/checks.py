@@ -25,8 +25,8 @@ from ..arguments.names import name_nearest
 from ..data.columns import column_names, column_values, has_numbered_rows
 from ..data.random_states import kept_random_states
 from ..errors import ArgumentError, DataError
-from ..held import replaced
 from ..models.lora import unwrap_peft
+from ..models.process_settings import replaced
 from ..overrides import BATCHES, EVALUATION, find_override, find_own_loss
 from ..speedups.sample import modes_kept
 

@@ -14,7 +14,7 @@ from ..evaluation.paired import RATIO_METRICS
 from ..evaluation.resampling import MIN_UNITS
 from ..evaluation.row_metrics import RowMetrics
 from ..evaluation.scores import GROUP_METRIC, PLAIN_METRICS, THRESHOLD_METRICS
-from ..units import less_is_better
+from ..reporting.units import less_is_better
 
 COMPARABLE = (*PLAIN_METRICS, *RATIO_METRICS)
 BY_ROW_METRICS = (*THRESHOLD_METRICS, GROUP_METRIC)  # need a threshold or groups, which `RowMetrics` knows

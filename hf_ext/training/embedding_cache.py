@@ -27,9 +27,9 @@ from ..embeddings.shortening import Shortening
 from ..embeddings.store import EmbeddingStore
 from ..errors import CacheError, DataError
 from ..hardware import detect_hardware
-from ..matmul import read_matmul_precision
 from ..models.encoders import identify_encoder
 from ..models.exact_encoding import exact_encoding
+from ..models.process_settings import read_matmul_precision
 
 LIVE_BATCH = 8  # sequences per batch where there is no cache to size batches for
 MEMORY_SHARE = 0.3  # of free memory that one table may take

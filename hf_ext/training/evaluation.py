@@ -19,7 +19,7 @@ from ..data.random_states import kept_random_states
 from ..errors import ArgumentError
 from ..evaluation.dataset_subset import ChosenRows, choose_rows
 from ..evaluation.row_metrics import RowMetrics
-from ..held import replaced
+from ..models.process_settings import replaced
 from .comparable import Evaluation, check_metric_on_rows, make_comparable, name_undefined
 from .nan_guard import can_be_best
 from .stop import EvaluationGivenUp

@@ -14,10 +14,9 @@ from safetensors import SafetensorError
 
 from ..checkpoints.finished_model import write_model_manifest
 from ..checkpoints.weights import export_bytes, save_checkpoint_weights, save_weights
-from ..disk import describe_failure, follow_umask, is_disk_failure
 from ..errors import ArgumentError, DiskFailure
+from ..files import describe_failure, follow_umask, is_disk_failure, write_text
 from ..models.lora import merged_copy
-from ..whole_files import write_text
 
 EXPORT_STAGING = ".staging-model"
 

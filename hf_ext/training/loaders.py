@@ -21,7 +21,7 @@ from ..data.length_grouping import LengthGroupedSampler
 from ..data.streams import PassedRows, StreamPassSampler, is_stream
 from ..data.token_budget import TokenBudgetBatchSampler, count_tokens
 from ..errors import ArgumentError, DataWorkerDied
-from ..held import replaced
+from ..models.process_settings import replaced
 from ..overrides import find_override
 from .streams import TrainingStream, check_stream, read_together
 

@@ -14,12 +14,11 @@ import numpy as np
 import torch
 
 from ..data.even_batches import RepeatedRows
-from ..held import replaced
 from ..models.exact_loss import IGNORED, LossKind, exact_loss, find_loss_kind, sum_loss_rows
 from ..models.lora import unwrap_peft
+from ..models.process_settings import replaced
 from ..models.replaced_forwards import has_foreign_forward
-from ..overrides import TRAINING_LOSS, find_override
-from ..whose_code import is_from
+from ..overrides import TRAINING_LOSS, find_override, is_from
 
 logger = logging.getLogger(__name__)
 

@@ -17,8 +17,8 @@ from ..data.random_states import capture_rng, restore_rng
 from ..data.token_budget import count_tokens
 from ..errors import ArgumentError, DataError, MemoryExhausted
 from ..hardware import detect_hardware
+from ..memory.out_of_memory import DidNotFit, attempt
 from ..memory.stored import gradient_bytes, optimizer_bytes
-from ..out_of_memory import DidNotFit, attempt
 from ..speedups.base import optimizer_name
 from ..speedups.sample import modes_kept
 

@@ -12,13 +12,12 @@ import torch
 
 from ..checkpoints.run_lock import find_other_run
 from ..data.columns import reads_text
-from ..disk import describe_failure, is_disk_failure
+from ..files import describe_failure, is_disk_failure
 from ..models.quantization import keep_gradients
-from ..plain_arguments import complete_arguments
 from ..plan import Plan, describe_model, make_plan
 from ..processes import check_fsdp, check_parallelism
 from ..speedups import Run
-from ..training_args import asks_for_more
+from ..training_args import asks_for_more, complete_arguments
 from .backends.deepspeed import check_given
 from .optimizers import require_optimizer
 

@@ -12,7 +12,7 @@ import torch
 from accelerate.utils import ProfileKwargs
 from transformers import TrainerCallback
 
-from ..disk import describe_failure
+from ..files import describe_failure
 from ..reporting.operations import STEP, costly_operations
 
 TRACE = "profile_trace.json.gz"  # for chrome://tracing and ui.perfetto.dev

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
-from .. import units
 from ..data.random_states import kept_random_states
 from ..hardware import detect_hardware
 from ..memory.forecast import model_on_batch
@@ -23,6 +22,7 @@ from ..memory.report import MemoryReport, format_memory, format_savings, report_
 from ..models.activation_checkpointing import is_recomputed
 from ..models.host_optimizer import HostTimes, find_host_optimizer
 from ..optional import import_problem
+from ..reporting import units
 from ..reporting.progress import LiveProgress, describe_speed
 from ..reporting.rates import find_baseline
 from ..reporting.shortfall import Shortfall, SpeedFacts, encoder_width, find_shortfall

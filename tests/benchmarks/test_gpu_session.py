@@ -25,7 +25,7 @@ from gpu_session import PARTS, parse_arguments
 
 from hf_ext.errors import ArgumentError
 from hf_ext.hardware import describe_hardware
-from hf_ext.out_of_memory import DidNotFit
+from hf_ext.memory.out_of_memory import DidNotFit
 
 SCRIPT = ROOT / "benchmarks" / "gpu_session.py"
 MACHINE = {"device": "H100-SXM", "kind": "cuda", "memory_gib": 79.1}

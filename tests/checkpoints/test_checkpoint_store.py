@@ -8,8 +8,8 @@ from file_limit import file_limit
 
 from hf_ext.checkpoints.manifest import MANIFEST, Manifest
 from hf_ext.checkpoints.store import CheckpointStore
-from hf_ext.disk import used_bytes
 from hf_ext.errors import CheckpointError
+from hf_ext.files import used_bytes
 
 
 @pytest.fixture

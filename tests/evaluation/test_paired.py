@@ -12,7 +12,7 @@ from hf_ext.errors import ArgumentError, DataError
 from hf_ext.evaluation import score_predictions
 from hf_ext.evaluation.bootstrap import bootstrap_metrics
 from hf_ext.evaluation.paired import PAIRED_METRICS, compare_paired, paired_samples
-from hf_ext.units import less_is_better
+from hf_ext.reporting.units import less_is_better
 
 
 def rows(num_rows: int = 80, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

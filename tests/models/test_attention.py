@@ -13,7 +13,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import EsmModel, T5Config, T5ForConditionalGeneration
 
 from hf_ext.data.segments import Segments
-from hf_ext.matmul import read_matmul_precision
 from hf_ext.models import attention, cpu_attention
 from hf_ext.models.attention import (
     KERNELS,
@@ -22,6 +21,7 @@ from hf_ext.models.attention import (
     padded_attention,
     register_attention,
 )
+from hf_ext.models.process_settings import read_matmul_precision
 
 pytestmark = pytest.mark.usefixtures("blocked_in_float32")
 

@@ -21,9 +21,9 @@ from ...models.head import ONE_LAYER
 from ...reporting.head_search import HEADERS, candidate_rows, error_name, head_name
 from ...reporting.run_record import write_json
 from ...reporting.tables import format_table
+from ...reporting.units import format_cell, seconds
 from ...speedups.batch_size import cached_batch_size
 from ...training_args import FastTrainingArguments
-from ...units import format_cell, seconds
 from ..arguments import AffinityArguments, Head
 from .candidates import MIN_STEPS, HeadSettings
 from .rows import make_folds, read_rows

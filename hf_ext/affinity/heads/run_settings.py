@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from ...evaluation.scores import PLAIN_METRICS
+from ...reporting.units import less_is_better
 from ...training_args import FastTrainingArguments
-from ...units import less_is_better
 from ..arguments import AffinityArguments, Head
 from ..measure import verdict_metric
 from .candidates import HeadSettings

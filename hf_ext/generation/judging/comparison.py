@@ -12,7 +12,7 @@ from ...evaluation._arrays import FloatArray
 from ...evaluation.paired import PairedComparison
 from ...evaluation.scores import Score
 from ...reporting.tables import format_table
-from ...units import format_cell, score
+from ...reporting.units import format_cell, score
 from .affinities import AffinityScores
 from .diversity import Diversity
 from .novelty import Novelty

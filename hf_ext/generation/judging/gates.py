@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from ...errors import ArgumentError
-from ...units import format_cell
-from ...whole_files import write_text
+from ...files import write_text
+from ...reporting.units import format_cell
 
 GATES_NAME = "gates.json"
 STAGES = (1, 2, 3)

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ...evaluation.paired import PairedComparison
-from ...units import capitalize
+from ...reporting.units import capitalize
 from .baselines import RANDOM
 from .comparison import MEASURES, Comparisons, SetScores
 from .conditions import ConditionEffect

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...units import is_finite, metric_title, number, share
 from ..markdown import code, plain
 from ..near_copies import describe_near_copies
 from ..report.run_files import RunFiles
 from ..report.scores import undefined_notes
 from ..report.values import as_dict
+from ..units import is_finite, metric_title, number, share
 from .facts import is_demo
 from .loading import missing_bases
 from .tasks import TaskCard

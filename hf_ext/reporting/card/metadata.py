@@ -6,8 +6,8 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCardData
 
-from ...units import is_finite
 from ..report.values import as_dict
+from ..units import is_finite
 from .facts import data_source, has_licence_file, is_demo
 from .names import is_hub_id
 from .tasks import TaskCard

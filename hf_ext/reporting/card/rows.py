@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from urllib.parse import quote
 
-from ... import units
+from .. import units
 from ..markdown import code, plain
 from ..report.run_files import RunFiles
 from ..report.values import as_dict

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ... import units
-from ...units import metric_title
+from .. import units
 from ..markdown import plain_line
 from ..report.markdown import render_table
 from ..report.scores import score_table, undefined_notes
 from ..report.values import as_dict
+from ..units import metric_title
 
 
 def render_scores(

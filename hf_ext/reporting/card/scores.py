@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ... import units
+from .. import units
 from ..report.scores import resampled
 from ..report.values import as_dict
 from .score_lines import render_scores

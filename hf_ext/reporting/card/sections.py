@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ... import units
 from ...arguments.names import is_secret
+from .. import units
 from ..markdown import code, code_block, plain
 from ..report.run_files import RunFiles
 from ..report.values import as_dict

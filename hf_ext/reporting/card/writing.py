@@ -9,7 +9,7 @@ from pathlib import Path
 from huggingface_hub import ModelCard
 
 from ...errors import show_text
-from ...whole_files import replacing
+from ...files import replacing
 from ..markdown import plain, plain_line
 from ..report.run_files import RunFiles, read_run
 from ..report.values import as_dict

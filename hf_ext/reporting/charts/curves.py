@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...units import is_finite, less_is_better, tick
+from ..units import is_finite, less_is_better, tick
 from .look import (
     FONT,
     LOG_RATIO,

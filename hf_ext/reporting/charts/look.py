@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...units import tick
-from ...whole_files import replacing
+from ...files import replacing
+from ..units import tick
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

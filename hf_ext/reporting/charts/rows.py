@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...units import is_finite, tick
+from ..units import is_finite, tick
 from .look import MAX_DOTS, SERIES, Chart, add_legend, new_figure, plain_name, set_log, set_range, style_axis
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from ...errors import show_text
-from ...whole_files import write_text
+from ...files import write_text
 from .blocks import Report
 from .html import render_html
 from .markdown import render_markdown

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ... import units
+from .. import units
 from ..charts.rows import length_chart
 from ..near_copies import count_near
 from .blocks import Block, Bullets, Code, Figure, Paragraph, Table

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ... import units
+from .. import units
 from ..head_search import HEADERS, candidate_rows, error_name, head_name
 from .blocks import Block, Fold, Paragraph, Table
 from .run_files import RunFiles

@@ -9,8 +9,8 @@ from importlib.resources import files
 from jinja2 import Environment
 from markupsafe import Markup
 
-from ...units import NOT_MEASURED, number
 from ..tables import is_numeric
+from ..units import NOT_MEASURED, number
 from .blocks import Block, Code, Figure, Report, Table
 
 _INTERVAL = re.compile(r"(\S+) (\[\S+, \S+\])")  # a score's text

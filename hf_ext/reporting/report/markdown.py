@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...units import number
 from ..markdown import code, code_block, plain, plain_line
 from ..tables import format_markdown_table
+from ..units import number
 from .blocks import Block, Bullets, Code, Command, Figure, Fold, Paragraph, Report, Table
 
 

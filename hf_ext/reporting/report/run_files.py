@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ...csv_cells import read_cell
 from ...errors import DataError
+from ...files import read_cell
 
 FORMAT = 1  # of all_results.json
 TASKS = ("affinity", "masked_lm", "generation", "pde_operator", "any_model")  # whose runs have reports

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ... import units
+from .. import units
 from .blocks import Block, Code, Command, Fold, Paragraph, Section, Table
 from .run_files import RunFiles
 from .tasks import TaskReport

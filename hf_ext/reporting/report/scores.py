@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ... import units
-from ...units import is_finite, less_is_better, metric_name
+from .. import units
+from ..units import is_finite, less_is_better, metric_name
 from .blocks import Table
 from .values import as_dict
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ... import units
-from ...units import metric_name
+from .. import units
+from ..units import metric_name
 from .blocks import Block, Bullets, Paragraph, Table
 from .run_files import RunFiles
 from .values import as_dict, hide_folders

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ... import units
-from ...units import is_finite
+from .. import units
+from ..units import is_finite
 from .blocks import KeyNumber
 from .run_files import RunFiles
 from .tasks import TaskReport

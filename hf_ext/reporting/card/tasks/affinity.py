@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from .... import units
-from ....units import is_finite, share
+from ... import units
 from ...markdown import code, plain
 from ...report.columns import label_name
 from ...report.run_files import RunFiles
 from ...report.values import as_dict
+from ...units import is_finite, share
 from ..facts import sequence_columns
 from ..score_lines import note_lines, render_scores, undefined_lines
 from .base import TaskCard

@@ -5,11 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any
 
-from .... import units
-from ....units import metric_title
+from ... import units
 from ...markdown import plain
 from ...report.run_files import RunFiles
 from ...report.values import as_dict
+from ...units import metric_title
 from ..facts import data_source, is_demo, named_base
 from ..names import is_hub_id, last_part
 from ..rows import rows_section

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from .... import units
-from ....units import capitalize
+from ... import units
 from ...markdown import code, code_block, plain, plain_line
 from ...report.run_files import RunFiles
 from ...report.tasks.generation import MODEL, effect_sentence, failed_gates, generation_scores, measure_title
 from ...report.values import as_dict
+from ...units import capitalize
 from .base import TaskCard
 
 EXAMPLE = "MKTAYIAKQRQISFVKSHFSRQLEE"  # made up

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .... import units
+from ... import units
 from ...markdown import code, plain, plain_line
 from ...report.columns import join_words
 from ...report.tasks.pde_operator import (

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from .... import units
-from ....units import metric_name
+from ... import units
+from ...units import metric_name
 from ..blocks import Block, KeyNumber, Paragraph, Table
 from ..values import as_dict
 from .base import TaskReport

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .... import units
-from ....csv_cells import read_cell
 from ....errors import DataError
+from ....files import read_cell
+from ... import units
 from ..blocks import Block, Bullets, Code, Fold, KeyNumber, Paragraph, Table
 from ..run_files import RunFiles
 from ..values import as_dict

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from .... import units
-from ....units import metric_name
+from ... import units
 from ...near_copies import describe_near_copies
+from ...units import metric_name
 from ..blocks import Block, Bullets, KeyNumber, Paragraph, Table
 from ..columns import join_words, list_columns
 from ..values import as_dict

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from .... import units
-from ....units import metric_name
+from ... import units
+from ...units import metric_name
 from ..blocks import Block, Bullets, Code, Fold, KeyNumber, Paragraph, Table
 from ..columns import join_words
 from ..run_files import RunFiles

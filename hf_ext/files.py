@@ -1,4 +1,4 @@
-"""What the disk says: failures that are the disk's and not the program's, room, and writes that reach it."""
+"""Files: what the disk says of a failure, writes that appear whole, cells of CSV files, and what comes with hf_ext."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import os
 import re
 import shutil
 import stat
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from .errors import error_number
 
@@ -166,3 +168,99 @@ def remove(path: str | os.PathLike[str]) -> None:
             os.rmdir(path)
         else:
             os.unlink(path)
+
+
+@contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Gives the path of a draft, `.NAME.tmp` beside `path`, that takes the place of `path` if the block ends well.
+
+    Raises:
+        OSError: the draft cannot be moved there; it is then removed, as after any error of the block.
+    """
+    target, draft = Path(path), _draft_of(Path(path))
+    draft.unlink(missing_ok=True)  # a killed process left it, perhaps as a link
+    try:
+        yield draft
+        os.replace(draft, target)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def try_replacing(path: str | os.PathLike[str]) -> None:
+    """Finds out, before there is anything to write, whether `replacing` could begin; changes nothing.
+
+    Raises:
+        OSError: the draft cannot be made, or the file that is there may not be written to.
+    """
+    if os.path.exists(path) and not os.access(path, os.W_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), os.fspath(path))
+    draft = _draft_of(Path(path))
+    draft.unlink(missing_ok=True)
+    draft.touch()
+    draft.unlink(missing_ok=True)
+
+
+def _draft_of(path: Path) -> Path:
+    return path.with_name(f".{path.name}.tmp")
+
+
+def write_text(path: str | os.PathLike[str], text: str) -> None:
+    """Writes UTF-8, whole or not at all.
+
+    Raises:
+        OSError: as `replacing`, or the disk refuses; what stood there still does.
+    """
+    with replacing(path) as draft:
+        draft.write_text(text, encoding="utf-8")
+
+
+# As OWASP lists them for CSV injection: what begins a formula, also in full width, and white space that is skipped.
+_FORMULA = re.compile("'*[=+\\-@\\t\\r\\n\uff1d\uff0b\uff0d\uff20]")
+_NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?").fullmatch
+
+
+def write_cell(value: Any) -> Any:
+    """Returns `value` as it belongs into a CSV: text that a spreadsheet would take for a formula gets a `'` in front.
+
+    Numbers, also in text (`-1.5`), and all other text stay as they are. `read_cell` undoes it exactly.
+    """
+    return f"'{value}" if isinstance(value, str) and _FORMULA.match(value) and not _NUMBER(value) else value
+
+
+def read_cell(text: str) -> str:
+    """Returns the text that `write_cell` wrote as `text`."""
+    return text[1:] if text.startswith("'") and _FORMULA.match(text) else text
+
+
+_PACKAGE = Path(__file__).resolve().parent
+_PARENT = _PACKAGE if (_PACKAGE / "accelerate_configs").is_dir() else _PACKAGE.parent
+
+RECIPES, CONFIGS, LAUNCHERS, TEMPLATES = "recipes", "recipes/configs", "accelerate_configs", "launch"
+_SUFFIXES = {RECIPES: {".py"}, CONFIGS: {".yaml"}, LAUNCHERS: {".yaml"}, TEMPLATES: {".py", ".sbatch", ".yaml"}}
+
+
+def shipped_folder(folder: str) -> Path:
+    """One of `RECIPES`, `CONFIGS`, `LAUNCHERS` and `TEMPLATES` as a path."""
+    return _PARENT / folder
+
+
+def list_shipped(folder: str) -> list[str]:
+    """Names of the files in one of these folders, sorted."""
+    return sorted(path.name for path in shipped_folder(folder).iterdir() if path.suffix in _SUFFIXES[folder])
+
+
+def find_shipped(text: str, folder: str) -> Path:
+    """The file that a user means: what exists under that path, else what comes with hf_ext under that name.
+
+    Args:
+        text: a path, or the name of a shipped file, alone (`gb1.yaml`) or as in a clone (`recipes/configs/gb1.yaml`).
+        folder: where such files are shipped.
+
+    Returns:
+        Its path; `text` as it is, where there is neither.
+    """
+    path = Path(text)
+    if path.exists() or path.parent.as_posix() not in (".", folder):
+        return path
+    shipped = shipped_folder(folder) / path.name
+    return shipped if path.name in list_shipped(folder) else path
