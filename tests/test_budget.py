@@ -11,25 +11,25 @@ from hf_ext.trainer import FastTrainer
 
 # Folder of hf_ext -> (code lines, files); code is what is neither blank, comment nor docstring.
 BUDGET = {
-    ".": (2156, 26),
-    "affinity": (3644, 39),
-    "arguments": (602, 8),
-    "checkpoints": (1918, 13),
+    ".": (1913, 15),
+    "affinity": (3642, 39),
+    "arguments": (603, 8),
+    "checkpoints": (1952, 13),
     "comparing": (1530, 19),
     "data": (4363, 48),
     "doctor": (2397, 26),
     "embeddings": (457, 7),
     "evaluation": (2585, 25),
-    "generation": (3021, 32),
+    "generation": (3019, 32),
     "hub": (367, 6),
     "masked_lm": (386, 4),
-    "memory": (637, 6),
-    "models": (3755, 48),
+    "memory": (688, 7),
+    "models": (3813, 49),
     "pde": (1040, 15),
     "recipes": (2, 1),
-    "reporting": (3881, 62),
-    "speedups": (2174, 23),
-    "training": (2502, 22),
+    "reporting": (3984, 63),
+    "speedups": (2173, 23),
+    "training": (2499, 22),
 }
 SEAMS, PRIVATE = 22, 10
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from ..files import sync, used_bytes
 from ..errors import CheckpointError
+from ..files import sync, used_bytes
 
 MANIFEST = "manifest.json"
 MANIFEST_DRAFT = f"{MANIFEST}.tmp"

@@ -37,8 +37,8 @@ class Saver:
     Trainer writes them as it always does, so that `transformers.Trainer` continues from one too. Hashing, and waiting
     for the disk, happen during the optimizer step after it, at whose end the checkpoint has its name; at once where the
     run stops or where others may write into it (a user's `_save_checkpoint`, a callback's `on_save`), which becomes
-    part of it. One that cannot be written leaves the one before it valid; training goes on without, until three in a row have
-    failed. All processes call each method.
+    part of it. One that cannot be written leaves the one before it valid; training goes on without, until three in a
+    row have failed. All processes call each method.
 
     Args:
         trainer: the `FastTrainer`.

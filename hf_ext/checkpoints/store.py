@@ -17,8 +17,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from ..files import follow_umask, remove, remove_folder, sync
 from ..errors import CheckpointError, FolderError
+from ..files import follow_umask, remove, remove_folder, sync
 from .manifest import (
     CHECKPOINT_NAME,
     MANIFEST,
