@@ -171,6 +171,7 @@ def faults() -> str:
     """What was done to runs, and what became of them; one row per suite of `tests/faults` and the like."""
     folder = RESULTS / "faults"
     suites = {path.stem: json.loads(path.read_text()) for path in folder.glob("*.json")}
+    stall = json.loads((RESULTS / "checkpoint_stall.json").read_text())
     ours = [row for row in suites["kill_training"]["rows"] if not row["family"].startswith("stock")]
     kills, resumed, identical = (sum(row[key] for row in ours) for key in ("kills", "resumed", "identical"))
     damage, stock_damage = suites["damaged_checkpoints"], suites["damaged_checkpoints_of_stock_Trainer"]
@@ -236,6 +237,12 @@ def faults() -> str:
             "hostile files",
             f"{hostile['probes']} probes",
             f"{hostile['executed']} executed, {hostile['escaped']} left the folder; no pickle or token written",
+        ],
+        [
+            f"a save of {stall['megabytes']['fast']:.0f} MB",
+            f"{stall['num_saves']} saves a side",
+            f"training stands still {stall['ratio']:.2f}x as long as with stock Trainer; "
+            f"the next step takes {stall['next_step_slower_ms']['fast']:.0f} ms longer",
         ],
     ]
     return format_markdown_table(rows, ["what", "how often", "what became of it"])

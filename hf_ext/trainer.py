@@ -206,7 +206,8 @@ class FastTrainer(Trainer):
         check_training(self.args, None if has_own_loader else getattr(self, "train_dataset", None), self.model)
         with hold_folders(self.args):  # before anything in it is looked at
             self._ext_saver.open_folders()
-            self.callback_handler.callbacks.sort(key=lambda callback: isinstance(callback, Events))  # those come last
+            # Once all others have said what is due.
+            self.callback_handler.callbacks.sort(key=lambda callback: isinstance(callback, Stopper | Events))
             self._ext_planned.save()  # the folder may be another one than when it was planned
             if self._ext_planned.applied("find_batch_size"):
                 with kept_random_states(self.train_dataset, self.data_collator):  # which rows may draw from

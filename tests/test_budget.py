@@ -14,7 +14,7 @@ BUDGET = {
     ".": (1913, 15),
     "affinity": (3642, 39),
     "arguments": (603, 8),
-    "checkpoints": (1952, 13),
+    "checkpoints": (1953, 13),
     "comparing": (1530, 19),
     "data": (4363, 48),
     "doctor": (2397, 26),

@@ -57,6 +57,7 @@ class Saver:
         self._folders: tuple[str, str | None] = ("", None)
         self._facts: dict[str, Any] = {}
         self._num_failures = 0
+        self._unlogged = 0.0  # the loss since the last log
         self._begun: tuple[int, float, Future | None] | None = None  # step, when, and the commit on the main process
         self._open_step: int | None = None  # of a checkpoint that has its name, and into which others may be writing
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint-commit")
@@ -95,6 +96,8 @@ class Saver:
         if step == self.saved_step:
             return
         self.check_finite(with_optimizer=True)
+        # Of all processes, before what may fail on one of them.
+        self._unlogged = self._trainer.accelerator.reduce(self._trainer._tr_loss, "mean").item()
         mine = self._team.writes
         for action in (self._prepare if mine else None, partial(self._write_files, write)):
             failure = self._team.together(action, self.describe_failure)
@@ -156,7 +159,6 @@ class Saver:
             write()
         finally:
             self.staging_root = None
-        unlogged = trainer.accelerator.reduce(trainer._tr_loss, "mean").item()
         best = self.retention.best_step()
         is_best = state.best_global_step == state.global_step
         path = self.store.path(state.global_step) if is_best else self.store.locate(best)
@@ -164,7 +166,7 @@ class Saver:
         if self._team.writes:
             state.save_to_json(str(folder / "trainer_state.json"))  # again: Trainer took the staged one for the best
             progress: dict[str, Any] = {"best_saved_step": best, "only_model": trainer.args.save_only_model}
-            progress["losses"] = {"unlogged": unlogged, "last_logged_step": trainer._globalstep_last_logged}
+            progress["losses"] = {"unlogged": self._unlogged, "last_logged_step": trainer._globalstep_last_logged}
             progress |= {part.name: part.state() for part in trainer._ext_carried()}
             (folder / PROGRESS).write_text(json.dumps(progress, default=lambda array: array.tolist()) + "\n")
 

@@ -10,7 +10,7 @@ from hf_ext.errors import ArgumentError, FolderError, HfExtError
 
 RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "predict.py"
 ROWS = "sequence,pKd\nMKTVL,1\nMKTAA,2\n"
-NO_MODEL = "no/such/model': neither"  # what comes after the output was found fit
+NO_MODEL = "no/such/model': no folder here"  # what comes after the output was found fit
 ENDS = "note,source_row,prediction,prediction_low,prediction_high,prediction_std\n"
 STREAM = "prediction,prediction_low,prediction_high\n"
 
