@@ -40,9 +40,7 @@ def main(argv: list[str] | None = None) -> int:
         chosen = find_next(checkpoints)
         return 0 if chosen is not None and chosen.kind == WHOLE else 1
     with model_folder(args.model) as model:
-        names = convert(
-            args.convert, model, args.output_dir, args.rename, args.drop, args.weights_key, tuple(args.label_scale)
-        )
+        names = convert(args.convert, model, args.output_dir, args.rename, args.drop, tuple(args.label_scale))
     print(
         f"{args.convert}: {len(names['taken'])} tensors are now the model in {args.output_dir}, equal bit for bit; "
         f"{len(names['dropped'])} dropped, {len(names['computed'])} left to the model to compute."
@@ -69,7 +67,6 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     make.add_argument("--output_dir", type=Path, help="New folder for the converted model.")
     make.add_argument("--rename", nargs="+", type=as_pair, default=[], metavar="OLD=NEW", help="Prefixes of names.")
     make.add_argument("--drop", nargs="+", default=[], metavar="PREFIX", help="Entries to leave out, as renamed.")
-    make.add_argument("--weights_key", help="Entry of the file that holds the weights, where that is not clear.")
     make.add_argument(
         "--label_scale",
         nargs=2,

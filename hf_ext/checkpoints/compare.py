@@ -316,18 +316,14 @@ def _step_size(facts: Mapping[str, Any]) -> tuple[str, int]:
 
 
 def _compare_speedups(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Difference]:
-    has_budget = "token_budget" in before and "token_budget" in now
-    matter = {**SPEEDUPS, **({"packing": ()} if has_budget else {})}  # which changes what a budget of tokens counts
     for name in dict.fromkeys([*before, *now]):
         one, other = before.get(name), now.get(name)
         if one == other:
             continue
-        keys = matter.get(name, ())
-        decided = [settings and [settings.get(key) for key in keys] for settings in (one, other)]
-        is_another = name in matter and decided[0] != decided[1]
+        decided = [settings and [settings.get(key) for key in SPEEDUPS.get(name, ())] for settings in (one, other)]
         then, here = ("off" if settings is None else _short(settings or "on") for settings in (one, other))
         text = f"speed-up {name}: {then} in the checkpoint, {here} now"
-        yield Difference(text, (name, "speedups") if is_another else None)
+        yield Difference(text, (name, "speedups") if name in SPEEDUPS and decided[0] != decided[1] else None)
 
 
 def _leaves(value: Any, place: str) -> Iterator[tuple[str, Any]]:

@@ -37,7 +37,6 @@ def convert(
     output_dir: Path,
     rename: Sequence[tuple[str, str]] = (),
     drop: Sequence[str] = (),
-    weights_key: str | None = None,
     label_scale: tuple[float, float] = (0.0, 1.0),
 ) -> dict[str, list[str]]:
     """Writes the weights of `old` as a model. What is written is loaded again, and every entry compared by its bits.
@@ -48,7 +47,6 @@ def convert(
         output_dir: new or empty.
         rename: (old prefix, new prefix) of names; of several that fit a name, the first. "" stands for every name.
         drop: prefixes, after renaming, of entries to leave out.
-        weights_key: entry of the file that holds the weights; None looks for it.
         label_scale: mean and standard deviation, in label units, by which the old script standardised its labels.
 
     Returns:
@@ -62,7 +60,7 @@ def convert(
     """
     if output_dir.exists() and (not output_dir.is_dir() or any(output_dir.iterdir())):
         raise ArgumentError(f"--output_dir {output_dir}: not empty. Nothing is overwritten: give a new folder.")
-    weights = _read_weights(old, weights_key)
+    weights = _read_weights(old)
     renamed = {name: _rename(name, rename) for name in weights}
     dropped = [name for name, new in renamed.items() if new.startswith(tuple(drop))]
     tensors = {new: weights[name] for name, new in renamed.items() if name not in dropped}
@@ -82,7 +80,7 @@ def convert(
     return {"taken": [*tensors], "dropped": dropped, "computed": computed}
 
 
-def _read_weights(path: Path, weights_key: str | None) -> dict[str, torch.Tensor]:
+def _read_weights(path: Path) -> dict[str, torch.Tensor]:
     """Name -> tensor, without the prefixes that torch.compile and DataParallel (DDP too) put before names."""
     if not path.is_file():
         raise CheckpointError(f"{path}: expected a file that torch.save wrote, found no file.")
@@ -97,12 +95,8 @@ def _read_weights(path: Path, weights_key: str | None) -> dict[str, torch.Tensor
             "and save its tensors alone: torch.save({'model_state_dict': model.state_dict()}, NEW)."
         ) from error
     found = {key: value for key, value in content.items() if _is_weights(value)} if isinstance(content, Mapping) else {}
-    if weights_key is not None and weights_key not in found:
-        raise CheckpointError(
-            f"{path}: --weights_key {weights_key}: no weights there. Entries with weights: {[*found]}."
-        )
-    known = [key for key in (weights_key, *WEIGHT_KEYS) if key in found]
-    if weights_key is None and _is_weights(content):
+    known = [key for key in WEIGHT_KEYS if key in found]
+    if _is_weights(content):
         weights = content
     elif known or len(found) == 1:
         weights = found[known[0]] if known else next(iter(found.values()))
@@ -110,7 +104,7 @@ def _read_weights(path: Path, weights_key: str | None) -> dict[str, torch.Tensor
         kind = [*content] if isinstance(content, Mapping) else type(content).__name__
         raise CheckpointError(
             f"{path}: expected one entry of names and tensors, as model.state_dict(), found {[*found] or 'none'} in "
-            f"{kind}. Name the weights with --weights_key."
+            f"{kind}. Save a file of the weights alone: torch.save({{'model_state_dict': ...}}, NEW)."
         )
     names = [name.replace("_orig_mod.", "") for name in weights]
     if all(name.startswith("module.") for name in names):

@@ -11,16 +11,15 @@ from ..errors import CheckpointError
 from ..files import used_bytes
 from ..reporting.tables import format_table
 from .manifest import CHECKPOINT_NAME, is_folder, is_ours, verify
-from .store import STAGING
 
-WHOLE, WEIGHTS, STRIPPED = "verified", "verified, weights alone", "verified, optimizer dropped to save room"
+WHOLE, WEIGHTS = "verified", "verified, weights alone"
 DAMAGED, STOCK, FOREIGN = "damaged", "of stock Trainer, cannot be verified", "no checkpoint"
 HEADERS = ("checkpoint", "what it is", "step", "epoch", "MB")
 
 
 @dataclass(frozen=True)
 class Found:
-    """A folder that is named as a checkpoint; one in `.staging` lacked only its rename.
+    """A folder that is named as a checkpoint.
 
     Attributes:
         kind: one of the constants above.
@@ -49,20 +48,19 @@ def inspect_folder(folder: str | os.PathLike[str]) -> list[Found]:
     if CHECKPOINT_NAME.search(place.name):
         return [_inspect(place)]
     named = [path for path in place.iterdir() if CHECKPOINT_NAME.fullmatch(path.name)]
-    staged = [_inspect(path, f"{STAGING}/") for path in place.glob(f"{STAGING}/checkpoint-*") if verify(path)[0]]
-    return sorted([*map(_inspect, named), *staged], key=lambda found: (found.step, found.name))
+    return sorted(map(_inspect, named), key=lambda found: found.step)
 
 
-def _inspect(path: Path, where: str = "") -> Found:
+def _inspect(path: Path) -> Found:
     step, num_bytes = int(CHECKPOINT_NAME.findall(path.name)[0]), used_bytes(path)
     if not is_folder(path) or not is_ours(path):
         is_stock = is_folder(path) and (path / "trainer_state.json").is_file()
-        return Found(where + path.name, STOCK if is_stock else FOREIGN, step, None, num_bytes)
+        return Found(path.name, STOCK if is_stock else FOREIGN, step, None, num_bytes)
     stored, problems = verify(path, step)
     if stored is None:
-        return Found(where + path.name, DAMAGED, step, None, num_bytes, problems)
+        return Found(path.name, DAMAGED, step, None, num_bytes, problems)
     kind = WHOLE if any("optim" in name for name in stored.manifest.files) else WEIGHTS
-    return Found(where + path.name, STRIPPED if stored.stripped else kind, step, stored.manifest.epoch, num_bytes)
+    return Found(path.name, kind, step, stored.manifest.epoch, num_bytes)
 
 
 def find_next(checkpoints: Sequence[Found]) -> Found | None:

@@ -39,7 +39,7 @@ def write_files(folder: Path, step: int) -> None:
 
 
 def train(folder: Path, report, save=save) -> None:
-    """Saves every 10 steps from the newest checkpoint on; keeps two, the older of them stripped."""
+    """Saves every 10 steps from the newest checkpoint on; keeps two."""
     store = CheckpointStore(folder, "run")
     store.sweep()
     newest = store.find_newest()
@@ -54,8 +54,6 @@ def rotate(store: CheckpointStore) -> None:
     steps = [stored.step for stored in store.checkpoints()]
     for step in steps[:-2]:
         store.delete(step)
-    for step in steps[-2:-1]:
-        store.strip(step, ["progress.json"])
 
 
 def train_mirrored(folder: Path, report, save=save) -> None:

@@ -12,9 +12,9 @@ import torch
 from faulty_runs import make_rows
 from miniature_esm import make_narrow_esm
 from stock_runs import KINDS, NUM_STEPS, SAVED, Runs, differing
-from transformers import Trainer, TrainingArguments, get_scheduler
+from transformers import get_scheduler
 
-from hf_ext.checkpoints.compare import ANOTHER_RUN, UNRECORDED, compare_runs
+from hf_ext.checkpoints.compare import compare_runs
 from hf_ext.errors import ArgumentError, CheckpointError
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
@@ -174,23 +174,6 @@ def test_the_files_of_a_stream_are_compared_by_name_size_and_time(bench, tmp_pat
 
 # --- recorded --------------------------------------------------------------------------------------------------------
 
-# What stock Trainer's other arguments are about: where and how often something is said, measured, saved or pushed, and
-# how, but not what, is computed.
-HARMLESS = """
-    logging_ log_ report_to run_name project trackio_ disable_tqdm include_ skip_memory_metrics debug label_names
-    eval_ per_device_eval_ prediction_loss_only batch_eval_metrics do_eval bf16_full_eval fp16_full_eval load_best_
-    save_ enable_jit_checkpoint push_to_hub hub_ ignore_data_skip restore_callback_states_from_checkpoint
-    dataloader_ ddp_ accelerator_config auto_find_batch_size torch_empty_cache_steps remove_unused_columns
-    gradient_checkpointing activation_checkpointing torch_compile use_liger_kernel liger_kernel_config use_cache use_cpu
-    full_determinism
-""".split()  # noqa: SIM905
-
-
-def test_every_argument_of_stock_trainer_was_thought_of():
-    names = {spec.name for spec in dataclasses.fields(TrainingArguments)}
-    unknown = names - ANOTHER_RUN - UNRECORDED
-    assert sorted(name for name in unknown if not name.startswith(tuple(HARMLESS))) == []
-
 
 @dataclasses.dataclass
 class OwnArguments(FastTrainingArguments):
@@ -283,11 +266,6 @@ def test_speed_ups_matter_where_they_change_the_rows_or_what_is_learned(name, ol
 # --- allowed ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_run_without_a_change_is_the_run_that_was_not_interrupted(bench, tmp_path):
-    _, watch = bench.resume(tmp_path)
-    assert differing(watch.weights[NUM_STEPS], bench.watch.weights[NUM_STEPS]) == []
-
-
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", [name for name in CHANGES if name != "label_smoothing_factor"])
 def test_an_allowed_change_takes_effect(bench, name, tmp_path, caplog):
@@ -352,20 +330,3 @@ def test_harmless_changes_go_through_and_new_intervals_are_honoured(bench, tmp_p
     assert {path.name for path in (tmp_path / "resumed").glob("checkpoint-*")} == {"checkpoint-4", "checkpoint-6"}
     _, always = bench.train(KIND, FastTrainer, tmp_path / "always", **changes)  # an evaluation draws random numbers
     assert differing(watch.weights[NUM_STEPS], always.weights[NUM_STEPS]) == []
-
-
-def test_the_same_rows_in_smaller_batches_are_no_contradiction(bench, tmp_path, caplog):
-    caplog.set_level(logging.INFO, "hf_ext")
-    trainer, _ = bench.resume(tmp_path, per_device_train_batch_size=1, gradient_accumulation_steps=2)
-    assert "per_device_train_batch_size: 2 in the checkpoint, 1 now (the same rows in every step)" in caplog.text
-    assert trainer.state.global_step == NUM_STEPS
-
-
-def test_stock_trainer_keeps_the_old_rate_and_the_old_intervals_and_says_nothing(bench, tmp_path):
-    """The broken twin."""
-    bench.train(KIND, Trainer, tmp_path / "stock", logging_steps=2)
-    given = {"learning_rate": 5e-3, "logging_steps": 1, "save_steps": 4}
-    trainer, _ = bench.train(KIND, Trainer, tmp_path / "on", tmp_path / "stock" / f"checkpoint-{SAVED}", **given)
-    assert logged(trainer, "learning_rate")[NUM_STEPS] == pytest.approx(OLD_RATES[-1])
-    assert sorted(logged(trainer, "loss")) == [2, 4, 6]
-    assert not (tmp_path / "on" / "checkpoint-4").exists()

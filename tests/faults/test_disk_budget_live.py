@@ -1,7 +1,6 @@
 """`save_total_size_gb` while a run writes: what the folder holds, looked at every millisecond, is never above it."""
 
 import itertools
-import json
 import re
 import shutil
 from contextlib import nullcontext
@@ -11,7 +10,7 @@ import pytest
 import torch
 from closing_line import record
 from disk_faults import SmallDisk, small_disk
-from disk_runs import KINDS, Digests, digest, hidden, make_esm, make_model, make_trainer, own_log
+from disk_runs import KINDS, digest, hidden, make_esm, make_model, make_trainer, own_log
 from disk_samples import allocated, sampled
 from transformers import EsmForSequenceClassification, TrainerCallback
 
@@ -250,63 +249,6 @@ def test_the_budget_that_a_refusal_names_also_holds_for_the_same_command_again(t
             trainer.train()
     trainer.save_model()
     assert allocated(str(tmp_path)) <= round(gb * GB)
-
-
-# --- storing less ---------------------------------------------------------------------------------------------------
-
-
-class Scores:
-    """Evaluation scores of which the fifth in training is the best; there is one before it."""
-
-    def __init__(self):
-        self.count = 0
-
-    def __call__(self, prediction):
-        self.count += 1
-        return {"score": float(self.count == 6)}
-
-
-def degraded(folder, base, **given):
-    settings = {"metric_for_best_model": "score", "greater_is_better": True, "load_best_model_at_end": False}
-    settings |= {"keep_epoch_checkpoint": True, "max_steps": 16, "learning_rate": 1e-3, **given}
-    trainer = build(folder, (4, True, "full"), base, **settings)
-    trainer.compute_metrics = Scores()
-    return trainer
-
-
-def smallest_budgets(folder, base):
-    """In bytes, of all that is asked for and of optimizer states in the newest alone."""
-    trainer = degraded(folder, base)
-    trainer.model.config.problem_type = "regression"  # as its first pass with labels writes there: 8 bytes
-    plain = find_smallest(trainer)
-    trainer.args.disk_policy = "degrade"
-    return plain, find_smallest(trainer)
-
-
-def test_degrading_stores_less_stays_within_the_budget_and_resumes(tmp_path, base, caplog):
-    whole, digests = Digests(), Digests()
-    degraded(tmp_path / "whole", base, callbacks=[whole], save_strategy="no").train()
-    plain, budget = smallest_budgets(tmp_path / "probe", base)
-    assert budget < plain
-    given = {"save_total_size_gb": budget / GB, "disk_policy": "degrade", "resume": "auto"}
-    folder = tmp_path / "run"
-    with sampled(folder) as samples:
-        with pytest.raises(Killed):
-            degraded(folder, base, callbacks=[digests, KillAt(13)], **given).train()
-        assert "only the newest checkpoint keeps its optimizer state." in caplog.text
-        check_stored(folder)
-        degraded(folder, base, callbacks=[digests], **given).train()
-    assert samples.peak_bytes <= budget
-    assert "was not written" not in caplog.text
-    assert [digests.by_step[step] for step in range(1, 17)] == [*whole.by_step.values()][:16]
-
-
-def check_stored(folder):
-    """At step 13: best 5, ends of epochs 8, newest 13."""
-    assert {"checkpoint-5", "checkpoint-8", "checkpoint-13"} <= {path.name for path in folder.glob("checkpoint-*")}
-    assert [path.parent.name for path in folder.glob("checkpoint-*/optimizer.pt")] == ["checkpoint-13"]
-    stripped = json.loads((folder / "checkpoint-5" / "manifest.json").read_text())["facts"]["stripped"]
-    assert stripped == ["optimizer.pt"]
 
 
 # --- a small head on a large encoder --------------------------------------------------------------------------------

@@ -233,18 +233,6 @@ def test_a_link_inside_our_checkpoint_is_refused(kind, runs, tmp_path):
     runs.refused(folder, "found a symlink")
 
 
-def test_what_a_manifest_calls_stripped_is_not_deleted_outside(runs, tmp_path):
-    folder = runs.copy("esm", tmp_path / "run")
-    checkpoint = folder / "checkpoint-4"
-    (checkpoint / "inside").symlink_to(runs.outside)
-    content = json.loads((checkpoint / "manifest.json").read_text())
-    relative = os.path.relpath(runs.outside / "victim", checkpoint)
-    content["facts"]["stripped"] = [relative, str(runs.outside / "victim"), "inside/victim"]
-    (checkpoint / "manifest.json").write_text(sign(content))
-    runs.make["esm"](folder, resume="auto").train()
-    assert (runs.outside / "victim").read_text() == "mine"
-
-
 def test_the_best_checkpoint_is_not_sought_where_a_checkpoint_says(runs, tmp_path):
     folder = runs.copy("stock esm", tmp_path / "run") / "checkpoint-4"
     state = json.loads((folder / "trainer_state.json").read_text())

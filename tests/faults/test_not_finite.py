@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback
 
-from hf_ext.errors import CheckpointError, NotFiniteError, exit_on_errors
+from hf_ext.errors import CheckpointError, NotFiniteError
 from hf_ext.trainer import FastTrainer
 
 NAN, INF = math.nan, math.inf
@@ -268,22 +268,6 @@ def test_the_run_continues_with_a_lower_rate_that_is_allowed(make, tmp_path):
     assert rates == [1e-2] * 4 + [1e-4] * 2
     assert first_bad_step(make.watch) is None
     assert not_finite_files(tmp_path) == []
-
-
-def test_the_same_cause_ends_the_rerun_at_the_same_step_and_the_good_checkpoint_stays(make, tmp_path):
-    given = {"rows": make_rows(row7=NAN), "save_steps": 1}
-    messages_ = []
-    for _ in range(3):
-        messages_.append(stopped(make(tmp_path, resume="auto", **given), tmp_path))
-    assert len(set(messages_)) == 1
-    assert names(tmp_path) == [f"checkpoint-{step}" for step in range(1, bad_step(messages_[0]))]
-
-
-def test_a_recipe_exits_with_65_and_the_message(make, tmp_path, capsys):
-    with pytest.raises(SystemExit) as end, exit_on_errors():
-        make(tmp_path, rows=make_rows(row7=NAN)).train()
-    assert end.value.code == 65
-    assert "NotFiniteError: " in capsys.readouterr().err
 
 
 # --- broken twin ------------------------------------------------------------------------------------------------------

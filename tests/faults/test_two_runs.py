@@ -194,29 +194,3 @@ def test_the_local_folder_of_checkpoints_is_held_too_and_shared_by_other_folders
     assert LOCK not in names(tmp_path / "run")
     make(tmp_path / "other", local_checkpoint_dir=local).train()
     assert "checkpoint-6" in names(tmp_path / "other")
-
-
-def test_a_lock_counts_as_a_small_file_in_a_budget(tmp_path):
-    trainer = Maker(make_narrow_esm())(tmp_path / "run", save_total_limit=1)
-    trainer.train()
-    free = trainer._ext_saver.retention.other_bytes()
-    with other_run(tmp_path / "run"):
-        assert trainer._ext_saver.retention.other_bytes() == free
-
-
-def test_a_trainer_is_made_where_another_one_takes_its_draft_of_the_plan_away(tmp_path, monkeypatch, caplog):
-    replace = os.replace
-
-    def taken_away(source, target):
-        if Path(target).name == "plan.json":
-            os.unlink(source)  # as `replacing` of a run that begins at the same moment does
-        replace(source, target)
-
-    monkeypatch.setattr(os, "replace", taken_away)
-    with caplog.at_level("WARNING"):
-        trainer = Maker(make_narrow_esm())(tmp_path / "run", seed=1, speedups=["all"])
-    assert "plan.json is not written: another run began in" in caplog.text
-    trainer.train()
-    monkeypatch.undo()
-    Maker(make_narrow_esm())(tmp_path / "other", seed=1, speedups=["all"])
-    assert (tmp_path / "other" / "plan.json").is_file()  # the innocent twin
