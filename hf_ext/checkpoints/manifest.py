@@ -8,7 +8,7 @@ import os
 import re
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -106,13 +106,8 @@ class Manifest:
             raise CheckpointError(f"{path}: expected the bytes that were written (sha256 {promised}), found others.")
         return manifest
 
-    def _body(self) -> dict[str, Any]:
-        files = {name: {"size": record.size, "sha256": record.sha256} for name, record in self.files.items()}
-        head = {"format": self.format, "run_id": self.run_id, "step": self.step, "epoch": self.epoch}
-        return json.loads(json.dumps({**head, "facts": self.facts, "files": files}))  # as it will be read: keys are str
-
     def _text(self) -> str:
-        body = self._body()
+        body = json.loads(json.dumps(asdict(self)))  # as it will be read: keys are str
         digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode("ascii")).hexdigest()
         return json.dumps({**body, "sha256": digest}, indent=1, sort_keys=True) + "\n"
 

@@ -149,7 +149,7 @@ def test_settings_of_the_collator_are_compared(bench, tmp_path):
     make("old", 0.15).train()
     trainer, checkpoint = make("new", 0.3), tmp_path / "old" / f"checkpoint-{SAVED}"
     assert "\n  collator.mask_share: 0.15 in the checkpoint, 0.3 now" in refusal_of(trainer, checkpoint)
-    trainer.args.allow_changed = ["mask_share"]
+    trainer.args.allow_changed = ["collator"]
     trainer.train(resume_from_checkpoint=str(checkpoint))
 
 
