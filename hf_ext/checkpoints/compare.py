@@ -238,9 +238,9 @@ def _find_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterato
     for section, default in (("model", None), ("collator", _ABSENT)):
         facts = [one.get(section, {}) if section in both else {} for one in (old, new)]
         for name in dict.fromkeys([*facts[0], *facts[1]]):
-            values = [one.get(name, default) for one in facts]
+            one, other = (each.get(name, default) for each in facts)
             # Where weights came from is noted: frozen ones have a hash.
-            yield from _compare(f"{section}.{name}", *values, None if name == "base" else section)
+            yield from _compare(f"{section}.{name}", one, other, None if name == "base" else section)
     if "speedups" in both:
         yield from _compare_speedups(old["speedups"], new["speedups"])
     if old.get("written_by") != new.get("written_by"):

@@ -61,7 +61,10 @@ def convert(
     if output_dir.exists() and (not output_dir.is_dir() or any(output_dir.iterdir())):
         raise ArgumentError(f"--output_dir {output_dir}: not empty. Nothing is overwritten: give a new folder.")
     weights = _read_weights(old)
-    renamed = {name: _rename(name, rename) for name in weights}
+    renamed = {}
+    for name in weights:
+        before, after = next((pair for pair in rename if name.startswith(pair[0])), ("", ""))
+        renamed[name] = after + name.removeprefix(before)
     dropped = [name for name, new in renamed.items() if new.startswith(tuple(drop))]
     tensors = {new: weights[name] for name, new in renamed.items() if name not in dropped}
     if len(tensors) + len(dropped) < len(weights):
@@ -94,17 +97,12 @@ def _read_weights(path: Path) -> dict[str, torch.Tensor]:
             f"{f' (asks for {asked[1]})' if asked else ''}. If you made this file yourself, load it where it was made "
             "and save its tensors alone: torch.save({'model_state_dict': model.state_dict()}, NEW)."
         ) from error
-    found = {key: value for key, value in content.items() if _is_weights(value)} if isinstance(content, Mapping) else {}
-    known = [key for key in WEIGHT_KEYS if key in found]
-    if _is_weights(content):
-        weights = content
-    elif known or len(found) == 1:
-        weights = found[known[0]] if known else next(iter(found.values()))
-    else:
-        kind = [*content] if isinstance(content, Mapping) else type(content).__name__
+    candidates = [content, *map(content.get, WEIGHT_KEYS)] if isinstance(content, Mapping) else []
+    weights = next(filter(_is_weights, candidates), None)
+    if weights is None:
         raise CheckpointError(
-            f"{path}: expected one entry of names and tensors, as model.state_dict(), found {[*found] or 'none'} in "
-            f"{kind}. Save a file of the weights alone: torch.save({{'model_state_dict': ...}}, NEW)."
+            f"{path}: expected names and tensors, as model.state_dict(), alone or as one of {', '.join(WEIGHT_KEYS)}. "
+            "Save such a file where it was made: torch.save({'model_state_dict': model.state_dict()}, NEW)."
         )
     names = [name.replace("_orig_mod.", "") for name in weights]
     if all(name.startswith("module.") for name in names):
@@ -114,15 +112,9 @@ def _read_weights(path: Path) -> dict[str, torch.Tensor]:
 
 def _is_weights(value: Any) -> bool:
     """Whether it is name -> tensor, as `Module.state_dict()` returns it."""
-    return (
-        isinstance(value, Mapping)
-        and len(value) > 0
-        and all(isinstance(name, str) and isinstance(entry, torch.Tensor) for name, entry in value.items())
-    )
-
-
-def _rename(name: str, rename: Sequence[tuple[str, str]]) -> str:
-    return next((new + name[len(old) :] for old, new in rename if name.startswith(old)), name)
+    if not isinstance(value, Mapping) or not value:
+        return False
+    return all(isinstance(name, str) and isinstance(entry, torch.Tensor) for name, entry in value.items())
 
 
 def _build_model(folder: Path) -> Any:

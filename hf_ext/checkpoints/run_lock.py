@@ -98,16 +98,14 @@ def hold_folder(folder: str | os.PathLike[str]) -> Iterator[None]:
         return
     if lease.is_lock_held_by_us:  # left where the disk refused its removal
         lease.force_break()
-    try:
-        lease.acquire(timeout=0)
-    except Timeout:
-        if _owner_runs(lease):
-            raise FolderError(_refusal(folder, lease)) from None
-        logger.warning("%s Waiting %.0f s for a sign of it.", _refusal(folder, lease), LEASE_S)
+    for wait_s in (0.0, 1.5 * LEASE_S):
         try:
-            lease.acquire(timeout=1.5 * LEASE_S, poll_interval=LEASE_S / 100)
+            lease.acquire(timeout=wait_s, poll_interval=LEASE_S / 100)
+            break
         except Timeout:
-            raise FolderError(_refusal(folder, lease)) from None
+            if wait_s or _owner_runs(lease):
+                raise FolderError(_refusal(folder, lease)) from None
+            logger.warning("%s Waiting %.0f s for a sign of it.", _refusal(folder, lease), LEASE_S)
     try:
         yield
     finally:

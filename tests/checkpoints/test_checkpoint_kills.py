@@ -188,12 +188,3 @@ def test_what_another_process_is_writing_is_left_until_that_process_is_dead(tmp_
         kill(pid)
         store.sweep()
         assert os.listdir(tmp_path) == []
-
-
-def test_a_staging_folder_of_nobody_is_removed(tmp_path):
-    store = CheckpointStore(tmp_path)
-    store.staging_path(20).mkdir(parents=True)
-    store.staging_path(30).mkdir()
-    (store.staging_path(30) / "model.safetensors").write_bytes(b"half")
-    store.sweep()
-    assert os.listdir(tmp_path) == []

@@ -97,15 +97,10 @@ def forge(folder, **changes) -> None:
         (lambda path: path.unlink(), "model.safetensors: expected 700 bytes, found nothing"),
         (lambda path: path.write_bytes(b""), "model.safetensors: expected 700 bytes, found 0 bytes"),
         (
-            lambda path: path.write_bytes(path.read_bytes()[:350]),
-            "model.safetensors: expected 700 bytes, found 350 bytes",
-        ),
-        (
             lambda path: path.write_bytes(path.read_bytes()[:-1]),
             "model.safetensors: expected 700 bytes, found 699 bytes",
         ),
         (lambda path: path.write_bytes(b"v" + path.read_bytes()[1:]), "model.safetensors: expected sha256 "),
-        (lambda path: path.write_bytes(bytes(512) + path.read_bytes()[512:]), "model.safetensors: expected sha256 "),
         (lambda path: (path.unlink(), path.mkdir()), "model.safetensors: expected a file, found something else"),
     ],
 )
@@ -114,16 +109,3 @@ def test_every_damage_of_a_file_is_one_problem(tmp_path, damage, problem):
     damage(tmp_path / "model.safetensors")
     (found,) = check_files(tmp_path, manifest)
     assert found.startswith(problem)
-
-
-def test_links_are_problems_even_where_the_content_is_right(tmp_path):
-    folder, outside = tmp_path / "checkpoint-20", tmp_path / "outside"
-    manifest = write_checkpoint(folder)
-    (folder / "config.json").rename(outside)
-    (folder / "config.json").symlink_to(outside)
-    (folder / "sub").rename(tmp_path / "sub")
-    (folder / "sub").symlink_to(tmp_path / "sub")
-    assert check_files(folder, manifest) == [
-        f"config.json: expected a file, found a symlink to {outside}",
-        f"sub/é 1.json: expected a file, found a symlink to {tmp_path / 'sub'}",
-    ]

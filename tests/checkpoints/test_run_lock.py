@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import signal
 import socket
 import tempfile
 import time
@@ -95,11 +94,6 @@ def test_who_cannot_be_asked_holds_the_folder_while_the_lock_is_renewed(host, tm
         os.waitpid(zombie, 0)
 
 
-def test_a_damaged_lock_is_taken_over(tmp_path):
-    (tmp_path / LOCK).write_bytes(b"filelock/2\npid=12\nho")
-    assert is_free(tmp_path)
-
-
 def test_an_empty_lock_is_named_as_what_to_delete(tmp_path, monkeypatch):
     monkeypatch.setattr(run_lock, "LEASE_S", 0.5)
     (tmp_path / LOCK).touch()
@@ -135,33 +129,6 @@ def test_a_forked_process_neither_releases_nor_shares_the_lock(tmp_path):
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
         assert (tmp_path / LOCK).is_file()
     assert os.listdir(tmp_path) == []
-
-
-@pytest.mark.nightly
-def test_of_many_that_take_a_stale_lock_at_once_one_gets_it(tmp_path):
-    for round_number in range(5):
-        folder = tmp_path / str(round_number)
-        plant_lock(folder, pid=NOBODY)
-        reading, writing = os.pipe()
-        children = []
-        for _ in range(6):
-            child = os.fork()
-            if child == 0:
-                try:
-                    with hold_folder(folder):
-                        os.write(writing, b"1")
-                        signal.pause()
-                except FolderError:
-                    os.write(writing, b"0")
-                finally:
-                    os._exit(0)
-            children.append(child)
-        said = b""
-        while len(said) < 6:
-            said += os.read(reading, 6)
-        for child in children:
-            kill(child)
-        assert sorted(said) == sorted(b"100000")
 
 
 def test_a_disk_that_refuses_costs_the_lock_and_a_warning(tmp_path, monkeypatch, caplog):

@@ -12,7 +12,6 @@ import torch
 from faulty_runs import make_rows
 from miniature_esm import make_narrow_esm
 from stock_runs import KINDS, NUM_STEPS, SAVED, Runs, differing
-from transformers import get_scheduler
 
 from hf_ext.checkpoints.compare import compare_runs
 from hf_ext.errors import ArgumentError, CheckpointError
@@ -278,44 +277,6 @@ def test_an_allowed_change_takes_effect(bench, name, tmp_path, caplog):
     assert [rates[step] for step in sorted(rates) if step > SAVED] == pytest.approx(RATES.get(name, OLD_RATES))
     moves_rows = name in ("data", "seed", "data_seed", "per_device_train_batch_size", "gradient_accumulation_steps")
     assert ("Rows come in another order from here on" in caplog.text) == moves_rows
-
-
-def test_allowed_settings_of_the_optimizer_are_those_it_then_has(bench, tmp_path):
-    changes = {name: CHANGES[name][0] for name in ("weight_decay", "adam_beta1", "learning_rate")}
-    trainer, _ = bench.resume(tmp_path, changes=changes, allow_changed=["all"])
-    decayed, plain = trainer.optimizer.param_groups
-    assert (decayed["weight_decay"], plain["weight_decay"]) == (0.1, 0.0)
-    assert decayed["betas"] == plain["betas"] == (0.5, 0.999)
-    assert decayed["initial_lr"] == plain["initial_lr"] == 5e-3
-
-
-SCHEDULES = {"cosine": {}, "constant_with_warmup": {}, "inverse_sqrt": {}, "cosine_with_min_lr": {"min_lr_rate": 0.1}}
-
-
-@pytest.mark.parametrize("schedule", SCHEDULES)
-def test_a_new_learning_rate_goes_on_where_the_schedule_stands(bench, schedule, tmp_path):
-    given = {"lr_scheduler_type": schedule, "lr_scheduler_kwargs": SCHEDULES[schedule], "warmup_steps": 2}
-    bench.train(KIND, FastTrainer, tmp_path / "old", **given)
-    new = {**given, "learning_rate": 5e-3, "allow_changed": ["learning_rate"]}
-    trainer, _ = bench.train(KIND, FastTrainer, tmp_path / "new", tmp_path / "old" / f"checkpoint-{SAVED}", **new)
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=5e-3)
-    expected = get_scheduler(schedule, optimizer, 2, NUM_STEPS, scheduler_specific_kwargs=SCHEDULES[schedule])
-    rates = []
-    for _ in range(NUM_STEPS):
-        rates.append(expected.get_last_lr()[0])
-        optimizer.step()
-        expected.step()
-    found = logged(trainer, "learning_rate")
-    assert [found[step] for step in (4, 5, 6)] == pytest.approx(rates[SAVED:])
-
-
-def test_a_schedule_that_follows_a_metric_starts_again_from_a_new_rate(bench, tmp_path):
-    given = {"lr_scheduler_type": "reduce_lr_on_plateau", "metric_for_best_model": "loss"}
-    given |= {"eval_strategy": "steps", "eval_steps": SAVED}
-    bench.train(KIND, FastTrainer, tmp_path / "old", **given)
-    new = {**given, "learning_rate": 5e-3, "allow_changed": ["learning_rate"]}
-    trainer, _ = bench.train(KIND, FastTrainer, tmp_path / "new", tmp_path / "old" / f"checkpoint-{SAVED}", **new)
-    assert logged(trainer, "learning_rate")[SAVED + 1] == 5e-3
 
 
 # --- harmless --------------------------------------------------------------------------------------------------------

@@ -211,16 +211,10 @@ def check_injected(place, number, once, folder, whole, tally, caplog, monkeypatc
 
 
 @pytest.mark.sampled(12)
-@pytest.mark.parametrize(("place", "number", "once"), SAMPLE)
+@pytest.mark.parametrize(
+    ("place", "number", "once"), [*SAMPLE, *(pytest.param(*case, marks=pytest.mark.nightly) for case in INJECTED)]
+)
 def test_an_error_anywhere_in_a_save_costs_that_checkpoint_alone(
-    place, number, once, tmp_path, whole, tally, caplog, monkeypatch
-):
-    check_injected(place, number, once, tmp_path, whole, tally, caplog, monkeypatch)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(("place", "number", "once"), INJECTED)
-def test_every_error_anywhere_in_a_save_costs_that_checkpoint_alone(
     place, number, once, tmp_path, whole, tally, caplog, monkeypatch
 ):
     check_injected(place, number, once, tmp_path, whole, tally, caplog, monkeypatch)

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from closing_line import tally
+from closing_line import cases
 from faulty_runs import Maker, contents, make_rows, messages, names
 from miniature_esm import make_narrow_esm
 from other_runs import plant_lock
@@ -43,20 +43,10 @@ def runs(tmp_path_factory):
     return Runs(tmp_path_factory.mktemp("stale"))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def counts(request):
-    with tally(request, "stale folders", cases=0, right=0) as found:
-        yield found
-
-
-@pytest.fixture(autouse=True)
-def counted(request, counts):
-    """Counts a test that is not about a twin as a case."""
-    is_case = "stock_trainer" not in request.node.name
-    counts["cases"] += is_case
-    failed = request.session.testsfailed
-    yield
-    counts["right"] += is_case and request.session.testsfailed == failed
+    with cases(request, "stale folders"):
+        yield
 
 
 @pytest.fixture

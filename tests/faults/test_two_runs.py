@@ -101,8 +101,11 @@ def counts(request):
         yield found
 
 
-def check_pair(folder: Path, alone, counts, delay_s: float, at: int | str) -> None:
-    ended, left = run_pair(folder, delay_s, at)
+@pytest.mark.parametrize(
+    ("delay_s", "at"), [PAIRS[4], *(pytest.param(*pair, marks=pytest.mark.nightly) for pair in PAIRS)]
+)
+def test_one_of_two_runs_is_refused_and_the_other_unharmed(alone, counts, tmp_path, delay_s, at):
+    ended, left = run_pair(tmp_path, delay_s, at)
     counts["pairs"] += 1
     assert sorted(ended.values()) == [0, REFUSED]
     counts["one_refused"] += 1
@@ -112,18 +115,6 @@ def check_pair(folder: Path, alone, counts, delay_s: float, at: int | str) -> No
     assert len(weights) >= 4
     assert {name: left[name] for name in weights} == {name: whole[name] for name in weights}
     counts["other_unharmed"] += 1
-
-
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize(("delay_s", "at"), [PAIRS[0], PAIRS[4]])
-def test_one_of_two_runs_is_refused_and_the_other_unharmed(alone, tmp_path, delay_s, at):
-    check_pair(tmp_path, alone, {"pairs": 0, "one_refused": 0, "other_unharmed": 0}, delay_s, at)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(("delay_s", "at"), PAIRS)
-def test_of_ten_pairs_each_has_one_refused_and_one_unharmed(alone, counts, tmp_path, delay_s, at):
-    check_pair(tmp_path, alone, counts, delay_s, at)
 
 
 # --- trainers without a recipe ----------------------------------------------------------------------------------------
