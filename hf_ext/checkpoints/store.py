@@ -33,8 +33,11 @@ from .manifest import (
     verify,
 )
 from .run_lock import find_other_run
+from .weights import TRAINABLE
 
 STAGING = ".staging"  # folder
+# Where a resumed run looks first: what others put there stays unlisted, and is refused or not read.
+_RESERVED = frozenset({TRAINABLE, "optimizer.pt", "scheduler.pt", "trainer_state.json"})
 _TRASH_NAME = re.compile(r"\.trash-checkpoint-(0|[1-9][0-9]*)(?:-[0-9]+)?")
 
 logger = logging.getLogger(__name__)
@@ -207,8 +210,8 @@ class CheckpointStore:
         with self._lock:
             stored = self._find(step)
             if stored is not None:
-                names = sorted(_list_files(stored.path, skips_links=True))
-                files = {name: _seal(stored.path / name) for name in names}
+                known, names = stored.manifest.files, sorted(_list_files(stored.path, skips_links=True))
+                files = {name: _seal(stored.path / name) for name in names if name in known or name not in _RESERVED}
                 dataclasses.replace(stored.manifest, files=files).write(stored.path)
 
     # --- copies, of which a store on one disk has none ----------------------------------------------------------------

@@ -102,6 +102,7 @@ def test_what_others_write_after_the_commit_becomes_part_of_the_checkpoint(store
     (store.path(20) / "extra").mkdir()
     (store.path(20) / "extra" / "notes.txt").write_text("new")
     (store.path(20) / "model.safetensors").write_bytes(b"written over")
+    (store.path(20) / "optimizer.pt").write_bytes(b"where a resumed run looks first")
     (store.path(20) / "link").symlink_to("/etc/hostname")
     store.take_in(20)
     stored = store.find_newest()
