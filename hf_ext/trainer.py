@@ -12,7 +12,7 @@ import inspect
 import logging
 import os
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import cached_property, partial
 from operator import attrgetter
@@ -219,14 +219,6 @@ class FastTrainer(Trainer):
                 self._ext_team.wait_for_everyone()  # torchrun ends the others as soon as one has ended
                 raise self._ext_stop()
         return output
-
-    def check_arguments(self, undecided: Collection[str] = ()) -> None:
-        """Before work that comes ahead of `train`: raises CheckpointError where that will refuse to go on.
-
-        Args:
-            undecided: names of arguments that may still change. Called on the main process.
-        """
-        self._ext_resumer.check_arguments(self._ext_describe_run(), undecided)
 
     def _ext_stop(self) -> TrainingStopped:
         saved = f"{self.stop_reason}: saved checkpoint-{self.state.global_step} and stopped."
@@ -683,7 +675,7 @@ class FastTrainer(Trainer):
         return self._ext_evaluator.facts()
 
     def checkpoint_sizes(self) -> Sizes:
-        """Upper bounds of what one checkpoint takes before anything is stripped from it."""
+        """Upper bounds of what one checkpoint takes."""
         return self._ext_saver.retention.sizes()
 
     def data_position(self) -> dict[str, Any] | None:

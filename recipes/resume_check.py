@@ -14,10 +14,12 @@ nothing in it is run. Exit status: 0 if a run would continue, or the file was co
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from hf_ext.cli import quick_imports
@@ -25,9 +27,15 @@ from hf_ext.cli import quick_imports
 with quick_imports():
     from hf_ext.affinity.untrained_folder import write_untrained_folder
     from hf_ext.checkpoints.convert import convert
-    from hf_ext.checkpoints.inspect import WHOLE, find_next, format_checkpoints, inspect_folder
-    from hf_ext.errors import ArgumentError, exit_on_errors
+    from hf_ext.checkpoints.manifest import CHECKPOINT_NAME, is_folder, is_ours, verify
+    from hf_ext.errors import ArgumentError, CheckpointError, exit_on_errors
+    from hf_ext.files import used_bytes
     from hf_ext.processes import refuse_several
+    from hf_ext.reporting.tables import format_table
+
+WHOLE, WEIGHTS = "verified", "verified, weights alone"
+DAMAGED, STOCK, FOREIGN = "damaged", "of stock Trainer, cannot be verified", "no checkpoint"
+HEADERS = ("checkpoint", "what it is", "step", "epoch", "MB")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -40,9 +48,7 @@ def main(argv: list[str] | None = None) -> int:
         chosen = find_next(checkpoints)
         return 0 if chosen is not None and chosen.kind == WHOLE else 1
     with model_folder(args.model) as model:
-        names = convert(
-            args.convert, model, args.output_dir, args.rename, args.drop, args.weights_key, tuple(args.label_scale)
-        )
+        names = convert(args.convert, model, args.output_dir, args.rename, args.drop, tuple(args.label_scale))
     print(
         f"{args.convert}: {len(names['taken'])} tensors are now the model in {args.output_dir}, equal bit for bit; "
         f"{len(names['dropped'])} dropped, {len(names['computed'])} left to the model to compute."
@@ -69,7 +75,6 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     make.add_argument("--output_dir", type=Path, help="New folder for the converted model.")
     make.add_argument("--rename", nargs="+", type=as_pair, default=[], metavar="OLD=NEW", help="Prefixes of names.")
     make.add_argument("--drop", nargs="+", default=[], metavar="PREFIX", help="Entries to leave out, as renamed.")
-    make.add_argument("--weights_key", help="Entry of the file that holds the weights, where that is not clear.")
     make.add_argument(
         "--label_scale",
         nargs=2,
@@ -105,6 +110,74 @@ def as_pair(text: str) -> tuple[str, str]:
     if not sign:
         raise argparse.ArgumentTypeError(f"{text!r} has no '=': give OLD=NEW")
     return old, new
+
+
+# --- looking ---
+
+
+@dataclass(frozen=True)
+class Found:
+    """A folder that is named as a checkpoint.
+
+    Attributes:
+        kind: one of the constants above.
+        problems: of a damaged one, each "NAME: expected ..., found ...".
+    """
+
+    name: str
+    kind: str
+    step: int
+    epoch: float | None
+    num_bytes: int
+    problems: Sequence[str] = ()
+
+
+def inspect_folder(folder: str | os.PathLike[str]) -> list[Found]:
+    """The checkpoints of an output folder, by step; or the one checkpoint that `folder` itself is.
+
+    Raises:
+        CheckpointError: no such folder.
+
+    Cost: reads every file of every checkpoint.
+    """
+    place = Path(folder).resolve()
+    if not place.is_dir():
+        raise CheckpointError(f"{folder}: expected a folder, found {'a file' if place.exists() else 'nothing'}.")
+    if CHECKPOINT_NAME.search(place.name):
+        return [_inspect(place)]
+    named = [path for path in place.iterdir() if CHECKPOINT_NAME.fullmatch(path.name)]
+    return sorted(map(_inspect, named), key=lambda found: found.step)
+
+
+def _inspect(path: Path) -> Found:
+    step, num_bytes = int(CHECKPOINT_NAME.findall(path.name)[0]), used_bytes(path)
+    if not is_folder(path) or not is_ours(path):
+        is_stock = is_folder(path) and (path / "trainer_state.json").is_file()
+        return Found(path.name, STOCK if is_stock else FOREIGN, step, None, num_bytes)
+    stored, problems = verify(path, step)
+    if stored is None:
+        return Found(path.name, DAMAGED, step, None, num_bytes, problems)
+    kind = WHOLE if any("optim" in name for name in stored.manifest.files) else WEIGHTS
+    return Found(path.name, kind, step, stored.manifest.epoch, num_bytes)
+
+
+def find_next(checkpoints: Sequence[Found]) -> Found | None:
+    """The checkpoint that `--resume auto` takes: the highest step that verifies; None where training would begin."""
+    return max((one for one in checkpoints if one.kind in (WHOLE, WEIGHTS)), key=lambda one: one.step, default=None)
+
+
+def format_checkpoints(folder: str, checkpoints: Sequence[Found]) -> str:
+    """A table of them, what is wrong with each, and what `--resume auto` would do."""
+    rows = [(one.name, one.kind, str(one.step), one.epoch, one.num_bytes / 1e6) for one in checkpoints]
+    problems = [f"{one.name}: {problem}" for one in checkpoints for problem in one.problems]
+    chosen = find_next(checkpoints)
+    if chosen is None:
+        outcome = "finds nothing to continue from: training would start at step 0"
+    elif chosen.kind == WEIGHTS:
+        outcome = f"takes {chosen.name} and refuses it: it holds weights alone; give it as the model to start from"
+    else:
+        outcome = f"continues from step {chosen.step} (epoch {chosen.epoch or 0:.2f})"
+    return "\n".join([folder, *([format_table(rows, HEADERS)] if rows else []), *problems, f"--resume auto {outcome}."])
 
 
 if __name__ == "__main__":

@@ -20,7 +20,6 @@ OTHER = {
     "oom_policy": ("stop", "stop"),
     "dataloader_pin_memory": ("true", True),
     "save_total_limit": ("7", 7),
-    "disk_policy": ("refuse", "refuse"),
     "eval_subset": ("500", 500.0),
     "eval_every_epochs": ("3", 3),
     "report_to": ("tensorboard", ["tensorboard"]),

@@ -38,18 +38,12 @@ def flip(path: Path) -> None:
     path.write_bytes(bytes(data))
 
 
-def stage(folder: Path) -> None:
-    (folder / ".staging").mkdir()
-    (folder / "checkpoint-6").rename(folder / ".staging" / "checkpoint-6")
-
-
 # Name -> what happened to the run's folder, and the step from which a run continues.
 CASES = {
     "nothing": (lambda f, r: None, 6),
     "a bit of the newest": (lambda f, r: flip(f / "checkpoint-6" / "model.safetensors"), 4),
     "its manifest deleted": (lambda f, r: (f / "checkpoint-6" / "manifest.json").unlink(), 4),
     "all damaged": (lambda f, r: [flip(f / f"checkpoint-{n}" / "config.json") for n in SAVED], 0),
-    "killed before the rename": (lambda f, r: stage(f), 6),
     "a newer one of stock Trainer": (lambda f, r: shutil.copytree(r / "stock/checkpoint-6", f / "checkpoint-9"), 6),
 }
 

@@ -31,7 +31,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     "quick_eval": {"eval_subset": 0.05, "eval_every_epochs": 2},
     # Small drives: the newest checkpoint (and the best, where it is another one), less of it if it must be; no logs of
     # other tools.
-    "low_disk": {"save_total_limit": 1, "disk_policy": "degrade", "report_to": "none"},
+    "low_disk": {"save_total_limit": 1, "report_to": "none"},
     # Same numbers every time on the same machine, at the price of speed.
     "reproducible": {
         "full_determinism": True,

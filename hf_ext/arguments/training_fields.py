@@ -137,9 +137,6 @@ class SavingArguments:
     save_total_size_gb: Positive | None = option(
         None, "Most that the output folder may hold at any moment, in GB (10^9 bytes)."
     )
-    disk_policy: Literal["refuse", "degrade"] = option(
-        "refuse", "What to do where save_total_size_gb is too small: stop, or store less."
-    )
     local_checkpoint_dir: str | None = option(
         None, "Fast folder to save to first; copied to output_dir (a mounted Drive) in the background."
     )

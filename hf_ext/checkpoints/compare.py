@@ -64,7 +64,9 @@ _NO_SHAPE = frozenset(
     """.split()  # noqa: SIM905  readable as a paragraph
 )
 _ABSENT = object()
-Names = tuple[str, ...] | None
+NEVER = ""  # names what no word in `allow_changed` lets pass
+# What differs, as a line, and the word in `allow_changed` that lets it pass: None where it is only noted.
+Difference = tuple[str, str | None]
 
 
 # --- the facts of a run ----------------------------------------------------------------------------------------------
@@ -184,41 +186,29 @@ class Changes:
     allowed: set[str] = field(default_factory=set)
 
 
-@dataclass(frozen=True)
-class Difference:
-    """One line, and the names by which `allow_changed` lets it pass: None where it is only noted, () by none."""
-
-    text: str
-    names: Names = None
-
-
 def compare_runs(old: Mapping[str, Any], new: Mapping[str, Any], allowed: Sequence[str] = ()) -> Changes:
     """Compares the facts of a checkpoint's run with those of this one, in what both have.
 
     Args:
         old, new: from `describe_run`.
-        allowed: what may differ: names of arguments, of a collator's settings or of speed-ups, or one of `GROUPS`.
+        allowed: what may differ: names of arguments, or one of `GROUPS`.
 
     Raises:
         ArgumentError: an unknown name in `allowed`.
     """
-    sections = ("arguments", "collator", "speedups")
-    found = {name for facts in (old, new) for section in sections for name in facts.get(section, ())}
-    unknown = [name for name in allowed if name not in {*GROUPS, *ANOTHER_RUN, *found}]
+    unknown = [name for name in allowed if name not in {*GROUPS, *ANOTHER_RUN}]
     if unknown:
-        raise ArgumentError(
-            f"allow_changed: unknown {unknown}. Known: {', '.join(GROUPS)}, or by name "
-            f"{', '.join(sorted(ANOTHER_RUN - OTHER_STATES))}, and settings of the collator and names of speed-ups."
-        )
+        known = ", ".join((*GROUPS, *sorted(ANOTHER_RUN - OTHER_STATES)))
+        raise ArgumentError(f"allow_changed: unknown {unknown}. Known: {known}.")
     changes = Changes()
-    for difference in _find_differences(old, new):
-        if difference.names is None:
-            changes.notes.append(difference.text)
-        elif difference.names and {"all", *difference.names} & {*allowed}:
-            changes.notes.append(f"{difference.text} (allowed)")
-            changes.allowed.add(difference.names[0])
+    for text, name in _find_differences(old, new):
+        if name is None:
+            changes.notes.append(text)
+        elif name != NEVER and {"all", name} & {*allowed}:
+            changes.notes.append(f"{text} (allowed)")
+            changes.allowed.add(name)
         else:
-            changes.contradictions.append(difference.text)
+            changes.contradictions.append(text)
     return changes
 
 
@@ -243,28 +233,26 @@ def _find_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterato
         yield from _compare_steps(old, new)
     if "data" in both:
         differences, untold = compare_fingerprints(old["data"], new["data"])
-        yield from (Difference(f"data: {text}", ("data",)) for text in differences)
-        yield from (Difference(f"data: {text}") for text in untold)
-    if "model" in both:
-        for name in old["model"].keys() | new["model"].keys():
-            names = None if name == "base" else ("model",)  # where weights came from; frozen ones have a hash
-            yield from _compare(f"model.{name}", old["model"].get(name), new["model"].get(name), names)
-    if "collator" in both:
-        for name in old["collator"].keys() | new["collator"].keys():
-            values = old["collator"].get(name, _ABSENT), new["collator"].get(name, _ABSENT)
-            yield from _compare(f"collator.{name}", *values, (name, "collator"))
+        yield from ((f"data: {text}", "data") for text in differences)
+        yield from ((f"data: {text}", None) for text in untold)
+    for section, default in (("model", None), ("collator", _ABSENT)):
+        facts = [one.get(section, {}) if section in both else {} for one in (old, new)]
+        for name in dict.fromkeys([*facts[0], *facts[1]]):
+            one, other = (each.get(name, default) for each in facts)
+            # Where weights came from is noted: frozen ones have a hash.
+            yield from _compare(f"{section}.{name}", one, other, None if name == "base" else section)
     if "speedups" in both:
         yield from _compare_speedups(old["speedups"], new["speedups"])
     if old.get("written_by") != new.get("written_by"):
-        yield Difference(
+        text = (
             f"weights and states are in the files of {old.get('written_by')}, this run reads those of "
             f"{new.get('written_by')}: launch it as before, or start a new run from its weights (of FSDP2's shards, "
-            "`accelerate merge-weights` makes a file)",
-            (),
+            "`accelerate merge-weights` makes a file)"
         )
+        yield text, NEVER
 
 
-def _compare(title: str, old: Any, new: Any, names: Names = None, is_strict: bool = False) -> Iterator[Difference]:
+def _compare(title: str, old: Any, new: Any, name: str | None = None, is_strict: bool = False) -> Iterator[Difference]:
     """Every leaf that differs. What only one side has, as with another version of a package, is noted."""
     before, now = {title: old}, {title: new}
     if isinstance(old, Mapping | list) and type(old) is type(new):
@@ -273,7 +261,7 @@ def _compare(title: str, old: Any, new: Any, names: Names = None, is_strict: boo
         one, other = before.get(place, _ABSENT), now.get(place, _ABSENT)
         if one != other:
             is_open = not is_strict and (one is _ABSENT or other is _ABSENT)
-            yield Difference(_line(place, one, other), None if is_open else names)
+            yield _line(place, one, other), None if is_open else name
 
 
 def _compare_arguments(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Difference]:
@@ -282,14 +270,11 @@ def _compare_arguments(before: Mapping[str, Any], now: Mapping[str, Any]) -> Ite
         idle |= {"metric_for_best_model", "greater_is_better"}  # nothing says which is best
     for name in [name for name in before if name in now and name not in STEP_SIZE]:
         one, other = before[name], now[name]
-        if one == other:
-            continue
-        adds_group = name == "encoder_learning_rate" and None in (one, other)
-        if name in OTHER_STATES or adds_group:
-            yield Difference(f"{_line(name, one, other)}: its states do not fit; start from the weights alone", ())
+        adds_group = name == "encoder_learning_rate" and one != other and None in (one, other)
+        if one != other and (name in OTHER_STATES or adds_group):
+            yield f"{_line(name, one, other)}: its states do not fit; start from the weights alone", NEVER
         else:
-            names = (name,) if name in ANOTHER_RUN - idle else None
-            yield from _compare(name, one, other, names, is_strict=True)
+            yield from _compare(name, one, other, name if name in ANOTHER_RUN - idle else None, is_strict=True)
 
 
 def _compare_steps(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Difference]:
@@ -302,8 +287,8 @@ def _compare_steps(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[D
         one, other = (facts.get(name, facts["arguments"].get(name)) for facts in (old, new))
         if one != other:
             hint = " (the same rows in every step)" if is_same else advice if name == "world_size" else ""
-            names = (name,) if name in STEP_SIZE else ("world_size",)
-            yield Difference(_line(name, one, other) + hint, None if is_same else names)
+            word = name if name in STEP_SIZE else "world_size"
+            yield _line(name, one, other) + hint, None if is_same else word
 
 
 def _step_size(facts: Mapping[str, Any]) -> tuple[str, int]:
@@ -316,18 +301,14 @@ def _step_size(facts: Mapping[str, Any]) -> tuple[str, int]:
 
 
 def _compare_speedups(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Difference]:
-    has_budget = "token_budget" in before and "token_budget" in now
-    matter = {**SPEEDUPS, **({"packing": ()} if has_budget else {})}  # which changes what a budget of tokens counts
     for name in dict.fromkeys([*before, *now]):
         one, other = before.get(name), now.get(name)
         if one == other:
             continue
-        keys = matter.get(name, ())
-        decided = [settings and [settings.get(key) for key in keys] for settings in (one, other)]
-        is_another = name in matter and decided[0] != decided[1]
+        decided = [settings and [settings.get(key) for key in SPEEDUPS.get(name, ())] for settings in (one, other)]
         then, here = ("off" if settings is None else _short(settings or "on") for settings in (one, other))
         text = f"speed-up {name}: {then} in the checkpoint, {here} now"
-        yield Difference(text, (name, "speedups") if is_another else None)
+        yield text, "speedups" if name in SPEEDUPS and decided[0] != decided[1] else None
 
 
 def _leaves(value: Any, place: str) -> Iterator[tuple[str, Any]]:

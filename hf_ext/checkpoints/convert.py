@@ -37,7 +37,6 @@ def convert(
     output_dir: Path,
     rename: Sequence[tuple[str, str]] = (),
     drop: Sequence[str] = (),
-    weights_key: str | None = None,
     label_scale: tuple[float, float] = (0.0, 1.0),
 ) -> dict[str, list[str]]:
     """Writes the weights of `old` as a model. What is written is loaded again, and every entry compared by its bits.
@@ -48,7 +47,6 @@ def convert(
         output_dir: new or empty.
         rename: (old prefix, new prefix) of names; of several that fit a name, the first. "" stands for every name.
         drop: prefixes, after renaming, of entries to leave out.
-        weights_key: entry of the file that holds the weights; None looks for it.
         label_scale: mean and standard deviation, in label units, by which the old script standardised its labels.
 
     Returns:
@@ -62,8 +60,11 @@ def convert(
     """
     if output_dir.exists() and (not output_dir.is_dir() or any(output_dir.iterdir())):
         raise ArgumentError(f"--output_dir {output_dir}: not empty. Nothing is overwritten: give a new folder.")
-    weights = _read_weights(old, weights_key)
-    renamed = {name: _rename(name, rename) for name in weights}
+    weights = _read_weights(old)
+    renamed = {}
+    for name in weights:
+        before, after = next((pair for pair in rename if name.startswith(pair[0])), ("", ""))
+        renamed[name] = after + name.removeprefix(before)
     dropped = [name for name, new in renamed.items() if new.startswith(tuple(drop))]
     tensors = {new: weights[name] for name, new in renamed.items() if name not in dropped}
     if len(tensors) + len(dropped) < len(weights):
@@ -82,7 +83,7 @@ def convert(
     return {"taken": [*tensors], "dropped": dropped, "computed": computed}
 
 
-def _read_weights(path: Path, weights_key: str | None) -> dict[str, torch.Tensor]:
+def _read_weights(path: Path) -> dict[str, torch.Tensor]:
     """Name -> tensor, without the prefixes that torch.compile and DataParallel (DDP too) put before names."""
     if not path.is_file():
         raise CheckpointError(f"{path}: expected a file that torch.save wrote, found no file.")
@@ -96,21 +97,12 @@ def _read_weights(path: Path, weights_key: str | None) -> dict[str, torch.Tensor
             f"{f' (asks for {asked[1]})' if asked else ''}. If you made this file yourself, load it where it was made "
             "and save its tensors alone: torch.save({'model_state_dict': model.state_dict()}, NEW)."
         ) from error
-    found = {key: value for key, value in content.items() if _is_weights(value)} if isinstance(content, Mapping) else {}
-    if weights_key is not None and weights_key not in found:
+    candidates = [content, *map(content.get, WEIGHT_KEYS)] if isinstance(content, Mapping) else []
+    weights = next(filter(_is_weights, candidates), None)
+    if weights is None:
         raise CheckpointError(
-            f"{path}: --weights_key {weights_key}: no weights there. Entries with weights: {[*found]}."
-        )
-    known = [key for key in (weights_key, *WEIGHT_KEYS) if key in found]
-    if weights_key is None and _is_weights(content):
-        weights = content
-    elif known or len(found) == 1:
-        weights = found[known[0]] if known else next(iter(found.values()))
-    else:
-        kind = [*content] if isinstance(content, Mapping) else type(content).__name__
-        raise CheckpointError(
-            f"{path}: expected one entry of names and tensors, as model.state_dict(), found {[*found] or 'none'} in "
-            f"{kind}. Name the weights with --weights_key."
+            f"{path}: expected names and tensors, as model.state_dict(), alone or as one of {', '.join(WEIGHT_KEYS)}. "
+            "Save such a file where it was made: torch.save({'model_state_dict': model.state_dict()}, NEW)."
         )
     names = [name.replace("_orig_mod.", "") for name in weights]
     if all(name.startswith("module.") for name in names):
@@ -120,15 +112,9 @@ def _read_weights(path: Path, weights_key: str | None) -> dict[str, torch.Tensor
 
 def _is_weights(value: Any) -> bool:
     """Whether it is name -> tensor, as `Module.state_dict()` returns it."""
-    return (
-        isinstance(value, Mapping)
-        and len(value) > 0
-        and all(isinstance(name, str) and isinstance(entry, torch.Tensor) for name, entry in value.items())
-    )
-
-
-def _rename(name: str, rename: Sequence[tuple[str, str]]) -> str:
-    return next((new + name[len(old) :] for old, new in rename if name.startswith(old)), name)
+    if not isinstance(value, Mapping) or not value:
+        return False
+    return all(isinstance(name, str) and isinstance(entry, torch.Tensor) for name, entry in value.items())
 
 
 def _build_model(folder: Path) -> Any:

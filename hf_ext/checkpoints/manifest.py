@@ -8,7 +8,7 @@ import os
 import re
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -100,30 +100,14 @@ class Manifest:
             promised = content.pop("sha256")
             files = {name: FileRecord(**record) for name, record in content.pop("files").items()}
             manifest = cls(files=files, **content)
-            manifest._check_types()
         except (AttributeError, KeyError, TypeError) as error:
             raise CheckpointError(f"{path}: expected the fields of a manifest, found others ({error!r}).") from error
         if path.read_bytes() != manifest._text().encode("ascii"):
             raise CheckpointError(f"{path}: expected the bytes that were written (sha256 {promised}), found others.")
         return manifest
 
-    def _check_types(self) -> None:
-        for number in (self.step, *(record.size for record in self.files.values())):
-            if type(number) is not int or number < 0:
-                raise TypeError(f"{number!r} is no count")
-        texts = [self.run_id, *(record.sha256 for record in self.files.values())]
-        if not all(isinstance(text, str) for text in texts) or not isinstance(self.facts, dict):
-            raise TypeError("run_id and hashes are text, facts an object")
-        if not isinstance(self.epoch, int | float):
-            raise TypeError(f"epoch {self.epoch!r} is no number")
-
-    def _body(self) -> dict[str, Any]:
-        files = {name: {"size": record.size, "sha256": record.sha256} for name, record in self.files.items()}
-        head = {"format": self.format, "run_id": self.run_id, "step": self.step, "epoch": self.epoch}
-        return json.loads(json.dumps({**head, "facts": self.facts, "files": files}))  # as it will be read: keys are str
-
     def _text(self) -> str:
-        body = self._body()
+        body = json.loads(json.dumps(asdict(self)))  # as it will be read: keys are str
         digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode("ascii")).hexdigest()
         return json.dumps({**body, "sha256": digest}, indent=1, sort_keys=True) + "\n"
 
@@ -137,33 +121,23 @@ def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a regular file: never from a link, nor from a pipe, which could make the reader wait for ever.
 
     Raises:
-        CheckpointError: it is not there or cannot be read, no file, no JSON, nested too deeply, no object, or holds an
-            integer of more than 64 bits.
+        CheckpointError: it is not there or cannot be read, no file, no JSON, nested too deeply, or no object.
     """
     try:
-        kind = path.lstat().st_mode
-        if not stat.S_ISREG(kind):
-            found = "a symlink" if stat.S_ISLNK(kind) else "a folder" if stat.S_ISDIR(kind) else "a pipe or device"
+        mode = path.lstat().st_mode
+        if not stat.S_ISREG(mode):
+            found = "a symlink" if stat.S_ISLNK(mode) else "a folder, pipe or device"
             raise CheckpointError(f"{path}: expected a file, found {found}.")
-        raw = path.read_bytes()
+        content = json.loads(path.read_bytes())
     except FileNotFoundError:
         raise CheckpointError(f"{path}: expected a file, found nothing.") from None
     except OSError as error:
         raise CheckpointError(f"{path}: expected a file, found an unreadable one ({error}).") from error
-    try:
-        content = json.loads(raw, parse_int=_read_integer)
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
-        raise CheckpointError(f"{path}: expected JSON, found {len(raw)} bytes that are not ({error}).") from error
+        raise CheckpointError(f"{path}: expected JSON, found bytes that are not ({error}).") from error
     if not isinstance(content, dict):
         raise CheckpointError(f"{path}: expected a JSON object, found a {type(content).__name__}.")
     return content
-
-
-def _read_integer(text: str) -> int:
-    number = int(text[:20])
-    if len(text) > 20 or not -(2**63) <= number < 2**63:
-        raise ValueError(f"an integer of {len(text)} digits")
-    return number
 
 
 def check_files(folder: str | os.PathLike[str], manifest: Manifest, may_link: bool = False) -> list[str]:
@@ -222,12 +196,6 @@ class Stored:
     def num_bytes(self) -> int:
         """Bytes allocated on disk now. Cost: one stat per file."""
         return used_bytes(self.path)
-
-    @property
-    def stripped(self) -> tuple[str, ...]:
-        """Files that `CheckpointStore.strip` dropped, without which training cannot continue."""
-        names = self.manifest.facts.get("stripped")
-        return tuple(n for n in names if isinstance(n, str) and is_plain(n)) if isinstance(names, list) else ()
 
 
 def is_folder(path: Path) -> bool:

@@ -158,9 +158,8 @@ class MirroredStore(CheckpointStore):
 
     def _drop_old(self, best_step: int | None) -> None:
         here, there = {best_step, *(stored.step for stored in self.checkpoints())}, self.target.checkpoints()
-        newest_whole = max((stored.step for stored in there if not stored.stripped), default=0)
-        for stored in there:
-            if stored.step not in here and stored.step < newest_whole:
+        for stored in there[:-1]:  # the newest goes only once a newer one stands
+            if stored.step not in here:
                 self.target.delete(stored.step)
 
 

@@ -15,7 +15,7 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from ..distributed import do_on_main
 from ..errors import CheckpointError
-from .compare import ANOTHER_RUN, GROUPS, STEP_SIZE, compare_runs, refuse
+from .compare import STEP_SIZE, compare_runs, refuse
 from .manifest import PROGRESS, Stored, check_unlisted, read_json
 
 # Allowed to change, these move the place in the data that a number of optimizer steps stands for.
@@ -89,20 +89,6 @@ class Resumer:
             self._check_trusted(found.path if isinstance(found, Stored) else found)
             self.resumed = self._compare(found, facts) if isinstance(found, Stored) else Resumed(found)
         return self.resumed
-
-    def check_arguments(self, facts: dict[str, Any], undecided: Collection[str]) -> None:
-        """Raises what `find` would for arguments, the `undecided` left out; of "auto" alone, on the main process."""
-        args = self._trainer.args
-        is_auto = (args.resume_from_checkpoint or args.resume) == "auto"
-        stored = self._trainer.checkpoints.find_newest() if is_auto else None
-        if stored is not None:
-            left_out = {*undecided, *STEP_SIZE}  # steps depend on more than arguments
-            allowed = {*args.allow_changed} & {*GROUPS, *ANOTHER_RUN}
-            old, new = (
-                {"arguments": {name: value for name, value in one["arguments"].items() if name not in left_out}}
-                for one in (stored.manifest.facts, facts)
-            )
-            refuse(stored.path, compare_runs(old, new, sorted(allowed)).contradictions)
 
     # --- looking ----------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,6 @@ GB is 10**9 bytes, as disks and quotas are sold.
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import logging
 import math
@@ -64,7 +63,6 @@ class Policy:
             two while the best is not the newest; None or below 1 means no limit. Pinned ones may exceed it for a while.
         keep_best: the best checkpoint is kept. keep_epoch: the newest that ends an epoch is kept.
         budget_bytes: everything the run has on disk, at every moment; None means no budget.
-        strips: only the newest checkpoint keeps its optimizer state; the others keep their weights.
 
     Raises:
         ArgumentError: keep_epoch with a limit that leaves no place beside the newest and the best.
@@ -74,7 +72,6 @@ class Policy:
     keep_best: bool
     keep_epoch: bool = False
     budget_bytes: int | None = None
-    strips: bool = False
 
     def __post_init__(self) -> None:
         places = 2 + self.keep_best
@@ -92,7 +89,7 @@ class Entry:
     Attributes:
         num_bytes: what it takes on disk.
         ends_epoch: it was written at the end of an epoch.
-        is_pinned: it is being uploaded or copied, so it is neither deleted nor stripped now.
+        is_pinned: it is being uploaded or copied, so it is not deleted now.
         is_resumable: training can continue from it; False where it holds weights only.
     """
 
@@ -124,13 +121,6 @@ def steps_beyond_limit(entries: Sequence[Entry], best_step: int | None, policy: 
     least = 2 if policy.keep_best and best_step in ranked[1:] else 1
     pinned = {entry.step for entry in entries if entry.is_pinned}
     return sorted({*ranked[max(policy.limit, least) :]} - pinned)
-
-
-def steps_to_strip(entries: Sequence[Entry], policy: Policy) -> list[int]:
-    """Steps that keep their weights alone: all but the newest that training can continue from."""
-    resumable = sorted(entry.step for entry in entries if entry.is_resumable)
-    pinned = {entry.step for entry in entries if entry.is_pinned}
-    return [step for step in resumable[:-1] if step not in pinned] if policy.strips else []
 
 
 def steps_for_room(
@@ -167,52 +157,36 @@ def needed_bytes(sizes: Sizes, policy: Policy, other_bytes: int) -> int:
     return sum(num_bytes for _, num_bytes in _list_needs(sizes, policy, other_bytes))
 
 
-def fit_budget(sizes: Sizes, policy: Policy, other_bytes: int, may_strip: bool) -> Policy:
-    """The policy with which the budget holds the run's checkpoints: as it is or, if it must and may, one that strips.
+def check_budget(sizes: Sizes, policy: Policy, other_bytes: int) -> None:
+    """Refuses a budget that cannot hold the run's checkpoints.
 
     Raises:
-        ArgumentError: there is none; with each part in GB, their sum, the smallest budget that works, and what
-            `--disk_policy degrade` would do.
+        ArgumentError: with each part in GB, their sum, and the smallest budget that works.
     """
-    light = dataclasses.replace(policy, strips=True)
-    needed, needed_light = (needed_bytes(sizes, each, other_bytes) for each in (policy, light))
-    if policy.budget_bytes is None or needed <= policy.budget_bytes:
-        return policy
-    what = "only the newest checkpoint keeps its optimizer state"
-    gains = needed_light < needed
-    if may_strip and gains and needed_light <= policy.budget_bytes:
-        return light
-    if may_strip:
-        remedy = f"--disk_policy degrade is counted in: {what}." if gains else ""
-        raise ArgumentError(_refusal(sizes, light, other_bytes, remedy))
-    degrade = f"would need {_gb(needed_light)} GB: {what}." if gains else "would not make them smaller."
-    raise ArgumentError(_refusal(sizes, policy, other_bytes, f"--disk_policy degrade {degrade}"))
+    needs, budget = _list_needs(sizes, policy, other_bytes), policy.budget_bytes
+    total = sum(num_bytes for _, num_bytes in needs)
+    if budget is None or total <= budget:
+        return
+    lines = [*needs, ("sum, at the moment of a save", total), ("budget", budget)]
+    width = max(len(what) for what, _ in lines)
+    table = "\n".join(f"  {what:<{width}}  {num_bytes / GB:12.6f} GB" for what, num_bytes in lines)
+    raise ArgumentError(
+        f"save_total_size_gb={budget / GB:g} cannot hold this run's checkpoints (each: weights "
+        f"{sizes.weights / GB:.6f}, optimizer {sizes.optimizer / GB:.6f}, other {sizes.other / GB:.6f} GB):\n{table}\n"
+        f"Smallest budget that works: --save_total_size_gb {_gb(total)}."
+    )
 
 
 def _list_needs(sizes: Sizes, policy: Policy, other_bytes: int) -> list[tuple[str, int]]:
     """What is on disk at the worst moment, as (what it is, bytes)."""
-    kept, suffix = (sizes.weights + sizes.other, ", weights only") if policy.strips else (sizes.full_bytes, "")
     needs = [
         ("all other files of the run", other_bytes),
         ("checkpoint being written", sizes.full_bytes),
         ("latest checkpoint, until the new one is verified", sizes.full_bytes),
     ]
-    needs += [(f"best checkpoint{suffix}", kept)] if policy.keep_best else []
-    needs += [(f"newest checkpoint that ends an epoch{suffix}", kept)] if policy.keep_epoch else []
+    needs += [("best checkpoint", sizes.full_bytes)] if policy.keep_best else []
+    needs += [("newest checkpoint that ends an epoch", sizes.full_bytes)] if policy.keep_epoch else []
     return needs
-
-
-def _refusal(sizes: Sizes, policy: Policy, other_bytes: int, remedy: str) -> str:
-    needs, budget = _list_needs(sizes, policy, other_bytes), policy.budget_bytes or 0
-    total = sum(num_bytes for _, num_bytes in needs)
-    lines = [*needs, ("sum, at the moment of a save", total), ("budget", budget)]
-    width = max(len(what) for what, _ in lines)
-    table = "\n".join(f"  {what:<{width}}  {num_bytes / GB:12.6f} GB" for what, num_bytes in lines)
-    return (
-        f"save_total_size_gb={budget / GB:g} cannot hold this run's checkpoints (each: weights "
-        f"{sizes.weights / GB:.6f}, optimizer {sizes.optimizer / GB:.6f}, other {sizes.other / GB:.6f} GB):\n{table}\n"
-        f"Smallest budget that works: --save_total_size_gb {_gb(total)}. {remedy}"
-    ).rstrip()
 
 
 def _gb(num_bytes: int) -> str:
@@ -243,21 +217,17 @@ class Retention:
         trainer: the `FastTrainer`.
 
     Attributes:
+        full_bytes: upper bound of what one checkpoint takes; None before `check`.
         best_saved: step of the best checkpoint that was saved.
     """
 
     def __init__(self, trainer: Any, store: CheckpointStore):
         self._trainer, self._store = trainer, store
-        self._strips = False  # as was decided when training began
+        self.full_bytes: int | None = None
         self.best_saved: int | None = None
 
-    @property
-    def policy(self) -> Policy:
-        """What is kept, with what was decided when training began."""
-        return dataclasses.replace(read_policy(self._trainer.args), strips=self._strips)
-
     def sizes(self) -> Sizes:
-        """Upper bounds of what one checkpoint takes before anything is stripped from it."""
+        """Upper bounds of what one checkpoint takes."""
         trainer, args, model = self._trainer, self._trainer.args, self._trainer.model
         small_bytes = SMALL_FILES_BYTES + trainer.early_stopping_bytes()
         of_library = trainer._ext_backend.checkpoint_sizes(model, small_bytes)
@@ -272,17 +242,15 @@ class Retention:
         return Sizes(weights, optimizer, small_bytes)
 
     def check(self) -> None:
-        """Refuses a budget that cannot hold what will be written, or decides to store less; without one, nothing.
+        """When training begins: how large checkpoints will be. Refuses a budget that cannot hold what will be written.
 
         Raises:
-            ArgumentError: see `fit_budget`.
+            ArgumentError: see `check_budget`.
         """
-        self._strips, args = False, self._trainer.args
-        if args.save_total_size_gb is not None:
-            may_strip = args.disk_policy == "degrade"
-            self._strips = fit_budget(self.sizes(), self.policy, self.other_bytes(), may_strip).strips
-        if self._strips:
-            logger.warning("save_total_size_gb: only the newest checkpoint keeps its optimizer state.")
+        sizes, policy = self.sizes(), read_policy(self._trainer.args)
+        self.full_bytes = sizes.full_bytes
+        if policy.budget_bytes is not None:
+            check_budget(sizes, policy, self.other_bytes())
 
     def best_step(self) -> int | None:
         """Step of the best checkpoint there is: where the best step itself was not saved, that of the best before."""
@@ -295,35 +263,32 @@ class Retention:
         Raises:
             OSError: the budget has no room for it, whatever is deleted.
         """
-        sizes, entries, policy = self.sizes(), self._entries(), self.policy
+        full_bytes, entries, policy = self.full_bytes or 0, self._entries(), read_policy(self._trainer.args)
         # What was logged so far, and a large tokenizer, are in the newest one: the bound knows neither.
         like_newest = entries[-1].num_bytes + SMALL_FILES_BYTES // 2 if entries and entries[-1].is_resumable else 0
-        new_bytes = max(sizes.full_bytes, like_newest)
+        new_bytes = max(full_bytes, like_newest)
         if policy.budget_bytes is not None:
             planned_bytes = self.other_bytes() + sum(entry.num_bytes for entry in entries) + new_bytes
-            if not self._free(planned_bytes - policy.budget_bytes):
+            if not self._free(entries, planned_bytes - policy.budget_bytes):
                 logger.error("save_total_size_gb=%g has no room for it.", policy.budget_bytes / GB)
                 raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
         free = free_bytes(self._store.folder)
-        if free < sizes.full_bytes:
-            self._free(new_bytes - free)
+        if free < full_bytes:
+            self._free(self._entries(), new_bytes - free)
 
-    def _free(self, excess_bytes: int) -> bool:
+    def _free(self, entries: Sequence[Entry], excess_bytes: int) -> bool:
         """Whether so many bytes could be freed; where they cannot, nothing is."""
         state = self._trainer.state
         is_new_best = state.best_global_step == state.global_step
-        steps = steps_for_room(self._entries(), excess_bytes, self.best_step(), self.policy, is_new_best)
+        policy = read_policy(self._trainer.args)
+        steps = steps_for_room(entries, excess_bytes, self.best_step(), policy, is_new_best)
         return steps is not None and all(self._store.delete(step) for step in steps)
 
     def rotate(self) -> None:
-        """Deletes and strips what is not to be kept, now that the newest checkpoint is in place."""
-        best, policy = self.best_step(), self.policy
-        for step in steps_beyond_limit(self._entries(), best, policy):
+        """Deletes what is not to be kept, now that the newest checkpoint is in place."""
+        best = self.best_step()
+        for step in steps_beyond_limit(self._entries(), best, read_policy(self._trainer.args)):
             self._store.delete(step)
-        stripped = steps_to_strip(self._entries(), policy)
-        for stored in self._store.checkpoints():
-            if stored.step in stripped:
-                self._store.strip(stored.step, [n for n in stored.manifest.files if OPTIMIZER_FILES.fullmatch(n)])
         self.best_saved = best
 
     def _entries(self) -> list[Entry]:

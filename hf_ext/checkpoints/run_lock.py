@@ -7,11 +7,9 @@ import hashlib
 import logging
 import os
 import re
-import shlex
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,9 +18,8 @@ import psutil
 from filelock import LeaseCompromise, SoftFileLease, Timeout
 
 from ..distributed import do_on_main
-from ..errors import FolderError, show_text
+from ..errors import FolderError
 from ..files import is_disk_failure
-from ..reporting.run_record import without_tokens
 from .finished_model import MODEL_MANIFEST, WEIGHTS
 
 LOCK = ".run.lock"
@@ -90,7 +87,7 @@ def hold_folder(folder: str | os.PathLike[str]) -> Iterator[None]:
     cannot be told whether it lives: its lock is taken over where it is not renewed in LEASE_S.
 
     Raises:
-        FolderError: another run holds it; one line, with its process, machine, start and command.
+        FolderError: another run holds it; one line, with its process and machine.
         OSError: the folder cannot be made, or the disk refuses.
 
     Cost: one file, and a thread that renews its time every 20 seconds.
@@ -101,16 +98,14 @@ def hold_folder(folder: str | os.PathLike[str]) -> Iterator[None]:
         return
     if lease.is_lock_held_by_us:  # left where the disk refused its removal
         lease.force_break()
-    try:
-        lease.acquire(timeout=0)
-    except Timeout:
-        if _find_owner(lease) is not None:
-            raise FolderError(_refusal(folder, lease)) from None
-        logger.warning("%s Waiting %.0f s for a sign of it.", _refusal(folder, lease), LEASE_S)
+    for wait_s in (0.0, 1.5 * LEASE_S):
         try:
-            lease.acquire(timeout=1.5 * LEASE_S, poll_interval=LEASE_S / 100)
+            lease.acquire(timeout=wait_s, poll_interval=LEASE_S / 100)
+            break
         except Timeout:
-            raise FolderError(_refusal(folder, lease)) from None
+            if wait_s or _owner_runs(lease):
+                raise FolderError(_refusal(folder, lease)) from None
+            logger.warning("%s Waiting %.0f s for a sign of it.", _refusal(folder, lease), LEASE_S)
     try:
         yield
     finally:
@@ -157,29 +152,25 @@ def _this_host() -> str:
         return lease.owner.hostname if lease.owner else ""
 
 
-def _find_owner(lease: SoftFileLease) -> psutil.Process | None:
-    """The owner, if it is a process of this machine that runs; not one of which only its number is left."""
+def _owner_runs(lease: SoftFileLease) -> bool:
+    """Whether the owner is a process of this machine that runs; not one of which only its number is left."""
     owner = lease.owner
-    if owner is not None and owner.hostname == _this_host():
-        with suppress(psutil.NoSuchProcess):
-            process = psutil.Process(owner.pid)
-            return None if process.status() == psutil.STATUS_ZOMBIE else process
-    return None
+    if owner is None or owner.hostname != _this_host():
+        return False
+    try:
+        return psutil.Process(owner.pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _refusal(folder: str | os.PathLike[str], lease: SoftFileLease) -> str:
-    owner, process, known = lease.owner, _find_owner(lease), ""
+    owner = lease.owner
     if owner is None:
         return f"{lease.lock_file} names no run. Delete it if no run is in the folder, or choose another --output_dir."
-    if process is not None:
-        with suppress(psutil.Error):  # of another user
-            since = datetime.fromtimestamp(process.create_time(), UTC)
-            command = " ".join(shlex.join(without_tokens(process.cmdline())).split())
-            known = f", since {since:%Y-%m-%d %H:%M:%S} UTC ({show_text(command)[:300]})"
     host = owner.hostname.partition("?")[0]  # without the numbering of processes
     return (
-        f"{folder} is in use by another run: process {owner.pid} on {host}{known}. Wait for it, end it, or give this "
-        "run another folder (--output_dir, --local_checkpoint_dir)."
+        f"{folder} is in use by another run: process {owner.pid} on {host}. Wait for it, end it, or give this run "
+        "another folder (--output_dir, --local_checkpoint_dir)."
     )
 
 
@@ -187,16 +178,10 @@ def check_folder(path: str | os.PathLike[str]) -> None:
     """Makes the output folder of a run where there is none, and refuses one that was made for something else.
 
     Raises:
-        FolderError: as of `make_folder`; it is the home folder or the top of the disk; it holds a model or results,
-            and nothing that a run of ours leaves beside.
+        FolderError: as of `make_folder`; it holds a model or results, and nothing that a run of ours leaves beside.
         OSError: the disk is full or broken.
     """
     place = Path(path)
-    if os.path.realpath(place) in (os.path.realpath(os.sep), os.path.realpath(Path.home())):
-        raise FolderError(
-            f"{path}: a run fills its output folder and counts what is in it, so it cannot be the home folder or the "
-            f"top of the disk. Give a folder below it, such as --output_dir {place / 'outputs'}."
-        )
     make_folder(path)
     replaced = sorted(entry.name for entry in place.iterdir() if _REPLACED.fullmatch(entry.name))
     if replaced and not any(next(place.glob(sign), None) for sign in _OURS):

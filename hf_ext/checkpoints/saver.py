@@ -59,7 +59,8 @@ class Saver:
         self._num_failures = 0
         self._unlogged = 0.0  # the loss since the last log
         self._begun: tuple[int, float, Future | None] | None = None  # step, when, and the commit on the main process
-        self._open_step: int | None = None  # of a checkpoint that has its name, and into which others may be writing
+        self._open_step: int | None = None  # of a checkpoint that has its name, and is neither copied nor pushed yet
+        self._others_write = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint-commit")
         self.open_folders()
 
@@ -107,14 +108,15 @@ class Saver:
         epoch = self._trainer.state.epoch or 0
         self._begun = step, began, self._thread.submit(self._commit, step, epoch) if mine else None
         # Who waits alone would wait for the others, who train on: if one process waits, all do.
-        if self._team.agree([self._is_read_at_once()])[0]:
+        stops = self._trainer._ext_stopper.reason is not None
+        self._others_write, stops = self._team.agree([self._may_others_write(), stops])
+        if self._others_write or stops:
             self._wait()
 
-    def _is_read_at_once(self) -> bool:
+    def _may_others_write(self) -> bool:
         hooks = [type(callback).on_save.__module__ for callback in self._trainer.callback_handler.callbacks]
         are_others = any(not name.startswith(("hf_ext.", "transformers.")) for name in hooks)
-        is_overridden = find_override(self._trainer, "_save_checkpoint") is not None
-        return are_others or is_overridden or self._trainer._ext_stopper.reason is not None
+        return are_others or find_override(self._trainer, "_save_checkpoint") is not None
 
     def _wait(self) -> None:
         """Until the last checkpoint has its name."""
@@ -194,7 +196,8 @@ class Saver:
             return
         if self._team.writes:
             try:
-                self.store.take_in(step)
+                if self._others_write:
+                    self.store.take_in(step)
             except OSError as error:
                 logger.error("checkpoint-%d may lack what others wrote into it: %s", step, error)
             self.store.begin_copies(self.retention.best_step())
@@ -225,7 +228,7 @@ class Saver:
 
     def describe_failure(self, error: Exception) -> str:
         """What the disk refused, with bytes needed and free, and what to do."""
-        return describe_failure(error, self.store.folder, self.retention.sizes().full_bytes)
+        return describe_failure(error, self.store.folder, self.retention.full_bytes)
 
     # --- what must not be saved -------------------------------------------------------------------------------------
 

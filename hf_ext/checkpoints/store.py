@@ -11,7 +11,7 @@ import stat
 import threading
 import uuid
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -36,9 +36,9 @@ from .run_lock import find_other_run
 from .weights import TRAINABLE
 
 STAGING = ".staging"  # folder
-_TRASH_NAME = re.compile(r"\.trash-checkpoint-(0|[1-9][0-9]*)(?:-[0-9]+)?")
 # Where a resumed run looks first: what others put there stays unlisted, and is refused or not read.
 _RESERVED = frozenset({TRAINABLE, "optimizer.pt", "scheduler.pt", "trainer_state.json"})
+_TRASH_NAME = re.compile(r"\.trash-checkpoint-(0|[1-9][0-9]*)(?:-[0-9]+)?")
 
 logger = logging.getLogger(__name__)
 
@@ -95,9 +95,8 @@ class CheckpointStore:
     def find_newest(self) -> Stored | None:
         """The checkpoint of the highest step, of any run, whose manifest and every file verify; None without one.
 
-        Newer ones of hf_ext that do not verify are set aside, with a warning each; newer stripped ones, from which
-        training cannot continue, are passed over with a warning. Folders that hf_ext did not write are left alone,
-        with one warning. Cost: reads the files of one checkpoint, more where that is damaged.
+        Newer ones of hf_ext that do not verify are set aside, with a warning each. Folders that hf_ext did not
+        write are left alone, with one warning. Cost: reads the files of one checkpoint, more where that is damaged.
         """
         numbered = self._numbered(CHECKPOINT_NAME)
         foreign = [path for _, path in numbered if not is_folder(path) or not is_ours(path)]
@@ -111,11 +110,8 @@ class CheckpointStore:
             if path in foreign:
                 continue
             stored, problems = verify(path, step)
-            if stored and not stored.stripped:
-                return stored
             if stored:
-                logger.warning("%s is passed over: %s were dropped from it.", path, ", ".join(stored.stripped))
-                continue
+                return stored
             try:
                 moved = self._rename(path, f"damaged-{path.name}")
                 text = f"{path} does not verify and is now {moved.name}"
@@ -181,17 +177,17 @@ class CheckpointStore:
             files = dict(zip(names, pool.map(_seal, [staged / name for name in names])))
         for folder in {staged / Path(name).parent for name in names} - {staged}:
             sync(folder)
-        Manifest(self.run_id, step, float(epoch), facts, files).write(staged)
-        return self.publish(step)
+        manifest = Manifest(self.run_id, step, float(epoch), facts, files)
+        manifest.write(staged)
+        self.publish(step)
+        return Stored(self.path(step), manifest)
 
-    def publish(self, step: int) -> Stored:
+    def publish(self, step: int) -> None:
         """Gives what was staged, its manifest included, the name of its checkpoint. Raises as `commit`."""
-        target = self.path(step)
         self.make_way(step)
-        os.rename(self.staging_path(step), target)
+        os.rename(self.staging_path(step), self.path(step))
         sync(self.folder)
         self._tidy_staging()
-        return Stored(target, Manifest.read(target))
 
     def abandon(self, step: int) -> None:
         """Removes what was staged. What cannot be removed is warned of."""
@@ -206,24 +202,17 @@ class CheckpointStore:
         """Makes what others wrote into this run's checkpoint `step` since its commit part of it.
 
         So a user's `_save_checkpoint`, or a callback's `on_save`. Links are left alone: a checkpoint vouches for bytes.
-        Cost: a stat per file; what was written is hashed and synced.
+        Cost: all files are hashed and synced again.
 
         Raises:
             OSError: the disk refuses; the checkpoint is as it was committed.
         """
         with self._lock:
             stored = self._find(step)
-            if stored is None:
-                return
-            known, sealed = stored.manifest.files, (stored.path / MANIFEST).stat().st_ctime_ns
-            found = _list_files(stored.path, skips_links=True)
-            written = [n for n in sorted(found) if n not in known or found[n].st_ctime_ns >= sealed]
-            files = {**known, **{n: _seal(stored.path / n) for n in written if n not in _RESERVED}}
-            if files != known:
-                for folder in {(stored.path / name).parent for name in written}:
-                    sync(folder)
-                dataclasses.replace(stored.manifest, files=dict(sorted(files.items()))).write(stored.path)
-                logger.info("%s: %s of others are part of it now.", stored.path, ", ".join(written))
+            if stored is not None:
+                known, names = stored.manifest.files, sorted(_list_files(stored.path, skips_links=True))
+                files = {name: _seal(stored.path / name) for name in names if name in known or name not in _RESERVED}
+                dataclasses.replace(stored.manifest, files=files).write(stored.path)
 
     # --- copies, of which a store on one disk has none ----------------------------------------------------------------
 
@@ -267,7 +256,7 @@ class CheckpointStore:
 
     @contextmanager
     def pinned(self, step: int) -> Iterator[None]:
-        """While a checkpoint is uploaded or copied: `delete` and `strip` of it are refused."""
+        """While a checkpoint is uploaded or copied: `delete` of it is refused."""
         with self._lock:
             self._pins[step] += 1
         try:
@@ -296,29 +285,6 @@ class CheckpointStore:
                 return False
         return self._remove_trash(trash)
 
-    def strip(self, step: int, names: Sequence[str]) -> bool:
-        """Drops files, such as the optimizer's, from this run's checkpoint `step`; True when they are gone.
-
-        The manifest is rewritten first and lists all that were ever dropped in `facts["stripped"]`. False where the
-        checkpoint is pinned or not this run's; where the disk refuses, with a warning.
-        """
-        with self._lock:
-            stored = self._find(step)
-            if stored is None or self._pins[step]:
-                return False
-            manifest = stored.manifest
-            dropped = {name for name in names if name in manifest.files}
-            files = {name: record for name, record in manifest.files.items() if name not in dropped}
-            facts = {**manifest.facts, "stripped": sorted({*dropped, *stored.stripped})}
-            try:
-                if dropped:
-                    dataclasses.replace(manifest, facts=facts, files=files).write(stored.path)
-                _tidy(stored.path, step)
-            except OSError as error:
-                logger.warning("%s could not be stripped: %s.", stored.path, error.strerror)
-                return False
-        return True
-
     def sweep(self) -> None:
         """Finishes what a killed process left half done; at start, before the first `stage`.
 
@@ -328,7 +294,6 @@ class CheckpointStore:
         kinds = (
             (self.folder / STAGING, CHECKPOINT_NAME, self._sweep_staged),
             (self.folder, _TRASH_NAME, self._sweep_trash),
-            (self.folder, CHECKPOINT_NAME, _tidy),
         )
         for folder, pattern, clear in kinds:
             for step, path in self._numbered(pattern, folder):
@@ -410,33 +375,20 @@ def _clear(path: Path) -> None:
         remove(path)
 
 
-def _tidy(folder: Path, step: int) -> None:
-    """Removes from a checkpoint what a killed commit or `strip` left. Raises OSError where the disk refuses."""
-    stored = read_stored(folder, step)
-    if stored is None:
-        return
-    remove(folder / MANIFEST_DRAFT)
-    for name in stored.stripped:
-        inside = (folder / name).parent.resolve() == (folder.resolve() / name).parent
-        if name not in stored.manifest.files and inside:
-            remove(folder / name)
-
-
-def _list_files(folder: Path, skips_links: bool = False) -> dict[str, os.stat_result]:
+def _list_files(folder: Path, skips_links: bool = False) -> list[str]:
     """Files below `folder` by relative name, but for the manifest.
 
     Raises:
         CheckpointError: there are links or devices, unless `skips_links`.
     """
-    found = {}
+    names = []
     for path in folder.rglob("*"):
-        name = path.relative_to(folder).as_posix()
         try:
-            status = path.lstat()
+            mode = path.lstat().st_mode
         except FileNotFoundError:  # a temporary file of another process, renamed meanwhile
             continue
-        if stat.S_ISREG(status.st_mode):
-            found[name] = status
-        elif not stat.S_ISDIR(status.st_mode) and not skips_links:
+        if stat.S_ISREG(mode):
+            names.append(path.relative_to(folder).as_posix())
+        elif not stat.S_ISDIR(mode) and not skips_links:
             raise CheckpointError(f"{path}: a checkpoint holds files and folders only, no links or devices.")
-    return {name: status for name, status in found.items() if name not in (MANIFEST, MANIFEST_DRAFT)}
+    return [name for name in names if name not in (MANIFEST, MANIFEST_DRAFT)]

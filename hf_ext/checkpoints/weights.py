@@ -37,7 +37,7 @@ from .manifest import read_json
 
 TRAINABLE, FROZEN = "trainable.safetensors", "frozen.json"
 MODEL, ADAPTER = "model.safetensors", "adapter_model.safetensors"
-SLACK_BYTES = 32 * 1024  # a model card, an adapter's configuration, generation settings, an index
+SLACK_BYTES = 64 * 1024  # configurations, a model card, generation settings, an index
 HEADER_BYTES = 160  # safetensors' description of one tensor, without its name
 
 # Entries that a pretrained base may lack: adapters, and modules that are made at random where it has none. Frozen or
@@ -297,12 +297,8 @@ def weights_bytes(model: Any) -> int:
     """Upper bound of the bytes of weights in a checkpoint. Cost: none; nothing is hashed."""
     is_part = isinstance(model, PeftModel) or stores_part(model)
     entries = _once(stored_entries(model) if is_part else model.state_dict(keep_vars=True))
-    total = sum(len(name) + HEADER_BYTES + tensor.nbytes for name, tensor in entries.items())
-    if is_part:
-        total += sum(len(name) + HEADER_BYTES for name in frozen_entries(model))  # their hashes
-    config: Any = getattr(model, "config", None)
-    if hasattr(config, "to_json_string"):
-        total += len(config.to_json_string(use_diff=False).encode())
+    names = [*entries, *(frozen_entries(model) if is_part else ())]  # of frozen ones, their hashes
+    total = sum(tensor.nbytes for tensor in entries.values()) + sum(len(name) + HEADER_BYTES for name in names)
     return total + SLACK_BYTES * (1 + len(getattr(model, "peft_config", None) or ()))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
-from ..checkpoints.retention import GB, fit_budget, read_policy
+from ..checkpoints.retention import GB, check_budget, read_policy
 from ..errors import ArgumentError
 from ..memory.report import MemoryReport
 from ..speedups.cpu_offload import BITSANDBYTES
@@ -146,9 +146,8 @@ def _disk(facts: Facts) -> Iterator[Finding]:
     machine = facts.machine
     if facts.checkpoint and facts.work and facts.args.save_total_size_gb is not None and facts.output_bytes:
         other = sizes.exported_bytes(facts.work, facts.save_full)
-        may_strip = facts.args.disk_policy == "degrade"
         try:
-            fit_budget(facts.checkpoint, read_policy(facts.args), other, may_strip)
+            check_budget(facts.checkpoint, read_policy(facts.args), other)
         except ArgumentError as error:
             first, *rest = str(error).splitlines()
             smallest = next((line for line in rest if line.startswith("Smallest")), "a larger --save_total_size_gb")

@@ -237,21 +237,6 @@ def test_a_run_that_is_refused_leaves_the_search_of_the_finished_one(searched, t
     assert (copy / choice.FILE).read_bytes() == before
 
 
-def test_arguments_that_training_would_refuse_are_refused_before_a_search(searched, train, root, monkeypatch, capsys):
-    _, folder = searched
-    copy = root / "refused before"
-    shutil.copytree(folder, copy)
-    (copy / choice.FILE).unlink()  # as of a run with --head mlp
-    monkeypatch.setattr(choice, "search_head", None)  # cannot be called
-    changes = {"learning_rate": "0.0123", "max_steps": "5000"}
-    for name, value in changes.items():
-        with pytest.raises(CheckpointError, match=rf"{name}: .* in the checkpoint, {value} now\nUse --resume no"):
-            train(copy, f"--{name} {value}")
-    assert "Head: " not in capsys.readouterr().out
-    with pytest.raises(TypeError, match="not callable"):  # the search is reached
-        train(copy, "--max_grad_norm 0.7 --allow_changed max_grad_norm --logging_steps 3")
-
-
 @pytest.mark.parametrize(
     ("name", "value"),
     [

@@ -39,7 +39,7 @@ def write_files(folder: Path, step: int) -> None:
 
 
 def train(folder: Path, report, save=save) -> None:
-    """Saves every 10 steps from the newest checkpoint on; keeps two, the older of them stripped."""
+    """Saves every 10 steps from the newest checkpoint on; keeps two."""
     store = CheckpointStore(folder, "run")
     store.sweep()
     newest = store.find_newest()
@@ -54,8 +54,6 @@ def rotate(store: CheckpointStore) -> None:
     steps = [stored.step for stored in store.checkpoints()]
     for step in steps[:-2]:
         store.delete(step)
-    for step in steps[-2:-1]:
-        store.strip(step, ["progress.json"])
 
 
 def train_mirrored(folder: Path, report, save=save) -> None:
@@ -190,12 +188,3 @@ def test_what_another_process_is_writing_is_left_until_that_process_is_dead(tmp_
         kill(pid)
         store.sweep()
         assert os.listdir(tmp_path) == []
-
-
-def test_a_staging_folder_of_nobody_is_removed(tmp_path):
-    store = CheckpointStore(tmp_path)
-    store.staging_path(20).mkdir(parents=True)
-    store.staging_path(30).mkdir()
-    (store.staging_path(30) / "model.safetensors").write_bytes(b"half")
-    store.sweep()
-    assert os.listdir(tmp_path) == []

@@ -98,27 +98,6 @@ def test_the_states_on_disk_are_codes_maps_and_scales(tmp_path):
     assert ours < 0.6 * theirs
 
 
-# --- what a run before leaves behind ----------------------------------------------------------------------------------
-
-
-def test_which_states_stay_in_float32_does_not_depend_on_a_run_before(tmp_path):
-    def train(**sizes):
-        args = FastTrainingArguments(
-            output_dir=str(tmp_path / str(sizes)), optim="adamw_8bit", max_steps=1, save_strategy="no", **QUIET
-        )
-        trainer = FastTrainer(make_wide_esm(**sizes), args, pad_rows, make_rows(16))
-        trainer.train()
-        names = {id(p): name for name, p in trainer.model.named_parameters()}
-        state = trainer.optimizer.state.items()
-        return {names[id(p)] for p, value in state if value["state1"].dtype == torch.uint8}
-
-    sizes = {"hidden_size": 64, "intermediate_size": 128}
-    alone = train(**sizes, num_hidden_layers=1)
-    places = bnb.optim.GlobalOptimManager.get_instance().index2config
-    places.update({(0, i): {"optim_bits": 32} for i in range(40)})  # as embeddings of other models leave behind
-    assert train(**sizes, num_hidden_layers=1) == alone != set()
-
-
 # --- what it does not go with -----------------------------------------------------------------------------------------
 
 

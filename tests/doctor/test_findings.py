@@ -46,13 +46,6 @@ SITUATIONS = {
         "stops",
         "--save_total_size_gb 6.00",
     ),
-    "budget ": (
-        {"save_total_size_gb": 3.0, "disk_policy": "degrade"},
-        {},
-        {"checkpoint": Sizes(GB, 2 * GB, 0)},
-        "stops",
-        "--save_total_size_gb 6.0",
-    ),
     "disk": ({}, {"free_bytes": {**FREE, "output_dir": 10**6}}, {}, "stops", "--save_total_limit 1"),
     "disk ": ({}, {"free_bytes": {**FREE, "cache_dir": 10**5}}, {}, "stops", "--embedding_cache_dir"),
     "disk  ": ({}, {}, {"download_bytes": 101 * GB}, "stops", "HF_HOME"),

@@ -5,7 +5,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from closing_line import tally
+from closing_line import cases, tally
 from faulty_runs import (
     NUM_STEPS,
     Maker,
@@ -116,10 +116,10 @@ def families(tmp_path_factory):
     return {name: Family(folder / name, template) for name, template in templates.items()}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def counts(request):
-    with tally(request, "damaged checkpoints", cases=0, found_and_passed_over=0) as found:
-        yield found
+    with cases(request, "damaged checkpoints", "found_and_passed_over", "the_suite|stock_trainer"):
+        yield
 
 
 @pytest.fixture
@@ -139,13 +139,11 @@ def in_ci(family: str, name: str, damage: str) -> bool:
     [pytest.param(*case, marks=[] if in_ci(*case) else [pytest.mark.nightly]) for case in CASES],
 )
 def test_damage_is_found_before_a_tensor_is_loaded_and_the_checkpoint_before_goes_on(
-    family, name, damage, families, counts, log
+    family, name, damage, families, log
 ):
-    counts["cases"] += 1
     folder = families[family].copy()
     do_damage(folder / NEWEST, name, damage)
     assert families[family].problems(folder, name, log) == []
-    counts["found_and_passed_over"] += 1
 
 
 def test_the_suite_covers_every_file_that_a_run_writes(families):
@@ -159,8 +157,7 @@ def test_the_suite_covers_every_file_that_a_run_writes(families):
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", ["a link to the same bytes", "a folder", "the whole checkpoint of another step"])
-def test_what_only_looks_like_the_file_is_damage(kind, families, counts, log):
-    counts["cases"] += 1
+def test_what_only_looks_like_the_file_is_damage(kind, families, log):
     family = families["esm"]
     folder = family.copy()
     path = folder / NEWEST / "model.safetensors"
@@ -174,13 +171,11 @@ def test_what_only_looks_like_the_file_is_damage(kind, families, counts, log):
     else:
         path.symlink_to(path.rename(folder / "elsewhere.safetensors"))
     assert family.problems(folder, name, log) == []
-    counts["found_and_passed_over"] += 1
 
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("family", list(FILES))
-def test_of_several_damaged_ones_the_newest_whole_one_is_taken(family, families, counts):
-    counts["cases"] += 1
+def test_of_several_damaged_ones_the_newest_whole_one_is_taken(family, families):
     make = families[family].make
     folder = families[family].folder / "every step"
     make.killed(folder, at=5, save_steps=1)
@@ -192,15 +187,13 @@ def test_of_several_damaged_ones_the_newest_whole_one_is_taken(family, families,
     assert make.watch.weights[NUM_STEPS] == families[family].whole[NUM_STEPS]
     assert names(folder)[-2:] == ["damaged-checkpoint-3", "damaged-checkpoint-4"]
     assert {f"checkpoint-{step}" for step in range(1, 7)} < set(names(folder))
-    counts["found_and_passed_over"] += 1
 
 
 @pytest.mark.sampled(16)
 @pytest.mark.parametrize("family", list(FILES))
 @pytest.mark.parametrize("name", ["manifest.json", "optimizer.pt", "trainer_state.json"])
 @pytest.mark.parametrize("damage", ["deleted", "half", "bit flipped at the end"])
-def test_with_all_checkpoints_damaged_the_run_starts_anew_and_deletes_nothing(family, name, damage, families, counts):
-    counts["cases"] += 1
+def test_with_all_checkpoints_damaged_the_run_starts_anew_and_deletes_nothing(family, name, damage, families):
     folder = families[family].copy()
     for step in (BEFORE, NEWEST):
         do_damage(folder / step, name, damage)
@@ -211,11 +204,9 @@ def test_with_all_checkpoints_damaged_the_run_starts_anew_and_deletes_nothing(fa
     assert make.watch.weights == families[family].whole
     assert {name: contents(folder / name) for name in before} == before
     assert names(folder) == [f"checkpoint-{step}" for step in (2, 4, 6)] + sorted(before)
-    counts["found_and_passed_over"] += 1
 
 
-def test_a_damaged_best_checkpoint_is_not_loaded_at_the_end(families, counts, tmp_path):
-    counts["cases"] += 1
+def test_a_damaged_best_checkpoint_is_not_loaded_at_the_end(families, tmp_path):
     make = families["esm"].make
 
     class Damage(TrainerCallback):
@@ -232,7 +223,6 @@ def test_a_damaged_best_checkpoint_is_not_loaded_at_the_end(families, counts, tm
         trainer.train()
     assert bits(trainer.model) == make.watch.weights[NUM_STEPS]
     assert names(tmp_path) == ["checkpoint-2", "checkpoint-4", "checkpoint-6"]
-    counts["found_and_passed_over"] += 1
 
 
 # --- broken twins -----------------------------------------------------------------------------------------------------
@@ -255,7 +245,7 @@ def test_the_suite_sees_a_store_that_verifies_nothing(families, log):
     assert {"a damaged checkpoint that was named is taken", "began at step 4", "weights of step 6"} <= set(found)
 
 
-def stock_outcomes(make: Maker, folder: Path, cases: list[tuple[str, str]]) -> Counter:
+def stock_outcomes(make: Maker, folder: Path, damages: list[tuple[str, str]]) -> Counter:
     """What stock Trainer makes of the same damage: it fails, resumes right, or resumes to other weights.
 
     With LoRA: a full ESM, whose LayerNorms it loses, resumes wrong without any damage.
@@ -265,7 +255,7 @@ def stock_outcomes(make: Maker, folder: Path, cases: list[tuple[str, str]]) -> C
     whole = make.watch.weights[NUM_STEPS]
     make.killed(folder / "killed", at=5, **stock)
     outcomes: Counter = Counter()
-    for number, (name, damage) in enumerate(cases):
+    for number, (name, damage) in enumerate(damages):
         copy = Path(shutil.copytree(folder / "killed", folder / str(number)))
         if damage != "none":
             do_damage(copy / NEWEST, name, damage)
@@ -279,9 +269,9 @@ def stock_outcomes(make: Maker, folder: Path, cases: list[tuple[str, str]]) -> C
 
 
 def test_stock_trainer_resumes_silently_wrong_without_its_optimizer_or_schedule(families, tmp_path):
-    cases = [("optimizer.pt", "deleted"), ("scheduler.pt", "deleted"), ("scheduler.pt", DAMAGES[-1])]
+    damages = [("optimizer.pt", "deleted"), ("scheduler.pt", "deleted"), ("scheduler.pt", DAMAGES[-1])]
     assert stock_outcomes(families["lora"].make, tmp_path / "1", [("", "none")]) == {"right": 1}
-    assert stock_outcomes(families["lora"].make, tmp_path / "2", cases) == {"silently wrong": 3}
+    assert stock_outcomes(families["lora"].make, tmp_path / "2", damages) == {"silently wrong": 3}
 
 
 @pytest.mark.nightly
@@ -289,10 +279,10 @@ def test_stock_trainer_over_all_its_files(request, families, tmp_path):
     files = ("README.md", "adapter_config.json", "adapter_model.safetensors", "optimizer.pt", "rng_state.pth")
     files += ("scheduler.pt", "trainer_state.json", "training_args.bin")
     same = {*CONSTANT, "training_args.bin"}
-    cases = [(name, d) for name in files for d in DAMAGES if not (d.startswith("swapped") and name in same)]
-    numbers = {"cases": len(cases), "failed": 0, "right": 0, "silently_wrong": 0}
+    damages = [(name, d) for name in files for d in DAMAGES if not (d.startswith("swapped") and name in same)]
+    numbers = {"cases": len(damages), "failed": 0, "right": 0, "silently_wrong": 0}
     with tally(request, "damaged checkpoints of stock Trainer", **numbers) as counts:
-        for outcome, number in stock_outcomes(families["lora"].make, tmp_path, cases).items():
+        for outcome, number in stock_outcomes(families["lora"].make, tmp_path, damages).items():
             counts[outcome.replace(" ", "_")] = number
     assert counts["failed"] > 0
     assert counts["silently_wrong"] > 0

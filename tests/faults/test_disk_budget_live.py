@@ -1,17 +1,17 @@
 """`save_total_size_gb` while a run writes: what the folder holds, looked at every millisecond, is never above it."""
 
 import itertools
-import json
 import re
 import shutil
+from collections import Counter
 from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import torch
-from closing_line import record
+from closing_line import tally
 from disk_faults import SmallDisk, small_disk
-from disk_runs import KINDS, Digests, digest, hidden, make_esm, make_model, make_trainer, own_log
+from disk_runs import KINDS, digest, hidden, make_esm, make_model, make_trainer, own_log
 from disk_samples import allocated, sampled
 from transformers import EsmForSequenceClassification, TrainerCallback
 
@@ -29,16 +29,9 @@ BEST_SETTINGS |= {"load_best_model_at_end": True}
 
 
 @pytest.fixture(scope="module")
-def tally(request):
-    """Counts, printed at the end."""
-    names = ("combinations", "saves", "above the budget", "samples", "disks of the budget's size")
-    counts, seconds = dict.fromkeys(names, 0), []
-    counts["percent of the budget at most"] = 0
-    yield counts, seconds
-    counts["samples a second"] = round(counts["samples"] / max(1e-9, sum(seconds)))
-    record("disk_budget", counts)
-    with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
-        print("\ndisk budget: " + ", ".join(f"{count} {name}" for name, count in counts.items()))
+def counts(request):
+    with tally(request, "disk budget", **{"saves": 0, "above the budget": 0, "samples": 0}) as found:
+        yield found
 
 
 @pytest.fixture(autouse=True)
@@ -95,9 +88,8 @@ class Saves(TrainerCallback):
         self.count += (Path(args.output_dir) / f"checkpoint-{state.global_step}").is_dir()
 
 
-def train_within(folder, combination, base, num_saves, tally, trainer=FastTrainer):
+def train_within(folder, combination, base, num_saves, counts, trainer=FastTrainer):
     """Trains and exports within the smallest budget that is allowed; (budget, most bytes seen, trainer)."""
-    counts, seconds = tally
     start_run_log(folder)
     gb = smallest_gb(build(folder, combination, base, save_total_size_gb=1e-6))
     saves = Saves()
@@ -108,42 +100,23 @@ def train_within(folder, combination, base, num_saves, tally, trainer=FastTraine
         made.save_state()
     assert saves.count == num_saves
     assert "was not written" not in (folder / "run.log").read_text()
-    counts["combinations"] += 1
     counts["saves"] += num_saves
     counts["above the budget"] += samples.peak_bytes > round(gb * GB)
     counts["samples"] += samples.num_samples
-    counts["percent of the budget at most"] = max(
-        counts["percent of the budget at most"], round(100 * samples.peak_bytes / (gb * GB), 1)
-    )
-    seconds.append(samples.seconds)
     return round(gb * GB), samples.peak_bytes, made
 
 
-def check_combination(folder, combination, base, num_saves, tally):
-    budget, peak, trainer = train_within(folder, combination, base, num_saves, tally)
-    assert allocated(str(folder)) <= peak <= budget
-    assert hidden(folder) == []
-    assert trainer.checkpoints.checkpoints()[-1].step == num_saves
-
-
 @pytest.mark.sampled(6)
-@pytest.mark.parametrize("combination", SAMPLE, ids=str)
-def test_a_run_never_holds_more_than_its_budget(combination, tmp_path, base, tally):
-    check_combination(tmp_path, combination, base, 12, tally)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("combination", COMBINATIONS, ids=str)
-def test_a_run_of_50_saves_never_holds_more_than_its_budget(combination, tmp_path, base, tally):
-    check_combination(tmp_path, combination, base, 50, tally)
-
-
-def check_exact_disk(folder, combination, base, num_saves, tally):
-    """The budget is all there is: what went above it by one block, if only for a microsecond, would fail."""
-    gb = smallest_gb(build(folder / "probe", combination, base, save_total_size_gb=1e-6))
-    with small_disk(folder / "disk", round(gb * GB) // 4096 * 4096) as disk:
-        train_within(disk.folder, combination, base, num_saves, tally)
-    tally[0]["disks of the budget's size"] += 1
+@pytest.mark.parametrize(
+    ("combination", "num_saves"),
+    [*((each, 12) for each in SAMPLE), *(pytest.param(each, 50, marks=pytest.mark.nightly) for each in COMBINATIONS)],
+    ids=str,
+)
+def test_a_run_never_holds_more_than_its_budget(combination, num_saves, tmp_path, base, counts):
+    budget, peak, trainer = train_within(tmp_path, combination, base, num_saves, counts)
+    assert allocated(str(tmp_path)) <= peak <= budget
+    assert hidden(tmp_path) == []
+    assert trainer.checkpoints.checkpoints()[-1].step == num_saves
 
 
 @pytest.fixture
@@ -153,15 +126,21 @@ def may_mount(tmp_path):
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize("combination", [(2, True, "full"), (3, True, "frozen")], ids=str)
-def test_a_disk_of_the_size_of_the_budget_has_room_for_every_save(combination, tmp_path, base, tally, may_mount):
-    check_exact_disk(tmp_path, combination, base, 12, tally)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("combination", COMBINATIONS, ids=str)
-def test_a_disk_of_the_size_of_the_budget_has_room_for_50_saves(combination, tmp_path, base, tally, may_mount):
-    check_exact_disk(tmp_path, combination, base, 50, tally)
+@pytest.mark.parametrize(
+    ("combination", "num_saves"),
+    [
+        *(((2, True, "full"), 12), ((3, True, "frozen"), 12)),
+        *(pytest.param(each, 50, marks=pytest.mark.nightly) for each in COMBINATIONS),
+    ],
+    ids=str,
+)
+def test_a_disk_of_the_size_of_the_budget_has_room_for_every_save(
+    combination, num_saves, tmp_path, base, counts, may_mount
+):
+    """The budget is all there is: what went above it by one block, if only for a microsecond, would fail."""
+    gb = smallest_gb(build(tmp_path / "probe", combination, base, save_total_size_gb=1e-6))
+    with small_disk(tmp_path / "disk", round(gb * GB) // 4096 * 4096) as disk:
+        train_within(disk.folder, combination, base, num_saves, counts)
 
 
 class NoRoom(FastTrainer):
@@ -172,9 +151,9 @@ class NoRoom(FastTrainer):
         self._ext_saver.retention.make_room = lambda: None
 
 
-def test_the_samples_see_a_trainer_that_rotates_after_saving(tmp_path, base, tally):
-    counts = dict.fromkeys(tally[0], 0)
-    budget, peak, _ = train_within(tmp_path, (3, False, "full"), base, 6, (counts, []), NoRoom)
+def test_the_samples_see_a_trainer_that_rotates_after_saving(tmp_path, base):
+    counts = Counter()
+    budget, peak, _ = train_within(tmp_path, (3, False, "full"), base, 6, counts, NoRoom)
     assert peak > budget
     assert counts["above the budget"] == 1
 
@@ -186,7 +165,7 @@ class LongLog(TrainerCallback):
         state.log_history.append({"step": state.global_step, "text": "x" * 400_000})
 
 
-def test_a_log_that_grows_counts_into_the_next_checkpoint(tmp_path, base, tally):
+def test_a_log_that_grows_counts_into_the_next_checkpoint(tmp_path, base):
     given = {"save_total_size_gb": 0.040, "max_steps": 12, "callbacks": [LongLog()]}
     trainer = build(tmp_path, (None, False, "full"), base, **given)
     with sampled(tmp_path) as samples:
@@ -250,63 +229,6 @@ def test_the_budget_that_a_refusal_names_also_holds_for_the_same_command_again(t
             trainer.train()
     trainer.save_model()
     assert allocated(str(tmp_path)) <= round(gb * GB)
-
-
-# --- storing less ---------------------------------------------------------------------------------------------------
-
-
-class Scores:
-    """Evaluation scores of which the fifth in training is the best; there is one before it."""
-
-    def __init__(self):
-        self.count = 0
-
-    def __call__(self, prediction):
-        self.count += 1
-        return {"score": float(self.count == 6)}
-
-
-def degraded(folder, base, **given):
-    settings = {"metric_for_best_model": "score", "greater_is_better": True, "load_best_model_at_end": False}
-    settings |= {"keep_epoch_checkpoint": True, "max_steps": 16, "learning_rate": 1e-3, **given}
-    trainer = build(folder, (4, True, "full"), base, **settings)
-    trainer.compute_metrics = Scores()
-    return trainer
-
-
-def smallest_budgets(folder, base):
-    """In bytes, of all that is asked for and of optimizer states in the newest alone."""
-    trainer = degraded(folder, base)
-    trainer.model.config.problem_type = "regression"  # as its first pass with labels writes there: 8 bytes
-    plain = find_smallest(trainer)
-    trainer.args.disk_policy = "degrade"
-    return plain, find_smallest(trainer)
-
-
-def test_degrading_stores_less_stays_within_the_budget_and_resumes(tmp_path, base, caplog):
-    whole, digests = Digests(), Digests()
-    degraded(tmp_path / "whole", base, callbacks=[whole], save_strategy="no").train()
-    plain, budget = smallest_budgets(tmp_path / "probe", base)
-    assert budget < plain
-    given = {"save_total_size_gb": budget / GB, "disk_policy": "degrade", "resume": "auto"}
-    folder = tmp_path / "run"
-    with sampled(folder) as samples:
-        with pytest.raises(Killed):
-            degraded(folder, base, callbacks=[digests, KillAt(13)], **given).train()
-        assert "only the newest checkpoint keeps its optimizer state." in caplog.text
-        check_stored(folder)
-        degraded(folder, base, callbacks=[digests], **given).train()
-    assert samples.peak_bytes <= budget
-    assert "was not written" not in caplog.text
-    assert [digests.by_step[step] for step in range(1, 17)] == [*whole.by_step.values()][:16]
-
-
-def check_stored(folder):
-    """At step 13: best 5, ends of epochs 8, newest 13."""
-    assert {"checkpoint-5", "checkpoint-8", "checkpoint-13"} <= {path.name for path in folder.glob("checkpoint-*")}
-    assert [path.parent.name for path in folder.glob("checkpoint-*/optimizer.pt")] == ["checkpoint-13"]
-    stripped = json.loads((folder / "checkpoint-5" / "manifest.json").read_text())["facts"]["stripped"]
-    assert stripped == ["optimizer.pt"]
 
 
 # --- a small head on a large encoder --------------------------------------------------------------------------------

@@ -211,16 +211,10 @@ def check_injected(place, number, once, folder, whole, tally, caplog, monkeypatc
 
 
 @pytest.mark.sampled(12)
-@pytest.mark.parametrize(("place", "number", "once"), SAMPLE)
+@pytest.mark.parametrize(
+    ("place", "number", "once"), [*SAMPLE, *(pytest.param(*case, marks=pytest.mark.nightly) for case in INJECTED)]
+)
 def test_an_error_anywhere_in_a_save_costs_that_checkpoint_alone(
-    place, number, once, tmp_path, whole, tally, caplog, monkeypatch
-):
-    check_injected(place, number, once, tmp_path, whole, tally, caplog, monkeypatch)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(("place", "number", "once"), INJECTED)
-def test_every_error_anywhere_in_a_save_costs_that_checkpoint_alone(
     place, number, once, tmp_path, whole, tally, caplog, monkeypatch
 ):
     check_injected(place, number, once, tmp_path, whole, tally, caplog, monkeypatch)
@@ -372,11 +366,3 @@ def test_the_harness_sees_what_a_broken_trainer_does_wrong(tmp_path, whole, tall
     with pytest.raises(AssertionError):
         check_injected("weights", errno.ENOSPC, False, tmp_path, whole, counts, caplog, monkeypatch, Untidy)
     assert (counts["injected errors"], counts["crashes"]) == (1, 1)
-
-
-def test_the_suite_has_as_many_cases_as_it_says():
-    assert len(ROOM) == 12
-    assert len(INJECTED) == len({*INJECTED}) == 64
-    assert {(place, number) for place, number, _ in SAMPLE} <= {(p, n) for p, n, _ in INJECTED}
-    assert {place for place, _, _ in SAMPLE} == {*Faults.PLACES}
-    assert {number for _, number, _ in SAMPLE} == {*ERRORS}

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 from closing_line import record, say
-from families import FAMILIES, SAVE_STEPS
+from families import FAMILIES, SAVE_STEPS, WITH_WORKERS
 from kill_cases import Bench, Table, draw_kills, run_with_kills
 from killing import STOCK, Job, Kill, attempt
 
@@ -24,7 +24,8 @@ def table(request):
     table = Table()
     yield table
     say(request, table.line())
-    record("kill_training", table.as_json())
+    record("kill_training", table.as_json(lambda family: family not in WITH_WORKERS))
+    record("kill_with_workers", table.as_json(lambda family: family in WITH_WORKERS))
 
 
 def make_job(bench: Bench, family: str, number: int) -> Job:
@@ -42,7 +43,9 @@ def kill_at_random(bench: Bench, table: Table, family: str, num_kills: int, seed
     rng = random.Random(f"{family} {seed}")
     row, problems = table.row(family, "at random"), []
     whole = bench.whole(family)[1]
-    for number in range(2 * num_kills):  # some end before they are to be killed
+    if family in WITH_WORKERS:  # one of them in a later epoch
+        problems += run_with_kills(bench, bench.job(family), [Kill(at_step=SAVED + 2)], row)
+    for number in range(3 * num_kills):  # some end before they are to be killed
         if row["kills"] >= num_kills:
             break
         kills = draw_kills(rng, whole, min(KILLS_PER_RUN, num_kills - row["kills"]))
@@ -58,7 +61,7 @@ def test_a_run_killed_at_random_goes_on_by_itself_and_ends_as_if_nothing_was(ben
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *WITH_WORKERS])
 def test_a_run_killed_forty_times_at_random_ends_as_if_nothing_was(bench, table, family):
     assert kill_at_random(bench, table, family, num_kills=40, seed=1) == []
 

@@ -108,8 +108,7 @@ def runs(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def counts(request):
-    numbers = ("probes", "executed", "escaped", "files_scanned", "tokens")
-    with tally(request, "hostile files", **dict.fromkeys(numbers, 0)) as found:
+    with tally(request, "hostile files", probes=0, executed=0, escaped=0) as found:
         yield found
 
 
@@ -233,18 +232,6 @@ def test_a_link_inside_our_checkpoint_is_refused(kind, runs, tmp_path):
     runs.refused(folder, "found a symlink")
 
 
-def test_what_a_manifest_calls_stripped_is_not_deleted_outside(runs, tmp_path):
-    folder = runs.copy("esm", tmp_path / "run")
-    checkpoint = folder / "checkpoint-4"
-    (checkpoint / "inside").symlink_to(runs.outside)
-    content = json.loads((checkpoint / "manifest.json").read_text())
-    relative = os.path.relpath(runs.outside / "victim", checkpoint)
-    content["facts"]["stripped"] = [relative, str(runs.outside / "victim"), "inside/victim"]
-    (checkpoint / "manifest.json").write_text(sign(content))
-    runs.make["esm"](folder, resume="auto").train()
-    assert (runs.outside / "victim").read_text() == "mine"
-
-
 def test_the_best_checkpoint_is_not_sought_where_a_checkpoint_says(runs, tmp_path):
     folder = runs.copy("stock esm", tmp_path / "run") / "checkpoint-4"
     state = json.loads((folder / "trainer_state.json").read_text())
@@ -261,12 +248,6 @@ def test_weights_put_beside_those_of_the_manifest_are_refused(runs, tmp_path):
     model = make_narrow_esm(seed=1)
     save_file(model.state_dict(), folder / "trainable.safetensors")
     runs.refused(folder, "trainable.safetensors: not in its manifest")
-
-
-def test_an_adapter_put_beside_those_of_the_manifest_is_refused(runs, tmp_path):
-    folder = runs.copy("lora", tmp_path / "run") / "checkpoint-4"
-    write_payload(folder / "second" / "adapter_model.bin", runs.canary, True)
-    runs.refused(folder, "second/adapter_model.bin: not in its manifest", name="lora")
 
 
 def test_twin_what_is_read_outside_is_seen(runs):
@@ -309,7 +290,7 @@ SECRETS = {"hub_token": SECRET, "hub_model_id": "someone/something"}
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", ["esm", "lora", "frozen and cached"])
 def test_scan_of_all_that_a_run_writes_finds_tensors_and_plain_values_and_no_token(
-    kind, runs, counts, make_affinity, demo_rows, tmp_path, monkeypatch, capfd
+    kind, runs, make_affinity, demo_rows, tmp_path, monkeypatch, capfd
 ):
     monkeypatch.setenv("HF_TOKEN", SECRET)
     given = {**SECRETS, "log_level": "debug"}
@@ -339,8 +320,6 @@ def test_scan_of_all_that_a_run_writes_finds_tensors_and_plain_values_and_no_tok
             torch.load(path, weights_only=True)
     shown = capfd.readouterr()
     assert SECRET not in shown.out + shown.err + "\n".join(log) + str(trainer.args) + repr(trainer.args)
-    counts["files_scanned"] += len(found["files"])
-    counts["tokens"] += len(found["secrets"])
 
 
 def test_twin_the_scan_sees_what_stock_trainer_writes(runs, tmp_path):

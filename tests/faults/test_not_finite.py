@@ -5,14 +5,14 @@ import re
 
 import pytest
 import torch
-from closing_line import tally
+from closing_line import cases
 from faulty_runs import NUM_STEPS, Maker, make_rows, names
 from miniature_esm import make_narrow_esm
 from safetensors.torch import load_file
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback
 
-from hf_ext.errors import CheckpointError, NotFiniteError, exit_on_errors
+from hf_ext.errors import CheckpointError, NotFiniteError
 from hf_ext.trainer import FastTrainer
 
 NAN, INF = math.nan, math.inf
@@ -24,20 +24,10 @@ def make():
     return Maker(make_narrow_esm())
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def counts(request):
-    with tally(request, "numbers that are not finite", cases=0, right=0) as found:
-        yield found
-
-
-@pytest.fixture(autouse=True)
-def counted(request, counts):
-    """Counts a test that is not about a twin as a case."""
-    is_case = "stock_trainer" not in request.node.name
-    counts["cases"] += is_case
-    failed = request.session.testsfailed
-    yield
-    counts["right"] += is_case and request.session.testsfailed == failed
+    with cases(request, "numbers that are not finite"):
+        yield
 
 
 class Poison(TrainerCallback):
@@ -150,18 +140,6 @@ def test_of_streams_and_loaders_of_the_users_own_is_named_what_is_known(make, tm
     assert "; micro-batches 3 of the epoch (process 0)" in message
 
 
-def test_the_rows_are_named_in_a_run_that_was_resumed_too(make, tmp_path):
-    given = {"gradient_accumulation_steps": 3, "per_device_train_batch_size": 1, "save_steps": 1, "resume": "auto"}
-    first = stopped(make(tmp_path, rows=make_rows(row7=NAN), **given), tmp_path)
-    assert stopped(make(tmp_path, rows=make_rows(row7=NAN), **given), tmp_path) == first
-
-
-def test_a_huge_learning_rate_ends_the_run(make, tmp_path):
-    message = stopped(make(tmp_path, learning_rate=1e30, save_steps=1), tmp_path)
-    assert bad_step(message) > 1
-    assert "a learning rate that is too high" in message
-
-
 def test_a_step_is_left_out_by_request_as_if_its_rows_had_not_been_there(make, tmp_path):
     given = {"rows": make_rows(row7=NAN), "logging_steps": 1}
     trainer = make(tmp_path / "run", nan_policy="skip", **given)
@@ -268,22 +246,6 @@ def test_the_run_continues_with_a_lower_rate_that_is_allowed(make, tmp_path):
     assert rates == [1e-2] * 4 + [1e-4] * 2
     assert first_bad_step(make.watch) is None
     assert not_finite_files(tmp_path) == []
-
-
-def test_the_same_cause_ends_the_rerun_at_the_same_step_and_the_good_checkpoint_stays(make, tmp_path):
-    given = {"rows": make_rows(row7=NAN), "save_steps": 1}
-    messages_ = []
-    for _ in range(3):
-        messages_.append(stopped(make(tmp_path, resume="auto", **given), tmp_path))
-    assert len(set(messages_)) == 1
-    assert names(tmp_path) == [f"checkpoint-{step}" for step in range(1, bad_step(messages_[0]))]
-
-
-def test_a_recipe_exits_with_65_and_the_message(make, tmp_path, capsys):
-    with pytest.raises(SystemExit) as end, exit_on_errors():
-        make(tmp_path, rows=make_rows(row7=NAN)).train()
-    assert end.value.code == 65
-    assert "NotFiniteError: " in capsys.readouterr().err
 
 
 # --- broken twin ------------------------------------------------------------------------------------------------------

@@ -1,14 +1,12 @@
 """What else may lie in an output folder: the right checkpoint is taken, and what is not the run's stays as it is."""
 
-import errno
 import os
-import re
 import shutil
 import time
 from pathlib import Path
 
 import pytest
-from closing_line import tally
+from closing_line import cases
 from faulty_runs import Maker, contents, make_rows, messages, names
 from miniature_esm import make_narrow_esm
 from other_runs import plant_lock
@@ -45,20 +43,10 @@ def runs(tmp_path_factory):
     return Runs(tmp_path_factory.mktemp("stale"))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def counts(request):
-    with tally(request, "stale folders", cases=0, right=0) as found:
-        yield found
-
-
-@pytest.fixture(autouse=True)
-def counted(request, counts):
-    """Counts a test that is not about a twin as a case."""
-    is_case = "stock_trainer" not in request.node.name
-    counts["cases"] += is_case
-    failed = request.session.testsfailed
-    yield
-    counts["right"] += is_case and request.session.testsfailed == failed
+    with cases(request, "stale folders"):
+        yield
 
 
 @pytest.fixture
@@ -211,7 +199,7 @@ def test_what_a_living_run_writes_is_left_alone(runs, tmp_path):
     (folder / ".staging/checkpoint-8").mkdir(parents=True)
     plant_lock(folder)
     before = contents(folder)
-    with pytest.raises(FolderError, match=f"process {os.getppid()} on .*, since "):
+    with pytest.raises(FolderError, match=f"process {os.getppid()} on "):
         runs.problems(folder)
     assert contents(folder) == before
     assert (folder / ".staging/checkpoint-8").is_dir()
@@ -254,42 +242,6 @@ def test_a_rerun_without_resuming_renames_what_is_there_and_the_next_continues_t
     assert runs.problems(folder, began_at=2, save_total_limit=1) == []
     assert names(folder) == ["checkpoint-6", "previous-checkpoint-2", "previous-checkpoint-4"]
     assert before.items() <= contents(folder).items()
-
-
-# --- damage that cannot be moved --------------------------------------------------------------------------------------
-
-
-def test_a_damaged_checkpoint_without_write_permission_is_set_aside_unchanged(runs, log, tmp_path):
-    folder = runs.copy(tmp_path / "run")
-    (folder / "checkpoint-4" / "optimizer.pt").write_bytes(b"")
-    before = contents(folder / "checkpoint-4")
-    for path in [*(folder / "checkpoint-4").iterdir(), folder / "checkpoint-4"]:
-        path.chmod(0o555)
-    assert runs.problems(folder, began_at=2) == []
-    assert contents(folder / "damaged-checkpoint-4") == before
-    assert any(re.search(r"optimizer\.pt: expected \d+ bytes, found 0 bytes", text) for text in log)
-    (folder / "damaged-checkpoint-4").chmod(0o755)
-
-
-def test_a_damaged_checkpoint_that_could_not_be_renamed_is_passed_over_and_not_deleted(
-    runs, log, tmp_path, monkeypatch
-):
-    folder = runs.copy(tmp_path / "run")
-    (folder / "checkpoint-4" / "optimizer.pt").write_bytes(b"")
-    before = contents(folder / "checkpoint-4")
-    rename, refused = os.rename, []
-
-    def busy(old, new):
-        if "damaged" in str(new) and not refused:
-            refused.append(str(old))
-            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), str(old))
-        rename(old, new)
-
-    monkeypatch.setattr(os, "rename", busy)
-    assert runs.problems(folder, began_at=2) == []
-    assert refused == [str(folder / "checkpoint-4")]
-    assert contents(folder / "previous-checkpoint-4") == before
-    assert any("is damaged and could not be renamed" in text for text in log)
 
 
 # --- broken twin ------------------------------------------------------------------------------------------------------

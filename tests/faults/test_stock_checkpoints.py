@@ -10,7 +10,6 @@ import warnings
 from pathlib import Path
 
 import pytest
-from closing_line import tally
 from faulty_runs import bits
 from locations import HELPERS
 from peft import PeftModel
@@ -21,14 +20,6 @@ from transformers import Trainer
 
 from hf_ext.errors import CheckpointError
 from hf_ext.trainer import FastTrainer
-
-
-@pytest.fixture(scope="module")
-def counts(request):
-    with tally(
-        request, "stock checkpoints", cases=0, bit_identical=0, stock_resumes=0, stock_lost_layer_norms=0
-    ) as found:
-        yield found
 
 
 class Bench(Runs):
@@ -70,9 +61,8 @@ def log_of(trainer):
 
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_stock_run_is_continued_as_if_nobody_had_interrupted_it(bench, counts, kind, tmp_path, caplog):
+def test_a_stock_run_is_continued_as_if_nobody_had_interrupted_it(bench, kind, tmp_path, caplog):
     checkpoint, whole, watch = bench.whole(kind, Trainer)
-    counts["cases"] += 1
     with caplog.at_level(logging.WARNING, "hf_ext"):
         resumed, seen = bench.train(kind, FastTrainer, tmp_path, checkpoint)
     assert seen.began_at == SAVED
@@ -80,14 +70,11 @@ def test_a_stock_run_is_continued_as_if_nobody_had_interrupted_it(bench, counts,
     assert differing(seen.weights[NUM_STEPS], watch.weights[NUM_STEPS]) == []
     assert log_of(resumed) == log_of(whole)
     assert "its files cannot be verified. Data and most arguments are not compared." in caplog.text
-    counts["bit_identical"] += 1
 
 
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", KINDS)
-def test_stock_trainer_continues_ours_and_of_its_own_loses_the_layer_norms_of_esm(bench, counts, kind, tmp_path):
-    counts["cases"] += 1
-    counts["stock_resumes"] += 1
+def test_stock_trainer_continues_ours_and_of_its_own_loses_the_layer_norms_of_esm(bench, kind, tmp_path):
     for written_by in (FastTrainer, Trainer):
         checkpoint, _, watch = bench.whole(kind, written_by)
         _, seen = bench.train(kind, Trainer, tmp_path / written_by.__name__, checkpoint)
@@ -96,21 +83,17 @@ def test_stock_trainer_continues_ours_and_of_its_own_loses_the_layer_norms_of_es
         assert len(lost) == (LAYER_NORMS if kind in ESM_KINDS and written_by is Trainer else 0)
         assert all("LayerNorm" in name for name in lost)
         assert bool(differing(seen.weights[NUM_STEPS], watch.weights[NUM_STEPS])) == bool(lost)
-    counts["bit_identical"] += 1
-    counts["stock_lost_layer_norms"] += bool(lost)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_from_pretrained_reads_checkpoint_and_export_with_no_key_missing(bench, counts, kind, tmp_path):
+def test_from_pretrained_reads_checkpoint_and_export_with_no_key_missing(bench, kind, tmp_path):
     checkpoint, trainer, watch = bench.whole(kind, FastTrainer)
-    counts["cases"] += 1
     trainer.save_model(tmp_path)
     for folder, step in ((checkpoint, SAVED), (tmp_path, NUM_STEPS)):
         loaded, wrong = read(folder, trainer.model, bench.base)
         assert wrong == set()
         found = differing(bits(loaded), watch.weights[step])
         assert [name for name in found if "original_module" not in name] == []  # what PEFT keeps of an untrained head
-    counts["bit_identical"] += 1
 
 
 def test_a_key_that_is_missing_would_be_seen(bench, tmp_path):
@@ -124,10 +107,7 @@ def test_a_key_that_is_missing_would_be_seen(bench, tmp_path):
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_best_model_comes_back_whole_where_stock_trainer_has_the_layer_norms_of_the_last(
-    bench, counts, kind, tmp_path
-):
-    counts["cases"] += 1
+def test_the_best_model_comes_back_whole_where_stock_trainer_has_the_layer_norms_of_the_last(bench, kind, tmp_path):
     for trainer_class in (FastTrainer, Trainer):
         trainer, watch = bench.train(kind, trainer_class, tmp_path / trainer_class.__name__, **BEST)
         assert trainer.state.best_global_step == SAVED
@@ -136,7 +116,6 @@ def test_the_best_model_comes_back_whole_where_stock_trainer_has_the_layer_norms
         from_the_last = differing(bits(trainer.model), watch.weights[NUM_STEPS])
         assert from_the_last != []
         assert not set(lost) & set(from_the_last)
-    counts["bit_identical"] += 1
 
 
 # --- what a stock checkpoint lacks -----------------------------------------------------------------------------------
@@ -149,17 +128,15 @@ def without(checkpoint, folder, *names):
     return copy
 
 
-def test_what_a_stock_checkpoint_lacks_is_said_and_the_weights_still_arrive(bench, counts, tmp_path, caplog):
+def test_what_a_stock_checkpoint_lacks_is_said_and_the_weights_still_arrive(bench, tmp_path, caplog):
     caplog.set_level(logging.WARNING, "hf_ext")
     checkpoint, _, watch = bench.whole("ESM regression", Trainer)
-    counts["cases"] += 1
     copy = without(checkpoint, tmp_path, "scheduler.pt", "rng_state.pth")
     _, seen = bench.train("ESM regression", FastTrainer, tmp_path / "run", copy)
     assert "compared, and it lacks scheduler.pt, rng_state.pth, so that training does not continue" in caplog.text
     assert seen.began_at == SAVED
     assert differing(seen.weights[SAVED], watch.weights[SAVED]) == []
     assert differing(seen.weights[NUM_STEPS], watch.weights[NUM_STEPS]) != []
-    counts["bit_identical"] += 1
 
 
 @pytest.mark.parametrize(
@@ -171,15 +148,6 @@ def test_a_stock_checkpoint_without_state_or_weights_is_refused(bench, name, wor
     trainer, _ = bench.make("ESM regression", FastTrainer, tmp_path / "run")
     with pytest.raises((CheckpointError, ValueError), match=words):
         trainer.train(resume_from_checkpoint=str(copy))
-
-
-def test_a_stock_checkpoint_is_continued_only_where_it_is_named(bench, tmp_path, caplog):
-    copy = without(bench.whole("ESM regression", Trainer)[0], tmp_path)
-    with caplog.at_level(logging.WARNING, "hf_ext"):
-        _, seen = bench.train("ESM regression", FastTrainer, tmp_path, resume="auto")
-    assert seen.began_at == 0
-    assert f"{copy}. To continue from one of them, name it: --resume_from_checkpoint PATH" in caplog.text
-    assert (tmp_path / f"previous-{copy.name}" / "optimizer.pt").is_file()
 
 
 def test_another_learning_rate_than_the_stock_run_had_is_refused_and_takes_effect_where_it_is_allowed(bench, tmp_path):
@@ -199,14 +167,12 @@ def test_another_learning_rate_than_the_stock_run_had_is_refused_and_takes_effec
 
 
 @pytest.mark.nightly
-def test_two_processes_keep_the_layer_norms_too(counts, tmp_path):
+def test_two_processes_keep_the_layer_norms_too(tmp_path):
     run_on_ranks(HELPERS / "stock_on_ranks.py", tmp_path)
     reports = [json.loads((tmp_path / f"stock-{rank}.json").read_text()) for rank in range(2)]
     for report in reports:
-        counts["cases"] += 1
         assert report["began_at"] == SAVED
         lost = {name: report[name] for name in ("resumed at 3", "resumed at 6", "read by stock", "best", "export")}
         assert lost == dict.fromkeys(lost, 0)
         assert report["missing keys"] == []
         assert report["stock resumed at 3"] == report["stock best"] == LAYER_NORMS
-        counts["bit_identical"] += 1

@@ -101,8 +101,11 @@ def counts(request):
         yield found
 
 
-def check_pair(folder: Path, alone, counts, delay_s: float, at: int | str) -> None:
-    ended, left = run_pair(folder, delay_s, at)
+@pytest.mark.parametrize(
+    ("delay_s", "at"), [PAIRS[4], *(pytest.param(*pair, marks=pytest.mark.nightly) for pair in PAIRS)]
+)
+def test_one_of_two_runs_is_refused_and_the_other_unharmed(alone, counts, tmp_path, delay_s, at):
+    ended, left = run_pair(tmp_path, delay_s, at)
     counts["pairs"] += 1
     assert sorted(ended.values()) == [0, REFUSED]
     counts["one_refused"] += 1
@@ -112,18 +115,6 @@ def check_pair(folder: Path, alone, counts, delay_s: float, at: int | str) -> No
     assert len(weights) >= 4
     assert {name: left[name] for name in weights} == {name: whole[name] for name in weights}
     counts["other_unharmed"] += 1
-
-
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize(("delay_s", "at"), [PAIRS[0], PAIRS[4]])
-def test_one_of_two_runs_is_refused_and_the_other_unharmed(alone, tmp_path, delay_s, at):
-    check_pair(tmp_path, alone, {"pairs": 0, "one_refused": 0, "other_unharmed": 0}, delay_s, at)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(("delay_s", "at"), PAIRS)
-def test_of_ten_pairs_each_has_one_refused_and_one_unharmed(alone, counts, tmp_path, delay_s, at):
-    check_pair(tmp_path, alone, counts, delay_s, at)
 
 
 # --- trainers without a recipe ----------------------------------------------------------------------------------------
@@ -194,29 +185,3 @@ def test_the_local_folder_of_checkpoints_is_held_too_and_shared_by_other_folders
     assert LOCK not in names(tmp_path / "run")
     make(tmp_path / "other", local_checkpoint_dir=local).train()
     assert "checkpoint-6" in names(tmp_path / "other")
-
-
-def test_a_lock_counts_as_a_small_file_in_a_budget(tmp_path):
-    trainer = Maker(make_narrow_esm())(tmp_path / "run", save_total_limit=1)
-    trainer.train()
-    free = trainer._ext_saver.retention.other_bytes()
-    with other_run(tmp_path / "run"):
-        assert trainer._ext_saver.retention.other_bytes() == free
-
-
-def test_a_trainer_is_made_where_another_one_takes_its_draft_of_the_plan_away(tmp_path, monkeypatch, caplog):
-    replace = os.replace
-
-    def taken_away(source, target):
-        if Path(target).name == "plan.json":
-            os.unlink(source)  # as `replacing` of a run that begins at the same moment does
-        replace(source, target)
-
-    monkeypatch.setattr(os, "replace", taken_away)
-    with caplog.at_level("WARNING"):
-        trainer = Maker(make_narrow_esm())(tmp_path / "run", seed=1, speedups=["all"])
-    assert "plan.json was not written" in caplog.text
-    trainer.train()
-    monkeypatch.undo()
-    Maker(make_narrow_esm())(tmp_path / "other", seed=1, speedups=["all"])
-    assert (tmp_path / "other" / "plan.json").is_file()  # the innocent twin

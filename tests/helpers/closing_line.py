@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,16 @@ def tally(request: Any, suite: str, **counts: int) -> Iterator[dict[str, int]]:
     line = ", ".join(f"{number} {name.replace('_', ' ')}" for name, number in counts.items())
     say(request, f"{suite}: {line}")
     record(suite.replace(" ", "_"), {"suite": suite, **counts})
+
+
+@contextmanager
+def cases(request: Any, suite: str, right: str = "right", but_not: str = "stock_trainer") -> Iterator[None]:
+    """Of a module's tests but those with `but_not` (a pattern) in their name: how many there were, and were right."""
+    mine = [item for item in request.session.items if item.path == request.path and not re.search(but_not, item.name)]
+    failed = request.session.testsfailed
+    with tally(request, suite, **{"cases": len(mine), right: 0}) as counts:
+        yield
+        counts[right] = len(mine) - (request.session.testsfailed - failed)
 
 
 def say(request: Any, line: str) -> None:

@@ -7,6 +7,7 @@ import random
 import re
 import shutil
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -30,10 +31,11 @@ class Table:
     def row(self, family: str, kills: str) -> Counter:
         return self.rows.setdefault((family, kills), Counter(dict.fromkeys([*COUNTS, "lost_steps_max"], 0)))
 
-    def as_json(self) -> dict:
+    def as_json(self, takes: Callable[[str], bool]) -> dict:
         versions = {"torch": torch.__version__, "transformers": transformers.__version__}
         head = {"num_steps": NUM_STEPS, "save_steps": SAVE_STEPS, "versions": versions}
-        return {**head, "rows": [{"family": f, "kind": kind, **row} for (f, kind), row in self.rows.items()]}
+        rows = [{"family": f, "kind": kind, **row} for (f, kind), row in self.rows.items() if takes(f)]
+        return {**head, "rows": rows}
 
     def line(self) -> str:
         ours = sum((row for (family, _), row in self.rows.items() if family != STOCK), Counter())

@@ -280,9 +280,7 @@ def test_a_run_that_would_train_nothing_is_refused_and_can_still_evaluate(tmp_pa
     assert trainer.evaluate()["eval_loss"] > 0
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("nan_policy", "Stop"), ("nan_policy", None), ("disk_policy", "none"), ("attention", "flash")]
-)
+@pytest.mark.parametrize(("name", "value"), [("nan_policy", "Stop"), ("nan_policy", None), ("attention", "flash")])
 def test_a_word_that_was_assigned_later_is_refused_when_training_begins(tmp_path, name, value):
     trainer = make(tmp_path, **ALONE)
     setattr(trainer.args, name, value)

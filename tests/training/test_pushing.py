@@ -276,7 +276,7 @@ def wait_for(holds: Callable[[], bool], limit_s: float = 30.0) -> None:
 def test_a_checkpoint_stays_while_it_is_sent_on_top_of_the_budget(
     make_trainer: Callable, hub: HubServer, tmp_path: Path
 ) -> None:
-    given = {"hub_strategy": "every_save", "save_steps": 1, "max_steps": 3, "disk_policy": "refuse"}
+    given = {"hub_strategy": "every_save", "save_steps": 1, "max_steps": 3}
     with pytest.raises(ArgumentError, match="save_total_size_gb") as caught:
         make_trainer(save_total_size_gb=1e-6, **given).train()
     needed = re.search(r"--save_total_size_gb ([0-9.]*[0-9])", str(caught.value))

@@ -126,7 +126,6 @@ def choose_head(
 
     Raises:
         ArgumentError: something that is no file is in the way of the search's.
-        CheckpointError: arguments contradict the checkpoint that training would go on from.
 
     Cost: less than a run with --head mlp; embeddings are looked up in the cache, which training then finds filled.
     """
@@ -144,7 +143,6 @@ def choose_head(
         raise ArgumentError(f"{file} is no file: move it away, the search for a head is kept there.")
 
     def look() -> dict[str, Any] | None:
-        trainer.check_arguments({*CHOSEN} - parser.explicit)
         return _read(file, facts, {name: getattr(start, name) for name in fixed}) if training.resume != "no" else None
 
     found = do_on_main(training, look)
