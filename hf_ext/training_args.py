@@ -232,14 +232,6 @@ def _check_values(args: Any) -> None:
             f"activation_policy={args.activation_policy!r}, activation_budget_gb={budget!r}: auto needs a budget, "
             "and a budget needs auto."
         )
-    batches, rows = args.baseline_batches_per_second, args.baseline_batch_size
-    if (batches is None) != (rows is None):
-        raise ArgumentError(
-            f"baseline_batches_per_second={batches!r}, baseline_batch_size={rows!r}: give both, since speeds are "
-            "compared by rows."
-        )
-    if batches is not None and args.baseline_json is not None:
-        raise ArgumentError("baseline_json and baseline_batches_per_second are two baselines: leave one of them out.")
     if not args.embedding_cache_dir:
         raise ArgumentError(f"embedding_cache_dir={args.embedding_cache_dir!r}: name a folder.")
     if args.embedding_cache_dir == CACHE_DIR and not find_at_home(CACHE_DIR):

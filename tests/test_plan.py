@@ -84,21 +84,6 @@ def test_plan_json_holds_decisions_hardware_versions_and_facts(tmp_path, demo_ro
     assert "preset max_speed" in trainer.plan.table()
 
 
-def test_the_callers_arguments_stay_as_they_are_so_that_a_second_trainer_scales_once(
-    tmp_path, demo_rows, make_affinity
-):
-    model, collator = make_affinity()
-    args = make_args(
-        tmp_path, effective_batch_size=16, per_device_train_batch_size=4, lr_scaling="linear", learning_rate=1e-3
-    )
-    args.speedups = ["data_loading"]
-    for _ in range(2):
-        trainer = FastTrainer(model, args, collator, demo_rows)
-        assert (trainer.args.gradient_accumulation_steps, trainer.args.learning_rate) == (4, pytest.approx(4e-3))
-    assert (args.gradient_accumulation_steps, args.learning_rate) == (1, 1e-3)
-    assert args.accelerator_config is not trainer.args.accelerator_config
-
-
 def test_process_wide_settings_are_switched_back_by_end(
     tmp_path, torch_settings, monkeypatch, demo_rows, make_affinity
 ):

@@ -98,7 +98,7 @@ def test_an_ablation_has_a_row_for_each_speedup_that_was_applied(recipe, tmp_pat
 
 
 @pytest.mark.nightly
-def test_the_loop_over_rows_is_a_baseline_with_a_timeline_and_a_run_says_its_speed_against_it(tmp_path) -> None:
+def test_the_loop_over_rows_is_a_baseline_with_a_timeline(tmp_path) -> None:
     shared = ["--use_cpu", "true", "--head", "mlp", "--num_train_epochs", "2"]
     sides = ["--baseline", "row_by_row", "--sample_rows", "24", "--rounds", "1", "--output_dir", "out"]
     done = run("compare", tmp_path, "--recipe", str(RECIPES / "max_speed.py"), *sides, "--", *shared, launcher=ALONE)
@@ -106,10 +106,6 @@ def test_the_loop_over_rows_is_a_baseline_with_a_timeline_and_a_run_says_its_spe
     result = json.loads((tmp_path / "out" / "comparison.json").read_text())
     slow, fast = (result["timeline"]["sides"][name]["seconds"] for name in ("row_by_row", "max_speed"))
     assert all(a > b for a, b in zip(slow[1:], fast[1:]))
-    against = ["--baseline_json", "out/comparison.json", "--disable_tqdm", "true", "--logging_steps", "10"]
-    done = run("max_speed", tmp_path, *shared, *against, launcher=ALONE)
-    (line,) = [line for line in done.stdout.splitlines() if line.startswith("Speed: ")]
-    assert "x the baseline, " in line
 
 
 @pytest.mark.parametrize(
