@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import errno
 import json
-import logging
 import os
 import re
 import signal
@@ -255,34 +254,29 @@ def drop_output(descriptor: int) -> None:
 
 @contextmanager
 def outliving_readers() -> Iterator[None]:
-    """Inside, what stdout or stderr cannot write is dropped from then on, of that stream; hf_ext's log says so once.
+    """Inside, what stdout or stderr cannot write is dropped from then on, of that stream: a run outlives `| tee`.
 
     The streams stay the objects that they are, which handlers of logging and progress bars hold on to.
     """
-    changed: list[tuple[Any, str]] = []
-    for title in ("stdout", "stderr"):
-        stream = getattr(sys, title)
+    changed = []
+    for stream in (sys.stdout, sys.stderr):
         with suppress(AttributeError, UnsupportedOperation, ValueError):  # none, not of a file, closed
             descriptor = stream.fileno()
             for name in ("write", "flush"):
-                setattr(stream, name, partial(_attempt, getattr(stream, name), title, descriptor))
-                changed.append((stream, name))
+                setattr(stream, name, partial(_attempt, getattr(stream, name), descriptor))
+            changed.append(stream)
     try:
         yield
     finally:
-        for stream, name in changed:
+        for stream in changed:
             with suppress(AttributeError, ValueError):  # somebody took it back, or closed it
                 stream.flush()  # else Python ends with 120 where it cannot write what is left
-                delattr(stream, name)
+                del stream.write, stream.flush
 
 
-def _attempt(method: Callable[..., Any], title: str, descriptor: int, *given: Any) -> Any:
+def _attempt(method: Callable[..., Any], descriptor: int, *given: Any) -> Any:
     try:
         return method(*given)
-    except OSError as error:
-        if not isinstance(error, BlockingIOError):  # a reader that is slow: only this piece is lost
-            drop_output(descriptor)
-            log = logging.getLogger("hf_ext")
-            if log.handlers:
-                log.warning("%s cannot be written to any more (%s): what comes is dropped.", title, error.strerror)
+    except OSError:
+        drop_output(descriptor)
         return len(given[0]) if given else None

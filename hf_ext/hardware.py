@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import torch
 
 CUDA_GUIDE = "NVIDIA CUDA C++ Programming Guide, compute capabilities"
-PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "fp8")
+PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,11 +42,9 @@ class Hardware:
         native_fp16: fp16 matrix units (CUDA sm70+); False on CPU, where loss-scaled fp16 training has no gain.
         tf32: TF32 matrix units (sm80+).
         flash_attention_2: FlashAttention-2 kernels run (sm80+); whether the package imports is `optional`'s question.
-        flash_attention_3: FlashAttention-3 kernels run (sm90 exactly).
         sdpa_memory_efficient: torch SDPA has a fused kernel that never holds the length x length scores.
-        fp8: fp8 matrix units (sm89+).
         memory_gib: device memory (host memory on CPU); None where not known.
-        peak_tflops: dense peaks by "fp32", "tf32", "fp16", "bf16", "fp8"; a missing key is a number nobody published.
+        peak_tflops: dense peaks by "fp32", "tf32", "fp16", "bf16"; a missing key is a number nobody published.
         num_cores: streaming multiprocessors on CUDA, usable cores on CPU; 1, the least, where not known.
         source: who says so.
         device_name: the driver's name of a live device; empty for a described one.
@@ -59,9 +57,7 @@ class Hardware:
     native_fp16: bool
     tf32: bool
     flash_attention_2: bool
-    flash_attention_3: bool
     sdpa_memory_efficient: bool
-    fp8: bool
     memory_gib: float | None
     num_cores: int
     source: str
@@ -74,7 +70,7 @@ def cuda_card(
 ) -> Hardware:
     """A CUDA device; all flags follow from the compute capability.
 
-    Sources: fp16/bf16/tf32/fp8 units, CUDA guide and Transformer Engine support matrix; FlashAttention README;
+    Sources: fp16/bf16/tf32 units, CUDA guide and Transformer Engine support matrix; FlashAttention README;
     memory-efficient SDPA, torch aten/native/transformers/cuda/sdp_utils.cpp (sm50+).
     """
     return Hardware(
@@ -85,9 +81,7 @@ def cuda_card(
         native_fp16=sm >= (7, 0),
         tf32=sm >= (8, 0),
         flash_attention_2=sm >= (8, 0),
-        flash_attention_3=sm == (9, 0),
         sdpa_memory_efficient=sm >= (5, 0),
-        fp8=sm >= (8, 9),
         memory_gib=memory_gib,
         num_cores=num_sms,
         source=source,
@@ -99,7 +93,7 @@ def plain_device(
     name: str, kind: str, source: str, *, bf16: bool = False, fp16: bool = False, fused_sdpa: bool
 ) -> Hardware:
     """A device without CUDA: everything that is not stated is a conservative no."""
-    return Hardware(name, kind, None, bf16, fp16, False, False, False, fused_sdpa, False, None, 1, source)
+    return Hardware(name, kind, None, bf16, fp16, False, False, fused_sdpa, None, 1, source)
 
 
 def _read_rows() -> Iterator[tuple[Hardware, str]]:
@@ -117,17 +111,6 @@ def _read_rows() -> Iterator[tuple[Hardware, str]]:
 
 
 ROWS = tuple(_read_rows())
-
-# A bare family name means the member with less memory, so that a plan made for it also fits the other; both H100 have
-# the same memory and abilities, so there it is the common one.
-ALIASES = {
-    "a100": "A100-40GB",
-    "v100": "V100-16GB",
-    "h100": "H100-SXM",
-    "h100-80gb": "H100-SXM",
-    "gh200": "GH200-96GB",
-    "a6000": "RTX-A6000",
-}
 
 
 def known_hardware() -> tuple[str, ...]:
@@ -150,9 +133,11 @@ def describe_hardware(name: str) -> Hardware:
         ArgumentError: the name is none of these; names the nearest and all known ones.
     """
     key = re.sub(r"[ _-]+", "-", name.strip()).lower()
-    key = ALIASES.get(key, key).lower()
     for row, _ in ROWS:
         if key in (row.name.lower(), row.name.lower().replace("-", "")):
+            return _fresh(row)
+    for row, _ in ROWS:  # the first of a family has the least memory, so a plan made for it also fits the others
+        if re.fullmatch(re.escape(key) + r"-(\d+gb|sxm)", row.name.lower()):
             return _fresh(row)
     if match := re.fullmatch(r"sm-?(\d{1,2})(\d)", key):
         return cuda_card(f"sm{match[1]}{match[2]}", (int(match[1]), int(match[2])), 1, None, CUDA_GUIDE)
@@ -267,10 +252,10 @@ def count_cpu_cores() -> int:
     return max(count, 1)
 
 
-def _host_memory_gib() -> float | None:
-    if not hasattr(os, "sysconf") or "SC_PHYS_PAGES" not in os.sysconf_names:
-        return None
-    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+def _host_memory_gib() -> float:
+    import psutil
+
+    total = psutil.virtual_memory().total
     limit = Path("/sys/fs/cgroup/memory.max")
     if limit.is_file() and (allowed := limit.read_text(encoding="ascii").strip()) != "max":
         total = min(total, int(allowed))

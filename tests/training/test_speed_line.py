@@ -189,7 +189,7 @@ def test_without_a_bar_it_is_a_line_of_its_own_and_a_continued_run_shows_its_own
     trainer.throughput._clock = clock
     trainer.train()
     assert lines()[1].startswith("0.01 batches/s, ")  # its fourth step is the run's tenth
-    assert lines()[1].endswith(" baseline, 0 s left")
+    assert lines()[1].endswith(", 0 s left")
 
 
 def test_the_table_of_a_notebook_shows_it_above(tmp_path, monkeypatch, lines) -> None:
