@@ -163,32 +163,28 @@ def _interruptible() -> Iterator[None]:
     Not where somebody handles or ignores them, as training does while it lasts. Machines repeat themselves: what comes
     after the first does not break into tidying up.
     """
-    is_main = threading.current_thread() is threading.main_thread()  # only there signals can be handled
-    both = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    numbers = [number for number in both if is_main and signal.getsignal(number) == signal.SIG_DFL]
-    pid = os.getpid()
+    pid, handled = os.getpid(), []
+    if threading.current_thread() is threading.main_thread():  # only there signals can be handled
+        handled = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) == signal.SIG_DFL]
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         if os.getpid() != pid:  # a process forked from this one: as if this handler were not there
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
             return
-        for other in numbers:
-            if signal.getsignal(other) is interrupt:
-                signal.signal(other, signal.SIG_IGN)
-        name = signal.Signals(number).name
-        if name == "SIGHUP":
+        for other in handled:
+            signal.signal(other, signal.SIG_IGN)
+        if number == signal.SIGHUP:
             leave_terminal()
-        raise KeyboardInterrupt(name)
+        raise KeyboardInterrupt(signal.Signals(number).name)
 
-    for number in numbers:
+    for number in handled:
         signal.signal(number, interrupt)
     try:
         yield
     finally:
-        for number in numbers:
-            if signal.getsignal(number) in (interrupt, signal.SIG_IGN):
-                signal.signal(number, signal.SIG_DFL)
+        for number in handled:
+            signal.signal(number, signal.SIG_DFL)
 
 
 @contextmanager

@@ -6,7 +6,6 @@ import copy
 import dataclasses
 import logging
 import math
-import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +30,6 @@ from .arguments.checks import (
 )
 from .arguments.presets import preset_values
 from .arguments.training_fields import (
-    CACHE_DIR,
     EvaluatingArguments,
     LoraArguments,
     ReportingArguments,
@@ -40,7 +38,6 @@ from .arguments.training_fields import (
     StepArguments,
 )
 from .errors import ArgumentError
-from .files import find_at_home
 from .processes import check_together, need_cpu_backend, need_gloo
 from .reporting.units import less_is_better
 from .speedups import REGISTRY
@@ -190,6 +187,7 @@ def _read_types(args: Any) -> None:
         if name in OWN_FIELDS and isinstance(getattr(args, name), str) and list[str] in members(hint):
             setattr(args, name, [getattr(args, name)])
     check_types(args, OWN_FIELDS)
+    check_choices(args)
     if str(args.resume) not in ("auto", "no") and str(args.resume).lower() in NO_FOLDER:
         raise ArgumentError(
             f"resume={args.resume!r}: allowed are 'auto' (the newest checkpoint in output_dir), 'no', and the folder "
@@ -199,7 +197,6 @@ def _read_types(args: Any) -> None:
 
 def _check_values(args: Any) -> None:
     """Words, numbers and texts that Trainer would take apart only after the data was read and the model built."""
-    check_choices(args)
     check_ranges(args, RANGES)
     speedups = ["all", *(speedup.NAME for speedup in REGISTRY)]
     for name, words, allowed in (
@@ -215,12 +212,6 @@ def _check_values(args: Any) -> None:
         raise ArgumentError(
             f"activation_policy={args.activation_policy!r}, activation_budget_gb={budget!r}: auto needs a budget, "
             "and a budget needs auto."
-        )
-    if args.embedding_cache_dir == CACHE_DIR and not find_at_home(CACHE_DIR):
-        args.embedding_cache_dir = f"{os.path.normpath(str(args.output_dir))}-embeddings"
-        logger.warning(
-            "%s cannot be written to: embeddings are kept in %s, or where --embedding_cache_dir says.",
-            *(CACHE_DIR, args.embedding_cache_dir),
         )
 
 

@@ -38,14 +38,8 @@ PLANS = {
 }
 # What all of these plans apply.
 APPLIED = {
-    "attention",
-    "batch_size",
-    "compile",
-    "data_loading",
-    "fused_gelu",
-    "masked_lm_head",
-    "packing",
-    "precision",
+    *("attention", "batch_size", "compile", "data_loading"),
+    *("fused_gelu", "masked_lm_head", "packing", "precision"),
 }
 
 
@@ -67,7 +61,7 @@ def plan_of(monkeypatch, tmp_path):
         args = FastTrainingArguments(str(tmp_path), **{**fixed, **given})
         alone = make_plan(args, built, rows(), None, describe_hardware(card))
         context = replace(alone.context, world_size=processes)
-        return replace(alone, decisions=[speedup.decide(context) for speedup in REGISTRY], context=context)
+        return replace(alone, decisions=[speedup.decide(context).of(speedup) for speedup in REGISTRY], context=context)
 
     return make
 

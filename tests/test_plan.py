@@ -3,7 +3,6 @@
 import json
 from dataclasses import replace
 
-import datasets
 import pytest
 import torch
 from miniature_esm import make_esm
@@ -110,15 +109,6 @@ def test_process_wide_settings_are_switched_back_when_the_trainer_cannot_be_buil
     assert torch_settings() == before
 
 
-def test_a_plan_made_for_another_machine_can_be_given(tmp_path, demo_rows, make_affinity):
-    model, collator = make_affinity("lora", "lora")
-    args = make_args(tmp_path, speedups=["precision"])
-    plan = make_plan(args, model, demo_rows, collator, describe_hardware("cpu"))
-    trainer = FastTrainer(model, args, collator, demo_rows, plan=plan)
-    assert trainer.plan is plan
-    assert trainer.accelerator.mixed_precision == "no"
-
-
 # --- facts -----------------------------------------------------------------------------------------------------------
 
 
@@ -182,14 +172,6 @@ def test_the_padding_of_random_batches_does_not_depend_on_how_a_file_is_sorted()
     # Uniform on 30 to 1,000: the longest of 16 is 943 on average, of which a row fills 515.
     assert shares == pytest.approx([1 - 515 / 943] * 3, abs=0.01)
     assert padding_share(sorted(lengths), 16) == shares[1]
-
-
-@pytest.mark.parametrize("order", [list, sorted, lambda lengths: sorted(lengths, reverse=True)])
-def test_packing_is_decided_alike_however_a_file_is_sorted(order):
-    # One in ten is long: a file sorted by length begins with 21,600 that are all alike.
-    lengths = order([300 if i % 10 == 0 else 100 for i in range(24_000)])
-    rows = datasets.Dataset.from_dict({"input_ids": [[5]] * len(lengths), "length": lengths})
-    assert describe_data(rows, None, make_args()).padding_share_random > 0.3
 
 
 def test_deciding_twice_gives_the_same_plan(demo_rows, make_affinity):

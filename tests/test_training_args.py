@@ -210,13 +210,3 @@ def test_a_pickle_of_the_arguments_holds_no_token():
         assert copied == args
     torch.save(TrainingArguments(output_dir="o", hub_token=secret), stock)
     assert secret.encode() in stock.getvalue()  # what the check above would find
-
-
-@pytest.mark.parametrize("home", ["/dev/null", __file__])
-def test_without_a_home_embeddings_are_kept_beside_the_output_folder(tmp_path, monkeypatch, caplog, home):
-    monkeypatch.setenv("HOME", home)
-    output = str(tmp_path / "run")
-    assert FastTrainingArguments(output_dir=output).embedding_cache_dir == f"{output}-embeddings"
-    assert "embeddings are kept in" in caplog.text
-    named = FastTrainingArguments(output_dir=output, embedding_cache_dir=str(tmp_path / "cache"))
-    assert named.embedding_cache_dir == str(tmp_path / "cache")
