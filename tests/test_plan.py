@@ -161,11 +161,6 @@ def test_facts_of_datasets_of_every_kind(demo_rows, make_affinity):
     assert describe_data(None, collator, args).num_rows is None
 
 
-@pytest.mark.parametrize(("lengths", "batch", "share"), [([5, 5, 5], 2, 0.0), ([1, 3], 2, 1 / 3), ([1, 1, 4], 3, 0.5)])
-def test_the_padding_of_random_batches(lengths, batch, share):
-    assert padding_share(lengths, batch) == pytest.approx(share)
-
-
 def test_the_padding_of_random_batches_does_not_depend_on_how_a_file_is_sorted():
     lengths = [30 + i % 971 for i in range(60_000)]  # 20,000 of them are looked at
     shares = [padding_share(order, 16) for order in (lengths, sorted(lengths), sorted(lengths, reverse=True))]
